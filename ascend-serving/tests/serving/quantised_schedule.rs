@@ -5,8 +5,8 @@ use crate::harness;
 
 use crate::acts::{Act, Schedule, Turn, act, config};
 use crate::tokens::{DIM, Number, dense_over, packed, row};
-use ascend_attention::spec::Cann;
-use ascend_attention::{Stream, Tensor, bf16, f16};
+use ascend_attention::spec::{Cann, Soc};
+use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache};
 use ascend_serving::{
     Attention, AttentionShape, Backends, BatchSettings, Causality, Drafting, Fused, Hybrid,
@@ -270,9 +270,12 @@ impl<'a, T: Number> Engine<'a, T> {
     }
 }
 
-fn run<T: Number>(model: Model, steps: &[(Vec<Act>, usize)]) -> Result<(), TestCaseError> {
-    let stream = harness::stream();
-    let mut engine = Engine::<T>::new(&stream, model);
+fn run<T: Number>(
+    stream: &Stream,
+    model: Model,
+    steps: &[(Vec<Act>, usize)],
+) -> Result<(), TestCaseError> {
+    let mut engine = Engine::<T>::new(stream, model);
     for (acts, pad) in steps {
         engine.act(acts, *pad)?;
     }
@@ -287,8 +290,35 @@ proptest! {
     fn any_schedule_over_integers_is_one_dense_pass(model in model(), half in any::<bool>(), steps in prop::collection::vec((prop::collection::vec(act(150, 6), 1..6), 0usize..20), 1..8)) {
         match half {
             // Packed calls of FLOAT16 came with 8.5.
-            true if harness::device().target().unwrap().cann >= Cann::V8_5 => run::<f16>(model, &steps)?,
-            _ => run::<bf16>(model, &steps)?,
+            true if harness::device().target().unwrap().cann >= Cann::V8_5 => run::<f16>(&harness::stream(), model, &steps)?,
+            _ => run::<bf16>(&harness::stream(), model, &steps)?,
+        }
+    }
+}
+
+/// An emulated Ascend 950.
+fn ascend_950() -> Stream {
+    // The harness looks at what is left behind.
+    drop(harness::runtime());
+    let runtime = Runtime::emulated_as(&Machine::new(Soc::Ascend950, Cann::V9_1)).unwrap();
+    runtime.device(0).unwrap().stream().unwrap()
+}
+
+proptest! {
+    #![proptest_config(config(24))]
+
+    /// Of the block sizes that Ascend 950 reads.
+    #[test]
+    fn any_schedule_on_ascend_950_is_one_dense_pass(model in model(), half in any::<bool>(), size in 1usize..=16, steps in prop::collection::vec((prop::collection::vec(act(150, 6), 1..6), 0usize..20), 1..8)) {
+        if harness::not_on_npu("Ascend 950 is emulated") {
+            return Ok(());
+        }
+        let stream = ascend_950();
+        let tokens = model.block_size * (SHARED + model.blocks);
+        let model = Model { block_size: size * 32, blocks: tokens.div_ceil(size * 32), ..model };
+        match half {
+            true => run::<f16>(&stream, model, &steps)?,
+            false => run::<bf16>(&stream, model, &steps)?,
         }
     }
 }
