@@ -67,8 +67,8 @@ pub use backends::{
     Hybrid, KeySplit, LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Masked, Mla,
     PagedDecode, Phase, PromptAndIncre, QuantisedDecode, QuantisedPrefill, RefusedBackend,
     Selected, SharedGroup, SharedPrefixDecode, SharedPrefixGate, SplitDecode, StepContext,
-    StepPlan, TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan, TrianglePrefill,
-    UpProjected, UpProjection, WhyDense,
+    StepMemory, StepPlan, TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan,
+    TrianglePrefill, UpProjected, UpProjection, WhyDense,
 };
 pub use batch::{
     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,

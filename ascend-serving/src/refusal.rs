@@ -82,6 +82,7 @@ rules! {
     BackendSplit = "backend.split_decode", "the backend of keys in parts gets single query tokens that see all keys in front";
     BackendTwoCalls = "backend.two_calls", "the backend of two calls gets decodes over the cache in front of prefills";
     BackendPromptAndIncre = "backend.prompt_and_incre", "PromptFlashAttention and IncreFlashAttention get layers without sinks";
+    BackendMemory = "backend.memory", "a step needs no more memory besides the cache than the backends may take";
     BackendMask = "backend.mask", "named masks go to their own backend, and it gets no others";
     BackendChunk = "backend.chunk", "attention within chunks goes to its own backend, and it gets no other";
     ItemStarts = "item.starts", "the items of a prompt have tokens, and follow each other";

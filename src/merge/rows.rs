@@ -204,6 +204,15 @@ impl RowMergePlan {
         })
     }
 
+    /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
+    pub fn workspace_bytes(&self) -> usize {
+        let of = |run: &Run| match &run.how {
+            How::Merge(_, plan) => plan.workspace_bytes(),
+            How::Copy(_) | How::Fill(_) => 0,
+        };
+        self.runs.iter().map(of).max().unwrap_or(0)
+    }
+
     /// Queues the merge with new output tensors. Returns at once.
     ///
     /// # Errors

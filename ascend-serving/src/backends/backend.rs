@@ -14,6 +14,7 @@ use crate::kv::{LayerCache, QuantisedLayer};
 use crate::refusal::{Refused, Rule, refused};
 
 use super::latent_tensors::LatentTensors;
+use super::step_memory::StepMemory;
 
 /// The heads of a model's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -233,6 +234,10 @@ pub trait AttentionBackend<T: Element>: Send + Sync {
 
 /// A step that a backend has prepared.
 pub trait StepPlan<T: Element>: Send + Sync + fmt::Debug {
+    /// What it needs of the device's memory besides the cache and the tensors of the layers, whose output is the caller's
+    /// ([`StepPlan::run_into`]). [`Backends::memory_limit`](crate::Backends::memory_limit) goes by it.
+    fn memory(&self) -> StepMemory;
+
     /// Queues the attention of a layer.
     ///
     /// # Errors

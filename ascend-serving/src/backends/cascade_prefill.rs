@@ -10,6 +10,7 @@ use crate::refusal::{Rule, refused};
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, merges_sinks};
 use super::fused::with_sink;
+use super::step_memory::{StepMemory, output_bytes};
 
 /// Three calls a layer for steps with new tokens behind cached ones: the step's tokens among themselves, from the packed
 /// keys, under the step's mask; all of them over what was cached before, paged, without a mask; and a merge on the device
@@ -27,6 +28,8 @@ struct CascadeStep {
     new: Plan,
     cached: Plan,
     merge: RowMergePlan,
+    /// Of both parts and of what they become.
+    parts_bytes: usize,
 }
 
 /// Bits of the parts.
@@ -84,7 +87,13 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
         let (one, other): (Output<T>, Output<T>) = (new.output()?, cached.output()?);
         let merge =
             MergeState::new(Layout::Tnd).plan_rows(&rows, &[Part::of(&one)?, Part::of(&other)?])?;
-        Ok(Box::new(CascadeStep { new, cached, merge }))
+        let parts_bytes = output_bytes(&one).saturating_mul(3);
+        Ok(Box::new(CascadeStep {
+            new,
+            cached,
+            merge,
+            parts_bytes,
+        }))
     }
 }
 
@@ -98,6 +107,21 @@ fn paged<'a, T: Element>(step: &StepContext<'a>, layer: &LayerTensors<'a, T>) ->
 }
 
 impl<T: Element> StepPlan<T> for CascadeStep {
+    fn memory(&self) -> StepMemory {
+        let Self {
+            new,
+            cached,
+            merge,
+            parts_bytes,
+        } = self;
+        let calls = [
+            new.workspace_bytes(),
+            cached.workspace_bytes(),
+            merge.workspace_bytes(),
+        ];
+        StepMemory::of_calls(calls).taking([*parts_bytes])
+    }
+
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         let new: Output<T> = self.new.launch_with(step.stream, &own(layer))?;
         let cached = self.cached.launch_with(step.stream, &paged(step, layer))?;

@@ -11,6 +11,7 @@ use crate::refusal::{Rule, refused};
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
 use super::fused::with_sink;
+use super::step_memory::{StepMemory, table_bytes};
 
 /// Steps of every kind under [`Causality::Chunk`]: one packed call (TND) a layer, in which each piece of a request that lies
 /// in one chunk is a request of its own, with the blocks of that chunk ([`LocalBatch`]). The pieces follow each other as the
@@ -101,6 +102,11 @@ fn inputs<'a, T: Element>(
 }
 
 impl<T: Element> StepPlan<T> for ChunkedStep {
+    fn memory(&self) -> StepMemory {
+        StepMemory::of_calls([self.plan.workspace_bytes()])
+            .holding(self.block_table.as_ref().map(table_bytes))
+    }
+
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         let inputs = inputs(layer, self.block_table.as_ref());
         Ok(self.plan.launch_with(step.stream, &inputs)?)

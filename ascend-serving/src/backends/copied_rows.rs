@@ -10,6 +10,7 @@ use crate::kv::{CachedRows, LayerCache};
 
 use super::backend::{LayerTensors, StepContext, batched, size};
 use super::paged_decode::sizes;
+use super::step_memory::tensor_bytes;
 
 /// So many new tokens and keys of each request of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +163,15 @@ impl<T: Element> CopiedRows<T> {
             keys: key_rows(keys)?,
             zeros: key_rows(filled)?,
         })
+    }
+
+    /// Bytes on the device.
+    pub(super) fn bytes(&self) -> usize {
+        let rows = [&self.keys, &self.zeros].map(|rows| [&rows.key, &rows.value]);
+        let all = [&self.query, &self.attention]
+            .into_iter()
+            .chain(rows.into_iter().flatten());
+        all.map(tensor_bytes).fold(0, usize::saturating_add)
     }
 
     /// Where the call finds its query.

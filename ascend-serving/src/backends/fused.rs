@@ -7,6 +7,7 @@ use ascend_attention::{Element, Output, Plan};
 use crate::error::Result;
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::step_memory::StepMemory;
 
 /// One packed call (TND) a layer, for steps of every kind: over this step's keys where nothing is cached, over the paged
 /// cache otherwise.
@@ -76,6 +77,10 @@ impl<T: Element> AttentionBackend<T> for Fused {
 }
 
 impl<T: Element> StepPlan<T> for FusedStep {
+    fn memory(&self) -> StepMemory {
+        StepMemory::of_calls([self.plan.workspace_bytes()])
+    }
+
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         let inputs = inputs(step, layer, self.reads_cache);
         Ok(self.plan.launch_with(step.stream, &inputs)?)

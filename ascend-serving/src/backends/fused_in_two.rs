@@ -14,6 +14,7 @@ use super::backend::{
     AttentionBackend, LayerTensors, StepContext, StepPlan, run_into_empty, without_lse,
 };
 use super::fused::with_sink;
+use super::step_memory::StepMemory;
 
 /// Two packed calls (TND) a layer over the paged cache, for steps that mix decoding with prefill: the decodes first, then
 /// the rest with lengths that begin anew. vLLM-Ascend computes such steps so on Ascend 950 (A5), and in one call, as
@@ -96,6 +97,10 @@ impl<T: Element> AttentionBackend<T> for FusedInTwo {
 }
 
 impl<T: Element> StepPlan<T> for TwoCalls {
+    fn memory(&self) -> StepMemory {
+        StepMemory::of_calls(self.0.iter().map(|part| part.plan.workspace_bytes()))
+    }
+
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         run_into_empty(self, step, layer)
     }

@@ -12,6 +12,7 @@ use crate::refusal::{Refused, Rule, refused};
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, knows_cache};
 use super::registry::{Backends, for_schedulers, rules_of};
+use super::step_memory::StepMemory;
 
 /// Kinds of steps that a [`Hybrid`] tells apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -283,6 +284,11 @@ impl<T: Element> AttentionBackend<T> for Hybrid<T> {
 }
 
 impl<T: Element> StepPlan<T> for HybridStep<T> {
+    fn memory(&self) -> StepMemory {
+        let plans = self.plans.iter().map(|plan| plan.memory());
+        plans.fold(StepMemory::default(), StepMemory::beside)
+    }
+
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         self.of(layer)?.run(step, layer)
     }

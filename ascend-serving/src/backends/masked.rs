@@ -15,6 +15,7 @@ use super::backend::{
     AttentionBackend, LayerTensors, StepContext, StepPlan, batched, run_into_empty, without_lse,
 };
 use super::fused::with_sink;
+use super::step_memory::StepMemory;
 
 /// Steps of every kind under a [`NamedMask`](crate::NamedMask): one call over the paged cache (BSH, sparse mode 1 with the
 /// whole mask) for neighbours with as many new tokens each, since packed calls take no mask but the operator's own.
@@ -35,6 +36,7 @@ struct Call {
     /// Their query tokens.
     tokens: Range<usize>,
     block_table: BlockTable,
+    mask_bytes: usize,
 }
 
 /// The calls of a step.
@@ -97,8 +99,9 @@ impl<T: Element> AttentionBackend<T> for Masked {
                 q: None,
                 kv: &lengths,
             };
-            let call = step.shape.call(Layout::Bsh);
-            let call = call.mask(mask.of(step.stream.device(), &of, columns)?);
+            let mask = mask.of(step.stream.device(), &of, columns)?;
+            let mask_bytes = mask.tensor_bytes();
+            let call = step.shape.call(Layout::Bsh).mask(mask);
             let query = batched(&first.query.narrow(0, tokens.clone())?, of.len())?;
             let inputs = inputs(&query, &block_table, first);
             calls.push(Call {
@@ -106,6 +109,7 @@ impl<T: Element> AttentionBackend<T> for Masked {
                 requests: of.len(),
                 tokens,
                 block_table,
+                mask_bytes,
             });
         }
         Ok(Box::new(Calls(calls)))
@@ -122,6 +126,11 @@ fn inputs<'a, T: Element>(
 }
 
 impl<T: Element> StepPlan<T> for Calls {
+    fn memory(&self) -> StepMemory {
+        StepMemory::of_calls(self.0.iter().map(|call| call.plan.workspace_bytes()))
+            .holding(self.0.iter().map(|call| call.mask_bytes))
+    }
+
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         run_into_empty(self, step, layer)
     }

@@ -17,6 +17,7 @@ mod quantised_prefill;
 mod registry;
 mod shared_prefix_decode;
 mod split_decode;
+mod step_memory;
 mod triangle;
 
 pub use backend::{AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan};
@@ -38,6 +39,8 @@ pub(crate) use registry::no_backend;
 pub use registry::{Backends, RefusedBackend, Selected};
 pub use shared_prefix_decode::{SharedGroup, SharedPrefixDecode, SharedPrefixGate};
 pub use split_decode::{KeySplit, SplitDecode};
+pub use step_memory::StepMemory;
+pub(crate) use step_memory::{output_bytes, table_bytes, tensor_bytes};
 pub use triangle::{
     TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan, TrianglePrefill, WhyDense,
 };

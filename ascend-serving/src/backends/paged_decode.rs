@@ -10,6 +10,7 @@ use crate::kv::LayerCache;
 use crate::refusal::{Rule, refused};
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, size};
+use super::step_memory::StepMemory;
 
 /// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over the paged cache, for steps that only decode and
 /// layers without a window or sinks.
@@ -94,6 +95,10 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
 }
 
 impl<T: Element> StepPlan<T> for DecodeStep {
+    fn memory(&self) -> StepMemory {
+        StepMemory::of_calls([self.plan.workspace_bytes()])
+    }
+
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         let mut output = self.plan.output()?;
         output.attention = output.attention.reshape(sizes(layer.query))?;

@@ -24,6 +24,7 @@ use super::backend::{
 };
 use super::copied_rows::{CopiedRows, KeyRows, Prompt, Prompts};
 use super::paged_decode::{layout, rows};
+use super::step_memory::StepMemory;
 
 /// Steps of every kind by the fused attention of the Atlas inference series (310P), which has no FusedInferAttentionScore:
 /// requests that add one token and see every key decode by one call of IncreFlashAttention over the paged cache (BSH; BNSD
@@ -288,6 +289,14 @@ impl<T: Element> fmt::Debug for StepCalls<T> {
 }
 
 impl<T: Element> StepPlan<T> for StepCalls<T> {
+    fn memory(&self) -> StepMemory {
+        let calls = self.calls.iter().map(|(_, planned)| match planned {
+            Planned::Incre(of) => of.plan.workspace_bytes(),
+            Planned::Prompt { plan, .. } => plan.workspace_bytes(),
+        });
+        StepMemory::of_calls(calls).holding([lock(&self.copied).bytes()])
+    }
+
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         run_into_empty(self, step, layer)
     }

@@ -14,6 +14,7 @@ use super::backend::{
     without_lse,
 };
 use super::paged_decode::{layout, rows};
+use super::step_memory::StepMemory;
 
 /// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over a paged cache of INT8, whose integers the operator
 /// multiplies by their scales as it reads them. For steps of one token a request, drafting or not, and layers without a window
@@ -131,6 +132,10 @@ impl<T: Element> AttentionBackend<T> for QuantisedDecode {
 }
 
 impl<T: Element> StepPlan<T> for SingleTokens {
+    fn memory(&self) -> StepMemory {
+        StepMemory::of_calls([self.plan.workspace_bytes()])
+    }
+
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         run_into_empty(self, step, layer)
     }

@@ -20,6 +20,7 @@ use super::backend::{
 };
 use super::fused::{Fused, with_sink};
 use super::quantised_decode::SingleTokens;
+use super::step_memory::{StepMemory, tensor_bytes};
 
 /// Steps of every kind over a paged cache of INT8: the cached tokens that a step's tokens see are copied out of their blocks
 /// and become numbers of the query's type again, the step's own stay what they are, and one packed call (TND) attends to both,
@@ -152,6 +153,15 @@ impl<T: Element> DenseRows<T> {
                 calls,
             },
         })
+    }
+
+    /// Bytes on the device.
+    fn bytes(&self) -> usize {
+        let zeros = self.dequantiser.zeros.len().saturating_mul(size_of::<T>());
+        tensor_bytes(&self.integers)
+            .saturating_add(tensor_bytes(&self.numbers))
+            .saturating_add(tensor_bytes(&self.scales))
+            .saturating_add(zeros)
     }
 
     /// Queues the dequantisation of all rows.
@@ -337,6 +347,18 @@ impl<T: Element> DenseStep<T> {
 }
 
 impl<T: Element> StepPlan<T> for DenseStep<T> {
+    fn memory(&self) -> StepMemory {
+        let dense = lock(&self.dense);
+        let of_dense = dense
+            .iter()
+            .map(|rows| rows.dequantiser.plan.workspace_bytes());
+        let calls = StepMemory::of_calls(of_dense.chain([self.plan.workspace_bytes()]));
+        let singles = self.singles.as_ref().map(StepPlan::<T>::memory);
+        calls
+            .holding(dense.iter().map(DenseRows::bytes))
+            .beside(singles.unwrap_or_default())
+    }
+
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         run_into_empty(self, step, layer)
     }

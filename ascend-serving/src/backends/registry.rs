@@ -10,17 +10,50 @@ use ascend_attention::{Device, Element};
 use crate::batch::{AttentionState, Causality, MaskKind};
 use crate::error::{Error, Result};
 use crate::kv::too_many_blocks;
-use crate::refusal::Rule;
+use crate::refusal::{Refused, Rule, refused};
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, knows_cache};
 use super::chunked_local::ChunkedLocal;
 use super::masked::Masked;
 use super::paged_decode::PagedDecode;
 use super::prompt_and_incre::PromptAndIncre;
+use super::step_memory::StepMemory;
 
 /// Backends in the order in which they are tried.
 pub struct Backends<T: Element> {
     backends: Vec<Box<dyn AttentionBackend<T>>>,
+    memory_limit: Option<MemoryLimit>,
+}
+
+/// So many bytes on the device while so many layers are queued.
+#[derive(Clone, Copy, Debug)]
+struct MemoryLimit {
+    bytes: usize,
+    layers: usize,
+}
+
+impl MemoryLimit {
+    fn admits(self, memory: StepMemory) -> Result<(), Refused> {
+        let Self { bytes, layers } = self;
+        let needed = memory.total(layers);
+        if needed <= bytes {
+            return Ok(());
+        }
+        let StepMemory {
+            held,
+            layer,
+            workspace,
+        } = memory;
+        Err(refused(
+            Rule::BackendMemory,
+            format_args!(
+                "{needed} bytes besides the cache: {held} for the step, {layer} for each of {layers} layers, {workspace} of \
+                 workspace"
+            ),
+            format_args!("at most {bytes}"),
+            "register a backend behind this one that needs less, divide the step, or give more by `Backends::memory_limit`",
+        ))
+    }
 }
 
 /// A backend that could not serve a step.
@@ -81,7 +114,15 @@ impl<T: Element> Backends<T> {
     pub fn none() -> Self {
         Self {
             backends: Vec::new(),
+            memory_limit: None,
         }
+    }
+
+    /// Refuses plans that need more than so many bytes on the device besides the cache ([`StepPlan::memory`]) while so many
+    /// layers are queued one behind the other, such as all of the model: the next backend is tried then.
+    pub fn memory_limit(mut self, bytes: usize, layers: usize) -> Self {
+        self.memory_limit = Some(MemoryLimit { bytes, layers });
+        self
     }
 
     /// Adds a backend behind the others, in the place of one of the same name.
@@ -159,10 +200,16 @@ impl<T: Element> Backends<T> {
         for backend in &self.backends {
             let name = backend.name();
             let known = knows_cache(&**backend, first);
-            match known
+            let planned = known
                 .map_err(Error::from)
-                .and_then(|()| backend.plan(step, first))
-            {
+                .and_then(|()| backend.plan(step, first));
+            let within = planned.and_then(|plan| {
+                if let Some(limit) = self.memory_limit {
+                    limit.admits(plan.memory())?;
+                }
+                Ok(plan)
+            });
+            match within {
                 Ok(plan) => {
                     return Ok(Selected {
                         name,

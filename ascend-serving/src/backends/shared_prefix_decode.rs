@@ -15,6 +15,7 @@ use crate::refusal::{Rule, refused};
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, merges_sinks};
 use super::fused::with_sink;
+use super::step_memory::{StepMemory, output_bytes, table_bytes};
 
 /// When reading a shared prefix once is worth the additional calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,6 +82,8 @@ struct SharedPrefixStep {
     prefix: (Plan, BlockTable),
     suffix: (Plan, BlockTable),
     merge: RowMergePlan,
+    /// Of both parts and of what they become.
+    parts_bytes: usize,
 }
 
 /// Bits of the parts.
@@ -278,6 +281,7 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
             prefix: (prefix, prefix_table),
             suffix: (suffix, suffix_table),
             merge,
+            parts_bytes: output_bytes(&one).saturating_mul(3),
         }))
     }
 }
@@ -356,6 +360,23 @@ fn inputs<'a, T: Element>(layer: &LayerTensors<'a, T>, table: &'a BlockTable) ->
 }
 
 impl<T: Element> StepPlan<T> for SharedPrefixStep {
+    fn memory(&self) -> StepMemory {
+        let Self {
+            prefix: (prefix, prefix_table),
+            suffix: (suffix, suffix_table),
+            merge,
+            parts_bytes,
+        } = self;
+        let calls = [
+            prefix.workspace_bytes(),
+            suffix.workspace_bytes(),
+            merge.workspace_bytes(),
+        ];
+        StepMemory::of_calls(calls)
+            .holding([prefix_table, suffix_table].map(table_bytes))
+            .taking([*parts_bytes])
+    }
+
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         let launch = |plan: &Plan, inputs: Inputs<'_>| -> Result<Output<T>> {
             Ok(plan.launch_with(step.stream, &inputs)?)

@@ -18,6 +18,7 @@ use super::backend::{
     AttentionBackend, LayerTensors, StepContext, StepPlan, empty_output, merges_sinks,
 };
 use super::fused::with_sink;
+use super::step_memory::{StepMemory, output_bytes, table_bytes};
 
 /// Into which parts [`SplitDecode`] divides the keys of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +56,8 @@ struct SplitStep {
     parts: Vec<(Plan, BlockTable)>,
     /// `None` for a single part.
     merge: Option<RowMergePlan>,
+    /// Of all parts, and of what they become.
+    parts_bytes: usize,
 }
 
 impl SplitDecode {
@@ -141,11 +144,19 @@ impl<T: Element> AttentionBackend<T> for SplitDecode {
         for part in 0..most {
             parts.push(plan_part(step, first, &ranges, part)?);
         }
-        let merge = match most {
-            0 | 1 => None,
-            _ => Some(plan_merge::<T>(&parts, &ranges)?),
+        let outputs: Vec<Output<T>> = (parts.iter())
+            .map(|(plan, _)| Ok(plan.output()?))
+            .collect::<Result<_>>()?;
+        let each = outputs.first().map_or(0, output_bytes);
+        let (merge, outputs) = match most {
+            0 | 1 => (None, most),
+            _ => (Some(plan_merge(&outputs, &ranges)?), most.saturating_add(1)),
         };
-        Ok(Box::new(SplitStep { parts, merge }))
+        Ok(Box::new(SplitStep {
+            parts,
+            merge,
+            parts_bytes: each.saturating_mul(outputs),
+        }))
     }
 }
 
@@ -181,12 +192,9 @@ fn plan_part<T: Element>(
 }
 
 fn plan_merge<T: Element>(
-    parts: &[(Plan, BlockTable)],
+    outputs: &[Output<T>],
     ranges: &[Vec<Range<usize>>],
 ) -> Result<RowMergePlan> {
-    let outputs: Vec<Output<T>> = (parts.iter())
-        .map(|(plan, _)| Ok(plan.output()?))
-        .collect::<Result<_>>()?;
     let named: Vec<Part<'_, T>> = (outputs.iter())
         .map(|output| Ok(Part::of(output)?))
         .collect::<Result<_>>()?;
@@ -215,6 +223,14 @@ fn inputs<'a, T: Element>(
 }
 
 impl<T: Element> StepPlan<T> for SplitStep {
+    fn memory(&self) -> StepMemory {
+        let parts = || self.parts.iter();
+        let merge = self.merge.as_ref().map(RowMergePlan::workspace_bytes);
+        StepMemory::of_calls(parts().map(|(plan, _)| plan.workspace_bytes()).chain(merge))
+            .holding(parts().map(|(_, table)| table_bytes(table)))
+            .taking([self.parts_bytes])
+    }
+
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         let mut outputs: Vec<Output<T>> = Vec::with_capacity(self.parts.len());
         for (part, (plan, table)) in self.parts.iter().enumerate() {

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use ascend_attention::{Element, Stream, Tensor};
 
-use crate::backends::{LayerTensors, RefusedBackend, StepContext};
+use crate::backends::{LayerTensors, RefusedBackend, StepContext, StepMemory};
 use crate::batch::{
-    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,
+    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting,
     StatePolicy,
 };
 use crate::error::{Error, Result};
@@ -24,6 +24,8 @@ pub struct BackendChoice {
     pub served: Result<&'static str>,
     /// Backends that were tried before it.
     pub refused: Vec<RefusedBackend>,
+    /// What the served step needs of the device's memory besides the cache; nothing of one that is not served.
+    pub memory: StepMemory,
 }
 
 impl fmt::Display for BackendChoice {
@@ -137,20 +139,18 @@ impl<T: Element> Attention<T> {
         self.shape().check()?;
         EXAMPLES
             .iter()
-            .map(|example| self.choice(stream, options, example))
+            .map(|example| self.example_choice(stream, options, example))
             .collect()
     }
 
-    fn choice(
+    fn example_choice(
         &self,
         stream: &Stream,
         options: LayerOptions<'_>,
         example: &Example,
     ) -> Result<BackendChoice> {
-        let mask = match options.mask {
-            Some(mask) => mask.clone(),
-            None => MaskKind::from(Causality::Causal),
-        };
+        let mask = options.mask.cloned();
+        let mask = mask.unwrap_or(Causality::Causal.into());
         let settings = BatchSettings::of(self.cache(), mask.causality().unwrap_or_default());
         let settings = settings.policy(example.policy);
         let rows = rows_of(example, settings.block_size());
@@ -165,7 +165,40 @@ impl<T: Element> Attention<T> {
                 sequence: None,
             })
             .collect();
-        let metadata = AttentionMetadata::new(&requests, settings)?;
+        let mut metadata = AttentionMetadata::new(&requests, settings)?;
+        metadata.set_mask(mask);
+        self.choice(stream, &metadata, options)
+    }
+
+    /// Which of the backends would serve this step, such as the largest that a scheduler makes, and what memory it would need
+    /// ([`BackendChoice::memory`]): it is planned for layers with these options, and nothing is queued. The
+    /// query and the new keys of one layer are allocated meanwhile.
+    ///
+    /// With [`Backends::memory_limit`](crate::Backends::memory_limit) a backend that needs too much is refused, and says
+    /// how much.
+    ///
+    /// # Errors
+    /// As for [`Attention::begin`]; that of allocating the tensors of a layer. What no backend serves is no error.
+    pub fn backend_choice(
+        &self,
+        stream: &Stream,
+        metadata: &AttentionMetadata,
+        options: LayerOptions<'_>,
+    ) -> Result<BackendChoice> {
+        self.cache().admits(stream)?;
+        self.shape().check()?;
+        metadata.goes_with(self.cache().pool())?;
+        self.choice(stream, metadata, options)
+    }
+
+    fn choice(
+        &self,
+        stream: &Stream,
+        metadata: &AttentionMetadata,
+        options: LayerOptions<'_>,
+    ) -> Result<BackendChoice> {
+        let mask = options.mask.unwrap_or(metadata.mask());
+        metadata.keeps_for(mask)?;
         let block_table = self.cache().block_table(stream, metadata.table())?;
         let shape = self.shape();
         let rows = |heads| {
@@ -177,8 +210,8 @@ impl<T: Element> Attention<T> {
         let context = StepContext {
             stream,
             shape,
-            metadata: &metadata,
-            mask: &mask,
+            metadata,
+            mask,
             block_table: &block_table,
         };
         let tensors = LayerTensors {
@@ -192,15 +225,16 @@ impl<T: Element> Attention<T> {
             latent: None,
         };
         check_layer(&context, &tensors)?;
-        let (served, refused) = match self.backends().plan(&context, &tensors) {
-            Ok(selected) => (Ok(selected.name), selected.refused),
-            Err(why @ Error::NoBackend { .. }) => (Err(why), Vec::new()),
+        let (served, refused, memory) = match self.backends().plan(&context, &tensors) {
+            Ok(selected) => (Ok(selected.name), selected.refused, selected.plan.memory()),
+            Err(why @ Error::NoBackend { .. }) => (Err(why), Vec::new(), StepMemory::default()),
             Err(why) => return Err(why),
         };
         Ok(BackendChoice {
             state: metadata.state(),
             served,
             refused,
+            memory,
         })
     }
 }

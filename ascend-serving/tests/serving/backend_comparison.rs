@@ -12,7 +12,7 @@ use ascend_serving::kv::{BlockPool, PadPolicy};
 use ascend_serving::{
     AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, BackendTrial, Backends,
     BatchRequest, BatchSettings, Causality, Error, Fused, FusedInTwo, LayerTensors, MaskKind,
-    PagedDecode, RecordedBatch, Result, StepContext, StepPlan, compare_backends,
+    PagedDecode, RecordedBatch, Result, StepContext, StepMemory, StepPlan, compare_backends,
 };
 use proptest::prelude::*;
 
@@ -64,6 +64,10 @@ fn cached(metadata: &AttentionMetadata, numbers: &[bf16], request: usize, len: u
 }
 
 impl StepPlan<bf16> for DenseStep {
+    fn memory(&self) -> StepMemory {
+        StepMemory::default()
+    }
+
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, bf16>) -> Result<Output<bf16>> {
         let (heads, kv_heads, dim) = SHAPE;
         let window = match step.mask {

@@ -32,6 +32,7 @@ mod reported;
 mod routes;
 mod schedule;
 mod states;
+mod step_memory;
 mod tokens;
 mod tree_verification;
 mod triangle_prefill;

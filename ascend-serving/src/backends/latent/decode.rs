@@ -4,7 +4,7 @@ use ascend_attention::attention::{BlockTable, CallLengths, Inputs};
 use ascend_attention::spec::Layout;
 use ascend_attention::{CausalOrigin, Element, Output, Plan, Tensor};
 
-use crate::backends::{StepContext, size};
+use crate::backends::{StepContext, StepMemory, size};
 use crate::batch::{AttentionState, StepPart};
 use crate::error::Result;
 use crate::kv::LayerCache;
@@ -19,6 +19,11 @@ pub(super) struct MlaDecode {
 }
 
 impl MlaDecode {
+    /// What it needs of the device's memory. Its table is part of the step's.
+    pub(super) fn memory(&self) -> StepMemory {
+        StepMemory::of_calls([self.plan.workspace_bytes()])
+    }
+
     /// Prepares the call for the requests of a part, with their queries `[tokens, N, 512]` and rotary parts.
     pub(super) fn plan<T: Element>(
         step: &StepContext<'_>,

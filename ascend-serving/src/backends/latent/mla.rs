@@ -5,7 +5,8 @@ use std::fmt;
 use ascend_attention::{Element, Output, Tensor};
 
 use crate::backends::{
-    AttentionBackend, LatentForm, LatentTensors, LayerTensors, StepContext, StepPlan, size,
+    AttentionBackend, LatentForm, LatentTensors, LayerTensors, StepContext, StepMemory, StepPlan,
+    size,
 };
 use crate::batch::{AttentionMetadata, Causality, StatePolicy, StepPart};
 use crate::error::Result;
@@ -168,6 +169,14 @@ enum MlaStep<T: Element> {
 }
 
 impl<T: Element> StepPlan<T> for MlaStep<T> {
+    fn memory(&self) -> StepMemory {
+        match self {
+            Self::Absorbed(decode) => decode.memory(),
+            Self::Plain(prefill) => prefill.memory(),
+            Self::Mixed(_, decode, prefill) => decode.memory().beside(prefill.memory()),
+        }
+    }
+
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(layer.query, axis));
         let shape = match self {

@@ -11,7 +11,10 @@ use ascend_attention::{
     CausalOrigin, Device, Element, FusedInferAttention, Mask, Output, Plan, Stream, Tensor,
 };
 
-use crate::backends::{LatentRows, LayerTensors, StepContext, UpProjected, UpProjection, size};
+use crate::backends::{
+    LatentRows, LayerTensors, StepContext, StepMemory, UpProjected, UpProjection, output_bytes,
+    size, tensor_bytes,
+};
 use crate::batch::{AttentionMetadata, StepPart};
 use crate::error::Result;
 use crate::kv::CachedRows;
@@ -35,6 +38,7 @@ pub(super) struct MlaPrefill<T: Element> {
     /// The requests' rows in the step, in the order of the chunks.
     rows: Vec<Range<usize>>,
     sizes: WorkspaceSizes,
+    memory: StepMemory,
     /// Those that no layer uses now. A layer that is run while another is, by another thread or from within its
     /// projection, takes one of its own: nobody waits for a caller's code.
     free: Mutex<Vec<Workspace<T>>>,
@@ -100,6 +104,20 @@ struct Workspace<T: Element> {
     context: Option<ContextSpace<T>>,
 }
 
+impl<T: Element> Workspace<T> {
+    /// Bytes on the device.
+    fn bytes(&self) -> usize {
+        let UpProjected {
+            key,
+            key_rope,
+            value,
+        } = &self.projected;
+        let projected = [key, key_rope, value].map(tensor_bytes);
+        let context = self.context.as_ref().map_or(0, ContextSpace::bytes);
+        projected.into_iter().fold(context, usize::saturating_add)
+    }
+}
+
 /// What the chunks are computed in. Rows are in their order.
 struct ContextSpace<T: Element> {
     latent: Tensor<T>,
@@ -112,6 +130,18 @@ struct ContextSpace<T: Element> {
     merged: [Output<T>; 2],
     /// Queries and their rotary parts, where the order is not that of the step.
     ordered: Option<[Tensor<T>; 2]>,
+}
+
+impl<T: Element> ContextSpace<T> {
+    fn bytes(&self) -> usize {
+        let ordered = self.ordered.iter().flatten();
+        let tensors = [&self.latent, &self.key_rope].into_iter().chain(ordered);
+        let outputs = self.merged.iter().chain([&self.part]);
+        tensors
+            .map(tensor_bytes)
+            .chain(outputs.map(output_bytes))
+            .fold(tensor_bytes(&self.own_lse), usize::saturating_add)
+    }
 }
 
 /// Part of the cached tokens: the queries of the first requests over it.
@@ -200,7 +230,13 @@ impl<T: Element> MlaPrefill<T> {
                 merge: MergeState::new(Layout::Tnd).plan(&parts)?,
             });
         }
+        let calls = chunks.iter().map(|chunk: &Chunk| {
+            let of = chunk.plan.workspace_bytes();
+            of.max(chunk.merge.workspace_bytes())
+        });
+        let calls = StepMemory::of_calls(calls.chain([own.workspace_bytes()]));
         Ok(Self {
+            memory: calls.holding([workspace.bytes()]),
             stream: step.stream.as_raw().addr(),
             shape: [tokens, heads, dim],
             of_step: part.tokens,
@@ -210,6 +246,11 @@ impl<T: Element> MlaPrefill<T> {
             sizes,
             free: Mutex::new(vec![workspace]),
         })
+    }
+
+    /// What it needs of the device's memory.
+    pub(super) fn memory(&self) -> StepMemory {
+        self.memory
     }
 
     /// Merges the attention over each chunk into that over the step's own tokens.

@@ -7,7 +7,7 @@ use ascend_attention::mask::TriangleLayers;
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{Element, Output, Tensor};
 
-use crate::backends::{AttentionBackend, Fused, LayerTensors, StepContext, StepPlan};
+use crate::backends::{AttentionBackend, Fused, LayerTensors, StepContext, StepMemory, StepPlan};
 use crate::batch::{AttentionMetadata, Causality};
 use crate::error::Result;
 use crate::refusal::{Rule, refused};
@@ -167,6 +167,10 @@ impl<T: Element> fmt::Debug for TriangleStep<T> {
 }
 
 impl<T: Element> StepPlan<T> for TriangleStep<T> {
+    fn memory(&self) -> StepMemory {
+        self.dense.memory().beside(self.triangle.memory())
+    }
+
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         if !self.layers.contains(layer.layer) {
             return self.dense.run(step, layer);

@@ -8,7 +8,7 @@ use ascend_attention::spec::Layout;
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{CausalOrigin, Element, Mask, Output, Plan, Stream, Tensor};
 
-use crate::backends::AttentionShape;
+use crate::backends::{AttentionShape, StepMemory, output_bytes, table_bytes, tensor_bytes};
 use crate::error::{Error, Result};
 use crate::kv::PageTable;
 
@@ -63,6 +63,8 @@ struct Segment {
     call: Call,
     /// What middle rows see besides their window.
     sinks: Option<Box<(Call, MergePlan)>>,
+    /// Of both parts and of the log-sum-exps over both, where two are merged.
+    parts_bytes: usize,
 }
 
 /// A prefill that was prepared. From [`TrianglePrefill::plan`].
@@ -71,6 +73,7 @@ pub struct TrianglePlan {
     segments: Vec<Segment>,
     shape: [usize; 3],
     saved_pairs: u128,
+    output_bytes: usize,
 }
 
 /// Where the keys of a step's requests are.
@@ -86,8 +89,8 @@ pub(super) enum KeySource<'a> {
 pub(super) type Chosen = (Range<usize>, usize, TriangleChoice);
 
 impl TrianglePrefill {
-    /// Bytes of the outputs that one launch over a whole prompt merges: of windows, of sinks and of both, each with its
-    /// log-sum-exps. Elements have `element_bytes`. They belong to the device until the launch is done.
+    /// Bytes of the outputs that one launch over a whole prompt merges, of windows and of sinks, and of their log-sum-exps
+    /// and those over both. Elements have `element_bytes`. They belong to the device until the launch is done.
     pub fn part_bytes(&self, prompt_len: usize, element_bytes: usize) -> u128 {
         let prompt = Some(prompt_len);
         let TriangleChoice::Sparse { rows, .. } =
@@ -101,9 +104,10 @@ impl TrianglePrefill {
         let vectors = u128::from(rows.len() as u64).saturating_mul(self.shape.heads as u128);
         let vector = (self.shape.head_dim as u128).saturating_mul(element_bytes as u128);
         let lse = size_of::<f32>() as u128;
-        vectors
-            .saturating_mul(vector.saturating_add(lse))
-            .saturating_mul(3)
+        let each = vector
+            .saturating_mul(2)
+            .saturating_add(lse.saturating_mul(3));
+        vectors.saturating_mul(each)
     }
 
     /// Prepares the prefill of the rows from `first_row` on: query `[rows, N, D]`, key and value
@@ -174,6 +178,9 @@ impl TrianglePrefill {
             segments: segments.collect::<Result<_>>()?,
             shape: [rows, heads, dim],
             saved_pairs,
+            output_bytes: [heads, dim, size_of::<T>()]
+                .into_iter()
+                .fold(rows, usize::saturating_mul),
         })
     }
 }
@@ -250,6 +257,7 @@ impl<T: Element> Parts<'_, T> {
         Ok(Segment {
             call: self.call(mask, pieces, false)?,
             sinks: None,
+            parts_bytes: 0,
         })
     }
 
@@ -261,6 +269,7 @@ impl<T: Element> Parts<'_, T> {
         let band = self.stream.device().masks().band(window, 0)?;
         let merged = sinks > 0;
         let call = self.call(band, std::slice::from_ref(piece), merged)?;
+        let mut parts_bytes = 0;
         let sinks = match merged {
             false => None,
             true => {
@@ -273,10 +282,26 @@ impl<T: Element> Parts<'_, T> {
                     (call.plan.output()?, far.plan.output()?);
                 let parts = [Part::of(&near_out)?, Part::of(&far_out)?];
                 let merge = MergeState::new(Layout::Tnd).plan(&parts)?;
+                let lse = near_out.softmax_lse.as_ref().map_or(0, tensor_bytes);
+                let both = [output_bytes(&near_out), output_bytes(&far_out)];
+                parts_bytes = both.into_iter().fold(lse, usize::saturating_add);
                 Some(Box::new((far, merge)))
             }
         };
-        Ok(Segment { call, sinks })
+        Ok(Segment {
+            call,
+            sinks,
+            parts_bytes,
+        })
+    }
+}
+
+impl Keys {
+    fn table_bytes(&self) -> usize {
+        match self {
+            Self::Packed(_) => 0,
+            Self::Paged(table) => table_bytes(table),
+        }
     }
 }
 
@@ -314,6 +339,31 @@ impl TrianglePlan {
         self.saved_pairs
     }
 
+    /// What it needs of the device's memory besides query, keys and values. Its output is counted with what a layer takes.
+    pub fn memory(&self) -> StepMemory {
+        let calls = self
+            .segments
+            .iter()
+            .flat_map(|Segment { call, sinks, .. }| {
+                let sinks = sinks.as_ref().map(|sinks| {
+                    let (far, merge) = sinks.as_ref();
+                    far.plan.workspace_bytes().max(merge.workspace_bytes())
+                });
+                [Some(call.plan.workspace_bytes()), sinks]
+            });
+        let tables = self
+            .segments
+            .iter()
+            .flat_map(|Segment { call, sinks, .. }| {
+                let sinks = sinks.as_ref().map(|sinks| sinks.0.keys.table_bytes());
+                [Some(call.keys.table_bytes()), sinks]
+            });
+        StepMemory::of_calls(calls.flatten())
+            .holding(tables.flatten())
+            .taking(self.segments.iter().map(|segment| segment.parts_bytes))
+            .taking([self.output_bytes])
+    }
+
     /// Queues the prefill of a layer: the attention `[rows, N, D]`. Returns at once.
     ///
     /// # Errors
@@ -327,7 +377,7 @@ impl TrianglePlan {
     ) -> Result<Tensor<T>> {
         let out = Tensor::<T>::empty(stream.device(), self.shape)?;
         let tensors = [query, key, value];
-        for Segment { call, sinks } in &self.segments {
+        for Segment { call, sinks, .. } in &self.segments {
             let attention = out.narrow(0, call.rows.clone())?;
             let Some(sinks) = sinks else {
                 let mut output = Output {
@@ -341,8 +391,11 @@ impl TrianglePlan {
             let (mut near, mut far) = (call.plan.output()?, far_call.plan.output()?);
             call.launch(stream, tensors, &mut near)?;
             far_call.launch(stream, tensors, &mut far)?;
-            let mut both = merge.output()?;
-            both.attention = attention;
+            let lse = near.softmax_lse.as_ref().map_or(&[][..], |lse| lse.shape());
+            let mut both = Output {
+                attention,
+                softmax_lse: Some(Tensor::empty(stream.device(), lse)?),
+            };
             let parts = [Part::of(&near)?, Part::of(&far)?];
             merge.launch_into(stream, &parts, &mut both)?;
         }

@@ -1,0 +1,73 @@
+//! What a planned step needs of the device's memory.
+
+use ascend_attention::attention::BlockTable;
+use ascend_attention::{Element, Output, Tensor};
+
+/// Memory on the device that a planned step needs besides the cache, the step's block table and the tensors of its layers.
+/// From [`StepPlan::memory`](crate::StepPlan::memory).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct StepMemory {
+    /// Bytes that the plan holds until it is dropped: masks, tables of its own, keys that were copied or dequantised.
+    pub held: usize,
+    /// Bytes that a layer takes until the device has computed it: parts of the keys, which are merged. Layers that are queued
+    /// one behind the other have them at the same time.
+    pub layer: usize,
+    /// The largest workspace of its calls, which the stream keeps for others.
+    pub workspace: usize,
+}
+
+impl StepMemory {
+    /// All of it while so many layers are queued; as many as there are, where that is too much for a number.
+    pub fn total(self, layers: usize) -> usize {
+        let layers = self.layer.saturating_mul(layers);
+        self.held
+            .saturating_add(self.workspace)
+            .saturating_add(layers)
+    }
+
+    /// Of a plan whose calls need these workspaces, one after the other.
+    pub(crate) fn of_calls(workspaces: impl IntoIterator<Item = usize>) -> Self {
+        Self {
+            workspace: workspaces.into_iter().max().unwrap_or(0),
+            ..Self::default()
+        }
+    }
+
+    /// The same with more that is held.
+    pub(crate) fn holding(mut self, bytes: impl IntoIterator<Item = usize>) -> Self {
+        self.held = bytes.into_iter().fold(self.held, usize::saturating_add);
+        self
+    }
+
+    /// The same with more that each layer takes.
+    pub(crate) fn taking(mut self, bytes: impl IntoIterator<Item = usize>) -> Self {
+        self.layer = bytes.into_iter().fold(self.layer, usize::saturating_add);
+        self
+    }
+
+    /// Of two plans, both of which are held, and of which a layer runs one.
+    pub(crate) fn beside(self, other: Self) -> Self {
+        Self {
+            held: self.held.saturating_add(other.held),
+            layer: self.layer.max(other.layer),
+            workspace: self.workspace.max(other.workspace),
+        }
+    }
+}
+
+/// Bytes of a tensor's elements.
+pub(crate) fn tensor_bytes<T: Element>(tensor: &Tensor<T>) -> usize {
+    tensor.len().saturating_mul(size_of::<T>())
+}
+
+/// Bytes of an output, log-sum-exps included.
+pub(crate) fn output_bytes<T: Element>(output: &Output<T>) -> usize {
+    let lse = output.softmax_lse.as_ref().map_or(0, tensor_bytes);
+    tensor_bytes(&output.attention).saturating_add(lse)
+}
+
+/// Bytes of a block table, of INT32.
+pub(crate) fn table_bytes(table: &BlockTable) -> usize {
+    let places = table.sequences().saturating_mul(table.columns());
+    places.saturating_mul(size_of::<i32>())
+}

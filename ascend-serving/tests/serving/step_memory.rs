@@ -1,0 +1,269 @@
+//! What a planned step says of the device's memory is what it takes.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use ascend_attention::mask::TriangleLayers;
+use ascend_attention::spec::geometry::TriangleMix;
+use ascend_attention::sys::Api;
+use ascend_attention::sys::bindings::{aclError, aclrtMemMallocPolicy};
+use ascend_attention::{Output, Runtime, Stream, bf16};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
+    CascadePrefill, Causality, ChunkedLocal, Error, Fused, FusedInTwo, Hybrid, KeySplit,
+    LayerOptions, LayerSet, MaskKind, Masked, NamedMask, PagedDecode, Rule, SharedPrefixDecode,
+    SharedPrefixGate, SplitDecode, StatePolicy, Step, StepMemory, TriangleGate, TriangleMixPrefill,
+};
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+
+use crate::acts::config;
+use crate::harness;
+use crate::tokens::DIM;
+
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const BLOCK_SIZE: usize = 128;
+/// What a step takes besides, such as slots.
+const BESIDES: usize = 16 << 10;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Of {
+    Fused,
+    InTwo,
+    Decode,
+    Masked,
+    Chunks,
+    Cascade,
+    Shared,
+    Split,
+    Triangle,
+    Hybrid,
+}
+
+impl Of {
+    const ALL: [Self; 10] = [
+        Self::Fused,
+        Self::InTwo,
+        Self::Decode,
+        Self::Masked,
+        Self::Chunks,
+        Self::Cascade,
+        Self::Shared,
+        Self::Split,
+        Self::Triangle,
+        Self::Hybrid,
+    ];
+
+    fn backends(self) -> Backends<bf16> {
+        let none = Backends::none();
+        match self {
+            Self::Fused => none,
+            Self::InTwo => none.with(FusedInTwo),
+            Self::Decode => none.with(PagedDecode),
+            Self::Masked => none.with(Masked),
+            Self::Chunks => none.with(ChunkedLocal),
+            Self::Cascade => none.with(CascadePrefill),
+            Self::Shared => none.with(SharedPrefixDecode {
+                gate: SharedPrefixGate::ALWAYS,
+            }),
+            Self::Split => none.with(SplitDecode {
+                split: KeySplit::Tiles(NonZeroUsize::new(256).unwrap()),
+            }),
+            Self::Triangle => none.with(TriangleMixPrefill {
+                sizes: TriangleMix::new(5, 20, 30),
+                layers: TriangleLayers::explicit([0, 1]).unwrap(),
+                gate: TriangleGate::ALWAYS,
+            }),
+            Self::Hybrid => {
+                let both = Backends::none().with(Fused).with(ChunkedLocal);
+                none.with(Hybrid::new(2, both, [LayerSet::new([0, 1], "fused")]).unwrap())
+            }
+        }
+        .with(Fused)
+    }
+
+    fn mask(self) -> MaskKind {
+        match self {
+            Self::Masked => NamedMask::new("even keys", |_, token, key| {
+                key == token || key < token && key % 2 == 0
+            })
+            .into(),
+            Self::Chunks => Causality::Chunk(NonZeroUsize::new(256).unwrap()).into(),
+            _ => Causality::Causal.into(),
+        }
+    }
+}
+
+thread_local! {
+    /// Bytes that this thread has allocated on devices.
+    static ALLOCATED: Cell<usize> = const { Cell::new(0) };
+}
+
+unsafe extern "C" fn counted(
+    place: *mut *mut c_void,
+    bytes: usize,
+    policy: aclrtMemMallocPolicy,
+) -> aclError {
+    ALLOCATED.set(ALLOCATED.get() + bytes);
+    // SAFETY: handed on to the caller.
+    unsafe { harness::functions().aclrtMalloc.unwrap()(place, bytes, policy) }
+}
+
+/// A stream of a runtime whose allocations are counted.
+fn counted_stream() -> Stream {
+    let mut functions = harness::functions();
+    functions.aclrtMalloc = Some(counted);
+    let api = Arc::new(Api::from_functions(functions, "allocations counted"));
+    // SAFETY: one function counts, and hands on to that of the backend.
+    let runtime = unsafe { Runtime::from_api(api) }.unwrap();
+    runtime.device(0).unwrap().stream().unwrap()
+}
+
+/// A step's requests: cached and new tokens. They share what the first one has cached, in whole blocks.
+fn check(of: Of, requests: &[(usize, usize)]) -> Result<(), TestCaseError> {
+    let stream = counted_stream();
+    let device = stream.device();
+    let shape = CacheShape::new(2, KV_HEADS, DIM);
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::new(device, 64, BLOCK_SIZE, shape, pad).unwrap();
+    let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
+    let mut attention = Attention::<bf16>::new(shape, cache, of.backends());
+    let mut sequences: Vec<Sequence> = Vec::new();
+    for (cached, new) in requests {
+        let shared = sequences.first().map_or(0, Sequence::len);
+        let shared = (*cached).min(shared) / BLOCK_SIZE * BLOCK_SIZE;
+        let mut sequence = match sequences.first() {
+            Some(first) => first.share_prefix(shared).unwrap(),
+            None => Sequence::new(attention.cache().pool()),
+        };
+        attention
+            .grow(&stream, &mut sequence, cached - shared + new)
+            .unwrap();
+        sequences.push(sequence);
+    }
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(StatePolicy {
+        chunked_prefill: true,
+        drafting: None,
+    });
+    let batch: Vec<_> = (sequences.iter().zip(requests))
+        .map(|(sequence, (cached, new))| BatchRequest {
+            prompt_len: Some(cached + new),
+            ..BatchRequest::of(sequence, *new)
+        })
+        .collect();
+    let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
+    metadata.set_mask(of.mask());
+    let choice = attention.backend_choice(&stream, &metadata, LayerOptions::default());
+    let choice = choice.unwrap();
+    let said = choice.memory.total(1);
+
+    let tokens = metadata.tokens();
+    let rows = |heads: usize| {
+        let zeros = vec![bf16::ZERO; tokens * heads * DIM];
+        stream.upload(&zeros, [tokens, heads, DIM]).unwrap()
+    };
+    let (query, key) = (rows(HEADS), rows(KV_HEADS));
+    let mut output = Output {
+        attention: rows(HEADS),
+        softmax_lse: None,
+    };
+    let mut step = attention.begin(&stream, &metadata).unwrap();
+    let mut layer = |step: &mut Step<'_, bf16>, layer| {
+        let before = ALLOCATED.get();
+        step.forward_into(layer, &query, &key, &key, None, &mut output)
+            .unwrap();
+        ALLOCATED.get() - before
+    };
+    let (first, second) = (layer(&mut step, 0), layer(&mut step, 1));
+    let selected = step.selected().unwrap();
+    prop_assert_eq!(choice.served.as_deref().ok(), Some(selected.name));
+    prop_assert_eq!(selected.plan.memory(), choice.memory);
+    let StepMemory { held, layer, .. } = choice.memory;
+    prop_assert!(
+        second.abs_diff(layer) <= BESIDES,
+        "{of:?}: {second} bytes taken by a layer, {layer} said"
+    );
+    // Masks are there already, and they are what is held of these. While it is planned, what is merged is there once more.
+    let masks = if of == Of::Masked { held } else { 0 };
+    let taken = first + masks;
+    prop_assert!(
+        (said..=said + layer + 2 * BESIDES).contains(&(taken + BESIDES)),
+        "{of:?}: {first} bytes taken by a step, {said} said, {masks} of them masks"
+    );
+    drop(step);
+    stream.synchronize().unwrap();
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(config(40))]
+
+    #[test]
+    fn a_step_takes_the_memory_that_its_plan_says(at in 0usize..10, single: bool, requests in prop::collection::vec((0usize..600, 1usize..200), 1..5)) {
+        let decodes = requests.iter().map(|(cached, _)| (cached + 1, 1));
+        let requests = if single { decodes.collect() } else { requests };
+        check(Of::ALL[at], &requests)?;
+    }
+}
+
+/// Parts of 2048 rows and more are what a layer takes most of.
+#[test]
+fn parts_that_are_merged_are_counted() {
+    check(Of::Cascade, &[(512, 1500), (300, 700)]).unwrap();
+    check(Of::Triangle, &[(0, 2500)]).unwrap();
+    check(Of::Shared, &[(1024, 600), (1024, 600)]).unwrap();
+    check(Of::Masked, &[(300, 900)]).unwrap();
+}
+
+#[test]
+fn backends_that_need_too_much_are_refused_with_the_bytes() {
+    let stream = harness::stream();
+    let asked = |backends: Backends<bf16>| {
+        let shape = CacheShape::new(1, KV_HEADS, DIM);
+        let pad = PadPolicy::SkipNegative;
+        let cache = PagedKvCache::new(stream.device(), 16, BLOCK_SIZE, shape, pad).unwrap();
+        let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
+        let mut attention = Attention::new(shape, cache, backends);
+        let mut sequence = Sequence::new(attention.cache().pool());
+        attention.grow(&stream, &mut sequence, 400).unwrap();
+        let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+        let batch = [BatchRequest::of(&sequence, 100)];
+        let metadata = AttentionMetadata::new(&batch, settings).unwrap();
+        let choice = attention.backend_choice(&stream, &metadata, LayerOptions::default());
+        choice.unwrap()
+    };
+    let free = asked(Of::Cascade.backends());
+    assert_eq!(free.served, Ok("cascade_prefill"));
+    let needed = free.memory.total(1);
+    // Two parts and what they become, with log-sum-exps.
+    assert_eq!(free.memory.layer, 3 * 100 * HEADS * (DIM * 2 + 4));
+    let fused = asked(Backends::none().with(Fused)).memory;
+    assert!(fused.layer == 0 && fused.total(9) < needed);
+    for (bytes, layers, served) in [
+        (needed, 1, "cascade_prefill"),
+        (needed - 1, 1, "fused"),
+        (needed, 2, "fused"),
+        (free.memory.total(2), 2, "cascade_prefill"),
+    ] {
+        let choice = asked(Of::Cascade.backends().memory_limit(bytes, layers));
+        assert_eq!(choice.served, Ok(served), "{bytes} bytes, {layers} layers");
+        if let [refused] = &choice.refused[..] {
+            assert!(refused.why.breaks(Rule::BackendMemory));
+            let said = refused.to_string();
+            let total = free.memory.total(layers);
+            assert!(
+                said.contains(&format!("{total} bytes besides the cache")),
+                "{said}"
+            );
+        }
+    }
+    let none = asked(Of::Cascade.backends().memory_limit(0, 1));
+    match none.served {
+        Err(Error::NoBackend { rules, .. }) => assert_eq!(rules, [Rule::BackendMemory; 2]),
+        other => panic!("{other:?}"),
+    }
+}
