@@ -11,7 +11,7 @@
 //! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and says why one was refused.
 //! - [`Fused`], [`FusedInTwo`], [`PagedDecode`]: backends by FusedInferAttentionScore.
 //! - [`PromptAndIncre`]: the backend by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series (310P).
-//! - [`QuantisedDecode`], [`QuantisedPrefill`]: backends over an INT8 cache ([`kv::PagedKvCache::quantised`]);
+//! - [`QuantisedDecode`], [`QuantisedPrefill`]: backends over a quantised cache ([`kv::PagedKvCache::quantised`]);
 //!   [`compare_caches`] says what it costs.
 //! - [`Attention::backend_choices`]: which backend would serve which kind of step, asked beforehand.
 //! - [`compare_backends`]: two ways to compute the same recorded steps, how far apart they are and how long each takes.

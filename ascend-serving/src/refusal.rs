@@ -55,8 +55,8 @@ rules! {
     StepTokens = "step.tokens", "query, key and value of a layer have a row for each token of the step, padding included";
     StepHeads = "step.heads", "query, key and value of a layer have the heads and the head dimension of the attention";
     StepLayers = "step.layers", "all layers of a step with one mask bring sinks or none does, and all bring latents or none does";
-    CacheQuantised = "cache.quantised", "an INT8 cache is read and written with its scales, and a cache of the query's type without any";
-    QuantisedScale = "quantised.scale", "the scales of an INT8 cache are numbers of the query's type above 0, one for each layer, head and element";
+    CacheQuantised = "cache.quantised", "a quantised cache is read and written with its scales, and a cache of the query's type without any";
+    QuantisedScale = "quantised.scale", "the scales of a quantised cache are numbers of the query's type above 0, one for each layer, head and element";
     QuantisedFinite = "quantised.finite", "numbers that scales are made of are finite";
     TableShared = "table.shared", "no token is written into a block that another sequence reads";
     SlotRange = "slot.range", "a slot is inside the cache; only padding lies outside";
@@ -87,7 +87,7 @@ rules! {
     BackendChunk = "backend.chunk", "attention within chunks goes to its own backend, and it gets no other";
     ItemStarts = "item.starts", "the items of a prompt have tokens, and follow each other";
     MaskRows = "mask.rows", "each token sees a key under a named mask";
-    BackendQuantised = "backend.quantised", "an INT8 cache goes to the backends that take its scales, and they get no other";
+    BackendQuantised = "backend.quantised", "a quantised cache goes to the backends that take its scales, and they get no other";
     BackendLatent = "backend.latent", "latent attention goes to its own backend, which gets causal layers of it alone";
     LatentWorkspace = "latent.workspace", "the workspace of latent attention holds a cached token of each request, and divides no context into more chunks than there may be";
     BackendCascade = "backend.cascade_prefill", "a cascade has new tokens behind cached ones, and no window that hides keys";

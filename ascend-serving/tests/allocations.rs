@@ -15,8 +15,11 @@ mod harness;
 
 use allocations::in_steady_state;
 use ascend_attention::attention::PerRequest;
-use ascend_attention::{Element, Output, Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
+use ascend_attention::spec::{Cann, Soc};
+use ascend_attention::{Element, Machine, Output, Runtime, Stream, Tensor, bf16, f16};
+use ascend_serving::kv::{
+    CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence,
+};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     ChunkedLocal, CrossAttention, EncoderAttention, Fused, GroupedAttention, GroupedRequest,
@@ -112,6 +115,30 @@ fn a_decoding_layer_over_an_int8_cache_allocates_nothing() {
     let backends = Backends::none().with(QuantisedDecode);
     let decode = layers_over(&stream, cache, backends, |_| None);
     assert_eq!(decode, 0, "200 layers allocated {decode} times");
+}
+
+#[test]
+fn a_decoding_layer_over_floats_of_a_byte_allocates_nothing() {
+    if harness::not_on_npu("Ascend 950 is emulated") {
+        return;
+    }
+    // The harness looks at what is left behind.
+    drop(harness::runtime());
+    let machine = Machine::new(Soc::Ascend950, Cann::V9_1);
+    let runtime = Runtime::emulated_as(&machine).unwrap();
+    let stream = runtime.device(0).unwrap().stream().unwrap();
+    let (pad, shape) = (PadPolicy::SkipNegative, cache_shape());
+    let scales = [(); LAYERS].map(|()| ChannelScales::uniform(&shape, 0.1, 0.1).unwrap());
+    for stored in [QuantisedType::Float8E4M3Fn, QuantisedType::HiFloat8] {
+        let cache =
+            PagedKvCache::<bf16>::quantised_as(&stream, 8, 128, shape, pad, stored, &scales);
+        let backends = Backends::none().with(QuantisedDecode);
+        let decode = layers_over(&stream, cache.unwrap(), backends, |_| None);
+        assert_eq!(
+            decode, 0,
+            "200 layers of {stored:?} allocated {decode} times"
+        );
+    }
 }
 
 #[test]

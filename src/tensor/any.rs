@@ -185,6 +185,45 @@ impl AnyTensor {
         Self::new(Arc::clone(&self.memory), self.start, desc)
     }
 
+    /// A view of the elements' bits as elements of another type of the same size, such as INT8 as FLOAT8_E4M3FN: for work that
+    /// moves numbers and is there for one of the types alone.
+    ///
+    /// ```
+    /// use ascend_attention::spec::DType;
+    /// use ascend_attention::spec::minifloat::Float8E4M3Fn;
+    /// use ascend_attention::{AnyTensor, Runtime};
+    ///
+    /// # fn main() -> ascend_attention::Result<()> {
+    /// # #[cfg(feature = "emulation")] {
+    /// let stream = Runtime::emulated()?.device(0)?.stream()?;
+    /// let one = Float8E4M3Fn::from_f32(1.0);
+    /// let bytes: AnyTensor = stream.upload(&[one.to_bits(); 3], [3])?.into();
+    /// let floats = bytes.bits_as(DType::Float8E4M3Fn)?.typed::<Float8E4M3Fn>()?;
+    /// assert_eq!(floats.download(&stream)?, [one; 3]);
+    /// assert!(bytes.bits_as(DType::Bf16).is_err());
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a type of another size.
+    pub fn bits_as(&self, dtype: DType) -> Result<Self> {
+        if dtype.bits() != self.desc.dtype.bits() {
+            return Err(Error::invalid(
+                "dtype",
+                dtype,
+                format_args!(
+                    "a type of {} bits, as {} has",
+                    self.desc.dtype.bits(),
+                    self.desc.dtype
+                ),
+            ));
+        }
+        let desc = TensorDesc { dtype, ..self.desc };
+        Self::new(Arc::clone(&self.memory), self.start, desc)
+    }
+
     /// A view with the axes in another order: axis `i` of the view is axis `order[i]`. Most operators take contiguous
     /// tensors only; see [`Tensor::contiguous`].
     ///

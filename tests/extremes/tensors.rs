@@ -36,6 +36,7 @@ pub const CALLS: &[Call] = &[
         if let Ok(part) = tensor.narrow(draw.usize(), draw.usize()..draw.usize()) {
             let _ = part.contiguous(&stream);
         }
+        let _ = tensor.bits_as(draw.of(DType::ALL));
         let _ = tensor.padded(&stream, draw.usize());
     }),
     ("BlockTable", |draw| {

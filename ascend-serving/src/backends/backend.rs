@@ -111,9 +111,9 @@ pub struct LayerTensors<'a, T: Element> {
     pub key: &'a Tensor<T>,
     /// Values of the step, packed.
     pub value: &'a Tensor<T>,
-    /// The layer's cache, this step's keys and values in it. Without blocks where they are INT8.
+    /// The layer's cache, this step's keys and values in it. Without blocks where they are quantised.
     pub cache: &'a LayerCache<T>,
-    /// The layer's cache where it is INT8.
+    /// The layer's cache where it is quantised.
     pub quantised: Option<&'a QuantisedLayer>,
     /// One more logit a head, `[N]`, of BF16; of the query's type from CANN 9.0 on, and on Ascend 950.
     pub learnable_sink: Option<&'a AnyTensor>,
@@ -145,7 +145,7 @@ impl<T: Element> LayerTensors<'_, T> {
     }
 }
 
-/// The INT8 cache of a layer, on behalf of a backend that reads no other.
+/// The quantised cache of a layer, on behalf of a backend that reads no other.
 pub(super) fn quantised_cache<'a, T: Element>(
     layer: &LayerTensors<'a, T>,
 ) -> Result<&'a QuantisedLayer, Refused> {
@@ -153,7 +153,7 @@ pub(super) fn quantised_cache<'a, T: Element>(
         refused(
             Rule::BackendQuantised,
             format_args!("a cache of {}", T::DTYPE),
-            "a cache of INT8",
+            "a quantised cache",
             "make the cache by `PagedKvCache::quantised`, or register `Fused`",
         )
     })
@@ -167,7 +167,7 @@ pub(super) fn merges_sinks<T: Element>(
     Ok(layer.learnable_sink.is_none() || FiaCall::lse_counts_sink(step.stream.device().target()?))
 }
 
-/// Refuses an INT8 cache on behalf of a backend that does not know its scales.
+/// Refuses a quantised cache on behalf of a backend that does not know its scales.
 pub(super) fn knows_cache<T: Element>(
     backend: &dyn AttentionBackend<T>,
     layer: &LayerTensors<'_, T>,
@@ -175,7 +175,7 @@ pub(super) fn knows_cache<T: Element>(
     match layer.quantised {
         Some(_) if !backend.reads_quantised() => Err(refused(
             Rule::BackendQuantised,
-            "a cache of INT8",
+            "a quantised cache",
             format_args!("a cache of {}", T::DTYPE),
             "register `QuantisedDecode` and `QuantisedPrefill`, or make the cache by `PagedKvCache::new`",
         )),
@@ -215,7 +215,7 @@ pub trait AttentionBackend<T: Element>: Send + Sync {
     /// Its name.
     fn name(&self) -> &'static str;
 
-    /// Whether it reads INT8 caches ([`LayerTensors::quantised`]). Others are not asked where the cache is INT8.
+    /// Whether it reads quantised caches ([`LayerTensors::quantised`]). Others are not asked where the cache is one.
     fn reads_quantised(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! Decoding steps over an INT8 cache.
+//! Decoding steps over a quantised cache.
 
 use ascend_attention::attention::{BlockTable, CallLengths, Inputs};
 use ascend_attention::spec::Layout;
@@ -16,8 +16,8 @@ use super::backend::{
 use super::paged_decode::{layout, rows};
 use super::step_memory::StepMemory;
 
-/// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over a paged cache of INT8, whose integers the operator
-/// multiplies by their scales as it reads them. For steps of one token a request, drafting or not, and layers without a window
+/// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over a quantised paged cache, whose numbers the
+/// operator multiplies by their scales as it reads them. For steps of one token a request, drafting or not, and layers without a window
 /// or sinks; the others are for [`QuantisedPrefill`](crate::QuantisedPrefill), to be registered behind this one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QuantisedDecode;
@@ -86,7 +86,7 @@ fn inputs<'a, T: Element>(
     block_table: &'a BlockTable,
     of: &'a QuantisedLayer,
 ) -> Inputs<'a> {
-    Inputs::new(query, &of.cache.key, &of.cache.value)
+    Inputs::new(query, of.key(), of.value())
         .paged(block_table)
         .quantisation(of.quantisation())
 }

@@ -1,4 +1,4 @@
-//! Any step over an INT8 cache, by numbers that are 16 bits again.
+//! Any step over a quantised cache, by numbers that are 16 bits again.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,11 +7,11 @@ use std::sync::Mutex;
 use ascend_attention::attention::{CallLengths, Cumulative, Inputs};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::fia::{AntiquantMode, FiaCall};
-use ascend_attention::{AnyTensor, Element, FusedInferAttention, Output, Plan, Stream, Tensor};
+use ascend_attention::{AnyTensor, DType, Element, Output, Plan, Stream, Tensor};
 
 use crate::batch::Causality;
 use crate::error::Result;
-use crate::kv::{CachedRows, QuantisedLayer, split};
+use crate::kv::{CachedRows, QuantisedLayer, one_key_each, split};
 use crate::lock::lock;
 
 use super::backend::{
@@ -22,7 +22,7 @@ use super::fused::{Fused, with_sink};
 use super::quantised_decode::SingleTokens;
 use super::step_memory::{StepMemory, tensor_bytes};
 
-/// Steps of every kind over a paged cache of INT8: the cached tokens that a step's tokens see are copied out of their blocks
+/// Steps of every kind over a quantised paged cache: the cached tokens that a step's tokens see are copied out of their blocks
 /// and become numbers of the query's type again, the step's own stay what they are, and one packed call (TND) attends to both,
 /// as [`Fused`](crate::Fused) does, with windows and sinks. Steps without cached tokens read none and are that call alone.
 ///
@@ -31,7 +31,7 @@ use super::step_memory::{StepMemory, tensor_bytes};
 /// have to be in front of the others.
 ///
 /// The library has no operator that only dequantises. Attention with a single key is the value of that key, and the
-/// operator multiplies INT8 values by their scales as it reads them: a call with a sequence for each cached token, whose
+/// operator multiplies quantised values by their scales as it reads them: a call with a sequence for each cached token, whose
 /// query is zeros and whose value is the token's, gives the token in 16 bits, rounded.
 ///
 /// The copies take a cache whose tokens lie whole: BnBsH, or BnNBsD of a single head. A step needs memory for all keys that
@@ -79,7 +79,7 @@ impl RequestKeys {
 
 /// Keys or values of a step: as integers, and as numbers of the query's type.
 struct DenseRows<T: Element> {
-    /// `[rows, N * D]`, of which the step's own stay 0.
+    /// Or the bits of floats; `[rows, N * D]`, of which the step's own stay 0.
     integers: Tensor<i8>,
     numbers: Tensor<T>,
     /// `[rows, 1]` where each token has its own, and none where channels have.
@@ -91,6 +91,8 @@ struct DenseRows<T: Element> {
 /// Calls that multiply integers by their scales.
 struct Dequantiser {
     plan: Plan,
+    /// What is stored.
+    dtype: DType,
     /// Queries of a call, zeros.
     zeros: AnyTensor,
     rows_per_call: usize,
@@ -114,7 +116,7 @@ impl<T: Element> DenseRows<T> {
         step: &StepContext<'_>,
         rows: usize,
         like: &Tensor<T>,
-        channels: Option<&AnyTensor>,
+        (dtype, channels): (DType, Option<&AnyTensor>),
     ) -> Result<Self> {
         let device = step.stream.device();
         let [heads, dim] = [1, 2].map(|axis| size(like, axis));
@@ -134,20 +136,19 @@ impl<T: Element> DenseRows<T> {
         let scales = Tensor::from_buffer(&scales, [of_tokens, 1])?;
         let some = integers
             .narrow(0, 0..rows_per_call)?
-            .reshape([rows_per_call, 1, hidden])?;
+            .reshape([rows_per_call, 1, hidden])?
+            .bits_as(dtype)?;
         let (mode, factors) = scales_of_rows(channels, &scales, 0..rows_per_call)?;
         let inputs = Inputs::new(&zeros, &some, &some);
-        let plan = FusedInferAttention::new(Layout::Bsh)
-            .heads(heads)
-            .kv_heads(heads)
-            .scale(1.0)
-            .plan_with(&inputs.quantisation(split(mode, &factors, &factors)))?;
+        let plan =
+            one_key_each(heads).plan_with(&inputs.quantisation(split(mode, &factors, &factors)))?;
         Ok(Self {
             integers,
             numbers,
             scales,
             dequantiser: Dequantiser {
                 plan,
+                dtype,
                 zeros,
                 rows_per_call,
                 calls,
@@ -168,6 +169,7 @@ impl<T: Element> DenseRows<T> {
     fn dequantise(&self, stream: &Stream, channels: Option<&AnyTensor>) -> Result<()> {
         let Dequantiser {
             plan,
+            dtype,
             zeros,
             rows_per_call,
             calls,
@@ -177,6 +179,7 @@ impl<T: Element> DenseRows<T> {
             let place = first..first.saturating_add(*rows_per_call);
             let shape = zeros.shape();
             let integers = self.integers.narrow(0, place.clone())?.reshape(shape)?;
+            let integers = integers.bits_as(*dtype)?;
             let (mode, factors) = scales_of_rows(channels, &self.scales, place.clone())?;
             let mut output = Output {
                 attention: self.numbers.narrow(0, place)?.reshape(shape)?,
@@ -259,10 +262,11 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         };
         let (requests, ends) = RequestKeys::behind(singles, step)?;
         let rows = ends.last().copied().unwrap_or(0);
+        let dtype = of.stored().dtype();
         let [keys, values] = channel_scales(of);
         let dense = [
-            DenseRows::plan(step, rows, first.key, keys)?,
-            DenseRows::plan(step, rows, first.value, values)?,
+            DenseRows::plan(step, rows, first.key, (dtype, keys))?,
+            DenseRows::plan(step, rows, first.value, (dtype, values))?,
         ];
         let [key, value] = packed(&dense, rows, first)?;
         let masks = step.stream.device().masks();

@@ -1,4 +1,4 @@
-//! How far attention over an INT8 cache is from attention over one of 16 bits.
+//! How far attention over a quantised cache is from attention over one of 16 bits.
 
 use ascend_attention::{Element, Number, Stream, Tensor};
 
@@ -82,8 +82,8 @@ impl Seen {
     }
 }
 
-/// Runs the same causal steps of one sequence over two caches, such as one of 16 bits and one of
-/// [INT8](crate::kv::PagedKvCache::quantised), and says for each layer how far the outputs are apart. `steps` are the new
+/// Runs the same causal steps of one sequence over two caches, such as one of 16 bits and a
+/// [quantised](crate::kv::PagedKvCache::quantised_as) one, and says for each layer how far the outputs are apart. `steps` are the new
 /// tokens of each step, a prompt and then single tokens as a rule; `layers` has the rows of all of them for each layer of the
 /// caches. Waits for the stream: for choosing scales and layers before serving, not while.
 ///

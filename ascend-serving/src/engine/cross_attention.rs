@@ -77,14 +77,14 @@ impl<T: Element> CrossAttention<T> {
     /// Cross attention of these heads over a cache for encoder keys.
     ///
     /// # Errors
-    /// [`Rule::BackendQuantised`] for a cache of INT8; as for [`Attention::begin`](crate::Attention::begin) for a scale that is
+    /// [`Rule::BackendQuantised`] for a quantised cache; as for [`Attention::begin`](crate::Attention::begin) for a scale that is
     /// 0 or not finite.
     pub fn new(shape: AttentionShape, cache: PagedKvCache<T>) -> Result<Self> {
         shape.check()?;
         if cache.is_quantised() {
             return Err(refused(
                 Rule::BackendQuantised,
-                "a cache of INT8 for encoder keys",
+                "a quantised cache for encoder keys",
                 format_args!("a cache of {}", T::DTYPE),
                 "make the cache by `PagedKvCache::new`",
             )

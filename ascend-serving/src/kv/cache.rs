@@ -26,7 +26,7 @@ pub struct PagedKvCache<T: Element> {
     pub(super) device: Device,
     pub(super) pool: BlockPool,
     pub(super) shape: CacheShape,
-    /// Of an INT8 cache without blocks.
+    /// Of a quantised cache without blocks.
     pub(super) layers: Vec<LayerCache<T>>,
     pub(super) quantised: Option<Vec<QuantisedLayer>>,
 }
@@ -105,12 +105,14 @@ impl<T: Element> PagedKvCache<T> {
     ///
     /// # Errors
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, [`Rule::CacheQuantised`]
-    /// for a cache of INT8, which has [`quantised_layer`](PagedKvCache::quantised_layer).
+    /// for a quantised cache, which has [`quantised_layer`](PagedKvCache::quantised_layer).
     pub fn layer(&self, layer: usize) -> Result<&LayerCache<T>> {
         let of = self.layers.get(layer);
         let of = of.ok_or_else(|| no_layer(layer, self.layers.len()))?;
         match self.quantised {
-            Some(_) => Err(quantised_cache(format_args!("layer {layer} of an INT8 cache")).into()),
+            Some(_) => {
+                Err(quantised_cache(format_args!("layer {layer} of a quantised cache")).into())
+            }
             None => Ok(of),
         }
     }
@@ -189,7 +191,7 @@ impl<T: Element> PagedKvCache<T> {
     ///
     /// # Errors
     /// [`Rule::SlotCount`] for another number of rows than planned; [`Rule::CacheQuantised`] for a write of a cache of the query's
-    /// type to one of INT8; [`Rule::QuantisedFinite`] where each token has a scale;
+    /// type to a quantised one; [`Rule::QuantisedFinite`] where each token has a scale;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, otherwise as for
     /// [`ScatterPlan::launch`](ascend_attention::scatter::ScatterPlan::launch) or, of copies, [`copy_from`](ascend_attention::AnyTensor::copy_from).
     pub fn write(
@@ -211,7 +213,7 @@ impl<T: Element> PagedKvCache<T> {
             (Numbers::AsTheyAre(_), Some(_)) => Err(quantised_cache("a write as numbers").into()),
             (Numbers::Integers(_), None) => Err(Error::invalid(
                 "write",
-                "a write of INT8",
+                "a write of quantised numbers",
                 "one that this cache has planned",
             )),
         }
@@ -334,7 +336,7 @@ enum Numbers {
     Integers(Box<QuantisedWrite>),
 }
 
-/// The refusal of an INT8 cache where numbers of the query's type are asked for.
+/// The refusal of a quantised cache where numbers of the query's type are asked for.
 #[cold]
 fn quantised_cache(given: impl std::fmt::Display) -> Refused {
     refused(

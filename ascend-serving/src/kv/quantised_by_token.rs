@@ -1,4 +1,4 @@
-//! New rows as INT8 with a scale for each token.
+//! New rows as numbers of a byte, with a scale for each token.
 
 use ascend_attention::{DType, Element, Stream, Tensor, bf16, f16};
 
@@ -8,10 +8,12 @@ use crate::refusal::{Refused, Rule, refused};
 use super::copied_writes::CopiedWrites;
 use super::quantised_layer::TokenScales;
 use super::quantised_scales::wrong_type;
+use super::quantised_type::QuantisedType;
 
 /// Quantises the rows of a step on the host: no operator of the library finds the largest number of a row.
 #[derive(Debug)]
 pub(super) struct TokenQuantiser {
+    pub(super) stored: QuantisedType,
     /// Rows up to the last that is written.
     pub(super) rows: usize,
     /// Keys and values of all rows, for one layer after the other.
@@ -64,7 +66,12 @@ impl TokenQuantiser {
         let rows = rows.narrow(0, 0..self.rows)?;
         let elements = rows.len().checked_div(self.rows).unwrap_or(0);
         let numbers = numbers(T::DTYPE, &rows.download_bytes(stream)?)?;
-        Ok(QuantisedTokens::of(argument, &numbers, elements)?)
+        Ok(QuantisedTokens::of(
+            self.stored,
+            argument,
+            &numbers,
+            elements,
+        )?)
     }
 }
 
@@ -79,17 +86,24 @@ fn numbers(dtype: DType, bytes: &[u8]) -> Result<Vec<f32>> {
     }
 }
 
-/// Tokens as integers.
+/// Tokens as numbers of a byte.
 #[derive(Debug, PartialEq)]
 struct QuantisedTokens {
+    /// Integers, or the bits of floats.
     integers: Vec<i8>,
     /// One for each token.
     scales: Vec<f32>,
 }
 
 impl QuantisedTokens {
-    /// Each token by the scale that makes its largest number 127; by 1 where all are 0.
-    fn of(argument: &str, numbers: &[f32], elements: usize) -> Result<Self, Refused> {
+    /// Each token by the scale that makes its largest number the largest there is; by 1 where all are 0.
+    fn of(
+        stored: QuantisedType,
+        argument: &str,
+        numbers: &[f32],
+        elements: usize,
+    ) -> Result<Self, Refused> {
+        let largest = stored.largest_of_token().unwrap_or(1.0);
         let mut integers = Vec::with_capacity(numbers.len());
         let mut scales = Vec::new();
         for (token, row) in numbers.chunks(elements.max(1)).enumerate() {
@@ -102,8 +116,8 @@ impl QuantisedTokens {
                 ));
             }
             let most = row.iter().fold(0f32, |most, number| most.max(number.abs()));
-            let scale = if most > 0.0 { most / 127.0 } else { 1.0 };
-            let integer = |number: &f32| (number / scale).round_ties_even() as i8;
+            let scale = if most > 0.0 { most / largest } else { 1.0 };
+            let integer = |number: &f32| stored.bits(number / scale);
             integers.extend(row.iter().map(integer));
             scales.push(scale);
         }
@@ -115,12 +129,15 @@ impl QuantisedTokens {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
+    use ascend_attention::spec::minifloat::Float8E4M3Fn;
     use proptest::prelude::*;
 
     #[test]
     fn numbers_that_are_not_finite_are_refused() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let refused = QuantisedTokens::of("value", &[1.0, 2.0, 3.0, bad], 2).unwrap_err();
+            let refused =
+                QuantisedTokens::of(QuantisedType::Int8, "value", &[1.0, 2.0, 3.0, bad], 2)
+                    .unwrap_err();
             assert_eq!(refused.rule, Rule::QuantisedFinite);
             assert!(refused.given.contains("row 1 of the value"), "{refused}");
         }
@@ -128,24 +145,73 @@ mod tests {
 
     #[test]
     fn no_tokens_are_no_integers() {
-        let none = QuantisedTokens::of("key", &[], 0).unwrap();
+        let none = QuantisedTokens::of(QuantisedType::Int8, "key", &[], 0).unwrap();
         assert!(none.integers.is_empty() && none.scales.is_empty());
     }
 
     #[test]
     fn halves_go_to_the_even_integer() {
-        let of = QuantisedTokens::of("key", &[127.0, 0.5, 1.5, -2.5, 0.0, 0.0, 0.0, 0.0], 4);
+        let numbers = [127.0, 0.5, 1.5, -2.5, 0.0, 0.0, 0.0, 0.0];
+        let of = QuantisedTokens::of(QuantisedType::Int8, "key", &numbers, 4);
         let of = of.unwrap();
         assert_eq!(of.integers, [127, 0, 2, -2, 0, 0, 0, 0]);
         assert_eq!(of.scales, [1.0, 1.0]);
     }
 
+    #[test]
+    fn floats_go_to_the_even_one_and_the_largest_to_448() {
+        // Between 16 and 32 the steps are 2, below 2^-6 they are 2^-9.
+        let numbers = [
+            -448.0,
+            17.0,
+            19.0,
+            -21.0,
+            1.5 / 512.0,
+            2.5 / 512.0,
+            0.5,
+            0.0,
+        ];
+        let of = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, "key", &numbers, 8).unwrap();
+        assert_eq!(of.scales, [1.0]);
+        let back: Vec<f32> = (of.integers.iter())
+            .map(|bits| Float8E4M3Fn::from_bits(*bits as u8).to_f32())
+            .collect();
+        let want = [
+            -448.0,
+            16.0,
+            20.0,
+            -20.0,
+            2.0 / 512.0,
+            2.0 / 512.0,
+            0.5,
+            0.0,
+        ];
+        assert_eq!(back, want);
+    }
+
     proptest! {
+        /// Every float is within a 16th of the number, or half the smallest step, and the largest of a token is 448.
+        #[test]
+        fn a_token_fills_its_floats(numbers in prop::collection::vec(-1e4f32..1e4, 4..40), exponent in -100i32..20) {
+            let numbers: Vec<f32> = numbers.iter().map(|x| x * (exponent as f32).exp2()).collect();
+            let of = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, "key", &numbers, 4).unwrap();
+            for ((row, stored), scale) in numbers.chunks(4).zip(of.integers.chunks(4)).zip(&of.scales) {
+                let float = |bits: &i8| f64::from(Float8E4M3Fn::from_bits(*bits as u8).to_f32());
+                for (number, bits) in row.iter().zip(stored) {
+                    let (number, scale) = (f64::from(*number), f64::from(*scale));
+                    let most = (number.abs() / 15.9).max(scale / 1023.0);
+                    prop_assert!((float(bits) * scale - number).abs() <= most);
+                }
+                let most = stored.iter().map(|bits| float(bits).abs()).fold(0.0, f64::max);
+                prop_assert!(row.iter().all(|x| *x == 0.0) || most == 448.0);
+            }
+        }
+
         /// Every number is within half a step, and the largest of a token is 127 or -127.
         #[test]
         fn a_token_fills_its_scale(numbers in prop::collection::vec(-1e4f32..1e4, 4..40), exponent in -100i32..20) {
             let numbers: Vec<f32> = numbers.iter().map(|x| x * (exponent as f32).exp2()).collect();
-            let of = QuantisedTokens::of("key", &numbers, 4).unwrap();
+            let of = QuantisedTokens::of(QuantisedType::Int8, "key", &numbers, 4).unwrap();
             for ((row, integers), scale) in numbers.chunks(4).zip(of.integers.chunks(4)).zip(&of.scales) {
                 for (number, integer) in row.iter().zip(integers) {
                     let back = f64::from(*integer) * f64::from(*scale);

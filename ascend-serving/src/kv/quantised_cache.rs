@@ -1,6 +1,7 @@
-//! A paged cache of INT8 keys and values.
+//! A paged cache of quantised keys and values.
 
-use ascend_attention::spec::fia::Cache;
+use ascend_attention::attention::Inputs;
+use ascend_attention::spec::fia::{AntiquantMode, Cache};
 use ascend_attention::{DType, Device, Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
@@ -9,8 +10,9 @@ use crate::refusal::{Refused, Rule, refused};
 use super::cache::PagedKvCache;
 use super::cache_shape::{CacheShape, LayerCache, no_layer};
 use super::pad::PadPolicy;
-use super::quantised_layer::{LayerScales, QuantisedLayer, TokenScales};
+use super::quantised_layer::{LayerScales, QuantisedLayer, TokenScales, one_key_each, split};
 use super::quantised_scales::{ChannelScales, DeviceScales, wrong_type};
+use super::quantised_type::QuantisedType;
 
 impl<T: Element> PagedKvCache<T> {
     /// A cache as of [`PagedKvCache::new`] whose keys and values are INT8, with the scales of each layer. `T` stays the
@@ -67,6 +69,28 @@ impl<T: Element> PagedKvCache<T> {
         pad: PadPolicy,
         scales: &[ChannelScales],
     ) -> Result<Self> {
+        let stored = QuantisedType::Int8;
+        Self::quantised_as(stream, blocks, block_size, shape, pad, stored, scales)
+    }
+
+    /// A cache as of [`PagedKvCache::quantised`] of any type, with the scales of each layer
+    /// ([`ChannelScales::covering_as`]).
+    ///
+    /// The device does not cut what is too large for a float: it is stored as NaN or an infinity, which then is in the
+    /// attention of every later token of the sequence. Scales of a calibration leave room for it.
+    ///
+    /// # Errors
+    /// As for [`PagedKvCache::quantised`]; [`Violation`](ascend_attention::Error::Violation) by the rules of
+    /// FusedInferAttentionScore for floats on a product or release that reads none, such as `dtype.registered`.
+    pub fn quantised_as(
+        stream: &Stream,
+        blocks: usize,
+        block_size: usize,
+        shape: CacheShape,
+        pad: PadPolicy,
+        stored: QuantisedType,
+        scales: &[ChannelScales],
+    ) -> Result<Self> {
         let device = stream.device();
         let heads = shape.kv_heads;
         if scales.len() != shape.layers {
@@ -107,7 +131,8 @@ impl<T: Element> PagedKvCache<T> {
             })
         });
         let scales = scales.collect::<Result<_>>()?;
-        Self::of_integers(device, blocks, block_size, shape, pad, scales)
+        let plain = PagedKvCache::new(device, blocks, block_size, shape, pad)?;
+        Self::of_bytes(plain, stored, scales)
     }
 
     /// An INT8 cache with a scale for each token, in blocks of its own: the largest number of the token's key in all heads
@@ -128,6 +153,32 @@ impl<T: Element> PagedKvCache<T> {
         shape: CacheShape,
         pad: PadPolicy,
     ) -> Result<Self> {
+        let stored = QuantisedType::Int8;
+        Self::quantised_by_token_as(device, blocks, block_size, shape, pad, stored)
+    }
+
+    /// A cache as of [`PagedKvCache::quantised_by_token`] of another type: the largest number of a token becomes 448 as
+    /// FLOAT8_E4M3FN, on Ascend 950.
+    ///
+    /// # Errors
+    /// As for [`PagedKvCache::quantised_by_token`] and [`PagedKvCache::quantised_as`];
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for HIFLOAT8, which the operator reads with scales of
+    /// channels alone.
+    pub fn quantised_by_token_as(
+        device: &Device,
+        blocks: usize,
+        block_size: usize,
+        shape: CacheShape,
+        pad: PadPolicy,
+        stored: QuantisedType,
+    ) -> Result<Self> {
+        if stored.largest_of_token().is_none() {
+            return Err(Error::invalid(
+                "stored",
+                format_args!("{}, with a scale for each token", stored.dtype()),
+                "INT8 or FLOAT8_E4M3FN; HIFLOAT8 has scales of channels: `PagedKvCache::quantised_as`",
+            ));
+        }
         if shape.format == Cache::Nz {
             return Err(Error::invalid(
                 "shape.format",
@@ -149,43 +200,52 @@ impl<T: Element> PagedKvCache<T> {
             }))
         });
         let scales = scales.collect::<Result<_>>()?;
-        Self::of_integers(device, blocks, block_size, shape, pad, scales)
+        let plain = PagedKvCache::new(device, blocks, block_size, shape, pad)?;
+        Self::of_bytes(plain, stored, scales)
     }
 
-    fn of_integers(
-        device: &Device,
-        blocks: usize,
-        block_size: usize,
-        shape: CacheShape,
-        pad: PadPolicy,
+    /// The cache whose bytes are those of another, with the scales of its layers.
+    fn of_bytes(
+        plain: PagedKvCache<i8>,
+        stored: QuantisedType,
         scales: Vec<LayerScales>,
     ) -> Result<Self> {
-        let PagedKvCache { pool, layers, .. } =
-            PagedKvCache::<i8>::new(device, blocks, block_size, shape, pad)?;
-        let layer = |(cache, scales)| QuantisedLayer { cache, scales };
+        let PagedKvCache {
+            device,
+            pool,
+            shape,
+            layers,
+            ..
+        } = plain;
+        if stored != QuantisedType::Int8 {
+            check_read::<T>(&device, &shape, stored)?;
+        }
+        let layers = layers.into_iter().zip(scales);
+        let quantised = layers.map(|(cache, scales)| QuantisedLayer::new(cache, stored, scales));
+        let quantised = quantised.collect::<Result<_>>()?;
         let empty = |dim: usize| -> Result<Tensor<T>> {
             let hidden = shape.kv_heads.saturating_mul(dim);
-            Ok(Tensor::empty(device, [0, block_size, hidden])?)
+            Ok(Tensor::empty(&device, [0, pool.block_size(), hidden])?)
         };
         let none = LayerCache {
             key: empty(shape.key_dim)?,
             value: empty(shape.value_dim)?,
         };
         Ok(Self {
-            device: device.clone(),
+            device,
             pool,
             shape,
             layers: vec![none; shape.layers],
-            quantised: Some(layers.into_iter().zip(scales).map(layer).collect()),
+            quantised: Some(quantised),
         })
     }
 
-    /// Whether keys and values are INT8.
+    /// Whether keys and values are quantised.
     pub fn is_quantised(&self) -> bool {
         self.quantised.is_some()
     }
 
-    /// The cache of a layer in INT8.
+    /// The quantised cache of a layer.
     ///
     /// # Errors
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, and for a cache of the
@@ -196,18 +256,34 @@ impl<T: Element> PagedKvCache<T> {
             None => Err(Error::invalid(
                 "cache",
                 format_args!("a cache of {}", T::DTYPE),
-                "INT8: a cache by `PagedKvCache::quantised`",
+                "a quantised cache: `PagedKvCache::quantised`",
             )),
         }
     }
 
-    /// The tensors of a layer: without blocks where there are others, in INT8.
+    /// The tensors of a layer: without blocks where there are others, which are quantised.
     pub(crate) fn tensors(&self, layer: usize) -> Result<(LayerCache<T>, Option<QuantisedLayer>)> {
         let of = self.layers.get(layer);
         let of = of.ok_or_else(|| no_layer(layer, self.layers.len()))?;
         let quantised = self.quantised.as_ref().and_then(|all| all.get(layer));
         Ok((of.clone(), quantised.cloned()))
     }
+}
+
+/// Asks the operator's rules whether there is a call that reads floats, as steps make it.
+fn check_read<T: Element>(
+    device: &Device,
+    shape: &CacheShape,
+    stored: QuantisedType,
+) -> Result<()> {
+    let channels = shape.kv_heads.saturating_mul(shape.key_dim);
+    let row = Tensor::<T>::empty(device, [1, 1, channels])?;
+    let floats = Tensor::<i8>::empty(device, row.shape())?.bits_as(stored.dtype())?;
+    let factors = Tensor::<T>::empty(device, [1, channels])?;
+    let inputs = Inputs::new(&row, &floats, &floats);
+    let quantisation = split(AntiquantMode::PerChannel, &factors, &factors);
+    one_key_each(shape.kv_heads).plan_with(&inputs.quantisation(quantisation))?;
+    Ok(())
 }
 
 #[cold]

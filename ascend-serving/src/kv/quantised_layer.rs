@@ -1,19 +1,24 @@
-//! The INT8 keys and values of one layer.
+//! The quantised keys and values of one layer.
 
 use ascend_attention::attention::{Affine, Antiquantisation, Quantisation};
 use ascend_attention::spec::fia::AntiquantMode;
-use ascend_attention::{AnyTensor, Stream, Tensor};
+use ascend_attention::{AnyTensor, FusedInferAttention, Layout, Stream, Tensor};
 
 use crate::error::Result;
 
 use super::cache_shape::LayerCache;
 use super::quantised_scales::DeviceScales;
+use super::quantised_type::QuantisedType;
 
-/// The cache of one layer in INT8, and what its integers stand for: `stored * scale`.
+/// The quantised cache of one layer, and what its numbers stand for: `stored * scale`.
 #[derive(Clone, Debug)]
 pub struct QuantisedLayer {
-    /// Keys and values, in the cache's format.
+    /// The bytes of keys and values, in the cache's format: integers, or the bits of floats.
     pub cache: LayerCache<i8>,
+    stored: QuantisedType,
+    /// The same memory, as what it is.
+    key: AnyTensor,
+    value: AnyTensor,
     pub(super) scales: LayerScales,
 }
 
@@ -40,6 +45,35 @@ pub(crate) struct TokenScales {
 }
 
 impl QuantisedLayer {
+    pub(super) fn new(
+        cache: LayerCache<i8>,
+        stored: QuantisedType,
+        scales: LayerScales,
+    ) -> Result<Self> {
+        Ok(Self {
+            key: cache.key.bits_as(stored.dtype())?,
+            value: cache.value.bits_as(stored.dtype())?,
+            cache,
+            stored,
+            scales,
+        })
+    }
+
+    /// What its numbers are stored as.
+    pub fn stored(&self) -> QuantisedType {
+        self.stored
+    }
+
+    /// Keys, as tensor of the stored type.
+    pub fn key(&self) -> &AnyTensor {
+        &self.key
+    }
+
+    /// Values, as tensor of the stored type.
+    pub fn value(&self) -> &AnyTensor {
+        &self.value
+    }
+
     /// What a call that reads the keys and values in their blocks brings besides.
     pub fn quantisation(&self) -> Quantisation<'_> {
         match &self.scales {
@@ -82,6 +116,14 @@ impl QuantisedLayer {
             None => Ok(()),
         }
     }
+}
+
+/// A call with a sequence for each row: it attends to its own key alone, so that it gives the rows of the value.
+pub(crate) fn one_key_each(heads: usize) -> FusedInferAttention {
+    FusedInferAttention::new(Layout::Bsh)
+        .heads(heads)
+        .kv_heads(heads)
+        .scale(1.0)
 }
 
 /// What a call brings that reads keys and values with scales apart.

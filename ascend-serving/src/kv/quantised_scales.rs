@@ -1,4 +1,4 @@
-//! Scales of INT8 keys and values, one for each head and element.
+//! Scales of quantised keys and values, one for each head and element.
 
 use ascend_attention::{AnyTensor, DType, Element, Number, Stream, Tensor, bf16, f16};
 
@@ -6,11 +6,12 @@ use crate::error::{Error, Result};
 use crate::refusal::{Refused, Rule, refused};
 
 use super::cache_shape::CacheShape;
+use super::quantised_type::QuantisedType;
 
 /// The scales of one layer's keys and values: a factor for each head and element, the same for all tokens.
 ///
-/// A number `x` is stored as `x / scale`, rounded to the nearest integer, halves to the even one, and cut to -128 to 127. It
-/// is read as the integer times `scale`. Scales are numbers of the query's type on the device: they are rounded to it first,
+/// A number `x` is stored as `x / scale`: in INT8 rounded to the nearest integer, halves to the even one, and cut to -128 to
+/// 127; as a float rounded to the nearest, and not cut ([`QuantisedType`]). It is read as what is stored times `scale`. Scales are numbers of the query's type on the device: they are rounded to it first,
 /// and what divides is the rounded one.
 ///
 /// ```
@@ -77,8 +78,8 @@ impl ChannelScales {
         Self::new(all(key, shape.key_dim)?, all(value, shape.value_dim)?)
     }
 
-    /// Scales by which the largest number of each channel becomes 127, of tokens of a calibration `[tokens, channels]`.
-    /// Channels without a number but 0 get 1.
+    /// Scales of an INT8 cache by which the largest number of each channel becomes 127, of tokens of a calibration
+    /// `[tokens, channels]`. Channels without a number but 0 get 1.
     ///
     /// # Errors
     /// [`Rule::QuantisedFinite`] for a number that is not finite; [`Rule::QuantisedScale`] for 0 channels or numbers that
@@ -89,9 +90,26 @@ impl ChannelScales {
         key_channels: usize,
         value_channels: usize,
     ) -> Result<Self, Refused> {
+        let stored = QuantisedType::Int8;
+        Self::covering_as(stored, keys, values, key_channels, value_channels)
+    }
+
+    /// The same for a cache of any type. The largest number of a channel becomes 127 as INT8, 112 as FLOAT8_E4M3FN and 15 as
+    /// HIFLOAT8: numbers 4 and 2000 times as large as the calibration's are still floats of the type, at no cost.
+    ///
+    /// # Errors
+    /// As for [`ChannelScales::covering`].
+    pub fn covering_as<T: Number>(
+        stored: QuantisedType,
+        keys: &[T],
+        values: &[T],
+        key_channels: usize,
+        value_channels: usize,
+    ) -> Result<Self, Refused> {
+        let becomes = stored.calibrated();
         Self::new(
-            largest("key", keys, key_channels)?,
-            largest("value", values, value_channels)?,
+            largest("key", keys, key_channels, becomes)?,
+            largest("value", values, value_channels, becomes)?,
         )
     }
 
@@ -106,8 +124,13 @@ impl ChannelScales {
     }
 }
 
-/// The largest number of each channel, as a scale.
-fn largest<T: Number>(name: &str, tokens: &[T], channels: usize) -> Result<Vec<f32>, Refused> {
+/// The scales by which the largest number of each channel becomes another.
+fn largest<T: Number>(
+    name: &str,
+    tokens: &[T],
+    channels: usize,
+    becomes: f32,
+) -> Result<Vec<f32>, Refused> {
     if tokens.len().checked_rem(channels) != Some(0) {
         return Err(refused(
             Rule::QuantisedScale,
@@ -141,7 +164,7 @@ fn largest<T: Number>(name: &str, tokens: &[T], channels: usize) -> Result<Vec<f
     }
     // Without a token nothing is known of any channel.
     most.resize(channels, 0.0);
-    let scale = |most: f32| if most > 0.0 { most / 127.0 } else { 1.0 };
+    let scale = |most: f32| if most > 0.0 { most / becomes } else { 1.0 };
     Ok(most.into_iter().map(scale).collect())
 }
 
@@ -151,7 +174,7 @@ pub(super) fn wrong_type(given: DType) -> Error {
     Error::invalid(
         "T",
         given,
-        "FLOAT16 or BF16: the type of queries over INT8 keys",
+        "FLOAT16 or BF16: the type of queries over quantised keys",
     )
 }
 

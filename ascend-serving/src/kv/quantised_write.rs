@@ -1,9 +1,8 @@
-//! New keys and values into a paged cache of INT8.
+//! New keys and values into a quantised paged cache.
 
 use ascend_attention::attention::{Affine, Inputs, Quantisation};
-use ascend_attention::{
-    AnyTensor, Device, Element, FusedInferAttention, Layout, Output, Plan, Stream, Tensor,
-};
+use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
+use ascend_attention::{AnyTensor, Device, Element, Output, Plan, Stream, Tensor};
 
 use crate::error::{Error, Result};
 
@@ -11,17 +10,18 @@ use super::cache_shape::CacheShape;
 use super::copied_writes::CopiedWrites;
 use super::pool::BlockPool;
 use super::quantised_by_token::TokenQuantiser;
-use super::quantised_layer::{LayerScales, QuantisedLayer};
+use super::quantised_layer::{LayerScales, QuantisedLayer, one_key_each};
+use super::quantised_type::QuantisedType;
 use super::slot_write::{SlotWrite, rows_have_slots};
 
-/// A step's writes: each row becomes INT8, then goes to its slot.
+/// A step's writes: each row becomes numbers of a byte, then goes to its slot.
 #[derive(Debug)]
 pub(super) struct QuantisedWrite {
     by: Quantisers,
     write: SlotWrite,
 }
 
-/// What makes integers of rows.
+/// What makes integers, or other numbers of a byte, of rows.
 #[derive(Debug)]
 enum Quantisers {
     /// There is nothing but padding.
@@ -49,9 +49,17 @@ impl QuantisedWrite {
             (_, 0) => Quantisers::Nothing,
             (LayerScales::ByChannel { key: k, value: v }, rows) => {
                 let [keys, values] = integers;
+                let stored = layer.stored();
                 Quantisers::ByChannel(Box::new([
-                    ChannelQuantiser::plan("key", device, rows, key, &k.inverses, keys)?,
-                    ChannelQuantiser::plan("value", device, rows, value, &v.inverses, values)?,
+                    ChannelQuantiser::plan(device, ("key", stored), rows, key, &k.inverses, keys)?,
+                    ChannelQuantiser::plan(
+                        device,
+                        ("value", stored),
+                        rows,
+                        value,
+                        &v.inverses,
+                        values,
+                    )?,
                 ]))
             }
             (LayerScales::ByToken(_), rows) => {
@@ -62,6 +70,7 @@ impl QuantisedWrite {
                 });
                 let scales = || Tensor::empty(device, [rows, 1, 1]);
                 Quantisers::ByToken(Box::new(TokenQuantiser {
+                    stored: layer.stored(),
                     rows,
                     integers,
                     scales: [scales()?, scales()?],
@@ -106,7 +115,7 @@ impl QuantisedWrite {
     }
 }
 
-/// Rows as INT8, by scales that are the same for all of them.
+/// Rows as numbers of a byte, by scales that are the same for all of them.
 ///
 /// The library has no operator that quantises and nothing else. Attention with a single key is the value of that key, and
 /// FusedInferAttentionScore quantises what it computes: a call with a sequence for each row, whose query and key are zeros and
@@ -114,19 +123,20 @@ impl QuantisedWrite {
 #[derive(Debug)]
 struct ChannelQuantiser {
     argument: &'static str,
+    stored: QuantisedType,
     plan: Plan,
     /// Rows up to the last that is written.
     rows: usize,
     /// Queries and keys of all rows, zeros.
     zeros: AnyTensor,
-    /// The integers, of the shape of the rows, for one layer after the other.
+    /// The integers, or bits, of the shape of the rows, for one layer after the other.
     integers: Tensor<i8>,
 }
 
 impl ChannelQuantiser {
     fn plan<T: Element>(
-        argument: &'static str,
         device: &Device,
+        (argument, stored): (&'static str, QuantisedType),
         rows: usize,
         of: &Tensor<T>,
         inverses: &Tensor<f32>,
@@ -137,13 +147,12 @@ impl ChannelQuantiser {
         let zeros = device.alloc_zeroed::<T>(of.len())?;
         let zeros: AnyTensor = Tensor::from_buffer(&zeros, of.shape())?.into();
         let inputs = Inputs::new(&zeros, &zeros, &of);
-        let plan = FusedInferAttention::new(Layout::Bsh)
-            .heads(heads)
-            .kv_heads(heads)
-            .scale(1.0)
+        let plan = one_key_each(heads)
+            .out_dtype(stored.dtype())
             .plan_with(&inputs.quantisation(Quantisation::Output(Affine::scale(inverses))))?;
         Ok(Self {
             argument,
+            stored,
             plan,
             rows,
             zeros,
@@ -161,12 +170,26 @@ impl ChannelQuantiser {
         let of = one_row_each(self.argument, of, self.rows, inverses)?;
         let inputs = Inputs::new(&self.zeros, &self.zeros, &of);
         let inputs = inputs.quantisation(Quantisation::Output(Affine::scale(inverses)));
+        let bytes = one_row_each(self.argument, &self.integers, self.rows, inverses)?;
+        match self.stored {
+            QuantisedType::Int8 => self.launch::<i8>(stream, &inputs, &bytes)?,
+            QuantisedType::Float8E4M3Fn => self.launch::<Float8E4M3Fn>(stream, &inputs, &bytes)?,
+            QuantisedType::HiFloat8 => self.launch::<HiFloat8>(stream, &inputs, &bytes)?,
+        }
+        Ok(&self.integers)
+    }
+
+    fn launch<Q: Element>(
+        &self,
+        stream: &Stream,
+        inputs: &Inputs<'_>,
+        bytes: &Tensor<i8>,
+    ) -> Result<()> {
         let mut output = Output {
-            attention: one_row_each(self.argument, &self.integers, self.rows, inverses)?,
+            attention: bytes.bits_as(Q::DTYPE)?.typed::<Q>()?,
             softmax_lse: None,
         };
-        self.plan.launch_with_into(stream, &inputs, &mut output)?;
-        Ok(&self.integers)
+        Ok(self.plan.launch_with_into(stream, inputs, &mut output)?)
     }
 }
 

@@ -26,6 +26,7 @@ mod moved_tokens;
 mod multi_item;
 mod prefix_cache;
 mod quantised;
+mod quantised_floats;
 mod quantised_schedule;
 mod range_check;
 mod reported;

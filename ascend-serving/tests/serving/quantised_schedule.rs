@@ -1,13 +1,16 @@
-//! Whatever the schedule: over an INT8 cache every token gets the attention that one dense pass gives it over the integers
-//! times their scales.
+//! Whatever the schedule: over a quantised cache every token gets the attention that one dense pass gives it over what is
+//! stored times its scales.
 
 use crate::harness;
 
 use crate::acts::{Act, Schedule, Turn, act, config};
 use crate::tokens::{DIM, Number, dense_over, packed, row};
+use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache};
+use ascend_serving::kv::{
+    Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType,
+};
 use ascend_serving::{
     Attention, AttentionShape, Backends, BatchSettings, Causality, Drafting, Fused, Hybrid,
     LayerSet, PagedDecode, Phase, QuantisedDecode, QuantisedPrefill, StatePolicy,
@@ -33,6 +36,7 @@ struct Model {
     hybrid: bool,
     /// Whether each token has its own scale.
     by_token: bool,
+    stored: QuantisedType,
 }
 
 fn model() -> impl Strategy<Value = Model> {
@@ -50,18 +54,27 @@ fn model() -> impl Strategy<Value = Model> {
         mtp: flags[3],
         hybrid: flags[4],
         by_token: flags[5],
+        stored: QuantisedType::Int8,
     })
 }
 
-/// The scale of a channel: the numbers are between -1 and 1, so that some channels are cut and others have few steps.
-fn scale(layer: usize, what: u64, channel: usize) -> f32 {
-    let steps = [1.0 / 160.0, 0.07, 0.2, 0.011];
+/// The scale of a channel: the numbers are between -1 and 1, so that some channels of INT8 are cut and others have few steps.
+fn scale(stored: QuantisedType, layer: usize, what: u64, channel: usize) -> f32 {
+    let steps = match stored {
+        QuantisedType::Int8 => [1.0 / 160.0, 0.07, 0.2, 0.011],
+        QuantisedType::Float8E4M3Fn => [1.0 / 400.0, 0.07, 3.0, 0.011],
+        QuantisedType::HiFloat8 => [1.0 / 3000.0, 0.07, 3.0, 0.011],
+    };
     let scale = steps[(channel + layer + what as usize) % steps.len()];
     bf16::from_f32(scale).to_f32()
 }
 
-fn scales(layer: usize, channels: usize) -> ChannelScales {
-    let of = |what| (0..channels).map(|c| scale(layer, what, c)).collect();
+fn scales(stored: QuantisedType, layer: usize, channels: usize) -> ChannelScales {
+    let of = |what| {
+        (0..channels)
+            .map(|c| scale(stored, layer, what, c))
+            .collect()
+    };
     ChannelScales::new(of(1), of(2)).unwrap()
 }
 
@@ -87,24 +100,32 @@ fn multiplied<T: Number>(
 }
 
 /// What a cache gives back for the numbers of a token.
-fn stored<T: Number>(by_token: bool, layer: usize, what: u64, numbers: Vec<f64>) -> Vec<f64> {
-    if by_token {
+fn stored<T: Number>(model: &Model, layer: usize, what: u64, numbers: Vec<f64>) -> Vec<f64> {
+    let nearest = |number: f32| match model.stored {
+        QuantisedType::Int8 => number.round_ties_even().clamp(-128.0, 127.0),
+        QuantisedType::Float8E4M3Fn => Float8E4M3Fn::from_f32(number).to_f32(),
+        QuantisedType::HiFloat8 => HiFloat8::from_f32(number).to_f32(),
+    };
+    if model.by_token {
         let most = numbers
             .iter()
             .fold(0f64, |most, number| most.max(number.abs()));
-        let scale = most as f32 / 127.0;
-        let back = |number: f64| f64::from((number as f32 / scale).round_ties_even() * scale);
+        let largest = match model.stored {
+            QuantisedType::Int8 => 127.0,
+            _ => 448.0,
+        };
+        let scale = most as f32 / largest;
+        let back = |number: f64| f64::from(nearest(number as f32 / scale) * scale);
         return numbers.into_iter().map(back).collect();
     }
     let channels = numbers.into_iter().enumerate();
     let stored = |(channel, number): (usize, f64)| {
-        let scale = scale(layer, what, channel);
+        let scale = scale(model.stored, layer, what, channel);
         let scale = match T::DTYPE {
             ascend_attention::DType::Float16 => f16::from_f32(scale).to_f32(),
             _ => scale,
         };
-        let steps = (number as f32 * scale.recip()).round_ties_even();
-        f64::from(steps.clamp(-128.0, 127.0)) * f64::from(scale)
+        f64::from(nearest(number as f32 * scale.recip())) * f64::from(scale)
     };
     channels.map(stored).collect()
 }
@@ -134,14 +155,17 @@ impl<'a, T: Number> Engine<'a, T> {
         } else {
             Cache::BnBsH
         };
-        let scales = [0, 1].map(|layer| scales(layer, model.kv_heads * DIM));
+        let scales = [0, 1].map(|layer| scales(model.stored, layer, model.kv_heads * DIM));
         let cache_shape = CacheShape::new(LAYERS, model.kv_heads, DIM).format(format);
         let (blocks, size) = (SHARED + model.blocks, model.block_size);
+        let (device, stored) = (stream.device(), model.stored);
         let cache = match model.by_token {
             true => {
-                PagedKvCache::quantised_by_token(stream.device(), blocks, size, cache_shape, pad)
+                PagedKvCache::quantised_by_token_as(device, blocks, size, cache_shape, pad, stored)
             }
-            false => PagedKvCache::quantised(stream, blocks, size, cache_shape, pad, &scales),
+            false => {
+                PagedKvCache::quantised_as(stream, blocks, size, cache_shape, pad, stored, &scales)
+            }
         }
         .unwrap();
         // Backends of other caches are refused, and the next one is asked.
@@ -196,7 +220,6 @@ impl<'a, T: Number> Engine<'a, T> {
             }
             self.served.push(step.selected().unwrap().name);
         }
-        let by_token = self.model.by_token;
         let served = *self.served.last().unwrap();
         // Requests in front that add one token to others are read in their blocks.
         let adds_one =
@@ -233,7 +256,7 @@ impl<'a, T: Number> Engine<'a, T> {
                     let magnitude = f64::from(magnitude(row.names[place], what));
                     let numbers = numbers.into_iter().map(|x| x * magnitude).collect();
                     match place < before || by_decode || in_place.contains(&row.request) {
-                        true => stored::<T>(by_token, layer, what, numbers),
+                        true => stored::<T>(&self.model, layer, what, numbers),
                         false => numbers,
                     }
                 };
@@ -296,6 +319,11 @@ proptest! {
     }
 }
 
+fn stored_type() -> impl Strategy<Value = QuantisedType> {
+    use QuantisedType::{Float8E4M3Fn, HiFloat8, Int8};
+    prop_oneof![Just(Int8), Just(Float8E4M3Fn), Just(HiFloat8)]
+}
+
 /// An emulated Ascend 950.
 fn ascend_950() -> Stream {
     // The harness looks at what is left behind.
@@ -307,15 +335,21 @@ fn ascend_950() -> Stream {
 proptest! {
     #![proptest_config(config(24))]
 
-    /// Of the block sizes that Ascend 950 reads.
+    /// Of the types and block sizes that Ascend 950 reads.
     #[test]
-    fn any_schedule_on_ascend_950_is_one_dense_pass(model in model(), half in any::<bool>(), size in 1usize..=16, steps in prop::collection::vec((prop::collection::vec(act(150, 6), 1..6), 0usize..20), 1..8)) {
+    fn any_schedule_on_ascend_950_is_one_dense_pass(model in model(), half in any::<bool>(), stored in stored_type(), size in 1usize..=16, steps in prop::collection::vec((prop::collection::vec(act(150, 6), 1..6), 0usize..20), 1..8)) {
         if harness::not_on_npu("Ascend 950 is emulated") {
             return Ok(());
         }
         let stream = ascend_950();
         let tokens = model.block_size * (SHARED + model.blocks);
-        let model = Model { block_size: size * 32, blocks: tokens.div_ceil(size * 32), ..model };
+        let model = Model {
+            block_size: size * 32,
+            blocks: tokens.div_ceil(size * 32),
+            by_token: model.by_token && stored != QuantisedType::HiFloat8,
+            stored,
+            ..model
+        };
         match half {
             true => run::<f16>(&stream, model, &steps)?,
             false => run::<bf16>(&stream, model, &steps)?,
@@ -326,12 +360,21 @@ proptest! {
 #[test]
 fn the_schedules_reach_both_backends() {
     for by_token in [false, true] {
-        reach_both_backends(by_token);
+        reach_both_backends(&harness::stream(), QuantisedType::Int8, by_token);
+    }
+    if harness::not_on_npu("Ascend 950 is emulated") {
+        return;
+    }
+    for (stored, by_token) in [
+        (QuantisedType::Float8E4M3Fn, false),
+        (QuantisedType::Float8E4M3Fn, true),
+        (QuantisedType::HiFloat8, false),
+    ] {
+        reach_both_backends(&ascend_950(), stored, by_token);
     }
 }
 
-fn reach_both_backends(by_token: bool) {
-    let stream = harness::stream();
+fn reach_both_backends(stream: &Stream, stored: QuantisedType, by_token: bool) {
     let model = Model {
         kv_heads: 2,
         group: 2,
@@ -344,8 +387,9 @@ fn reach_both_backends(by_token: bool) {
         mtp: false,
         hybrid: false,
         by_token,
+        stored,
     };
-    let mut engine = Engine::<bf16>::new(&stream, model);
+    let mut engine = Engine::<bf16>::new(stream, model);
     let steps = [
         vec![Act::Chunk(0, 140), Act::Chunk(3, 20)],
         vec![Act::Share(0, 130), Act::Chunk(1, 1)],

@@ -1,0 +1,72 @@
+//! What the numbers of a quantised cache are stored as.
+
+use ascend_attention::spec::DType;
+use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
+
+/// What keys and values of a quantised cache are stored as: numbers of a byte, which stand for themselves times a scale.
+///
+/// | type | products | scales | exactness |
+/// |---|---|---|---|
+/// | [`Int8`](Self::Int8) | Atlas A2, A3, Ascend 950 | of channels, of tokens | steps of one size: half a step for each number |
+/// | [`Float8E4M3Fn`](Self::Float8E4M3Fn) | Ascend 950, CANN 9.1 | of channels, of tokens | a 16th of each number, over 15 powers of two |
+/// | [`HiFloat8`](Self::HiFloat8) | Ascend 950, CANN 9.1 | of channels | a 16th of numbers from 1/8 to 16, less of others, over 38 powers of two |
+///
+/// Where most of a channel's numbers are far smaller than its largest, floats keep them and integers lose them; where they are
+/// spread evenly, integers are closer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum QuantisedType {
+    /// INT8. What is too large is cut to -128 to 127.
+    #[default]
+    Int8,
+    /// FLOAT8_E4M3FN. What is larger than 448 times its channel's scale becomes NaN.
+    Float8E4M3Fn,
+    /// HIFLOAT8. What is larger than 32768 times its channel's scale becomes an infinity.
+    HiFloat8,
+}
+
+impl QuantisedType {
+    /// CANN's type.
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::Int8 => DType::Int8,
+            Self::Float8E4M3Fn => DType::Float8E4M3Fn,
+            Self::HiFloat8 => DType::HiFloat8,
+        }
+    }
+
+    /// What the largest number of a calibration becomes. Floats lose nothing by being small, so there is room for larger ones
+    /// than it has seen, where the device does not cut them.
+    pub(super) const fn calibrated(self) -> f32 {
+        match self {
+            Self::Int8 => 127.0,
+            // A quarter of the largest.
+            Self::Float8E4M3Fn => 112.0,
+            // The largest of those with three bits behind the first.
+            Self::HiFloat8 => 15.0,
+        }
+    }
+
+    /// What the largest number of a token becomes, where each has its own scale; `None` where tokens have none.
+    pub(super) const fn largest_of_token(self) -> Option<f32> {
+        match self {
+            Self::Int8 => Some(127.0),
+            Self::Float8E4M3Fn => Some(448.0),
+            Self::HiFloat8 => None,
+        }
+    }
+
+    /// The bits of the nearest number, of two that of the even one (HIFLOAT8: the larger); what is too large is cut.
+    pub(super) fn bits(self, number: f32) -> i8 {
+        match self {
+            Self::Int8 => number.round_ties_even() as i8,
+            Self::Float8E4M3Fn => {
+                let stored = Float8E4M3Fn::from_f32(number.clamp(-448.0, 448.0));
+                i8::from_ne_bytes([stored.to_bits()])
+            }
+            Self::HiFloat8 => {
+                let stored = HiFloat8::from_f32(number.clamp(-32768.0, 32768.0));
+                i8::from_ne_bytes([stored.to_bits()])
+            }
+        }
+    }
+}
