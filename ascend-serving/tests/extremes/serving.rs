@@ -10,10 +10,11 @@ use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCa
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ChunkedLocal, ContextParallel, CrossAttention, CustomMask,
-    DraftTree, EncoderAttention, Fused, FusedInTwo, Hybrid, KeySplit, LayerOptions, LayerSet,
-    LocalBatch, MaskExtent, PackedBits, PageIndices, PagedDecode, Phase, RecordedBatch,
-    SharedPrefixDecode, SharedPrefixGate, SplitDecode, SplitLimits, TokenIndices, TriangleGate,
-    TriangleMixPrefill, TrianglePrefill, window_start,
+    DraftTree, EncoderAttention, Fused, FusedInTwo, GraphLimits, Hybrid, KeySplit, LayerOptions,
+    LayerSet, LocalBatch, MaskExtent, MaskKind, NamedMask, PackedBits, PageIndices, PagedDecode,
+    Phase, RecordedBatch, SharedPrefixDecode, SharedPrefixGate, SplitDecode, SplitLimits,
+    TokenIndices, TreeRequest, TreeVerification, TriangleGate, TriangleMixPrefill, TrianglePrefill,
+    window_start,
 };
 
 use crate::Call;
@@ -117,6 +118,16 @@ fn triangle_mix(draw: &mut Draw) -> TriangleMixPrefill {
         layers: TriangleLayers::first(2).unwrap(),
         sizes: sizes(draw),
         gate: gate(draw),
+    }
+}
+
+fn graph_limits(draw: &mut Draw) -> GraphLimits {
+    let sizes = draw.few(|draw| draw.of(&[1, 2, 3, usize::MAX]));
+    let tokens = draw.usize();
+    let limits = GraphLimits::new(sizes, draw.usize()).tokens_each(draw.of(&[1, 2, 4, tokens]));
+    match draw.bool() {
+        true => limits,
+        false => limits.blocks(draw.usize()),
     }
 }
 
@@ -317,6 +328,10 @@ pub const CALLS: &[Call] = &[
             .with(FusedInTwo)
             .with(PagedDecode)
             .with(Fused);
+        let backends = match draw.bool() {
+            true => backends,
+            false => backends.memory_limit(draw.usize(), draw.usize()),
+        };
         let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64);
         let mut attention = Attention::new(heads, cache.unwrap(), backends);
         let settings = settings(4, 16, PadPolicy::SkipNegative, draw.usize());
@@ -330,6 +345,9 @@ pub const CALLS: &[Call] = &[
         }
         let options = LayerOptions::default();
         let _ = attention.backend_choices(&stream, options);
+        if let Ok(choice) = attention.backend_choice(&stream, &metadata, options) {
+            let _ = choice.memory.total(draw.usize());
+        }
         let tokens = metadata.tokens();
         let of = |heads: usize| {
             let ones = vec![bf16::ONE; tokens * heads * 64];
@@ -339,6 +357,83 @@ pub const CALLS: &[Call] = &[
         let mut step = attention.begin(&stream, &metadata).unwrap();
         let _ = step.forward(draw.usize(), &query, &key, &key);
         let _ = step.forward(0, &query, &key, &key);
+        drop(step);
+        stream.synchronize().unwrap();
+    }),
+    ("a step by graphs", |draw| {
+        let stream = crate::stream();
+        let shape = CacheShape::new(1, 1, 64);
+        let pad = pad(draw);
+        let Ok(cache) = PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, pad) else {
+            return;
+        };
+        let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64);
+        let attention = Attention::new(heads, cache, Backends::none());
+        let limits = graph_limits(draw);
+        let window = draw.usize();
+        let mask: MaskKind = match (draw.bool(), NonZeroUsize::new(window)) {
+            (true, _) => NamedMask::new("near", |_, token, key| token.abs_diff(key) < 3).into(),
+            (false, Some(window)) => Causality::Window(window).into(),
+            (false, None) => Causality::Causal.into(),
+        };
+        let Ok(mut graphs) = attention.capture(&stream, mask.clone(), &limits) else {
+            return;
+        };
+        let window = if draw.bool() { window } else { 0 };
+        let settings = settings(4, 16, pad, window);
+        let requests = draw.few(Request::draw);
+        let requests: Vec<_> = requests.iter().map(Request::view).collect();
+        let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) else {
+            return;
+        };
+        metadata.set_mask(mask);
+        let _ = metadata.pad_to(metadata.tokens() + draw.of(&[0, 1, 5]));
+        let tokens = metadata.actual_tokens();
+        let of = |heads: usize| {
+            let ones = vec![bf16::ONE; tokens * heads * 64];
+            stream.upload(&ones, [tokens, heads, 64]).unwrap()
+        };
+        let (query, key) = (of(draw.of(&[1, 2])), of(1));
+        let served = graphs.serves(&metadata);
+        let Ok(mut step) = graphs.begin(&stream, &mut metadata) else {
+            return;
+        };
+        assert!(served);
+        let _ = step.forward(draw.usize(), &query, &key, &key);
+        let _ = step.forward(0, &query, &key, &key);
+        drop(step);
+        stream.synchronize().unwrap();
+    }),
+    ("trees by graphs", |draw| {
+        let stream = crate::stream();
+        let shape = CacheShape::new(1, 1, 64);
+        let cache =
+            PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, PadPolicy::SkipNegative);
+        let cache = cache.unwrap();
+        let verification = TreeVerification {
+            shape: AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64),
+        };
+        let Ok(mut graphs) = verification.capture(&stream, &cache, &graph_limits(draw)) else {
+            return;
+        };
+        let mut sequence = Sequence::new(cache.pool());
+        drop(sequence.grow(draw.usize()));
+        let trees = draw.few(|draw| DraftTree::chain(draw.of(&[0, 1, 2, 9])).unwrap());
+        let request = |tree| TreeRequest {
+            sequence: &sequence,
+            tree,
+        };
+        let requests: Vec<_> = trees.iter().map(request).collect();
+        let nodes = graphs.nodes();
+        let Ok(mut step) = graphs.begin(&stream, &requests) else {
+            return;
+        };
+        let ones = vec![bf16::ONE; requests.len() * nodes * 64];
+        let rows = stream
+            .upload(&ones, [requests.len(), 1, nodes, 64])
+            .unwrap();
+        let _ = step.forward(draw.usize(), &rows, &rows, &rows);
+        let _ = step.forward(0, &rows, &rows, &rows);
         drop(step);
         stream.synchronize().unwrap();
     }),
