@@ -31,11 +31,11 @@ use ascend_serving::kv::{
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ContextParallel, DraftTree, Drafting, Error, Fused, FusedInTwo,
-    GroupedAttention, GroupedRequest, Hybrid, LatentForm, LatentRows, LatentTensors, LayerGroup,
-    LayerOptions, LayerSet, MaskKind, Masked, Mla, NamedMask, PagedDecode, Phase, PrefixCache,
-    PromptAndIncre, QuantisedDecode, QuantisedPrefill, RecordedBatch, Result, Rule,
-    SharedPrefixDecode, SharedPrefixGate, StatePolicy, TreeTensors, TreeVerification, TriangleGate,
-    TriangleMixPrefill, TrianglePrefill, UpProjected,
+    GraphLimits, GroupedAttention, GroupedRequest, Hybrid, LatentForm, LatentRows, LatentTensors,
+    LayerGroup, LayerOptions, LayerSet, MaskKind, Masked, Mla, NamedMask, PagedDecode, Phase,
+    PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, RecordedBatch, Result, Rule,
+    SharedPrefixDecode, SharedPrefixGate, StatePolicy, TreeRequest, TreeTensors, TreeVerification,
+    TriangleGate, TriangleMixPrefill, TrianglePrefill, UpProjected,
 };
 
 const HEADS: usize = 2;
@@ -409,6 +409,45 @@ fn cached_prefixes(stream: &Stream, pools: &mut Pools) -> Result<()> {
 }
 
 /// Layers with masks of their own in one step, two of them by rules that are made anew.
+/// Steps of two tokens a request and drafted trees, by graphs of several sizes.
+fn captured_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let mut attention = Attention::new(shape(), cache(stream, pools)?, Backends::none());
+    let limits = GraphLimits::new([1, 2], 200).tokens_each(2);
+    let near = |_, token: usize, key: usize| key <= token && token - key < 9;
+    let near = MaskKind::from(NamedMask::new("near", near));
+    let of_layer = |layer: usize| match layer {
+        0 => Causality::Causal.into(),
+        _ => near.clone(),
+    };
+    let mut graphs = attention.capture_layers(stream, of_layer, &limits)?;
+    let mut sequence = Sequence::new(attention.cache().pool());
+    let query = ones(stream, bf16::ONE, [2, HEADS, DIM])?;
+    let key = ones(stream, bf16::ONE, [2, 1, DIM])?;
+    for _ in 0..2 {
+        attention.grow(stream, &mut sequence, 2)?;
+        let settings = settings(attention.cache(), Causality::Causal);
+        let mut metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 2)], settings)?;
+        let mut step = graphs.begin(stream, &mut metadata)?;
+        for layer in 0..LAYERS {
+            step.forward(layer, &query, &key, &key)?;
+        }
+        drop(step);
+        query.download(stream)?;
+    }
+    let verification = TreeVerification { shape: shape() };
+    let mut graphs = verification.capture(stream, attention.cache(), &limits)?;
+    let tree = DraftTree::chain(1)?;
+    let request = TreeRequest {
+        sequence: &sequence,
+        tree: &tree,
+    };
+    let rows = |heads| ones(stream, bf16::ONE, [1, heads, 2, DIM]);
+    let mut step = graphs.begin(stream, &[request])?;
+    let output = step.forward(0, &rows(HEADS)?, &rows(1)?, &rows(1)?)?;
+    output.attention.download(stream)?;
+    Ok(())
+}
+
 fn masked_layers(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let backends = Backends::none().with(Masked).with(Fused);
     let mut attention = Attention::new(shape(), cache(stream, pools)?, backends);
@@ -609,7 +648,7 @@ fn nothing_is_left_whatever_fails() {
     let device = harness::device();
     drop(device.masks().causal(CausalOrigin::RightDown).unwrap());
     let before = ascend_emu::live();
-    let pieces: [Piece; 14] = [
+    let pieces: [Piece; 15] = [
         packed_steps,
         steps_over_integers,
         steps_by_several_backends,
@@ -619,6 +658,7 @@ fn nothing_is_left_whatever_fails() {
         drafted_trees,
         triangles,
         graphs,
+        captured_steps,
         cached_prefixes,
         masked_layers,
         inference_card,
