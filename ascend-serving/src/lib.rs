@@ -90,7 +90,8 @@ pub use engine::{
 pub use error::{Error, Result};
 pub use graphs::{
     AttentionGraphStep, AttentionGraphs, GraphLimits, GraphPool, GraphStep, GraphTensors,
-    TreeGraphStep, TreeGraphs, TreeRequest,
+    LatentGraphTensors, LatentTreeGraphStep, LatentTreeGraphs, TreeGraphStep, TreeGraphs,
+    TreeRequest,
 };
 pub use index::{PageIndices, TokenIndices, window_start};
 pub use local_attention::LocalBatch;

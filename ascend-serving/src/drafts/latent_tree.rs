@@ -111,7 +111,13 @@ impl LatentTreeVerification {
         // The absorbed form knows full masks in mode 0 alone.
         let mask = Mask::default_mask(mask, Mask::ALL_TOKENS, Mask::ALL_TOKENS);
         let call = self.shape.call(Layout::Bnsd);
-        match TwoCalls::plan::<T>(&call, mask, cached, &own(tensors), &paged(tensors)) {
+        match TwoCalls::plan::<T>(
+            &call,
+            mask,
+            cached,
+            &latent_nodes(tensors),
+            &latent_paged(tensors),
+        ) {
             Ok(calls) => Ok(LatentTreePlan {
                 calls: Calls::Two(Box::new(calls)),
                 refused: Some(one),
@@ -141,17 +147,17 @@ impl LatentTreeVerification {
         };
         let mask = Mask::tree_mask(mask.clone());
         let call = self.shape.call(Layout::Bnsd).mask(mask);
-        Ok(lengths.apply(call).plan_with(&paged(tensors))?)
+        Ok(lengths.apply(call).plan_with(&latent_paged(tensors))?)
     }
 }
 
 /// The latents are keys and values.
-fn own<'a, T: Element>(tensors: &LatentTreeTensors<'a, T>) -> Inputs<'a> {
+pub(crate) fn latent_nodes<'a, T: Element>(tensors: &LatentTreeTensors<'a, T>) -> Inputs<'a> {
     Inputs::new(tensors.query, tensors.latent, tensors.latent)
         .rope(tensors.query_rope, tensors.key_rope)
 }
 
-fn paged<'a, T: Element>(tensors: &LatentTreeTensors<'a, T>) -> Inputs<'a> {
+pub(crate) fn latent_paged<'a, T: Element>(tensors: &LatentTreeTensors<'a, T>) -> Inputs<'a> {
     let LayerCache { key, value } = tensors.cache;
     Inputs::new(tensors.query, key, key)
         .rope(tensors.query_rope, value)
@@ -179,8 +185,10 @@ impl LatentTreePlan {
         tensors: &LatentTreeTensors<'_, T>,
     ) -> Result<Tensor<T>> {
         match &self.calls {
-            Calls::One(plan) => Ok(plan.launch_with(stream, &paged(tensors))?.attention),
-            Calls::Two(calls) => calls.launch(stream, &own(tensors), &paged(tensors)),
+            Calls::One(plan) => Ok(plan.launch_with(stream, &latent_paged(tensors))?.attention),
+            Calls::Two(calls) => {
+                calls.launch(stream, &latent_nodes(tensors), &latent_paged(tensors))
+            }
         }
     }
 }

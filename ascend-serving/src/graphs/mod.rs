@@ -6,11 +6,15 @@ mod captured_kind;
 mod graph_limits;
 mod graph_pool;
 mod graph_tensors;
+mod latent_tree_graphs;
 mod tree_graphs;
+mod tree_pool;
 
 pub use attention_graph_step::AttentionGraphStep;
 pub use attention_graphs::AttentionGraphs;
 pub use graph_limits::GraphLimits;
 pub use graph_pool::{GraphPool, GraphStep};
 pub use graph_tensors::GraphTensors;
-pub use tree_graphs::{TreeGraphStep, TreeGraphs, TreeRequest};
+pub use latent_tree_graphs::{LatentGraphTensors, LatentTreeGraphStep, LatentTreeGraphs};
+pub use tree_graphs::{TreeGraphStep, TreeGraphs};
+pub use tree_pool::TreeRequest;

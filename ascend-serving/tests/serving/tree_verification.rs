@@ -377,30 +377,67 @@ impl LatentCase<'_> {
         let cached = PerRequest::new(self.requests.iter().map(|(c, _)| *c).collect())?;
         let verification = LatentTreeVerification { shape };
         let plan = verification.plan(stream, &trees, &cached, &tensors)?;
-        let out = plan.launch(stream, &tensors)?.download(stream)?;
-        for (r, tree) in trees.iter().enumerate() {
-            let before = self.requests[r].0;
-            let (q, k) = (queries[r].exact(), keys[r].exact());
-            let mut v = k.clone();
-            v.data = k
-                .data
-                .chunks_exact(LATENT + ROPE)
-                .flat_map(|row| row[..LATENT].to_vec())
-                .collect();
-            v.dim = LATENT;
-            for node in 0..tree.nodes() {
-                let head = node % heads;
-                let sees = |key: usize| key < before || tree.sees(node, key - before);
-                let want = row(&q, &k, &v, (0, 0), head, before + node, shape.scale, sees);
-                let got = &out[((r * heads + head) * nodes + node) * LATENT..][..LATENT];
-                for (got, want) in got.iter().zip(want.unwrap().0) {
-                    assert!(
-                        (got.to() - want).abs() <= 2.0 * T::TOLERANCE,
-                        "{soc} with CANN {cann}: request {r}, node {node}, head {head}: {}, expected {want}",
-                        got.to()
-                    );
+        // Rows of the requests with these numbers, in this order.
+        let compare = |out: &[T], of: &[usize]| {
+            for (at, &r) in of.iter().enumerate() {
+                let (before, tree) = (self.requests[r].0, &trees[r]);
+                let (q, k) = (queries[r].exact(), keys[r].exact());
+                let mut v = k.clone();
+                v.data = k
+                    .data
+                    .chunks_exact(LATENT + ROPE)
+                    .flat_map(|row| row[..LATENT].to_vec())
+                    .collect();
+                v.dim = LATENT;
+                for node in 0..tree.nodes() {
+                    let head = node % heads;
+                    let sees = |key: usize| key < before || tree.sees(node, key - before);
+                    let want = row(&q, &k, &v, (0, 0), head, before + node, shape.scale, sees);
+                    let got = &out[((at * heads + head) * nodes + node) * LATENT..][..LATENT];
+                    for (got, want) in got.iter().zip(want.unwrap().0) {
+                        assert!(
+                            (got.to() - want).abs() <= 2.0 * T::TOLERANCE,
+                            "{soc} with CANN {cann}: request {r}, node {node}, head {head}: {}, expected {want}",
+                            got.to()
+                        );
+                    }
                 }
             }
+        };
+        let all: Vec<usize> = (0..requests).collect();
+        let out = plan.launch(stream, &tensors)?.download(stream)?;
+        compare(&out, &all);
+
+        // The same by graphs, of the requests that have something cached.
+        let limits = GraphLimits::new([1, requests + 1], 600).tokens_each(nodes);
+        let mut graphs = verification.capture(stream, &cache, &limits)?;
+        assert_eq!(graphs.is_one_call(), plan.is_one_call());
+        let request = |r: &usize| TreeRequest {
+            sequence: &sequences[*r],
+            tree: &trees[*r],
+        };
+        let behind = |r: &usize| self.requests[*r].0 > 0;
+        let of: Vec<usize> = all.iter().rev().copied().filter(behind).collect();
+        if of.len() < requests {
+            let begun = graphs.begin(stream, &all.iter().map(request).collect::<Vec<_>>());
+            let error = begun.map(drop).unwrap_err();
+            assert!(error.breaks(CallRule::GraphLengths), "{error}");
+        }
+        for of in [&of[..1], &of] {
+            let mut step = graphs.begin(stream, &of.iter().map(request).collect::<Vec<_>>())?;
+            let picked = |from: &Tensor<T>| -> Result<Tensor<T>, Error> {
+                let shape = from.shape();
+                let to = Tensor::empty(stream.device(), [of.len(), shape[1], nodes, shape[3]])?;
+                for (at, r) in of.iter().enumerate() {
+                    let row = from.narrow(0, *r..r + 1)?;
+                    to.narrow(0, at..at + 1)?.copy_from(stream, &row)?;
+                }
+                Ok(to)
+            };
+            let (query, rope) = (picked(tensors.query)?, picked(tensors.query_rope)?);
+            let (latent, key_rope) = (picked(tensors.latent)?, picked(tensors.key_rope)?);
+            let out = step.forward(0, [&query, &rope], [&latent, &key_rope])?;
+            compare(&out.download(stream)?, of);
         }
         Ok(plan)
     }

@@ -18,8 +18,8 @@ fn in_order(desc: &TensorDesc) -> TensorDesc {
     }
 }
 
-/// Most sequences that are resolved, one by one.
-const MOST_SEQUENCES: usize = 2 << 20;
+/// Most sequences of a call that are resolved, one by one. Calls of FusedInferAttentionScore have fewer.
+const MOST_BATCH: usize = 2 << 20;
 
 /// The first element, the step from one head to the next and that from one row to the next of what has these elements.
 fn steps(element: impl Fn(usize, usize) -> u64) -> [i64; 3] {
@@ -51,7 +51,7 @@ impl<'a> FlashAttentionProblem<'a> {
                 .map_or(1, |axis| self.out_size(axis)),
             Work::Nothing => 0,
         };
-        if batch > MOST_SEQUENCES {
+        if batch > MOST_BATCH {
             return Err(Unsupported {
                 feature: "more than 2097152 sequences",
             });

@@ -1,0 +1,320 @@
+//! Graphs that verify drafted trees, for some numbers of requests.
+
+use std::fmt;
+
+use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
+use ascend_attention::graph::Capturing;
+use ascend_attention::{CallRule, Element, Stream, Tensor};
+
+use crate::backends::size;
+use crate::drafts::{DraftTree, tree_mask};
+use crate::error::{Error, Result};
+use crate::kv::{BlockPool, PagedKvCache, Sequence, StepLease, capacity, no_layer, uncopied};
+use crate::refusal::{Refused, Rule, refused};
+
+use super::graph_limits::GraphLimits;
+use super::graph_pool::{GraphPool, GraphStep};
+
+/// A request of a step that verifies drafted trees.
+#[derive(Clone, Copy, Debug)]
+pub struct TreeRequest<'a> {
+    /// The cached tokens, all of which every node sees: one or more, none of them given back. With
+    /// [`LatentTreeGraphs`](crate::LatentTreeGraphs) the nodes stand behind them in the sequence, too.
+    pub sequence: &'a Sequence,
+    /// The tree behind them.
+    pub tree: &'a DraftTree,
+}
+
+/// What every step puts into the buffers of its size.
+#[derive(Debug)]
+pub(super) struct TreeTables {
+    pub(super) block_table: BlockTable,
+    /// `[requests, nodes, nodes]`.
+    pub(super) mask: Tensor<i8>,
+}
+
+impl TreeTables {
+    pub(super) fn new(stream: &Stream, block_size: usize, extents: TreeExtents) -> Result<Self> {
+        let TreeExtents {
+            requests,
+            nodes,
+            keys,
+        } = extents;
+        let columns = keys.div_ceil(block_size.max(1)).max(1);
+        let device = stream.device();
+        Ok(Self {
+            block_table: BlockTable::zeroed(device, requests, columns, block_size)?,
+            mask: Tensor::empty(device, [requests, nodes, nodes])?,
+        })
+    }
+}
+
+/// Buffers of a size.
+pub(super) trait TreeBuffers {
+    /// Those that every step fills.
+    fn tables(&self) -> &TreeTables;
+}
+
+/// What a size is captured for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TreeExtents {
+    pub(super) requests: usize,
+    /// Of each request, at most.
+    pub(super) nodes: usize,
+    /// Of each request in the cache, at most.
+    pub(super) keys: usize,
+}
+
+impl TreeExtents {
+    /// The longest lengths, those in front of the trees as long as the cache allows.
+    pub(super) fn longest(self) -> Result<TreeLengths> {
+        let each = |tokens: usize| PerRequest::new(vec![tokens; self.requests]);
+        Ok(TreeLengths {
+            cached: each(self.keys)?,
+            before: each(self.keys)?,
+            nodes: each(self.nodes)?,
+        })
+    }
+}
+
+/// Tokens of the requests of a step, dummies included.
+#[derive(Debug)]
+pub(super) struct TreeLengths {
+    /// In the cache.
+    pub(super) cached: PerRequest,
+    /// Those of them in front of the trees.
+    pub(super) before: PerRequest,
+    /// Of the trees.
+    pub(super) nodes: PerRequest,
+}
+
+/// Buffers and graphs for some numbers of requests.
+pub(super) struct TreePool<B> {
+    graphs: GraphPool<B>,
+    pool: BlockPool,
+    nodes: usize,
+    /// Tokens of a request in the cache.
+    keys: usize,
+    /// Whether the nodes are among them.
+    holds_nodes: bool,
+}
+
+impl<B: TreeBuffers> TreePool<B> {
+    /// Captures every layer of a cache: `buffers` makes those of a size, `record` launches a layer.
+    pub(super) fn capture<T: Element>(
+        stream: &Stream,
+        cache: &PagedKvCache<T>,
+        limits: &GraphLimits,
+        holds_nodes: bool,
+        buffers: impl Fn(TreeExtents) -> Result<B>,
+        record: impl Fn(&mut Capturing<'_>, TreeExtents, usize, &B) -> Result<()>,
+    ) -> Result<Self> {
+        cache.admits(stream)?;
+        if !limits.learnable_sinks.is_empty() {
+            return Err(Error::invalid(
+                "learnable_sinks",
+                format_args!("sinks of {} layers", limits.learnable_sinks.len()),
+                "none: trees are verified without",
+            ));
+        }
+        let (nodes, pool) = (limits.tokens, cache.pool());
+        let keys = limits.keys.min(capacity(pool.blocks(), pool.block_size()));
+        let rows = limits.sizes.iter().map(|size| size.saturating_mul(nodes));
+        let extents = |rows: usize| TreeExtents {
+            requests: rows.checked_div(nodes).unwrap_or(0),
+            nodes,
+            keys,
+        };
+        let graphs = GraphPool::capture_layers(
+            stream.device(),
+            &rows.collect::<Vec<_>>(),
+            cache.shape().layers,
+            |rows| buffers(extents(rows)),
+            |capture, rows, layer, buffers| record(capture, extents(rows), layer, buffers),
+        )?;
+        Ok(Self {
+            graphs,
+            pool: pool.clone(),
+            nodes,
+            keys,
+            holds_nodes,
+        })
+    }
+
+    /// The captured sizes, in requests, ascending.
+    pub(super) fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.graphs.sizes().map(|rows| self.requests_of(rows))
+    }
+
+    /// Most nodes of a tree.
+    pub(super) fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    fn requests_of(&self, rows: usize) -> usize {
+        rows.checked_div(self.nodes).unwrap_or(0)
+    }
+
+    /// Begins a step: puts its trees and blocks into the buffers of the smallest size that holds it.
+    pub(super) fn begin<'a>(
+        &'a mut self,
+        stream: &'a Stream,
+        requests: &[TreeRequest<'_>],
+        lengths: fn(&TreeLengths) -> CallLengths<'_>,
+    ) -> Result<TreePoolStep<'a, B>> {
+        self.graphs.admits(stream)?;
+        let count = requests.len();
+        if count == 0 {
+            return Err(
+                refused(Rule::BatchEmpty, "0 requests", "1 or more", "skip the step").into(),
+            );
+        }
+        let rows = self.graphs.fitting(count.saturating_mul(self.nodes))?;
+        let size = self.requests_of(rows);
+        for (at, request) in requests.iter().enumerate() {
+            self.check(at, request)?;
+        }
+        let trees: Vec<&DraftTree> = requests.iter().map(|request| request.tree).collect();
+        let mask = tree_mask(&trees, size, self.nodes)?;
+        // A dummy request has a tree of one node, and sees the first tokens of the first request, which are in the cache.
+        let dummies = size.saturating_sub(count);
+        let least = 1usize.saturating_add(usize::from(self.holds_nodes));
+        let cached = requests.iter().map(|request| request.sequence.len());
+        let cached = cached.chain(std::iter::repeat_n(least, dummies));
+        let nodes = trees.iter().map(|tree| tree.nodes());
+        let nodes = nodes.chain(std::iter::repeat_n(1, dummies));
+        let (cached, nodes) = (cached.collect::<Vec<_>>(), nodes.collect::<Vec<_>>());
+        let before = cached.iter().zip(&nodes).map(|(cached, nodes)| {
+            let held = if self.holds_nodes { *nodes } else { 0 };
+            cached.saturating_sub(held)
+        });
+        let of_step = TreeLengths {
+            before: PerRequest::new(before.collect())?,
+            cached: PerRequest::new(cached)?,
+            nodes: PerRequest::new(nodes)?,
+        };
+        let first = requests.first().map(|of| of.sequence.row());
+        let table = requests.iter().map(|request| request.sequence.row());
+        let table = table.chain(std::iter::repeat_n(first.unwrap_or(&[]), dummies));
+        let table: Vec<&[usize]> = table.collect();
+        let step = self.graphs.start(
+            stream,
+            rows,
+            |_| Ok(lengths(&of_step)),
+            |buffers| {
+                let TreeTables {
+                    block_table,
+                    mask: place,
+                } = buffers.tables();
+                block_table.overwrite(stream, &table)?;
+                Ok(place.overwrite_bytes(stream, mask.bytes())?)
+            },
+        )?;
+        Ok(TreePoolStep {
+            lease: self.pool.begin_step(stream),
+            step,
+            stream,
+            requests: count,
+        })
+    }
+
+    fn check(&self, at: usize, request: &TreeRequest<'_>) -> Result<(), Refused> {
+        let TreeRequest { sequence, tree } = request;
+        let (own, other) = (self.pool.group(), sequence.pool().group());
+        if own != other {
+            return Err(refused(
+                Rule::TableGroup,
+                format_args!("a sequence of {other} for request {at}"),
+                own,
+                "bring sequences of the pool of the captured cache",
+            ));
+        }
+        let given_back = sequence.given_back();
+        if given_back > 0 {
+            return Err(refused(
+                Rule::BlockWindow,
+                format_args!("request {at}, whose first {given_back} tokens were given back"),
+                "sequences that hold all their tokens, since every node sees them",
+                "keep a sequence of its own for layers that see more than a window",
+            ));
+        }
+        if let Some(block) = sequence.uncopied() {
+            return Err(uncopied(format_args!("block {block} of request {at}")));
+        }
+        let held = sequence.len();
+        let nodes = if self.holds_nodes { tree.nodes() } else { 0 };
+        if held <= nodes || held > self.keys {
+            return Err(refused(
+                CallRule::GraphLengths,
+                format_args!("{held} tokens of request {at}, {nodes} of them nodes of its tree"),
+                format_args!("{} to {}", nodes.saturating_add(1), self.keys),
+                "verify trees with nothing in front without a graph, or declare more keys at the capture",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl<B> fmt::Debug for TreePool<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TreePool")
+            .field("graphs", &self.graphs)
+            .field("nodes", &self.nodes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A verification in progress.
+pub(super) struct TreePoolStep<'a, B> {
+    /// Ended behind the last replay.
+    pub(super) lease: StepLease<'a, Stream>,
+    pub(super) step: GraphStep<'a, B>,
+    stream: &'a Stream,
+    requests: usize,
+}
+
+impl<B> TreePoolStep<'_, B> {
+    /// Copies tensors of a layer, `[requests, heads, nodes, dim]`, into the first requests of those of the size.
+    pub(super) fn bring<T: Element>(
+        &self,
+        layer: usize,
+        copies: &[(&'static str, &Tensor<T>, &Tensor<T>)],
+    ) -> Result<()> {
+        let layers = self.step.layers();
+        if layer >= layers {
+            return Err(no_layer(layer, layers));
+        }
+        for (name, from, to) in copies {
+            self.check(name, layer, from, to)?;
+        }
+        for (_, from, to) in copies {
+            let place = to.narrow(0, 0..self.requests)?;
+            place.copy_from(self.stream, from)?;
+        }
+        Ok(())
+    }
+
+    fn check<T: Element>(
+        &self,
+        name: &str,
+        layer: usize,
+        from: &Tensor<T>,
+        to: &Tensor<T>,
+    ) -> Result<(), Refused> {
+        let wanted = [self.requests, size(to, 1), size(to, 2), size(to, 3)];
+        if from.shape() == wanted {
+            return Ok(());
+        }
+        let rows = (size(from, 0), size(from, 2)) != (wanted[0], wanted[2]);
+        Err(refused(
+            if rows {
+                Rule::StepTokens
+            } else {
+                Rule::StepHeads
+            },
+            format_args!("{name} {:?} in layer {layer}", from.shape()),
+            format_args!("{wanted:?}: requests, heads, captured nodes, elements of a head"),
+            "fill trees up to the captured nodes; what stands behind a tree means nothing",
+        ))
+    }
+}
