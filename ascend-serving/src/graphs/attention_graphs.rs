@@ -200,7 +200,6 @@ impl<T: Element> AttentionGraphs<T> {
     /// The query rows that a step is padded to, or why it cannot be replayed.
     fn check(&self, groups: &[AttentionMetadata]) -> Result<usize, Refused> {
         same_groups(groups.len(), self.kinds.len())?;
-        let mut size = 0;
         for (kind, metadata) in self.kinds.iter().zip(groups) {
             kind.admits(metadata)?;
             if metadata.requests() == 0 {
@@ -212,44 +211,59 @@ impl<T: Element> AttentionGraphs<T> {
                 ));
             }
             kind.admits_tokens(metadata)?;
-            size = self.fitting(metadata)?;
+        }
+        let mut too_long = None;
+        for size in self.graphs.sizes() {
+            let requests = self.requests_of(size);
+            if !groups.iter().all(|of| of.can_be_padded(requests, size)) {
+                continue;
+            }
+            match self.within_limits(groups, size) {
+                Ok(()) => return Ok(size),
+                Err(why) => too_long = too_long.or(Some(why)),
+            }
+        }
+        Err(match (too_long, groups.first()) {
+            (Some(why), _) => why,
+            (None, Some(metadata)) => self.too_large(metadata),
+            // A model has groups.
+            (None, None) => self.graphs.too_large(0),
+        })
+    }
+
+    /// Refuses a step that has more keys or blocks than were declared once it is padded to a size.
+    fn within_limits(&self, groups: &[AttentionMetadata], size: usize) -> Result<(), Refused> {
+        let mut both = self.kinds.iter().zip(groups);
+        both.try_for_each(|(kind, metadata)| {
             let dummies = metadata.missing(self.requests_of(size), size)?;
             let keys = metadata.kv_lengths().lengths().iter().copied();
             // A dummy request has as many keys as tokens, in blocks.
             let keys: Vec<usize> = keys.chain(dummies).collect();
-            kind.limits().admits(&keys)?;
-        }
-        Ok(size)
-    }
-
-    /// The smallest size that a step can be padded to.
-    fn fitting(&self, metadata: &AttentionMetadata) -> Result<usize, Refused> {
-        let mut sizes = self.graphs.sizes();
-        let fits = sizes.find(|size| metadata.can_be_padded(self.requests_of(*size), *size));
-        fits.ok_or_else(|| {
-            let most = self.sizes().last().unwrap_or(0);
-            let given = metadata.table().requests();
-            let tokens = metadata.tokens();
-            match self.tokens {
-                1 => refused(
-                    Rule::GraphSize,
-                    format_args!("{tokens} tokens"),
-                    format_args!("at most {most}"),
-                    "compute the step without a graph, or capture a larger size",
-                ),
-                each => refused(
-                    Rule::GraphSize,
-                    format_args!("{tokens} tokens of {given} requests"),
-                    format_args!(
-                        "{most} requests of {each} tokens each, or fewer requests of up to {each} tokens"
-                    ),
-                    "compute the step without a graph, or capture one request more than ever run",
-                ),
-            }
+            Ok(kind.limits().admits(&keys)?)
         })
     }
 
-    /// Begins a step: pads it to the smallest size that holds it, and puts its table, slots and named masks into that size's
+    /// The refusal of a step that cannot be padded to any size.
+    fn too_large(&self, metadata: &AttentionMetadata) -> Refused {
+        let most = self.sizes().last().unwrap_or(0);
+        let tokens = metadata.tokens();
+        match self.tokens {
+            1 => self.graphs.too_large(tokens),
+            each => refused(
+                Rule::GraphSize,
+                format_args!(
+                    "{tokens} tokens of {} requests",
+                    metadata.table().requests()
+                ),
+                format_args!(
+                    "{most} requests of {each} tokens each, or fewer requests of up to {each} tokens"
+                ),
+                "compute the step without a graph, or capture one request more than ever run",
+            ),
+        }
+    }
+
+    /// Begins a step: pads it to the smallest size that holds it with its padding, and puts its table, slots and named masks into that size's
     /// buffers, which waits for the stream. Blocks given back from now on are handed out again when the stream has passed the
     /// end of the step.
     ///

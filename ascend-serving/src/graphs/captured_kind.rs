@@ -46,7 +46,12 @@ impl CapturedKind {
         // The block in which the window of the first new token begins is there as a whole.
         let keys = shown.map_or(usize::MAX, |window| {
             let around = block_size.saturating_add(limits.tokens).saturating_sub(2);
-            window.get().saturating_add(around)
+            // A dummy request may have to have all rows but one a request.
+            let rows = limits.sizes.iter().max().map_or(0, |size| {
+                let more = limits.tokens.saturating_sub(1);
+                size.saturating_mul(more).saturating_add(1)
+            });
+            window.get().saturating_add(around).max(rows)
         });
         let mut seen: Vec<MaskKind> = Vec::new();
         for mask in &layers {

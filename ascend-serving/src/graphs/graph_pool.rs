@@ -161,14 +161,17 @@ impl<B> GraphPool<B> {
 
     /// The smallest size for so many tokens.
     pub(super) fn fitting(&self, tokens: usize) -> Result<usize, Refused> {
-        self.size_for(tokens).ok_or_else(|| {
-            refused(
-                Rule::GraphSize,
-                format_args!("{tokens} tokens"),
-                format_args!("at most {}", self.sizes().last().unwrap_or(0)),
-                "compute the step without a graph, or capture a larger size",
-            )
-        })
+        self.size_for(tokens).ok_or_else(|| self.too_large(tokens))
+    }
+
+    /// The refusal of a step that no size holds.
+    pub(super) fn too_large(&self, tokens: usize) -> Refused {
+        refused(
+            Rule::GraphSize,
+            format_args!("{tokens} tokens"),
+            format_args!("at most {}", self.sizes().last().unwrap_or(0)),
+            "compute the step without a graph, or capture a larger size",
+        )
     }
 
     /// Begins a step: pads it to the smallest size that holds it, plans its lengths for every layer, and lets `fill` put

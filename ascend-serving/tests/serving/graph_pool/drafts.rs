@@ -8,8 +8,8 @@ use ascend_attention::{CallRule, Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest,
-    BatchSettings, Causality, Error, Fused, GraphLimits, LayerOptions, MaskKind, Masked, NamedMask,
-    Refused, Rule, StatePolicy,
+    BatchSettings, Causality, Error, Fused, GraphLimits, GroupedAttention, GroupedRequest,
+    LayerGroup, LayerOptions, MaskKind, Masked, NamedMask, Refused, Rule, StatePolicy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -262,6 +262,39 @@ fn named_masks_are_replayed_on_every_release_that_has_them() {
         let masks = [one_ahead(), chunks(), causal()];
         assert_eq!(replays(&stream, masks, &[[3; 3], [3; 3], [2, 3, 3]]), 2);
     }
+}
+
+/// Of a windowed group a request has few keys, and the one dummy of this step more: 5 requests of one token leave 43 of 48 rows.
+#[test]
+fn a_dummy_may_be_longer_than_a_window() {
+    let stream = harness::stream();
+    let window = Causality::Window(NonZeroUsize::new(8).unwrap());
+    let group = |layer, causality| {
+        let of = CacheShape::new(1, KV_HEADS, DIM);
+        let pad = PadPolicy::SkipNegative;
+        let cache = PagedKvCache::new(stream.device(), 30, 16, of, pad).unwrap();
+        let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
+        let attention = Attention::<bf16>::new(shape, cache, Backends::none().with(Fused));
+        LayerGroup::new([layer], causality, attention)
+    };
+    let groups = [group(0, Causality::Causal), group(1, window)];
+    let mut model = GroupedAttention::new(2, groups).unwrap();
+    let limits = GraphLimits::new([6], 200).tokens_each(8);
+    let mut graphs = model.capture(&stream, &limits).unwrap();
+    let mut sequences: Vec<_> = (0..5).map(|_| model.sequence()).collect();
+    for sequence in &mut sequences {
+        model.grow(&stream, sequence, 30).unwrap();
+        model.grow(&stream, sequence, 1).unwrap();
+    }
+    let policy = StatePolicy::default();
+    let batch: Vec<_> = sequences.iter().map(|s| GroupedRequest::of(s, 1)).collect();
+    let mut metadata = model.metadata(&batch, policy).unwrap();
+    assert!(graphs.serves_grouped(&metadata));
+    let step = graphs.begin_grouped(&stream, &mut metadata).unwrap();
+    assert_eq!(step.tokens(), 48);
+    drop(step);
+    let windowed = metadata.group(1).unwrap().kv_lengths();
+    assert_eq!(windowed.lengths().last(), Some(&43));
 }
 
 #[test]
