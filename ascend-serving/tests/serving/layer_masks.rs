@@ -589,11 +589,11 @@ fn graphs_replay_full_and_windowed_layers_of_one_cache() {
             }
         }
         drop(step);
-        // Rules of the caller are not captured.
+        // No layer was captured with this one.
         metadata = AttentionMetadata::new(&request, settings).unwrap();
         metadata.set_mask(NamedMask::new("itself", |_, token, key| token == key));
         assert!(!graphs.serves(&metadata));
         let error = graphs.begin(&stream, &mut metadata).unwrap_err();
-        assert!(error.breaks(Rule::BackendMask), "{error}");
+        assert!(error.breaks(Rule::StepCausality), "{error}");
     }
 }
