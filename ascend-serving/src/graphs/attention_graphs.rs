@@ -71,6 +71,9 @@ impl<T: Element> Attention<T> {
     /// Captures steps of all layers, whose tokens see these keys: by a [`Causality`](crate::Causality) or by a
     /// [`NamedMask`](crate::NamedMask). The stream uploads what the graphs begin with.
     ///
+    /// A named mask takes a byte for each new token of a size and each key of the longest request that is declared, and each
+    /// step fills all of them: declare as few keys as the layer needs.
+    ///
     /// # Errors
     /// [`Rule::GraphSize`] for limits without sizes, or with one of 0 tokens;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or a scale that no
@@ -263,9 +266,9 @@ impl<T: Element> AttentionGraphs<T> {
         }
     }
 
-    /// Begins a step: pads it to the smallest size that holds it with its padding, and puts its table, slots and named masks into that size's
-    /// buffers, which waits for the stream. Blocks given back from now on are handed out again when the stream has passed the
-    /// end of the step.
+    /// Begins a step: pads it to the smallest size that holds it with its padding, and puts its table, slots and named masks
+    /// into that size's buffers, which waits for the stream. Blocks given back from now on are handed out again when the
+    /// stream has passed the end of the step.
     ///
     /// A named mask is asked anew in every step, about each key of the longest request that was declared.
     ///

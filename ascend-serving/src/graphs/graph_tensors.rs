@@ -5,7 +5,8 @@ use ascend_attention::scatter::SlotMapping;
 use ascend_attention::{Element, Output, Tensor};
 
 /// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of each.
-/// All layers of a kind and size have the same ones.
+/// All layers of a kind and size have the same ones. Those of [`TreeGraphs`](crate::TreeGraphs) have the same rows as
+/// `[size, heads, nodes, D]`.
 #[derive(Debug)]
 pub struct GraphTensors<T: Element> {
     /// Queries, `[rows, N, D]`.
