@@ -99,8 +99,8 @@ fn counts_of_pairs_and_blocks_are_those_of_the_definition() {
     let want = json!({ "full": full, "partial": partial, "empty": empty });
     assert_eq!(found["blocks"]["triangle"], want);
     assert_eq!(found["not_measured"], "--measure never");
-    // Rows 45 to 269 leave keys out: windows, sinks and both, each with a log-sum-exp.
-    assert_eq!(found["bytes"]["parts"], 3 * 225 * 32 * (128 * 2 + 4));
+    // Rows 45 to 269 leave keys out: windows and sinks, each with a log-sum-exp, and those over both.
+    assert_eq!(found["bytes"]["parts"], 225 * 32 * (2 * 128 * 2 + 3 * 4));
     assert_eq!(found["bytes"]["cache"], 10 * 2 * n * 8 * 128 * 2);
 }
 
