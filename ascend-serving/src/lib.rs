@@ -11,8 +11,8 @@
 //! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and says why one was refused.
 //! - [`Fused`], [`FusedInTwo`], [`PagedDecode`]: backends by FusedInferAttentionScore.
 //! - [`PromptAndIncre`]: the backend by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series (310P).
-//! - [`QuantisedDecode`], [`QuantisedPrefill`]: backends over a quantised cache ([`kv::PagedKvCache::quantised`]);
-//!   [`compare_caches`] says what it costs.
+//! - [`QuantisedDecode`], [`QuantisedPrefill`]: backends over a quantised cache ([`kv::PagedKvCache::quantised`]); [`MxFp8`]: over
+//!   one of MXFP8 ([`kv::PagedKvCache::mxfp8`]); [`compare_caches`] says what they cost.
 //! - [`Attention::backend_choices`]: which backend would serve which kind of step, asked beforehand.
 //! - [`compare_backends`]: two ways to compute the same recorded steps, how far apart they are and how long each takes.
 //! - [`MaskKind`]: the mask of a step or a layer, one of the operator's or a [`NamedMask`], which [`Masked`] computes.
@@ -65,7 +65,7 @@ mod split_kv;
 pub use backends::{
     AttentionBackend, AttentionShape, Backends, CascadePrefill, ChunkedLocal, Fused, FusedInTwo,
     Hybrid, KeySplit, LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Masked, Mla,
-    PagedDecode, Phase, PromptAndIncre, QuantisedDecode, QuantisedPrefill, RefusedBackend,
+    MxFp8, PagedDecode, Phase, PromptAndIncre, QuantisedDecode, QuantisedPrefill, RefusedBackend,
     Selected, SharedGroup, SharedPrefixDecode, SharedPrefixGate, SplitDecode, StepContext,
     StepMemory, StepPlan, TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan,
     TrianglePrefill, UpProjected, UpProjection, WhyDense,

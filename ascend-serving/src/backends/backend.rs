@@ -145,18 +145,25 @@ impl<T: Element> LayerTensors<'_, T> {
     }
 }
 
-/// The quantised cache of a layer, on behalf of a backend that reads no other.
+/// The cache of a layer with scales of channels or tokens, on behalf of a backend that reads no other.
 pub(super) fn quantised_cache<'a, T: Element>(
     layer: &LayerTensors<'a, T>,
 ) -> Result<&'a QuantisedLayer, Refused> {
-    layer.quantised.ok_or_else(|| {
-        refused(
+    match layer.quantised {
+        Some(of) if of.of_groups().is_none() => Ok(of),
+        Some(_) => Err(refused(
+            Rule::BackendQuantised,
+            "a cache of MXFP8",
+            "a quantised cache with scales of channels or tokens",
+            "register `MxFp8`, or make the cache by `PagedKvCache::quantised_as`",
+        )),
+        None => Err(refused(
             Rule::BackendQuantised,
             format_args!("a cache of {}", T::DTYPE),
             "a quantised cache",
             "make the cache by `PagedKvCache::quantised`, or register `Fused`",
-        )
-    })
+        )),
+    }
 }
 
 /// Whether a layer's sinks, if it has any, may be counted by one of several calls that are merged by their log-sum-exps.
@@ -177,7 +184,7 @@ pub(super) fn knows_cache<T: Element>(
             Rule::BackendQuantised,
             "a quantised cache",
             format_args!("a cache of {}", T::DTYPE),
-            "register `QuantisedDecode` and `QuantisedPrefill`, or make the cache by `PagedKvCache::new`",
+            "register `QuantisedDecode` and `QuantisedPrefill`, over MXFP8 `MxFp8`, or make the cache by `PagedKvCache::new`",
         )),
         _ => Ok(()),
     }

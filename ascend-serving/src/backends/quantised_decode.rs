@@ -88,7 +88,7 @@ fn inputs<'a, T: Element>(
 ) -> Inputs<'a> {
     Inputs::new(query, of.key(), of.value())
         .paged(block_table)
-        .quantisation(of.quantisation())
+        .quantisation(of.quantisation().unwrap_or_default())
 }
 
 impl<T: Element> AttentionBackend<T> for QuantisedDecode {

@@ -109,7 +109,8 @@ impl<T: Element> PagedKvCache<T> {
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device; [`Rule::BlockPool`] for a
     /// sequence of another pool, [`Rule::SequenceLength`] for positions that it has not, or no more, [`Rule::TableShared`] for
     /// a place in a block that another sequence holds, too, [`Rule::BlockUncopied`] for a sequence whose blocks wait for their
-    /// tokens: nothing is moved then. [`Acl`](ascend_attention::Error::Acl).
+    /// tokens, [`Rule::CacheQuantised`] for a cache of [MXFP8](PagedKvCache::mxfp8): nothing is moved then.
+    /// [`Acl`](ascend_attention::Error::Acl).
     ///
     /// [`Sequence::truncate`]: crate::kv::Sequence::truncate
     pub fn move_tokens(
@@ -120,6 +121,16 @@ impl<T: Element> PagedKvCache<T> {
     ) -> Result<()> {
         self.admits(stream)?;
         self.holds(sequence)?;
+        let mut quantised = self.quantised.iter().flatten();
+        if quantised.any(|layer| layer.of_groups().is_some()) {
+            return Err(refused(
+                Rule::CacheQuantised,
+                "tokens that move in a cache of MXFP8",
+                "a cache whose tokens have scales of their own, or of channels",
+                "verify chains of drafts: values share powers of two with 31 others, which a token that moves would take along",
+            )
+            .into());
+        }
         if let Some(block) = sequence.uncopied() {
             return Err(uncopied(format_args!("tokens that move, and block {block}")).into());
         }

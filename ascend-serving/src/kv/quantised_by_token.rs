@@ -1,13 +1,13 @@
 //! New rows as numbers of a byte, with a scale for each token.
 
-use ascend_attention::{DType, Element, Stream, Tensor, bf16, f16};
+use ascend_attention::{Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
-use crate::refusal::{Refused, Rule, refused};
+use crate::refusal::Refused;
 
 use super::copied_writes::CopiedWrites;
+use super::host_numbers::{all_finite, host_numbers};
 use super::quantised_layer::TokenScales;
-use super::quantised_scales::wrong_type;
 use super::quantised_type::QuantisedType;
 
 /// Quantises the rows of a step on the host: no operator of the library finds the largest number of a row.
@@ -65,24 +65,13 @@ impl TokenQuantiser {
         }
         let rows = rows.narrow(0, 0..self.rows)?;
         let elements = rows.len().checked_div(self.rows).unwrap_or(0);
-        let numbers = numbers(T::DTYPE, &rows.download_bytes(stream)?)?;
+        let numbers = host_numbers(stream, &rows)?;
         Ok(QuantisedTokens::of(
             self.stored,
             argument,
             &numbers,
             elements,
         )?)
-    }
-}
-
-/// The numbers in little-endian bytes of FLOAT16 or BF16; other types are refused.
-fn numbers(dtype: DType, bytes: &[u8]) -> Result<Vec<f32>> {
-    let (halves, _) = bytes.as_chunks::<2>();
-    let bits = halves.iter().map(|half| u16::from_le_bytes(*half));
-    match dtype {
-        DType::Bf16 => Ok(bits.map(|bits| bf16::from_bits(bits).to_f32()).collect()),
-        DType::Float16 => Ok(bits.map(|bits| f16::from_bits(bits).to_f32()).collect()),
-        other => Err(wrong_type(other)),
     }
 }
 
@@ -106,15 +95,8 @@ impl QuantisedTokens {
         let largest = stored.largest_of_token().unwrap_or(1.0);
         let mut integers = Vec::with_capacity(numbers.len());
         let mut scales = Vec::new();
-        for (token, row) in numbers.chunks(elements.max(1)).enumerate() {
-            if let Some(number) = row.iter().find(|number| !number.is_finite()) {
-                return Err(refused(
-                    Rule::QuantisedFinite,
-                    format_args!("{number} in row {token} of the {argument}"),
-                    "finite numbers",
-                    "find the layer that overflows by `Tensor::range_report`",
-                ));
-            }
+        all_finite(argument, numbers, elements)?;
+        for row in numbers.chunks(elements.max(1)) {
             let most = row.iter().fold(0f32, |most, number| most.max(number.abs()));
             let scale = if most > 0.0 { most / largest } else { 1.0 };
             let integer = |number: &f32| stored.bits(number / scale);
@@ -129,6 +111,7 @@ impl QuantisedTokens {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
+    use crate::refusal::Rule;
     use ascend_attention::spec::minifloat::Float8E4M3Fn;
     use proptest::prelude::*;
 

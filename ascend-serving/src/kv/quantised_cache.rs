@@ -1,8 +1,9 @@
 //! A paged cache of quantised keys and values.
 
-use ascend_attention::attention::Inputs;
+use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::spec::fia::{AntiquantMode, Cache};
-use ascend_attention::{DType, Device, Element, Stream, Tensor};
+use ascend_attention::spec::minifloat::{Float8E4M3Fn, Float8E8M0};
+use ascend_attention::{DType, Device, Element, FusedInferAttention, Layout, Stream, Tensor};
 
 use crate::error::{Error, Result};
 use crate::refusal::{Refused, Rule, refused};
@@ -10,6 +11,7 @@ use crate::refusal::{Refused, Rule, refused};
 use super::cache::PagedKvCache;
 use super::cache_shape::{CacheShape, LayerCache, no_layer};
 use super::pad::PadPolicy;
+use super::quantised_by_group::GroupScales;
 use super::quantised_layer::{LayerScales, QuantisedLayer, TokenScales, one_key_each, split};
 use super::quantised_scales::{ChannelScales, DeviceScales, wrong_type};
 use super::quantised_type::QuantisedType;
@@ -125,12 +127,13 @@ impl<T: Element> PagedKvCache<T> {
             DeviceScales::upload::<T>(stream, scales, heads, factors)
         };
         let scales = scales.iter().map(|of| {
-            Ok(LayerScales::ByChannel {
+            Ok(LayerScales::Channel {
                 key: upload(of.key())?,
                 value: upload(of.value())?,
             })
         });
         let scales = scales.collect::<Result<_>>()?;
+        check_read::<T>(device, &shape, stored)?;
         let plain = PagedKvCache::new(device, blocks, block_size, shape, pad)?;
         Self::of_bytes(plain, stored, scales)
     }
@@ -193,15 +196,58 @@ impl<T: Element> PagedKvCache<T> {
         let one = CacheShape::new(shape.layers, 1, 1);
         let scales = PagedKvCache::<f32>::new(device, blocks, block_size, one, pad)?;
         let scales = scales.layers.into_iter().map(|rows| {
-            Ok(LayerScales::ByToken(TokenScales {
+            Ok(LayerScales::Token(TokenScales {
                 key: rows.key.reshape([blocks, block_size])?,
                 value: rows.value.reshape([blocks, block_size])?,
                 rows,
             }))
         });
         let scales = scales.collect::<Result<_>>()?;
+        check_read::<T>(device, &shape, stored)?;
         let plain = PagedKvCache::new(device, blocks, block_size, shape, pad)?;
         Self::of_bytes(plain, stored, scales)
+    }
+
+    /// A cache of MXFP8, for Ascend 950 with CANN 9.1: FLOAT8_E4M3FN, of which 32 share a power of two, a FLOAT8_E8M0. Those of keys
+    /// are neighbours in a head, those of values are the same element of neighbouring tokens. Steps over it are served by
+    /// [`MxFp8`](crate::MxFp8), which makes queries MXFP8, too. No calibration is needed, no number is too large, and numbers that
+    /// are not finite are refused ([`Rule::QuantisedFinite`]) before anything of their layer is written.
+    ///
+    /// The host quantises: [`Step::forward`](crate::Step::forward) and [`PagedKvCache::write`] wait for the stream in each layer.
+    /// Tokens are appended: a value written in front of others in its 32 tokens changes what those stand for, and
+    /// [`PagedKvCache::move_tokens`] is refused.
+    ///
+    /// Blocks are BnNBsD, of 512 or 1024 tokens; heads have 64 or 128 elements.
+    ///
+    /// # Errors
+    /// As for [`PagedKvCache::new`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another format or type;
+    /// [`Violation`](ascend_attention::Error::Violation) by the rules of FusedInferAttentionScore for a product, release, block
+    /// size or head dimension without MXFP8, such as `mxfp8.cache`.
+    pub fn mxfp8(
+        device: &Device,
+        blocks: usize,
+        block_size: usize,
+        shape: CacheShape,
+        pad: PadPolicy,
+    ) -> Result<Self> {
+        if shape.format != Cache::BnNBsD {
+            return Err(Error::invalid(
+                "shape.format",
+                format_args!("{:?}, of MXFP8", shape.format),
+                "BnNBsD: `CacheShape::format(Cache::BnNBsD)`",
+            ));
+        }
+        if !matches!(T::DTYPE, DType::Float16 | DType::Bf16) {
+            return Err(wrong_type(T::DTYPE));
+        }
+        check_groups::<T>(device, &shape, block_size)?;
+        let plain = PagedKvCache::new(device, blocks, block_size, shape, pad)?;
+        let scales = (0..shape.layers).map(|_| {
+            let scales = GroupScales::new(device, blocks, block_size, &shape)?;
+            Ok(LayerScales::Group(scales))
+        });
+        let scales = scales.collect::<Result<_>>()?;
+        Self::of_bytes(plain, QuantisedType::Float8E4M3Fn, scales)
     }
 
     /// The cache whose bytes are those of another, with the scales of its layers.
@@ -217,9 +263,6 @@ impl<T: Element> PagedKvCache<T> {
             layers,
             ..
         } = plain;
-        if stored != QuantisedType::Int8 {
-            check_read::<T>(&device, &shape, stored)?;
-        }
         let layers = layers.into_iter().zip(scales);
         let quantised = layers.map(|(cache, scales)| QuantisedLayer::new(cache, stored, scales));
         let quantised = quantised.collect::<Result<_>>()?;
@@ -270,12 +313,15 @@ impl<T: Element> PagedKvCache<T> {
     }
 }
 
-/// Asks the operator's rules whether there is a call that reads floats, as steps make it.
+/// Asks the operator's rules whether there is a call that reads floats, as steps make it. INT8 every product has in some form.
 fn check_read<T: Element>(
     device: &Device,
     shape: &CacheShape,
     stored: QuantisedType,
 ) -> Result<()> {
+    if stored == QuantisedType::Int8 {
+        return Ok(());
+    }
     let channels = shape.kv_heads.saturating_mul(shape.key_dim);
     let row = Tensor::<T>::empty(device, [1, 1, channels])?;
     let floats = Tensor::<i8>::empty(device, row.shape())?.bits_as(stored.dtype())?;
@@ -283,6 +329,31 @@ fn check_read<T: Element>(
     let inputs = Inputs::new(&row, &floats, &floats);
     let quantisation = split(AntiquantMode::PerChannel, &factors, &factors);
     one_key_each(shape.kv_heads).plan_with(&inputs.quantisation(quantisation))?;
+    Ok(())
+}
+
+/// Asks the operator's rules whether there is a call that reads MXFP8 in such blocks.
+fn check_groups<T: Element>(device: &Device, shape: &CacheShape, block_size: usize) -> Result<()> {
+    let (heads, dim) = (shape.kv_heads, shape.key_dim);
+    let floats = |dims: &[usize]| Tensor::<Float8E4M3Fn>::empty(device, dims);
+    let query = floats(&[1, heads, dim])?;
+    let [key, value] = [dim, shape.value_dim].map(|dim| floats(&[1, heads, block_size, dim]));
+    let scales = GroupScales::new(device, 1, block_size, shape)?;
+    let query_scale = Tensor::<Float8E8M0>::empty(device, [heads, 1, 1, dim.div_ceil(64), 2])?;
+    let table = BlockTable::zeroed(device, 1, 1, block_size)?;
+    let (key, value) = (key?, value?);
+    let inputs = Inputs::new(&query, &key, &value)
+        .paged(&table)
+        .quantisation(scales.quantisation(&query_scale));
+    let lengths = CallLengths::PackedPaged {
+        q: &Cumulative::new(vec![1])?,
+        kv: &PerRequest::new(vec![1])?,
+    };
+    let call = FusedInferAttention::new(Layout::Tnd)
+        .heads(heads)
+        .kv_heads(heads)
+        .scale(1.0);
+    lengths.apply(call).out_dtype(T::DTYPE).plan_with(&inputs)?;
     Ok(())
 }
 

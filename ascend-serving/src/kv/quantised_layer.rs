@@ -2,11 +2,13 @@
 
 use ascend_attention::attention::{Affine, Antiquantisation, Quantisation};
 use ascend_attention::spec::fia::AntiquantMode;
+use ascend_attention::spec::minifloat::Float8E8M0;
 use ascend_attention::{AnyTensor, FusedInferAttention, Layout, Stream, Tensor};
 
 use crate::error::Result;
 
 use super::cache_shape::LayerCache;
+use super::quantised_by_group::GroupScales;
 use super::quantised_scales::DeviceScales;
 use super::quantised_type::QuantisedType;
 
@@ -26,12 +28,14 @@ pub struct QuantisedLayer {
 #[derive(Clone, Debug)]
 pub(super) enum LayerScales {
     /// Those of a head and place in it.
-    ByChannel {
+    Channel {
         key: DeviceScales,
         value: DeviceScales,
     },
     /// Those of a token.
-    ByToken(TokenScales),
+    Token(TokenScales),
+    /// Groups of 32: powers of two.
+    Group(GroupScales),
 }
 
 /// Scales in the blocks of their tokens.
@@ -74,46 +78,69 @@ impl QuantisedLayer {
         &self.value
     }
 
-    /// What a call that reads the keys and values in their blocks brings besides.
-    pub fn quantisation(&self) -> Quantisation<'_> {
+    /// What a call with queries of 16 bits that reads the keys and values in their blocks brings besides; `None` in groups,
+    /// where queries are quantised, too.
+    pub fn quantisation(&self) -> Option<Quantisation<'_>> {
         match &self.scales {
-            LayerScales::ByChannel { key, value } => {
-                split(AntiquantMode::PerChannel, &key.factors, &value.factors)
+            LayerScales::Channel { key, value } => Some(split(
+                AntiquantMode::PerChannel,
+                &key.factors,
+                &value.factors,
+            )),
+            LayerScales::Token(TokenScales { key, value, .. }) => {
+                Some(split(AntiquantMode::PerTokenPaged, key, value))
             }
-            LayerScales::ByToken(TokenScales { key, value, .. }) => {
-                split(AntiquantMode::PerTokenPaged, key, value)
-            }
+            LayerScales::Group(_) => None,
+        }
+    }
+
+    /// Powers of two of keys, `[blocks, N, block_size, D/64, 2]`, and of values, `[blocks, N, block_size/64, D, 2]`, where 32 numbers
+    /// share one: `keyAntiquantScale` and `valueAntiquantScale` of [`PagedKvCache::mxfp8`](super::PagedKvCache::mxfp8).
+    pub fn group_scales(&self) -> Option<[&Tensor<Float8E8M0>; 2]> {
+        self.of_groups().map(|of| [&of.key, &of.value])
+    }
+
+    /// The powers of two where groups of 32 have them.
+    pub(crate) fn of_groups(&self) -> Option<&GroupScales> {
+        match &self.scales {
+            LayerScales::Group(scales) => Some(scales),
+            LayerScales::Channel { .. } | LayerScales::Token(_) => None,
         }
     }
 
     /// The scales of keys and of values, where they are the same for all tokens.
     pub(crate) fn of_channels(&self) -> Option<[&AnyTensor; 2]> {
         match &self.scales {
-            LayerScales::ByChannel { key, value } => Some([&key.factors, &value.factors]),
-            LayerScales::ByToken(_) => None,
+            LayerScales::Channel { key, value } => Some([&key.factors, &value.factors]),
+            LayerScales::Token(_) | LayerScales::Group(_) => None,
         }
     }
 
     /// The scales where each token has its own.
     pub(crate) fn of_tokens(&self) -> Option<&TokenScales> {
         match &self.scales {
-            LayerScales::ByChannel { .. } => None,
-            LayerScales::ByToken(scales) => Some(scales),
+            LayerScales::Token(scales) => Some(scales),
+            LayerScales::Channel { .. } | LayerScales::Group(_) => None,
         }
     }
 
     /// Bytes of device memory in blocks.
     pub(super) fn bytes(&self) -> usize {
-        let scales = self.of_tokens().map_or(0, |scales| scales.rows.bytes());
+        let scales = match &self.scales {
+            LayerScales::Channel { .. } => 0,
+            LayerScales::Token(scales) => scales.rows.bytes(),
+            LayerScales::Group(scales) => scales.blocks.bytes(),
+        };
         self.cache.bytes().saturating_add(scales)
     }
 
     /// Queues the copying of a block to another.
     pub(super) fn copy_block(&self, stream: &Stream, from: usize, to: usize) -> Result<()> {
         self.cache.copy_block(stream, from, to)?;
-        match self.of_tokens() {
-            Some(scales) => scales.rows.copy_block(stream, from, to),
-            None => Ok(()),
+        match &self.scales {
+            LayerScales::Channel { .. } => Ok(()),
+            LayerScales::Token(scales) => scales.rows.copy_block(stream, from, to),
+            LayerScales::Group(scales) => scales.blocks.copy_block(stream, from, to),
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use super::cache_shape::CacheShape;
 use super::copied_writes::CopiedWrites;
 use super::pool::BlockPool;
+use super::quantised_by_group::GroupQuantiser;
 use super::quantised_by_token::TokenQuantiser;
 use super::quantised_layer::{LayerScales, QuantisedLayer, one_key_each};
 use super::quantised_type::QuantisedType;
@@ -27,8 +28,9 @@ enum Quantisers {
     /// There is nothing but padding.
     Nothing,
     /// Of keys and of values.
-    ByChannel(Box<[ChannelQuantiser; 2]>),
-    ByToken(Box<TokenQuantiser>),
+    Channel(Box<[ChannelQuantiser; 2]>),
+    Token(Box<TokenQuantiser>),
+    Group(Box<GroupQuantiser>),
 }
 
 impl QuantisedWrite {
@@ -45,12 +47,17 @@ impl QuantisedWrite {
         let [key, value] = rows;
         let integers = [empty(key)?, empty(value)?];
         let write = SlotWrite::plan(blocks, &layer.cache, stream, slots, integers.each_ref())?;
+        let (pad, block_size) = (blocks.0.pad_policy(), blocks.0.block_size());
+        let places = slots.iter().take(write.rows).map(|slot| {
+            let place = usize::try_from(*slot).ok();
+            place.filter(|_| !pad.is_padding(*slot, block_size))
+        });
         let by = match (&layer.scales, write.rows) {
             (_, 0) => Quantisers::Nothing,
-            (LayerScales::ByChannel { key: k, value: v }, rows) => {
+            (LayerScales::Channel { key: k, value: v }, rows) => {
                 let [keys, values] = integers;
                 let stored = layer.stored();
-                Quantisers::ByChannel(Box::new([
+                Quantisers::Channel(Box::new([
                     ChannelQuantiser::plan(device, ("key", stored), rows, key, &k.inverses, keys)?,
                     ChannelQuantiser::plan(
                         device,
@@ -62,20 +69,20 @@ impl QuantisedWrite {
                     )?,
                 ]))
             }
-            (LayerScales::ByToken(_), rows) => {
-                let (pad, block_size) = (blocks.0.pad_policy(), blocks.0.block_size());
-                let places = slots.iter().take(rows).map(|slot| {
-                    let place = usize::try_from(*slot).ok();
-                    place.filter(|_| !pad.is_padding(*slot, block_size))
-                });
+            (LayerScales::Token(_), rows) => {
                 let scales = || Tensor::empty(device, [rows, 1, 1]);
-                Quantisers::ByToken(Box::new(TokenQuantiser {
+                Quantisers::Token(Box::new(TokenQuantiser {
                     stored: layer.stored(),
                     rows,
                     integers,
                     scales: [scales()?, scales()?],
                     writes: CopiedWrites::new(places, block_size),
                 }))
+            }
+            (LayerScales::Group(_), _) => {
+                let places: Vec<_> = places.collect();
+                let of = GroupQuantiser::new(device, integers, &places, block_size)?;
+                Quantisers::Group(Box::new(of))
             }
         };
         Ok(Self { by, write })
@@ -93,15 +100,18 @@ impl QuantisedWrite {
         rows_have_slots(self.write.tokens, key, value)?;
         let integers = match (&self.by, &layer.scales) {
             (Quantisers::Nothing, _) => return Ok(()),
-            (Quantisers::ByChannel(of), LayerScales::ByChannel { key: k, value: v }) => {
+            (Quantisers::Channel(of), LayerScales::Channel { key: k, value: v }) => {
                 let [keys, values] = &**of;
                 [
                     keys.queue(stream, key, &k.inverses)?,
                     values.queue(stream, value, &v.inverses)?,
                 ]
             }
-            (Quantisers::ByToken(of), LayerScales::ByToken(scales)) => {
+            (Quantisers::Token(of), LayerScales::Token(scales)) => {
                 of.queue(stream, rows, scales)?
+            }
+            (Quantisers::Group(of), LayerScales::Group(scales)) => {
+                of.queue(shape, stream, rows, &layer.cache, scales)?
             }
             _ => {
                 return Err(Error::invalid(

@@ -24,6 +24,7 @@ mod layer_masks;
 mod mla_backend;
 mod moved_tokens;
 mod multi_item;
+mod mxfp8;
 mod prefix_cache;
 mod quantised;
 mod quantised_floats;

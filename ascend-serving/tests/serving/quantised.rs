@@ -524,10 +524,10 @@ fn a_token_with_a_number_that_is_none_is_refused_before_its_layer_is_written() {
 fn scales_of(stream: &Stream, cache: &PagedKvCache<bf16>) -> [Vec<f32>; 2] {
     let layer = cache.quantised_layer(0).unwrap();
     match layer.quantisation() {
-        Quantisation::KeyValue {
+        Some(Quantisation::KeyValue {
             antiquantisation: Antiquantisation::Split { key, value, .. },
             ..
-        } => [key, value].map(|of| {
+        }) => [key, value].map(|of| {
             let of = of.scale.clone().typed::<f32>().unwrap();
             of.download(stream).unwrap()
         }),

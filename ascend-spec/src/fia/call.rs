@@ -13,6 +13,9 @@ impl<'a> FiaCall<'a> {
     /// Most rows of a packed query, all sequences together.
     pub const MOST_PACKED_ROWS: i64 = 1_048_576;
 
+    /// Elements of MXFP8 that share a scale.
+    pub const MXFP8_GROUP: i64 = 32;
+
     /// Most sequences of a call.
     pub const MOST_SEQUENCES: i64 = 65_536;
 
@@ -23,6 +26,13 @@ impl<'a> FiaCall<'a> {
         } else {
             Self::MOST_DECODE_ROWS
         }
+    }
+
+    /// Whether the scales of an MXFP8 query lie by key heads, `[Nk, T, G, D/64, 2]`, or by rows, `[T, N, D/64, 2]`. The operator
+    /// admits both; CANN's documents choose by the rows of the longest sequence and the query heads of a key head, and the kernel
+    /// reads what they choose.
+    pub fn mxfp8_query_by_key_heads(rows: i64, heads_of_key_head: i64) -> bool {
+        rows.saturating_mul(heads_of_key_head) <= 80
     }
 
     /// A call without tensors whose attributes have the operator's defaults, except `inner_precise`, which is 0 (high

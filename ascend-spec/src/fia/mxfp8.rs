@@ -1,13 +1,13 @@
 //! Where the scales of MXFP8 lie: one for 32 elements along the head dimension of query and key, and along the tokens of
 //! the value, in pairs.
 
-use super::Cache;
 use super::rules::Facts;
+use super::{Cache, FiaCall};
 use crate::attention_problem::{Counts, Cut, Cuts, Grid, ScaleOffset, SmallTensor, TensorRole};
 use crate::{TensorDesc, View};
 
 /// Elements that share a scale.
-const GROUP: i64 = 32;
+const GROUP: i64 = FiaCall::MXFP8_GROUP;
 /// Elements that share a pair of scales.
 pub(super) const PAIR: i64 = 2 * GROUP;
 /// Rows or elements that lie side by side in the scales of an NZ cache.

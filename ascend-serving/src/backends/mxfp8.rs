@@ -1,0 +1,190 @@
+//! Steps over a cache of MXFP8, by queries that are MXFP8, too.
+
+use std::fmt;
+use std::sync::Mutex;
+
+use ascend_attention::attention::{CallLengths, Inputs};
+use ascend_attention::spec::Layout;
+use ascend_attention::spec::fia::FiaCall;
+use ascend_attention::spec::minifloat::{Float8E4M3Fn, Float8E8M0};
+use ascend_attention::{Element, Output, Plan, Stream, Tensor};
+
+use crate::batch::Causality;
+use crate::error::{Error, Result};
+use crate::kv::{GROUP, GroupScales, QuantisedLayer, host_numbers, rows_in_groups};
+use crate::lock::lock;
+use crate::refusal::{Refused, Rule, refused};
+
+use super::backend::{
+    AttentionBackend, LayerTensors, StepContext, StepPlan, run_into_empty, size, without_lse,
+};
+use super::step_memory::{StepMemory, tensor_bytes};
+
+/// One packed call (TND) a layer for steps of every kind, over a cache of
+/// [MXFP8](crate::kv::PagedKvCache::mxfp8), with queries that the host quantises: each layer waits for the
+/// stream. A step's own keys and values are read as they are cached. For causal layers without a window or sinks, on Ascend 950.
+///
+/// The operator rounds the probabilities to FLOAT8_E4M3FN, too.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MxFp8;
+
+/// The queries of a layer in groups of 32.
+struct GroupedQuery {
+    /// `[tokens, N, D]`.
+    floats: Tensor<Float8E4M3Fn>,
+    /// `[tokens, N, D/64, 2]`, or by key heads `[Nkv, tokens, N/Nkv, D/64, 2]`.
+    powers: Tensor<Float8E8M0>,
+}
+
+impl GroupedQuery {
+    /// For queries like these, of a step whose longest request has so many tokens.
+    fn empty<T: Element>(step: &StepContext<'_>, like: &Tensor<T>, longest: usize) -> Result<Self> {
+        let device = step.stream.device();
+        let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(like, axis));
+        let (pairs, kv_heads) = (dim / (2 * GROUP), step.shape.kv_heads);
+        let of_key_head = heads.checked_div(kv_heads).unwrap_or(0);
+        let [rows, of_each] = [longest, of_key_head].map(|x| i64::try_from(x).unwrap_or(i64::MAX));
+        let powers = match FiaCall::mxfp8_query_by_key_heads(rows, of_each) {
+            true => Tensor::empty(device, [kv_heads, tokens, of_key_head, pairs, 2])?,
+            false => Tensor::empty(device, [tokens, heads, pairs, 2])?,
+        };
+        Ok(Self {
+            floats: Tensor::empty(device, [tokens, heads, dim])?,
+            powers,
+        })
+    }
+
+    /// Waits for the queries of a layer and quantises them.
+    fn fill<T: Element>(&self, stream: &Stream, query: &Tensor<T>) -> Result<()> {
+        if query.shape() != self.floats.shape() {
+            return Err(Error::invalid(
+                "query",
+                query.desc(),
+                format_args!("{:?}, as the step was planned", self.floats.shape()),
+            ));
+        }
+        let (floats, mut powers) = rows_in_groups(&host_numbers(stream, query)?);
+        if let &[kv_heads, tokens, _, _, _] = self.powers.shape() {
+            // From `[tokens, N, D/32]` to `[Nkv, tokens, N/Nkv, D/32]`.
+            let rows = tokens.saturating_mul(kv_heads);
+            let of_key_head = powers.len().checked_div(rows).unwrap_or(0);
+            let by_key_head = (0..kv_heads).flat_map(|kv_head| {
+                let chunks = powers.chunks(of_key_head.max(1));
+                chunks.skip(kv_head).step_by(kv_heads.max(1)).flatten()
+            });
+            powers = by_key_head.copied().collect();
+        }
+        self.floats.overwrite_bytes(stream, &floats)?;
+        Ok(self.powers.overwrite_bytes(stream, &powers)?)
+    }
+
+    fn inputs<'a>(
+        &'a self,
+        step: &StepContext<'a>,
+        of: &'a QuantisedLayer,
+        scales: &'a GroupScales,
+    ) -> Inputs<'a> {
+        Inputs::new(&self.floats, of.key(), of.value())
+            .paged(step.block_table)
+            .quantisation(scales.quantisation(&self.powers))
+    }
+}
+
+/// A step's call.
+struct GroupedStep {
+    plan: Plan,
+    /// For one layer after the other.
+    query: Mutex<GroupedQuery>,
+}
+
+impl fmt::Debug for GroupedStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let step = &mut f.debug_struct("GroupedStep");
+        step.field("plan", &self.plan).finish_non_exhaustive()
+    }
+}
+
+/// The cache of a layer in groups.
+fn grouped_cache<'a, T: Element>(
+    layer: &LayerTensors<'a, T>,
+) -> Result<(&'a QuantisedLayer, &'a GroupScales), Refused> {
+    let found = layer.quantised.and_then(|of| Some((of, of.of_groups()?)));
+    found.ok_or_else(|| {
+        refused(
+            Rule::BackendQuantised,
+            "a cache without groups",
+            "a cache of MXFP8",
+            "make the cache by `PagedKvCache::mxfp8`, or register another backend",
+        )
+    })
+}
+
+impl<T: Element> AttentionBackend<T> for MxFp8 {
+    fn name(&self) -> &'static str {
+        "mxfp8"
+    }
+
+    fn reads_quantised(&self) -> bool {
+        true
+    }
+
+    fn plan(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Box<dyn StepPlan<T>>> {
+        first.without_latent()?;
+        let (of, scales) = grouped_cache(first)?;
+        let causality = step.mask.causality()?;
+        if causality != Causality::Causal || first.learnable_sink.is_some() {
+            return Err(refused(
+                Rule::BackendQuantised,
+                format_args!("{causality:?}, {} sinks", first.with_sinks()),
+                "causal layers of MXFP8 without window and sinks",
+                "give such layers a cache of their own with scales of channels or tokens",
+            )
+            .into());
+        }
+        let longest = step.metadata.new_and_cached().map(|(new, _)| new).max();
+        let query = GroupedQuery::empty(step, first.query, longest.unwrap_or(0))?;
+        let masks = step.stream.device().masks();
+        let lengths = CallLengths::PackedPaged {
+            q: step.metadata.q_ends(),
+            kv: step.metadata.kv_lengths(),
+        };
+        let call = step.shape.call(Layout::Tnd).mask(causality.mask(&masks)?);
+        let call = lengths.apply(call).out_dtype(T::DTYPE);
+        let plan = call.plan_with(&query.inputs(step, of, scales))?;
+        Ok(Box::new(GroupedStep {
+            plan,
+            query: Mutex::new(query),
+        }))
+    }
+}
+
+impl<T: Element> StepPlan<T> for GroupedStep {
+    fn memory(&self) -> StepMemory {
+        let query = lock(&self.query);
+        let held = [tensor_bytes(&query.floats), tensor_bytes(&query.powers)];
+        StepMemory::of_calls([self.plan.workspace_bytes()]).holding(held)
+    }
+
+    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+        run_into_empty(self, step, layer)
+    }
+
+    fn run_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        without_lse(output)?;
+        let (of, scales) = grouped_cache(layer)?;
+        // Held until the call is queued; the next layer waits for it before it writes its own.
+        let query = lock(&self.query);
+        query.fill(step.stream, layer.query)?;
+        let inputs = query.inputs(step, of, scales);
+        Ok(self.plan.launch_with_into(step.stream, &inputs, output)?)
+    }
+}
