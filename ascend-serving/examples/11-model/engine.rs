@@ -1,6 +1,6 @@
 //! A model's steps over paged caches: one cache for the layers that see every key, one for those with a window, which
 //! keep no more than a token to come sees. Steps run layer by layer; those that only decode are replayed from graphs. The cache of
-//! layers that see every key may be INT8, over which no graphs are captured.
+//! layers that see every key may be INT8, with scales of tokens, which the host makes: no graphs are captured then.
 
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};

@@ -36,6 +36,7 @@ pub use paged_decode::PagedDecode;
 pub(crate) use paged_decode::{layout as decode_layout, rows as decode_rows};
 pub use prompt_and_incre::PromptAndIncre;
 pub use quantised_decode::QuantisedDecode;
+pub(crate) use quantised_decode::{single_row_inputs, single_rows};
 pub use quantised_prefill::QuantisedPrefill;
 pub(crate) use registry::no_backend;
 pub use registry::{Backends, RefusedBackend, Selected};

@@ -2,7 +2,7 @@
 
 use ascend_attention::attention::{BlockTable, CallLengths, Inputs};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, InnerPrecise, Output, Plan, Tensor};
+use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Output, Plan, Tensor};
 
 use crate::batch::Causality;
 use crate::error::Result;
@@ -10,8 +10,8 @@ use crate::kv::QuantisedLayer;
 use crate::refusal::{Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, quantised_cache, run_into_empty,
-    without_lse,
+    AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan, quantised_cache,
+    run_into_empty, without_lse,
 };
 use super::paged_decode::{layout, rows};
 use super::step_memory::StepMemory;
@@ -40,18 +40,13 @@ impl SingleTokens {
         of: &QuantisedLayer,
         requests: usize,
     ) -> Result<Self> {
-        let layout = layout(&of.cache);
+        let (layout, call) = single_rows(step.shape, of);
         let query = rows(layout, &first.query.narrow(0, 0..requests)?)?;
         let block_table = step.block_table.rows(0..requests)?;
         let (kv, _) = step.metadata.kv_lengths().split_at(requests);
         let lengths = CallLengths::Batched { q: None, kv: &kv };
-        // The kernel for NZ caches has `HighPerformance` alone.
-        let precise = match of.cache.key.shape().len() {
-            5 => InnerPrecise::HighPerformance,
-            _ => InnerPrecise::HighPrecision,
-        };
-        let call = lengths.apply(step.shape.call(layout).inner_precise(precise));
-        let plan = call.plan_with(&inputs(&query, &block_table, of))?;
+        let call = lengths.apply(call);
+        let plan = call.plan_with(&single_row_inputs(&query, &block_table, of))?;
         Ok(Self {
             plan,
             layout,
@@ -74,14 +69,29 @@ impl SingleTokens {
             attention: first(&output.attention)?,
             softmax_lse: None,
         };
-        let inputs = inputs(&query, &self.block_table, of);
+        let inputs = single_row_inputs(&query, &self.block_table, of);
         Ok(self
             .plan
             .launch_with_into(step.stream, &inputs, &mut output)?)
     }
 }
 
-fn inputs<'a, T: Element>(
+/// The call of one row a request over a quantised cache, and the layout of its query.
+pub(crate) fn single_rows(
+    shape: AttentionShape,
+    of: &QuantisedLayer,
+) -> (Layout, FusedInferAttention) {
+    let layout = layout(&of.cache);
+    // The kernel for NZ caches has `HighPerformance` alone.
+    let precise = match of.cache.key.shape().len() {
+        5 => InnerPrecise::HighPerformance,
+        _ => InnerPrecise::HighPrecision,
+    };
+    (layout, shape.call(layout).inner_precise(precise))
+}
+
+/// What the call reads.
+pub(crate) fn single_row_inputs<'a, T: Element>(
     query: &'a Tensor<T>,
     block_table: &'a BlockTable,
     of: &'a QuantisedLayer,

@@ -23,7 +23,8 @@ use super::graph_tensors::KindBuffers;
 ///
 /// A graph writes the layer's keys and values into the cache and attends by one call: packed (TND) as
 /// [`Fused`](crate::Fused) does, or batched (BSH) with the mask's tensor as [`Masked`](crate::Masked) does, whose conditions
-/// hold. From [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
+/// hold. Over a quantised cache with scales of channels it quantises and attends as [`QuantisedDecode`](crate::QuantisedDecode)
+/// does: one token a request, causal, without sinks. From [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
 ///
 /// ```
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
@@ -75,7 +76,8 @@ impl<T: Element> Attention<T> {
     /// step fills all of them: declare as few keys as the layer needs.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`] for limits without sizes, or with one of 0 tokens;
+    /// [`Rule::GraphSize`] for limits without sizes, or with one of 0 tokens; [`Rule::CacheQuantised`] for several tokens a
+    /// request, windows, named masks or sinks over a quantised cache, and for one whose scales are no channels';
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or a scale that no
     /// scores are multiplied by; [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) if the cache has not a
     /// block for each request of the largest size; [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if
@@ -142,6 +144,10 @@ impl<T: Element> AttentionGraphs<T> {
         }
         check_sinks(stream, kinds.len(), &of_layer, limits)?;
         let sinks = &limits.learnable_sinks;
+        for (at, kind) in kinds.iter().enumerate() {
+            let mut own = of_layer.iter().zip(sinks).filter(|((of, _), _)| *of == at);
+            kind.can_be_captured(own.any(|(_, sink)| sink.is_some()))?;
+        }
         // Before the captures, which make nothing.
         let masks = kinds.iter().map(|kind| kind.masks(stream));
         let masks: Vec<Vec<Option<Mask>>> = masks.collect::<Result<_>>()?;

@@ -8,8 +8,8 @@ use ascend_attention::spec::Layout;
 use ascend_attention::spec::fia::Cache;
 use ascend_attention::{AnyTensor, Element, Mask, Output, Stream, Tensor};
 
-use crate::backends::batched;
-use crate::batch::{AttentionMetadata, MaskKind, MaskedRequest, NamedMask};
+use crate::backends::{batched, decode_rows as single_row, single_row_inputs, single_rows};
+use crate::batch::{AttentionMetadata, Causality, MaskKind, MaskedRequest, NamedMask};
 use crate::engine::{Attention, same_mask};
 use crate::error::{Error, Result};
 use crate::kv::{BlockPool, PadPolicy, capacity};
@@ -29,6 +29,7 @@ pub(super) struct CapturedKind {
     limits: KeyLimits,
     /// New tokens of each request, at most.
     tokens: usize,
+    quantised: bool,
 }
 
 impl CapturedKind {
@@ -69,7 +70,27 @@ impl CapturedKind {
                 block_size,
             },
             tokens: limits.tokens,
+            quantised: attention.cache().is_quantised(),
         }
+    }
+
+    /// Refuses what graphs over a quantised cache have no call for.
+    pub(super) fn can_be_captured(&self, sinks: bool) -> Result<(), Refused> {
+        let causal = |mask: &MaskKind| *mask == MaskKind::from(Causality::Causal);
+        let other = self.seen.iter().find(|mask| !causal(mask));
+        if !self.quantised || self.tokens <= 1 && other.is_none() && !sinks {
+            return Ok(());
+        }
+        let with = if sinks { "with" } else { "without" };
+        Err(refused(
+            Rule::CacheQuantised,
+            match other {
+                Some(mask) => format!("a layer with {mask}"),
+                None => format!("{} tokens a request, {with} sinks", self.tokens),
+            },
+            "graphs over a quantised cache of one token a request, causal, without sinks",
+            "compute such steps without a graph by `QuantisedPrefill`, or make the cache by `PagedKvCache::new`",
+        ))
     }
 
     pub(super) fn pool(&self) -> &BlockPool {
@@ -186,19 +207,32 @@ impl CapturedKind {
         let slots = vec![i64::from(pad.slot()?); rows];
         let places = capacity(pool.blocks(), pool.block_size());
         let mask = |_| Tensor::empty(device, [requests, self.tokens, self.mask_columns()]);
+        let tensors = GraphTensors {
+            query: Tensor::empty(device, [rows, shape.heads, shape.head_dim])?,
+            key: Tensor::empty(device, [rows, of.kv_heads, of.key_dim])?,
+            value: Tensor::empty(device, [rows, of.kv_heads, of.value_dim])?,
+            output: Output {
+                attention: Tensor::empty(device, [rows, shape.heads, of.value_dim])?,
+                softmax_lse: None,
+            },
+        };
+        let quantisers = match self.quantised {
+            false => None,
+            true => {
+                let empty = |rows: &Tensor<T>| Tensor::<i8>::empty(device, rows.shape());
+                let (key, value) = (&tensors.key, &tensors.value);
+                let integers = [empty(key)?, empty(value)?];
+                // Those of one layer do for all: each brings its scales.
+                let layer = attention.cache().quantised_layer(0)?;
+                Some(layer.channel_quantisers(device, rows, [key, value], integers)?)
+            }
+        };
         Ok(KindBuffers {
             table: BlockTable::zeroed(device, requests, self.columns(), self.limits.block_size)?,
             slots: SlotMapping::allowing(stream, &slots, places, &[allowed])?,
             masks: self.named().map(mask).collect::<Result<_, _>>()?,
-            tensors: GraphTensors {
-                query: Tensor::empty(device, [rows, shape.heads, shape.head_dim])?,
-                key: Tensor::empty(device, [rows, of.kv_heads, of.key_dim])?,
-                value: Tensor::empty(device, [rows, of.kv_heads, of.value_dim])?,
-                output: Output {
-                    attention: Tensor::empty(device, [rows, shape.heads, of.value_dim])?,
-                    softmax_lse: None,
-                },
-            },
+            quantisers,
+            tensors,
         })
     }
 
@@ -223,11 +257,11 @@ impl CapturedKind {
                 ));
             }
         };
-        let cached = cache.layer(layer)?;
         let KindBuffers {
             table,
             slots,
             tensors,
+            quantisers,
             ..
         } = buffers;
         let GraphTensors {
@@ -236,8 +270,34 @@ impl CapturedKind {
             value,
             output,
         } = tensors;
-        let write = ScatterPaKvCache::new().cache_order(order);
-        let write = write.plan(key, value, slots, &cached.key, &cached.value)?;
+        let scatter = ScatterPaKvCache::new().cache_order(order);
+        let requests = table.sequences();
+        let shape = attention.shape();
+        // Of every request, where lengths are given one by one.
+        let longest = self.limits.keys.min(self.mask_columns());
+        let longest = PerRequest::new(vec![longest; requests])?;
+        let longest = CallLengths::Batched {
+            q: None,
+            kv: &longest,
+        };
+        if let Some(quantisers) = quantisers {
+            let of = cache.quantised_layer(layer)?;
+            let cached = &of.cache;
+            let (layout, call) = single_rows(shape, of);
+            let query = single_row(layout, query)?;
+            let output = Output {
+                attention: single_row(layout, &output.attention)?,
+                softmax_lse: None,
+            };
+            let inputs = single_row_inputs(&query, table, of);
+            let call = capture.attention(&call, longest, &inputs)?;
+            let [key, value] = of.quantise(quantisers, capture, [key, value])?;
+            let write = scatter.plan(key, value, slots, &cached.key, &cached.value)?;
+            capture.scatter(&write, key, value, slots, &cached.key, &cached.value)?;
+            return Ok(capture.launch(call, &inputs, &output)?);
+        }
+        let cached = cache.layer(layer)?;
+        let write = scatter.plan(key, value, slots, &cached.key, &cached.value)?;
         let inputs = |query| {
             let inputs = Inputs::new(query, &cached.key, &cached.value).paged(table);
             match sink {
@@ -245,8 +305,6 @@ impl CapturedKind {
                 None => inputs,
             }
         };
-        let requests = table.sequences();
-        let shape = attention.shape();
         if let Some(mask) = mask {
             let rows = (1..=requests).map(|request| request.saturating_mul(self.tokens));
             let rows = Cumulative::new(rows.collect())?;
@@ -260,12 +318,6 @@ impl CapturedKind {
         let at = self.named().position(|mask| Some(mask) == own);
         let Some(mask) = at.and_then(|at| buffers.masks.get(at)) else {
             return Err(crate::kv::no_layer(layer, self.layers.len()));
-        };
-        let longest = self.limits.keys.min(self.mask_columns());
-        let longest = PerRequest::new(vec![longest; requests])?;
-        let longest = CallLengths::Batched {
-            q: None,
-            kv: &longest,
         };
         let query = batched(query, requests)?;
         let output = Output {
@@ -285,13 +337,14 @@ impl CapturedKind {
         layer: usize,
         metadata: &'a AttentionMetadata,
     ) -> CallLengths<'a> {
-        match self.layers.get(layer) {
-            Some(MaskKind::Named(_)) => CallLengths::Batched {
+        let named = matches!(self.layers.get(layer), Some(MaskKind::Named(_)));
+        if named || self.quantised {
+            return CallLengths::Batched {
                 q: None,
                 kv: metadata.kv_lengths(),
-            },
-            Some(MaskKind::Causality(_)) | None => packed_paged(metadata),
+            };
         }
+        packed_paged(metadata)
     }
 }
 

@@ -4,6 +4,8 @@ use ascend_attention::attention::BlockTable;
 use ascend_attention::scatter::SlotMapping;
 use ascend_attention::{Element, Output, Tensor};
 
+use crate::kv::ChannelQuantiser;
+
 /// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of each.
 /// All layers of a kind and size have the same ones. Those of [`TreeGraphs`](crate::TreeGraphs) have the same rows as
 /// `[size, heads, nodes, D]`.
@@ -26,5 +28,7 @@ pub(super) struct KindBuffers<T: Element> {
     pub(super) slots: SlotMapping,
     /// Of each named mask that a layer has, `[requests, tokens of each, keys]`.
     pub(super) masks: Vec<Tensor<i8>>,
+    /// Of keys and of values, where the cache is quantised.
+    pub(super) quantisers: Option<[ChannelQuantiser; 2]>,
     pub(super) tensors: GraphTensors<T>,
 }

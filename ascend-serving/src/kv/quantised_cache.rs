@@ -10,9 +10,10 @@ use crate::refusal::{Refused, Rule, refused};
 
 use super::cache::PagedKvCache;
 use super::cache_shape::{CacheShape, LayerCache, no_layer};
+use super::one_key_each::one_key_each;
 use super::pad::PadPolicy;
 use super::quantised_by_group::GroupScales;
-use super::quantised_layer::{LayerScales, QuantisedLayer, TokenScales, one_key_each, split};
+use super::quantised_layer::{LayerScales, QuantisedLayer, TokenScales, split};
 use super::quantised_scales::{ChannelScales, DeviceScales, wrong_type};
 use super::quantised_type::QuantisedType;
 

@@ -3,11 +3,13 @@
 use ascend_attention::attention::{Affine, Antiquantisation, Quantisation};
 use ascend_attention::spec::fia::AntiquantMode;
 use ascend_attention::spec::minifloat::Float8E8M0;
-use ascend_attention::{AnyTensor, FusedInferAttention, Layout, Stream, Tensor};
+use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor};
 
 use crate::error::Result;
+use crate::refusal::{Refused, Rule, refused};
 
 use super::cache_shape::LayerCache;
+use super::channel_quantiser::{Calls, ChannelQuantiser};
 use super::quantised_by_group::GroupScales;
 use super::quantised_scales::DeviceScales;
 use super::quantised_type::QuantisedType;
@@ -124,6 +126,51 @@ impl QuantisedLayer {
         }
     }
 
+    /// What quantises so many first rows like these by scales of channels, into tensors of their shapes.
+    ///
+    /// # Errors
+    /// [`Rule::CacheQuantised`] for other scales.
+    pub(crate) fn channel_quantisers<T: Element>(
+        &self,
+        device: &Device,
+        rows: usize,
+        [key, value]: [&Tensor<T>; 2],
+        [keys, values]: [Tensor<i8>; 2],
+    ) -> Result<[ChannelQuantiser; 2]> {
+        let [k, v] = self.inverses()?;
+        let [of_key, of_value] = ["key", "value"].map(|argument| (argument, self.stored));
+        Ok([
+            ChannelQuantiser::plan(device, of_key, rows, key, k, keys)?,
+            ChannelQuantiser::plan(device, of_value, rows, value, v, values)?,
+        ])
+    }
+
+    /// Queues the quantisation of rows by the scales of this layer, whoever's quantisers these are.
+    pub(crate) fn quantise<'a, T: Element>(
+        &self,
+        [keys, values]: &'a [ChannelQuantiser; 2],
+        calls: &mut impl Calls,
+        [key, value]: [&Tensor<T>; 2],
+    ) -> Result<[&'a Tensor<i8>; 2]> {
+        let [k, v] = self.inverses()?;
+        Ok([keys.queue(calls, key, k)?, values.queue(calls, value, v)?])
+    }
+
+    /// What keys and values are multiplied by before they are rounded, where that is the same for all tokens.
+    fn inverses(&self) -> Result<[&Tensor<f32>; 2], Refused> {
+        let by = match &self.scales {
+            LayerScales::Channel { key, value } => return Ok([&key.inverses, &value.inverses]),
+            LayerScales::Token(_) => "a scale for each token",
+            LayerScales::Group(_) => "a power of two for each 32 numbers",
+        };
+        Err(refused(
+            Rule::CacheQuantised,
+            format_args!("a cache with {by}"),
+            "one with scales of channels, by which the device quantises",
+            "make the cache by `PagedKvCache::quantised`, or compute the step without a graph",
+        ))
+    }
+
     /// Bytes of device memory in blocks.
     pub(super) fn bytes(&self) -> usize {
         let scales = match &self.scales {
@@ -143,14 +190,6 @@ impl QuantisedLayer {
             LayerScales::Group(scales) => scales.blocks.copy_block(stream, from, to),
         }
     }
-}
-
-/// A call with a sequence for each row: it attends to its own key alone, so that it gives the rows of the value.
-pub(crate) fn one_key_each(heads: usize) -> FusedInferAttention {
-    FusedInferAttention::new(Layout::Bsh)
-        .heads(heads)
-        .kv_heads(heads)
-        .scale(1.0)
 }
 
 /// What a call brings that reads keys and values with scales apart.

@@ -1,18 +1,16 @@
 //! New keys and values into a quantised paged cache.
 
-use ascend_attention::attention::{Affine, Inputs, Quantisation};
-use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
-use ascend_attention::{AnyTensor, Device, Element, Output, Plan, Stream, Tensor};
+use ascend_attention::{Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
 
 use super::cache_shape::CacheShape;
+use super::channel_quantiser::ChannelQuantiser;
 use super::copied_writes::CopiedWrites;
 use super::pool::BlockPool;
 use super::quantised_by_group::GroupQuantiser;
 use super::quantised_by_token::TokenQuantiser;
-use super::quantised_layer::{LayerScales, QuantisedLayer, one_key_each};
-use super::quantised_type::QuantisedType;
+use super::quantised_layer::{LayerScales, QuantisedLayer};
 use super::slot_write::{SlotWrite, rows_have_slots};
 
 /// A step's writes: each row becomes numbers of a byte, then goes to its slot.
@@ -54,20 +52,10 @@ impl QuantisedWrite {
         });
         let by = match (&layer.scales, write.rows) {
             (_, 0) => Quantisers::Nothing,
-            (LayerScales::Channel { key: k, value: v }, rows) => {
+            (LayerScales::Channel { .. }, rows) => {
                 let [keys, values] = integers;
-                let stored = layer.stored();
-                Quantisers::Channel(Box::new([
-                    ChannelQuantiser::plan(device, ("key", stored), rows, key, &k.inverses, keys)?,
-                    ChannelQuantiser::plan(
-                        device,
-                        ("value", stored),
-                        rows,
-                        value,
-                        &v.inverses,
-                        values,
-                    )?,
-                ]))
+                let of = layer.channel_quantisers(device, rows, [key, value], [keys, values])?;
+                Quantisers::Channel(Box::new(of))
             }
             (LayerScales::Token(_), rows) => {
                 let scales = || Tensor::empty(device, [rows, 1, 1]);
@@ -100,12 +88,8 @@ impl QuantisedWrite {
         rows_have_slots(self.write.tokens, key, value)?;
         let integers = match (&self.by, &layer.scales) {
             (Quantisers::Nothing, _) => return Ok(()),
-            (Quantisers::Channel(of), LayerScales::Channel { key: k, value: v }) => {
-                let [keys, values] = &**of;
-                [
-                    keys.queue(stream, key, &k.inverses)?,
-                    values.queue(stream, value, &v.inverses)?,
-                ]
+            (Quantisers::Channel(of), LayerScales::Channel { .. }) => {
+                layer.quantise(of, &mut &*stream, rows)?
             }
             (Quantisers::Token(of), LayerScales::Token(scales)) => {
                 of.queue(stream, rows, scales)?
@@ -123,104 +107,4 @@ impl QuantisedWrite {
         };
         self.write.queue(shape, &layer.cache, stream, integers)
     }
-}
-
-/// Rows as numbers of a byte, by scales that are the same for all of them.
-///
-/// The library has no operator that quantises and nothing else. Attention with a single key is the value of that key, and
-/// FusedInferAttentionScore quantises what it computes: a call with a sequence for each row, whose query and key are zeros and
-/// whose value is the row, gives `round(row / scale)`.
-#[derive(Debug)]
-struct ChannelQuantiser {
-    argument: &'static str,
-    stored: QuantisedType,
-    plan: Plan,
-    /// Rows up to the last that is written.
-    rows: usize,
-    /// Queries and keys of all rows, zeros.
-    zeros: AnyTensor,
-    /// The integers, or bits, of the shape of the rows, for one layer after the other.
-    integers: Tensor<i8>,
-}
-
-impl ChannelQuantiser {
-    fn plan<T: Element>(
-        device: &Device,
-        (argument, stored): (&'static str, QuantisedType),
-        rows: usize,
-        of: &Tensor<T>,
-        inverses: &Tensor<f32>,
-        integers: Tensor<i8>,
-    ) -> Result<Self> {
-        let [heads, _] = [0, 1].map(|axis| inverses.shape().get(axis).copied().unwrap_or(0));
-        let of = one_row_each(argument, of, rows, inverses)?;
-        let zeros = device.alloc_zeroed::<T>(of.len())?;
-        let zeros: AnyTensor = Tensor::from_buffer(&zeros, of.shape())?.into();
-        let inputs = Inputs::new(&zeros, &zeros, &of);
-        let plan = one_key_each(heads)
-            .out_dtype(stored.dtype())
-            .plan_with(&inputs.quantisation(Quantisation::Output(Affine::scale(inverses))))?;
-        Ok(Self {
-            argument,
-            stored,
-            plan,
-            rows,
-            zeros,
-            integers,
-        })
-    }
-
-    /// Queues the quantisation of a layer's rows.
-    fn queue<T: Element>(
-        &self,
-        stream: &Stream,
-        of: &Tensor<T>,
-        inverses: &Tensor<f32>,
-    ) -> Result<&Tensor<i8>> {
-        let of = one_row_each(self.argument, of, self.rows, inverses)?;
-        let inputs = Inputs::new(&self.zeros, &self.zeros, &of);
-        let inputs = inputs.quantisation(Quantisation::Output(Affine::scale(inverses)));
-        let bytes = one_row_each(self.argument, &self.integers, self.rows, inverses)?;
-        match self.stored {
-            QuantisedType::Int8 => self.launch::<i8>(stream, &inputs, &bytes)?,
-            QuantisedType::Float8E4M3Fn => self.launch::<Float8E4M3Fn>(stream, &inputs, &bytes)?,
-            QuantisedType::HiFloat8 => self.launch::<HiFloat8>(stream, &inputs, &bytes)?,
-        }
-        Ok(&self.integers)
-    }
-
-    fn launch<Q: Element>(
-        &self,
-        stream: &Stream,
-        inputs: &Inputs<'_>,
-        bytes: &Tensor<i8>,
-    ) -> Result<()> {
-        let mut output = Output {
-            attention: bytes.bits_as(Q::DTYPE)?.typed::<Q>()?,
-            softmax_lse: None,
-        };
-        Ok(self.plan.launch_with_into(stream, inputs, &mut output)?)
-    }
-}
-
-/// The first rows `[tokens, N, D]` as sequences of one row, `[rows, 1, N * D]`.
-fn one_row_each<T: Element>(
-    argument: &'static str,
-    rows: &Tensor<T>,
-    count: usize,
-    inverses: &Tensor<f32>,
-) -> Result<Tensor<T>> {
-    if rows.shape().get(1..) != Some(inverses.shape()) {
-        return Err(Error::invalid(
-            argument,
-            rows.desc(),
-            format_args!(
-                "[tokens, N, D] with {:?} heads and elements, as the scales have",
-                inverses.shape()
-            ),
-        ));
-    }
-    Ok(rows
-        .narrow(0, 0..count)?
-        .reshape([count, 1, inverses.len()])?)
 }

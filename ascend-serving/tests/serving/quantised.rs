@@ -9,7 +9,8 @@ use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, LayerRows, QuantisedDecode, QuantisedPrefill, Rule, compare_caches,
+    Error, Fused, GraphLimits, LayerRows, MaskKind, NamedMask, QuantisedDecode, QuantisedPrefill,
+    Rule, compare_caches,
 };
 use proptest::prelude::*;
 use proptest::test_runner::Config;
@@ -198,10 +199,28 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     assert_eq!(rule(integers.layer(0)), Rule::CacheQuantised);
     assert!(plain.quantised_layer(0).is_err());
     assert!(integers.quantised_layer(1).is_err());
-    let graphs = Attention::new(AttentionShape::new(1, 1, DIM), integers, Backends::none());
+    let device = stream.device();
+    let of_tokens = PagedKvCache::quantised_by_token(device, 1, 128, shape, pad).unwrap();
+    let graphs = |cache| Attention::new(AttentionShape::new(1, 1, DIM), cache, Backends::none());
+    let (of_tokens, integers) = (graphs(of_tokens), graphs(integers));
     let limits = GraphLimits::new([1], 128);
-    let captured = graphs.capture(&stream, Causality::Causal, &limits);
+    let captured = of_tokens.capture(&stream, Causality::Causal, &limits);
     assert_eq!(rule(captured), Rule::CacheQuantised);
+    let sinks = stream.upload(&[bf16::ONE], [1]).unwrap();
+    let window = Causality::from_flags(true, Some(3)).unwrap();
+    let none = NamedMask::new("all", |_, _, _| true);
+    for (mask, limits) in [
+        (Causality::Causal.into(), limits.clone().tokens_each(2)),
+        (
+            Causality::Causal.into(),
+            limits.clone().learnable_sinks([sinks]),
+        ),
+        (MaskKind::from(window), limits.clone()),
+        (none.into(), limits.clone()),
+    ] {
+        let captured = integers.capture(&stream, mask, &limits);
+        assert_eq!(rule(captured), Rule::CacheQuantised);
+    }
     let mut integers = cache(Some(&scales));
     let row = upload(&stream, &[1.0; DIM], 1);
     let of_plain = plain.plan_write(&stream, &[3], &row, &row).unwrap();
@@ -614,5 +633,67 @@ fn long_contexts_are_dequantised_in_parts() {
     let output = step.forward(0, &new, &new, &new).unwrap().attention;
     for x in output.download(&stream).unwrap() {
         assert!((x.to_f64() - 0.25).abs() < 1e-3, "{x}");
+    }
+}
+
+/// Over every format that graphs write, a replayed step is the eager one, bit for bit, and so is what it stores.
+#[test]
+fn a_replayed_step_is_that_of_quantised_decode() {
+    const DIM: usize = 128;
+    let stream = harness::stream();
+    for format in [Cache::BnBsH, Cache::Nz] {
+        let shape = CacheShape::new(1, 2, DIM).format(format);
+        let scales = [ChannelScales::uniform(&shape, 0.01, 0.007).unwrap()];
+        let computed = |by_graph: bool| {
+            let pad = PadPolicy::SkipNegative;
+            let cache =
+                PagedKvCache::<bf16>::quantised(&stream, 6, 128, shape, pad, &scales).unwrap();
+            let backends = Backends::none()
+                .with(QuantisedDecode)
+                .with(QuantisedPrefill);
+            let mut attention = Attention::new(AttentionShape::new(4, 2, DIM), cache, backends);
+            let limits = GraphLimits::new([1, 3], 300);
+            let mut graphs = attention
+                .capture(&stream, Causality::Causal, &limits)
+                .unwrap();
+            let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+            let mut sequences = [0, 1].map(|_| Sequence::new(attention.cache().pool()));
+            let mut last = Vec::new();
+            // 5 tokens a request, one behind the other.
+            for step in 0..5 {
+                for sequence in &mut sequences {
+                    attention.grow(&stream, sequence, 1).unwrap();
+                }
+                let batch = sequences
+                    .each_ref()
+                    .map(|sequence| BatchRequest::of(sequence, 1));
+                let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
+                let rows = |what: u64, heads: usize| {
+                    let numbers = harness::numbers(10 * what + step + 1, 2 * heads * DIM);
+                    let numbers: Vec<_> = numbers.into_iter().map(bf16::from_f32).collect();
+                    stream.upload(&numbers, [2, heads, DIM]).unwrap()
+                };
+                let (query, key, value) = (rows(0, 4), rows(1, 2), rows(2, 2));
+                last = match by_graph {
+                    // The first token is a prompt without a graph: it sees itself in 16 bits.
+                    true => {
+                        let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+                        let output = step.forward(0, &query, &key, &value).unwrap();
+                        output.attention.download(&stream).unwrap()[..2 * 4 * DIM].to_vec()
+                    }
+                    false => {
+                        let mut step = attention.begin(&stream, &metadata).unwrap();
+                        let output = step.forward(0, &query, &key, &value).unwrap();
+                        output.attention.download(&stream).unwrap()
+                    }
+                };
+            }
+            let layer = attention.cache().quantised_layer(0).unwrap();
+            let stored = [layer.key(), layer.value()];
+            (last, stored.map(|of| of.download_bytes(&stream).unwrap()))
+        };
+        let (eager, replayed) = (computed(false), computed(true));
+        assert!(eager.1[0].iter().any(|x| *x != 0));
+        assert_eq!(eager, replayed, "{format:?}");
     }
 }

@@ -12,8 +12,9 @@ use ascend_serving::kv::{
     Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType,
 };
 use ascend_serving::{
-    Attention, AttentionShape, Backends, BatchSettings, Causality, Drafting, Fused, Hybrid,
-    LayerSet, PagedDecode, Phase, QuantisedDecode, QuantisedPrefill, StatePolicy,
+    Attention, AttentionGraphs, AttentionShape, Backends, BatchSettings, Causality, Drafting,
+    Fused, GraphLimits, Hybrid, LayerSet, PagedDecode, Phase, QuantisedDecode, QuantisedPrefill,
+    StatePolicy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -37,12 +38,14 @@ struct Model {
     /// Whether each token has its own scale.
     by_token: bool,
     stored: QuantisedType,
+    /// Whether steps that graphs serve are replayed.
+    graphs: bool,
 }
 
 fn model() -> impl Strategy<Value = Model> {
     let window = prop_oneof![2 => Just(None), 1 => (1usize..200).prop_map(Some)];
     let sizes = (1usize..3, 1usize..4, window, 1usize..3, 4usize..9);
-    (sizes, any::<[bool; 6]>()).prop_map(|((kv_heads, group, window, size, blocks), flags)| Model {
+    (sizes, any::<[bool; 7]>()).prop_map(|((kv_heads, group, window, size, blocks), flags)| Model {
         kv_heads,
         group,
         window,
@@ -55,6 +58,7 @@ fn model() -> impl Strategy<Value = Model> {
         hybrid: flags[4],
         by_token: flags[5],
         stored: QuantisedType::Int8,
+        graphs: flags[6],
     })
 }
 
@@ -135,6 +139,7 @@ struct Engine<'a, T: Number> {
     model: Model,
     settings: BatchSettings,
     attention: Attention<T>,
+    graphs: Option<AttentionGraphs<T>>,
     shape: AttentionShape,
     schedule: Schedule,
     checked: usize,
@@ -190,14 +195,33 @@ impl<'a, T: Number> Engine<'a, T> {
         schedule.begin = 4;
         schedule.tokens = 400;
         schedule.window = model.window;
+        let settings = BatchSettings::of(&cache, causality);
+        let attention = Attention::new(shape, cache, backends);
+        // What has no graphs is refused when it is captured.
+        let can = model.window.is_none() && !model.by_token && !model.per_head;
+        let limits = GraphLimits::new([1, 2, 5], 500);
+        let graphs = match model.graphs {
+            false => None,
+            true => match attention.capture(stream, causality, &limits) {
+                Ok(graphs) => {
+                    assert!(can);
+                    Some(graphs)
+                }
+                Err(refused) => {
+                    assert!(!can, "{refused}");
+                    None
+                }
+            },
+        };
         Self {
             stream,
-            settings: BatchSettings::of(&cache, causality).policy(StatePolicy {
+            settings: settings.policy(StatePolicy {
                 chunked_prefill: model.chunked,
                 drafting: model.mtp.then_some(Drafting::Mtp),
             }),
             model,
-            attention: Attention::new(shape, cache, backends),
+            attention,
+            graphs,
             shape,
             schedule,
             checked: 0,
@@ -207,16 +231,30 @@ impl<'a, T: Number> Engine<'a, T> {
     }
 
     fn step(&mut self, turns: &[Turn], pad: usize) -> Result<(), TestCaseError> {
-        let metadata = self.schedule.metadata(turns, self.settings, pad);
+        let mut metadata = self.schedule.metadata(turns, self.settings, pad);
         let names = self.schedule.names(turns, pad);
-        let mut results = Vec::new();
-        {
+        let tensors = |layer: usize| {
+            let key = multiplied(self.stream, &names, layer, 1, self.shape.kv_heads);
+            let value = multiplied(self.stream, &names, layer, 2, self.shape.kv_heads);
+            let query = packed(self.stream, &names, layer, 0, self.shape.heads);
+            (query, key, value)
+        };
+        let mut results: Vec<Vec<T>> = Vec::new();
+        let graphs = self.graphs.as_mut();
+        if let Some(graphs) = graphs.filter(|graphs| graphs.serves(&metadata)) {
+            let mut step = graphs.begin(self.stream, &mut metadata).unwrap();
+            for layer in 0..LAYERS {
+                let (query, key, value) = tensors(layer);
+                let output = step.forward(layer, &query, &key, &value).unwrap();
+                results.push(output.attention.download(self.stream).unwrap());
+            }
+            self.served.push("graphs");
+        } else {
             let mut step = self.attention.begin(self.stream, &metadata).unwrap();
             for layer in 0..LAYERS {
-                let query = packed(self.stream, &names, layer, 0, self.shape.heads);
-                let key = multiplied(self.stream, &names, layer, 1, self.shape.kv_heads);
-                let value = multiplied(self.stream, &names, layer, 2, self.shape.kv_heads);
-                results.push(step.forward(layer, &query, &key, &value).unwrap().attention);
+                let (query, key, value) = tensors(layer);
+                let output = step.forward(layer, &query, &key, &value).unwrap();
+                results.push(output.attention.download(self.stream).unwrap());
             }
             self.served.push(step.selected().unwrap().name);
         }
@@ -238,9 +276,8 @@ impl<'a, T: Number> Engine<'a, T> {
         self.in_place += in_place.len();
         let decodes = Phase::from(metadata.state()) == Phase::Decode;
         for (layer, result) in results.iter().enumerate() {
-            let by_decode =
-                served == "quantised_decode" || served == "hybrid" && decodes && layer == 0;
-            let result = result.download(self.stream).unwrap();
+            let by_decode = ["quantised_decode", "graphs"].contains(&served)
+                || served == "hybrid" && decodes && layer == 0;
             let width = self.shape.heads * DIM;
             let mut news = turns
                 .iter()
@@ -388,6 +425,7 @@ fn reach_both_backends(stream: &Stream, stored: QuantisedType, by_token: bool) {
         hybrid: false,
         by_token,
         stored,
+        graphs: !by_token,
     };
     let mut engine = Engine::<bf16>::new(stream, model);
     let steps = [
@@ -402,7 +440,12 @@ fn reach_both_backends(stream: &Stream, stored: QuantisedType, by_token: bool) {
     }
     assert!(engine.checked >= 40, "{} rows", engine.checked);
     assert!(engine.in_place > 0);
-    for name in ["quantised_decode", "quantised_prefill"] {
+    let decode = if by_token {
+        "quantised_decode"
+    } else {
+        "graphs"
+    };
+    for name in [decode, "quantised_prefill"] {
         assert!(engine.served.contains(&name), "{:?}", engine.served);
     }
     engine.end();

@@ -5,11 +5,11 @@ use std::num::NonZeroUsize;
 use ascend_attention::{
     CallRule, Error as CallError, FusedInferAttention, Graph, Layout, Stream, Tensor, bf16,
 };
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, LayerGroup, Rule,
-    StatePolicy,
+    Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, LayerGroup,
+    QuantisedDecode, QuantisedPrefill, Rule, StatePolicy,
 };
 
 use crate::harness;
@@ -322,8 +322,12 @@ struct Request {
 
 /// A model of two full layers and three windowed ones.
 pub(crate) fn model(stream: &Stream) -> GroupedAttention<bf16> {
+    with_full_layers(stream, attention(stream, 2, 40))
+}
+
+fn with_full_layers(stream: &Stream, full: Attention<bf16>) -> GroupedAttention<bf16> {
     let window = Causality::Window(NonZeroUsize::new(WINDOW).unwrap());
-    let full = LayerGroup::new([1, 4], Causality::Causal, attention(stream, 2, 40));
+    let full = LayerGroup::new([1, 4], Causality::Causal, full);
     let windowed = LayerGroup::new([0, 2, 3], window, attention(stream, 3, 20));
     GroupedAttention::new(5, [full, windowed]).unwrap()
 }
@@ -415,6 +419,45 @@ fn full_and_windowed_layers_are_one_step() {
     drop(running);
     stream.synchronize().unwrap();
     assert_eq!((held(&model, 0), held(&model, 1)), (0, 0));
+}
+
+/// Layers that see every key are INT8, those with a window of 16 bits: decodes of both are replayed from graphs.
+#[test]
+fn int8_layers_and_windowed_ones_are_one_captured_step() {
+    let stream = harness::stream();
+    let shape = CacheShape::new(2, KV_HEADS, DIM);
+    // Numbers are between -1 and 1.
+    let scales = [0, 1].map(|_| ChannelScales::uniform(&shape, 1.0 / 127.0, 1.0 / 127.0).unwrap());
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::quantised(&stream, 30, 128, shape, pad, &scales).unwrap();
+    let backends = Backends::none()
+        .with(QuantisedDecode)
+        .with(QuantisedPrefill);
+    let mut model = with_full_layers(&stream, Attention::new(self::shape(), cache, backends));
+    let limits = GraphLimits::new([2, 4], 1000);
+    let several = model.capture(&stream, &limits.clone().tokens_each(2));
+    match several {
+        Err(Error::Refused(refused)) => assert_eq!(refused.rule, Rule::CacheQuantised),
+        other => panic!("{other:?}"),
+    }
+    let mut graphs = model.capture(&stream, &limits).unwrap();
+    let request = |_| Request {
+        sequence: model.sequence(),
+        names: Vec::new(),
+    };
+    let mut running: Vec<Request> = (0..3).map(request).collect();
+    let mut named = 0;
+    for news in [
+        [130, 1, 60],
+        [1, 1, 1],
+        [1, 1, 1],
+        [1, 90, 1],
+        [1, 1, 1],
+        [1, 1, 1],
+    ] {
+        let graphs = news.iter().all(|new| *new == 1).then_some(&mut graphs);
+        run(&stream, &mut model, &mut running, &news, graphs, &mut named);
+    }
 }
 
 /// One step, every layer's last row of each request against the definition.

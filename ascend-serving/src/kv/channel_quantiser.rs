@@ -1,0 +1,144 @@
+//! Rows as numbers of a byte, by scales of channels.
+
+use ascend_attention::attention::{Affine, Inputs, Quantisation};
+use ascend_attention::graph::Capturing;
+use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
+use ascend_attention::{AnyTensor, Device, Element, Output, Plan, Stream, Tensor};
+
+use crate::error::{Error, Result};
+
+use super::one_key_each::one_key_each;
+use super::quantised_type::QuantisedType;
+
+/// Where calls go: to a stream, or into a graph.
+pub(crate) trait Calls {
+    /// Queues or records a call.
+    fn launch<T: Element>(
+        &mut self,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        output: &mut Output<T>,
+    ) -> Result<()>;
+}
+
+impl Calls for &Stream {
+    fn launch<T: Element>(
+        &mut self,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        Ok(plan.launch_with_into(self, inputs, output)?)
+    }
+}
+
+impl Calls for Capturing<'_> {
+    fn launch<T: Element>(
+        &mut self,
+        plan: &Plan,
+        inputs: &Inputs<'_>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        Ok(self.launch_plan(plan, inputs, output)?)
+    }
+}
+
+/// Rows as numbers of a byte, by scales that are the same for all of them.
+///
+/// The library has no operator that quantises and nothing else. Attention with a single key is the value of that key, and
+/// FusedInferAttentionScore quantises what it computes: a call with a sequence for each row, whose query and key are zeros and
+/// whose value is the row, gives `round(row / scale)`.
+#[derive(Debug)]
+pub(crate) struct ChannelQuantiser {
+    argument: &'static str,
+    stored: QuantisedType,
+    plan: Plan,
+    /// Rows up to the last that is written.
+    rows: usize,
+    /// Queries and keys of all rows, zeros.
+    zeros: AnyTensor,
+    /// The integers, or bits, of the shape of the rows, for one layer after the other.
+    integers: Tensor<i8>,
+}
+
+impl ChannelQuantiser {
+    pub(super) fn plan<T: Element>(
+        device: &Device,
+        (argument, stored): (&'static str, QuantisedType),
+        rows: usize,
+        of: &Tensor<T>,
+        inverses: &Tensor<f32>,
+        integers: Tensor<i8>,
+    ) -> Result<Self> {
+        let [heads, _] = [0, 1].map(|axis| inverses.shape().get(axis).copied().unwrap_or(0));
+        let of = one_row_each(argument, of, rows, inverses)?;
+        let zeros = device.alloc_zeroed::<T>(of.len())?;
+        let zeros: AnyTensor = Tensor::from_buffer(&zeros, of.shape())?.into();
+        let inputs = Inputs::new(&zeros, &zeros, &of);
+        let plan = one_key_each(heads)
+            .out_dtype(stored.dtype())
+            .plan_with(&inputs.quantisation(Quantisation::Output(Affine::scale(inverses))))?;
+        Ok(Self {
+            argument,
+            stored,
+            plan,
+            rows,
+            zeros,
+            integers,
+        })
+    }
+
+    /// Queues the quantisation of a layer's rows.
+    pub(super) fn queue<T: Element>(
+        &self,
+        calls: &mut impl Calls,
+        of: &Tensor<T>,
+        inverses: &Tensor<f32>,
+    ) -> Result<&Tensor<i8>> {
+        let of = one_row_each(self.argument, of, self.rows, inverses)?;
+        let inputs = Inputs::new(&self.zeros, &self.zeros, &of);
+        let inputs = inputs.quantisation(Quantisation::Output(Affine::scale(inverses)));
+        let bytes = one_row_each(self.argument, &self.integers, self.rows, inverses)?;
+        match self.stored {
+            QuantisedType::Int8 => self.launch::<i8>(calls, &inputs, &bytes)?,
+            QuantisedType::Float8E4M3Fn => self.launch::<Float8E4M3Fn>(calls, &inputs, &bytes)?,
+            QuantisedType::HiFloat8 => self.launch::<HiFloat8>(calls, &inputs, &bytes)?,
+        }
+        Ok(&self.integers)
+    }
+
+    fn launch<Q: Element>(
+        &self,
+        calls: &mut impl Calls,
+        inputs: &Inputs<'_>,
+        bytes: &Tensor<i8>,
+    ) -> Result<()> {
+        let mut output = Output {
+            attention: bytes.bits_as(Q::DTYPE)?.typed::<Q>()?,
+            softmax_lse: None,
+        };
+        calls.launch(&self.plan, inputs, &mut output)
+    }
+}
+
+/// The first rows `[tokens, N, D]` as sequences of one row, `[rows, 1, N * D]`.
+fn one_row_each<T: Element>(
+    argument: &'static str,
+    rows: &Tensor<T>,
+    count: usize,
+    inverses: &Tensor<f32>,
+) -> Result<Tensor<T>> {
+    if rows.shape().get(1..) != Some(inverses.shape()) {
+        return Err(Error::invalid(
+            argument,
+            rows.desc(),
+            format_args!(
+                "[tokens, N, D] with {:?} heads and elements, as the scales have",
+                inverses.shape()
+            ),
+        ));
+    }
+    Ok(rows
+        .narrow(0, 0..count)?
+        .reshape([count, 1, inverses.len()])?)
+}
