@@ -15,6 +15,7 @@ mod kv;
 #[path = "../../../tests/extremes/limits.rs"]
 mod limits;
 mod named;
+mod quantised;
 mod serving;
 
 use limits::{Call, device, stream, try_all, turn};
@@ -27,4 +28,9 @@ fn kv_answers_any_numbers() {
 #[test]
 fn serving_answers_any_numbers() {
     try_all(serving::CALLS);
+}
+
+#[test]
+fn quantised_caches_answer_any_numbers() {
+    try_all(quantised::CALLS);
 }
