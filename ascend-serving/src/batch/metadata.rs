@@ -334,6 +334,9 @@ impl AttentionMetadata {
             // What is refused adds nothing.
             pad.slot_of(nth, block_size)?;
         }
+        // A dummy request has block 0 for each of its keys.
+        let longest = dummies.clone().max().unwrap_or(0);
+        self.table.widen(self.columns(longest))?;
         self.table.room(dummies.clone().count())?;
         let mut end = now;
         for dummy in dummies {
@@ -700,6 +703,18 @@ mod tests {
         metadata.pad_to(4).unwrap();
         assert_eq!(metadata.q_ends().ends(), [1, 2, 3, 4]);
         assert_eq!(metadata.kv_lengths().lengths(), [6, 3, 1, 1]);
+    }
+
+    #[test]
+    fn dummies_longer_than_a_block_have_one_for_all_of_their_keys() {
+        let one = settings().block_size;
+        let mut metadata = AttentionMetadata::new(&[request(0, 1, &[3])], settings()).unwrap();
+        metadata.pad_to_requests(2, 2 * one + 2).unwrap();
+        assert_eq!(metadata.kv_lengths().lengths(), [1, 2 * one + 1]);
+        assert_eq!(metadata.table().row(0), Some(&[3, 0, 0][..]));
+        assert_eq!(metadata.table().row(1), Some(&[0, 0, 0][..]));
+        let renewed = metadata.renew(&[request(0, 1, &[3])]);
+        assert_eq!((renewed, metadata.table().columns()), (Ok(()), 1));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::kv::{CacheWrite, PagedKvCache, Sequence, StepLease};
 use super::attention_options::AttentionOptions;
 use super::layer_check::{Brought, check_layer};
 use super::ran_layers::RanLayers;
-use super::range_check::{LayerTensor, RangeCheck, RangeChecker, RangeFinding};
+use super::range_check::{RangeCheck, RangeChecker, RangeFinding};
 
 /// The attention of a model: heads, a paged cache, and the ways to compute.
 ///
@@ -47,7 +47,8 @@ impl<T: Element> Attention<T> {
         Ok(self)
     }
 
-    /// Looks at the numbers of the steps that begin from now on, or at none. What an earlier check has found and nobody has
+    /// Looks at the numbers of the steps that begin from now on, or at none; steps that are replayed from graphs have a check of
+    /// their own ([`AttentionGraphs::set_range_check`](crate::AttentionGraphs::set_range_check)). What an earlier check has found and nobody has
     /// taken is dropped.
     ///
     /// ```
@@ -426,13 +427,7 @@ impl<T: Element> Step<'_, T> {
         let Some(checker) = &mut self.attention.range_checker else {
             return Ok(());
         };
-        let tensors = [
-            (LayerTensor::Query, query),
-            (LayerTensor::Key, key),
-            (LayerTensor::Value, value),
-            (LayerTensor::Output, &output.attention),
-        ];
-        checker.look(self.stream, layer, tensors)
+        checker.look(self.stream, layer, [query, key, value, &output.attention])
     }
 
     fn queue<R>(

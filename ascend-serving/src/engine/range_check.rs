@@ -74,7 +74,7 @@ impl fmt::Display for LayerTensor {
 pub struct RangeFinding {
     /// The step, counted from 0 since the check was set.
     pub step: u64,
-    /// The layer, as the cache numbers it.
+    /// The layer, as the cache numbers it; where groups of layers have caches of their own, as the model does.
     pub layer: usize,
     /// Which of its tensors.
     pub tensor: LayerTensor,
@@ -196,18 +196,19 @@ impl<T: Element> RangeChecker<T> {
         });
     }
 
-    /// Queues copies of what a layer brings and gets, if the step is looked at, and looks at older copies that are over.
+    /// Queues copies of the query, key, value and output of a layer, if the step is looked at, and looks at older copies that are over.
     pub(crate) fn look(
         &mut self,
         stream: &Stream,
         layer: usize,
-        tensors: [(LayerTensor, &Tensor<T>); 4],
+        tensors: [&Tensor<T>; 4],
     ) -> Result<()> {
         let Some(rows) = self.rows.clone() else {
             return Ok(());
         };
         self.collect(false)?;
-        for (tensor, of) in tensors {
+        use LayerTensor::{Key, Output, Query, Value};
+        for (tensor, of) in [Query, Key, Value, Output].into_iter().zip(tensors) {
             let count = rows.last().copied().unwrap_or(0);
             let count = count.min(of.shape().first().copied().unwrap_or(0));
             let of = of.narrow(0, 0..count)?;

@@ -5,7 +5,7 @@ use std::fmt;
 use ascend_attention::{Element, Output, Stream, Tensor};
 
 use crate::backends::size;
-use crate::engine::StepRows;
+use crate::engine::{RangeChecker, StepRows};
 use crate::error::Result;
 use crate::kv::{StepLease, no_layer};
 
@@ -22,6 +22,7 @@ pub struct AttentionGraphStep<'a, T: Element> {
     pub(super) stream: &'a Stream,
     pub(super) actual: usize,
     pub(super) size: usize,
+    pub(super) range_checker: Option<&'a mut RangeChecker<T>>,
 }
 
 impl<'a, T: Element> AttentionGraphStep<'a, T> {
@@ -53,10 +54,20 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// stream what reads it before that; to keep it longer, copy it. A clone of the tensor is the same memory.
     ///
     /// # Errors
-    /// As for [`GraphStep::replay`].
+    /// As for [`GraphStep::replay`]; with a [range check](crate::AttentionGraphs::set_range_check) also what its copies say: the
+    /// replay is queued then.
     pub fn replay(&mut self, layer: usize) -> Result<&Output<T>> {
         let tensors = self.of(layer)?;
         self.step.replay(layer)?;
+        if let Some(checker) = &mut self.range_checker {
+            let GraphTensors {
+                query,
+                key,
+                value,
+                output,
+            } = tensors;
+            checker.look(self.stream, layer, [query, key, value, &output.attention])?;
+        }
         Ok(&tensors.output)
     }
 

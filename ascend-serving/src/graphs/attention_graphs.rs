@@ -3,10 +3,13 @@
 use std::fmt;
 
 use ascend_attention::mask::HostMask;
-use ascend_attention::{Element, Mask, Stream};
+use ascend_attention::{Element, Mask, Number, Stream};
 
 use crate::batch::{AttentionMetadata, MaskKind};
-use crate::engine::{Attention, GroupedAttention, GroupedMetadata, LayerGroup, same_groups};
+use crate::engine::{
+    Attention, GroupedAttention, GroupedMetadata, LayerGroup, RangeCheck, RangeChecker,
+    RangeFinding, same_groups,
+};
 use crate::error::{Error, Result};
 use crate::kv::no_layer;
 use crate::refusal::{Refused, Rule, refused};
@@ -66,6 +69,7 @@ pub struct AttentionGraphs<T: Element> {
     of_layer: Vec<(usize, usize)>,
     /// Query rows of each request of a size.
     tokens: usize,
+    range_checker: Option<RangeChecker<T>>,
 }
 
 impl<T: Element> Attention<T> {
@@ -181,7 +185,41 @@ impl<T: Element> AttentionGraphs<T> {
             kinds,
             of_layer,
             tokens: limits.tokens,
+            range_checker: None,
         })
+    }
+
+    /// Looks at the numbers of the steps that begin from now on, or at none, as
+    /// [`Attention::set_range_check`](crate::Attention::set_range_check) does: at what each layer's tensors hold behind its
+    /// replay. Steps of graphs are counted by themselves.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_range_check(&mut self, check: impl Into<Option<RangeCheck>>) -> Result<()>
+    where
+        T: Number,
+    {
+        self.range_checker = check.into().map(RangeChecker::new).transpose()?;
+        Ok(())
+    }
+
+    /// What the range check has found, with the layers as the model numbers them:
+    /// [`Attention::range_findings`](crate::Attention::range_findings).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn range_findings(&mut self) -> Result<Vec<RangeFinding>> {
+        let checker = self.range_checker.as_mut();
+        checker.map_or(Ok(Vec::new()), |checker| checker.take(false))
+    }
+
+    /// The same, and waits for all layers that are queued.
+    ///
+    /// # Errors
+    /// As for [`AttentionGraphs::range_findings`].
+    pub fn await_range_findings(&mut self) -> Result<Vec<RangeFinding>> {
+        let checker = self.range_checker.as_mut();
+        checker.map_or(Ok(Vec::new()), |checker| checker.take(true))
     }
 
     /// The captured sizes, in requests, ascending.
@@ -338,6 +376,10 @@ impl<T: Element> AttentionGraphs<T> {
             let mut all = buffers.iter().zip(metadata).zip(&masks);
             all.try_for_each(|((buffers, metadata), masks)| fill(stream, buffers, metadata, masks))
         })?;
+        let mut range_checker = self.range_checker.as_mut();
+        if let (Some(checker), Some(metadata)) = (&mut range_checker, metadata.first()) {
+            checker.begin(metadata);
+        }
         let leases = self.kinds.iter().map(|kind| kind.pool().begin_step(stream));
         Ok(AttentionGraphStep {
             leases: leases.collect(),
@@ -346,6 +388,7 @@ impl<T: Element> AttentionGraphs<T> {
             stream,
             actual,
             size,
+            range_checker,
         })
     }
 }

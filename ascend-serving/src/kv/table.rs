@@ -85,6 +85,24 @@ impl PageTable {
         )
     }
 
+    /// Fills the rows with 0 to so many columns, if they have fewer.
+    ///
+    /// # Errors
+    /// As for [`PageTable::room`]; the table is as it was then.
+    pub(crate) fn widen(&mut self, columns: usize) -> Result<(), Refused> {
+        if columns <= self.columns {
+            return Ok(());
+        }
+        let mut wider = Self::default();
+        wider.reset(columns);
+        wider.room(self.requests)?;
+        for request in 0..self.requests {
+            wider.push_cut(self.row(request).unwrap_or_default());
+        }
+        *self = wider;
+        Ok(())
+    }
+
     /// Adds a row, cut or filled with 0 to the table's width. There has to be [`room`](Self::room) for it.
     pub(crate) fn push_cut(&mut self, row: &[usize]) {
         self.requests = self.requests.saturating_add(1);

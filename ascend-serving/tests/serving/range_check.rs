@@ -8,8 +8,8 @@ use ascend_attention::{Error as CallError, Stream, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GroupedAttention, GroupedRequest, LayerGroup, LayerTensor, RangeCheck,
-    RangeFinding, StatePolicy,
+    Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, LayerGroup, LayerTensor,
+    RangeCheck, RangeFinding, StatePolicy,
 };
 use proptest::prelude::*;
 
@@ -84,10 +84,23 @@ proptest! {
         every in 1usize..4,
         limit in prop::sample::select(vec![1e4, f64::INFINITY]),
         padding in 0usize..3,
+        by_graphs: bool,
     ) {
         let stream = harness::stream();
         let mut attention = attention(&stream, LAYERS);
-        attention.set_range_check(RangeCheck::sampled(NonZeroUsize::new(every).unwrap()).limit(limit)).unwrap();
+        let check = RangeCheck::sampled(NonZeroUsize::new(every).unwrap()).limit(limit);
+        let mut graphs = match by_graphs {
+            false => {
+                attention.set_range_check(check).unwrap();
+                None
+            }
+            true => {
+                let limits = GraphLimits::new([5], 200).tokens_each(40);
+                let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
+                graphs.set_range_check(check).unwrap();
+                Some(graphs)
+            }
+        };
         let mut sequences: Vec<Sequence> = lengths.iter().map(|_| Sequence::new(attention.cache().pool())).collect();
         let tokens: usize = lengths.iter().sum();
         let padded = tokens + padding;
@@ -99,10 +112,17 @@ proptest! {
             }
             let requests: Vec<_> = sequences.iter().zip(&lengths).map(|(sequence, length)| BatchRequest::of(sequence, *length)).collect();
             let mut metadata = AttentionMetadata::new(&requests, BatchSettings::of(attention.cache(), Causality::Causal)).unwrap();
-            if padding > 0 {
-                metadata.pad_to(padded).unwrap();
-            }
-            let mut begun = attention.begin(&stream, &metadata).unwrap();
+            let (mut replayed, mut begun) = (None, None);
+            let padded = match &mut graphs {
+                Some(graphs) => replayed.insert(graphs.begin(&stream, &mut metadata).unwrap()).tokens(),
+                None => {
+                    if padding > 0 {
+                        metadata.pad_to(padded).unwrap();
+                    }
+                    begun = Some(attention.begin(&stream, &metadata).unwrap());
+                    padded
+                }
+            };
             for layer in 0..LAYERS {
                 let given: Vec<Vec<f16>> = (0..3).map(|tensor| rows(tokens, layer, tensor, bad)).collect();
                 let [query, key, value] = [0, 1, 2].map(|tensor| {
@@ -110,11 +130,14 @@ proptest! {
                     rows.resize(padded * ROW, f16::NAN);
                     stream.upload(&rows, [padded, HEADS, DIM]).unwrap()
                 });
-                let output = begun.forward(layer, &query, &key, &value).unwrap();
+                let output = match (&mut replayed, &mut begun) {
+                    (Some(step), _) => step.forward(layer, &query, &key, &value).unwrap().attention.clone(),
+                    (_, step) => step.as_mut().unwrap().forward(layer, &query, &key, &value).unwrap().attention,
+                };
                 if step % every != 0 {
                     continue;
                 }
-                let output = output.attention.download(&stream).unwrap();
+                let output = output.download(&stream).unwrap();
                 let all = given.iter().map(Vec::as_slice).chain([&output[..tokens * ROW]]);
                 for (tensor, rows) in INPUTS.into_iter().chain([LayerTensor::Output]).zip(all) {
                     if let Some((at, value)) = first(rows, limit) {
@@ -122,10 +145,17 @@ proptest! {
                     }
                 }
             }
-            drop(begun);
-            found.extend(attention.range_findings().unwrap());
+            drop((replayed, begun));
+            found.extend(match &mut graphs {
+                Some(graphs) => graphs.range_findings().unwrap(),
+                None => attention.range_findings().unwrap(),
+            });
         }
-        found.extend(attention.await_range_findings().unwrap());
+        let mut awaited = || match &mut graphs {
+            Some(graphs) => graphs.await_range_findings().unwrap(),
+            None => attention.await_range_findings().unwrap(),
+        };
+        found.extend(awaited());
         prop_assert_eq!(found.len(), wanted.len(), "{:?}\n{:?}", &found, &wanted);
         for (found, (step, layer, tensor, at, value)) in found.iter().zip(wanted) {
             prop_assert_eq!((found.step, found.layer, found.tensor), (step as u64, layer, tensor));
@@ -135,7 +165,7 @@ proptest! {
             prop_assert_eq!(((before + found.token) * HEADS + found.head) * DIM + found.element, at);
             prop_assert_eq!(found.report.first, Some(at));
         }
-        prop_assert!(attention.await_range_findings().unwrap().is_empty(), "findings are taken once");
+        prop_assert!(awaited().is_empty(), "findings are taken once");
     }
 }
 
