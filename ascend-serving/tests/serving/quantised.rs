@@ -262,7 +262,10 @@ fn served<T: Number>(
         true => PagedKvCache::<T>::quantised_by_token(stream.device(), 8, 128, shape, pad),
         false => PagedKvCache::<T>::quantised(stream, 8, 128, shape, pad, &scales),
     };
-    let cache = cache.unwrap();
+    let cache = match cache {
+        Ok(cache) => cache,
+        Err(why) => return vec![Err(why.to_string()); 3],
+    };
     let backends = Backends::none()
         .with(QuantisedDecode)
         .with(QuantisedPrefill);
