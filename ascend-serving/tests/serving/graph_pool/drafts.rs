@@ -76,10 +76,15 @@ struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    fn new(stream: &'a Stream, masks: [Known; LAYERS], tokens: usize) -> Self {
+    fn new(stream: &'a Stream, masks: [Known; LAYERS], tokens: usize, block_size: usize) -> Self {
         let of = CacheShape::new(LAYERS, KV_HEADS, DIM);
-        let pad = PadPolicy::DumpSlot(3);
-        let cache = PagedKvCache::new(stream.device(), 24, 128, of, pad).unwrap();
+        // Dump slots are for no more padding than there is room for.
+        let pad = match block_size {
+            0..64 => PadPolicy::SkipNegative,
+            _ => PadPolicy::DumpSlot(3),
+        };
+        let blocks = 24 * 128 / block_size;
+        let cache = PagedKvCache::new(stream.device(), blocks, block_size, of, pad).unwrap();
         let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
         let backends = Backends::none().with(Masked).with(Fused);
         let attention = Attention::new(shape, cache, backends);
@@ -205,9 +210,9 @@ proptest! {
     #![proptest_config(config(24))]
 
     #[test]
-    fn requests_may_add_each_its_own_number_of_tokens((tokens, steps) in (1usize..6).prop_flat_map(|tokens| (Just(tokens), steps(tokens)))) {
+    fn requests_may_add_each_its_own_number_of_tokens(size in prop::sample::select(vec![16, 48, 128, 256]), (tokens, steps) in (1usize..6).prop_flat_map(|tokens| (Just(tokens), steps(tokens)))) {
         let stream = harness::stream();
-        let mut engine = Engine::new(&stream, [causal(), windowed(), causal()], tokens);
+        let mut engine = Engine::new(&stream, [causal(), windowed(), causal()], tokens, size);
         for (acts, pad) in &steps {
             engine.act(acts, *pad)?;
         }
@@ -215,9 +220,9 @@ proptest! {
     }
 
     #[test]
-    fn named_masks_are_those_of_the_step((tokens, steps) in (1usize..5).prop_flat_map(|tokens| (Just(tokens), steps(tokens)))) {
+    fn named_masks_are_those_of_the_step(size in prop::sample::select(vec![128, 256]), (tokens, steps) in (1usize..5).prop_flat_map(|tokens| (Just(tokens), steps(tokens)))) {
         let stream = harness::stream();
-        let mut engine = Engine::new(&stream, [causal(), chunks(), one_ahead()], tokens);
+        let mut engine = Engine::new(&stream, [causal(), chunks(), one_ahead()], tokens, size);
         for (acts, pad) in &steps {
             engine.act(acts, *pad)?;
         }
@@ -227,7 +232,7 @@ proptest! {
 
 /// Three requests behind prompts, and how many steps with these drafts of each were replayed.
 fn replays(stream: &Stream, masks: [Known; LAYERS], drafts: &[[usize; 3]]) -> usize {
-    let mut engine = Engine::new(stream, masks, 4);
+    let mut engine = Engine::new(stream, masks, 4, 128);
     for prompt in [90, 200, 60] {
         engine.act(&[Act::Chunk(3, prompt)], 0).unwrap();
         let requests = engine.schedule.requests.len();
@@ -300,7 +305,7 @@ fn a_dummy_may_be_longer_than_a_window() {
 #[test]
 fn what_a_step_would_need_is_said() {
     let stream = harness::stream();
-    let mut engine = Engine::new(&stream, [causal(), windowed(), chunks()], 4);
+    let mut engine = Engine::new(&stream, [causal(), windowed(), chunks()], 4, 128);
     let grown = |tokens: usize| {
         let mut sequence = Sequence::new(engine.attention.cache().pool());
         let _ = sequence.grow(tokens).unwrap();
