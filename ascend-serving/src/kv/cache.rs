@@ -6,10 +6,10 @@ use ascend_attention::{Device, Element, Stream, Tensor};
 use crate::error::{Error, Result};
 use crate::refusal::{Refused, Rule, refused};
 
-use super::cache_shape::{CacheShape, LayerCache, no_layer};
+use super::cache_layers::{CacheLayers, OfLayer};
+use super::cache_shape::{CacheShape, LayerCache};
 use super::pad::PadPolicy;
 use super::pool::BlockPool;
-use super::quantised_layer::QuantisedLayer;
 use super::quantised_write::QuantisedWrite;
 use super::sequence::{BlockCopy, Room, Sequence};
 use super::slot_write::SlotWrite;
@@ -26,9 +26,7 @@ pub struct PagedKvCache<T: Element> {
     pub(super) device: Device,
     pub(super) pool: BlockPool,
     pub(super) shape: CacheShape,
-    /// Of a quantised cache without blocks.
-    pub(super) layers: Vec<LayerCache<T>>,
-    pub(super) quantised: Option<Vec<QuantisedLayer>>,
+    pub(super) layers: CacheLayers<T>,
 }
 
 impl<T: Element> PagedKvCache<T> {
@@ -50,36 +48,12 @@ impl<T: Element> PagedKvCache<T> {
         pad: PadPolicy,
     ) -> Result<Self> {
         let pool = BlockPool::new(blocks, block_size, pad)?;
-        if shape.layers > CacheShape::MAX_LAYERS {
-            return Err(Error::invalid(
-                "shape",
-                format_args!("{} layers", shape.layers),
-                format_args!("at most {}", CacheShape::MAX_LAYERS),
-            ));
-        }
-        let tensor = |dim: usize| -> Result<Tensor<T>> {
-            let (dims, elements) = shape.tensor::<T>(blocks, block_size, dim).ok_or_else(|| {
-                Error::invalid(
-                    "shape",
-                    format_args!("{shape:?}"),
-                    "sizes of 1 or more that go into the format, and whose product can be counted",
-                )
-            })?;
-            let buffer = device.alloc_zeroed::<T>(elements)?;
-            Ok(Tensor::from_buffer(&buffer, dims)?)
-        };
-        let layer = |_| {
-            Ok(LayerCache {
-                key: tensor(shape.key_dim)?,
-                value: tensor(shape.value_dim)?,
-            })
-        };
+        let layers = shape.zeroed_layers(device, blocks, block_size)?;
         Ok(Self {
             device: device.clone(),
-            layers: (0..shape.layers).map(layer).collect::<Result<_>>()?,
+            layers: CacheLayers::Plain(layers),
             pool,
             shape,
-            quantised: None,
         })
     }
 
@@ -95,10 +69,8 @@ impl<T: Element> PagedKvCache<T> {
 
     /// Bytes of device memory.
     pub fn bytes(&self) -> usize {
-        let plain = self.layers.iter().map(LayerCache::bytes);
-        let quantised = self.quantised.iter().flatten();
-        let all = plain.chain(quantised.map(QuantisedLayer::bytes));
-        all.fold(0, usize::saturating_add)
+        let layers = self.layers.iter().map(OfLayer::bytes);
+        layers.fold(0, usize::saturating_add)
     }
 
     /// The cache of a layer.
@@ -107,13 +79,11 @@ impl<T: Element> PagedKvCache<T> {
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, [`Rule::CacheQuantised`]
     /// for a quantised cache, which has [`quantised_layer`](PagedKvCache::quantised_layer).
     pub fn layer(&self, layer: usize) -> Result<&LayerCache<T>> {
-        let of = self.layers.get(layer);
-        let of = of.ok_or_else(|| no_layer(layer, self.layers.len()))?;
-        match self.quantised {
-            Some(_) => {
+        match self.layers.get(layer)? {
+            OfLayer::Plain(of) => Ok(of),
+            OfLayer::Quantised(_) => {
                 Err(quantised_cache(format_args!("layer {layer} of a quantised cache")).into())
             }
-            None => Ok(of),
         }
     }
 
@@ -170,19 +140,15 @@ impl<T: Element> PagedKvCache<T> {
     ) -> Result<CacheWrite> {
         self.admits(stream)?;
         let rows = [key, value];
-        let Some(layer) = self.layers.first() else {
-            return Err(no_layer(0, 0));
-        };
         let blocks = (&self.pool, &self.shape);
-        match &self.quantised {
-            None => {
+        match self.layers.get(0)? {
+            OfLayer::Plain(layer) => {
                 let write = SlotWrite::plan(blocks, layer, stream, slots, rows)?;
                 Ok(CacheWrite(Numbers::AsTheyAre(write)))
             }
-            Some(layers) => {
-                let layer = layers.first().ok_or_else(|| no_layer(0, 0))?;
+            OfLayer::Quantised(layer) => {
                 let write = QuantisedWrite::plan(blocks, layer, stream, slots, rows)?;
-                Ok(CacheWrite(Numbers::Integers(Box::new(write))))
+                Ok(CacheWrite(Numbers::Quantised(Box::new(write))))
             }
         }
     }
@@ -202,16 +168,18 @@ impl<T: Element> PagedKvCache<T> {
         key: &Tensor<T>,
         value: &Tensor<T>,
     ) -> Result<()> {
-        let layers = self.layers.len();
-        let of = self.layers.get(layer);
-        let of = of.ok_or_else(|| no_layer(layer, layers))?;
-        let quantised = self.quantised.as_ref().and_then(|all| all.get(layer));
         let rows = [key, value];
-        match (&write.0, quantised) {
-            (Numbers::AsTheyAre(write), None) => write.queue(&self.shape, of, stream, rows),
-            (Numbers::Integers(write), Some(of)) => write.queue(&self.shape, of, stream, rows),
-            (Numbers::AsTheyAre(_), Some(_)) => Err(quantised_cache("a write as numbers").into()),
-            (Numbers::Integers(_), None) => Err(Error::invalid(
+        match (&write.0, self.layers.get(layer)?) {
+            (Numbers::AsTheyAre(write), OfLayer::Plain(of)) => {
+                write.queue(&self.shape, of, stream, rows)
+            }
+            (Numbers::Quantised(write), OfLayer::Quantised(of)) => {
+                write.queue(&self.shape, of, stream, rows)
+            }
+            (Numbers::AsTheyAre(_), OfLayer::Quantised(_)) => {
+                Err(quantised_cache("a write as numbers").into())
+            }
+            (Numbers::Quantised(_), OfLayer::Plain(_)) => Err(Error::invalid(
                 "write",
                 "a write of quantised numbers",
                 "one that this cache has planned",
@@ -251,18 +219,6 @@ impl<T: Element> PagedKvCache<T> {
             self.pool.group(),
             "make each sequence with the pool of the cache that it grows in",
         ))
-    }
-
-    /// Does something to the tensors of each layer, of one kind or the other.
-    pub(super) fn each_layer(
-        &self,
-        as_they_are: impl FnMut(&LayerCache<T>) -> Result<()>,
-        quantised: impl FnMut(&QuantisedLayer) -> Result<()>,
-    ) -> Result<()> {
-        match &self.quantised {
-            None => self.layers.iter().try_for_each(as_they_are),
-            Some(all) => all.iter().try_for_each(quantised),
-        }
     }
 
     /// Blocks for more tokens of a sequence of this cache. Waits for those that steps in flight may still read.
@@ -309,10 +265,10 @@ impl<T: Element> PagedKvCache<T> {
                 continue;
             }
             copy.check_order()?;
-            self.each_layer(
-                |layer| layer.copy_block(stream, from, to),
-                |layer| layer.copy_block(stream, from, to),
-            )?;
+            self.layers.iter().try_for_each(|layer| match layer {
+                OfLayer::Plain(of) => of.copy_block(stream, from, to),
+                OfLayer::Quantised(of) => of.copy_block(stream, from, to),
+            })?;
             copy.copied();
         }
         Ok(())
@@ -333,7 +289,7 @@ pub struct CacheWrite(Numbers);
 #[derive(Debug)]
 enum Numbers {
     AsTheyAre(SlotWrite),
-    Integers(Box<QuantisedWrite>),
+    Quantised(Box<QuantisedWrite>),
 }
 
 /// The refusal of a quantised cache where numbers of the query's type are asked for.

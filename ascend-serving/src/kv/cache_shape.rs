@@ -2,7 +2,7 @@
 
 use ascend_attention::mask::TriangleLayers;
 use ascend_attention::spec::fia::Cache;
-use ascend_attention::{Element, Stream, Tensor};
+use ascend_attention::{Device, Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
 
@@ -79,6 +79,40 @@ impl CacheShape {
             .iter()
             .try_fold(1usize, |all, dim| all.checked_mul(*dim))?;
         (elements > 0).then_some((dims, elements))
+    }
+
+    /// All layers, full of zeros.
+    pub(super) fn zeroed_layers<T: Element>(
+        &self,
+        device: &Device,
+        blocks: usize,
+        block_size: usize,
+    ) -> Result<Vec<LayerCache<T>>> {
+        if self.layers > Self::MAX_LAYERS {
+            return Err(Error::invalid(
+                "shape",
+                format_args!("{} layers", self.layers),
+                format_args!("at most {}", Self::MAX_LAYERS),
+            ));
+        }
+        let tensor = |dim: usize| -> Result<Tensor<T>> {
+            let (dims, elements) = self.tensor::<T>(blocks, block_size, dim).ok_or_else(|| {
+                Error::invalid(
+                    "shape",
+                    format_args!("{self:?}"),
+                    "sizes of 1 or more that go into the format, and whose product can be counted",
+                )
+            })?;
+            let buffer = device.alloc_zeroed::<T>(elements)?;
+            Ok(Tensor::from_buffer(&buffer, dims)?)
+        };
+        let layer = |_| {
+            Ok(LayerCache {
+                key: tensor(self.key_dim)?,
+                value: tensor(self.value_dim)?,
+            })
+        };
+        (0..self.layers).map(layer).collect()
     }
 
     /// Pieces that a token's key is written in: its heads, where these lie in different places of a block.

@@ -13,6 +13,7 @@
 
 mod audit;
 mod cache;
+mod cache_layers;
 mod cache_shape;
 mod cached_rows;
 mod channel_quantiser;

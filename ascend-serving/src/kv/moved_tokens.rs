@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::refusal::{Rule, refused};
 
 use super::cache::PagedKvCache;
+use super::cache_layers::OfLayer;
 use super::cache_shape::LayerCache;
 use super::quantised_layer::QuantisedLayer;
 use super::sequence::{Sequence, uncopied};
@@ -121,8 +122,8 @@ impl<T: Element> PagedKvCache<T> {
     ) -> Result<()> {
         self.admits(stream)?;
         self.holds(sequence)?;
-        let mut quantised = self.quantised.iter().flatten();
-        if quantised.any(|layer| layer.of_groups().is_some()) {
+        let in_groups = |layer| matches!(layer, OfLayer::Quantised(of) if of.of_groups().is_some());
+        if self.layers.iter().any(in_groups) {
             return Err(refused(
                 Rule::CacheQuantised,
                 "tokens that move in a cache of MXFP8",
@@ -155,10 +156,10 @@ impl<T: Element> PagedKvCache<T> {
         let runs = Run::of(&slots, block_size);
         // The blocks may be given back while the copies wait for the device.
         let _lease = self.pool().begin_step(stream);
-        self.each_layer(
-            |layer| layer.move_runs(stream, &runs, block_size),
-            |layer| layer.move_runs(stream, &runs, block_size),
-        )
+        self.layers.iter().try_for_each(|layer| match layer {
+            OfLayer::Plain(of) => of.move_runs(stream, &runs, block_size),
+            OfLayer::Quantised(of) => of.move_runs(stream, &runs, block_size),
+        })
     }
 }
 

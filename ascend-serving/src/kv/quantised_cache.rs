@@ -9,9 +9,11 @@ use crate::error::{Error, Result};
 use crate::refusal::{Refused, Rule, refused};
 
 use super::cache::PagedKvCache;
-use super::cache_shape::{CacheShape, LayerCache, no_layer};
+use super::cache_layers::{CacheLayers, OfLayer};
+use super::cache_shape::{CacheShape, LayerCache};
 use super::one_key_each::one_key_each;
 use super::pad::PadPolicy;
+use super::pool::BlockPool;
 use super::quantised_by_group::GroupScales;
 use super::quantised_layer::{LayerScales, QuantisedLayer, TokenScales, split};
 use super::quantised_scales::{ChannelScales, DeviceScales, wrong_type};
@@ -134,9 +136,9 @@ impl<T: Element> PagedKvCache<T> {
             })
         });
         let scales = scales.collect::<Result<_>>()?;
+        let pool = BlockPool::new(blocks, block_size, pad)?;
         check_read::<T>(device, &shape, stored)?;
-        let plain = PagedKvCache::new(device, blocks, block_size, shape, pad)?;
-        Self::of_bytes(plain, stored, scales)
+        Self::with_scales(device, pool, shape, stored, scales)
     }
 
     /// An INT8 cache with a scale for each token, in blocks of its own: the largest number of the token's key in all heads
@@ -193,20 +195,19 @@ impl<T: Element> PagedKvCache<T> {
         if !matches!(T::DTYPE, DType::Float16 | DType::Bf16) {
             return Err(wrong_type(T::DTYPE));
         }
-        // A cache of one head of one element has a number for each token.
+        let pool = BlockPool::new(blocks, block_size, pad)?;
+        check_read::<T>(device, &shape, stored)?;
+        // One head of one element is a number for each token.
         let one = CacheShape::new(shape.layers, 1, 1);
-        let scales = PagedKvCache::<f32>::new(device, blocks, block_size, one, pad)?;
-        let scales = scales.layers.into_iter().map(|rows| {
+        let scales = one.zeroed_layers::<f32>(device, blocks, block_size)?;
+        let scales = scales.into_iter().map(|rows| {
             Ok(LayerScales::Token(TokenScales {
                 key: rows.key.reshape([blocks, block_size])?,
                 value: rows.value.reshape([blocks, block_size])?,
                 rows,
             }))
         });
-        let scales = scales.collect::<Result<_>>()?;
-        check_read::<T>(device, &shape, stored)?;
-        let plain = PagedKvCache::new(device, blocks, block_size, shape, pad)?;
-        Self::of_bytes(plain, stored, scales)
+        Self::with_scales(device, pool, shape, stored, scales.collect::<Result<_>>()?)
     }
 
     /// A cache of MXFP8, for Ascend 950 with CANN 9.1: FLOAT8_E4M3FN, of which 32 share a power of two, a FLOAT8_E8M0. Those of keys
@@ -241,52 +242,40 @@ impl<T: Element> PagedKvCache<T> {
         if !matches!(T::DTYPE, DType::Float16 | DType::Bf16) {
             return Err(wrong_type(T::DTYPE));
         }
+        let pool = BlockPool::new(blocks, block_size, pad)?;
         check_groups::<T>(device, &shape, block_size)?;
-        let plain = PagedKvCache::new(device, blocks, block_size, shape, pad)?;
         let scales = (0..shape.layers).map(|_| {
             let scales = GroupScales::new(device, blocks, block_size, &shape)?;
             Ok(LayerScales::Group(scales))
         });
-        let scales = scales.collect::<Result<_>>()?;
-        Self::of_bytes(plain, QuantisedType::Float8E4M3Fn, scales)
+        let (stored, scales) = (QuantisedType::Float8E4M3Fn, scales.collect::<Result<_>>()?);
+        Self::with_scales(device, pool, shape, stored, scales)
     }
 
-    /// The cache whose bytes are those of another, with the scales of its layers.
-    fn of_bytes(
-        plain: PagedKvCache<i8>,
+    /// A cache of zeros with the scales of its layers.
+    fn with_scales(
+        device: &Device,
+        pool: BlockPool,
+        shape: CacheShape,
         stored: QuantisedType,
         scales: Vec<LayerScales>,
     ) -> Result<Self> {
-        let PagedKvCache {
-            device,
-            pool,
-            shape,
-            layers,
-            ..
-        } = plain;
-        let layers = layers.into_iter().zip(scales);
-        let quantised = layers.map(|(cache, scales)| QuantisedLayer::new(cache, stored, scales));
-        let quantised = quantised.collect::<Result<_>>()?;
-        let empty = |dim: usize| -> Result<Tensor<T>> {
-            let hidden = shape.kv_heads.saturating_mul(dim);
-            Ok(Tensor::empty(&device, [0, pool.block_size(), hidden])?)
-        };
-        let none = LayerCache {
-            key: empty(shape.key_dim)?,
-            value: empty(shape.value_dim)?,
-        };
+        let block_size = pool.block_size();
+        let bytes = shape.zeroed_layers(device, pool.blocks(), block_size)?;
+        let layers = bytes.into_iter().zip(scales);
+        let layers = layers.map(|(cache, scales)| QuantisedLayer::new(cache, stored, scales));
+        let layers = layers.collect::<Result<_>>()?;
         Ok(Self {
-            device,
+            device: device.clone(),
+            layers: CacheLayers::quantised(device, block_size, &shape, layers)?,
             pool,
             shape,
-            layers: vec![none; shape.layers],
-            quantised: Some(quantised),
         })
     }
 
     /// Whether keys and values are quantised.
     pub fn is_quantised(&self) -> bool {
-        self.quantised.is_some()
+        matches!(self.layers, CacheLayers::Quantised { .. })
     }
 
     /// The quantised cache of a layer.
@@ -295,9 +284,9 @@ impl<T: Element> PagedKvCache<T> {
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, and for a cache of the
     /// query's type.
     pub fn quantised_layer(&self, layer: usize) -> Result<&QuantisedLayer> {
-        match &self.quantised {
-            Some(all) => all.get(layer).ok_or_else(|| no_layer(layer, all.len())),
-            None => Err(Error::invalid(
+        match self.layers.get(layer)? {
+            OfLayer::Quantised(of) => Ok(of),
+            OfLayer::Plain(_) => Err(Error::invalid(
                 "cache",
                 format_args!("a cache of {}", T::DTYPE),
                 "a quantised cache: `PagedKvCache::quantised`",
@@ -307,10 +296,7 @@ impl<T: Element> PagedKvCache<T> {
 
     /// The tensors of a layer: without blocks where there are others, which are quantised.
     pub(crate) fn tensors(&self, layer: usize) -> Result<(LayerCache<T>, Option<QuantisedLayer>)> {
-        let of = self.layers.get(layer);
-        let of = of.ok_or_else(|| no_layer(layer, self.layers.len()))?;
-        let quantised = self.quantised.as_ref().and_then(|all| all.get(layer));
-        Ok((of.clone(), quantised.cloned()))
+        self.layers.tensors(layer)
     }
 }
 
