@@ -4,6 +4,7 @@ mod backend;
 mod cascade_prefill;
 mod chunked_local;
 mod copied_rows;
+mod dense_rows;
 mod fused;
 mod fused_in_two;
 mod hybrid;

@@ -6,21 +6,21 @@ use std::sync::Mutex;
 
 use ascend_attention::attention::{CallLengths, Cumulative, Inputs};
 use ascend_attention::spec::Layout;
-use ascend_attention::spec::fia::{AntiquantMode, FiaCall};
-use ascend_attention::{AnyTensor, DType, Element, Output, Plan, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Output, Plan, Stream, Tensor};
 
 use crate::batch::Causality;
 use crate::error::Result;
-use crate::kv::{CachedRows, QuantisedLayer, one_key_each, split};
+use crate::kv::{CachedRows, QuantisedLayer};
 use crate::lock::lock;
 
 use super::backend::{
     AttentionBackend, LayerTensors, StepContext, StepPlan, quantised_cache, run_into_empty, size,
     without_lse,
 };
+use super::dense_rows::DenseRows;
 use super::fused::{Fused, with_sink};
 use super::quantised_decode::SingleTokens;
-use super::step_memory::{StepMemory, tensor_bytes};
+use super::step_memory::StepMemory;
 
 /// Steps of every kind over a quantised paged cache: the cached tokens that a step's tokens see are copied out of their blocks
 /// and become numbers of the query's type again, the step's own stay what they are, and one packed call (TND) attends to both,
@@ -74,131 +74,6 @@ impl RequestKeys {
             (token, row) = (own, end);
         }
         Ok((all, ends))
-    }
-}
-
-/// Keys or values of a step: as integers, and as numbers of the query's type.
-struct DenseRows<T: Element> {
-    /// Or the bits of floats; `[rows, N * D]`, of which the step's own stay 0.
-    integers: Tensor<i8>,
-    numbers: Tensor<T>,
-    /// `[rows, 1]` where each token has its own, and none where channels have.
-    scales: Tensor<f32>,
-    /// Turns `integers` into `numbers`.
-    dequantiser: Dequantiser,
-}
-
-/// Calls that multiply integers by their scales.
-struct Dequantiser {
-    plan: Plan,
-    /// What is stored.
-    dtype: DType,
-    /// Queries of a call, zeros.
-    zeros: AnyTensor,
-    rows_per_call: usize,
-    calls: usize,
-}
-
-/// The scales of some rows: of channels, or else of these tokens.
-fn scales_of_rows(
-    channels: Option<&AnyTensor>,
-    tokens: &Tensor<f32>,
-    rows: Range<usize>,
-) -> Result<(AntiquantMode, AnyTensor)> {
-    match channels {
-        Some(scales) => Ok((AntiquantMode::PerChannel, scales.clone())),
-        None => Ok((AntiquantMode::PerToken, tokens.narrow(0, rows)?.into())),
-    }
-}
-
-impl<T: Element> DenseRows<T> {
-    fn plan(
-        step: &StepContext<'_>,
-        rows: usize,
-        like: &Tensor<T>,
-        (dtype, channels): (DType, Option<&AnyTensor>),
-    ) -> Result<Self> {
-        let device = step.stream.device();
-        let [heads, dim] = [1, 2].map(|axis| size(like, axis));
-        let hidden = heads.saturating_mul(dim);
-        // Calls of one size, so that one plan does.
-        let calls = rows.div_ceil(FiaCall::MOST_SEQUENCES as usize);
-        let rows_per_call = rows.div_ceil(calls.max(1));
-        let all = rows_per_call.saturating_mul(calls);
-        let elements = all.saturating_mul(hidden);
-        let integers = device.alloc_zeroed::<i8>(elements)?;
-        let integers = Tensor::from_buffer(&integers, [all, hidden])?;
-        let numbers = Tensor::<T>::empty(device, [all, hidden])?;
-        let zeros = device.alloc_zeroed::<T>(rows_per_call.saturating_mul(hidden))?;
-        let zeros: AnyTensor = Tensor::from_buffer(&zeros, [rows_per_call, 1, hidden])?.into();
-        let of_tokens = if channels.is_some() { 0 } else { all };
-        let scales = device.alloc_zeroed::<f32>(of_tokens)?;
-        let scales = Tensor::from_buffer(&scales, [of_tokens, 1])?;
-        let some = integers
-            .narrow(0, 0..rows_per_call)?
-            .reshape([rows_per_call, 1, hidden])?
-            .bits_as(dtype)?;
-        let (mode, factors) = scales_of_rows(channels, &scales, 0..rows_per_call)?;
-        let inputs = Inputs::new(&zeros, &some, &some);
-        let plan =
-            one_key_each(heads).plan_with(&inputs.quantisation(split(mode, &factors, &factors)))?;
-        Ok(Self {
-            integers,
-            numbers,
-            scales,
-            dequantiser: Dequantiser {
-                plan,
-                dtype,
-                zeros,
-                rows_per_call,
-                calls,
-            },
-        })
-    }
-
-    /// Bytes on the device.
-    fn bytes(&self) -> usize {
-        let zeros = self.dequantiser.zeros.len().saturating_mul(size_of::<T>());
-        tensor_bytes(&self.integers)
-            .saturating_add(tensor_bytes(&self.numbers))
-            .saturating_add(tensor_bytes(&self.scales))
-            .saturating_add(zeros)
-    }
-
-    /// Queues the dequantisation of all rows.
-    fn dequantise(&self, stream: &Stream, channels: Option<&AnyTensor>) -> Result<()> {
-        let Dequantiser {
-            plan,
-            dtype,
-            zeros,
-            rows_per_call,
-            calls,
-        } = &self.dequantiser;
-        for call in 0..*calls {
-            let first = call.saturating_mul(*rows_per_call);
-            let place = first..first.saturating_add(*rows_per_call);
-            let shape = zeros.shape();
-            let integers = self.integers.narrow(0, place.clone())?.reshape(shape)?;
-            let integers = integers.bits_as(*dtype)?;
-            let (mode, factors) = scales_of_rows(channels, &self.scales, place.clone())?;
-            let mut output = Output {
-                attention: self.numbers.narrow(0, place)?.reshape(shape)?,
-                softmax_lse: None,
-            };
-            let inputs = Inputs::new(zeros, &integers, &integers);
-            let inputs = inputs.quantisation(split(mode, &factors, &factors));
-            plan.launch_with_into(stream, &inputs, &mut output)?;
-        }
-        Ok(())
-    }
-
-    /// The first rows, as packed keys like these.
-    fn packed(&self, rows: usize, like: &Tensor<T>) -> Result<Tensor<T>> {
-        let [heads, dim] = [1, 2].map(|axis| size(like, axis));
-        Ok(self
-            .numbers
-            .narrow(0, 0..rows)?
-            .reshape([rows, heads, dim])?)
     }
 }
 
@@ -353,9 +228,7 @@ impl<T: Element> DenseStep<T> {
 impl<T: Element> StepPlan<T> for DenseStep<T> {
     fn memory(&self) -> StepMemory {
         let dense = lock(&self.dense);
-        let of_dense = dense
-            .iter()
-            .map(|rows| rows.dequantiser.plan.workspace_bytes());
+        let of_dense = dense.iter().map(DenseRows::workspace_bytes);
         let calls = StepMemory::of_calls(of_dense.chain([self.plan.workspace_bytes()]));
         let singles = self.singles.as_ref().map(StepPlan::<T>::memory);
         calls
