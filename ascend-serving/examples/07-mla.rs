@@ -233,7 +233,11 @@ fn main() -> Result<()> {
             };
             let want = model.definition(token, shape.scale, &keys);
             let off = row.iter().zip(&want).map(|(x, y)| (x - y).abs());
-            worst = off.fold(worst, f64::max);
+            // NaN is as far off as can be, which `f64::max` would not say.
+            worst = off.fold(worst, |worst, off| match off.is_nan() {
+                true => f64::INFINITY,
+                false => worst.max(off),
+            });
         }
         first += new;
     }

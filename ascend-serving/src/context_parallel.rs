@@ -7,9 +7,11 @@ use ascend_attention::spec::update::UpdateCall;
 use ascend_attention::{CallRule, CausalOrigin, Element, Mask, Output, Plan, Stream, Tensor};
 
 use crate::backends::AttentionShape;
-use crate::batch::BatchRequest;
+use crate::batch::{BatchRequest, Causality};
 use crate::error::{Error, Result};
-use crate::kv::{Interleave, LayerCache, MOST_BLOCK, PadPolicy, PageTable, on_device};
+use crate::kv::{
+    Interleave, LayerCache, MOST_BLOCK, PadPolicy, PageTable, check_slots, on_device, written_over,
+};
 use crate::refusal::{Refused, Rule, refused, room};
 
 /// How contexts that are too long for one cache are divided over ranks, each with a cache of its own.
@@ -105,8 +107,13 @@ impl ContextParallel {
     /// [`ContextParallel::pool_block_size`] tokens; tokens that another rank holds have the slots of `pad`.
     ///
     /// # Errors
-    /// [`Rule::BatchEmpty`] without requests or for one without query tokens, [`CallRule::LengthsOverflow`],
-    /// [`Rule::TableRow`], [`Rule::TableBlock`], [`Rule::SlotRange`], [`Rule::PadSlot`].
+    /// [`Rule::BatchEmpty`] without requests; of a request, as for [`AttentionMetadata::new`], of layers that see every key
+    /// before their own: [`Rule::TableGroup`], [`Rule::BlockUncopied`], [`Rule::SequenceLength`], [`Rule::BlockWindow`],
+    /// [`Rule::BatchEmpty`], [`Rule::DraftCount`], [`CallRule::LengthsOverflow`]; [`Rule::TableRow`], [`Rule::SlotRange`],
+    /// [`Rule::PadSlot`]; [`Rule::SlotDuplicate`] if two tokens go to the same place,
+    /// [`Rule::SlotDump`] if one goes where padding goes.
+    ///
+    /// [`AttentionMetadata::new`]: crate::AttentionMetadata::new
     pub fn split(
         &self,
         requests: &[BatchRequest<'_>],
@@ -114,28 +121,21 @@ impl ContextParallel {
     ) -> Result<ContextSplit, Refused> {
         let mut end = 0usize;
         let mut ends = Cumulative::default();
+        let mut group = None;
         for (at, request) in requests.iter().enumerate() {
-            let len = request.cached.checked_add(request.new);
-            let sum = end.checked_add(request.new);
-            let counted = len
-                .zip(sum)
-                .filter(|(len, sum)| *len.max(sum) <= MOST_BLOCK);
-            let Some((_, sum)) = counted else {
-                return Err(refused(
-                    CallRule::LengthsOverflow,
-                    format_args!("more tokens than INT32 counts at request {at}"),
-                    format_args!("at most {MOST_BLOCK}"),
-                    "split the batch, or end the request",
-                ));
-            };
-            if request.new == 0 {
-                return Err(no_tokens(format_args!("no query token of request {at}")));
-            }
-            end = sum;
+            group = request.in_group(at, group)?;
+            request.check_sequence(at, Causality::Causal)?;
+            request.check_lengths(at)?;
+            end = request.end_of_tokens(at, end, MOST_BLOCK)?;
             ends.push_end(end)?;
         }
         if requests.is_empty() {
-            return Err(no_tokens(format_args!("no request")));
+            return Err(refused(
+                Rule::BatchEmpty,
+                "0 requests",
+                "1 or more",
+                "skip the step",
+            ));
         }
         let single = requests.iter().all(|request| request.new == 1);
         // Blocks behind the last one in use are left out: the table is as wide as the calls need.
@@ -146,6 +146,7 @@ impl ContextParallel {
             request.row.get(..columns).unwrap_or(request.row).to_vec()
         };
         let table = PageTable::from_rows(&requests.iter().map(used).collect::<Vec<_>>())?;
+        let any_blocks = MOST_BLOCK.checked_div(self.block_size).unwrap_or(0);
         let ranks = (0..self.share.ranks()).map(|rank| {
             let mut step = RankStep {
                 rank,
@@ -165,7 +166,12 @@ impl ContextParallel {
                         .share
                         .slot(request.row, position, self.block_size, rank)?;
                     step.slots.push(match slot {
-                        Some(slot) => on_device(slot)?,
+                        Some(slot) => match on_device(slot)? {
+                            slot if pad.is_padding(slot, self.block_size) => {
+                                return Err(written_over(pad, step.slots.len()));
+                            }
+                            slot => slot,
+                        },
                         None => {
                             padded = padded.saturating_add(1);
                             pad.slot_of(padded.saturating_sub(1), self.block_size)?
@@ -175,6 +181,8 @@ impl ContextParallel {
                 let seen = if single { keys } else { request.cached };
                 step.kv_lengths.push(self.share.local_len(seen, rank))?;
             }
+            // Blocks outside of a rank's cache are found where its table goes to the device.
+            check_slots(&step.slots, any_blocks, self.block_size, pad)?;
             Ok(step)
         });
         let ranks: Vec<RankStep> = ranks.collect::<Result<_, Refused>>()?;
@@ -199,16 +207,6 @@ impl ContextParallel {
             ranks,
         })
     }
-}
-
-#[cold]
-fn no_tokens(given: std::fmt::Arguments<'_>) -> Refused {
-    refused(
-        Rule::BatchEmpty,
-        given,
-        "1 or more",
-        "leave the request out of the step, or skip the step",
-    )
 }
 
 impl ContextSplit {

@@ -68,7 +68,8 @@ rules! {
     IndexMisaligned = "index.misaligned", "token indices that become pages begin at a page and run through it";
     IndexShape = "index.shape", "index lists belong together";
     MaskShape = "mask.shape", "a packed mask has the bits that its offsets say";
-    ChunkSize = "chunk.size", "a chunk of local attention is a whole number of pages";
+    ChunkSize = "chunk.size", "a chunk of local attention is a whole number of blocks";
+    SplitTile = "split.tile", "a tile of keys is a whole number of blocks";
     SplitLimits = "split.limits", "a split has at least one part, head and core";
     RanksInterleave = "ranks.interleave", "ranks and their interleaved runs are not 0, and a block holds whole runs";
     PadTarget = "pad.target", "a batch is padded to at least its own size, and to no more than a call takes";
@@ -79,7 +80,7 @@ rules! {
     DraftUniform = "draft.uniform", "the random numbers that decide on drafts are at least 0 and below 1";
     RanksParts = "ranks.parts", "a context is divided into no more parts than a merge takes";
     BackendDecode = "backend.decode", "the decoding backend gets single causal query tokens";
-    BackendSplit = "backend.split_decode", "the backend of keys in parts gets single query tokens that see all keys in front";
+    BackendSplit = "backend.split_decode", "the backend that splits keys gets single query tokens that see all keys in front";
     BackendTwoCalls = "backend.two_calls", "the backend of two calls gets decodes over the cache in front of prefills";
     BackendPromptAndIncre = "backend.prompt_and_incre", "PromptFlashAttention and IncreFlashAttention get layers without sinks";
     BackendMemory = "backend.memory", "a step needs no more memory besides the cache than the backends may take";
@@ -88,6 +89,7 @@ rules! {
     ItemStarts = "item.starts", "the items of a prompt have tokens, and follow each other";
     MaskRows = "mask.rows", "each token sees a key under a named mask";
     BackendQuantised = "backend.quantised", "a quantised cache goes to the backends that take its scales, and they get no other";
+    BackendMxFp8 = "backend.mxfp8", "the backend of MXFP8 gets causal layers without window and sinks";
     BackendLatent = "backend.latent", "latent attention goes to its own backend, which gets causal layers of it alone";
     LatentWorkspace = "latent.workspace", "the workspace of latent attention holds a cached token of each request, and divides no context into more chunks than there may be";
     BackendCascade = "backend.cascade_prefill", "a cascade has new tokens behind cached ones, and no window that hides keys";

@@ -94,7 +94,8 @@ pub(super) struct Difference {
     pub(super) rows: usize,
     /// Rows of which some element has other bits.
     pub(super) differing: usize,
-    /// The most numbers of the output's type between two elements, where the type is FLOAT, FLOAT16 or BF16.
+    /// The most steps from one number of the output's type to the next between two elements, where the type is FLOAT, FLOAT16
+    /// or BF16.
     pub(super) ulps: u64,
     /// The largest distance of two elements; infinite where only one of them is NaN.
     pub(super) distance: f64,
@@ -106,7 +107,7 @@ impl Difference {
     /// Compares rows of one sequence: those from `token` on in `before`, and all of sequence `of` in `after`.
     ///
     /// # Errors
-    /// That they are not as many.
+    /// That they are not as many, or not of the same outputs.
     pub(super) fn add(
         &mut self,
         before: &ComputedRows,
@@ -115,6 +116,14 @@ impl Difference {
         of: usize,
         heads: usize,
     ) -> Result<(), String> {
+        let outputs = |of: &ComputedRows| of.0.iter().map(|rows| rows.output).collect::<Vec<_>>();
+        if outputs(before) != outputs(after) {
+            return Err(format!(
+                "the calls have the outputs {:?} and {:?}",
+                outputs(before),
+                outputs(after)
+            ));
+        }
         for (old, new) in before.0.iter().zip(&after.0) {
             let dim = old.dim;
             let first = token * heads * dim;
@@ -159,7 +168,7 @@ impl Difference {
     }
 }
 
-/// How many numbers of a type lie between two of them; 0 for types whose numbers are not counted.
+/// Steps from one number of a type to the next that lead from one to the other; 0 for types whose numbers are not counted.
 fn ulps(dtype: DType, one: f32, other: f32) -> u64 {
     // Numbers in their order, both zeros in the same place.
     let ordered = |bits: u32, sign: u32| {
@@ -208,7 +217,10 @@ mod tests {
         let tail = computed(&after[8..]);
         part.add(&old, (0, 2), &tail, 0, 2).unwrap();
         assert_eq!((part.rows, part.differing, part.first), (2, 0, None));
-        assert!(part.add(&tail, (0, 0), &old, 0, 2).is_err());
+        let fewer = part.add(&tail, (0, 0), &old, 0, 2).unwrap_err();
+        assert_eq!(fewer, "the calls compute other numbers of rows");
+        let none = part.add(&old, (0, 0), &ComputedRows(Vec::new()), 0, 2);
+        assert!(none.unwrap_err().contains("attention_out"));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use ascend_attention::attention::BlockTable;
+use ascend_attention::attention::{BlockTable, Inputs};
+use ascend_attention::merge::{Part, RowMergePlan};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::attention_problem::score_scale;
 use ascend_attention::spec::fia::FiaCall;
@@ -122,7 +123,46 @@ pub struct LayerTensors<'a, T: Element> {
     pub latent: Option<LatentTensors<'a, T>>,
 }
 
-impl<T: Element> LayerTensors<'_, T> {
+impl<'a, T: Element> LayerTensors<'a, T> {
+    /// What a call over the step's own keys reads.
+    pub(super) fn own_keys(&self) -> Inputs<'a> {
+        Inputs::new(self.query, self.key, self.value)
+    }
+
+    /// What a call over cached keys reads, for queries of these.
+    pub(super) fn cached_keys<'b>(
+        &self,
+        query: &'b Tensor<T>,
+        block_table: &'b BlockTable,
+    ) -> Inputs<'b>
+    where
+        'a: 'b,
+    {
+        Inputs::new(query, &self.cache.key, &self.cache.value).paged(block_table)
+    }
+
+    /// What a call of all of the step's queries reads, sinks included: the cached keys of a table, or else the step's own.
+    pub(super) fn step_inputs<'b>(&self, block_table: Option<&'b BlockTable>) -> Inputs<'b>
+    where
+        'a: 'b,
+    {
+        self.with_sink(match block_table {
+            Some(table) => self.cached_keys(self.query, table),
+            None => self.own_keys(),
+        })
+    }
+
+    /// The inputs of a call, with the layer's sinks, if it has any.
+    pub(super) fn with_sink<'b>(&self, inputs: Inputs<'b>) -> Inputs<'b>
+    where
+        'a: 'b,
+    {
+        match self.learnable_sink {
+            Some(sink) => inputs.learnable_sink_of_any(sink),
+            None => inputs,
+        }
+    }
+
     /// A word for messages on whether there are sinks.
     pub(crate) fn with_sinks(&self) -> &'static str {
         match self.learnable_sink {
@@ -172,6 +212,72 @@ pub(super) fn merges_sinks<T: Element>(
     layer: &LayerTensors<'_, T>,
 ) -> Result<bool> {
     Ok(layer.learnable_sink.is_none() || FiaCall::lse_counts_sink(step.stream.device().target()?))
+}
+
+/// Refuses, on behalf of a backend for single tokens, steps with several of a request.
+pub(super) fn check_single_tokens<T: Element>(
+    step: &StepContext<'_>,
+    layer: &LayerTensors<'_, T>,
+    takes: bool,
+    rule: Rule,
+    [allowed, fix]: [&'static str; 2],
+) -> Result<(), Refused> {
+    let metadata = step.metadata;
+    let (tokens, requests) = (metadata.tokens(), metadata.table().requests());
+    if takes && tokens == requests {
+        return Ok(());
+    }
+    Err(refused(
+        rule,
+        format_args!(
+            "{:?} of {tokens} tokens in {requests} requests, {:?}, {} sinks",
+            metadata.state(),
+            step.mask,
+            layer.with_sinks(),
+        ),
+        allowed,
+        fix,
+    ))
+}
+
+/// The stream that a step was planned on, which orders the use of the memory that its layers share.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlannedStream(usize);
+
+impl PlannedStream {
+    pub(super) fn of(step: &StepContext<'_>) -> Self {
+        Self(step.stream.as_raw().addr())
+    }
+
+    /// Refuses another one, on which a layer would write what one of this stream may still read.
+    pub(super) fn check(self, step: &StepContext<'_>) -> Result<()> {
+        if step.stream.as_raw().addr() == self.0 {
+            return Ok(());
+        }
+        Err(ascend_attention::Error::NotAsPlanned {
+            argument: "stream",
+            given: "another stream".to_owned(),
+            planned: "the stream of the step, which orders the use of its workspace".to_owned(),
+        }
+        .into())
+    }
+}
+
+/// Queues the merge of parts of a step. Its log-sum-exps are nobody's: a step computes the attention alone.
+pub(super) fn merge_parts<T: Element>(
+    merge: &RowMergePlan,
+    step: &StepContext<'_>,
+    parts: &[Output<T>],
+) -> Result<Output<T>> {
+    let parts: Vec<Part<'_, T>> = parts
+        .iter()
+        .map(|part| Ok(Part::of(part)?))
+        .collect::<Result<_>>()?;
+    let merged = merge.launch(step.stream, &parts)?;
+    Ok(Output {
+        softmax_lse: None,
+        ..merged
+    })
 }
 
 /// Refuses a quantised cache on behalf of a backend that does not know its scales.
@@ -245,7 +351,7 @@ pub trait StepPlan<T: Element>: Send + Sync + fmt::Debug {
     /// ([`StepPlan::run_into`]). [`Backends::memory_limit`](crate::Backends::memory_limit) goes by it.
     fn memory(&self) -> StepMemory;
 
-    /// Queues the attention of a layer.
+    /// Queues the attention of a layer, without log-sum-exps.
     ///
     /// # Errors
     /// [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for tensors of other shapes; whatever the launch says.
@@ -264,15 +370,8 @@ pub trait StepPlan<T: Element>: Send + Sync + fmt::Debug {
         layer: &LayerTensors<'_, T>,
         output: &mut Output<T>,
     ) -> Result<()> {
+        without_lse(output)?;
         let computed = self.run(step, layer)?;
-        match &computed.softmax_lse {
-            None => without_lse(output)?,
-            Some(from) => {
-                if let Some(to) = &output.softmax_lse {
-                    to.copy_from(step.stream, from)?;
-                }
-            }
-        }
         Ok((output.attention).copy_from(step.stream, &computed.attention)?)
     }
 }

@@ -8,8 +8,9 @@ use ascend_attention::{Element, Mask, Output, Plan};
 use crate::error::Result;
 use crate::refusal::{Rule, refused};
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, merges_sinks};
-use super::fused::with_sink;
+use super::backend::{
+    AttentionBackend, LayerTensors, StepContext, StepPlan, merge_parts, merges_sinks,
+};
 use super::step_memory::{StepMemory, output_bytes};
 
 /// Three calls a layer for steps with new tokens behind cached ones: the step's tokens among themselves, from the packed
@@ -99,11 +100,11 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
 
 /// Of the new tokens, which every row has one of: the sinks are counted here.
 fn own<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Inputs<'a> {
-    with_sink(Inputs::new(layer.query, layer.key, layer.value), layer)
+    layer.with_sink(layer.own_keys())
 }
 
 fn paged<'a, T: Element>(step: &StepContext<'a>, layer: &LayerTensors<'a, T>) -> Inputs<'a> {
-    Inputs::new(layer.query, &layer.cache.key, &layer.cache.value).paged(step.block_table)
+    layer.cached_keys(layer.query, step.block_table)
 }
 
 impl<T: Element> StepPlan<T> for CascadeStep {
@@ -125,7 +126,6 @@ impl<T: Element> StepPlan<T> for CascadeStep {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         let new: Output<T> = self.new.launch_with(step.stream, &own(layer))?;
         let cached = self.cached.launch_with(step.stream, &paged(step, layer))?;
-        let parts = [Part::of(&new)?, Part::of(&cached)?];
-        Ok(self.merge.launch(step.stream, &parts)?)
+        merge_parts(&self.merge, step, &[new, cached])
     }
 }

@@ -1,6 +1,6 @@
 //! Attention within chunks, by requests that do not exist.
 
-use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
+use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
 use ascend_attention::spec::Layout;
 use ascend_attention::{Element, Output, Plan};
 
@@ -10,7 +10,6 @@ use crate::local_attention::LocalBatch;
 use crate::refusal::{Rule, refused};
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
-use super::fused::with_sink;
 use super::step_memory::{StepMemory, table_bytes};
 
 /// Steps of every kind under [`Causality::Chunk`]: one packed call (TND) a layer, in which each piece of a request that lies
@@ -85,20 +84,9 @@ impl<T: Element> AttentionBackend<T> for ChunkedLocal {
         };
         let mask = Causality::Causal.mask(&step.stream.device().masks())?;
         let call = lengths.apply(step.shape.call(Layout::Tnd).mask(mask));
-        let plan = call.plan_with(&inputs(first, block_table.as_ref()))?;
+        let plan = call.plan_with(&first.step_inputs(block_table.as_ref()))?;
         Ok(Box::new(ChunkedStep { plan, block_table }))
     }
-}
-
-fn inputs<'a, T: Element>(
-    layer: &LayerTensors<'a, T>,
-    block_table: Option<&'a BlockTable>,
-) -> Inputs<'a> {
-    let inputs = match block_table {
-        Some(table) => Inputs::new(layer.query, &layer.cache.key, &layer.cache.value).paged(table),
-        None => Inputs::new(layer.query, layer.key, layer.value),
-    };
-    with_sink(inputs, layer)
 }
 
 impl<T: Element> StepPlan<T> for ChunkedStep {
@@ -108,7 +96,7 @@ impl<T: Element> StepPlan<T> for ChunkedStep {
     }
 
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let inputs = inputs(layer, self.block_table.as_ref());
+        let inputs = layer.step_inputs(self.block_table.as_ref());
         Ok(self.plan.launch_with(step.stream, &inputs)?)
     }
 
@@ -118,7 +106,7 @@ impl<T: Element> StepPlan<T> for ChunkedStep {
         layer: &LayerTensors<'_, T>,
         output: &mut Output<T>,
     ) -> Result<()> {
-        let inputs = inputs(layer, self.block_table.as_ref());
+        let inputs = layer.step_inputs(self.block_table.as_ref());
         Ok(self.plan.launch_with_into(step.stream, &inputs, output)?)
     }
 }

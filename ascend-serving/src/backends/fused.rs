@@ -29,28 +29,13 @@ struct FusedStep {
     reads_cache: bool,
 }
 
-fn inputs<'a, T: Element>(
-    step: &StepContext<'a>,
-    layer: &LayerTensors<'a, T>,
-    reads_cache: bool,
-) -> Inputs<'a> {
-    let inputs = match reads_cache {
-        true => {
-            Inputs::new(layer.query, &layer.cache.key, &layer.cache.value).paged(step.block_table)
-        }
-        false => Inputs::new(layer.query, layer.key, layer.value),
-    };
-    with_sink(inputs, layer)
-}
-
-/// The layer's sinks, if it has any.
-pub(super) fn with_sink<'a, T: Element>(
-    inputs: Inputs<'a>,
-    layer: &LayerTensors<'a, T>,
-) -> Inputs<'a> {
-    match layer.learnable_sink {
-        Some(sink) => inputs.learnable_sink_of_any(sink),
-        None => inputs,
+impl FusedStep {
+    fn inputs<'a, T: Element>(
+        &self,
+        step: &StepContext<'a>,
+        layer: &LayerTensors<'a, T>,
+    ) -> Inputs<'a> {
+        layer.step_inputs(self.reads_cache.then_some(step.block_table))
     }
 }
 
@@ -71,7 +56,8 @@ impl<T: Element> AttentionBackend<T> for Fused {
         let mask = step.mask.causality()?.mask(&masks)?;
         let call = step.shape.call(Layout::Tnd).mask(mask);
         let call = metadata.call_lengths().apply(call);
-        let plan = call.plan_with(&inputs(step, first, reads_cache))?;
+        let keys = reads_cache.then_some(step.block_table);
+        let plan = call.plan_with(&first.step_inputs(keys))?;
         Ok(Box::new(FusedStep { plan, reads_cache }))
     }
 }
@@ -82,7 +68,7 @@ impl<T: Element> StepPlan<T> for FusedStep {
     }
 
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let inputs = inputs(step, layer, self.reads_cache);
+        let inputs = self.inputs(step, layer);
         Ok(self.plan.launch_with(step.stream, &inputs)?)
     }
 
@@ -92,7 +78,7 @@ impl<T: Element> StepPlan<T> for FusedStep {
         layer: &LayerTensors<'_, T>,
         output: &mut Output<T>,
     ) -> Result<()> {
-        let inputs = inputs(step, layer, self.reads_cache);
+        let inputs = self.inputs(step, layer);
         Ok(self.plan.launch_with_into(step.stream, &inputs, output)?)
     }
 }

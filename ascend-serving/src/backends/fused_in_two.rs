@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use ascend_attention::attention::{BlockTable, CallLengths, Inputs};
+use ascend_attention::attention::{BlockTable, CallLengths};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Output, Plan, Tensor};
+use ascend_attention::{Element, Output, Plan};
 
 use crate::batch::StepPart;
 use crate::error::Result;
@@ -13,7 +13,6 @@ use crate::refusal::{Rule, refused};
 use super::backend::{
     AttentionBackend, LayerTensors, StepContext, StepPlan, run_into_empty, without_lse,
 };
-use super::fused::with_sink;
 use super::step_memory::StepMemory;
 
 /// Two packed calls (TND) a layer over the paged cache, for steps that mix decoding with prefill: the decodes first, then
@@ -34,15 +33,6 @@ struct Part {
 
 #[derive(Debug)]
 struct TwoCalls([Part; 2]);
-
-fn inputs<'a, T: Element>(
-    query: &'a Tensor<T>,
-    block_table: &'a BlockTable,
-    layer: &LayerTensors<'a, T>,
-) -> Inputs<'a> {
-    let inputs = Inputs::new(query, &layer.cache.key, &layer.cache.value);
-    with_sink(inputs.paged(block_table), layer)
-}
 
 impl<T: Element> AttentionBackend<T> for FusedInTwo {
     fn name(&self) -> &'static str {
@@ -84,7 +74,7 @@ impl<T: Element> AttentionBackend<T> for FusedInTwo {
             let query = first.query.narrow(0, rows.clone())?;
             let call = step.shape.call(Layout::Tnd).mask(mask.clone());
             let call = CallLengths::PackedPaged { q, kv }.apply(call);
-            let plan = call.plan_with(&inputs(&query, &block_table, first))?;
+            let plan = call.plan_with(&first.with_sink(first.cached_keys(&query, &block_table)))?;
             Ok(Part {
                 plan,
                 rows,
@@ -114,7 +104,7 @@ impl<T: Element> StepPlan<T> for TwoCalls {
         without_lse(output)?;
         for part in &self.0 {
             let query = layer.query.narrow(0, part.rows.clone())?;
-            let inputs = inputs(&query, &part.block_table, layer);
+            let inputs = layer.with_sink(layer.cached_keys(&query, &part.block_table));
             let mut rows = Output {
                 attention: output.attention.narrow(0, part.rows.clone())?,
                 softmax_lse: None,

@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 use crate::kv::CacheShape;
 use crate::refusal::{Refused, Rule, refused};
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, knows_cache};
-use super::registry::{Backends, for_schedulers, rules_of};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::registry::{Backends, plan_by, rules_of};
 use super::step_memory::StepMemory;
 
 /// Kinds of steps that a [`Hybrid`] tells apart.
@@ -98,7 +98,8 @@ impl LayerSet {
 /// Chooses a backend by layer and by the kind of the step.
 ///
 /// A step is planned once with each backend that its phase needs, when its first layer is, so that a refusal comes before
-/// anything is written. All layers have tensors of the same shapes.
+/// anything is written. All layers have tensors of the same shapes. The registry's
+/// [`memory_limit`](Backends::memory_limit) is for the plans of a step together.
 ///
 /// ```
 /// use ascend_serving::{Backends, Fused, Hybrid, LayerSet, PagedDecode, Phase};
@@ -260,26 +261,24 @@ impl<T: Element> AttentionBackend<T> for Hybrid<T> {
                     rules: Vec::new(),
                 });
             };
-            let known = knows_cache(backend, &first).map_err(Error::from);
-            let plan = known.and_then(|()| backend.plan(step, &first));
-            let plan = plan.map_err(|why| {
-                let why = for_schedulers(why);
-                Error::NoBackend {
-                    rules: rules_of(&why),
-                    reasons: format!(
-                        "{name}, for the phase {phase:?} of the layers {:?}: {why}",
-                        set.layers
-                    ),
-                }
+            let plan = plan_by(backend, step, &first).map_err(|refused| Error::NoBackend {
+                rules: rules_of(&refused.why),
+                reasons: format!(
+                    "{name}, for the phase {phase:?} of the layers {:?}: {}",
+                    set.layers,
+                    refused.reason()
+                ),
             })?;
             plans.push(plan);
         }
         let of_layer = self.of_layer.iter();
         let of_layer = of_layer.filter_map(|set| of_set.get(*set).copied());
-        Ok(Box::new(HybridStep {
+        let step = HybridStep {
             of_layer: of_layer.collect(),
             plans,
-        }))
+        };
+        self.backends.admits(step.memory())?;
+        Ok(Box::new(step))
     }
 }
 

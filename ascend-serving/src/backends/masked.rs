@@ -3,9 +3,9 @@
 use std::fmt;
 use std::ops::Range;
 
-use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
+use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Output, Plan, Tensor};
+use ascend_attention::{Element, Output, Plan};
 
 use crate::batch::{AttentionMetadata, MaskKind, MaskedRequest};
 use crate::error::Result;
@@ -14,7 +14,6 @@ use crate::refusal::{Rule, refused};
 use super::backend::{
     AttentionBackend, LayerTensors, StepContext, StepPlan, batched, run_into_empty, without_lse,
 };
-use super::fused::with_sink;
 use super::step_memory::StepMemory;
 
 /// Steps of every kind under a [`NamedMask`](crate::NamedMask): one call over the paged cache (BSH, sparse mode 1 with the
@@ -103,7 +102,7 @@ impl<T: Element> AttentionBackend<T> for Masked {
             let mask_bytes = mask.tensor_bytes();
             let call = step.shape.call(Layout::Bsh).mask(mask);
             let query = batched(&first.query.narrow(0, tokens.clone())?, of.len())?;
-            let inputs = inputs(&query, &block_table, first);
+            let inputs = first.with_sink(first.cached_keys(&query, &block_table));
             calls.push(Call {
                 plan: lengths.apply(call).plan_with(&inputs)?,
                 requests: of.len(),
@@ -114,15 +113,6 @@ impl<T: Element> AttentionBackend<T> for Masked {
         }
         Ok(Box::new(Calls(calls)))
     }
-}
-
-fn inputs<'a, T: Element>(
-    query: &'a Tensor<T>,
-    block_table: &'a BlockTable,
-    layer: &LayerTensors<'a, T>,
-) -> Inputs<'a> {
-    let inputs = Inputs::new(query, &layer.cache.key, &layer.cache.value);
-    with_sink(inputs.paged(block_table), layer)
 }
 
 impl<T: Element> StepPlan<T> for Calls {
@@ -145,7 +135,7 @@ impl<T: Element> StepPlan<T> for Calls {
         for call in &self.0 {
             let query = layer.query.narrow(0, call.tokens.clone())?;
             let query = batched(&query, call.requests)?;
-            let inputs = inputs(&query, &call.block_table, layer);
+            let inputs = layer.with_sink(layer.cached_keys(&query, &call.block_table));
             let rows = output.attention.narrow(0, call.tokens.clone())?;
             let mut rows = Output {
                 attention: batched(&rows, call.requests)?,

@@ -16,7 +16,8 @@ use crate::lock::lock;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, run_into_empty, size, without_lse,
+    AttentionBackend, LayerTensors, PlannedStream, StepContext, StepPlan, run_into_empty, size,
+    without_lse,
 };
 use super::step_memory::{StepMemory, tensor_bytes};
 
@@ -29,14 +30,14 @@ use super::step_memory::{StepMemory, tensor_bytes};
 pub struct MxFp8;
 
 /// The queries of a layer in groups of 32.
-struct GroupedQuery {
+struct MxFp8Query {
     /// `[tokens, N, D]`.
     floats: Tensor<Float8E4M3Fn>,
     /// `[tokens, N, D/64, 2]`, or by key heads `[Nkv, tokens, N/Nkv, D/64, 2]`.
     powers: Tensor<Float8E8M0>,
 }
 
-impl GroupedQuery {
+impl MxFp8Query {
     /// For queries like these, of a step whose longest request has so many tokens.
     fn empty<T: Element>(step: &StepContext<'_>, like: &Tensor<T>, longest: usize) -> Result<Self> {
         let device = step.stream.device();
@@ -91,21 +92,22 @@ impl GroupedQuery {
 }
 
 /// A step's call.
-struct GroupedStep {
+struct MxFp8Step {
     plan: Plan,
+    stream: PlannedStream,
     /// For one layer after the other.
-    query: Mutex<GroupedQuery>,
+    query: Mutex<MxFp8Query>,
 }
 
-impl fmt::Debug for GroupedStep {
+impl fmt::Debug for MxFp8Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let step = &mut f.debug_struct("GroupedStep");
+        let step = &mut f.debug_struct("MxFp8Step");
         step.field("plan", &self.plan).finish_non_exhaustive()
     }
 }
 
 /// The cache of a layer in groups.
-fn grouped_cache<'a, T: Element>(
+fn mxfp8_cache<'a, T: Element>(
     layer: &LayerTensors<'a, T>,
 ) -> Result<(&'a QuantisedLayer, &'a GroupScales), Refused> {
     let found = layer.quantised.and_then(|of| Some((of, of.of_groups()?)));
@@ -134,11 +136,11 @@ impl<T: Element> AttentionBackend<T> for MxFp8 {
         first: &LayerTensors<'_, T>,
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
-        let (of, scales) = grouped_cache(first)?;
+        let (of, scales) = mxfp8_cache(first)?;
         let causality = step.mask.causality()?;
         if causality != Causality::Causal || first.learnable_sink.is_some() {
             return Err(refused(
-                Rule::BackendQuantised,
+                Rule::BackendMxFp8,
                 format_args!("{causality:?}, {} sinks", first.with_sinks()),
                 "causal layers of MXFP8 without window and sinks",
                 "give such layers a cache of their own with scales of channels or tokens",
@@ -146,7 +148,7 @@ impl<T: Element> AttentionBackend<T> for MxFp8 {
             .into());
         }
         let longest = step.metadata.new_and_cached().map(|(new, _)| new).max();
-        let query = GroupedQuery::empty(step, first.query, longest.unwrap_or(0))?;
+        let query = MxFp8Query::empty(step, first.query, longest.unwrap_or(0))?;
         let masks = step.stream.device().masks();
         let lengths = CallLengths::PackedPaged {
             q: step.metadata.q_ends(),
@@ -155,14 +157,15 @@ impl<T: Element> AttentionBackend<T> for MxFp8 {
         let call = step.shape.call(Layout::Tnd).mask(causality.mask(&masks)?);
         let call = lengths.apply(call).out_dtype(T::DTYPE);
         let plan = call.plan_with(&query.inputs(step, of, scales))?;
-        Ok(Box::new(GroupedStep {
+        Ok(Box::new(MxFp8Step {
             plan,
+            stream: PlannedStream::of(step),
             query: Mutex::new(query),
         }))
     }
 }
 
-impl<T: Element> StepPlan<T> for GroupedStep {
+impl<T: Element> StepPlan<T> for MxFp8Step {
     fn memory(&self) -> StepMemory {
         let query = lock(&self.query);
         let held = [tensor_bytes(&query.floats), tensor_bytes(&query.powers)];
@@ -180,7 +183,8 @@ impl<T: Element> StepPlan<T> for GroupedStep {
         output: &mut Output<T>,
     ) -> Result<()> {
         without_lse(output)?;
-        let (of, scales) = grouped_cache(layer)?;
+        self.stream.check(step)?;
+        let (of, scales) = mxfp8_cache(layer)?;
         // Held until the call is queued; the next layer waits for it before it writes its own.
         let query = lock(&self.query);
         query.fill(step.stream, layer.query)?;

@@ -1,15 +1,17 @@
 //! Decoding steps by the operator's own decode path.
 
-use ascend_attention::attention::{CallLengths, Inputs};
+use ascend_attention::attention::CallLengths;
 use ascend_attention::spec::Layout;
 use ascend_attention::{Element, Output, Plan, Tensor};
 
 use crate::batch::{AttentionState, Causality};
 use crate::error::Result;
 use crate::kv::LayerCache;
-use crate::refusal::{Rule, refused};
+use crate::refusal::Rule;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, size};
+use super::backend::{
+    AttentionBackend, LayerTensors, StepContext, StepPlan, check_single_tokens, size,
+};
 use super::step_memory::StepMemory;
 
 /// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over the paged cache, for steps that only decode and
@@ -62,23 +64,12 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
         first.without_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
-        let plain = causality == Causality::Causal && first.learnable_sink.is_none();
-        let requests = metadata.table().requests();
-        let single = metadata.tokens() == requests;
-        if metadata.state() != AttentionState::DecodeOnly || !plain || !single {
-            return Err(refused(
-                Rule::BackendDecode,
-                format_args!(
-                    "{:?} of {} tokens in {requests} requests, {causality:?}, {} sinks",
-                    metadata.state(),
-                    metadata.tokens(),
-                    first.with_sinks(),
-                ),
-                "one token a request, causal, without window and sinks",
-                "register a backend for packed queries behind this one",
-            )
-            .into());
-        }
+        let takes = metadata.state() == AttentionState::DecodeOnly
+            && causality == Causality::Causal
+            && first.learnable_sink.is_none();
+        let allowed = "one token a request, causal, without window and sinks";
+        let fix = "register a backend for packed queries behind this one";
+        check_single_tokens(step, first, takes, Rule::BackendDecode, [allowed, fix])?;
         let layout = layout(first.cache);
         let query = rows(layout, first.query)?;
         let lengths = CallLengths::Batched {
@@ -86,10 +77,8 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
             kv: metadata.kv_lengths(),
         };
         let call = step.shape.call(layout);
-        let inputs = Inputs::new(&query, &first.cache.key, &first.cache.value);
-        let plan = lengths
-            .apply(call)
-            .plan_with(&inputs.paged(step.block_table))?;
+        let inputs = first.cached_keys(&query, step.block_table);
+        let plan = lengths.apply(call).plan_with(&inputs)?;
         Ok(Box::new(DecodeStep { plan, layout }))
     }
 }
@@ -113,12 +102,11 @@ impl<T: Element> StepPlan<T> for DecodeStep {
         output: &mut Output<T>,
     ) -> Result<()> {
         let query = rows(self.layout, layer.query)?;
-        let inputs = Inputs::new(&query, &layer.cache.key, &layer.cache.value);
+        let inputs = layer.cached_keys(&query, step.block_table);
         let mut output = Output {
             attention: rows(self.layout, &output.attention)?,
             softmax_lse: output.softmax_lse.clone(),
         };
-        let inputs = inputs.paged(step.block_table);
         Ok(self
             .plan
             .launch_with_into(step.stream, &inputs, &mut output)?)

@@ -4,7 +4,6 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use ascend_attention as attention;
 use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::incre::{IncreFlashAttention, IncrePlan};
 use ascend_attention::prompt::{PromptFlashAttention, PromptPlan};
@@ -20,7 +19,8 @@ use crate::lock::lock;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, run_into_empty, without_lse,
+    AttentionBackend, LayerTensors, PlannedStream, StepContext, StepPlan, batched, run_into_empty,
+    without_lse,
 };
 use super::copied_rows::{CopiedRows, KeyRows, Prompt, Prompts};
 use super::paged_decode::{layout, rows};
@@ -153,7 +153,7 @@ struct PlannedIncre {
 /// The calls of a step, each with its query tokens.
 struct StepCalls<T: Element> {
     /// The stream on which calls take turns with the memory of copied rows.
-    stream: usize,
+    stream: PlannedStream,
     calls: Vec<(Range<usize>, Planned)>,
     copied: Mutex<CopiedRows<T>>,
 }
@@ -273,7 +273,7 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
             calls.push((of.tokens, planned));
         }
         Ok(Box::new(StepCalls {
-            stream: step.stream.as_raw().addr(),
+            stream: PlannedStream::of(step),
             calls,
             copied: Mutex::new(copied),
         }))
@@ -309,14 +309,7 @@ impl<T: Element> StepPlan<T> for StepCalls<T> {
     ) -> Result<()> {
         without_lse(output)?;
         let stream = step.stream;
-        if stream.as_raw().addr() != self.stream {
-            return Err(attention::Error::NotAsPlanned {
-                argument: "stream",
-                given: "another stream".to_owned(),
-                planned: "the stream of the step".to_owned(),
-            }
-            .into());
-        }
+        self.stream.check(step)?;
         // Held until all is queued: copies and calls of two layers must not mix.
         let copied = lock(&self.copied);
         for (tokens, planned) in &self.calls {

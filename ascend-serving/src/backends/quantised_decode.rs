@@ -7,11 +7,11 @@ use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Output, Plan,
 use crate::batch::Causality;
 use crate::error::Result;
 use crate::kv::QuantisedLayer;
-use crate::refusal::{Rule, refused};
+use crate::refusal::Rule;
 
 use super::backend::{
-    AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan, quantised_cache,
-    run_into_empty, without_lse,
+    AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan, check_single_tokens,
+    quantised_cache, run_into_empty, without_lse,
 };
 use super::paged_decode::{layout, rows};
 use super::step_memory::StepMemory;
@@ -119,23 +119,13 @@ impl<T: Element> AttentionBackend<T> for QuantisedDecode {
         let of = quantised_cache(first)?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
-        let plain = causality == Causality::Causal && first.learnable_sink.is_none();
+        let takes = metadata.state().reads_cache()
+            && causality == Causality::Causal
+            && first.learnable_sink.is_none();
+        let allowed = "one token a request behind cached ones, causal, without window and sinks";
+        let fix = "register `QuantisedPrefill` behind this one";
+        check_single_tokens(step, first, takes, Rule::BackendDecode, [allowed, fix])?;
         let requests = metadata.table().requests();
-        let single = metadata.tokens() == requests;
-        if !metadata.state().reads_cache() || !plain || !single {
-            return Err(refused(
-                Rule::BackendDecode,
-                format_args!(
-                    "{:?} of {} tokens in {requests} requests, {causality:?}, {} sinks",
-                    metadata.state(),
-                    metadata.tokens(),
-                    first.with_sinks(),
-                ),
-                "one token a request behind cached ones, causal, without window and sinks",
-                "register `QuantisedPrefill` behind this one",
-            )
-            .into());
-        }
         let single = SingleTokens::plan(step, first, of, requests)?;
         Ok(Box::new(single))
     }

@@ -1,4 +1,4 @@
-//! Any step over a quantised cache, by numbers that are 16 bits again.
+//! Any step over a quantised cache, dequantised to 16 bits.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,11 +14,11 @@ use crate::kv::{CachedRows, QuantisedLayer};
 use crate::lock::lock;
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, quantised_cache, run_into_empty, size,
-    without_lse,
+    AttentionBackend, LayerTensors, PlannedStream, StepContext, StepPlan, quantised_cache,
+    run_into_empty, size, without_lse,
 };
 use super::dense_rows::DenseRows;
-use super::fused::{Fused, with_sink};
+use super::fused::Fused;
 use super::quantised_decode::SingleTokens;
 use super::step_memory::StepMemory;
 
@@ -95,6 +95,7 @@ struct DenseStep<T: Element> {
     tokens: Range<usize>,
     requests: Vec<RequestKeys>,
     rows: usize,
+    stream: PlannedStream,
     /// Keys and values, for one layer after the other.
     dense: Mutex<[DenseRows<T>; 2]>,
 }
@@ -153,7 +154,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         let call = lengths.apply(step.shape.call(Layout::Tnd).mask(mask));
         let tokens = singles..metadata.tokens();
         let query = first.query.narrow(0, tokens.clone())?;
-        let plan = call.plan_with(&with_sink(Inputs::new(&query, &key, &value), first))?;
+        let plan = call.plan_with(&first.with_sink(Inputs::new(&query, &key, &value)))?;
         let singles = match singles {
             0 => None,
             some => Some(SingleTokens::plan(step, first, of, some)?),
@@ -164,6 +165,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
             tokens,
             requests,
             rows,
+            stream: PlannedStream::of(step),
             dense: Mutex::new(dense),
         }))
     }
@@ -247,6 +249,7 @@ impl<T: Element> StepPlan<T> for DenseStep<T> {
         output: &mut Output<T>,
     ) -> Result<()> {
         without_lse(output)?;
+        self.stream.check(step)?;
         let of = quantised_cache(layer)?;
         if let Some(singles) = &self.singles {
             singles.queue(step, layer, output)?;
@@ -256,7 +259,7 @@ impl<T: Element> StepPlan<T> for DenseStep<T> {
         self.gather_keys_and_values(step.stream, &dense, of, layer)?;
         let [key, value] = packed(&dense, self.rows, layer)?;
         let query = layer.query.narrow(0, self.tokens.clone())?;
-        let inputs = with_sink(Inputs::new(&query, &key, &value), layer);
+        let inputs = layer.with_sink(Inputs::new(&query, &key, &value));
         let mut output = Output {
             attention: output.attention.narrow(0, self.tokens.clone())?,
             softmax_lse: None,

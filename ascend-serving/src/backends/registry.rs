@@ -88,13 +88,19 @@ impl RefusedBackend {
     }
 }
 
+impl RefusedBackend {
+    /// Why, and who takes the call.
+    pub(super) fn reason(&self) -> String {
+        match self.taken_by {
+            Some(target) => format!("{}; {target} takes the call", self.why),
+            None => self.why.to_string(),
+        }
+    }
+}
+
 impl fmt::Display for RefusedBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.name, self.why)?;
-        match self.taken_by {
-            Some(target) => write!(f, "; {target} takes the call"),
-            None => Ok(()),
-        }
+        write!(f, "{}: {}", self.name, self.reason())
     }
 }
 
@@ -191,6 +197,12 @@ impl<T: Element> Backends<T> {
         )
     }
 
+    /// Refuses a plan that needs more memory than the limit.
+    pub(super) fn admits(&self, memory: StepMemory) -> Result<(), Refused> {
+        self.memory_limit
+            .map_or(Ok(()), |limit| limit.admits(memory))
+    }
+
     fn first_that_serves(
         &self,
         step: &StepContext<'_>,
@@ -198,36 +210,42 @@ impl<T: Element> Backends<T> {
     ) -> Result<Selected<T>> {
         let mut refused = Vec::new();
         for backend in &self.backends {
-            let name = backend.name();
-            let known = knows_cache(&**backend, first);
-            let planned = known
-                .map_err(Error::from)
-                .and_then(|()| backend.plan(step, first));
+            let planned = plan_by(&**backend, step, first);
             let within = planned.and_then(|plan| {
-                if let Some(limit) = self.memory_limit {
-                    limit.admits(plan.memory())?;
-                }
+                let within = self.admits(plan.memory());
+                within.map_err(|why| {
+                    RefusedBackend::new(backend.name(), why.into(), step.stream.device())
+                })?;
                 Ok(plan)
             });
             match within {
                 Ok(plan) => {
                     return Ok(Selected {
-                        name,
+                        name: backend.name(),
                         plan,
                         refused,
                     });
                 }
-                Err(why) => {
-                    refused.push(RefusedBackend::new(name, why, step.stream.device()));
-                }
+                Err(why) => refused.push(why),
             }
         }
         Err(no_backend(&refused, self.hint(step, first)))
     }
 }
 
+/// Prepares a step with a backend, if it reads such a cache.
+pub(super) fn plan_by<T: Element>(
+    backend: &dyn AttentionBackend<T>,
+    step: &StepContext<'_>,
+    first: &LayerTensors<'_, T>,
+) -> Result<Box<dyn StepPlan<T>>, RefusedBackend> {
+    let known = knows_cache(backend, first).map_err(Error::from);
+    let planned = known.and_then(|()| backend.plan(step, first));
+    planned.map_err(|why| RefusedBackend::new(backend.name(), why, step.stream.device()))
+}
+
 /// The operator's refusal of a batch in the terms of those who make batches.
-pub(crate) fn for_schedulers(why: Error) -> Error {
+fn for_schedulers(why: Error) -> Error {
     match why {
         Error::Attention(attention::Error::Violation(violation))
             if violation.rule.id == "cache.blocks" =>

@@ -13,8 +13,9 @@ use crate::batch::{AttentionMetadata, Causality};
 use crate::error::Result;
 use crate::refusal::{Rule, refused};
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, merges_sinks};
-use super::fused::with_sink;
+use super::backend::{
+    AttentionBackend, LayerTensors, StepContext, StepPlan, merge_parts, merges_sinks,
+};
 use super::step_memory::{StepMemory, output_bytes, table_bytes};
 
 /// When reading a shared prefix once is worth the additional calls.
@@ -266,14 +267,18 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
         let suffix = plan(
             mask,
             lengths,
-            with_sink(inputs(first, &suffix_table), first),
+            first.with_sink(first.cached_keys(first.query, &suffix_table)),
         )?;
         let prefix_table = BlockTable::from_rows(step.stream, &lists.prefix_rows, block_size)?;
         let lengths = CallLengths::PackedPaged {
             q: &lists.prefix_ends,
             kv: &lists.prefix_keys,
         };
-        let prefix = plan(Mask::none(), lengths, inputs(first, &prefix_table))?;
+        let prefix = plan(
+            Mask::none(),
+            lengths,
+            first.cached_keys(first.query, &prefix_table),
+        )?;
         let (one, other): (Output<T>, Output<T>) = (suffix.output()?, prefix.output()?);
         let merge = MergeState::new(Layout::Tnd)
             .plan_rows(&lists.parts, &[Part::of(&one)?, Part::of(&other)?])?;
@@ -355,10 +360,6 @@ impl<'a> Lists<'a> {
     }
 }
 
-fn inputs<'a, T: Element>(layer: &LayerTensors<'a, T>, table: &'a BlockTable) -> Inputs<'a> {
-    Inputs::new(layer.query, &layer.cache.key, &layer.cache.value).paged(table)
-}
-
 impl<T: Element> StepPlan<T> for SharedPrefixStep {
     fn memory(&self) -> StepMemory {
         let Self {
@@ -382,9 +383,11 @@ impl<T: Element> StepPlan<T> for SharedPrefixStep {
             Ok(plan.launch_with(step.stream, &inputs)?)
         };
         let ((suffix, suffix_table), (prefix, prefix_table)) = (&self.suffix, &self.prefix);
-        let suffix = launch(suffix, with_sink(inputs(layer, suffix_table), layer))?;
-        let prefix = launch(prefix, inputs(layer, prefix_table))?;
-        let parts = [Part::of(&suffix)?, Part::of(&prefix)?];
-        Ok(self.merge.launch(step.stream, &parts)?)
+        let suffix = launch(
+            suffix,
+            layer.with_sink(layer.cached_keys(layer.query, suffix_table)),
+        )?;
+        let prefix = launch(prefix, layer.cached_keys(layer.query, prefix_table))?;
+        merge_parts(&self.merge, step, &[suffix, prefix])
     }
 }

@@ -15,9 +15,9 @@ use crate::refusal::{Refused, Rule, refused};
 use crate::split_kv::{SplitLimits, key_ranges};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, empty_output, merges_sinks,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, check_single_tokens, empty_output,
+    merge_parts, merges_sinks,
 };
-use super::fused::with_sink;
 use super::step_memory::{StepMemory, output_bytes, table_bytes};
 
 /// Into which parts [`SplitDecode`] divides the keys of a request.
@@ -79,7 +79,7 @@ impl SplitDecode {
             KeySplit::Tiles(tile) => {
                 if !tile.get().is_multiple_of(block_size.max(1)) {
                     return Err(refused(
-                        Rule::ChunkSize,
+                        Rule::SplitTile,
                         format_args!("tiles of {tile} keys in blocks of {block_size}"),
                         format_args!("a multiple of {block_size}"),
                         "choose a tile of whole blocks",
@@ -121,23 +121,13 @@ impl<T: Element> AttentionBackend<T> for SplitDecode {
         first.without_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?.over(metadata.longest());
-        let plain = causality == Causality::Causal && merges_sinks(step, first)?;
-        let single = metadata.tokens() == metadata.table().requests();
-        if metadata.state() != AttentionState::DecodeOnly || !plain || !single {
-            return Err(refused(
-                Rule::BackendSplit,
-                format_args!(
-                    "{:?} of {} tokens in {} requests, {causality:?}, {} sinks",
-                    metadata.state(),
-                    metadata.tokens(),
-                    metadata.table().requests(),
-                    first.with_sinks(),
-                ),
-                "one token a request, causal, no window that hides keys, and sinks on Ascend 950 alone",
-                "register a backend for packed queries behind this one",
-            )
-            .into());
-        }
+        let takes = metadata.state() == AttentionState::DecodeOnly
+            && causality == Causality::Causal
+            && merges_sinks(step, first)?;
+        let allowed =
+            "one token a request, causal, no window that hides keys, and sinks on Ascend 950 alone";
+        let fix = "register a backend for packed queries behind this one";
+        check_single_tokens(step, first, takes, Rule::BackendSplit, [allowed, fix])?;
         let ranges = self.ranges(step)?;
         let most = ranges.iter().map(Vec::len).max().unwrap_or(0);
         let mut parts = Vec::with_capacity(most);
@@ -214,10 +204,10 @@ fn inputs<'a, T: Element>(
     table: &'a BlockTable,
     part: usize,
 ) -> Inputs<'a> {
-    let inputs = Inputs::new(layer.query, &layer.cache.key, &layer.cache.value).paged(table);
+    let inputs = layer.cached_keys(layer.query, table);
     match part {
         // Every request has keys in it.
-        0 => with_sink(inputs, layer),
+        0 => layer.with_sink(inputs),
         _ => inputs,
     }
 }
@@ -236,22 +226,16 @@ impl<T: Element> StepPlan<T> for SplitStep {
         for (part, (plan, table)) in self.parts.iter().enumerate() {
             outputs.push(plan.launch_with(step.stream, &inputs(layer, table, part))?);
         }
-        let merged = match &self.merge {
-            Some(merge) => {
-                let parts: Vec<Part<'_, T>> = (outputs.iter())
-                    .map(|output| Ok(Part::of(output)?))
-                    .collect::<Result<_>>()?;
-                merge.launch(step.stream, &parts)?
-            }
+        match &self.merge {
+            Some(merge) => merge_parts(merge, step, &outputs),
             // There is one: each request has a key, its own.
             None => match outputs.pop() {
-                Some(output) => output,
-                None => empty_output(step, layer)?,
+                Some(output) => Ok(Output {
+                    softmax_lse: None,
+                    ..output
+                }),
+                None => empty_output(step, layer),
             },
-        };
-        Ok(Output {
-            softmax_lse: None,
-            ..merged
-        })
+        }
     }
 }

@@ -7,7 +7,9 @@ use crate::refusal::{Refused, Rule, refused};
 use super::request::BatchRequest;
 use super::settings::BatchSettings;
 
-/// A step as a file: a production batch that becomes a test.
+/// A step as a file: a production batch that becomes a test. A mask that was set for the step
+/// ([`AttentionMetadata::set_mask`](crate::AttentionMetadata::set_mask)) is not in it: what is read again has that of the settings'
+/// causality.
 ///
 /// ```
 /// use ascend_serving::kv::{BlockPool, PadPolicy};
@@ -107,5 +109,47 @@ impl RecordedBatch {
             return Err(wrong(format!("version {}", batch.version)));
         }
         Ok(batch)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::super::{Causality, StatePolicy};
+    use super::*;
+    use crate::kv::PadPolicy;
+
+    #[test]
+    fn other_json_is_refused() {
+        let good = {
+            let settings = BatchSettings {
+                blocks: 64,
+                block_size: 4,
+                pad: PadPolicy::SkipNegative,
+                causality: Causality::Causal,
+                policy: StatePolicy::default(),
+            };
+            let request = BatchRequest {
+                cached: 5,
+                new: 1,
+                drafts: 0,
+                row: &[3, 9],
+                group: None,
+                prompt_len: None,
+                sequence: None,
+            };
+            RecordedBatch::new(settings, &[request]).to_json()
+        };
+        for bad in [
+            String::new(),
+            "{}".to_owned(),
+            good.replace("\"version\":1", "\"version\":2"),
+            good.replace("\"cached\":5", "\"cached\":-5"),
+            good.replace("\"cached\":5", "\"cached\":5,\"other\":1"),
+        ] {
+            let error = RecordedBatch::from_json(&bad).unwrap_err();
+            assert_eq!(error.rule, Rule::BatchFormat, "{bad}");
+        }
+        assert!(good.contains("\"causality\":\"Causal\""));
     }
 }

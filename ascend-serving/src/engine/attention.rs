@@ -14,7 +14,9 @@ use crate::kv::{CacheWrite, PagedKvCache, Sequence, StepLease};
 use super::attention_options::AttentionOptions;
 use super::layer_check::{Brought, check_layer};
 use super::ran_layers::RanLayers;
-use super::range_check::{RangeCheck, RangeChecker, RangeFinding};
+use super::range_check::{
+    CheckedTensor, RangeCheck, RangeChecker, RangeFinding, latent_tensors, packed_tensors,
+};
 
 /// The attention of a model: heads, a paged cache, and the ways to compute.
 ///
@@ -317,7 +319,7 @@ impl<T: Element> Step<'_, T> {
         let output = self.queue(layer, tensors, options, None, |plan, step, tensors| {
             plan.run(step, tensors)
         })?;
-        self.look(layer, tensors, &output)?;
+        self.check_range(layer, packed_tensors(tensors, &output.attention))?;
         Ok(output)
     }
 
@@ -339,7 +341,7 @@ impl<T: Element> Step<'_, T> {
         self.queue(layer, tensors, options, None, |plan, step, tensors| {
             plan.run_into(step, tensors, output)
         })?;
-        self.look(layer, tensors, output)
+        self.check_range(layer, packed_tensors(tensors, &output.attention))
     }
 
     /// As [`Step::forward_with_sink`], with an output tensor of the caller, of the query's shape. Allocates nothing on the
@@ -385,9 +387,10 @@ impl<T: Element> Step<'_, T> {
             latent,
             options,
             Some(tensors),
-            |plan, step, tensors| plan.run(step, tensors),
+            |plan, step, layer| plan.run(step, layer),
         )?;
-        self.look(layer, latent, &output)?;
+        let checked = latent_tensors(latent, &tensors, &output.attention);
+        self.check_range(layer, checked)?;
         Ok(output)
     }
 
@@ -412,22 +415,22 @@ impl<T: Element> Step<'_, T> {
             latent,
             options,
             Some(tensors),
-            |plan, step, tensors| plan.run_into(step, tensors, output),
+            |plan, step, layer| plan.run_into(step, layer, output),
         )?;
-        self.look(layer, latent, output)
+        let checked = latent_tensors(latent, &tensors, &output.attention);
+        self.check_range(layer, checked)
     }
 
-    /// Hands what a queued layer brought and gets to the range check, if there is one.
-    fn look(
+    /// Hands the tensors of a queued layer to the range check, if there is one.
+    fn check_range<'t>(
         &mut self,
         layer: usize,
-        [query, key, value]: [&Tensor<T>; 3],
-        output: &Output<T>,
+        tensors: impl IntoIterator<Item = CheckedTensor<'t, T>>,
     ) -> Result<()> {
-        let Some(checker) = &mut self.attention.range_checker else {
-            return Ok(());
-        };
-        checker.look(self.stream, layer, [query, key, value, &output.attention])
+        match &mut self.attention.range_checker {
+            Some(checker) => checker.check(self.stream, layer, tensors),
+            None => Ok(()),
+        }
     }
 
     fn queue<R>(

@@ -27,5 +27,5 @@ pub(crate) use grouped_attention::{same_groups, same_mask};
 pub use grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
 pub(crate) use layer_check::StepRows;
 pub(crate) use ran_layers::RanLayers;
-pub(crate) use range_check::RangeChecker;
 pub use range_check::{LayerTensor, RangeCheck, RangeFinding};
+pub(crate) use range_check::{RangeChecker, packed_tensors};

@@ -1,5 +1,6 @@
 //! Looks at the numbers that go through the layers of steps: for the first layer that overflows.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -7,14 +8,15 @@ use std::sync::Arc;
 
 use ascend_attention::{Element, HostBuffer, Number, RangeReport, Stream, Tensor, Transfer};
 
+use crate::backends::{LatentForm, LatentTensors, size};
 use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
 
 /// Which steps are looked at, and what is found: NaN, infinities, and numbers beyond a limit.
 ///
 /// What layers bring and what they get is copied to pinned host memory behind their launches and looked at when the device is
-/// done. Nothing waits for that, unless the device is 1024 copies behind, four a layer: then a layer waits for the oldest.
-/// Padding is left out.
+/// done. A layer waits for that only where the device is 1024 copies behind (four a layer, up to seven of latent attention), for
+/// the oldest; and for a strided tensor, which is copied by way of the host. Padding is left out.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RangeCheck {
     every: NonZeroUsize,
@@ -49,6 +51,8 @@ impl RangeCheck {
 pub enum LayerTensor {
     /// Its queries.
     Query,
+    /// Of latent attention the rotary parts of the queries.
+    QueryRope,
     /// Its new keys; of latent attention the latents.
     Key,
     /// Its new values; of latent attention the rotary keys.
@@ -61,6 +65,7 @@ impl fmt::Display for LayerTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Query => "query",
+            Self::QueryRope => "query_rope",
             Self::Key => "key",
             Self::Value => "value",
             Self::Output => "output",
@@ -88,7 +93,7 @@ pub struct RangeFinding {
     pub element: usize,
     /// The first offender itself.
     pub value: f64,
-    /// All numbers of the tensor. [`RangeReport::first`] counts from the first token of the step.
+    /// All numbers of the tensor, its padding left out; [`RangeReport::first`] counts these in their order.
     pub report: RangeReport,
 }
 
@@ -128,11 +133,98 @@ pub(crate) struct RangeChecker<T: Element> {
     number: fn(T) -> f64,
     /// Steps that have begun.
     steps: u64,
-    /// Of the step in progress, if it is looked at, the rows behind each request.
-    rows: Option<Arc<[usize]>>,
+    /// Of the step in progress, if it is looked at, the tokens up to the end of each request.
+    ends: Option<Arc<[usize]>>,
     pending: VecDeque<Pending<T>>,
     spare: Vec<HostBuffer<T>>,
     findings: Vec<RangeFinding>,
+}
+
+/// A tensor of a layer, and which of the step's tokens it is of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CheckedTensor<'a, T: Element> {
+    pub(crate) tensor: LayerTensor,
+    pub(crate) elements: &'a Tensor<T>,
+    pub(crate) order: TokenOrder,
+    /// The first of its tokens, counted from that of the step.
+    pub(crate) first_token: usize,
+}
+
+impl<'a, T: Element> CheckedTensor<'a, T> {
+    /// Of all tokens of the step, `[tokens, N, D]`.
+    pub(crate) fn packed(tensor: LayerTensor, elements: &'a Tensor<T>) -> Self {
+        Self {
+            tensor,
+            elements,
+            order: TokenOrder::TokensFirst,
+            first_token: 0,
+        }
+    }
+}
+
+/// What a layer brings and gets.
+pub(crate) fn packed_tensors<'a, T: Element>(
+    [query, key, value]: [&'a Tensor<T>; 3],
+    output: &'a Tensor<T>,
+) -> [CheckedTensor<'a, T>; 4] {
+    use LayerTensor::{Key, Output, Query, Value};
+    [(Query, query), (Key, key), (Value, value), (Output, output)]
+        .map(|(tensor, elements)| CheckedTensor::packed(tensor, elements))
+}
+
+/// What a layer of latent attention brings and gets. Absorbed queries and their output are of the tokens that lead.
+pub(crate) fn latent_tensors<'a, T: Element>(
+    [query, latent, key_rope]: [&'a Tensor<T>; 3],
+    tensors: &LatentTensors<'a, T>,
+    output: &'a Tensor<T>,
+) -> impl Iterator<Item = CheckedTensor<'a, T>> {
+    use LayerTensor::{Key, Output, Query, QueryRope, Value};
+    let packed = CheckedTensor::packed;
+    let heads_first = |elements| CheckedTensor {
+        order: TokenOrder::HeadsFirst,
+        ..packed(Output, elements)
+    };
+    let (leading, query, output) = match tensors.form {
+        LatentForm::Absorbed => (None, packed(Query, query), heads_first(output)),
+        LatentForm::Plain(_) => (None, packed(Query, query), packed(Output, output)),
+        LatentForm::Mixed {
+            absorbed, decoded, ..
+        } => {
+            let behind = |checked| CheckedTensor {
+                first_token: size(absorbed, 0),
+                ..checked
+            };
+            (
+                Some([packed(Query, absorbed), heads_first(decoded)]),
+                behind(packed(Query, query)),
+                behind(packed(Output, output)),
+            )
+        }
+    };
+    let [absorbed, decoded] = match leading {
+        Some(tensors) => tensors.map(Some),
+        None => [None; 2],
+    };
+    [
+        absorbed,
+        Some(query),
+        Some(packed(QueryRope, tensors.query_rope)),
+        Some(packed(Key, latent)),
+        Some(packed(Value, key_rope)),
+        decoded,
+        Some(output),
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// In which order a tensor has tokens and heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TokenOrder {
+    /// `[tokens, N, D]`.
+    TokensFirst,
+    /// `[N, tokens, D]`.
+    HeadsFirst,
 }
 
 /// A copy that may not be over.
@@ -141,11 +233,53 @@ struct Pending<T: Element> {
     step: u64,
     layer: usize,
     tensor: LayerTensor,
-    rows: Arc<[usize]>,
-    /// Elements of a row.
-    row_size: usize,
+    ends: Arc<[usize]>,
+    place: Place,
+}
+
+/// Where the elements of a copy belong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    order: TokenOrder,
+    first_token: usize,
+    /// Tokens that are no padding.
+    tokens: usize,
+    /// Tokens of the copy.
+    copied_tokens: usize,
+    heads: usize,
     /// Elements of a head.
     head_size: usize,
+}
+
+impl Place {
+    /// The copied elements without padding.
+    fn without_padding<'a, T: Copy>(&self, copied: &'a [T]) -> Cow<'a, [T]> {
+        if self.tokens == self.copied_tokens {
+            return Cow::Borrowed(copied);
+        }
+        let [kept, all] =
+            [self.tokens, self.copied_tokens].map(|tokens| tokens.saturating_mul(self.head_size));
+        let heads = copied.chunks(all.max(1));
+        let heads = heads.flat_map(|head| head.get(..kept).unwrap_or(head));
+        Cow::Owned(heads.copied().collect())
+    }
+
+    /// Token of the step, head, and element of the head of an element that is no padding.
+    fn of(&self, at: usize) -> [usize; 3] {
+        let row = at.checked_div(self.head_size).unwrap_or(0);
+        let element = at.checked_rem(self.head_size).unwrap_or(0);
+        let inner = match self.order {
+            TokenOrder::TokensFirst => self.heads,
+            TokenOrder::HeadsFirst => self.tokens,
+        };
+        let outer = row.checked_div(inner).unwrap_or(0);
+        let inner = row.checked_rem(inner).unwrap_or(0);
+        let (token, head) = match self.order {
+            TokenOrder::TokensFirst => (outer, inner),
+            TokenOrder::HeadsFirst => (inner, outer),
+        };
+        [self.first_token.saturating_add(token), head, element]
+    }
 }
 
 impl<T: Element> fmt::Debug for RangeChecker<T> {
@@ -172,7 +306,7 @@ impl<T: Number> RangeChecker<T> {
             report: RangeReport::of_elements,
             number: T::to_f64,
             steps: 0,
-            rows: None,
+            ends: None,
             pending: VecDeque::new(),
             spare: Vec::new(),
             findings: Vec::new(),
@@ -186,7 +320,7 @@ impl<T: Element> RangeChecker<T> {
         let every = u64::try_from(self.check.every.get()).unwrap_or(u64::MAX);
         let looked_at = self.steps.is_multiple_of(every);
         self.steps = self.steps.saturating_add(1);
-        self.rows = looked_at.then(|| {
+        self.ends = looked_at.then(|| {
             let requests = metadata.new_and_cached().take(metadata.requests());
             let ends = requests.scan(0usize, |end, (new, _)| {
                 *end = end.saturating_add(new);
@@ -196,46 +330,62 @@ impl<T: Element> RangeChecker<T> {
         });
     }
 
-    /// Queues copies of the query, key, value and output of a layer, if the step is looked at, and looks at older copies that are over.
-    pub(crate) fn look(
+    /// Queues copies of the tensors of a layer, if the step is looked at, and looks at older copies that are over.
+    pub(crate) fn check<'t>(
         &mut self,
         stream: &Stream,
         layer: usize,
-        tensors: [&Tensor<T>; 4],
+        tensors: impl IntoIterator<Item = CheckedTensor<'t, T>>,
     ) -> Result<()> {
-        let Some(rows) = self.rows.clone() else {
+        let Some(ends) = self.ends.clone() else {
             return Ok(());
         };
         self.collect(false)?;
-        use LayerTensor::{Key, Output, Query, Value};
-        for (tensor, of) in [Query, Key, Value, Output].into_iter().zip(tensors) {
-            let count = rows.last().copied().unwrap_or(0);
-            let count = count.min(of.shape().first().copied().unwrap_or(0));
-            let of = of.narrow(0, 0..count)?;
-            let of = if of.is_contiguous() {
-                of
-            } else {
-                of.contiguous(stream)?
+        let of_step = ends.last().copied().unwrap_or(0);
+        for checked in tensors {
+            let CheckedTensor {
+                tensor,
+                elements,
+                order,
+                first_token,
+            } = checked;
+            let axis_len = |axis: usize| elements.shape().get(axis).copied().unwrap_or(1);
+            let (given, heads) = match order {
+                TokenOrder::TokensFirst => (axis_len(0), axis_len(1)),
+                TokenOrder::HeadsFirst => (axis_len(1), axis_len(0)),
             };
-            if of.is_empty() {
+            let tokens = of_step.saturating_sub(first_token).min(given);
+            // Of heads in front of tokens the padding is copied, too: what is left without it would be strided.
+            let (elements, copied_tokens) = match order {
+                TokenOrder::TokensFirst => (elements.narrow(0, 0..tokens)?, tokens),
+                TokenOrder::HeadsFirst => (elements.clone(), given),
+            };
+            if elements.is_empty() || tokens == 0 {
                 continue;
             }
+            let elements = elements.contiguous(stream)?;
             if self.pending.len() >= MOST_PENDING {
                 self.collect_one()?;
             }
-            let spare = self.spare.iter().position(|host| host.len() == of.len());
-            let host = match spare {
+            let mut spare = self.spare.iter();
+            let host = match spare.position(|host| host.len() == elements.len()) {
                 Some(at) => self.spare.remove(at),
-                None => stream.device().host_buffer(of.len())?,
+                None => stream.device().host_buffer(elements.len())?,
             };
             self.pending.push_back(Pending {
-                copy: of.download_async(stream, host)?,
+                copy: elements.download_async(stream, host)?,
                 step: self.steps.saturating_sub(1),
                 layer,
                 tensor,
-                rows: Arc::clone(&rows),
-                row_size: of.len().checked_div(count).unwrap_or(1).max(1),
-                head_size: of.shape().last().copied().unwrap_or(1).max(1),
+                ends: Arc::clone(&ends),
+                place: Place {
+                    order,
+                    first_token,
+                    tokens,
+                    copied_tokens,
+                    heads,
+                    head_size: axis_len(2),
+                },
             });
         }
         Ok(())
@@ -268,26 +418,25 @@ impl<T: Element> RangeChecker<T> {
             step,
             layer,
             tensor,
-            rows,
-            row_size,
-            head_size,
+            ends,
+            place,
         } = oldest;
         let host = copy.wait()?;
-        let report = (self.report)(&host, self.check.limit);
-        let offender = report.first.and_then(|at| Some((at, *host.get(at)?)));
+        let elements = place.without_padding(&host);
+        let report = (self.report)(&elements, self.check.limit);
+        let offender = report.first.and_then(|at| Some((at, *elements.get(at)?)));
         if let Some((at, value)) = offender {
-            let row = at.checked_div(row_size).unwrap_or(0);
-            let in_row = at.checked_rem(row_size).unwrap_or(0);
-            let request = rows.partition_point(|end| *end <= row);
-            let before = request.checked_sub(1).and_then(|before| rows.get(before));
+            let [of_step, head, element] = place.of(at);
+            let request = ends.partition_point(|end| *end <= of_step);
+            let before = request.checked_sub(1).and_then(|before| ends.get(before));
             let finding = RangeFinding {
                 step,
                 layer,
                 tensor,
                 request,
-                token: row.saturating_sub(before.copied().unwrap_or(0)),
-                head: in_row.checked_div(head_size).unwrap_or(0),
-                element: in_row.checked_rem(head_size).unwrap_or(0),
+                token: of_step.saturating_sub(before.copied().unwrap_or(0)),
+                head,
+                element,
                 value: (self.number)(value),
                 report,
             };

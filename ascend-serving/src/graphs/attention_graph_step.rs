@@ -5,7 +5,7 @@ use std::fmt;
 use ascend_attention::{Element, Output, Stream, Tensor};
 
 use crate::backends::size;
-use crate::engine::{RangeChecker, StepRows};
+use crate::engine::{RangeChecker, StepRows, packed_tensors};
 use crate::error::Result;
 use crate::kv::{StepLease, no_layer};
 
@@ -66,7 +66,8 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
                 value,
                 output,
             } = tensors;
-            checker.look(self.stream, layer, [query, key, value, &output.attention])?;
+            let tensors = packed_tensors([query, key, value], &output.attention);
+            checker.check(self.stream, layer, tensors)?;
         }
         Ok(&tensors.output)
     }

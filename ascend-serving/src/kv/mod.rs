@@ -50,6 +50,7 @@ pub(crate) use group_floats::{GROUP, rows_in_groups};
 pub(crate) use host_numbers::host_numbers;
 pub(crate) use one_key_each::one_key_each;
 pub use pad::PadPolicy;
+pub(crate) use pad::written_over;
 pub(crate) use pool::too_many_blocks;
 pub use pool::{Block, BlockPool, GroupId, StepLease};
 pub(crate) use quantised_by_group::GroupScales;

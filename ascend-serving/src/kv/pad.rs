@@ -83,6 +83,17 @@ impl PadPolicy {
     }
 }
 
+/// The refusal of a token whose slot is one that padding is written to.
+#[cold]
+pub(crate) fn written_over(pad: PadPolicy, token: usize) -> Refused {
+    refused(
+        Rule::SlotDump,
+        format_args!("{pad:?} for token {token}"),
+        "a slot that padding is not written to",
+        "never give a sequence the dump block",
+    )
+}
+
 #[cold]
 fn outside(slot: usize, slots: usize) -> Refused {
     refused(

@@ -291,6 +291,31 @@ fn divisions_that_cannot_be_are_refused() {
         Rule::SlotRange
     );
     assert_eq!(parallel.split(&[], PAD).unwrap_err().rule, Rule::BatchEmpty);
+    assert_eq!(rule(request.drafts(1)), Rule::DraftCount);
+    let twice = parallel.split(&[request, request], PAD).unwrap_err();
+    assert_eq!(twice.rule, Rule::SlotDuplicate);
+    let dump = parallel.split(&[request], PadPolicy::DumpSlot(3));
+    assert_eq!(dump.unwrap_err().rule, Rule::SlotDump);
+    let pool = || BlockPool::new(4, parallel.pool_block_size(), PAD).unwrap();
+    let (first, other) = (pool(), pool());
+    let mut sequence = Sequence::new(&first);
+    let _ = sequence.grow(6).unwrap();
+    assert_eq!(rule(BatchRequest::of(&sequence, 7)), Rule::SequenceLength);
+    let mut of_other = Sequence::new(&other);
+    let _ = of_other.grow(1).unwrap();
+    let both = [
+        BatchRequest::of(&sequence, 1),
+        BatchRequest::of(&of_other, 1),
+    ];
+    assert_eq!(
+        parallel.split(&both, PAD).unwrap_err().rule,
+        Rule::TableGroup
+    );
+    // Its block is copied for the new token, and nobody has queued that.
+    let mut fork = sequence.fork();
+    let copies = fork.grow(1).unwrap().copies;
+    assert_eq!(copies.len(), 1);
+    assert_eq!(rule(BatchRequest::of(&fork, 1)), Rule::BlockUncopied);
     // What the ranks have adds up to what there is.
     let long = BatchRequest {
         cached: 1000,

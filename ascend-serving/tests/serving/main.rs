@@ -25,6 +25,7 @@ mod mla_backend;
 mod moved_tokens;
 mod multi_item;
 mod mxfp8;
+mod planned_stream;
 mod prefix_cache;
 mod quantised;
 mod quantised_floats;

@@ -4,12 +4,13 @@ use crate::harness;
 
 use std::num::NonZeroUsize;
 
-use ascend_attention::{Error as CallError, Stream, f16};
+use ascend_attention::{Error as CallError, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, LayerGroup, LayerTensor,
-    RangeCheck, RangeFinding, StatePolicy,
+    Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, LatentForm, LatentRows,
+    LatentTensors, LayerGroup, LayerTensor, Mla, RangeCheck, RangeFinding, StatePolicy,
+    UpProjected,
 };
 use proptest::prelude::*;
 
@@ -256,4 +257,159 @@ fn groups_tell_the_layers_of_the_model() {
     let told: Vec<_> = found.iter().map(|of| (of.layer, of.tensor)).collect();
     let both = |layer| [(layer, LayerTensor::Value), (layer, LayerTensor::Output)];
     assert_eq!(told, [0, 1, 2].map(both).concat());
+}
+
+/// Latent attention: two requests that decode, one with a prompt of three tokens, and a token of padding.
+mod latent {
+    use super::*;
+
+    const HEADS: usize = 2;
+    const LATENT: usize = 512;
+    const ROPE: usize = 64;
+    const DIM: usize = 128;
+    const NEW: [usize; 3] = [1, 1, 3];
+    const PADDED: usize = 6;
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Form {
+        Absorbed,
+        Plain,
+        Mixed,
+    }
+
+    /// A token of the step, a head of it and an element of this head.
+    type Place = [usize; 3];
+
+    /// `[tokens, heads, dim]` of the step's tokens from the first on, with NaN in the padding, and at a place.
+    fn rows(
+        stream: &Stream,
+        (first, tokens): (usize, usize),
+        heads: usize,
+        dim: usize,
+        nan: Option<Place>,
+    ) -> Tensor<bf16> {
+        let mut rows = vec![bf16::ONE; tokens * heads * dim];
+        let actual: usize = NEW.iter().sum();
+        for (at, row) in rows.chunks_mut(heads * dim).enumerate() {
+            if first + at >= actual {
+                row.fill(bf16::NAN);
+            }
+        }
+        if let Some([token, head, element]) = nan
+            && (first..first + tokens).contains(&token)
+        {
+            rows[((token - first) * heads + head) * dim + element] = bf16::NAN;
+        }
+        stream.upload(&rows, [tokens, heads, dim]).unwrap()
+    }
+
+    /// What is found in a step with one NaN.
+    fn found(form: Form, tensor: LayerTensor, place: Place) -> Vec<RangeFinding> {
+        let stream = harness::stream();
+        let pad = PadPolicy::SkipNegative;
+        let cache = PagedKvCache::new(stream.device(), 4, 128, CacheShape::latent(1), pad);
+        let backends = Backends::none().with(Mla::new());
+        let mut attention =
+            Attention::<bf16>::new(AttentionShape::latent(HEADS), cache.unwrap(), backends);
+        attention.set_range_check(RangeCheck::always()).unwrap();
+        let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+        let blocks = [[0], [1], [2]];
+        let requests = [(9, 0), (5, 1), (0, 2)].map(|(cached, at)| BatchRequest {
+            cached,
+            new: NEW[at],
+            drafts: 0,
+            row: &blocks[at],
+            group: None,
+            prompt_len: None,
+            sequence: None,
+        });
+        let mut metadata = AttentionMetadata::new(&requests, settings).unwrap();
+        metadata.pad_to(PADDED).unwrap();
+        let nan = |of: LayerTensor| (of == tensor).then_some(place);
+        let split = match form {
+            Form::Absorbed => PADDED,
+            Form::Plain => 0,
+            Form::Mixed => metadata.decode_tokens(),
+        };
+        let rest = PADDED - split;
+        let query = nan(LayerTensor::Query);
+        let absorbed = rows(&stream, (0, split), HEADS, LATENT, query);
+        let plain = rows(&stream, (split, rest), HEADS, DIM, query);
+        let decoded = Tensor::empty(stream.device(), [HEADS, split, LATENT]).unwrap();
+        let projection =
+            |stream: &Stream, _: usize, of: LatentRows<'_, bf16>, out: &UpProjected<bf16>| {
+                let tokens = of.latent.shape()[0];
+                for (to, dim) in [(&out.key, DIM), (&out.key_rope, ROPE), (&out.value, DIM)] {
+                    to.overwrite(stream, &vec![bf16::ONE; tokens * HEADS * dim])?;
+                }
+                Ok(())
+            };
+        let (query, form) = match form {
+            Form::Absorbed => (&absorbed, LatentForm::Absorbed),
+            Form::Plain => (&plain, LatentForm::Plain(&projection)),
+            Form::Mixed => {
+                let (absorbed, decoded) = (&absorbed, &decoded);
+                let form = LatentForm::Mixed {
+                    absorbed,
+                    decoded,
+                    projection: &projection,
+                };
+                (&plain, form)
+            }
+        };
+        let all = (0, PADDED);
+        let query_rope = rows(&stream, all, HEADS, ROPE, nan(LayerTensor::QueryRope));
+        let latent = rows(&stream, all, 1, LATENT, nan(LayerTensor::Key));
+        let key_rope = rows(&stream, all, 1, ROPE, nan(LayerTensor::Value));
+        let tensors = LatentTensors {
+            query_rope: &query_rope,
+            form,
+        };
+        let mut step = attention.begin(&stream, &metadata).unwrap();
+        step.forward_latent(0, query, &latent, &key_rope, tensors)
+            .unwrap();
+        drop(step);
+        attention.await_range_findings().unwrap()
+    }
+
+    /// A NaN in a head of a query is found there and in that head of the output, of the same token.
+    #[test]
+    fn heads_and_tokens_of_queries_and_outputs_are_told_apart() {
+        for form in [Form::Absorbed, Form::Plain, Form::Mixed] {
+            for (tensor, element) in [(LayerTensor::Query, 100), (LayerTensor::QueryRope, 63)] {
+                for (token, request, of_request) in [(0, 0, 0), (1, 1, 0), (2, 2, 0), (4, 2, 2)] {
+                    for head in 0..HEADS {
+                        let found = found(form, tensor, [token, head, element]);
+                        let told: Vec<_> = found
+                            .iter()
+                            .map(|of| (of.tensor, of.request, of.token, of.head, of.element))
+                            .collect();
+                        let place = |tensor, element| (tensor, request, of_request, head, element);
+                        let wanted = [place(tensor, element), place(LayerTensor::Output, 0)];
+                        assert_eq!(told, wanted, "{form:?} {tensor:?} {token} {head}");
+                        assert_eq!(found[0].report.nan, 1);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn latents_and_rotary_keys_are_told_apart() {
+        for form in [Form::Absorbed, Form::Plain, Form::Mixed] {
+            for (tensor, element) in [(LayerTensor::Key, 511), (LayerTensor::Value, 7)] {
+                let found = found(form, tensor, [3, 0, element]);
+                let first = &found[0];
+                assert_eq!(
+                    (first.tensor, first.request, first.token),
+                    (tensor, 2, 1),
+                    "{form:?}"
+                );
+                assert_eq!(
+                    (first.head, first.element, first.report.nan),
+                    (0, element, 1)
+                );
+            }
+        }
+    }
 }

@@ -172,6 +172,11 @@ fn run_on(
         let sink = sink.as_deref();
         let output = step.forward_with_sink(layer, &query, &key, &value, sink);
         let output = output.unwrap();
+        prop_assert!(
+            output.softmax_lse.is_none(),
+            "{}",
+            step.selected().unwrap().name
+        );
         outputs.push(output.attention.download(stream).unwrap());
     }
     let selected = step.selected().unwrap();
@@ -381,7 +386,7 @@ fn what_is_not_split_is_refused_by_name() {
             tiles(100),
             vec![request(9, 1)],
             Causality::Causal,
-            Rule::ChunkSize,
+            Rule::SplitTile,
         ),
         (
             tiles(128),

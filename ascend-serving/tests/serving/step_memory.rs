@@ -15,8 +15,8 @@ use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ChunkedLocal, Error, Fused, FusedInTwo, Hybrid, KeySplit,
     LayerOptions, LayerSet, MaskKind, Masked, NamedMask, PagedDecode, QuantisedDecode,
-    QuantisedPrefill, Rule, SharedPrefixDecode, SharedPrefixGate, SplitDecode, StatePolicy, Step,
-    StepMemory, TriangleGate, TriangleMixPrefill,
+    QuantisedPrefill, RefusedBackend, Rule, SharedPrefixDecode, SharedPrefixGate, SplitDecode,
+    StatePolicy, Step, StepMemory, TriangleGate, TriangleMixPrefill,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -283,6 +283,16 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
                 "{said}"
             );
         }
+    }
+    // A hybrid holds the limit of its registry.
+    for (bytes, served) in [(needed, "hybrid"), (needed - 1, "fused")] {
+        let registry = Backends::none().with(CascadePrefill);
+        let set = LayerSet::new([0], "cascade_prefill");
+        let hybrid = Hybrid::new(1, registry.memory_limit(bytes, 1), [set]).unwrap();
+        let choice = asked(Backends::none().with(hybrid).with(Fused));
+        assert_eq!(choice.served, Ok(served), "{bytes} bytes");
+        let over = |refused: &RefusedBackend| refused.why.breaks(Rule::BackendMemory);
+        assert!(choice.refused.iter().all(over));
     }
     let none = asked(Of::Cascade.backends().memory_limit(0, 1));
     match none.served {

@@ -12,8 +12,8 @@ use ascend_attention::{
 };
 
 use crate::backends::{
-    LatentRows, LayerTensors, StepContext, StepMemory, UpProjected, UpProjection, output_bytes,
-    size, tensor_bytes,
+    LatentRows, LayerTensors, PlannedStream, StepContext, StepMemory, UpProjected, UpProjection,
+    output_bytes, size, tensor_bytes,
 };
 use crate::batch::{AttentionMetadata, StepPart};
 use crate::error::Result;
@@ -28,7 +28,7 @@ use super::context_chunks::{ContextChunk, ContextChunks};
 /// lie one behind the other; with one such request, or an order that is already so, nothing is copied.
 pub(super) struct MlaPrefill<T: Element> {
     /// The stream that orders the use of the workspace.
-    stream: usize,
+    stream: PlannedStream,
     /// Shape of queries and output, `[tokens, N, D]`.
     shape: [usize; 3],
     /// Its tokens among those of the step.
@@ -237,7 +237,7 @@ impl<T: Element> MlaPrefill<T> {
         let calls = StepMemory::of_calls(calls.chain([own.workspace_bytes()]));
         Ok(Self {
             memory: calls.holding([workspace.bytes()]),
-            stream: step.stream.as_raw().addr(),
+            stream: PlannedStream::of(step),
             shape: [tokens, heads, dim],
             of_step: part.tokens,
             own,
@@ -365,19 +365,11 @@ impl<T: Element> MlaPrefill<T> {
         projection: &dyn UpProjection<T>,
         into: &Tensor<T>,
     ) -> Result<()> {
-        let stream = step.stream;
-        if stream.as_raw().addr() != self.stream {
-            return Err(ascend_attention::Error::NotAsPlanned {
-                argument: "stream",
-                given: "another stream".to_owned(),
-                planned: "the stream of the step, which orders the use of its workspace".to_owned(),
-            }
-            .into());
-        }
+        self.stream.check(step)?;
         let free = lock(&self.free).pop();
         let workspace = match free {
             Some(workspace) => workspace,
-            None => self.sizes.allocate(stream.device())?,
+            None => self.sizes.allocate(step.stream.device())?,
         };
         let outcome = self.run_in(&workspace, step, layer, (query_rope, projection), into);
         lock(&self.free).push(workspace);

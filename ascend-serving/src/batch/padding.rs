@@ -1,0 +1,219 @@
+//! Dummy requests, which fill a step up to a size.
+
+use crate::refusal::{Refused, Rule, refused};
+
+use super::metadata::AttentionMetadata;
+use super::state::StatePolicy;
+
+impl AttentionMetadata {
+    /// Adds dummy requests until there are `tokens` query tokens, as graphs captured for a size and uneven ranks need.
+    ///
+    /// Operators want the last end to be the number of query rows, at most 16 rows of each verifying request, and as many
+    /// keys as rows. So the padding goes to as many dummy requests as it takes: as long as the real ones where those are
+    /// all alike, of up to 16 tokens otherwise. A dummy has as many keys as tokens, its row of the table is 0, and its
+    /// tokens get the slots of the [`PadPolicy`].
+    ///
+    /// # Errors
+    /// [`Rule::PadTarget`] for fewer tokens than there are, or more than [`MAX_TOKENS`](Self::MAX_TOKENS);
+    /// [`Rule::IndexShape`] for dummies whose rows of the table do not fit in the host's memory. Nothing is added then.
+    pub fn pad_to(&mut self, tokens: usize) -> Result<(), Refused> {
+        let now = self.tokens();
+        if tokens < now || tokens > Self::MAX_TOKENS {
+            return Err(refused(
+                Rule::PadTarget,
+                tokens,
+                format_args!("{now} to {}", Self::MAX_TOKENS),
+                "pad to the smallest captured size that holds the batch",
+            ));
+        }
+        let (rows, left) = (self.dummy_rows(), tokens.saturating_sub(now));
+        let dummies = (0..left).step_by(rows.max(1));
+        self.add_dummies(
+            tokens,
+            dummies.map(|from| rows.min(left.saturating_sub(from))),
+        )
+    }
+
+    /// Adds dummy requests of these query tokens each, up to `tokens` of all requests.
+    fn add_dummies(
+        &mut self,
+        tokens: usize,
+        dummies: impl Iterator<Item = usize> + Clone,
+    ) -> Result<(), Refused> {
+        let now = self.tokens();
+        let (pad, block_size) = (self.settings.pad, self.settings.block_size);
+        let padded = tokens.saturating_sub(self.actual_tokens);
+        let from = now.saturating_sub(self.actual_tokens);
+        for nth in from..padded {
+            // What is refused adds nothing.
+            pad.slot_of(nth, block_size)?;
+        }
+        // A dummy request has block 0 for each of its keys.
+        let longest = dummies.clone().max().unwrap_or(0);
+        self.table.widen(self.columns(longest))?;
+        self.table.room(dummies.clone().count())?;
+        let mut end = now;
+        for dummy in dummies {
+            end = end.saturating_add(dummy);
+            self.q_ends.push_end(end)?;
+            self.kv_lengths.push(dummy)?;
+            self.table.push_cut(&[]);
+        }
+        for nth in from..padded {
+            self.slots.push(pad.slot_of(nth, block_size)?);
+        }
+        Ok(())
+    }
+
+    /// Adds dummy requests until there are so many requests and query tokens, which graphs captured for both need. They share
+    /// the missing tokens as evenly as it goes, and are otherwise as those of [`AttentionMetadata::pad_to`].
+    ///
+    /// # Errors
+    /// [`Rule::PadTarget`] for fewer requests or tokens than there are, for more than
+    /// [`MAX_TOKENS`](Self::MAX_TOKENS), and for a number of tokens that the missing requests cannot have, which have one
+    /// each at least; [`Rule::IndexShape`] as there. Nothing is added then.
+    pub(crate) fn pad_to_requests(
+        &mut self,
+        requests: usize,
+        tokens: usize,
+    ) -> Result<(), Refused> {
+        let dummies = self.missing(requests, tokens)?;
+        self.add_dummies(tokens, dummies)
+    }
+
+    /// Whether [`pad_to_requests`](Self::pad_to_requests) takes these.
+    pub(crate) fn can_be_padded(&self, requests: usize, tokens: usize) -> bool {
+        self.left_to(requests, tokens).is_some()
+    }
+
+    /// Requests and tokens to be added, if there is no request without a token then and no token without a request.
+    fn left_to(&self, requests: usize, tokens: usize) -> Option<(usize, usize)> {
+        let added = requests.checked_sub(self.table.requests())?;
+        let left = tokens.checked_sub(self.tokens())?;
+        let fits = left >= added && (added > 0 || left == 0) && tokens <= Self::MAX_TOKENS;
+        fits.then_some((added, left))
+    }
+
+    /// Query tokens of the requests that are missing to so many requests and tokens.
+    pub(crate) fn missing(
+        &self,
+        requests: usize,
+        tokens: usize,
+    ) -> Result<impl Iterator<Item = usize> + Clone + use<>, Refused> {
+        let Some((added, left)) = self.left_to(requests, tokens) else {
+            return Err(refused(
+                Rule::PadTarget,
+                format_args!("{tokens} tokens of {requests} requests"),
+                format_args!(
+                    "{} requests of {} tokens, or more of both, up to {} tokens and with one at least for each request \
+                     that is added",
+                    self.table.requests(),
+                    self.tokens(),
+                    Self::MAX_TOKENS
+                ),
+                "pad to the smallest captured size that holds the batch",
+            ));
+        };
+        let (each, more) = (
+            left.checked_div(added).unwrap_or(0),
+            left.checked_rem(added).unwrap_or(0),
+        );
+        Ok((0..added).map(move |nth| each.saturating_add(usize::from(nth < more))))
+    }
+
+    /// Query tokens of a dummy request.
+    fn dummy_rows(&self) -> usize {
+        let most = StatePolicy::MAX_VERIFIED
+            .min(self.settings.block_size)
+            .max(1);
+        let requests = self.requests;
+        let mut ends = self.q_ends.ends().iter().take(self.requests);
+        let each = self.actual_tokens.checked_div(requests).unwrap_or(most);
+        let mut wanted = 0usize;
+        let alike = ends.all(|end| {
+            wanted = wanted.saturating_add(each);
+            *end == wanted
+        });
+        if alike { each.clamp(1, most) } else { most }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::super::{BatchRequest, BatchSettings, Causality};
+    use super::*;
+    use crate::kv::PadPolicy;
+
+    fn settings() -> BatchSettings {
+        BatchSettings {
+            blocks: 64,
+            block_size: 4,
+            pad: PadPolicy::SkipNegative,
+            causality: Causality::Causal,
+            policy: StatePolicy {
+                chunked_prefill: true,
+                drafting: None,
+            },
+        }
+    }
+
+    fn request(cached: usize, new: usize, row: &[usize]) -> BatchRequest<'_> {
+        BatchRequest {
+            cached,
+            new,
+            drafts: 0,
+            row,
+            group: None,
+            prompt_len: None,
+            sequence: None,
+        }
+    }
+
+    #[test]
+    fn padding_adds_dummy_requests() {
+        let requests = [request(5, 1, &[3, 9]), request(2, 4, &[7, 1])];
+        let mut metadata = AttentionMetadata::new(&requests, settings()).unwrap();
+        metadata.pad_to(12).unwrap();
+        assert_eq!(metadata.q_ends().ends(), [1, 5, 9, 12]);
+        assert_eq!(metadata.kv_lengths().lengths(), [6, 6, 4, 3]);
+        assert_eq!(metadata.slots()[5..], [-1; 7]);
+        assert_eq!(metadata.table().row(3), Some(&[0, 0][..]));
+        assert_eq!((metadata.tokens(), metadata.actual_tokens()), (12, 5));
+        assert_eq!(metadata.pad_to(11).unwrap_err().rule, Rule::PadTarget);
+        assert_eq!(
+            metadata.pad_to(usize::MAX).unwrap_err().rule,
+            Rule::PadTarget
+        );
+        // Decoding pads by single tokens.
+        let requests = [request(5, 1, &[3, 9]), request(2, 1, &[7])];
+        let mut metadata = AttentionMetadata::new(&requests, settings()).unwrap();
+        metadata.pad_to(4).unwrap();
+        assert_eq!(metadata.q_ends().ends(), [1, 2, 3, 4]);
+        assert_eq!(metadata.kv_lengths().lengths(), [6, 3, 1, 1]);
+    }
+
+    #[test]
+    fn dummies_longer_than_a_block_have_one_for_all_of_their_keys() {
+        let one = settings().block_size;
+        let mut metadata = AttentionMetadata::new(&[request(0, 1, &[3])], settings()).unwrap();
+        metadata.pad_to_requests(2, 2 * one + 2).unwrap();
+        assert_eq!(metadata.kv_lengths().lengths(), [1, 2 * one + 1]);
+        assert_eq!(metadata.table().row(0), Some(&[3, 0, 0][..]));
+        assert_eq!(metadata.table().row(1), Some(&[0, 0, 0][..]));
+        let renewed = metadata.renew(&[request(0, 1, &[3])]);
+        assert_eq!((renewed, metadata.table().columns()), (Ok(()), 1));
+    }
+
+    #[test]
+    fn padding_names_each_dump_slot_once_while_there_are_enough() {
+        let dump = BatchSettings {
+            pad: PadPolicy::DumpSlot(2),
+            ..settings()
+        };
+        let mut metadata = AttentionMetadata::new(&[request(5, 1, &[3, 9])], dump).unwrap();
+        metadata.pad_to(3).unwrap();
+        metadata.pad_to(6).unwrap();
+        assert_eq!(metadata.slots(), [37, 2, 3, 0, 1, 2]);
+    }
+}

@@ -1,0 +1,133 @@
+//! What every step asks of a request: that its tokens can be counted, and that its sequence has them.
+
+use ascend_attention::CallRule;
+
+use crate::kv::{GroupId, MOST_BLOCK, uncopied};
+use crate::refusal::{Refused, Rule, refused};
+
+use super::causality::Causality;
+use super::request::{BatchRequest, SequenceExtent};
+
+impl BatchRequest<'_> {
+    /// The pool of a step that this is request `at` of, whose requests in front are of `known`.
+    pub(crate) fn in_group(
+        &self,
+        at: usize,
+        known: Option<GroupId>,
+    ) -> Result<Option<GroupId>, Refused> {
+        match (known, self.group) {
+            (Some(known), Some(group)) if known != group => Err(refused(
+                Rule::TableGroup,
+                format_args!("a row of {group} for request {at}"),
+                known,
+                "make a step for each group of layers, with the sequences of its own pool",
+            )),
+            (known, group) => Ok(known.or(group)),
+        }
+    }
+
+    /// Refuses tokens that the request's sequence has not, or has no more.
+    pub(crate) fn check_sequence(&self, at: usize, causality: Causality) -> Result<(), Refused> {
+        let Some(SequenceExtent {
+            len,
+            given_back,
+            uncopied: block,
+        }) = self.sequence
+        else {
+            return Ok(());
+        };
+        let new = self.new;
+        if let Some(block) = block {
+            return Err(uncopied(format_args!("block {block} of request {at}")));
+        }
+        if new > len.saturating_sub(given_back) {
+            return Err(refused(
+                Rule::SequenceLength,
+                format_args!(
+                    "{new} new tokens of request {at}, whose sequence has {len}, {given_back} of them given back"
+                ),
+                format_args!("at most {}", len.saturating_sub(given_back)),
+                "grow the sequence by its new tokens before the step (`Attention::grow`), and say in `BatchRequest::of` by how many",
+            ));
+        }
+        if let Causality::Chunk(size) = causality
+            && !given_back.is_multiple_of(size.get())
+        {
+            return Err(refused(
+                Rule::BlockWindow,
+                format_args!(
+                    "{causality:?} over request {at}, whose first {given_back} tokens were given back"
+                ),
+                format_args!("a multiple of {size}: whole chunks"),
+                "give back the chunks in front of the next token's, whole",
+            ));
+        }
+        // What the request calls cached lies behind what was given back.
+        let cached = given_back.saturating_add(self.cached);
+        if causality.shown_from(cached) < given_back {
+            return Err(refused(
+                Rule::BlockWindow,
+                format_args!(
+                    "{causality:?} over request {at}, whose first {given_back} tokens were given back"
+                ),
+                format_args!("a window of at most {} keys", self.cached.saturating_add(1)),
+                "give back only what lies in front of the window of the next token, and keep a sequence of its own for \
+                 layers that see more",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The request's tokens when the step is over.
+    pub(crate) fn check_lengths(&self, at: usize) -> Result<usize, Refused> {
+        let Self {
+            cached,
+            new,
+            drafts,
+            ..
+        } = *self;
+        if new == 0 {
+            return Err(refused(
+                Rule::BatchEmpty,
+                format_args!("no query token of request {at}"),
+                "1 or more",
+                "leave the request out of the step, or skip the step",
+            ));
+        }
+        if drafts >= new {
+            return Err(refused(
+                Rule::DraftCount,
+                format_args!("{drafts} drafts among {new} query tokens of request {at}"),
+                format_args!("0 to {}", new.saturating_sub(1)),
+                "count the last certain token among the query tokens",
+            ));
+        }
+        let len = cached.checked_add(new);
+        len.filter(|len| *len <= MOST_BLOCK).ok_or_else(|| {
+            refused(
+                CallRule::LengthsOverflow,
+                format_args!("{cached} cached and {new} new tokens of request {at}"),
+                format_args!("at most {MOST_BLOCK}"),
+                "end the request",
+            )
+        })
+    }
+
+    /// The end of the request's query tokens in a step, behind those of the requests in front.
+    pub(crate) fn end_of_tokens(
+        &self,
+        at: usize,
+        before: usize,
+        most: usize,
+    ) -> Result<usize, Refused> {
+        let end = before.checked_add(self.new);
+        end.filter(|end| *end <= most).ok_or_else(|| {
+            refused(
+                CallRule::LengthsOverflow,
+                format_args!("{} query tokens of request {at} behind {before}", self.new),
+                format_args!("{most} in a step"),
+                "split the batch",
+            )
+        })
+    }
+}
