@@ -11,7 +11,7 @@ use ascend_attention::{AnyTensor, Element, FusedInferAttention, Output, Stream, 
 
 use crate::batch::{AttentionMetadata, MaskKind};
 use crate::error::{Error, Result};
-use crate::kv::{LayerCache, QuantisedLayer};
+use crate::kv::{CacheShape, LayerCache, QuantisedLayer};
 use crate::refusal::{Refused, Rule, refused};
 
 use super::latent_tensors::LatentTensors;
@@ -48,8 +48,20 @@ impl AttentionShape {
         Self::new(heads, 1, 192)
     }
 
-    /// Refuses a scale by which every key would weigh the same, or none anything.
+    /// Refuses query heads that are no multiple of the key heads, and a scale by which every key would weigh the same, or none
+    /// anything.
     pub(crate) fn check(&self) -> Result<()> {
+        let of_each = self.heads.checked_rem(self.kv_heads);
+        if self.heads == 0 || of_each != Some(0) {
+            return Err(Error::invalid(
+                "AttentionShape.heads",
+                format_args!(
+                    "{} query heads over {} key heads",
+                    self.heads, self.kv_heads
+                ),
+                "as many query heads for each key head, 1 or more of both",
+            ));
+        }
         let held = score_scale(self.scale);
         if held.is_finite() && held != 0.0 {
             return Ok(());
@@ -61,6 +73,23 @@ impl AttentionShape {
                 "finite and not 0 in 32 bits: the factor of the scores, for heads of {} usually {}",
                 self.head_dim,
                 Self::new(self.heads, self.kv_heads, self.head_dim).scale
+            ),
+        ))
+    }
+
+    /// The same, and refuses a cache of other heads. One of latents has those of the latents.
+    pub(crate) fn check_cache(&self, cache: &CacheShape) -> Result<()> {
+        self.check()?;
+        let of_cache = (cache.kv_heads, cache.key_dim);
+        if cache.is_latent() || of_cache == (self.kv_heads, self.head_dim) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "AttentionShape",
+            format_args!("{} key heads of {}", self.kv_heads, self.head_dim),
+            format_args!(
+                "{} key heads of {}, as the cache has",
+                of_cache.0, of_cache.1
             ),
         ))
     }

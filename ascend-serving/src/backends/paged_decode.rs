@@ -10,7 +10,8 @@ use crate::kv::LayerCache;
 use crate::refusal::Rule;
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, check_single_tokens, size,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, check_single_tokens, run_into_empty,
+    size, without_lse,
 };
 use super::step_memory::StepMemory;
 
@@ -89,10 +90,7 @@ impl<T: Element> StepPlan<T> for DecodeStep {
     }
 
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let mut output = self.plan.output()?;
-        output.attention = output.attention.reshape(sizes(layer.query))?;
-        self.run_into(step, layer, &mut output)?;
-        Ok(output)
+        run_into_empty(self, step, layer)
     }
 
     fn run_into(
@@ -101,11 +99,12 @@ impl<T: Element> StepPlan<T> for DecodeStep {
         layer: &LayerTensors<'_, T>,
         output: &mut Output<T>,
     ) -> Result<()> {
+        without_lse(output)?;
         let query = rows(self.layout, layer.query)?;
         let inputs = layer.cached_keys(&query, step.block_table);
         let mut output = Output {
             attention: rows(self.layout, &output.attention)?,
-            softmax_lse: output.softmax_lse.clone(),
+            softmax_lse: None,
         };
         Ok(self
             .plan

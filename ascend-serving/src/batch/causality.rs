@@ -7,6 +7,7 @@ use ascend_attention::{CallRule, CausalOrigin, Mask, Masks, SlidingWindow};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
+use crate::kv::MOST_BLOCK;
 use crate::refusal::{Refused, Rule, refused};
 
 /// Which keys a token sees.
@@ -62,13 +63,14 @@ impl Causality {
     /// The operator's mask: `sparseMode`, `attenMask`, `preTokens`, `nextTokens`.
     ///
     /// # Errors
-    /// Those of making the compressed mask, the first time on a device; [`CallRule::MaskWindow`] for a window that
-    /// [`SlidingWindow::new`] refuses; [`Rule::BackendChunk`] for chunks, which the operator does not know.
+    /// Those of making the compressed mask, the first time on a device; [`Rule::BackendChunk`] for chunks, which the operator does not know.
     pub fn mask(self, masks: &Masks<'_>) -> Result<Mask> {
         match self {
             Self::Chunk(_) => Err(self.unknown_to_operators().into()),
             Self::Bidirectional => Ok(Mask::none()),
             Self::Causal => Ok(masks.causal(CausalOrigin::RightDown)?),
+            // Larger than every request.
+            Self::Window(keys) if keys.get() > MOST_BLOCK => Self::Causal.mask(masks),
             Self::Window(keys) => Ok(masks.sliding_window(SlidingWindow::try_from(keys)?)?),
         }
     }

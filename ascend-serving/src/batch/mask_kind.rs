@@ -87,6 +87,10 @@ type Sees = dyn Fn(usize, usize, usize) -> bool + Send + Sync;
 /// steps of the same lengths, up to [`KEPT_BYTES`](Self::KEPT_BYTES). Two masks that are made apart are two, also under one
 /// name, which is what errors and reports call them. So make a mask once, and clone it for layers and steps.
 ///
+/// **The rule depends on its arguments alone.** A kept tensor is used again for requests of the same places and lengths without
+/// asking the rule, which knows requests by their place in the step. Where the same places and lengths may mean other requests,
+/// such as documents with borders of their own, make a mask for each batch, or [`forget`](Self::forget) what is kept.
+///
 /// ```
 /// use ascend_serving::NamedMask;
 ///
@@ -151,6 +155,11 @@ impl NamedMask {
     /// Whether a token of a request sees a key.
     pub fn sees(&self, request: usize, token: usize, key: usize) -> bool {
         (self.shared.sees)(request, token, key)
+    }
+
+    /// Lets go of the tensors that are kept, so that the rule is asked again. Steps that were planned keep theirs.
+    pub fn forget(&self) {
+        lock(&self.shared.kept).clear();
     }
 
     /// Bytes of the masks that are kept.

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::kv::{CacheWrite, PagedKvCache, Sequence, StepLease};
 
 use super::attention_options::AttentionOptions;
-use super::layer_check::{Brought, check_layer};
+use super::layer_check::{Brought, check_layer, check_outputs};
 use super::ran_layers::RanLayers;
 use super::range_check::{
     CheckedTensor, RangeCheck, RangeChecker, RangeFinding, latent_tensors, packed_tensors,
@@ -151,8 +151,9 @@ impl<T: Element> Attention<T> {
     /// again when the stream has passed the end of the step.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or a scale of the
-    /// [`AttentionShape`] that is 0 or not finite; [`Rule::SettingsCache`] for metadata whose settings were made from
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or an [`AttentionShape`]
+    /// whose scale is 0 or not finite, whose query heads are no multiple of its key heads, or whose key heads are not those of
+    /// the cache; [`Rule::SettingsCache`] for metadata whose settings were made from
     /// another cache, [`Rule::TableGroup`] for blocks of another pool; as for [`PagedKvCache::block_table`].
     ///
     /// [`Rule::SettingsCache`]: crate::Rule::SettingsCache
@@ -163,7 +164,7 @@ impl<T: Element> Attention<T> {
         metadata: &'a AttentionMetadata,
     ) -> Result<Step<'a, T>> {
         self.cache.admits(stream)?;
-        self.shape.check()?;
+        self.shape.check_cache(&self.cache.shape())?;
         metadata.goes_with(self.cache.pool())?;
         let block_table = self.cache.block_table(stream, metadata.table())?;
         if let Some(checker) = &mut self.range_checker {
@@ -316,8 +317,8 @@ impl<T: Element> Step<'_, T> {
         options: LayerOptions<'_>,
     ) -> Result<Output<T>> {
         let tensors = [query, key, value];
-        let output = self.queue(layer, tensors, options, None, |plan, step, tensors| {
-            plan.run(step, tensors)
+        let output = self.queue(layer, tensors, options, None, None, |plan, step, layer| {
+            plan.run(step, layer)
         })?;
         self.check_range(layer, packed_tensors(tensors, &output.attention))?;
         Ok(output)
@@ -338,9 +339,15 @@ impl<T: Element> Step<'_, T> {
     ) -> Result<()> {
         without_lse(output)?;
         let tensors = [query, key, value];
-        self.queue(layer, tensors, options, None, |plan, step, tensors| {
-            plan.run_into(step, tensors, output)
-        })?;
+        let into = output.attention.clone();
+        self.queue(
+            layer,
+            tensors,
+            options,
+            None,
+            Some(&into),
+            |plan, step, layer| plan.run_into(step, layer, output),
+        )?;
         self.check_range(layer, packed_tensors(tensors, &output.attention))
     }
 
@@ -349,7 +356,8 @@ impl<T: Element> Step<'_, T> {
     ///
     /// # Errors
     /// As for [`Step::forward`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of another shape,
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps, which no step computes.
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps, which no step computes, and for
+    /// one that shares memory with what the layer reads.
     pub fn forward_into(
         &mut self,
         layer: usize,
@@ -387,6 +395,7 @@ impl<T: Element> Step<'_, T> {
             latent,
             options,
             Some(tensors),
+            None,
             |plan, step, layer| plan.run(step, layer),
         )?;
         let checked = latent_tensors(latent, &tensors, &output.attention);
@@ -410,11 +419,13 @@ impl<T: Element> Step<'_, T> {
         without_lse(output)?;
         let latent = [query, latent, key_rope];
         let options = LayerOptions::default();
+        let into = output.attention.clone();
         self.queue(
             layer,
             latent,
             options,
             Some(tensors),
+            Some(&into),
             |plan, step, layer| plan.run_into(step, layer, output),
         )?;
         let checked = latent_tensors(latent, &tensors, &output.attention);
@@ -439,9 +450,10 @@ impl<T: Element> Step<'_, T> {
         tensors: [&Tensor<T>; 3],
         options: LayerOptions<'_>,
         latent: Option<LatentTensors<'_, T>>,
+        into: Option<&Tensor<T>>,
         run: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
-        let outcome = self.queue_layer(layer, tensors, options, latent, run);
+        let outcome = self.queue_layer(layer, tensors, options, latent, into, run);
         self.ran.note(layer, outcome)
     }
 
@@ -451,6 +463,7 @@ impl<T: Element> Step<'_, T> {
         [query, key, value]: [&Tensor<T>; 3],
         options: LayerOptions<'_>,
         latent: Option<LatentTensors<'_, T>>,
+        into: Option<&Tensor<T>>,
         run: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
         let mask = options.mask.unwrap_or(self.metadata.mask());
@@ -474,6 +487,7 @@ impl<T: Element> Step<'_, T> {
             latent,
         };
         check_layer(&context, &tensors)?;
+        check_outputs(&tensors, into)?;
         let known = self.planned.iter().position(|of| of.mask == *mask);
         if known.is_none() {
             self.metadata.keeps_for(mask)?;

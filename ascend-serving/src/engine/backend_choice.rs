@@ -100,7 +100,8 @@ impl<T: Element> Attention<T> {
     ///
     /// A choice may depend on more than the kind: backends such as [`TriangleMixPrefill`](crate::TriangleMixPrefill) and
     /// [`SharedPrefixDecode`](crate::SharedPrefixDecode) leave small steps to the others. [`Step::selected`](crate::Step::selected)
-    /// says what serves a real one. Of latent attention nothing is said.
+    /// says what serves a real one. Layers are asked about
+    /// without latents, so that [`Mla`](crate::Mla) refuses every kind.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {
@@ -128,6 +129,7 @@ impl<T: Element> Attention<T> {
     /// ```
     ///
     /// # Errors
+    /// As for [`Attention::begin`] for a stream of another device and for heads and scale;
     /// [`Rule::TableBlock`](crate::Rule::TableBlock) for a cache with less room than two requests of eight tokens; that of
     /// allocating small tensors. What no backend serves is no error.
     pub fn backend_choices(
@@ -136,7 +138,7 @@ impl<T: Element> Attention<T> {
         options: LayerOptions<'_>,
     ) -> Result<Vec<BackendChoice>> {
         self.cache().admits(stream)?;
-        self.shape().check()?;
+        self.shape().check_cache(&self.cache().shape())?;
         EXAMPLES
             .iter()
             .map(|example| self.example_choice(stream, options, example))
@@ -186,7 +188,7 @@ impl<T: Element> Attention<T> {
         options: LayerOptions<'_>,
     ) -> Result<BackendChoice> {
         self.cache().admits(stream)?;
-        self.shape().check()?;
+        self.shape().check_cache(&self.cache().shape())?;
         metadata.goes_with(self.cache().pool())?;
         self.choice(stream, metadata, options)
     }
@@ -201,11 +203,11 @@ impl<T: Element> Attention<T> {
         metadata.keeps_for(mask)?;
         let block_table = self.cache().block_table(stream, metadata.table())?;
         let shape = self.shape();
-        let rows = |heads| {
-            let shape = [metadata.tokens(), heads, shape.head_dim];
-            Tensor::<T>::empty(stream.device(), shape)
-        };
-        let (query, key) = (rows(shape.heads)?, rows(shape.kv_heads)?);
+        let rows =
+            |heads, dim| Tensor::<T>::empty(stream.device(), [metadata.tokens(), heads, dim]);
+        let query = rows(shape.heads, shape.head_dim)?;
+        let key = rows(shape.kv_heads, shape.head_dim)?;
+        let value = rows(shape.kv_heads, self.cache().shape().value_dim)?;
         let (cache, quantised) = self.cache().tensors(0)?;
         let context = StepContext {
             stream,
@@ -218,7 +220,7 @@ impl<T: Element> Attention<T> {
             layer: 0,
             query: &query,
             key: &key,
-            value: &key,
+            value: &value,
             cache: &cache,
             quantised: quantised.as_ref(),
             learnable_sink: options.learnable_sink,

@@ -19,7 +19,7 @@ pub struct LayerRows<'a, T: Element> {
     pub value: &'a Tensor<T>,
 }
 
-/// How far the outputs of one layer are apart. NaN where an output is none.
+/// How far the outputs of one layer are apart; NaN if an output is NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CacheAccuracy {
     /// The largest difference of two elements.
@@ -31,14 +31,21 @@ pub struct CacheAccuracy {
 }
 
 impl CacheAccuracy {
-    /// The largest difference as a share of the range.
+    /// The largest difference as a share of the range; infinite where outputs of one number differ.
     pub fn largest_share(&self) -> f64 {
-        self.largest / self.range
+        self.share(self.largest)
     }
 
-    /// The mean difference as a share of the range.
+    /// The mean difference as a share of the range, as the largest.
     pub fn mean_share(&self) -> f64 {
-        self.mean / self.range
+        self.share(self.mean)
+    }
+
+    fn share(&self, difference: f64) -> f64 {
+        match difference {
+            0.0 => 0.0,
+            _ => difference / self.range,
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use ascend_attention::spec::Layout;
 use ascend_attention::{CallRule, Element, Output, Plan, Stream, Tensor};
 
 use crate::backends::{
-    AttentionShape, RefusedBackend, decode_layout, decode_rows, no_backend, without_lse,
+    AttentionShape, RefusedBackend, decode_layout, decode_rows, no_backend, size, without_lse,
 };
 use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
@@ -77,10 +77,9 @@ impl<T: Element> CrossAttention<T> {
     /// Cross attention of these heads over a cache for encoder keys.
     ///
     /// # Errors
-    /// [`Rule::BackendQuantised`] for a quantised cache; as for [`Attention::begin`](crate::Attention::begin) for a scale that is
-    /// 0 or not finite.
+    /// [`Rule::BackendQuantised`] for a quantised cache; as for [`Attention::begin`](crate::Attention::begin) for heads and scale.
     pub fn new(shape: AttentionShape, cache: PagedKvCache<T>) -> Result<Self> {
-        shape.check()?;
+        shape.check_cache(&cache.shape())?;
         if cache.is_quantised() {
             return Err(refused(
                 Rule::BackendQuantised,
@@ -104,7 +103,8 @@ impl<T: Element> CrossAttention<T> {
     }
 
     /// Makes room for the encoder tokens of requests, so many more for each, to be written layer by layer. Waits for blocks
-    /// that steps in flight may still read, before it says that there are none.
+    /// that steps in flight may still read, before it says that there are none. Where writing a layer fails, take the tokens
+    /// back by [`Sequence::truncate`].
     ///
     /// # Errors
     /// As for [`PagedKvCache::grow`], and [`Rule::BatchEmpty`] without any token; every sequence is as it was then.
@@ -281,16 +281,18 @@ enum CrossPlan {
 }
 
 impl<T: Element> CrossStep<'_, T> {
-    /// Queues the attention of a layer over the encoder keys: query and output `[tokens, N, D]`, packed, with the padding of
-    /// the metadata. Returns at once. The first layer plans for all.
+    /// Queues the attention of a layer over the encoder keys: query `[tokens, N, D]` and output
+    /// `[tokens, N, Dv]`, packed, with the padding of the metadata. Returns at once. The first layer plans for all.
     ///
     /// # Errors
     /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for a query of another shape;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one of another device, and for a layer that there is
     /// not; [`Error::NoBackend`] with the reasons of the operator where no call serves the step.
     pub fn forward(&mut self, layer: usize, query: &Tensor<T>) -> Result<Output<T>> {
+        let [tokens, heads] = [0, 1].map(|axis| size(query, axis));
+        let rows = [tokens, heads, self.cross.cache.shape().value_dim];
         let mut output = Output {
-            attention: Tensor::empty(self.stream.device(), query.shape())?,
+            attention: Tensor::empty(self.stream.device(), rows)?,
             softmax_lse: None,
         };
         self.forward_into(layer, query, &mut output)?;

@@ -9,13 +9,13 @@ use ascend_attention::case::tentatively;
 use ascend_attention::prompt::{PromptFlashAttention, PromptPlan};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::ops::prompt_flash_attention::PromptCall;
-use ascend_attention::{Element, Output, Plan, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Output, Plan, Stream, Tensor};
 
 use crate::backends::{AttentionShape, RefusedBackend, batched, no_backend, size, without_lse};
 use crate::error::{Error, Result};
 use crate::refusal::{Rule, refused};
 
-use super::layer_check::StepRows;
+use super::layer_check::{StepRows, apart};
 
 /// The attention of an encoder or a vision tower: sequences behind each other, each token of which sees all of its own sequence
 /// and nothing else. There is no cache, no mask, and no state: [`EncoderAttention::plan`] checks and prepares a batch once for
@@ -64,7 +64,8 @@ impl EncoderAttention {
     /// Attention of these heads.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a scale that is 0 or not finite.
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a scale that is 0 or not finite, and for query heads that
+    /// are no multiple of the key heads.
     pub fn new(shape: AttentionShape) -> Result<Self> {
         shape.check()?;
         Ok(Self { shape })
@@ -295,7 +296,8 @@ impl EncoderPlan {
     ///
     /// # Errors
     /// As for [`EncoderPlan::run`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of another shape,
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps.
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps, and for one that shares memory
+    /// with what is read.
     pub fn run_into<T: Element>(
         &self,
         stream: &Stream,
@@ -307,6 +309,8 @@ impl EncoderPlan {
         without_lse(output)?;
         let tensors = [query, key, value];
         self.rows.check(stream, tensors)?;
+        let read: [(_, &AnyTensor); 3] = [("query", query), ("key", key), ("value", value)];
+        apart("output", &output.attention, read)?;
         match &self.calls {
             Calls::Packed(plan) => {
                 let inputs = Inputs::new(query, key, value);

@@ -1,9 +1,9 @@
 //! Whether the tensors of a layer go with the step and with its other layers.
 
-use ascend_attention::{Element, Tensor};
+use ascend_attention::{AnyTensor, Element, Tensor};
 
-use crate::backends::{LayerTensors, StepContext, size};
-use crate::error::Result;
+use crate::backends::{LatentForm, LayerTensors, StepContext, size};
+use crate::error::{Error, Result};
 use crate::refusal::{Refused, Rule, refused};
 
 /// What the first layer of a step brought, which the step is planned for.
@@ -78,6 +78,62 @@ pub(crate) fn check_layer<T: Element>(
         rows.check(name, tensor, layer.layer, heads, dim)?;
     }
     Ok(())
+}
+
+/// Refuses outputs that share memory with what the layer reads, or with each other: of a layer of several calls, the first
+/// would write what the second reads.
+pub(crate) fn check_outputs<T: Element>(
+    layer: &LayerTensors<'_, T>,
+    into: Option<&Tensor<T>>,
+) -> Result<()> {
+    let rope = layer.latent.map(|latent| latent.query_rope);
+    let (absorbed, decoded) = match layer.latent.map(|latent| latent.form) {
+        Some(LatentForm::Mixed {
+            absorbed, decoded, ..
+        }) => (Some(absorbed), Some(decoded)),
+        _ => (None, None),
+    };
+    let stored = layer.quantised.map(|of| [of.key(), of.value()]);
+    let read = [
+        Some(("query", &**layer.query)),
+        Some(("key", &**layer.key)),
+        Some(("value", &**layer.value)),
+        Some(("the cache", &*layer.cache.key)),
+        Some(("the cache", &*layer.cache.value)),
+        stored.map(|[key, _]| ("the cache", key)),
+        stored.map(|[_, value]| ("the cache", value)),
+        layer.learnable_sink.map(|sink| ("learnable_sink", sink)),
+        rope.map(|rope| ("query_rope", &**rope)),
+        absorbed.map(|query| ("absorbed", &**query)),
+    ];
+    let read = || read.iter().flatten().copied();
+    if let Some(decoded) = decoded {
+        apart("decoded", decoded, read())?;
+    }
+    match into {
+        Some(output) => {
+            let decoded = decoded.map(|output| ("decoded", &**output));
+            apart("output", output, read().chain(decoded))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses an output that shares memory with other tensors.
+pub(crate) fn apart<'a>(
+    name: &'static str,
+    output: &AnyTensor,
+    others: impl IntoIterator<Item = (&'static str, &'a AnyTensor)>,
+) -> Result<()> {
+    let mut others = others.into_iter();
+    match others.find(|(_, other)| output.overlaps(other)) {
+        None => Ok(()),
+        Some((other, _)) => Err(Error::invalid(
+            name,
+            format_args!("memory that is shared with {other}"),
+            "memory of its own",
+        )),
+    }
 }
 
 /// Rows of a step's tensors.

@@ -48,6 +48,11 @@ impl CacheShape {
         }
     }
 
+    /// Whether it is that of latents ([`CacheShape::latent`]).
+    pub(crate) fn is_latent(&self) -> bool {
+        *self == Self::latent(self.layers).format(self.format)
+    }
+
     /// The same in another format.
     ///
     /// Every format can be written; which queries read which is the operator's rule. On CANN 8.1 BnBsH goes with all, BnNBsD

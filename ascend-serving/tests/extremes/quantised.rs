@@ -142,8 +142,7 @@ pub const CALLS: &[Call] = &[
             {
                 let mut step = graphs.begin(&stream, &mut metadata).unwrap();
                 let _ = step.forward(0, &query, &key, &value);
-            } else {
-                let mut step = attention.begin(&stream, &metadata).unwrap();
+            } else if let Ok(mut step) = attention.begin(&stream, &metadata) {
                 let _ = step.forward(draw.usize(), &query, &key, &value);
                 let _ = step.forward(0, &query, &key, &value);
             }

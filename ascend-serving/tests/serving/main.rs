@@ -19,6 +19,7 @@ mod encoder_attention;
 mod graph_pool;
 #[path = "../../../tests/harness/mod.rs"]
 mod harness;
+mod heads;
 mod inference_card;
 mod layer_masks;
 mod mla_backend;
@@ -34,6 +35,7 @@ mod range_check;
 mod reported;
 mod routes;
 mod schedule;
+mod shared_memory;
 mod states;
 mod step_memory;
 mod tokens;

@@ -93,7 +93,7 @@ proptest! {
     #[test]
     fn items_and_positions_divide_the_prompt(sizes in sizes()) {
         let of = prompt(&sizes);
-        let positions = of.positions();
+        let positions: Vec<usize> = of.positions().collect();
         prop_assert_eq!(positions.len(), of.tokens());
         let mut all: Vec<usize> = (0..of.prefix()).collect();
         for item in of.items() {

@@ -72,6 +72,8 @@ struct Segment {
 pub struct TrianglePlan {
     segments: Vec<Segment>,
     shape: [usize; 3],
+    /// Shapes of query, key and value.
+    planned: [Vec<usize>; 3],
     saved_pairs: u128,
     output_bytes: usize,
 }
@@ -115,7 +117,8 @@ impl TrianglePrefill {
     /// TriangleMix.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another number of keys than rows up to the last; as for
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another number of keys or values than rows up to the
+    /// last; as for
     /// [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan) and [`MergeState::plan`].
     pub fn plan<T: Element>(
         &self,
@@ -127,13 +130,16 @@ impl TrianglePrefill {
     ) -> Result<TrianglePlan> {
         let rows = query.shape().first().copied().unwrap_or(0);
         let keys = key.shape().first().copied().unwrap_or(0);
+        let values = value.shape().first().copied().unwrap_or(0);
         let wanted = first_row.saturating_add(rows);
-        if keys != wanted {
-            return Err(Error::invalid(
-                "key",
-                format_args!("{keys} keys"),
-                format_args!("{wanted}, the rows before the chunk and its own"),
-            ));
+        for (name, given) in [("key", keys), ("value", values)] {
+            if given != wanted {
+                return Err(Error::invalid(
+                    name,
+                    format_args!("{given} rows"),
+                    format_args!("{wanted}, the rows before the chunk and its own"),
+                ));
+            }
         }
         let choice = self.gate.choose(self.sizes, (first_row, rows), prompt_len);
         let requests = vec![(0..rows, first_row, choice)];
@@ -177,6 +183,7 @@ impl TrianglePrefill {
         Ok(TrianglePlan {
             segments: segments.collect::<Result<_>>()?,
             shape: [rows, heads, dim],
+            planned: tensors.map(|tensor| tensor.shape().to_vec()),
             saved_pairs,
             output_bytes: [heads, dim, size_of::<T>()]
                 .into_iter()
@@ -367,7 +374,8 @@ impl TrianglePlan {
     /// Queues the prefill of a layer: the attention `[rows, N, D]`. Returns at once.
     ///
     /// # Errors
-    /// As for [`Plan::launch_into`] and [`MergePlan::launch_into`].
+    /// [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for tensors of other shapes, before anything is queued; as for
+    /// [`Plan::launch_into`] and [`MergePlan::launch_into`].
     pub fn launch<T: Element>(
         &self,
         stream: &Stream,
@@ -375,8 +383,19 @@ impl TrianglePlan {
         key: &Tensor<T>,
         value: &Tensor<T>,
     ) -> Result<Tensor<T>> {
-        let out = Tensor::<T>::empty(stream.device(), self.shape)?;
         let tensors = [query, key, value];
+        let named = ["query", "key", "value"].into_iter().zip(tensors);
+        for ((argument, tensor), planned) in named.zip(&self.planned) {
+            if tensor.shape() != planned {
+                return Err(ascend_attention::Error::NotAsPlanned {
+                    argument,
+                    given: format!("{:?}", tensor.shape()),
+                    planned: format!("{planned:?}"),
+                }
+                .into());
+            }
+        }
+        let out = Tensor::<T>::empty(stream.device(), self.shape)?;
         for Segment { call, sinks, .. } in &self.segments {
             let attention = out.narrow(0, call.rows.clone())?;
             let Some(sinks) = sinks else {

@@ -44,9 +44,10 @@ fn refused(
             panic!("nothing is planned")
         };
     let (absorbed, plain) = (ones([2, LATENT]), ones([2, DIM]));
+    let decoded = ones([2, LATENT]);
     let mixed = LatentForm::Mixed {
         absorbed: &absorbed,
-        decoded: &absorbed,
+        decoded: &decoded,
         projection: &projection,
     };
     let (query, form) = match form {
