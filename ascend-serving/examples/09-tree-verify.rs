@@ -1,4 +1,7 @@
-//! Drafted trees: two requests verify trees of drafts behind their cached tokens, keep what was right, and go on.
+//! Drafted trees: two requests cache and verify trees of drafts behind their tokens, keep what was right, and go on.
+//!
+//! A step of each: make room for the nodes and write their keys; verify; walk the tree; move the accepted nodes behind each
+//! other in the cache, and cut the sequence behind them.
 //!
 //! ```sh
 //! cargo run --release -p ascend-serving --example 09-tree-verify
@@ -65,6 +68,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             .map(|request| draft(request, &tree))
             .collect();
         let upload = |what, heads| nodes_of(&stream, &drafted, what, heads);
+        // The nodes are behind the cached tokens from now on, and the verification reads those in front of them.
+        let lengths = requests.iter().map(|request| request.cached.len());
+        let lengths = PerRequest::new(lengths.collect())?;
+        for (request, drafted) in requests.iter_mut().zip(&drafted) {
+            store(&stream, &mut cache, &mut request.cached, drafted)?;
+        }
         let rows_of_table: Vec<&[usize]> = requests.iter().map(|r| r.cached.row()).collect();
         let table = cache.block_table(&stream, &PageTable::from_rows(&rows_of_table)?)?;
         let tensors = TreeTensors {
@@ -74,8 +83,6 @@ fn main() -> Result<(), Box<dyn Error>> {
             cache: cache.layer(0)?,
             block_table: &table,
         };
-        let lengths = requests.iter().map(|request| request.cached.len());
-        let lengths = PerRequest::new(lengths.collect())?;
         let trees = vec![tree.clone(); requests.len()];
         let plan = TreeVerification { shape }.plan(&stream, &trees, &lengths, &tensors)?;
         let begun = Instant::now();
@@ -101,7 +108,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }
                 rows += 1;
             }
-            // The walk keeps the drafts that are what the model says; their keys are cached, the others forgotten.
+            // The walk keeps the drafts that are what the model says.
             let predicted: Vec<u64> = (0..nodes)
                 .map(|node| {
                     let path = (0..=node).filter(|other| tree.sees(node, *other));
@@ -116,7 +123,11 @@ fn main() -> Result<(), Box<dyn Error>> {
                 accepted.nodes
             );
             kept += accepted.drafts();
-            store(&stream, &mut cache, &mut request.cached, &right)?;
+            // Their keys come behind each other, and the others go.
+            let root = request.tokens.len();
+            let moves = accepted.moves().map(|(from, to)| (root + from, root + to));
+            cache.move_tokens(&stream, &request.cached, moves)?;
+            request.cached.truncate(root + right.len())?;
             request.tokens.extend(right);
             request.last = accepted.bonus;
         }

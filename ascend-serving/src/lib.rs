@@ -1,6 +1,41 @@
 //! From a batch of requests to attention calls over a paged cache, on Huawei Ascend CANN: what an inference engine keeps
 //! between its scheduler and the fused attention operators of [`ascend_attention`].
 //!
+//! A step of one request with a prompt of three tokens:
+//!
+//! ```
+//! # fn main() -> ascend_serving::Result<()> {
+//! # #[cfg(feature = "emulation")] {
+//! use ascend_attention::{Runtime, bf16};
+//! use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+//! use ascend_serving::{
+//!     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Fused, PagedDecode,
+//! };
+//!
+//! let stream = Runtime::emulated()?.device(0)?.stream()?;
+//! // 8 blocks of 128 tokens; 2 layers, 4 query heads over 2 key heads of 64 elements.
+//! let shape = CacheShape::new(2, 2, 64);
+//! let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PadPolicy::SkipNegative)?;
+//! let settings = BatchSettings::of(&cache, Causality::Causal);
+//! let backends = Backends::none().with(PagedDecode).with(Fused);
+//! let mut attention = Attention::new(AttentionShape::new(4, 2, 64), cache, backends);
+//!
+//! let mut sequence = Sequence::new(attention.cache().pool());
+//! attention.grow(&stream, &mut sequence, 3)?;
+//! let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings)?;
+//! let mut step = attention.begin(&stream, &metadata)?;
+//! for layer in 0..2 {
+//!     // What the model projects: [tokens, heads, elements].
+//!     let query = stream.upload(&[bf16::ONE; 3 * 4 * 64], [3, 4, 64])?;
+//!     let key = stream.upload(&[bf16::ONE; 3 * 2 * 64], [3, 2, 64])?;
+//!     let output = step.forward(layer, &query, &key, &key)?;
+//!     assert_eq!(output.attention.shape(), [3, 4, 64]);
+//! }
+//! # }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! - [`kv`]: the paged KV cache: blocks, the sequences that hold them, and where each token lies.
 //! - [`PrefixCache`]: cached prefixes of prompts, found by their tokens (automatic prefix caching, radix cache).
 //! - [`Attention`]: the attention of a model over a paged cache, step by step, layer by layer.

@@ -9,7 +9,7 @@ use ascend_attention::spec::attention_problem::score_scale;
 use ascend_attention::spec::fia::FiaCall;
 use ascend_attention::{AnyTensor, Element, FusedInferAttention, Output, Stream, Tensor};
 
-use crate::batch::{AttentionMetadata, MaskKind};
+use crate::batch::{AttentionMetadata, Causality, MaskKind};
 use crate::error::{Error, Result};
 use crate::kv::{CacheShape, LayerCache, QuantisedLayer};
 use crate::refusal::{Refused, Rule, refused};
@@ -214,6 +214,21 @@ impl<'a, T: Element> LayerTensors<'a, T> {
     }
 }
 
+/// Refuses masks that no call over a quantised cache has.
+fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Refused> {
+    match step.mask {
+        MaskKind::Causality(
+            Causality::Causal | Causality::Window(_) | Causality::Bidirectional,
+        ) => Ok(()),
+        mask => Err(refused(
+            Rule::BackendQuantised,
+            format_args!("{mask:?} over a quantised cache"),
+            "causal layers, windows, and layers that see every key",
+            "give layers with named masks and chunks a cache of 16 bits",
+        )),
+    }
+}
+
 /// The cache of a layer with scales of channels or tokens, on behalf of a backend that reads no other.
 pub(super) fn quantised_cache<'a, T: Element>(
     layer: &LayerTensors<'a, T>,
@@ -312,16 +327,21 @@ pub(super) fn merge_parts<T: Element>(
 /// Refuses a quantised cache on behalf of a backend that does not know its scales.
 pub(super) fn knows_cache<T: Element>(
     backend: &dyn AttentionBackend<T>,
+    step: &StepContext<'_>,
     layer: &LayerTensors<'_, T>,
 ) -> Result<(), Refused> {
-    match layer.quantised {
-        Some(_) if !backend.reads_quantised() => Err(refused(
+    if layer.quantised.is_none() {
+        return Ok(());
+    }
+    check_quantised_mask(step)?;
+    match backend.reads_quantised() {
+        true => Ok(()),
+        false => Err(refused(
             Rule::BackendQuantised,
             "a quantised cache",
             format_args!("a cache of {}", T::DTYPE),
             "register `QuantisedDecode` and `QuantisedPrefill`, over MXFP8 `MxFp8`, or make the cache by `PagedKvCache::new`",
         )),
-        _ => Ok(()),
     }
 }
 

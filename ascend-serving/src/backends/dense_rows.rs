@@ -1,4 +1,4 @@
-//! Cached rows that are copied together and become numbers of 16 bits.
+//! Cached rows that are copied together and dequantised to 16 bits.
 
 use std::ops::Range;
 
@@ -12,18 +12,18 @@ use crate::kv::{one_key_each, split};
 use super::backend::{StepContext, size};
 use super::step_memory::tensor_bytes;
 
-/// Keys or values of a step: as integers, and as numbers of the query's type.
+/// Keys or values of a step: quantised, and dequantised to the query's type.
 pub(super) struct DenseRows<T: Element> {
-    /// Or the bits of floats; `[rows, N * D]`, of which the step's own stay 0.
-    pub(super) integers: Tensor<i8>,
-    pub(super) numbers: Tensor<T>,
+    /// Integers, or the bits of floats of a byte: `[rows, N * D]`, of which the step's own stay 0.
+    pub(super) quantised: Tensor<i8>,
+    pub(super) dequantised: Tensor<T>,
     /// `[rows, 1]` where each token has its own, and none where channels have.
     pub(super) scales: Tensor<f32>,
-    /// Turns `integers` into `numbers`.
+    /// Turns `quantised` into `dequantised`.
     dequantiser: Dequantiser,
 }
 
-/// Calls that multiply integers by their scales.
+/// Calls that multiply rows by their scales.
 struct Dequantiser {
     plan: Plan,
     /// What is stored.
@@ -62,25 +62,28 @@ impl<T: Element> DenseRows<T> {
         let rows_per_call = rows.div_ceil(calls.max(1));
         let all = rows_per_call.saturating_mul(calls);
         let elements = all.saturating_mul(hidden);
-        let integers = device.alloc_zeroed::<i8>(elements)?;
-        let integers = Tensor::from_buffer(&integers, [all, hidden])?;
-        let numbers = Tensor::<T>::empty(device, [all, hidden])?;
+        let quantised = device.alloc_zeroed::<i8>(elements)?;
+        let quantised = Tensor::from_buffer(&quantised, [all, hidden])?;
+        let dequantised = Tensor::<T>::empty(device, [all, hidden])?;
         let zeros = device.alloc_zeroed::<T>(rows_per_call.saturating_mul(hidden))?;
         let zeros: AnyTensor = Tensor::from_buffer(&zeros, [rows_per_call, 1, hidden])?.into();
         let of_tokens = if channels.is_some() { 0 } else { all };
         let scales = device.alloc_zeroed::<f32>(of_tokens)?;
         let scales = Tensor::from_buffer(&scales, [of_tokens, 1])?;
-        let some = integers
+        let some = quantised
             .narrow(0, 0..rows_per_call)?
             .reshape([rows_per_call, 1, hidden])?
             .bits_as(dtype)?;
-        let (mode, factors) = scales_of_rows(channels, &scales, 0..rows_per_call)?;
+        let (mode, scales_of_call) = scales_of_rows(channels, &scales, 0..rows_per_call)?;
         let inputs = Inputs::new(&zeros, &some, &some);
-        let plan =
-            one_key_each(heads).plan_with(&inputs.quantisation(split(mode, &factors, &factors)))?;
+        let plan = one_key_each(heads).plan_with(&inputs.quantisation(split(
+            mode,
+            &scales_of_call,
+            &scales_of_call,
+        )))?;
         Ok(Self {
-            integers,
-            numbers,
+            quantised,
+            dequantised,
             scales,
             dequantiser: Dequantiser {
                 plan,
@@ -100,8 +103,8 @@ impl<T: Element> DenseRows<T> {
     /// Bytes on the device.
     pub(super) fn bytes(&self) -> usize {
         let zeros = self.dequantiser.zeros.len().saturating_mul(size_of::<T>());
-        tensor_bytes(&self.integers)
-            .saturating_add(tensor_bytes(&self.numbers))
+        tensor_bytes(&self.quantised)
+            .saturating_add(tensor_bytes(&self.dequantised))
             .saturating_add(tensor_bytes(&self.scales))
             .saturating_add(zeros)
     }
@@ -119,15 +122,15 @@ impl<T: Element> DenseRows<T> {
             let first = call.saturating_mul(*rows_per_call);
             let place = first..first.saturating_add(*rows_per_call);
             let shape = zeros.shape();
-            let integers = self.integers.narrow(0, place.clone())?.reshape(shape)?;
-            let integers = integers.bits_as(*dtype)?;
-            let (mode, factors) = scales_of_rows(channels, &self.scales, place.clone())?;
+            let quantised = self.quantised.narrow(0, place.clone())?.reshape(shape)?;
+            let quantised = quantised.bits_as(*dtype)?;
+            let (mode, scales_of_call) = scales_of_rows(channels, &self.scales, place.clone())?;
             let mut output = Output {
-                attention: self.numbers.narrow(0, place)?.reshape(shape)?,
+                attention: self.dequantised.narrow(0, place)?.reshape(shape)?,
                 softmax_lse: None,
             };
-            let inputs = Inputs::new(zeros, &integers, &integers);
-            let inputs = inputs.quantisation(split(mode, &factors, &factors));
+            let inputs = Inputs::new(zeros, &quantised, &quantised);
+            let inputs = inputs.quantisation(split(mode, &scales_of_call, &scales_of_call));
             plan.launch_with_into(stream, &inputs, &mut output)?;
         }
         Ok(())
@@ -137,7 +140,7 @@ impl<T: Element> DenseRows<T> {
     pub(super) fn packed(&self, rows: usize, like: &Tensor<T>) -> Result<Tensor<T>> {
         let [heads, dim] = [1, 2].map(|axis| size(like, axis));
         Ok(self
-            .numbers
+            .dequantised
             .narrow(0, 0..rows)?
             .reshape([rows, heads, dim])?)
     }

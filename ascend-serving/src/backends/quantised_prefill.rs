@@ -23,7 +23,7 @@ use super::quantised_decode::SingleTokens;
 use super::step_memory::StepMemory;
 
 /// Steps of every kind over a quantised paged cache: the cached tokens that a step's tokens see are copied out of their blocks
-/// and become numbers of the query's type again, the step's own stay what they are, and one packed call (TND) attends to both,
+/// and dequantised to the query's type, the step's own stay what they are, and one packed call (TND) attends to both,
 /// as [`Fused`](crate::Fused) does, with windows and sinks. Steps without cached tokens read none and are that call alone.
 ///
 /// Requests in front of a mixed step that add one token to cached ones are a call of their own, which reads them in their blocks
@@ -202,7 +202,7 @@ impl<T: Element> DenseStep<T> {
         let [keys, values] = dense;
         for request in self.requests.iter().filter(|of| !of.cached.is_empty()) {
             let place = |rows: &Tensor<i8>| rows.narrow(0, request.cached_rows.clone());
-            let (key, value) = (place(&keys.integers)?, place(&values.integers)?);
+            let (key, value) = (place(&keys.quantised)?, place(&values.quantised)?);
             of.cache.gather(stream, &request.cached, &key, &value)?;
             if let Some(scales) = of.of_tokens() {
                 let place = |rows: &Tensor<f32>| rows.narrow(0, request.cached_rows.clone());
@@ -216,10 +216,10 @@ impl<T: Element> DenseStep<T> {
         values.dequantise(stream, of_values)?;
         for request in &self.requests {
             for (rows, own) in [(keys, layer.key), (values, layer.value)] {
-                let hidden = size(&rows.numbers, 1);
+                let hidden = size(&rows.dequantised, 1);
                 let own = own.narrow(0, request.own.clone())?;
                 let own = own.reshape([request.own.len(), hidden])?;
-                let place = rows.numbers.narrow(0, request.own_rows.clone())?;
+                let place = rows.dequantised.narrow(0, request.own_rows.clone())?;
                 place.copy_from(stream, &own)?;
             }
         }

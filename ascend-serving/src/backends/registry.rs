@@ -239,7 +239,7 @@ pub(super) fn plan_by<T: Element>(
     step: &StepContext<'_>,
     first: &LayerTensors<'_, T>,
 ) -> Result<Box<dyn StepPlan<T>>, RefusedBackend> {
-    let known = knows_cache(backend, first).map_err(Error::from);
+    let known = knows_cache(backend, step, first).map_err(Error::from);
     let planned = known.and_then(|()| backend.plan(step, first));
     planned.map_err(|why| RefusedBackend::new(backend.name(), why, step.stream.device()))
 }
@@ -272,8 +272,18 @@ pub(crate) fn rules_of(why: &Error) -> Vec<Rule> {
 
 /// The error of a step that no backend can serve, with the reason of each.
 pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Error {
-    let reasons = refused.iter().map(RefusedBackend::to_string);
-    let mut reasons: Vec<_> = match refused {
+    // Backends that say the same say it once.
+    let mut said: Vec<(Vec<&str>, String)> = Vec::new();
+    for refused in refused {
+        let reason = refused.reason();
+        match said.iter_mut().find(|(_, known)| *known == reason) {
+            Some((names, _)) => names.push(refused.name),
+            None => said.push((vec![refused.name], reason)),
+        }
+    }
+    let reasons = said.iter();
+    let reasons = reasons.map(|(names, reason)| format!("{}: {reason}", names.join(", ")));
+    let mut reasons: Vec<String> = match refused {
         [] => vec!["there is none: add some with `Backends::none().with(Fused)`".to_owned()],
         _ => reasons.collect(),
     };

@@ -55,7 +55,7 @@ impl MaskKind {
             Self::Named(_) => Err(refused(
                 Rule::BackendMask,
                 self,
-                "bidirectional, causal, a window, or chunks",
+                "a mask of the operator's own: bidirectional, causal, or a window",
                 "register `Masked` in front, which computes such layers",
             )),
         }

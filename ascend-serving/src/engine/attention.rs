@@ -10,12 +10,14 @@ use crate::backends::{
 use crate::batch::{AttentionMetadata, MaskKind};
 use crate::error::Result;
 use crate::kv::{CacheWrite, PagedKvCache, Sequence, StepLease};
+use crate::refusal::Rule;
 
 use super::attention_options::AttentionOptions;
 use super::layer_check::{Brought, check_layer, check_outputs};
 use super::ran_layers::RanLayers;
 use super::range_check::{
-    CheckedTensor, RangeCheck, RangeChecker, RangeFinding, latent_tensors, packed_tensors,
+    CheckedTensor, RangeCheck, RangeChecker, RangeFinding, latent_tensors, packed_inputs,
+    packed_tensors,
 };
 
 /// The attention of a model: heads, a paged cache, and the ways to compute.
@@ -454,6 +456,12 @@ impl<T: Element> Step<'_, T> {
         run: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
         let outcome = self.queue_layer(layer, tensors, options, latent, into, run);
+        if let Err(why) = &outcome
+            && why.breaks(Rule::QuantisedFinite)
+        {
+            // The refusal names the first row that cannot be quantised; the check says more.
+            self.check_range(layer, packed_inputs(tensors))?;
+        }
         self.ran.note(layer, outcome)
     }
 

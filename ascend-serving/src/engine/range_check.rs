@@ -162,14 +162,23 @@ impl<'a, T: Element> CheckedTensor<'a, T> {
     }
 }
 
+/// What a layer brings.
+pub(crate) fn packed_inputs<'a, T: Element>(
+    [query, key, value]: [&'a Tensor<T>; 3],
+) -> [CheckedTensor<'a, T>; 3] {
+    use LayerTensor::{Key, Query, Value};
+    [(Query, query), (Key, key), (Value, value)]
+        .map(|(tensor, elements)| CheckedTensor::packed(tensor, elements))
+}
+
 /// What a layer brings and gets.
 pub(crate) fn packed_tensors<'a, T: Element>(
-    [query, key, value]: [&'a Tensor<T>; 3],
+    inputs: [&'a Tensor<T>; 3],
     output: &'a Tensor<T>,
 ) -> [CheckedTensor<'a, T>; 4] {
-    use LayerTensor::{Key, Output, Query, Value};
-    [(Query, query), (Key, key), (Value, value), (Output, output)]
-        .map(|(tensor, elements)| CheckedTensor::packed(tensor, elements))
+    let [query, key, value] = packed_inputs(inputs);
+    let output = CheckedTensor::packed(LayerTensor::Output, output);
+    [query, key, value, output]
 }
 
 /// What a layer of latent attention brings and gets. Absorbed queries and their output are of the tokens that lead.

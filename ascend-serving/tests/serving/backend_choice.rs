@@ -48,7 +48,7 @@ impl Layers {
     const ALL: [(Self, &'static str); 6] = [
         (Self::Causal, "causal"),
         (Self::Window, "window"),
-        (Self::Chunk, "chunks"),
+        (Self::Chunk, "local chunks"),
         (Self::Named, "named mask"),
         (Self::Sinks, "sinks"),
         (Self::Int8, "INT8 cache"),
@@ -122,7 +122,7 @@ where
 
 fn table() -> String {
     let mut lines = vec![
-        "| product, CANN | type | layers | prefill | behind cached | chunks | decode | verify |"
+        "| product, CANN | type | layers | prefill | behind cached | chunked prefill | decode | verify |"
             .to_owned(),
         "|---|---|---|---|---|---|---|---|".to_owned(),
     ];

@@ -9,8 +9,8 @@ use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, LatentForm, LatentRows,
-    LatentTensors, LayerGroup, LayerTensor, Mla, RangeCheck, RangeFinding, StatePolicy,
-    UpProjected,
+    LatentTensors, LayerGroup, LayerTensor, Mla, QuantisedPrefill, RangeCheck, RangeFinding, Rule,
+    StatePolicy, UpProjected,
 };
 use proptest::prelude::*;
 
@@ -214,6 +214,37 @@ fn a_check_is_set_and_taken_off() {
     attention.set_range_check(None).unwrap();
     step(&stream, &mut attention, &mut sequence, 1);
     assert!(attention.await_range_findings().unwrap().is_empty());
+}
+
+/// A cache whose scales are made by the host refuses what is not finite, and the check says where it is.
+#[test]
+fn what_cannot_be_quantised_is_found() {
+    let stream = harness::stream();
+    let shape = CacheShape::new(1, HEADS, 64);
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::quantised_by_token(stream.device(), 4, 128, shape, pad).unwrap();
+    let backends = Backends::none().with(QuantisedPrefill);
+    let mut attention =
+        Attention::<f16>::new(AttentionShape::new(HEADS, HEADS, 64), cache, backends);
+    attention.set_range_check(RangeCheck::always()).unwrap();
+    let mut sequence = Sequence::new(attention.cache().pool());
+    attention.grow(&stream, &mut sequence, 4).unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 4)], settings).unwrap();
+    let mut numbers = [f16::ONE; 4 * HEADS * 64];
+    let ones = stream.upload(&numbers, [4, HEADS, 64]).unwrap();
+    numbers[(2 * HEADS + 1) * 64 + 9] = f16::NAN;
+    let bad = stream.upload(&numbers, [4, HEADS, 64]).unwrap();
+    let mut step = attention.begin(&stream, &metadata).unwrap();
+    let why = step.forward(0, &ones, &bad, &ones).unwrap_err();
+    assert!(why.breaks(Rule::QuantisedFinite), "{why}");
+    drop(step);
+    let found = attention.await_range_findings().unwrap();
+    let told: Vec<_> = found
+        .iter()
+        .map(|of| (of.tensor, of.token, of.head, of.element))
+        .collect();
+    assert_eq!(told, [(LayerTensor::Key, 2, 1, 9)]);
 }
 
 /// More steps than findings are kept of, with nobody who takes them.
