@@ -47,6 +47,7 @@ impl<T: Element> PagedKvCache<T> {
         shape: CacheShape,
         pad: PadPolicy,
     ) -> Result<Self> {
+        shape.check_layers()?;
         let pool = BlockPool::new(blocks, block_size, pad)?;
         let layers = shape.zeroed_layers(device, blocks, block_size)?;
         Ok(Self {

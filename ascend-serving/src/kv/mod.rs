@@ -32,6 +32,7 @@ mod quantised_layer;
 mod quantised_scales;
 mod quantised_type;
 mod quantised_write;
+mod query_type;
 mod sequence;
 mod slot;
 mod slot_write;

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use super::cache_shape::{CacheShape, LayerCache};
 use super::copied_writes::CopiedWrites;
 use super::group_floats::{GROUP, Power, rows_in_groups};
-use super::host_numbers::{all_finite, host_numbers};
+use super::host_numbers::rows_to_quantise;
 
 /// Tokens whose powers of two lie side by side.
 const PAIR: usize = 2 * GROUP;
@@ -160,8 +160,8 @@ impl ValuePair {
 /// those that become smaller than a 2^14th of the largest.
 #[derive(Debug)]
 pub(super) struct GroupQuantiser {
-    /// Rows up to the last that is written.
-    rows: usize,
+    /// Of the rows up to the last that is written.
+    slots: Vec<Option<usize>>,
     /// Keys and values of all rows, for one layer after the other.
     floats: [Tensor<i8>; 2],
     /// Powers of two of the keys, head by head: `[N * rows, 1, D/32]`.
@@ -179,7 +179,7 @@ impl GroupQuantiser {
     pub(super) fn new(
         device: &Device,
         floats: [Tensor<i8>; 2],
-        slots: &[Option<usize>],
+        slots: Vec<Option<usize>>,
         block_size: usize,
     ) -> Result<Self> {
         let [keys, values] = &floats;
@@ -197,12 +197,12 @@ impl GroupQuantiser {
         let key_writes = CopiedWrites::new(places, block_size);
         let key_powers = [heads.saturating_mul(rows), 1, dim / GROUP];
         let (heads, dim) = heads_and_dim(values);
-        let pairs = ValuePair::all(slots, block_size);
+        let pairs = ValuePair::all(&slots, block_size);
         let shared = pairs.iter().filter(|of| of.is_shared()).count();
         let value_powers = [pairs.len().saturating_mul(heads), dim.saturating_mul(2)];
         let shared = [shared.saturating_mul(heads), PAIR, dim];
         Ok(Self {
-            rows,
+            slots,
             key_powers: Tensor::empty(device, key_powers)?,
             key_writes,
             pairs,
@@ -222,31 +222,12 @@ impl GroupQuantiser {
         scales: &GroupScales,
     ) -> Result<[&Tensor<i8>; 2]> {
         let [keys, values] = &self.floats;
-        let key = self.numbers(stream, "key", key, keys)?;
-        let value = self.numbers(stream, "value", value, values)?;
+        let slots = &self.slots;
+        let (key, _) = rows_to_quantise(stream, "key", key, keys.shape(), slots)?;
+        let (value, _) = rows_to_quantise(stream, "value", value, values.shape(), slots)?;
         self.keys(shape, stream, &key, scales)?;
         self.values(stream, &value, cache, scales)?;
         Ok(self.floats.each_ref())
-    }
-
-    fn numbers<T: Element>(
-        &self,
-        stream: &Stream,
-        argument: &'static str,
-        rows: &Tensor<T>,
-        like: &Tensor<i8>,
-    ) -> Result<Vec<f32>> {
-        if rows.shape() != like.shape() {
-            return Err(Error::invalid(
-                argument,
-                rows.desc(),
-                format_args!("{:?}, as the step was planned", like.shape()),
-            ));
-        }
-        let numbers = host_numbers(stream, &rows.narrow(0, 0..self.rows)?)?;
-        let (heads, dim) = heads_and_dim(like);
-        all_finite(argument, &numbers, heads.saturating_mul(dim))?;
-        Ok(numbers)
     }
 
     fn keys(
@@ -258,7 +239,7 @@ impl GroupQuantiser {
     ) -> Result<()> {
         let [keys, _] = &self.floats;
         let (floats, powers) = rows_in_groups(numbers);
-        keys.narrow(0, 0..self.rows)?
+        keys.narrow(0, 0..self.slots.len())?
             .overwrite_bytes(stream, &floats)?;
         let (heads, dim) = heads_and_dim(keys);
         let groups = (dim / GROUP).max(1);
@@ -326,7 +307,7 @@ impl GroupQuantiser {
                 of_cache.copy_from(stream, staged)?;
             }
         }
-        let first = values.narrow(0, 0..self.rows)?;
+        let first = values.narrow(0, 0..self.slots.len())?;
         Ok(first.overwrite_bytes(stream, &floats)?)
     }
 

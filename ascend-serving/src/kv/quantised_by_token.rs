@@ -2,11 +2,10 @@
 
 use ascend_attention::{Element, Stream, Tensor};
 
-use crate::error::{Error, Result};
-use crate::refusal::Refused;
+use crate::error::Result;
 
 use super::copied_writes::CopiedWrites;
-use super::host_numbers::{all_finite, host_numbers};
+use super::host_numbers::rows_to_quantise;
 use super::quantised_layer::TokenScales;
 use super::quantised_type::QuantisedType;
 
@@ -14,8 +13,8 @@ use super::quantised_type::QuantisedType;
 #[derive(Debug)]
 pub(super) struct TokenQuantiser {
     pub(super) stored: QuantisedType,
-    /// Rows up to the last that is written.
-    pub(super) rows: usize,
+    /// Of the rows up to the last that is written.
+    pub(super) slots: Vec<Option<usize>>,
     /// Keys and values of all rows, for one layer after the other.
     pub(super) integers: [Tensor<i8>; 2],
     /// Their scales, `[rows, 1, 1]`.
@@ -39,7 +38,7 @@ impl TokenQuantiser {
         let caches = [&scales.rows.key, &scales.rows.value];
         let all = self.integers.iter().zip(&self.scales).zip(caches);
         for (((integers, scales), cache), of) in all.zip([&keys, &values]) {
-            let first = integers.narrow(0, 0..self.rows)?;
+            let first = integers.narrow(0, 0..self.slots.len())?;
             first.overwrite(stream, &of.integers)?;
             scales.overwrite(stream, &of.scales)?;
             self.writes
@@ -56,22 +55,9 @@ impl TokenQuantiser {
         rows: &Tensor<T>,
         like: &Tensor<i8>,
     ) -> Result<QuantisedTokens> {
-        if rows.shape() != like.shape() {
-            return Err(Error::invalid(
-                argument,
-                rows.desc(),
-                format_args!("{:?}, as the step was planned", like.shape()),
-            ));
-        }
-        let rows = rows.narrow(0, 0..self.rows)?;
-        let elements = rows.len().checked_div(self.rows).unwrap_or(0);
-        let numbers = host_numbers(stream, &rows)?;
-        Ok(QuantisedTokens::of(
-            self.stored,
-            argument,
-            &numbers,
-            elements,
-        )?)
+        let planned = like.shape();
+        let (numbers, elements) = rows_to_quantise(stream, argument, rows, planned, &self.slots)?;
+        Ok(QuantisedTokens::of(self.stored, &numbers, elements))
     }
 }
 
@@ -86,16 +72,10 @@ struct QuantisedTokens {
 
 impl QuantisedTokens {
     /// Each token by the scale that makes its largest number the largest there is; by 1 where all are 0.
-    fn of(
-        stored: QuantisedType,
-        argument: &str,
-        numbers: &[f32],
-        elements: usize,
-    ) -> Result<Self, Refused> {
+    fn of(stored: QuantisedType, numbers: &[f32], elements: usize) -> Self {
         let largest = stored.largest_of_token().unwrap_or(1.0);
         let mut integers = Vec::with_capacity(numbers.len());
         let mut scales = Vec::new();
-        all_finite(argument, numbers, elements)?;
         for row in numbers.chunks(elements.max(1)) {
             let most = row.iter().fold(0f32, |most, number| most.max(number.abs()));
             let scale = if most > 0.0 { most / largest } else { 1.0 };
@@ -103,40 +83,26 @@ impl QuantisedTokens {
             integers.extend(row.iter().map(integer));
             scales.push(scale);
         }
-        Ok(Self { integers, scales })
+        Self { integers, scales }
     }
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::refusal::Rule;
     use ascend_attention::spec::minifloat::Float8E4M3Fn;
     use proptest::prelude::*;
 
     #[test]
-    fn numbers_that_are_not_finite_are_refused() {
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let refused =
-                QuantisedTokens::of(QuantisedType::Int8, "value", &[1.0, 2.0, 3.0, bad], 2)
-                    .unwrap_err();
-            assert_eq!(refused.rule, Rule::QuantisedFinite);
-            assert!(refused.given.contains("row 1 of the value"), "{refused}");
-        }
-    }
-
-    #[test]
     fn no_tokens_are_no_integers() {
-        let none = QuantisedTokens::of(QuantisedType::Int8, "key", &[], 0).unwrap();
+        let none = QuantisedTokens::of(QuantisedType::Int8, &[], 0);
         assert!(none.integers.is_empty() && none.scales.is_empty());
     }
 
     #[test]
     fn halves_go_to_the_even_integer() {
         let numbers = [127.0, 0.5, 1.5, -2.5, 0.0, 0.0, 0.0, 0.0];
-        let of = QuantisedTokens::of(QuantisedType::Int8, "key", &numbers, 4);
-        let of = of.unwrap();
+        let of = QuantisedTokens::of(QuantisedType::Int8, &numbers, 4);
         assert_eq!(of.integers, [127, 0, 2, -2, 0, 0, 0, 0]);
         assert_eq!(of.scales, [1.0, 1.0]);
     }
@@ -154,7 +120,7 @@ mod tests {
             0.5,
             0.0,
         ];
-        let of = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, "key", &numbers, 8).unwrap();
+        let of = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, &numbers, 8);
         assert_eq!(of.scales, [1.0]);
         let back: Vec<f32> = (of.integers.iter())
             .map(|bits| Float8E4M3Fn::from_bits(*bits as u8).to_f32())
@@ -177,7 +143,7 @@ mod tests {
         #[test]
         fn a_token_fills_its_floats(numbers in prop::collection::vec(-1e4f32..1e4, 4..40), exponent in -100i32..20) {
             let numbers: Vec<f32> = numbers.iter().map(|x| x * (exponent as f32).exp2()).collect();
-            let of = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, "key", &numbers, 4).unwrap();
+            let of = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, &numbers, 4);
             for ((row, stored), scale) in numbers.chunks(4).zip(of.integers.chunks(4)).zip(&of.scales) {
                 let float = |bits: &i8| f64::from(Float8E4M3Fn::from_bits(*bits as u8).to_f32());
                 for (number, bits) in row.iter().zip(stored) {
@@ -194,7 +160,7 @@ mod tests {
         #[test]
         fn a_token_fills_its_scale(numbers in prop::collection::vec(-1e4f32..1e4, 4..40), exponent in -100i32..20) {
             let numbers: Vec<f32> = numbers.iter().map(|x| x * (exponent as f32).exp2()).collect();
-            let of = QuantisedTokens::of(QuantisedType::Int8, "key", &numbers, 4).unwrap();
+            let of = QuantisedTokens::of(QuantisedType::Int8, &numbers, 4);
             for ((row, integers), scale) in numbers.chunks(4).zip(of.integers.chunks(4)).zip(&of.scales) {
                 for (number, integer) in row.iter().zip(integers) {
                     let back = f64::from(*integer) * f64::from(*scale);

@@ -1,12 +1,13 @@
 //! Scales of quantised keys and values, one for each head and element.
 
-use ascend_attention::{AnyTensor, DType, Element, Number, Stream, Tensor, bf16, f16};
+use ascend_attention::{AnyTensor, Element, Number, Stream, Tensor};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::cache_shape::CacheShape;
 use super::quantised_type::QuantisedType;
+use super::query_type::QueryType;
 
 /// The scales of one layer's keys and values: a factor for each head and element, the same for all tokens.
 ///
@@ -168,16 +169,6 @@ fn largest<T: Number>(
     Ok(most.into_iter().map(scale).collect())
 }
 
-/// The refusal of a cache for queries that are not of 16 bits.
-#[cold]
-pub(super) fn wrong_type(given: DType) -> Error {
-    Error::invalid(
-        "T",
-        given,
-        "FLOAT16 or BF16: the type of queries over quantised keys",
-    )
-}
-
 /// The scales of keys or of values on the device.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceScales {
@@ -196,11 +187,8 @@ impl DeviceScales {
         factor_shape: &[usize],
     ) -> Result<Self> {
         let dim = scales.len().checked_div(heads).unwrap_or(0);
-        let rounded: Vec<f32> = match T::DTYPE {
-            DType::Bf16 => scales.iter().map(|x| bf16::from_f32(*x).to_f32()).collect(),
-            DType::Float16 => scales.iter().map(|x| f16::from_f32(*x).to_f32()).collect(),
-            other => return Err(wrong_type(other)),
-        };
+        let of_query = QueryType::of::<T>()?;
+        let rounded: Vec<f32> = scales.iter().map(|x| of_query.rounded(*x)).collect();
         let inverses: Vec<f32> = rounded.iter().map(|scale| scale.recip()).collect();
         let channels = scales.iter().zip(&rounded).zip(&inverses).enumerate();
         for (channel, ((given, rounded), inverse)) in channels {
@@ -214,16 +202,7 @@ impl DeviceScales {
                 .into());
             }
         }
-        let factors: AnyTensor = match T::DTYPE {
-            DType::Bf16 => {
-                let factors: Vec<bf16> = rounded.into_iter().map(bf16::from_f32).collect();
-                stream.upload(&factors, factor_shape)?.into()
-            }
-            _ => {
-                let factors: Vec<f16> = rounded.into_iter().map(f16::from_f32).collect();
-                stream.upload(&factors, factor_shape)?.into()
-            }
-        };
+        let factors = of_query.upload(stream, &rounded, factor_shape)?;
         Ok(Self {
             factors,
             inverses: stream.upload(&inverses, [heads, dim])?,

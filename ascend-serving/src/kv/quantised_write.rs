@@ -58,18 +58,18 @@ impl QuantisedWrite {
                 Quantisers::Channel(Box::new(of))
             }
             (LayerScales::Token(_), rows) => {
+                let slots: Vec<_> = places.collect();
                 let scales = || Tensor::empty(device, [rows, 1, 1]);
                 Quantisers::Token(Box::new(TokenQuantiser {
                     stored: layer.stored(),
-                    rows,
                     integers,
                     scales: [scales()?, scales()?],
-                    writes: CopiedWrites::new(places, block_size),
+                    writes: CopiedWrites::new(slots.iter().copied(), block_size),
+                    slots,
                 }))
             }
             (LayerScales::Group(_), _) => {
-                let places: Vec<_> = places.collect();
-                let of = GroupQuantiser::new(device, integers, &places, block_size)?;
+                let of = GroupQuantiser::new(device, integers, places.collect(), block_size)?;
                 Quantisers::Group(Box::new(of))
             }
         };

@@ -470,6 +470,22 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
         Err(Error::Refused(refused)) => assert_eq!(refused.rule, Rule::CacheQuantised),
         other => panic!("{other:?}"),
     }
+    // Padding may be anything, wherever it stands.
+    let first_is = |number: f32| {
+        let rows = [[bf16::from_f32(number); 2 * DIM], [bf16::ONE; 2 * DIM]].concat();
+        stream.upload(&rows, [2, 2, DIM]).unwrap()
+    };
+    let (good, bad) = (first_is(1.0), first_is(f32::NAN));
+    let cache = groups.cache_mut();
+    let write = cache.plan_write(&stream, &[-1, 4], &good, &good).unwrap();
+    cache.write(&stream, &write, 0, &good, &good).unwrap();
+    let of_good = Stored::of(&stream, cache, 0);
+    cache.write(&stream, &write, 0, &bad, &bad).unwrap();
+    let of_bad = Stored::of(&stream, cache, 0);
+    assert_eq!(
+        (of_good.floats, of_good.powers),
+        (of_bad.floats, of_bad.powers)
+    );
     for bad in [f32::NAN, f32::INFINITY] {
         let rows = stream
             .upload(&[bf16::from_f32(bad); 2 * DIM], [1, 2, DIM])

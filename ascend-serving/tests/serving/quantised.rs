@@ -5,7 +5,8 @@ use crate::harness;
 use crate::tokens::Number;
 use ascend_attention::attention::{Antiquantisation, Quantisation};
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16, f16};
+use ascend_attention::{Error as CallError, Machine, Runtime, Stream, Tensor, bf16, f16};
+use ascend_emu::{Site, inject};
 use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
@@ -529,9 +530,16 @@ fn a_token_with_a_number_that_is_none_is_refused_before_its_layer_is_written() {
     let key = key(&cache);
     assert_eq!(key.iter().filter(|x| **x == 127).count(), 2 * DIM);
     assert_eq!(key[5 * DIM..6 * DIM], [127; DIM]);
-    // Padding may be anything.
+    // Padding may be anything, wherever it stands.
     let write = cache.plan_write(&stream, &[4, -1], &good, &good).unwrap();
     cache.write(&stream, &write, 0, &bad, &bad).unwrap();
+    let bad_first = upload(&stream, &[&numbers[DIM..], &[1.0; DIM]].concat(), 1);
+    let write = cache.plan_write(&stream, &[-1, 4], &good, &good).unwrap();
+    cache
+        .write(&stream, &write, 0, &bad_first, &bad_first)
+        .unwrap();
+    let refused = cache.write(&stream, &write, 0, &good, &bad);
+    assert_eq!(rule(refused), Rule::QuantisedFinite);
 
     let other = ChannelScales::uniform(&shape, 1.0, 1.0).unwrap();
     let mut channels =
@@ -540,6 +548,62 @@ fn a_token_with_a_number_that_is_none_is_refused_before_its_layer_is_written() {
     let nz = shape.format(Cache::Nz);
     assert!(PagedKvCache::<bf16>::quantised_by_token(device, 1, 128, nz, pad).is_err());
     assert!(PagedKvCache::<f32>::quantised_by_token(device, 1, 128, shape, pad).is_err());
+}
+
+/// What costs nothing is checked first: no memory of the device is taken for what cannot be.
+#[test]
+fn caches_that_cannot_be_are_refused_before_memory_is_taken() {
+    if harness::not_on_npu("failures are injected into the emulation of this process") {
+        return;
+    }
+    // The harness looks at what is left behind.
+    drop(harness::runtime());
+    let runtime = Runtime::emulated_as(&Machine::new(Soc::Ascend950, Cann::V9_1)).unwrap();
+    let stream = runtime.device(0).unwrap().stream().unwrap();
+    let (device, pad) = (stream.device(), PadPolicy::SkipNegative);
+    let many = CacheShape::MAX_LAYERS + 1;
+    let huge = CacheShape::new(usize::MAX, 1, 64);
+    let of_many = CacheShape::new(many, 1, 64);
+    let scales = vec![ChannelScales::uniform(&of_many, 1.0, 1.0).unwrap(); many];
+    let groups = huge.format(Cache::BnNBsD);
+    let _no_memory = inject(Site::Malloc, 1, 207_018);
+    for made in [
+        PagedKvCache::<bf16>::new(device, 1, 512, huge, pad),
+        PagedKvCache::quantised(&stream, 1, 512, of_many, pad, &scales),
+        PagedKvCache::quantised_by_token(device, 1, 512, huge, pad),
+        PagedKvCache::mxfp8(device, 1, 512, groups, pad),
+    ] {
+        let why = made.unwrap_err();
+        let invalid = matches!(why, Error::Attention(CallError::InvalidArgument { .. }));
+        assert!(invalid && why.to_string().contains("at most 4096"), "{why}");
+    }
+    // Scales are uploaded when all else is right.
+    let one = CacheShape::new(1, 1, 64);
+    let no_blocks = PagedKvCache::<bf16>::quantised(&stream, 0, 512, one, pad, &scales[..1]);
+    assert_eq!(rule(no_blocks), Rule::PoolSize);
+}
+
+/// Values are read as they are: by elements of their own number.
+#[test]
+fn values_that_no_call_reads_make_no_cache() {
+    let stream = harness::stream();
+    let pad = PadPolicy::SkipNegative;
+    for (key_dim, value_dim) in [(1024, DIM), (DIM, 1024)] {
+        let shape = CacheShape {
+            key_dim,
+            value_dim,
+            ..CacheShape::new(1, 1, DIM)
+        };
+        let scales = [ChannelScales::uniform(&shape, 1.0, 1.0).unwrap()];
+        for made in [
+            PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, &scales),
+            PagedKvCache::quantised_by_token(stream.device(), 1, 128, shape, pad),
+        ] {
+            let why = made.unwrap_err();
+            let violation = matches!(why, Error::Attention(CallError::Violation(_)));
+            assert!(violation, "{key_dim}, {value_dim}: {why}");
+        }
+    }
 }
 
 /// The scales that a call over the cache brings for keys and for values.
