@@ -17,7 +17,7 @@ use crate::refusal::{Refused, Rule, refused};
 use super::attention_graph_step::AttentionGraphStep;
 use super::captured_kind::{CapturedKind, fill};
 use super::graph_limits::GraphLimits;
-use super::graph_pool::GraphPool;
+use super::graph_pool::{GraphPool, not_while_capturing};
 use super::graph_tensors::KindBuffers;
 
 /// Steps of any number of requests, replayed from graphs that were captured for a few sizes: one graph of each layer, so that
@@ -323,7 +323,13 @@ impl<T: Element> AttentionGraphs<T> {
     /// [`Rule::SettingsCache`], [`Rule::TableGroup`] and [`Rule::StepCausality`] for metadata of another cache or other
     /// masks, [`Rule::MaskRows`] for a token that a named mask shows no key, [`Rule::BlockWindow`] for sequences that gave
     /// back what a layer shows, [`Rule::GroupLayers`] for other groups of layers; [`Rule::BatchEmpty`] for metadata without
-    /// requests. The metadata is as it was then.
+    /// requests; [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, and if the step before was
+    /// on another stream and its end cannot be told. The metadata is as it was then.
+    ///
+    /// What the device says while lengths are planned and buffers filled, such as
+    /// [`Acl`](ascend_attention::Error::Acl) and [`OutOfMemory`](ascend_attention::Error::OutOfMemory), leaves the metadata
+    /// padded: it can be begun again, and computed without a graph.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -358,6 +364,9 @@ impl<T: Element> AttentionGraphs<T> {
             kind.host_masks(metadata, dummies)
         });
         let masks: Vec<Vec<HostMask>> = masks.collect::<Result<_>>()?;
+        // What can fail for reasons that are known now: after the padding there is no way back.
+        not_while_capturing("filling the buffers of a step")?;
+        self.graphs.follow(stream)?;
         let mut actual = 0;
         for metadata in &mut *metadata {
             metadata.pad_to_requests(requests, size)?;

@@ -1,6 +1,6 @@
 //! Streams, sizes and scales that steps and captures refuse by their own name.
 
-use ascend_attention::{Error as CallError, bf16};
+use ascend_attention::{Error as CallError, Graph, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
@@ -50,6 +50,34 @@ fn a_stream_of_another_device_is_what_steps_and_captures_blame() {
     assert_eq!(blamed(model.begin(&other, &metadata)), "stream");
     assert_eq!(blamed(model.capture(&other, &limits)), "stream");
     assert!(model.begin(&stream, &metadata).is_ok());
+}
+
+#[test]
+fn a_step_that_cannot_begin_while_the_thread_captures_is_not_padded() {
+    let stream = harness::stream();
+    let other = stream.device().stream().unwrap();
+    let mut attention = attention(&stream, 1, 8);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let mut metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings).unwrap();
+    let before = metadata.clone();
+    let limits = GraphLimits::new([2], 300);
+    let captured = attention.capture(&stream, Causality::Causal, &limits);
+    let mut graphs = captured.unwrap();
+    drop(graphs.begin(&stream, &mut metadata.clone()).unwrap());
+    for on in [&stream, &other] {
+        Graph::capture(stream.device(), (), |_, ()| {
+            let begun = graphs.begin(on, &mut metadata).map(drop);
+            let capturing = matches!(begun, Err(Error::Attention(CallError::Capturing { .. })));
+            assert!(capturing, "{begun:?}");
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(metadata, before);
+    }
+    graphs.begin(&other, &mut metadata).unwrap();
+    assert_eq!(metadata.tokens(), 2);
 }
 
 #[test]
