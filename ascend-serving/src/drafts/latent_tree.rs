@@ -70,7 +70,8 @@ impl LatentTreeVerification {
     /// # Errors
     /// [`CallRule::LengthsBatch`](ascend_attention::CallRule::LengthsBatch) for another number of trees or lengths than requests,
     /// [`Rule::DraftTree`](crate::Rule::DraftTree) for a tree larger than the tensors; [`Error::NoBackend`] with the
-    /// reasons where neither form has a call.
+    /// reasons where neither form has a call; what the device says, such as
+    /// [`OutOfMemory`](ascend_attention::Error::OutOfMemory).
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
@@ -106,7 +107,8 @@ impl LatentTreeVerification {
                     refused: None,
                 });
             }
-            Err(why) => refused("tree_mask", why),
+            Err(why) if has_no_such_call(&why) => refused("tree_mask", why),
+            Err(why) => return Err(why),
         };
         // The absorbed form knows full masks in mode 0 alone.
         let mask = Mask::default_mask(mask, Mask::ALL_TOKENS, Mask::ALL_TOKENS);
@@ -122,7 +124,10 @@ impl LatentTreeVerification {
                 calls: Calls::Two(Box::new(calls)),
                 refused: Some(one),
             }),
-            Err(why) => Err(no_backend(&[one, refused("context_and_tree", why)], None)),
+            Err(why) if has_no_such_call(&why) => {
+                Err(no_backend(&[one, refused("context_and_tree", why)], None))
+            }
+            Err(why) => Err(why),
         }
     }
 
@@ -149,6 +154,18 @@ impl LatentTreeVerification {
         let call = self.shape.call(Layout::Bnsd).mask(mask);
         Ok(lengths.apply(call).plan_with(&latent_paged(tensors))?)
     }
+}
+
+/// Whether the operator has no call of this form on the device's product and release: another form may serve. A device that
+/// fails, or has no memory left, is no reason for another form.
+pub(crate) fn has_no_such_call(why: &Error) -> bool {
+    use ascend_attention::Error::{MissingOperator, OperatorVersion, Unsupported, Violation};
+    matches!(
+        why,
+        Error::Attention(
+            Violation(_) | OperatorVersion { .. } | MissingOperator { .. } | Unsupported(_)
+        )
+    )
 }
 
 /// The latents are keys and values.

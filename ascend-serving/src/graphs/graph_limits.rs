@@ -43,8 +43,8 @@ impl GraphLimits {
         self
     }
 
-    /// The same with fewer blocks for all requests together. A block that requests share counts for each, and a dummy
-    /// request takes one.
+    /// The same with fewer blocks for all requests together, where drafted trees are verified with a limit at all. A block
+    /// that requests share counts for each, and a dummy request takes one.
     pub fn blocks(mut self, blocks: usize) -> Self {
         self.blocks = blocks;
         self

@@ -8,8 +8,10 @@ use ascend_attention::graph::Capturing;
 use ascend_attention::spec::Layout;
 use ascend_attention::{Element, Mask, Output, Stream, Tensor};
 
-use crate::drafts::{LatentTreeTensors, LatentTreeVerification, latent_nodes, latent_paged};
-use crate::error::{Error, Result};
+use crate::drafts::{
+    LatentTreeTensors, LatentTreeVerification, has_no_such_call, latent_nodes, latent_paged,
+};
+use crate::error::Result;
 use crate::kv::{LayerCache, PagedKvCache, StepLease};
 
 use super::graph_limits::GraphLimits;
@@ -112,7 +114,7 @@ impl LatentTreeVerification {
             Ok(LatentTreeGraphs { pool, is_one_call })
         };
         tentatively(|| match captured(true) {
-            Err(Error::Attention(ascend_attention::Error::Violation(_))) => captured(false),
+            Err(why) if has_no_such_call(&why) => captured(false),
             other => other,
         })
     }

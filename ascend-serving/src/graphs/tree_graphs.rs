@@ -73,7 +73,8 @@ impl<T: Element> TreeBuffers for PlainBuffers<T> {
 
 impl TreeVerification {
     /// Captures the verification of trees of up to [`GraphLimits::tokens_each`] nodes, behind as many cached tokens as the
-    /// limits have keys, for every layer of a cache. The keys of the nodes are no part of the cache.
+    /// limits have keys, for every layer of a cache. The keys of the nodes are no part of the cache. All requests together
+    /// may have any number of blocks that they share, unless [`GraphLimits::blocks`] says how many.
     ///
     /// # Errors
     /// [`Rule::GraphSize`](crate::Rule::GraphSize) for limits without sizes, or with one of 0 nodes;
@@ -212,7 +213,8 @@ impl<T: Element> TreeGraphs<T> {
     /// [`Rule::BlockWindow`](crate::Rule::BlockWindow) that gave back tokens,
     /// [`Rule::BlockUncopied`](crate::Rule::BlockUncopied) whose copies were not queued,
     /// [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) without cached tokens or with more than were
-    /// declared, [`Rule::DraftTree`](crate::Rule::DraftTree) with more nodes;
+    /// declared, also of all requests together if [blocks](GraphLimits::blocks) were;
+    /// [`Rule::DraftTree`](crate::Rule::DraftTree) with more nodes;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device; as for
     /// [`GraphPool::begin`](crate::GraphPool::begin).
     pub fn begin<'a>(

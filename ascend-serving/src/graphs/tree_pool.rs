@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
-use ascend_attention::graph::Capturing;
+use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::{CallRule, Element, Stream, Tensor};
 
 use crate::backends::size;
@@ -93,8 +93,8 @@ pub(super) struct TreePool<B> {
     graphs: GraphPool<B>,
     pool: BlockPool,
     nodes: usize,
-    /// Tokens of a request in the cache.
-    keys: usize,
+    /// Of the requests' tokens in the cache.
+    limits: KeyLimits,
     /// Whether the nodes are among them.
     holds_nodes: bool,
 }
@@ -118,12 +118,19 @@ impl<B: TreeBuffers> TreePool<B> {
             ));
         }
         let (nodes, pool) = (limits.tokens, cache.pool());
-        let keys = limits.keys.min(capacity(pool.blocks(), pool.block_size()));
+        let block_size = pool.block_size();
+        let most = capacity(pool.blocks().min(limits.blocks), block_size);
+        // The calls take as many blocks that requests share as there are requests: all together have no limit of the cache's.
+        let limits_of_keys = KeyLimits {
+            keys: limits.keys.min(most),
+            blocks: limits.blocks,
+            block_size,
+        };
         let rows = limits.sizes.iter().map(|size| size.saturating_mul(nodes));
         let extents = |rows: usize| TreeExtents {
             requests: rows.checked_div(nodes).unwrap_or(0),
             nodes,
-            keys,
+            keys: limits_of_keys.keys,
         };
         let graphs = GraphPool::capture_layers(
             stream.device(),
@@ -136,7 +143,7 @@ impl<B: TreeBuffers> TreePool<B> {
             graphs,
             pool: pool.clone(),
             nodes,
-            keys,
+            limits: limits_of_keys,
             holds_nodes,
         })
     }
@@ -184,6 +191,7 @@ impl<B: TreeBuffers> TreePool<B> {
         let nodes = trees.iter().map(|tree| tree.nodes());
         let nodes = nodes.chain(std::iter::repeat_n(1, dummies));
         let (cached, nodes) = (cached.collect::<Vec<_>>(), nodes.collect::<Vec<_>>());
+        self.limits.admits(&cached)?;
         let before = cached.iter().zip(&nodes).map(|(cached, nodes)| {
             let held = if self.holds_nodes { *nodes } else { 0 };
             cached.saturating_sub(held)
@@ -197,6 +205,7 @@ impl<B: TreeBuffers> TreePool<B> {
         let table = requests.iter().map(|request| request.sequence.row());
         let table = table.chain(std::iter::repeat_n(first.unwrap_or(&[]), dummies));
         let table: Vec<&[usize]> = table.collect();
+        self.graphs.follow(stream)?;
         let step = self.graphs.start(
             stream,
             rows,
@@ -243,11 +252,12 @@ impl<B: TreeBuffers> TreePool<B> {
         }
         let held = sequence.len();
         let nodes = if self.holds_nodes { tree.nodes() } else { 0 };
-        if held <= nodes || held > self.keys {
+        let most = self.limits.keys;
+        if held <= nodes || held > most {
             return Err(refused(
                 CallRule::GraphLengths,
                 format_args!("{held} tokens of request {at}, {nodes} of them nodes of its tree"),
-                format_args!("{} to {}", nodes.saturating_add(1), self.keys),
+                format_args!("{} to {most}", nodes.saturating_add(1)),
                 "verify trees with nothing in front without a graph, or declare more keys at the capture",
             ));
         }
