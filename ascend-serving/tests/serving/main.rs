@@ -30,6 +30,7 @@ mod quantised;
 mod quantised_floats;
 mod quantised_schedule;
 mod range_check;
+mod refusals;
 mod reported;
 mod routes;
 mod schedule;

@@ -148,7 +148,12 @@ struct Engine<'a, T: Number> {
     attention: Attention<T>,
     shape: AttentionShape,
     schedule: Schedule,
+    /// Rows of outputs that were compared.
     checked: usize,
+    /// The scales of each layer's values before the step.
+    before: Vec<Vec<u8>>,
+    /// Scales that a later token has made larger.
+    enlarged: usize,
 }
 
 impl<'a, T: Number> Engine<'a, T> {
@@ -179,6 +184,8 @@ impl<'a, T: Number> Engine<'a, T> {
             shape,
             schedule,
             checked: 0,
+            before: vec![Vec::new(); LAYERS],
+            enlarged: 0,
         }
     }
 
@@ -198,6 +205,12 @@ impl<'a, T: Number> Engine<'a, T> {
         }
         for (layer, result) in results.iter().enumerate() {
             let stored = Stored::of(self.stream, self.attention.cache(), layer);
+            let [_, scales] = &stored.powers;
+            let larger = self.before[layer].iter().zip(scales);
+            self.enlarged += larger
+                .filter(|(old, new)| (1..**new).contains(*old))
+                .count();
+            self.before[layer] = scales.clone();
             let result = result.download(self.stream).unwrap();
             for row in self.schedule.rows(turns) {
                 self.check(layer, &stored, &result, row.request, row.token, row.names)?;
@@ -279,7 +292,7 @@ impl<'a, T: Number> Engine<'a, T> {
         Ok(())
     }
 
-    fn end(mut self) {
+    fn end(&mut self) {
         let pool = self.attention.cache().pool();
         self.schedule.end(self.stream, pool, self.settings.pad());
     }
@@ -308,6 +321,39 @@ proptest! {
             false => run::<bf16>(&model, &steps)?,
         }
     }
+}
+
+/// Two requests whose tokens come one by one and in chunks that end within a group of 32.
+#[test]
+fn tokens_that_come_one_by_one_enlarge_the_scales_of_those_in_front_of_them() {
+    if harness::not_on_npu("Ascend 950 is emulated") {
+        return;
+    }
+    let stream = ascend_950();
+    let model = Model {
+        kv_heads: 2,
+        group: 2,
+        block_size: 512,
+        blocks: 4,
+        dump: true,
+        chunked: true,
+        mtp: false,
+    };
+    let mut engine = Engine::<bf16>::new(&stream, &model);
+    let steps = [
+        vec![Act::Chunk(0, 40), Act::Chunk(1, 5)],
+        vec![Act::Chunk(0, 1), Act::Chunk(1, 1)],
+        vec![Act::Chunk(0, 1), Act::Chunk(1, 40)],
+        vec![Act::Chunk(0, 20), Act::Chunk(1, 1)],
+        vec![Act::Verify(0, 3, 1), Act::Chunk(1, 1)],
+    ];
+    for acts in &steps {
+        engine.act(acts, 2).unwrap();
+    }
+    // Of each request and layer the first row of a step, one in the middle and the last.
+    assert!(engine.checked >= 30, "{} rows", engine.checked);
+    assert!(engine.enlarged >= 100, "{} scales", engine.enlarged);
+    engine.end();
 }
 
 #[test]
@@ -404,13 +450,17 @@ fn what_has_no_mxfp8_is_refused() {
     }
     for (block_size, shape, rule) in [
         (128, shape(64), "mxfp8.cache"),
-        (0, shape(64), ""),
-        (usize::MAX, shape(64), ""),
+        (0, shape(64), "pool.size"),
+        (usize::MAX, shape(64), "pool.size"),
         (512, shape(32), "mxfp8.form"),
-        (512, shape(0), ""),
+        (512, shape(0), "sizes of 1 or more"),
         (512, shape(256), "mxfp8.form"),
-        (512, shape(usize::MAX), ""),
-        (512, CacheShape::new(1, 300, 64).format(Cache::BnNBsD), ""),
+        (512, shape(usize::MAX), "axes of at most i64::MAX"),
+        (
+            512,
+            CacheShape::new(1, 300, 64).format(Cache::BnNBsD),
+            "num_heads.full_quant",
+        ),
         (512, CacheShape::new(1, 2, 64), "BnNBsD"),
         (512, CacheShape::new(1, 2, 64).format(Cache::Nz), "BnNBsD"),
     ] {

@@ -2,6 +2,7 @@
 
 use crate::harness;
 
+use crate::refusals::{blamed, broken, rule};
 use crate::tokens::Number;
 use ascend_attention::attention::{Antiquantisation, Quantisation};
 use ascend_attention::spec::{Cann, Soc};
@@ -126,13 +127,6 @@ proptest! {
     }
 }
 
-fn rule(outcome: Result<impl Sized, Error>) -> Rule {
-    match outcome.err() {
-        Some(Error::Refused(refused)) => refused.rule,
-        other => panic!("{other:?}"),
-    }
-}
-
 #[test]
 fn scales_that_divide_nothing_are_refused() {
     for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
@@ -156,7 +150,7 @@ fn scales_that_divide_nothing_are_refused() {
     let few = ChannelScales::new(vec![1.0; DIM], vec![1.0; DIM - 1]).unwrap();
     assert_eq!(rule(with(&[few])), Rule::QuantisedScale);
     let floats = PagedKvCache::<f32>::quantised(&stream, 1, 128, shape, pad, &[uniform(1.0)]);
-    assert!(matches!(floats, Err(Error::Attention(_))), "{floats:?}");
+    assert_eq!(blamed(floats), "T");
     let huge = CacheShape {
         kv_heads: usize::MAX,
         ..shape
@@ -198,8 +192,8 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     };
     let (integers, mut plain) = (cache(Some(&scales)), cache(None));
     assert_eq!(rule(integers.layer(0)), Rule::CacheQuantised);
-    assert!(plain.quantised_layer(0).is_err());
-    assert!(integers.quantised_layer(1).is_err());
+    assert_eq!(blamed(plain.quantised_layer(0)), "cache");
+    assert_eq!(blamed(integers.quantised_layer(1)), "layer");
     let device = stream.device();
     let of_tokens = PagedKvCache::quantised_by_token(device, 1, 128, shape, pad).unwrap();
     let graphs = |cache| Attention::new(AttentionShape::new(1, 1, DIM), cache, Backends::none());
@@ -228,16 +222,15 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     let of_integers = integers.plan_write(&stream, &[3], &row, &row).unwrap();
     let outcome = integers.write(&stream, &of_plain, 0, &row, &row);
     assert_eq!(rule(outcome), Rule::CacheQuantised);
-    assert!(plain.write(&stream, &of_integers, 0, &row, &row).is_err());
+    let outcome = plain.write(&stream, &of_integers, 0, &row, &row);
+    assert_eq!(blamed(outcome), "write");
     let wide = stream
         .upload(&[bf16::ONE; 2 * DIM], [1, 1, 2 * DIM])
         .unwrap();
-    assert!(
-        integers
-            .write(&stream, &of_integers, 0, &wide, &row)
-            .is_err()
-    );
-    assert!(integers.plan_write(&stream, &[3], &row, &wide).is_err());
+    let outcome = integers.write(&stream, &of_integers, 0, &wide, &row);
+    assert_eq!(blamed(outcome), "key");
+    let planned = integers.plan_write(&stream, &[3], &row, &wide);
+    assert_eq!(broken(planned), "value_cache.shape");
     let kept = integers
         .quantised_layer(0)
         .unwrap()
@@ -520,7 +513,10 @@ fn a_token_with_a_number_that_is_none_is_refused_before_its_layer_is_written() {
         assert_eq!(rule(refused), Rule::QuantisedFinite);
     }
     let one = upload(&stream, &[1.0; DIM], 1);
-    assert!(cache.write(&stream, &write, 0, &one, &good).is_err());
+    assert_eq!(
+        rule(cache.write(&stream, &write, 0, &one, &good)),
+        Rule::SlotCount
+    );
     let key = |cache: &PagedKvCache<bf16>| {
         let key = &cache.quantised_layer(0).unwrap().cache.key;
         key.download(&stream).unwrap()
@@ -544,10 +540,15 @@ fn a_token_with_a_number_that_is_none_is_refused_before_its_layer_is_written() {
     let other = ChannelScales::uniform(&shape, 1.0, 1.0).unwrap();
     let mut channels =
         PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, &[other]).unwrap();
-    assert!(channels.write(&stream, &write, 0, &good, &good).is_err());
+    assert_eq!(
+        blamed(channels.write(&stream, &write, 0, &good, &good)),
+        "write"
+    );
     let nz = shape.format(Cache::Nz);
-    assert!(PagedKvCache::<bf16>::quantised_by_token(device, 1, 128, nz, pad).is_err());
-    assert!(PagedKvCache::<f32>::quantised_by_token(device, 1, 128, shape, pad).is_err());
+    let made = PagedKvCache::<bf16>::quantised_by_token(device, 1, 128, nz, pad);
+    assert_eq!(blamed(made), "shape.format");
+    let made = PagedKvCache::<f32>::quantised_by_token(device, 1, 128, shape, pad);
+    assert_eq!(blamed(made), "T");
 }
 
 /// What costs nothing is checked first: no memory of the device is taken for what cannot be.
@@ -599,9 +600,7 @@ fn values_that_no_call_reads_make_no_cache() {
             PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, &scales),
             PagedKvCache::quantised_by_token(stream.device(), 1, 128, shape, pad),
         ] {
-            let why = made.unwrap_err();
-            let violation = matches!(why, Error::Attention(CallError::Violation(_)));
-            assert!(violation, "{key_dim}, {value_dim}: {why}");
+            assert_eq!(broken(made), "head_dim.max", "{key_dim}, {value_dim}");
         }
     }
 }

@@ -9,14 +9,7 @@ use ascend_serving::{
 
 use super::layers::{attention, model, shape};
 use crate::harness;
-
-/// The argument that a call was refused for.
-fn blamed<R>(outcome: Result<R, Error>) -> &'static str {
-    match outcome.map(drop) {
-        Err(Error::Attention(CallError::InvalidArgument { argument, .. })) => argument,
-        other => panic!("{other:?}"),
-    }
-}
+use crate::refusals::blamed;
 
 #[test]
 fn a_stream_of_another_device_is_what_steps_and_captures_blame() {
