@@ -532,14 +532,11 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
 
 /// Refuses a sequence that cannot lend its first tokens.
 fn check_part(pool: &BlockPool, part: &Sequence, tokens: usize) -> Result<(), Refused> {
-    if !part.pool().is(pool) {
-        return Err(refused(
-            Rule::BlockPool,
-            format_args!("a sequence of {}", part.pool().group()),
-            pool.group(),
-            "insert sequences of the pools that the prefix cache was made with",
-        ));
-    }
+    pool.check_same(
+        part.pool(),
+        "a sequence",
+        "insert sequences of the pools that the prefix cache was made with",
+    )?;
     if tokens > part.len() {
         return Err(refused(
             Rule::SequenceLength,

@@ -15,7 +15,7 @@ use crate::kv::no_layer;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::attention_graph_step::AttentionGraphStep;
-use super::captured_kind::{CapturedKind, fill};
+use super::captured_kind::CapturedKind;
 use super::graph_limits::GraphLimits;
 use super::graph_pool::{GraphPool, not_while_capturing};
 use super::graph_tensors::KindBuffers;
@@ -382,8 +382,10 @@ impl<T: Element> AttentionGraphs<T> {
             known.ok_or_else(|| no_layer(layer, of_layer.len()))
         };
         let step = self.graphs.start(stream, size, lengths, |buffers| {
-            let mut all = buffers.iter().zip(metadata).zip(&masks);
-            all.try_for_each(|((buffers, metadata), masks)| fill(stream, buffers, metadata, masks))
+            let mut all = kinds.iter().zip(buffers).zip(metadata).zip(&masks);
+            all.try_for_each(|(((kind, buffers), metadata), masks)| {
+                kind.fill(stream, buffers, metadata, masks)
+            })
         })?;
         let mut range_checker = self.range_checker.as_mut();
         if let (Some(checker), Some(metadata)) = (&mut range_checker, metadata.first()) {

@@ -3,16 +3,14 @@
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::mask::HostMask;
-use ascend_attention::scatter::{CacheOrder, ScatterPaKvCache, SlotMapping};
 use ascend_attention::spec::Layout;
-use ascend_attention::spec::fia::Cache;
 use ascend_attention::{AnyTensor, Element, Mask, Output, Stream, Tensor};
 
 use crate::backends::{batched, decode_rows as single_row, single_row_inputs, single_rows};
 use crate::batch::{AttentionMetadata, Causality, MaskKind, MaskedRequest, NamedMask};
 use crate::engine::{Attention, same_mask};
-use crate::error::{Error, Result};
-use crate::kv::{BlockPool, PadPolicy, capacity};
+use crate::error::Result;
+use crate::kv::{BlockPool, CacheShape, WriteViews, quantised_rows, scattered_slots, slot_mapping};
 use crate::refusal::{Refused, Rule, refused};
 
 use super::graph_limits::GraphLimits;
@@ -22,6 +20,7 @@ use super::graph_tensors::{GraphTensors, KindBuffers};
 /// Layers that share a cache.
 pub(super) struct CapturedKind {
     pool: BlockPool,
+    shape: CacheShape,
     /// Which keys the tokens of each layer see.
     layers: Vec<MaskKind>,
     /// The same, each once.
@@ -62,6 +61,7 @@ impl CapturedKind {
         }
         Self {
             pool: pool.clone(),
+            shape: attention.cache().shape(),
             layers,
             seen,
             limits: KeyLimits {
@@ -199,13 +199,8 @@ impl CapturedKind {
     ) -> Result<KindBuffers<T>> {
         let device = stream.device();
         let rows = requests.saturating_mul(self.tokens);
-        let (shape, of, pool) = (attention.shape(), attention.cache().shape(), &self.pool);
-        let (pad, allowed) = match pool.pad_policy() {
-            pad @ PadPolicy::SkipNegative => (pad, "slot_mapping.negative"),
-            pad @ PadPolicy::DumpSlot(_) => (pad, "slot_mapping.unique"),
-        };
-        let slots = vec![i64::from(pad.slot()?); rows];
-        let places = capacity(pool.blocks(), pool.block_size());
+        let (shape, of, pool) = (attention.shape(), &self.shape, &self.pool);
+        let padding = std::iter::repeat_n(pool.pad_policy().slot()?, rows);
         let mask = |_| Tensor::empty(device, [requests, self.tokens, self.mask_columns()]);
         let tensors = GraphTensors {
             query: Tensor::empty(device, [rows, shape.heads, shape.head_dim])?,
@@ -219,17 +214,16 @@ impl CapturedKind {
         let quantisers = match self.quantised {
             false => None,
             true => {
-                let empty = |rows: &Tensor<T>| Tensor::<i8>::empty(device, rows.shape());
-                let (key, value) = (&tensors.key, &tensors.value);
-                let integers = [empty(key)?, empty(value)?];
+                let new = [&tensors.key, &tensors.value];
+                let quantised = quantised_rows(device, new)?;
                 // Those of one layer do for all: each brings its scales.
                 let layer = attention.cache().quantised_layer(0)?;
-                Some(layer.channel_quantisers(device, rows, [key, value], integers)?)
+                Some(layer.channel_quantisers(device, rows, new, quantised)?)
             }
         };
         Ok(KindBuffers {
             table: BlockTable::zeroed(device, requests, self.columns(), self.limits.block_size)?,
-            slots: SlotMapping::allowing(stream, &slots, places, &[allowed])?,
+            slots: slot_mapping(stream, (pool, of), padding)?,
             masks: self.named().map(mask).collect::<Result<_, _>>()?,
             quantisers,
             tensors,
@@ -246,17 +240,6 @@ impl CapturedKind {
         buffers: &KindBuffers<T>,
     ) -> Result<()> {
         let cache = attention.cache();
-        let order = match cache.shape().format {
-            Cache::BnBsH => CacheOrder::Norm,
-            Cache::Nz => CacheOrder::PaNz,
-            format => {
-                return Err(Error::invalid(
-                    "cache",
-                    format_args!("{format:?}"),
-                    "BnBsH or NZ; others are captured by `GraphPool::capture_layers`",
-                ));
-            }
-        };
         let KindBuffers {
             table,
             slots,
@@ -270,9 +253,8 @@ impl CapturedKind {
             value,
             output,
         } = tensors;
-        let scatter = ScatterPaKvCache::new().cache_order(order);
-        let requests = table.sequences();
-        let shape = attention.shape();
+        let (requests, shape) = (table.sequences(), attention.shape());
+        let rows = requests.saturating_mul(self.tokens);
         // Of every request, where lengths are given one by one.
         let longest = self.limits.keys.min(self.mask_columns());
         let longest = PerRequest::new(vec![longest; requests])?;
@@ -282,7 +264,6 @@ impl CapturedKind {
         };
         if let Some(quantisers) = quantisers {
             let of = cache.quantised_layer(layer)?;
-            let cached = &of.cache;
             let (layout, call) = single_rows(shape, of);
             let query = single_row(layout, query)?;
             let output = Output {
@@ -291,13 +272,15 @@ impl CapturedKind {
             };
             let inputs = single_row_inputs(&query, table, of);
             let call = capture.attention(&call, longest, &inputs)?;
-            let [key, value] = of.quantise(quantisers, capture, [key, value])?;
-            let write = scatter.plan(key, value, slots, &cached.key, &cached.value)?;
-            capture.scatter(&write, key, value, slots, &cached.key, &cached.value)?;
+            let quantised = of.quantise(quantisers, capture, [key, value])?;
+            let write = WriteViews::of(&self.shape, &of.cache, rows, quantised)?;
+            let plan = write.scatter(&self.shape, slots)?;
+            write.record(capture, &plan, slots)?;
             return Ok(capture.launch(call, &inputs, &output)?);
         }
         let cached = cache.layer(layer)?;
-        let write = scatter.plan(key, value, slots, &cached.key, &cached.value)?;
+        let write = WriteViews::of(&self.shape, cached, rows, [key, value])?;
+        let plan = write.scatter(&self.shape, slots)?;
         let inputs = |query| {
             let inputs = Inputs::new(query, &cached.key, &cached.value).paged(table);
             match sink {
@@ -311,7 +294,7 @@ impl CapturedKind {
             let inputs = inputs(query);
             let call = shape.call(Layout::Tnd).mask(mask.clone());
             let call = capture.attention_within(&call, &rows, self.limits, &inputs)?;
-            capture.scatter(&write, key, value, slots, &cached.key, &cached.value)?;
+            write.record(capture, &plan, slots)?;
             return Ok(capture.launch(call, &inputs, output)?);
         }
         let own = self.layers.get(layer).and_then(MaskKind::named);
@@ -327,7 +310,7 @@ impl CapturedKind {
         let inputs = inputs(&query);
         let call = shape.call(Layout::Bsh).mask(Mask::all_mask(mask.clone()));
         let call = capture.attention(&call, longest, &inputs)?;
-        capture.scatter(&write, key, value, slots, &cached.key, &cached.value)?;
+        write.record(capture, &plan, slots)?;
         Ok(capture.launch(call, &inputs, &output)?)
     }
 
@@ -346,21 +329,22 @@ impl CapturedKind {
         }
         packed_paged(metadata)
     }
-}
 
-/// Puts the table, the slots and the named masks of a step into the buffers of its size.
-pub(super) fn fill<T: Element>(
-    stream: &Stream,
-    buffers: &KindBuffers<T>,
-    metadata: &AttentionMetadata,
-    masks: &[HostMask],
-) -> Result<()> {
-    let table = metadata.table();
-    let rows = (0..table.requests()).filter_map(|request| table.row(request));
-    buffers.table.overwrite(stream, &rows.collect::<Vec<_>>())?;
-    let slots = metadata.slots().iter().map(|slot| i64::from(*slot));
-    let slots: Vec<_> = slots.collect();
-    buffers.slots.overwrite(stream, &slots)?;
-    let mut masks = buffers.masks.iter().zip(masks);
-    Ok(masks.try_for_each(|(to, mask)| to.overwrite_bytes(stream, mask.bytes()))?)
+    /// Puts the table, the slots and the named masks of a step into the buffers of its size.
+    pub(super) fn fill<T: Element>(
+        &self,
+        stream: &Stream,
+        buffers: &KindBuffers<T>,
+        metadata: &AttentionMetadata,
+        masks: &[HostMask],
+    ) -> Result<()> {
+        let table = metadata.table();
+        let rows = (0..table.requests()).filter_map(|request| table.row(request));
+        buffers.table.overwrite(stream, &rows.collect::<Vec<_>>())?;
+        let slots = metadata.slots().iter().copied();
+        let slots = scattered_slots((&self.pool, &self.shape), slots);
+        buffers.slots.overwrite(stream, &slots)?;
+        let mut masks = buffers.masks.iter().zip(masks);
+        Ok(masks.try_for_each(|(to, mask)| to.overwrite_bytes(stream, mask.bytes()))?)
+    }
 }

@@ -209,7 +209,7 @@ impl<T: Element> TreeGraphs<T> {
     ///
     /// # Errors
     /// [`Rule::BatchEmpty`](crate::Rule::BatchEmpty) without requests, [`Rule::GraphSize`](crate::Rule::GraphSize) for more
-    /// than all sizes have; for a request [`Rule::TableGroup`](crate::Rule::TableGroup) of another pool,
+    /// than all sizes have; for a request [`Rule::BlockPool`](crate::Rule::BlockPool) of another pool,
     /// [`Rule::BlockWindow`](crate::Rule::BlockWindow) that gave back tokens,
     /// [`Rule::BlockUncopied`](crate::Rule::BlockUncopied) whose copies were not queued,
     /// [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) without cached tokens or with more than were

@@ -229,15 +229,11 @@ impl<B: TreeBuffers> TreePool<B> {
 
     fn check(&self, at: usize, request: &TreeRequest<'_>) -> Result<(), Refused> {
         let TreeRequest { sequence, tree } = request;
-        let (own, other) = (self.pool.group(), sequence.pool().group());
-        if own != other {
-            return Err(refused(
-                Rule::TableGroup,
-                format_args!("a sequence of {other} for request {at}"),
-                own,
-                "bring sequences of the pool of the captured cache",
-            ));
-        }
+        self.pool.check_same(
+            sequence.pool(),
+            format_args!("a sequence for request {at}"),
+            "bring sequences of the pool of the captured cache",
+        )?;
         let given_back = sequence.given_back();
         if given_back > 0 {
             return Err(refused(

@@ -211,15 +211,11 @@ impl<T: Element> PagedKvCache<T> {
 
     /// Refuses a sequence of another pool.
     pub(crate) fn holds(&self, sequence: &Sequence) -> Result<(), Refused> {
-        if sequence.pool().is(&self.pool) {
-            return Ok(());
-        }
-        Err(refused(
-            Rule::BlockPool,
-            format_args!("a sequence of {}", sequence.pool().group()),
-            self.pool.group(),
+        self.pool.check_same(
+            sequence.pool(),
+            "a sequence",
             "make each sequence with the pool of the cache that it grows in",
-        ))
+        )
     }
 
     /// Blocks for more tokens of a sequence of this cache. Waits for those that steps in flight may still read.
@@ -249,19 +245,11 @@ impl<T: Element> PagedKvCache<T> {
         let _lease = self.pool.begin_step(stream);
         for copy in copies {
             let (from, to) = (copy.from.id(), copy.to);
-            if !copy.from.pool().is(&self.pool) {
-                return Err(refused(
-                    Rule::BlockPool,
-                    format_args!(
-                        "a copy to block {} in {}",
-                        copy.to,
-                        copy.from.pool().group()
-                    ),
-                    self.pool.group(),
-                    "grow sequences of this cache's own pool",
-                )
-                .into());
-            }
+            self.pool.check_same(
+                copy.from.pool(),
+                format_args!("a copy to block {to}"),
+                "grow sequences of this cache's own pool",
+            )?;
             if !copy.is_awaited() {
                 continue;
             }

@@ -401,8 +401,22 @@ impl BlockPool {
     }
 
     /// Whether two handles are of one pool.
-    pub fn is(&self, other: &BlockPool) -> bool {
+    pub fn is_same(&self, other: &BlockPool) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Refuses what is of another pool than this one.
+    pub(crate) fn check_same(
+        &self,
+        other: &BlockPool,
+        what: impl fmt::Display,
+        fix: &'static str,
+    ) -> Result<(), Refused> {
+        if self.is_same(other) {
+            return Ok(());
+        }
+        let given = format_args!("{what} of {}", other.group());
+        Err(refused(Rule::BlockPool, given, self.group(), fix))
     }
 
     /// Says that a block gets its tokens by a copy that is still to be queued. The number of the copy, which counts for as

@@ -13,6 +13,7 @@ use super::cache_shape::{CacheShape, LayerCache};
 use super::copied_writes::CopiedWrites;
 use super::group_floats::{GROUP, Power, rows_in_groups};
 use super::host_numbers::rows_to_quantise;
+use super::slot::{head_block, head_slot};
 
 /// Tokens whose powers of two lie side by side.
 const PAIR: usize = 2 * GROUP;
@@ -185,14 +186,9 @@ impl GroupQuantiser {
         let [keys, values] = &floats;
         let rows = slots.len();
         let (heads, dim) = heads_and_dim(keys);
-        // Each head of a block is written as a block of its own.
         let places = (0..heads).flat_map(|head| {
-            slots.iter().map(move |slot| {
-                let slot = (*slot)?;
-                let block = slot.checked_div(block_size)?.checked_mul(heads)?;
-                let block = block.checked_add(head)?.checked_mul(block_size)?;
-                block.checked_add(slot.checked_rem(block_size)?)
-            })
+            let of_head = move |slot| head_slot(slot, block_size, heads, head);
+            slots.iter().map(move |slot| slot.map(of_head))
         });
         let key_writes = CopiedWrites::new(places, block_size);
         let key_powers = [heads.saturating_mul(rows), 1, dim / GROUP];
@@ -333,7 +329,7 @@ impl GroupQuantiser {
         let (mut all, mut shared) = (Vec::new(), 0usize);
         for pair in &self.pairs {
             for head in 0..heads {
-                let block = pair.block.saturating_mul(heads).saturating_add(head);
+                let block = head_block(pair.block, heads, head);
                 let row = block.saturating_mul(pairs_of_head);
                 let row = row.saturating_add(pair.pair);
                 let staged = all.len();

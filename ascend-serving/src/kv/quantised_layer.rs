@@ -192,6 +192,15 @@ impl QuantisedLayer {
     }
 }
 
+/// Room for keys and values of a step that are quantised, of their shapes.
+pub(crate) fn quantised_rows<T: Element>(
+    device: &Device,
+    [key, value]: [&Tensor<T>; 2],
+) -> Result<[Tensor<i8>; 2]> {
+    let empty = |rows: &Tensor<T>| Tensor::empty(device, rows.shape());
+    Ok([empty(key)?, empty(value)?])
+}
+
 /// What a call brings that reads keys and values with scales apart.
 pub(crate) fn split<'a>(
     mode: AntiquantMode,

@@ -10,7 +10,7 @@ use super::copied_writes::CopiedWrites;
 use super::pool::BlockPool;
 use super::quantised_by_group::GroupQuantiser;
 use super::quantised_by_token::TokenQuantiser;
-use super::quantised_layer::{LayerScales, QuantisedLayer};
+use super::quantised_layer::{LayerScales, QuantisedLayer, quantised_rows};
 use super::slot_write::{SlotWrite, rows_have_slots};
 
 /// A step's writes: each row becomes numbers of a byte, then goes to its slot.
@@ -41,20 +41,16 @@ impl QuantisedWrite {
         rows: [&Tensor<T>; 2],
     ) -> Result<Self> {
         let device = stream.device();
-        let empty = |rows: &Tensor<T>| Tensor::<i8>::empty(device, rows.shape());
-        let [key, value] = rows;
-        let integers = [empty(key)?, empty(value)?];
+        let integers = quantised_rows(device, rows)?;
         let write = SlotWrite::plan(blocks, &layer.cache, stream, slots, integers.each_ref())?;
         let (pad, block_size) = (blocks.0.pad_policy(), blocks.0.block_size());
-        let places = slots.iter().take(write.rows).map(|slot| {
-            let place = usize::try_from(*slot).ok();
-            place.filter(|_| !pad.is_padding(*slot, block_size))
-        });
+        let written = slots.iter().take(write.rows);
+        let places = written.map(|slot| pad.cached_slot(*slot, block_size));
         let by = match (&layer.scales, write.rows) {
             (_, 0) => Quantisers::Nothing,
-            (LayerScales::Channel { .. }, rows) => {
+            (LayerScales::Channel { .. }, written) => {
                 let [keys, values] = integers;
-                let of = layer.channel_quantisers(device, rows, [key, value], [keys, values])?;
+                let of = layer.channel_quantisers(device, written, rows, [keys, values])?;
                 Quantisers::Channel(Box::new(of))
             }
             (LayerScales::Token(_), rows) => {

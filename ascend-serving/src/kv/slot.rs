@@ -73,6 +73,20 @@ fn slot_in(block: usize, place: usize, block_size: usize) -> Result<usize, Refus
     on_device(slot).map(|_| slot)
 }
 
+/// The block of a head, in a cache whose heads lie in different places of a block (BnNBsD): seen as
+/// `[blocks * heads, block_size, D]`, each head of a block is a block of its own.
+pub(super) fn head_block(block: usize, heads: usize, head: usize) -> usize {
+    block.saturating_mul(heads).saturating_add(head)
+}
+
+/// The slot of a head of the token in a slot, where a head has a [block of its own](head_block).
+pub(super) fn head_slot(slot: usize, block_size: usize, heads: usize, head: usize) -> usize {
+    let block = slot.checked_div(block_size).unwrap_or(0);
+    let place = slot.checked_rem(block_size).unwrap_or(0);
+    let block = head_block(block, heads, head);
+    block.saturating_mul(block_size).saturating_add(place)
+}
+
 /// A slot as the device has it.
 pub(crate) fn on_device(slot: usize) -> Result<i32, Refused> {
     i32::try_from(slot).map_err(|_| {
@@ -372,6 +386,15 @@ mod tests {
             assert_eq!(error.rule, Rule::SlotRange);
             assert_eq!(error.allowed, "at most 2147483647");
         }
+    }
+
+    #[test]
+    fn heads_of_a_block_are_blocks() {
+        let slots = |slot| [0, 1, 2].map(|head| head_slot(slot, 4, 3, head));
+        assert_eq!((slots(0), slots(3)), ([0, 4, 8], [3, 7, 11]));
+        assert_eq!(slots(9), [25, 29, 33]);
+        assert_eq!(head_slot(9, 4, 1, 0), 9);
+        assert_eq!(head_slot(9, 0, 1, 0), 0);
     }
 
     #[test]

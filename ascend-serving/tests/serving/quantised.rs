@@ -702,12 +702,12 @@ fn long_contexts_are_dequantised_in_parts() {
     }
 }
 
-/// Over every format that graphs write, a replayed step is the eager one, bit for bit, and so is what it stores.
+/// Over every format, a replayed step is the eager one, bit for bit, and so is what it stores.
 #[test]
 fn a_replayed_step_is_that_of_quantised_decode() {
     const DIM: usize = 128;
     let stream = harness::stream();
-    for format in [Cache::BnBsH, Cache::Nz] {
+    for format in [Cache::BnBsH, Cache::BnNBsD, Cache::Nz] {
         let shape = CacheShape::new(1, 2, DIM).format(format);
         let scales = [ChannelScales::uniform(&shape, 0.01, 0.007).unwrap()];
         let computed = |by_graph: bool| {

@@ -378,7 +378,7 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     );
     assert_eq!(rule(&mut graphs, &[(&slid, &small)]), Rule::BlockWindow);
     assert_eq!(rule(&mut graphs, &[(&fork, &small)]), Rule::BlockUncopied);
-    assert_eq!(rule(&mut graphs, &[(&foreign, &small)]), Rule::TableGroup);
+    assert_eq!(rule(&mut graphs, &[(&foreign, &small)]), Rule::BlockPool);
     let request = TreeRequest {
         sequence: &short,
         tree: &small,

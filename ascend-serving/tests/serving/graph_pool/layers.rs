@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use ascend_attention::{
     CallRule, Error as CallError, FusedInferAttention, Graph, Layout, Stream, Tensor, bf16,
 };
-use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, LayerGroup,
@@ -28,8 +28,18 @@ pub(crate) fn shape() -> AttentionShape {
 }
 
 pub(crate) fn attention(stream: &Stream, layers: usize, blocks: usize) -> Attention<bf16> {
-    let of = CacheShape::new(layers, KV_HEADS, DIM);
     let pad = PadPolicy::SkipNegative;
+    attention_over(stream, layers, blocks, Cache::BnBsH, pad)
+}
+
+fn attention_over(
+    stream: &Stream,
+    layers: usize,
+    blocks: usize,
+    format: Cache,
+    pad: PadPolicy,
+) -> Attention<bf16> {
+    let of = CacheShape::new(layers, KV_HEADS, DIM).format(format);
     let cache = PagedKvCache::new(stream.device(), blocks, 128, of, pad).unwrap();
     Attention::new(shape(), cache, Backends::none().with(Fused))
 }
@@ -56,10 +66,20 @@ fn check(row: &[bf16], names: &[u64], layer: usize, window: Option<usize>, told:
 #[test]
 fn one_object_replays_every_layer_with_other_work_in_between() {
     let stream = harness::stream();
-    let mut attention = attention(&stream, 3, 24);
+    for (format, pad) in [
+        (Cache::BnBsH, PadPolicy::SkipNegative),
+        (Cache::BnNBsD, PadPolicy::SkipNegative),
+        (Cache::BnNBsD, PadPolicy::DumpSlot(5)),
+        (Cache::Nz, PadPolicy::SkipNegative),
+    ] {
+        replays_every_layer(&stream, attention_over(&stream, 3, 24, format, pad));
+    }
+}
+
+fn replays_every_layer(stream: &Stream, mut attention: Attention<bf16>) {
     let limits = GraphLimits::new([1, 3, 5], 500);
     let mut graphs = attention
-        .capture(&stream, Causality::Causal, &limits)
+        .capture(stream, Causality::Causal, &limits)
         .unwrap();
     assert_eq!(graphs.sizes().collect::<Vec<_>>(), [1, 3, 5]);
     let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(POLICY);
@@ -71,21 +91,21 @@ fn one_object_replays_every_layer_with_other_work_in_between() {
             // A prompt, computed without a graph.
             let tokens = 1 + 120 * (running.len() % 4);
             let mut sequence = Sequence::new(attention.cache().pool());
-            attention.grow(&stream, &mut sequence, tokens).unwrap();
+            attention.grow(stream, &mut sequence, tokens).unwrap();
             let names: Vec<u64> = (named..named + tokens as u64).collect();
             named += tokens as u64;
             let metadata =
                 AttentionMetadata::new(&[BatchRequest::of(&sequence, tokens)], settings).unwrap();
-            let mut prefill = attention.begin(&stream, &metadata).unwrap();
+            let mut prefill = attention.begin(stream, &metadata).unwrap();
             for layer in 0..3 {
-                let [query, key, value] = tensors(&stream, &names, layer);
+                let [query, key, value] = tensors(stream, &names, layer);
                 prefill.forward(layer, &query, &key, &value).unwrap();
             }
             drop(prefill);
             running.push((sequence, names));
         }
         for (sequence, names) in &mut running {
-            attention.grow(&stream, sequence, 1).unwrap();
+            attention.grow(stream, sequence, 1).unwrap();
             names.push(named);
             named += 1;
         }
@@ -102,7 +122,7 @@ fn one_object_replays_every_layer_with_other_work_in_between() {
         // Now and then on another stream, which the buffers and the workspace have to follow.
         let other = stream.device().stream().unwrap();
         stream.synchronize().unwrap();
-        let on = if step % 3 == 1 { &other } else { &stream };
+        let on = if step % 3 == 1 { &other } else { stream };
         let mut replayed = graphs.begin(on, &mut metadata).unwrap();
         for layer in 0..3 {
             // Other work: tensors are made, the host waits for results.
