@@ -179,8 +179,8 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
             .saturating_mul(self.block_size)
     }
 
-    /// A sequence with the longest prefix of a prompt that is cached: whole blocks, and never the last token, whose query
-    /// somebody wants. Its blocks are used now.
+    /// A sequence with the longest prefix of a prompt that is cached, in whole blocks. The last token of the prompt is never
+    /// among them: a step has to compute it, since its attention gives the first new token. The blocks count as used now.
     ///
     /// Work that reads them must come behind what computed them: on the same stream, or behind an event of it.
     ///

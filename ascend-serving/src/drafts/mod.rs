@@ -11,5 +11,5 @@ pub use draft_tree::{Accepted, DraftTree};
 pub use latent_tree::{LatentTreePlan, LatentTreeTensors, LatentTreeVerification};
 pub(crate) use latent_tree::{has_no_such_call, latent_nodes, latent_paged};
 pub use sampled_acceptance::{DraftSource, SampledDrafts};
-pub(crate) use tree_verification::tree_mask;
 pub use tree_verification::{TreePlan, TreeTensors, TreeVerification};
+pub(crate) use tree_verification::{TwoCalls, tree_mask, tree_nodes, tree_paged};

@@ -128,7 +128,7 @@ impl<B> GraphPool<B> {
         })
     }
 
-    /// The captured sizes, ascending.
+    /// The captured sizes, in query tokens, ascending.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
         self.sizes.iter().map(|of| of.size)
     }
@@ -143,7 +143,7 @@ impl<B> GraphPool<B> {
         self.sizes().find(|size| *size >= tokens)
     }
 
-    /// The graph of a size, of layers the first one.
+    /// The graph of a size. Where each layer has a graph, it is that of the first layer.
     pub fn graph(&self, size: usize) -> Option<&Graph<Arc<B>>> {
         self.layer_graph(size, 0)
     }
@@ -317,7 +317,7 @@ pub struct GraphStep<'a, B> {
 }
 
 impl<'a, B> GraphStep<'a, B> {
-    /// Number of graphs, of layers the layers.
+    /// Number of graphs of the step: one for each layer, or one for all.
     pub(super) fn layers(&self) -> usize {
         self.graphs.len()
     }

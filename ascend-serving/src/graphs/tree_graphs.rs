@@ -4,11 +4,10 @@ use std::fmt;
 
 use ascend_attention::attention::{CallLengths, Inputs};
 use ascend_attention::graph::Capturing;
-use ascend_attention::merge::{MergeState, Part};
-use ascend_attention::spec::Layout;
-use ascend_attention::{Element, FusedInferAttention, Mask, Output, Stream, Tensor};
+use ascend_attention::merge::Part;
+use ascend_attention::{Element, Output, Stream, Tensor};
 
-use crate::drafts::TreeVerification;
+use crate::drafts::{TreeTensors, TreeVerification, TwoCalls, tree_nodes, tree_paged};
 use crate::error::Result;
 use crate::kv::{LayerCache, PagedKvCache, StepLease};
 
@@ -150,47 +149,42 @@ impl TreeVerification {
                 },
             parts,
         } = buffers;
-        let call = self.shape.call(Layout::Bnsd);
-        let own = Inputs::new(query, key, value);
-        let before = Inputs::new(query, &cache.key, &cache.value).paged(&tables.block_table);
-        let masked = call.clone().mask(Mask::all_mask(tables.mask.clone()));
-        record_two(
-            [masked, call],
-            capture,
-            extents,
-            [&own, &before],
-            parts,
-            output,
-        )
+        let tensors = TreeTensors {
+            query,
+            key,
+            value,
+            cache,
+            block_table: &tables.block_table,
+        };
+        let inputs = [&tree_nodes(&tensors), &tree_paged(&tensors)];
+        let calls = self.two_calls(tables.mask.clone());
+        record_two(calls, capture, extents, inputs, parts, output)
     }
 }
 
 /// Records the nodes among themselves, all of them over the cached tokens, and the merge.
 pub(super) fn record_two<T: Element>(
-    [masked, open]: [FusedInferAttention; 2],
+    calls: TwoCalls,
     capture: &mut Capturing<'_>,
     extents: TreeExtents,
-    [own, before]: [&Inputs<'_>; 2],
+    [own, paged]: [&Inputs<'_>; 2],
     parts: &[Output<T>; 2],
     output: &Output<T>,
 ) -> Result<()> {
     let [of_nodes, of_cached] = parts;
-    let nodes = masked.softmax_lse(true).plan_with(own)?;
+    let nodes = calls.nodes.plan_with(own)?;
     capture.launch_plan(&nodes, own, of_nodes)?;
     let longest = extents.longest()?;
-    let cached = capture.attention(&open.softmax_lse(true), of_context(&longest), before)?;
-    capture.launch(cached, before, of_cached)?;
+    let cached = capture.attention(&calls.context, of_context(&longest), paged)?;
+    capture.launch(cached, paged, of_cached)?;
     let parts = [Part::of(of_nodes)?, Part::of(of_cached)?];
-    let merge = MergeState::new(Layout::Bnsd).plan(&parts)?;
+    let merge = TwoCalls::merge().plan(&parts)?;
     Ok(capture.merge(&merge, &parts, output)?)
 }
 
 /// The lengths of the call over the cached tokens.
 pub(super) fn of_context(lengths: &TreeLengths) -> CallLengths<'_> {
-    CallLengths::Batched {
-        q: None,
-        kv: &lengths.before,
-    }
+    TwoCalls::context_lengths(&lengths.before)
 }
 
 impl<T: Element> TreeGraphs<T> {

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::kv::{BlockPool, PagedKvCache, Sequence, StepLease, capacity, no_layer, uncopied};
 use crate::refusal::{Refused, Rule, refused};
 
-use super::graph_limits::GraphLimits;
+use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_pool::{GraphPool, GraphStep};
 
 /// A request of a step that verifies drafted trees.
@@ -92,7 +92,8 @@ pub(super) struct TreeLengths {
 pub(super) struct TreePool<B> {
     graphs: GraphPool<B>,
     pool: BlockPool,
-    nodes: usize,
+    /// Most nodes of a tree.
+    nodes: RowsEach,
     /// Of the requests' tokens in the cache.
     limits: KeyLimits,
     /// Whether the nodes are among them.
@@ -117,7 +118,7 @@ impl<B: TreeBuffers> TreePool<B> {
                 "none: trees are verified without",
             ));
         }
-        let (nodes, pool) = (limits.tokens, cache.pool());
+        let (each, pool) = (limits.each, cache.pool());
         let block_size = pool.block_size();
         let most = capacity(pool.blocks().min(limits.blocks), block_size);
         // The calls take as many blocks that requests share as there are requests: all together have no limit of the cache's.
@@ -126,15 +127,14 @@ impl<B: TreeBuffers> TreePool<B> {
             blocks: limits.blocks,
             block_size,
         };
-        let rows = limits.sizes.iter().map(|size| size.saturating_mul(nodes));
         let extents = |rows: usize| TreeExtents {
-            requests: rows.checked_div(nodes).unwrap_or(0),
-            nodes,
+            requests: each.requests(rows),
+            nodes: each.0,
             keys: limits_of_keys.keys,
         };
         let graphs = GraphPool::capture_layers(
             stream.device(),
-            &rows.collect::<Vec<_>>(),
+            &limits.rows(),
             cache.shape().layers,
             |rows| buffers(extents(rows)),
             |capture, rows, layer, buffers| record(capture, extents(rows), layer, buffers),
@@ -142,7 +142,7 @@ impl<B: TreeBuffers> TreePool<B> {
         Ok(Self {
             graphs,
             pool: pool.clone(),
-            nodes,
+            nodes: each,
             limits: limits_of_keys,
             holds_nodes,
         })
@@ -150,16 +150,12 @@ impl<B: TreeBuffers> TreePool<B> {
 
     /// The captured sizes, in requests, ascending.
     pub(super) fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
-        self.graphs.sizes().map(|rows| self.requests_of(rows))
+        self.graphs.sizes().map(|rows| self.nodes.requests(rows))
     }
 
     /// Most nodes of a tree.
     pub(super) fn nodes(&self) -> usize {
-        self.nodes
-    }
-
-    fn requests_of(&self, rows: usize) -> usize {
-        rows.checked_div(self.nodes).unwrap_or(0)
+        self.nodes.0
     }
 
     /// Begins a step: puts its trees and blocks into the buffers of the smallest size that holds it.
@@ -176,13 +172,13 @@ impl<B: TreeBuffers> TreePool<B> {
                 refused(Rule::BatchEmpty, "0 requests", "1 or more", "skip the step").into(),
             );
         }
-        let rows = self.graphs.fitting(count.saturating_mul(self.nodes))?;
-        let size = self.requests_of(rows);
+        let rows = self.graphs.fitting(self.nodes.rows(count))?;
+        let size = self.nodes.requests(rows);
         for (at, request) in requests.iter().enumerate() {
             self.check(at, request)?;
         }
         let trees: Vec<&DraftTree> = requests.iter().map(|request| request.tree).collect();
-        let mask = tree_mask(&trees, size, self.nodes)?;
+        let mask = tree_mask(&trees, size, self.nodes.0)?;
         // A dummy request has a tree of one node, and sees the first tokens of the first request, which are in the cache.
         let dummies = size.saturating_sub(count);
         let least = 1usize.saturating_add(usize::from(self.holds_nodes));
@@ -265,7 +261,7 @@ impl<B> fmt::Debug for TreePool<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TreePool")
             .field("graphs", &self.graphs)
-            .field("nodes", &self.nodes)
+            .field("nodes", &self.nodes.0)
             .finish_non_exhaustive()
     }
 }

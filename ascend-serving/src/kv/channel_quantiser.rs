@@ -47,7 +47,8 @@ impl Calls for Capturing<'_> {
 ///
 /// The library has no operator that quantises and nothing else. Attention with a single key is the value of that key, and
 /// FusedInferAttentionScore quantises what it computes: a call with a sequence for each row, whose query and key are zeros and
-/// whose value is the row, gives `round(row / scale)`.
+/// whose value is the row, multiplies the row by the inverses of the scales, which are FLOAT, and rounds the products to the
+/// stored type.
 #[derive(Debug)]
 pub(crate) struct ChannelQuantiser {
     argument: &'static str,

@@ -130,10 +130,10 @@ impl BlockPool {
     /// Most blocks of a pool, which keeps 8 bytes of host memory for each.
     pub const MAX_BLOCKS: usize = 1 << 26;
 
-    /// Most requests of a packed call: each has a row.
+    /// Most requests of a packed call, which has at most so many query rows and one or more for each request.
     pub const MAX_REQUESTS: usize = FiaCall::MOST_PACKED_ROWS as usize;
 
-    /// A pool of `blocks` blocks of `block_size` tokens, less those that the padding is written to.
+    /// A pool of `blocks` blocks of `block_size` tokens. The blocks that padding is written to are never handed out.
     ///
     /// # Errors
     /// [`Rule::PoolSize`] for a pool without blocks, one of more than [`MAX_BLOCKS`](Self::MAX_BLOCKS), or one whose

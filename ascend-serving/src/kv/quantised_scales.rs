@@ -11,9 +11,9 @@ use super::query_type::QueryType;
 
 /// The scales of one layer's keys and values: a factor for each head and element, the same for all tokens.
 ///
-/// A number `x` is stored as `x / scale`: in INT8 rounded to the nearest integer, halves to the even one, and cut to -128 to
-/// 127; as a float rounded to the nearest, and not cut ([`QuantisedType`]). It is read as what is stored times `scale`. Scales are numbers of the query's type on the device: they are rounded to it first,
-/// and what divides is the rounded one.
+/// A scale is first rounded to the query's type, which it has on the device. A number `x` is multiplied by the inverse of the
+/// rounded scale, as FLOAT, and stored: in INT8 rounded to the nearest integer, halves to the even one, and cut to -128 to 127;
+/// as a float rounded to the nearest, and not cut ([`QuantisedType`]). It is read as what is stored times the rounded scale.
 ///
 /// ```
 /// use ascend_serving::kv::ChannelScales;

@@ -13,12 +13,21 @@ use crate::error::Result;
 use crate::kv::{BlockPool, CacheShape, WriteViews, quantised_rows, scattered_slots, slot_mapping};
 use crate::refusal::{Refused, Rule, refused};
 
-use super::graph_limits::GraphLimits;
+use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_pool::packed_paged;
-use super::graph_tensors::{GraphTensors, KindBuffers};
+use super::graph_tensors::{GraphTensors, GroupBuffers};
+
+/// Where a layer of the model is captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LayerPlace {
+    /// Its group.
+    pub(super) group: usize,
+    /// Its number among the layers of the group.
+    pub(super) layer: usize,
+}
 
 /// Layers that share a cache.
-pub(super) struct CapturedKind {
+pub(super) struct CapturedGroup {
     pool: BlockPool,
     shape: CacheShape,
     /// Which keys the tokens of each layer see.
@@ -27,11 +36,11 @@ pub(super) struct CapturedKind {
     seen: Vec<MaskKind>,
     limits: KeyLimits,
     /// New tokens of each request, at most.
-    tokens: usize,
+    each: RowsEach,
     quantised: bool,
 }
 
-impl CapturedKind {
+impl CapturedGroup {
     /// Layers with these masks. Where sequences give back what lies in front of a window, no more keys are read than that.
     pub(super) fn new<T: Element>(
         attention: &Attention<T>,
@@ -45,10 +54,10 @@ impl CapturedKind {
         let shown = shown.and_then(|mask| mask.causality().ok()?.window());
         // The block in which the window of the first new token begins is there as a whole.
         let keys = shown.map_or(usize::MAX, |window| {
-            let around = block_size.saturating_add(limits.tokens).saturating_sub(2);
+            let around = block_size.saturating_add(limits.each.0).saturating_sub(2);
             // A dummy request may have to have all rows but one a request.
             let rows = limits.sizes.iter().max().map_or(0, |size| {
-                let more = limits.tokens.saturating_sub(1);
+                let more = limits.each.0.saturating_sub(1);
                 size.saturating_mul(more).saturating_add(1)
             });
             window.get().saturating_add(around).max(rows)
@@ -69,7 +78,7 @@ impl CapturedKind {
                 blocks: limits.blocks.min(pool.blocks()),
                 block_size,
             },
-            tokens: limits.tokens,
+            each: limits.each,
             quantised: attention.cache().is_quantised(),
         }
     }
@@ -78,7 +87,7 @@ impl CapturedKind {
     pub(super) fn can_be_captured(&self, sinks: bool) -> Result<(), Refused> {
         let causal = |mask: &MaskKind| *mask == MaskKind::from(Causality::Causal);
         let other = self.seen.iter().find(|mask| !causal(mask));
-        if !self.quantised || self.tokens <= 1 && other.is_none() && !sinks {
+        if !self.quantised || self.each.0 <= 1 && other.is_none() && !sinks {
             return Ok(());
         }
         let with = if sinks { "with" } else { "without" };
@@ -86,7 +95,7 @@ impl CapturedKind {
             Rule::CacheQuantised,
             match other {
                 Some(mask) => format!("a layer with {mask}"),
-                None => format!("{} tokens a request, {with} sinks", self.tokens),
+                None => format!("{} tokens a request, {with} sinks", self.each.0),
             },
             "graphs over a quantised cache of one token a request, causal, without sinks",
             "compute such steps without a graph by `QuantisedPrefill`, or make the cache by `PagedKvCache::new`",
@@ -142,7 +151,7 @@ impl CapturedKind {
 
     /// Refuses a step with a request of more new tokens than were captured, or of fewer where a layer has a named mask.
     pub(super) fn admits_tokens(&self, metadata: &AttentionMetadata) -> Result<(), Refused> {
-        let each = self.tokens;
+        let each = self.each.0;
         let named = self.named().next();
         let mut requests = metadata.masked_requests();
         let other = requests.find(|of| match (of.place, named) {
@@ -196,12 +205,12 @@ impl CapturedKind {
         stream: &Stream,
         attention: &Attention<T>,
         requests: usize,
-    ) -> Result<KindBuffers<T>> {
+    ) -> Result<GroupBuffers<T>> {
         let device = stream.device();
-        let rows = requests.saturating_mul(self.tokens);
+        let rows = self.each.rows(requests);
         let (shape, of, pool) = (attention.shape(), &self.shape, &self.pool);
         let padding = std::iter::repeat_n(pool.pad_policy().slot()?, rows);
-        let mask = |_| Tensor::empty(device, [requests, self.tokens, self.mask_columns()]);
+        let mask = |_| Tensor::empty(device, [requests, self.each.0, self.mask_columns()]);
         let tensors = GraphTensors {
             query: Tensor::empty(device, [rows, shape.heads, shape.head_dim])?,
             key: Tensor::empty(device, [rows, of.kv_heads, of.key_dim])?,
@@ -221,7 +230,7 @@ impl CapturedKind {
                 Some(layer.channel_quantisers(device, rows, new, quantised)?)
             }
         };
-        Ok(KindBuffers {
+        Ok(GroupBuffers {
             table: BlockTable::zeroed(device, requests, self.columns(), self.limits.block_size)?,
             slots: slot_mapping(stream, (pool, of), padding)?,
             masks: self.named().map(mask).collect::<Result<_, _>>()?,
@@ -237,10 +246,10 @@ impl CapturedKind {
         (attention, layer): (&Attention<T>, usize),
         mask: Option<&Mask>,
         sink: Option<&AnyTensor>,
-        buffers: &KindBuffers<T>,
+        buffers: &GroupBuffers<T>,
     ) -> Result<()> {
         let cache = attention.cache();
-        let KindBuffers {
+        let GroupBuffers {
             table,
             slots,
             tensors,
@@ -254,7 +263,7 @@ impl CapturedKind {
             output,
         } = tensors;
         let (requests, shape) = (table.sequences(), attention.shape());
-        let rows = requests.saturating_mul(self.tokens);
+        let rows = self.each.rows(requests);
         // Of every request, where lengths are given one by one.
         let longest = self.limits.keys.min(self.mask_columns());
         let longest = PerRequest::new(vec![longest; requests])?;
@@ -289,7 +298,7 @@ impl CapturedKind {
             }
         };
         if let Some(mask) = mask {
-            let rows = (1..=requests).map(|request| request.saturating_mul(self.tokens));
+            let rows = (1..=requests).map(|request| self.each.rows(request));
             let rows = Cumulative::new(rows.collect())?;
             let inputs = inputs(query);
             let call = shape.call(Layout::Tnd).mask(mask.clone());
@@ -334,7 +343,7 @@ impl CapturedKind {
     pub(super) fn fill<T: Element>(
         &self,
         stream: &Stream,
-        buffers: &KindBuffers<T>,
+        buffers: &GroupBuffers<T>,
         metadata: &AttentionMetadata,
         masks: &[HostMask],
     ) -> Result<()> {
