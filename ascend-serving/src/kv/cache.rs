@@ -10,7 +10,7 @@ use super::cache_layers::{CacheLayers, OfLayer};
 use super::cache_shape::{CacheShape, LayerCache};
 use super::pad::PadPolicy;
 use super::pool::BlockPool;
-use super::quantised_write::QuantisedWrite;
+use super::quantised::write::QuantisedWrite;
 use super::sequence::{BlockCopy, Room, Sequence};
 use super::slot_write::SlotWrite;
 use super::table::PageTable;
@@ -145,11 +145,11 @@ impl<T: Element> PagedKvCache<T> {
         match self.layers.get(0)? {
             OfLayer::Plain(layer) => {
                 let write = SlotWrite::plan(blocks, layer, stream, slots, rows)?;
-                Ok(CacheWrite(Numbers::AsTheyAre(write)))
+                Ok(CacheWrite(Writes::Plain(write)))
             }
             OfLayer::Quantised(layer) => {
                 let write = QuantisedWrite::plan(blocks, layer, stream, slots, rows)?;
-                Ok(CacheWrite(Numbers::Quantised(Box::new(write))))
+                Ok(CacheWrite(Writes::Quantised(Box::new(write))))
             }
         }
     }
@@ -171,18 +171,18 @@ impl<T: Element> PagedKvCache<T> {
     ) -> Result<()> {
         let rows = [key, value];
         match (&write.0, self.layers.get(layer)?) {
-            (Numbers::AsTheyAre(write), OfLayer::Plain(of)) => {
+            (Writes::Plain(write), OfLayer::Plain(of)) => {
                 write.queue(&self.shape, of, stream, rows)
             }
-            (Numbers::Quantised(write), OfLayer::Quantised(of)) => {
+            (Writes::Quantised(write), OfLayer::Quantised(of)) => {
                 write.queue(&self.shape, of, stream, rows)
             }
-            (Numbers::AsTheyAre(_), OfLayer::Quantised(_)) => {
-                Err(quantised_cache("a write as numbers").into())
+            (Writes::Plain(_), OfLayer::Quantised(_)) => {
+                Err(quantised_cache("a write that is not quantised").into())
             }
-            (Numbers::Quantised(_), OfLayer::Plain(_)) => Err(Error::invalid(
+            (Writes::Quantised(_), OfLayer::Plain(_)) => Err(Error::invalid(
                 "write",
-                "a write of quantised numbers",
+                "a quantised write",
                 "one that this cache has planned",
             )),
         }
@@ -272,12 +272,12 @@ impl<T: Element> AsRef<BlockPool> for PagedKvCache<T> {
 
 /// A step's writes, prepared once for all layers. From [`PagedKvCache::plan_write`].
 #[derive(Debug)]
-pub struct CacheWrite(Numbers);
+pub struct CacheWrite(Writes);
 
-/// What the numbers of a step are written as.
+/// The writes of a step, to one kind of cache or the other.
 #[derive(Debug)]
-enum Numbers {
-    AsTheyAre(SlotWrite),
+enum Writes {
+    Plain(SlotWrite),
     Quantised(Box<QuantisedWrite>),
 }
 

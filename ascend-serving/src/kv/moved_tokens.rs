@@ -8,7 +8,7 @@ use crate::refusal::{Rule, refused};
 use super::cache::PagedKvCache;
 use super::cache_layers::OfLayer;
 use super::cache_shape::LayerCache;
-use super::quantised_layer::QuantisedLayer;
+use super::quantised::layer::QuantisedLayer;
 use super::sequence::{Sequence, uncopied};
 use super::slot::head_slot;
 use super::slot_runs::SlotRun;

@@ -11,14 +11,15 @@ use crate::refusal::{Refused, Rule, refused};
 use super::cache::PagedKvCache;
 use super::cache_layers::{CacheLayers, OfLayer};
 use super::cache_shape::{CacheShape, LayerCache};
-use super::one_key_each::one_key_each;
 use super::pad::PadPolicy;
 use super::pool::BlockPool;
-use super::quantised_by_group::GroupScales;
-use super::quantised_layer::{LayerScales, QuantisedLayer, TokenScales, split};
-use super::quantised_scales::{ChannelScales, DeviceScales};
-use super::quantised_type::QuantisedType;
-use super::query_type::QueryType;
+use super::quantised::by_channel::{ChannelScales, DeviceScales};
+use super::quantised::by_group::GroupScales;
+use super::quantised::by_token::TokenScales;
+use super::quantised::layer::{LayerScales, QuantisedLayer, split};
+use super::quantised::one_key_each::one_key_each;
+use super::quantised::quantised_type::QuantisedType;
+use super::quantised::query_type::QueryType;
 
 impl<T: Element> PagedKvCache<T> {
     /// A cache as of [`PagedKvCache::new`] whose keys and values are INT8, with the scales of each layer. `T` stays the

@@ -3,11 +3,10 @@
 use ascend_attention::{AnyTensor, Element, Number, Stream, Tensor};
 
 use crate::error::Result;
+use crate::kv::cache_shape::CacheShape;
+use crate::kv::quantised::quantised_type::QuantisedType;
+use crate::kv::quantised::query_type::QueryType;
 use crate::refusal::{Refused, Rule, refused};
-
-use super::cache_shape::CacheShape;
-use super::quantised_type::QuantisedType;
-use super::query_type::QueryType;
 
 /// The scales of one layer's keys and values: a factor for each head and element, the same for all tokens.
 ///
@@ -171,20 +170,20 @@ fn largest<T: Number>(
 
 /// The scales of keys or of values on the device.
 #[derive(Clone, Debug)]
-pub(super) struct DeviceScales {
+pub(in crate::kv) struct DeviceScales {
     /// What is read is multiplied by these: of the query's type, in the shape that the operator wants with the cache.
-    pub(super) factors: AnyTensor,
+    pub(in crate::kv) scales: AnyTensor,
     /// What is stored is multiplied by these, `[N, D]`.
-    pub(super) inverses: Tensor<f32>,
+    pub(in crate::kv) inverses: Tensor<f32>,
 }
 
 impl DeviceScales {
     /// Uploads scales of `heads` heads, as numbers of the type `T`.
-    pub(super) fn upload<T: Element>(
+    pub(in crate::kv) fn upload<T: Element>(
         stream: &Stream,
         scales: &[f32],
         heads: usize,
-        factor_shape: &[usize],
+        device_shape: &[usize],
     ) -> Result<Self> {
         let dim = scales.len().checked_div(heads).unwrap_or(0);
         let of_query = QueryType::of::<T>()?;
@@ -202,9 +201,9 @@ impl DeviceScales {
                 .into());
             }
         }
-        let factors = of_query.upload(stream, &rounded, factor_shape)?;
+        let on_device = of_query.upload(stream, &rounded, device_shape)?;
         Ok(Self {
-            factors,
+            scales: on_device,
             inverses: stream.upload(&inverses, [heads, dim])?,
         })
     }

@@ -1,11 +1,10 @@
-//! Numbers of 16 bits on the host, where they are quantised.
+//! Rows of 16 bits on the host, where they are quantised.
 
 use ascend_attention::{Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
+use crate::kv::quantised::query_type::QueryType;
 use crate::refusal::{Refused, Rule, refused};
-
-use super::query_type::QueryType;
 
 /// Waits for a stream and copies the numbers of a tensor of FLOAT16 or BF16; other types are refused.
 pub(crate) fn host_numbers<T: Element>(stream: &Stream, tensor: &Tensor<T>) -> Result<Vec<f32>> {
@@ -22,7 +21,7 @@ pub(crate) fn host_numbers<T: Element>(stream: &Stream, tensor: &Tensor<T>) -> R
 /// # Errors
 /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for rows of another shape than the step was planned for;
 /// [`Rule::QuantisedFinite`] for a number that is not finite in a row that is written.
-pub(super) fn rows_to_quantise<T: Element>(
+pub(in crate::kv) fn rows_to_quantise<T: Element>(
     stream: &Stream,
     argument: &'static str,
     rows: &Tensor<T>,

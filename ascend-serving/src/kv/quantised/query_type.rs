@@ -6,14 +6,14 @@ use crate::error::{Error, Result};
 
 /// The type of queries over quantised keys, of 16 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum QueryType {
+pub(in crate::kv) enum QueryType {
     Float16,
     Bf16,
 }
 
 impl QueryType {
     /// Which one an element type is; others are refused.
-    pub(super) fn of<T: Element>() -> Result<Self> {
+    pub(in crate::kv) fn of<T: Element>() -> Result<Self> {
         match T::DTYPE {
             DType::Float16 => Ok(Self::Float16),
             DType::Bf16 => Ok(Self::Bf16),
@@ -26,7 +26,7 @@ impl QueryType {
     }
 
     /// The number with these bits.
-    pub(super) fn from_bits(self, bits: u16) -> f32 {
+    pub(in crate::kv) fn from_bits(self, bits: u16) -> f32 {
         match self {
             Self::Float16 => f16::from_bits(bits).to_f32(),
             Self::Bf16 => bf16::from_bits(bits).to_f32(),
@@ -34,7 +34,7 @@ impl QueryType {
     }
 
     /// The nearest number of the type.
-    pub(super) fn rounded(self, number: f32) -> f32 {
+    pub(in crate::kv) fn rounded(self, number: f32) -> f32 {
         match self {
             Self::Float16 => f16::from_f32(number).to_f32(),
             Self::Bf16 => bf16::from_f32(number).to_f32(),
@@ -42,7 +42,7 @@ impl QueryType {
     }
 
     /// Uploads numbers as those of the type.
-    pub(super) fn upload(
+    pub(in crate::kv) fn upload(
         self,
         stream: &Stream,
         numbers: &[f32],
