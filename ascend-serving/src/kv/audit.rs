@@ -7,7 +7,8 @@ use ascend_attention::CallRule;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::pad::PadPolicy;
-use super::slot::{MOST_BLOCK, check_slots, slot};
+use super::slot::{MOST_BLOCK, slot};
+use super::slot_check::check_slots;
 use super::table::PageTable;
 
 /// The lengths of one request in a step.

@@ -12,7 +12,8 @@ use crate::refusal::{Refused, Rule, refused};
 use super::cache_shape::{CacheShape, LayerCache};
 use super::copied_writes::{CheckedWrites, CopiedWrites};
 use super::pool::BlockPool;
-use super::slot::{capacity, check_slots, head_slot};
+use super::slot::{capacity, head_slot};
+use super::slot_check::check_slots;
 
 /// A step's writes into the slots of its tokens, as the numbers are.
 #[derive(Debug)]

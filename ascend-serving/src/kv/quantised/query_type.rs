@@ -26,7 +26,7 @@ impl QueryType {
     }
 
     /// The number with these bits.
-    pub(in crate::kv) fn from_bits(self, bits: u16) -> f32 {
+    pub(in crate::kv) fn number(self, bits: u16) -> f32 {
         match self {
             Self::Float16 => f16::from_bits(bits).to_f32(),
             Self::Bf16 => bf16::from_bits(bits).to_f32(),

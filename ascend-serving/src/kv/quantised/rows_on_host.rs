@@ -12,7 +12,7 @@ pub(crate) fn host_numbers<T: Element>(stream: &Stream, tensor: &Tensor<T>) -> R
     let bytes = tensor.download_bytes(stream)?;
     let (halves, _) = bytes.as_chunks::<2>();
     let bits = halves.iter().map(|half| u16::from_le_bytes(*half));
-    Ok(bits.map(|bits| of_query.from_bits(bits)).collect())
+    Ok(bits.map(|bits| of_query.number(bits)).collect())
 }
 
 /// Waits for a stream and copies a layer's first rows `[rows, N, D]`, those with a slot or none: their numbers, and how many
