@@ -17,6 +17,7 @@ mod context_parallel;
 mod cross_attention;
 mod encoder_attention;
 mod graph_pool;
+mod grouped_layers;
 #[path = "../../../tests/harness/mod.rs"]
 mod harness;
 mod inference_card;
@@ -27,6 +28,7 @@ mod multi_item;
 mod mxfp8;
 mod prefix_cache;
 mod quantised;
+mod quantised_caches;
 mod quantised_floats;
 mod quantised_schedule;
 mod range_check;

@@ -581,9 +581,10 @@ impl LatentCase<'_> {
                 continue;
             }
             let mut step = graphs.begin(stream, &of.iter().map(request).collect::<Vec<_>>())?;
-            for layer in 0..LAYERS {
+            for (layer, uploaded) in uploaded.iter().enumerate() {
+                let uploaded = uploaded.each_ref();
                 let [query, rope, latent, key_rope] =
-                    (uploaded[layer].each_ref()).map(|of_all| picked(stream, of_all, of));
+                    uploaded.map(|of_all| picked(stream, of_all, of));
                 let out = step.forward(layer, [&query, &rope], [&latent, &key_rope])?;
                 compare(layer, out, of);
             }

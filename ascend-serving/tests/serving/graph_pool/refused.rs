@@ -7,7 +7,7 @@ use ascend_serving::{
     Error, Fused, GraphLimits, GroupedRequest, Rule, StatePolicy,
 };
 
-use super::layers::{attention, model, shape};
+use crate::grouped_layers::{attention, model, shape};
 use crate::harness;
 use crate::refusals::blamed;
 
