@@ -80,7 +80,8 @@ impl Interleave {
     /// The slot of `position` on `rank`, or `None` where another rank holds it.
     ///
     /// # Errors
-    /// [`Rule::RanksInterleave`] if a block does not hold whole runs, otherwise as [`slot`].
+    /// [`Rule::RanksInterleave`] if a block does not hold whole runs, otherwise as
+    /// [`slot`](crate::kv::slot()).
     pub fn slot(
         self,
         row: &[usize],

@@ -54,7 +54,7 @@ struct Shared {
 pub struct BlockPool(Arc<Shared>);
 
 impl BlockPool {
-    /// Most blocks of a pool, which keeps 8 bytes of host memory for each.
+    /// The most blocks of a pool. It keeps 8 bytes of host memory for each.
     pub const MAX_BLOCKS: usize = 1 << 26;
 
     /// Most requests of a packed call, which has at most so many query rows and one or more for each request.

@@ -84,8 +84,9 @@ impl QuantisedLayer {
         }
     }
 
-    /// Shared scales of keys, powers of two, `[blocks, N, block_size, D/64, 2]`, and of values, `[blocks, N, block_size/64, D, 2]`, one for each 32
-    /// neighbours: `keyAntiquantScale` and `valueAntiquantScale` of [`PagedKvCache::mxfp8`](super::PagedKvCache::mxfp8).
+    /// Shared scales of keys, `[blocks, N, block_size, D/64, 2]`, and of values, `[blocks, N, block_size/64, D, 2]`, a power of
+    /// two for each 32 neighbours: `keyAntiquantScale` and `valueAntiquantScale` of
+    /// [`PagedKvCache::mxfp8`](crate::kv::PagedKvCache::mxfp8).
     pub fn group_scales(&self) -> Option<[&Tensor<Float8E8M0>; 2]> {
         self.of_groups().map(|of| [&of.key, &of.value])
     }
