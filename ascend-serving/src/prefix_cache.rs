@@ -179,8 +179,8 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
             .saturating_mul(self.block_size)
     }
 
-    /// A sequence with the longest prefix of a prompt that is cached: whole blocks, and never the last token, whose query
-    /// somebody wants. Its blocks are used now.
+    /// A sequence with the longest prefix of a prompt that is cached, in whole blocks. The last token of the prompt is never
+    /// among them: a step has to compute it, since its attention gives the first new token. The blocks count as used now.
     ///
     /// Work that reads them must come behind what computed them: on the same stream, or behind an event of it.
     ///
@@ -532,14 +532,11 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
 
 /// Refuses a sequence that cannot lend its first tokens.
 fn check_part(pool: &BlockPool, part: &Sequence, tokens: usize) -> Result<(), Refused> {
-    if !part.pool().is(pool) {
-        return Err(refused(
-            Rule::BlockPool,
-            format_args!("a sequence of {}", part.pool().group()),
-            pool.group(),
-            "insert sequences of the pools that the prefix cache was made with",
-        ));
-    }
+    pool.check_same(
+        part.pool(),
+        "a sequence",
+        "insert sequences of the pools that the prefix cache was made with",
+    )?;
     if tokens > part.len() {
         return Err(refused(
             Rule::SequenceLength,

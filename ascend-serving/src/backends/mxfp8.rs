@@ -11,7 +11,7 @@ use ascend_attention::{Element, Output, Plan, Stream, Tensor};
 
 use crate::batch::Causality;
 use crate::error::{Error, Result};
-use crate::kv::{GROUP, GroupScales, QuantisedLayer, host_numbers, rows_in_groups};
+use crate::kv::{GROUP, GroupScales, QuantisedLayer, host_numbers, quantise_mxfp8};
 use crate::lock::lock;
 use crate::refusal::{Refused, Rule, refused};
 
@@ -64,7 +64,7 @@ impl MxFp8Query {
                 format_args!("{:?}, as the step was planned", self.floats.shape()),
             ));
         }
-        let (floats, mut powers) = rows_in_groups(&host_numbers(stream, query)?);
+        let (floats, mut powers) = quantise_mxfp8(&host_numbers(stream, query)?);
         if let &[kv_heads, tokens, _, _, _] = self.powers.shape() {
             // From `[tokens, N, D/32]` to `[Nkv, tokens, N/Nkv, D/32]`.
             let rows = tokens.saturating_mul(kv_heads);

@@ -511,7 +511,7 @@ mod tests {
             for (q, kv) in q.lengths().iter().zip(again.kv_lengths().lengths()).skip(lengths.len()) {
                 prop_assert!(*q == *kv && (1..=16).contains(q));
             }
-            let audit: Vec<_> = requests.iter().map(|r| crate::kv::AuditRequest { cached: r.cached, new: r.new }).collect();
+            let audit: Vec<_> = requests.iter().map(|r| crate::kv::AuditRequest { cached: r.cached, given_back: 0, new: r.new }).collect();
             let audit = crate::kv::Audit { blocks: 128, block_size: 4, pad: settings.pad, requests: &audit, table: again.table(), slots: again.slots() };
             prop_assert_eq!(audit.run(), Ok(()));
         }

@@ -3,14 +3,14 @@
 use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
 use ascend_attention::case::tentatively;
 use ascend_attention::spec::Layout;
-use ascend_attention::{AnyTensor, Element, Mask, Plan, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, FusedInferAttention, Mask, Plan, Stream, Tensor};
 
 use crate::backends::{AttentionShape, RefusedBackend, no_backend};
 use crate::error::{Error, Result};
 use crate::kv::LayerCache;
 
 use super::draft_tree::DraftTree;
-use super::tree_verification::{TwoCalls, same_batch, tree_mask};
+use super::tree_verification::{TwoCalls, TwoPlans, same_batch, tree_mask};
 
 /// Verifies a drafted tree for each request over a cache of latents and rotary parts
 /// ([`CacheShape::latent`](crate::kv::CacheShape::latent)), with absorbed queries. Every node sees the cached tokens of its
@@ -60,7 +60,7 @@ pub struct LatentTreePlan {
 #[derive(Debug)]
 enum Calls {
     One(Box<Plan>),
-    Two(Box<TwoCalls>),
+    Two(Box<TwoPlans>),
 }
 
 impl LatentTreeVerification {
@@ -70,7 +70,8 @@ impl LatentTreeVerification {
     /// # Errors
     /// [`CallRule::LengthsBatch`](ascend_attention::CallRule::LengthsBatch) for another number of trees or lengths than requests,
     /// [`Rule::DraftTree`](crate::Rule::DraftTree) for a tree larger than the tensors; [`Error::NoBackend`] with the
-    /// reasons where neither form has a call.
+    /// reasons where neither form has a call; what the device says, such as
+    /// [`OutOfMemory`](ascend_attention::Error::OutOfMemory).
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
@@ -99,35 +100,42 @@ impl LatentTreeVerification {
     ) -> Result<LatentTreePlan> {
         let device = stream.device();
         let refused = |name, why| RefusedBackend::new(name, why, device);
-        let one = match self.one_call(trees, cached, tensors, &mask) {
+        let one = match self.plan_one(trees, cached, tensors, &mask) {
             Ok(plan) => {
                 return Ok(LatentTreePlan {
                     calls: Calls::One(Box::new(plan)),
                     refused: None,
                 });
             }
-            Err(why) => refused("tree_mask", why),
+            Err(why) if has_no_such_call(&why) => refused("tree_mask", why),
+            Err(why) => return Err(why),
         };
-        // The absorbed form knows full masks in mode 0 alone.
-        let mask = Mask::default_mask(mask, Mask::ALL_TOKENS, Mask::ALL_TOKENS);
-        let call = self.shape.call(Layout::Bnsd);
-        match TwoCalls::plan::<T>(
-            &call,
-            mask,
-            cached,
-            &latent_nodes(tensors),
-            &latent_paged(tensors),
-        ) {
+        let inputs = [&latent_nodes(tensors), &latent_paged(tensors)];
+        match TwoPlans::plan::<T>(self.two_calls(mask), cached, inputs) {
             Ok(calls) => Ok(LatentTreePlan {
                 calls: Calls::Two(Box::new(calls)),
                 refused: Some(one),
             }),
-            Err(why) => Err(no_backend(&[one, refused("context_and_tree", why)], None)),
+            Err(why) if has_no_such_call(&why) => {
+                Err(no_backend(&[one, refused("context_and_tree", why)], None))
+            }
+            Err(why) => Err(why),
         }
     }
 
-    /// All nodes over the cache, in which they stand themselves.
-    fn one_call<T: Element>(
+    /// The one call: all nodes over the cache, in which they stand themselves, with a mask of the trees.
+    pub(crate) fn one_call(&self, mask: impl Into<AnyTensor>) -> FusedInferAttention {
+        self.shape.call(Layout::Bnsd).mask(Mask::tree_mask(mask))
+    }
+
+    /// The two calls, with a mask of the trees.
+    pub(crate) fn two_calls(&self, mask: impl Into<AnyTensor>) -> TwoCalls {
+        // The absorbed form knows full masks in mode 0 alone.
+        let mask = Mask::default_mask(mask, Mask::ALL_TOKENS, Mask::ALL_TOKENS);
+        TwoCalls::new(self.shape, mask)
+    }
+
+    fn plan_one<T: Element>(
         &self,
         trees: &[DraftTree],
         cached: &PerRequest,
@@ -145,10 +153,21 @@ impl LatentTreeVerification {
             q: Some(&q),
             kv: &kv,
         };
-        let mask = Mask::tree_mask(mask.clone());
-        let call = self.shape.call(Layout::Bnsd).mask(mask);
-        Ok(lengths.apply(call).plan_with(&latent_paged(tensors))?)
+        let call = lengths.apply(self.one_call(mask.clone()));
+        Ok(call.plan_with(&latent_paged(tensors))?)
     }
+}
+
+/// Whether the operator has no call of this form on the device's product and release: another form may serve. A device that
+/// fails, or has no memory left, is no reason for another form.
+pub(crate) fn has_no_such_call(why: &Error) -> bool {
+    use ascend_attention::Error::{MissingOperator, OperatorVersion, Unsupported, Violation};
+    matches!(
+        why,
+        Error::Attention(
+            Violation(_) | OperatorVersion { .. } | MissingOperator { .. } | Unsupported(_)
+        )
+    )
 }
 
 /// The latents are keys and values.

@@ -123,8 +123,10 @@ impl Distribution {
 
 impl DraftTree {
     /// Walks the tree by rejection sampling. The accepted drafts and the token behind them are distributed as the target says,
-    /// whatever the drafts are: a draft is accepted with the probability that it is as likely as it was drawn, and where none is,
-    /// the token behind is drawn from what the rejected ones have left.
+    /// whatever the drafts are. A draft whose probability is `p` by the target and `q` by its source is accepted with the
+    /// probability `min(1, p / q)`. After each rejected draft the target becomes the residual `max(0, p - q)` of every token,
+    /// divided by their sum; where all drafts behind a node are rejected, the next token is drawn from it.
+    /// A draft of [`DraftSource::Fixed`] has `q = 1`.
     ///
     /// ```
     /// use ascend_serving::{DraftSource, DraftTree, SampledDrafts};

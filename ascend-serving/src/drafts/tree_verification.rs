@@ -7,7 +7,7 @@ use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use ascend_attention::spec::Layout;
 use ascend_attention::{
-    CallRule, Element, FusedInferAttention, Mask, Output, Plan, Stream, Tensor,
+    AnyTensor, CallRule, Element, FusedInferAttention, Mask, Output, Plan, Stream, Tensor,
 };
 
 use crate::backends::AttentionShape;
@@ -52,7 +52,7 @@ pub struct TreeTensors<'a, T: Element> {
 /// A verification that was prepared. From [`TreeVerification::plan`].
 #[derive(Debug)]
 pub struct TreePlan {
-    calls: TwoCalls,
+    calls: TwoPlans,
 }
 
 impl TreeVerification {
@@ -77,10 +77,15 @@ impl TreeVerification {
         same_batch(trees, cached, requests)?;
         self.shape.check()?;
         let mask = tree_mask(trees, requests, nodes)?;
-        let mask = Mask::all_mask(stream.device().masks().custom_matrix(&mask)?);
-        let call = self.shape.call(Layout::Bnsd);
-        let calls = TwoCalls::plan::<T>(&call, mask, cached, &own(tensors), &before(tensors))?;
+        let calls = self.two_calls(stream.device().masks().custom_matrix(&mask)?);
+        let inputs = [&tree_nodes(tensors), &tree_paged(tensors)];
+        let calls = TwoPlans::plan::<T>(calls, cached, inputs)?;
         Ok(TreePlan { calls })
+    }
+
+    /// Its calls, with a mask of the trees.
+    pub(crate) fn two_calls(&self, mask: impl Into<AnyTensor>) -> TwoCalls {
+        TwoCalls::new(self.shape, Mask::all_mask(mask))
     }
 }
 
@@ -101,11 +106,13 @@ pub(super) fn same_batch(
     ))
 }
 
-fn own<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a> {
+/// The nodes among themselves.
+pub(crate) fn tree_nodes<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a> {
     Inputs::new(tensors.query, tensors.key, tensors.value)
 }
 
-fn before<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a> {
+/// The nodes over the cached tokens.
+pub(crate) fn tree_paged<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a> {
     let TreeTensors {
         query,
         cache,
@@ -145,47 +152,73 @@ pub(crate) fn tree_mask(
     )?)
 }
 
-/// All nodes over the cached tokens and the nodes among themselves, merged by their log-sum-exps.
+/// The calls of a verification in BNSD: the nodes among themselves, and all of them over the cached tokens, which every node
+/// sees. Both give log-sum-exps, by which they are merged.
+#[derive(Clone, Debug)]
+pub(crate) struct TwoCalls {
+    pub(crate) nodes: FusedInferAttention,
+    pub(crate) context: FusedInferAttention,
+}
+
+impl TwoCalls {
+    /// With a mask of the trees.
+    pub(super) fn new(shape: AttentionShape, mask: Mask) -> Self {
+        let call = shape.call(Layout::Bnsd).softmax_lse(true);
+        Self {
+            nodes: call.clone().mask(mask),
+            context: call,
+        }
+    }
+
+    /// The lengths of the call over cached tokens.
+    pub(crate) fn context_lengths(cached: &PerRequest) -> CallLengths<'_> {
+        CallLengths::Batched {
+            q: None,
+            kv: cached,
+        }
+    }
+
+    /// What merges both.
+    pub(crate) fn merge() -> MergeState {
+        MergeState::new(Layout::Bnsd)
+    }
+}
+
+/// Both calls and their merge, prepared.
 #[derive(Debug)]
-pub(super) struct TwoCalls {
+pub(super) struct TwoPlans {
     nodes: Plan,
     cached: Option<(Plan, RowMergePlan)>,
 }
 
-impl TwoCalls {
-    /// Prepares both for inputs in BNSD, of which the second are paged.
+impl TwoPlans {
+    /// Of inputs of the nodes, and of the cached tokens.
     pub(super) fn plan<T: Element>(
-        call: &FusedInferAttention,
-        mask: Mask,
+        calls: TwoCalls,
         cached: &PerRequest,
-        own: &Inputs<'_>,
-        before_inputs: &Inputs<'_>,
+        [own, paged]: [&Inputs<'_>; 2],
     ) -> Result<Self> {
-        let any = cached.lengths().iter().any(|len| *len > 0);
-        let nodes = call.clone().mask(mask).softmax_lse(any).plan_with(own)?;
-        if !any {
+        let TwoCalls { nodes, context } = calls;
+        if cached.lengths().iter().all(|len| *len == 0) {
             return Ok(Self {
-                nodes,
+                nodes: nodes.softmax_lse(false).plan_with(own)?,
                 cached: None,
             });
         }
-        let lengths = CallLengths::Batched {
-            q: None,
-            kv: cached,
-        };
-        let before = lengths.apply(call.clone().softmax_lse(true));
-        let before = before.plan_with(before_inputs)?;
-        let (own_out, before_out): (Output<T>, Output<T>) = (nodes.output()?, before.output()?);
+        let nodes = nodes.plan_with(own)?;
+        let lengths = TwoCalls::context_lengths(cached);
+        let context = lengths.apply(context).plan_with(paged)?;
+        let (of_nodes, of_cached): (Output<T>, Output<T>) = (nodes.output()?, context.output()?);
         let parts = cached.lengths().iter().map(|len| PartsOfRows {
             rows: 1,
             parts: if *len > 0 { 0b11 } else { 0b01 },
         });
         let parts: Vec<PartsOfRows> = parts.collect();
-        let merge = MergeState::new(Layout::Bnsd)
-            .plan_rows(&parts, &[Part::of(&own_out)?, Part::of(&before_out)?])?;
+        let outputs = [Part::of(&of_nodes)?, Part::of(&of_cached)?];
+        let merge = TwoCalls::merge().plan_rows(&parts, &outputs)?;
         Ok(Self {
             nodes,
-            cached: Some((before, merge)),
+            cached: Some((context, merge)),
         })
     }
 
@@ -194,13 +227,13 @@ impl TwoCalls {
         &self,
         stream: &Stream,
         own: &Inputs<'_>,
-        before: &Inputs<'_>,
+        paged: &Inputs<'_>,
     ) -> Result<Tensor<T>> {
         let own: Output<T> = self.nodes.launch_with(stream, own)?;
         let Some((plan, merge)) = &self.cached else {
             return Ok(own.attention);
         };
-        let cached = plan.launch_with(stream, before)?;
+        let cached = plan.launch_with(stream, paged)?;
         let parts = [Part::of(&own)?, Part::of(&cached)?];
         Ok(merge.launch(stream, &parts)?.attention)
     }
@@ -216,6 +249,7 @@ impl TreePlan {
         stream: &Stream,
         tensors: &TreeTensors<'_, T>,
     ) -> Result<Tensor<T>> {
-        self.calls.launch(stream, &own(tensors), &before(tensors))
+        self.calls
+            .launch(stream, &tree_nodes(tensors), &tree_paged(tensors))
     }
 }

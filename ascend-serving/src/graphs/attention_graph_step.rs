@@ -9,26 +9,27 @@ use crate::engine::{RangeChecker, StepRows, packed_tensors};
 use crate::error::Result;
 use crate::kv::{StepLease, no_layer};
 
+use super::captured_group::LayerPlace;
 use super::graph_pool::GraphStep;
-use super::graph_tensors::{GraphTensors, KindBuffers};
+use super::graph_tensors::{GraphTensors, GroupBuffers};
 
 /// A step whose layers are replayed from graphs. From
 /// [`AttentionGraphs::begin`](crate::AttentionGraphs::begin); drop it when the last layer is queued.
 pub struct AttentionGraphStep<'a, T: Element> {
     /// Ended behind the last replay.
     pub(super) leases: Vec<StepLease<'a, Stream>>,
-    pub(super) step: GraphStep<'a, Vec<KindBuffers<T>>>,
-    pub(super) of_layer: &'a [(usize, usize)],
+    pub(super) step: GraphStep<'a, Vec<GroupBuffers<T>>>,
+    pub(super) places: &'a [LayerPlace],
     pub(super) stream: &'a Stream,
     pub(super) actual: usize,
-    pub(super) size: usize,
+    pub(super) rows: usize,
     pub(super) range_checker: Option<&'a mut RangeChecker<T>>,
 }
 
 impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// Query tokens of the captured size, padding included.
     pub fn tokens(&self) -> usize {
-        self.size
+        self.rows
     }
 
     /// The tensors of a layer, to be filled in place on the step's stream before [`AttentionGraphStep::replay`]. Padding
@@ -41,16 +42,16 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     }
 
     fn of(&self, layer: usize) -> Result<&'a GraphTensors<T>> {
-        let kind = self.of_layer.get(layer).map(|(kind, _)| *kind);
-        let buffers = kind.and_then(|kind| self.step.buffers().get(kind));
+        let place = self.places.get(layer);
+        let buffers = place.and_then(|place| self.step.buffers().get(place.group));
         buffers
             .map(|buffers| &buffers.tensors)
-            .ok_or_else(|| no_layer(layer, self.of_layer.len()))
+            .ok_or_else(|| no_layer(layer, self.places.len()))
     }
 
     /// Queues the replay of a layer, whose tensors were filled. Returns at once.
     ///
-    /// All layers of a kind write the same output, so it is lent until the next call of this step. Queue on the step's
+    /// All layers of a group write the same output, so it is lent until the next call of this step. Queue on the step's
     /// stream what reads it before that; to keep it longer, copy it. A clone of the tensor is the same memory.
     ///
     /// # Errors
@@ -89,7 +90,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         let tensors = self.of(layer)?;
         let rows = StepRows {
             actual: self.actual,
-            padded: self.size,
+            padded: self.rows,
             padding: false,
         };
         let copies = [
@@ -108,7 +109,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         self.replay(layer)
     }
 
-    /// The leases that keep blocks from being handed out while the step may read them, one a kind of layers.
+    /// The leases that keep blocks from being handed out while the step may read them, one a group of layers.
     pub fn leases(&self) -> &[StepLease<'a, Stream>] {
         &self.leases
     }

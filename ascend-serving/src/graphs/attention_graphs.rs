@@ -15,10 +15,10 @@ use crate::kv::no_layer;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::attention_graph_step::AttentionGraphStep;
-use super::captured_kind::{CapturedKind, fill};
-use super::graph_limits::GraphLimits;
-use super::graph_pool::GraphPool;
-use super::graph_tensors::KindBuffers;
+use super::captured_group::{CapturedGroup, LayerPlace};
+use super::graph_limits::{GraphLimits, RowsEach};
+use super::graph_pool::{GraphPool, not_while_capturing};
+use super::graph_tensors::GroupBuffers;
 
 /// Steps of any number of requests, replayed from graphs that were captured for a few sizes: one graph of each layer, so that
 /// the model's other work stands between them. One object serves all layers of the model and all sizes. Requests add one
@@ -64,11 +64,10 @@ use super::graph_tensors::KindBuffers;
 /// # }
 /// ```
 pub struct AttentionGraphs<T: Element> {
-    graphs: GraphPool<Vec<KindBuffers<T>>>,
-    kinds: Vec<CapturedKind>,
-    of_layer: Vec<(usize, usize)>,
-    /// Query rows of each request of a size.
-    tokens: usize,
+    graphs: GraphPool<Vec<GroupBuffers<T>>>,
+    groups: Vec<CapturedGroup>,
+    places: Vec<LayerPlace>,
+    each: RowsEach,
     range_checker: Option<RangeChecker<T>>,
 }
 
@@ -110,9 +109,9 @@ impl<T: Element> Attention<T> {
     ) -> Result<AttentionGraphs<T>> {
         let layers = 0..self.cache().shape().layers;
         let masks = layers.clone().map(|layer| mask(layer).into());
-        let kind = CapturedKind::new(self, masks.collect(), false, limits);
-        let places = layers.map(|layer| (0, layer));
-        AttentionGraphs::capture(stream, &[self], vec![kind], places.collect(), limits)
+        let group = CapturedGroup::new(self, masks.collect(), false, limits);
+        let places = layers.map(|layer| LayerPlace { group: 0, layer });
+        AttentionGraphs::capture(stream, &[self], vec![group], places.collect(), limits)
     }
 }
 
@@ -124,67 +123,68 @@ impl<T: Element> GroupedAttention<T> {
     pub fn capture(&self, stream: &Stream, limits: &GraphLimits) -> Result<AttentionGraphs<T>> {
         let groups = self.groups();
         let attentions: Vec<_> = groups.iter().map(LayerGroup::attention).collect();
-        let kinds = groups.iter().map(|group| {
+        let captured = groups.iter().map(|group| {
             let masks = vec![group.causality().into(); group.layers().len()];
-            CapturedKind::new(group.attention(), masks, true, limits)
+            CapturedGroup::new(group.attention(), masks, true, limits)
         });
-        let places = self.layer_places().to_vec();
-        AttentionGraphs::capture(stream, &attentions, kinds.collect(), places, limits)
+        let places = self.layer_places().iter();
+        let places = places.map(|&(group, layer)| LayerPlace { group, layer });
+        let places = places.collect();
+        AttentionGraphs::capture(stream, &attentions, captured.collect(), places, limits)
     }
 }
 
 impl<T: Element> AttentionGraphs<T> {
-    /// Captures the layers of each kind, whose caches are those of its `attention`.
+    /// Captures the layers of each group, whose caches are those of its `attention`.
     fn capture(
         stream: &Stream,
         attentions: &[&Attention<T>],
-        kinds: Vec<CapturedKind>,
-        of_layer: Vec<(usize, usize)>,
+        groups: Vec<CapturedGroup>,
+        places: Vec<LayerPlace>,
         limits: &GraphLimits,
     ) -> Result<Self> {
         for attention in attentions {
             attention.cache().admits(stream)?;
             attention.shape().check()?;
         }
-        check_sinks(stream, kinds.len(), &of_layer, limits)?;
+        check_sinks(stream, groups.len(), &places, limits)?;
         let sinks = &limits.learnable_sinks;
-        for (at, kind) in kinds.iter().enumerate() {
-            let mut own = of_layer.iter().zip(sinks).filter(|((of, _), _)| *of == at);
-            kind.can_be_captured(own.any(|(_, sink)| sink.is_some()))?;
+        for (at, group) in groups.iter().enumerate() {
+            let mut own = places.iter().zip(sinks).filter(|(of, _)| of.group == at);
+            group.can_be_captured(own.any(|(_, sink)| sink.is_some()))?;
         }
         // Before the captures, which make nothing.
-        let masks = kinds.iter().map(|kind| kind.masks(stream));
+        let masks = groups.iter().map(|group| group.masks(stream));
         let masks: Vec<Vec<Option<Mask>>> = masks.collect::<Result<_>>()?;
-        let rows = |requests: &usize| requests.saturating_mul(limits.tokens);
-        let sizes: Vec<usize> = limits.sizes.iter().map(rows).collect();
         let graphs = GraphPool::capture_layers(
             stream.device(),
-            &sizes,
-            of_layer.len(),
-            |size| {
-                let requests = size.checked_div(limits.tokens).unwrap_or(0);
-                let both = kinds.iter().zip(attentions);
-                both.map(|(kind, attention)| kind.buffers(stream, attention, requests))
+            &limits.rows(),
+            places.len(),
+            |rows| {
+                let requests = limits.each.requests(rows);
+                let both = groups.iter().zip(attentions);
+                both.map(|(group, attention)| group.buffers(stream, attention, requests))
                     .collect()
             },
-            |capture, _, layer, buffers: &Vec<KindBuffers<T>>| {
-                let known = of_layer.get(layer).and_then(|&(at, local)| {
-                    let mask = masks.get(at)?.get(local)?.as_ref();
-                    let attention = (*attentions.get(at)?, local);
-                    Some((kinds.get(at)?, attention, mask, buffers.get(at)?))
+            |capture, _, layer, buffers: &Vec<GroupBuffers<T>>| {
+                let known = places.get(layer).and_then(|place| {
+                    let LayerPlace { group: at, layer } = *place;
+                    let mask = masks.get(at)?.get(layer)?.as_ref();
+                    let attention = (*attentions.get(at)?, layer);
+                    Some((groups.get(at)?, attention, mask, buffers.get(at)?))
                 });
-                let Some((kind, attention, mask, buffers)) = known else {
-                    return Err(no_layer(layer, of_layer.len()));
+                let Some((group, attention, mask, buffers)) = known else {
+                    return Err(no_layer(layer, places.len()));
                 };
                 let sink = sinks.get(layer).and_then(Option::as_ref);
-                kind.record(capture, attention, mask, sink, buffers)
+                group.record(capture, attention, mask, sink, buffers)
             },
         )?;
         Ok(Self {
             graphs,
-            kinds,
-            of_layer,
-            tokens: limits.tokens,
+            groups,
+            places,
+            each: limits.each,
             range_checker: None,
         })
     }
@@ -224,12 +224,7 @@ impl<T: Element> AttentionGraphs<T> {
 
     /// The captured sizes, in requests, ascending.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
-        self.graphs.sizes().map(|size| self.requests_of(size))
-    }
-
-    /// Requests of a size of the pool, which counts query rows.
-    fn requests_of(&self, size: usize) -> usize {
-        size.checked_div(self.tokens).unwrap_or(0)
+        self.graphs.sizes().map(|rows| self.each.requests(rows))
     }
 
     /// Whether a step can be replayed: it is of the captured cache and layers, its requests add no more tokens than were
@@ -245,10 +240,10 @@ impl<T: Element> AttentionGraphs<T> {
     }
 
     /// The query rows that a step is padded to, or why it cannot be replayed.
-    fn check(&self, groups: &[AttentionMetadata]) -> Result<usize, Refused> {
-        same_groups(groups.len(), self.kinds.len())?;
-        for (kind, metadata) in self.kinds.iter().zip(groups) {
-            kind.admits(metadata)?;
+    fn check(&self, step: &[AttentionMetadata]) -> Result<usize, Refused> {
+        same_groups(step.len(), self.groups.len())?;
+        for (group, metadata) in self.groups.iter().zip(step) {
+            group.admits(metadata)?;
             if metadata.requests() == 0 {
                 return Err(refused(
                     Rule::BatchEmpty,
@@ -257,20 +252,20 @@ impl<T: Element> AttentionGraphs<T> {
                     "skip the step",
                 ));
             }
-            kind.admits_tokens(metadata)?;
+            group.admits_tokens(metadata)?;
         }
         let mut too_long = None;
-        for size in self.graphs.sizes() {
-            let requests = self.requests_of(size);
-            if !groups.iter().all(|of| of.can_be_padded(requests, size)) {
+        for rows in self.graphs.sizes() {
+            let requests = self.each.requests(rows);
+            if !step.iter().all(|of| of.can_be_padded(requests, rows)) {
                 continue;
             }
-            match self.within_limits(groups, size) {
-                Ok(()) => return Ok(size),
+            match self.within_limits(step, rows) {
+                Ok(()) => return Ok(rows),
                 Err(why) => too_long = too_long.or(Some(why)),
             }
         }
-        Err(match (too_long, groups.first()) {
+        Err(match (too_long, step.first()) {
             (Some(why), _) => why,
             (None, Some(metadata)) => self.too_large(metadata),
             // A model has groups.
@@ -278,15 +273,15 @@ impl<T: Element> AttentionGraphs<T> {
         })
     }
 
-    /// Refuses a step that has more keys or blocks than were declared once it is padded to a size.
-    fn within_limits(&self, groups: &[AttentionMetadata], size: usize) -> Result<(), Refused> {
-        let mut both = self.kinds.iter().zip(groups);
-        both.try_for_each(|(kind, metadata)| {
-            let dummies = metadata.missing(self.requests_of(size), size)?;
+    /// Refuses a step that has more keys or blocks than were declared once it is padded to so many rows.
+    fn within_limits(&self, step: &[AttentionMetadata], rows: usize) -> Result<(), Refused> {
+        let mut both = self.groups.iter().zip(step);
+        both.try_for_each(|(group, metadata)| {
+            let dummies = metadata.missing(self.each.requests(rows), rows)?;
             let keys = metadata.kv_lengths().lengths().iter().copied();
             // A dummy request has as many keys as tokens, in blocks.
             let keys: Vec<usize> = keys.chain(dummies).collect();
-            Ok(kind.limits().admits(&keys)?)
+            Ok(group.limits().admits(&keys)?)
         })
     }
 
@@ -294,7 +289,7 @@ impl<T: Element> AttentionGraphs<T> {
     fn too_large(&self, metadata: &AttentionMetadata) -> Refused {
         let most = self.sizes().last().unwrap_or(0);
         let tokens = metadata.tokens();
-        match self.tokens {
+        match self.each.0 {
             1 => self.graphs.too_large(tokens),
             each => refused(
                 Rule::GraphSize,
@@ -323,7 +318,13 @@ impl<T: Element> AttentionGraphs<T> {
     /// [`Rule::SettingsCache`], [`Rule::TableGroup`] and [`Rule::StepCausality`] for metadata of another cache or other
     /// masks, [`Rule::MaskRows`] for a token that a named mask shows no key, [`Rule::BlockWindow`] for sequences that gave
     /// back what a layer shows, [`Rule::GroupLayers`] for other groups of layers; [`Rule::BatchEmpty`] for metadata without
-    /// requests. The metadata is as it was then.
+    /// requests; [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, and if the step before was
+    /// on another stream and its end cannot be told. The metadata is as it was then.
+    ///
+    /// What the device says while lengths are planned and buffers filled, such as
+    /// [`Acl`](ascend_attention::Error::Acl) and [`OutOfMemory`](ascend_attention::Error::OutOfMemory), leaves the metadata
+    /// padded: it can be begun again, and computed without a graph.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -350,44 +351,52 @@ impl<T: Element> AttentionGraphs<T> {
         metadata: &mut [AttentionMetadata],
     ) -> Result<AttentionGraphStep<'a, T>> {
         self.graphs.admits(stream)?;
-        let size = self.check(metadata)?;
-        let requests = self.requests_of(size);
+        let rows = self.check(metadata)?;
+        let requests = self.each.requests(rows);
         // Before the padding: a mask may have a row without keys.
-        let masks = self.kinds.iter().zip(&*metadata).map(|(kind, metadata)| {
-            let dummies = metadata.missing(requests, size)?;
-            kind.host_masks(metadata, dummies)
+        let masks = self.groups.iter().zip(&*metadata).map(|(group, metadata)| {
+            let dummies = metadata.missing(requests, rows)?;
+            group.host_masks(metadata, dummies)
         });
         let masks: Vec<Vec<HostMask>> = masks.collect::<Result<_>>()?;
+        // What can fail for reasons that are known now: after the padding there is no way back.
+        not_while_capturing("filling the buffers of a step")?;
+        self.graphs.follow(stream)?;
         let mut actual = 0;
         for metadata in &mut *metadata {
-            metadata.pad_to_requests(requests, size)?;
+            metadata.pad_to_requests(requests, rows)?;
             actual = metadata.actual_tokens();
         }
         let metadata = &*metadata;
-        let (of_layer, kinds) = (&self.of_layer, &self.kinds);
+        let (places, groups) = (&self.places, &self.groups);
         let lengths = |layer: usize| {
-            let known = of_layer.get(layer).and_then(|&(at, local)| {
-                let (kind, metadata) = (kinds.get(at)?, metadata.get(at)?);
-                Some(kind.lengths(local, metadata))
+            let known = places.get(layer).and_then(|place| {
+                let metadata = metadata.get(place.group)?;
+                Some(groups.get(place.group)?.lengths(place.layer, metadata))
             });
-            known.ok_or_else(|| no_layer(layer, of_layer.len()))
+            known.ok_or_else(|| no_layer(layer, places.len()))
         };
-        let step = self.graphs.start(stream, size, lengths, |buffers| {
-            let mut all = buffers.iter().zip(metadata).zip(&masks);
-            all.try_for_each(|((buffers, metadata), masks)| fill(stream, buffers, metadata, masks))
+        let step = self.graphs.start(stream, rows, lengths, |buffers| {
+            let mut all = groups.iter().zip(buffers).zip(metadata).zip(&masks);
+            all.try_for_each(|(((group, buffers), metadata), masks)| {
+                group.fill(stream, buffers, metadata, masks)
+            })
         })?;
         let mut range_checker = self.range_checker.as_mut();
         if let (Some(checker), Some(metadata)) = (&mut range_checker, metadata.first()) {
             checker.begin(metadata);
         }
-        let leases = self.kinds.iter().map(|kind| kind.pool().begin_step(stream));
+        let leases = self
+            .groups
+            .iter()
+            .map(|group| group.pool().begin_step(stream));
         Ok(AttentionGraphStep {
             leases: leases.collect(),
             step,
-            of_layer,
+            places,
             stream,
             actual,
-            size,
+            rows,
             range_checker,
         })
     }
@@ -397,34 +406,31 @@ impl<T: Element> fmt::Debug for AttentionGraphs<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AttentionGraphs")
             .field("graphs", &self.graphs)
-            .field("kinds", &self.kinds.len())
+            .field("groups", &self.groups.len())
             .finish_non_exhaustive()
     }
 }
 
-/// Refuses sinks of some layers of a kind and not of others, and of another number of layers.
+/// Refuses sinks of some layers of a group and not of others, and of another number of layers.
 fn check_sinks(
     stream: &Stream,
-    kinds: usize,
-    of_layer: &[(usize, usize)],
+    groups: usize,
+    places: &[LayerPlace],
     limits: &GraphLimits,
 ) -> Result<()> {
     let sinks = &limits.learnable_sinks;
-    if !sinks.is_empty() && sinks.len() != of_layer.len() {
+    if !sinks.is_empty() && sinks.len() != places.len() {
         return Err(Error::invalid(
             "learnable_sinks",
             format_args!("sinks of {} layers", sinks.len()),
-            format_args!("of all {} layers, or of none", of_layer.len()),
+            format_args!("of all {} layers, or of none", places.len()),
         ));
     }
     for sink in sinks.iter().flatten() {
         sink.check_device("learnable_sinks", stream.device())?;
     }
-    for kind in 0..kinds {
-        let own = of_layer
-            .iter()
-            .zip(sinks)
-            .filter(|((of, _), _)| *of == kind);
+    for group in 0..groups {
+        let own = places.iter().zip(sinks).filter(|(of, _)| of.group == group);
         let [with, without] = own.fold([0usize; 2], |[with, without], (_, sink)| match sink {
             Some(_) => [with.saturating_add(1), without],
             None => [with, without.saturating_add(1)],
@@ -432,7 +438,7 @@ fn check_sinks(
         if with > 0 && without > 0 {
             return Err(refused(
                 Rule::StepLayers,
-                format_args!("sinks of {with} layers of group {kind}, none of {without}"),
+                format_args!("sinks of {with} layers of group {group}, none of {without}"),
                 "sinks of all layers of a group, or of none",
                 "divide the layers into groups with sinks and without",
             )

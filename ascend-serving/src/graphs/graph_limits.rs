@@ -1,18 +1,40 @@
-//! What decode steps are captured for.
+//! How large the steps may be that graphs are captured for.
 
 use ascend_attention::graph::CaptureEstimate;
 use ascend_attention::{AnyTensor, Element, Tensor};
 
 use crate::kv::CacheShape;
 
-/// What decode steps are captured for.
+/// How large the steps may be that graphs are captured for: a graph has the shapes of one size, and steps are padded to it.
 #[derive(Clone, Debug)]
 pub struct GraphLimits {
+    /// Requests of each size.
     pub(super) sizes: Vec<usize>,
-    pub(super) tokens: usize,
+    /// Rows of each request: its new tokens, or the nodes of its tree, at most.
+    pub(super) each: RowsEach,
+    /// Keys of a request, those of the step included.
     pub(super) keys: usize,
+    /// Blocks of all requests of a step together.
     pub(super) blocks: usize,
+    /// Of each layer of the model, or none.
     pub(super) learnable_sinks: Vec<Option<AnyTensor>>,
+}
+
+/// Query rows of each request of a captured size. The graphs of a pool are of so many rows, those of engines of so many
+/// requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RowsEach(pub(super) usize);
+
+impl RowsEach {
+    /// Rows of so many requests.
+    pub(super) fn rows(self, requests: usize) -> usize {
+        requests.saturating_mul(self.0)
+    }
+
+    /// Requests of so many rows.
+    pub(super) fn requests(self, rows: usize) -> usize {
+        rows.checked_div(self.0).unwrap_or(0)
+    }
 }
 
 impl GraphLimits {
@@ -25,7 +47,7 @@ impl GraphLimits {
                 .into_iter()
                 .take(CaptureEstimate::STREAMS.saturating_add(1))
                 .collect(),
-            tokens: 1,
+            each: RowsEach(1),
             keys,
             blocks: usize::MAX,
             learnable_sinks: Vec::new(),
@@ -39,12 +61,18 @@ impl GraphLimits {
     /// rows left over are those of dummy requests, for which such a step needs a size of one request more than it has. So
     /// capture one request more than ever run.
     pub fn tokens_each(mut self, tokens: usize) -> Self {
-        self.tokens = tokens;
+        self.each = RowsEach(tokens);
         self
     }
 
-    /// The same with fewer blocks for all requests together. A block that requests share counts for each, and a dummy
-    /// request takes one.
+    /// The query rows of each size.
+    pub(super) fn rows(&self) -> Vec<usize> {
+        let rows = self.sizes.iter().map(|requests| self.each.rows(*requests));
+        rows.collect()
+    }
+
+    /// The same with fewer blocks for all requests together, where drafted trees are verified with a limit at all. A block
+    /// that requests share counts for each, and a dummy request takes one.
     pub fn blocks(mut self, blocks: usize) -> Self {
         self.blocks = blocks;
         self

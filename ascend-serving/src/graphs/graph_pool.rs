@@ -128,7 +128,7 @@ impl<B> GraphPool<B> {
         })
     }
 
-    /// The captured sizes, ascending.
+    /// The captured sizes, in query tokens, ascending.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
         self.sizes.iter().map(|of| of.size)
     }
@@ -143,7 +143,7 @@ impl<B> GraphPool<B> {
         self.sizes().find(|size| *size >= tokens)
     }
 
-    /// The graph of a size, of layers the first one.
+    /// The graph of a size. Where each layer has a graph, it is that of the first layer.
     pub fn graph(&self, size: usize) -> Option<&Graph<Arc<B>>> {
         self.layer_graph(size, 0)
     }
@@ -180,10 +180,11 @@ impl<B> GraphPool<B> {
     /// Not every step has the form of the captured ones: compute the others, such as prefills, without a graph.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`] for a step larger than all sizes; what `fill` returns; as for [`Update::all`];
-    /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures, if the step before was on another
-    /// stream; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) if the end of that one cannot be told. Nothing
-    /// is launched then, but the step stays padded.
+    /// [`Rule::GraphSize`] for a step larger than all sizes; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for
+    /// a stream of another device, and if the step before was on another stream and its end cannot be told;
+    /// [`Capturing`](ascend_attention::Error::Capturing) if it was on another stream and the thread captures: the metadata
+    /// is as it was then. As for [`Update::all`], and what `fill` returns: nothing is launched then, but the metadata is
+    /// padded.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -192,13 +193,15 @@ impl<B> GraphPool<B> {
     ) -> Result<GraphStep<'a, B>> {
         self.admits(stream)?;
         let size = self.fitting(metadata.tokens())?;
+        self.follow(stream)?;
         metadata.pad_to(size)?;
         let metadata = &*metadata;
         let lengths = |_| Ok(packed_paged(metadata));
         self.start(stream, size, lengths, |buffers| fill(buffers, metadata))
     }
 
-    /// Begins a step of a captured size whose layers have these lengths.
+    /// Begins a step of a captured size whose layers have these lengths, on a stream that [follows](Self::follow) the step
+    /// before.
     pub(super) fn start<'a, 'l>(
         &'a mut self,
         stream: &'a Stream,
@@ -206,7 +209,6 @@ impl<B> GraphPool<B> {
         lengths: impl Fn(usize) -> Result<CallLengths<'l>>,
         fill: impl FnOnce(&B) -> Result<()>,
     ) -> Result<GraphStep<'a, B>> {
-        self.follow(stream)?;
         let Some(OfSize {
             buffers, graphs, ..
         }) = self.sizes.iter_mut().find(|of| of.size == size)
@@ -236,17 +238,14 @@ impl<B> GraphPool<B> {
     /// Makes the next step begin behind the one before, whose workspace and buffers it uses. If that was on another stream,
     /// the host waits for all that is queued there: replays, copies into the buffers and readers of the results, also of a
     /// step that was given up or never dropped.
-    fn follow(&mut self, stream: &Stream) -> Result<()> {
+    ///
+    /// # Errors
+    /// As for [`GraphPool::begin`], of the step before.
+    pub(super) fn follow(&mut self, stream: &Stream) -> Result<()> {
         if let Some(last) = &self.last
             && !last.is_of(stream)
         {
-            if is_capturing() {
-                return Err(ascend_attention::Error::Capturing {
-                    what: "waiting for a step",
-                    instead: "begin the step before or after the capture",
-                }
-                .into());
-            }
+            not_while_capturing("waiting for a step")?;
             if !last.latest().wait()? {
                 return Err(Error::invalid(
                     "stream",
@@ -279,6 +278,15 @@ impl<B> GraphPool<B> {
     }
 }
 
+/// Refuses what waits on a thread that captures.
+pub(super) fn not_while_capturing(what: &'static str) -> Result<()> {
+    if is_capturing() {
+        let instead = "begin the step before or after the capture";
+        return Err(ascend_attention::Error::Capturing { what, instead }.into());
+    }
+    Ok(())
+}
+
 /// The lengths of a step whose graphs read the cache, whatever its kind.
 pub(super) fn packed_paged(metadata: &AttentionMetadata) -> CallLengths<'_> {
     CallLengths::PackedPaged {
@@ -309,7 +317,7 @@ pub struct GraphStep<'a, B> {
 }
 
 impl<'a, B> GraphStep<'a, B> {
-    /// Number of graphs, of layers the layers.
+    /// Number of graphs of the step: one for each layer, or one for all.
     pub(super) fn layers(&self) -> usize {
         self.graphs.len()
     }

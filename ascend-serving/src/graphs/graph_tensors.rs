@@ -7,7 +7,7 @@ use ascend_attention::{Element, Output, Tensor};
 use crate::kv::ChannelQuantiser;
 
 /// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of each.
-/// All layers of a kind and size have the same ones. Those of [`TreeGraphs`](crate::TreeGraphs) have the same rows as
+/// All layers of a group and size have the same ones. Those of [`TreeGraphs`](crate::TreeGraphs) have the same rows as
 /// `[size, heads, nodes, D]`.
 #[derive(Debug)]
 pub struct GraphTensors<T: Element> {
@@ -23,7 +23,7 @@ pub struct GraphTensors<T: Element> {
 
 /// What the graphs of a size read and write for the layers that share a cache.
 #[derive(Debug)]
-pub(super) struct KindBuffers<T: Element> {
+pub(super) struct GroupBuffers<T: Element> {
     pub(super) table: BlockTable,
     pub(super) slots: SlotMapping,
     /// Of each named mask that a layer has, `[requests, tokens of each, keys]`.

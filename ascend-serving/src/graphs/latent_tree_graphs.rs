@@ -5,11 +5,12 @@ use std::fmt;
 use ascend_attention::attention::CallLengths;
 use ascend_attention::case::tentatively;
 use ascend_attention::graph::Capturing;
-use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Mask, Output, Stream, Tensor};
+use ascend_attention::{Element, Output, Stream, Tensor};
 
-use crate::drafts::{LatentTreeTensors, LatentTreeVerification, latent_nodes, latent_paged};
-use crate::error::{Error, Result};
+use crate::drafts::{
+    LatentTreeTensors, LatentTreeVerification, has_no_such_call, latent_nodes, latent_paged,
+};
+use crate::error::Result;
 use crate::kv::{LayerCache, PagedKvCache, StepLease};
 
 use super::graph_limits::GraphLimits;
@@ -112,7 +113,7 @@ impl LatentTreeVerification {
             Ok(LatentTreeGraphs { pool, is_one_call })
         };
         tentatively(|| match captured(true) {
-            Err(Error::Attention(ascend_attention::Error::Violation(_))) => captured(false),
+            Err(why) if has_no_such_call(&why) => captured(false),
             other => other,
         })
     }
@@ -160,7 +161,6 @@ impl LatentTreeVerification {
         buffers: &LatentBuffers<T>,
     ) -> Result<()> {
         let inputs = buffers.inputs(cache);
-        let call = self.shape.call(Layout::Bnsd);
         let mask = buffers.tables.mask.clone();
         let paged = latent_paged(&inputs);
         let output = Output {
@@ -168,20 +168,11 @@ impl LatentTreeVerification {
             softmax_lse: buffers.two.as_ref().map(|(_, lse)| lse.clone()),
         };
         if let Some((parts, _)) = &buffers.two {
-            // The absorbed form knows full masks in mode 0 alone.
-            let mask = Mask::default_mask(mask, Mask::ALL_TOKENS, Mask::ALL_TOKENS);
-            let masked = call.clone().mask(mask);
             let own = latent_nodes(&inputs);
-            return record_two(
-                [masked, call],
-                capture,
-                extents,
-                [&own, &paged],
-                parts,
-                &output,
-            );
+            let calls = self.two_calls(mask);
+            return record_two(calls, capture, extents, [&own, &paged], parts, &output);
         }
-        let call = call.mask(Mask::tree_mask(mask));
+        let call = self.one_call(mask);
         let call = capture.attention(&call, of_both(&extents.longest()?), &paged)?;
         Ok(capture.launch(call, &paged, &output)?)
     }

@@ -2,7 +2,7 @@
 
 mod attention_graph_step;
 mod attention_graphs;
-mod captured_kind;
+mod captured_group;
 mod graph_limits;
 mod graph_pool;
 mod graph_tensors;

@@ -4,11 +4,10 @@ use std::fmt;
 
 use ascend_attention::attention::{CallLengths, Inputs};
 use ascend_attention::graph::Capturing;
-use ascend_attention::merge::{MergeState, Part};
-use ascend_attention::spec::Layout;
-use ascend_attention::{Element, FusedInferAttention, Mask, Output, Stream, Tensor};
+use ascend_attention::merge::Part;
+use ascend_attention::{Element, Output, Stream, Tensor};
 
-use crate::drafts::TreeVerification;
+use crate::drafts::{TreeTensors, TreeVerification, TwoCalls, tree_nodes, tree_paged};
 use crate::error::Result;
 use crate::kv::{LayerCache, PagedKvCache, StepLease};
 
@@ -73,7 +72,8 @@ impl<T: Element> TreeBuffers for PlainBuffers<T> {
 
 impl TreeVerification {
     /// Captures the verification of trees of up to [`GraphLimits::tokens_each`] nodes, behind as many cached tokens as the
-    /// limits have keys, for every layer of a cache. The keys of the nodes are no part of the cache.
+    /// limits have keys, for every layer of a cache. The keys of the nodes are no part of the cache. All requests together
+    /// may have any number of blocks that they share, unless [`GraphLimits::blocks`] says how many.
     ///
     /// # Errors
     /// [`Rule::GraphSize`](crate::Rule::GraphSize) for limits without sizes, or with one of 0 nodes;
@@ -149,47 +149,42 @@ impl TreeVerification {
                 },
             parts,
         } = buffers;
-        let call = self.shape.call(Layout::Bnsd);
-        let own = Inputs::new(query, key, value);
-        let before = Inputs::new(query, &cache.key, &cache.value).paged(&tables.block_table);
-        let masked = call.clone().mask(Mask::all_mask(tables.mask.clone()));
-        record_two(
-            [masked, call],
-            capture,
-            extents,
-            [&own, &before],
-            parts,
-            output,
-        )
+        let tensors = TreeTensors {
+            query,
+            key,
+            value,
+            cache,
+            block_table: &tables.block_table,
+        };
+        let inputs = [&tree_nodes(&tensors), &tree_paged(&tensors)];
+        let calls = self.two_calls(tables.mask.clone());
+        record_two(calls, capture, extents, inputs, parts, output)
     }
 }
 
 /// Records the nodes among themselves, all of them over the cached tokens, and the merge.
 pub(super) fn record_two<T: Element>(
-    [masked, open]: [FusedInferAttention; 2],
+    calls: TwoCalls,
     capture: &mut Capturing<'_>,
     extents: TreeExtents,
-    [own, before]: [&Inputs<'_>; 2],
+    [own, paged]: [&Inputs<'_>; 2],
     parts: &[Output<T>; 2],
     output: &Output<T>,
 ) -> Result<()> {
     let [of_nodes, of_cached] = parts;
-    let nodes = masked.softmax_lse(true).plan_with(own)?;
+    let nodes = calls.nodes.plan_with(own)?;
     capture.launch_plan(&nodes, own, of_nodes)?;
     let longest = extents.longest()?;
-    let cached = capture.attention(&open.softmax_lse(true), of_context(&longest), before)?;
-    capture.launch(cached, before, of_cached)?;
+    let cached = capture.attention(&calls.context, of_context(&longest), paged)?;
+    capture.launch(cached, paged, of_cached)?;
     let parts = [Part::of(of_nodes)?, Part::of(of_cached)?];
-    let merge = MergeState::new(Layout::Bnsd).plan(&parts)?;
+    let merge = TwoCalls::merge().plan(&parts)?;
     Ok(capture.merge(&merge, &parts, output)?)
 }
 
 /// The lengths of the call over the cached tokens.
 pub(super) fn of_context(lengths: &TreeLengths) -> CallLengths<'_> {
-    CallLengths::Batched {
-        q: None,
-        kv: &lengths.before,
-    }
+    TwoCalls::context_lengths(&lengths.before)
 }
 
 impl<T: Element> TreeGraphs<T> {
@@ -208,11 +203,12 @@ impl<T: Element> TreeGraphs<T> {
     ///
     /// # Errors
     /// [`Rule::BatchEmpty`](crate::Rule::BatchEmpty) without requests, [`Rule::GraphSize`](crate::Rule::GraphSize) for more
-    /// than all sizes have; for a request [`Rule::TableGroup`](crate::Rule::TableGroup) of another pool,
+    /// than all sizes have; for a request [`Rule::BlockPool`](crate::Rule::BlockPool) of another pool,
     /// [`Rule::BlockWindow`](crate::Rule::BlockWindow) that gave back tokens,
     /// [`Rule::BlockUncopied`](crate::Rule::BlockUncopied) whose copies were not queued,
     /// [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) without cached tokens or with more than were
-    /// declared, [`Rule::DraftTree`](crate::Rule::DraftTree) with more nodes;
+    /// declared, also of all requests together if [blocks](GraphLimits::blocks) were;
+    /// [`Rule::DraftTree`](crate::Rule::DraftTree) with more nodes;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device; as for
     /// [`GraphPool::begin`](crate::GraphPool::begin).
     pub fn begin<'a>(

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
-use ascend_attention::graph::Capturing;
+use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::{CallRule, Element, Stream, Tensor};
 
 use crate::backends::size;
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::kv::{BlockPool, PagedKvCache, Sequence, StepLease, capacity, no_layer, uncopied};
 use crate::refusal::{Refused, Rule, refused};
 
-use super::graph_limits::GraphLimits;
+use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_pool::{GraphPool, GraphStep};
 
 /// A request of a step that verifies drafted trees.
@@ -92,9 +92,10 @@ pub(super) struct TreeLengths {
 pub(super) struct TreePool<B> {
     graphs: GraphPool<B>,
     pool: BlockPool,
-    nodes: usize,
-    /// Tokens of a request in the cache.
-    keys: usize,
+    /// Most nodes of a tree.
+    nodes: RowsEach,
+    /// Of the requests' tokens in the cache.
+    limits: KeyLimits,
     /// Whether the nodes are among them.
     holds_nodes: bool,
 }
@@ -117,17 +118,23 @@ impl<B: TreeBuffers> TreePool<B> {
                 "none: trees are verified without",
             ));
         }
-        let (nodes, pool) = (limits.tokens, cache.pool());
-        let keys = limits.keys.min(capacity(pool.blocks(), pool.block_size()));
-        let rows = limits.sizes.iter().map(|size| size.saturating_mul(nodes));
+        let (each, pool) = (limits.each, cache.pool());
+        let block_size = pool.block_size();
+        let most = capacity(pool.blocks().min(limits.blocks), block_size);
+        // The calls take as many blocks that requests share as there are requests: all together have no limit of the cache's.
+        let limits_of_keys = KeyLimits {
+            keys: limits.keys.min(most),
+            blocks: limits.blocks,
+            block_size,
+        };
         let extents = |rows: usize| TreeExtents {
-            requests: rows.checked_div(nodes).unwrap_or(0),
-            nodes,
-            keys,
+            requests: each.requests(rows),
+            nodes: each.0,
+            keys: limits_of_keys.keys,
         };
         let graphs = GraphPool::capture_layers(
             stream.device(),
-            &rows.collect::<Vec<_>>(),
+            &limits.rows(),
             cache.shape().layers,
             |rows| buffers(extents(rows)),
             |capture, rows, layer, buffers| record(capture, extents(rows), layer, buffers),
@@ -135,24 +142,20 @@ impl<B: TreeBuffers> TreePool<B> {
         Ok(Self {
             graphs,
             pool: pool.clone(),
-            nodes,
-            keys,
+            nodes: each,
+            limits: limits_of_keys,
             holds_nodes,
         })
     }
 
     /// The captured sizes, in requests, ascending.
     pub(super) fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
-        self.graphs.sizes().map(|rows| self.requests_of(rows))
+        self.graphs.sizes().map(|rows| self.nodes.requests(rows))
     }
 
     /// Most nodes of a tree.
     pub(super) fn nodes(&self) -> usize {
-        self.nodes
-    }
-
-    fn requests_of(&self, rows: usize) -> usize {
-        rows.checked_div(self.nodes).unwrap_or(0)
+        self.nodes.0
     }
 
     /// Begins a step: puts its trees and blocks into the buffers of the smallest size that holds it.
@@ -169,13 +172,13 @@ impl<B: TreeBuffers> TreePool<B> {
                 refused(Rule::BatchEmpty, "0 requests", "1 or more", "skip the step").into(),
             );
         }
-        let rows = self.graphs.fitting(count.saturating_mul(self.nodes))?;
-        let size = self.requests_of(rows);
+        let rows = self.graphs.fitting(self.nodes.rows(count))?;
+        let size = self.nodes.requests(rows);
         for (at, request) in requests.iter().enumerate() {
             self.check(at, request)?;
         }
         let trees: Vec<&DraftTree> = requests.iter().map(|request| request.tree).collect();
-        let mask = tree_mask(&trees, size, self.nodes)?;
+        let mask = tree_mask(&trees, size, self.nodes.0)?;
         // A dummy request has a tree of one node, and sees the first tokens of the first request, which are in the cache.
         let dummies = size.saturating_sub(count);
         let least = 1usize.saturating_add(usize::from(self.holds_nodes));
@@ -184,6 +187,7 @@ impl<B: TreeBuffers> TreePool<B> {
         let nodes = trees.iter().map(|tree| tree.nodes());
         let nodes = nodes.chain(std::iter::repeat_n(1, dummies));
         let (cached, nodes) = (cached.collect::<Vec<_>>(), nodes.collect::<Vec<_>>());
+        self.limits.admits(&cached)?;
         let before = cached.iter().zip(&nodes).map(|(cached, nodes)| {
             let held = if self.holds_nodes { *nodes } else { 0 };
             cached.saturating_sub(held)
@@ -197,6 +201,7 @@ impl<B: TreeBuffers> TreePool<B> {
         let table = requests.iter().map(|request| request.sequence.row());
         let table = table.chain(std::iter::repeat_n(first.unwrap_or(&[]), dummies));
         let table: Vec<&[usize]> = table.collect();
+        self.graphs.follow(stream)?;
         let step = self.graphs.start(
             stream,
             rows,
@@ -220,15 +225,11 @@ impl<B: TreeBuffers> TreePool<B> {
 
     fn check(&self, at: usize, request: &TreeRequest<'_>) -> Result<(), Refused> {
         let TreeRequest { sequence, tree } = request;
-        let (own, other) = (self.pool.group(), sequence.pool().group());
-        if own != other {
-            return Err(refused(
-                Rule::TableGroup,
-                format_args!("a sequence of {other} for request {at}"),
-                own,
-                "bring sequences of the pool of the captured cache",
-            ));
-        }
+        self.pool.check_same(
+            sequence.pool(),
+            format_args!("a sequence for request {at}"),
+            "bring sequences of the pool of the captured cache",
+        )?;
         let given_back = sequence.given_back();
         if given_back > 0 {
             return Err(refused(
@@ -243,11 +244,12 @@ impl<B: TreeBuffers> TreePool<B> {
         }
         let held = sequence.len();
         let nodes = if self.holds_nodes { tree.nodes() } else { 0 };
-        if held <= nodes || held > self.keys {
+        let most = self.limits.keys;
+        if held <= nodes || held > most {
             return Err(refused(
                 CallRule::GraphLengths,
                 format_args!("{held} tokens of request {at}, {nodes} of them nodes of its tree"),
-                format_args!("{} to {}", nodes.saturating_add(1), self.keys),
+                format_args!("{} to {most}", nodes.saturating_add(1)),
                 "verify trees with nothing in front without a graph, or declare more keys at the capture",
             ));
         }
@@ -259,7 +261,7 @@ impl<B> fmt::Debug for TreePool<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TreePool")
             .field("graphs", &self.graphs)
-            .field("nodes", &self.nodes)
+            .field("nodes", &self.nodes.0)
             .finish_non_exhaustive()
     }
 }

@@ -7,14 +7,19 @@ use ascend_attention::CallRule;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::pad::PadPolicy;
-use super::slot::{MOST_BLOCK, check_slots, slot};
+use super::slot::{MOST_BLOCK, slot};
+use super::slot_check::check_slots;
 use super::table::PageTable;
 
 /// The lengths of one request in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuditRequest {
-    /// Tokens cached before the step.
+    /// Tokens before the step, from the first entry of the request's row on.
     pub cached: usize,
+    /// Of them the first ones that were given back, as those in front of a window are: their entries of the row mean nothing.
+    /// Of a row from [`Sequence::row`](super::Sequence::row) it is [`Sequence::given_back`](super::Sequence::given_back); a
+    /// [`BatchRequest`](crate::BatchRequest) has no such entries.
+    pub given_back: usize,
     /// Tokens that the step adds.
     pub new: usize,
 }
@@ -89,16 +94,23 @@ impl Audit<'_> {
         self.table.used(request, len, self.block_size)
     }
 
+    /// The blocks of a request that were not given back. What the step writes into never was.
+    fn held(&self, request: usize, of: &AuditRequest) -> Result<&[usize], Refused> {
+        let given_back = of.given_back.min(of.cached);
+        let front = given_back.checked_div(self.block_size).unwrap_or(0);
+        let used = self.used(request, of)?;
+        Ok(used.get(front..).unwrap_or(&[]))
+    }
+
     fn tables(&self) -> Result<(), Refused> {
-        let reserved = self.pad.reserved_blocks(self.block_size);
         for (request, of) in self.requests.iter().enumerate() {
-            let used = self.used(request, of)?;
-            // Blocks in front of a window are given back and stand as 0, which a dump block may be.
-            if let Some(block) = used.iter().find(|block| **block >= self.blocks) {
+            let held = self.held(request, of)?;
+            // A dump block is found by the slots in it: one that is only read holds what padding wrote, but is there.
+            if let Some(block) = held.iter().find(|block| **block >= self.blocks) {
                 return Err(refused(
                     Rule::TableBlock,
                     format_args!("block {block} of request {request}"),
-                    format_args!("{reserved} to {}", self.blocks.saturating_sub(1)),
+                    format_args!("0 to {}", self.blocks.saturating_sub(1)),
                     "use blocks that this cache's pool handed out",
                 ));
             }
@@ -147,9 +159,9 @@ impl Audit<'_> {
             }
         }
         for (request, of) in self.requests.iter().enumerate() {
-            let used = self.used(request, of)?;
+            let held = self.held(request, of)?;
             let written = |block: &usize| writer.get(block).filter(|by| **by != request);
-            if let Some((block, by)) = used.iter().find_map(|b| written(b).map(|by| (b, by))) {
+            if let Some((block, by)) = held.iter().find_map(|b| written(b).map(|by| (b, by))) {
                 return Err(refused(
                     Rule::TableShared,
                     format_args!("block {block} of request {request}, which request {by} writes"),
@@ -178,14 +190,21 @@ mod tests {
         pad: PadPolicy,
     }
 
+    fn request(cached: usize, new: usize) -> AuditRequest {
+        AuditRequest {
+            cached,
+            given_back: 0,
+            new,
+        }
+    }
+
     impl Step {
         /// Two requests over a shared first block: one of 6 cached tokens and 3 new, one of 4 and 1.
         fn right() -> Self {
             Self {
-                requests: vec![
-                    AuditRequest { cached: 6, new: 3 },
-                    AuditRequest { cached: 4, new: 1 },
-                ],
+                requests: [(6, 3), (4, 1)]
+                    .map(|(cached, new)| request(cached, new))
+                    .into(),
                 rows: vec![vec![1, 2, 3], vec![1, 5]],
                 slots: vec![10, 11, 12, 20, -1, -1],
                 pad: PadPolicy::SkipNegative,
@@ -212,6 +231,25 @@ mod tests {
     #[test]
     fn a_right_step_has_no_fault() {
         assert_eq!(Step::right().run(), Ok(()));
+    }
+
+    #[test]
+    fn entries_of_blocks_given_back_are_nobodys() {
+        let mut step = Step::right();
+        step.rows = vec![vec![0, 5, 3], vec![1, 0]];
+        step.slots = vec![22, 23, 12, 0];
+        // The first request reads block 0, which the second one writes.
+        assert_eq!(step.fault(), Rule::TableShared);
+        step.requests[0].given_back = 4;
+        assert_eq!(step.run(), Ok(()));
+        // Within a block it is still held; what is written to never was given back.
+        step.requests[0].given_back = 3;
+        assert_eq!(step.fault(), Rule::TableShared);
+        step.rows[0][2] = 6;
+        step.requests[0].given_back = usize::MAX;
+        assert_eq!(step.fault(), Rule::TableBlock);
+        step.rows[0] = vec![6, 5, 3];
+        assert_eq!(step.run(), Ok(()));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::cache_layers::{CacheLayers, OfLayer};
 use super::cache_shape::{CacheShape, LayerCache};
 use super::pad::PadPolicy;
 use super::pool::BlockPool;
-use super::quantised_write::QuantisedWrite;
+use super::quantised::write::QuantisedWrite;
 use super::sequence::{BlockCopy, Room, Sequence};
 use super::slot_write::SlotWrite;
 use super::table::PageTable;
@@ -47,6 +47,7 @@ impl<T: Element> PagedKvCache<T> {
         shape: CacheShape,
         pad: PadPolicy,
     ) -> Result<Self> {
+        shape.check_layers()?;
         let pool = BlockPool::new(blocks, block_size, pad)?;
         let layers = shape.zeroed_layers(device, blocks, block_size)?;
         Ok(Self {
@@ -144,11 +145,11 @@ impl<T: Element> PagedKvCache<T> {
         match self.layers.get(0)? {
             OfLayer::Plain(layer) => {
                 let write = SlotWrite::plan(blocks, layer, stream, slots, rows)?;
-                Ok(CacheWrite(Numbers::AsTheyAre(write)))
+                Ok(CacheWrite(Writes::Plain(write)))
             }
             OfLayer::Quantised(layer) => {
                 let write = QuantisedWrite::plan(blocks, layer, stream, slots, rows)?;
-                Ok(CacheWrite(Numbers::Quantised(Box::new(write))))
+                Ok(CacheWrite(Writes::Quantised(Box::new(write))))
             }
         }
     }
@@ -170,18 +171,18 @@ impl<T: Element> PagedKvCache<T> {
     ) -> Result<()> {
         let rows = [key, value];
         match (&write.0, self.layers.get(layer)?) {
-            (Numbers::AsTheyAre(write), OfLayer::Plain(of)) => {
+            (Writes::Plain(write), OfLayer::Plain(of)) => {
                 write.queue(&self.shape, of, stream, rows)
             }
-            (Numbers::Quantised(write), OfLayer::Quantised(of)) => {
+            (Writes::Quantised(write), OfLayer::Quantised(of)) => {
                 write.queue(&self.shape, of, stream, rows)
             }
-            (Numbers::AsTheyAre(_), OfLayer::Quantised(_)) => {
-                Err(quantised_cache("a write as numbers").into())
+            (Writes::Plain(_), OfLayer::Quantised(_)) => {
+                Err(quantised_cache("a write that is not quantised").into())
             }
-            (Numbers::Quantised(_), OfLayer::Plain(_)) => Err(Error::invalid(
+            (Writes::Quantised(_), OfLayer::Plain(_)) => Err(Error::invalid(
                 "write",
-                "a write of quantised numbers",
+                "a quantised write",
                 "one that this cache has planned",
             )),
         }
@@ -210,15 +211,11 @@ impl<T: Element> PagedKvCache<T> {
 
     /// Refuses a sequence of another pool.
     pub(crate) fn holds(&self, sequence: &Sequence) -> Result<(), Refused> {
-        if sequence.pool().is(&self.pool) {
-            return Ok(());
-        }
-        Err(refused(
-            Rule::BlockPool,
-            format_args!("a sequence of {}", sequence.pool().group()),
-            self.pool.group(),
+        self.pool.check_same(
+            sequence.pool(),
+            "a sequence",
             "make each sequence with the pool of the cache that it grows in",
-        ))
+        )
     }
 
     /// Blocks for more tokens of a sequence of this cache. Waits for those that steps in flight may still read.
@@ -248,19 +245,11 @@ impl<T: Element> PagedKvCache<T> {
         let _lease = self.pool.begin_step(stream);
         for copy in copies {
             let (from, to) = (copy.from.id(), copy.to);
-            if !copy.from.pool().is(&self.pool) {
-                return Err(refused(
-                    Rule::BlockPool,
-                    format_args!(
-                        "a copy to block {} in {}",
-                        copy.to,
-                        copy.from.pool().group()
-                    ),
-                    self.pool.group(),
-                    "grow sequences of this cache's own pool",
-                )
-                .into());
-            }
+            self.pool.check_same(
+                copy.from.pool(),
+                format_args!("a copy to block {to}"),
+                "grow sequences of this cache's own pool",
+            )?;
             if !copy.is_awaited() {
                 continue;
             }
@@ -283,12 +272,12 @@ impl<T: Element> AsRef<BlockPool> for PagedKvCache<T> {
 
 /// A step's writes, prepared once for all layers. From [`PagedKvCache::plan_write`].
 #[derive(Debug)]
-pub struct CacheWrite(Numbers);
+pub struct CacheWrite(Writes);
 
-/// What the numbers of a step are written as.
+/// The writes of a step, to one kind of cache or the other.
 #[derive(Debug)]
-enum Numbers {
-    AsTheyAre(SlotWrite),
+enum Writes {
+    Plain(SlotWrite),
     Quantised(Box<QuantisedWrite>),
 }
 

@@ -5,7 +5,7 @@ use ascend_attention::{Device, Element, Tensor};
 use crate::error::Result;
 
 use super::cache_shape::{CacheShape, LayerCache, no_layer};
-use super::quantised_layer::QuantisedLayer;
+use super::quantised::layer::QuantisedLayer;
 
 /// The layers of a cache.
 #[derive(Debug)]

@@ -86,20 +86,25 @@ impl CacheShape {
         (elements > 0).then_some((dims, elements))
     }
 
-    /// All layers, full of zeros.
+    /// Refuses more layers than a cache has. To be asked first: each layer takes memory.
+    pub(super) fn check_layers(&self) -> Result<()> {
+        if self.layers <= Self::MAX_LAYERS {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "shape",
+            format_args!("{} layers", self.layers),
+            format_args!("at most {}", Self::MAX_LAYERS),
+        ))
+    }
+
+    /// All layers, full of zeros; how many has been checked.
     pub(super) fn zeroed_layers<T: Element>(
         &self,
         device: &Device,
         blocks: usize,
         block_size: usize,
     ) -> Result<Vec<LayerCache<T>>> {
-        if self.layers > Self::MAX_LAYERS {
-            return Err(Error::invalid(
-                "shape",
-                format_args!("{} layers", self.layers),
-                format_args!("at most {}", Self::MAX_LAYERS),
-            ));
-        }
         let tensor = |dim: usize| -> Result<Tensor<T>> {
             let (dims, elements) = self.tensor::<T>(blocks, block_size, dim).ok_or_else(|| {
                 Error::invalid(

@@ -9,6 +9,7 @@ use crate::refusal::Refused;
 
 use super::cache_shape::LayerCache;
 use super::slot::{rest_of_block, slot};
+use super::slot_runs::SlotRun;
 use super::whole_tokens::whole_tokens;
 
 /// Tokens of a paged cache that are to lie one behind the other, as operators want them that take no block table.
@@ -31,14 +32,8 @@ use super::whole_tokens::whole_tokens;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedRows {
     block_size: usize,
-    runs: Vec<Run>,
-    rows: usize,
-}
-
-/// Slots that follow each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
-    first: usize,
+    /// From slots to rows.
+    runs: Vec<SlotRun>,
     rows: usize,
 }
 
@@ -73,18 +68,13 @@ impl CachedRows {
     fn extend(&mut self, row: &[usize], positions: Range<usize>) -> Result<(), Refused> {
         let mut position = positions.start;
         while position < positions.end {
-            let first = slot(row, position, self.block_size)?;
+            let from = slot(row, position, self.block_size)?;
             let left = rest_of_block(position, self.block_size);
-            let rows = left.min(positions.end.saturating_sub(position));
-            position = position.saturating_add(rows);
-            let run = Run { first, rows };
-            self.rows = self.rows.saturating_add(run.rows);
-            match self.runs.last_mut() {
-                Some(last) if last.first.checked_add(last.rows) == Some(run.first) => {
-                    last.rows = last.rows.saturating_add(run.rows);
-                }
-                _ => self.runs.push(run),
-            }
+            let len = left.min(positions.end.saturating_sub(position));
+            position = position.saturating_add(len);
+            let to = self.rows;
+            self.rows = to.saturating_add(len);
+            SlotRun::push(&mut self.runs, SlotRun { from, to, len }, |_| true);
         }
         Ok(())
     }
@@ -144,14 +134,10 @@ impl<T: Element> LayerCache<T> {
                     format_args!("a row for each of the {} tokens", rows.len()),
                 ));
             }
-            let mut at = 0usize;
             for run in &rows.runs {
-                let end = run.first.saturating_add(run.rows);
-                let source = tokens.narrow(0, run.first..end)?;
-                let behind = at.saturating_add(run.rows);
-                let place = target.narrow(0, at..behind)?;
+                let source = tokens.narrow(0, run.sources())?;
+                let place = target.narrow(0, run.places())?;
                 place.copy_from(stream, &source)?;
-                at = behind;
             }
         }
         Ok(())
@@ -193,7 +179,9 @@ mod tests {
                     want.push(slot(&table, position, block_size).unwrap());
                 }
             }
-            let got: Vec<usize> = rows.runs.iter().flat_map(|run| run.first..run.first + run.rows).collect();
+            let got: Vec<usize> = rows.runs.iter().flat_map(|run| run.sources()).collect();
+            let places: Vec<usize> = rows.runs.iter().flat_map(|run| run.places()).collect();
+            prop_assert_eq!(places, (0..want.len()).collect::<Vec<_>>());
             prop_assert_eq!(rows.len(), want.len());
             let breaks = want.windows(2).filter(|pair| pair[0] + 1 != pair[1]).count();
             prop_assert_eq!(rows.copies(), if want.is_empty() { 0 } else { breaks + 1 });

@@ -4,38 +4,24 @@ use ascend_attention::{Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
 
+use super::slot_runs::SlotRun;
 use super::whole_tokens::whole_tokens;
-
-/// New rows that follow each other and go to slots which do so too: one copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
-    row: usize,
-    slot: usize,
-    rows: usize,
-}
 
 /// Where the new rows of a step go, as copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CopiedWrites {
     block_size: usize,
-    runs: Vec<Run>,
+    /// From rows to slots.
+    runs: Vec<SlotRun>,
 }
 
 impl CopiedWrites {
     /// The rows go to these slots of a cache with blocks of `block_size` tokens, in order; those that have none are left out.
     pub(crate) fn new(slots: impl IntoIterator<Item = Option<usize>>, block_size: usize) -> Self {
-        let mut runs: Vec<Run> = Vec::new();
-        for (row, slot) in slots.into_iter().enumerate() {
-            let Some(slot) = slot else { continue };
-            match runs.last_mut() {
-                Some(last)
-                    if last.row.checked_add(last.rows) == Some(row)
-                        && last.slot.checked_add(last.rows) == Some(slot) =>
-                {
-                    last.rows = last.rows.saturating_add(1);
-                }
-                _ => runs.push(Run { row, slot, rows: 1 }),
-            }
+        let mut runs = Vec::new();
+        for (from, slot) in slots.into_iter().enumerate() {
+            let Some(to) = slot else { continue };
+            SlotRun::push(&mut runs, SlotRun { from, to, len: 1 }, |_| true);
         }
         Self { block_size, runs }
     }
@@ -74,10 +60,7 @@ impl CopiedWrites {
                 "a contiguous tensor: copy it into one of its own",
             ));
         }
-        let ends = self
-            .runs
-            .iter()
-            .map(|run| run.slot.saturating_add(run.rows));
+        let ends = self.runs.iter().map(|run| run.places().end);
         let end = ends.max().unwrap_or(0);
         if end > count {
             return Err(Error::invalid(
@@ -96,7 +79,7 @@ impl CopiedWrites {
 
 /// Copies that can be queued.
 pub(crate) struct CheckedWrites<'a, T: Element> {
-    runs: &'a [Run],
+    runs: &'a [SlotRun],
     /// The new rows, `[tokens, N * D]`.
     rows: Tensor<T>,
     /// The cache, `[tokens, N * D]`.
@@ -107,10 +90,9 @@ impl<T: Element> CheckedWrites<'_, T> {
     /// Queues the copies.
     pub(crate) fn queue(&self, stream: &Stream) -> Result<()> {
         for run in self.runs {
-            let to = run.slot..run.slot.saturating_add(run.rows);
-            let from = run.row..run.row.saturating_add(run.rows);
-            let rows = self.rows.narrow(0, from)?;
-            self.places.narrow(0, to)?.copy_from(stream, &rows)?;
+            let rows = self.rows.narrow(0, run.sources())?;
+            let places = self.places.narrow(0, run.places())?;
+            places.copy_from(stream, &rows)?;
         }
         Ok(())
     }
@@ -128,8 +110,8 @@ mod tests {
             let writes = CopiedWrites::new(slots.iter().copied(), 4);
             let mut got = vec![None; slots.len()];
             for run in &writes.runs {
-                for nth in 0..run.rows {
-                    got[run.row + nth] = Some(run.slot + nth);
+                for (row, slot) in run.sources().zip(run.places()) {
+                    got[row] = Some(slot);
                 }
             }
             prop_assert_eq!(&got, &slots);

@@ -8,38 +8,22 @@ use crate::refusal::{Rule, refused};
 use super::cache::PagedKvCache;
 use super::cache_layers::OfLayer;
 use super::cache_shape::LayerCache;
-use super::quantised_layer::QuantisedLayer;
+use super::quantised::layer::QuantisedLayer;
 use super::sequence::{Sequence, uncopied};
+use super::slot::head_slot;
+use super::slot_runs::SlotRun;
 
-/// Slots behind each other that move as one: in one block each, and apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
-    from: usize,
-    to: usize,
-    slots: usize,
-}
-
-impl Run {
-    /// Pairs of slots, from and to, in order, as few runs.
-    fn of(moves: &[(usize, usize)], block_size: usize) -> Vec<Self> {
-        let mut runs: Vec<Self> = Vec::new();
-        let starts_block = |slot: usize| slot.checked_rem(block_size) == Some(0);
-        for &(from, to) in moves {
-            if let Some(last) = runs.last_mut() {
-                let follows = last.from.saturating_add(last.slots) == from
-                    && last.to.saturating_add(last.slots) == to
-                    && !starts_block(from)
-                    && !starts_block(to);
-                // A copy of memory to where it overlaps is not what its single copies do.
-                if follows && last.from.abs_diff(last.to) > last.slots {
-                    last.slots = last.slots.saturating_add(1);
-                    continue;
-                }
-            }
-            runs.push(Self { from, to, slots: 1 });
-        }
-        runs
+/// Pairs of slots, from and to, in order, as few runs: in one block each, and apart.
+fn runs_of(moves: &[(usize, usize)], block_size: usize) -> Vec<SlotRun> {
+    let mut runs = Vec::new();
+    let starts_block = |slot: usize| slot.checked_rem(block_size) == Some(0);
+    for &(from, to) in moves {
+        SlotRun::push(&mut runs, SlotRun { from, to, len: 1 }, |last| {
+            // A copy of memory to where it overlaps is not what its single copies do.
+            !starts_block(from) && !starts_block(to) && last.from.abs_diff(last.to) > last.len
+        });
     }
+    runs
 }
 
 /// A cache as rows that lie whole, `[blocks * pieces * block_size, elements]`: the pieces of a block's tokens one after
@@ -67,20 +51,19 @@ fn rows_of<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<(Tensor<T
 }
 
 impl<T: Element> LayerCache<T> {
-    fn move_runs(&self, stream: &Stream, runs: &[Run], block_size: usize) -> Result<()> {
+    fn move_runs(&self, stream: &Stream, runs: &[SlotRun], block_size: usize) -> Result<()> {
         for tensor in [&self.key, &self.value] {
             let (rows, pieces) = rows_of(tensor, block_size)?;
             for run in runs {
                 for piece in 0..pieces {
-                    let range = |slot: usize| {
-                        let block = slot.checked_div(block_size).unwrap_or(0);
-                        let place = slot.checked_rem(block_size).unwrap_or(0);
-                        let piece = block.saturating_mul(pieces).saturating_add(piece);
-                        let row = piece.saturating_mul(block_size).saturating_add(place);
-                        row..row.saturating_add(run.slots)
+                    let slot = |slot| head_slot(slot, block_size, pieces, piece);
+                    let run = SlotRun {
+                        from: slot(run.from),
+                        to: slot(run.to),
+                        len: run.len,
                     };
-                    let source = rows.narrow(0, range(run.from))?;
-                    rows.narrow(0, range(run.to))?.copy_from(stream, &source)?;
+                    let source = rows.narrow(0, run.sources())?;
+                    rows.narrow(0, run.places())?.copy_from(stream, &source)?;
                 }
             }
         }
@@ -89,7 +72,7 @@ impl<T: Element> LayerCache<T> {
 }
 
 impl QuantisedLayer {
-    fn move_runs(&self, stream: &Stream, runs: &[Run], block_size: usize) -> Result<()> {
+    fn move_runs(&self, stream: &Stream, runs: &[SlotRun], block_size: usize) -> Result<()> {
         self.cache.move_runs(stream, runs, block_size)?;
         match self.of_tokens() {
             Some(scales) => scales.rows.move_runs(stream, runs, block_size),
@@ -153,7 +136,7 @@ impl<T: Element> PagedKvCache<T> {
                 slots.push(pair);
             }
         }
-        let runs = Run::of(&slots, block_size);
+        let runs = runs_of(&slots, block_size);
         // The blocks may be given back while the copies wait for the device.
         let _lease = self.pool().begin_step(stream);
         self.layers.iter().try_for_each(|layer| match layer {
@@ -165,11 +148,11 @@ impl<T: Element> PagedKvCache<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::Run;
+    use super::{SlotRun, runs_of};
 
     #[test]
     fn runs_stay_in_their_blocks_and_apart() {
-        let run = |from, to, slots| Run { from, to, slots };
+        let run = |from, to, len| SlotRun { from, to, len };
         for (moves, runs) in [
             (&[][..], vec![]),
             (&[(5, 1), (6, 2), (7, 3)], vec![run(5, 1, 3)]),
@@ -178,7 +161,7 @@ mod tests {
             (&[(13, 7), (14, 8)], vec![run(13, 7, 1), run(14, 8, 1)]),
             (&[(5, 1), (7, 2)], vec![run(5, 1, 1), run(7, 2, 1)]),
         ] {
-            assert_eq!(Run::of(moves, 8), runs);
+            assert_eq!(runs_of(moves, 8), runs);
         }
     }
 }

@@ -67,6 +67,20 @@ impl PadPolicy {
         }
     }
 
+    /// The slot that a token is cached in; none for padding.
+    pub(super) fn cached_slot(self, slot: i32, block_size: usize) -> Option<usize> {
+        let cached = usize::try_from(slot).ok()?;
+        (!self.is_padding(slot, block_size)).then_some(cached)
+    }
+
+    /// The lint of ScatterPaKvCache that padding breaks, to be allowed.
+    pub(super) fn allowed_lint(self) -> &'static str {
+        match self {
+            Self::SkipNegative => "slot_mapping.negative",
+            Self::DumpSlot(_) => "slot_mapping.unique",
+        }
+    }
+
     fn reserved_slots(self, block_size: usize) -> usize {
         self.reserved_blocks(block_size).saturating_mul(block_size)
     }

@@ -3,7 +3,7 @@
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::spec::fia::{AntiquantMode, Cache};
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, Float8E8M0};
-use ascend_attention::{DType, Device, Element, FusedInferAttention, Layout, Stream, Tensor};
+use ascend_attention::{AnyTensor, Device, Element, FusedInferAttention, Layout, Stream, Tensor};
 
 use crate::error::{Error, Result};
 use crate::refusal::{Refused, Rule, refused};
@@ -11,13 +11,15 @@ use crate::refusal::{Refused, Rule, refused};
 use super::cache::PagedKvCache;
 use super::cache_layers::{CacheLayers, OfLayer};
 use super::cache_shape::{CacheShape, LayerCache};
-use super::one_key_each::one_key_each;
 use super::pad::PadPolicy;
 use super::pool::BlockPool;
-use super::quantised_by_group::GroupScales;
-use super::quantised_layer::{LayerScales, QuantisedLayer, TokenScales, split};
-use super::quantised_scales::{ChannelScales, DeviceScales, wrong_type};
-use super::quantised_type::QuantisedType;
+use super::quantised::by_channel::{ChannelScales, DeviceScales};
+use super::quantised::by_group::GroupScales;
+use super::quantised::by_token::TokenScales;
+use super::quantised::layer::{LayerScales, QuantisedLayer, split};
+use super::quantised::one_key_each::one_key_each;
+use super::quantised::quantised_type::QuantisedType;
+use super::quantised::query_type::QueryType;
 
 impl<T: Element> PagedKvCache<T> {
     /// A cache as of [`PagedKvCache::new`] whose keys and values are INT8, with the scales of each layer. `T` stays the
@@ -96,6 +98,8 @@ impl<T: Element> PagedKvCache<T> {
         stored: QuantisedType,
         scales: &[ChannelScales],
     ) -> Result<Self> {
+        shape.check_layers()?;
+        QueryType::of::<T>()?;
         let device = stream.device();
         let heads = shape.kv_heads;
         if scales.len() != shape.layers {
@@ -119,6 +123,8 @@ impl<T: Element> PagedKvCache<T> {
                 }
             }
         }
+        let pool = BlockPool::new(blocks, block_size, pad)?;
+        check_dequantised::<T>(device, &shape, stored, AntiquantMode::PerChannel)?;
         let upload = |scales: &[f32]| {
             let one_axis = [scales.len()];
             let two_axes = [1, scales.len()];
@@ -136,8 +142,6 @@ impl<T: Element> PagedKvCache<T> {
             })
         });
         let scales = scales.collect::<Result<_>>()?;
-        let pool = BlockPool::new(blocks, block_size, pad)?;
-        check_read::<T>(device, &shape, stored)?;
         Self::with_scales(device, pool, shape, stored, scales)
     }
 
@@ -178,6 +182,7 @@ impl<T: Element> PagedKvCache<T> {
         pad: PadPolicy,
         stored: QuantisedType,
     ) -> Result<Self> {
+        shape.check_layers()?;
         if stored.largest_of_token().is_none() {
             return Err(Error::invalid(
                 "stored",
@@ -192,11 +197,9 @@ impl<T: Element> PagedKvCache<T> {
                 "BnBsH or BnNBsD; NZ has scales of channels: `PagedKvCache::quantised`",
             ));
         }
-        if !matches!(T::DTYPE, DType::Float16 | DType::Bf16) {
-            return Err(wrong_type(T::DTYPE));
-        }
+        QueryType::of::<T>()?;
         let pool = BlockPool::new(blocks, block_size, pad)?;
-        check_read::<T>(device, &shape, stored)?;
+        check_dequantised::<T>(device, &shape, stored, AntiquantMode::PerToken)?;
         // One head of one element is a number for each token.
         let one = CacheShape::new(shape.layers, 1, 1);
         let scales = one.zeroed_layers::<f32>(device, blocks, block_size)?;
@@ -232,6 +235,7 @@ impl<T: Element> PagedKvCache<T> {
         shape: CacheShape,
         pad: PadPolicy,
     ) -> Result<Self> {
+        shape.check_layers()?;
         if shape.format != Cache::BnNBsD {
             return Err(Error::invalid(
                 "shape.format",
@@ -239,9 +243,7 @@ impl<T: Element> PagedKvCache<T> {
                 "BnNBsD: `CacheShape::format(Cache::BnNBsD)`",
             ));
         }
-        if !matches!(T::DTYPE, DType::Float16 | DType::Bf16) {
-            return Err(wrong_type(T::DTYPE));
-        }
+        QueryType::of::<T>()?;
         let pool = BlockPool::new(blocks, block_size, pad)?;
         check_groups::<T>(device, &shape, block_size)?;
         let scales = (0..shape.layers).map(|_| {
@@ -300,19 +302,27 @@ impl<T: Element> PagedKvCache<T> {
     }
 }
 
-/// Asks the operator's rules whether there is a call that reads such numbers, as steps make it.
-fn check_read<T: Element>(
+/// Asks the operator's rules whether it dequantises such keys and values, as [`QuantisedPrefill`](crate::QuantisedPrefill) has
+/// it do: a token each, out of their blocks. What a step reads in blocks is asked when the step is planned: a cache may have
+/// steps of one kind alone.
+fn check_dequantised<T: Element>(
     device: &Device,
     shape: &CacheShape,
     stored: QuantisedType,
+    mode: AntiquantMode,
 ) -> Result<()> {
-    let channels = shape.kv_heads.saturating_mul(shape.key_dim);
-    let row = Tensor::<T>::empty(device, [1, 1, channels])?;
-    let floats = Tensor::<i8>::empty(device, row.shape())?.bits_as(stored.dtype())?;
-    let factors = Tensor::<T>::empty(device, [1, channels])?;
-    let inputs = Inputs::new(&row, &floats, &floats);
-    let quantisation = split(AntiquantMode::PerChannel, &factors, &factors);
-    one_key_each(shape.kv_heads).plan_with(&inputs.quantisation(quantisation))?;
+    for dim in [shape.key_dim, shape.value_dim] {
+        let channels = shape.kv_heads.saturating_mul(dim);
+        let row = Tensor::<T>::empty(device, [1, 1, channels])?;
+        let quantised = Tensor::<i8>::empty(device, row.shape())?.bits_as(stored.dtype())?;
+        let scales: AnyTensor = match mode {
+            AntiquantMode::PerToken => Tensor::<f32>::empty(device, [1, 1])?.into(),
+            _ => Tensor::<T>::empty(device, [1, channels])?.into(),
+        };
+        let inputs = Inputs::new(&row, &quantised, &quantised);
+        let quantisation = split(mode, &scales, &scales);
+        one_key_each(shape.kv_heads).plan_with(&inputs.quantisation(quantisation))?;
+    }
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! New keys and values into the slots of a paged cache.
 
+use ascend_attention::graph::Capturing;
 use ascend_attention::scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan, SlotMapping};
 use ascend_attention::spec::fia::Cache;
 use ascend_attention::spec::scatter;
@@ -9,10 +10,10 @@ use crate::error::Result;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::cache_shape::{CacheShape, LayerCache};
-use super::copied_writes::CopiedWrites;
-use super::pad::PadPolicy;
+use super::copied_writes::{CheckedWrites, CopiedWrites};
 use super::pool::BlockPool;
-use super::slot::{capacity, check_slots};
+use super::slot::{capacity, head_slot};
+use super::slot_check::check_slots;
 
 /// A step's writes into the slots of its tokens, as the numbers are.
 #[derive(Debug)]
@@ -46,47 +47,27 @@ impl SlotWrite {
                 by: Writer::Nothing,
             });
         }
-        let capacity = capacity(pool.blocks(), pool.block_size());
         let (split, block_size) = (shape.split(), pool.block_size());
         // Slots of padding may come more than once; every other slot must not.
         check_slots(slots, pool.blocks(), block_size, pad)?;
-        let (key, value) = (
-            shape.new_rows("key", key, written)?,
-            shape.new_rows("value", value, written)?,
-        );
-        let (key_cache, value_cache) = (shape.writable(&layer.key)?, shape.writable(&layer.value)?);
-        let mapping = slots.iter().take(written);
+        let views = WriteViews::of(shape, layer, written, [key, value])?;
+        let written_slots = slots.iter().copied().take(written);
         if !scatter::Version::V1.runs_on(stream.device().target()?) {
             shape.check_copied()?;
-            let places = mapping.flat_map(|slot| {
-                let padding = pad.is_padding(*slot, block_size);
-                let slots = head_slots(*slot, block_size, split);
-                slots.map(move |slot| usize::try_from(slot).ok().filter(|_| !padding))
+            let places = written_slots.flat_map(|slot| {
+                let slot = pad.cached_slot(slot, block_size);
+                (0..split).map(move |head| Some(head_slot(slot?, block_size, split, head)))
             });
             let writes = CopiedWrites::new(places, block_size);
-            writes.checked("key", &key, &key_cache)?;
-            writes.checked("value", &value, &value_cache)?;
+            views.checked(&writes)?;
             return Ok(Self {
                 tokens: slots.len(),
                 rows: written,
                 by: Writer::Copies(writes),
             });
         }
-        let mapping: Vec<i64> = mapping
-            .flat_map(|slot| head_slots(*slot, block_size, split))
-            .collect();
-        let places = capacity.saturating_mul(split);
-        let skipped: &[&str] = match pad {
-            PadPolicy::SkipNegative => &["slot_mapping.negative"],
-            PadPolicy::DumpSlot(_) => &["slot_mapping.unique"],
-        };
-        let mapping = SlotMapping::allowing(stream, &mapping, places, skipped)?;
-        let order = match shape.format {
-            Cache::BnBsH | Cache::BnNBsD => CacheOrder::Norm,
-            Cache::Nz => CacheOrder::PaNz,
-        };
-        let scatter = ScatterPaKvCache::new().cache_order(order);
-        let plan = scatter.plan(&key, &value, &mapping, &key_cache, &value_cache)?;
+        let mapping = slot_mapping(stream, (pool, shape), written_slots)?;
+        let plan = views.scatter(shape, &mapping)?;
         Ok(Self {
             tokens: slots.len(),
             rows: written,
@@ -106,29 +87,17 @@ impl SlotWrite {
         if matches!(self.by, Writer::Nothing) {
             return Ok(());
         }
-        let (key, value) = (
-            shape.new_rows("key", key, self.rows)?,
-            shape.new_rows("value", value, self.rows)?,
-        );
-        // Views of the layer's own tensors.
-        let mut key_cache = shape.writable(&layer.key)?;
-        let mut value_cache = shape.writable(&layer.value)?;
+        let mut views = WriteViews::of(shape, layer, self.rows, [key, value])?;
         match &self.by {
             Writer::Nothing => Ok(()),
             Writer::Scatter(scatter) => {
                 let (slots, plan) = &**scatter;
-                Ok(plan.launch(
-                    stream,
-                    &key,
-                    &value,
-                    slots,
-                    &mut key_cache,
-                    &mut value_cache,
-                )?)
+                let (key, value) = (&views.key, &views.value);
+                let (keys, values) = (&mut views.key_cache, &mut views.value_cache);
+                Ok(plan.launch(stream, key, value, slots, keys, values)?)
             }
             Writer::Copies(writes) => {
-                let keys = writes.checked("key", &key, &key_cache)?;
-                let values = writes.checked("value", &value, &value_cache)?;
+                let [keys, values] = views.checked(writes)?;
                 keys.queue(stream)?;
                 values.queue(stream)
             }
@@ -136,21 +105,101 @@ impl SlotWrite {
     }
 }
 
-/// The slot of each head of a token, in a cache whose blocks are the heads of blocks. Padding stays what it is.
-fn head_slots(slot: i32, block_size: usize, heads: usize) -> impl Iterator<Item = i64> {
-    let (slot, size) = (
-        i64::from(slot),
-        i64::try_from(block_size.max(1)).unwrap_or(i64::MAX),
-    );
-    let heads = i64::try_from(heads).unwrap_or(i64::MAX);
-    let (block, place) = (slot.div_euclid(size), slot.rem_euclid(size));
-    (0..heads).map(move |head| match slot {
-        ..0 => slot,
-        _ => {
-            let block = block.saturating_mul(heads).saturating_add(head);
-            block.saturating_mul(size).saturating_add(place)
+/// The first new rows and the tensors of a layer, as what writes them takes both.
+pub(crate) struct WriteViews<T: Element> {
+    key: Tensor<T>,
+    value: Tensor<T>,
+    /// The layer's own memory.
+    key_cache: Tensor<T>,
+    value_cache: Tensor<T>,
+}
+
+impl<T: Element> WriteViews<T> {
+    /// Of so many first rows.
+    pub(crate) fn of(
+        shape: &CacheShape,
+        layer: &LayerCache<T>,
+        rows: usize,
+        [key, value]: [&Tensor<T>; 2],
+    ) -> Result<Self> {
+        Ok(Self {
+            key: shape.new_rows("key", key, rows)?,
+            value: shape.new_rows("value", value, rows)?,
+            key_cache: shape.writable(&layer.key)?,
+            value_cache: shape.writable(&layer.value)?,
+        })
+    }
+
+    /// The call that writes to slots of a [mapping](slot_mapping).
+    pub(crate) fn scatter(&self, shape: &CacheShape, slots: &SlotMapping) -> Result<ScatterPlan> {
+        let scatter = ScatterPaKvCache::new().cache_order(match shape.format {
+            Cache::BnBsH | Cache::BnNBsD => CacheOrder::Norm,
+            Cache::Nz => CacheOrder::PaNz,
+        });
+        let Self {
+            key,
+            value,
+            key_cache,
+            value_cache,
+        } = self;
+        Ok(scatter.plan(key, value, slots, key_cache, value_cache)?)
+    }
+
+    /// Records the call into a graph.
+    pub(crate) fn record(
+        &self,
+        capture: &mut Capturing<'_>,
+        plan: &ScatterPlan,
+        slots: &SlotMapping,
+    ) -> Result<()> {
+        let Self {
+            key,
+            value,
+            key_cache,
+            value_cache,
+        } = self;
+        Ok(capture.scatter(plan, key, value, slots, key_cache, value_cache)?)
+    }
+
+    /// The copies of keys and of values.
+    fn checked<'w>(&self, writes: &'w CopiedWrites) -> Result<[CheckedWrites<'w, T>; 2]> {
+        Ok([
+            writes.checked("key", &self.key, &self.key_cache)?,
+            writes.checked("value", &self.value, &self.value_cache)?,
+        ])
+    }
+}
+
+/// The slots of rows as ScatterPaKvCache has them in a paged cache: those of each head, where its heads have
+/// [blocks of their own](super::slot::head_block).
+pub(crate) fn scattered_slots(
+    (pool, shape): (&BlockPool, &CacheShape),
+    slots: impl Iterator<Item = i32>,
+) -> Vec<i64> {
+    let (block_size, heads) = (pool.block_size(), shape.split());
+    // A negative slot stays what it is for every head.
+    let slot_of = |slot: i32, head: usize| match usize::try_from(slot) {
+        Err(_) => i64::from(slot),
+        Ok(slot) => {
+            let slot = head_slot(slot, block_size, heads, head);
+            i64::try_from(slot).unwrap_or(i64::MAX)
         }
-    })
+    };
+    let all = slots.flat_map(|slot| (0..heads).map(move |head| slot_of(slot, head)));
+    all.collect()
+}
+
+/// The same on the device, checked; padding is allowed.
+pub(crate) fn slot_mapping(
+    stream: &Stream,
+    blocks: (&BlockPool, &CacheShape),
+    slots: impl Iterator<Item = i32>,
+) -> Result<SlotMapping> {
+    let (pool, shape) = blocks;
+    let places = capacity(pool.blocks(), pool.block_size()).saturating_mul(shape.split());
+    let allowed = [pool.pad_policy().allowed_lint()];
+    let slots = scattered_slots(blocks, slots);
+    Ok(SlotMapping::allowing(stream, &slots, places, &allowed)?)
 }
 
 /// Refuses keys and values that have not one row a slot.

@@ -111,6 +111,7 @@ pub const CALLS: &[Call] = &[
     ("Audit", |draw| {
         let requests = draw.few(|draw| AuditRequest {
             cached: draw.usize(),
+            given_back: draw.usize(),
             new: draw.usize(),
         });
         let _ = Audit {

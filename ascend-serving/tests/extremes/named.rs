@@ -71,6 +71,7 @@ fn an_audit_of_a_request_at_the_last_position_ends() {
         pad: PadPolicy::SkipNegative,
         requests: &[AuditRequest {
             cached: i32::MAX as usize,
+            given_back: 0,
             new: 0,
         }],
         table: &PageTable::from_rows(&[[0]]).unwrap(),

@@ -209,6 +209,7 @@ impl Schedule {
         metadata.pad_to(metadata.tokens() + pad).unwrap();
         let audited = batch.iter().map(|request| AuditRequest {
             cached: request.cached,
+            given_back: 0,
             new: request.new,
         });
         Audit {

@@ -1,18 +1,16 @@
 //! Caches of MXFP8 on Ascend 950: whatever the schedule, what is stored is near what was written, and attention is that over what
 //! is stored, by queries in groups.
 
-use crate::harness;
-
 use crate::acts::{Act, Schedule, Turn, act, config};
+use crate::quantised_caches::{Layer, accuracies, ascend_950, emulated_as};
 use crate::tokens::{DIM, Number, row};
 use ascend_attention::spec::minifloat::Float8E4M3Fn;
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16, f16};
+use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Drafting, Error, Fused, LayerRows, MxFp8, QuantisedDecode, QuantisedPrefill, Rule, StatePolicy,
-    compare_caches,
+    Drafting, Error, Fused, MxFp8, QuantisedDecode, QuantisedPrefill, Rule, StatePolicy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -21,18 +19,6 @@ const LAYERS: usize = 2;
 const GROUP: usize = 32;
 /// Blocks beyond those of requests: the operator counts shared ones for each row of a call.
 const SHARED: usize = 12;
-
-/// An emulated product with a release.
-fn emulated(soc: Soc, cann: Cann) -> Stream {
-    // The harness looks at what is left behind.
-    drop(harness::runtime());
-    let runtime = Runtime::emulated_as(&Machine::new(soc, cann)).unwrap();
-    runtime.device(0).unwrap().stream().unwrap()
-}
-
-fn ascend_950() -> Stream {
-    emulated(Soc::Ascend950, Cann::V9_1)
-}
 
 /// The query (0), key (1) or value (2) of a token, whose groups differ in magnitude, so that scales do.
 fn numbers(name: u64, layer: usize, what: u64, heads: usize) -> Vec<bf16> {
@@ -148,7 +134,12 @@ struct Engine<'a, T: Number> {
     attention: Attention<T>,
     shape: AttentionShape,
     schedule: Schedule,
+    /// Rows of outputs that were compared.
     checked: usize,
+    /// The scales of each layer's values before the step.
+    before: Vec<Vec<u8>>,
+    /// Scales that a later token has made larger.
+    enlarged: usize,
 }
 
 impl<'a, T: Number> Engine<'a, T> {
@@ -179,6 +170,8 @@ impl<'a, T: Number> Engine<'a, T> {
             shape,
             schedule,
             checked: 0,
+            before: vec![Vec::new(); LAYERS],
+            enlarged: 0,
         }
     }
 
@@ -198,6 +191,12 @@ impl<'a, T: Number> Engine<'a, T> {
         }
         for (layer, result) in results.iter().enumerate() {
             let stored = Stored::of(self.stream, self.attention.cache(), layer);
+            let [_, scales] = &stored.powers;
+            let larger = self.before[layer].iter().zip(scales);
+            self.enlarged += larger
+                .filter(|(old, new)| (1..**new).contains(*old))
+                .count();
+            self.before[layer] = scales.clone();
             let result = result.download(self.stream).unwrap();
             for row in self.schedule.rows(turns) {
                 self.check(layer, &stored, &result, row.request, row.token, row.names)?;
@@ -279,14 +278,16 @@ impl<'a, T: Number> Engine<'a, T> {
         Ok(())
     }
 
-    fn end(mut self) {
+    fn end(&mut self) {
         let pool = self.attention.cache().pool();
         self.schedule.end(self.stream, pool, self.settings.pad());
     }
 }
 
 fn run<T: Number>(model: &Model, steps: &[(Vec<Act>, usize)]) -> Result<(), TestCaseError> {
-    let stream = ascend_950();
+    let Some(stream) = ascend_950() else {
+        return Ok(());
+    };
     let mut engine = Engine::<T>::new(&stream, model);
     for (acts, pad) in steps {
         engine.act(acts, *pad)?;
@@ -300,9 +301,6 @@ proptest! {
 
     #[test]
     fn any_schedule_over_groups_is_attention_over_what_is_stored(model in model(), half in any::<bool>(), steps in prop::collection::vec((prop::collection::vec(act(150, 6), 1..5), 0usize..10), 1..7)) {
-        if harness::not_on_npu("Ascend 950 is emulated") {
-            return Ok(());
-        }
         match half {
             true => run::<f16>(&model, &steps)?,
             false => run::<bf16>(&model, &steps)?,
@@ -310,12 +308,43 @@ proptest! {
     }
 }
 
+/// Two requests whose tokens come one by one and in chunks that end within a group of 32.
+#[test]
+fn tokens_that_come_one_by_one_enlarge_the_scales_of_those_in_front_of_them() {
+    let Some(stream) = ascend_950() else {
+        return;
+    };
+    let model = Model {
+        kv_heads: 2,
+        group: 2,
+        block_size: 512,
+        blocks: 4,
+        dump: true,
+        chunked: true,
+        mtp: false,
+    };
+    let mut engine = Engine::<bf16>::new(&stream, &model);
+    let steps = [
+        vec![Act::Chunk(0, 40), Act::Chunk(1, 5)],
+        vec![Act::Chunk(0, 1), Act::Chunk(1, 1)],
+        vec![Act::Chunk(0, 1), Act::Chunk(1, 40)],
+        vec![Act::Chunk(0, 20), Act::Chunk(1, 1)],
+        vec![Act::Verify(0, 3, 1), Act::Chunk(1, 1)],
+    ];
+    for acts in &steps {
+        engine.act(acts, 2).unwrap();
+    }
+    // Of each request and layer the first row of a step, one in the middle and the last.
+    assert!(engine.checked >= 30, "{} rows", engine.checked);
+    assert!(engine.enlarged >= 100, "{} scales", engine.enlarged);
+    engine.end();
+}
+
 #[test]
 fn values_share_their_powers_of_two_with_those_in_front_of_them() {
-    if harness::not_on_npu("Ascend 950 is emulated") {
+    let Some(stream) = ascend_950() else {
         return;
-    }
-    let stream = ascend_950();
+    };
     let shape = CacheShape::new(1, 1, DIM).format(Cache::BnNBsD);
     let pad = PadPolicy::SkipNegative;
     let mut cache = PagedKvCache::<bf16>::mxfp8(stream.device(), 2, 512, shape, pad).unwrap();
@@ -348,69 +377,49 @@ fn values_share_their_powers_of_two_with_those_in_front_of_them() {
     assert_eq!(stored.token(1, 31)[7], 3.0);
 }
 
-/// Attention of four query heads over two key heads of a cache.
-fn attention(cache: PagedKvCache<bf16>) -> Attention<bf16> {
-    let backends = Backends::none().with(MxFp8);
-    let shape = AttentionShape::new(4, 2, cache.shape().key_dim);
-    Attention::new(shape, cache, backends)
-}
-
 /// As `quantised_floats` measures the types that have a scale for each channel or token.
 #[test]
 fn the_accuracy_of_mxfp8() {
-    if harness::not_on_npu("Ascend 950 is emulated") {
+    let Some(stream) = ascend_950() else {
         return;
-    }
-    const TOKENS: usize = 150;
-    let stream = ascend_950();
-    let rows = |seed, heads: usize| {
-        let numbers = harness::numbers(seed, TOKENS * heads * DIM);
-        let numbers: Vec<_> = numbers.into_iter().map(bf16::from_f32).collect();
-        stream.upload(&numbers, [TOKENS, heads, DIM]).unwrap()
     };
-    let [query, key, value] = [(1, 4), (2, 2), (3, 2)].map(|(seed, heads)| rows(seed, heads));
-    let layers = [LayerRows {
-        query: &query,
-        key: &key,
-        value: &value,
-    }];
+    let layers = [Layer::random(&stream, 1, DIM)];
     let (shape, pad) = (CacheShape::new(1, 2, DIM), PadPolicy::SkipNegative);
     let device = stream.device();
     let plain = PagedKvCache::new(device, 4, 128, shape, pad).unwrap();
-    let backends = Backends::none().with(Fused);
-    let mut exact = Attention::new(AttentionShape::new(4, 2, DIM), plain, backends);
     let shape = shape.format(Cache::BnNBsD);
-    let mut groups = attention(PagedKvCache::mxfp8(device, 2, 512, shape, pad).unwrap());
-    let steps = [100, 1, 1, 20, 1, 1, 26];
-    let of = compare_caches(&stream, &mut exact, &mut groups, &steps, &layers).unwrap();
+    let groups = PagedKvCache::mxfp8(device, 2, 512, shape, pad).unwrap();
+    let of = accuracies(&stream, [plain, groups], &layers);
     let (largest, mean) = (of[0].largest_share(), of[0].mean_share());
-    println!("largest {largest:.5}, mean {mean:.6}");
     assert!(largest > 0.0 && largest < 0.05 && mean < 0.005, "{of:?}");
 }
 
 #[test]
 fn what_has_no_mxfp8_is_refused() {
-    if harness::not_on_npu("products are emulated") {
+    let Some(stream) = ascend_950() else {
         return;
-    }
+    };
     let pad = PadPolicy::SkipNegative;
     let made = |stream: &Stream, block_size, shape: CacheShape| {
         PagedKvCache::<bf16>::mxfp8(stream.device(), 4, block_size, shape, pad)
     };
     let shape = |dim| CacheShape::new(1, 2, dim).format(Cache::BnNBsD);
-    let stream = ascend_950();
     for (block_size, dim) in [(512, 64), (512, 128), (1024, 64), (1024, 128)] {
         made(&stream, block_size, shape(dim)).unwrap();
     }
     for (block_size, shape, rule) in [
         (128, shape(64), "mxfp8.cache"),
-        (0, shape(64), ""),
-        (usize::MAX, shape(64), ""),
+        (0, shape(64), "pool.size"),
+        (usize::MAX, shape(64), "pool.size"),
         (512, shape(32), "mxfp8.form"),
-        (512, shape(0), ""),
+        (512, shape(0), "sizes of 1 or more"),
         (512, shape(256), "mxfp8.form"),
-        (512, shape(usize::MAX), ""),
-        (512, CacheShape::new(1, 300, 64).format(Cache::BnNBsD), ""),
+        (512, shape(usize::MAX), "axes of at most i64::MAX"),
+        (
+            512,
+            CacheShape::new(1, 300, 64).format(Cache::BnNBsD),
+            "num_heads.full_quant",
+        ),
         (512, CacheShape::new(1, 2, 64), "BnNBsD"),
         (512, CacheShape::new(1, 2, 64).format(Cache::Nz), "BnNBsD"),
     ] {
@@ -422,7 +431,8 @@ fn what_has_no_mxfp8_is_refused() {
         (Soc::AtlasA3, Cann::V9_1),
         (Soc::AtlasInference, Cann::V9_1),
     ] {
-        let why = made(&emulated(soc, cann), 512, shape(64)).unwrap_err();
+        let stream = emulated_as(soc, cann).unwrap();
+        let why = made(&stream, 512, shape(64)).unwrap_err();
         let why = why.to_string();
         let rules = ["dtype.registered", "call.product"];
         assert!(rules.iter().any(|rule| why.contains(rule)), "{soc}: {why}");
@@ -431,12 +441,15 @@ fn what_has_no_mxfp8_is_refused() {
 
 #[test]
 fn layers_and_caches_without_a_call_are_refused_by_name() {
-    if harness::not_on_npu("Ascend 950 is emulated") {
+    let Some(stream) = ascend_950() else {
         return;
-    }
-    let stream = ascend_950();
+    };
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(1, 2, DIM).format(Cache::BnNBsD);
+    let attention = |cache| {
+        let backends = Backends::none().with(MxFp8);
+        Attention::new(AttentionShape::new(4, 2, DIM), cache, backends)
+    };
     let mut groups = attention(PagedKvCache::mxfp8(stream.device(), 4, 512, shape, pad).unwrap());
     let scales = [ChannelScales::uniform(&shape, 1.0, 1.0).unwrap()];
     let channels = PagedKvCache::quantised(&stream, 4, 512, shape, pad, &scales).unwrap();
@@ -467,6 +480,22 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
         Err(Error::Refused(refused)) => assert_eq!(refused.rule, Rule::CacheQuantised),
         other => panic!("{other:?}"),
     }
+    // Padding may be anything, wherever it stands.
+    let first_is = |number: f32| {
+        let rows = [[bf16::from_f32(number); 2 * DIM], [bf16::ONE; 2 * DIM]].concat();
+        stream.upload(&rows, [2, 2, DIM]).unwrap()
+    };
+    let (good, bad) = (first_is(1.0), first_is(f32::NAN));
+    let cache = groups.cache_mut();
+    let write = cache.plan_write(&stream, &[-1, 4], &good, &good).unwrap();
+    cache.write(&stream, &write, 0, &good, &good).unwrap();
+    let of_good = Stored::of(&stream, cache, 0);
+    cache.write(&stream, &write, 0, &bad, &bad).unwrap();
+    let of_bad = Stored::of(&stream, cache, 0);
+    assert_eq!(
+        (of_good.floats, of_good.powers),
+        (of_bad.floats, of_bad.powers)
+    );
     for bad in [f32::NAN, f32::INFINITY] {
         let rows = stream
             .upload(&[bf16::from_f32(bad); 2 * DIM], [1, 2, DIM])

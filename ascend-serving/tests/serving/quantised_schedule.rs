@@ -198,7 +198,7 @@ impl<'a, T: Number> Engine<'a, T> {
         let settings = BatchSettings::of(&cache, causality);
         let attention = Attention::new(shape, cache, backends);
         // What has no graphs is refused when it is captured.
-        let can = model.window.is_none() && !model.by_token && !model.per_head;
+        let can = model.window.is_none() && !model.by_token;
         let limits = GraphLimits::new([1, 2, 5], 500);
         let graphs = match model.graphs {
             false => None,

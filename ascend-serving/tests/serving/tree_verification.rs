@@ -3,8 +3,10 @@
 use crate::harness;
 
 use ascend_attention::attention::PerRequest;
+use ascend_attention::spec::fia::Version;
 use ascend_attention::spec::{Cann, Soc, Target};
-use ascend_attention::{CallRule, Machine, Runtime, Tensor, bf16, f16};
+use ascend_attention::{CallRule, Error as CallError, Machine, Runtime, Stream, Tensor, bf16, f16};
+use ascend_emu::{Site, inject};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PageTable, PagedKvCache, Sequence};
 use ascend_serving::{
     AttentionShape, DraftTree, Error, GraphLimits, LatentTreePlan, LatentTreeTensors,
@@ -15,6 +17,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
 
 const DIM: usize = 64;
+const LAYERS: usize = 2;
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -27,44 +30,159 @@ struct Case {
     seed: u64,
 }
 
+/// What a layer of a verification is made of: a query, key and value for each cached token and node of each request.
+struct Numbers<T> {
+    queries: Vec<Logical<T>>,
+    keys: Vec<Logical<T>>,
+    values: Vec<Logical<T>>,
+    /// What comes out by the definition, `[heads, nodes, dim]` of each request; a row behind its tree is left out.
+    wanted: Vec<Vec<Option<Vec<f64>>>>,
+}
+
+/// Cached tokens of each request, and the tree behind them.
+struct Trees {
+    requests: Vec<(usize, DraftTree)>,
+    /// Rows of a request's nodes, some of them behind its tree.
+    nodes: usize,
+}
+
+impl Trees {
+    fn of(requests: &[(usize, Vec<i64>)], spare: usize) -> Self {
+        let trees = requests.iter().map(|(cached, parents)| {
+            let tree = DraftTree::from_parents(parents).unwrap();
+            (*cached, tree)
+        });
+        let requests: Vec<_> = trees.collect();
+        let largest = requests.iter().map(|(_, tree)| tree.nodes()).max();
+        Self {
+            requests,
+            nodes: largest.unwrap() + spare,
+        }
+    }
+
+    fn trees(&self) -> Vec<DraftTree> {
+        self.requests.iter().map(|(_, tree)| tree.clone()).collect()
+    }
+
+    fn cached(&self) -> PerRequest {
+        let cached = self.requests.iter().map(|(cached, _)| *cached);
+        PerRequest::new(cached.collect()).unwrap()
+    }
+
+    /// Numbers of every request's cached tokens and nodes.
+    fn rows<T: Half>(&self, seed: u64, heads: usize, dim: usize) -> Vec<Logical<T>> {
+        let each = self.requests.iter().zip(0u64..);
+        each.map(|((cached, _), r)| {
+            Logical::random(seed * 31 + r, [1, heads, cached + self.nodes, dim])
+        })
+        .collect()
+    }
+
+    /// Numbers, and every head of every node by the definition.
+    fn numbers<T: Half>(
+        &self,
+        [queries, keys, values]: [Vec<Logical<T>>; 3],
+        scale: f64,
+    ) -> Numbers<T> {
+        let of_request = |r: usize| {
+            let (before, tree) = &self.requests[r];
+            let [q, k, v] = [&queries, &keys, &values].map(|rows| rows[r].exact());
+            let of_head = |head: usize, node: usize| {
+                let sees = |key: usize| key < *before || tree.sees(node, key - before);
+                let sees = (node < tree.nodes()).then_some(sees)?;
+                let (wanted, _) = row(&q, &k, &v, (0, 0), head, before + node, scale, sees)?;
+                Some(wanted)
+            };
+            let all = (0..q.heads).flat_map(|head| (0..self.nodes).map(move |node| (head, node)));
+            all.map(|(head, node)| of_head(head, node)).collect()
+        };
+        let wanted = (0..self.requests.len()).map(of_request).collect();
+        Numbers {
+            queries,
+            keys,
+            values,
+            wanted,
+        }
+    }
+
+    /// Compares every head of the nodes of the requests with these numbers, in this order, with the definition.
+    fn compare<T: Half>(
+        &self,
+        numbers: &Numbers<T>,
+        out: &[T],
+        of: &[usize],
+    ) -> Result<(), TestCaseError> {
+        let mut rows = out.chunks_exact(numbers.values[0].dim);
+        let mut compared = 0;
+        for &r in of {
+            for (at, want) in numbers.wanted[r].iter().enumerate() {
+                let got = rows.next().unwrap();
+                let Some(want) = want else { continue };
+                compared += 1;
+                for (got, want) in got.iter().zip(want) {
+                    let got = got.to();
+                    prop_assert!(
+                        (got - want).abs() <= 2.0 * T::TOLERANCE,
+                        "request {r}, head {}, node {}: {got}, expected {want}",
+                        at / self.nodes,
+                        at % self.nodes
+                    );
+                }
+            }
+        }
+        let nodes = of
+            .iter()
+            .map(|r| self.requests[*r].1.nodes())
+            .sum::<usize>();
+        prop_assert_eq!(compared, nodes * numbers.queries[0].heads);
+        Ok(())
+    }
+}
+
+/// Rows of the requests with these numbers, in this order.
+fn picked<T: Half>(stream: &Stream, from: &Tensor<T>, of: &[usize]) -> Tensor<T> {
+    let mut shape = from.shape().to_vec();
+    shape[0] = of.len();
+    let to = Tensor::empty(stream.device(), shape).unwrap();
+    for (at, r) in of.iter().enumerate() {
+        let row = from.narrow(0, *r..r + 1).unwrap();
+        let place = to.narrow(0, at..at + 1).unwrap();
+        place.copy_from(stream, &row).unwrap();
+    }
+    to
+}
+
 fn check(case: &Case) -> Result<(), TestCaseError> {
     let stream = harness::stream();
     let (heads, kv_heads) = (case.kv_heads * case.group, case.kv_heads);
-    let trees: Vec<DraftTree> = case
-        .requests
-        .iter()
-        .map(|(_, parents)| DraftTree::from_parents(parents).unwrap())
-        .collect();
-    let nodes = trees.iter().map(DraftTree::nodes).max().unwrap() + case.spare;
-    let shape = CacheShape::new(1, kv_heads, DIM);
+    let of_case = Trees::of(&case.requests, case.spare);
+    let (trees, nodes) = (of_case.trees(), of_case.nodes);
+    let shape_of_heads = AttentionShape::new(heads, kv_heads, DIM);
+    let shape = CacheShape::new(LAYERS, kv_heads, DIM);
     let pad = PadPolicy::SkipNegative;
     let mut cache = PagedKvCache::<f16>::new(stream.device(), 16, 128, shape, pad).unwrap();
-
-    let rows = |salt: u64, heads: usize| -> Vec<Logical<f16>> {
-        let requests = case.requests.iter().enumerate();
-        let one = |(r, (cached, _)): (usize, &(usize, _))| {
-            Logical::<f16>::random(
-                case.seed * 31 + r as u64 * 3 + salt,
-                [1, heads, cached + nodes, DIM],
-            )
-        };
-        requests.map(one).collect()
-    };
-    let (queries, keys, values) = (rows(0, heads), rows(1, kv_heads), rows(2, kv_heads));
+    let layers: Vec<Numbers<f16>> = (0..LAYERS as u64)
+        .map(|layer| {
+            let rows =
+                |what: u64, heads| of_case.rows(9 * case.seed + 3 * layer + what, heads, DIM);
+            let numbers = [rows(0, heads), rows(1, kv_heads), rows(2, kv_heads)];
+            of_case.numbers(numbers, shape_of_heads.scale)
+        })
+        .collect();
     let mut sequences = Vec::new();
     for (r, (cached, _)) in case.requests.iter().enumerate() {
         let mut sequence = Sequence::new(cache.pool());
         let grown = sequence.grow(*cached).unwrap();
-        if *cached > 0 {
+        for (layer, of) in layers.iter().enumerate().filter(|_| *cached > 0) {
             let upload = |of: &Logical<f16>| {
                 let data = of.packed(0..*cached);
                 stream.upload(&data, [*cached, kv_heads, DIM]).unwrap()
             };
-            let (key, value) = (upload(&keys[r]), upload(&values[r]));
+            let (key, value) = (upload(&of.keys[r]), upload(&of.values[r]));
             let write = cache
                 .plan_write(&stream, &grown.slots, &key, &value)
                 .unwrap();
-            cache.write(&stream, &write, 0, &key, &value).unwrap();
+            cache.write(&stream, &write, layer, &key, &value).unwrap();
         }
         sequences.push(sequence);
     }
@@ -82,58 +200,50 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
     let table = cache
         .block_table(&stream, &PageTable::from_rows(&table).unwrap())
         .unwrap();
-    let upload = |of: &[Logical<f16>], heads: usize| -> Tensor<f16> {
+    let upload = |of: &[Logical<f16>]| -> Tensor<f16> {
         let requests = of.iter().zip(&case.requests);
         let data: Vec<f16> = requests
             .flat_map(|(of, (cached, _))| of.narrow(*cached..cached + nodes).data)
             .collect();
-        stream
-            .upload(&data, [trees.len(), heads, nodes, DIM])
-            .unwrap()
+        let shape = [trees.len(), of[0].heads, nodes, DIM];
+        stream.upload(&data, shape).unwrap()
     };
-    let tensors = TreeTensors {
-        query: &upload(&queries, heads),
-        key: &upload(&keys, kv_heads),
-        value: &upload(&values, kv_heads),
-        cache: cache.layer(0).unwrap(),
-        block_table: &table,
-    };
-    let shape = AttentionShape::new(heads, kv_heads, DIM);
-    let cached = PerRequest::new(case.requests.iter().map(|(c, _)| *c).collect()).unwrap();
-    let plan = TreeVerification { shape }
-        .plan(&stream, &trees, &cached, &tensors)
-        .unwrap();
-    let out = plan.launch(&stream, &tensors).unwrap();
-    let out = out.download(&stream).unwrap();
-    // Rows of the requests with these numbers, in this order.
-    let compare = |out: &[f16], of: &[usize]| {
-        for (at, &r) in of.iter().enumerate() {
-            let (before, tree) = (case.requests[r].0, &trees[r]);
-            let (q, k, v) = (queries[r].exact(), keys[r].exact(), values[r].exact());
-            for node in 0..tree.nodes() {
-                let head = node % heads;
-                let sees = |key: usize| key < before || tree.sees(node, key - before);
-                let want = row(&q, &k, &v, (0, 0), head, before + node, shape.scale, sees)
-                    .unwrap()
-                    .0;
-                let got = &out[((at * heads + head) * nodes + node) * DIM..][..DIM];
-                for (got, want) in got.iter().zip(&want) {
-                    let got = got.to_f64();
-                    prop_assert!(
-                        (got - want).abs() <= 2.0 * f16::TOLERANCE,
-                        "request {r}, node {node}, head {head}: {got}, expected {want}"
-                    );
-                }
-            }
+    let uploaded = layers.iter().map(|of| {
+        let Numbers {
+            queries,
+            keys,
+            values,
+            ..
+        } = of;
+        [queries, keys, values].map(|rows| upload(rows))
+    });
+    let uploaded: Vec<[Tensor<f16>; 3]> = uploaded.collect();
+    let tensors = |layer: usize| {
+        let [query, key, value] = &uploaded[layer];
+        TreeTensors {
+            query,
+            key,
+            value,
+            cache: cache.layer(layer).unwrap(),
+            block_table: &table,
         }
-        Ok(())
     };
+    let verification = TreeVerification {
+        shape: shape_of_heads,
+    };
+    let plan = verification
+        .plan(&stream, &trees, &of_case.cached(), &tensors(0))
+        .unwrap();
     let all: Vec<usize> = (0..trees.len()).collect();
-    compare(&out, &all)?;
+    for (layer, numbers) in layers.iter().enumerate() {
+        let out = plan.launch(&stream, &tensors(layer)).unwrap();
+        let out = out.download(&stream).unwrap();
+        of_case.compare(numbers, &out, &all)?;
+    }
 
     // The same by graphs, of which one object serves steps of other requests and trees.
     let limits = GraphLimits::new([1, 4], 400).tokens_each(nodes);
-    let captured = TreeVerification { shape }.capture(&stream, &cache, &limits);
+    let captured = verification.capture(&stream, &cache, &limits);
     let mut graphs = captured.unwrap();
     let reversed = all.iter().rev().copied().collect();
     for of in [all, vec![trees.len() - 1], reversed] {
@@ -149,21 +259,13 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
             continue;
         }
         let mut step = begun.unwrap();
-        let picked = |from: &Tensor<f16>| -> Tensor<f16> {
-            let heads = from.shape()[1];
-            let to = Tensor::empty(stream.device(), [of.len(), heads, nodes, DIM]).unwrap();
-            for (at, r) in of.iter().enumerate() {
-                let row = from.narrow(0, *r..r + 1).unwrap();
-                to.narrow(0, at..at + 1)
-                    .unwrap()
-                    .copy_from(&stream, &row)
-                    .unwrap();
-            }
-            to
-        };
-        let [query, key, value] = [tensors.query, tensors.key, tensors.value].map(picked);
-        let output = step.forward(0, &query, &key, &value).unwrap();
-        compare(&output.attention.download(&stream).unwrap(), &of)?;
+        for (layer, numbers) in layers.iter().enumerate() {
+            let [query, key, value] =
+                (uploaded[layer].each_ref()).map(|of_all| picked(&stream, of_all, &of));
+            let output = step.forward(layer, &query, &key, &value).unwrap();
+            let out = output.attention.download(&stream).unwrap();
+            of_case.compare(numbers, &out, &of)?;
+        }
     }
     Ok(())
 }
@@ -276,7 +378,7 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     );
     assert_eq!(rule(&mut graphs, &[(&slid, &small)]), Rule::BlockWindow);
     assert_eq!(rule(&mut graphs, &[(&fork, &small)]), Rule::BlockUncopied);
-    assert_eq!(rule(&mut graphs, &[(&foreign, &small)]), Rule::TableGroup);
+    assert_eq!(rule(&mut graphs, &[(&foreign, &small)]), Rule::BlockPool);
     let request = TreeRequest {
         sequence: &short,
         tree: &small,
@@ -295,6 +397,45 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     step.forward(0, &good, &good, &good).unwrap();
 }
 
+#[test]
+fn steps_of_trees_with_more_blocks_than_were_declared_are_refused() {
+    let stream = harness::stream();
+    let shape = CacheShape::new(1, 1, DIM);
+    let pad = PadPolicy::SkipNegative;
+    let mut cache = PagedKvCache::<f16>::new(stream.device(), 6, 128, shape, pad).unwrap();
+    let verification = TreeVerification {
+        shape: AttentionShape::new(1, 1, DIM),
+    };
+    let mut sequences = [0; 2].map(|_| Sequence::new(cache.pool()));
+    for (sequence, tokens) in sequences.iter_mut().zip([200, 130]) {
+        cache.grow(&stream, sequence, tokens).unwrap();
+    }
+    let [long, short] = &sequences;
+    let tree = &DraftTree::chain(1).unwrap();
+    let limits = GraphLimits::new([1, 3], 1000).tokens_each(2).blocks(4);
+    let mut graphs = verification.capture(&stream, &cache, &limits).unwrap();
+    let mut begin = |requests: &[&Sequence]| {
+        let requests = requests
+            .iter()
+            .map(|sequence| TreeRequest { sequence, tree });
+        let requests: Vec<_> = requests.collect();
+        graphs.begin(&stream, &requests).map(drop)
+    };
+    begin(&[long]).unwrap();
+    // Two blocks each, and one of a dummy.
+    let error = begin(&[long, short]).unwrap_err();
+    assert!(error.breaks(CallRule::GraphLengths), "{error}");
+    assert!(error.to_string().contains("5 blocks"), "{error}");
+    // Blocks that requests share count for each.
+    let shared = long.fork();
+    assert!(begin(&[long, &shared, short]).is_err());
+    // None but those of the cache were declared: the calls take any number of blocks that requests share.
+    let limits = GraphLimits::new([4], 1000).tokens_each(2);
+    let mut graphs = verification.capture(&stream, &cache, &limits).unwrap();
+    let requests = [long, &shared, &shared, long].map(|sequence| TreeRequest { sequence, tree });
+    graphs.begin(&stream, &requests).map(drop).unwrap();
+}
+
 /// Trees of latent attention: cached tokens and parents of the nodes of each request.
 struct LatentCase<'a> {
     heads: usize,
@@ -311,102 +452,114 @@ const RELEASES: &str = "an installed toolkit is of one release";
 const LATENT: usize = 512;
 const ROPE: usize = 64;
 
+/// The latent or absorbed part of rows, which stands first, or the rotary one.
+fn latent_part<T: Half>(rows: &[T], rope: bool) -> Vec<T> {
+    let rows = rows.chunks_exact(LATENT + ROPE);
+    let range = if rope {
+        LATENT..LATENT + ROPE
+    } else {
+        0..LATENT
+    };
+    rows.flat_map(|row| row[range.clone()].to_vec()).collect()
+}
+
 impl LatentCase<'_> {
+    fn trees(&self) -> Trees {
+        Trees::of(self.requests, self.spare)
+    }
+
+    /// Of every layer.
+    fn numbers<T: Half>(&self) -> Vec<Numbers<T>> {
+        let (trees, shape) = (self.trees(), AttentionShape::latent(self.heads));
+        let layers = (0..LAYERS as u64).map(|layer| {
+            let rows = |what: u64, heads| -> Vec<Logical<T>> {
+                trees.rows(5 * self.seed + 2 * layer + what, heads, LATENT + ROPE)
+            };
+            let keys = rows(1, 1);
+            let values = keys.iter().map(|key| Logical {
+                data: latent_part(&key.data, false),
+                dim: LATENT,
+                ..*key
+            });
+            let values = values.collect();
+            trees.numbers([rows(0, self.heads), keys, values], shape.scale)
+        });
+        layers.collect()
+    }
+
     /// Verifies the trees on a machine, compares each node with the definition, and says how they were verified.
-    fn check<T: Half>(&self, soc: Soc, cann: Cann) -> Result<LatentTreePlan, Error> {
-        let runtime = Runtime::emulated_as(&Machine::new(soc, cann))?;
+    fn check<T: Half>(
+        &self,
+        layers: &[Numbers<T>],
+        machine: &Machine,
+    ) -> Result<LatentTreePlan, Error> {
+        let runtime = Runtime::emulated_as(machine)?;
         let stream = &runtime.device(0)?.stream()?;
         let (heads, requests) = (self.heads, self.requests.len());
-        let trees: Vec<DraftTree> = (self.requests.iter())
-            .map(|(_, parents)| DraftTree::from_parents(parents).unwrap())
-            .collect();
-        let nodes = trees.iter().map(DraftTree::nodes).max().unwrap() + self.spare;
-        let rows = |salt: u64, heads: usize| -> Vec<Logical<T>> {
-            let each = self.requests.iter().zip(0u64..);
-            each.map(|((cached, _), r)| {
-                let seed = self.seed * 31 + r * 2 + salt;
-                Logical::random(seed, [1, heads, cached + nodes, LATENT + ROPE])
-            })
-            .collect()
-        };
-        let (queries, keys) = (rows(0, heads), rows(1, 1));
-        // The first elements of a row are its latent or absorbed part, the others the rotary one.
-        let part = |rows: &[T], rope: bool| -> Vec<T> {
-            let rows = rows.chunks_exact(LATENT + ROPE);
-            let range = if rope {
-                LATENT..LATENT + ROPE
-            } else {
-                0..LATENT
-            };
-            rows.flat_map(|row| row[range.clone()].to_vec()).collect()
-        };
-        let shape = CacheShape::latent(1).format(self.format);
+        let of_case = self.trees();
+        let (trees, nodes) = (of_case.trees(), of_case.nodes);
+        let shape = CacheShape::latent(LAYERS).format(self.format);
         let pad = PadPolicy::SkipNegative;
         let mut cache = PagedKvCache::<T>::new(stream.device(), 16, 128, shape, pad)?;
         let mut sequences = Vec::new();
-        for (r, ((cached, _), tree)) in self.requests.iter().zip(&trees).enumerate() {
+        for (r, (cached, tree)) in of_case.requests.iter().enumerate() {
             let mut sequence = Sequence::new(cache.pool());
             let tokens = cached + tree.nodes();
             let slots = sequence.grow(tokens)?.slots;
-            let rows = keys[r].packed(0..tokens);
-            let key = stream.upload(&part(&rows, false), [tokens, 1, LATENT])?;
-            let rope = stream.upload(&part(&rows, true), [tokens, 1, ROPE])?;
-            let write = cache.plan_write(stream, &slots, &key, &rope)?;
-            cache.write(stream, &write, 0, &key, &rope)?;
+            for (layer, of) in layers.iter().enumerate() {
+                let rows = of.keys[r].packed(0..tokens);
+                let key = stream.upload(&latent_part(&rows, false), [tokens, 1, LATENT])?;
+                let rope = stream.upload(&latent_part(&rows, true), [tokens, 1, ROPE])?;
+                let write = cache.plan_write(stream, &slots, &key, &rope)?;
+                cache.write(stream, &write, layer, &key, &rope)?;
+            }
             sequences.push(sequence);
         }
         let table: Vec<&[usize]> = sequences.iter().map(Sequence::row).collect();
         let table = cache.block_table(stream, &PageTable::from_rows(&table)?)?;
-        let upload = |of: &[Logical<T>], heads: usize, rope: bool| -> Result<Tensor<T>, Error> {
+        let upload = |of: &[Logical<T>], rope: bool| -> Result<Tensor<T>, Error> {
+            let heads = of[0].heads;
             let of = of.iter().zip(self.requests);
             let data: Vec<T> = of
-                .flat_map(|(of, (cached, _))| part(&of.narrow(*cached..cached + nodes).data, rope))
+                .flat_map(|(of, (cached, _))| {
+                    latent_part(&of.narrow(*cached..cached + nodes).data, rope)
+                })
                 .collect();
             let dim = if rope { ROPE } else { LATENT };
             Ok(stream.upload(&data, [requests, heads, nodes, dim])?)
         };
-        let tensors = LatentTreeTensors {
-            query: &upload(&queries, heads, false)?,
-            query_rope: &upload(&queries, heads, true)?,
-            latent: &upload(&keys, 1, false)?,
-            key_rope: &upload(&keys, 1, true)?,
-            cache: cache.layer(0)?,
-            block_table: &table,
+        let uploaded = layers.iter().map(|Numbers { queries, keys, .. }| {
+            Ok([
+                upload(queries, false)?,
+                upload(queries, true)?,
+                upload(keys, false)?,
+                upload(keys, true)?,
+            ])
+        });
+        let uploaded: Vec<[Tensor<T>; 4]> = uploaded.collect::<Result<_, Error>>()?;
+        let tensors = |layer: usize| -> Result<LatentTreeTensors<'_, T>, Error> {
+            let [query, query_rope, latent, key_rope] = &uploaded[layer];
+            Ok(LatentTreeTensors {
+                query,
+                query_rope,
+                latent,
+                key_rope,
+                cache: cache.layer(layer)?,
+                block_table: &table,
+            })
         };
         let shape = AttentionShape::latent(heads);
-        let cached = PerRequest::new(self.requests.iter().map(|(c, _)| *c).collect())?;
         let verification = LatentTreeVerification { shape };
-        let plan = verification.plan(stream, &trees, &cached, &tensors)?;
-        // Rows of the requests with these numbers, in this order.
-        let compare = |out: &[T], of: &[usize]| {
-            for (at, &r) in of.iter().enumerate() {
-                let (before, tree) = (self.requests[r].0, &trees[r]);
-                let (q, k) = (queries[r].exact(), keys[r].exact());
-                let mut v = k.clone();
-                v.data = k
-                    .data
-                    .chunks_exact(LATENT + ROPE)
-                    .flat_map(|row| row[..LATENT].to_vec())
-                    .collect();
-                v.dim = LATENT;
-                for node in 0..tree.nodes() {
-                    let head = node % heads;
-                    let sees = |key: usize| key < before || tree.sees(node, key - before);
-                    let want = row(&q, &k, &v, (0, 0), head, before + node, shape.scale, sees);
-                    let got = &out[((at * heads + head) * nodes + node) * LATENT..][..LATENT];
-                    for (got, want) in got.iter().zip(want.unwrap().0) {
-                        assert!(
-                            (got.to() - want).abs() <= 2.0 * T::TOLERANCE,
-                            "{soc} with CANN {cann}: request {r}, node {node}, head {head}: {}, expected {want}",
-                            got.to()
-                        );
-                    }
-                }
-            }
+        let plan = verification.plan(stream, &trees, &of_case.cached(), &tensors(0)?)?;
+        let compare = |layer: usize, out: &Tensor<T>, of: &[usize]| {
+            let out = out.download(stream).unwrap();
+            let same = of_case.compare(&layers[layer], &out, of);
+            same.unwrap_or_else(|why| panic!("{machine:?}, layer {layer}: {why}"));
         };
         let all: Vec<usize> = (0..requests).collect();
-        let out = plan.launch(stream, &tensors)?.download(stream)?;
-        compare(&out, &all);
+        for layer in 0..LAYERS {
+            compare(layer, &plan.launch(stream, &tensors(layer)?)?, &all);
+        }
 
         // The same by graphs, of the requests that have something cached.
         let limits = GraphLimits::new([1, requests + 1], 600).tokens_each(nodes);
@@ -428,19 +581,13 @@ impl LatentCase<'_> {
                 continue;
             }
             let mut step = graphs.begin(stream, &of.iter().map(request).collect::<Vec<_>>())?;
-            let picked = |from: &Tensor<T>| -> Result<Tensor<T>, Error> {
-                let shape = from.shape();
-                let to = Tensor::empty(stream.device(), [of.len(), shape[1], nodes, shape[3]])?;
-                for (at, r) in of.iter().enumerate() {
-                    let row = from.narrow(0, *r..r + 1)?;
-                    to.narrow(0, at..at + 1)?.copy_from(stream, &row)?;
-                }
-                Ok(to)
-            };
-            let (query, rope) = (picked(tensors.query)?, picked(tensors.query_rope)?);
-            let (latent, key_rope) = (picked(tensors.latent)?, picked(tensors.key_rope)?);
-            let out = step.forward(0, [&query, &rope], [&latent, &key_rope])?;
-            compare(&out.download(stream)?, of);
+            for (layer, uploaded) in uploaded.iter().enumerate() {
+                let uploaded = uploaded.each_ref();
+                let [query, rope, latent, key_rope] =
+                    uploaded.map(|of_all| picked(stream, of_all, of));
+                let out = step.forward(layer, [&query, &rope], [&latent, &key_rope])?;
+                compare(layer, out, of);
+            }
         }
         Ok(plan)
     }
@@ -462,6 +609,16 @@ fn trees_of_latent_attention_are_one_call_where_the_release_has_the_tree_mask() 
         return;
     }
     let newest = Target::new(Soc::AtlasA2, Cann::V9_1);
+    let requests = forest();
+    let case = |format| LatentCase {
+        heads: 4,
+        format,
+        requests: &requests,
+        spare: 2,
+        seed: 5,
+    };
+    let of_bf16 = case(Cache::BnBsH).numbers::<bf16>();
+    let of_f16 = case(Cache::BnBsH).numbers::<f16>();
     for format in [Cache::BnBsH, Cache::BnNBsD, Cache::Nz] {
         for (soc, cann, one) in [
             (Soc::AtlasA2, Cann::V8_5, false),
@@ -470,14 +627,11 @@ fn trees_of_latent_attention_are_one_call_where_the_release_has_the_tree_mask() 
             (Soc::AtlasA3, Cann::V9_1, true),
             (Soc::Ascend950, Cann::V9_1, false),
         ] {
-            let case = LatentCase {
-                heads: 4,
-                format,
-                requests: &forest(),
-                spare: 2,
-                seed: 5,
-            };
-            for plan in [case.check::<bf16>(soc, cann), case.check::<f16>(soc, cann)] {
+            let (case, machine) = (case(format), Machine::new(soc, cann));
+            for plan in [
+                case.check(&of_bf16, &machine),
+                case.check(&of_f16, &machine),
+            ] {
                 let plan = plan.unwrap();
                 assert_eq!(
                     plan.is_one_call(),
@@ -508,7 +662,10 @@ fn trees_of_latent_attention_without_a_call_are_refused_with_the_release_that_ha
         spare: 0,
         seed: 5,
     };
-    match case.check::<bf16>(Soc::AtlasA2, Cann::V8_1) {
+    match case.check(
+        &case.numbers::<bf16>(),
+        &Machine::new(Soc::AtlasA2, Cann::V8_1),
+    ) {
         Err(Error::NoBackend { reasons, .. }) => {
             for told in [
                 "tree_mask: ",
@@ -520,6 +677,107 @@ fn trees_of_latent_attention_without_a_call_are_refused_with_the_release_that_ha
         }
         other => panic!("{other:?}"),
     }
+}
+
+/// Where the library lacks the versions of the operator that take rotary parts, neither form has a call.
+#[test]
+fn trees_of_latent_attention_have_no_call_where_the_operator_is_too_old() {
+    if harness::not_on_npu(RELEASES) {
+        return;
+    }
+    let requests = forest();
+    let case = LatentCase {
+        heads: 4,
+        format: Cache::BnBsH,
+        requests: &requests,
+        spare: 0,
+        seed: 5,
+    };
+    let numbers = case.numbers::<bf16>();
+    let machine = |newest| Machine::new(Soc::AtlasA2, Cann::V9_1).operator(newest);
+    let plan = case.check(&numbers, &machine(Version::V3)).unwrap();
+    assert!(plan.is_one_call());
+    for newest in [Version::V2, Version::V1] {
+        let machine = machine(newest);
+        match case.check(&numbers, &machine) {
+            Err(Error::NoBackend { reasons, .. }) => {
+                for told in ["tree_mask: ", "context_and_tree: ", "V3"] {
+                    assert!(reasons.contains(told), "{newest:?}: {reasons}");
+                }
+            }
+            other => panic!("{newest:?}: {other:?}"),
+        }
+        let runtime = Runtime::emulated_as(&machine).unwrap();
+        let stream = &runtime.device(0).unwrap().stream().unwrap();
+        let (shape, pad) = (CacheShape::latent(1), PadPolicy::SkipNegative);
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 2, 128, shape, pad).unwrap();
+        let verification = LatentTreeVerification {
+            shape: AttentionShape::latent(4),
+        };
+        let limits = GraphLimits::new([1], 100).tokens_each(2);
+        let captured = verification.capture(stream, &cache, &limits).map(drop);
+        // That of the two calls: both forms were asked.
+        let why = captured.unwrap_err();
+        let version = matches!(why, Error::Attention(CallError::OperatorVersion { .. }));
+        assert!(version, "{newest:?}: {why}");
+    }
+}
+
+/// A device that fails is an error, not a reason for other calls.
+#[test]
+fn trees_of_latent_attention_have_no_other_call_for_a_device_that_fails() {
+    if harness::not_on_npu("failures are injected into the emulation of this process") {
+        return;
+    }
+    let runtime = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V9_1)).unwrap();
+    let stream = &runtime.device(0).unwrap().stream().unwrap();
+    let (shape, pad) = (CacheShape::latent(1), PadPolicy::SkipNegative);
+    let cache = PagedKvCache::<f16>::new(stream.device(), 2, 128, shape, pad).unwrap();
+    let tensor = |heads, dim| harness::tensor(stream, [1, heads, 2, dim]);
+    let tensors = LatentTreeTensors {
+        query: &tensor(4, LATENT),
+        query_rope: &tensor(4, ROPE),
+        latent: &tensor(1, LATENT),
+        key_rope: &tensor(1, ROPE),
+        cache: cache.layer(0).unwrap(),
+        block_table: &cache
+            .block_table(stream, &PageTable::from_rows(&[[1]]).unwrap())
+            .unwrap(),
+    };
+    let verification = LatentTreeVerification {
+        shape: AttentionShape::latent(4),
+    };
+    let trees = [DraftTree::chain(1).unwrap()];
+    let cached = PerRequest::new(vec![5]).unwrap();
+    let limits = GraphLimits::new([1], 100).tokens_each(2);
+    let (mut failed, mut good) = (0, 0);
+    for nth in 1.. {
+        let fault = inject(Site::Malloc, nth, 207_018);
+        let plan = verification.plan(stream, &trees, &cached, &tensors);
+        drop(fault);
+        match plan {
+            Ok(plan) => {
+                assert!(plan.is_one_call(), "allocation {nth}: {:?}", plan.refused());
+                good += 1;
+            }
+            Err(Error::Attention(CallError::OutOfMemory { .. })) => {
+                (failed, good) = (failed + 1, 0)
+            }
+            Err(other) => panic!("allocation {nth}: {other:?}"),
+        }
+        if good == 3 {
+            break;
+        }
+    }
+    assert!(failed > 0);
+    let fault = inject(Site::Malloc, 1, 207_018);
+    let captured = verification.capture(stream, &cache, &limits).map(drop);
+    drop(fault);
+    let failed = matches!(
+        captured,
+        Err(Error::Attention(CallError::OutOfMemory { .. }))
+    );
+    assert!(failed, "{captured:?}");
 }
 
 proptest! {
@@ -537,8 +795,9 @@ proptest! {
             spare: case.spare,
             seed: case.seed,
         };
+        let numbers = latent.numbers::<bf16>();
         for (cann, one) in [(Cann::V9_0, false), (Cann::V9_1, true)] {
-            let plan = latent.check::<bf16>(Soc::AtlasA2, cann).unwrap();
+            let plan = latent.check(&numbers, &Machine::new(Soc::AtlasA2, cann)).unwrap();
             prop_assert_eq!(plan.is_one_call(), one);
         }
     }

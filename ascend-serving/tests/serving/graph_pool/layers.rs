@@ -5,34 +5,18 @@ use std::num::NonZeroUsize;
 use ascend_attention::{
     CallRule, Error as CallError, FusedInferAttention, Graph, Layout, Stream, Tensor, bf16,
 };
-use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, LayerGroup,
-    QuantisedDecode, QuantisedPrefill, Rule, StatePolicy,
+    Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, QuantisedDecode,
+    QuantisedPrefill, Rule,
 };
 
+use crate::grouped_layers::{
+    HEADS, KV_HEADS, POLICY, WINDOW, attention, attention_over, model, shape, with_full_layers,
+};
 use crate::harness;
 use crate::tokens::{DIM, dense, packed};
-
-const KV_HEADS: usize = 2;
-const HEADS: usize = 4;
-const WINDOW: usize = 150;
-const POLICY: StatePolicy = StatePolicy {
-    chunked_prefill: true,
-    drafting: None,
-};
-
-pub(crate) fn shape() -> AttentionShape {
-    AttentionShape::new(HEADS, KV_HEADS, DIM)
-}
-
-pub(crate) fn attention(stream: &Stream, layers: usize, blocks: usize) -> Attention<bf16> {
-    let of = CacheShape::new(layers, KV_HEADS, DIM);
-    let pad = PadPolicy::SkipNegative;
-    let cache = PagedKvCache::new(stream.device(), blocks, 128, of, pad).unwrap();
-    Attention::new(shape(), cache, Backends::none().with(Fused))
-}
 
 /// Query, key and value of tokens in a layer.
 fn tensors(stream: &Stream, names: &[u64], layer: usize) -> [Tensor<bf16>; 3] {
@@ -56,10 +40,20 @@ fn check(row: &[bf16], names: &[u64], layer: usize, window: Option<usize>, told:
 #[test]
 fn one_object_replays_every_layer_with_other_work_in_between() {
     let stream = harness::stream();
-    let mut attention = attention(&stream, 3, 24);
+    for (format, pad) in [
+        (Cache::BnBsH, PadPolicy::SkipNegative),
+        (Cache::BnNBsD, PadPolicy::SkipNegative),
+        (Cache::BnNBsD, PadPolicy::DumpSlot(5)),
+        (Cache::Nz, PadPolicy::SkipNegative),
+    ] {
+        replays_every_layer(&stream, attention_over(&stream, 3, 24, format, pad));
+    }
+}
+
+fn replays_every_layer(stream: &Stream, mut attention: Attention<bf16>) {
     let limits = GraphLimits::new([1, 3, 5], 500);
     let mut graphs = attention
-        .capture(&stream, Causality::Causal, &limits)
+        .capture(stream, Causality::Causal, &limits)
         .unwrap();
     assert_eq!(graphs.sizes().collect::<Vec<_>>(), [1, 3, 5]);
     let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(POLICY);
@@ -71,21 +65,21 @@ fn one_object_replays_every_layer_with_other_work_in_between() {
             // A prompt, computed without a graph.
             let tokens = 1 + 120 * (running.len() % 4);
             let mut sequence = Sequence::new(attention.cache().pool());
-            attention.grow(&stream, &mut sequence, tokens).unwrap();
+            attention.grow(stream, &mut sequence, tokens).unwrap();
             let names: Vec<u64> = (named..named + tokens as u64).collect();
             named += tokens as u64;
             let metadata =
                 AttentionMetadata::new(&[BatchRequest::of(&sequence, tokens)], settings).unwrap();
-            let mut prefill = attention.begin(&stream, &metadata).unwrap();
+            let mut prefill = attention.begin(stream, &metadata).unwrap();
             for layer in 0..3 {
-                let [query, key, value] = tensors(&stream, &names, layer);
+                let [query, key, value] = tensors(stream, &names, layer);
                 prefill.forward(layer, &query, &key, &value).unwrap();
             }
             drop(prefill);
             running.push((sequence, names));
         }
         for (sequence, names) in &mut running {
-            attention.grow(&stream, sequence, 1).unwrap();
+            attention.grow(stream, sequence, 1).unwrap();
             names.push(named);
             named += 1;
         }
@@ -102,7 +96,7 @@ fn one_object_replays_every_layer_with_other_work_in_between() {
         // Now and then on another stream, which the buffers and the workspace have to follow.
         let other = stream.device().stream().unwrap();
         stream.synchronize().unwrap();
-        let on = if step % 3 == 1 { &other } else { &stream };
+        let on = if step % 3 == 1 { &other } else { stream };
         let mut replayed = graphs.begin(on, &mut metadata).unwrap();
         for layer in 0..3 {
             // Other work: tensors are made, the host waits for results.
@@ -182,35 +176,6 @@ fn graphs_refuse_steps_of_other_forms_layers_and_caches() {
     assert!(metadata.renew(&[one, one]).is_err() && !graphs.serves(&metadata));
     let none = graphs.begin(&stream, &mut metadata).map(drop).unwrap_err();
     assert!(none.breaks(Rule::BatchEmpty), "{none}");
-}
-
-#[test]
-fn renewed_metadata_of_groups_is_that_made_anew_or_of_no_step() {
-    let stream = harness::stream();
-    let mut model = model(&stream);
-    let mut sequences = [5, 290].map(|tokens| {
-        let mut sequence = model.sequence();
-        model.grow(&stream, &mut sequence, tokens).unwrap();
-        sequence
-    });
-    let first = [GroupedRequest::of(&sequences[0], 5)];
-    let mut metadata = model.metadata(&first, POLICY).unwrap();
-    for sequence in &mut sequences {
-        model.grow(&stream, sequence, 2).unwrap();
-    }
-    let both = [
-        GroupedRequest::of(&sequences[1], 2).drafts(1),
-        GroupedRequest::of(&sequences[0], 2),
-    ];
-    metadata.pad_to(9).unwrap();
-    metadata.renew(&both).unwrap();
-    assert_eq!(metadata, model.metadata(&both, POLICY).unwrap());
-    assert_eq!((metadata.requests(), metadata.tokens()), (2, 4));
-    // The second group has given back the tokens that this request calls new.
-    let all = [GroupedRequest::of(&sequences[1], 292)];
-    assert!(metadata.renew(&all).is_err());
-    assert_eq!((metadata.requests(), metadata.tokens()), (0, 0));
-    assert_eq!(metadata.group(1).map(AttentionMetadata::requests), Some(0));
 }
 
 #[test]
@@ -318,18 +283,6 @@ fn many_requests_that_may_each_be_long_are_captured_over_a_small_cache() {
 struct Request {
     sequence: GroupedSequence,
     names: Vec<u64>,
-}
-
-/// A model of two full layers and three windowed ones.
-pub(crate) fn model(stream: &Stream) -> GroupedAttention<bf16> {
-    with_full_layers(stream, attention(stream, 2, 40))
-}
-
-fn with_full_layers(stream: &Stream, full: Attention<bf16>) -> GroupedAttention<bf16> {
-    let window = Causality::Window(NonZeroUsize::new(WINDOW).unwrap());
-    let full = LayerGroup::new([1, 4], Causality::Causal, full);
-    let windowed = LayerGroup::new([0, 2, 3], window, attention(stream, 3, 20));
-    GroupedAttention::new(5, [full, windowed]).unwrap()
 }
 
 /// Chunks, decoding, shared prefixes and preemption, eager and by graphs.
@@ -526,47 +479,6 @@ fn run(
 }
 
 #[test]
-fn a_growth_that_one_group_has_no_room_for_grows_none() {
-    let stream = harness::stream();
-    let mut model = model(&stream);
-    let mut sequence = model.sequence();
-    model.grow(&stream, &mut sequence, 100).unwrap();
-    // 20 blocks of the windowed group hold no chunk of 3000 tokens; 40 of the full one do.
-    let error = model.grow(&stream, &mut sequence, 3000).unwrap_err();
-    assert!(error.breaks(Rule::PoolExhausted), "{error}");
-    assert_eq!(sequence.len(), 100);
-    assert_eq!(
-        [0, 1].map(|group| sequence.group(group).unwrap().len()),
-        [100, 100]
-    );
-    let pools = model
-        .groups()
-        .iter()
-        .map(|g| g.attention().cache().pool().held_blocks());
-    assert_eq!(pools.collect::<Vec<_>>(), [1, 1]);
-}
-
-#[test]
-fn layers_are_in_one_group_each() {
-    let stream = harness::stream();
-    let rule = |layers, sets: &[(&[usize], usize)]| {
-        let groups = sets.iter().map(|(layers, cached)| {
-            let attention = attention(&stream, *cached, 4);
-            LayerGroup::new(layers.iter().copied(), Causality::Causal, attention)
-        });
-        GroupedAttention::new(layers, groups)
-            .map(drop)
-            .unwrap_err()
-            .rule
-    };
-    assert_eq!(rule(0, &[]), Rule::GroupLayers);
-    assert_eq!(rule(3, &[(&[0, 1], 2)]), Rule::GroupLayers);
-    assert_eq!(rule(2, &[(&[0, 2], 2)]), Rule::GroupLayers);
-    assert_eq!(rule(2, &[(&[0], 1), (&[0], 1)]), Rule::GroupLayers);
-    assert_eq!(rule(2, &[(&[0, 1], 1)]), Rule::GroupLayers);
-}
-
-#[test]
 fn graphs_serve_a_step_if_its_padding_fits_too() {
     let stream = harness::stream();
     let mut attention = attention(&stream, 1, 8);
@@ -594,31 +506,6 @@ fn graphs_serve_a_step_if_its_padding_fits_too() {
     let long = BatchRequest::of(&sequences[0], 1);
     let long = AttentionMetadata::new(&[long], settings).unwrap();
     assert!(!graphs.serves(&long), "301 keys of at most 300");
-}
-
-#[test]
-fn a_scheduler_asks_before_it_grows_whether_a_step_fits_every_group() {
-    let stream = harness::stream();
-    let mut attention = model(&stream);
-    let mut long = attention.sequence();
-    attention.grow(&stream, &mut long, 2000).unwrap();
-    // 20 blocks each of the 40; of the windowed ones what 2000 tokens leave is given back before.
-    attention.admits([(&long, 560), (&long, 560)]).unwrap();
-    let full = attention.admits([(&long, 560), (&long, 561)]).unwrap_err();
-    assert_eq!(full.rule, Rule::BatchBlocks);
-    assert!(full.given.starts_with("41 blocks"), "{full}");
-    // 21 blocks, for which the cache of the windowed layers is too small.
-    let new = attention.sequence();
-    let windowed = attention.admits([(&new, 2561)]).unwrap_err();
-    assert!(windowed.given.starts_with("21 blocks"), "{windowed}");
-    // It counts as the step's tables do: the window begins in the block of token 1851.
-    attention.grow(&stream, &mut long, 300).unwrap();
-    attention.admits([(&long, 0)]).unwrap();
-    let step = attention
-        .metadata(&[GroupedRequest::of(&long, 300)], POLICY)
-        .unwrap();
-    let keys = |group: usize| step.group(group).unwrap().kv_lengths().lengths().to_vec();
-    assert_eq!((keys(0), keys(1)), (vec![2300], vec![2300 - 1792]));
 }
 
 /// How a step ends that the next one, on another stream, has to wait for.

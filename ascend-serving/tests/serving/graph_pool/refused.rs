@@ -1,22 +1,15 @@
 //! Streams, sizes and scales that steps and captures refuse by their own name.
 
-use ascend_attention::{Error as CallError, bf16};
+use ascend_attention::{Error as CallError, Graph, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     Error, Fused, GraphLimits, GroupedRequest, Rule, StatePolicy,
 };
 
-use super::layers::{attention, model, shape};
+use crate::grouped_layers::{attention, model, shape};
 use crate::harness;
-
-/// The argument that a call was refused for.
-fn blamed<R>(outcome: Result<R, Error>) -> &'static str {
-    match outcome.map(drop) {
-        Err(Error::Attention(CallError::InvalidArgument { argument, .. })) => argument,
-        other => panic!("{other:?}"),
-    }
-}
+use crate::refusals::blamed;
 
 #[test]
 fn a_stream_of_another_device_is_what_steps_and_captures_blame() {
@@ -50,6 +43,34 @@ fn a_stream_of_another_device_is_what_steps_and_captures_blame() {
     assert_eq!(blamed(model.begin(&other, &metadata)), "stream");
     assert_eq!(blamed(model.capture(&other, &limits)), "stream");
     assert!(model.begin(&stream, &metadata).is_ok());
+}
+
+#[test]
+fn a_step_that_cannot_begin_while_the_thread_captures_is_not_padded() {
+    let stream = harness::stream();
+    let other = stream.device().stream().unwrap();
+    let mut attention = attention(&stream, 1, 8);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let mut metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings).unwrap();
+    let before = metadata.clone();
+    let limits = GraphLimits::new([2], 300);
+    let captured = attention.capture(&stream, Causality::Causal, &limits);
+    let mut graphs = captured.unwrap();
+    drop(graphs.begin(&stream, &mut metadata.clone()).unwrap());
+    for on in [&stream, &other] {
+        Graph::capture(stream.device(), (), |_, ()| {
+            let begun = graphs.begin(on, &mut metadata).map(drop);
+            let capturing = matches!(begun, Err(Error::Attention(CallError::Capturing { .. })));
+            assert!(capturing, "{begun:?}");
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(metadata, before);
+    }
+    graphs.begin(&other, &mut metadata).unwrap();
+    assert_eq!(metadata.tokens(), 2);
 }
 
 #[test]

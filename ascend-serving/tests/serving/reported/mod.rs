@@ -155,6 +155,7 @@ fn slots_that_are_not_consecutive() {
     assert_eq!(metadata.slots(), [1278, 1279, 256, 257]);
     let audited = [AuditRequest {
         cached: 126,
+        given_back: 0,
         new: 4,
     }];
     let audit = |slots: &[i32]| {

@@ -1,10 +1,13 @@
 //! Blocks of a paged cache: who holds them, and when one may be handed out again.
 
-use std::collections::{HashMap, VecDeque};
+mod block;
+mod copies;
+mod state;
+mod steps_in_flight;
+
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::{self, ThreadId};
 
 use ascend_attention::CallRule;
 use ascend_attention::spec::fia::FiaCall;
@@ -12,9 +15,12 @@ use ascend_attention::spec::fia::FiaCall;
 use crate::lock::lock;
 use crate::refusal::{Refused, Rule, refused, room};
 
-use super::fence::{Fence, Lane};
 use super::pad::PadPolicy;
 use super::slot::{MOST_BLOCK, capacity};
+
+pub use block::Block;
+use state::State;
+pub use steps_in_flight::StepLease;
 
 /// A group of layers that share block tables. Each pool is a group of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,85 +29,6 @@ pub struct GroupId(u64);
 impl fmt::Display for GroupId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "group {}", self.0)
-    }
-}
-
-/// A step whose launches may be reading blocks.
-enum Step {
-    Open,
-    Ending(Arc<dyn Fence>),
-}
-
-#[derive(Default)]
-struct State {
-    /// Holders of each block.
-    holders: Vec<u32>,
-    free: Vec<u32>,
-    /// Given back while steps were in flight, with the number of the last step that may read them.
-    waiting: VecDeque<(u64, u32)>,
-    steps: VecDeque<Step>,
-    /// Number of the first of `steps`.
-    first_step: u64,
-    /// Threads that are asking fences.
-    asking: Vec<ThreadId>,
-    /// Held blocks whose tokens have still to be copied from another one, with the number of the copy.
-    uncopied: HashMap<usize, u64>,
-    /// Number of the next copy.
-    next_copy: u64,
-}
-
-impl State {
-    /// The first step in flight and what tells when it is over, if it has ended.
-    fn ending(&self) -> Option<(u64, Arc<dyn Fence>)> {
-        match self.steps.front() {
-            Some(Step::Ending(fence)) => Some((self.first_step, Arc::clone(fence))),
-            Some(Step::Open) | None => None,
-        }
-    }
-
-    /// Takes out the first step in flight, unless another thread did, and moves blocks that none behind it can read to
-    /// the free ones.
-    fn finish(&mut self, step: u64) -> Option<Step> {
-        if step != self.first_step {
-            return None;
-        }
-        let over = self.steps.pop_front()?;
-        self.first_step = self.first_step.saturating_add(1);
-        while let Some(&(step, block)) = self.waiting.front() {
-            if step >= self.first_step {
-                break;
-            }
-            self.waiting.pop_front();
-            self.free.push(block);
-        }
-        Some(over)
-    }
-
-    fn release(&mut self, block: u32) {
-        let Some(holders) = self.held(block) else {
-            return;
-        };
-        // A count that has reached its end says nothing any more: the block is never handed out again.
-        if *holders == u32::MAX {
-            return;
-        }
-        *holders = holders.saturating_sub(1);
-        if *holders > 0 {
-            return;
-        }
-        self.uncopied.remove(&(block as usize));
-        match self.steps.len().checked_sub(1) {
-            None => self.free.push(block),
-            Some(last) => {
-                let last = self.first_step.saturating_add(last as u64);
-                self.waiting.push_back((last, block));
-            }
-        }
-    }
-
-    fn held(&mut self, block: u32) -> Option<&mut u32> {
-        let at = usize::try_from(block).ok()?;
-        self.holders.get_mut(at)
     }
 }
 
@@ -127,13 +54,13 @@ struct Shared {
 pub struct BlockPool(Arc<Shared>);
 
 impl BlockPool {
-    /// Most blocks of a pool, which keeps 8 bytes of host memory for each.
+    /// The most blocks of a pool. It keeps 8 bytes of host memory for each.
     pub const MAX_BLOCKS: usize = 1 << 26;
 
-    /// Most requests of a packed call: each has a row.
+    /// Most requests of a packed call, which has at most so many query rows and one or more for each request.
     pub const MAX_REQUESTS: usize = FiaCall::MOST_PACKED_ROWS as usize;
 
-    /// A pool of `blocks` blocks of `block_size` tokens, less those that the padding is written to.
+    /// A pool of `blocks` blocks of `block_size` tokens. The blocks that padding is written to are never handed out.
     ///
     /// # Errors
     /// [`Rule::PoolSize`] for a pool without blocks, one of more than [`MAX_BLOCKS`](Self::MAX_BLOCKS), or one whose
@@ -210,41 +137,6 @@ impl BlockPool {
         self.0.pad
     }
 
-    /// Asks the fences of steps whether they are over, without holding the lock: a fence may be slow, or ask the pool.
-    fn reclaim(&self) {
-        let Some(asking) = Asking::begin(self) else {
-            return;
-        };
-        loop {
-            let ending = lock(&asking.pool.0.state).ending();
-            let Some((step, fence)) = ending.filter(|(_, fence)| fence.is_passed()) else {
-                return;
-            };
-            let over = lock(&asking.pool.0.state).finish(step);
-            // Fences end outside the lock too.
-            drop((over, fence));
-        }
-    }
-
-    /// Waits for the first step in flight if blocks wait for it and its last launch was queued; whether it is over now.
-    pub(super) fn await_step(&self) -> bool {
-        let ending = {
-            let state = lock(&self.0.state);
-            state.ending().filter(|_| !state.waiting.is_empty())
-        };
-        let Some((step, fence)) = ending else {
-            return false;
-        };
-        fence.wait();
-        if !fence.is_passed() {
-            return false;
-        }
-        let over = lock(&self.0.state).finish(step);
-        // Fences end outside the lock.
-        drop((over, fence));
-        true
-    }
-
     /// Number of blocks that can be handed out now.
     pub fn free_blocks(&self) -> usize {
         self.reclaim();
@@ -261,12 +153,6 @@ impl BlockPool {
     pub fn held_blocks(&self) -> usize {
         let state = lock(&self.0.state);
         state.holders.iter().filter(|holders| **holders > 0).count()
-    }
-
-    /// Number of steps in flight.
-    pub fn steps_in_flight(&self) -> usize {
-        self.reclaim();
-        lock(&self.0.state).steps.len()
     }
 
     /// Whether one packed call can read requests of these lengths: the operator wants the cache to have as many blocks as
@@ -317,7 +203,7 @@ impl BlockPool {
     }
 
     /// So many blocks, or none.
-    pub(super) fn take(&self, wanted: usize) -> Result<Vec<Block>, Refused> {
+    pub(in crate::kv) fn take(&self, wanted: usize) -> Result<Vec<Block>, Refused> {
         let mut taken = Vec::new();
         if wanted == 0 {
             return Ok(taken);
@@ -387,63 +273,23 @@ impl BlockPool {
         )
     }
 
-    /// Says that launches which read the cache are about to be queued on a lane. Until the lease is dropped, and the lane
-    /// has passed that point, no block given back meanwhile is handed out again.
-    pub fn begin_step<'a, L: Lane>(&self, lane: &'a L) -> StepLease<'a, L> {
-        let mut state = lock(&self.0.state);
-        let number = state.first_step.saturating_add(state.steps.len() as u64);
-        state.steps.push_back(Step::Open);
-        StepLease {
-            pool: self.clone(),
-            lane,
-            number,
-        }
-    }
-
     /// Whether two handles are of one pool.
-    pub fn is(&self, other: &BlockPool) -> bool {
+    pub fn is_same(&self, other: &BlockPool) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Says that a block gets its tokens by a copy that is still to be queued. The number of the copy, which counts for as
-    /// long as the block is held.
-    pub(super) fn await_copy(&self, block: &Block) -> u64 {
-        let mut state = lock(&self.0.state);
-        let number = state.next_copy;
-        state.next_copy = number.saturating_add(1);
-        state.uncopied.insert(block.id(), number);
-        self.0.may_lack_copies.store(true, Ordering::Release);
-        number
-    }
-
-    /// Whether a copy is still to be queued, and its block still held by the sequence that asked for it, or a fork.
-    pub(super) fn awaits(&self, block: usize, copy: u64) -> bool {
-        lock(&self.0.state).uncopied.get(&block) == Some(&copy)
-    }
-
-    /// Says that a copy was queued.
-    pub(super) fn copied(&self, block: usize, copy: u64) {
-        let mut state = lock(&self.0.state);
-        if state.uncopied.get(&block) == Some(&copy) {
-            state.uncopied.remove(&block);
-        }
-    }
-
-    /// The first of these blocks whose copy is still to be queued.
-    pub(super) fn first_uncopied<'b>(
+    /// Refuses what is of another pool than this one.
+    pub(crate) fn check_same(
         &self,
-        blocks: impl Iterator<Item = &'b Block>,
-    ) -> Option<usize> {
-        if !self.0.may_lack_copies.load(Ordering::Acquire) {
-            return None;
+        other: &BlockPool,
+        what: impl fmt::Display,
+        fix: &'static str,
+    ) -> Result<(), Refused> {
+        if self.is_same(other) {
+            return Ok(());
         }
-        let state = lock(&self.0.state);
-        if state.uncopied.is_empty() {
-            self.0.may_lack_copies.store(false, Ordering::Release);
-            return None;
-        }
-        let mut ids = blocks.map(Block::id);
-        ids.find(|id| state.uncopied.contains_key(id))
+        let given = format_args!("{what} of {}", other.group());
+        Err(refused(Rule::BlockPool, given, self.group(), fix))
     }
 
     fn holders(&self, block: u32) -> u32 {
@@ -480,124 +326,6 @@ pub(crate) fn too_many_blocks(given: impl fmt::Display, allowed: impl fmt::Displ
     )
 }
 
-/// A block that someone holds. Cloning shares it; the last handle gives it back. It cannot be given back twice:
-///
-/// ```compile_fail,E0382
-/// # use ascend_serving::kv::{BlockPool, PadPolicy};
-/// # let pool = BlockPool::new(4, 128, PadPolicy::SkipNegative)?;
-/// let block = pool.allocate()?;
-/// drop(block);
-/// drop(block);
-/// # Ok::<(), ascend_serving::Refused>(())
-/// ```
-pub struct Block {
-    pool: BlockPool,
-    id: u32,
-}
-
-impl Block {
-    /// Its number in the cache, as tables have it.
-    pub fn id(&self) -> usize {
-        self.id as usize
-    }
-
-    /// Its pool.
-    pub fn pool(&self) -> &BlockPool {
-        &self.pool
-    }
-
-    /// Whether somebody else holds it too, so that it must not be written.
-    pub fn is_shared(&self) -> bool {
-        self.pool.holders(self.id) > 1
-    }
-}
-
-impl Clone for Block {
-    fn clone(&self) -> Self {
-        if let Some(holders) = lock(&self.pool.0.state).held(self.id) {
-            *holders = holders.saturating_add(1);
-        }
-        Self {
-            pool: self.pool.clone(),
-            id: self.id,
-        }
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        lock(&self.pool.0.state).release(self.id);
-    }
-}
-
-impl fmt::Debug for Block {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Block").field("id", &self.id).finish()
-    }
-}
-
-/// A step whose launches may read any block. From [`BlockPool::begin_step`]; drop it after the last launch is queued,
-/// without waiting for it.
-///
-/// A lease that is forgotten keeps the blocks given back since from being handed out for ever: the cache shrinks, and
-/// stays right.
-#[must_use = "dropping the lease says that the step's last launch was queued"]
-pub struct StepLease<'a, L: Lane> {
-    pool: BlockPool,
-    lane: &'a L,
-    number: u64,
-}
-
-impl<L: Lane> Drop for StepLease<'_, L> {
-    fn drop(&mut self) {
-        let fence: Arc<dyn Fence> = Arc::new(self.lane.fence());
-        let mut state = lock(&self.pool.0.state);
-        let at = self.number.checked_sub(state.first_step);
-        let at = at.and_then(|at| usize::try_from(at).ok());
-        if let Some(open) = at.and_then(|at| state.steps.get_mut(at)) {
-            *open = Step::Ending(fence);
-        }
-    }
-}
-
-impl<L: Lane> fmt::Debug for StepLease<'_, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StepLease")
-            .field("step", &self.number)
-            .finish_non_exhaustive()
-    }
-}
-
-/// The calling thread asks fences until this is dropped.
-struct Asking<'a> {
-    pool: &'a BlockPool,
-    thread: ThreadId,
-}
-
-impl<'a> Asking<'a> {
-    /// Nothing if there is no fence to ask, or this thread is asking one already, which asks the pool in turn.
-    fn begin(pool: &'a BlockPool) -> Option<Self> {
-        let thread = thread::current().id();
-        let mut state = lock(&pool.0.state);
-        let ending = matches!(state.steps.front(), Some(Step::Ending(_)));
-        if !ending || state.asking.contains(&thread) {
-            return None;
-        }
-        state.asking.push(thread);
-        drop(state);
-        Some(Self { pool, thread })
-    }
-}
-
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        let mut state = lock(&self.pool.0.state);
-        if let Some(at) = state.asking.iter().position(|of| *of == self.thread) {
-            state.asking.swap_remove(at);
-        }
-    }
-}
-
 #[cfg(test)]
 #[allow(
     clippy::unwrap_used,
@@ -606,6 +334,7 @@ impl Drop for Asking<'_> {
 )]
 pub(crate) mod tests {
     use super::*;
+    use crate::kv::fence::{Fence, Lane};
     use proptest::prelude::*;
     use std::collections::HashMap;
 

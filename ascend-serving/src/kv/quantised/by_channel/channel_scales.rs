@@ -1,18 +1,18 @@
 //! Scales of quantised keys and values, one for each head and element.
 
-use ascend_attention::{AnyTensor, DType, Element, Number, Stream, Tensor, bf16, f16};
+use ascend_attention::{AnyTensor, Element, Number, Stream, Tensor};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::kv::cache_shape::CacheShape;
+use crate::kv::quantised::quantised_type::QuantisedType;
+use crate::kv::quantised::query_type::QueryType;
 use crate::refusal::{Refused, Rule, refused};
-
-use super::cache_shape::CacheShape;
-use super::quantised_type::QuantisedType;
 
 /// The scales of one layer's keys and values: a factor for each head and element, the same for all tokens.
 ///
-/// A number `x` is stored as `x / scale`: in INT8 rounded to the nearest integer, halves to the even one, and cut to -128 to
-/// 127; as a float rounded to the nearest, and not cut ([`QuantisedType`]). It is read as what is stored times `scale`. Scales are numbers of the query's type on the device: they are rounded to it first,
-/// and what divides is the rounded one.
+/// A scale is first rounded to the query's type, which it has on the device. A number `x` is multiplied by the inverse of the
+/// rounded scale, as FLOAT, and stored: in INT8 rounded to the nearest integer, halves to the even one, and cut to -128 to 127;
+/// as a float rounded to the nearest, and not cut ([`QuantisedType`]). It is read as what is stored times the rounded scale.
 ///
 /// ```
 /// use ascend_serving::kv::ChannelScales;
@@ -168,39 +168,26 @@ fn largest<T: Number>(
     Ok(most.into_iter().map(scale).collect())
 }
 
-/// The refusal of a cache for queries that are not of 16 bits.
-#[cold]
-pub(super) fn wrong_type(given: DType) -> Error {
-    Error::invalid(
-        "T",
-        given,
-        "FLOAT16 or BF16: the type of queries over quantised keys",
-    )
-}
-
 /// The scales of keys or of values on the device.
 #[derive(Clone, Debug)]
-pub(super) struct DeviceScales {
+pub(in crate::kv) struct DeviceScales {
     /// What is read is multiplied by these: of the query's type, in the shape that the operator wants with the cache.
-    pub(super) factors: AnyTensor,
+    pub(in crate::kv) scales: AnyTensor,
     /// What is stored is multiplied by these, `[N, D]`.
-    pub(super) inverses: Tensor<f32>,
+    pub(in crate::kv) inverses: Tensor<f32>,
 }
 
 impl DeviceScales {
     /// Uploads scales of `heads` heads, as numbers of the type `T`.
-    pub(super) fn upload<T: Element>(
+    pub(in crate::kv) fn upload<T: Element>(
         stream: &Stream,
         scales: &[f32],
         heads: usize,
-        factor_shape: &[usize],
+        device_shape: &[usize],
     ) -> Result<Self> {
         let dim = scales.len().checked_div(heads).unwrap_or(0);
-        let rounded: Vec<f32> = match T::DTYPE {
-            DType::Bf16 => scales.iter().map(|x| bf16::from_f32(*x).to_f32()).collect(),
-            DType::Float16 => scales.iter().map(|x| f16::from_f32(*x).to_f32()).collect(),
-            other => return Err(wrong_type(other)),
-        };
+        let of_query = QueryType::of::<T>()?;
+        let rounded: Vec<f32> = scales.iter().map(|x| of_query.rounded(*x)).collect();
         let inverses: Vec<f32> = rounded.iter().map(|scale| scale.recip()).collect();
         let channels = scales.iter().zip(&rounded).zip(&inverses).enumerate();
         for (channel, ((given, rounded), inverse)) in channels {
@@ -214,18 +201,9 @@ impl DeviceScales {
                 .into());
             }
         }
-        let factors: AnyTensor = match T::DTYPE {
-            DType::Bf16 => {
-                let factors: Vec<bf16> = rounded.into_iter().map(bf16::from_f32).collect();
-                stream.upload(&factors, factor_shape)?.into()
-            }
-            _ => {
-                let factors: Vec<f16> = rounded.into_iter().map(f16::from_f32).collect();
-                stream.upload(&factors, factor_shape)?.into()
-            }
-        };
+        let on_device = of_query.upload(stream, &rounded, device_shape)?;
         Ok(Self {
-            factors,
+            scales: on_device,
             inverses: stream.upload(&inverses, [heads, dim])?,
         })
     }

@@ -3,24 +3,23 @@
 use ascend_attention::{Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
+use crate::kv::cache_shape::CacheShape;
+use crate::kv::copied_writes::CopiedWrites;
+use crate::kv::pool::BlockPool;
+use crate::kv::quantised::by_channel::ChannelQuantiser;
+use crate::kv::quantised::by_group::GroupQuantiser;
+use crate::kv::quantised::by_token::TokenQuantiser;
+use crate::kv::quantised::layer::{LayerScales, QuantisedLayer, quantised_rows};
+use crate::kv::slot_write::{SlotWrite, rows_have_slots};
 
-use super::cache_shape::CacheShape;
-use super::channel_quantiser::ChannelQuantiser;
-use super::copied_writes::CopiedWrites;
-use super::pool::BlockPool;
-use super::quantised_by_group::GroupQuantiser;
-use super::quantised_by_token::TokenQuantiser;
-use super::quantised_layer::{LayerScales, QuantisedLayer};
-use super::slot_write::{SlotWrite, rows_have_slots};
-
-/// A step's writes: each row becomes numbers of a byte, then goes to its slot.
+/// A step's writes: each row is quantised, then goes to its slot.
 #[derive(Debug)]
-pub(super) struct QuantisedWrite {
+pub(in crate::kv) struct QuantisedWrite {
     by: Quantisers,
     write: SlotWrite,
 }
 
-/// What makes integers, or other numbers of a byte, of rows.
+/// What quantises rows.
 #[derive(Debug)]
 enum Quantisers {
     /// There is nothing but padding.
@@ -33,7 +32,7 @@ enum Quantisers {
 
 impl QuantisedWrite {
     /// Prepares the writing of rows into a layer of these blocks.
-    pub(super) fn plan<T: Element>(
+    pub(in crate::kv) fn plan<T: Element>(
         blocks: (&BlockPool, &CacheShape),
         layer: &QuantisedLayer,
         stream: &Stream,
@@ -41,35 +40,31 @@ impl QuantisedWrite {
         rows: [&Tensor<T>; 2],
     ) -> Result<Self> {
         let device = stream.device();
-        let empty = |rows: &Tensor<T>| Tensor::<i8>::empty(device, rows.shape());
-        let [key, value] = rows;
-        let integers = [empty(key)?, empty(value)?];
-        let write = SlotWrite::plan(blocks, &layer.cache, stream, slots, integers.each_ref())?;
+        let quantised = quantised_rows(device, rows)?;
+        let write = SlotWrite::plan(blocks, &layer.cache, stream, slots, quantised.each_ref())?;
         let (pad, block_size) = (blocks.0.pad_policy(), blocks.0.block_size());
-        let places = slots.iter().take(write.rows).map(|slot| {
-            let place = usize::try_from(*slot).ok();
-            place.filter(|_| !pad.is_padding(*slot, block_size))
-        });
+        let written = slots.iter().take(write.rows);
+        let places = written.map(|slot| pad.cached_slot(*slot, block_size));
         let by = match (&layer.scales, write.rows) {
             (_, 0) => Quantisers::Nothing,
-            (LayerScales::Channel { .. }, rows) => {
-                let [keys, values] = integers;
-                let of = layer.channel_quantisers(device, rows, [key, value], [keys, values])?;
+            (LayerScales::Channel { .. }, written) => {
+                let [keys, values] = quantised;
+                let of = layer.channel_quantisers(device, written, rows, [keys, values])?;
                 Quantisers::Channel(Box::new(of))
             }
             (LayerScales::Token(_), rows) => {
+                let slots: Vec<_> = places.collect();
                 let scales = || Tensor::empty(device, [rows, 1, 1]);
                 Quantisers::Token(Box::new(TokenQuantiser {
                     stored: layer.stored(),
-                    rows,
-                    integers,
+                    quantised,
                     scales: [scales()?, scales()?],
-                    writes: CopiedWrites::new(places, block_size),
+                    writes: CopiedWrites::new(slots.iter().copied(), block_size),
+                    slots,
                 }))
             }
             (LayerScales::Group(_), _) => {
-                let places: Vec<_> = places.collect();
-                let of = GroupQuantiser::new(device, integers, &places, block_size)?;
+                let of = GroupQuantiser::new(device, quantised, places.collect(), block_size)?;
                 Quantisers::Group(Box::new(of))
             }
         };
@@ -77,7 +72,7 @@ impl QuantisedWrite {
     }
 
     /// Queues the writing of a layer.
-    pub(super) fn queue<T: Element>(
+    pub(in crate::kv) fn queue<T: Element>(
         &self,
         shape: &CacheShape,
         layer: &QuantisedLayer,
@@ -86,7 +81,7 @@ impl QuantisedWrite {
     ) -> Result<()> {
         let [key, value] = rows;
         rows_have_slots(self.write.tokens, key, value)?;
-        let integers = match (&self.by, &layer.scales) {
+        let quantised = match (&self.by, &layer.scales) {
             (Quantisers::Nothing, _) => return Ok(()),
             (Quantisers::Channel(of), LayerScales::Channel { .. }) => {
                 layer.quantise(of, &mut &*stream, rows)?
@@ -105,6 +100,6 @@ impl QuantisedWrite {
                 ));
             }
         };
-        self.write.queue(shape, &layer.cache, stream, integers)
+        self.write.queue(shape, &layer.cache, stream, quantised)
     }
 }

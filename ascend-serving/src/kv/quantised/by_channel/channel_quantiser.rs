@@ -1,4 +1,4 @@
-//! Rows as numbers of a byte, by scales of channels.
+//! Rows quantised by scales of channels.
 
 use ascend_attention::attention::{Affine, Inputs, Quantisation};
 use ascend_attention::graph::Capturing;
@@ -6,9 +6,8 @@ use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::{AnyTensor, Device, Element, Output, Plan, Stream, Tensor};
 
 use crate::error::{Error, Result};
-
-use super::one_key_each::one_key_each;
-use super::quantised_type::QuantisedType;
+use crate::kv::quantised::one_key_each::one_key_each;
+use crate::kv::quantised::quantised_type::QuantisedType;
 
 /// Where calls go: to a stream, or into a graph.
 pub(crate) trait Calls {
@@ -43,11 +42,12 @@ impl Calls for Capturing<'_> {
     }
 }
 
-/// Rows as numbers of a byte, by scales that are the same for all of them.
+/// Quantises rows by scales that are the same for all of them.
 ///
 /// The library has no operator that quantises and nothing else. Attention with a single key is the value of that key, and
 /// FusedInferAttentionScore quantises what it computes: a call with a sequence for each row, whose query and key are zeros and
-/// whose value is the row, gives `round(row / scale)`.
+/// whose value is the row, multiplies the row by the inverses of the scales, which are FLOAT, and rounds the products to the
+/// stored type.
 #[derive(Debug)]
 pub(crate) struct ChannelQuantiser {
     argument: &'static str,
@@ -57,18 +57,18 @@ pub(crate) struct ChannelQuantiser {
     rows: usize,
     /// Queries and keys of all rows, zeros.
     zeros: AnyTensor,
-    /// The integers, or bits, of the shape of the rows, for one layer after the other.
-    integers: Tensor<i8>,
+    /// The quantised rows, of the shape of the rows, for one layer after the other.
+    quantised: Tensor<i8>,
 }
 
 impl ChannelQuantiser {
-    pub(super) fn plan<T: Element>(
+    pub(in crate::kv) fn plan<T: Element>(
         device: &Device,
         (argument, stored): (&'static str, QuantisedType),
         rows: usize,
         of: &Tensor<T>,
         inverses: &Tensor<f32>,
-        integers: Tensor<i8>,
+        quantised: Tensor<i8>,
     ) -> Result<Self> {
         let [heads, _] = [0, 1].map(|axis| inverses.shape().get(axis).copied().unwrap_or(0));
         let of = one_row_each(argument, of, rows, inverses)?;
@@ -84,12 +84,12 @@ impl ChannelQuantiser {
             plan,
             rows,
             zeros,
-            integers,
+            quantised,
         })
     }
 
     /// Queues the quantisation of a layer's rows.
-    pub(super) fn queue<T: Element>(
+    pub(in crate::kv) fn queue<T: Element>(
         &self,
         calls: &mut impl Calls,
         of: &Tensor<T>,
@@ -98,13 +98,13 @@ impl ChannelQuantiser {
         let of = one_row_each(self.argument, of, self.rows, inverses)?;
         let inputs = Inputs::new(&self.zeros, &self.zeros, &of);
         let inputs = inputs.quantisation(Quantisation::Output(Affine::scale(inverses)));
-        let bytes = one_row_each(self.argument, &self.integers, self.rows, inverses)?;
+        let bytes = one_row_each(self.argument, &self.quantised, self.rows, inverses)?;
         match self.stored {
             QuantisedType::Int8 => self.launch::<i8>(calls, &inputs, &bytes)?,
             QuantisedType::Float8E4M3Fn => self.launch::<Float8E4M3Fn>(calls, &inputs, &bytes)?,
             QuantisedType::HiFloat8 => self.launch::<HiFloat8>(calls, &inputs, &bytes)?,
         }
-        Ok(&self.integers)
+        Ok(&self.quantised)
     }
 
     fn launch<Q: Element>(

@@ -1,143 +1,118 @@
-//! New rows as numbers of a byte, with a scale for each token.
+//! New rows quantised with a scale for each token.
 
 use ascend_attention::{Element, Stream, Tensor};
 
-use crate::error::{Error, Result};
-use crate::refusal::Refused;
+use crate::error::Result;
+use crate::kv::cache_shape::LayerCache;
+use crate::kv::copied_writes::CopiedWrites;
+use crate::kv::quantised::quantised_type::QuantisedType;
+use crate::kv::quantised::rows_on_host::rows_to_quantise;
 
-use super::copied_writes::CopiedWrites;
-use super::host_numbers::{all_finite, host_numbers};
-use super::quantised_layer::TokenScales;
-use super::quantised_type::QuantisedType;
+/// Scales in the blocks of their tokens.
+#[derive(Clone, Debug)]
+pub(crate) struct TokenScales {
+    /// As tokens of one element, `[blocks, block_size, 1]`.
+    pub(crate) rows: LayerCache<f32>,
+    /// As the operator reads them, `[blocks, block_size]`.
+    pub(in crate::kv) key: Tensor<f32>,
+    pub(in crate::kv) value: Tensor<f32>,
+}
 
 /// Quantises the rows of a step on the host: no operator of the library finds the largest number of a row.
 #[derive(Debug)]
-pub(super) struct TokenQuantiser {
-    pub(super) stored: QuantisedType,
-    /// Rows up to the last that is written.
-    pub(super) rows: usize,
+pub(in crate::kv) struct TokenQuantiser {
+    pub(in crate::kv) stored: QuantisedType,
+    /// Of the rows up to the last that is written.
+    pub(in crate::kv) slots: Vec<Option<usize>>,
     /// Keys and values of all rows, for one layer after the other.
-    pub(super) integers: [Tensor<i8>; 2],
+    pub(in crate::kv) quantised: [Tensor<i8>; 2],
     /// Their scales, `[rows, 1, 1]`.
-    pub(super) scales: [Tensor<f32>; 2],
+    pub(in crate::kv) scales: [Tensor<f32>; 2],
     /// Where the scales go.
-    pub(super) writes: CopiedWrites,
+    pub(in crate::kv) writes: CopiedWrites,
 }
 
 impl TokenQuantiser {
     /// Waits for the rows of a layer, quantises them, and queues the writing of their scales.
-    pub(super) fn queue<T: Element>(
+    pub(in crate::kv) fn queue<T: Element>(
         &self,
         stream: &Stream,
         rows: [&Tensor<T>; 2],
         scales: &TokenScales,
     ) -> Result<[&Tensor<i8>; 2]> {
         let [key, value] = rows;
-        let [keys, values] = &self.integers;
-        let keys = self.quantised(stream, "key", key, keys)?;
-        let values = self.quantised(stream, "value", value, values)?;
+        let [keys, values] = &self.quantised;
+        let keys = self.quantise(stream, "key", key, keys)?;
+        let values = self.quantise(stream, "value", value, values)?;
         let caches = [&scales.rows.key, &scales.rows.value];
-        let all = self.integers.iter().zip(&self.scales).zip(caches);
-        for (((integers, scales), cache), of) in all.zip([&keys, &values]) {
-            let first = integers.narrow(0, 0..self.rows)?;
-            first.overwrite(stream, &of.integers)?;
+        let all = self.quantised.iter().zip(&self.scales).zip(caches);
+        for (((quantised, scales), cache), of) in all.zip([&keys, &values]) {
+            let first = quantised.narrow(0, 0..self.slots.len())?;
+            first.overwrite(stream, &of.quantised)?;
             scales.overwrite(stream, &of.scales)?;
             self.writes
                 .checked("scales", scales, cache)?
                 .queue(stream)?;
         }
-        Ok(self.integers.each_ref())
+        Ok(self.quantised.each_ref())
     }
 
-    fn quantised<T: Element>(
+    fn quantise<T: Element>(
         &self,
         stream: &Stream,
         argument: &'static str,
         rows: &Tensor<T>,
         like: &Tensor<i8>,
     ) -> Result<QuantisedTokens> {
-        if rows.shape() != like.shape() {
-            return Err(Error::invalid(
-                argument,
-                rows.desc(),
-                format_args!("{:?}, as the step was planned", like.shape()),
-            ));
-        }
-        let rows = rows.narrow(0, 0..self.rows)?;
-        let elements = rows.len().checked_div(self.rows).unwrap_or(0);
-        let numbers = host_numbers(stream, &rows)?;
-        Ok(QuantisedTokens::of(
-            self.stored,
-            argument,
-            &numbers,
-            elements,
-        )?)
+        let planned = like.shape();
+        let (numbers, elements) = rows_to_quantise(stream, argument, rows, planned, &self.slots)?;
+        Ok(QuantisedTokens::of(self.stored, &numbers, elements))
     }
 }
 
-/// Tokens as numbers of a byte.
+/// Tokens, quantised.
 #[derive(Debug, PartialEq)]
 struct QuantisedTokens {
     /// Integers, or the bits of floats.
-    integers: Vec<i8>,
+    quantised: Vec<i8>,
     /// One for each token.
     scales: Vec<f32>,
 }
 
 impl QuantisedTokens {
     /// Each token by the scale that makes its largest number the largest there is; by 1 where all are 0.
-    fn of(
-        stored: QuantisedType,
-        argument: &str,
-        numbers: &[f32],
-        elements: usize,
-    ) -> Result<Self, Refused> {
+    fn of(stored: QuantisedType, numbers: &[f32], elements: usize) -> Self {
         let largest = stored.largest_of_token().unwrap_or(1.0);
-        let mut integers = Vec::with_capacity(numbers.len());
+        let mut quantised = Vec::with_capacity(numbers.len());
         let mut scales = Vec::new();
-        all_finite(argument, numbers, elements)?;
         for row in numbers.chunks(elements.max(1)) {
             let most = row.iter().fold(0f32, |most, number| most.max(number.abs()));
             let scale = if most > 0.0 { most / largest } else { 1.0 };
-            let integer = |number: &f32| stored.bits(number / scale);
-            integers.extend(row.iter().map(integer));
+            let bits = |number: &f32| stored.bits(number / scale);
+            quantised.extend(row.iter().map(bits));
             scales.push(scale);
         }
-        Ok(Self { integers, scales })
+        Self { quantised, scales }
     }
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::refusal::Rule;
     use ascend_attention::spec::minifloat::Float8E4M3Fn;
     use proptest::prelude::*;
 
     #[test]
-    fn numbers_that_are_not_finite_are_refused() {
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let refused =
-                QuantisedTokens::of(QuantisedType::Int8, "value", &[1.0, 2.0, 3.0, bad], 2)
-                    .unwrap_err();
-            assert_eq!(refused.rule, Rule::QuantisedFinite);
-            assert!(refused.given.contains("row 1 of the value"), "{refused}");
-        }
-    }
-
-    #[test]
-    fn no_tokens_are_no_integers() {
-        let none = QuantisedTokens::of(QuantisedType::Int8, "key", &[], 0).unwrap();
-        assert!(none.integers.is_empty() && none.scales.is_empty());
+    fn no_tokens_are_nothing() {
+        let none = QuantisedTokens::of(QuantisedType::Int8, &[], 0);
+        assert!(none.quantised.is_empty() && none.scales.is_empty());
     }
 
     #[test]
     fn halves_go_to_the_even_integer() {
         let numbers = [127.0, 0.5, 1.5, -2.5, 0.0, 0.0, 0.0, 0.0];
-        let of = QuantisedTokens::of(QuantisedType::Int8, "key", &numbers, 4);
-        let of = of.unwrap();
-        assert_eq!(of.integers, [127, 0, 2, -2, 0, 0, 0, 0]);
+        let of = QuantisedTokens::of(QuantisedType::Int8, &numbers, 4);
+        assert_eq!(of.quantised, [127, 0, 2, -2, 0, 0, 0, 0]);
         assert_eq!(of.scales, [1.0, 1.0]);
     }
 
@@ -154,9 +129,9 @@ mod tests {
             0.5,
             0.0,
         ];
-        let of = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, "key", &numbers, 8).unwrap();
+        let of = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, &numbers, 8);
         assert_eq!(of.scales, [1.0]);
-        let back: Vec<f32> = (of.integers.iter())
+        let back: Vec<f32> = (of.quantised.iter())
             .map(|bits| Float8E4M3Fn::from_bits(*bits as u8).to_f32())
             .collect();
         let want = [
@@ -177,8 +152,8 @@ mod tests {
         #[test]
         fn a_token_fills_its_floats(numbers in prop::collection::vec(-1e4f32..1e4, 4..40), exponent in -100i32..20) {
             let numbers: Vec<f32> = numbers.iter().map(|x| x * (exponent as f32).exp2()).collect();
-            let of = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, "key", &numbers, 4).unwrap();
-            for ((row, stored), scale) in numbers.chunks(4).zip(of.integers.chunks(4)).zip(&of.scales) {
+            let of = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, &numbers, 4);
+            for ((row, stored), scale) in numbers.chunks(4).zip(of.quantised.chunks(4)).zip(&of.scales) {
                 let float = |bits: &i8| f64::from(Float8E4M3Fn::from_bits(*bits as u8).to_f32());
                 for (number, bits) in row.iter().zip(stored) {
                     let (number, scale) = (f64::from(*number), f64::from(*scale));
@@ -194,13 +169,13 @@ mod tests {
         #[test]
         fn a_token_fills_its_scale(numbers in prop::collection::vec(-1e4f32..1e4, 4..40), exponent in -100i32..20) {
             let numbers: Vec<f32> = numbers.iter().map(|x| x * (exponent as f32).exp2()).collect();
-            let of = QuantisedTokens::of(QuantisedType::Int8, "key", &numbers, 4).unwrap();
-            for ((row, integers), scale) in numbers.chunks(4).zip(of.integers.chunks(4)).zip(&of.scales) {
-                for (number, integer) in row.iter().zip(integers) {
+            let of = QuantisedTokens::of(QuantisedType::Int8, &numbers, 4);
+            for ((row, quantised), scale) in numbers.chunks(4).zip(of.quantised.chunks(4)).zip(&of.scales) {
+                for (number, integer) in row.iter().zip(quantised) {
                     let back = f64::from(*integer) * f64::from(*scale);
                     prop_assert!((back - f64::from(*number)).abs() <= f64::from(*scale) * 0.5001);
                 }
-                let most = integers.iter().map(|x| x.unsigned_abs()).max();
+                let most = quantised.iter().map(|x| x.unsigned_abs()).max();
                 prop_assert!(row.iter().all(|x| *x == 0.0) || most == Some(127));
             }
         }

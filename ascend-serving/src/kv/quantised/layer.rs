@@ -6,13 +6,13 @@ use ascend_attention::spec::minifloat::Float8E8M0;
 use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor};
 
 use crate::error::Result;
+use crate::kv::cache_shape::LayerCache;
+use crate::kv::quantised::by_channel::DeviceScales;
+use crate::kv::quantised::by_channel::{Calls, ChannelQuantiser};
+use crate::kv::quantised::by_group::GroupScales;
+use crate::kv::quantised::by_token::TokenScales;
+use crate::kv::quantised::quantised_type::QuantisedType;
 use crate::refusal::{Refused, Rule, refused};
-
-use super::cache_shape::LayerCache;
-use super::channel_quantiser::{Calls, ChannelQuantiser};
-use super::quantised_by_group::GroupScales;
-use super::quantised_scales::DeviceScales;
-use super::quantised_type::QuantisedType;
 
 /// The quantised cache of one layer, and what its numbers stand for: `stored * scale`.
 #[derive(Clone, Debug)]
@@ -23,12 +23,12 @@ pub struct QuantisedLayer {
     /// The same memory, as what it is.
     key: AnyTensor,
     value: AnyTensor,
-    pub(super) scales: LayerScales,
+    pub(in crate::kv) scales: LayerScales,
 }
 
 /// Which elements of a layer share a scale.
 #[derive(Clone, Debug)]
-pub(super) enum LayerScales {
+pub(in crate::kv) enum LayerScales {
     /// Those of a head and place in it.
     Channel {
         key: DeviceScales,
@@ -36,22 +36,12 @@ pub(super) enum LayerScales {
     },
     /// Those of a token.
     Token(TokenScales),
-    /// Groups of 32: powers of two.
+    /// Groups of 32, of a power of two.
     Group(GroupScales),
 }
 
-/// Scales in the blocks of their tokens.
-#[derive(Clone, Debug)]
-pub(crate) struct TokenScales {
-    /// As tokens of one element, `[blocks, block_size, 1]`.
-    pub(crate) rows: LayerCache<f32>,
-    /// As the operator reads them, `[blocks, block_size]`.
-    pub(super) key: Tensor<f32>,
-    pub(super) value: Tensor<f32>,
-}
-
 impl QuantisedLayer {
-    pub(super) fn new(
+    pub(in crate::kv) fn new(
         cache: LayerCache<i8>,
         stored: QuantisedType,
         scales: LayerScales,
@@ -84,11 +74,9 @@ impl QuantisedLayer {
     /// where queries are quantised, too.
     pub fn quantisation(&self) -> Option<Quantisation<'_>> {
         match &self.scales {
-            LayerScales::Channel { key, value } => Some(split(
-                AntiquantMode::PerChannel,
-                &key.factors,
-                &value.factors,
-            )),
+            LayerScales::Channel { key, value } => {
+                Some(split(AntiquantMode::PerChannel, &key.scales, &value.scales))
+            }
             LayerScales::Token(TokenScales { key, value, .. }) => {
                 Some(split(AntiquantMode::PerTokenPaged, key, value))
             }
@@ -96,13 +84,14 @@ impl QuantisedLayer {
         }
     }
 
-    /// Powers of two of keys, `[blocks, N, block_size, D/64, 2]`, and of values, `[blocks, N, block_size/64, D, 2]`, where 32 numbers
-    /// share one: `keyAntiquantScale` and `valueAntiquantScale` of [`PagedKvCache::mxfp8`](super::PagedKvCache::mxfp8).
+    /// Shared scales of keys, `[blocks, N, block_size, D/64, 2]`, and of values, `[blocks, N, block_size/64, D, 2]`, a power of
+    /// two for each 32 neighbours: `keyAntiquantScale` and `valueAntiquantScale` of
+    /// [`PagedKvCache::mxfp8`](crate::kv::PagedKvCache::mxfp8).
     pub fn group_scales(&self) -> Option<[&Tensor<Float8E8M0>; 2]> {
         self.of_groups().map(|of| [&of.key, &of.value])
     }
 
-    /// The powers of two where groups of 32 have them.
+    /// The scales where 32 neighbours share one.
     pub(crate) fn of_groups(&self) -> Option<&GroupScales> {
         match &self.scales {
             LayerScales::Group(scales) => Some(scales),
@@ -113,7 +102,7 @@ impl QuantisedLayer {
     /// The scales of keys and of values, where they are the same for all tokens.
     pub(crate) fn of_channels(&self) -> Option<[&AnyTensor; 2]> {
         match &self.scales {
-            LayerScales::Channel { key, value } => Some([&key.factors, &value.factors]),
+            LayerScales::Channel { key, value } => Some([&key.scales, &value.scales]),
             LayerScales::Token(_) | LayerScales::Group(_) => None,
         }
     }
@@ -161,7 +150,7 @@ impl QuantisedLayer {
         let by = match &self.scales {
             LayerScales::Channel { key, value } => return Ok([&key.inverses, &value.inverses]),
             LayerScales::Token(_) => "a scale for each token",
-            LayerScales::Group(_) => "a power of two for each 32 numbers",
+            LayerScales::Group(_) => "a scale for each 32 neighbours",
         };
         Err(refused(
             Rule::CacheQuantised,
@@ -172,7 +161,7 @@ impl QuantisedLayer {
     }
 
     /// Bytes of device memory in blocks.
-    pub(super) fn bytes(&self) -> usize {
+    pub(in crate::kv) fn bytes(&self) -> usize {
         let scales = match &self.scales {
             LayerScales::Channel { .. } => 0,
             LayerScales::Token(scales) => scales.rows.bytes(),
@@ -182,7 +171,7 @@ impl QuantisedLayer {
     }
 
     /// Queues the copying of a block to another.
-    pub(super) fn copy_block(&self, stream: &Stream, from: usize, to: usize) -> Result<()> {
+    pub(in crate::kv) fn copy_block(&self, stream: &Stream, from: usize, to: usize) -> Result<()> {
         self.cache.copy_block(stream, from, to)?;
         match &self.scales {
             LayerScales::Channel { .. } => Ok(()),
@@ -190,6 +179,15 @@ impl QuantisedLayer {
             LayerScales::Group(scales) => scales.blocks.copy_block(stream, from, to),
         }
     }
+}
+
+/// Room for keys and values of a step that are quantised, of their shapes.
+pub(crate) fn quantised_rows<T: Element>(
+    device: &Device,
+    [key, value]: [&Tensor<T>; 2],
+) -> Result<[Tensor<i8>; 2]> {
+    let empty = |rows: &Tensor<T>| Tensor::empty(device, rows.shape());
+    Ok([empty(key)?, empty(value)?])
 }
 
 /// What a call brings that reads keys and values with scales apart.

@@ -1,16 +1,17 @@
-//! Groups of 32 numbers as FLOAT8_E4M3FN times a power of two, a FLOAT8_E8M0 (MXFP8).
+//! Groups of 32 numbers as FLOAT8_E4M3FN times a shared scale, a power of two of FLOAT8_E8M0: MXFP8 of the OCP Microscaling
+//! Formats.
 
 use ascend_attention::spec::fia::FiaCall;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, Float8E8M0};
 
-/// Numbers that share a power of two.
+/// Numbers that share a scale.
 pub(crate) const GROUP: usize = FiaCall::MXFP8_GROUP as usize;
 
-/// The power of two of a group, by its bits: 2^(bits - 127).
+/// The scale of a group, by its bits: 2^(bits - 127).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Power(pub(super) u8);
+pub(super) struct SharedScale(pub(super) u8);
 
-impl Power {
+impl SharedScale {
     /// The smallest by which the largest number of a group is at most 448, and so none of them is cut; 1 for a group of zeros.
     /// What is not finite does not count.
     pub(super) fn covering(numbers: impl IntoIterator<Item = f64>) -> Self {
@@ -23,9 +24,9 @@ impl Power {
         let bits = most.to_bits();
         let above = bits & ((1 << 52) - 1) > 3 << 50;
         let exponent = i64::try_from(bits >> 52).unwrap_or(0);
-        let power = exponent.saturating_sub(1023 + 8 - 127);
-        let power = power.saturating_add(i64::from(above));
-        Self(power.clamp(0, 254) as u8)
+        let scale = exponent.saturating_sub(1023 + 8 - 127);
+        let scale = scale.saturating_add(i64::from(above));
+        Self(scale.clamp(0, 254) as u8)
     }
 
     fn factor(self) -> f64 {
@@ -43,16 +44,16 @@ impl Power {
     }
 }
 
-/// Rows as floats and powers of two, one for each 32 neighbours. Rows are a multiple of 32 long.
-pub(crate) fn rows_in_groups(numbers: &[f32]) -> (Vec<u8>, Vec<u8>) {
+/// Rows as floats and shared scales, one for each 32 neighbours. Rows are a multiple of 32 long.
+pub(crate) fn quantise_mxfp8(numbers: &[f32]) -> (Vec<u8>, Vec<u8>) {
     let mut floats = Vec::with_capacity(numbers.len());
-    let mut powers = Vec::with_capacity(numbers.len().div_ceil(GROUP));
+    let mut scales = Vec::with_capacity(numbers.len().div_ceil(GROUP));
     for group in numbers.chunks(GROUP) {
-        let power = Power::covering(group.iter().copied().map(f64::from));
-        floats.extend(group.iter().map(|number| power.store(f64::from(*number))));
-        powers.push(power.0);
+        let scale = SharedScale::covering(group.iter().copied().map(f64::from));
+        floats.extend(group.iter().map(|number| scale.store(f64::from(*number))));
+        scales.push(scale.0);
     }
-    (floats, powers)
+    (floats, scales)
 }
 
 #[cfg(test)]
@@ -62,7 +63,7 @@ mod tests {
 
     #[test]
     fn the_largest_number_is_not_cut_and_fills_its_floats() {
-        for (most, power) in [
+        for (most, scale) in [
             (448.0, 127),
             (448.1, 128),
             (449.0, 128),
@@ -72,27 +73,27 @@ mod tests {
             (0.0, 127),
         ] {
             assert_eq!(
-                Power::covering([0.0, -most, f64::NAN]),
-                Power(power),
+                SharedScale::covering([0.0, -most, f64::NAN]),
+                SharedScale(scale),
                 "{most}"
             );
         }
-        assert_eq!(Power::covering([f64::from(f32::MAX)]).0, 247);
-        assert_eq!(Power::covering([1e-40]).0, 0);
+        assert_eq!(SharedScale::covering([f64::from(f32::MAX)]).0, 247);
+        assert_eq!(SharedScale::covering([1e-40]).0, 0);
     }
 
     proptest! {
-        /// A float is within a 16th of its number or half the smallest step, and moving it to a larger power of two and back
+        /// A float is within a 16th of its number or half the smallest step, and moving it to a larger scale and back
         /// loses nothing but what becomes too small.
         #[test]
-        fn floats_move_between_powers(numbers in prop::collection::vec(-1e3f64..1e3, 1..40), exponent in -90i32..90, more in 0u8..6) {
+        fn floats_move_between_scales(numbers in prop::collection::vec(-1e3f64..1e3, 1..40), exponent in -90i32..90, more in 0u8..6) {
             let numbers: Vec<f64> = numbers.iter().map(|x| x * f64::from(exponent).exp2()).collect();
-            let power = Power::covering(numbers.iter().copied());
-            let larger = Power(power.0 + more);
+            let scale = SharedScale::covering(numbers.iter().copied());
+            let larger = SharedScale(scale.0 + more);
             let step = larger.factor() / 512.0;
             for number in numbers {
-                let stored = power.load(power.store(number));
-                prop_assert!((stored - number).abs() <= (number.abs() / 16.0).max(power.factor() / 1024.0));
+                let stored = scale.load(scale.store(number));
+                prop_assert!((stored - number).abs() <= (number.abs() / 16.0).max(scale.factor() / 1024.0));
                 let moved = larger.load(larger.store(stored));
                 prop_assert!(moved == stored || (moved - stored).abs() <= step / 2.0 && moved.abs() <= 8.0 * step);
             }

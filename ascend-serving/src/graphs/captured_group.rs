@@ -3,36 +3,44 @@
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::mask::HostMask;
-use ascend_attention::scatter::{CacheOrder, ScatterPaKvCache, SlotMapping};
 use ascend_attention::spec::Layout;
-use ascend_attention::spec::fia::Cache;
 use ascend_attention::{AnyTensor, Element, Mask, Output, Stream, Tensor};
 
 use crate::backends::{batched, decode_rows as single_row, single_row_inputs, single_rows};
 use crate::batch::{AttentionMetadata, Causality, MaskKind, MaskedRequest, NamedMask};
 use crate::engine::{Attention, same_mask};
-use crate::error::{Error, Result};
-use crate::kv::{BlockPool, PadPolicy, capacity};
+use crate::error::Result;
+use crate::kv::{BlockPool, CacheShape, WriteViews, quantised_rows, scattered_slots, slot_mapping};
 use crate::refusal::{Refused, Rule, refused};
 
-use super::graph_limits::GraphLimits;
+use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_pool::packed_paged;
-use super::graph_tensors::{GraphTensors, KindBuffers};
+use super::graph_tensors::{GraphTensors, GroupBuffers};
+
+/// Where a layer of the model is captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LayerPlace {
+    /// Its group.
+    pub(super) group: usize,
+    /// Its number among the layers of the group.
+    pub(super) layer: usize,
+}
 
 /// Layers that share a cache.
-pub(super) struct CapturedKind {
+pub(super) struct CapturedGroup {
     pool: BlockPool,
+    shape: CacheShape,
     /// Which keys the tokens of each layer see.
     layers: Vec<MaskKind>,
     /// The same, each once.
     seen: Vec<MaskKind>,
     limits: KeyLimits,
     /// New tokens of each request, at most.
-    tokens: usize,
+    each: RowsEach,
     quantised: bool,
 }
 
-impl CapturedKind {
+impl CapturedGroup {
     /// Layers with these masks. Where sequences give back what lies in front of a window, no more keys are read than that.
     pub(super) fn new<T: Element>(
         attention: &Attention<T>,
@@ -46,10 +54,10 @@ impl CapturedKind {
         let shown = shown.and_then(|mask| mask.causality().ok()?.window());
         // The block in which the window of the first new token begins is there as a whole.
         let keys = shown.map_or(usize::MAX, |window| {
-            let around = block_size.saturating_add(limits.tokens).saturating_sub(2);
+            let around = block_size.saturating_add(limits.each.0).saturating_sub(2);
             // A dummy request may have to have all rows but one a request.
             let rows = limits.sizes.iter().max().map_or(0, |size| {
-                let more = limits.tokens.saturating_sub(1);
+                let more = limits.each.0.saturating_sub(1);
                 size.saturating_mul(more).saturating_add(1)
             });
             window.get().saturating_add(around).max(rows)
@@ -62,6 +70,7 @@ impl CapturedKind {
         }
         Self {
             pool: pool.clone(),
+            shape: attention.cache().shape(),
             layers,
             seen,
             limits: KeyLimits {
@@ -69,7 +78,7 @@ impl CapturedKind {
                 blocks: limits.blocks.min(pool.blocks()),
                 block_size,
             },
-            tokens: limits.tokens,
+            each: limits.each,
             quantised: attention.cache().is_quantised(),
         }
     }
@@ -78,7 +87,7 @@ impl CapturedKind {
     pub(super) fn can_be_captured(&self, sinks: bool) -> Result<(), Refused> {
         let causal = |mask: &MaskKind| *mask == MaskKind::from(Causality::Causal);
         let other = self.seen.iter().find(|mask| !causal(mask));
-        if !self.quantised || self.tokens <= 1 && other.is_none() && !sinks {
+        if !self.quantised || self.each.0 <= 1 && other.is_none() && !sinks {
             return Ok(());
         }
         let with = if sinks { "with" } else { "without" };
@@ -86,7 +95,7 @@ impl CapturedKind {
             Rule::CacheQuantised,
             match other {
                 Some(mask) => format!("a layer with {mask}"),
-                None => format!("{} tokens a request, {with} sinks", self.tokens),
+                None => format!("{} tokens a request, {with} sinks", self.each.0),
             },
             "graphs over a quantised cache of one token a request, causal, without sinks",
             "compute such steps without a graph by `QuantisedPrefill`, or make the cache by `PagedKvCache::new`",
@@ -142,7 +151,7 @@ impl CapturedKind {
 
     /// Refuses a step with a request of more new tokens than were captured, or of fewer where a layer has a named mask.
     pub(super) fn admits_tokens(&self, metadata: &AttentionMetadata) -> Result<(), Refused> {
-        let each = self.tokens;
+        let each = self.each.0;
         let named = self.named().next();
         let mut requests = metadata.masked_requests();
         let other = requests.find(|of| match (of.place, named) {
@@ -196,17 +205,12 @@ impl CapturedKind {
         stream: &Stream,
         attention: &Attention<T>,
         requests: usize,
-    ) -> Result<KindBuffers<T>> {
+    ) -> Result<GroupBuffers<T>> {
         let device = stream.device();
-        let rows = requests.saturating_mul(self.tokens);
-        let (shape, of, pool) = (attention.shape(), attention.cache().shape(), &self.pool);
-        let (pad, allowed) = match pool.pad_policy() {
-            pad @ PadPolicy::SkipNegative => (pad, "slot_mapping.negative"),
-            pad @ PadPolicy::DumpSlot(_) => (pad, "slot_mapping.unique"),
-        };
-        let slots = vec![i64::from(pad.slot()?); rows];
-        let places = capacity(pool.blocks(), pool.block_size());
-        let mask = |_| Tensor::empty(device, [requests, self.tokens, self.mask_columns()]);
+        let rows = self.each.rows(requests);
+        let (shape, of, pool) = (attention.shape(), &self.shape, &self.pool);
+        let padding = std::iter::repeat_n(pool.pad_policy().slot()?, rows);
+        let mask = |_| Tensor::empty(device, [requests, self.each.0, self.mask_columns()]);
         let tensors = GraphTensors {
             query: Tensor::empty(device, [rows, shape.heads, shape.head_dim])?,
             key: Tensor::empty(device, [rows, of.kv_heads, of.key_dim])?,
@@ -219,17 +223,16 @@ impl CapturedKind {
         let quantisers = match self.quantised {
             false => None,
             true => {
-                let empty = |rows: &Tensor<T>| Tensor::<i8>::empty(device, rows.shape());
-                let (key, value) = (&tensors.key, &tensors.value);
-                let integers = [empty(key)?, empty(value)?];
+                let new = [&tensors.key, &tensors.value];
+                let quantised = quantised_rows(device, new)?;
                 // Those of one layer do for all: each brings its scales.
                 let layer = attention.cache().quantised_layer(0)?;
-                Some(layer.channel_quantisers(device, rows, [key, value], integers)?)
+                Some(layer.channel_quantisers(device, rows, new, quantised)?)
             }
         };
-        Ok(KindBuffers {
+        Ok(GroupBuffers {
             table: BlockTable::zeroed(device, requests, self.columns(), self.limits.block_size)?,
-            slots: SlotMapping::allowing(stream, &slots, places, &[allowed])?,
+            slots: slot_mapping(stream, (pool, of), padding)?,
             masks: self.named().map(mask).collect::<Result<_, _>>()?,
             quantisers,
             tensors,
@@ -243,21 +246,10 @@ impl CapturedKind {
         (attention, layer): (&Attention<T>, usize),
         mask: Option<&Mask>,
         sink: Option<&AnyTensor>,
-        buffers: &KindBuffers<T>,
+        buffers: &GroupBuffers<T>,
     ) -> Result<()> {
         let cache = attention.cache();
-        let order = match cache.shape().format {
-            Cache::BnBsH => CacheOrder::Norm,
-            Cache::Nz => CacheOrder::PaNz,
-            format => {
-                return Err(Error::invalid(
-                    "cache",
-                    format_args!("{format:?}"),
-                    "BnBsH or NZ; others are captured by `GraphPool::capture_layers`",
-                ));
-            }
-        };
-        let KindBuffers {
+        let GroupBuffers {
             table,
             slots,
             tensors,
@@ -270,9 +262,8 @@ impl CapturedKind {
             value,
             output,
         } = tensors;
-        let scatter = ScatterPaKvCache::new().cache_order(order);
-        let requests = table.sequences();
-        let shape = attention.shape();
+        let (requests, shape) = (table.sequences(), attention.shape());
+        let rows = self.each.rows(requests);
         // Of every request, where lengths are given one by one.
         let longest = self.limits.keys.min(self.mask_columns());
         let longest = PerRequest::new(vec![longest; requests])?;
@@ -282,7 +273,6 @@ impl CapturedKind {
         };
         if let Some(quantisers) = quantisers {
             let of = cache.quantised_layer(layer)?;
-            let cached = &of.cache;
             let (layout, call) = single_rows(shape, of);
             let query = single_row(layout, query)?;
             let output = Output {
@@ -291,13 +281,15 @@ impl CapturedKind {
             };
             let inputs = single_row_inputs(&query, table, of);
             let call = capture.attention(&call, longest, &inputs)?;
-            let [key, value] = of.quantise(quantisers, capture, [key, value])?;
-            let write = scatter.plan(key, value, slots, &cached.key, &cached.value)?;
-            capture.scatter(&write, key, value, slots, &cached.key, &cached.value)?;
+            let quantised = of.quantise(quantisers, capture, [key, value])?;
+            let write = WriteViews::of(&self.shape, &of.cache, rows, quantised)?;
+            let plan = write.scatter(&self.shape, slots)?;
+            write.record(capture, &plan, slots)?;
             return Ok(capture.launch(call, &inputs, &output)?);
         }
         let cached = cache.layer(layer)?;
-        let write = scatter.plan(key, value, slots, &cached.key, &cached.value)?;
+        let write = WriteViews::of(&self.shape, cached, rows, [key, value])?;
+        let plan = write.scatter(&self.shape, slots)?;
         let inputs = |query| {
             let inputs = Inputs::new(query, &cached.key, &cached.value).paged(table);
             match sink {
@@ -306,12 +298,12 @@ impl CapturedKind {
             }
         };
         if let Some(mask) = mask {
-            let rows = (1..=requests).map(|request| request.saturating_mul(self.tokens));
+            let rows = (1..=requests).map(|request| self.each.rows(request));
             let rows = Cumulative::new(rows.collect())?;
             let inputs = inputs(query);
             let call = shape.call(Layout::Tnd).mask(mask.clone());
             let call = capture.attention_within(&call, &rows, self.limits, &inputs)?;
-            capture.scatter(&write, key, value, slots, &cached.key, &cached.value)?;
+            write.record(capture, &plan, slots)?;
             return Ok(capture.launch(call, &inputs, output)?);
         }
         let own = self.layers.get(layer).and_then(MaskKind::named);
@@ -327,7 +319,7 @@ impl CapturedKind {
         let inputs = inputs(&query);
         let call = shape.call(Layout::Bsh).mask(Mask::all_mask(mask.clone()));
         let call = capture.attention(&call, longest, &inputs)?;
-        capture.scatter(&write, key, value, slots, &cached.key, &cached.value)?;
+        write.record(capture, &plan, slots)?;
         Ok(capture.launch(call, &inputs, &output)?)
     }
 
@@ -346,21 +338,22 @@ impl CapturedKind {
         }
         packed_paged(metadata)
     }
-}
 
-/// Puts the table, the slots and the named masks of a step into the buffers of its size.
-pub(super) fn fill<T: Element>(
-    stream: &Stream,
-    buffers: &KindBuffers<T>,
-    metadata: &AttentionMetadata,
-    masks: &[HostMask],
-) -> Result<()> {
-    let table = metadata.table();
-    let rows = (0..table.requests()).filter_map(|request| table.row(request));
-    buffers.table.overwrite(stream, &rows.collect::<Vec<_>>())?;
-    let slots = metadata.slots().iter().map(|slot| i64::from(*slot));
-    let slots: Vec<_> = slots.collect();
-    buffers.slots.overwrite(stream, &slots)?;
-    let mut masks = buffers.masks.iter().zip(masks);
-    Ok(masks.try_for_each(|(to, mask)| to.overwrite_bytes(stream, mask.bytes()))?)
+    /// Puts the table, the slots and the named masks of a step into the buffers of its size.
+    pub(super) fn fill<T: Element>(
+        &self,
+        stream: &Stream,
+        buffers: &GroupBuffers<T>,
+        metadata: &AttentionMetadata,
+        masks: &[HostMask],
+    ) -> Result<()> {
+        let table = metadata.table();
+        let rows = (0..table.requests()).filter_map(|request| table.row(request));
+        buffers.table.overwrite(stream, &rows.collect::<Vec<_>>())?;
+        let slots = metadata.slots().iter().copied();
+        let slots = scattered_slots((&self.pool, &self.shape), slots);
+        buffers.slots.overwrite(stream, &slots)?;
+        let mut masks = buffers.masks.iter().zip(masks);
+        Ok(masks.try_for_each(|(to, mask)| to.overwrite_bytes(stream, mask.bytes()))?)
+    }
 }

@@ -24,6 +24,11 @@ pub enum QuantisedType {
     HiFloat8,
 }
 
+/// The largest number of each type.
+const LARGEST_INT8: f32 = 127.0;
+const LARGEST_E4M3FN: f32 = 448.0;
+const LARGEST_HIFLOAT8: f32 = 32768.0;
+
 impl QuantisedType {
     /// CANN's type.
     pub const fn dtype(self) -> DType {
@@ -36,35 +41,35 @@ impl QuantisedType {
 
     /// What the largest number of a calibration becomes. Floats lose nothing by being small, so there is room for larger ones
     /// than it has seen, where the device does not cut them.
-    pub(super) const fn calibrated(self) -> f32 {
+    pub(in crate::kv) const fn calibrated(self) -> f32 {
         match self {
-            Self::Int8 => 127.0,
+            Self::Int8 => LARGEST_INT8,
             // A quarter of the largest.
-            Self::Float8E4M3Fn => 112.0,
+            Self::Float8E4M3Fn => LARGEST_E4M3FN / 4.0,
             // The largest of those with three bits behind the first.
             Self::HiFloat8 => 15.0,
         }
     }
 
     /// What the largest number of a token becomes, where each has its own scale; `None` where tokens have none.
-    pub(super) const fn largest_of_token(self) -> Option<f32> {
+    pub(in crate::kv) const fn largest_of_token(self) -> Option<f32> {
         match self {
-            Self::Int8 => Some(127.0),
-            Self::Float8E4M3Fn => Some(448.0),
+            Self::Int8 => Some(LARGEST_INT8),
+            Self::Float8E4M3Fn => Some(LARGEST_E4M3FN),
             Self::HiFloat8 => None,
         }
     }
 
     /// The bits of the nearest number, of two that of the even one (HIFLOAT8: the larger); what is too large is cut.
-    pub(super) fn bits(self, number: f32) -> i8 {
+    pub(in crate::kv) fn bits(self, number: f32) -> i8 {
         match self {
             Self::Int8 => number.round_ties_even() as i8,
             Self::Float8E4M3Fn => {
-                let stored = Float8E4M3Fn::from_f32(number.clamp(-448.0, 448.0));
+                let stored = Float8E4M3Fn::from_f32(number.clamp(-LARGEST_E4M3FN, LARGEST_E4M3FN));
                 i8::from_ne_bytes([stored.to_bits()])
             }
             Self::HiFloat8 => {
-                let stored = HiFloat8::from_f32(number.clamp(-32768.0, 32768.0));
+                let stored = HiFloat8::from_f32(number.clamp(-LARGEST_HIFLOAT8, LARGEST_HIFLOAT8));
                 i8::from_ne_bytes([stored.to_bits()])
             }
         }

@@ -1,0 +1,116 @@
+//! Blocks of a cache as several blocks of the kernel.
+
+use crate::refusal::{Refused, Rule, refused, room};
+
+use super::slot::MOST_BLOCK;
+
+/// A cache whose blocks are larger than what the kernel takes: each block of the cache is several of the kernel's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KernelBlocks {
+    kernel_block: usize,
+    times: usize,
+}
+
+impl KernelBlocks {
+    /// Most blocks of the kernel in one of the cache.
+    pub const MAX_TIMES: usize = 1 << 16;
+
+    /// Blocks of `cache_block` tokens as blocks of `kernel_block` tokens.
+    ///
+    /// # Errors
+    /// [`Rule::BlockSplit`] unless `cache_block` is a multiple of `kernel_block`, at most
+    /// [`MAX_TIMES`](Self::MAX_TIMES) times as large, and neither is 0.
+    pub fn new(cache_block: usize, kernel_block: usize) -> Result<Self, Refused> {
+        let times = cache_block.checked_div(kernel_block).unwrap_or(0);
+        let whole = cache_block.is_multiple_of(kernel_block);
+        if !(1..=Self::MAX_TIMES).contains(&times) || !whole {
+            return Err(refused(
+                Rule::BlockSplit,
+                format_args!("cache blocks of {cache_block}, kernel blocks of {kernel_block}"),
+                format_args!(
+                    "cache blocks of 1 to {} times {kernel_block} tokens",
+                    Self::MAX_TIMES
+                ),
+                "choose the cache's block size as a multiple of the kernel's",
+            ));
+        }
+        Ok(Self {
+            kernel_block,
+            times,
+        })
+    }
+
+    /// Tokens in a block of the kernel.
+    pub fn kernel_block(self) -> usize {
+        self.kernel_block
+    }
+
+    /// Blocks of the kernel in one of the cache.
+    pub fn times(self) -> usize {
+        self.times
+    }
+
+    /// The row of a table in kernel blocks: block `id` becomes `id * times .. (id + 1) * times`.
+    ///
+    /// # Errors
+    /// [`Rule::TableBlock`] for a block whose parts have no INT32 number, [`Rule::TableRow`] for a row that does not fit in
+    /// the host's memory.
+    pub fn split_row(self, row: &[usize]) -> Result<Vec<usize>, Refused> {
+        let mut split = Vec::new();
+        room(
+            &mut split,
+            row.len().saturating_mul(self.times),
+            Rule::TableRow,
+            "split only the filled part of a row",
+        )?;
+        let times = self.times;
+        for &block in row {
+            let parts = block.checked_mul(times);
+            let parts = parts.and_then(|first| Some(first..first.checked_add(times)?));
+            let Some(parts) = parts.filter(|parts| i32::try_from(parts.end).is_ok()) else {
+                let most = MOST_BLOCK.checked_div(times).unwrap_or(0);
+                return Err(refused(
+                    Rule::TableBlock,
+                    format_args!("block {block}"),
+                    format_args!("0 to {}", most.saturating_sub(1)),
+                    "split only the filled part of a row",
+                ));
+            };
+            split.extend(parts);
+        }
+        Ok(split)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::kv::slot;
+    use proptest::prelude::*;
+
+    #[test]
+    fn cache_blocks_become_kernel_blocks() {
+        let split = KernelBlocks::new(256, 128).unwrap();
+        assert_eq!(split.split_row(&[0, 5]).unwrap(), [0, 1, 10, 11]);
+        for (cache, kernel) in [(16, 128), (192, 128), (128, 0), (0, 128)] {
+            let error = KernelBlocks::new(cache, kernel).unwrap_err();
+            assert_eq!(error.rule, Rule::BlockSplit);
+        }
+        for block in [MOST_BLOCK, usize::MAX] {
+            let error = split.split_row(&[block]).unwrap_err();
+            assert_eq!(error.rule, Rule::TableBlock);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn kernel_blocks_keep_every_slot(times in 1usize..6, kernel in 1usize..40, row in prop::collection::vec(0usize..50, 1..6)) {
+            let cache = times * kernel;
+            let split = KernelBlocks::new(cache, kernel).unwrap().split_row(&row).unwrap();
+            for position in 0..cache * row.len() {
+                prop_assert_eq!(slot(&row, position, cache), slot(&split, position, kernel));
+            }
+        }
+    }
+}

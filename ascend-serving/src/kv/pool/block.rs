@@ -1,0 +1,63 @@
+//! A block of a pool.
+
+use std::fmt;
+
+use crate::lock::lock;
+
+use super::BlockPool;
+
+/// A block that someone holds. Cloning shares it; the last handle gives it back. It cannot be given back twice:
+///
+/// ```compile_fail,E0382
+/// # use ascend_serving::kv::{BlockPool, PadPolicy};
+/// # let pool = BlockPool::new(4, 128, PadPolicy::SkipNegative)?;
+/// let block = pool.allocate()?;
+/// drop(block);
+/// drop(block);
+/// # Ok::<(), ascend_serving::Refused>(())
+/// ```
+pub struct Block {
+    pub(super) pool: BlockPool,
+    pub(super) id: u32,
+}
+
+impl Block {
+    /// Its number in the cache, as tables have it.
+    pub fn id(&self) -> usize {
+        self.id as usize
+    }
+
+    /// Its pool.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// Whether somebody else holds it too, so that it must not be written.
+    pub fn is_shared(&self) -> bool {
+        self.pool.holders(self.id) > 1
+    }
+}
+
+impl Clone for Block {
+    fn clone(&self) -> Self {
+        if let Some(holders) = lock(&self.pool.0.state).held(self.id) {
+            *holders = holders.saturating_add(1);
+        }
+        Self {
+            pool: self.pool.clone(),
+            id: self.id,
+        }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        lock(&self.pool.0.state).release(self.id);
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Block").field("id", &self.id).finish()
+    }
+}

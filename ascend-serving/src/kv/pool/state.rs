@@ -1,0 +1,86 @@
+//! Who holds each block, and which steps may still read those that were given back.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use crate::kv::fence::Fence;
+
+/// A step whose launches may be reading blocks.
+pub(super) enum Step {
+    Open,
+    Ending(Arc<dyn Fence>),
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// Holders of each block.
+    pub(super) holders: Vec<u32>,
+    pub(super) free: Vec<u32>,
+    /// Given back while steps were in flight, with the number of the last step that may read them.
+    pub(super) waiting: VecDeque<(u64, u32)>,
+    pub(super) steps: VecDeque<Step>,
+    /// Number of the first of `steps`.
+    pub(super) first_step: u64,
+    /// Threads that are asking fences.
+    pub(super) asking: Vec<ThreadId>,
+    /// Held blocks whose tokens have still to be copied from another one, with the number of the copy.
+    pub(super) uncopied: HashMap<usize, u64>,
+    /// Number of the next copy.
+    pub(super) next_copy: u64,
+}
+
+impl State {
+    /// The first step in flight and what tells when it is over, if it has ended.
+    pub(super) fn ending(&self) -> Option<(u64, Arc<dyn Fence>)> {
+        match self.steps.front() {
+            Some(Step::Ending(fence)) => Some((self.first_step, Arc::clone(fence))),
+            Some(Step::Open) | None => None,
+        }
+    }
+
+    /// Takes out the first step in flight, unless another thread did, and moves blocks that none behind it can read to
+    /// the free ones.
+    pub(super) fn finish(&mut self, step: u64) -> Option<Step> {
+        if step != self.first_step {
+            return None;
+        }
+        let over = self.steps.pop_front()?;
+        self.first_step = self.first_step.saturating_add(1);
+        while let Some(&(step, block)) = self.waiting.front() {
+            if step >= self.first_step {
+                break;
+            }
+            self.waiting.pop_front();
+            self.free.push(block);
+        }
+        Some(over)
+    }
+
+    pub(super) fn release(&mut self, block: u32) {
+        let Some(holders) = self.held(block) else {
+            return;
+        };
+        // A count that has reached its end says nothing any more: the block is never handed out again.
+        if *holders == u32::MAX {
+            return;
+        }
+        *holders = holders.saturating_sub(1);
+        if *holders > 0 {
+            return;
+        }
+        self.uncopied.remove(&(block as usize));
+        match self.steps.len().checked_sub(1) {
+            None => self.free.push(block),
+            Some(last) => {
+                let last = self.first_step.saturating_add(last as u64);
+                self.waiting.push_back((last, block));
+            }
+        }
+    }
+
+    pub(super) fn held(&mut self, block: u32) -> Option<&mut u32> {
+        let at = usize::try_from(block).ok()?;
+        self.holders.get_mut(at)
+    }
+}

@@ -1,0 +1,129 @@
+//! Steps whose launches may still read blocks that were given back.
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::{self, ThreadId};
+
+use crate::kv::fence::{Fence, Lane};
+use crate::lock::lock;
+
+use super::BlockPool;
+use super::state::Step;
+
+impl BlockPool {
+    /// Says that launches which read the cache are about to be queued on a lane. Until the lease is dropped, and the lane
+    /// has passed that point, no block given back meanwhile is handed out again.
+    pub fn begin_step<'a, L: Lane>(&self, lane: &'a L) -> StepLease<'a, L> {
+        let mut state = lock(&self.0.state);
+        let number = state.first_step.saturating_add(state.steps.len() as u64);
+        state.steps.push_back(Step::Open);
+        StepLease {
+            pool: self.clone(),
+            lane,
+            number,
+        }
+    }
+
+    /// Number of steps in flight.
+    pub fn steps_in_flight(&self) -> usize {
+        self.reclaim();
+        lock(&self.0.state).steps.len()
+    }
+
+    /// Asks the fences of steps whether they are over, without holding the lock: a fence may be slow, or ask the pool.
+    pub(super) fn reclaim(&self) {
+        let Some(asking) = Asking::begin(self) else {
+            return;
+        };
+        loop {
+            let ending = lock(&asking.pool.0.state).ending();
+            let Some((step, fence)) = ending.filter(|(_, fence)| fence.is_passed()) else {
+                return;
+            };
+            let over = lock(&asking.pool.0.state).finish(step);
+            // Fences end outside the lock too.
+            drop((over, fence));
+        }
+    }
+
+    /// Waits for the first step in flight if blocks wait for it and its last launch was queued; whether it is over now.
+    pub(in crate::kv) fn await_step(&self) -> bool {
+        let ending = {
+            let state = lock(&self.0.state);
+            state.ending().filter(|_| !state.waiting.is_empty())
+        };
+        let Some((step, fence)) = ending else {
+            return false;
+        };
+        fence.wait();
+        if !fence.is_passed() {
+            return false;
+        }
+        let over = lock(&self.0.state).finish(step);
+        // Fences end outside the lock.
+        drop((over, fence));
+        true
+    }
+}
+
+/// A step whose launches may read any block. From [`BlockPool::begin_step`]; drop it after the last launch is queued,
+/// without waiting for it.
+///
+/// A lease that is forgotten keeps the blocks given back since from being handed out for ever: the cache shrinks, and
+/// stays right.
+#[must_use = "dropping the lease says that the step's last launch was queued"]
+pub struct StepLease<'a, L: Lane> {
+    pool: BlockPool,
+    lane: &'a L,
+    number: u64,
+}
+
+impl<L: Lane> Drop for StepLease<'_, L> {
+    fn drop(&mut self) {
+        let fence: Arc<dyn Fence> = Arc::new(self.lane.fence());
+        let mut state = lock(&self.pool.0.state);
+        let at = self.number.checked_sub(state.first_step);
+        let at = at.and_then(|at| usize::try_from(at).ok());
+        if let Some(open) = at.and_then(|at| state.steps.get_mut(at)) {
+            *open = Step::Ending(fence);
+        }
+    }
+}
+
+impl<L: Lane> fmt::Debug for StepLease<'_, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StepLease")
+            .field("step", &self.number)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The calling thread asks fences until this is dropped.
+struct Asking<'a> {
+    pool: &'a BlockPool,
+    thread: ThreadId,
+}
+
+impl<'a> Asking<'a> {
+    /// Nothing if there is no fence to ask, or this thread is asking one already, which asks the pool in turn.
+    fn begin(pool: &'a BlockPool) -> Option<Self> {
+        let thread = thread::current().id();
+        let mut state = lock(&pool.0.state);
+        let ending = matches!(state.steps.front(), Some(Step::Ending(_)));
+        if !ending || state.asking.contains(&thread) {
+            return None;
+        }
+        state.asking.push(thread);
+        drop(state);
+        Some(Self { pool, thread })
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.pool.0.state);
+        if let Some(at) = state.asking.iter().position(|of| *of == self.thread) {
+            state.asking.swap_remove(at);
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! MXFP8: 32 numbers share a scale, those of keys along the elements of a head, those of values along the tokens of a block.
+
+mod group_quantiser;
+mod group_scales;
+mod mxfp8;
+mod value_pair;
+
+pub(in crate::kv) use group_quantiser::GroupQuantiser;
+pub(crate) use group_scales::GroupScales;
+pub(crate) use mxfp8::{GROUP, quantise_mxfp8};

@@ -1,0 +1,81 @@
+//! Rows of 16 bits on the host, where they are quantised.
+
+use ascend_attention::{Element, Stream, Tensor};
+
+use crate::error::{Error, Result};
+use crate::kv::quantised::query_type::QueryType;
+use crate::refusal::{Refused, Rule, refused};
+
+/// Waits for a stream and copies the numbers of a tensor of FLOAT16 or BF16; other types are refused.
+pub(crate) fn host_numbers<T: Element>(stream: &Stream, tensor: &Tensor<T>) -> Result<Vec<f32>> {
+    let of_query = QueryType::of::<T>()?;
+    let bytes = tensor.download_bytes(stream)?;
+    let (halves, _) = bytes.as_chunks::<2>();
+    let bits = halves.iter().map(|half| u16::from_le_bytes(*half));
+    Ok(bits.map(|bits| of_query.number(bits)).collect())
+}
+
+/// Waits for a stream and copies a layer's first rows `[rows, N, D]`, those with a slot or none: their numbers, and how many
+/// each row has.
+///
+/// # Errors
+/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for rows of another shape than the step was planned for;
+/// [`Rule::QuantisedFinite`] for a number that is not finite in a row that is written.
+pub(in crate::kv) fn rows_to_quantise<T: Element>(
+    stream: &Stream,
+    argument: &'static str,
+    rows: &Tensor<T>,
+    planned: &[usize],
+    slots: &[Option<usize>],
+) -> Result<(Vec<f32>, usize)> {
+    if rows.shape() != planned {
+        return Err(Error::invalid(
+            argument,
+            rows.desc(),
+            format_args!("{planned:?}, as the step was planned"),
+        ));
+    }
+    let rows = rows.narrow(0, 0..slots.len())?;
+    let elements = rows.len().checked_div(slots.len()).unwrap_or(0);
+    let numbers = host_numbers(stream, &rows)?;
+    all_finite(argument, &numbers, elements, slots)?;
+    Ok((numbers, elements))
+}
+
+/// Refuses rows of so many elements with a number that is not finite, but for those without a slot.
+fn all_finite(
+    argument: &str,
+    numbers: &[f32],
+    elements: usize,
+    slots: &[Option<usize>],
+) -> Result<(), Refused> {
+    let rows = numbers.chunks(elements.max(1)).zip(slots).enumerate();
+    let written = rows.filter(|(_, (_, slot))| slot.is_some());
+    let mut all = written.flat_map(|(row, (row_of, _))| row_of.iter().map(move |x| (row, x)));
+    match all.find(|(_, number)| !number.is_finite()) {
+        None => Ok(()),
+        Some((row, number)) => Err(refused(
+            Rule::QuantisedFinite,
+            format_args!("{number} in row {row} of the {argument}"),
+            "finite numbers",
+            "find the layer that overflows by `Tensor::range_report`",
+        )),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_are_not_finite_are_refused_where_they_are_written() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let check = |slots| all_finite("value", &[1.0, 2.0, 3.0, bad], 2, slots);
+            let refused = check(&[None, Some(4)]).unwrap_err();
+            assert_eq!(refused.rule, Rule::QuantisedFinite);
+            assert!(refused.given.contains("row 1 of the value"), "{refused}");
+            assert_eq!(check(&[Some(4), None]), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The slots of a step, checked against the cache that they are of.
+
+use ascend_attention::spec::scatter::{SlotFault, slot_faults};
+
+use crate::refusal::{Refused, Rule, refused};
+
+use super::pad::PadPolicy;
+use super::slot::capacity;
+
+/// Checks the slots of one step against a cache of `blocks` blocks of `block_size` tokens: each is padding, or inside the
+/// cache and written once.
+///
+/// # Errors
+/// [`Rule::SlotRange`] or [`Rule::SlotDuplicate`], for the first fault that [`slot_faults`] finds and padding does not
+/// explain.
+pub fn check_slots(
+    slots: &[i32],
+    blocks: usize,
+    block_size: usize,
+    pad: PadPolicy,
+) -> Result<(), Refused> {
+    let mut first = None;
+    let capacity = capacity(blocks, block_size);
+    slot_faults(slots, capacity as u64, &mut |fault| {
+        if first.is_none() && !explained(&fault, pad, block_size) {
+            first = Some(fault);
+        }
+    });
+    match first {
+        None => Ok(()),
+        Some(fault) => Err(faulty(&fault, capacity)),
+    }
+}
+
+/// Whether a fault is what padding looks like.
+fn explained(fault: &SlotFault, pad: PadPolicy, block_size: usize) -> bool {
+    let (SlotFault::Negative { slot, .. }
+    | SlotFault::OutOfRange { slot, .. }
+    | SlotFault::Duplicate { slot, .. }) = *fault;
+    i32::try_from(slot).is_ok_and(|slot| pad.is_padding(slot, block_size))
+}
+
+#[cold]
+fn faulty(fault: &SlotFault, capacity: usize) -> Refused {
+    match *fault {
+        SlotFault::Negative { token, slot } | SlotFault::OutOfRange { token, slot, .. } => refused(
+            Rule::SlotRange,
+            format_args!("slot {slot} of token {token}"),
+            format_args!("0 to {}, or padding", capacity.saturating_sub(1)),
+            "compute slots from the block table of this cache",
+        ),
+        SlotFault::Duplicate {
+            token,
+            earlier,
+            slot,
+        } => refused(
+            Rule::SlotDuplicate,
+            format_args!("slot {slot} for the tokens {earlier} and {token}"),
+            "each slot once a step",
+            "give the requests blocks of their own to write to",
+        ),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_of_slots_are_named() {
+        let skip = PadPolicy::SkipNegative;
+        assert_eq!(check_slots(&[3, -1, 2, -1], 2, 2, skip), Ok(()));
+        assert_eq!(
+            check_slots(&[3, 4], 2, 2, skip).unwrap_err().rule,
+            Rule::SlotRange
+        );
+        let twice = check_slots(&[3, -1, 3], 2, 2, skip).unwrap_err();
+        assert_eq!(twice.rule, Rule::SlotDuplicate);
+        assert_eq!(twice.given, "slot 3 for the tokens 0 and 2");
+        let dump = PadPolicy::DumpSlot(0);
+        assert_eq!(check_slots(&[0, 2, 0], 2, 2, dump), Ok(()));
+        assert_eq!(
+            check_slots(&[-1], 2, 2, dump).unwrap_err().rule,
+            Rule::SlotRange
+        );
+    }
+}

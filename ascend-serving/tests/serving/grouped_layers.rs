@@ -1,0 +1,149 @@
+//! Models with full and windowed layers: their groups, the room that steps need in each, and their metadata.
+
+use std::num::NonZeroUsize;
+
+use ascend_attention::{Stream, bf16};
+use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
+use ascend_serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, Causality, Fused, GroupedAttention,
+    GroupedRequest, LayerGroup, Rule, StatePolicy,
+};
+
+use crate::harness;
+use crate::tokens::DIM;
+
+pub const KV_HEADS: usize = 2;
+pub const HEADS: usize = 4;
+pub const WINDOW: usize = 150;
+pub const POLICY: StatePolicy = StatePolicy {
+    chunked_prefill: true,
+    drafting: None,
+};
+
+pub fn shape() -> AttentionShape {
+    AttentionShape::new(HEADS, KV_HEADS, DIM)
+}
+
+pub fn attention(stream: &Stream, layers: usize, blocks: usize) -> Attention<bf16> {
+    let pad = PadPolicy::SkipNegative;
+    attention_over(stream, layers, blocks, Cache::BnBsH, pad)
+}
+
+pub fn attention_over(
+    stream: &Stream,
+    layers: usize,
+    blocks: usize,
+    format: Cache,
+    pad: PadPolicy,
+) -> Attention<bf16> {
+    let of = CacheShape::new(layers, KV_HEADS, DIM).format(format);
+    let cache = PagedKvCache::new(stream.device(), blocks, 128, of, pad).unwrap();
+    Attention::new(shape(), cache, Backends::none().with(Fused))
+}
+
+/// A model of two full layers and three windowed ones.
+pub fn model(stream: &Stream) -> GroupedAttention<bf16> {
+    with_full_layers(stream, attention(stream, 2, 40))
+}
+
+pub fn with_full_layers(stream: &Stream, full: Attention<bf16>) -> GroupedAttention<bf16> {
+    let window = Causality::Window(NonZeroUsize::new(WINDOW).unwrap());
+    let full = LayerGroup::new([1, 4], Causality::Causal, full);
+    let windowed = LayerGroup::new([0, 2, 3], window, attention(stream, 3, 20));
+    GroupedAttention::new(5, [full, windowed]).unwrap()
+}
+
+#[test]
+fn renewed_metadata_of_groups_is_that_made_anew_or_of_no_step() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let mut sequences = [5, 290].map(|tokens| {
+        let mut sequence = model.sequence();
+        model.grow(&stream, &mut sequence, tokens).unwrap();
+        sequence
+    });
+    let first = [GroupedRequest::of(&sequences[0], 5)];
+    let mut metadata = model.metadata(&first, POLICY).unwrap();
+    for sequence in &mut sequences {
+        model.grow(&stream, sequence, 2).unwrap();
+    }
+    let both = [
+        GroupedRequest::of(&sequences[1], 2).drafts(1),
+        GroupedRequest::of(&sequences[0], 2),
+    ];
+    metadata.pad_to(9).unwrap();
+    metadata.renew(&both).unwrap();
+    assert_eq!(metadata, model.metadata(&both, POLICY).unwrap());
+    assert_eq!((metadata.requests(), metadata.tokens()), (2, 4));
+    // The second group has given back the tokens that this request calls new.
+    let all = [GroupedRequest::of(&sequences[1], 292)];
+    assert!(metadata.renew(&all).is_err());
+    assert_eq!((metadata.requests(), metadata.tokens()), (0, 0));
+    assert_eq!(metadata.group(1).map(AttentionMetadata::requests), Some(0));
+}
+
+#[test]
+fn a_growth_that_one_group_has_no_room_for_grows_none() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let mut sequence = model.sequence();
+    model.grow(&stream, &mut sequence, 100).unwrap();
+    // 20 blocks of the windowed group hold no chunk of 3000 tokens; 40 of the full one do.
+    let error = model.grow(&stream, &mut sequence, 3000).unwrap_err();
+    assert!(error.breaks(Rule::PoolExhausted), "{error}");
+    assert_eq!(sequence.len(), 100);
+    assert_eq!(
+        [0, 1].map(|group| sequence.group(group).unwrap().len()),
+        [100, 100]
+    );
+    let pools = model
+        .groups()
+        .iter()
+        .map(|g| g.attention().cache().pool().held_blocks());
+    assert_eq!(pools.collect::<Vec<_>>(), [1, 1]);
+}
+
+#[test]
+fn layers_are_in_one_group_each() {
+    let stream = harness::stream();
+    let rule = |layers, sets: &[(&[usize], usize)]| {
+        let groups = sets.iter().map(|(layers, cached)| {
+            let attention = attention(&stream, *cached, 4);
+            LayerGroup::new(layers.iter().copied(), Causality::Causal, attention)
+        });
+        GroupedAttention::new(layers, groups)
+            .map(drop)
+            .unwrap_err()
+            .rule
+    };
+    assert_eq!(rule(0, &[]), Rule::GroupLayers);
+    assert_eq!(rule(3, &[(&[0, 1], 2)]), Rule::GroupLayers);
+    assert_eq!(rule(2, &[(&[0, 2], 2)]), Rule::GroupLayers);
+    assert_eq!(rule(2, &[(&[0], 1), (&[0], 1)]), Rule::GroupLayers);
+    assert_eq!(rule(2, &[(&[0, 1], 1)]), Rule::GroupLayers);
+}
+
+#[test]
+fn a_scheduler_asks_before_it_grows_whether_a_step_fits_every_group() {
+    let stream = harness::stream();
+    let mut attention = model(&stream);
+    let mut long = attention.sequence();
+    attention.grow(&stream, &mut long, 2000).unwrap();
+    // 20 blocks each of the 40; of the windowed ones what 2000 tokens leave is given back before.
+    attention.admits([(&long, 560), (&long, 560)]).unwrap();
+    let full = attention.admits([(&long, 560), (&long, 561)]).unwrap_err();
+    assert_eq!(full.rule, Rule::BatchBlocks);
+    assert!(full.given.starts_with("41 blocks"), "{full}");
+    // 21 blocks, for which the cache of the windowed layers is too small.
+    let new = attention.sequence();
+    let windowed = attention.admits([(&new, 2561)]).unwrap_err();
+    assert!(windowed.given.starts_with("21 blocks"), "{windowed}");
+    // It counts as the step's tables do: the window begins in the block of token 1851.
+    attention.grow(&stream, &mut long, 300).unwrap();
+    attention.admits([(&long, 0)]).unwrap();
+    let step = attention
+        .metadata(&[GroupedRequest::of(&long, 300)], POLICY)
+        .unwrap();
+    let keys = |group: usize| step.group(group).unwrap().kv_lengths().lengths().to_vec();
+    assert_eq!((keys(0), keys(1)), (vec![2300], vec![2300 - 1792]));
+}
