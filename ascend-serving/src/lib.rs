@@ -93,6 +93,7 @@ mod index;
 pub mod kv;
 mod local_attention;
 mod lock;
+mod planned_stream;
 mod prefix_cache;
 mod refusal;
 mod split_kv;

@@ -45,6 +45,16 @@ struct Group {
     causality: Causality,
     /// Every block that is held for the group.
     order: BTreeSet<Place>,
+    /// How many nodes hold each block: several where the same sequence was inserted under several salts.
+    own: HashMap<usize, u32>,
+}
+
+/// What an eviction takes away.
+#[derive(Default)]
+struct Victims {
+    nodes: Vec<NodeId>,
+    /// The blocks that go back to the pool.
+    blocks: Vec<usize>,
 }
 
 impl Group {
@@ -137,6 +147,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
                 pool: pool.clone(),
                 causality,
                 order: BTreeSet::new(),
+                own: HashMap::new(),
             })
             .collect();
         let first = groups.first();
@@ -239,7 +250,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// with it. How many were given back; steps in flight may still read them.
     pub fn evict(&mut self, group: usize, blocks: usize) -> usize {
         let victims = self.victims(group, blocks);
-        for id in &victims {
+        for id in &victims.nodes {
             match self.groups.get(group).is_some_and(Group::is_full) {
                 true => self.remove(*id),
                 false => {
@@ -248,14 +259,12 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
                 }
             }
         }
-        victims.len()
+        victims.blocks.len()
     }
 
     /// The blocks that [`evict`](Self::evict) would give back, in its order.
     pub fn would_evict(&self, group: usize, blocks: usize) -> Vec<usize> {
-        let victims = self.victims(group, blocks).into_iter();
-        let held = victims.filter_map(|id| self.held(id, group));
-        held.map(|(block, _)| block.id()).collect()
+        self.victims(group, blocks).blocks
     }
 
     /// Blocks that sequences of a group can get now: free ones, and those that [`evict`](Self::evict) would give back. Those
@@ -264,7 +273,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     ///
     /// Share a prompt's prefix before asking: its blocks are held from then on.
     pub fn available_blocks(&self, group: usize) -> usize {
-        let evictable = self.victims(group, usize::MAX).len();
+        let evictable = self.victims(group, usize::MAX).blocks.len();
         let free = self.groups.get(group).map(|of| of.pool.free_blocks());
         free.unwrap_or(0).saturating_add(evictable)
     }
@@ -280,6 +289,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         self.roots.clear();
         for group in &mut self.groups {
             group.order.clear();
+            group.own.clear();
         }
     }
 
@@ -398,27 +408,32 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
 
     /// The nodes whose blocks of a group may be given back, in order. Those of a group without windows are leaves when their
     /// turn comes: a parent was never used before its children, so that it comes behind them.
-    fn victims(&self, group: usize, wanted: usize) -> Vec<NodeId> {
-        let mut victims = Vec::new();
+    fn victims(&self, group: usize, wanted: usize) -> Victims {
+        let mut victims = Victims::default();
         let Some(of) = self.groups.get(group) else {
             return victims;
         };
         let mut children_gone: HashMap<NodeId, usize> = HashMap::new();
+        // Of a block that several nodes hold, how many of them are chosen: the last one gives it back.
+        let mut chosen: HashMap<usize, u32> = HashMap::new();
         for (_, _, id) in &of.order {
-            if victims.len() >= wanted {
+            if victims.blocks.len() >= wanted {
                 break;
             }
-            let Some(node) = self.nodes.get(id) else {
+            let (Some(node), Some((block, _))) = (self.nodes.get(id), self.held(*id, group)) else {
                 continue;
             };
-            let shared = self
-                .held(*id, group)
-                .is_none_or(|(block, _)| block.is_shared());
+            let own = of.own.get(&block.id()).copied().unwrap_or(0);
             let gone = children_gone.get(id).copied().unwrap_or(0);
-            if shared || (of.is_full() && node.children.len() > gone) {
+            if block.holders() > own || (of.is_full() && node.children.len() > gone) {
                 continue;
             }
-            victims.push(*id);
+            victims.nodes.push(*id);
+            let chosen = chosen.entry(block.id()).or_default();
+            *chosen = chosen.saturating_add(1);
+            if *chosen == own {
+                victims.blocks.push(block.id());
+            }
             if let Parent::Node(parent) = node.parent {
                 let gone = children_gone.entry(parent).or_default();
                 *gone = gone.saturating_add(1);
@@ -472,6 +487,8 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         if let (Some(node), Some(of)) = (self.nodes.get_mut(&id), self.groups.get_mut(group))
             && let Some(held) = node.held.get_mut(group)
         {
+            let own = of.own.entry(block.id()).or_default();
+            *own = own.saturating_add(1);
             *held = Some((block, now));
             of.order.insert((now, Reverse(node.depth), id));
         }
@@ -494,6 +511,12 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
             && let Some((block, used)) = node.held.get_mut(group).and_then(Option::take)
         {
             of.order.remove(&(used, Reverse(node.depth), id));
+            if let Some(own) = of.own.get_mut(&block.id()) {
+                *own = own.saturating_sub(1);
+                if *own == 0 {
+                    of.own.remove(&block.id());
+                }
+            }
             drop(block);
         }
     }

@@ -45,6 +45,7 @@ rules! {
     PoolWaiting = "pool.waiting", "blocks that were given back are handed out when no step in flight may read them any more";
     BlockPool = "block.pool", "a sequence holds blocks of one pool";
     BlockUncopied = "block.uncopied", "a step reads no block that still waits for the tokens of a shared one";
+    BlockGivenBack = "block.given_back", "a step begins with blocks that its sequences have held since its metadata was made";
     BlockWindow = "block.window", "blocks outside the window are given back only in front of the tokens still needed";
     BlockSplit = "block.split", "the cache's block size is a multiple of the kernel's";
     SequenceLength = "sequence.length", "a sequence has the tokens that are asked of it";

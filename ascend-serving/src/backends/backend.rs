@@ -284,29 +284,6 @@ pub(super) fn check_single_tokens<T: Element>(
     ))
 }
 
-/// The stream that a step was planned on, which orders the use of the memory that its layers share.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PlannedStream(usize);
-
-impl PlannedStream {
-    pub(super) fn of(step: &StepContext<'_>) -> Self {
-        Self(step.stream.as_raw().addr())
-    }
-
-    /// Refuses another one, on which a layer would write what one of this stream may still read.
-    pub(super) fn check(self, step: &StepContext<'_>) -> Result<()> {
-        if step.stream.as_raw().addr() == self.0 {
-            return Ok(());
-        }
-        Err(ascend_attention::Error::NotAsPlanned {
-            argument: "stream",
-            given: "another stream".to_owned(),
-            planned: "the stream of the step, which orders the use of its workspace".to_owned(),
-        }
-        .into())
-    }
-}
-
 /// Queues the merge of parts of a step. Its log-sum-exps are nobody's: a step computes the attention alone.
 pub(super) fn merge_parts<T: Element>(
     merge: &RowMergePlan,

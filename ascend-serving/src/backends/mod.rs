@@ -22,7 +22,6 @@ mod split_decode;
 mod step_memory;
 mod triangle;
 
-use backend::PlannedStream;
 pub use backend::{AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan};
 pub(crate) use backend::{batched, size, without_lse};
 pub use cascade_prefill::CascadePrefill;

@@ -13,11 +13,11 @@ use crate::batch::Causality;
 use crate::error::{Error, Result};
 use crate::kv::{GROUP, GroupScales, QuantisedLayer, host_numbers, quantise_mxfp8};
 use crate::lock::lock;
+use crate::planned_stream::PlannedStream;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, PlannedStream, StepContext, StepPlan, run_into_empty, size,
-    without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, run_into_empty, size, without_lse,
 };
 use super::step_memory::{StepMemory, tensor_bytes};
 
@@ -159,7 +159,7 @@ impl<T: Element> AttentionBackend<T> for MxFp8 {
         let plan = call.plan_with(&query.inputs(step, of, scales))?;
         Ok(Box::new(MxFp8Step {
             plan,
-            stream: PlannedStream::of(step),
+            stream: PlannedStream::of(step.stream),
             query: Mutex::new(query),
         }))
     }
@@ -183,7 +183,7 @@ impl<T: Element> StepPlan<T> for MxFp8Step {
         output: &mut Output<T>,
     ) -> Result<()> {
         without_lse(output)?;
-        self.stream.check(step)?;
+        self.stream.check(step.stream)?;
         let (of, scales) = mxfp8_cache(layer)?;
         // Held until the call is queued; the next layer waits for it before it writes its own.
         let query = lock(&self.query);

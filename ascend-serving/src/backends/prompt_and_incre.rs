@@ -16,11 +16,11 @@ use crate::batch::{AttentionMetadata, Causality};
 use crate::error::Result;
 use crate::kv::CachedRows;
 use crate::lock::lock;
+use crate::planned_stream::PlannedStream;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, PlannedStream, StepContext, StepPlan, batched, run_into_empty,
-    without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, run_into_empty, without_lse,
 };
 use super::copied_rows::{CopiedRows, KeyRows, Prompt, Prompts};
 use super::paged_decode::{layout, rows};
@@ -273,7 +273,7 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
             calls.push((of.tokens, planned));
         }
         Ok(Box::new(StepCalls {
-            stream: PlannedStream::of(step),
+            stream: PlannedStream::of(step.stream),
             calls,
             copied: Mutex::new(copied),
         }))
@@ -309,7 +309,7 @@ impl<T: Element> StepPlan<T> for StepCalls<T> {
     ) -> Result<()> {
         without_lse(output)?;
         let stream = step.stream;
-        self.stream.check(step)?;
+        self.stream.check(step.stream)?;
         // Held until all is queued: copies and calls of two layers must not mix.
         let copied = lock(&self.copied);
         for (tokens, planned) in &self.calls {

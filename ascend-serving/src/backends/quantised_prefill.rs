@@ -12,10 +12,11 @@ use crate::batch::Causality;
 use crate::error::Result;
 use crate::kv::{CachedRows, QuantisedLayer};
 use crate::lock::lock;
+use crate::planned_stream::PlannedStream;
 
 use super::backend::{
-    AttentionBackend, LayerTensors, PlannedStream, StepContext, StepPlan, quantised_cache,
-    run_into_empty, size, without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, quantised_cache, run_into_empty, size,
+    without_lse,
 };
 use super::dense_rows::DenseRows;
 use super::fused::Fused;
@@ -165,7 +166,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
             tokens,
             requests,
             rows,
-            stream: PlannedStream::of(step),
+            stream: PlannedStream::of(step.stream),
             dense: Mutex::new(dense),
         }))
     }
@@ -249,7 +250,7 @@ impl<T: Element> StepPlan<T> for DenseStep<T> {
         output: &mut Output<T>,
     ) -> Result<()> {
         without_lse(output)?;
-        self.stream.check(step)?;
+        self.stream.check(step.stream)?;
         let of = quantised_cache(layer)?;
         if let Some(singles) = &self.singles {
             singles.queue(step, layer, output)?;

@@ -37,6 +37,8 @@ pub struct AttentionMetadata {
     mask: MaskKind,
     /// Whether some request gave back tokens.
     given_back: bool,
+    /// How many blocks the pool had been given back when the first of the requests was made, of those with sequences.
+    pool_given_back: Option<u64>,
 }
 
 impl AttentionMetadata {
@@ -71,6 +73,7 @@ impl AttentionMetadata {
             prompt_lens: Vec::new(),
             mask: settings.causality.into(),
             given_back: false,
+            pool_given_back: None,
         };
         metadata.renew(requests)?;
         Ok(metadata)
@@ -110,6 +113,7 @@ impl AttentionMetadata {
         self.group = None;
         self.prompt_lens.clear();
         self.given_back = false;
+        self.pool_given_back = None;
     }
 
     /// Blocks that so many tokens of a request need, at least one.
@@ -143,8 +147,12 @@ impl AttentionMetadata {
         for (at, request) in requests.iter().enumerate() {
             self.group = request.in_group(at, self.group)?;
             request.check_sequence(at, self.settings.causality)?;
-            let given_back = request.sequence.map_or(0, |sequence| sequence.given_back);
-            self.given_back |= given_back > 0;
+            if let Some(sequence) = &request.sequence {
+                self.given_back |= sequence.given_back > 0;
+                let before = sequence.pool_given_back;
+                self.pool_given_back =
+                    Some(self.pool_given_back.map_or(before, |of| of.min(before)));
+            }
             let len = request.check_lengths(at)?;
             // A sequence's row ends with the block of its last token, which takes no division to see.
             let columns = match request.row.len() {
@@ -198,17 +206,33 @@ impl AttentionMetadata {
         Ok(())
     }
 
-    /// Refuses a step of another pool than a cache's.
+    /// Refuses a step of another pool than a cache's, and one whose sequences gave blocks back since it was made.
     pub(crate) fn goes_with(&self, pool: &BlockPool) -> Result<(), Refused> {
         self.settings.check(pool)?;
         let group = pool.group();
-        match self.group.filter(|other| *other != group) {
-            None => Ok(()),
-            Some(other) => Err(refused(
+        if let Some(other) = self.group.filter(|other| *other != group) {
+            return Err(refused(
                 Rule::TableGroup,
                 format_args!("a step of {other}"),
                 group,
                 "begin the step on the layers whose pool the sequences are of",
+            ));
+        }
+        let Some(before) = self.pool_given_back else {
+            return Ok(());
+        };
+        let lengths = self.kv_lengths.lengths().iter().take(self.requests);
+        let used = lengths.enumerate().flat_map(|(request, len)| {
+            let row = self.table.row(request).unwrap_or_default();
+            row.iter().copied().take(self.columns(*len))
+        });
+        match pool.given_back_since(before, used) {
+            None => Ok(()),
+            Some(block) => Err(refused(
+                Rule::BlockGivenBack,
+                format_args!("block {block}, given back since the metadata was made"),
+                "blocks that the step's sequences hold",
+                "keep the sequences of a step until it has begun, and make its metadata after the last change of them",
             )),
         }
     }

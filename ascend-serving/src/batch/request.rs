@@ -32,6 +32,9 @@ pub struct SequenceExtent {
     pub given_back: usize,
     /// A block that had not got the tokens of the shared one that it replaces ([`Grown::copies`](crate::kv::Grown::copies)).
     pub uncopied: Option<usize>,
+    /// How many blocks the pool had been given back when the request was made. A step refuses blocks that were given back since
+    /// then, of a sequence that was dropped or cut: somebody else may have them.
+    pub pool_given_back: u64,
 }
 
 impl<'a> BatchRequest<'a> {
@@ -64,6 +67,7 @@ impl<'a> BatchRequest<'a> {
                 len,
                 given_back,
                 uncopied: sequence.uncopied(),
+                pool_given_back: sequence.pool().given_back(),
             }),
         }
     }

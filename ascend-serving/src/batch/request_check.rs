@@ -32,6 +32,7 @@ impl BatchRequest<'_> {
             len,
             given_back,
             uncopied: block,
+            ..
         }) = self.sequence
         else {
             return Ok(());

@@ -73,7 +73,8 @@ impl<T: Element> TreeBuffers for PlainBuffers<T> {
 impl TreeVerification {
     /// Captures the verification of trees of up to [`GraphLimits::tokens_each`] nodes, behind as many cached tokens as the
     /// limits have keys, for every layer of a cache. The keys of the nodes are no part of the cache. All requests together
-    /// may have any number of blocks that they share, unless [`GraphLimits::blocks`] says how many.
+    /// may have any number of blocks that they share, unless [`GraphLimits::blocks`] says how many. CANN 8.1 wants a cache
+    /// with as many blocks as the longest requests of a size take together.
     ///
     /// # Errors
     /// [`Rule::GraphSize`](crate::Rule::GraphSize) for limits without sizes, or with one of 0 nodes;

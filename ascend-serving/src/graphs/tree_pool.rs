@@ -121,7 +121,8 @@ impl<B: TreeBuffers> TreePool<B> {
         let (each, pool) = (limits.each, cache.pool());
         let block_size = pool.block_size();
         let most = capacity(pool.blocks().min(limits.blocks), block_size);
-        // The calls take as many blocks that requests share as there are requests: all together have no limit of the cache's.
+        // From CANN 8.5 on a batched call counts a block that requests share once, so that all together are not limited by the
+        // cache. Before, the capture of a size whose longest requests need more blocks than there are is refused.
         let limits_of_keys = KeyLimits {
             keys: limits.keys.min(most),
             blocks: limits.blocks,

@@ -3,9 +3,12 @@
 use std::thread;
 use std::time::Duration;
 
-use ascend_attention::{Graph, bf16};
-use ascend_serving::Rule;
+use ascend_attention::{Graph, bf16, f16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    Error, Fused, GraphLimits, Rule,
+};
 
 use crate::harness;
 use crate::harness::gate::Gate;
@@ -88,4 +91,57 @@ fn blocks_given_back_while_a_replay_reads_them() {
     gate.open();
     stream.synchronize().unwrap();
     let _block = pool.allocate().unwrap();
+}
+
+/// Metadata whose blocks went back to the pool would write into those of another request.
+#[test]
+fn metadata_does_not_outlive_its_blocks() {
+    let stream = harness::stream();
+    let pad = PadPolicy::SkipNegative;
+    let shape = CacheShape::new(1, 1, 16);
+    let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, shape, pad).unwrap();
+    let backends = Backends::none().with(Fused);
+    let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, backends);
+    let limits = GraphLimits::new([1], 400);
+    let mut graphs = attention
+        .capture(&stream, Causality::Causal, &limits)
+        .unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let of = |sequence: &Sequence| {
+        AttentionMetadata::new(&[BatchRequest::of(sequence, 1)], settings).unwrap()
+    };
+    let stale = |outcome: Result<(), Error>| {
+        let why = outcome.unwrap_err();
+        assert!(why.breaks(Rule::BlockGivenBack), "{why}");
+    };
+    let mut one = Sequence::new(attention.cache().pool());
+    let mut other = Sequence::new(attention.cache().pool());
+    attention.grow(&stream, &mut one, 200).unwrap();
+    attention.grow(&stream, &mut other, 100).unwrap();
+
+    // Cut behind the metadata, and dropped, whether somebody has the blocks now or not.
+    let mut metadata = of(&one);
+    one.truncate(100).unwrap();
+    stale(attention.begin(&stream, &metadata).map(drop));
+    assert!(!graphs.serves(&metadata));
+    stale(graphs.begin(&stream, &mut metadata).map(drop));
+    attention.grow(&stream, &mut one, 50).unwrap();
+    stale(attention.begin(&stream, &metadata).map(drop));
+    let metadata = of(&one);
+    drop(one);
+    stale(attention.begin(&stream, &metadata).map(drop));
+
+    // Other requests end as they like, and a block that a fork holds stays.
+    let mut kept = of(&other);
+    let mut third = Sequence::new(attention.cache().pool());
+    attention.grow(&stream, &mut third, 100).unwrap();
+    drop(third);
+    assert!(attention.begin(&stream, &kept).is_ok());
+    assert!(graphs.begin(&stream, &mut kept).is_ok());
+    let kept = of(&other);
+    let fork = other.fork();
+    drop(other);
+    assert!(attention.begin(&stream, &kept).is_ok());
+    drop(fork);
+    stale(attention.begin(&stream, &kept).map(drop));
 }

@@ -2,12 +2,13 @@
 //! stored times its scales.
 
 use crate::harness;
+use crate::quantised_caches::ascend_950;
 
 use crate::acts::{Act, Schedule, Turn, act, config};
 use crate::tokens::{DIM, Number, dense_over, packed, row};
+use ascend_attention::spec::Cann;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
-use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16, f16};
+use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{
     Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType,
 };
@@ -361,24 +362,15 @@ fn stored_type() -> impl Strategy<Value = QuantisedType> {
     prop_oneof![Just(Int8), Just(Float8E4M3Fn), Just(HiFloat8)]
 }
 
-/// An emulated Ascend 950.
-fn ascend_950() -> Stream {
-    // The harness looks at what is left behind.
-    drop(harness::runtime());
-    let runtime = Runtime::emulated_as(&Machine::new(Soc::Ascend950, Cann::V9_1)).unwrap();
-    runtime.device(0).unwrap().stream().unwrap()
-}
-
 proptest! {
     #![proptest_config(config(24))]
 
     /// Of the types and block sizes that Ascend 950 reads.
     #[test]
     fn any_schedule_on_ascend_950_is_one_dense_pass(model in model(), half in any::<bool>(), stored in stored_type(), size in 1usize..=16, steps in prop::collection::vec((prop::collection::vec(act(150, 6), 1..6), 0usize..20), 1..8)) {
-        if harness::not_on_npu("Ascend 950 is emulated") {
+        let Some(stream) = ascend_950() else {
             return Ok(());
-        }
-        let stream = ascend_950();
+        };
         let tokens = model.block_size * (SHARED + model.blocks);
         let model = Model {
             block_size: size * 32,
@@ -407,7 +399,7 @@ fn the_schedules_reach_both_backends() {
         (QuantisedType::Float8E4M3Fn, true),
         (QuantisedType::HiFloat8, false),
     ] {
-        reach_both_backends(&ascend_950(), stored, by_token);
+        reach_both_backends(&ascend_950().unwrap(), stored, by_token);
     }
 }
 

@@ -402,12 +402,12 @@ fn steps_of_trees_with_more_blocks_than_were_declared_are_refused() {
     let stream = harness::stream();
     let shape = CacheShape::new(1, 1, DIM);
     let pad = PadPolicy::SkipNegative;
-    let mut cache = PagedKvCache::<f16>::new(stream.device(), 6, 128, shape, pad).unwrap();
+    let mut cache = PagedKvCache::<f16>::new(stream.device(), 12, 128, shape, pad).unwrap();
     let verification = TreeVerification {
         shape: AttentionShape::new(1, 1, DIM),
     };
     let mut sequences = [0; 2].map(|_| Sequence::new(cache.pool()));
-    for (sequence, tokens) in sequences.iter_mut().zip([200, 130]) {
+    for (sequence, tokens) in sequences.iter_mut().zip([400, 130]) {
         cache.grow(&stream, sequence, tokens).unwrap();
     }
     let [long, short] = &sequences;
@@ -422,14 +422,17 @@ fn steps_of_trees_with_more_blocks_than_were_declared_are_refused() {
         graphs.begin(&stream, &requests).map(drop)
     };
     begin(&[long]).unwrap();
-    // Two blocks each, and one of a dummy.
+    // Four blocks, two, and one of a dummy.
     let error = begin(&[long, short]).unwrap_err();
     assert!(error.breaks(CallRule::GraphLengths), "{error}");
-    assert!(error.to_string().contains("5 blocks"), "{error}");
+    assert!(error.to_string().contains("7 blocks"), "{error}");
     // Blocks that requests share count for each.
     let shared = long.fork();
     assert!(begin(&[long, &shared, short]).is_err());
-    // None but those of the cache were declared: the calls take any number of blocks that requests share.
+    // Without a limit the calls take any number of blocks that requests share, from CANN 8.5 on.
+    if stream.device().target().unwrap().cann < Cann::V8_5 {
+        return;
+    }
     let limits = GraphLimits::new([4], 1000).tokens_each(2);
     let mut graphs = verification.capture(&stream, &cache, &limits).unwrap();
     let requests = [long, &shared, &shared, long].map(|sequence| TreeRequest { sequence, tree });
@@ -701,7 +704,7 @@ fn trees_of_latent_attention_have_no_call_where_the_operator_is_too_old() {
         let machine = machine(newest);
         match case.check(&numbers, &machine) {
             Err(Error::NoBackend { reasons, .. }) => {
-                for told in ["tree_mask: ", "context_and_tree: ", "V3"] {
+                for told in ["tree_mask, context_and_tree: ", "V3"] {
                     assert!(reasons.contains(told), "{newest:?}: {reasons}");
                 }
             }

@@ -12,13 +12,14 @@ use ascend_attention::{
 };
 
 use crate::backends::{
-    LatentRows, LayerTensors, PlannedStream, StepContext, StepMemory, UpProjected, UpProjection,
-    output_bytes, size, tensor_bytes,
+    LatentRows, LayerTensors, StepContext, StepMemory, UpProjected, UpProjection, output_bytes,
+    size, tensor_bytes,
 };
 use crate::batch::{AttentionMetadata, StepPart};
 use crate::error::Result;
 use crate::kv::CachedRows;
 use crate::lock::lock;
+use crate::planned_stream::PlannedStream;
 
 use super::context_chunks::{ContextChunk, ContextChunks};
 
@@ -237,7 +238,7 @@ impl<T: Element> MlaPrefill<T> {
         let calls = StepMemory::of_calls(calls.chain([own.workspace_bytes()]));
         Ok(Self {
             memory: calls.holding([workspace.bytes()]),
-            stream: PlannedStream::of(step),
+            stream: PlannedStream::of(step.stream),
             shape: [tokens, heads, dim],
             of_step: part.tokens,
             own,
@@ -365,7 +366,7 @@ impl<T: Element> MlaPrefill<T> {
         projection: &dyn UpProjection<T>,
         into: &Tensor<T>,
     ) -> Result<()> {
-        self.stream.check(step)?;
+        self.stream.check(step.stream)?;
         let free = lock(&self.free).pop();
         let workspace = match free {
             Some(workspace) => workspace,

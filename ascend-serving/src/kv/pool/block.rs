@@ -1,6 +1,7 @@
 //! A block of a pool.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 
 use crate::lock::lock;
 
@@ -34,7 +35,12 @@ impl Block {
 
     /// Whether somebody else holds it too, so that it must not be written.
     pub fn is_shared(&self) -> bool {
-        self.pool.holders(self.id) > 1
+        self.holders() > 1
+    }
+
+    /// How many handles there are.
+    pub(crate) fn holders(&self) -> u32 {
+        self.pool.holders(self.id)
     }
 }
 
@@ -52,7 +58,10 @@ impl Clone for Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        lock(&self.pool.0.state).release(self.id);
+        let mut state = lock(&self.pool.0.state);
+        state.release(self.id);
+        let given_back = state.given_back;
+        self.pool.0.given_back.store(given_back, Ordering::Release);
     }
 }
 

@@ -41,6 +41,8 @@ struct Shared {
     state: Mutex<State>,
     /// Whether there may be uncopied blocks, which steps ask of every sequence. Written under the lock alone.
     may_lack_copies: AtomicBool,
+    /// Blocks that were given back so far, which requests ask. Written under the lock alone.
+    given_back: AtomicU64,
 }
 
 /// The blocks of a paged cache.
@@ -54,7 +56,7 @@ struct Shared {
 pub struct BlockPool(Arc<Shared>);
 
 impl BlockPool {
-    /// The most blocks of a pool. It keeps 8 bytes of host memory for each.
+    /// The most blocks of a pool. It keeps 16 bytes of host memory for each, and 16 more for those that wait for steps in flight.
     pub const MAX_BLOCKS: usize = 1 << 26;
 
     /// Most requests of a packed call, which has at most so many query rows and one or more for each request.
@@ -95,15 +97,18 @@ impl BlockPool {
         }
         // The next block handed out is the last of the list: lowest numbers first.
         let numbers = (reserved..blocks).rev();
-        let (mut holders, mut free) = (Vec::new(), Vec::new());
+        let (mut holders, mut free, mut given_back_at) = (Vec::new(), Vec::new(), Vec::new());
         let fix = "choose fewer blocks";
         room(&mut holders, blocks, Rule::PoolSize, fix)?;
         room(&mut free, blocks, Rule::PoolSize, fix)?;
+        room(&mut given_back_at, blocks, Rule::PoolSize, fix)?;
+        given_back_at.resize(blocks, 0);
         holders.resize(blocks, 0);
         free.extend(numbers.filter_map(|block| u32::try_from(block).ok()));
         let state = State {
             holders,
             free,
+            given_back_at,
             ..State::default()
         };
         Ok(Self(Arc::new(Shared {
@@ -114,6 +119,7 @@ impl BlockPool {
             pad,
             state: Mutex::new(state),
             may_lack_copies: AtomicBool::new(false),
+            given_back: AtomicU64::new(0),
         })))
     }
 
@@ -153,6 +159,28 @@ impl BlockPool {
     pub fn held_blocks(&self) -> usize {
         let state = lock(&self.0.state);
         state.holders.iter().filter(|holders| **holders > 0).count()
+    }
+
+    /// How many blocks were given back so far: those that are held now were not since.
+    pub(crate) fn given_back(&self) -> u64 {
+        self.0.given_back.load(Ordering::Acquire)
+    }
+
+    /// The first of these blocks that was given back after so many others were.
+    pub(crate) fn given_back_since(
+        &self,
+        before: u64,
+        blocks: impl IntoIterator<Item = usize>,
+    ) -> Option<usize> {
+        if self.given_back() == before {
+            return None;
+        }
+        let state = lock(&self.0.state);
+        let mut blocks = blocks.into_iter();
+        blocks.find(|block| {
+            let at = state.given_back_at.get(*block);
+            at.is_some_and(|at| *at > before)
+        })
     }
 
     /// Whether one packed call can read requests of these lengths: the operator wants the cache to have as many blocks as

@@ -28,6 +28,10 @@ pub(super) struct State {
     pub(super) uncopied: HashMap<usize, u64>,
     /// Number of the next copy.
     pub(super) next_copy: u64,
+    /// For each block how many had been given back when it was, itself included; 0 for one that never was.
+    pub(super) given_back_at: Vec<u64>,
+    /// Blocks that were given back so far.
+    pub(super) given_back: u64,
 }
 
 impl State {
@@ -70,6 +74,10 @@ impl State {
             return;
         }
         self.uncopied.remove(&(block as usize));
+        self.given_back = self.given_back.saturating_add(1);
+        if let Some(at) = self.given_back_at.get_mut(block as usize) {
+            *at = self.given_back;
+        }
         match self.steps.len().checked_sub(1) {
             None => self.free.push(block),
             Some(last) => {

@@ -11,10 +11,13 @@ use crate::kv::quantised::by_group::GroupQuantiser;
 use crate::kv::quantised::by_token::TokenQuantiser;
 use crate::kv::quantised::layer::{LayerScales, QuantisedLayer, quantised_rows};
 use crate::kv::slot_write::{SlotWrite, rows_have_slots};
+use crate::planned_stream::PlannedStream;
 
 /// A step's writes: each row is quantised, then goes to its slot.
 #[derive(Debug)]
 pub(in crate::kv) struct QuantisedWrite {
+    /// Rows of one layer after the other are quantised in the same memory.
+    stream: PlannedStream,
     by: Quantisers,
     write: SlotWrite,
 }
@@ -68,7 +71,11 @@ impl QuantisedWrite {
                 Quantisers::Group(Box::new(of))
             }
         };
-        Ok(Self { by, write })
+        Ok(Self {
+            stream: PlannedStream::of(stream),
+            by,
+            write,
+        })
     }
 
     /// Queues the writing of a layer.
@@ -79,6 +86,7 @@ impl QuantisedWrite {
         stream: &Stream,
         rows: [&Tensor<T>; 2],
     ) -> Result<()> {
+        self.stream.check(stream)?;
         let [key, value] = rows;
         rows_have_slots(self.write.tokens, key, value)?;
         let quantised = match (&self.by, &layer.scales) {

@@ -33,6 +33,9 @@ pub struct ChannelScales {
 }
 
 impl ChannelScales {
+    /// Most channels: heads times the elements of one.
+    pub const MAX_CHANNELS: usize = 1 << 24;
+
     /// Scales of keys and of values, head by head: `N * D` each.
     ///
     /// # Errors
@@ -58,24 +61,16 @@ impl ChannelScales {
     /// # Errors
     /// As for [`ChannelScales::new`]; [`Rule::QuantisedScale`] for a shape whose channels cannot be counted.
     pub fn uniform(shape: &CacheShape, key: f32, value: f32) -> Result<Self, Refused> {
-        let all = |scale: f32, dim: usize| {
-            let channels = shape.kv_heads.checked_mul(dim);
-            let mut scales = Vec::new();
-            let room = channels.filter(|channels| scales.try_reserve_exact(*channels).is_ok());
-            match room {
-                Some(channels) => {
-                    scales.resize(channels, scale);
-                    Ok(scales)
-                }
-                None => Err(refused(
-                    Rule::QuantisedScale,
-                    format_args!("{} heads of {dim} elements", shape.kv_heads),
-                    "channels that the host has memory for",
-                    "make the shape of the model's own heads",
-                )),
-            }
+        let all = |name, scale: f32, dim: usize| {
+            let channels = shape.kv_heads.saturating_mul(dim);
+            let mut scales = zeros(channels, name)?;
+            scales.fill(scale);
+            Ok::<_, Refused>(scales)
         };
-        Self::new(all(key, shape.key_dim)?, all(value, shape.value_dim)?)
+        Self::new(
+            all("key", key, shape.key_dim)?,
+            all("value", value, shape.value_dim)?,
+        )
     }
 
     /// Scales of an INT8 cache by which the largest number of each channel becomes 127, of tokens of a calibration
@@ -124,6 +119,22 @@ impl ChannelScales {
     }
 }
 
+/// A 0 for each channel.
+fn zeros(channels: usize, name: &str) -> Result<Vec<f32>, Refused> {
+    let mut zeros = Vec::new();
+    let fits = channels <= ChannelScales::MAX_CHANNELS && zeros.try_reserve_exact(channels).is_ok();
+    if !fits {
+        return Err(refused(
+            Rule::QuantisedScale,
+            format_args!("{channels} channels of the {name}"),
+            format_args!("at most {}", ChannelScales::MAX_CHANNELS),
+            "give the heads of the model times the elements of one",
+        ));
+    }
+    zeros.resize(channels, 0.0);
+    Ok(zeros)
+}
+
 /// The scales by which the largest number of each channel becomes another.
 fn largest<T: Number>(
     name: &str,
@@ -142,7 +153,7 @@ fn largest<T: Number>(
             "bring whole tokens, `[tokens, N * D]`",
         ));
     }
-    let mut most = vec![0f32; channels.min(tokens.len())];
+    let mut most = zeros(channels, name)?;
     for (at, number) in tokens.iter().enumerate() {
         let number = number.to_f64();
         if !number.is_finite() {
@@ -162,8 +173,6 @@ fn largest<T: Number>(
             *most = most.max(number);
         }
     }
-    // Without a token nothing is known of any channel.
-    most.resize(channels, 0.0);
     let scale = |most: f32| if most > 0.0 { most / becomes } else { 1.0 };
     Ok(most.into_iter().map(scale).collect())
 }

@@ -1,0 +1,28 @@
+//! Work that shares memory from one call to the next, and so belongs to one stream.
+
+use ascend_attention::Stream;
+
+use crate::error::Result;
+
+/// The stream that something was planned on, which orders the use of the memory that its launches share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlannedStream(usize);
+
+impl PlannedStream {
+    pub(crate) fn of(stream: &Stream) -> Self {
+        Self(stream.as_raw().addr())
+    }
+
+    /// Refuses another one, on which a launch would write what one of this stream may still read.
+    pub(crate) fn check(self, stream: &Stream) -> Result<()> {
+        if stream.as_raw().addr() == self.0 {
+            return Ok(());
+        }
+        Err(ascend_attention::Error::NotAsPlanned {
+            argument: "stream",
+            given: "another stream".to_owned(),
+            planned: "the stream of the step, which orders the use of its workspace".to_owned(),
+        }
+        .into())
+    }
+}
