@@ -203,9 +203,21 @@ impl PageIndices {
     /// The table and the lengths that these lists mean.
     ///
     /// # Errors
-    /// [`Rule::IndexShape`] for a table that does not fit in the host's memory; none for lists of the page size that they
-    /// were made for otherwise.
+    /// [`Rule::PoolSize`] for pages without tokens; [`Rule::IndexShape`] for pages smaller than a last one of the lists, and for
+    /// a table that does not fit in the host's memory.
     pub fn to_table(&self, page_size: usize) -> Result<(PageTable, PerRequest), Refused> {
+        if page_size == 0 {
+            return Err(no_page());
+        }
+        let longest = self.last_page_len.iter().copied().max().unwrap_or(0);
+        if usize::try_from(longest).is_ok_and(|longest| longest > page_size) {
+            return Err(refused(
+                Rule::IndexShape,
+                format_args!("last_page_len {longest} in pages of {page_size}"),
+                format_args!("at most {page_size}"),
+                "give the page size that the lists were made for",
+            ));
+        }
         let requests = self.last_page_len.len();
         let row = |request| whole(self.pages(request));
         let rows: Vec<Vec<usize>> = (0..requests).map(row).collect();
@@ -286,8 +298,9 @@ impl TokenIndices {
     /// [`Rule::IndexMisaligned`] where a page of keys does not begin at the beginning of a page of the cache, or does not
     /// run through it: operators that read pages cannot read such keys. [`Rule::PoolSize`] for pages without tokens.
     pub fn to_table(&self, page_size: usize) -> Result<(PageTable, PerRequest), Refused> {
-        let size = i32::try_from(page_size).ok().filter(|size| *size > 0);
-        let size = size.ok_or_else(no_page)?;
+        if page_size == 0 {
+            return Err(no_page());
+        }
         let requests = self.kv_indptr.len().saturating_sub(1);
         let mut rows = Vec::with_capacity(requests);
         let mut lengths = Vec::with_capacity(requests);
@@ -302,13 +315,16 @@ impl TokenIndices {
                 let through = slots
                     .into_iter()
                     .all(|(slot, wanted)| i64::from(*slot) == wanted);
-                let aligned = first.checked_rem(size) == Some(0);
-                let block = first.checked_div(size).filter(|_| through && aligned);
-                let Some(block) = block.and_then(|block| usize::try_from(block).ok()) else {
+                let place = usize::try_from(first).ok();
+                let aligned = place.filter(|place| place.checked_rem(page_size) == Some(0));
+                let block = aligned.and_then(|place| place.checked_div(page_size));
+                let Some(block) = block.filter(|_| through) else {
                     return Err(refused(
                         Rule::IndexMisaligned,
                         format_args!("slots {first}, ... of request {request}"),
-                        format_args!("runs of {size} slots that begin at a multiple of {size}"),
+                        format_args!(
+                            "runs of {page_size} slots that begin at a multiple of {page_size}"
+                        ),
                         "allocate whole pages, or gather the keys into a dense tensor",
                     ));
                 };
@@ -377,6 +393,12 @@ mod tests {
         let tokens = TokenIndices::new(vec![0, 5], vec![4, 5, 6, 7, 0]).unwrap();
         assert_eq!(tokens.to_table(4).unwrap().0.blocks(), [1, 0]);
         assert_eq!(tokens.to_table(0).unwrap_err().rule, Rule::PoolSize);
+        let pages = tokens.to_table(usize::MAX).unwrap_err();
+        assert_eq!(pages.rule, Rule::IndexMisaligned);
+        let of_sixteen = PageIndices::new(vec![0, 2], vec![3, 4], vec![5], 16).unwrap();
+        assert_eq!(of_sixteen.to_table(2).unwrap_err().rule, Rule::IndexShape);
+        assert_eq!(of_sixteen.to_table(0).unwrap_err().rule, Rule::PoolSize);
+        assert_eq!(of_sixteen.to_table(16).unwrap().1.lengths(), [21]);
     }
 
     #[test]

@@ -248,7 +248,18 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// Gives back up to so many blocks of a group (0 where there is one) that no sequence holds: those used longest ago, of one
     /// prompt the last ones first. A block that all tokens behind it need goes after theirs, and takes those of other groups
     /// with it. How many were given back; steps in flight may still read them.
-    pub fn evict(&mut self, group: usize, blocks: usize) -> usize {
+    ///
+    /// # Errors
+    /// [`Rule::PrefixGroups`] for a group that there is not.
+    pub fn evict(&mut self, group: usize, blocks: usize) -> Result<usize, Refused> {
+        if group >= self.groups.len() {
+            return Err(refused(
+                Rule::PrefixGroups,
+                format_args!("group {group}"),
+                format_args!("one of {}", self.groups.len()),
+                "say the group first, then how many blocks",
+            ));
+        }
         let victims = self.victims(group, blocks);
         for id in &victims.nodes {
             match self.groups.get(group).is_some_and(Group::is_full) {
@@ -259,7 +270,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
                 }
             }
         }
-        victims.blocks.len()
+        Ok(victims.blocks.len())
     }
 
     /// The blocks that [`evict`](Self::evict) would give back, in its order.

@@ -403,7 +403,7 @@ fn cached_prefixes(stream: &Stream, pools: &mut Pools) -> Result<()> {
             prefixes.insert_grouped(b"", tokens, &sequence)?;
             query.download(stream)?;
         }
-        prefixes.evict(1, turn);
+        prefixes.evict(1, turn)?;
     }
     Ok(())
 }

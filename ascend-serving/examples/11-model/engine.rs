@@ -97,7 +97,7 @@ impl<'a> Engine<'a> {
         let wanted = wanted_blocks(cached, tokens) + 1;
         for (group, pool) in pools(&self.attention).enumerate() {
             let missing = wanted.saturating_sub(pool.free_blocks());
-            self.prefixes.evict(group, missing);
+            self.prefixes.evict(group, missing)?;
         }
         match self.attention.grow(self.stream, cached, tokens) {
             Ok(()) => Ok(true),

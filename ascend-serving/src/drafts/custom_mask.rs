@@ -232,7 +232,7 @@ impl CustomMask {
     /// The mask that was packed, whose requests have these rows and keys.
     ///
     /// # Errors
-    /// [`Rule::MaskShape`] if they need other words than there are.
+    /// [`Rule::MaskShape`] if they need other words than there are, or their words begin elsewhere than `word_indptr` says.
     pub fn unpack<W: MaskWord>(
         packed: &PackedBits<W>,
         extents: &[(usize, usize)],
@@ -245,14 +245,19 @@ impl CustomMask {
         let wrong = || wrong_words(packed.words.len(), extents);
         // Counted before anything is unpacked: extents may be any numbers.
         let mut counts = Some((0usize, 0usize));
+        let mut starts = packed.word_indptr.iter().copied();
+        let mut agrees = starts.next() == Some(0);
         for &(rows, keys) in extents {
             counts = counts.and_then(|(words, elements)| {
                 let of_rows = rows.checked_mul(keys.div_ceil(W::BITS))?;
                 let words = words.checked_add(of_rows)?;
                 Some((words, elements.checked_add(rows.checked_mul(keys)?)?))
             });
+            agrees &= counts.is_some_and(|(words, _)| starts.next() == Some(words));
         }
-        let Some((_, elements)) = counts.filter(|(words, _)| *words == packed.words.len()) else {
+        agrees &= starts.next().is_none();
+        let counts = counts.filter(|(words, _)| *words == packed.words.len() && agrees);
+        let Some((_, elements)) = counts else {
             return Err(wrong());
         };
         let (rule, fix) = (Rule::MaskShape, "unpack fewer requests at a time");

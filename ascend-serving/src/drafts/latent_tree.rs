@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::kv::LayerCache;
 
 use super::draft_tree::DraftTree;
-use super::tree_verification::{TwoCalls, TwoPlans, same_batch, tree_mask};
+use super::tree_verification::{TwoCalls, TwoPlans, check_nodes, same_batch, tree_mask};
 
 /// Verifies a drafted tree for each request over a cache of latents and rotary parts
 /// ([`CacheShape::latent`](crate::kv::CacheShape::latent)), with absorbed queries. Every node sees the cached tokens of its
@@ -69,7 +69,8 @@ impl LatentTreeVerification {
     ///
     /// # Errors
     /// [`CallRule::LengthsBatch`](ascend_attention::CallRule::LengthsBatch) for another number of trees or lengths than requests,
-    /// [`Rule::DraftTree`](crate::Rule::DraftTree) for a tree larger than the tensors; [`Error::NoBackend`] with the
+    /// [`Rule::DraftTree`](crate::Rule::DraftTree) for a tree larger than the tensors, and for tensors of other nodes than the
+    /// query's; [`Error::NoBackend`] with the
     /// reasons where neither form has a call; what the device says, such as
     /// [`OutOfMemory`](ascend_attention::Error::OutOfMemory).
     pub fn plan<T: Element>(
@@ -85,6 +86,18 @@ impl LatentTreeVerification {
         };
         same_batch(trees, cached, requests)?;
         self.shape.check()?;
+        let LatentTreeTensors {
+            query_rope,
+            latent,
+            key_rope,
+            ..
+        } = *tensors;
+        let named = [
+            ("query_rope", query_rope),
+            ("latent", latent),
+            ("key_rope", key_rope),
+        ];
+        check_nodes([requests, nodes], named)?;
         let mask = tree_mask(trees, requests, nodes)?;
         let mask = stream.device().masks().custom_matrix(&mask)?;
         tentatively(|| self.planned(stream, trees, cached, tensors, mask))

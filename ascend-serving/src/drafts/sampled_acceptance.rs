@@ -202,11 +202,19 @@ impl DraftTree {
             let likely = rest.probability(token);
             let given = drawn.as_ref().map_or(1.0, |drawn| drawn.probability(token));
             let known = usize::try_from(token).is_ok_and(|token| token < of.vocabulary);
-            if !known || given <= 0.0 {
+            if !known {
+                return Err(refused(
+                    Rule::DraftProbability,
+                    format_args!("token {token} of node {node}"),
+                    format_args!("a token of the vocabulary, below {}", of.vocabulary),
+                    "bring the tokens and the distributions of one vocabulary",
+                ));
+            }
+            if given <= 0.0 {
                 return Err(refused(
                     Rule::DraftProbability,
                     format_args!("token {token} of node {node}, drawn with the probability 0"),
-                    "a token of the vocabulary that its source can give",
+                    "a token that its source can give",
                     "give the distribution that the drafts behind the node were drawn from; for tokens that were not drawn, \
                      `DraftSource::Fixed`",
                 ));

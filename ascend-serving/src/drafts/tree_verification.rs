@@ -61,7 +61,7 @@ impl TreeVerification {
     ///
     /// # Errors
     /// [`CallRule::LengthsBatch`] for another number of trees or lengths than requests, [`Rule::DraftTree`] for a tree
-    /// larger than the tensors; as for [`FusedInferAttention::plan_with`](ascend_attention::FusedInferAttention::plan_with)
+    /// larger than the tensors, and for keys and values of other nodes than the query's; as for [`FusedInferAttention::plan_with`](ascend_attention::FusedInferAttention::plan_with)
     /// and [`MergeState::plan`].
     pub fn plan<T: Element>(
         &self,
@@ -76,6 +76,10 @@ impl TreeVerification {
         };
         same_batch(trees, cached, requests)?;
         self.shape.check()?;
+        check_nodes(
+            [requests, nodes],
+            [("key", tensors.key), ("value", tensors.value)],
+        )?;
         let mask = tree_mask(trees, requests, nodes)?;
         let calls = self.two_calls(stream.device().masks().custom_matrix(&mask)?);
         let inputs = [&tree_nodes(tensors), &tree_paged(tensors)];
@@ -87,6 +91,27 @@ impl TreeVerification {
     pub(crate) fn two_calls(&self, mask: impl Into<AnyTensor>) -> TwoCalls {
         TwoCalls::new(self.shape, Mask::all_mask(mask))
     }
+}
+
+/// Refuses tensors `[B, N, nodes, D]` of other requests or nodes than the query's: a node that has no key of its own would not
+/// see itself.
+pub(super) fn check_nodes<T: Element, const N: usize>(
+    [requests, nodes]: [usize; 2],
+    tensors: [(&str, &Tensor<T>); N],
+) -> Result<(), Refused> {
+    for (name, tensor) in tensors {
+        if !matches!(*tensor.shape(), [b, _, rows, _] if [b, rows] == [requests, nodes]) {
+            return Err(refused(
+                Rule::DraftTree,
+                format_args!("{name} {:?}", tensor.shape()),
+                format_args!(
+                    "[{requests}, heads, {nodes}, elements], as the query has requests and nodes"
+                ),
+                "bring a row for each node of the query",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses trees and lengths of another batch than the query's.

@@ -140,8 +140,9 @@ impl<T: Element> Attention<T> {
         &mut self.cache
     }
 
-    /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared. Waits for blocks
-    /// that steps in flight may still read, before it says that there are none.
+    /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared: steps on other streams
+    /// that write such a block, or read the copy, have to wait for this one. Waits for blocks that steps in flight may still
+    /// read, before it says that there are none.
     ///
     /// # Errors
     /// As for [`PagedKvCache::grow`].

@@ -25,7 +25,7 @@ pub use encoder_attention::{EncoderAttention, EncoderPlan};
 pub use grouped_attention::{GroupedAttention, GroupedStep, LayerGroup};
 pub(crate) use grouped_attention::{same_groups, same_mask};
 pub use grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
-pub(crate) use layer_check::StepRows;
+pub(crate) use layer_check::{StepRows, apart};
 pub(crate) use ran_layers::RanLayers;
 pub use range_check::{LayerTensor, RangeCheck, RangeFinding};
 pub(crate) use range_check::{RangeChecker, packed_tensors};

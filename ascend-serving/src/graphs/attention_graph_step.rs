@@ -5,7 +5,7 @@ use std::fmt;
 use ascend_attention::{Element, Output, Stream, Tensor};
 
 use crate::backends::size;
-use crate::engine::{RangeChecker, StepRows, packed_tensors};
+use crate::engine::{RangeChecker, StepRows, apart, packed_tensors};
 use crate::error::Result;
 use crate::kv::{StepLease, no_layer};
 
@@ -79,7 +79,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     ///
     /// # Errors
     /// [`Rule::StepTokens`](crate::Rule::StepTokens) and [`Rule::StepHeads`](crate::Rule::StepHeads) for tensors of other
-    /// shapes; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and [`AttentionGraphStep::replay`].
+    /// shapes; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one that is the place of another; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and [`AttentionGraphStep::replay`].
     pub fn forward(
         &mut self,
         layer: usize,
@@ -101,6 +101,15 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         for (name, from, to) in copies {
             let (heads, dim) = (size(to, 1), size(to, 2));
             rows.check(name, from, layer, heads, Some(dim))?;
+        }
+        // What is copied first would be read by the others.
+        let places = copies.map(|(name, _, to)| (name, &**to));
+        for (at, (name, from, _)) in copies.into_iter().enumerate() {
+            let others = places
+                .into_iter()
+                .enumerate()
+                .filter(|(other, _)| *other != at);
+            apart(name, from, others.map(|(_, place)| place))?;
         }
         for (_, from, to) in copies {
             to.narrow(0, 0..size(from, 0))?

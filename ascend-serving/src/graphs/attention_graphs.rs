@@ -145,8 +145,9 @@ impl<T: Element> AttentionGraphs<T> {
     ) -> Result<Self> {
         for attention in attentions {
             attention.cache().admits(stream)?;
-            attention.shape().check()?;
+            attention.shape().check_cache(&attention.cache().shape())?;
         }
+        limits.check()?;
         check_sinks(stream, groups.len(), &places, limits)?;
         let sinks = &limits.learnable_sinks;
         for (at, group) in groups.iter().enumerate() {

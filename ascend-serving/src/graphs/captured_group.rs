@@ -175,7 +175,14 @@ impl CapturedGroup {
                 ),
                 None => format!("at most {each} a request"),
             },
-            "compute the step without a graph, or capture with `GraphLimits::tokens_each`",
+            match named {
+                Some(_) => {
+                    "compute the step without a graph: a captured named mask has as many rows for each request"
+                }
+                None => {
+                    "compute the step without a graph, or capture with `GraphLimits::tokens_each`"
+                }
+            },
         ))
     }
 

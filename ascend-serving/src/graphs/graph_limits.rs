@@ -1,9 +1,10 @@
 //! How large the steps may be that graphs are captured for.
 
 use ascend_attention::graph::CaptureEstimate;
-use ascend_attention::{AnyTensor, Element, Tensor};
+use ascend_attention::{AnyTensor, CallRule, Element, Tensor};
 
 use crate::kv::CacheShape;
+use crate::refusal::{Refused, refused};
 
 /// How large the steps may be that graphs are captured for: a graph has the shapes of one size, and steps are padded to it.
 #[derive(Clone, Debug)]
@@ -63,6 +64,19 @@ impl GraphLimits {
     pub fn tokens_each(mut self, tokens: usize) -> Self {
         self.each = RowsEach(tokens);
         self
+    }
+
+    /// Refuses limits that no request is within: each has a key, its own.
+    pub(super) fn check(&self) -> Result<(), Refused> {
+        if self.keys > 0 {
+            return Ok(());
+        }
+        Err(refused(
+            CallRule::GraphLengths,
+            "graphs of requests with 0 keys",
+            "1 or more, those of the step included",
+            "declare the longest request that graphs are to serve",
+        ))
     }
 
     /// The query rows of each size.

@@ -8,6 +8,7 @@ use ascend_attention::{CallRule, Element, Stream, Tensor};
 
 use crate::backends::size;
 use crate::drafts::{DraftTree, tree_mask};
+use crate::engine::apart;
 use crate::error::{Error, Result};
 use crate::kv::{BlockPool, PagedKvCache, Sequence, StepLease, capacity, no_layer, uncopied};
 use crate::refusal::{Refused, Rule, refused};
@@ -111,6 +112,7 @@ impl<B: TreeBuffers> TreePool<B> {
         record: impl Fn(&mut Capturing<'_>, TreeExtents, usize, &B) -> Result<()>,
     ) -> Result<Self> {
         cache.admits(stream)?;
+        limits.check()?;
         if !limits.learnable_sinks.is_empty() {
             return Err(Error::invalid(
                 "learnable_sinks",
@@ -289,6 +291,11 @@ impl<B> TreePoolStep<'_, B> {
         }
         for (name, from, to) in copies {
             self.check(name, layer, from, to)?;
+        }
+        // What is copied first would be read by the others.
+        for (at, (name, from, _)) in copies.iter().enumerate() {
+            let others = copies.iter().enumerate().filter(|(other, _)| *other != at);
+            apart(name, from, others.map(|(_, (name, _, to))| (*name, &***to)))?;
         }
         for (_, from, to) in copies {
             let place = to.narrow(0, 0..self.requests)?;

@@ -257,7 +257,8 @@ impl Sequence {
         Ok(Grown { slots, copies })
     }
 
-    /// A sequence with the same tokens in the same blocks.
+    /// A sequence with the same tokens in the same blocks. Their keys are those that steps have written, or are queued to: fork
+    /// behind the step that computes a token, since a fork that grows copies the block as it is then.
     pub fn fork(&self) -> Self {
         Self {
             pool: self.pool.clone(),
@@ -268,7 +269,8 @@ impl Sequence {
         }
     }
 
-    /// A sequence that begins with the first `tokens` of this one, in the same blocks.
+    /// A sequence that begins with the first `tokens` of this one, in the same blocks, which a step has computed, as for
+    /// [`fork`](Self::fork).
     ///
     /// # Errors
     /// [`Rule::SequenceLength`] if it has fewer, or gave some of them back.

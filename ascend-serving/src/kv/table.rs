@@ -31,11 +31,16 @@ impl TryFrom<Parts> for PageTable {
 }
 
 impl PageTable {
+    /// Most entries of a table, and most rows.
+    pub const MAX_ENTRIES: usize = 1 << 28;
+
     /// A table from its elements.
     ///
     /// # Errors
-    /// [`Rule::IndexShape`] unless there are `requests * columns` of them.
+    /// [`Rule::IndexShape`] unless there are `requests * columns` of them, and for more rows or entries than
+    /// [`MAX_ENTRIES`](Self::MAX_ENTRIES).
     pub fn new(requests: usize, columns: usize, blocks: Vec<usize>) -> Result<Self, Refused> {
+        check_size(requests, columns)?;
         if requests.checked_mul(columns) != Some(blocks.len()) {
             return Err(refused(
                 Rule::IndexShape,
@@ -54,7 +59,8 @@ impl PageTable {
     /// A table as wide as its longest row.
     ///
     /// # Errors
-    /// [`Rule::IndexShape`] for a table that does not fit in the host's memory: one long row makes all rows long.
+    /// [`Rule::IndexShape`] for a table of more than [`MAX_ENTRIES`](Self::MAX_ENTRIES), or one that does not fit in the host's
+    /// memory: one long row makes all rows long.
     pub fn from_rows<R: AsRef<[usize]>>(rows: &[R]) -> Result<Self, Refused> {
         let columns = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0);
         let mut table = Self::default();
@@ -75,8 +81,9 @@ impl PageTable {
     /// Makes room for so many rows of the table's width.
     ///
     /// # Errors
-    /// [`Rule::IndexShape`] for more than the host's memory.
+    /// [`Rule::IndexShape`] for more entries than a table has, or than the host's memory.
     pub(crate) fn room(&mut self, rows: usize) -> Result<(), Refused> {
+        check_size(self.requests.saturating_add(rows), self.columns)?;
         room(
             &mut self.blocks,
             rows.saturating_mul(self.columns),
@@ -160,6 +167,20 @@ impl PageTable {
     }
 }
 
+/// Refuses tables of more rows or entries than there may be.
+fn check_size(rows: usize, columns: usize) -> Result<(), Refused> {
+    let entries = rows.saturating_mul(columns.max(1));
+    if entries <= PageTable::MAX_ENTRIES {
+        return Ok(());
+    }
+    Err(refused(
+        Rule::IndexShape,
+        format_args!("{rows} rows of {columns}"),
+        format_args!("at most {} entries", PageTable::MAX_ENTRIES),
+        "put requests with long rows into a step of their own: one long row makes all rows long",
+    ))
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
@@ -181,9 +202,18 @@ mod tests {
             PageTable::new(2, 2, vec![0; 3]).unwrap_err().rule,
             Rule::IndexShape
         );
-        assert_eq!(
-            PageTable::new(usize::MAX, 2, vec![]).unwrap_err().rule,
-            Rule::IndexShape
-        );
+        for (requests, columns) in [
+            (usize::MAX, 2),
+            (usize::MAX, 0),
+            (PageTable::MAX_ENTRIES + 1, 0),
+        ] {
+            let error = PageTable::new(requests, columns, vec![]).unwrap_err();
+            assert_eq!(error.rule, Rule::IndexShape);
+        }
+        // One long row makes all rows long.
+        let mut rows = vec![vec![1; 1 << 14]];
+        rows.resize(1 + (1 << 14), vec![1]);
+        let error = PageTable::from_rows(&rows).unwrap_err();
+        assert_eq!(error.rule, Rule::IndexShape);
     }
 }

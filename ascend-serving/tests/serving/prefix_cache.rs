@@ -185,7 +185,7 @@ impl Server {
     fn evict(&mut self, wanted: usize) -> Result<(), TestCaseError> {
         let victims = self.model.victims(&self.held(), wanted);
         prop_assert_eq!(&self.prefixes.would_evict(0, wanted), &victims);
-        prop_assert_eq!(self.prefixes.evict(0, wanted), victims.len());
+        prop_assert_eq!(self.prefixes.evict(0, wanted), Ok(victims.len()));
         (self.model.entries).retain(|entry| !victims.contains(&entry.block));
         Ok(())
     }
@@ -381,7 +381,7 @@ impl<'a> Model<'a> {
         for group in 0..2 {
             let pool = self.attention.groups()[group].attention().cache().pool();
             let missing = (tokens.div_ceil(LEAST) + 1).saturating_sub(pool.free_blocks());
-            self.prefixes.evict(group, missing);
+            self.prefixes.evict(group, missing).unwrap();
         }
         match self.attention.grow(self.stream, sequence, tokens) {
             Ok(()) => true,
@@ -485,8 +485,8 @@ impl<'a> Model<'a> {
             assert_eq!(pool.held_blocks(), self.prefixes.cached_blocks(group));
             assert_eq!(self.prefixes.available_blocks(group), pool.blocks());
         }
-        self.prefixes.evict(1, usize::MAX);
-        self.prefixes.evict(0, usize::MAX);
+        self.prefixes.evict(1, usize::MAX).unwrap();
+        self.prefixes.evict(0, usize::MAX).unwrap();
         for pool in pools {
             assert_eq!((pool.held_blocks(), pool.free_blocks()), (0, pool.blocks()));
         }
@@ -525,4 +525,30 @@ fn prompts_of_a_family_are_hits_in_full_and_windowed_layers() {
         assert_eq!(model.hits, 2 * 256, "a window of {window}");
         model.end();
     }
+}
+
+/// The same blocks under several salts are evicted with the last of them.
+#[test]
+fn blocks_that_several_salts_hold_are_evicted() {
+    let pool = BlockPool::new(4, 4, PadPolicy::SkipNegative).unwrap();
+    let mut prefixes = PrefixCache::<u32>::new(&pool, Causality::Causal).unwrap();
+    let tokens: Vec<u32> = (0..12).collect();
+    let mut sequence = Sequence::new(&pool);
+    let _ = sequence.grow(12).unwrap();
+    for salt in [b"one", b"two"] {
+        assert_eq!(prefixes.insert(salt, &tokens, &sequence).unwrap(), 3);
+    }
+    assert_eq!(
+        (prefixes.available_blocks(0), prefixes.evict(0, 9)),
+        (1, Ok(0))
+    );
+    drop(sequence);
+    assert_eq!(prefixes.available_blocks(0), 4);
+    let would = prefixes.would_evict(0, 1);
+    assert_eq!((would.len(), prefixes.evict(0, 1)), (1, Ok(1)));
+    assert_eq!(pool.free_blocks(), 2);
+    assert_eq!(prefixes.evict(0, usize::MAX), Ok(2));
+    assert_eq!((pool.free_blocks(), prefixes.cached_blocks(0)), (4, 0));
+    let refused = prefixes.evict(1, 4).unwrap_err();
+    assert_eq!(refused.rule, Rule::PrefixGroups);
 }

@@ -201,6 +201,13 @@ fn a_calibration_covers_its_numbers() {
         let refused = ChannelScales::covering(&keys, &keys, channels, 1).unwrap_err();
         assert_eq!(refused.rule, Rule::QuantisedScale);
     }
+    for channels in [ChannelScales::MAX_CHANNELS + 1, 1 << 40, usize::MAX] {
+        let refused = ChannelScales::covering::<bf16>(&[], &[], channels, 1).unwrap_err();
+        assert_eq!(refused.rule, Rule::QuantisedScale);
+        let shape = CacheShape::new(1, channels, 2);
+        let refused = ChannelScales::uniform(&shape, 1.0, 1.0).unwrap_err();
+        assert_eq!(refused.rule, Rule::QuantisedScale);
+    }
 }
 
 #[test]

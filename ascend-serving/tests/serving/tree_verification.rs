@@ -329,6 +329,24 @@ fn batches_that_do_not_fit_are_refused() {
     assert_eq!(rule(&[chain(2)], &[5]), Rule::DraftTree);
     assert_eq!(rule(&[chain(1), chain(1)], &[5]), CallRule::LengthsBatch);
     assert_eq!(rule(&[chain(1)], &[5, 6]), CallRule::LengthsBatch);
+    // A node without a key of its own would not see itself, and one with another's would see that.
+    for other in [[1, 1, 1, DIM], [1, 1, 3, DIM], [2, 1, 2, DIM]] {
+        let other = harness::tensor(&stream, other);
+        let with = |key, value| TreeTensors {
+            key,
+            value,
+            ..tensors
+        };
+        for tensors in [with(&other, &tokens), with(&tokens, &other)] {
+            let verification = TreeVerification {
+                shape: AttentionShape::new(1, 1, DIM),
+            };
+            let cached = PerRequest::new(vec![5]).unwrap();
+            let why = verification.plan(&stream, &[chain(1)], &cached, &tensors);
+            let why = why.unwrap_err();
+            assert!(why.breaks(Rule::DraftTree), "{why}");
+        }
+    }
 }
 
 #[test]

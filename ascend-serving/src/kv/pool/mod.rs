@@ -284,7 +284,7 @@ impl BlockPool {
         let (rule, fix) = match free.saturating_add(waiting) < wanted {
             true => (
                 Rule::PoolExhausted,
-                "finish or preempt a request, grow by fewer tokens, or make a larger cache",
+                "evict cached prefixes (`PrefixCache::evict`), finish or preempt a request, grow by fewer tokens, or make a larger cache",
             ),
             false => (
                 Rule::PoolWaiting,

@@ -1,10 +1,10 @@
 //! Streams, sizes and scales that steps and captures refuse by their own name.
 
-use ascend_attention::{Error as CallError, Graph, bf16};
+use ascend_attention::{CallRule, Error as CallError, Graph, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, GroupedRequest, Rule, StatePolicy,
+    Error, Fused, GraphLimits, GroupedRequest, MaskKind, NamedMask, Rule, StatePolicy,
 };
 
 use crate::grouped_layers::{attention, model, shape};
@@ -84,6 +84,47 @@ fn graphs_of_no_size_or_of_size_0_are_refused() {
             .unwrap_err();
         assert!(error.breaks(Rule::GraphSize), "{error}");
     }
+}
+
+#[test]
+fn graphs_of_requests_without_keys_are_refused() {
+    let stream = harness::stream();
+    let attention = attention(&stream, 1, 8);
+    let all = NamedMask::new("all", |_, _, _| true);
+    for mask in [MaskKind::from(Causality::Causal), MaskKind::from(all)] {
+        let captured = attention.capture(&stream, mask, &GraphLimits::new([2], 0));
+        let why = captured.unwrap_err();
+        assert!(why.breaks(CallRule::GraphLengths), "{why}");
+    }
+}
+
+#[test]
+fn the_tensors_of_a_graph_do_not_change_places() {
+    let stream = harness::stream();
+    let cache = PagedKvCache::new(
+        stream.device(),
+        4,
+        128,
+        CacheShape::new(1, 2, 64),
+        PadPolicy::SkipNegative,
+    );
+    let backends = Backends::none().with(Fused);
+    let mut attention =
+        Attention::<bf16>::new(AttentionShape::new(2, 2, 64), cache.unwrap(), backends);
+    let captured = attention.capture(&stream, Causality::Causal, &GraphLimits::new([1], 100));
+    let mut graphs = captured.unwrap();
+    let mut sequence = Sequence::new(attention.cache().pool());
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let mut metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings).unwrap();
+    let ones = stream.upload(&[bf16::ONE; 2 * 64], [1, 2, 64]).unwrap();
+    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+    let of = step.tensors(0).unwrap();
+    let (query, key, value) = (of.query.clone(), of.key.clone(), of.value.clone());
+    assert_eq!(blamed(step.forward(0, &value, &ones, &query)), "query");
+    assert_eq!(blamed(step.forward(0, &ones, &query, &ones)), "key");
+    assert_eq!(blamed(step.forward(0, &ones, &ones, &key)), "value");
+    step.forward(0, &ones, &ones, &ones).unwrap();
 }
 
 #[test]
