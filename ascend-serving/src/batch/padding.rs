@@ -11,7 +11,7 @@ impl AttentionMetadata {
     /// Operators want the last end to be the number of query rows, at most 16 rows of each verifying request, and as many
     /// keys as rows. So the padding goes to as many dummy requests as it takes: as long as the real ones where those are
     /// all alike, of up to 16 tokens otherwise. A dummy has as many keys as tokens, its row of the table is 0, and its
-    /// tokens get the slots of the [`PadPolicy`].
+    /// tokens get the slots of the [`PadPolicy`](crate::kv::PadPolicy).
     ///
     /// # Errors
     /// [`Rule::PadTarget`] for fewer tokens than there are, or more than [`MAX_TOKENS`](Self::MAX_TOKENS);

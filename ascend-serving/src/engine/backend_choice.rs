@@ -12,8 +12,9 @@ use crate::batch::{
 };
 use crate::error::{Error, Result};
 
-use super::attention::{Attention, LayerOptions};
+use super::attention::Attention;
 use super::layer_check::check_layer;
+use super::step::LayerOptions;
 
 /// What would serve one kind of step. From [`Attention::backend_choices`].
 #[derive(Clone, Debug)]

@@ -8,10 +8,11 @@ use crate::error::Result;
 use crate::kv::{BlockPool, CacheShape, Sequence, no_layer};
 use crate::refusal::{Refused, Rule, refused};
 
-use super::attention::{Attention, LayerOptions, Step};
+use super::attention::Attention;
 use super::grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
 use super::ran_layers::RanLayers;
 use super::range_check::{RangeCheck, RangeFinding};
+use super::step::{LayerOptions, Step};
 
 /// Layers of a model that see the same keys and share a cache.
 #[derive(Debug)]

@@ -12,8 +12,9 @@ mod grouped_batch;
 mod layer_check;
 mod ran_layers;
 mod range_check;
+mod step;
 
-pub use attention::{Attention, LayerOptions, Step};
+pub use attention::Attention;
 pub use attention_options::AttentionOptions;
 pub use backend_choice::BackendChoice;
 pub use backend_comparison::{
@@ -29,3 +30,4 @@ pub(crate) use layer_check::{StepRows, apart};
 pub(crate) use ran_layers::RanLayers;
 pub use range_check::{LayerTensor, RangeCheck, RangeFinding};
 pub(crate) use range_check::{RangeChecker, packed_tensors};
+pub use step::{LayerOptions, Step};
