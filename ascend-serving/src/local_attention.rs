@@ -1,4 +1,4 @@
-//! Attention within fixed chunks of the context, by requests that do not exist.
+//! Attention within fixed chunks of the context, by virtual requests, one for each chunk.
 //!
 //! With chunks of C tokens a query sees, causally, the keys of its own chunk alone. An operator that knows causal
 //! attention computes it if each piece of a request that lies in one chunk becomes a request of its own.
@@ -23,7 +23,7 @@ pub struct LocalBatch {
     pub request: Vec<usize>,
     /// Position of each virtual request's first key: a multiple of the chunk.
     pub first_key: Vec<usize>,
-    /// Pages of each virtual request.
+    /// Blocks of each virtual request.
     pub table: PageTable,
 }
 
@@ -31,22 +31,22 @@ impl LocalBatch {
     /// Divides a batch of `q_lengths` new tokens each, that have `kv_lengths` keys with them, into chunks of `chunk`.
     ///
     /// # Errors
-    /// [`Rule::ChunkSize`] unless `chunk` is a multiple of `page_size` and neither is 0: a chunk would begin within a
-    /// page. [`CallRule::LengthsBatch`] for lists of different lengths, [`Rule::LengthsKvBelowQ`], [`Rule::TableRow`].
+    /// [`Rule::ChunkSize`] unless `chunk` is a multiple of `block_size` and neither is 0: a chunk would begin within a
+    /// block. [`CallRule::LengthsBatch`] for lists of different lengths, [`Rule::LengthsKvBelowQ`], [`Rule::TableRow`].
     pub fn new(
         q_lengths: &PerRequest,
         kv_lengths: &PerRequest,
         table: &PageTable,
-        page_size: usize,
+        block_size: usize,
         chunk: usize,
     ) -> Result<Self, Refused> {
-        let whole = chunk.checked_rem(page_size) == Some(0);
+        let whole = chunk.checked_rem(block_size) == Some(0);
         let Some(size) = NonZeroU64::new(chunk as u64).filter(|_| whole) else {
             return Err(refused(
                 Rule::ChunkSize,
-                format_args!("chunks of {chunk} tokens in pages of {page_size}"),
-                format_args!("a multiple of {page_size}"),
-                "choose a page size that divides the chunk",
+                format_args!("chunks of {chunk} tokens in blocks of {block_size}"),
+                format_args!("a multiple of {block_size}"),
+                "choose a block size that divides the chunk",
             ));
         };
         let (q, kv) = (q_lengths.lengths(), kv_lengths.lengths());
@@ -74,8 +74,8 @@ impl LocalBatch {
                     "count the new tokens as keys too",
                 ));
             }
-            let used = table.used(request, kv, page_size)?;
-            let page = |position: usize| position.checked_div(page_size);
+            let used = table.used(request, kv, block_size)?;
+            let block = |position: usize| position.checked_div(block_size);
             let chunks = LocalChunks::new(size, q as u64, kv as u64);
             // No number of a part is above those of the request.
             let at_most = |n: u64| usize::try_from(n).unwrap_or(kv);
@@ -86,10 +86,10 @@ impl LocalBatch {
                 local.request.push(request);
                 local.first_key.push(start);
                 let end = start.saturating_add(keys);
-                let last = page(end.saturating_sub(1));
-                let pages = page(start).zip(last);
+                let last = block(end.saturating_sub(1));
+                let blocks = block(start).zip(last);
                 rows.push(
-                    pages
+                    blocks
                         .and_then(|(from, to)| used.get(from..=to))
                         .unwrap_or(&[]),
                 );

@@ -1,4 +1,4 @@
-//! Attention within chunks, by requests that do not exist.
+//! Attention within chunks, by virtual requests.
 
 use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
 use ascend_attention::spec::Layout;

@@ -21,7 +21,7 @@ pub enum Phase {
     Prefill,
     /// One token a request.
     Decode,
-    /// Prompts in parts beside decoding.
+    /// Prompts, or chunks of them, beside decoding.
     Mixed,
     /// Drafts are verified.
     Speculative,
@@ -30,6 +30,16 @@ pub enum Phase {
 impl Phase {
     /// Every phase.
     pub const ALL: [Self; 4] = [Self::Prefill, Self::Decode, Self::Mixed, Self::Speculative];
+
+    /// What the phase has of a value for each, in the order of [`Phase::ALL`].
+    fn of<V>(self, [prefill, decode, mixed, speculative]: [V; 4]) -> V {
+        match self {
+            Self::Prefill => prefill,
+            Self::Decode => decode,
+            Self::Mixed => mixed,
+            Self::Speculative => speculative,
+        }
+    }
 }
 
 impl From<AttentionState> for Phase {
@@ -67,13 +77,7 @@ impl LayerSet {
 
     /// The same with another backend in one phase.
     pub fn during(mut self, phase: Phase, backend: impl Into<String>) -> Self {
-        let [prefill, decode, mixed, speculative] = &mut self.backends;
-        let place = match phase {
-            Phase::Prefill => prefill,
-            Phase::Decode => decode,
-            Phase::Mixed => mixed,
-            Phase::Speculative => speculative,
-        };
+        let place = phase.of(self.backends.each_mut());
         *place = backend.into();
         self
     }
@@ -85,13 +89,7 @@ impl LayerSet {
 
     /// Name of the backend of a phase.
     pub fn backend(&self, phase: Phase) -> &str {
-        let [prefill, decode, mixed, speculative] = &self.backends;
-        match phase {
-            Phase::Prefill => prefill,
-            Phase::Decode => decode,
-            Phase::Mixed => mixed,
-            Phase::Speculative => speculative,
-        }
+        phase.of(self.backends.each_ref().map(String::as_str))
     }
 }
 

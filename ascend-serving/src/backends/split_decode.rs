@@ -1,4 +1,4 @@
-//! Decoding with the keys of each request in parts, merged.
+//! Split-KV decoding: a call for each range of keys, combined by log-sum-exp.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -35,8 +35,8 @@ pub enum KeySplit {
     Tiles(NonZeroUsize),
 }
 
-/// Decoding steps of layers without a window that hides keys, with the keys of each request in parts: one packed call (TND) for the
-/// first part of every request, one for the second, and so on, merged on the device by their log-sum-exps.
+/// Split-KV decoding, for layers without a window that hides keys: the keys of each request are cut into ranges, with one packed
+/// call (TND) for the first range of every request, one for the second, and so on, combined on the device by their log-sum-exps.
 ///
 /// The fused operators of CANN split long contexts on their own, so that this is not for speed where they do. It is for steps
 /// whose parts have to be the caller's: with [`KeySplit::Tiles`] no request's result depends on the lengths of the others as
