@@ -79,7 +79,10 @@ impl TensorDesc {
     /// shape: strides of axes of size 1 do not count.
     pub fn lies_as(&self, other: &Self) -> bool {
         let kind = |of: &Self| (of.dtype, of.format, of.shape, of.offset, of.strides.rank());
-        let mut strides = self.shape.iter().zip(self.strides.iter().zip(&other.strides[..]));
+        let mut strides = self
+            .shape
+            .iter()
+            .zip(self.strides.iter().zip(&other.strides[..]));
         kind(self) == kind(other) && strides.all(|(&dim, (own, other))| dim == 1 || own == other)
     }
 

@@ -154,8 +154,7 @@ impl Visibility for LocalChunks {
         };
         // Each key from the first chunk's start to the last row's place is seen by the row at its place, or, before the
         // first row, by that row.
-        let touched =
-            self.chunk_start(first_place) / width..(last_place + 1).div_ceil(width.get());
+        let touched = self.chunk_start(first_place) / width..(last_place + 1).div_ceil(width.get());
         let full = match first == rows.start {
             // Every row has a place, and sees the last row's chunk up to the first row's place.
             true => {

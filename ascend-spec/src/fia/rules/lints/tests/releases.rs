@@ -56,7 +56,11 @@ pub(super) fn split_fused(found: &mut Found) {
         let target = |cann| Target::new(Soc::AtlasA2, cann);
         for cann in [Cann::V8_5, Cann::V9_0, Cann::V9_1] {
             let broken = lints_on(&call, Version::V3, target(cann));
-            assert_eq!(broken, ["split_fuse.heads_divide"], "{heads} {kv_heads} {cann}");
+            assert_eq!(
+                broken,
+                ["split_fuse.heads_divide"],
+                "{heads} {kv_heads} {cann}"
+            );
         }
         // 8.1 refuses, and no newer release is named as one that takes it.
         assert!(call.check(Version::V1, target(Cann::V8_1)).is_err());
