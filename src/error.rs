@@ -1,6 +1,7 @@
 //! What can go wrong, as one type.
 
 use std::ffi::CStr;
+use std::fmt;
 
 use ascend_spec::{Refusal, Target, UnreleasedTarget, Unsupported, Violation};
 use ascend_sys::{Api, LoadError, MissingSymbol};
@@ -12,7 +13,18 @@ use crate::status::{AclStatus, AclnnStatus};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong. Plain data: printing or sending it needs nothing of the libraries.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+///
+/// `{:?}` is the text of `{}`, so that a program whose `main` returns a [`Result`] prints what a person can read; `{:#?}` shows
+/// variant and fields.
+///
+/// ```
+/// use ascend_attention::Error;
+///
+/// let error = Error::invalid("rows", 0, "at least 1");
+/// assert_eq!(format!("{error:?}"), "rows: given 0, allowed: at least 1");
+/// assert!(format!("{error:#?}").starts_with("InvalidArgument {"));
+/// ```
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A call breaks a rule of the operator, or a lint. Found before any function of CANN was called.
@@ -180,6 +192,54 @@ pub enum Error {
         /// What the plan was made for.
         planned: String,
     },
+}
+
+/// The fields of each variant, for `{:#?}`.
+macro_rules! shown {
+    ($($variant:ident $(($of:ident))? $({ $($field:ident),* })?,)*) => {
+        impl fmt::Debug for Error {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                if !f.alternate() {
+                    return fmt::Display::fmt(self, f);
+                }
+                match self {
+                    $(
+                        $(Self::$variant($of) => {
+                            f.debug_tuple(stringify!($variant)).field($of).finish()
+                        })?
+                        $(Self::$variant { $($field),* } => {
+                            let mut shown = f.debug_struct(stringify!($variant));
+                            $(shown.field(stringify!($field), $field);)*
+                            shown.finish()
+                        })?
+                    )*
+                }
+            }
+        }
+    };
+}
+
+shown! {
+    Violation(of),
+    Refused(of),
+    Unsupported(of),
+    Acl { function, status, message },
+    Aclnn { function, status, message },
+    NullHandle { function, message },
+    OutOfMemory { function, status, bytes, message },
+    Timeout { function, status, message },
+    StreamsExhausted { function, status, message },
+    Capturing { what, instead },
+    Load(of),
+    MissingSymbol(of),
+    OperatorVersion { needed, why, library, since },
+    OtherTarget { wanted, device, instead },
+    MissingOperator { operator, library, since, instead },
+    UnknownProduct { name },
+    Unreleased(of),
+    NoEmulation {},
+    InvalidArgument { argument, given, allowed },
+    NotAsPlanned { argument, given, planned },
 }
 
 impl From<Refusal> for Error {

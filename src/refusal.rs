@@ -52,7 +52,9 @@ impl fmt::Display for CallRule {
 }
 
 /// Something that breaks a [`CallRule`]: by what value, what is allowed, and how to mend it. Nothing was changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+///
+/// `{:?}` is the text of `{}`, so that a program whose `main` returns it prints what a person can read; `{:#?}` shows the fields.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{rule}: {holds}; given {given}, allowed: {allowed}; fix: {fix}", holds = rule.holds())]
 #[non_exhaustive]
 pub struct Refused {
@@ -64,6 +66,20 @@ pub struct Refused {
     pub allowed: String,
     /// What to change.
     pub fix: &'static str,
+}
+
+impl fmt::Debug for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        f.debug_struct("Refused")
+            .field("rule", &self.rule)
+            .field("given", &self.given)
+            .field("allowed", &self.allowed)
+            .field("fix", &self.fix)
+            .finish()
+    }
 }
 
 impl Refused {

@@ -27,3 +27,8 @@ impl Output {
 pub(super) fn complain(message: &str) {
     let _ = writeln!(io::stderr(), "error: {message}");
 }
+
+/// Writes what is worth knowing beside the output to standard error, if anybody reads it.
+pub(super) fn remark(message: &str) {
+    let _ = writeln!(io::stderr(), "note: {message}");
+}

@@ -498,6 +498,18 @@ fn the_masks_of_cases_are_drawn() {
     let output = run(&["--case", other.to_str().unwrap(), "--text"]);
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{complaint}");
+    // Which of several sequences is drawn is said where it was not asked for.
+    let batch = vectors.join("real/minilm_layer0.safetensors");
+    let said = |arguments: &[&str]| {
+        let output = run(&[&["--case", batch.to_str().unwrap()], arguments].concat());
+        assert!(output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert_eq!(
+        said(&[]),
+        "note: sequence 0 of 4; --sequence N shows another\n"
+    );
+    assert_eq!(said(&["--sequence", "0"]), "");
     // Either a kind or a case.
     refused(
         &["causal", "--case", other.to_str().unwrap()],
@@ -548,6 +560,15 @@ fn flags_that_do_not_belong_to_a_mask_are_refused_with_those_that_do() {
     refused(&["mode3", "--block", "4"], "--block is about pictures");
     refused(&["mode3", "--block", "0", "--png", "x.png"], "--block");
     refused(&["mode5", "--prefix", "2,3"], "2 numbers for 1 sequences");
+    let longest = u64::MAX.to_string();
+    refused(
+        &["triangle", "--prompt-len", &longest],
+        "--prompt-len 18446744073709551615: at most 1099511627776",
+    );
+    refused(
+        &["mode3", "--q-ends", "9223372036854775807", "--kv-ends", "1"],
+        "--q-ends ends at 9223372036854775807: at most 1099511627776",
+    );
     refused(&["mode5", "--prefix", "-1"], "0 or more");
 }
 
@@ -635,4 +656,23 @@ fn wrong_command_lines_are_refused_with_the_fix() {
     refused(&["mode9"], "mode9");
     refused(&[], "KIND");
     refused(&["mode3", "--sq", "18446744073709551615"], "at most");
+}
+
+#[test]
+fn a_row_of_many_runs_is_explained_and_drawn() {
+    let (_folder, file) = scratch("mask.txt");
+    let line = "#.".repeat(1 << 17);
+    fs::write(&file, format!("{line}\n")).unwrap();
+    let file = file.to_str().unwrap();
+    let said = lines(&["mode0", "--tensor", file, "--explain", "0", "2"]);
+    assert_eq!(said.last().unwrap(), "row 0 sees 131072 runs of keys");
+    let (_folder, picture) = scratch("mask.png");
+    lines(&[
+        "mode0",
+        "--tensor",
+        file,
+        "--png",
+        picture.to_str().unwrap(),
+    ]);
+    assert!(fs::read(picture).unwrap().starts_with(b"\x89PNG"));
 }

@@ -1,12 +1,17 @@
 //! What can go wrong, as one type.
 
+use std::fmt;
+
 use crate::refusal::{Refused, Rule};
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong. Plain data.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+///
+/// `{:?}` is the text of `{}`, so that a program whose `main` returns a [`Result`] prints what a person can read; `{:#?}` shows
+/// variant and fields.
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Requests, blocks, slots or lengths do not fit each other. Nothing was changed.
@@ -24,6 +29,23 @@ pub enum Error {
     /// [`CallRule`](ascend_attention::CallRule) becomes an [`Error::Refused`].
     #[error(transparent)]
     Attention(ascend_attention::Error),
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        match self {
+            Self::Refused(refused) => f.debug_tuple("Refused").field(refused).finish(),
+            Self::NoBackend { reasons, rules } => f
+                .debug_struct("NoBackend")
+                .field("reasons", reasons)
+                .field("rules", rules)
+                .finish(),
+            Self::Attention(error) => f.debug_tuple("Attention").field(error).finish(),
+        }
+    }
 }
 
 impl From<ascend_attention::Error> for Error {

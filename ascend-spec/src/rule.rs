@@ -189,7 +189,9 @@ pub const RUNTIME_ERROR: i32 = 361_001;
 pub const FIND_KERNEL_ERROR: i32 = 561_003;
 
 /// A call that breaks a rule: which, by what value, what is allowed, and how to mend it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+///
+/// `{:?}` is the text of `{}`, so that a program whose `main` returns it prints what a person can read; `{:#?}` shows the fields.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {holds}; given {given}, allowed: {allowed}; fix: {fix}", rule.id, holds = rule.holds)]
 #[non_exhaustive]
 pub struct Violation {
@@ -204,6 +206,21 @@ pub struct Violation {
     /// Another target that takes the call as it is, where it was looked for
     /// ([`FiaCall::taken_by`](crate::fia::FiaCall::taken_by)) and found.
     pub taken_by: Option<Target>,
+}
+
+impl fmt::Debug for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        f.debug_struct("Violation")
+            .field("rule", self.rule)
+            .field("given", &self.given)
+            .field("allowed", &self.allowed)
+            .field("fix", &self.fix)
+            .field("taken_by", &self.taken_by)
+            .finish()
+    }
 }
 
 /// A call that may be right but that this crate cannot check or compute yet.

@@ -75,6 +75,17 @@ impl TensorDesc {
         true
     }
 
+    /// Whether every element lies where the element of the same indices lies in `other`, with the same type, format and
+    /// shape: strides of axes of size 1 do not count.
+    pub fn lies_as(&self, other: &Self) -> bool {
+        let kind = |of: &Self| (of.dtype, of.format, of.shape, of.offset, of.strides.rank());
+        let mut strides = self
+            .shape
+            .iter()
+            .zip(self.strides.iter().zip(&other.strides[..]));
+        kind(self) == kind(other) && strides.all(|(&dim, (own, other))| dim == 1 || own == other)
+    }
+
     /// The bytes that the view touches, from its base address: empty for a view without elements, `None` if the
     /// view reaches below the base address, is no shape, or does not fit in 64 bits.
     pub fn byte_range(&self) -> Option<Range<u64>> {
@@ -151,6 +162,36 @@ mod tests {
         desc.strides = Dims::of([1]);
         assert!(!desc.is_contiguous());
         assert_eq!(desc.byte_range(), None);
+    }
+
+    #[test]
+    fn strides_of_single_entries_do_not_move_elements() {
+        let own = TensorDesc::packed(DType::Float16, Dims::of([1, 1, 64]));
+        let view = TensorDesc {
+            strides: Dims::of([192, 64, 1]),
+            ..own
+        };
+        assert!(own.is_contiguous() && view.is_contiguous());
+        assert!(own != view && own.lies_as(&view) && view.lies_as(&own));
+        let others = [
+            TensorDesc { offset: 1, ..own },
+            TensorDesc {
+                dtype: DType::Bf16,
+                ..own
+            },
+            TensorDesc {
+                strides: Dims::of([64, 64, 2]),
+                ..own
+            },
+            TensorDesc {
+                strides: Dims::of([64, 1]),
+                ..own
+            },
+            TensorDesc::packed(DType::Float16, Dims::of([1, 64, 1])),
+        ];
+        for other in others {
+            assert!(!own.lies_as(&other) && !other.lies_as(&own), "{other:?}");
+        }
     }
 
     #[test]

@@ -237,7 +237,9 @@ impl<R: SampleReal> LayerSample<'_, R> {
         let scores = |row, key| {
             let query = vector(self.query, self.heads, self.dim, row, head);
             let key = vector(self.key, self.kv_heads, self.dim, key, kv_head);
-            R::dot(query, key) * self.scale
+            let score = R::dot(query, key) * self.scale;
+            // Overflow to -inf would pass for a key that the row does not see.
+            if score.is_finite() { score } else { f64::NAN }
         };
         let gradients = |of: &[R], row, key| {
             let gradient = vector(of, self.heads, self.value_dim, row, head);
@@ -480,5 +482,48 @@ mod tests {
         let large = [f32::MAX; 24];
         let (query, key) = (&large[..], &large[..12]);
         refused(LayerSample { query, key, ..of }, mass, "divide");
+    }
+
+    #[test]
+    fn a_sum_that_overflows_downwards_is_refused() {
+        let (query, mut key) = ([1e19f32; 16], [0f32; 16]);
+        let value = [1f32; 16];
+        key[8..12].copy_from_slice(&[-2e19, -2e19, 3e19, 3e19]);
+        let of = LayerSample {
+            tokens: 2,
+            heads: 1,
+            kv_heads: 1,
+            dim: 8,
+            value_dim: 8,
+            scale: 1e-37,
+            query: &query[..],
+            key: &key[..],
+            value: &value[..],
+        };
+        let sizes = TriangleMix::new(0, 0, 0);
+        let sizes_of = |measure| of.parts(sizes, measure);
+        for measure in [
+            SampleMeasure::AttentionMass,
+            SampleMeasure::ScoreGradient(&value),
+        ] {
+            let error = sizes_of(measure).unwrap_err().to_string();
+            assert!(error.contains("finite"), "{error}");
+        }
+        // The scores do not count here.
+        assert!(sizes_of(SampleMeasure::WeightGradient(&value)).is_ok());
+        let wide = |of: &[f32]| of.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+        let (query, key, value) = (wide(&query), wide(&key), wide(&value));
+        let of = LayerSample {
+            tokens: 2,
+            heads: 1,
+            kv_heads: 1,
+            dim: 8,
+            value_dim: 8,
+            scale: 1e-37,
+            query: &query[..],
+            key: &key[..],
+            value: &value[..],
+        };
+        assert!(of.parts(sizes, SampleMeasure::AttentionMass).is_ok());
     }
 }

@@ -180,7 +180,7 @@ impl<P: Parameter> Plan<P> {
                     "a call without it",
                 ));
             };
-            if planned.desc != *tensor.desc() {
+            if !planned.desc.lies_as(tensor.desc()) {
                 return Err(not_as_planned(parameter, tensor.desc(), planned.desc));
             }
             let start = tensor.as_raw().addr();

@@ -327,6 +327,51 @@ fn what_this_release_lacks_is_unsupported_by_name() {
     still_works(&stream);
 }
 
+/// A program whose `main` returns an error prints its `Debug` form.
+#[test]
+fn errors_are_text_in_either_form() {
+    let stream = stream();
+    let q = tensor(&stream, [1, 4, 8, 32]);
+    let kv = tensor(&stream, [1, 2, 16, 32]);
+    let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0);
+    let errors = [
+        call.heads(4).kv_heads(3).plan(&q, &kv, &kv).unwrap_err(),
+        Error::NoEmulation,
+        Error::invalid("rows", 0, "at least 1"),
+    ];
+    for error in errors {
+        assert_eq!(format!("{error:?}"), error.to_string());
+        let fields = format!("{error:#?}");
+        let variants = ["Violation(", "NoEmulation", "InvalidArgument {"];
+        assert!(variants.iter().any(|of| fields.starts_with(of)), "{fields}");
+    }
+}
+
+/// Single tokens of one packed tensor of queries, keys and values, and tensors of their own, by one plan.
+#[test]
+fn strides_of_single_entries_are_not_planned() {
+    let stream = stream();
+    let numbers: Vec<f16> = (0..192).map(|i| f16::from_f32(i as f32 / 64.0)).collect();
+    let packed = stream.upload(&numbers, [1, 1, 192]).unwrap();
+    let views = [0, 64, 128].map(|at| packed.narrow(2, at..at + 64).unwrap());
+    let own = [0, 64, 128].map(|at| {
+        let of = numbers.get(at..at + 64).unwrap();
+        stream.upload(of, [1, 1, 64]).unwrap()
+    });
+    let call = FusedInferAttention::new(Layout::Bsh).scale(1.0).heads(1);
+    let attended = |plan: &ascend_attention::Plan, [q, k, v]: &[Tensor<f16>; 3]| {
+        let output = plan.launch(&stream, q, k, v).unwrap();
+        output.attention.download(&stream).unwrap()
+    };
+    for planned in [&views, &own] {
+        let plan = call.clone().plan(&planned[0], &planned[1], &planned[2]);
+        let plan = plan.unwrap();
+        for given in [&views, &own] {
+            assert_eq!(attended(&plan, given), numbers[128..]);
+        }
+    }
+}
+
 #[test]
 fn a_launch_must_be_as_planned() {
     let stream = stream();

@@ -39,6 +39,25 @@ fn packed() -> Call {
     call
 }
 
+/// Packed rows of query heads that are no multiple of the key heads.
+fn grouped(heads: i64, kv_heads: i64) -> Call {
+    let of = Extents {
+        batch: 1,
+        heads,
+        rows: 9,
+        dim: 80,
+    };
+    let mut call = Call::new(Layout::Tnd, DType::Bf16, of, 11);
+    let keys = Extents {
+        heads: kv_heads,
+        rows: 17,
+        ..of
+    };
+    call.keys(DType::Bf16, keys, 80);
+    (call.q_lens, call.kv_lens) = (Some(vec![4, 9]), Some(vec![5, 17]));
+    call
+}
+
 fn packed_pages(blocks: i64) -> Call {
     let mut call = packed();
     let dims = [HEADS, 128, 80, 80];
@@ -104,6 +123,11 @@ fn unchecked() -> Vec<Unchecked> {
             ALL,
             with(packed(), |c| c.plain.num_key_value_heads = 1),
         ),
+        ("split_fuse.heads_divide", ALL, grouped(5, 2)),
+        ("split_fuse.heads_divide", ALL, grouped(4, 3)),
+        ("split_fuse.heads_divide", ALL, grouped(3, 2)),
+        ("split_fuse.heads_divide", ALL, grouped(2, 4)),
+        ("split_fuse.heads_divide", ALL, grouped(1, 2)),
         (
             "split_fuse.output_dtype",
             ALL,
@@ -236,6 +260,11 @@ fn one(stream: &Stream, lint: &str, call: &Call) {
     assert!(
         overruns || statuses == (0, 0),
         "{context}: {statuses:?} {}",
+        raw::message()
+    );
+    assert!(
+        !raw::message().contains("internal error"),
+        "{context}: {}",
         raw::message()
     );
 }

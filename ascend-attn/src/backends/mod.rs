@@ -2,15 +2,16 @@
 
 mod report;
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use ascend_attention::spec::fia::Cache;
 use ascend_attention::{Number, Stream, bf16, f16};
 use ascend_serving::{
-    AttentionShape, BackendComparison, BackendTrial, Backends, CascadePrefill, Fused, FusedInTwo,
-    PagedDecode, PromptAndIncre, RecordedBatch, SharedPrefixDecode, SharedPrefixGate,
-    compare_backends,
+    AttentionShape, BackendComparison, BackendTrial, Backends, CascadePrefill, ChunkedLocal, Fused,
+    FusedInTwo, KeySplit, PagedDecode, PromptAndIncre, RecordedBatch, SharedPrefixDecode,
+    SharedPrefixGate, SplitDecode, compare_backends,
 };
 use clap::ValueEnum;
 
@@ -30,22 +31,23 @@ pub(super) struct Arguments {
     /// Files of recorded steps, one in a line
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Backends of the first side, in the order in which they are tried
+    /// Backends of the first side, in the order in which they are tried: fused, fused_in_two, paged_decode, cascade_prefill,
+    /// shared_prefix_decode, prompt_and_incre, chunked_local, or split_decode:KEYS with the keys of a part
     #[arg(
         long,
-        value_enum,
         required = true,
         value_delimiter = ',',
-        value_name = "NAME"
+        value_name = "NAME",
+        value_parser = name
     )]
     first: Vec<Name>,
     /// Backends of the second side
     #[arg(
         long,
-        value_enum,
         required = true,
         value_delimiter = ',',
-        value_name = "NAME"
+        value_name = "NAME",
+        value_parser = name
     )]
     second: Vec<Name>,
     /// Query heads
@@ -73,7 +75,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "COUNT", default_value_t = 3)]
     runs: usize,
     /// How far apart elements may be
-    #[arg(long, value_name = "DISTANCE")]
+    #[arg(long, value_name = "DISTANCE", allow_negative_numbers = true, value_parser = distance)]
     most: Option<f64>,
     /// What executes the calls
     #[arg(long, value_enum, default_value_t)]
@@ -86,9 +88,8 @@ pub(super) struct Arguments {
     json: bool,
 }
 
-/// Backends that need nothing but their name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
+/// Backends of caches of 16 bits under masks that recorded steps can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
     Fused,
     FusedInTwo,
@@ -96,6 +97,54 @@ enum Name {
     CascadePrefill,
     SharedPrefixDecode,
     PromptAndIncre,
+    ChunkedLocal,
+    /// In parts of so many keys.
+    SplitDecode(NonZeroUsize),
+}
+
+/// Backends that need nothing but their name, as the type of the serving layer is called.
+const NAMES: [(&str, &str, Name); 7] = [
+    ("fused", "Fused", Name::Fused),
+    ("fused_in_two", "FusedInTwo", Name::FusedInTwo),
+    ("paged_decode", "PagedDecode", Name::PagedDecode),
+    ("cascade_prefill", "CascadePrefill", Name::CascadePrefill),
+    (
+        "shared_prefix_decode",
+        "SharedPrefixDecode",
+        Name::SharedPrefixDecode,
+    ),
+    ("prompt_and_incre", "PromptAndIncre", Name::PromptAndIncre),
+    ("chunked_local", "ChunkedLocal", Name::ChunkedLocal),
+];
+
+/// The backend of a name.
+fn name(text: &str) -> Result<Name, String> {
+    if let Some((.., name)) = NAMES.iter().find(|(known, ..)| *known == text) {
+        return Ok(*name);
+    }
+    if let Some(("split_decode", keys)) = text.split_once(':') {
+        let keys = keys.parse().map_err(|_| {
+            format!("{keys:?} keys of a part: a number from 1 on, as in split_decode:256")
+        })?;
+        return Ok(Name::SplitDecode(keys));
+    }
+    let known = NAMES.map(|(known, ..)| known).join(", ");
+    Err(format!("one of {known}, and split_decode:KEYS"))
+}
+
+/// A distance that elements may be apart.
+fn distance(text: &str) -> Result<f64, String> {
+    let distance = text.parse().ok();
+    let distance = distance.filter(|distance: &f64| distance.is_finite() && *distance >= 0.0);
+    distance.ok_or_else(|| "a finite number of at least 0".to_owned())
+}
+
+/// What the serving layer says of a backend that would serve, in the words of the command line.
+fn as_flag(why: &str) -> String {
+    let names = NAMES.iter();
+    names.fold(why.to_owned(), |why, (name, of, _)| {
+        why.replace(&format!("`.with({of})`"), &format!("the name {name}"))
+    })
 }
 
 /// How a cache lies.
@@ -187,6 +236,10 @@ fn backends<T: Number>(names: &[Name]) -> Backends<T> {
             gate: SharedPrefixGate::ALWAYS,
         }),
         Name::PromptAndIncre => backends.with(PromptAndIncre),
+        Name::ChunkedLocal => backends.with(ChunkedLocal),
+        Name::SplitDecode(keys) => backends.with(SplitDecode {
+            split: KeySplit::Tiles(*keys),
+        }),
     };
     names.iter().fold(Backends::none(), add)
 }

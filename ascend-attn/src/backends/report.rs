@@ -10,7 +10,7 @@ use crate::report::number;
 pub(super) fn step_text(at: usize, step: &StepComparison) -> String {
     let side = |side: &ascend_serving::Result<ServedStep>| match side {
         Ok(served) => format!("{} {}", served.backend, milliseconds(served.time)),
-        Err(why) => format!("refused ({why})"),
+        Err(why) => format!("refused ({})", super::as_flag(&why.to_string())),
     };
     let [first, second] = &step.sides;
     let mut line = format!(
@@ -57,7 +57,7 @@ pub(super) fn sum_text(found: &BackendComparison) -> String {
 pub(super) fn step_json(at: usize, step: &StepComparison) -> Value {
     let side = |side: &ascend_serving::Result<ServedStep>| match side {
         Ok(served) => json!({ "backend": served.backend, "ms": in_milliseconds(served.time) }),
-        Err(why) => json!({ "refused": why.to_string() }),
+        Err(why) => json!({ "refused": super::as_flag(&why.to_string()) }),
     };
     json!({
         "step": at,

@@ -65,7 +65,16 @@ fn chunk_of(of: &Sequences, chunk: Range<usize>) -> Result<Case, String> {
         SparseMode::DefaultMask | SparseMode::AllMask => {
             shift(&mut case, chunk.start as i64);
         }
-        SparseMode::LeftUpCausal => causal(of, &mut case, &chunk, chunk.end)?,
+        SparseMode::LeftUpCausal => {
+            causal(of, &mut case, &chunk, chunk.end.min(at.kv_len))?;
+            let beyond = chunk.end.saturating_sub(at.kv_len);
+            if beyond > 0 && chunk.len() > 1 {
+                // Rows behind the last key see all of them: the last row's place is no key's.
+                case.arguments.sparse_mode = SparseMode::Band.acl();
+                case.arguments.pre_tokens = i64::from(i32::MAX);
+                case.arguments.next_tokens = beyond as i64;
+            }
+        }
         SparseMode::RightDownCausal => {
             causal(of, &mut case, &chunk, at.kv_len.saturating_sub(behind))?;
         }

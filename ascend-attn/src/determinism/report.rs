@@ -101,6 +101,14 @@ impl CaseReport {
         }
     }
 
+    /// The variation that is impossible for the same reason as this one, and stands before it.
+    fn said_at(&self, at: usize) -> Option<&str> {
+        let why = self.found.get(at)?.difference.as_ref().err()?;
+        let mut before = self.found.iter().take(at);
+        let before = before.find(|found| found.difference.as_ref().err() == Some(why));
+        before.map(|found| found.name.as_str())
+    }
+
     pub(super) fn json(&self) -> Value {
         json!({
             "file": self.file.to_string_lossy(),
@@ -126,8 +134,16 @@ impl fmt::Display for CaseReport {
             "{}  sequences: {}, heads: {}",
             self.stem, self.sequences, self.heads
         )?;
-        for found in &self.found {
-            write!(f, "\n{found}")?;
+        for (at, found) in self.found.iter().enumerate() {
+            writeln!(f)?;
+            match self.said_at(at) {
+                Some(before) => write!(
+                    f,
+                    "  {:<26}impossible for the same reason as {before}",
+                    found.name
+                )?,
+                None => found.fmt(f)?,
+            }
         }
         Ok(())
     }

@@ -13,8 +13,8 @@ use super::formula::Formula;
 use super::trouble;
 use crate::Stop;
 
-/// Title and formula of one sequence of a case.
-pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula), Stop> {
+/// Title and formula of one sequence of a case, and how many it has.
+pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula, usize), Stop> {
     let case = Case::read(file).map_err(|error| trouble(file, &error))?;
     let description = case.describe();
     let call = description.call();
@@ -63,5 +63,5 @@ pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula), St
             Formula::geometry(problem.mode, tokens, geometry)
         }
     };
-    Ok((title, formula))
+    Ok((title, formula, problem.batch))
 }

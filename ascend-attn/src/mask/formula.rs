@@ -11,6 +11,9 @@ use ascend_attention::spec::geometry::{
 };
 use ascend_attention::spec::{MaskGeometry, Sparsity, Tile, Visibility};
 
+/// Most runs of keys that an explanation names.
+const PRINTED_RUNS: u64 = 16;
+
 /// A mask with reasons.
 pub(super) enum Formula {
     /// A sparse mode, sequence behind sequence.
@@ -195,13 +198,16 @@ impl Formula {
         let verdict = if seen { "visible" } else { "hidden" };
         let mut lines = vec![format!("row {i}, key {j}: {verdict}")];
         lines.extend(self.rule(i, j));
-        let mut runs = Vec::new();
+        let (mut runs, mut first) = (0u64, Vec::new());
         self.each_run(i, &mut |run| {
-            runs.push(format!("{} to {}", run.start, run.end - 1))
+            runs += 1;
+            if runs <= PRINTED_RUNS {
+                first.push(format!("{} to {}", run.start, run.end - 1));
+            }
         });
-        lines.push(match runs.len() {
+        lines.push(match runs {
             0 => format!("row {i} sees no key: its output is 0 where inner_precise corrects it"),
-            1..=16 => format!("row {i} sees the keys {}", runs.join(" and ")),
+            1..=PRINTED_RUNS => format!("row {i} sees the keys {}", first.join(" and ")),
             more => format!("row {i} sees {more} runs of keys"),
         });
         lines
@@ -421,7 +427,8 @@ impl Visibility for Formula {
     fn each_tile(&self, rows: Range<u64>, width: NonZeroU64, visit: TileVisitor<'_>) {
         match self {
             Self::Triangle(of) => of.geometry.each_tile(rows, width, visit),
-            Self::Sparse(_) | Self::Local(_) => tiles_one_by_one(self, rows, width, visit),
+            Self::Local(of) => of.each_tile(rows, width, visit),
+            Self::Sparse(_) => tiles_one_by_one(self, rows, width, visit),
             Self::Masked { .. } | Self::Tree { .. } => tiles_by_rows(self, rows, width, visit),
         }
     }

@@ -18,7 +18,7 @@ use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use clap::ValueEnum;
 
 use super::Stop;
-use super::output::Output;
+use super::output::{self, Output};
 use formula::{Formula, Part};
 pub(super) use resolve::triangle_sizes;
 
@@ -85,9 +85,9 @@ pub(super) struct Arguments {
     /// Draw what a case file's call sees; with --sequence and the output options alone
     #[arg(long, value_name = "FILE", conflicts_with = "kind")]
     case: Option<PathBuf>,
-    /// Which sequence of the case
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "case")]
-    sequence: usize,
+    /// Which sequence of the case [default: the first]
+    #[arg(long, value_name = "N", requires = "case")]
+    sequence: Option<usize>,
     /// --png and --svg: rows and keys of the tiles that are counted and drawn [default: 128, or a few for small masks]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     block: Option<u64>,
@@ -181,7 +181,14 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let (title, formula) = match (&arguments.case, arguments.kind) {
         (Some(file), _) => {
             flags::of_case(arguments)?;
-            case_mask::read(file, arguments.sequence)?
+            let (title, formula, sequences) =
+                case_mask::read(file, arguments.sequence.unwrap_or(0))?;
+            if sequences > 1 && arguments.sequence.is_none() {
+                output::remark(&format!(
+                    "sequence 0 of {sequences}; --sequence N shows another"
+                ));
+            }
+            (title, formula)
         }
         (None, Some(kind)) => {
             flags::belong(arguments, kind)?;

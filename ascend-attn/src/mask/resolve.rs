@@ -23,10 +23,15 @@ const MOST_BYTES: u64 = 1 << 28;
 pub(super) fn resolve(of: &Arguments, kind: Kind) -> Result<(String, Formula), Stop> {
     let sq = of.sq.unwrap_or(16);
     let skv = of.skv.unwrap_or(sq);
-    if sq.max(skv) > LONGEST || of.prompt_len.is_some_and(|len| len > LONGEST) {
+    if sq.max(skv) > LONGEST {
         return Err(Stop::Trouble(format!(
             "{} rows or keys: at most {LONGEST}",
             sq.max(skv)
+        )));
+    }
+    if let Some(len) = of.prompt_len.filter(|&len| len > LONGEST) {
+        return Err(Stop::Trouble(format!(
+            "--prompt-len {len}: at most {LONGEST}"
         )));
     }
     let sizes = format!("Sq {sq}, Skv {skv}");
@@ -199,7 +204,10 @@ fn ends(name: &str, ends: &[i64]) -> Result<(), Stop> {
         .try_fold(0, |before, &end| (end >= before).then_some(end));
     match ascend {
         Some(last) if last <= LONGEST as i64 => Ok(()),
-        _ => Err(Stop::Trouble(format!(
+        Some(last) => Err(Stop::Trouble(format!(
+            "{name} ends at {last}: at most {LONGEST}"
+        ))),
+        None => Err(Stop::Trouble(format!(
             "{name} {ends:?}: cumulative ends, none below the one before it"
         ))),
     }

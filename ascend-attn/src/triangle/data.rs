@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
-use ascend_attention::case::{self, CaseTensor};
-use ascend_attention::spec::DType;
+use ascend_attention::Machine;
+use ascend_attention::case::{self, AnyCase, Case, CaseError, CaseTensor};
+use ascend_attention::spec::attention_problem::{Padding, Rows, Work};
+use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::{DType, Soc, Target};
 use ascend_serving::AttentionShape;
 use clap::ValueEnum;
 
@@ -73,50 +76,184 @@ impl Data {
         })
     }
 
-    /// Those of a file, or what is wrong with it.
-    pub(super) fn read(file: &Path) -> Result<Self, String> {
+    /// Those of a file, of a case's sequence `sequence`, or what is wrong with it.
+    pub(super) fn read(file: &Path, sequence: Option<usize>) -> Result<Self, String> {
         let say = |what: String| format!("{}: {what}", file.display());
-        let mut tensors =
-            case::read_tensors(file, MOST_BYTES).map_err(|error| say(error.to_string()))?;
-        let mut take = |name: &str| -> Result<(CaseTensor, [usize; 3], Vec<f32>), String> {
-            let tensor = tensors
-                .remove(name)
-                .ok_or_else(|| say(format!("no tensor {name:?}: query, key and value")))?;
-            let shape: [usize; 3] = tensor.shape().try_into().map_err(|_| {
-                let shape = tensor.shape();
-                say(format!("{name} of shape {shape:?}: [tokens, heads, dim]"))
-            })?;
-            let numbers = tensor
-                .to_f32()
-                .ok_or_else(|| say(format!("{name} is {}: F16, BF16 or F32", tensor.dtype())))?;
-            Ok((tensor, shape, numbers))
-        };
-        let (tensor, [tokens, heads, head_dim], query) = take("query")?;
-        let (_, keys, key) = take("key")?;
-        let (_, values, value) = take("value")?;
-        let kv_heads = keys[1];
-        if [tokens, heads, head_dim, kv_heads].contains(&0) {
-            let shapes = format!("query [{tokens}, {heads}, {head_dim}], key {keys:?}");
-            return Err(say(format!("{shapes}: no axis of 0")));
-        }
-        for (name, shape) in [("key", keys), ("value", values)] {
-            if shape != [tokens, kv_heads, head_dim] {
+        let read = case::read_file(file, MOST_BYTES).and_then(|bytes| AnyCase::from_bytes(&bytes));
+        match read {
+            Ok(AnyCase::Attention(case)) => {
+                return of_case(&case, sequence.unwrap_or(0)).map_err(say);
+            }
+            Ok(other) => {
+                let operator = match &other {
+                    AnyCase::Operator(case) => case.operator().name(),
+                    _ => "another operator",
+                };
                 return Err(say(format!(
-                    "{name} of shape {shape:?}: [{tokens}, {kv_heads}, {head_dim}], as query and key say"
+                    "a case of {operator}; only those of FusedInferAttentionScore are taken"
                 )));
             }
+            // Any other safetensors file.
+            Err(CaseError::MissingKey("format") | CaseError::UnknownFormat(_)) => {}
+            Err(error) => return Err(say(error.to_string())),
         }
+        if let Some(sequence) = sequence {
+            return Err(say(format!(
+                "--sequence {sequence}: no case file, whose tensors are of one sequence"
+            )));
+        }
+        let mut tensors =
+            case::read_tensors(file, MOST_BYTES).map_err(|error| say(error.to_string()))?;
+        let mut take = |name: &str| {
+            let tensor = tensors.remove(name);
+            tensor.ok_or_else(|| say(format!("no tensor {name:?}: query, key and value")))
+        };
+        let (query, key, value) = (take("query")?, take("key")?, take("value")?);
+        let shapes = [&query, &key, &value].map(CaseTensor::shape);
+        let wrong = || {
+            let [query, key, value] = shapes;
+            say(format!(
+                "query {query:?}, key {key:?}, value {value:?}: [tokens, heads, dim] each, with as many keys and values \
+                 as queries, of heads as long, and no axis of 0"
+            ))
+        };
+        let (&[tokens, heads, head_dim], &[_, kv_heads, _]) = (shapes[0], shapes[1]) else {
+            return Err(wrong());
+        };
+        let own = [tokens, kv_heads, head_dim];
+        if shapes[1] != own || shapes[2] != own || heads == 0 || own.contains(&0) {
+            return Err(wrong());
+        }
+        let numbers = |name: &str, tensor: &CaseTensor| {
+            let numbers = tensor.to_f32();
+            numbers.ok_or_else(|| say(format!("{name} is {}: F16, BF16 or F32", tensor.dtype())))
+        };
         Ok(Self {
             tokens,
             shape: AttentionShape::new(heads, kv_heads, head_dim),
-            half: match tensor.dtype() {
-                DType::Float16 => Some(Half::F16),
-                DType::Bf16 => Some(Half::Bf16),
-                _ => None,
-            },
-            query,
-            key,
-            value,
+            half: half(&query),
+            query: numbers("query", &query)?,
+            key: numbers("key", &key)?,
+            value: numbers("value", &value)?,
         })
     }
+}
+
+/// The element type of a tensor, if it is one of the operator's.
+fn half(tensor: &CaseTensor) -> Option<Half> {
+    match tensor.dtype() {
+        DType::Float16 => Some(Half::F16),
+        DType::Bf16 => Some(Half::Bf16),
+        _ => None,
+    }
+}
+
+/// The numbers of one sequence of a case, where that is a dense causal prompt.
+fn of_case(case: &Case, sequence: usize) -> Result<Data, String> {
+    let description = case.describe();
+    let call = description.call();
+    let target = case.target(Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN));
+    let at_least = case.op_version.unwrap_or(Version::V1);
+    let version = Version::oldest_on(&call, at_least, target);
+    let checked = call.check(version, target).map_err(|why| why.to_string())?;
+    let problem = &checked.problem;
+    let layout = checked.layout;
+    let wanted = "a dense causal prompt of the layers is wanted: as many queries as keys, 16 bits, no cache, prefix, \
+                  padding, bias, sink, rotary part or quantisation";
+    let other = |what: &str| Err(format!("a case in layout {layout} {what}; {wanted}"));
+    if problem.work != Work::Attend {
+        return other("with nothing to compute");
+    }
+    if sequence >= problem.batch {
+        return Err(format!(
+            "--sequence {sequence}: the case has {}, counted from 0",
+            problem.batch
+        ));
+    }
+    let features = [
+        (problem.pages.is_some(), "over a paged cache"),
+        (problem.prefix.is_some(), "with a shared prefix"),
+        (
+            problem.query_padding.is_some() || problem.key_padding.is_some(),
+            "with left padding",
+        ),
+        (
+            problem.bias.is_some() || problem.slopes.is_some(),
+            "with a position bias",
+        ),
+        (problem.sink.is_some(), "with a learnable sink"),
+        (problem.query_rope.is_some(), "with rotary parts"),
+        (
+            problem.query_quantisation.is_some()
+                || problem.key_quantisation.is_some()
+                || problem.int8_query.is_some()
+                || problem.out_quantisation.is_some(),
+            "that is quantised",
+        ),
+        (problem.mask.is_tensor(), "with a mask of its own"),
+        (
+            problem.head_dim != problem.value_dim,
+            "whose values are of other heads",
+        ),
+    ];
+    if let Some((_, what)) = features.into_iter().find(|(has, _)| *has) {
+        return other(what);
+    }
+    let (at, geometry) = (
+        problem.sequence(sequence, Padding::default()),
+        problem.geometry(sequence),
+    );
+    let (tokens, keys) = (at.q_len, at.kv_len);
+    if tokens != keys || tokens == 0 {
+        return other(&format!(
+            "whose sequence {sequence} has {tokens} queries and {keys} keys"
+        ));
+    }
+    let causal = (0..tokens as u64).all(|i| geometry.row(i) == (0..i + 1));
+    if !causal || geometry.visible() != tokens as u128 * (tokens as u128 + 1) / 2 {
+        return other(&format!(
+            "whose sequence {sequence} is not causal (sparse mode {})",
+            problem.mode
+        ));
+    }
+    let of = problem.key_value(sequence);
+    let arguments = &case.arguments;
+    let tensors = (
+        arguments.query.as_ref(),
+        arguments.key.get(of.list_index),
+        arguments.value.get(of.list_index),
+    );
+    let (Some(query), Some(key), Some(value)) = tensors else {
+        return other("without query, key or value");
+    };
+    let batch = if problem.packed { 0 } else { sequence };
+    let dim = problem.head_dim;
+    let numbers =
+        |tensor: &CaseTensor, rows: Rows, (batch, first): (usize, usize), heads: usize| {
+            let all = tensor.to_f32().ok_or("element types that are no numbers")?;
+            let mut taken = Vec::with_capacity(tokens * heads * dim);
+            for row in first..first + tokens {
+                for head in 0..heads {
+                    let start = usize::try_from(rows.view.at(batch, head, row));
+                    let start = start.map_err(|_| "a row before the tensor")?;
+                    let row = all
+                        .get(start..start + dim)
+                        .ok_or("a row behind the tensor")?;
+                    taken.extend_from_slice(row);
+                }
+            }
+            Ok::<_, String>(taken)
+        };
+    let shape = AttentionShape {
+        scale: problem.scale,
+        ..AttentionShape::new(problem.heads, problem.kv_heads, dim)
+    };
+    Ok(Data {
+        tokens,
+        shape,
+        half: half(query),
+        query: numbers(query, problem.query, (batch, at.q_first), problem.heads)?,
+        key: numbers(key, of.key, (of.batch, at.kv_first), problem.kv_heads)?,
+        value: numbers(value, of.value, (of.batch, at.kv_first), problem.kv_heads)?,
+    })
 }

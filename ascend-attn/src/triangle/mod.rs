@@ -71,9 +71,13 @@ pub(super) struct Arguments {
     /// Element type [default: that of the data, or bf16]
     #[arg(long, value_name = "TYPE")]
     dtype: Option<Half>,
-    /// A safetensors file with `query` of [tokens, heads, dim], `key` and `value` of [tokens, kv_heads, dim]
+    /// A safetensors file with `query` of [tokens, heads, dim], `key` and `value` of [tokens, kv_heads, dim]; or a case file,
+    /// of which one sequence is taken in the case's layout, with its scale
     #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "heads", "kv_heads", "dim", "seed"])]
     data: Option<PathBuf>,
+    /// Which sequence of the case file [default: the first]
+    #[arg(long, value_name = "N", requires = "data")]
+    sequence: Option<usize>,
     /// Other random numbers
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -136,7 +140,7 @@ struct Findings {
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
     let model = arguments.model.as_deref().map(published).transpose()?;
     let data = match &arguments.data {
-        Some(file) => Some(Data::read(file).map_err(Stop::Trouble)?),
+        Some(file) => Some(Data::read(file, arguments.sequence).map_err(Stop::Trouble)?),
         None => None,
     };
     let preset = match (arguments.preset, model) {

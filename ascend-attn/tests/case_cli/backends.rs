@@ -91,9 +91,54 @@ fn the_same_backend_is_equal_and_a_bound_decides_the_exit_code() {
         ];
         let output = backends(&steps, &[&bound[..], &["--most", "0.02"]].concat());
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
-        let output = backends(&steps, &[&bound[..], &["--most=-1"]].concat());
-        let differ = last_line(&output).contains("furthest apart");
+        let output = backends(&steps, &[&bound[..], &["--most", "0"]].concat());
+        let differ = !last_line(&output).contains("furthest apart by 0");
+        let differ = differ && last_line(&output).contains("furthest apart");
         assert_eq!(output.status.code(), Some(i32::from(differ)));
+    }
+    for most in ["nan", "inf", "-1", "far"] {
+        let output = backends(&steps, &[&same[..4], &["--most", most]].concat());
+        assert_eq!(output.status.code(), Some(2), "{most}");
+        let error = text(&output.stderr);
+        assert!(error.contains("a finite number of at least 0"), "{error}");
+    }
+}
+
+#[test]
+fn backends_of_chunks_and_of_parts_have_names() {
+    let chunks = STEPS.map(|step| step.replace("\"Causal\"", "{\"Chunk\":128}"));
+    let output = backends(
+        &chunks.join("\n"),
+        &["--first", "chunked_local", "--second", "chunked_local"],
+    );
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(last_line(&output).contains("2 compared"));
+    // A backend that is missing is named as the program calls it.
+    let output = backends(&chunks[0], &["--first", "fused", "--second", "fused"]);
+    assert_eq!(output.status.code(), Some(1));
+    let printed = text(&output.stdout);
+    assert!(printed.contains("the name chunked_local"), "{printed}");
+    assert!(!printed.contains(".with("), "{printed}");
+
+    let output = backends(
+        STEPS[0],
+        &["--first", "split_decode:128", "--second", "paged_decode"],
+    );
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains(": split_decode "));
+    for (name, why) in [
+        ("split_decode:0", "as in split_decode:256"),
+        ("split_decode:x", "as in split_decode:256"),
+        ("split_decode", "split_decode:KEYS"),
+        ("flash", "one of fused, fused_in_two, paged_decode"),
+    ] {
+        let output = backends(STEPS[0], &["--first", name, "--second", "fused"]);
+        assert_eq!(output.status.code(), Some(2), "{name}");
+        assert!(
+            text(&output.stderr).contains(why),
+            "{name}: {}",
+            text(&output.stderr)
+        );
     }
 }
 

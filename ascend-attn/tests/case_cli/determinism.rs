@@ -142,6 +142,23 @@ fn what_a_case_cannot_have_is_named() {
         "the sequences are left padded"
     );
 
+    // Why is said once.
+    let output = determinism(&[padded.to_str().unwrap()]);
+    let printed = text(&output.stdout);
+    let said = printed.matches("blocks of 16 ").count();
+    assert!(said > 1, "{printed}");
+    let why = "impossible: the sequences are left padded";
+    assert_eq!(printed.matches(why).count(), 1, "{printed}");
+
+    // More rows than keys, causal from the left: the last ones see every key.
+    let wide = vectors("numeric/014_causal_lu_bsnd_bf16.safetensors");
+    let (files, _) = found(&[wide.to_str().unwrap()]);
+    let ways = by_name(&files[0]);
+    for name in ["chunks of 1", "chunks of 16"] {
+        assert_ne!(ways[name]["verdict"], "impossible", "{}", ways[name]);
+        assert_eq!(ways[name]["rows"], 29 * 4);
+    }
+
     let alone = write(folder.path(), "alone.safetensors", &small());
     let (files, _) = found(&[&alone]);
     let ways = by_name(&files[0]);

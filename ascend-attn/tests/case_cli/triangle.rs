@@ -1,10 +1,12 @@
 //! `ascend-attn triangle`: counts by the definition, outputs by a reference, files, refusals.
 
-use super::{program, text};
+use super::{program, text, vectors, write};
 
 use std::fs;
 use std::path::Path;
 
+use ascend_attention::DType;
+use ascend_attention::case::{Case, CaseTensor, MaskKind, Parameter};
 use serde_json::{Value, json};
 
 fn triangle(arguments: &[&str]) -> std::process::Output {
@@ -256,8 +258,94 @@ fn command_lines_and_data_that_do_not_fit_are_refused() {
     );
     refused(
         &["--data", path, "--layers", "4"],
-        "[2, 3, 4], as query and key say",
+        "query [2, 3, 4], key [2, 3, 4], value [4, 3, 2]: [tokens, heads, dim] each, with as many keys and values as queries",
+    );
+    refused(
+        &["--data", path, "--layers", "4", "--sequence", "0"],
+        "--sequence 0",
     );
     fs::write(&file, b"nothing").unwrap();
     refused(&["--data", path, "--layers", "4"], "not a safetensors file");
+}
+
+/// Two causal prompts of which the second is as long as the tensors, in a layout.
+fn prompts(layout: &str) -> Case {
+    let mut case = Case::new(layout);
+    let (heads, tokens, dim) = (2usize, [5usize, 9], 64usize);
+    let shape = match layout {
+        "BSH" => vec![2, tokens[1], heads * dim],
+        "BNSD" => vec![2, heads, tokens[1], dim],
+        _ => vec![tokens[0] + tokens[1], heads, dim],
+    };
+    let count: usize = shape.iter().product();
+    for (seed, parameter) in [Parameter::Query, Parameter::Key, Parameter::Value]
+        .into_iter()
+        .enumerate()
+    {
+        let values = numbers(seed as u32, count);
+        let tensor = CaseTensor::from_f32(DType::Bf16, &shape, &values).unwrap();
+        case.arguments.set_tensor(parameter, tensor);
+    }
+    let lengths = match layout {
+        "TND" => vec![5, 14],
+        _ => vec![5, 9],
+    };
+    case.arguments.input_layout = layout.to_owned();
+    case.arguments.num_heads = 2;
+    case.arguments.num_key_value_heads = 2;
+    case.arguments.inner_precise = 0;
+    case.arguments.scale = 0.25;
+    case.arguments.actual_seq_lengths = Some(lengths.clone());
+    case.arguments.actual_seq_lengths_kv = Some(lengths);
+    case.arguments.sparse_mode = 3;
+    case.mask = MaskKind::Compressed;
+    case
+}
+
+#[test]
+fn a_sequence_of_a_case_is_taken_in_its_layout() {
+    let folder = tempfile::tempdir().unwrap();
+    let sizes = [
+        "--layers", "2", "--sink", "1", "--window", "2", "--last", "1",
+    ];
+    let of = |layout: &str, more: &[&str]| {
+        let file = write(folder.path(), "case.safetensors", &prompts(layout));
+        let found = found(&[&["--data", &file, "--runs", "1"], &sizes[..], more].concat());
+        let sizes = (&found["tokens"], &found["heads"], &found["kv_heads"]);
+        let sizes = sizes.0.as_u64().zip(sizes.1.as_u64());
+        (sizes, found["difference"]["largest"].as_f64().unwrap())
+    };
+    for layout in ["BSH", "BNSD", "TND"] {
+        assert_eq!(of(layout, &[]).0, Some((5, 2)), "{layout}");
+        assert_eq!(of(layout, &["--sequence", "1"]).0, Some((9, 2)), "{layout}");
+    }
+    // BSH and TND hold the first sequence's rows alike.
+    assert_eq!(of("BSH", &[]).1, of("TND", &[]).1);
+
+    let at = |case: &Case, why: &str| {
+        let file = write(folder.path(), "other.safetensors", case);
+        refused(&["--data", &file, "--layers", "2"], why);
+        refused(&["--data", &file, "--layers", "2"], "other.safetensors: ");
+    };
+    let mut case = prompts("BSH");
+    (case.arguments.sparse_mode, case.mask) = (0, MaskKind::None);
+    at(&case, "in layout BSH whose sequence 0 is not causal");
+    let mut case = prompts("BSH");
+    case.arguments.actual_seq_lengths_kv = Some(vec![7, 9]);
+    at(&case, "has 5 queries and 7 keys");
+    let file = write(folder.path(), "case.safetensors", &prompts("TND"));
+    refused(
+        &["--data", &file, "--layers", "2", "--sequence", "2"],
+        "the case has 2, counted from 0",
+    );
+    let plain = vectors("numeric/071_tnd_plain.safetensors");
+    refused(
+        &["--data", plain.to_str().unwrap(), "--layers", "2"],
+        "071_tnd_plain.safetensors: a case in layout TND whose sequence 0 has 16 queries and 21 keys",
+    );
+    let gather = vectors("gather/nz_f16.safetensors");
+    refused(
+        &["--data", gather.to_str().unwrap(), "--layers", "2"],
+        "only those of FusedInferAttentionScore",
+    );
 }

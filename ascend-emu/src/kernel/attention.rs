@@ -26,6 +26,9 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Attention {
     pub(super) sequences: Vec<Sequence>,
+    /// Number of query heads. Those beyond `kv_heads` groups are not computed.
+    pub(super) heads: usize,
+    /// Number of key heads that queries attend to.
     pub(super) kv_heads: usize,
     /// Number of query heads that share a key head.
     pub(super) group: usize,
@@ -121,7 +124,13 @@ impl Attention {
         let scale = problem.scale * int8.map_or(1.0, |[scale, ..]| f64::from(scale));
         let scale = (scale * std::f64::consts::LOG2_E) as f32;
         let (keys, values) = (problem.head_dim, problem.value_dim);
-        let group = if attends { problem.group().max(1) } else { 1 };
+        // Without keys the number of key heads does not matter, and no rule has checked it.
+        let (kv_heads, group) = match (attends, problem.group()) {
+            (false, _) => (problem.heads, 1),
+            // Fewer query heads than key heads: the operator's loops over key heads and groups come to none of them.
+            (true, 0) => (0, 1),
+            (true, group) => (problem.kv_heads, group),
+        };
         let padding = if attends {
             // SAFETY: the problem touches its padding tensors.
             unsafe { read_padding(problem, buffers) }
@@ -140,8 +149,8 @@ impl Attention {
                     .map(|b| unsafe { Sequence::without_keys(problem, buffers, b) })
                     .collect()
             },
-            // Without keys the number of key heads does not matter, and no rule has checked it.
-            kv_heads: problem.heads / group,
+            heads: problem.heads,
+            kv_heads,
             group,
             dim: match problem.rope_dim {
                 0 => keys,

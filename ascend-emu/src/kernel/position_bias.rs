@@ -240,7 +240,6 @@ pub(super) fn read_bias<S: Simd>(
     let (first_row, first_key) = sequence.origin;
     let at = (sequence.kv.sequence, head, first_row + row);
     let first = first_key + keys.start;
-    let heads = attention.kv_heads * attention.group;
-    bias.read(simd, at, heads, first..first + keys.len(), out);
+    bias.read(simd, at, attention.heads, first..first + keys.len(), out);
     true
 }

@@ -96,7 +96,7 @@ pub fn attention(problem: &AttentionProblem<'_>, inputs: &Inputs<'_>) -> Outputs
             let values: Vec<_> = (0..of.keys())
                 .map(|j| call.value(b, &of, kv_head, j))
                 .collect();
-            let group = problem.heads / problem.kv_heads;
+            let group = problem.group();
             for head in kv_head * group..(kv_head + 1) * group {
                 for row in written.clone() {
                     let computed = call.row((b, place), (&of, mask), head, row, (&keys, &values));

@@ -45,8 +45,8 @@ pub enum Work {
 
 /// Attention to compute: sizes, strides, lengths and visibility of a call that an operator has checked.
 ///
-/// Only an operator's check makes one, so a kernel may rely on it: lengths lie within the tensors' axes, heads divide, and
-/// the mask covers every row and key that is read.
+/// Only an operator's check makes one, so a kernel may rely on it: lengths lie within the tensors' axes, and the mask covers
+/// every row and key that is read.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct AttentionProblem<'a> {
@@ -56,7 +56,7 @@ pub struct AttentionProblem<'a> {
     pub batch: usize,
     /// Number of query heads.
     pub heads: usize,
-    /// Number of key and value heads; divides `heads`.
+    /// Number of key and value heads. It divides `heads` but in packed calls that break the lint `split_fuse.heads_divide`.
     pub kv_heads: usize,
     /// Size of the query's row axis: the rows of one sequence, or of all sequences if they are packed.
     pub query_rows: usize,
@@ -200,9 +200,15 @@ impl<'a> AttentionProblem<'a> {
 }
 
 impl AttentionProblem<'_> {
-    /// Number of query heads that share a key head.
+    /// Number of query heads that share a key head. Heads that a division leaves over belong to no key head, and nothing
+    /// is computed of them.
     pub fn group(&self) -> usize {
-        self.heads / self.kv_heads.max(1)
+        self.heads.checked_div(self.kv_heads).unwrap_or(0)
+    }
+
+    /// Whether every query head belongs to a key head.
+    pub(crate) fn is_grouped(&self) -> bool {
+        self.kv_heads.saturating_mul(self.group()) == self.heads
     }
 
     /// Element type that the weights have: the query's, or for a quantised query the output's half-precision type.

@@ -287,6 +287,7 @@ fn decode(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     entry::query_scale(f.call, f.antiquant())?;
     heads::counts(f)?;
     heads::dim(f)?;
+    antiquant::decode_dim(f)?;
     lists::dtypes(f)?;
     if !f.paged() {
         heads::key_value(f)?;

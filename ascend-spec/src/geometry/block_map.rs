@@ -244,6 +244,7 @@ mod tests {
             let parents: Vec<i64> = parents.iter().enumerate().map(before).collect();
             follows(&TokenTree::new(&parents).unwrap().behind(context), sides)?;
             follows(&LocalChunks::new(nonzero(chunk), q, q + more), sides)?;
+            follows(&LocalChunks::new(nonzero(chunk), q + more, q), sides)?;
         }
 
         #[test]
@@ -252,6 +253,16 @@ mod tests {
             let map = BlockMap::of_sides(&band, nonzero(sides.0.max(1)), nonzero(sides.1.max(1)));
             let _ = (map.rows(), map.columns(), map.tile(row, column), map.row(row));
         }
+    }
+
+    #[test]
+    fn chunks_are_counted_in_blocks_of_any_size() {
+        let local = LocalChunks::new(nonzero(1 << 20), 1 << 62, 1 << 62);
+        let counts = BlockMap::new(&local, nonzero(1 << 41)).counts();
+        assert_eq!((counts.full, counts.partial), (0, 1 << 21));
+        assert_eq!(counts.total(), 1 << 42);
+        let map = BlockMap::of_sides(&local, nonzero(1 << 61), nonzero(1));
+        assert_eq!(map.row(1).len(), 2);
     }
 
     /// 131072 tokens in blocks of 64 are 2048 x 2048 blocks, of a mask of 16 GiB.

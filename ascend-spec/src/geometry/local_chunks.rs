@@ -1,5 +1,6 @@
 //! Local attention: a row sees the keys of its own chunk.
 
+use super::tile_row::{TileVisitor, tiles_of_spans};
 use super::visibility::run;
 use super::{Tile, Visibility};
 use std::num::NonZeroU64;
@@ -137,6 +138,36 @@ impl Visibility for LocalChunks {
             && self.chunk_start(last_place) <= keys.start
             && first_place >= keys.end - 1;
         if all { Tile::All } else { Tile::Mixed }
+    }
+
+    /// In constant time.
+    fn each_tile(&self, rows: Range<u64>, width: NonZeroU64, visit: TileVisitor<'_>) {
+        let blocks = self.kv_len.div_ceil(width.get());
+        let rows = rows.start..rows.end.min(self.q_len);
+        let first = rows.start.max(self.q_len.saturating_sub(self.kv_len));
+        let places = match rows.end.checked_sub(1).filter(|last| first <= *last) {
+            Some(last) => self.place(first).zip(self.place(last)),
+            None => None,
+        };
+        let Some((first_place, last_place)) = places else {
+            return tiles_of_spans(blocks, 0..0, 0..0, visit);
+        };
+        // Each key from the first chunk's start to the last row's place is seen by the row at its place, or, before the
+        // first row, by that row.
+        let touched = self.chunk_start(first_place) / width..(last_place + 1).div_ceil(width.get());
+        let full = match first == rows.start {
+            // Every row has a place, and sees the last row's chunk up to the first row's place.
+            true => {
+                let start = self.chunk_start(last_place).div_ceil(width.get());
+                let end = match first_place + 1 == self.kv_len {
+                    true => blocks,
+                    false => (first_place + 1) / width,
+                };
+                start..end
+            }
+            false => 0..0,
+        };
+        tiles_of_spans(blocks, touched, full, visit);
     }
 }
 

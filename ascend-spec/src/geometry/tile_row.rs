@@ -67,8 +67,7 @@ pub fn tiles_by_rows<V: Visibility + ?Sized>(
     let keys = of.kv_len();
     let rows = rows.start..rows.end.min(of.q_len());
     let blocks = keys.div_ceil(width.get());
-    // By block: how many cells of it runs see that end there, and how many more rows see it whole than the one before.
-    let mut events: Vec<(u64, u128, i128)> = Vec::new();
+    let mut events = Events::default();
     let seeing = if keys == 0 { 0..0 } else { rows.clone() };
     for i in seeing {
         of.each_run(i, &mut |run| {
@@ -77,30 +76,25 @@ pub fn tiles_by_rows<V: Visibility + ?Sized>(
                 return;
             };
             let (first, last) = (run.start / width, last / width);
-            let mut part = |at: u64| {
+            let part = |at: u64| {
                 let own = block(at, width);
-                let seen = run.end.min(own.end) - run.start.max(own.start);
-                events.push((at, u128::from(seen), 0));
+                u128::from(run.end.min(own.end) - run.start.max(own.start))
             };
-            part(first);
+            events.add(first, part(first), 0);
             if last > first {
-                part(last);
-                events.push((first + 1, 0, 1));
-                events.push((last, 0, -1));
+                events.add(first + 1, 0, 1);
+                events.add(last, part(last), -1);
             }
         });
     }
-    events.sort_unstable_by_key(|event| event.0);
+    events.compact();
+    let events = events.of;
     let height = u128::from(rows.end.saturating_sub(rows.start));
     let mut joined = Joined { last: None, visit };
     let (mut at, mut through) = (0, 0i128);
-    for here in events.chunk_by(|a, b| a.0 == b.0) {
-        let Some(&(place, ..)) = here.first() else {
-            continue;
-        };
+    for (place, parts, more) in events {
         joined.push(at..place, Tile::of(whole(through), height));
-        through += here.iter().map(|event| event.2).sum::<i128>();
-        let parts: u128 = here.iter().map(|event| event.1).sum();
+        through += more;
         let own = block(place, width);
         let cells = u128::from(own.end.min(keys) - own.start);
         let seen = parts.saturating_add(whole(through).saturating_mul(cells));
@@ -111,6 +105,66 @@ pub fn tiles_by_rows<V: Visibility + ?Sized>(
         at = place + 1;
     }
     joined.push(at..blocks, Tile::of(whole(through), height));
+    joined.end();
+}
+
+/// By block: how many cells of it runs see that begin or end there, and how many more rows see it whole than the one before.
+#[derive(Default)]
+struct Events {
+    of: Vec<(u64, u128, i128)>,
+    /// How many there were when each block was there once at most.
+    distinct: usize,
+}
+
+impl Events {
+    /// So many events are kept without a look.
+    const FEW: usize = 1 << 10;
+
+    /// The runs of a row come in order, so that mostly the last block is meant again.
+    fn add(&mut self, at: u64, seen: u128, more: i128) {
+        if let Some(last) = self.of.last_mut().filter(|last| last.0 == at) {
+            last.1 = last.1.saturating_add(seen);
+            last.2 += more;
+            return;
+        }
+        if self.of.len() >= self.distinct.saturating_mul(2).max(Self::FEW) {
+            self.compact();
+        }
+        self.of.push((at, seen, more));
+    }
+
+    /// Leaves one event a block, in order.
+    fn compact(&mut self) {
+        self.of.sort_unstable_by_key(|event| event.0);
+        self.of.dedup_by(|event, before| {
+            let same = event.0 == before.0;
+            if same {
+                before.1 = before.1.saturating_add(event.1);
+                before.2 += event.2;
+            }
+            same
+        });
+        self.distinct = self.of.len();
+    }
+}
+
+/// The same where the blocks that some rows see of, and those that all of them see whole, are known.
+pub(super) fn tiles_of_spans(
+    blocks: u64,
+    touched: Range<u64>,
+    full: Range<u64>,
+    visit: TileVisitor<'_>,
+) {
+    let mut joined = Joined { last: None, visit };
+    let within = |at: u64| at.clamp(touched.start, touched.end);
+    // Full blocks are touched ones.
+    let start = within(full.start);
+    let end = within(full.end).max(start);
+    joined.push(0..touched.start, Tile::None);
+    joined.push(touched.start..start, Tile::Mixed);
+    joined.push(start..end, Tile::All);
+    joined.push(end..touched.end, Tile::Mixed);
+    joined.push(touched.end..blocks, Tile::None);
     joined.end();
 }
 
@@ -178,6 +232,55 @@ pub(super) fn tiles_of_regions(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    /// Every row sees every other key.
+    struct Dotted(u64);
+
+    impl Visibility for Dotted {
+        fn q_len(&self) -> u64 {
+            3
+        }
+        fn kv_len(&self) -> u64 {
+            self.0
+        }
+        fn each_run(&self, _: u64, visit: &mut dyn FnMut(Range<u64>)) {
+            (0..self.0).step_by(2).for_each(|j| visit(j..j + 1));
+        }
+    }
+
+    #[test]
+    fn many_runs_take_the_memory_of_their_blocks() {
+        let mut runs = Vec::new();
+        let width = NonZeroU64::MIN.saturating_add(999);
+        let dotted = Dotted(1 << 20);
+        dotted.each_tile(0..3, width, &mut |run, tile| runs.push((run, tile)));
+        assert_eq!(runs, [(0..1049, Tile::Mixed)]);
+        let mut events = Events::default();
+        for _ in 0..3 {
+            for at in 0..5000 {
+                events.add(at / 50, 1, 0);
+            }
+        }
+        assert!(events.of.len() <= Events::FEW);
+        assert!(events.of.capacity() <= 4 * Events::FEW);
+    }
+
+    proptest! {
+        #[test]
+        fn events_of_blocks_add_up(of in prop::collection::vec((0u64..3000, 0u128..5, -2i128..3), 0..6000)) {
+            let mut events = Events::default();
+            let mut want = std::collections::BTreeMap::new();
+            for (at, seen, more) in of {
+                events.add(at, seen, more);
+                let sum: &mut (u128, i128) = want.entry(at).or_default();
+                *sum = (sum.0 + seen, sum.1 + more);
+            }
+            events.compact();
+            let want: Vec<_> = want.into_iter().map(|(at, (seen, more))| (at, seen, more)).collect();
+            prop_assert_eq!(events.of, want);
+        }
+    }
 
     /// Runs that overlap, end before they begin, or pass the last key.
     struct Foreign;

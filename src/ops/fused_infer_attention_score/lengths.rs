@@ -36,6 +36,32 @@ impl TryFrom<Vec<usize>> for PerRequest {
     }
 }
 
+/// What [`FusedInferAttention::actual_seq_lengths_kv`](super::FusedInferAttention::actual_seq_lengths_kv) takes.
+impl From<PerRequest> for Vec<usize> {
+    fn from(lengths: PerRequest) -> Self {
+        lengths.0
+    }
+}
+
+/// As above, without giving the lengths away.
+impl From<&PerRequest> for Vec<usize> {
+    fn from(lengths: &PerRequest) -> Self {
+        lengths.0.clone()
+    }
+}
+
+impl From<Cumulative> for Vec<usize> {
+    fn from(ends: Cumulative) -> Self {
+        ends.0
+    }
+}
+
+impl From<&Cumulative> for Vec<usize> {
+    fn from(ends: &Cumulative) -> Self {
+        ends.0.clone()
+    }
+}
+
 /// Refuses a length or an end that the operator's integers do not hold.
 #[inline]
 fn countable(request: usize, tokens: usize) -> Result<(), Refused> {

@@ -281,7 +281,7 @@ impl GatherPlan {
             ];
             for (parameter, tensor, planned) in tensors {
                 tensor.on(parameter.name(), &self.context)?;
-                if *tensor.desc() != planned {
+                if !planned.lies_as(tensor.desc()) {
                     return Err(Error::NotAsPlanned {
                         argument: parameter.name(),
                         given: tensor.desc().to_string(),

@@ -7,7 +7,7 @@ use crate::kernel::simd::Level;
 use crate::kernel::{Buffers, UnsupportedType, run};
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole, Work};
 use ascend_spec::fia::{FiaCall, Parameter, Version};
-use ascend_spec::{DType, Layout, Soc, SparseMode, Target, TensorDesc};
+use ascend_spec::{Cann, DType, Layout, Soc, SparseMode, Target, TensorDesc};
 use rayon::ThreadPoolBuilder;
 use std::ptr;
 
@@ -386,4 +386,52 @@ fn refusals_name_the_type() {
         refusal.to_string(),
         "the attention kernel does not compute with INT8"
     );
+}
+
+/// Packed calls of query heads that are no multiple of the key heads: the heads of whole groups are computed, the others
+/// stay as they were.
+#[test]
+fn heads_that_the_key_heads_leave_over_are_not_written() {
+    for (heads, kv_heads) in [(5, 2), (4, 3), (3, 2), (7, 1), (2, 4), (1, 2)] {
+        let packed = |rows: i64, heads: i64| {
+            TensorDesc::contiguous(DType::Bf16, &[rows, heads, 80]).unwrap()
+        };
+        let key = [packed(217, kv_heads)];
+        let call = FiaCall {
+            query: Some(packed(109, heads)),
+            key: &key,
+            value: &key,
+            num_heads: heads,
+            num_key_value_heads: kv_heads,
+            actual_seq_lengths: Some(&[4, 109]),
+            actual_seq_lengths_kv: Some(&[5, 217]),
+            attention_out: Some(packed(109, heads)),
+            softmax_lse_flag: true,
+            softmax_lse: TensorDesc::contiguous(DType::Float, &[109, heads, 1]),
+            ..FiaCall::new("TND")
+        };
+        let target = Target::new(Soc::AtlasA2, Cann::V9_1);
+        let checked = call.check(Version::V3, target).unwrap();
+        let problem = &checked.problem;
+        for level in levels() {
+            let mut data = Data::new(&checked, DType::Bf16, 7);
+            let before = data.bytes(Parameter::AttentionOut).to_vec();
+            let want = data.oracle(problem);
+            data.run(problem, level);
+            let after = data.bytes(Parameter::AttentionOut);
+            let computed = kv_heads * (heads / kv_heads);
+            let head_bytes = 80 * 2;
+            for (at, (before, after)) in before
+                .chunks(head_bytes)
+                .zip(after.chunks(head_bytes))
+                .enumerate()
+            {
+                let head = at as i64 % heads;
+                assert_eq!(before != after, head < computed, "{heads}/{kv_heads} {at}");
+            }
+            if computed == heads {
+                data.compare(problem, &want).unwrap();
+            }
+        }
+    }
 }

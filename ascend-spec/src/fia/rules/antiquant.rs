@@ -35,8 +35,8 @@ rules! {
     PREFILL = "antiquant.prefill", TILING_ERROR, V1, "checks E6.2, E6.5, J24, J25",
         "quantised keys in the prefill path go with what that path offers for their number of query rows",
         "dequantise the cache, or call as that path offers";
-    ALIGNED = "antiquant.head_dim", TILING_ERROR, V1, "check C4",
-        "the head dimension is a multiple of 32 with INT8 keys, of 64 with INT4 keys",
+    ALIGNED = "antiquant.head_dim", TILING_ERROR, V1, "check C4; X tiling, IncreFlashAttention",
+        "the head dimension is a multiple of 64 with INT4 keys, and in the prefill path of 32 with INT8 keys",
         "pad the head dimension with zeros";
     PACKED = "antiquant.packed", TILING_ERROR, V1, "check J2",
         "packed queries over INT8 caches have innerPrecise 2",
@@ -70,6 +70,17 @@ pub(in crate::fia) fn none_prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         UNUSED,
         format_args!("keyAntiquantScale with {} keys", f.key.dtype),
         "none",
+    );
+    Ok(())
+}
+
+/// Head dimensions of the decode path: it takes INT8 keys of any.
+pub(in crate::fia) fn decode_dim(f: &Facts<'_>) -> Result<(), Refusal> {
+    require!(
+        f.kv_dtype() != DType::Int4 || f.q.dim % 64 == 0,
+        ALIGNED,
+        f.q.dim,
+        "multiples of 64",
     );
     Ok(())
 }

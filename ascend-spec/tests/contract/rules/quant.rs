@@ -19,6 +19,15 @@ pub(super) fn calls(broken: &mut Broken, good: &Good<'_>) {
             ..prefill.clone()
         },
     );
+    broken.by(
+        "antiquant.head_dim",
+        FiaCall {
+            key: &nibbles,
+            value: &nibbles,
+            antiquant_scale: Some(half(&[2])),
+            ..decode.clone()
+        },
+    );
     let quantised = [int8(&[2, 4, 64, 32])];
     broken.by(
         "quant.int8_query_decode",

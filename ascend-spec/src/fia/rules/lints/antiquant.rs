@@ -24,9 +24,6 @@ rules! {
     VALUE_SCALE = "antiquant.value_scale_unchecked", Overrun("a factor is read for each token of each sequence"), V2, "check J14",
         "a value's scale for each token beside per-channel keys is [B, S] or [1, B, S]",
         "shape the value's scale by its mode";
-    UNALIGNED = "antiquant.head_dim_unchecked", Overrun("whole units of 64 are read, also behind the last row"), V1, "FusedInferAttentionScore documentation, limits",
-        "in the decode path the head dimension is a multiple of 64 with INT4 keys",
-        "pad the head dimension with zeros";
     ROPE_SCALE = "key_rope_antiquant_scale.ignored", Lint("the tensor is not looked at"), V3, "check J15",
         "keyRopeAntiquantScale is not given",
         "drop keyRopeAntiquantScale: it is reserved";
@@ -82,15 +79,6 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         MERGED_MODE,
         call.antiquant_mode,
         "0 or 1",
-    );
-    lint!(
-        report,
-        p.route != Route::Decode
-            || p.problem.first.key.dtype != DType::Int4
-            || p.problem.head_dim.is_multiple_of(64),
-        UNALIGNED,
-        p.problem.head_dim,
-        "multiples of 64",
     );
     // Ascend 950 looks at them itself.
     if !query && p.checker != Checker::Unified {

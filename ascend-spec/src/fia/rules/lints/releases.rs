@@ -20,6 +20,9 @@ rules! {
     KV_HEADS = "split_fuse.kv_heads", Overrun("keys are read by numKeyValueHeads, whatever the tensor has"), V1, "split-fuse path, numKeyValueHeads",
         "numKeyValueHeads is the key's number of heads for packed rows",
         "set numKeyValueHeads to the key's number of heads";
+    GROUPS = "split_fuse.heads_divide", Overrun("query heads beyond a whole number for each key head are not written"), V1, "X kernel, split-fuse path, groups of heads",
+        "packed rows without rotary parts have as many query heads for each key head: numHeads divides by numKeyValueHeads",
+        "every key head must serve the same number of query heads";
     DIVIDES = "split_fuse.kv_heads_zero", HostCrash("x86 hosts divide by numKeyValueHeads"), V1, "split-fuse path, numKeyValueHeads" in Scope::A2_A3.since(V9_0),
         "packed rows with as many key heads as query heads say numKeyValueHeads",
         "set numKeyValueHeads to the number of key heads: a division by 0 ends the process on x86 hosts";
@@ -280,6 +283,13 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
     let heads = i64::try_from(p.problem.kv_heads).unwrap_or(i64::MAX);
     let own = call.key.first().and_then(axis).unwrap_or(heads);
     lint!(report, own == heads, KV_HEADS, heads, own);
+    lint!(
+        report,
+        p.problem.is_grouped(),
+        GROUPS,
+        format_args!("{} query heads over {heads}", p.problem.heads),
+        format_args!("a divisor of {}", p.problem.heads),
+    );
     lint!(
         report,
         out.is_none_or(|out| out == p.problem.query.dtype),

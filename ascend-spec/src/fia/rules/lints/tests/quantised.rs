@@ -106,11 +106,6 @@ pub(super) fn antiquantised(found: &mut Found) {
         "antiquant_mode.merged",
         with(&decode, |c| c.antiquant_mode = 2),
     );
-    let nibbles = [of(DType::Int4, &[2, 64, 4, 32])];
-    found.breaks(
-        "antiquant.head_dim_unchecked",
-        with(&decode, |c| (c.key, c.value) = (&nibbles, &nibbles)),
-    );
     let split = with(&decode, |c| {
         (c.antiquant_scale, c.antiquant_offset) = (None, None);
         c.key_antiquant_scale = Some(half(&[1, 4, 32]));

@@ -41,6 +41,32 @@ pub(super) fn split_fused(found: &mut Found) {
         &with(&packed, |c| c.num_key_value_heads = 1),
         A2,
     );
+    for (heads, kv_heads) in [(5, 2), (4, 3), (3, 2), (2, 4), (1, 2)] {
+        let query = bf16(&[9, heads, 80]);
+        let key = [bf16(&[20, kv_heads, 80])];
+        let call = FiaCall {
+            query: Some(query),
+            key: &key,
+            value: &key,
+            num_heads: heads,
+            num_key_value_heads: kv_heads,
+            attention_out: Some(query),
+            ..packed
+        };
+        let target = |cann| Target::new(Soc::AtlasA2, cann);
+        for cann in [Cann::V8_5, Cann::V9_0, Cann::V9_1] {
+            let broken = lints_on(&call, Version::V3, target(cann));
+            assert_eq!(
+                broken,
+                ["split_fuse.heads_divide"],
+                "{heads} {kv_heads} {cann}"
+            );
+        }
+        // 8.1 refuses, and no newer release is named as one that takes it.
+        assert!(call.check(Version::V1, target(Cann::V8_1)).is_err());
+        assert_eq!(call.taken_by(Version::V1, target(Cann::V8_1), &[]), None);
+        found.breaks_on("split_fuse.heads_divide", &call, A2);
+    }
     found.breaks_on(
         "split_fuse.output_dtype",
         &with(&packed, |c| c.attention_out = Some(half(&[9, 4, 80]))),
