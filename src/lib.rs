@@ -44,6 +44,7 @@
 //! - [`graph`]: calls captured once and replayed with other lengths.
 //! - [`merge`]: attention over parts of the keys, merged. [`scatter`]: new keys and values into a paged cache.
 //!   [`gather`]: keys and values out of one.
+//! - [`matmul`]: products of matrices. [`weight_gradient`]: which layers can do without the middle of the causal triangle.
 //! - [`prompt`], [`incre`]: attention of the Atlas inference series (310P), for prefill and for single rows.
 //! - [`flash`]: the attention of training, forward, with dropout and all sparse modes. [`ring`]: merges it over a ring of ranks.
 //! - The crate `ascend-serving`: the paged cache itself, batches, backends, drafts.
@@ -121,6 +122,7 @@ mod refusal;
 mod runtime;
 mod status;
 mod tensor;
+pub mod weight_gradient;
 
 pub use ascend_spec as spec;
 pub use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, Float8E8M0, HiFloat8};

@@ -1642,6 +1642,24 @@ unsafe extern "C" {
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+
+ cubeMathType 0 keeps FLOAT, 1 allows fewer digits, 2 multiplies FLOAT as FLOAT16, 3 as HFLOAT32.*/
+    pub fn aclnnBatchMatMulGetWorkspaceSize(
+        self_: *const aclTensor,
+        mat2: *const aclTensor,
+        out: *mut aclTensor,
+        cubeMathType: i8,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnBatchMatMul(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
     /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
     pub fn aclnnFlashAttentionScoreGetWorkspaceSize(
         query: *const aclTensor,
@@ -3553,6 +3571,20 @@ macro_rules! for_each_function {
                 executor: *mut $crate::bindings::aclOpExecutor,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnBatchMatMulGetWorkspaceSize(
+                self_: *const $crate::bindings::aclTensor,
+                mat2: *const $crate::bindings::aclTensor,
+                out: *mut $crate::bindings::aclTensor,
+                cubeMathType: i8,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnBatchMatMul(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
             [Opapi] fn aclnnFlashAttentionScoreGetWorkspaceSize(
                 query: *const $crate::bindings::aclTensor,
                 key: *const $crate::bindings::aclTensor,
@@ -4853,6 +4885,8 @@ pub(crate) fn linked() -> crate::Functions {
         AclSetDynamicTensorAddr: None,
         aclnnAttentionUpdateGetWorkspaceSize: None,
         aclnnAttentionUpdate: None,
+        aclnnBatchMatMulGetWorkspaceSize: Some(aclnnBatchMatMulGetWorkspaceSize),
+        aclnnBatchMatMul: Some(aclnnBatchMatMul),
         aclnnFlashAttentionScoreGetWorkspaceSize: Some(aclnnFlashAttentionScoreGetWorkspaceSize),
         aclnnFlashAttentionScore: Some(aclnnFlashAttentionScore),
         aclnnFlashAttentionScoreV2GetWorkspaceSize: Some(aclnnFlashAttentionScoreV2GetWorkspaceSize),

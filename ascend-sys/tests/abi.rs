@@ -140,6 +140,7 @@ fn c_type(ty: &Type) -> String {
     let name = match text.as_str() {
         "::core::ffi::c_void" => "void",
         "::core::ffi::c_char" => "char",
+        "i8" => "int8_t",
         "i32" => "int32_t",
         "i64" => "int64_t",
         "u32" => "uint32_t",

@@ -9,7 +9,7 @@ pub(super) fn read(parameter: &ParameterInfo, text: &str) -> Result<Option<Owned
     let name = parameter.name;
     Ok(Some(match parameter.kind {
         Kind::Tensor | Kind::TensorList | Kind::InOut | Kind::Output => return Ok(None),
-        Kind::Int => OwnedValue::Int(integer(name, text)?),
+        Kind::Int | Kind::Int8 => OwnedValue::Int(integer(name, text)?),
         Kind::Float => OwnedValue::Float(number(name, text)?),
         Kind::Flag => OwnedValue::Flag(flag(name, text)?),
         Kind::Text | Kind::OptionalText => OwnedValue::Text(Some(text.to_owned())),

@@ -60,4 +60,5 @@ pub use triangle_layers::TriangleLayers;
 pub use triangle_presets::{PresetSource, TrianglePreset};
 pub use triangle_probe::{Contribution, ProbeMeasure, TriangleProbe};
 pub use triangle_sample::{LayerSample, PartSums, SampleMeasure, SampleReal};
+pub(crate) use triangle_sample::{Parts, check_sizes};
 pub use value::Mask;

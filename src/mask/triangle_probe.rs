@@ -37,7 +37,8 @@ pub struct Contribution {
 /// each part. In deep layers the middle's sum is next to nothing.
 ///
 /// Where the framework does not give out the gradient of the weights, [`TriangleProbe::record_sample`] computes it from the
-/// layer's values and the gradient of its output. Without a backward pass, [`SampleMeasure::AttentionMass`] says how much
+/// layer's values and the gradient of its output on the host, and
+/// [`WeightGradientSample`](crate::weight_gradient::WeightGradientSample) does so on a device. Without a backward pass, [`SampleMeasure::AttentionMass`] says how much
 /// attention the middle gets. That is another question: the paper finds layers whose middle gets attention that does not
 /// matter for the tokens to come, and these a forward pass cannot tell from the others. A layer whose middle gets next to
 /// no attention can leave it out in any case.
@@ -168,12 +169,57 @@ impl TriangleProbe {
         Ok(())
     }
 
+    /// Adds the sums of one layer that were computed elsewhere, for the probe's own [sizes](TriangleProbe::sizes): as
+    /// [`LayerSample::parts`] and [`WeightGradientSample::parts`](crate::weight_gradient::WeightGradientSample::parts) give
+    /// them, the mean over the heads.
+    ///
+    /// ```
+    /// use ascend_attention::mask::{PartSums, ProbeMeasure, TriangleProbe};
+    /// use ascend_attention::spec::geometry::TriangleMix;
+    ///
+    /// # fn main() -> ascend_attention::Result<()> {
+    /// let mut probe = TriangleProbe::new(2, TriangleMix::PAPER)?;
+    /// let sums = PartSums { streaming: 3.0, last: 1.0, middle: 0.5 };
+    /// probe.record_parts(0, ProbeMeasure::WeightGradient, sums)?;
+    /// assert_eq!(probe.contributions()[0].middle, 0.5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a layer that the probe does not have, a probe that measures something else, or sums that
+    /// are not finite or below 0.
+    pub fn record_parts(
+        &mut self,
+        layer: usize,
+        measure: ProbeMeasure,
+        sums: PartSums,
+    ) -> Result<()> {
+        self.admits(layer, measure)?;
+        let each = [sums.streaming, sums.last, sums.middle];
+        if !each.iter().all(|sum| sum.is_finite() && *sum >= 0.0) {
+            return Err(Error::invalid(
+                "sums",
+                format_args!("{sums:?}"),
+                "finite numbers of at least 0",
+            ));
+        }
+        self.add(layer, measure, sums);
+        Ok(())
+    }
+
+    /// The sizes of the parts.
+    pub fn sizes(&self) -> TriangleMix {
+        self.sizes
+    }
+
     /// What the probe measures; `None` before the first sample.
     pub fn measure(&self) -> Option<ProbeMeasure> {
         self.measure
     }
 
-    fn admits(&self, layer: usize, measure: ProbeMeasure) -> Result<()> {
+    /// Refuses a sample that the probe would not take, whatever its sums are.
+    pub(crate) fn admits(&self, layer: usize, measure: ProbeMeasure) -> Result<()> {
         let known = self.layers.len();
         if layer >= known {
             let allowed = format_args!("below {known}");
@@ -260,6 +306,26 @@ mod tests {
         assert!(probe.record(0, 1, &[f32::NAN]).is_err());
         assert!(probe.record(0, usize::MAX, &[]).is_err());
         assert!(probe.record(0, 0, &[]).is_ok());
+    }
+
+    #[test]
+    fn sums_that_are_none_are_refused() {
+        let mut probe = TriangleProbe::new(1, TriangleMix::PAPER).unwrap();
+        let of = |middle| PartSums {
+            middle,
+            ..PartSums::default()
+        };
+        let measure = ProbeMeasure::WeightGradient;
+        for middle in [-1.0, f64::NAN, f64::INFINITY] {
+            assert!(probe.record_parts(0, measure, of(middle)).is_err());
+        }
+        assert!(probe.record_parts(1, measure, of(1.0)).is_err());
+        assert_eq!(probe.measure(), None);
+        probe.record_parts(0, measure, of(2.0)).unwrap();
+        probe.record_parts(0, measure, of(4.0)).unwrap();
+        assert_eq!(probe.contributions()[0].middle, 3.0);
+        let other = ProbeMeasure::AttentionMass;
+        assert!(probe.record_parts(0, other, of(1.0)).is_err());
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! What the parts of the causal triangle contribute in one layer, from its queries, keys and values.
 
+mod part_sums;
 mod sample_real;
+mod sizes;
 mod tile;
 
 use std::num::NonZero;
@@ -8,11 +10,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use ascend_spec::geometry::{MaskGeometry, TriangleMix, TrianglePart, TriangleRows};
+use ascend_spec::geometry::TriangleMix;
 
 use crate::error::{Error, Result};
 
+pub use part_sums::PartSums;
+pub(crate) use part_sums::Parts;
 pub use sample_real::SampleReal;
+pub(crate) use sizes::check_sizes;
 use tile::{KEYS, ROWS, Softmax, Tile, Values};
 
 /// Queries, keys and values of one layer over a whole prompt, row-major in host memory.
@@ -50,46 +55,6 @@ pub enum SampleMeasure<'a, R> {
     AttentionMass,
 }
 
-/// Sums over the parts of the causal triangle.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct PartSums {
-    /// Sinks and window.
-    pub streaming: f64,
-    /// The last rows' other keys.
-    pub last: f64,
-    /// What a triangle leaves out.
-    pub middle: f64,
-}
-
-impl PartSums {
-    /// One value for each part, of what is asked of the part.
-    pub(super) fn of(mut value: impl FnMut(TrianglePart) -> f64) -> Self {
-        Self {
-            streaming: value(TrianglePart::Streaming),
-            last: value(TrianglePart::Last),
-            middle: value(TrianglePart::Middle),
-        }
-    }
-
-    pub(super) fn add(&mut self, more: Self) {
-        self.streaming += more.streaming;
-        self.last += more.last;
-        self.middle += more.middle;
-    }
-
-    pub(super) fn over(self, count: f64) -> Self {
-        Self {
-            streaming: self.streaming / count,
-            last: self.last / count,
-            middle: self.middle / count,
-        }
-    }
-
-    fn is_finite(self) -> bool {
-        (self.streaming + self.last + self.middle).is_finite()
-    }
-}
-
 /// The vector of a head in a row of `[rows, heads, dim]`.
 fn vector<R>(of: &[R], heads: usize, dim: usize, row: usize, head: usize) -> &[R] {
     let first = row.saturating_mul(heads).saturating_add(head);
@@ -110,13 +75,7 @@ impl<R: SampleReal> LayerSample<'_, R> {
     /// large that sums are not.
     pub fn parts(&self, sizes: TriangleMix, measure: SampleMeasure<'_, R>) -> Result<PartSums> {
         self.check(measure)?;
-        let rows = TriangleRows::whole(self.tokens as u64);
-        let geometry = |part| sizes.geometry(part, rows);
-        let parts = [
-            geometry(TrianglePart::Streaming),
-            geometry(TrianglePart::Last),
-            geometry(TrianglePart::Middle),
-        ];
+        let parts = Parts::new(sizes, self.tokens);
         let bands = self.tokens.div_ceil(ROWS);
         let items = self.heads.saturating_mul(bands);
         let next = AtomicUsize::new(0);
@@ -161,34 +120,20 @@ impl<R: SampleReal> LayerSample<'_, R> {
         if let SampleMeasure::AttentionMass = measure {
             count *= self.tokens as f64;
         }
-        let mean = all.over(count);
-        if mean.is_finite() {
-            return Ok(mean);
-        }
-        Err(Error::invalid(
-            "sample",
-            format_args!("{mean:?}"),
-            "numbers whose dot products are finite: divide the output gradient, or take f64",
-        ))
+        all.over(count)
+            .finite("divide the output gradient, or take f64")
     }
 
     fn check(&self, measure: SampleMeasure<'_, R>) -> Result<()> {
         let of = self;
-        for (name, given) in [
+        let sizes = [
             ("tokens", of.tokens),
             ("heads", of.heads),
             ("kv_heads", of.kv_heads),
             ("dim", of.dim),
             ("value_dim", of.value_dim),
-        ] {
-            if given == 0 {
-                return Err(Error::invalid(name, given, "at least 1"));
-            }
-        }
-        if of.heads.checked_rem(of.kv_heads) != Some(0) {
-            let allowed = format_args!("a multiple of kv_heads, {}", of.kv_heads);
-            return Err(Error::invalid("heads", of.heads, allowed));
-        }
+        ];
+        check_sizes(&sizes, of.heads, of.kv_heads)?;
         if !of.scale.is_finite() {
             return Err(Error::invalid("scale", of.scale, "a finite number"));
         }
@@ -226,7 +171,7 @@ impl<R: SampleReal> LayerSample<'_, R> {
     /// The sums of some rows of a head.
     fn band(
         &self,
-        parts: &[MaskGeometry; 3],
+        parts: &Parts,
         measure: SampleMeasure<'_, R>,
         head: usize,
         rows: Range<usize>,
@@ -287,31 +232,11 @@ impl<R: SampleReal> LayerSample<'_, R> {
                         SampleMeasure::AttentionMass => softmax.weight(*cell),
                     };
                 }
-                let [streaming, last, middle] =
-                    parts.map(|part| part_sum(&part, row, &keys, scores));
-                sums.add(PartSums {
-                    streaming,
-                    last,
-                    middle,
-                });
+                sums.add(parts.row_sums(row, &keys, scores));
             }
         }
         sums
     }
-}
-
-/// The sum of the cells of one row that a part sees, of a tile's keys.
-fn part_sum(part: &MaskGeometry, row: usize, keys: &Range<usize>, cells: &[f64]) -> f64 {
-    let place = |key: u64| {
-        let key = usize::try_from(key).unwrap_or(usize::MAX);
-        key.clamp(keys.start, keys.end).saturating_sub(keys.start)
-    };
-    let runs = part.runs(row as u64);
-    runs.map(|run| {
-        let seen = cells.get(place(run.start)..place(run.end));
-        seen.unwrap_or_default().iter().sum::<f64>()
-    })
-    .sum()
 }
 
 #[cfg(test)]

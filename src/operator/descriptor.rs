@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use ascend_spec::TensorDesc;
+use ascend_spec::{Dims, TensorDesc};
 use ascend_sys::bindings::{self as sys, aclIntArray, aclTensor, aclTensorList};
 use ascend_sys::{Api, MissingSymbol};
 use smallvec::SmallVec;
@@ -102,6 +102,7 @@ pub(crate) fn tensor(
     if strides.len() != shape.len() {
         return Err(Error::invalid("strides", strides, "one for each axis"));
     }
+    let storage = storage(desc);
     // SAFETY: dimensions and strides are arrays of that rank, which the function copies; the address is kept and not read
     // here; the result is new.
     unsafe {
@@ -112,11 +113,25 @@ pub(crate) fn tensor(
             strides.as_ptr(),
             desc.offset,
             sys::aclFormat(desc.format.acl()),
-            shape.as_ptr(),
-            shape.len() as u64,
+            storage.as_ptr(),
+            storage.len() as u64,
             at,
         );
         Owned::new(context, "aclCreateTensor", raw)
+    }
+}
+
+/// The shape of the memory that a tensor is a view of. Operators that make contiguous copies of strided views go by the number
+/// of its elements; PyTorch tells them of one axis too.
+fn storage(desc: &TensorDesc) -> Dims {
+    let reach = || {
+        let bytes = desc.byte_range()?.end;
+        let elements = bytes.checked_div(desc.dtype.size()? as u64)?;
+        Dims::new(&[i64::try_from(elements).ok()?])
+    };
+    match desc.is_contiguous() {
+        true => desc.shape,
+        false => reach().unwrap_or(desc.shape),
     }
 }
 

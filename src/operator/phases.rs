@@ -113,6 +113,7 @@ macro_rules! argument {
     (int $field:ident, $parameter:ident::$variant:ident, $call:ident, $descriptors:ident) => {
         $call.$field
     };
+    (int8 $($rest:tt)*) => { $crate::operator::argument!(int $($rest)*) };
     (float $($rest:tt)*) => { $crate::operator::argument!(int $($rest)*) };
     (flag $($rest:tt)*) => { $crate::operator::argument!(int $($rest)*) };
     (text $field:ident, $parameter:ident::$variant:ident, $call:ident, $descriptors:ident) => {

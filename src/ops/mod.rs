@@ -2,6 +2,7 @@
 
 mod attention_settings;
 pub(crate) mod attention_update;
+pub mod batch_mat_mul;
 pub mod flash_attention_score;
 pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
@@ -15,10 +16,10 @@ pub mod scatter_pa_kv_cache;
 /// The modules by their public names.
 pub(crate) mod public {
     pub use super::{
-        flash_attention_score as flash, fused_infer_attention_score as attention,
-        gather_pa_kv_cache as gather, incre_flash_attention as incre,
-        prompt_flash_attention as prompt, ring_attention_update as ring,
-        scatter_pa_kv_cache as scatter,
+        batch_mat_mul as matmul, flash_attention_score as flash,
+        fused_infer_attention_score as attention, gather_pa_kv_cache as gather,
+        incre_flash_attention as incre, prompt_flash_attention as prompt,
+        ring_attention_update as ring, scatter_pa_kv_cache as scatter,
     };
 }
 

@@ -8,6 +8,7 @@ use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::flash::{Dropout, FlashAttention, FlashInputs, InputLayout, PositionBias};
 use ascend_attention::incre::IncreFlashAttention;
 use ascend_attention::mask::{HostMask, MaskForm};
+use ascend_attention::matmul::BatchMatMul;
 use ascend_attention::prompt::PromptFlashAttention;
 use ascend_attention::ring::RingUpdate;
 use ascend_attention::{Layout, Mask, Stream, Tensor, f16};
@@ -109,6 +110,28 @@ fn a_merge_of_a_ring_allocates_nothing() {
         for part in &parts {
             plan.launch_into(&stream, &parts[0], part, &mut merged)
                 .unwrap();
+        }
+        stream.synchronize().unwrap();
+    });
+    assert_eq!(allocated, 0);
+}
+
+#[test]
+fn a_launch_of_products_allocates_nothing() {
+    let stream = harness::stream();
+    let layers = [1, 2, 3].map(|seed| {
+        let right = tensor(&stream, seed + 10, &[2, 5, 4]);
+        let right = right.permute([0, 2, 1]).unwrap();
+        (tensor(&stream, seed, &[2, 3, 4]), right)
+    });
+    let [(left, right), ..] = &layers;
+    let plan = BatchMatMul::new().plan(left, right).unwrap();
+    let mut outputs = layers
+        .each_ref()
+        .map(|(left, right)| plan.launch(&stream, left, right).unwrap());
+    let allocated = in_steady_state(|| {
+        for ((left, right), out) in layers.iter().zip(&mut outputs) {
+            plan.launch_into(&stream, left, right, out).unwrap();
         }
         stream.synchronize().unwrap();
     });

@@ -118,6 +118,7 @@ fn kind(kind: Kind) -> &'static str {
         Kind::Output => "output",
         Kind::Ints | Kind::IntList => "integers on the host",
         Kind::Int => "integer",
+        Kind::Int8 => "integer of 8 bits",
         Kind::Float => "number",
         Kind::Flag => "truth value",
         Kind::Text => "text",

@@ -41,6 +41,7 @@ pub use parameter::{
 use crate::for_each_glue_function;
 use crate::trace::trace;
 use crate::trace::value::value;
+use ascend_spec::operator::name_of_field;
 use elementwise as element;
 use number::Number;
 use parameter::Parameter;
@@ -72,7 +73,7 @@ macro_rules! define {
                     // SAFETY: the caller's promise.
                     let body = || unsafe {
                         call::prepare(stringify!($name), workspaceSize, executor, &mut |call| {
-                            $( let $argument = $argument.read(parameter_name(stringify!($argument)), call)?; )*
+                            $( let $argument = $argument.read(name_of_field(stringify!($argument)), call)?; )*
                             ($compute)($( $argument ),*)
                         })
                     };
@@ -80,7 +81,7 @@ macro_rules! define {
                         return body();
                     };
                     let arguments = [
-                        $( (parameter_name(stringify!($argument)), $argument.traced()), )*
+                        $( (name_of_field(stringify!($argument)), $argument.traced()), )*
                         ("workspaceSize", value!(workspaceSize)),
                         ("executor", value!(executor)),
                     ];
@@ -120,8 +121,3 @@ macro_rules! define {
 }
 
 for_each_glue_function! { define }
-
-/// A parameter's name in C, where Rust has no such name.
-fn parameter_name(name: &'static str) -> &'static str {
-    name.trim_end_matches('_')
-}

@@ -433,8 +433,6 @@ macro_rules! for_each_glue_function {
             fn aclnnMatmul(self_: In, mat2: In, out: Out, cubeMathType: i8) = matmul::matmul;
             /// `torch.mm`.
             fn aclnnMm(self_: In, mat2: In, out: Out, cubeMathType: i8) = matmul::ranked(2);
-            /// `torch.bmm`, `torch.einsum`.
-            fn aclnnBatchMatMul(self_: In, mat2: In, out: Out, cubeMathType: i8) = matmul::ranked(3);
             /// `torch.dot`.
             fn aclnnDot(self_: In, tensor: In, out: Out) = |a, b, out| matmul::ranked(1)(a, b, out, 0);
             /// `torch.mv`.

@@ -23,7 +23,7 @@
 //! | `tensor` | strided tensors in memory, by element type |
 //! | `simd` | instruction sets |
 //! | `roofline` | what the machine can do at best, for benchmarks |
-//! | `scatter`, `merge`, `ring_update` | the operators beside attention: rows into a paged cache; partial results into one |
+//! | `scatter`, `merge`, `ring_update`, `batch_mat_mul` | the operators beside attention: rows into a paged cache; partial results into one; products of matrices |
 //!
 //! Layouts have no kernels of their own: packed sequences, paged caches, shared prefixes, rotary parts and quantised
 //! elements are handled where rows are loaded into tiles of single precision.
@@ -43,6 +43,7 @@
 //! [`RunOptions::working_memory`] reports what a call took.
 
 mod attention;
+pub(crate) mod batch_mat_mul;
 mod decode;
 mod dequantise;
 mod dropout;

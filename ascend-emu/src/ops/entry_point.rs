@@ -12,6 +12,7 @@ macro_rules! c_type {
     (ints) => { *const ascend_sys::bindings::aclIntArray };
     (int_list) => { *const ascend_sys::bindings::aclIntArray };
     (int) => { i64 };
+    (int8) => { i8 };
     (float) => { f64 };
     (flag) => { bool };
     (text) => { *mut std::ffi::c_char };
@@ -30,6 +31,9 @@ macro_rules! read_argument {
         $crate::descriptor::optional_ints($argument)?
     };
     (int $argument:ident $name:literal) => {
+        $argument
+    };
+    (int8 $argument:ident $name:literal) => {
         $argument
     };
     (float $argument:ident $name:literal) => {

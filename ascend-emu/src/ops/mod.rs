@@ -2,6 +2,7 @@
 
 mod attention;
 mod attention_update;
+mod batch_mat_mul;
 mod bounds;
 mod contiguous;
 mod declared;
@@ -21,6 +22,7 @@ mod scatter_pa_kv_cache;
 /// The C functions of all operators.
 pub(crate) mod functions {
     pub use super::attention_update::*;
+    pub use super::batch_mat_mul::*;
     pub use super::flash_attention_score::*;
     pub use super::fused_infer_attention_score::*;
     pub use super::gather_pa_kv_cache::*;

@@ -211,7 +211,10 @@ macro_rules! traced {
                     $( $argument: $type ),*
                 ) -> $result {
                     let arguments: &[(&'static str, $crate::trace::value::Value)] =
-                        &[$( (stringify!($argument), $crate::trace::value::value!($argument)) ),*];
+                        &[$( (
+                            ascend_spec::operator::name_of_field(stringify!($argument)),
+                            $crate::trace::value::value!($argument),
+                        ) ),*];
                     // SAFETY: the caller keeps the contract of the C ABI.
                     let line = unsafe { trace.begin(stringify!($name), arguments) };
                     // SAFETY: as above.

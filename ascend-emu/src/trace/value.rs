@@ -124,6 +124,7 @@ macro_rules! known {
 }
 
 known! {
+    i8: number => Value::Signed(number.into());
     i32: number => Value::Signed(number.into());
     i64: number => Value::Signed(number);
     u16: number => Value::Unsigned(number.into());

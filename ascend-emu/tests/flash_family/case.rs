@@ -72,7 +72,7 @@ impl Case {
     pub(crate) fn value(&self, info: &ParameterInfo) -> Option<OwnedValue> {
         let given = self.metadata.get(info.name)?;
         Some(match info.kind {
-            Kind::Int => OwnedValue::Int(given.parse().unwrap()),
+            Kind::Int | Kind::Int8 => OwnedValue::Int(given.parse().unwrap()),
             Kind::Float => OwnedValue::Float(given.parse().unwrap()),
             Kind::Flag => OwnedValue::Flag(given.parse().unwrap()),
             Kind::Text | Kind::OptionalText => OwnedValue::Text(Some(given.clone())),

@@ -43,15 +43,6 @@ pub(crate) fn rows() -> Vec<Row> {
             ],
         ),
         row(
-            "aclnnBatchMatMul",
-            [
-                stack(&a),
-                stack(&b),
-                f16([1, 2, 2], product).written(),
-                Int(0),
-            ],
-        ),
-        row(
             "aclnnDot",
             [
                 f32([3], [1, 2, 3]).read(),

@@ -176,7 +176,7 @@ impl Golden {
 
 fn value(kind: Kind, text: &str) -> OwnedValue {
     match kind {
-        Kind::Int => OwnedValue::Int(text.parse().unwrap()),
+        Kind::Int | Kind::Int8 => OwnedValue::Int(text.parse().unwrap()),
         Kind::Float => OwnedValue::Float(text.parse().unwrap()),
         Kind::Ints => {
             let ints = text.trim_matches(['[', ']']).split(',').map(str::trim);

@@ -18,7 +18,7 @@ macro_rules! declare_arguments {
 
             const TABLE: [$crate::operator::ParameterInfo; Self::ALL.len()] =
                 $crate::operator::ParameterInfo::numbered([$($crate::operator::ParameterInfo {
-                    name: stringify!($field),
+                    name: $crate::operator::name_of_field(stringify!($field)),
                     acl_name: $acl,
                     since: $since,
                     doc: $doc,
@@ -328,6 +328,7 @@ macro_rules! declare_arguments {
     (@kind output_mut) => { $crate::operator::Kind::Output };
     (@kind ints) => { $crate::operator::Kind::Ints };
     (@kind int) => { $crate::operator::Kind::Int };
+    (@kind int8) => { $crate::operator::Kind::Int8 };
     (@kind float) => { $crate::operator::Kind::Float };
     (@kind flag) => { $crate::operator::Kind::Flag };
     (@kind text) => { $crate::operator::Kind::Text };
@@ -338,6 +339,7 @@ macro_rules! declare_arguments {
     (@owned ints $tensor:ident) => { Option<Vec<i64>> };
     (@owned int_list $tensor:ident) => { Option<Vec<i64>> };
     (@owned int $tensor:ident) => { i64 };
+    (@owned int8 $tensor:ident) => { i8 };
     (@owned float $tensor:ident) => { f64 };
     (@owned flag $tensor:ident) => { bool };
     (@owned text $tensor:ident) => { String };
@@ -353,6 +355,7 @@ macro_rules! declare_arguments {
     (@borrowed $a:lifetime ints) => { Option<&$a [i64]> };
     (@borrowed $a:lifetime int_list) => { Option<&$a [i64]> };
     (@borrowed $a:lifetime int) => { i64 };
+    (@borrowed $a:lifetime int8) => { <i8 as $crate::operator::InCall<$a>>::Value };
     (@borrowed $a:lifetime float) => { f64 };
     (@borrowed $a:lifetime flag) => { bool };
     (@borrowed $a:lifetime text) => { &$a str };
@@ -383,6 +386,7 @@ macro_rules! declare_arguments {
     (@set_tensor output_mut $self:ident.$field:ident, $tensor:ident) => { $self.$field = Some($tensor) };
     (@set_tensor $other:ident $self:ident.$field:ident, $tensor:ident) => { drop($tensor) };
 
+    (@value int8 $self:ident.$field:ident) => { Some($crate::operator::Value::Int($self.$field.into())) };
     (@value int $self:ident.$field:ident) => { Some($crate::operator::Value::Int($self.$field)) };
     (@value float $self:ident.$field:ident) => { Some($crate::operator::Value::Float($self.$field)) };
     (@value flag $self:ident.$field:ident) => { Some($crate::operator::Value::Flag($self.$field)) };
@@ -397,6 +401,14 @@ macro_rules! declare_arguments {
     (@set_value inout $($rest:tt)*) => { declare_arguments!(@set_value tensor $($rest)*) };
     (@set_value output $($rest:tt)*) => { declare_arguments!(@set_value tensor $($rest)*) };
     (@set_value output_mut $($rest:tt)*) => { declare_arguments!(@set_value tensor $($rest)*) };
+    (@set_value int8 $self:ident.$field:ident, $value:ident, $wrong:ident) => {
+        match $value {
+            $crate::operator::OwnedValue::Int(given) => {
+                $self.$field = i8::try_from(given).map_err(|_| $wrong)?;
+            }
+            _ => return Err($wrong),
+        }
+    };
     (@set_value $kind:ident $self:ident.$field:ident, $value:ident, $wrong:ident) => {
         match $value {
             declare_arguments!(@pattern $kind given) => $self.$field = given,
@@ -423,6 +435,7 @@ macro_rules! declare_arguments {
     (@map $value:ident $self:ident.$field:ident, $variant:ident, $map:ident) => { $self.$field.clone() };
 
     (@view int $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field };
+    (@view int8 $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field };
     (@view float $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field };
     (@view flag $self:ident.$field:ident, $of:ident.$same:ident) => { $self.$field };
     (@view text $self:ident.$field:ident, $of:ident.$same:ident) => { &$self.$field };

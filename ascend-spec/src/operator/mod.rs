@@ -22,9 +22,9 @@ mod version;
 
 pub use entry_point::EntryPoint;
 pub use parameter::{
-    Argument, ArgumentList, ArgumentValues, DeclaredParameter, Kind, ParameterInfo,
+    Argument, ArgumentList, ArgumentValues, DeclaredParameter, Kind, ParameterInfo, name_of_field,
 };
-pub use value::{OwnedValue, Value, WrongKind};
+pub use value::{InCall, OwnedValue, Value, WrongKind};
 pub(crate) use version::versions;
 pub use version::{DeclaredVersion, OperatorVersion};
 
@@ -96,7 +96,7 @@ mod tests {
         for &parameter in Parameter::ALL {
             let mut arguments: Arguments<()> = Arguments::default();
             let value = match parameter.info().kind {
-                Kind::Int => OwnedValue::Int(7),
+                Kind::Int | Kind::Int8 => OwnedValue::Int(7),
                 Kind::Float => OwnedValue::Float(0.5),
                 Kind::Flag => OwnedValue::Flag(true),
                 Kind::Text | Kind::OptionalText => OwnedValue::Text(Some("TND".into())),

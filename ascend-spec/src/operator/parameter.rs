@@ -19,6 +19,8 @@ pub enum Kind {
     Ints,
     /// An integer (`int`).
     Int,
+    /// An integer of 8 bits (`int8`).
+    Int8,
     /// A number (`float`).
     Float,
     /// A truth value (`flag`).
@@ -74,6 +76,20 @@ pub struct ParameterInfo {
     pub output: Option<usize>,
     /// Its number among the lists.
     pub list: Option<usize>,
+}
+
+/// The name of a parameter in C or in snake case, of a Rust name that stands for it: a word that Rust keeps for itself has an
+/// underscore behind it.
+///
+/// ```
+/// assert_eq!(ascend_spec::operator::name_of_field("self_"), "self");
+/// assert_eq!(ascend_spec::operator::name_of_field("mat2"), "mat2");
+/// ```
+pub const fn name_of_field(field: &'static str) -> &'static str {
+    match field.as_bytes() {
+        [name @ .., b'_'] => field.split_at(name.len()).0,
+        _ => field,
+    }
 }
 
 impl ParameterInfo {

@@ -5,7 +5,7 @@ use super::Kind;
 /// What a call gives to a parameter that is no tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value<'a> {
-    /// Of [`Kind::Int`].
+    /// Of [`Kind::Int`] and [`Kind::Int8`].
     Int(i64),
     /// Of [`Kind::Float`].
     Float(f64),
@@ -61,3 +61,14 @@ impl std::fmt::Display for WrongKind {
 }
 
 impl std::error::Error for WrongKind {}
+
+/// What a call holds of a value that it does not borrow. It names the call's lifetime, which no other argument of BatchMatMul
+/// does.
+pub trait InCall<'a> {
+    /// The value itself.
+    type Value;
+}
+
+impl InCall<'_> for i8 {
+    type Value = i8;
+}

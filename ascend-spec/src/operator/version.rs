@@ -16,6 +16,8 @@ pub struct OperatorVersion {
     ascend950: Option<Cann>,
     /// First release on the Atlas inference series.
     inference: Option<Cann>,
+    /// First release on the Atlas training series.
+    training: Option<Cann>,
     label: &'static str,
 }
 
@@ -31,6 +33,7 @@ impl OperatorVersion {
             a2_a3: None,
             ascend950: None,
             inference: None,
+            training: None,
             label: symbol,
         }
     }
@@ -60,6 +63,14 @@ impl OperatorVersion {
     pub(crate) const fn on_inference_cards(self, since: Cann) -> Self {
         OperatorVersion {
             inference: Some(since),
+            ..self
+        }
+    }
+
+    /// The same, which the Atlas training series has from this release on.
+    pub(crate) const fn on_training_cards(self, since: Cann) -> Self {
+        OperatorVersion {
+            training: Some(since),
             ..self
         }
     }
@@ -102,7 +113,8 @@ impl OperatorVersion {
             Soc::AtlasA2 | Soc::AtlasA3 => self.a2_a3,
             Soc::Ascend950 => self.ascend950,
             Soc::AtlasInference => self.inference,
-            Soc::AtlasTraining | Soc::Atlas200I500A2 => None,
+            Soc::AtlasTraining => self.training,
+            Soc::Atlas200I500A2 => None,
         };
         since.is_some_and(|since| target.cann >= since)
     }

@@ -1,5 +1,6 @@
 //! Operators, one folder each: the description of a call, its rules, and what a call that holds them asks to compute.
 
+pub mod batch_mat_mul;
 pub mod flash_attention_score;
 pub mod gather_pa_kv_cache;
 pub mod incre_flash_attention;
@@ -23,6 +24,7 @@ macro_rules! for_each_operator {
             others {
                 ScatterPaKvCache: scatter;
                 AttentionUpdate: update;
+                BatchMatMul: ops::batch_mat_mul;
             }
         }
     };

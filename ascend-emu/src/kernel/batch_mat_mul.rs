@@ -1,0 +1,360 @@
+//! Products of matrices, as the operator BatchMatMul computes them.
+//!
+//! Blocked as in Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008): the right factor is packed
+//! by vectors of columns; a task owns some rows of the left one and passes over the columns, with a register tile of sums for
+//! each step. Sums are in single precision, in the order of the inner axis, and rounded once to the output's type; a result
+//! depends on the call and the instruction set alone.
+
+use super::simd::{Kernel, Level, Shape, Simd, Vector, WIDTH};
+use super::tensor::input::{ElementTypes, InputTensor};
+use super::tensor::output::OutputTensor;
+use super::tensor::strided::Sizes;
+use ascend_spec::attention_problem::Rows;
+use ascend_spec::ops::batch_mat_mul::BatchMatMulProblem;
+use ascend_spec::{TensorDesc, View};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Vectors of columns that are packed together.
+const PANEL: usize = 4;
+
+/// Elements of the inner axis that a pass over the columns takes: as many rows of a tile stay in the caches.
+const INNER: usize = 256;
+
+/// Most rows of a task.
+const ROWS: usize = 48;
+
+/// Floats of a task's rows of products, above which it takes fewer rows.
+const FLOATS: usize = 1 << 20;
+
+const _: () = assert!(ROWS.is_multiple_of(Shape::ROWS));
+
+/// A tensor of three axes, and its base address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Matrices<'a> {
+    pub desc: &'a TensorDesc,
+    pub base: *mut u8,
+}
+
+impl Matrices<'_> {
+    /// Where rows lie. A first axis of 1 serves every product.
+    fn rows(&self) -> Rows {
+        let stride = |axis: usize| self.desc.strides.get(axis).copied().unwrap_or(0);
+        let one = self.desc.shape.first() == Some(&1);
+        Rows {
+            view: View {
+                offset: self.desc.offset,
+                batch: if one { 0 } else { stride(0) },
+                head: 0,
+                row: stride(1),
+                dim: stride(2),
+            },
+            lanes: 0,
+            dtype: self.desc.dtype,
+        }
+    }
+
+    fn types(&self) -> ElementTypes {
+        ElementTypes {
+            query: self.desc.dtype,
+            stored: self.desc.dtype,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// Every element may be read as long as the value is used.
+    unsafe fn input(&self, sizes: Sizes) -> InputTensor {
+        // SAFETY: the caller's promise.
+        unsafe { InputTensor::new(self.base, &self.rows(), sizes, self.types()) }
+    }
+
+    /// # Safety
+    ///
+    /// Every element may be written as long as the value is used, by one thread at a time if two of them share memory.
+    unsafe fn output(&self, sizes: Sizes) -> OutputTensor {
+        // SAFETY: the caller's promise.
+        unsafe { OutputTensor::new(self.base, &self.rows(), sizes, self.types(), None) }
+    }
+}
+
+/// Multiplies. Runs on the current rayon pool.
+///
+/// # Errors
+/// What there is no memory for.
+///
+/// # Safety
+///
+/// Every element of the factors may be read, and every one of `out` read and written by nobody else, for the duration of the
+/// call; `out` shares no memory with the factors. The descriptions are those of the call that `problem` is of. Alignment is
+/// not required.
+pub(crate) unsafe fn run(
+    problem: &BatchMatMulProblem,
+    [left, right]: [Matrices<'_>; 2],
+    out: Matrices<'_>,
+) -> Result<(), String> {
+    let &BatchMatMulProblem {
+        batch,
+        rows,
+        inner,
+        columns,
+    } = problem;
+    let sizes = |rows, dim| Sizes {
+        batch,
+        heads: 1,
+        rows,
+        dim,
+    };
+    // SAFETY: the caller's promise; threads write different rows, and only one thread writes where rows share memory.
+    let (of_left, of_right, of_out) = unsafe {
+        (
+            left.input(sizes(rows, inner)),
+            right.input(sizes(inner, columns)),
+            out.output(sizes(rows, columns)),
+        )
+    };
+    let level = Level::chosen();
+    let width = columns.div_ceil(WIDTH);
+    let step = FLOATS.checked_div(width * WIDTH).unwrap_or(ROWS);
+    let step = step.clamp(1, ROWS);
+    let mut panels = vectors(width.next_multiple_of(PANEL), inner)?;
+    let serves_all = right.desc.shape.first() == Some(&1);
+    for matrix in 0..batch {
+        if inner > 0 && (matrix == 0 || !serves_all) {
+            let packed = panels.par_chunks_mut(PANEL * inner).enumerate();
+            packed.for_each(|(panel, packed)| {
+                let first = panel * PANEL * WIDTH;
+                level.run(Pack {
+                    from: &of_right,
+                    matrix,
+                    inner,
+                    columns: first.min(columns)..(first + PANEL * WIDTH).min(columns),
+                    packed,
+                });
+            });
+        }
+        let task = |first: usize| -> Result<(), String> {
+            let of = first..(first + step).min(rows);
+            let padded = of.len().next_multiple_of(Shape::ROWS);
+            let mut tile = Tile {
+                left: vectors(padded, inner.div_ceil(WIDTH))?,
+                out: vectors(padded, width)?,
+            };
+            level.run(Multiply {
+                left: &of_left,
+                panels: &panels,
+                out: &of_out,
+                matrix,
+                rows: of,
+                inner,
+                width,
+                tile: &mut tile,
+            });
+            Ok(())
+        };
+        let firsts = 0..rows.div_ceil(step);
+        match of_out.is_disjoint() {
+            true => (firsts.into_par_iter()).try_for_each(|at| task(at * step))?,
+            false => firsts.into_iter().try_for_each(|at| task(at * step))?,
+        }
+    }
+    Ok(())
+}
+
+/// Vectors of zeros.
+fn vectors(rows: usize, width: usize) -> Result<Vec<Vector>, String> {
+    let mut vectors = Vec::new();
+    let count = rows.checked_mul(width);
+    let reserved = count.and_then(|count| vectors.try_reserve_exact(count).ok().map(|()| count));
+    match reserved {
+        Some(count) => {
+            vectors.resize(count, [0.0; WIDTH]);
+            Ok(vectors)
+        }
+        None => Err(format!("no host memory for {rows} rows of {width} vectors")),
+    }
+}
+
+/// Packs columns of the right factor: vector by vector of columns, the whole inner axis of each.
+struct Pack<'a> {
+    from: &'a InputTensor,
+    matrix: usize,
+    inner: usize,
+    columns: Range<usize>,
+    packed: &'a mut [Vector],
+}
+
+impl Kernel for Pack<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Pack {
+            from,
+            matrix,
+            inner,
+            columns,
+            packed,
+        } = self;
+        let ignored = &mut simd.splat(0.0);
+        for row in 0..inner {
+            let at = (matrix, 0, row);
+            let to = &mut packed[row..];
+            from.read(simd, at, columns.clone(), to, inner, ignored);
+        }
+    }
+}
+
+/// The rows of a task: those of the left factor, and of the products.
+struct Tile {
+    left: Vec<Vector>,
+    out: Vec<Vector>,
+}
+
+/// Computes some rows of a product.
+struct Multiply<'a> {
+    left: &'a InputTensor,
+    panels: &'a [Vector],
+    out: &'a OutputTensor,
+    matrix: usize,
+    rows: Range<usize>,
+    inner: usize,
+    /// Vectors of a row of the product.
+    width: usize,
+    tile: &'a mut Tile,
+}
+
+impl Kernel for Multiply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Multiply {
+            left,
+            panels,
+            out,
+            matrix,
+            rows,
+            inner,
+            width,
+            tile,
+        } = self;
+        let ignored = &mut simd.splat(0.0);
+        let pitch = inner.div_ceil(WIDTH);
+        for (at, row) in rows.clone().enumerate() {
+            let to = &mut tile.left[at * pitch..][..pitch];
+            left.read(simd, (matrix, 0, row), 0..inner, to, 1, ignored);
+        }
+        for first in (0..inner).step_by(INNER) {
+            let along = first..inner.min(first + INNER);
+            let of = |column: usize| &panels[column * inner..];
+            match S::SHAPE {
+                Shape::Wide => {
+                    let (mut column, count) = (0, rows.len());
+                    while column + PANEL <= width {
+                        multiply::<S, 6, PANEL>(
+                            simd,
+                            tile,
+                            of(column),
+                            column,
+                            count,
+                            &along,
+                            (inner, width),
+                        );
+                        column += PANEL;
+                    }
+                    for column in column..width {
+                        multiply::<S, 12, 1>(
+                            simd,
+                            tile,
+                            of(column),
+                            column,
+                            count,
+                            &along,
+                            (inner, width),
+                        );
+                    }
+                }
+                Shape::Six => {
+                    for column in 0..width {
+                        multiply::<S, 6, 1>(
+                            simd,
+                            tile,
+                            of(column),
+                            column,
+                            rows.len(),
+                            &along,
+                            (inner, width),
+                        );
+                    }
+                }
+                Shape::Two => {
+                    for column in 0..width {
+                        multiply::<S, 2, 1>(
+                            simd,
+                            tile,
+                            of(column),
+                            column,
+                            rows.len(),
+                            &along,
+                            (inner, width),
+                        );
+                    }
+                }
+            }
+        }
+        for (at, row) in rows.enumerate() {
+            let values = &mut tile.out[at * width..][..width];
+            out.write_row(simd, (matrix, 0, row), values, true);
+        }
+    }
+}
+
+/// Adds the products of all rows with some columns, along a part of the inner axis.
+#[inline(always)]
+fn multiply<S: Simd, const ROWS: usize, const COLUMNS: usize>(
+    simd: S,
+    tile: &mut Tile,
+    panel: &[Vector],
+    column: usize,
+    rows: usize,
+    along: &Range<usize>,
+    (inner, width): (usize, usize),
+) {
+    let pitch = inner.div_ceil(WIDTH) * WIDTH;
+    let left = tile.left.as_flattened();
+    let mut right = [panel; COLUMNS];
+    for (c, right) in right.iter_mut().enumerate() {
+        *right = &panel[c * inner..][along.clone()];
+    }
+    for first in (0..rows).step_by(ROWS) {
+        let mut of_rows = [left; ROWS];
+        for (r, row) in of_rows.iter_mut().enumerate() {
+            *row = &left[(first + r) * pitch..][along.clone()];
+        }
+        let out = &mut tile.out[first * width + column..][..(ROWS - 1) * width + COLUMNS];
+        let mut sums = [[simd.splat(0.0); COLUMNS]; ROWS];
+        for r in 0..ROWS {
+            for c in 0..COLUMNS {
+                sums[r][c] = simd.load(&out[r * width + c]);
+            }
+        }
+        for k in 0..along.len() {
+            let mut of = [simd.splat(0.0); COLUMNS];
+            for c in 0..COLUMNS {
+                of[c] = simd.load(&right[c][k]);
+            }
+            for r in 0..ROWS {
+                let factor = simd.splat(of_rows[r][k]);
+                for c in 0..COLUMNS {
+                    sums[r][c] = simd.mul_add(factor, of[c], sums[r][c]);
+                }
+            }
+        }
+        for r in 0..ROWS {
+            for c in 0..COLUMNS {
+                simd.store(sums[r][c], &mut out[r * width + c]);
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! BatchMatMul as an operator of the emulator.
+//!
+//! What `cubeMathType` asks for makes no difference: factors are multiplied as they are, in single precision.
+
+use super::declared::DeclaredOperator;
+use super::entry_point::{phase_one, phase_two};
+use super::phase_one::executor_of;
+use crate::descriptor::Described;
+use crate::fault::Fault;
+use crate::kernel::batch_mat_mul::{self, Matrices};
+use crate::memory::DeviceMemory;
+use crate::operator::Addresses;
+use crate::runtime::context;
+use crate::status::AICORE_EXCEPTION;
+use ascend_spec::ops::batch_mat_mul::{
+    Argument, Arguments, BatchMatMulProblem, Parameter, Version,
+};
+use ascend_spec::{Refusal, Soc, TensorDesc, arguments_of_version, batch_mat_mul_arguments};
+use std::ops::Range;
+
+/// A call that holds every rule.
+#[derive(Debug)]
+struct BatchMatMulOperator {
+    arguments: Arguments<TensorDesc>,
+    problem: BatchMatMulProblem,
+}
+
+impl BatchMatMulOperator {
+    /// Checks a call.
+    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Result<Self, Refusal> {
+        let problem = arguments.call().check(soc)?;
+        Ok(BatchMatMulOperator { arguments, problem })
+    }
+}
+
+/// The bytes of a tensor as they were before the output was written, from where its base address would be.
+///
+/// # Safety
+///
+/// The tensor's bytes may be read.
+unsafe fn copy_of(desc: &TensorDesc, base: *const u8) -> Result<(Vec<u8>, *mut u8), String> {
+    let range = desc.byte_range().unwrap_or(0..0);
+    let (start, bytes) = (range.start as usize, (range.end - range.start) as usize);
+    let mut copy: Vec<u8> = Vec::new();
+    (copy.try_reserve_exact(bytes)).map_err(|_| format!("no host memory for {bytes} bytes"))?;
+    // SAFETY: the caller's promise; the copy has room for as many bytes, which it has afterwards.
+    unsafe {
+        let first = base.wrapping_add(start);
+        first.copy_to_nonoverlapping(copy.as_mut_ptr(), bytes);
+        copy.set_len(bytes);
+    }
+    let base = copy.as_mut_ptr().wrapping_sub(start);
+    Ok((copy, base))
+}
+
+impl DeclaredOperator for BatchMatMulOperator {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn symbol(&self) -> &'static str {
+        Version::V1.symbol()
+    }
+
+    fn arguments(&self) -> &Self::Arguments {
+        &self.arguments
+    }
+
+    fn is_idle(&self) -> bool {
+        self.problem.is_idle()
+    }
+
+    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
+        let call = self.arguments.call();
+        (self.problem).touches(&call, &mut |parameter, range| {
+            visit(parameter.into(), range)
+        });
+    }
+
+    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        let Arguments {
+            self_: Some(left),
+            mat2: Some(right),
+            out: Some(out),
+            ..
+        } = &self.arguments
+        else {
+            return Ok(());
+        };
+        if self.is_idle() {
+            return Ok(());
+        }
+        let placed = |parameter: Parameter, desc| Matrices {
+            desc,
+            base: memory.host(at.get(Argument::from(parameter))),
+        };
+        let bytes = |of: &Matrices<'_>| {
+            let range = of.desc.byte_range().unwrap_or(0..0);
+            let base = of.base.addr();
+            base.saturating_add(range.start as usize)..base.saturating_add(range.end as usize)
+        };
+        let out = placed(Parameter::Out, out);
+        let written = bytes(&out);
+        let factors = [(Parameter::SelfMatrices, left), (Parameter::Mat2, right)];
+        let mut factors = factors.map(|(parameter, desc)| placed(parameter, desc));
+        // PyTorch may have views of one tensor interleave: factors are read before the output is written.
+        let mut copies = Vec::new();
+        let mut multiply = || {
+            for factor in &mut factors {
+                let read = bytes(factor);
+                if read.start < written.end && written.start < read.end {
+                    // SAFETY: the ranges of `touches` are live and locked for the task that runs this.
+                    let (copy, base) = unsafe { copy_of(factor.desc, factor.base) }?;
+                    copies.push(copy);
+                    factor.base = base;
+                }
+            }
+            // SAFETY: the ranges of `touches` are live and locked for the task that runs this, and what of them the output has
+            // too was copied; the problem is of these descriptions.
+            unsafe { batch_mat_mul::run(&self.problem, factors, out) }
+        };
+        multiply().map_err(|why| Fault {
+            code: AICORE_EXCEPTION,
+            message: format!("{}: {why}", self.symbol()),
+        })
+    }
+}
+
+fn new(arguments: &Arguments<Described>) -> Result<BatchMatMulOperator, Refusal> {
+    let descs = arguments.map(|_, tensor| tensor.desc);
+    BatchMatMulOperator::new(descs, context::machine().target.soc)
+}
+
+batch_mat_mul_arguments! { arguments_of_version {
+    1 phase_one { aclnnBatchMatMulGetWorkspaceSize, Arguments, executor_of(new) }
+} }
+phase_two!(aclnnBatchMatMul, Version::V1.symbol());

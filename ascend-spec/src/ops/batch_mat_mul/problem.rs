@@ -1,0 +1,41 @@
+//! What a call that holds every rule computes.
+
+use super::{BatchMatMulCall, Parameter};
+use std::ops::Range;
+
+/// A call of BatchMatMul that holds every rule, resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchMatMulProblem {
+    /// Number of products; 0 where a factor has none.
+    pub batch: usize,
+    /// Rows of a product.
+    pub rows: usize,
+    /// Elements that a sum runs over.
+    pub inner: usize,
+    /// Columns of a product.
+    pub columns: usize,
+}
+
+impl BatchMatMulProblem {
+    /// Whether there is no element to compute.
+    pub fn is_idle(&self) -> bool {
+        self.batch == 0 || self.rows == 0 || self.columns == 0
+    }
+
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address.
+    /// Nothing where there is no element to compute.
+    pub fn touches(
+        &self,
+        call: &BatchMatMulCall<'_>,
+        visit: &mut dyn FnMut(Parameter, Range<u64>),
+    ) {
+        if self.is_idle() {
+            return;
+        }
+        for (argument, desc) in call.each_tensor() {
+            if let Some(range) = desc.byte_range() {
+                visit(argument.parameter, range);
+            }
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Products of matrices.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::ops::batch_mat_mul::{
+    Argument, BatchMatMulCall, Parameter, Version, cube_math_type,
+};
+use ascend_spec::{TensorDesc, arguments_of_version, batch_mat_mul_arguments};
+use ascend_sys::Api;
+
+use crate::error::{Error, Result};
+use crate::memory::Element;
+use crate::operator::{
+    self, AllowedLints, Descriptors, Plan, Tensors, entry_points, lints_of, new_output, phase_one,
+    standing_in,
+};
+use crate::runtime::{Context, Queue, Stream};
+use crate::tensor::{AnyTensor, Tensor};
+
+entry_points! {
+    batch_mat_mul_arguments, BatchMatMulCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnBatchMatMulGetWorkspaceSize, aclnnBatchMatMul;
+}
+
+/// What to do where the installed CANN has no such operator.
+const INSTEAD: &str = "multiply in host memory";
+
+/// What the cube units may make of FLOAT (`cubeMathType`). Other elements are multiplied as they are. The emulation
+/// multiplies FLOAT as it is whatever is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CubeMathType {
+    /// Nothing. Not on 310P and 910A, whose cube units take FLOAT16 alone.
+    #[default]
+    KeepDtype,
+    /// Fewer digits: HFLOAT32, on 310P and 910A FLOAT16.
+    AllowFp32DownPrecision,
+    /// FLOAT16.
+    UseFp16,
+    /// HFLOAT32. Not on 310P and 910A.
+    UseHf32,
+}
+
+impl CubeMathType {
+    fn acl(self) -> i8 {
+        match self {
+            CubeMathType::KeepDtype => cube_math_type::KEEP_DTYPE,
+            CubeMathType::AllowFp32DownPrecision => cube_math_type::ALLOW_FP32_DOWN_PRECISION,
+            CubeMathType::UseFp16 => cube_math_type::USE_FP16,
+            CubeMathType::UseHf32 => cube_math_type::USE_HF32,
+        }
+    }
+}
+
+/// A call of BatchMatMul, which multiplies matrices `[A, M, K]` by matrices `[B, K, N]` of the same number or one for all.
+///
+/// Describe it, plan it for tensors of certain shapes and strides, and launch the [`BatchMatMulPlan`] with them or others laid
+/// out alike. Factors may be views: a transposed factor is [`Tensor::permute`] of the tensor as it lies, part of one
+/// [`Tensor::narrow`].
+///
+/// Source: aclnnBatchMatMul, for `f16` and `f32`, and on other products than 310P and 910A for `bf16`.
+///
+/// ```
+/// use ascend_attention::Runtime;
+/// use ascend_attention::matmul::BatchMatMul;
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// let a = stream.upload(&[1.0f32, 2.0, 3.0, 4.0], [1, 2, 2])?;
+/// let b = stream.upload(&[1.0f32, 0.0, 10.0, 1.0], [1, 2, 2])?;
+/// let transposed = b.permute([0, 2, 1])?;
+/// let plan = BatchMatMul::new().plan(&a, &transposed)?;
+/// let product = plan.launch(&stream, &a, &transposed)?;
+/// assert_eq!(product.download(&stream)?, [1.0, 12.0, 3.0, 34.0]);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a description does nothing until planned"]
+pub struct BatchMatMul {
+    cube_math_type: CubeMathType,
+    allowed: AllowedLints,
+}
+
+impl BatchMatMul {
+    /// Elements are multiplied as they are.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What the cube units may make of FLOAT. Unset: [`CubeMathType::KeepDtype`].
+    pub fn cube_math_type(mut self, cube_math_type: CubeMathType) -> Self {
+        self.cube_math_type = cube_math_type;
+        self
+    }
+
+    /// Lets a call through that breaks this lint, such as `batch_mat_mul.ignored_cube_math_type`.
+    pub fn allow_lint(mut self, id: &str) -> Self {
+        self.allowed.lint(id);
+        self
+    }
+
+    /// Checks a call with factors `self_` `[A, M, K]` and `mat2` `[B, K, N]`, where `A` and `B` are the same or one of them is
+    /// 1, and prepares it for tensors of these shapes and strides. Nothing is launched, and the factors are not kept.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::Violation`], [`Error::UnknownProduct`],
+    /// [`Error::MissingOperator`], [`Error::InvalidArgument`] for tensors of different devices or products that memory cannot
+    /// hold. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    #[doc(alias = "aclnnBatchMatMulGetWorkspaceSize")]
+    pub fn plan<T: Element>(&self, self_: &Tensor<T>, mat2: &Tensor<T>) -> Result<BatchMatMulPlan> {
+        let context = self_.memory().context();
+        let api = context.runtime().api();
+        phases_of(Version::V1).required(api, Version::V1.info(), INSTEAD)?;
+        mat2.on(Parameter::Mat2.name(), context)?;
+        let (left, right) = (*self_.desc(), *mat2.desc());
+        let product = match (&left.shape[..], &right.shape[..]) {
+            (&[a, m, _], &[b, _, n]) => [a.max(b), m, n],
+            // The contract refuses the factors.
+            _ => [1; 3],
+        };
+        let Some(out) = TensorDesc::contiguous(left.dtype, &product) else {
+            return Err(Error::invalid(
+                "out",
+                format_args!("{product:?}"),
+                "products that memory can hold",
+            ));
+        };
+        let call = BatchMatMulCall {
+            self_: Some(left),
+            mat2: Some(right),
+            out: Some(out),
+            cube_math_type: self.cube_math_type.acl(),
+        };
+        let soc = context.soc()?;
+        let problem = call.check(soc)?;
+        call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;
+        let prepared = match problem.is_idle() {
+            true => None,
+            false => Some(prepare(context, &call, self_)?),
+        };
+        Ok(BatchMatMulPlan {
+            context: Arc::clone(context),
+            out,
+            factors: [left, right],
+            prepared,
+        })
+    }
+}
+
+impl operator::Parameter for Parameter {}
+
+/// Phase one of a call that the contract has accepted. One address stands in for all.
+fn prepare(
+    context: &Arc<Context>,
+    call: &BatchMatMulCall<'_>,
+    stand_in: &AnyTensor,
+) -> Result<Plan<Parameter>> {
+    let tensors = standing_in(call.each_tensor(), stand_in);
+    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
+        phase_one(api, Version::V1, call, descriptors)
+    };
+    // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
+    unsafe { Plan::new(context, &phases_of(Version::V1), &tensors, &[], phase_one) }
+}
+
+/// A call of BatchMatMul that was checked and prepared. From [`BatchMatMul::plan`].
+///
+/// A launch swaps addresses and nothing else.
+///
+/// # Threads
+/// `Send` and `Sync`. Launches of one plan from several threads take turns.
+pub struct BatchMatMulPlan {
+    context: Arc<Context>,
+    out: TensorDesc,
+    factors: [TensorDesc; 2],
+    /// `None` without elements to compute.
+    prepared: Option<Plan<Parameter>>,
+}
+
+/// The tensors of a launch.
+struct Given<'a> {
+    out: &'a AnyTensor,
+    factors: [&'a AnyTensor; 2],
+}
+
+impl Tensors<Parameter> for Given<'_> {
+    fn each<'t>(
+        &'t self,
+        mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        let [left, right] = self.factors;
+        visit(Parameter::Out.into(), self.out)?;
+        visit(Parameter::SelfMatrices.into(), left)?;
+        visit(Parameter::Mat2.into(), right)
+    }
+}
+
+impl BatchMatMulPlan {
+    /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
+    pub fn workspace_bytes(&self) -> usize {
+        self.prepared.as_ref().map_or(0, Plan::workspace_bytes)
+    }
+
+    /// Queues the products into a new tensor, `[max(A, B), M, N]`. Returns at once.
+    ///
+    /// # Errors
+    /// As for [`BatchMatMulPlan::launch_into`], and for [`Device::alloc`](crate::Device::alloc).
+    #[doc(alias = "aclnnBatchMatMul")]
+    pub fn launch<T: Element>(
+        &self,
+        stream: &Stream,
+        self_: &Tensor<T>,
+        mat2: &Tensor<T>,
+    ) -> Result<Tensor<T>> {
+        let mut out = new_output(&self.context, Parameter::Out.name(), self.out)?;
+        self.launch_into(stream, self_, mat2, &mut out)?;
+        Ok(out)
+    }
+
+    /// Queues the products into a contiguous tensor of the caller. Returns at once, and allocates no host memory from the
+    /// second launch on a stream on.
+    ///
+    /// # Errors
+    /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;
+    /// [`Error::InvalidArgument`] for tensors of another device, or an output that shares memory with a factor;
+    /// [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while it runs shows when the stream is
+    /// synchronised.
+    #[doc(alias = "aclnnBatchMatMul")]
+    pub fn launch_into<T: Element>(
+        &self,
+        stream: &Stream,
+        self_: &Tensor<T>,
+        mat2: &Tensor<T>,
+        out: &mut Tensor<T>,
+    ) -> Result<()> {
+        let factors: [&AnyTensor; 2] = [self_, mat2];
+        self.run(stream, &Given { out, factors })
+    }
+
+    fn run(&self, queue: &impl Queue, given: &Given<'_>) -> Result<()> {
+        if let Some(prepared) = &self.prepared {
+            return prepared.check(queue, given)?.launch();
+        }
+        // Nothing to compute; the tensors are looked at nevertheless.
+        let [left, right] = self.factors;
+        given.each(|argument, tensor| {
+            let planned = match argument.parameter {
+                Parameter::SelfMatrices => left,
+                Parameter::Mat2 => right,
+                _ => self.out,
+            };
+            tensor.on(argument.name(), &self.context)?;
+            match *tensor.desc() == planned {
+                true => Ok(()),
+                false => Err(Error::NotAsPlanned {
+                    argument: argument.name(),
+                    given: tensor.desc().to_string(),
+                    planned: planned.to_string(),
+                }),
+            }
+        })
+    }
+}
+
+impl fmt::Debug for BatchMatMulPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BatchMatMulPlan")
+            .field("out", &self.out.shape)
+            .field("workspace_bytes", &self.workspace_bytes())
+            .finish_non_exhaustive()
+    }
+}
