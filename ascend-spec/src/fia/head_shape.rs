@@ -54,7 +54,8 @@ impl HeadShape {
         }
     }
 
-    /// Whether the operator takes them.
+    /// Whether the operator takes them. What it takes and then misreads, such as packed query heads that are no multiple of
+    /// the key heads, is found by the lints of the call.
     ///
     /// # Errors
     /// The rule that they break, as a call with them would.
