@@ -130,15 +130,12 @@ impl<T: Number> WeightGradientSample<T> {
         let mut cells = Vec::new();
         let mut sums = PartSums::default();
         // One of the two is computed and copied while the other one is summed up.
-        let mut spare = [
-            Some((device.alloc::<T>(room)?, device.host_buffer::<T>(room)?)),
-            Some((device.alloc::<T>(room)?, device.host_buffer::<T>(room)?)),
-        ];
+        let mut spare = [None, None];
         let mut running: Option<Running<'_, T>> = None;
         for (product, half) in products.iter().zip([0, 1].into_iter().cycle()) {
-            let taken = spare.get_mut(half).and_then(Option::take);
-            let Some((buffer, host)) = taken else {
-                continue;
+            let (buffer, host) = match spare.get_mut(half).and_then(Option::take) {
+                Some(both) => both,
+                None => (device.alloc::<T>(room)?, device.host_buffer::<T>(room)?),
             };
             let next = self.start(stream, product, &mut plans, buffer, host)?;
             if let Some(done) = running.replace(next) {
