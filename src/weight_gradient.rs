@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use ascend_spec::DType;
 use ascend_spec::geometry::TriangleMix;
 
 use crate::error::{Error, Result};
@@ -105,7 +106,9 @@ impl<T: Number> WeightGradientSample<T> {
     }
 
     /// Multiplies by this description, such as one with another
-    /// [`cube_math_type`](BatchMatMul::cube_math_type): 310P multiplies `f32` with fewer digits alone.
+    /// [`cube_math_type`](BatchMatMul::cube_math_type): 310P and 910A take `f32` only with
+    /// [`AllowFp32DownPrecision`](crate::matmul::CubeMathType::AllowFp32DownPrecision) or
+    /// [`UseFp16`](crate::matmul::CubeMathType::UseFp16).
     #[must_use]
     pub fn product(mut self, product: BatchMatMul) -> Self {
         self.product = product;
@@ -121,7 +124,10 @@ impl<T: Number> WeightGradientSample<T> {
     /// [`Device::alloc`](crate::Device::alloc) and [`Tensor::download_async`].
     pub fn parts(&self, stream: &Stream, sizes: TriangleMix) -> Result<PartSums> {
         let device = stream.device();
-        self.value.on("value", stream.context())?;
+        self.value
+            .memory()
+            .context()
+            .admits("stream", stream.context())?;
         let tiles = Tiles::of(self, BYTES / 2 / size_of::<T>());
         let parts = Parts::new(sizes, self.tokens);
         let products: Vec<Product> = tiles.products().collect();
@@ -148,8 +154,10 @@ impl<T: Number> WeightGradientSample<T> {
         if let Some(done) = running {
             done.finish(&parts, &mut cells, &mut sums)?;
         }
-        sums.over(self.heads as f64)
-            .finite("look for elements that are not, divide the output gradient, or take f32")
+        sums.over(self.heads as f64).finite(match T::DTYPE {
+            DType::Float => "look for elements that are not finite, or divide the output gradient",
+            _ => "look for elements that are not finite, divide the output gradient, or take f32",
+        })
     }
 
     /// Adds the sample to a probe, as [`TriangleProbe::record_sample`] does for one on the host.
@@ -187,11 +195,8 @@ impl<T: Number> WeightGradientSample<T> {
             }
         };
         let mut out = Tensor::from_buffer(&buffer, shape)?;
-        if let Some(planned) = plans.get(at) {
-            planned
-                .plan
-                .launch_into(stream, &gradient, &value, &mut out)?;
-        }
+        let Planned { plan, .. } = &plans[at];
+        plan.launch_into(stream, &gradient, &value, &mut out)?;
         let whole = Tensor::from_buffer(&buffer, [host.len()])?;
         Ok(Running {
             of,

@@ -7,10 +7,10 @@ use ascend_attention::spec::update::UpdateCall;
 use ascend_attention::{CallRule, CausalOrigin, Element, Mask, Output, Plan, Stream, Tensor};
 
 use crate::backends::AttentionShape;
-use crate::batch::{BatchRequest, Causality};
+use crate::batch::{AttentionMetadata, BatchRequest, Causality};
 use crate::error::{Error, Result};
 use crate::kv::{
-    Interleave, LayerCache, MOST_BLOCK, PadPolicy, PageTable, check_slots, on_device, written_over,
+    Interleave, LayerCache, MAX_INT32, PadPolicy, PageTable, check_slots, on_device, written_over,
 };
 use crate::refusal::{Refused, Rule, refused, room};
 
@@ -111,7 +111,8 @@ impl ContextParallel {
     /// before their own: [`Rule::TableGroup`], [`Rule::BlockUncopied`], [`Rule::SequenceLength`], [`Rule::BlockWindow`],
     /// [`Rule::BatchEmpty`], [`Rule::DraftCount`], [`CallRule::LengthsOverflow`]; [`Rule::TableRow`], [`Rule::SlotRange`],
     /// [`Rule::PadSlot`]; [`Rule::SlotDuplicate`] if two tokens go to the same place,
-    /// [`Rule::SlotDump`] if one goes where padding goes.
+    /// [`Rule::SlotDump`] if one goes where padding goes; [`Rule::PadSlot`] for a dump slot behind the first block.
+    /// Keep the sequences of the requests until the calls of all ranks are queued.
     ///
     /// [`AttentionMetadata::new`]: crate::AttentionMetadata::new
     pub fn split(
@@ -119,6 +120,16 @@ impl ContextParallel {
         requests: &[BatchRequest<'_>],
         pad: PadPolicy,
     ) -> Result<ContextSplit, Refused> {
+        if let PadPolicy::DumpSlot(slot) = pad
+            && slot >= self.block_size
+        {
+            return Err(refused(
+                Rule::PadSlot,
+                format_args!("dump slot {slot} over blocks of {} tokens", self.block_size),
+                format_args!("below {}", self.block_size),
+                "write padding to the first block of each rank, which the pool reserves by one block of its own",
+            ));
+        }
         let mut end = 0usize;
         let mut ends = Cumulative::default();
         let mut group = None;
@@ -126,7 +137,7 @@ impl ContextParallel {
             group = request.in_group(at, group)?;
             request.check_sequence(at, Causality::Causal)?;
             request.check_lengths(at)?;
-            end = request.end_of_tokens(at, end, MOST_BLOCK)?;
+            end = request.end_of_tokens(at, end, AttentionMetadata::MAX_TOKENS)?;
             ends.push_end(end)?;
         }
         if requests.is_empty() {
@@ -146,7 +157,7 @@ impl ContextParallel {
             request.row.get(..columns).unwrap_or(request.row).to_vec()
         };
         let table = PageTable::from_rows(&requests.iter().map(used).collect::<Vec<_>>())?;
-        let any_blocks = MOST_BLOCK.checked_div(self.block_size).unwrap_or(0);
+        let any_blocks = MAX_INT32.checked_div(self.block_size).unwrap_or(0);
         let ranks = (0..self.share.ranks()).map(|rank| {
             let mut step = RankStep {
                 rank,

@@ -1,7 +1,7 @@
 //! Prefixes of prompts that are cached already, found by their tokens.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
 
@@ -55,6 +55,25 @@ struct Victims {
     nodes: Vec<NodeId>,
     /// The blocks that go back to the pool.
     blocks: Vec<usize>,
+}
+
+impl Victims {
+    /// Leaves out nodes that give no block back, unless one that does stands in front of them. `of` says the block of a node,
+    /// and the node in front where that needs it.
+    fn spare(&mut self, of: impl Fn(NodeId) -> (Option<usize>, Option<Parent>)) {
+        let blocks: HashSet<usize> = self.blocks.iter().copied().collect();
+        let mut taken: HashSet<NodeId> = HashSet::new();
+        // Those in front were chosen last.
+        for id in self.nodes.iter().rev() {
+            let (block, parent) = of(*id);
+            let goes_back = block.is_some_and(|block| blocks.contains(&block));
+            let behind = matches!(parent, Some(Parent::Node(parent)) if taken.contains(&parent));
+            if goes_back || behind {
+                taken.insert(*id);
+            }
+        }
+        self.nodes.retain(|id| taken.contains(id));
+    }
 }
 
 impl Group {
@@ -450,6 +469,13 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
                 *gone = gone.saturating_add(1);
             }
         }
+        victims.spare(|id| {
+            let node = self.nodes.get(&id);
+            let parent = node.map(|node| &node.parent);
+            let parent = parent.filter(|_| of.is_full());
+            let block = self.held(id, group).map(|(block, _)| block.id());
+            (block, parent.cloned())
+        });
         victims
     }
 

@@ -4,6 +4,7 @@ use crate::attention::Inputs;
 use crate::error::Result;
 use crate::flash::{FlashInputs, FlashOutput, FlashPlan};
 use crate::gather::GatherPlan;
+use crate::matmul::BatchMatMulPlan;
 use crate::memory::Element;
 use crate::ops::inference_attention::{InferenceParameter, InferencePlan};
 use crate::ring::RingPlan;
@@ -72,6 +73,21 @@ impl Capturing<'_> {
         value: &Tensor<T>,
     ) -> Result<()> {
         let outcome = plan.run(self.recorder(), [key_cache, value_cache], [key, value]);
+        self.note(outcome)
+    }
+
+    /// Captures a launch of BatchMatMul.
+    ///
+    /// # Errors
+    /// As for [`BatchMatMulPlan::launch_into`].
+    pub fn batch_mat_mul<T: Element>(
+        &mut self,
+        plan: &BatchMatMulPlan,
+        self_: &Tensor<T>,
+        mat2: &Tensor<T>,
+        out: &Tensor<T>,
+    ) -> Result<()> {
+        let outcome = plan.run(self.recorder(), [self_, mat2], out);
         self.note(outcome)
     }
 }

@@ -117,8 +117,7 @@ impl TriangleProbe {
             }
             sum
         });
-        self.add(layer, ProbeMeasure::WeightGradient, sums);
-        Ok(())
+        self.add(layer, ProbeMeasure::WeightGradient, sums)
     }
 
     /// Adds a sample of one layer from its queries, keys and values; [`LayerSample::parts`] says what is summed up. Each
@@ -165,8 +164,7 @@ impl TriangleProbe {
         };
         self.admits(layer, kind)?;
         let sums = sample.parts(self.sizes, measure)?;
-        self.add(layer, kind, sums);
-        Ok(())
+        self.add(layer, kind, sums)
     }
 
     /// Adds the sums of one layer that were computed elsewhere, for the probe's own [sizes](TriangleProbe::sizes): as
@@ -204,8 +202,7 @@ impl TriangleProbe {
                 "finite numbers of at least 0",
             ));
         }
-        self.add(layer, measure, sums);
-        Ok(())
+        self.add(layer, measure, sums)
     }
 
     /// The sizes of the parts.
@@ -235,12 +232,15 @@ impl TriangleProbe {
         }
     }
 
-    fn add(&mut self, layer: usize, measure: ProbeMeasure, more: PartSums) {
-        self.measure = Some(measure);
+    fn add(&mut self, layer: usize, measure: ProbeMeasure, more: PartSums) -> Result<()> {
         if let Some((sums, samples)) = self.layers.get_mut(layer) {
-            sums.add(more);
+            let mut both = *sums;
+            both.add(more);
+            *sums = both.finite("divide what is recorded")?;
             *samples = samples.saturating_add(1);
         }
+        self.measure = Some(measure);
+        Ok(())
     }
 
     /// The means of each layer; 0 for layers without a sample.

@@ -3,7 +3,7 @@
 use crate::harness;
 
 use ascend_attention::matmul::{BatchMatMul, CubeMathType};
-use ascend_attention::{Element, Error, Number, Stream, Tensor, bf16, f16};
+use ascend_attention::{Element, Error, Graph, Number, Stream, Tensor, bf16, f16};
 use harness::numbers;
 use proptest::prelude::*;
 
@@ -193,6 +193,33 @@ fn calls_that_break_a_rule_are_not_planned() {
         overrun.plan(&a, &right),
         Err(Error::InvalidArgument { .. })
     ));
+}
+
+#[test]
+fn a_replay_multiplies_what_its_tensors_hold() {
+    let stream = harness::stream();
+    let of = |seed| {
+        let a = upload::<f32>(&stream, seed, [2, 3, 4]);
+        (a, upload::<f32>(&stream, seed + 1, [2, 4, 5]))
+    };
+    let (a, b) = of(1);
+    let plan = BatchMatMul::new().plan(&a, &b).unwrap();
+    let out = Tensor::<f32>::empty(stream.device(), [2, 3, 5]).unwrap();
+    let buffers = (a, b, out);
+    let captured = Graph::capture(stream.device(), buffers, |capture, (a, b, out)| {
+        capture.batch_mat_mul(&plan, a, b, out)
+    });
+    let (mut graph, ()) = captured.unwrap();
+    for seed in [1, 9] {
+        let (c, d) = of(seed);
+        let (a, b, _) = graph.buffers();
+        a.copy_from(&stream, &c).unwrap();
+        b.copy_from(&stream, &d).unwrap();
+        graph.replay(&stream, graph.update()).unwrap();
+        let want = plan.launch(&stream, &c, &d).unwrap();
+        let got = graph.buffers().2.download(&stream).unwrap();
+        assert_eq!(got, want.download(&stream).unwrap());
+    }
 }
 
 #[test]

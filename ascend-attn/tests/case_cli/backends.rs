@@ -80,6 +80,7 @@ fn the_same_backend_is_equal_and_a_bound_decides_the_exit_code() {
     let output = backends(STEPS[1], &nothing);
     assert_eq!(output.status.code(), Some(1));
     assert!(last_line(&output).ends_with(": nothing was compared"));
+    let mut differing = 0;
     for dtype in ["f16", "bf16"] {
         let bound = [
             "--first",
@@ -95,7 +96,12 @@ fn the_same_backend_is_equal_and_a_bound_decides_the_exit_code() {
         let differ = !last_line(&output).contains("furthest apart by 0");
         let differ = differ && last_line(&output).contains("furthest apart");
         assert_eq!(output.status.code(), Some(i32::from(differ)));
+        differing += i32::from(differ);
     }
+    assert!(
+        differing > 0,
+        "one call and two are rounded apart in one of the types"
+    );
     for most in ["nan", "inf", "-1", "far"] {
         let output = backends(&steps, &[&same[..4], &["--most", most]].concat());
         assert_eq!(output.status.code(), Some(2), "{most}");

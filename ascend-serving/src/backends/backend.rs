@@ -215,14 +215,14 @@ impl<'a, T: Element> LayerTensors<'a, T> {
 }
 
 /// Refuses masks that no call over a quantised cache has.
-fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Refused> {
+pub(super) fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Refused> {
     match step.mask {
         MaskKind::Causality(
             Causality::Causal | Causality::Window(_) | Causality::Bidirectional,
         ) => Ok(()),
         mask => Err(refused(
             Rule::BackendQuantised,
-            format_args!("{mask:?} over a quantised cache"),
+            format_args!("{mask} over a quantised cache"),
             "causal layers, windows, and layers that see every key",
             "give layers with named masks and chunks a cache of 16 bits",
         )),
@@ -274,7 +274,7 @@ pub(super) fn check_single_tokens<T: Element>(
     Err(refused(
         rule,
         format_args!(
-            "{:?} of {tokens} tokens in {requests} requests, {:?}, {} sinks",
+            "{:?} of {tokens} tokens in {requests} requests, {}, {} sinks",
             metadata.state(),
             step.mask,
             layer.with_sinks(),
@@ -307,18 +307,17 @@ pub(super) fn knows_cache<T: Element>(
     step: &StepContext<'_>,
     layer: &LayerTensors<'_, T>,
 ) -> Result<(), Refused> {
-    if layer.quantised.is_none() {
-        return Ok(());
-    }
-    check_quantised_mask(step)?;
-    match backend.reads_quantised() {
+    match layer.quantised.is_none() || backend.reads_quantised() {
         true => Ok(()),
-        false => Err(refused(
-            Rule::BackendQuantised,
-            "a quantised cache",
-            format_args!("a cache of {}", T::DTYPE),
-            "register `QuantisedDecode` and `QuantisedPrefill`, over MXFP8 `MxFp8`, or make the cache by `PagedKvCache::new`",
-        )),
+        // Under a mask that none of them reads, no other is advised.
+        false => Err(check_quantised_mask(step).err().unwrap_or_else(|| {
+            refused(
+                Rule::BackendQuantised,
+                "a quantised cache",
+                format_args!("a cache of {}", T::DTYPE),
+                "register `QuantisedDecode` and `QuantisedPrefill`, over MXFP8 `MxFp8`, or make the cache by `PagedKvCache::new`",
+            )
+        })),
     }
 }
 

@@ -17,7 +17,8 @@ use crate::planned_stream::PlannedStream;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, run_into_empty, size, without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, check_quantised_mask, run_into_empty,
+    size, without_lse,
 };
 use super::step_memory::{StepMemory, tensor_bytes};
 
@@ -137,6 +138,7 @@ impl<T: Element> AttentionBackend<T> for MxFp8 {
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
         let (of, scales) = mxfp8_cache(first)?;
+        check_quantised_mask(step)?;
         let causality = step.mask.causality()?;
         if causality != Causality::Causal || first.learnable_sink.is_some() {
             return Err(refused(

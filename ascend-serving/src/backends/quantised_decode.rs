@@ -10,8 +10,8 @@ use crate::kv::QuantisedLayer;
 use crate::refusal::Rule;
 
 use super::backend::{
-    AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan, check_single_tokens,
-    quantised_cache, run_into_empty, without_lse,
+    AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan, check_quantised_mask,
+    check_single_tokens, quantised_cache, run_into_empty, without_lse,
 };
 use super::paged_decode::{layout, rows};
 use super::step_memory::StepMemory;
@@ -117,6 +117,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedDecode {
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
         let of = quantised_cache(first)?;
+        check_quantised_mask(step)?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
         let takes = metadata.state().reads_cache()

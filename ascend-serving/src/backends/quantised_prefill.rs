@@ -15,8 +15,8 @@ use crate::lock::lock;
 use crate::planned_stream::PlannedStream;
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, quantised_cache, run_into_empty, size,
-    without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, check_quantised_mask, quantised_cache,
+    run_into_empty, size, without_lse,
 };
 use super::dense_rows::DenseRows;
 use super::fused::Fused;
@@ -127,6 +127,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
         let of = quantised_cache(first)?;
+        check_quantised_mask(step)?;
         let metadata = step.metadata;
         if !metadata.state().reads_cache() {
             return Fused.plan(step, first);

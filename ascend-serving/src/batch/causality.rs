@@ -7,7 +7,7 @@ use ascend_attention::{CallRule, CausalOrigin, Mask, Masks, SlidingWindow};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::kv::MOST_BLOCK;
+use crate::kv::MAX_INT32;
 use crate::refusal::{Refused, Rule, refused};
 
 /// Which keys a token sees.
@@ -70,7 +70,7 @@ impl Causality {
             Self::Bidirectional => Ok(Mask::none()),
             Self::Causal => Ok(masks.causal(CausalOrigin::RightDown)?),
             // Larger than every request.
-            Self::Window(keys) if keys.get() > MOST_BLOCK => Self::Causal.mask(masks),
+            Self::Window(keys) if keys.get() > MAX_INT32 => Self::Causal.mask(masks),
             Self::Window(keys) => Ok(masks.sliding_window(SlidingWindow::try_from(keys)?)?),
         }
     }

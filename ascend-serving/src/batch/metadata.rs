@@ -37,9 +37,21 @@ pub struct AttentionMetadata {
     mask: MaskKind,
     /// Whether some request gave back tokens.
     given_back: bool,
-    /// How many blocks the pool had been given back when the first of the requests was made, of those with sequences.
-    pool_given_back: Option<u64>,
+    pool_departures: PoolCounts,
 }
+
+/// For each request with a sequence how often holders had left blocks of its pool when the request was made. Steps of the same
+/// requests are the same, whoever left in between.
+#[derive(Clone, Debug, Default)]
+struct PoolCounts(Vec<Option<u64>>);
+
+impl PartialEq for PoolCounts {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for PoolCounts {}
 
 impl AttentionMetadata {
     /// Most query tokens of a step, padding included: no call takes more packed rows.
@@ -73,7 +85,7 @@ impl AttentionMetadata {
             prompt_lens: Vec::new(),
             mask: settings.causality.into(),
             given_back: false,
-            pool_given_back: None,
+            pool_departures: PoolCounts::default(),
         };
         metadata.renew(requests)?;
         Ok(metadata)
@@ -113,7 +125,7 @@ impl AttentionMetadata {
         self.group = None;
         self.prompt_lens.clear();
         self.given_back = false;
-        self.pool_given_back = None;
+        self.pool_departures.0.clear();
     }
 
     /// Blocks that so many tokens of a request need, at least one.
@@ -147,12 +159,10 @@ impl AttentionMetadata {
         for (at, request) in requests.iter().enumerate() {
             self.group = request.in_group(at, self.group)?;
             request.check_sequence(at, self.settings.causality)?;
-            if let Some(sequence) = &request.sequence {
-                self.given_back |= sequence.given_back > 0;
-                let before = sequence.pool_given_back;
-                self.pool_given_back =
-                    Some(self.pool_given_back.map_or(before, |of| of.min(before)));
-            }
+            let given_back = request.sequence.map_or(0, |sequence| sequence.given_back);
+            self.given_back |= given_back > 0;
+            let count = request.sequence.map(|sequence| sequence.pool_departures);
+            self.pool_departures.0.push(count);
             let len = request.check_lengths(at)?;
             // A sequence's row ends with the block of its last token, which takes no division to see.
             let columns = match request.row.len() {
@@ -206,31 +216,40 @@ impl AttentionMetadata {
         Ok(())
     }
 
-    /// Refuses a step of another pool than a cache's, and one whose sequences gave blocks back since it was made.
+    /// Refuses a step of another pool than a cache's.
     pub(crate) fn goes_with(&self, pool: &BlockPool) -> Result<(), Refused> {
         self.settings.check(pool)?;
         let group = pool.group();
-        if let Some(other) = self.group.filter(|other| *other != group) {
-            return Err(refused(
+        match self.group.filter(|other| *other != group) {
+            None => Ok(()),
+            Some(other) => Err(refused(
                 Rule::TableGroup,
                 format_args!("a step of {other}"),
                 group,
                 "begin the step on the layers whose pool the sequences are of",
-            ));
+            )),
         }
-        let Some(before) = self.pool_given_back else {
-            return Ok(());
-        };
-        let lengths = self.kv_lengths.lengths().iter().take(self.requests);
-        let used = lengths.enumerate().flat_map(|(request, len)| {
-            let row = self.table.row(request).unwrap_or_default();
-            row.iter().copied().take(self.columns(*len))
+    }
+
+    /// Refuses a step whose sequences gave up blocks since it was made. Asked behind
+    /// [`begin_step`](BlockPool::begin_step), which keeps what goes back later.
+    pub(crate) fn holds_blocks(&self, pool: &BlockPool) -> Result<(), Refused> {
+        let counts = self.pool_departures.0.iter().copied();
+        let lengths = self.kv_lengths.lengths().iter();
+        let rows = counts.zip(lengths).zip(self.new_and_cached()).enumerate();
+        let block_size = self.settings.block_size;
+        let rows = rows.filter_map(|(request, ((count, len), (_, cached)))| {
+            let row = self.table.row(request)?;
+            let used = row.get(..self.columns(*len)).unwrap_or(row);
+            let read = cached.checked_div(block_size).unwrap_or(0).min(used.len());
+            let (read, written) = used.split_at_checked(read)?;
+            Some((count?, [read, written]))
         });
-        match pool.given_back_since(before, used) {
+        match pool.changed_since(rows) {
             None => Ok(()),
             Some(block) => Err(refused(
                 Rule::BlockGivenBack,
-                format_args!("block {block}, given back since the metadata was made"),
+                format_args!("block {block}, which a sequence gave up since the metadata was made"),
                 "blocks that the step's sequences hold",
                 "keep the sequences of a step until it has begun, and make its metadata after the last change of them",
             )),
@@ -397,7 +416,7 @@ fn tokens_of(request: &BatchRequest<'_>) -> usize {
     request.cached.saturating_add(request.new)
 }
 
-/// Whether all of these numbers are below a bound of up to [`MOST_BLOCK`], in a form that compilers vectorise: what is below
+/// Whether all of these numbers are below a bound of up to [`MAX_INT32`], in a form that compilers vectorise: what is below
 /// has no sign bit, and has one when the bound is taken off.
 fn all_below(numbers: &[usize], bound: usize) -> bool {
     let mut signs = (usize::MAX, 0usize);
@@ -421,7 +440,7 @@ mod tests {
     use super::super::RecordedBatch;
     use super::super::{Causality, StatePolicy};
     use super::*;
-    use crate::kv::{MOST_BLOCK, PadPolicy};
+    use crate::kv::{MAX_INT32, PadPolicy};
     use proptest::prelude::*;
 
     fn settings() -> BatchSettings {
@@ -543,7 +562,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blocks_are_below_a_bound_if_each_is(numbers in prop::collection::vec(prop_oneof![0usize..9, any::<usize>()], 0..9), bound in prop_oneof![0usize..9, Just(MOST_BLOCK)]) {
+        fn blocks_are_below_a_bound_if_each_is(numbers in prop::collection::vec(prop_oneof![0usize..9, any::<usize>()], 0..9), bound in prop_oneof![0usize..9, Just(MAX_INT32)]) {
             prop_assert_eq!(all_below(&numbers, bound), numbers.iter().all(|number| *number < bound));
         }
 

@@ -32,9 +32,9 @@ pub struct SequenceExtent {
     pub given_back: usize,
     /// A block that had not got the tokens of the shared one that it replaces ([`Grown::copies`](crate::kv::Grown::copies)).
     pub uncopied: Option<usize>,
-    /// How many blocks the pool had been given back when the request was made. A step refuses blocks that were given back since
-    /// then, of a sequence that was dropped or cut: somebody else may have them.
-    pub pool_given_back: u64,
+    /// How often a holder had left a block of the pool when the request was made. A step refuses blocks that went back to the
+    /// pool since then, and those that it writes to if any holder has left them: they may be somebody else's.
+    pub pool_departures: u64,
 }
 
 impl<'a> BatchRequest<'a> {
@@ -67,7 +67,7 @@ impl<'a> BatchRequest<'a> {
                 len,
                 given_back,
                 uncopied: sequence.uncopied(),
-                pool_given_back: sequence.pool().given_back(),
+                pool_departures: sequence.pool().departures(),
             }),
         }
     }

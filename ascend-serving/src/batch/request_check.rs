@@ -2,7 +2,7 @@
 
 use ascend_attention::CallRule;
 
-use crate::kv::{GroupId, MOST_BLOCK, uncopied};
+use crate::kv::{GroupId, MAX_INT32, uncopied};
 use crate::refusal::{Refused, Rule, refused};
 
 use super::causality::Causality;
@@ -104,11 +104,11 @@ impl BatchRequest<'_> {
             ));
         }
         let len = cached.checked_add(new);
-        len.filter(|len| *len <= MOST_BLOCK).ok_or_else(|| {
+        len.filter(|len| *len <= MAX_INT32).ok_or_else(|| {
             refused(
                 CallRule::LengthsOverflow,
                 format_args!("{cached} cached and {new} new tokens of request {at}"),
-                format_args!("at most {MOST_BLOCK}"),
+                format_args!("at most {MAX_INT32}"),
                 "end the request",
             )
         })

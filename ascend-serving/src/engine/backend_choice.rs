@@ -191,6 +191,7 @@ impl<T: Element> Attention<T> {
         self.cache().admits(stream)?;
         self.shape().check_cache(&self.cache().shape())?;
         metadata.goes_with(self.cache().pool())?;
+        metadata.holds_blocks(self.cache().pool())?;
         self.choice(stream, metadata, options)
     }
 

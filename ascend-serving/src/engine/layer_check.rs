@@ -93,20 +93,23 @@ pub(crate) fn check_outputs<T: Element>(
         }) => (Some(absorbed), Some(decoded)),
         _ => (None, None),
     };
-    let stored = layer.quantised.map(|of| [of.key(), of.value()]);
+    let stored = layer.quantised.map(|of| {
+        let [key_scale, value_scale] = of.scales();
+        [of.key(), of.value(), key_scale, value_scale]
+    });
     let read = [
         Some(("query", &**layer.query)),
         Some(("key", &**layer.key)),
         Some(("value", &**layer.value)),
         Some(("the cache", &*layer.cache.key)),
         Some(("the cache", &*layer.cache.value)),
-        stored.map(|[key, _]| ("the cache", key)),
-        stored.map(|[_, value]| ("the cache", value)),
         layer.learnable_sink.map(|sink| ("learnable_sink", sink)),
         rope.map(|rope| ("query_rope", &**rope)),
         absorbed.map(|query| ("absorbed", &**query)),
     ];
-    let read = || read.iter().flatten().copied();
+    let stored = stored.into_iter().flatten();
+    let stored = stored.map(|tensor| ("the cache", tensor));
+    let read = || read.iter().flatten().copied().chain(stored.clone());
     if let Some(decoded) = decoded {
         apart("decoded", decoded, read())?;
     }

@@ -24,10 +24,12 @@ impl<T: Element> Attention<T> {
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or an [`AttentionShape`](crate::AttentionShape)
     /// whose scale is 0 or not finite, whose query heads are no multiple of its key heads, or whose key heads are not those of
     /// the cache; [`Rule::SettingsCache`] for metadata whose settings were made from
-    /// another cache, [`Rule::TableGroup`] for blocks of another pool; as for [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
+    /// another cache, [`Rule::TableGroup`] for blocks of another pool,
+    /// [`Rule::BlockGivenBack`] for blocks that went back to the pool since the metadata was made; as for [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
     ///
     /// [`Rule::SettingsCache`]: crate::Rule::SettingsCache
     /// [`Rule::TableGroup`]: crate::Rule::TableGroup
+    /// [`Rule::BlockGivenBack`]: crate::Rule::BlockGivenBack
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -36,13 +38,16 @@ impl<T: Element> Attention<T> {
         self.cache.admits(stream)?;
         self.shape.check_cache(&self.cache.shape())?;
         metadata.goes_with(self.cache.pool())?;
+        // Blocks that go back from here on wait for the step, and those that went back before are found.
+        let lease = self.cache.pool().begin_step(stream);
+        metadata.holds_blocks(self.cache.pool())?;
         let block_table = self.cache.block_table(stream, metadata.table())?;
         if let Some(checker) = &mut self.range_checker {
             checker.begin(metadata);
         }
         Ok(Step {
             block_table,
-            lease: self.cache.pool().begin_step(stream),
+            lease,
             ran: RanLayers::new(self.cache.shape().layers),
             attention: self,
             stream,
@@ -324,11 +329,12 @@ impl<T: Element> Step<'_, T> {
         run: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
         let outcome = self.queue_layer(layer, tensors, options, latent, into, run);
-        if let Err(why) = &outcome
-            && why.breaks(Rule::QuantisedFinite)
-        {
+        let refused = outcome.as_ref().err();
+        if refused.is_some_and(|why| why.breaks(Rule::QuantisedFinite)) {
             // The refusal names the first row that cannot be quantised; the check says more.
-            self.check_range(layer, packed_inputs(tensors))?;
+            if let Err(other) = self.check_range(layer, packed_inputs(tensors)) {
+                tracing::warn!("no range check of layer {layer}, which is refused: {other}");
+            }
         }
         self.ran.note(layer, outcome)
     }

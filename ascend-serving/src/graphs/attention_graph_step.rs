@@ -103,7 +103,11 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
             rows.check(name, from, layer, heads, Some(dim))?;
         }
         // What is copied first would be read by the others.
-        let places = copies.map(|(name, _, to)| (name, &**to));
+        let places = [
+            ("the graph's query", &*tensors.query),
+            ("the graph's key", &*tensors.key),
+            ("the graph's value", &*tensors.value),
+        ];
         for (at, (name, from, _)) in copies.into_iter().enumerate() {
             let others = places
                 .into_iter()

@@ -317,7 +317,7 @@ impl<T: Element> AttentionGraphs<T> {
     /// layer with a named mask takes no fewer;
     /// [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) for more keys or blocks than were declared;
     /// [`Rule::SettingsCache`], [`Rule::TableGroup`] and [`Rule::StepCausality`] for metadata of another cache or other
-    /// masks, [`Rule::MaskRows`] for a token that a named mask shows no key, [`Rule::BlockWindow`] for sequences that gave
+    /// masks, [`Rule::BlockGivenBack`] for blocks that went back to the pool since it was made, [`Rule::MaskRows`] for a token that a named mask shows no key, [`Rule::BlockWindow`] for sequences that gave
     /// back what a layer shows, [`Rule::GroupLayers`] for other groups of layers; [`Rule::BatchEmpty`] for metadata without
     /// requests; [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, and if the step before was
@@ -353,6 +353,13 @@ impl<T: Element> AttentionGraphs<T> {
     ) -> Result<AttentionGraphStep<'a, T>> {
         self.graphs.admits(stream)?;
         let rows = self.check(metadata)?;
+        // Blocks that go back from here on wait for the step, and those that went back before are found.
+        let leases = self.groups.iter();
+        let leases = leases.map(|group| group.pool().begin_step(stream));
+        let leases: Vec<_> = leases.collect();
+        for (group, metadata) in self.groups.iter().zip(&*metadata) {
+            metadata.holds_blocks(group.pool())?;
+        }
         let requests = self.each.requests(rows);
         // Before the padding: a mask may have a row without keys.
         let masks = self.groups.iter().zip(&*metadata).map(|(group, metadata)| {
@@ -387,12 +394,8 @@ impl<T: Element> AttentionGraphs<T> {
         if let (Some(checker), Some(metadata)) = (&mut range_checker, metadata.first()) {
             checker.begin(metadata);
         }
-        let leases = self
-            .groups
-            .iter()
-            .map(|group| group.pool().begin_step(stream));
         Ok(AttentionGraphStep {
-            leases: leases.collect(),
+            leases,
             step,
             places,
             stream,

@@ -139,6 +139,7 @@ impl CapturedGroup {
     /// Refuses a step whose tokens see other keys, or whose sequences gave back what some layer shows.
     pub(super) fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Refused> {
         metadata.goes_with(&self.pool)?;
+        metadata.holds_blocks(&self.pool)?;
         if let Some(first) = self.seen.first()
             && !self.seen.contains(metadata.mask())
         {

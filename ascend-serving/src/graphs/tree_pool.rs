@@ -295,7 +295,11 @@ impl<B> TreePoolStep<'_, B> {
         // What is copied first would be read by the others.
         for (at, (name, from, _)) in copies.iter().enumerate() {
             let others = copies.iter().enumerate().filter(|(other, _)| *other != at);
-            apart(name, from, others.map(|(_, (name, _, to))| (*name, &***to)))?;
+            apart(
+                name,
+                from,
+                others.map(|(_, (_, _, to))| ("another of the graph's tensors", &***to)),
+            )?;
         }
         for (_, from, to) in copies {
             let place = to.narrow(0, 0..self.requests)?;

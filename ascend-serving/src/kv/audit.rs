@@ -7,7 +7,7 @@ use ascend_attention::CallRule;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::pad::PadPolicy;
-use super::slot::{MOST_BLOCK, slot};
+use super::slot::{MAX_INT32, slot};
 use super::slot_check::check_slots;
 use super::table::PageTable;
 
@@ -83,11 +83,11 @@ impl Audit<'_> {
 
     fn used(&self, request: usize, of: &AuditRequest) -> Result<&[usize], Refused> {
         let len = of.cached.checked_add(of.new);
-        let Some(len) = len.filter(|len| *len <= MOST_BLOCK) else {
+        let Some(len) = len.filter(|len| *len <= MAX_INT32) else {
             return Err(refused(
                 CallRule::LengthsOverflow,
                 format_args!("{} and {} tokens of request {request}", of.cached, of.new),
-                format_args!("at most {MOST_BLOCK}"),
+                format_args!("at most {MAX_INT32}"),
                 "end the request",
             ));
         };

@@ -2,7 +2,7 @@
 
 use crate::refusal::{Refused, Rule, refused, room};
 
-use super::slot::MOST_BLOCK;
+use super::slot::MAX_INT32;
 
 /// A cache whose blocks are larger than what the kernel takes: each block of the cache is several of the kernel's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,7 +68,7 @@ impl KernelBlocks {
             let parts = block.checked_mul(times);
             let parts = parts.and_then(|first| Some(first..first.checked_add(times)?));
             let Some(parts) = parts.filter(|parts| i32::try_from(parts.end).is_ok()) else {
-                let most = MOST_BLOCK.checked_div(times).unwrap_or(0);
+                let most = MAX_INT32.checked_div(times).unwrap_or(0);
                 return Err(refused(
                     Rule::TableBlock,
                     format_args!("block {block}"),
@@ -97,7 +97,7 @@ mod tests {
             let error = KernelBlocks::new(cache, kernel).unwrap_err();
             assert_eq!(error.rule, Rule::BlockSplit);
         }
-        for block in [MOST_BLOCK, usize::MAX] {
+        for block in [MAX_INT32, usize::MAX] {
             let error = split.split_row(&[block]).unwrap_err();
             assert_eq!(error.rule, Rule::TableBlock);
         }

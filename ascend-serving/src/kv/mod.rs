@@ -57,7 +57,7 @@ pub(crate) use quantised::rows_on_host::host_numbers;
 pub(crate) use sequence::uncopied;
 pub use sequence::{BlockCopy, Grown, Sequence};
 pub use slot::slot;
-pub(crate) use slot::{MOST_BLOCK, capacity, fill_slots, on_device};
+pub(crate) use slot::{MAX_INT32, capacity, fill_slots, on_device};
 pub use slot_check::check_slots;
 pub(crate) use slot_write::{WriteViews, scattered_slots, slot_mapping};
 pub use table::PageTable;

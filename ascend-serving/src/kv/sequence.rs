@@ -260,12 +260,18 @@ impl Sequence {
     /// A sequence with the same tokens in the same blocks. Their keys are those that steps have written, or are queued to: fork
     /// behind the step that computes a token, since a fork that grows copies the block as it is then.
     pub fn fork(&self) -> Self {
+        self.first(self.len)
+    }
+
+    /// A sequence with as many of the first tokens as it has. Blocks behind them get no further holder.
+    fn first(&self, tokens: usize) -> Self {
+        let kept = tokens.div_ceil(self.pool.block_size());
         Self {
             pool: self.pool.clone(),
-            blocks: self.blocks.clone(),
-            row: self.row.clone(),
-            len: self.len,
-            dropped: self.dropped,
+            blocks: self.blocks.iter().take(kept).cloned().collect(),
+            row: self.row.iter().take(kept).copied().collect(),
+            len: tokens,
+            dropped: self.dropped.min(tokens),
         }
     }
 
@@ -287,9 +293,7 @@ impl Sequence {
                 "share prefixes before giving blocks back",
             ));
         }
-        let mut prefix = self.fork();
-        prefix.truncate(tokens)?;
-        Ok(prefix)
+        Ok(self.first(tokens))
     }
 
     /// A sequence that begins with the first `tokens` of this one, for layers whose next token sees those from `shown` on:
@@ -309,8 +313,8 @@ impl Sequence {
                 "share the prefix when its last token was cached, and keep that sequence",
             ));
         }
-        let mut prefix = self.fork();
-        prefix.truncate(tokens)?;
+        self.has(tokens)?;
+        let mut prefix = self.first(tokens);
         prefix.drop_before(shown)?;
         Ok(prefix)
     }

@@ -9,7 +9,7 @@ use ascend_attention::CallRule;
 use crate::refusal::{Refused, Rule, refused, room};
 
 /// The largest number that tables and slots have on the device, INT32.
-pub(crate) const MOST_BLOCK: usize = i32::MAX as usize;
+pub(crate) const MAX_INT32: usize = i32::MAX as usize;
 
 /// Slots of a cache.
 pub(crate) fn capacity(blocks: usize, block_size: usize) -> usize {
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(slot(&[7, 3], 17, 16).unwrap(), 49);
         assert_eq!(slot(&[7, 3], 32, 16).unwrap_err().rule, Rule::TableRow);
         assert_eq!(slot(&[0], 0, 0).unwrap_err().rule, Rule::PoolSize);
-        for block in [MOST_BLOCK, usize::MAX] {
+        for block in [MAX_INT32, usize::MAX] {
             let error = slot(&[block], 0, 16).unwrap_err();
             assert_eq!(error.rule, Rule::SlotRange);
             assert_eq!(error.allowed, "at most 2147483647");

@@ -1,5 +1,6 @@
 //! Blocks that are given back while queued work may still read them.
 
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use ascend_attention::{Graph, bf16, f16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, Rule,
+    Error, Fused, GraphLimits, Masked, NamedMask, Rule,
 };
 
 use crate::harness;
@@ -138,10 +139,72 @@ fn metadata_does_not_outlive_its_blocks() {
     drop(third);
     assert!(attention.begin(&stream, &kept).is_ok());
     assert!(graphs.begin(&stream, &mut kept).is_ok());
+    // What a fork holds may be read, but is not written to: the fork may be its only holder now.
     let kept = of(&other);
     let fork = other.fork();
     drop(other);
-    assert!(attention.begin(&stream, &kept).is_ok());
-    drop(fork);
     stale(attention.begin(&stream, &kept).map(drop));
+    let mut grown = fork;
+    attention.grow(&stream, &mut grown, 29).unwrap();
+    let kept = of(&grown);
+    drop(grown.share_prefix(128).unwrap());
+    assert!(attention.begin(&stream, &kept).is_ok());
+}
+
+/// A scheduler that grows, evicts and ends requests between the requests of one step.
+#[test]
+fn requests_of_a_step_are_made_while_others_end() {
+    let stream = harness::stream();
+    let pad = PadPolicy::SkipNegative;
+    let shape = CacheShape::new(1, 1, 16);
+    let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, shape, pad).unwrap();
+    let backends = Backends::none().with(Fused);
+    let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, backends);
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let sequence = |attention: &mut Attention<f16>, tokens| {
+        let mut sequence = Sequence::new(attention.cache().pool());
+        attention.grow(&stream, &mut sequence, tokens).unwrap();
+        sequence
+    };
+    let one = sequence(&mut attention, 100);
+    let ended = sequence(&mut attention, 300);
+    let first = BatchRequest::of(&one, 1);
+    drop(ended);
+    // In the blocks of the one that ended.
+    let other = sequence(&mut attention, 300);
+    let requests = [first, BatchRequest::of(&other, 1)];
+    let metadata = AttentionMetadata::new(&requests, settings).unwrap();
+    assert!(attention.begin(&stream, &metadata).is_ok());
+}
+
+/// The rule of a mask is the caller's code, and may drop a sequence while a step begins: its blocks wait for the step.
+#[test]
+fn blocks_that_go_back_while_a_step_begins_wait_for_it() {
+    let stream = harness::stream();
+    let pad = PadPolicy::SkipNegative;
+    let shape = CacheShape::new(1, 1, 64);
+    let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, shape, pad).unwrap();
+    let backends = Backends::none().with(Masked);
+    let mut attention = Attention::new(AttentionShape::new(1, 1, 64), cache, backends);
+    let pool = attention.cache().pool().clone();
+    let held: Arc<Mutex<Option<Sequence>>> = Arc::default();
+    let dropping = held.clone();
+    let mask = NamedMask::new("drops a sequence", move |_, token, key| {
+        drop(dropping.lock().unwrap().take());
+        key <= token
+    });
+    let captured = attention.capture(&stream, mask.clone(), &GraphLimits::new([1], 100));
+    let mut graphs = captured.unwrap();
+    let mut sequence = Sequence::new(&pool);
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let mut metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings).unwrap();
+    metadata.set_mask(mask);
+    let block = sequence.row()[0];
+    *held.lock().unwrap() = Some(sequence);
+    let step = graphs.begin(&stream, &mut metadata).unwrap();
+    assert_eq!((pool.held_blocks(), pool.waiting_blocks()), (0, 1));
+    let others: Vec<_> = (0..3).map(|_| pool.allocate().unwrap().id()).collect();
+    assert!(!others.contains(&block));
+    drop(step);
 }

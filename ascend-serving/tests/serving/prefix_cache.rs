@@ -551,4 +551,17 @@ fn blocks_that_several_salts_hold_are_evicted() {
     assert_eq!((pool.free_blocks(), prefixes.cached_blocks(0)), (4, 0));
     let refused = prefixes.evict(1, 4).unwrap_err();
     assert_eq!(refused.rule, Rule::PrefixGroups);
+    // A block is taken from both, and the others stay where they are found.
+    let mut sequence = Sequence::new(&pool);
+    let _ = sequence.grow(12).unwrap();
+    for salt in [b"one", b"two"] {
+        prefixes.insert(salt, &tokens, &sequence).unwrap();
+    }
+    drop(sequence);
+    assert_eq!(prefixes.evict(0, 1), Ok(1));
+    for salt in [b"one", b"two"] {
+        let longer: Vec<u32> = (0..13).collect();
+        assert_eq!(prefixes.hit_len(salt, &longer), 8);
+    }
+    prefixes.clear();
 }

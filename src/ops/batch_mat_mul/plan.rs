@@ -236,15 +236,21 @@ impl BatchMatMulPlan {
         mat2: &Tensor<T>,
         out: &mut Tensor<T>,
     ) -> Result<()> {
-        let factors: [&AnyTensor; 2] = [self_, mat2];
-        self.run(stream, &Given { out, factors })
+        self.run(stream, [self_, mat2], out)
     }
 
-    fn run(&self, queue: &impl Queue, given: &Given<'_>) -> Result<()> {
+    pub(crate) fn run(
+        &self,
+        queue: &impl Queue,
+        factors: [&AnyTensor; 2],
+        out: &AnyTensor,
+    ) -> Result<()> {
+        let given = Given { out, factors };
         if let Some(prepared) = &self.prepared {
-            return prepared.check(queue, given)?.launch();
+            return prepared.check(queue, &given)?.launch();
         }
-        // Nothing to compute; the tensors are looked at nevertheless.
+        // Nothing to compute; stream and tensors are looked at nevertheless.
+        self.context.admits("stream", queue.context())?;
         let [left, right] = self.factors;
         given.each(|argument, tensor| {
             let planned = match argument.parameter {
@@ -253,7 +259,7 @@ impl BatchMatMulPlan {
                 _ => self.out,
             };
             tensor.on(argument.name(), &self.context)?;
-            match *tensor.desc() == planned {
+            match tensor.desc().lies_as(&planned) {
                 true => Ok(()),
                 false => Err(Error::NotAsPlanned {
                     argument: argument.name(),

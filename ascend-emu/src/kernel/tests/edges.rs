@@ -429,9 +429,8 @@ fn heads_that_the_key_heads_leave_over_are_not_written() {
                 let head = at as i64 % heads;
                 assert_eq!(before != after, head < computed, "{heads}/{kv_heads} {at}");
             }
-            if computed == heads {
-                data.compare(problem, &want).unwrap();
-            }
+            // What the oracle does not compute is NaN there, which compares with anything.
+            data.compare(problem, &want).unwrap();
         }
     }
 }

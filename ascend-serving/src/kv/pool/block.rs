@@ -60,8 +60,8 @@ impl Drop for Block {
     fn drop(&mut self) {
         let mut state = lock(&self.pool.0.state);
         state.release(self.id);
-        let given_back = state.given_back;
-        self.pool.0.given_back.store(given_back, Ordering::Release);
+        let departures = state.departures;
+        self.pool.0.departures.store(departures, Ordering::Release);
     }
 }
 

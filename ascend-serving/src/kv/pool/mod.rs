@@ -16,10 +16,10 @@ use crate::lock::lock;
 use crate::refusal::{Refused, Rule, refused, room};
 
 use super::pad::PadPolicy;
-use super::slot::{MOST_BLOCK, capacity};
+use super::slot::{MAX_INT32, capacity};
 
 pub use block::Block;
-use state::State;
+use state::{BlockChanges, State};
 pub use steps_in_flight::StepLease;
 
 /// A group of layers that share block tables. Each pool is a group of its own.
@@ -32,6 +32,9 @@ impl fmt::Display for GroupId {
     }
 }
 
+/// Blocks of a request that a step reads alone, and those that it writes.
+pub(crate) type ReadAndWritten<'r> = [&'r [usize]; 2];
+
 struct Shared {
     group: GroupId,
     block_size: usize,
@@ -41,8 +44,8 @@ struct Shared {
     state: Mutex<State>,
     /// Whether there may be uncopied blocks, which steps ask of every sequence. Written under the lock alone.
     may_lack_copies: AtomicBool,
-    /// Blocks that were given back so far, which requests ask. Written under the lock alone.
-    given_back: AtomicU64,
+    /// Holders that have left blocks so far, which requests ask. Written under the lock alone.
+    departures: AtomicU64,
 }
 
 /// The blocks of a paged cache.
@@ -56,7 +59,7 @@ struct Shared {
 pub struct BlockPool(Arc<Shared>);
 
 impl BlockPool {
-    /// The most blocks of a pool. It keeps 16 bytes of host memory for each, and 16 more for those that wait for steps in flight.
+    /// The most blocks of a pool. It keeps 24 bytes of host memory for each, and 16 more for those that wait for steps in flight.
     pub const MAX_BLOCKS: usize = 1 << 26;
 
     /// Most requests of a packed call, which has at most so many query rows and one or more for each request.
@@ -71,7 +74,7 @@ impl BlockPool {
         static GROUPS: AtomicU64 = AtomicU64::new(0);
         let reserved = pad.reserved_blocks(block_size.max(1));
         let slots = capacity(blocks, block_size);
-        let counted = slots <= MOST_BLOCK && blocks <= Self::MAX_BLOCKS;
+        let counted = slots <= MAX_INT32 && blocks <= Self::MAX_BLOCKS;
         if counted && slots > 0 {
             pad.check(slots)?;
         }
@@ -90,25 +93,25 @@ impl BlockPool {
                 format_args!(
                     "more than {reserved} blocks and at most {}, 1 or more tokens in each, at most {} slots in all",
                     Self::MAX_BLOCKS,
-                    MOST_BLOCK
+                    MAX_INT32
                 ),
                 fix,
             ));
         }
         // The next block handed out is the last of the list: lowest numbers first.
         let numbers = (reserved..blocks).rev();
-        let (mut holders, mut free, mut given_back_at) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut holders, mut free, mut changed_at) = (Vec::new(), Vec::new(), Vec::new());
         let fix = "choose fewer blocks";
         room(&mut holders, blocks, Rule::PoolSize, fix)?;
         room(&mut free, blocks, Rule::PoolSize, fix)?;
-        room(&mut given_back_at, blocks, Rule::PoolSize, fix)?;
-        given_back_at.resize(blocks, 0);
+        room(&mut changed_at, blocks, Rule::PoolSize, fix)?;
+        changed_at.resize(blocks, BlockChanges::default());
         holders.resize(blocks, 0);
         free.extend(numbers.filter_map(|block| u32::try_from(block).ok()));
         let state = State {
             holders,
             free,
-            given_back_at,
+            changed_at,
             ..State::default()
         };
         Ok(Self(Arc::new(Shared {
@@ -119,7 +122,7 @@ impl BlockPool {
             pad,
             state: Mutex::new(state),
             may_lack_copies: AtomicBool::new(false),
-            given_back: AtomicU64::new(0),
+            departures: AtomicU64::new(0),
         })))
     }
 
@@ -161,26 +164,32 @@ impl BlockPool {
         state.holders.iter().filter(|holders| **holders > 0).count()
     }
 
-    /// How many blocks were given back so far: those that are held now were not since.
-    pub(crate) fn given_back(&self) -> u64 {
-        self.0.given_back.load(Ordering::Acquire)
+    /// How often a holder has left a block so far.
+    pub(crate) fn departures(&self) -> u64 {
+        self.0.departures.load(Ordering::Acquire)
     }
 
-    /// The first of these blocks that was given back after so many others were.
-    pub(crate) fn given_back_since(
+    /// The first block of these rows that changed hands after as many departures as the row says: of blocks that are read, one
+    /// that was given back; of those that are written, one that any holder has left, for another may be its only one now.
+    pub(crate) fn changed_since<'r>(
         &self,
-        before: u64,
-        blocks: impl IntoIterator<Item = usize>,
+        rows: impl IntoIterator<Item = (u64, ReadAndWritten<'r>)>,
     ) -> Option<usize> {
-        if self.given_back() == before {
-            return None;
-        }
+        let now = self.departures();
+        let mut rows = rows.into_iter().filter(|(before, _)| *before != now);
+        // Most steps begin right behind their metadata, and nobody left a block in between.
+        let first = rows.next()?;
         let state = lock(&self.0.state);
-        let mut blocks = blocks.into_iter();
-        blocks.find(|block| {
-            let at = state.given_back_at.get(*block);
-            at.is_some_and(|at| *at > before)
-        })
+        let changed = |(before, [read, written]): (u64, ReadAndWritten<'r>)| {
+            let at = |block: &usize| state.changed_at.get(*block).copied().unwrap_or_default();
+            let mut all = read
+                .iter()
+                .map(|block| (block, at(block).given_back))
+                .chain(written.iter().map(|block| (block, at(block).left)));
+            let found = all.find(|(_, at)| *at > before);
+            found.map(|(block, _)| *block)
+        };
+        std::iter::once(first).chain(rows).find_map(changed)
     }
 
     /// Whether one packed call can read requests of these lengths: the operator wants the cache to have as many blocks as

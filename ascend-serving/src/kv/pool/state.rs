@@ -12,6 +12,13 @@ pub(super) enum Step {
     Ending(Arc<dyn Fence>),
 }
 
+/// When a block changed hands, in departures of holders; 0 for never.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct BlockChanges {
+    pub(super) given_back: u64,
+    pub(super) left: u64,
+}
+
 #[derive(Default)]
 pub(super) struct State {
     /// Holders of each block.
@@ -28,10 +35,10 @@ pub(super) struct State {
     pub(super) uncopied: HashMap<usize, u64>,
     /// Number of the next copy.
     pub(super) next_copy: u64,
-    /// For each block how many had been given back when it was, itself included; 0 for one that never was.
-    pub(super) given_back_at: Vec<u64>,
-    /// Blocks that were given back so far.
-    pub(super) given_back: u64,
+    /// For each block when it was given back, and when a holder of it left.
+    pub(super) changed_at: Vec<BlockChanges>,
+    /// Holders that have left blocks so far: the clock of `changed_at`.
+    pub(super) departures: u64,
 }
 
 impl State {
@@ -70,14 +77,18 @@ impl State {
             return;
         }
         *holders = holders.saturating_sub(1);
-        if *holders > 0 {
+        let last = *holders == 0;
+        self.departures = self.departures.saturating_add(1);
+        if let Some(at) = self.changed_at.get_mut(block as usize) {
+            at.left = self.departures;
+            if last {
+                at.given_back = self.departures;
+            }
+        }
+        if !last {
             return;
         }
         self.uncopied.remove(&(block as usize));
-        self.given_back = self.given_back.saturating_add(1);
-        if let Some(at) = self.given_back_at.get_mut(block as usize) {
-            *at = self.given_back;
-        }
         match self.steps.len().checked_sub(1) {
             None => self.free.push(block),
             Some(last) => {

@@ -107,6 +107,15 @@ impl QuantisedLayer {
         }
     }
 
+    /// Scales of keys and of values, as the operator reads them.
+    pub(crate) fn scales(&self) -> [&AnyTensor; 2] {
+        match &self.scales {
+            LayerScales::Channel { key, value } => [&key.scales, &value.scales],
+            LayerScales::Token(of) => [&of.key, &of.value],
+            LayerScales::Group(of) => [&of.key, &of.value],
+        }
+    }
+
     /// The scales where each token has its own.
     pub(crate) fn of_tokens(&self) -> Option<&TokenScales> {
         match &self.scales {

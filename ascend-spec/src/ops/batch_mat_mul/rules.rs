@@ -21,8 +21,7 @@ rules! {
     MATH_TYPE = "batch_mat_mul.cube_math_type", PARAM_INVALID, V1, "BatchMatMul documentation, cubeMathType",
         "cubeMathType is 0, 1, 2 or 3",
         "ask for 0 (KEEP_DTYPE), 1 (ALLOW_FP32_DOWN_PRECISION), 2 (USE_FP16) or 3 (USE_HF32)";
-    FLOAT_UNITS = "batch_mat_mul.float_units", PARAM_INVALID, V1, "BatchMatMul documentation, cubeMathType"
-        in Scope::ATLAS_INFERENCE,
+    FLOAT_UNITS = "batch_mat_mul.float_units", PARAM_INVALID, V1, "BatchMatMul documentation, cubeMathType",
         "factors of FLOAT come with cubeMathType 1 or 2 on 310P and 910A, which multiply FLOAT16 alone",
         "let FLOAT be multiplied as FLOAT16 by cubeMathType 1";
     RANK = "batch_mat_mul.rank", PARAM_INVALID, V1, "BatchMatMul documentation, return values",
