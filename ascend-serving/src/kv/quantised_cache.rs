@@ -30,8 +30,9 @@ impl<T: Element> PagedKvCache<T> {
     /// that are not finite have no integer: the device stores some integer for them, and says nothing
     /// ([`Tensor::range_report`] finds them).
     ///
-    /// Heads are a multiple of 32 elements long. An NZ cache needs heads of 128 elements, blocks of 128 or 512
-    /// tokens, and BF16 queries.
+    /// On Atlas A2 and A3 steps of single tokens over BnBsH and BnNBsD take heads of up to 512 elements, in blocks of a multiple of
+    /// 32 tokens; other steps take what packed calls of 16 bits do ([`Fused`](crate::Fused)). An NZ cache needs heads of 128
+    /// elements, blocks of 128 or 512 tokens, and BF16 queries.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {

@@ -62,8 +62,9 @@ impl std::fmt::Display for WrongKind {
 
 impl std::error::Error for WrongKind {}
 
-/// What a call holds of a value that it does not borrow. It names the call's lifetime, which no other argument of BatchMatMul
-/// does.
+/// What a borrowed call holds of a value that it does not borrow: a detail of the macro that declares arguments. It names the call's
+/// lifetime where no other argument does.
+#[doc(hidden)]
 pub trait InCall<'a> {
     /// The value itself.
     type Value;
