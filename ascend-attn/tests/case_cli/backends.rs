@@ -80,28 +80,18 @@ fn the_same_backend_is_equal_and_a_bound_decides_the_exit_code() {
     let output = backends(STEPS[1], &nothing);
     assert_eq!(output.status.code(), Some(1));
     assert!(last_line(&output).ends_with(": nothing was compared"));
-    let mut differing = 0;
+    // Parts of the keys are rounded before they are merged: this differs from one call in some of 512 elements.
     for dtype in ["f16", "bf16"] {
-        let bound = [
-            "--first",
-            "fused",
-            "--second",
-            "fused_in_two,fused",
-            "--dtype",
-            dtype,
-        ];
-        let output = backends(&steps, &[&bound[..], &["--most", "0.02"]].concat());
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
-        let output = backends(&steps, &[&bound[..], &["--most", "0"]].concat());
-        let differ = !last_line(&output).contains("furthest apart by 0");
-        let differ = differ && last_line(&output).contains("furthest apart");
-        assert_eq!(output.status.code(), Some(i32::from(differ)));
-        differing += i32::from(differ);
+        for (most, code) in [("0.02", 0), ("0", 1)] {
+            let bound = ["--second", "split_decode:128,fused", "--dtype", dtype];
+            let output = backends(
+                &steps,
+                &[&same[..2], &bound[..], &["--most", most]].concat(),
+            );
+            assert_eq!(output.status.code(), Some(code), "{dtype} {most}");
+            assert!(last_line(&output).contains("; furthest apart in step 0"));
+        }
     }
-    assert!(
-        differing > 0,
-        "one call and two are rounded apart in one of the types"
-    );
     for most in ["nan", "inf", "-1", "far"] {
         let output = backends(&steps, &[&same[..4], &["--most", most]].concat());
         assert_eq!(output.status.code(), Some(2), "{most}");
