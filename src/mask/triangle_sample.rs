@@ -409,22 +409,27 @@ mod tests {
         refused(LayerSample { query, key, ..of }, mass, "divide");
     }
 
-    #[test]
-    fn a_sum_that_overflows_downwards_is_refused() {
-        let (query, mut key) = ([1e19f32; 16], [0f32; 16]);
-        let value = [1f32; 16];
-        key[8..12].copy_from_slice(&[-2e19, -2e19, 3e19, 3e19]);
-        let of = LayerSample {
+    /// Two tokens of one head of 8 elements, with a scale that makes large products small.
+    fn two_tokens<'a, R>(query: &'a [R], key: &'a [R], value: &'a [R]) -> LayerSample<'a, R> {
+        LayerSample {
             tokens: 2,
             heads: 1,
             kv_heads: 1,
             dim: 8,
             value_dim: 8,
             scale: 1e-37,
-            query: &query[..],
-            key: &key[..],
-            value: &value[..],
-        };
+            query,
+            key,
+            value,
+        }
+    }
+
+    #[test]
+    fn a_sum_that_overflows_downwards_is_refused() {
+        let (query, mut key) = ([1e19f32; 16], [0f32; 16]);
+        let value = [1f32; 16];
+        key[8..12].copy_from_slice(&[-2e19, -2e19, 3e19, 3e19]);
+        let of = two_tokens(&query, &key, &value);
         let sizes = TriangleMix::new(0, 0, 0);
         let sizes_of = |measure| of.parts(sizes, measure);
         for measure in [
@@ -438,17 +443,7 @@ mod tests {
         assert!(sizes_of(SampleMeasure::WeightGradient(&value)).is_ok());
         let wide = |of: &[f32]| of.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
         let (query, key, value) = (wide(&query), wide(&key), wide(&value));
-        let of = LayerSample {
-            tokens: 2,
-            heads: 1,
-            kv_heads: 1,
-            dim: 8,
-            value_dim: 8,
-            scale: 1e-37,
-            query: &query[..],
-            key: &key[..],
-            value: &value[..],
-        };
+        let of = two_tokens(&query, &key, &value);
         assert!(of.parts(sizes, SampleMeasure::AttentionMass).is_ok());
     }
 }

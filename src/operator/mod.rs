@@ -23,5 +23,5 @@ pub(crate) use descriptors::Descriptors;
 pub(crate) use new_output::new_output;
 pub(crate) use once::launch_once;
 pub(crate) use phases::{PhaseOne, Phases, argument, entry_points, phase_one, phases};
-pub(crate) use plan::{Plan, reach};
+pub(crate) use plan::{Plan, lies_as_planned, reach};
 pub(crate) use refused_call::{no_elements, no_scale};

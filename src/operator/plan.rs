@@ -180,9 +180,7 @@ impl<P: Parameter> Plan<P> {
                     "a call without it",
                 ));
             };
-            if !planned.desc.lies_as(tensor.desc()) {
-                return Err(not_as_planned(parameter, tensor.desc(), planned.desc));
-            }
+            lies_as_planned(parameter, tensor, &planned.desc)?;
             let start = tensor.as_raw().addr();
             let at = start..start.saturating_add(planned.bytes);
             let writes = parameter.info().output.is_some();
@@ -299,6 +297,19 @@ impl<P: Parameter> State<P> {
             *now = Some(at.addr());
         }
         Ok(())
+    }
+}
+
+/// Refuses a tensor that does not lie as the planned one does.
+#[inline]
+pub(crate) fn lies_as_planned<P: Parameter>(
+    parameter: P,
+    tensor: &AnyTensor,
+    planned: &TensorDesc,
+) -> Result<()> {
+    match planned.lies_as(tensor.desc()) {
+        true => Ok(()),
+        false => Err(not_as_planned(parameter, tensor.desc(), planned)),
     }
 }
 

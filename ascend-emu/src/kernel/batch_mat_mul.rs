@@ -246,61 +246,22 @@ impl Kernel for Multiply<'_> {
             left.read(simd, (matrix, 0, row), 0..inner, to, 1, ignored);
         }
         for first in (0..inner).step_by(INNER) {
-            let along = first..inner.min(first + INNER);
-            let of = |column: usize| &panels[column * inner..];
+            let mut part = Part {
+                panels,
+                tile: &mut *tile,
+                rows: rows.len(),
+                along: first..inner.min(first + INNER),
+                inner,
+                width,
+            };
             match S::SHAPE {
                 Shape::Wide => {
-                    let (mut column, count) = (0, rows.len());
-                    while column + PANEL <= width {
-                        multiply::<S, 6, PANEL>(
-                            simd,
-                            tile,
-                            of(column),
-                            column,
-                            count,
-                            &along,
-                            (inner, width),
-                        );
-                        column += PANEL;
-                    }
-                    for column in column..width {
-                        multiply::<S, 12, 1>(
-                            simd,
-                            tile,
-                            of(column),
-                            column,
-                            count,
-                            &along,
-                            (inner, width),
-                        );
-                    }
+                    let panelled = width - width % PANEL;
+                    part.multiply::<S, 6, PANEL>(simd, 0..panelled);
+                    part.multiply::<S, 12, 1>(simd, panelled..width);
                 }
-                Shape::Six => {
-                    for column in 0..width {
-                        multiply::<S, 6, 1>(
-                            simd,
-                            tile,
-                            of(column),
-                            column,
-                            rows.len(),
-                            &along,
-                            (inner, width),
-                        );
-                    }
-                }
-                Shape::Two => {
-                    for column in 0..width {
-                        multiply::<S, 2, 1>(
-                            simd,
-                            tile,
-                            of(column),
-                            column,
-                            rows.len(),
-                            &along,
-                            (inner, width),
-                        );
-                    }
-                }
+                Shape::Six => part.multiply::<S, 6, 1>(simd, 0..width),
+                Shape::Two => part.multiply::<S, 2, 1>(simd, 0..width),
             }
         }
         for (at, row) in rows.enumerate() {
@@ -310,50 +271,69 @@ impl Kernel for Multiply<'_> {
     }
 }
 
-/// Adds the products of all rows with some columns, along a part of the inner axis.
-#[inline(always)]
-fn multiply<S: Simd, const ROWS: usize, const COLUMNS: usize>(
-    simd: S,
-    tile: &mut Tile,
-    panel: &[Vector],
-    column: usize,
+/// Products of all rows of a tile along a part of the inner axis.
+struct Part<'a> {
+    panels: &'a [Vector],
+    tile: &'a mut Tile,
     rows: usize,
-    along: &Range<usize>,
-    (inner, width): (usize, usize),
-) {
-    let pitch = inner.div_ceil(WIDTH) * WIDTH;
-    let left = tile.left.as_flattened();
-    let mut right = [panel; COLUMNS];
-    for (c, right) in right.iter_mut().enumerate() {
-        *right = &panel[c * inner..][along.clone()];
-    }
-    for first in (0..rows).step_by(ROWS) {
-        let mut of_rows = [left; ROWS];
-        for (r, row) in of_rows.iter_mut().enumerate() {
-            *row = &left[(first + r) * pitch..][along.clone()];
-        }
-        let out = &mut tile.out[first * width + column..][..(ROWS - 1) * width + COLUMNS];
-        let mut sums = [[simd.splat(0.0); COLUMNS]; ROWS];
-        for r in 0..ROWS {
-            for c in 0..COLUMNS {
-                sums[r][c] = simd.load(&out[r * width + c]);
+    along: Range<usize>,
+    inner: usize,
+    /// Vectors of a row of the product.
+    width: usize,
+}
+
+impl Part<'_> {
+    /// Adds those with some columns, so many at a time; the columns are a multiple of that.
+    #[inline(always)]
+    fn multiply<S: Simd, const ROWS: usize, const COLUMNS: usize>(
+        &mut self,
+        simd: S,
+        columns: Range<usize>,
+    ) {
+        let Self {
+            panels,
+            ref mut tile,
+            rows,
+            ref along,
+            inner,
+            width,
+        } = *self;
+        let pitch = inner.div_ceil(WIDTH) * WIDTH;
+        let left = tile.left.as_flattened();
+        for column in columns.step_by(COLUMNS) {
+            let mut right = [panels; COLUMNS];
+            for (c, right) in right.iter_mut().enumerate() {
+                *right = &panels[(column + c) * inner..][along.clone()];
             }
-        }
-        for k in 0..along.len() {
-            let mut of = [simd.splat(0.0); COLUMNS];
-            for c in 0..COLUMNS {
-                of[c] = simd.load(&right[c][k]);
-            }
-            for r in 0..ROWS {
-                let factor = simd.splat(of_rows[r][k]);
-                for c in 0..COLUMNS {
-                    sums[r][c] = simd.mul_add(factor, of[c], sums[r][c]);
+            for first in (0..rows).step_by(ROWS) {
+                let mut of_rows = [left; ROWS];
+                for (r, row) in of_rows.iter_mut().enumerate() {
+                    *row = &left[(first + r) * pitch..][along.clone()];
                 }
-            }
-        }
-        for r in 0..ROWS {
-            for c in 0..COLUMNS {
-                simd.store(sums[r][c], &mut out[r * width + c]);
+                let out = &mut tile.out[first * width + column..][..(ROWS - 1) * width + COLUMNS];
+                let mut sums = [[simd.splat(0.0); COLUMNS]; ROWS];
+                for r in 0..ROWS {
+                    for c in 0..COLUMNS {
+                        sums[r][c] = simd.load(&out[r * width + c]);
+                    }
+                }
+                for k in 0..along.len() {
+                    let mut of = [simd.splat(0.0); COLUMNS];
+                    for c in 0..COLUMNS {
+                        of[c] = simd.load(&right[c][k]);
+                    }
+                    for r in 0..ROWS {
+                        let factor = simd.splat(of_rows[r][k]);
+                        for c in 0..COLUMNS {
+                            sums[r][c] = simd.mul_add(factor, of[c], sums[r][c]);
+                        }
+                    }
+                }
+                for r in 0..ROWS {
+                    for c in 0..COLUMNS {
+                        simd.store(sums[r][c], &mut out[r * width + c]);
+                    }
+                }
             }
         }
     }

@@ -41,7 +41,7 @@ pub struct AttentionMetadata {
 }
 
 /// For each request with a sequence how often holders had left blocks of its pool when the request was made. Steps of the same
-/// requests are the same, whoever left in between.
+/// requests are the same, whether holders left in between or not.
 #[derive(Clone, Debug, Default)]
 struct PoolCounts(Vec<Option<u64>>);
 
@@ -438,35 +438,10 @@ mod tests {
     use ascend_attention::CallRule;
 
     use super::super::RecordedBatch;
-    use super::super::{Causality, StatePolicy};
+    use super::super::example::{request, settings};
     use super::*;
-    use crate::kv::{MAX_INT32, PadPolicy};
+    use crate::kv::MAX_INT32;
     use proptest::prelude::*;
-
-    fn settings() -> BatchSettings {
-        BatchSettings {
-            blocks: 64,
-            block_size: 4,
-            pad: PadPolicy::SkipNegative,
-            causality: Causality::Causal,
-            policy: StatePolicy {
-                chunked_prefill: true,
-                drafting: None,
-            },
-        }
-    }
-
-    fn request(cached: usize, new: usize, row: &[usize]) -> BatchRequest<'_> {
-        BatchRequest {
-            cached,
-            new,
-            drafts: 0,
-            row,
-            group: None,
-            prompt_len: None,
-            sequence: None,
-        }
-    }
 
     #[test]
     fn a_mixed_batch() {

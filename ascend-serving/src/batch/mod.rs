@@ -1,6 +1,8 @@
 //! What a step has to do: requests, what their calls share, and what kind of step they make.
 
 mod causality;
+#[cfg(test)]
+mod example;
 mod mask_kind;
 mod metadata;
 mod multi_item;

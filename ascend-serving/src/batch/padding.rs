@@ -141,34 +141,10 @@ impl AttentionMetadata {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
-    use super::super::{BatchRequest, BatchSettings, Causality};
+    use super::super::BatchSettings;
+    use super::super::example::{request, settings};
     use super::*;
     use crate::kv::PadPolicy;
-
-    fn settings() -> BatchSettings {
-        BatchSettings {
-            blocks: 64,
-            block_size: 4,
-            pad: PadPolicy::SkipNegative,
-            causality: Causality::Causal,
-            policy: StatePolicy {
-                chunked_prefill: true,
-                drafting: None,
-            },
-        }
-    }
-
-    fn request(cached: usize, new: usize, row: &[usize]) -> BatchRequest<'_> {
-        BatchRequest {
-            cached,
-            new,
-            drafts: 0,
-            row,
-            group: None,
-            prompt_len: None,
-            sequence: None,
-        }
-    }
 
     #[test]
     fn padding_adds_dummy_requests() {

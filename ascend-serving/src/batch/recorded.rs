@@ -115,6 +115,7 @@ impl RecordedBatch {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
+    use super::super::example::request;
     use super::super::{Causality, StatePolicy};
     use super::*;
     use crate::kv::PadPolicy;
@@ -129,16 +130,7 @@ mod tests {
                 causality: Causality::Causal,
                 policy: StatePolicy::default(),
             };
-            let request = BatchRequest {
-                cached: 5,
-                new: 1,
-                drafts: 0,
-                row: &[3, 9],
-                group: None,
-                prompt_len: None,
-                sequence: None,
-            };
-            RecordedBatch::new(settings, &[request]).to_json()
+            RecordedBatch::new(settings, &[request(5, 1, &[3, 9])]).to_json()
         };
         for bad in [
             String::new(),

@@ -75,18 +75,11 @@ impl StatePolicy {
 
 #[cfg(test)]
 mod tests {
+    use super::super::example::request;
     use super::*;
 
     fn step(requests: &[(usize, usize, usize)], policy: StatePolicy) -> AttentionState {
-        let request = |&(cached, new, drafts): &(usize, usize, usize)| BatchRequest {
-            cached,
-            new,
-            drafts,
-            row: &[],
-            group: None,
-            prompt_len: None,
-            sequence: None,
-        };
+        let request = |&(cached, new, drafts): &_| request(cached, new, &[]).drafts(drafts);
         let requests: Vec<_> = requests.iter().map(request).collect();
         policy.state(&requests)
     }

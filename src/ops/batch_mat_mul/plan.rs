@@ -12,8 +12,8 @@ use ascend_sys::Api;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, Plan, Tensors, entry_points, lints_of, new_output, phase_one,
-    standing_in,
+    self, AllowedLints, Descriptors, Plan, Tensors, entry_points, lies_as_planned, lints_of,
+    new_output, phase_one, standing_in,
 };
 use crate::runtime::{Context, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
@@ -259,14 +259,7 @@ impl BatchMatMulPlan {
                 _ => self.out,
             };
             tensor.on(argument.name(), &self.context)?;
-            match tensor.desc().lies_as(&planned) {
-                true => Ok(()),
-                false => Err(Error::NotAsPlanned {
-                    argument: argument.name(),
-                    given: tensor.desc().to_string(),
-                    planned: planned.to_string(),
-                }),
-            }
+            lies_as_planned(argument.parameter, tensor, &planned)
         })
     }
 }

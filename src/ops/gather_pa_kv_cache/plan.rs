@@ -12,8 +12,8 @@ use ascend_sys::Api;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, Plan, Tensors, entry_points, lints_of, new_output, phase_one,
-    standing_in,
+    self, AllowedLints, Descriptors, Plan, Tensors, entry_points, lies_as_planned, lints_of,
+    new_output, phase_one, standing_in,
 };
 use crate::ops::recorded_plan::RecordedPlan;
 use crate::ops::scatter_pa_kv_cache::CacheOrder;
@@ -281,13 +281,7 @@ impl GatherPlan {
             ];
             for (parameter, tensor, planned) in tensors {
                 tensor.on(parameter.name(), &self.context)?;
-                if !planned.lies_as(tensor.desc()) {
-                    return Err(Error::NotAsPlanned {
-                        argument: parameter.name(),
-                        given: tensor.desc().to_string(),
-                        planned: planned.to_string(),
-                    });
-                }
+                lies_as_planned(parameter, tensor, &planned)?;
             }
             return Ok(());
         };

@@ -143,7 +143,7 @@ impl QuantisedLayer {
         ])
     }
 
-    /// Queues the quantisation of rows by the scales of this layer, whoever's quantisers these are.
+    /// Queues the quantisation of rows by the scales of this layer, also by quantisers that another layer planned.
     pub(crate) fn quantise<'a, T: Element>(
         &self,
         [keys, values]: &'a [ChannelQuantiser; 2],
