@@ -209,9 +209,13 @@ impl Findings {
         if self.auto.is_err() {
             advice.push(match self.emulation {
                 Ok(_) => "set ASCEND_BACKEND=emulated to run on the CPU meanwhile".to_owned(),
-                Err(_) => {
+                Err(Error::NoEmulation) => {
                     "build with the feature `emulation` to run on the CPU meanwhile".to_owned()
                 }
+                Err(ref error) => format!(
+                    "mend what keeps the emulation from running on the CPU meanwhile: {}",
+                    brief(error)
+                ),
             });
         }
         advice

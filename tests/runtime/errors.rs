@@ -187,10 +187,7 @@ fn lengths_of_the_wrong_kind_are_answered_by_the_right_ones() {
         }
     };
     let cumulative = "set actualSeqLengths to [3, 8]: it is cumulative".to_owned();
-    assert_eq!(
-        fix(&[3, 5], &[3, 8]),
-        ("packed.q_total", cumulative)
-    );
+    assert_eq!(fix(&[3, 5], &[3, 8]), ("packed.q_total", cumulative));
     let keys = "set actualSeqLengthsKv to [3, 8]: it is cumulative".to_owned();
     assert_eq!(fix(&[3, 8], &[3, 5]), ("packed.kv_ends", keys));
     let decreasing = "set actualSeqLengths to [5, 8]: it is cumulative".to_owned();

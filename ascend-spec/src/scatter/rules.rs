@@ -233,7 +233,9 @@ fn tensor(desc: &TensorDesc, parameter: Parameter, nz: bool) -> Result<(), Viola
         format_args!("{name} {} strides {}", desc.shape, desc.strides),
         "row-major strides",
         match (addressable, parameter.is_output()) {
-            (false, _) => Err(format!("give {name} dimensions whose bytes can be addressed")),
+            (false, _) => Err(format!(
+                "give {name} dimensions whose bytes can be addressed"
+            )),
             (true, true) => Err(format!(
                 "{name} is written in place, and a copy would be written in its stead: pass the contiguous cache that \
                  attention reads"

@@ -130,7 +130,11 @@ impl Recorded {
     }
 
     /// Asks about the call, and the oldest version of those tested that can express it for `target`.
-    pub(crate) fn asked<T>(&self, target: Target, ask: impl FnOnce(&FiaCall<'_>, Version) -> T) -> T {
+    pub(crate) fn asked<T>(
+        &self,
+        target: Target,
+        ask: impl FnOnce(&FiaCall<'_>, Version) -> T,
+    ) -> T {
         let tensor = |name: &str| {
             self.tensors
                 .get(name)

@@ -156,8 +156,13 @@ pub(in crate::fia) fn fix_of_one_row(
         keys == 0 || geometry.row(0) == (0..keys)
     });
     let mut changes = vec![Change::set(Parameter::SparseMode, 0)];
-    for parameter in [Parameter::PreTokens, Parameter::NextTokens] {
-        changes.push(Change::set(parameter, FiaCall::ALL_TOKENS));
+    for (parameter, given) in [
+        (Parameter::PreTokens, call.pre_tokens),
+        (Parameter::NextTokens, call.next_tokens),
+    ] {
+        if given < TOKENS_UNBOUNDED {
+            changes.push(Change::set(parameter, FiaCall::ALL_TOKENS));
+        }
     }
     let mask = Parameter::AttenMask;
     Ok(match sees_all {
@@ -294,7 +299,10 @@ pub(in crate::fia) fn fix_of_missing(
         true => {
             let mask = TensorDesc::packed(DType::Bool, Dims::of([size, size]));
             let given = Change::to(Parameter::AttenMask, To::Given(mask));
-            Ok((given, "1 above the diagonal; in mode 0 without a mask every row sees every key"))
+            Ok((
+                given,
+                "1 above the diagonal; in mode 0 without a mask every row sees every key",
+            ))
         }
         false => Err(REQUIRED.fix),
     }

@@ -160,13 +160,7 @@ pub(in crate::fia) fn lse_of(shape: Dims) -> Change {
 
 /// Shape and dtype of the log-sum-exp.
 pub(in crate::fia) fn lse_fits(lse: &TensorDesc, want: Dims) -> Result<(), Refusal> {
-    require!(
-        lse.shape == want,
-        LSE_SHAPE,
-        lse.shape,
-        want,
-        lse_of(want)
-    );
+    require!(lse.shape == want, LSE_SHAPE, lse.shape, want, lse_of(want));
     require!(
         lse.dtype == DType::Float,
         LSE_DTYPE,

@@ -251,10 +251,12 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
 /// What mends packed heads of a length that no packed path takes.
 pub(in crate::fia) fn longer_heads(dim: i64) -> String {
     match [64, 128, 192].into_iter().find(|longer| *longer >= dim) {
-        Some(longer) => format!(
-            "pad the heads of query, key and value with zeros to {longer}; the scale stays"
-        ),
-        None => "use BSH, BSND or BNSD, one sequence a batch entry: they take heads of up to 512".into(),
+        Some(longer) => {
+            format!("pad the heads of query, key and value with zeros to {longer}; the scale stays")
+        }
+        None => {
+            "use BSH, BSND or BNSD, one sequence a batch entry: they take heads of up to 512".into()
+        }
     }
 }
 

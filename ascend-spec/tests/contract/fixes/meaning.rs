@@ -101,14 +101,18 @@ impl Meaning {
             // A window that no mask makes counts from the last key, as where it is one.
             (SparseMode::DefaultMask, None) if window => SparseMode::Band,
             // A causal window: 0 is what clients leave there.
-            (SparseMode::RightDownCausal, _) if (1..TOKENS_UNBOUNDED).contains(&call.pre_tokens) => {
+            (SparseMode::RightDownCausal, _)
+                if (1..TOKENS_UNBOUNDED).contains(&call.pre_tokens) =>
+            {
                 SparseMode::Band
             }
             (SparseMode::DefaultMask, Some(_)) if q.rows == 1 && !packed => SparseMode::AllMask,
             (mode, _) => mode,
         };
         let total = |lengths: Option<&[i64]>, rows: i64| {
-            lengths.and_then(<[i64]>::last).is_none_or(|&end| end == rows)
+            lengths
+                .and_then(<[i64]>::last)
+                .is_none_or(|&end| end == rows)
         };
         let dense = packed && paged.is_none();
         if packed && !total(q_lengths, q.rows)
@@ -118,12 +122,7 @@ impl Meaning {
         }
         let visible = (0..batch.min(SEQUENCES)).map(|b| {
             let rows = length(q_lengths, packed, b, q.rows)?;
-            let keys = length(
-                call.actual_seq_lengths_kv,
-                dense,
-                b,
-                key_rows,
-            )?;
+            let keys = length(call.actual_seq_lengths_kv, dense, b, key_rows)?;
             let causal = call.sparse_mode == SparseMode::RightDownCausal.acl();
             let tokens = (call.pre_tokens, if causal { 0 } else { call.next_tokens });
             let geometry = MaskGeometry::new(mode, true, rows, keys, tokens.0, tokens.1);

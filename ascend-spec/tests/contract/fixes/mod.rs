@@ -56,7 +56,10 @@ pub(crate) fn follow(call: &Call, version: u8, target: Target) -> (Vec<&'static 
         for change in &of.changes {
             assert!(of.fix.contains(&change.to_string()), "{of}");
         }
-        assert!(!seen.contains(&next), "{said:?} go in a circle: {of}\n{call:?}");
+        assert!(
+            !seen.contains(&next),
+            "{said:?} go in a circle: {of}\n{call:?}"
+        );
         let left = broken(&next, version, target).unwrap_or_default();
         let again = left.iter().find(|left| left.rule == of.rule);
         assert!(again.is_none(), "the fix does not mend {of}\n{call:?}");
@@ -82,7 +85,11 @@ fn tensor(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
 
 /// One row over a cache of 24 blocks of 128 tokens, in a layout.
 fn decode<'a>(layout: &'a str, cache: &'a [TensorDesc], keys: &'a [i64]) -> FiaCall<'a> {
-    let rows: &[i64] = if layout == "TND" { &[1, 8, 128] } else { &[1, 1, 8, 128] };
+    let rows: &[i64] = if layout == "TND" {
+        &[1, 8, 128]
+    } else {
+        &[1, 1, 8, 128]
+    };
     FiaCall {
         query: tensor(DType::Bf16, rows),
         key: cache,
@@ -115,7 +122,10 @@ fn the_window_of_a_single_row_becomes_a_full_mask() {
     let full = |end: &Call| end.tensors("atten_mask").first().map(|mask| mask.shape);
     for (call, rule) in [
         (window(&[2048, 2048], &[3000], 1023), "atten_mask.full"),
-        (window(&[1, 1, 2048, 2048], &[300], 31), "sparse_mode.single_row"),
+        (
+            window(&[1, 1, 2048, 2048], &[300], 31),
+            "sparse_mode.single_row",
+        ),
     ] {
         let (said, end) = follow(&fused(&call), 1, A2);
         assert_eq!(said, [rule]);
@@ -284,7 +294,10 @@ fn strided_tensors_are_named_and_copied() {
         strides: Dims::of([8192, 2048, 64, 1]),
         ..tensor(DType::Float16, &[2, 4, 64, 32]).unwrap()
     };
-    let (key, value) = ([tensor(DType::Float16, &[2, 4, 64, 32]).unwrap()], [strided]);
+    let (key, value) = (
+        [tensor(DType::Float16, &[2, 4, 64, 32]).unwrap()],
+        [strided],
+    );
     let rows = tensor(DType::Float16, &[2, 8, 16, 32]);
     let call = FiaCall {
         query: rows,
@@ -353,10 +366,7 @@ fn caches_are_written_where_they_are() {
         ..call
     });
     assert_eq!(rows.rule.id, "scatter.contiguous");
-    assert_eq!(
-        rows.fix,
-        "copy key to a contiguous tensor"
-    );
+    assert_eq!(rows.fix, "copy key to a contiguous tensor");
     for (mode, shape, other) in [
         ("PA_NZ", &[3, 8, 2, 32][..], "Norm"),
         ("Norm", &[3, 4, 8, 16], "PA_NZ"),
@@ -399,7 +409,10 @@ fn masks_of_training_attention_are_converted() {
     };
     let call = AnyArguments::FlashAttentionScore(call);
     let refused = broken(&call, 1, A2).unwrap().remove(0);
-    assert!(!refused.fix.contains("::"), "a name of one language: {refused}");
+    assert!(
+        !refused.fix.contains("::"),
+        "a name of one language: {refused}"
+    );
     assert_eq!(follow(&call, 1, A2).0, ["flash.atten_mask_dtype"]);
 }
 
@@ -452,7 +465,9 @@ fn more_calls() -> Vec<&'static str> {
             A2,
         ),
     ];
-    let followed = calls.into_iter().map(|(call, target)| follow(&fused(&call), 1, target).0);
+    let followed = calls
+        .into_iter()
+        .map(|(call, target)| follow(&fused(&call), 1, target).0);
     followed.flatten().collect()
 }
 
@@ -461,7 +476,11 @@ fn followed() -> BTreeSet<&'static str> {
     let mut said: BTreeSet<_> = rules::broken_calls().into_iter().collect();
     said.extend(more_calls());
     for mut recorded in recorded::sample() {
-        let targets: Vec<_> = recorded.verdicts.iter().map(|&(target, _)| target).collect();
+        let targets: Vec<_> = recorded
+            .verdicts
+            .iter()
+            .map(|&(target, _)| target)
+            .collect();
         for target in targets {
             said.extend(recorded.asked(target, |call, version| {
                 follow(&fused(call), version.number(), target).0
@@ -479,7 +498,11 @@ fn followed() -> BTreeSet<&'static str> {
 #[test]
 fn every_fix_is_a_change_that_mends_or_is_listed_with_its_reason() {
     let mut said = followed();
-    said.extend(["scatter.contiguous", "key_cache.shape", "flash.atten_mask_dtype"]);
+    said.extend([
+        "scatter.contiguous",
+        "key_cache.shape",
+        "flash.atten_mask_dtype",
+    ]);
     let all: BTreeSet<_> = every_rule().map(|rule| rule.id).collect();
     let mut listed = BTreeSet::new();
     for (reason, ids) in words::WORDS {
@@ -488,9 +511,18 @@ fn every_fix_is_a_change_that_mends_or_is_listed_with_its_reason() {
         }
     }
     let both: Vec<_> = said.intersection(&listed).collect();
-    assert!(both.is_empty(), "listed, and changed by their fix: {both:?}");
-    let neither: Vec<_> = all.iter().filter(|id| !said.contains(*id) && !listed.contains(*id)).collect();
-    assert!(neither.is_empty(), "neither changed by their fix nor listed: {neither:?}");
+    assert!(
+        both.is_empty(),
+        "listed, and changed by their fix: {both:?}"
+    );
+    let neither: Vec<_> = all
+        .iter()
+        .filter(|id| !said.contains(*id) && !listed.contains(*id))
+        .collect();
+    assert!(
+        neither.is_empty(),
+        "neither changed by their fix nor listed: {neither:?}"
+    );
     let unknown: Vec<_> = listed.difference(&all).collect();
     assert!(unknown.is_empty(), "{unknown:?}");
 }

@@ -324,10 +324,7 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
         OUT_DTYPE,
         out.unwrap_or(p.problem.query.dtype),
         p.problem.query.dtype,
-        Change::to(
-            Parameter::AttentionOut,
-            To::DType(p.problem.query.dtype),
-        ),
+        Change::to(Parameter::AttentionOut, To::DType(p.problem.query.dtype),),
     );
     let ignored = [
         &call.query_padding_size,

@@ -1,8 +1,8 @@
 //! The form of attention: which head dimensions and layouts go together.
 
-use crate::fia::{Parameter, Version};
 use crate::fia::rules::ascend950::Kind;
 use crate::fia::rules::{Facts, heads, packed};
+use crate::fia::{Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{Cann, Change, DType, Layout, Refusal};
 

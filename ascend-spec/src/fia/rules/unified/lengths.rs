@@ -59,7 +59,12 @@ fn packed_arrays(f: &Facts<'_>) -> Result<(), Refusal> {
     if f.paged() {
         return packed::kv_range(f, kv);
     }
-    packed::ends(kv, f.k.rows, &packed::KV_ENDS, Parameter::ActualSeqLengthsKv)?;
+    packed::ends(
+        kv,
+        f.k.rows,
+        &packed::KV_ENDS,
+        Parameter::ActualSeqLengthsKv,
+    )?;
     if compared {
         packed::kv_total(kv, f.k.rows)?;
     }

@@ -1,8 +1,8 @@
 //! Outputs and precision in the unified checker.
 
 use super::Form;
-use crate::fia::{Parameter, Version};
 use crate::fia::rules::{Facts, output};
+use crate::fia::{Parameter, Version};
 use crate::layout::{Axes, Extents};
 use crate::rule::{broken, require, rules};
 use crate::{Cann, Change, Refusal, To};

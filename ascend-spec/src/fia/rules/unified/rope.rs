@@ -2,12 +2,12 @@
 
 use super::Form;
 use crate::fia::Cache;
-use crate::fia::{Parameter, Version};
 use crate::fia::rules::ascend950::Kind;
 use crate::fia::rules::{Facts, mla, paged};
+use crate::fia::{Parameter, Version};
 use crate::layout::Extents;
-use crate::rule::{require, rules};
 use crate::operator::OwnedValue;
+use crate::rule::{require, rules};
 use crate::{Cann, Change, Refusal, TensorDesc};
 
 rules! {

@@ -2,9 +2,9 @@
 
 use super::{Report, lint, prefix};
 use crate::dtype::Names;
-use crate::ops::flash_attention_score::{Parameter, Version};
 use crate::ops::flash_attention_score::facts::Facts;
 use crate::ops::flash_attention_score::{FlashAttentionProblem, FullMask, MaskKind, Sequence};
+use crate::ops::flash_attention_score::{Parameter, Version};
 use crate::rule::{broken, require, rules};
 use crate::{
     Change, DType, Dims, MaskDemand, Operator, Refusal, SparseMode, TensorDesc, To, Violation,
