@@ -1,0 +1,12 @@
+//! The operators around FlashAttentionScore, prompt and incremental attention through their C functions.
+
+#[macro_use]
+mod call;
+#[macro_use]
+mod case;
+mod cuts;
+mod incre;
+mod prompt;
+mod reference;
+mod ring;
+mod score;
