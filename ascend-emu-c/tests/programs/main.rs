@@ -22,7 +22,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
-const TARGET: &str = env!("ASCEND_EMU_TARGET");
+const TARGET: &str = env!("EMULATION_TARGET");
 
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
@@ -96,7 +96,7 @@ fn compile_with(source: &str, flags: &[&str], names: &[&str], libraries: &Path) 
         .cargo_metadata(false)
         .cpp(source.ends_with(".cpp"))
         .target(TARGET)
-        .host(env!("ASCEND_EMU_HOST"))
+        .host(env!("EMULATION_HOST"))
         .opt_level(1)
         .debug(false)
         .warnings(false);
