@@ -1,4 +1,4 @@
-//! What the environment chooses: see the table in the crate's documentation.
+//! What the environment chooses: [`ascend_sys::VARIABLES`] says which variables there are.
 
 use crate::fault_plan::Plan;
 use crate::kernel::Level;
@@ -9,6 +9,7 @@ use ascend_spec::{Cann, Soc};
 use std::cell::Cell;
 use std::env;
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::marker::PhantomData;
@@ -24,6 +25,15 @@ pub enum Check {
     Compat,
     /// Every finding is an error of the call that shows it.
     Strict,
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Check::Compat => "compat",
+            Check::Strict => "strict",
+        })
+    }
 }
 
 impl FromStr for Check {
@@ -181,7 +191,13 @@ impl Config {
 
 fn loaded() -> &'static (Config, Option<Failure>) {
     static CONFIG: OnceLock<(Config, Option<Failure>)> = OnceLock::new();
-    CONFIG.get_or_init(|| Config::or_default(Config::read(|name| env::var_os(name))))
+    CONFIG.get_or_init(|| {
+        let misspelt = ascend_sys::untold_variables().into_iter();
+        for variable in misspelt.filter(|variable| variable.is_misspelt()) {
+            eprintln!("ascend-emu: {variable}");
+        }
+        Config::or_default(Config::read(|name| env::var_os(name)))
+    })
 }
 
 /// The process's configuration: the environment as it was when first asked for.
@@ -198,8 +214,8 @@ thread_local! {
     static CHECK: Cell<Option<Check>> = const { Cell::new(None) };
 }
 
-/// The check mode in force on the calling thread.
-pub(crate) fn check() -> Check {
+/// The check mode in force on the calling thread: that of [`check_scope`], otherwise that of `ASCEND_EMU_CHECK`.
+pub fn check() -> Check {
     CHECK
         .try_with(Cell::get)
         .ok()
@@ -326,22 +342,34 @@ mod tests {
         }
     }
 
+    /// The variables that are documented as the emulation's.
+    fn listed() -> impl Iterator<Item = &'static str> {
+        let all = ascend_sys::VARIABLES.iter();
+        all.filter(|variable| variable.reader == ascend_sys::Reader::Emulation)
+            .map(|variable| variable.name)
+    }
+
+    /// A variable that is read and not in the list would be told as unknown, and stand in no documentation.
+    #[test]
+    fn what_is_read_is_what_is_listed() {
+        let asked = std::cell::RefCell::new(Vec::new());
+        Config::read(|name| {
+            asked.borrow_mut().push(name.to_owned());
+            None
+        })
+        .unwrap();
+        let mut asked = asked.into_inner();
+        asked.sort_unstable();
+        let mut listed: Vec<_> = listed().collect();
+        listed.sort_unstable();
+        assert_eq!(asked, listed, "add a line to ascend-sys/src/environment.rs");
+    }
+
     #[test]
     #[cfg(unix)]
     fn a_value_that_is_no_text_is_refused_and_not_passed_over() {
         use std::os::unix::ffi::OsStringExt;
-        for name in [
-            "ASCEND_EMU_CHECK",
-            "ASCEND_EMU_SOC",
-            "ASCEND_EMU_CANN",
-            "ASCEND_EMU_DEVICES",
-            "ASCEND_EMU_THREADS",
-            "ASCEND_EMU_MEMORY",
-            "ASCEND_EMU_SIMD",
-            "ASCEND_EMU_OPERATOR",
-            "ASCEND_EMU_FAULT",
-            "ASCEND_EMU_TRACE",
-        ] {
+        for name in listed() {
             let bytes = || OsString::from_vec(b"strict\xff".to_vec());
             let failure = Config::read(|asked| (asked == name).then(bytes)).unwrap_err();
             assert_eq!(failure.code, PARAM_INVALID);

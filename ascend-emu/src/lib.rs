@@ -24,20 +24,10 @@
 //!
 //! # Environment
 //!
-//! Read once, at the first call. A value that is not allowed makes `aclInit` fail with a message that names it.
-//!
-//! | variable | values | default |
-//! |---|---|---|
-//! | `ASCEND_EMU_SOC` | the product: `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`, ..., one that the release knows | `Ascend910B3` |
-//! | `ASCEND_EMU_CANN` | the release of CANN whose operators are emulated: `8.1`, `8.5`, `9.0`, `9.1` | the newest, `9.1` |
-//! | `ASCEND_EMU_OPERATOR` | the newest version of FusedInferAttentionScore, `V1` to `V5`; newer ones are missing | that of the release |
-//! | `ASCEND_EMU_CHECK` | `compat`, `strict` | `compat` |
-//! | `ASCEND_EMU_DEVICES` | number of devices, 1 to 64 | 2 |
-//! | `ASCEND_EMU_MEMORY` | bytes of memory of each device, and of all pinned host memory (`aclrtMallocHost`) | what the reserved addresses hold, 64 GiB at most |
-//! | `ASCEND_EMU_THREADS` | threads that operators compute on, shared by all streams, 1 to 1024 | the machine's |
-//! | `ASCEND_EMU_SIMD` | the instruction set that operators compute with, one that the machine has of `avx512`, `avx2`, `neon`, `portable` | the best |
-//! | `ASCEND_EMU_FAULT` | faults on demand, such as `malloc:3=207001,launch:1=507015,sync:2=507014` | none |
-//! | `ASCEND_EMU_TRACE` | a file to which each call of a C function is appended as a line of JSON: see below | none |
+//! [`ascend_sys::VARIABLES`] lists the variables that choose the machine (`ASCEND_EMU_SOC`, `ASCEND_EMU_CANN`,
+//! `ASCEND_EMU_DEVICES`, ...) and how it is watched (`ASCEND_EMU_CHECK`, `ASCEND_EMU_TRACE`, ...). They are read once, at
+//! the first call. A value that is not allowed makes `aclInit` fail with a message that names it; a misspelt name is told
+//! on stderr.
 //!
 //! `ASCEND_RECORD=DIR` is for the shared library alone: `ascend-emu-c` writes calls of FusedInferAttentionScore as case
 //! files, by [`observe`].
@@ -146,7 +136,7 @@ mod status;
 mod trace;
 pub mod traced;
 
-pub use config::{Check, CheckScope, check_scope};
+pub use config::{Check, CheckScope, check, check_scope};
 pub use fault_plan::Site;
 pub use injection::{Injection, inject};
 pub use live::{Live, live};

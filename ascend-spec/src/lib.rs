@@ -42,6 +42,7 @@ pub mod geometry;
 mod layout;
 pub mod minifloat;
 pub mod ops;
+mod reports;
 mod rule;
 pub mod scatter;
 mod soc;

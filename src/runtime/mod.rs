@@ -266,6 +266,10 @@ impl Runtime {
     }
 
     fn start(api: Arc<Api>, backend: Backend) -> Result<Self> {
+        let misspelt = ascend_sys::untold_variables().into_iter();
+        for variable in misspelt.filter(|variable| variable.is_misspelt()) {
+            tracing::warn!("{variable}");
+        }
         // SAFETY: a null path stands for the default configuration.
         let status = unsafe { api.aclInit()?(ptr::null()) };
         match status {

@@ -8,6 +8,8 @@
     reason = "a test fails by panicking, and modules are the program's own"
 )]
 
+#[cfg(all(feature = "emulation", not(target_feature = "crt-static")))]
+mod check_mode;
 mod errors;
 mod faults;
 mod graph;

@@ -3,10 +3,12 @@
 mod bindgen_task;
 mod dynamic_symbols;
 mod emu_libs;
+mod environment_task;
 mod features_task;
 mod figures_task;
 #[path = "../../ascend-sys/build/generate.rs"]
 mod generate;
+mod marked;
 mod module_cycles;
 mod module_tree;
 mod operator_tables;
@@ -27,7 +29,10 @@ tasks:
                              with --check write nothing and fail if they differ
   rules [--check]            write the table of the contract's rules to docs/src/rules.md, and the tables of arguments
                              and rules into the pages of single operators; with --check compare only
-  features [--check]         write the table of features by product and release into README.md; with --check compare only
+  features [--check]         write the table of features by product and release to docs/src/features.md; with --check
+                             compare only
+  environment [--check]      write the tables of environment variables to docs/src/environment.md; with --check compare
+                             only
   operators [--check]        write what in PyTorch calls the small operators to docs/src/python.md; with --check compare
                              only
   figures [--check]          draw the book's figures; with --check compare only
@@ -51,6 +56,8 @@ fn main() -> ExitCode {
         ["rules", "--check"] => rules_task::check(&root()),
         ["features"] => features_task::write(&root()),
         ["features", "--check"] => features_task::check(&root()),
+        ["environment"] => environment_task::write(&root()),
+        ["environment", "--check"] => environment_task::check(&root()),
         ["operators"] => operators_task::write(&root()),
         ["operators", "--check"] => operators_task::check(&root()),
         ["figures"] => figures_task::write(&root()),

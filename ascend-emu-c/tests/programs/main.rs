@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
 
-const TARGET: &str = env!("ASCEND_EMU_TARGET");
+const TARGET: &str = env!("EMULATION_TARGET");
 
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
@@ -65,7 +65,7 @@ fn compile_with(source: &str, flags: &[&str], names: &[&str], libraries: &Path) 
         .cargo_metadata(false)
         .cpp(source.ends_with(".cpp"))
         .target(TARGET)
-        .host(env!("ASCEND_EMU_HOST"))
+        .host(env!("EMULATION_HOST"))
         .opt_level(1)
         .debug(false)
         .warnings(false);
