@@ -39,9 +39,9 @@ tasks:
   module-cycles [--nested] [CRATE...]
                              fail if modules of a crate depend on each other in a circle: the top-level modules of
                              these crates, or of all; with --nested the modules inside of modules as well
-  emu-libs DIR [--release] [--cann RELEASE] [--toolkit]
-                             build the emulator as a shared library and make DIR a toolkit: CANN's names of
-                             libraries in lib64, headers in include; with --cann (8.1, 8.5, 9.0, 9.1) the libraries
+  emu-libs DIR [--release | --library FILE] [--cann RELEASE] [--toolkit]
+                             build the emulator as a shared library, or take the one in FILE, and make DIR a toolkit:
+                             CANN's names of libraries in lib64, headers in include; with --cann (8.1, 8.5, 9.0, 9.1) the libraries
                              lack the entry points that the release lacks; with --toolkit the packages' folders,
                              version files and set_env.sh as well, for programs that look for an installed CANN
 ";
@@ -82,11 +82,13 @@ fn main() -> ExitCode {
 /// The task `emu-libs` with its arguments, in any order.
 fn emulator(arguments: &[&str]) -> Result<String, String> {
     let (mut folder, mut release, mut cann, mut toolkit) = (None, false, None, false);
+    let mut library = None;
     let mut rest = arguments.iter();
     while let Some(&argument) = rest.next() {
         match argument {
             "--release" => release = true,
             "--toolkit" => toolkit = true,
+            "--library" => library = Some(PathBuf::from(rest.next().ok_or(USAGE)?)),
             "--cann" => {
                 let text = rest.next().copied().unwrap_or_default();
                 let chosen = text.parse::<Cann>();
@@ -98,7 +100,11 @@ fn emulator(arguments: &[&str]) -> Result<String, String> {
     }
     let folder = folder.ok_or_else(|| USAGE.to_owned())?;
     let folder = Path::new(folder);
-    let laid_out = emu_libs::lay_out(&root(), folder, release, cann)?;
+    let library = match library {
+        Some(file) => file,
+        None => emu_libs::build(&root(), release)?,
+    };
+    let laid_out = emu_libs::lay_out(&root(), folder, &library, cann)?;
     if !toolkit {
         return Ok(laid_out);
     }
