@@ -130,6 +130,7 @@ mod not_emulated;
 mod observe;
 mod operator;
 mod ops;
+mod room;
 mod runtime;
 mod sanitizer;
 mod status;

@@ -1,7 +1,6 @@
 //! FlashAttentionScore and FlashAttentionVarLenScore as an operator of the emulator.
 
 use super::attention::{self, refused, report_crash, within_reach};
-use super::bounds::refuse_beyond_tensors;
 use super::contiguous::{gather, scatter};
 use super::declared::DeclaredOperator;
 use super::entry_point::{phase_one, phase_two};
@@ -70,7 +69,6 @@ impl FlashAttentionOperator {
             check: check(),
         };
         op.touches = op.find_touches()?;
-        refuse_beyond_tensors(&op.arguments, &op.touches).map_err(Refusal::from)?;
         Ok(op)
     }
 
@@ -83,10 +81,13 @@ impl FlashAttentionOperator {
             };
             let range = match self.copied(role) {
                 Some(desc) => {
-                    large |= desc
-                        .elements()
-                        .is_none_or(|elements| elements > MOST_COPIED);
-                    desc.byte_range()
+                    let elements = desc.elements().unwrap_or(u64::MAX);
+                    large |= elements > MOST_COPIED;
+                    // The copy has the elements one behind the other.
+                    let copy = TensorDesc::packed(desc.dtype, desc.shape).byte_range();
+                    let walked = range.zip(copy);
+                    let inside = walked.is_some_and(|(range, copy)| range.end <= copy.end);
+                    desc.byte_range().filter(|_| inside)
                 }
                 None => range,
             };
@@ -122,6 +123,7 @@ impl FlashAttentionOperator {
             if let Some(desc) = self.copied(role) {
                 // SAFETY: the ranges of `touches`, which has all of this tensor, are live and locked for the task that runs this.
                 let copy = unsafe { gather(desc, launch.base(parameter)) };
+                let copy = copy.map_err(|why| launch.fault(why))?;
                 copies.push((role, copy));
             }
         }

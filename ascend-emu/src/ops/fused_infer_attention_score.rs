@@ -33,6 +33,8 @@ struct FiaOperator {
     problem: AttentionProblem<'static>,
     /// Bytes of each tensor that a launch touches, from the tensor's base address.
     touches: Vec<(Argument, Range<u64>)>,
+    /// Whether a lint says that the device may leave the call's tensors.
+    overruns: bool,
     /// How far misuse that shows on the device is let pass.
     check: Check,
     /// Whether the length arrays are stand-ins, with which nothing can be computed.
@@ -65,7 +67,7 @@ impl FiaOperator {
         let call = arguments.call();
         let checked = call.check(version, target);
         let checked = checked.map_err(|refusal| refused(version.symbol(), refusal))?;
-        refuse_crash(&checked, version)?;
+        let overruns = lints(&checked, version)?;
         within_reach(&checked.problem).map_err(Refusal::from)?;
         checked.touches(&mut |argument, range| {
             // A range that no memory could hold is one that no allocation answers for.
@@ -78,6 +80,7 @@ impl FiaOperator {
             version,
             target,
             touches,
+            overruns,
             check: check(),
             measured: false,
         })
@@ -102,15 +105,17 @@ impl FiaOperator {
     }
 }
 
-/// Reports a call of which the operator's host code dies on some hosts, and which others take.
-fn refuse_crash(checked: &CheckedCall<'_>, version: Version) -> Outcome {
-    let mut outcome = Ok(());
+/// Reports a call of which the operator's host code dies on some hosts, and which others take. Gives whether the device may
+/// leave the tensors of a call that goes on.
+fn lints(checked: &CheckedCall<'_>, version: Version) -> Outcome<bool> {
+    let (mut outcome, mut overruns) = (Ok(()), false);
     checked.each_lint(&mut |lint| {
+        overruns |= lint.rule.overruns;
         if lint.rule.level == Level::HostCrash && outcome.is_ok() {
             outcome = report_crash(version.symbol(), &lint, ACLNN_INNER);
         }
     });
-    outcome
+    outcome.map(|()| overruns)
 }
 
 impl DeclaredOperator for FiaOperator {
@@ -134,6 +139,10 @@ impl DeclaredOperator for FiaOperator {
             true => (self.arguments.query.as_ref()).is_none_or(TensorDesc::is_empty),
             false => self.touches.is_empty(),
         }
+    }
+
+    fn overruns(&self) -> bool {
+        self.overruns
     }
 
     fn unlaunchable(&self) -> Option<&'static str> {

@@ -109,9 +109,9 @@ impl DeclaredOperator for GatherOperator {
             // written, share no memory with them, as the launch has found.
             unsafe { launch.integers(parameter) }
         };
-        let table = numbers(Parameter::BlockTables);
-        let lengths = numbers(Parameter::SeqLens);
-        let offsets = numbers(Parameter::SeqOffset);
+        let table = numbers(Parameter::BlockTables)?;
+        let lengths = numbers(Parameter::SeqLens)?;
+        let offsets = numbers(Parameter::SeqOffset)?;
         let mut inspected = Ok(());
         (self.problem).sources(&table, &lengths, &offsets, &mut |source| {
             let found = self.inspect(&launch, source);

@@ -10,6 +10,7 @@ use crate::fault::Fault;
 use crate::kernel::ring_update::{self, Buffers, Elements, Triple};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::room::collected;
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
 use ascend_spec::ops::ring_attention_update::{
@@ -67,14 +68,10 @@ impl DeclaredOperator for RingUpdateOperator {
     }
 
     fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
-        let packed = self.problem.layout.is_packed();
-        for (argument, desc) in self.arguments.each_tensor() {
-            if argument.parameter == Parameter::ActualSeqQlen && !packed {
-                continue;
-            }
-            // The check has found the range; one that no memory could hold is one that no allocation answers for.
-            visit(argument, desc.byte_range().unwrap_or(0..u64::MAX));
-        }
+        let call = self.arguments.call();
+        (self.problem).touches(&call, &mut |parameter, range| {
+            visit(parameter.into(), range)
+        });
     }
 
     unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
@@ -102,17 +99,18 @@ impl DeclaredOperator for RingUpdateOperator {
             return Ok(());
         };
         let buffers = Buffers { prev, cur, out };
-        let ends = elements(P::ActualSeqQlen).map_or_else(Vec::new, |of| {
-            let entries = if self.problem.layout.is_packed() {
-                self.problem.batch + 1
-            } else {
-                0
-            };
-            // SAFETY: the check has found that many entries of INT64, which are live and locked for the task that runs this.
-            (0..entries)
-                .map(|entry| unsafe { of.read::<i64>(entry) })
-                .collect()
-        });
+        let entries = match self.problem.layout.is_packed() {
+            true => self.problem.batch + 1,
+            false => 0,
+        };
+        let ends = match elements(P::ActualSeqQlen) {
+            Some(of) => {
+                // SAFETY: the check has found that many entries of INT64, which are live and locked for the task that runs this.
+                let entry = |entry| unsafe { of.read::<i64>(entry) };
+                collected((0..entries).map(entry)).map_err(|why| launch.fault(why))?
+            }
+            None => Vec::new(),
+        };
         if let Err(violation) = self.problem.admits_lengths(&ends) {
             launch.suspect(FindingKind::OutOfBounds, "actualSeqQlen", violation)?;
         }

@@ -117,7 +117,7 @@ impl DeclaredOperator for ScatterOperator {
         // launch in), locked for the task that runs this, and, as the launch has found, with the caches apart from everything
         // else.
         unsafe {
-            let slots = launch.integers(Parameter::SlotMapping);
+            let slots = launch.integers(Parameter::SlotMapping)?;
             self.inspect(&launch, &slots)?;
             scatter::run(&self.problem, &slots, &|parameter| launch.first(parameter));
         }

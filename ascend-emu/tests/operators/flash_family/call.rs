@@ -4,7 +4,7 @@ use super::case::size;
 use crate::bench::*;
 use ascend_emu::abi::*;
 use ascend_emu::{Machine, functions_of};
-use ascend_spec::Cann;
+use ascend_spec::{Cann, TensorDesc};
 use ascend_sys::bindings::{
     aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclrtStream,
 };
@@ -61,6 +61,33 @@ impl OnDevice {
             shape: shape.to_vec(),
             tensor,
             memory,
+        }
+    }
+
+    /// A tensor of a description in memory that somebody else keeps.
+    pub(crate) fn described(desc: &TensorDesc, at: *mut c_void) -> Self {
+        let dtype = aclDataType(desc.dtype.acl());
+        let (rank, format) = (desc.shape.rank() as u64, aclFormat(desc.format.acl()));
+        let (axes, steps) = (desc.shape.as_ptr(), desc.strides.as_ptr());
+        let tensor = unsafe {
+            aclCreateTensor(
+                axes,
+                rank,
+                dtype,
+                steps,
+                desc.offset,
+                format,
+                axes,
+                rank,
+                at,
+            )
+        };
+        assert!(!tensor.is_null(), "{desc}: {}", message());
+        OnDevice {
+            dtype,
+            shape: desc.shape.to_vec(),
+            tensor,
+            memory: Rc::new(Memory::new(&[])),
         }
     }
 
@@ -169,7 +196,16 @@ macro_rules! pass {
     (ints $argument:expr) => {
         $crate::flash_family::call::ints($argument.as_deref())
     };
+    (int_list $argument:expr) => {
+        pass!(ints $argument)
+    };
     (int $argument:expr) => {
+        $argument
+    };
+    (int8 $argument:expr) => {
+        $argument
+    };
+    (flag $argument:expr) => {
         $argument
     };
     (float $argument:expr) => {

@@ -5,7 +5,9 @@ mod call;
 #[macro_use]
 mod case;
 mod cuts;
+mod guarded;
 mod incre;
+mod memory;
 mod prompt;
 mod reference;
 mod ring;

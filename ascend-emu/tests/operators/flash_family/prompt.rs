@@ -16,7 +16,7 @@ type Arguments = prompt_flash_attention::Arguments<OnDevice>;
 
 const HALF: aclDataType = aclDataType::ACL_FLOAT16;
 
-fn prepare(version: u8, arguments: &Arguments) -> (i32, (u64, *mut aclOpExecutor)) {
+pub(crate) fn prepare(version: u8, arguments: &Arguments) -> (i32, (u64, *mut aclOpExecutor)) {
     match version {
         1 => prompt_flash_attention_arguments! { arguments_of_version {
             1 phase_one { aclnnPromptFlashAttentionGetWorkspaceSize, arguments }

@@ -15,7 +15,7 @@ type Arguments = ring_attention_update::Arguments<OnDevice>;
 
 const FLOAT: aclDataType = aclDataType::ACL_FLOAT;
 
-fn prepare(version: u8, arguments: &Arguments) -> (i32, (u64, *mut aclOpExecutor)) {
+pub(crate) fn prepare(version: u8, arguments: &Arguments) -> (i32, (u64, *mut aclOpExecutor)) {
     match version {
         1 => ring_attention_update_arguments! { arguments_of_version {
             1 phase_one { aclnnRingAttentionUpdateGetWorkspaceSize, arguments }

@@ -32,9 +32,12 @@ macro_rules! versions {
     };
 }
 
-type Prepared = (i32, (u64, *mut aclOpExecutor));
+pub(crate) type Prepared = (i32, (u64, *mut aclOpExecutor));
 
-fn prepare(version: Version, arguments: &Arguments) -> (Prepared, super::call::PhaseTwo) {
+pub(crate) fn prepare(
+    version: Version,
+    arguments: &Arguments,
+) -> (Prepared, super::call::PhaseTwo) {
     versions! { version, arguments;
         V1: dense 1 aclnnFlashAttentionScoreGetWorkspaceSize aclnnFlashAttentionScore;
         V2: dense 2 aclnnFlashAttentionScoreV2GetWorkspaceSize aclnnFlashAttentionScoreV2;

@@ -47,7 +47,7 @@ fn what_does_not_fit_is_refused_by_name() {
         malloc(512),
     );
     fails(
-        call!(aclnnInplaceZero(InOut(blocks))),
+        call!(aclnnInplaceZero(InOutShared(blocks))),
         161_002,
         &["aclnnInplaceZero: selfRef: given format FractalNz"],
     );
@@ -133,7 +133,7 @@ fn absurd_views_are_refused() {
     }
     let memory = malloc(64);
     let outside = Tensor::over(aclDataType::ACL_FLOAT, View::packed(&[1 << 20]), memory);
-    ok(call!(aclnnInplaceZero(outside.in_out())));
+    ok(call!(aclnnInplaceZero(outside.shared())));
     fails(
         unsafe { aclrtSynchronizeStream(null_mut()) },
         507_015,
@@ -155,7 +155,7 @@ fn launches_are_watched_like_those_of_attention() {
     let (mut bytes, mut executor) = (0, null_mut());
     unsafe {
         ok(glue::aclnnInplaceOne::prepare(
-            x.in_out(),
+            x.shared(),
             &mut bytes,
             &mut executor,
         ));
@@ -268,6 +268,7 @@ nothing! {
     Out: Out(null());
     OptionalOut: OptionalOut(null());
     InOut: InOut(null());
+    InOutShared: InOutShared(null());
     Scalar: Scalar(null());
     OptionalScalar: OptionalScalar(null());
     Ints: Ints(null());

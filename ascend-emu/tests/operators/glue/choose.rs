@@ -173,7 +173,7 @@ fn integers_beside_a_mask_stay_exact() {
     let mask = Tensor::packed(aclDataType::ACL_BOOL, &[2], &[0.0, 1.0]);
     let half = Tensor::floats(&[], &[0.5]);
     ok(call!(aclnnInplaceMaskedFillTensor(
-        x.in_out(),
+        x.shared(),
         mask.input(),
         half.input()
     )));

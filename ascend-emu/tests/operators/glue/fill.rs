@@ -248,11 +248,11 @@ fn numbers_are_made_of_nothing() {
     )));
     assert_eq!(out.values(), [0.0, 0.5, 1.0]);
     ok(call!(aclnnInplaceFillScalar(
-        out.in_out(),
+        out.shared(),
         scalar(aclDataType::ACL_BOOL, true)
     )));
     assert_eq!(out.values(), [1.0; 3]);
-    ok(call!(aclnnInplaceZero(out.in_out())));
+    ok(call!(aclnnInplaceZero(out.shared())));
     assert_eq!(out.values(), [0.0; 3]);
     let square = Tensor::packed(aclDataType::ACL_INT8, &[2, 3], &[7.0]);
     ok(call!(aclnnEye(2, 3, square.out())));
@@ -269,7 +269,7 @@ fn numbers_are_made_of_nothing() {
         complex(copied).in_out(),
         complex(words).input()
     )));
-    ok(call!(aclnnInplaceZero(complex(words).in_out())));
+    ok(call!(aclnnInplaceZero(complex(words).shared())));
     sync(null_mut());
     assert_eq!(download::<f32>(copied, 4), [1.0, 2.0, 3.0, 4.0]);
     assert_eq!(download::<f32>(words, 4), [0.0; 4]);

@@ -26,6 +26,7 @@ mod fill;
 mod functions;
 mod join;
 mod matmul;
+mod memory;
 mod model;
 mod reduce;
 mod rows;

@@ -267,6 +267,7 @@ take! {
         Given::Plain(Argument::Absent) => OptionalOut(null()),
     }
     InOut: { Given::Tensor(tensor) => tensor.in_out() }
+    InOutShared: { Given::Tensor(tensor) => tensor.shared() }
     Scalar: {
         Given::Plain(Argument::Int(value)) => int(*value),
         Given::Plain(Argument::Real(value)) => real(*value),

@@ -188,7 +188,7 @@ fn elements_are_found_at_positions() {
     let rows = Tensor::ints(&[3], &[1, 1, 0]);
     let more = Tensor::floats(&[1, 4], &[100.0]);
     ok(call!(aclnnIndexPutImpl(
-        Tensor::over(aclDataType::ACL_FLOAT, View::packed(&[6, 4]), x.at).in_out(),
+        Tensor::over(aclDataType::ACL_FLOAT, View::packed(&[6, 4]), x.at).shared(),
         tensors(&[&rows]),
         more.input(),
         Flag(1),

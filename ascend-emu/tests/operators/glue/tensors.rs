@@ -224,6 +224,11 @@ impl Tensor {
     pub(crate) fn in_out(&self) -> InOut {
         InOut(self.handle)
     }
+
+    /// Written in place by an operator that lets its elements share memory.
+    pub(crate) fn shared(&self) -> InOutShared {
+        InOutShared(self.handle)
+    }
 }
 
 pub(crate) fn scalar<T>(dtype: aclDataType, mut value: T) -> Scalar {

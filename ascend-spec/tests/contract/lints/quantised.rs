@@ -1,10 +1,10 @@
 //! Lints of quantised calls.
 
 use super::{Found, bf16, float, half, int8, of, with};
-use crate::fia::FiaCall;
-use crate::{Cann, DType, Soc, Target};
+use ascend_spec::fia::FiaCall;
+use ascend_spec::{Cann, DType, Soc, Target};
 
-pub(super) fn quantised(found: &mut Found) {
+pub(super) fn quantised(found: &mut Found<'_>) {
     let key = [half(&[2, 64, 4, 32])];
     let out = FiaCall {
         query: Some(half(&[2, 16, 4, 32])),
@@ -71,7 +71,7 @@ pub(super) fn quantised(found: &mut Found) {
     found.breaks_on("quant.per_tensor_kernel", &on_950, target);
 }
 
-pub(super) fn antiquantised(found: &mut Found) {
+pub(super) fn antiquantised(found: &mut Found<'_>) {
     let key = [int8(&[2, 64, 4, 32])];
     let merged = FiaCall {
         query: Some(half(&[2, 32, 4, 32])),

@@ -1,14 +1,14 @@
 //! Lints of releases from 8.5 on, and of Ascend 950.
 
 use super::{Found, bf16, half, int8, lints_on, mask, of, with};
-use crate::fia::{FiaCall, Version};
-use crate::{Cann, DType, Soc, Target};
+use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::{Cann, DType, Soc, Target};
 
 const A2: Target = Target::new(Soc::AtlasA2, Cann::V9_1);
 const A2_9_0: Target = Target::new(Soc::AtlasA2, Cann::V9_0);
 const ASCEND_950: Target = Target::new(Soc::Ascend950, Cann::V9_1);
 
-pub(super) fn split_fused(found: &mut Found) {
+pub(super) fn split_fused(found: &mut Found<'_>) {
     let key = [bf16(&[20, 2, 80])];
     let four = [bf16(&[20, 4, 80])];
     let packed = FiaCall {
@@ -77,6 +77,20 @@ pub(super) fn split_fused(found: &mut Found) {
         &with(&packed, |c| c.value_shared_prefix = Some(bf16(&[1]))),
         A2,
     );
+    // Of another type than the keys, and over a cache, whose rows lie otherwise.
+    let prefixed = with(&packed, |c| {
+        c.key_shared_prefix = Some(bf16(&[1, 4, 80]));
+        c.value_shared_prefix = Some(half(&[1, 4, 80]));
+    });
+    found.breaks_on("split_fuse.ignored", &prefixed, A2);
+    let cache = [bf16(&[4, 16, 160])];
+    let paged = with(&prefixed, |c| {
+        (c.key, c.value) = (&cache, &cache);
+        c.block_table = Some(of(DType::Int32, &[2, 3]));
+        c.block_size = 16;
+        c.actual_seq_lengths_kv = Some(&[20, 37]);
+    });
+    found.breaks_on("split_fuse.ignored", &paged, A2);
     let own = with(&packed, |c| {
         (c.key, c.value, c.num_key_value_heads) = (&four, &four, 0);
     });
@@ -84,7 +98,7 @@ pub(super) fn split_fused(found: &mut Found) {
     found.breaks_on("split_fuse.kv_heads_zero", &own, A2_9_0);
 }
 
-pub(super) fn unified(found: &mut Found) {
+pub(super) fn unified(found: &mut Found<'_>) {
     let key = [bf16(&[2, 64, 4, 64])];
     let two = [key[0], key[0]];
     let single = FiaCall {
@@ -169,7 +183,7 @@ pub(super) fn unified(found: &mut Found) {
     );
 }
 
-pub(super) fn trees(found: &mut Found) {
+pub(super) fn trees(found: &mut Found<'_>) {
     let key = [bf16(&[2, 64, 4, 128])];
     let tree = FiaCall {
         query: Some(bf16(&[2, 3, 4, 128])),

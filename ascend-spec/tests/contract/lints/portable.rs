@@ -1,8 +1,8 @@
 //! Lints of calls that are to run on other releases as well.
 
 use super::{Found, half, mask, with};
-use crate::fia::{FiaCall, Version};
-use crate::{Cann, DType, Soc, Target, TensorDesc};
+use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::{Cann, DType, Soc, Target, TensorDesc};
 
 /// What is reported: the lint, and the release that it tells of.
 fn differences(call: &FiaCall<'_>, target: Target, since: Cann) -> Vec<(&'static str, Cann)> {
@@ -22,7 +22,7 @@ fn differences(call: &FiaCall<'_>, target: Target, since: Cann) -> Vec<(&'static
     found
 }
 
-pub(super) fn portable(found: &mut Found) {
+pub(super) fn portable(found: &mut Found<'_>) {
     let newest = Target::new(Soc::AtlasA2, Cann::V9_1);
     let key = [half(&[2, 64, 4, 96])];
     let decode = FiaCall {
@@ -56,7 +56,7 @@ pub(super) fn portable(found: &mut Found) {
         [(refused, Cann::V9_0)]
     );
     assert_eq!(differences(&triangle, newest, Cann::V9_1), []);
-    found.0.extend([refused, meaning]);
+    found.ids.extend([refused, meaning]);
 
     // A call that its own release refuses is reported there alone.
     let ninth = Target::new(Soc::AtlasA2, Cann::V9_0);
