@@ -86,8 +86,8 @@ impl TensorDesc {
         kind(self) == kind(other) && strides.all(|(&dim, (own, other))| dim == 1 || own == other)
     }
 
-    /// The bytes that a walk of these axes touches with the view's strides, from its base address. Of what no memory could
-    /// hold, and of another number of axes, it is more than any tensor has.
+    /// The bytes that a walk of these axes touches with the view's strides, from its base address. Of what no memory
+    /// could hold, and of another number of axes, it is more than any tensor has.
     pub(crate) fn walked<const AXES: usize>(&self, axes: [usize; AXES]) -> Range<u64> {
         let axes = axes.map(|size| i64::try_from(size).unwrap_or(i64::MAX));
         let shape = Dims::of(axes);
@@ -96,8 +96,8 @@ impl TensorDesc {
             .unwrap_or(0..u64::MAX)
     }
 
-    /// So many bytes from the view's first one on, from its base address. Of what no memory could hold it is more than any
-    /// tensor has.
+    /// So many bytes from the view's first one on, from its base address. Of what no memory could hold it is more than
+    /// any tensor has.
     pub(crate) fn first_bytes(&self, count: u64) -> Range<u64> {
         match self.byte_range() {
             Some(range) => range.start..range.start.saturating_add(count),

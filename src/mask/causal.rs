@@ -34,8 +34,8 @@ impl CausalOrigin {
     }
 }
 
-/// Most elements of a square that serves a mask of so many: as many as the compressed masks have, or a few times the mask's.
-/// A few rows over many keys are not worth the square of the keys.
+/// Most elements of a square that serves a mask of so many: as many as the compressed masks have, or a few times the
+/// mask's. A few rows over many keys are not worth the square of the keys.
 fn most_shared(elements: usize) -> usize {
     const TIMES: usize = 8;
     const SMALL: usize =
@@ -111,10 +111,9 @@ impl Masks<'_> {
     }
 
     /// A full causal mask `[rows, keys]` as a view of one square that serves all lengths and grows by doubling: nothing
-    /// is made anew for a smaller one. A mask that a square would exceed by far is a contiguous tensor of its own. The view is
-    /// strided, which FusedInferAttentionScore does not take (the lint
-    /// `tensor.strided`): for it there is [`Masks::causal_full`], for other operators that want packed elements
-    /// [`Masks::causal_matrix`].
+    /// is made anew for a smaller one. A mask that a square would exceed by far is a contiguous tensor of its own. The
+    /// view is strided, which FusedInferAttentionScore does not take (the lint `tensor.strided`): for it there is
+    /// [`Masks::causal_full`], for other operators that want packed elements [`Masks::causal_matrix`].
     ///
     /// # Errors
     /// Those of an upload.
@@ -132,9 +131,10 @@ impl Masks<'_> {
         }
     }
 
-    /// A full causal mask for sparse mode 1, INT8. The tensor has at least `rows` rows and `keys` keys: the operator takes
-    /// larger ones and reads what it needs, so that one square serves all lengths, contiguous and without a copy, but for masks
-    /// that it would exceed by far, which are tensors of their own. Several query rows a sequence, as many as `rows`, or fewer with [`CausalOrigin::LeftUp`].
+    /// A full causal mask for sparse mode 1, INT8. The tensor has at least `rows` rows and `keys` keys: the operator
+    /// takes larger ones and reads what it needs, so that one square serves all lengths, contiguous and without a copy,
+    /// but for masks that it would exceed by far, which are tensors of their own. Several query rows a sequence, as
+    /// many as `rows`, or fewer with [`CausalOrigin::LeftUp`].
     ///
     /// It takes `Sq * Skv` bytes where [`Masks::causal`] takes 4 MiB and less time: it is for comparisons.
     ///
@@ -150,8 +150,8 @@ impl Masks<'_> {
         }
     }
 
-    /// What `view` makes of the rows of the causal square from the first of a mask on, if the mask is part of it and the square
-    /// not much larger than the mask.
+    /// What `view` makes of the rows of the causal square from the first of a mask on, if the mask is part of it and
+    /// the square not much larger than the mask.
     #[inline]
     fn causal_rows<T>(
         &self,

@@ -105,8 +105,8 @@ impl FiaOperator {
     }
 }
 
-/// Reports a call of which the operator's host code dies on some hosts, and which others take. Gives whether the device may
-/// leave the tensors of a call that goes on.
+/// Reports a call of which the operator's host code dies on some hosts, and which others take. Gives whether the device
+/// may leave the tensors of a call that goes on.
 fn lints(checked: &CheckedCall<'_>, version: Version) -> Outcome<bool> {
     let (mut outcome, mut overruns) = (Ok(()), false);
     checked.each_lint(&mut |lint| {

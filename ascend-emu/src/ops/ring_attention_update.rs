@@ -105,7 +105,8 @@ impl DeclaredOperator for RingUpdateOperator {
         };
         let ends = match elements(P::ActualSeqQlen) {
             Some(of) => {
-                // SAFETY: the check has found that many entries of INT64, which are live and locked for the task that runs this.
+                // SAFETY: the check has found that many entries of INT64, which are live and locked for the task that
+                // runs this.
                 let entry = |entry| unsafe { of.read::<i64>(entry) };
                 collected((0..entries).map(entry)).map_err(|why| launch.fault(why))?
             }

@@ -427,8 +427,8 @@ pub fn nowhere() -> *mut c_void {
     ptr::without_provenance_mut(0x10)
 }
 
-/// Runs the body of the test of this name in a process of its own, which finds little more host memory than the emulator has
-/// taken when it starts.
+/// Runs the body of the test of this name in a process of its own, which finds little more host memory than the
+/// emulator has taken when it starts.
 #[track_caller]
 pub fn with_little_memory(name: &str, body: impl FnOnce()) {
     const VARIABLE: &str = "ASCEND_TEST_LITTLE_MEMORY";

@@ -109,9 +109,9 @@ impl AttentionProblem<'_> {
         self.terms.get(b)
     }
 
-    /// The elements of the bias tensor for the rows and keys of sequence `b`, as the rows of a tensor of one batch entry and
-    /// their extents, where [`SequenceTerms`] say where they are. Of a bias that has elements for keys up to a row's own
-    /// number alone it is one row, the last one, whose last element is that of distance 0.
+    /// The elements of the bias tensor for the rows and keys of sequence `b`, as the rows of a tensor of one batch
+    /// entry and their extents, where [`SequenceTerms`] say where they are. Of a bias that has elements for keys up to
+    /// a row's own number alone it is one row, the last one, whose last element is that of distance 0.
     pub fn bias_rows(&self, b: usize) -> Option<(Rows, Extents)> {
         let (bias, at) = (self.bias?, self.terms_of(b)?.bias?);
         let [.., longest] = bias.sizes;
@@ -132,8 +132,8 @@ impl AttentionProblem<'_> {
         Some((Rows { view, ..bias.rows }, of))
     }
 
-    /// The elements of a softmax output for `rows` rows of sequence `b`, as the rows of a tensor of one batch entry and their
-    /// extents. The tensor's first element is `offset`.
+    /// The elements of a softmax output for `rows` rows of sequence `b`, as the rows of a tensor of one batch entry and
+    /// their extents. The tensor's first element is `offset`.
     pub fn softmax_rows(&self, b: usize, rows: usize, offset: i64) -> Option<(Rows, Extents)> {
         let at = self.terms_of(b)?.softmax;
         let view = View {

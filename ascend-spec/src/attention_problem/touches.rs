@@ -81,7 +81,8 @@ impl AttentionProblem<'_> {
             let of = |dim| extents([batch, self.kv_heads, rows, dim]);
             visit(TensorRole::Key(b), at.key.bytes(of(self.head_dim)));
             visit(TensorRole::Value(b), at.value.bytes(of(self.value_dim)));
-            // One tensor for all sequences, also where the keys are a list: then it has the rows of the longest of them.
+            // One tensor for all sequences, also where the keys are a list: then it has the rows of the longest of
+            // them.
             if let Some(rope) = at.key_rope.filter(|_| b == 0) {
                 let (batch, rows) = match self.list {
                     Some(_) => {

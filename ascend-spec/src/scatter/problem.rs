@@ -59,8 +59,8 @@ impl ScatterProblem {
         pieces.place(self.block_size, block, row, piece)
     }
 
-    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address: those
-    /// of all tokens, and of a cache those of all slots. Nothing without tokens.
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address:
+    /// those of all tokens, and of a cache those of all slots. Nothing without tokens.
     pub fn touches(&self, call: &ScatterCall<'_>, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
         if self.tokens == 0 {
             return;

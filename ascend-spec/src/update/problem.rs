@@ -20,8 +20,8 @@ pub struct UpdateProblem {
 }
 
 impl UpdateProblem {
-    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address, by the
-    /// strides of its description. Nothing without rows.
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address,
+    /// by the strides of its description. Nothing without rows.
     pub fn touches(&self, call: &UpdateCall<'_>, visit: &mut dyn FnMut(Argument, Range<u64>)) {
         if self.rows == 0 {
             return;

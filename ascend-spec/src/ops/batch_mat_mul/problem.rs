@@ -22,8 +22,8 @@ impl BatchMatMulProblem {
         self.batch == 0 || self.rows == 0 || self.columns == 0
     }
 
-    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address, by
-    /// the strides of its description. Nothing where there is no element to compute.
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address,
+    /// by the strides of its description. Nothing where there is no element to compute.
     pub fn touches(
         &self,
         call: &BatchMatMulCall<'_>,

@@ -40,8 +40,8 @@ impl<'a> FlashAttentionProblem<'a> {
     /// contiguous copy, or copies what is written. The rows of a marked tail are one more sequence, which has no keys.
     ///
     /// # Errors
-    /// [`Unsupported`] for more than 2097152 sequences, more than the operator's documents promise, or more than there is host
-    /// memory for. Tensors of stride 0 are small however many they have.
+    /// [`Unsupported`] for more than 2097152 sequences, more than the operator's documents promise, or more than
+    /// there is host memory for. Tensors of stride 0 are small however many they have.
     pub fn attention(&self) -> Result<AttentionProblem<'a>, Unsupported> {
         let batch = match self.work {
             Work::Attend => self.batch,

@@ -144,8 +144,8 @@ impl GatherProblem {
         }
     }
 
-    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address: those
-    /// of all tokens, of a cache those of all blocks, and all numbers of the others. Nothing without tokens.
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address:
+    /// those of all tokens, of a cache those of all blocks, and all numbers of the others. Nothing without tokens.
     pub fn touches(&self, call: &GatherCall<'_>, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
         if self.tokens == 0 {
             return;

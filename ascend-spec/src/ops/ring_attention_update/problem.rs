@@ -48,8 +48,8 @@ impl RingUpdateProblem {
         })
     }
 
-    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address, by the
-    /// strides of its description.
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address,
+    /// by the strides of its description.
     pub fn touches(&self, call: &RingUpdateCall<'_>, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
         let packed = self.layout.is_packed();
         let (rows, heads, dim) = (self.rows, self.heads, self.head_dim);

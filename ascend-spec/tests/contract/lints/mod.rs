@@ -1,5 +1,5 @@
-//! Each lint is found alone, by a call that differs from a clean one in it. Shared by the tests of the contract and those of
-//! the emulator, which launch the calls.
+//! Each lint is found alone, by a call that differs from a clean one in it. Shared by the tests of the contract and
+//! those of the emulator, which launch the calls.
 
 mod portable;
 mod quantised;

@@ -1,5 +1,5 @@
-//! Calls whose tensors all lie at pages without access: a launch that reads or writes a byte outside of its tensors ends the
-//! process, and the call stands on standard error.
+//! Calls whose tensors all lie at pages without access: a launch that reads or writes a byte outside of its tensors
+//! ends the process, and the call stands on standard error.
 
 #[path = "../../../calls/mod.rs"]
 pub(super) mod calls;
@@ -271,8 +271,8 @@ fn a_drop_mask_may_begin_behind_its_base_address() {
     caller.end(2);
 }
 
-/// A shared prefix beside packed rows over a cache: the split-fuse path, which ignores it, and whose cache has rows of all heads
-/// where the prefix has rows of one.
+/// A shared prefix beside packed rows over a cache: the split-fuse path, which ignores it, and whose cache has rows of
+/// all heads where the prefix has rows of one.
 #[test]
 fn an_ignored_prefix_is_not_read() {
     let mut caller = Caller::new();

@@ -69,8 +69,8 @@ impl Pages {
         self.next = 0;
     }
 
-    /// The base address of a tensor that touches these bytes from it on and that meets an edge of the next region, and those
-    /// bytes; none of a tensor that no region holds.
+    /// The base address of a tensor that touches these bytes from it on and that meets an edge of the next region, and
+    /// those bytes; none of a tensor that no region holds.
     pub(super) fn place(
         &mut self,
         bytes: Option<std::ops::Range<u64>>,

@@ -124,7 +124,10 @@ parameters! {
 macro_rules! versions {
     ($version:ident, $arguments:ident, $list:ident; $($number:tt $one:ident $two:ident;)*) => {
         match $version {
-            $($number => ($list! { arguments_of_version { $number phase_one { $one, $arguments } } }, $two as PhaseTwo),)*
+            $($number => (
+                $list! { arguments_of_version { $number phase_one { $one, $arguments } } },
+                $two as PhaseTwo,
+            ),)*
             _ => panic!("no version {}", $version),
         }
     };
