@@ -15,6 +15,7 @@ mod faults;
 mod graph;
 mod graph_failures;
 mod graph_launches;
+mod graph_threads;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod ordering;
