@@ -14,7 +14,7 @@ use crate::room::{NoRoom, room_for};
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
 use ascend_spec::update::{Argument, Arguments, Parameter, UpdateProblem, Version};
-use ascend_spec::{Refusal, Soc, TensorDesc, arguments_of_version, attention_update_arguments};
+use ascend_spec::{Refusal, Target, TensorDesc, arguments_of_version, attention_update_arguments};
 use std::ops::Range;
 use std::ptr;
 
@@ -29,8 +29,8 @@ struct UpdateOperator {
 
 impl UpdateOperator {
     /// Checks a call.
-    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Result<Self, Refusal> {
-        let problem = arguments.call().check(soc)?;
+    fn new(arguments: Arguments<TensorDesc>, target: Target) -> Result<Self, Refusal> {
+        let problem = arguments.call().check(target)?;
         Ok(UpdateOperator {
             arguments,
             problem,
@@ -143,7 +143,7 @@ impl DeclaredOperator for UpdateOperator {
 
 fn new(arguments: &Arguments<Described>) -> Result<UpdateOperator, Refusal> {
     let descs = arguments.map(|_, tensor| tensor.desc);
-    UpdateOperator::new(descs, context::machine().target.soc)
+    UpdateOperator::new(descs, context::machine().target)
 }
 
 attention_update_arguments! { arguments_of_version {

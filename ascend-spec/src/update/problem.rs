@@ -17,6 +17,9 @@ pub struct UpdateProblem {
     pub dtype: DType,
     /// Whether the merged log-sum-exps are written.
     pub writes_lse: bool,
+    /// Whether a log-sum-exp of +inf, with which attention marks a row without keys, counts as -inf, so that the part weighs
+    /// nothing; otherwise it makes the row NaN.
+    pub infinity_is_empty: bool,
 }
 
 impl UpdateProblem {
