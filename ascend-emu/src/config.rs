@@ -48,6 +48,30 @@ impl FromStr for Check {
     }
 }
 
+/// What becomes of lints: calls of which an operator ignores, misreads or overruns something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lints {
+    /// Nobody is told.
+    Off,
+    /// They are told on stderr.
+    Warn,
+    /// They are errors of the call.
+    Error,
+}
+
+impl FromStr for Lints {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "off" => Ok(Lints::Off),
+            "warn" => Ok(Lints::Warn),
+            "error" => Ok(Lints::Error),
+            _ => Err(()),
+        }
+    }
+}
+
 /// Most devices that `ASCEND_EMU_DEVICES` may ask for.
 const MAX_DEVICES: u32 = 64;
 
@@ -57,6 +81,8 @@ const MAX_THREADS: u64 = 1024;
 #[derive(Debug)]
 pub(crate) struct Config {
     pub check: Check,
+    /// What becomes of lints, if chosen.
+    pub lints: Option<Lints>,
     /// The machine of programs that do not choose one.
     pub machine: Machine,
     pub devices: u32,
@@ -108,6 +134,13 @@ impl Config {
                 .parse()
                 .map_err(|()| refuse("ASCEND_EMU_CHECK", &text, "compat, strict"))?,
         };
+        let lints = match var("ASCEND_EMU_LINTS")? {
+            None => None,
+            Some(text) => Some(
+                (text.trim().parse())
+                    .map_err(|()| refuse("ASCEND_EMU_LINTS", &text, "off, warn, error"))?,
+            ),
+        };
         let cann = match var("ASCEND_EMU_CANN")? {
             None => None,
             Some(text) => Some(text.parse::<Cann>().map_err(|_| {
@@ -157,6 +190,7 @@ impl Config {
         };
         Ok(Config {
             check,
+            lints,
             machine,
             devices: number("ASCEND_EMU_DEVICES", 1, u64::from(MAX_DEVICES))?
                 .and_then(|n| u32::try_from(n).ok())
@@ -176,6 +210,7 @@ impl Config {
             Err(failure) => {
                 let config = Config {
                     check: Check::Compat,
+                    lints: None,
                     machine: Machine::default(),
                     devices: 2,
                     threads: 1,
@@ -269,7 +304,7 @@ mod tests {
     #[test]
     fn nothing_set_is_the_default() {
         let config = read(&[]).unwrap();
-        assert_eq!(config.check, Check::Compat);
+        assert_eq!((config.check, config.lints), (Check::Compat, None));
         assert_eq!(config.machine, Machine::default());
         assert_eq!(config.devices, 2);
         assert!(config.threads >= 1);
@@ -280,6 +315,7 @@ mod tests {
     fn values_are_taken() {
         let config = read(&[
             ("ASCEND_EMU_CHECK", "strict"),
+            ("ASCEND_EMU_LINTS", "error"),
             ("ASCEND_EMU_SOC", "Ascend910_9391"),
             ("ASCEND_EMU_CANN", "8.5"),
             ("ASCEND_EMU_DEVICES", "8"),
@@ -289,7 +325,10 @@ mod tests {
             ("ASCEND_EMU_OPERATOR", "V3"),
         ])
         .unwrap();
-        assert_eq!(config.check, Check::Strict);
+        assert_eq!(
+            (config.check, config.lints),
+            (Check::Strict, Some(Lints::Error))
+        );
         let machine = Machine::new("Ascend910_9391", Cann::V8_5).unwrap();
         assert_eq!(config.machine, machine.operator(Version::V3));
         assert_eq!((config.devices, config.threads), (8, 3));
@@ -314,6 +353,7 @@ mod tests {
     fn a_wrong_value_names_variable_and_alternatives() {
         for (name, value) in [
             ("ASCEND_EMU_CHECK", "Strict"),
+            ("ASCEND_EMU_LINTS", "on"),
             ("ASCEND_EMU_SOC", "H100"),
             ("ASCEND_EMU_CANN", "8.0"),
             ("ASCEND_EMU_CANN", "9.2"),

@@ -43,15 +43,20 @@
 //! | [`OutOfBounds`](FindingKind::OutOfBounds) beyond that, [`UseAfterFree`](FindingKind::UseAfterFree) | device fault 507015 at the next synchronisation; a copy by the host fails at once | error of the call |
 //! | [`FreeInUse`](FindingKind::FreeInUse) | the memory is freed once that work is over | error, nothing is freed |
 //! | [`HostRace`](FindingKind::HostRace), [`StreamRace`](FindingKind::StreamRace) | goes on, in some order | error |
-//! | [`PageableCopy`](FindingKind::PageableCopy) | waits for the stream, then copies | error |
+//! | [`PageableCopy`](FindingKind::PageableCopy) | waits for the stream, then copies, as hardware does | the same |
 //! | [`BlockTable`](FindingKind::BlockTable) | goes on: the keys of that block count as zeros | device fault 507015 at the next synchronisation |
 //! | [`SlotOutOfRange`](FindingKind::SlotOutOfRange) | goes on: the token is skipped | device fault, nothing is written |
 //! | [`DuplicateSlot`](FindingKind::DuplicateSlot) | goes on: the last token stays | device fault, nothing is written |
 //! | [`EmptyRow`](FindingKind::EmptyRow) | goes on: the row, or the next merge of it, becomes NaN | device fault, nothing is written |
 //! | [`UnrecordedEvent`](FindingKind::UnrecordedEvent) | nothing is waited for | error |
-//! | [`StalledReplay`](FindingKind::StalledReplay) | goes on waiting | error after a second, with the code of a timeout |
+//! | [`StalledReplay`](FindingKind::StalledReplay), where the host waits without a time limit | goes on waiting | error after a second, with the code of a timeout |
 //! | [`HostCrash`](FindingKind::HostCrash) | goes on as on aarch64, where a division by zero does not end the process: the call is taken, or refused with its status | error of the call |
 //! | [`Leak`](FindingKind::Leak) | the memory is released | the memory is released |
+//!
+//! With `ASCEND_EMU_CHECK=strict` a finding that spoils results, which are all but those of copies, events, stalled replays
+//! and leaks, ends its device: every later wait and copy fails with 507015 and the finding's text, until `aclrtResetDevice`
+//! has ended the device's last use, or `aclrtResetDeviceForce` or `aclrtDeviceTaskAbort` is called. [`check_scope`] ends no
+//! device.
 //!
 //! In `compat` each kind at each place is told on stderr once. A race is found from what was queued and waited for,
 //! not from timing: the same program shows the same findings every time. [`check_scope`] chooses the mode for one
@@ -113,6 +118,7 @@ mod chip;
 mod config;
 mod descriptor;
 mod executor;
+mod failed_device;
 mod fault;
 mod fault_plan;
 mod fork;
@@ -121,6 +127,7 @@ pub mod glue;
 mod handle;
 mod injection;
 pub mod kernel;
+mod lints;
 mod live;
 mod lock;
 mod machine;
@@ -140,6 +147,7 @@ pub mod traced;
 pub use config::{Check, CheckScope, check, check_scope};
 pub use fault_plan::Site;
 pub use injection::{Injection, inject};
+pub use lints::tell_lints;
 pub use live::{Live, live};
 pub use machine::{Machine, MachineError};
 pub use not_emulated::{not_emulated, refused};

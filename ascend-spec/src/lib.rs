@@ -51,6 +51,7 @@ mod tensor;
 pub mod update;
 
 pub use cann::{Cann, Release, UnknownRelease};
+pub use contract::each_lint;
 pub use dims::Dims;
 pub use dtype::DType;
 pub use every_operator::{every_rule, is_exported};

@@ -72,6 +72,9 @@ variables! {
         "the newest version of FusedInferAttentionScore; newer ones are missing";
     "ASCEND_EMU_CHECK" Emulation, "`compat`, `strict`", "`compat`",
         "what becomes of misuse that hardware lets pass, races among it: `compat` warns on stderr and goes on, `strict` makes an error of it";
+    "ASCEND_EMU_LINTS" Emulation, "`off`, `warn`, `error`",
+        "`warn` in the shared library, `off` in process, where the safe layer asks",
+        "what becomes of calls that an operator misreads (lints); those that overrun are errors in `strict` too";
     "ASCEND_EMU_DEVICES" Emulation, "1 to 64", "2", "the number of devices";
     "ASCEND_EMU_MEMORY" Emulation, "4096 to 2^44", "what the reserved addresses hold, 64 GiB at most",
         "bytes of memory of each device, and of all pinned host memory (`aclrtMallocHost`)";

@@ -14,6 +14,7 @@ mod computed;
 mod exports;
 mod recording;
 mod trace;
+mod unheeded;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

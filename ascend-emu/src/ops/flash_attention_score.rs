@@ -1,10 +1,11 @@
 //! FlashAttentionScore and FlashAttentionVarLenScore as an operator of the emulator.
 
-use super::attention::{self, refused, report_crash, within_reach};
+use super::attention::{self, refused, within_reach};
 use super::contiguous::{gather, scatter};
 use super::declared::DeclaredOperator;
 use super::entry_point::{phase_one, phase_two};
 use super::launch::Launch;
+use super::lints;
 use super::phase_one::executor_of;
 use crate::config::{Check, check};
 use crate::descriptor::Described;
@@ -13,14 +14,12 @@ use crate::kernel::Buffers;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
-use crate::status::{ACLNN_INNER, Outcome};
+use crate::status::Outcome;
 use ascend_spec::attention_problem::{AttentionProblem, MaskUse, TensorRole};
 use ascend_spec::operator::EntryPoint;
-use ascend_spec::ops::flash_attention_score::{
-    Argument, Arguments, FlashAttentionProblem, Parameter, Version,
-};
+use ascend_spec::ops::flash_attention_score::{Argument, Arguments, Parameter, Version};
 use ascend_spec::{
-    Level, Refusal, Target, TensorDesc, Unsupported, arguments_of_version,
+    Refusal, Target, TensorDesc, Unsupported, arguments_of_version,
     flash_attention_score_arguments, flash_attention_var_len_score_arguments,
 };
 use std::ops::Range;
@@ -57,7 +56,9 @@ impl FlashAttentionOperator {
         let call = arguments.call();
         let checked = call.check(version, target);
         let checked = checked.map_err(|refusal| refused(version.symbol(), refusal))?;
-        refuse_crash(&checked)?;
+        lints::tell(version.symbol(), &arguments, |report| {
+            checked.each_lint(report)
+        })?;
         let problem = checked.attention().map_err(Refusal::from)?;
         within_reach(&problem).map_err(Refusal::from)?;
         let problem = problem.into_owned();
@@ -152,17 +153,6 @@ impl FlashAttentionOperator {
         }
         Ok(())
     }
-}
-
-/// Reports a call of which the operator's host code dies on some hosts, and which others take.
-fn refuse_crash(checked: &FlashAttentionProblem<'_>) -> Outcome {
-    let mut outcome = Ok(());
-    checked.each_lint(&mut |lint| {
-        if lint.rule.level == Level::HostCrash && outcome.is_ok() {
-            outcome = report_crash(checked.version.symbol(), &lint, ACLNN_INNER);
-        }
-    });
-    outcome
 }
 
 impl DeclaredOperator for FlashAttentionOperator {

@@ -3,6 +3,7 @@
 use super::declared::DeclaredOperator;
 use super::entry_point::{phase_one, phase_two};
 use super::launch::Launch;
+use super::lints;
 use super::phase_one::executor_of;
 use crate::config::{Check, check};
 use crate::descriptor::Described;
@@ -13,12 +14,11 @@ use crate::operator::Addresses;
 use crate::room::collected;
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
+use crate::status::Outcome;
 use ascend_spec::ops::ring_attention_update::{
     Argument, Arguments, Parameter, RingUpdateProblem, Version,
 };
-use ascend_spec::{
-    Refusal, Target, TensorDesc, arguments_of_version, ring_attention_update_arguments,
-};
+use ascend_spec::{Target, TensorDesc, arguments_of_version, ring_attention_update_arguments};
 use std::ops::Range;
 
 /// A call that holds every rule.
@@ -33,12 +33,10 @@ struct RingUpdateOperator {
 
 impl RingUpdateOperator {
     /// Checks a call.
-    fn new(
-        arguments: Arguments<TensorDesc>,
-        version: Version,
-        target: Target,
-    ) -> Result<Self, Refusal> {
-        let problem = arguments.call().check(version, target)?;
+    fn new(arguments: Arguments<TensorDesc>, version: Version, target: Target) -> Outcome<Self> {
+        let call = arguments.call();
+        let problem = call.check(version, target)?;
+        lints::tell_of(version.symbol(), &arguments, |allowed| call.lint(allowed))?;
         Ok(RingUpdateOperator {
             arguments,
             version,
@@ -129,9 +127,7 @@ impl DeclaredOperator for RingUpdateOperator {
     }
 }
 
-fn new(
-    version: Version,
-) -> impl FnOnce(&Arguments<Described>) -> Result<RingUpdateOperator, Refusal> {
+fn new(version: Version) -> impl FnOnce(&Arguments<Described>) -> Outcome<RingUpdateOperator> {
     move |arguments| {
         let descs = arguments.map(|_, tensor| tensor.desc);
         RingUpdateOperator::new(descs, version, context::machine().target)

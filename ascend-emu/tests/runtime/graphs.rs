@@ -7,11 +7,11 @@ use ascend_sys::bindings::{aclmdlRICaptureMode, aclmdlRICaptureStatus};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-fn begin(stream: *mut c_void) {
+pub(crate) fn begin(stream: *mut c_void) {
     ok(unsafe { aclmdlRICaptureBegin(stream, RELAXED) });
 }
 
-fn end(stream: *mut c_void) -> *mut c_void {
+pub(crate) fn end(stream: *mut c_void) -> *mut c_void {
     let mut graph = null_mut();
     ok(unsafe { aclmdlRICaptureEnd(stream, &mut graph) });
     assert!(!graph.is_null());
@@ -28,7 +28,7 @@ fn end_fails(stream: *mut c_void, code: i32, parts: &[&str]) {
     assert!(graph.is_null());
 }
 
-fn replay(graph: *mut c_void, stream: *mut c_void) {
+pub(crate) fn replay(graph: *mut c_void, stream: *mut c_void) {
     ok(unsafe { aclmdlRIExecuteAsync(graph, stream) });
 }
 

@@ -15,5 +15,6 @@ mod graphs;
 mod handles;
 mod memory;
 mod sanitizer;
+mod stalls;
 mod stream_order;
 mod streams;

@@ -238,14 +238,8 @@ fn pageable_copies_keep_the_streams_order() {
     let h = host.as_mut_ptr().cast::<c_void>();
     unsafe {
         ok(aclrtMemsetAsync(at, 64, 5, 64, stream));
-        {
-            let _strict = check_scope(Check::Strict);
-            fails(
-                aclrtMemcpyAsync(h, 64, at, 64, D2H, stream),
-                107_000,
-                &["not pinned"],
-            );
-        }
+        // Hardware makes it a copy that waits: told, and no error in either mode.
+        let _strict = check_scope(Check::Strict);
         ok(aclrtMemcpyAsync(h, 64, at, 64, D2H, stream));
     }
     assert_eq!(host, [5; 64]);
@@ -315,7 +309,8 @@ fn registered_host_memory_is_pinned_until_it_is_given_up() {
     let host = (&raw mut *page).cast::<c_void>();
     let device = malloc(4096);
     let copy = || unsafe { aclrtMemcpyAsync(device, 4096, host, 4096, H2D, stream) };
-    fails(copy(), 107_000, &["not pinned"]);
+    ok(copy());
+    assert!(found(FindingKind::PageableCopy, host));
     let before = live().host_registrations;
     unsafe {
         ok(aclrtHostRegisterV2(
@@ -355,7 +350,7 @@ fn registered_host_memory_is_pinned_until_it_is_given_up() {
         );
     }
     assert_eq!(location(host), (UNREGISTERED, 0));
-    fails(copy(), 107_000, &["not pinned"]);
+    ok(copy());
     assert_eq!(live().host_registrations, before);
     free(device);
     destroy(stream);
