@@ -16,7 +16,8 @@ pub(super) const NEWEST: Target = Target::new(Soc::AtlasA2, Cann::NEWEST);
 
 /// Contents of any tensor: small positions for integers, a mask that hides some, numbers near 1.
 pub(super) fn fill(name: &'static str, index: usize, desc: &TensorDesc, held: &mut [u8]) {
-    let random = &mut Random(held.len() as u64 ^ (name.len() as u64) << 20 ^ (index as u64) << 30);
+    let random =
+        &mut Random(held.len() as u64 ^ ((name.len() as u64) << 20) ^ ((index as u64) << 30));
     let size = match desc.dtype {
         DType::Int32 => 4,
         DType::Int64 => 8,
@@ -40,7 +41,7 @@ pub(super) fn fill(name: &'static str, index: usize, desc: &TensorDesc, held: &m
         *byte = match mask {
             true => u8::from(at % 3 == 0),
             false if at % 2 == 1 => 0x3c,
-            false => (at * 37 >> 1) as u8,
+            false => ((at * 37) >> 1) as u8,
         };
     }
 }
