@@ -72,6 +72,10 @@ variables! {
         "the newest version of FusedInferAttentionScore; newer ones are missing";
     "ASCEND_EMU_CHECK" Emulation, "`compat`, `strict`", "`compat`",
         "what becomes of misuse that hardware lets pass, races among it: `compat` warns on stderr and goes on, `strict` makes an error of it";
+    "ASCEND_EMU_LINTS" Emulation, "`off`, `warn`, `error`", "`warn` in the shared library, `off` in process",
+        "what becomes of calls of which an operator ignores, misreads or overruns something";
+    "ASCEND_EMU_POISON" Emulation, "`0`, `1`", "`0`, zeros",
+        "whether device memory is handed out full of NaN in `compat` too, as always in `strict`";
     "ASCEND_EMU_DEVICES" Emulation, "1 to 64", "2", "the number of devices";
     "ASCEND_EMU_MEMORY" Emulation, "4096 to 2^44", "what the reserved addresses hold, 64 GiB at most",
         "bytes of memory of each device, and of all pinned host memory (`aclrtMallocHost`)";
