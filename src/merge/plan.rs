@@ -49,6 +49,7 @@ impl<'a, T: Element> Part<'a, T> {
 /// How rows are treated that a part has no keys for. Attention marks them with +inf, with which the operator computes
 /// NaN, and CANN's operators known to this crate cannot replace it on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum EmptyRows {
     /// Every part has a key for every row: the caller's promise, as it holds for a cached prefix that is not empty. A
     /// launch is asynchronous; a row that breaks the promise becomes NaN, which the emulation reports.
