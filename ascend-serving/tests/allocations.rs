@@ -86,10 +86,8 @@ fn layers_over<T: Element + Default>(
     let mut step = engine.begin(stream, &metadata).unwrap();
     in_steady_state(|| {
         for (at, ([query, key, value], output)) in layers.iter().zip(&mut outputs).enumerate() {
-            let options = LayerOptions {
-                mask: masks[at].as_ref(),
-                ..LayerOptions::default()
-            };
+            let mut options = LayerOptions::default();
+            options.mask = masks[at].as_ref();
             step.forward_with_into(at, query, key, value, options, output)
                 .unwrap();
         }

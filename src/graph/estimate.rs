@@ -18,6 +18,7 @@ use crate::refusal::{CallRule, Refused};
 /// assert_eq!(CaptureEstimate::most_graphs(2 * 61, CaptureEstimate::STREAMS), 14);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct CaptureEstimate {
     /// Graphs, one for each size.
     pub graphs: usize,

@@ -50,6 +50,7 @@ impl<'a, T: Element> Part<'a, T> {
 /// kernel takes that for no keys on Atlas A2 and A3 from CANN 8.5 on, and on Ascend 950 from 9.1 on; elsewhere it computes
 /// NaN, and no operator of CANN's known to this crate can replace it on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum EmptyRows {
     /// Every part has a key for every row: the caller's promise, as it holds for a cached prefix that is not empty. A
     /// launch is asynchronous; a row that breaks the promise becomes NaN, which the emulation reports.

@@ -76,6 +76,7 @@ impl fmt::Display for Backend {
 
 /// Version of the runtime interface (not of the CANN release).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub struct Version {
     /// Incompatible changes.
     pub major: i32,

@@ -210,16 +210,15 @@ fn compare<T: Number>(
     } = *arguments;
     let kv_heads = arguments.kv_heads.unwrap_or(heads);
     let shape = AttentionShape::new(heads, kv_heads, head_dim);
-    let trial = BackendTrial {
-        seed: arguments.seed,
-        runs: arguments.runs,
-        format: match arguments.format {
-            Format::Bnbsh => Cache::BnBsH,
-            Format::Bnnbsd => Cache::BnNBsD,
-            Format::Nz => Cache::Nz,
-        },
-        ..BackendTrial::new(shape, arguments.layers)
+    let format = match arguments.format {
+        Format::Bnbsh => Cache::BnBsH,
+        Format::Bnnbsd => Cache::BnNBsD,
+        Format::Nz => Cache::Nz,
     };
+    let trial = BackendTrial::new(shape, arguments.layers)
+        .seed(arguments.seed)
+        .runs(arguments.runs)
+        .format(format);
     let sides = [&arguments.first, &arguments.second].map(|names| backends::<T>(names));
     compare_backends(stream, &trial, sides, steps)
 }

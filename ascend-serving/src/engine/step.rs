@@ -83,12 +83,27 @@ struct Planned<T: Element> {
 
 /// What a layer brings besides query, key and value, and asks for besides what the step says.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct LayerOptions<'a> {
     /// Which keys its tokens see, unless as the step says ([`AttentionMetadata::mask`]): full and windowed layers of one cache
     /// are layers of one step.
     pub mask: Option<&'a MaskKind>,
     /// One more logit for each head, `[N]`: of BF16, and of FLOAT16 for a FLOAT16 query from CANN 9.0 on and on Ascend 950.
     pub learnable_sink: Option<&'a AnyTensor>,
+}
+
+impl<'a> LayerOptions<'a> {
+    /// The same with a mask of the layer's own.
+    pub fn mask(mut self, mask: &'a MaskKind) -> Self {
+        self.mask = Some(mask);
+        self
+    }
+
+    /// The same with one more logit for each head.
+    pub fn learnable_sink(mut self, sink: &'a AnyTensor) -> Self {
+        self.learnable_sink = Some(sink);
+        self
+    }
 }
 
 impl<T: Element> Step<'_, T> {
@@ -170,7 +185,7 @@ impl<T: Element> Step<'_, T> {
     /// ];
     /// let mut step = attention.begin(&stream, &metadata)?;
     /// for (layer, mask) in masks.iter().enumerate() {
-    ///     let options = LayerOptions { mask: Some(mask), ..LayerOptions::default() };
+    ///     let options = LayerOptions::default().mask(mask);
     ///     step.forward_with(layer, &rows, &rows, &rows, options)?;
     /// }
     /// assert_eq!(step.selected_for(&masks[2]).map(|selected| selected.name), Some("masked"));

@@ -26,6 +26,7 @@ pub struct Sequence {
 /// What growing a sequence asks for before its new tokens are written.
 #[derive(Debug, Default)]
 #[must_use = "new tokens go to these slots, after these copies"]
+#[non_exhaustive]
 pub struct Grown {
     /// The slot of each new token, in order: INT32, as the list of a step's slots has them on the device.
     pub slots: Vec<i32>,

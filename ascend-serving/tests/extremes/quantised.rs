@@ -70,13 +70,9 @@ pub const CALLS: &[Call] = &[
     ("a quantised cache of any size", |draw| {
         let stream = drawn_stream(draw);
         let formats = [Cache::BnBsH, Cache::BnNBsD, Cache::Nz];
-        let shape = CacheShape {
-            layers: draw.usize(),
-            kv_heads: draw.usize(),
-            key_dim: draw.usize(),
-            value_dim: draw.usize(),
-            format: draw.of(&formats),
-        };
+        let shape = CacheShape::new(draw.usize(), draw.usize(), draw.usize())
+            .value_dim(draw.usize())
+            .format(draw.of(&formats));
         let sizes = (draw.usize(), draw.usize());
         let pad = pad(draw);
         if let Ok(cache) = cache(draw, &stream, sizes, shape, pad) {

@@ -112,10 +112,7 @@ fn model() -> impl Strategy<Value = Model> {
 }
 
 fn options(mask: &MaskKind) -> LayerOptions<'_> {
-    LayerOptions {
-        mask: Some(mask),
-        ..LayerOptions::default()
-    }
+    LayerOptions::default().mask(mask)
 }
 
 struct Engine<'a> {
@@ -145,10 +142,8 @@ impl<'a> Engine<'a> {
         let mut schedule = Schedule::of(6);
         schedule.begin = 4;
         schedule.tokens = 300;
-        let settings = BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy {
-            chunked_prefill: true,
-            drafting: None,
-        });
+        let settings =
+            BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(true, None));
         Self {
             stream,
             masks: model.masks(),
@@ -439,7 +434,7 @@ proptest! {
         let mut model = GroupedAttention::new(2, groups).unwrap();
         let mut sequence = model.sequence();
         let mut names: Vec<u64> = Vec::new();
-        let policy = StatePolicy { chunked_prefill: true, drafting: None };
+        let policy = StatePolicy::new(true, None);
         for (nth, new) in steps.into_iter().enumerate() {
             model.grow(&stream, &mut sequence, new).unwrap();
             let first = names.len();

@@ -148,10 +148,8 @@ fn run_on(
             ..BatchRequest::of(sequence, request.new)
         })
         .collect();
-    let settings = BatchSettings::of(attention.cache(), case.causality).policy(StatePolicy {
-        chunked_prefill: true,
-        drafting: None,
-    });
+    let settings =
+        BatchSettings::of(attention.cache(), case.causality).policy(StatePolicy::new(true, None));
     let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
     metadata.pad_to(metadata.tokens() + case.pad).unwrap();
     let mut tokens: Vec<u64> = Vec::new();

@@ -32,10 +32,7 @@ fn check(stream: &Stream, cache: PagedKvCache<bf16>, backends: Backends<bf16>, m
     let shape = AttentionShape::new(HEADS, HEADS, DIM);
     let mut attention = Attention::new(shape, cache, backends);
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
-    let settings = settings.policy(StatePolicy {
-        chunked_prefill: true,
-        drafting: None,
-    });
+    let settings = settings.policy(StatePolicy::new(true, None));
     let mut sequences = NEW.map(|_| Sequence::new(attention.cache().pool()));
     for (sequence, new) in sequences.iter_mut().zip(NEW) {
         attention.grow(stream, sequence, 5 + new).unwrap();

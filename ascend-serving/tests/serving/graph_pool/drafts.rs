@@ -102,10 +102,7 @@ impl<'a> Engine<'a> {
             masks,
             attention,
             graphs,
-            settings: settings.policy(StatePolicy {
-                chunked_prefill: true,
-                drafting: None,
-            }),
+            settings: settings.policy(StatePolicy::new(true, None)),
             schedule,
             replayed: 0,
         }
@@ -142,10 +139,7 @@ impl<'a> Engine<'a> {
             let mut step = self.attention.begin(self.stream, &metadata).unwrap();
             for (layer, mask) in self.masks.iter().enumerate() {
                 let [query, key, value] = tensors(layer);
-                let options = LayerOptions {
-                    mask: Some(&mask.kind),
-                    ..LayerOptions::default()
-                };
+                let options = LayerOptions::default().mask(&mask.kind);
                 let output = step.forward_with(layer, &query, &key, &value, options);
                 results.push(output.unwrap().attention.download(self.stream).unwrap());
             }

@@ -23,10 +23,7 @@ const HEADS: usize = 2;
 const DIM: usize = 64;
 
 fn settings(cache: &PagedKvCache<bf16>) -> BatchSettings {
-    BatchSettings::of(cache, Causality::Causal).policy(StatePolicy {
-        chunked_prefill: true,
-        drafting: None,
-    })
+    BatchSettings::of(cache, Causality::Causal).policy(StatePolicy::new(true, None))
 }
 
 fn numbers(seed: u64, n: usize) -> Vec<bf16> {
