@@ -110,7 +110,7 @@ pub use backends::{
 };
 pub use batch::{
     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,
-    MultiItemPrompt, NamedMask, RecordedBatch, SequenceExtent, StatePolicy,
+    MultiItemPrompt, NamedMask, RecordedBatch, StatePolicy,
 };
 pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
 pub use drafts::{

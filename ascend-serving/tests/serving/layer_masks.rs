@@ -282,6 +282,7 @@ fn small(stream: &Stream, tokens: usize, backends: Backends<bf16>) -> (Attention
     let mut attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(stream, &mut sequence, tokens).unwrap();
+    attention.cache().set_computed(&sequence, tokens).unwrap();
     (attention, sequence)
 }
 
@@ -489,6 +490,8 @@ fn a_mask_is_made_once_for_steps_of_the_same_lengths() {
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let mut seen = Vec::new();
     for new in [5, 5, 6, 5] {
+        // Steps of one layer, whose cached keys nobody looks at.
+        attention.cache().set_computed(&sequence, 200).unwrap();
         let request = BatchRequest::of(&sequence, new);
         let metadata = AttentionMetadata::new(&[request], settings).unwrap();
         let mask = mask.clone().into();
@@ -497,6 +500,31 @@ fn a_mask_is_made_once_for_steps_of_the_same_lengths() {
     }
     assert_eq!(seen, [5 * 200, 5 * 200, 11 * 200, 11 * 200]);
     assert_eq!(mask.kept_bytes(), 11 * 256);
+}
+
+/// Forgotten while another thread asks its rule, here by the rule itself.
+#[test]
+fn a_mask_that_is_forgotten_while_it_is_made_is_not_kept() {
+    use std::sync::{Arc, Mutex};
+
+    let stream = harness::stream();
+    let own: Arc<Mutex<Option<NamedMask>>> = Arc::default();
+    let forgetting = own.clone();
+    let mask = NamedMask::new("forgets itself", move |_, token, key| {
+        if let Some(mask) = forgetting.lock().unwrap().take() {
+            mask.forget();
+        }
+        key <= token
+    });
+    let (mut attention, sequence) = small(&stream, 9, Backends::none().with(Masked));
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 9)], settings).unwrap();
+    let kind = mask.clone().into();
+    *own.lock().unwrap() = Some(mask.clone());
+    one_layer(&stream, &mut attention, &metadata, &kind).unwrap();
+    assert_eq!(mask.kept_bytes(), 0, "made in part by what was forgotten");
+    one_layer(&stream, &mut attention, &metadata, &kind).unwrap();
+    assert!(mask.kept_bytes() > 0);
 }
 
 #[test]
