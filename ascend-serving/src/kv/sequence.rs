@@ -483,6 +483,7 @@ mod tests {
     #[test]
     fn a_copy_is_awaited_as_long_as_somebody_holds_the_block() {
         let pool = pool(6);
+        let cache = CacheRecord::new(&pool);
         let mut first = Sequence::new(&pool);
         let _ = first.grow(6).unwrap();
         let mut second = first.fork();
@@ -496,10 +497,10 @@ mod tests {
         // A copy from the block comes behind the copy to it.
         let behind = third.grow(1).unwrap();
         let behind = behind.copies.first().unwrap();
-        let error = behind.check_order().unwrap_err();
+        let error = behind.check_order(&cache).unwrap_err();
         assert_eq!(error.rule, Rule::BlockUncopied);
         copy.copied();
-        behind.check_order().unwrap();
+        behind.check_order(&cache).unwrap();
         assert_eq!((second.uncopied(), third.uncopied()), (None, Some(3)));
         // Growing leaves the mark, cutting in front of the block takes it away.
         assert!(third.grow(1).unwrap().copies.is_empty());
@@ -572,6 +573,7 @@ mod tests {
         #[test]
         fn every_sequence_reads_its_own_tokens(acts in prop::collection::vec(act(), 1..80)) {
             let pool = pool(12);
+            let record = CacheRecord::new(&pool);
             let mut cache = [0usize; 48];
             let mut sequences: Vec<(Sequence, Vec<usize>)> = vec![(Sequence::new(&pool), Vec::new())];
             let mut next = 1;
@@ -584,7 +586,7 @@ mod tests {
                             for copy in &grown.copies {
                                 let from = copy.from.id() * 4;
                                 cache.copy_within(from..from + 4, copy.to * 4);
-                                prop_assert!(copy.check_order().is_ok() && copy.is_awaited());
+                                prop_assert!(copy.check_order(&record).is_ok() && copy.is_awaited());
                                 copy.copied();
                             }
                             for slot in grown.slots {
