@@ -131,7 +131,9 @@ impl Operator for GlueOperator {
         // SAFETY: the ranges are those of `accesses`: live (the allocation table let the launch in), and locked for the task that
         // runs this.
         let views = unsafe { Views::new(&self.tensors, at, memory) };
-        (self.work.body)(&views).map_err(|why| Fault {
+        let done = views.map_err(String::from);
+        let done = done.and_then(|views| (self.work.body)(&views));
+        done.map_err(|why| Fault {
             code: AICORE_EXCEPTION,
             message: format!("{}: {why}", self.name),
         })

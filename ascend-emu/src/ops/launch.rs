@@ -6,6 +6,7 @@ use crate::config::Check;
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::room::collected;
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::AICORE_EXCEPTION;
 use ascend_spec::DType;
@@ -67,7 +68,18 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         self.memory.host(base.saturating_add(start))
     }
 
+    /// A device fault of the operator.
+    pub(super) fn fault(&self, why: impl Display) -> Fault {
+        Fault {
+            code: AICORE_EXCEPTION,
+            message: format!("{}: {why}", self.op.symbol()),
+        }
+    }
+
     /// The numbers of a contiguous tensor of `INT32` or `INT64`; none where the call has no such tensor.
+    ///
+    /// # Errors
+    /// A device fault if there is no host memory for them.
     ///
     /// # Safety
     ///
@@ -75,10 +87,10 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
     pub(super) unsafe fn integers(
         &self,
         argument: impl Into<Argument<ParameterOf<O>>>,
-    ) -> Vec<i64> {
+    ) -> Result<Vec<i64>, Fault> {
         let argument = argument.into();
         let Some(desc) = self.op.arguments().tensor(argument) else {
-            return Vec::new();
+            return Ok(Vec::new());
         };
         let count = desc.elements().unwrap_or(0);
         let first = self.first(argument);
@@ -88,7 +100,8 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
             // SAFETY: as above.
             _ => i64::from(unsafe { first.cast::<i32>().add(index).read_unaligned() }),
         };
-        (0..usize::try_from(count).unwrap_or(0)).map(one).collect()
+        let all = (0..usize::try_from(count).unwrap_or(0)).map(one);
+        collected(all).map_err(|why| self.fault(why))
     }
 
     /// Files misuse that `tensor` shows.

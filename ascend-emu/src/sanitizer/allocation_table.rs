@@ -32,6 +32,7 @@ use virtual_memory::Virtual;
 
 /// Where memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum MemoryLocation {
     /// Memory of the device with this number, from `aclrtMalloc` or mapped by `aclrtMapMem`.
     Device(i32),

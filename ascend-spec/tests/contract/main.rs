@@ -13,6 +13,7 @@ mod facts;
 mod fixes;
 mod flash;
 mod gather;
+mod lints;
 mod paged;
 mod portable;
 mod prompt_incre;
