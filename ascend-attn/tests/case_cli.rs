@@ -479,30 +479,6 @@ fn help_and_version_are_there() {
 }
 
 #[test]
-fn doctor_names_the_variable_that_keeps_the_emulation_away() {
-    let empty = tempfile::tempdir().unwrap();
-    let output = program()
-        .arg("doctor")
-        .env("ASCEND_HOME_PATH", empty.path())
-        .env("ASCEND_EMU_DEVICES", "0")
-        .env_remove("ASCEND_BACKEND")
-        .output()
-        .unwrap();
-    let report = text(&output.stdout);
-    let advice: Vec<&str> = report
-        .lines()
-        .filter(|line| line.starts_with("to do: "))
-        .collect();
-    assert!(
-        advice
-            .iter()
-            .any(|line| line.contains("ASCEND_EMU_DEVICES")),
-        "{report}"
-    );
-    assert!(!report.contains("feature `emulation`"), "{report}");
-}
-
-#[test]
 fn doctor_works_without_an_npu() {
     let toolkit = tempfile::tempdir().unwrap();
     fs::write(
