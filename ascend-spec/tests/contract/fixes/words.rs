@@ -93,8 +93,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          slot_mapping.unique softmax_lse.unchecked sparse_mode.known sparse_mode.unified sparse_mode.without_mask \
          split_fuse.causal_rows split_fuse.one_key start_idx.range tensor.countable tensor.format tensor.strided \
          tree_mask.ignored tree_mask.rank tree_mask.rows tree_mask.shape tree_mask.size update.format update.head_dim \
-         update.local_out_shape update.lse_out update.lse_shape update.required value.rank_of_key value.rows_of_key \
-         value.shape_of_key value.shape_unchecked value_cache.shape",
+         update.infinite_lse update.local_out_shape update.lse_out update.lse_shape update.required value.rank_of_key \
+         value.rows_of_key value.shape_of_key value.shape_unchecked value_cache.shape",
     ),
     (
         "several values would do, and the call does not say which was meant",
