@@ -179,8 +179,7 @@ fn a_value_that_nobody_writes() {
             "aclrtValueWrite",
         ];
         fails(status, 507_046, &parts);
-        // Any work that writes the value ends the wait, a copy as well.
-        ok(unsafe { aclrtMemsetAsync(at, 64, 1, 64, two) });
+        ok(unsafe { aclrtValueWrite(at, 1, 0, two) });
         sync(one);
         sync(two);
     }
