@@ -101,8 +101,8 @@ pub(crate) fn changed(
     parameter: &ParameterInfo,
     tensor: &TensorDesc,
 ) -> Option<TensorDesc> {
-    let own = (changes.iter()).filter(|change| change.parameter.name == parameter.name);
-    own.fold(Some(*tensor), |tensor, change| change.of(&tensor?))
+    let mut own = (changes.iter()).filter(|change| change.parameter.name == parameter.name);
+    own.try_fold(*tensor, |tensor, change| change.of(&tensor))
 }
 
 /// What a fix may be written as: words, changes, or changes and words that say why.
