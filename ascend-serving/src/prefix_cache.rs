@@ -9,7 +9,7 @@ use ascend_attention::Element;
 
 use crate::batch::Causality;
 use crate::engine::{GroupedAttention, GroupedSequence};
-use crate::kv::{Block, BlockPool, Sequence, StepTokens, uncopied};
+use crate::kv::{Block, BlockPool, Sequence, uncopied};
 use crate::refusal::{Refused, Rule, refused};
 
 /// Number of a node, never used again.
@@ -240,7 +240,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// # Errors
     /// [`Rule::PrefixGroups`] if the model has several groups of layers; [`Rule::BlockPool`] for a sequence of another pool,
     /// [`Rule::SequenceLength`] for more tokens than it has, [`Rule::BlockUncopied`] for blocks that wait for a copy,
-    /// [`Rule::SequenceGap`] and [`Rule::StepLayersMissing`] for tokens that no cache of the pool has computed.
+    /// [`Rule::SequenceGap`] for tokens that some cache of the pool has not computed.
     pub fn insert(
         &mut self,
         salt: &[u8],
@@ -606,12 +606,16 @@ fn check_part(pool: &BlockPool, part: &Sequence, tokens: usize) -> Result<(), Re
             "insert the tokens whose keys a step has computed",
         ));
     }
-    let computed = StepTokens {
-        stamp: part.stamp(),
-        cached: tokens,
-        len: part.len(),
-    };
-    pool.check_computed(&"a prefix to be found by others", computed)?;
+    if let Some(computed) = pool.computed(part.stamp()).filter(|of| *of < tokens) {
+        return Err(refused(
+            Rule::SequenceGap,
+            format_args!(
+                "{tokens} tokens to be found by others, of which the first {computed} are computed"
+            ),
+            format_args!("at most {computed}, those that every cache of the pool has"),
+            "insert tokens once the steps that compute them have ended, in every cache of the pool",
+        ));
+    }
     match part.uncopied() {
         None => Ok(()),
         Some(block) => Err(uncopied(format_args!(

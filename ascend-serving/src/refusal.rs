@@ -43,7 +43,7 @@ rules! {
     PoolSize = "pool.size", "a pool has blocks and tokens in each, and every slot number fits INT32";
     PoolExhausted = "pool.exhausted", "a pool has a free block when one is asked for";
     PoolWaiting = "pool.waiting", "blocks that were given back are handed out when no step in flight may read them any more";
-    PoolShared = "pool.shared", "caches that share a pool have as many blocks, and share it before a block is handed out";
+    PoolShared = "pool.shared", "caches that share a pool have its number of blocks, block size and padding, and join while no block is held";
     BlockPool = "block.pool", "a sequence holds blocks of one pool";
     BlockUncopied = "block.uncopied", "a step reads no block that still waits for the tokens of a shared one";
     BlockGivenBack = "block.given_back", "a step begins with blocks that its sequences have held since its metadata was made";
@@ -59,7 +59,8 @@ rules! {
     StepTokens = "step.tokens", "query, key and value of a layer have a row for each token of the step, padding included";
     StepHeads = "step.heads", "query, key and value of a layer have the heads and the head dimension of the attention";
     StepLayers = "step.layers", "all layers of a step with one mask bring sinks or none does, and all bring latents or none does";
-    StepLayersMissing = "step.layers_missing", "a step queues each layer once, and all of them before the next step of its sequences begins";
+    StepLayersMissing = "step.layers_missing", "a step queues all layers before the next step of its sequences begins";
+    StepLayerRepeated = "step.layer_repeated", "a step queues each layer once before it is computed again";
     CacheQuantised = "cache.quantised", "a quantised cache is read and written with its scales, and a cache of the query's type without any";
     QuantisedScale = "quantised.scale", "the scales of a quantised cache are numbers of the query's type above 0, one for each layer, head and element";
     QuantisedFinite = "quantised.finite", "numbers that scales are made of are finite";

@@ -3,9 +3,14 @@
 use crate::rule::Rule;
 
 /// Rules, and the part of the book's page "Where hardware is known to differ" that is about their calls.
-const HARDWARE: [(&str, &str); 8] = [
+const HARDWARE: [(&str, &str); 13] = [
     ("atten_mask.full", "one-mask-row-for-all"),
     ("atten_mask.full_shape", "one-mask-row-for-all"),
+    ("atten_mask.compressed_shape_decode", "one-mask-row-for-all"),
+    ("atten_mask.prefix_decode", "one-mask-row-for-all"),
+    ("sparse_mode.one_row", "one-mask-row-for-all"),
+    ("sparse_mode.single_row", "one-mask-row-for-all"),
+    ("tokens.without_mask", "one-mask-row-for-all"),
     ("pse_shift.shape", "one-mask-row-for-all"),
     ("pse_shift.one_row", "one-mask-row-for-all"),
     ("packed.q_total", "vision-towers-tnd-mode-0-no-mask"),

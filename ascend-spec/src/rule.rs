@@ -204,7 +204,8 @@ pub struct Violation {
     /// What to change: the rule's own advice, or one that fits this call better.
     pub fix: String,
     /// The changes that the fix begins with, where they can be made without knowing more than the call: see
-    /// [`Arguments::changed`](crate::fia::Arguments::changed). They leave what the call computes as it was meant.
+    /// [`Arguments::changed`](crate::fia::Arguments::changed). The contents of a tensor that is given or converted are for the
+    /// caller to make, as the rest of the fix says.
     pub changes: Vec<Change>,
     /// Another target that takes the call as it is, where it was looked for
     /// ([`FiaCall::taken_by`](crate::fia::FiaCall::taken_by)) and found.

@@ -25,7 +25,7 @@ fn a_lint_is_told_with_what_mends_the_call() {
     assert_eq!(told.lines().count(), 1, "{told}");
     for part in [
         "ascend-emu: lint: aclnnFusedInferAttentionScore: tokens.without_mask",
-        "fix: a window needs mode 4",
+        "fix: set sparseMode to 4, give attenMask as BOOL [2048, 2048]",
         "query FLOAT16 [1, 2, 3, 16]",
     ] {
         assert!(told.contains(part), "{told}");

@@ -256,7 +256,7 @@ impl<T: Element> Encoding<'_, T> {
     /// Queues the writing of a layer's keys and values, `[tokens, Nkv, D]`, those of the requests behind each other.
     ///
     /// # Errors
-    /// [`Rule::StepLayersMissing`] for a layer that was queued before; as for [`PagedKvCache::plan_write`] and
+    /// [`Rule::StepLayerRepeated`] for a layer that was queued before; as for [`PagedKvCache::plan_write`] and
     /// [`PagedKvCache::write`].
     pub fn write(&mut self, layer: usize, key: &Tensor<T>, value: &Tensor<T>) -> Result<()> {
         self.ran.once(layer)?;

@@ -49,9 +49,9 @@ impl RanLayers {
     #[cold]
     fn twice(&self, layer: usize) -> Refused {
         refused(
-            Rule::StepLayersMissing,
+            Rule::StepLayerRepeated,
             format_args!(
-                "layer {layer} a second time, while layers {} are left",
+                "layer {layer} a second time, without {} so far",
                 self.missing()
             ),
             format_args!("each layer below {} once", self.ran.len()),
@@ -101,13 +101,13 @@ impl RanLayers {
         }
         Err(refused(
             Rule::StepLayersMissing,
-            format_args!("a step that ends without layers {}", self.missing()),
+            format_args!("a step that ends without {}", self.missing()),
             format_args!("all {} layers", self.ran.len()),
             "begin the step again with the same metadata and queue every layer: its tokens do not count as computed until then",
         ))
     }
 
-    /// Runs of layers that have not run, as text.
+    /// The layers that have not run, as text: `layer 3`, or `layers 0 to 2, 5`.
     fn missing(&self) -> String {
         let mut missing: Vec<Range<usize>> = Vec::new();
         for (layer, _) in self.ran.iter().enumerate().filter(|(_, ran)| !**ran) {
@@ -121,7 +121,11 @@ impl RanLayers {
             1 => run.start.to_string(),
             _ => format!("{} to {}", run.start, run.end.saturating_sub(1)),
         });
-        missing.collect::<Vec<String>>().join(", ")
+        let word = match self.left {
+            1 => "layer",
+            _ => "layers",
+        };
+        format!("{word} {}", missing.collect::<Vec<String>>().join(", "))
     }
 }
 
@@ -133,7 +137,7 @@ impl Drop for RanLayers {
         let missing = self.missing();
         if !self.told && !thread::panicking() {
             tracing::warn!(
-                "a step of {} layers ended without layers {missing}: their keys and values are not in the cache",
+                "a step of {} layers ended without {missing}: their keys and values are not in the cache",
                 self.ran.len()
             );
         }

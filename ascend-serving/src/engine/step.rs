@@ -124,7 +124,7 @@ impl<T: Element> Step<'_, T> {
     ///
     /// # Errors
     /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes, [`Rule::StepLayers`] for sinks or latents
-    /// where the first layer of the step had none, or none where it had, [`Rule::StepLayersMissing`] for a layer that was
+    /// where the first layer of the step had none, or none where it had, [`Rule::StepLayerRepeated`] for a layer that was
     /// queued before, unless all were: that begins the step again;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of another device;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`PagedKvCache::plan_write`](crate::kv::PagedKvCache::plan_write)
@@ -134,7 +134,7 @@ impl<T: Element> Step<'_, T> {
     /// [`Rule::StepTokens`]: crate::Rule::StepTokens
     /// [`Rule::StepHeads`]: crate::Rule::StepHeads
     /// [`Rule::StepLayers`]: crate::Rule::StepLayers
-    /// [`Rule::StepLayersMissing`]: crate::Rule::StepLayersMissing
+    /// [`Rule::StepLayerRepeated`]: crate::Rule::StepLayerRepeated
     pub fn forward(
         &mut self,
         layer: usize,

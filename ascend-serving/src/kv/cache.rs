@@ -73,24 +73,24 @@ impl<T: Element> PagedKvCache<T> {
     /// the tokens.
     ///
     /// # Errors
-    /// [`Rule::PoolShared`] for a pool of another number of blocks, block size or padding, and once blocks of either pool were
-    /// handed out.
+    /// [`Rule::PoolShared`] for a pool of another number of blocks, block size or padding, and while a block of either pool is
+    /// held.
     pub fn with_pool(mut self, pool: &BlockPool) -> Result<Self, Refused> {
         let sizes = |pool: &BlockPool| (pool.blocks(), pool.block_size(), pool.pad_policy());
         let (own, other) = (sizes(&self.pool), sizes(pool));
-        let held = pool.held_blocks().max(self.pool.held_blocks());
-        if own != other || held > 0 {
+        let (own_held, held) = (self.pool.held_blocks(), pool.held_blocks());
+        if own != other || own_held > 0 || held > 0 {
             return Err(refused(
                 Rule::PoolShared,
                 format_args!(
-                    "a pool of {} blocks of {} tokens with padding {:?}, {held} held",
+                    "a pool of {} blocks of {} tokens with padding {:?}, {held} held, for a cache of whose own {own_held} are held",
                     other.0, other.1, other.2
                 ),
                 format_args!(
                     "{} blocks of {} tokens with padding {:?}, none held",
                     own.0, own.1, own.2
                 ),
-                "make all caches of a pool alike, before the first sequence grows",
+                "make caches of one size share a pool before the first sequence grows",
             ));
         }
         self.record = CacheRecord::new(pool);

@@ -242,7 +242,7 @@ fn a_step_without_some_layers_does_not_count() {
         let decode = engine.metadata(&sequence, 1);
         let missing = engine.refused(&decode, &tokens);
         assert_eq!(missing.rule, Rule::StepLayersMissing);
-        assert!(missing.given.contains("without layers 1"), "{missing}");
+        assert!(missing.given.contains("without layer 1"), "{missing}");
         assert!(
             missing
                 .allowed
@@ -256,7 +256,7 @@ fn a_step_without_some_layers_does_not_count() {
         let again = engine.metadata(&sequence, 11);
         for layers in [[0, 1, 1], [0, 0, 0]] {
             let why = engine.layers(&again, &tokens, layers).unwrap_err();
-            assert!(why.breaks(Rule::StepLayersMissing), "{why}");
+            assert!(why.breaks(Rule::StepLayerRepeated), "{why}");
             assert!(why.to_string().contains("a second time"), "{why}");
         }
         // Behind the last layer a step begins again, and does not end.
@@ -288,7 +288,7 @@ fn a_step_can_be_asked_whether_all_layers_ran() {
                 let why = ended.unwrap_err();
                 assert!(why.breaks(Rule::StepLayersMissing), "{why}");
                 let left = match ran {
-                    2 => "without layers 2,".to_owned(),
+                    2 => "without layer 2,".to_owned(),
                     ran => format!("without layers {ran} to 2,"),
                 };
                 assert!(why.to_string().contains(&left), "{why}");

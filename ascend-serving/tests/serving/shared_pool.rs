@@ -121,7 +121,17 @@ fn one_sequence_and_one_metadata_serve_all_ranks() {
     let mut names: Vec<u64> = (1..=140).collect();
     grow(&mut ranks, &mut sequence, 140);
     let prompt = metadata(&ranks, &sequence, 140);
+    // What one rank has computed is no prefix for all of them yet.
+    let away = ranks[0].step(&prompt, &names).unwrap();
+    assert!(away < 3e-2, "{away} away");
+    let tokens: Vec<u32> = (1..=140).collect();
+    let mut prefixes = PrefixCache::new(ranks[0].attention.cache().pool());
+    let early = prefixes.insert(b"", &tokens, &sequence).unwrap_err();
+    assert_eq!(early.rule, Rule::SequenceGap);
+    assert!(early.allowed.starts_with("at most 0"), "{early}");
     all(&mut ranks, &prompt, &names);
+    assert_eq!(prefixes.insert(b"", &tokens, &sequence).unwrap(), 1);
+    drop(prefixes);
     for name in 200..203 {
         grow(&mut ranks, &mut sequence, 1);
         names.push(name);

@@ -73,6 +73,7 @@ impl fmt::Display for Change {
             To::Value(OwnedValue::Text(None) | OwnedValue::Ints(None)) | To::Nothing => {
                 write!(f, "drop {name}")
             }
+            To::DType(dtype) if self.parameter.output.is_some() => write!(f, "make {name} {dtype}"),
             To::DType(dtype) => write!(f, "convert {name} to {dtype}"),
             To::Shape(shape) => write!(f, "give {name} the shape {shape}"),
             To::Given(given) => write!(f, "give {name} as {} {}", given.dtype, given.shape),

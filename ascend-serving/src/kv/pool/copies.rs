@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::lock::lock;
 
-use super::state::Holder;
+use super::state::{Holder, State};
 use super::{Block, BlockPool, CacheRecord};
 
 /// A copy that is still to be queued.
@@ -75,11 +75,33 @@ impl BlockPool {
             Some(cache) => awaited.caches.retain(|at| *at != cache.place()),
             None => awaited.caches.clear(),
         }
-        if awaited.caches.is_empty()
-            && let Some(copy) = state.uncopied.remove(&block)
+        if awaited.caches.is_empty() {
+            self.end_copy(&mut state, block);
+        }
+    }
+
+    /// Ends a copy that no cache has still to queue.
+    fn end_copy(&self, state: &mut State, block: usize) {
+        if let Some(copy) = state.uncopied.remove(&block)
             && let Some(from) = copy.from
         {
-            self.leave(&mut state, from, Holder::Copy);
+            self.leave(state, from, Holder::Copy);
+        }
+    }
+
+    /// Says that a cache is gone, and with it what it had still to copy.
+    pub(super) fn forget_copies(&self, cache: usize) {
+        let mut state = lock(&self.0.state);
+        let of_cache = state
+            .uncopied
+            .iter_mut()
+            .filter(|(_, copy)| copy.caches.contains(&cache));
+        let over = of_cache.filter_map(|(block, copy)| {
+            copy.caches.retain(|at| *at != cache);
+            copy.caches.is_empty().then_some(*block)
+        });
+        for block in over.collect::<Vec<_>>() {
+            self.end_copy(&mut state, block);
         }
     }
 

@@ -148,11 +148,11 @@ impl Records {
         if (record.began, record.changed) != (stamp.began, stamp.changed) {
             return Err(changed(whose, record.began == stamp.began, len));
         }
-        // Of a pool without a cache of this crate nothing is known; of one that several share what any has.
-        let best = self
+        // Of a pool without a cache of this crate nothing is known; of one that several share what all have.
+        let least = self
             .progress(cache, stamp.place)
-            .max_by_key(|of| of.computed);
-        match best {
+            .min_by_key(|of| of.computed);
+        match least {
             Some(of) if of.computed < cached => Err(behind(whose, of, cached, len)),
             _ => Ok(()),
         }
@@ -202,7 +202,8 @@ fn changed(whose: &dyn fmt::Display, is_alive: bool, len: usize) -> Refused {
         Rule::SequenceChanged,
         format_args!("metadata of {whose} up to {len} tokens, whose sequence {what}"),
         "sequences as they were when the metadata was made",
-        "make the step's metadata (`AttentionMetadata::new` or `renew`) behind the last change of its sequences, one for each step",
+        "make the step's metadata (`AttentionMetadata::new` or `renew`) after the last `grow`, `truncate` or `drop_before` of its \
+         sequences, once for each step",
     )
 }
 
@@ -211,7 +212,8 @@ fn behind(whose: &dyn fmt::Display, of: &Progress, cached: usize, len: usize) ->
     let computed = of.computed;
     let given =
         format!("{cached} tokens of {whose} in front, of which the first {computed} are computed");
-    let allowed = match len.saturating_sub(computed) {
+    let new = len.saturating_sub(computed);
+    let allowed = match new {
         new if len > cached => {
             format!("{new} or more new tokens: `BatchRequest::of(&sequence, {new})`")
         }
@@ -220,18 +222,23 @@ fn behind(whose: &dyn fmt::Display, of: &Progress, cached: usize, len: usize) ->
     match &of.missing {
         Some(missing) => refused(
             Rule::StepLayersMissing,
-            format_args!("{given}: the step of the others ended without layers {missing}"),
+            format_args!("{given}: the step that wrote the next ones ended without {missing}"),
             allowed,
-            "compute the tokens again, in every layer: the last ones of the sequence, as many as are not computed; or truncate the sequence to \
-             those that are computed, or to 0 where some were given back, and grow it again",
+            format_args!(
+                "begin a step with the last {new} tokens of the sequence and queue every layer; or truncate the sequence to \
+                 {computed}, to 0 where blocks were given back, and grow it again"
+            ),
         ),
         None => refused(
             Rule::SequenceGap,
             given,
             allowed,
-            "compute all tokens that a sequence grew by in one step, and grow once for each step; where tokens are not wanted, truncate \
-             it to those that are computed, or to 0 where some were given back; where something else wrote them, such as a copy from another cache, say so by \
-             `PagedKvCache::set_computed`",
+            format_args!(
+                "compute all tokens that the sequence grew by in one step, and grow once for each step; tokens that are not \
+                 wanted: truncate the sequence to {computed}, to 0 where blocks were given back; tokens that something else \
+                 really wrote, such as a copy from another cache: name them by `PagedKvCache::set_computed`, otherwise \
+                 attention reads what the blocks held before"
+            ),
         ),
     }
 }
@@ -357,8 +364,10 @@ impl CacheRecord {
     pub(in crate::kv) fn set_computed(&self, sequence: SequenceStamp, tokens: usize) {
         let mut records = lock(self.records());
         for of in records.progress(Some(self.place), sequence.place) {
-            of.computed = of.computed.max(tokens);
-            of.missing = None;
+            if of.computed < tokens {
+                of.computed = tokens;
+                of.missing = None;
+            }
         }
     }
 
@@ -377,6 +386,7 @@ impl Drop for CacheRecord {
         if let Some(place) = lock(self.records()).caches.get_mut(self.place) {
             *place = None;
         }
+        self.records.forget_copies(self.place);
     }
 }
 
@@ -387,13 +397,12 @@ impl fmt::Debug for CacheRecord {
 }
 
 impl BlockPool {
-    /// Refuses a sequence of which no cache of the pool has all tokens in front of a step.
-    pub(crate) fn check_computed(
-        &self,
-        whose: &dyn fmt::Display,
-        tokens: StepTokens,
-    ) -> Result<(), Refused> {
-        lock(self.records()).check(None, whose, &tokens)
+    /// The tokens of a sequence that every cache of the pool has, from the first one on. `None` for a pool without a cache of this
+    /// crate, of which nothing is known.
+    pub(crate) fn computed(&self, sequence: SequenceStamp) -> Option<usize> {
+        let mut records = lock(self.records());
+        let each = records.progress(None, sequence.place);
+        each.map(|of| of.computed).min()
     }
 }
 

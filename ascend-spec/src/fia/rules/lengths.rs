@@ -48,13 +48,9 @@ pub(in crate::fia) fn summed(
     }
 }
 
-/// What mends an array that is cumulative and should not be: the differences, if each is at most `most`.
-pub(in crate::fia) fn apart(
-    parameter: Parameter,
-    ends: &[i64],
-    most: i64,
-    otherwise: &'static str,
-) -> OtherLengths {
+/// What mends an array with an entry that is too large: the differences, if these are lengths of at most `most`. Whether the
+/// entries are meant as ends the call does not say.
+pub(in crate::fia) fn apart(ends: &[i64], most: i64, otherwise: &str) -> String {
     let mut before = 0i64;
     let lengths = ends.iter().map(|&end| {
         let len = end.checked_sub(before)?;
@@ -62,10 +58,11 @@ pub(in crate::fia) fn apart(
         (0..=most).contains(&len).then_some(len)
     });
     match lengths.collect::<Option<Vec<_>>>() {
-        Some(lengths) if lengths.len() > 1 => {
-            Ok((Change::set(parameter, lengths), "it is not cumulative"))
-        }
-        _ => Err(otherwise),
+        Some(lengths) if lengths.len() > 1 => format!(
+            "if the entries are ends of sequences, pass their lengths {}; otherwise {otherwise}",
+            Shown(&lengths)
+        ),
+        _ => otherwise.to_owned(),
     }
 }
 
@@ -127,7 +124,7 @@ pub(super) fn q_range(f: &Facts<'_>, lengths: &[i64]) -> Result<(), Refusal> {
                 &Q_RANGE,
                 format_args!("entry {b} is {len}"),
                 format_args!("0 to {}", f.q.rows),
-                apart(Parameter::ActualSeqLengths, lengths, f.q.rows, Q_RANGE.fix),
+                apart(lengths, f.q.rows, Q_RANGE.fix),
             )
             .into());
         }
@@ -170,7 +167,7 @@ pub(super) fn kv_range(f: &Facts<'_>, lengths: &[i64], longest: bool) -> Result<
                 &KV_RANGE,
                 format_args!("entry {b} is {len}"),
                 format_args!("0 to {rows}"),
-                apart(Parameter::ActualSeqLengthsKv, lengths, rows, KV_RANGE.fix),
+                apart(lengths, rows, KV_RANGE.fix),
             )
             .into());
         }

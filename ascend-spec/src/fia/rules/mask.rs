@@ -155,7 +155,10 @@ pub(in crate::fia) fn fix_of_one_row(
         let geometry = MaskGeometry::new(mode, true, 1, keys, tokens.0, tokens.1);
         keys == 0 || geometry.row(0) == (0..keys)
     });
-    let mut changes = vec![Change::set(Parameter::SparseMode, 0)];
+    let mut changes = vec![];
+    if call.sparse_mode != 0 {
+        changes.push(Change::set(Parameter::SparseMode, 0));
+    }
     for (parameter, given) in [
         (Parameter::PreTokens, call.pre_tokens),
         (Parameter::NextTokens, call.next_tokens),
@@ -167,7 +170,9 @@ pub(in crate::fia) fn fix_of_one_row(
     let mask = Parameter::AttenMask;
     Ok(match sees_all {
         true => {
-            changes.push(Change::to(mask, To::Nothing));
+            if call.atten_mask.is_some() {
+                changes.push(Change::to(mask, To::Nothing));
+            }
             (changes, "a single row sees every key")
         }
         false => {
@@ -176,11 +181,12 @@ pub(in crate::fia) fn fix_of_one_row(
             let halves = call.key.first().is_some_and(|key| key.dtype.is_half());
             let words = match halves {
                 true => {
-                    "1 hides what lies outside of the window, for a single row has one by a full mask alone; or call with TND, \
-                     which takes mode 4 for single rows too"
+                    "1 hides what lies outside of the window, for a single row has one by a full mask alone; better call with \
+                     TND, which takes mode 4 for single rows too: hardware is reported wrong with such masks beyond 512 keys"
                 }
                 false => {
-                    "1 hides what lies outside of the window, for a single row has one by a full mask alone"
+                    "1 hides what lies outside of the window, for a single row has one by a full mask alone; hardware is \
+                     reported wrong with such masks beyond 512 keys: test it there"
                 }
             };
             (changes, words)

@@ -143,7 +143,7 @@ pub(super) fn kv_range(f: &Facts<'_>, kv: &[i64]) -> Result<(), Refusal> {
         &KV_RANGE,
         format_args!("entry {b} is {}", kv.get(b).copied().unwrap_or(0)),
         format_args!("0 to {capacity}"),
-        lengths::apart(Parameter::ActualSeqLengthsKv, kv, capacity, KV_RANGE.fix),
+        lengths::apart(kv, capacity, KV_RANGE.fix),
     )
     .into())
 }

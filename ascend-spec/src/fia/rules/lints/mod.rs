@@ -97,9 +97,11 @@ impl CheckedCall<'_> {
 
     fn each_lint_of(&self, caller: Caller, report: &mut dyn FnMut(Violation)) {
         let target = self.target;
-        let version = match target.is_950() {
-            true => Version::V5,
-            false => Version::V4,
+        // One that the target has: its own check judges the changes of a fix.
+        let version = match (target.is_950(), target.cann < Cann::V8_5) {
+            (true, _) => Version::V5,
+            (false, true) => Version::V3,
+            (false, false) => Version::V4,
         };
         let report: Report<'_> = &mut |violation: Violation| {
             if violation.rule.scope.holds(target) {

@@ -264,7 +264,7 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
                 kv.get(b).copied().unwrap_or(0)
             ),
             format_args!("0 to {most}"),
-            lengths::apart(Parameter::ActualSeqLengthsKv, kv, most, ENDS.fix),
+            lengths::apart(kv, most, ENDS.fix),
         );
     }
     if p.problem.mode == SparseMode::RightDownCausal

@@ -107,7 +107,10 @@ pub(in crate::fia) fn contiguous(f: &Facts<'_>) -> Result<(), Refusal> {
             STRIDED,
             format_args!("{} {at}: {desc} strides {}", parameter.acl_name(), desc.strides),
             "row-major strides",
-            copied.map(|parameter| Change::to(parameter, To::Packed)).collect::<Vec<_>>(),
+            match f.paged() {
+                true => Err("give the cache contiguous memory: a copy of it misses what is written later"),
+                false => Ok(copied.map(|parameter| Change::to(parameter, To::Packed)).collect::<Vec<_>>()),
+            },
         );
     }
     Ok(())
