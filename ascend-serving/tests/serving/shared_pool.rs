@@ -4,7 +4,7 @@ use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, PagedDecode, Rule,
+    Error, Fused, GraphLimits, PagedDecode, PrefixCache, Rule,
 };
 
 use crate::harness;
@@ -124,13 +124,13 @@ fn one_sequence_and_one_metadata_serve_all_ranks() {
     // What one rank has computed is no prefix for all of them yet.
     let away = ranks[0].step(&prompt, &names).unwrap();
     assert!(away < 3e-2, "{away} away");
-    let tokens: Vec<u32> = (1..=140).collect();
-    let mut prefixes = PrefixCache::new(ranks[0].attention.cache().pool());
-    let early = prefixes.insert(b"", &tokens, &sequence).unwrap_err();
+    let mut prefixes =
+        PrefixCache::<u64>::new(ranks[0].attention.cache().pool(), Causality::Causal).unwrap();
+    let early = prefixes.insert(b"", &names, &sequence).unwrap_err();
     assert_eq!(early.rule, Rule::SequenceGap);
     assert!(early.allowed.starts_with("at most 0"), "{early}");
     all(&mut ranks, &prompt, &names);
-    assert_eq!(prefixes.insert(b"", &tokens, &sequence).unwrap(), 1);
+    assert_eq!(prefixes.insert(b"", &names, &sequence).unwrap(), 1);
     drop(prefixes);
     for name in 200..203 {
         grow(&mut ranks, &mut sequence, 1);

@@ -4,7 +4,7 @@ use super::Facts;
 use crate::attention_problem::SequenceLengths;
 use crate::fia::rules::one_or::OneOr;
 use crate::fia::{FiaCall, Parameter, Version};
-use crate::operator::Change;
+use crate::operator::{Change, Shown};
 use crate::rule::{broken, require, rules};
 use crate::{Layout, Refusal};
 

@@ -21,7 +21,7 @@ pub mod tensors;
 use crate::attention_problem::Work;
 use crate::fia::{CheckedCall, Version};
 use crate::rule::lint;
-use crate::{Level, Rule, Violation};
+use crate::{Cann, Level, Rule, Violation};
 
 /// Where found lints go.
 type Report<'r> = &'r mut dyn FnMut(Violation);
