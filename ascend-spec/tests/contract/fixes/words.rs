@@ -98,7 +98,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
     ),
     (
         "several values would do, and the call does not say which was meant",
-        "antiquant.mixed_modes antiquant.nz_sparse_mode antiquant.packed antiquant_mode.ignored block_table.row_short \
+        "actual_seq_lengths.range actual_seq_lengths_kv.range antiquant.mixed_modes antiquant.nz_sparse_mode \
+         antiquant.packed antiquant_mode.ignored block_table.row_short packed.kv_range split_fuse.ends \
          cache_mode.known flash.next_tokens flash.pre_tokens flash.prefix gather.cache_mode incre.decode_rules \
          incre.input_layout incre.registered inner_precise.int8_cache inner_precise.known inner_precise.meaning \
          inner_precise.range inner_precise.unchecked input_layout.form input_layout.heads_first input_layout.prefill \
