@@ -212,8 +212,7 @@ fn behind(whose: &dyn fmt::Display, of: &Progress, cached: usize, len: usize) ->
     let computed = of.computed;
     let given =
         format!("{cached} tokens of {whose} in front, of which the first {computed} are computed");
-    let new = len.saturating_sub(computed);
-    let allowed = match new {
+    let allowed = match len.saturating_sub(computed) {
         new if len > cached => {
             format!("{new} or more new tokens: `BatchRequest::of(&sequence, {new})`")
         }
@@ -224,21 +223,17 @@ fn behind(whose: &dyn fmt::Display, of: &Progress, cached: usize, len: usize) ->
             Rule::StepLayersMissing,
             format_args!("{given}: the step that wrote the next ones ended without {missing}"),
             allowed,
-            format_args!(
-                "begin a step with the last {new} tokens of the sequence and queue every layer; or truncate the sequence to \
-                 {computed}, to 0 where blocks were given back, and grow it again"
-            ),
+            "begin a step with the last tokens of the sequence, all that are not computed, and queue every layer; or truncate the \
+             sequence to the computed ones, to 0 where blocks were given back, and grow it again",
         ),
         None => refused(
             Rule::SequenceGap,
             given,
             allowed,
-            format_args!(
-                "compute all tokens that the sequence grew by in one step, and grow once for each step; tokens that are not \
-                 wanted: truncate the sequence to {computed}, to 0 where blocks were given back; tokens that something else \
-                 really wrote, such as a copy from another cache: name them by `PagedKvCache::set_computed`, otherwise \
-                 attention reads what the blocks held before"
-            ),
+            "compute all tokens that the sequence grew by in one step, and grow once for each step; tokens that are not wanted: \
+             truncate the sequence to the computed ones, to 0 where blocks were given back; tokens that something else really \
+             wrote, such as a copy from another cache: name them by `PagedKvCache::set_computed`, otherwise attention reads what \
+             the blocks held before",
         ),
     }
 }
