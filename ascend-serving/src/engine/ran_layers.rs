@@ -137,7 +137,7 @@ impl Drop for RanLayers {
         let missing = self.missing();
         if !self.told && !thread::panicking() {
             tracing::warn!(
-                "a step of {} layers ended without {missing}: their keys and values are not in the cache",
+                "a step of {} layers ended without {missing}: keys and values are missing from the cache",
                 self.ran.len()
             );
         }

@@ -630,9 +630,12 @@ fn encoder_tokens_are_read_once_all_layers_have_them() {
         }
         encoding.end()
     };
-    for layers in [&[0, 1][..], &[0, 1, 1]] {
+    for (layers, rule) in [
+        (&[0, 1][..], Rule::StepLayersMissing),
+        (&[0, 1, 1], Rule::StepLayerRepeated),
+    ] {
         let why = encode(&mut cross, &mut encoded, layers).unwrap_err();
-        assert!(why.breaks(Rule::StepLayersMissing), "{why}");
+        assert!(why.breaks(rule), "{why}");
         let why = cross.begin(&stream, &metadata, &[&encoded]).map(drop);
         let why = why.unwrap_err();
         assert!(why.breaks(Rule::StepLayersMissing), "{why}");

@@ -477,7 +477,7 @@ fn told_without(run: &[usize], fails: bool) -> Vec<String> {
 #[test]
 fn a_step_that_ends_without_some_layers_is_told() {
     for (run, missing) in [
-        (&[0, 2, 3][..], "layers 1:"),
+        (&[0, 2, 3][..], "layer 1:"),
         (&[1], "layers 0, 2 to 3:"),
         (&[], "layers 0 to 3:"),
     ] {
