@@ -36,12 +36,17 @@ pub(crate) fn fail(finding: &str) {
 }
 
 /// Refuses a wait or a copy of a thread whose device has failed.
-pub(crate) fn refuse(name: &str) -> Outcome {
+pub(crate) fn check(name: &str) -> Outcome {
+    check_device(name, of_thread())
+}
+
+/// Refuses a wait for work of a device that has failed.
+pub(crate) fn check_device(name: &str, device: Option<i32>) -> Outcome {
     if config().check != Check::Strict {
         return Ok(());
     }
     let failed = FAILED.lock();
-    match of_thread().and_then(|device| Some((device, failed.get(&device)?))) {
+    match device.and_then(|device| Some((device, failed.get(&device)?))) {
         None => Ok(()),
         Some((device, finding)) => Err(failure!(
             AICORE_EXCEPTION,

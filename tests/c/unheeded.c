@@ -53,6 +53,11 @@ int main(void)
     tell("device", (int)aclrtSynchronizeDevice());
     tell("copy", (int)aclrtMemcpy(host, BYTES, other, BYTES, ACL_MEMCPY_DEVICE_TO_HOST));
     tell("async", (int)aclrtMemcpyAsync(host, BYTES, other, BYTES, ACL_MEMCPY_DEVICE_TO_HOST, stream));
+    /* Another device of the thread does not hide it. */
+    CHECK(aclrtSetDevice(1));
+    tell("elsewhere", (int)aclrtSynchronizeEvent(event));
+    CHECK(aclrtResetDevice(1));
+    CHECK(aclrtSetDevice(0));
     printf("host %d\n", host[0]);
 
     CHECK(aclrtDestroyEvent(event));

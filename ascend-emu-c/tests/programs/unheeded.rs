@@ -76,9 +76,10 @@ fn a_device_that_failed_strictly_answers_waits_and_copies_with_that_until_it_is_
     let strict = succeed(command(&program, libraries.path()).env("ASCEND_EMU_CHECK", "strict"));
     let printed = String::from_utf8(strict.stdout.clone()).unwrap();
     let lines: Vec<&str> = printed.lines().collect();
-    for (line, what) in lines
-        .iter()
-        .zip(["stream", "event", "device", "copy", "async"])
+    for (line, what) in
+        lines
+            .iter()
+            .zip(["stream", "event", "device", "copy", "async", "elsewhere"])
     {
         assert!(line.starts_with(&format!("{what} 507015 ")), "{printed}");
         let finding = "device 0 has failed";
@@ -86,11 +87,11 @@ fn a_device_that_failed_strictly_answers_waits_and_copies_with_that_until_it_is_
         assert!(line.contains("memory freed while in use"), "{printed}");
     }
     // Nothing was copied, so that nobody takes it for a result.
-    assert_eq!(lines[5..], ["host 3", "again 0 ", "host 7", "done"]);
+    assert_eq!(lines[6..], ["host 3", "again 0 ", "host 7", "done"]);
     let told = stderr(&strict);
     assert!(told.contains("host memory that is not pinned"), "{told}");
     // Otherwise it goes on as hardware does.
     let printed = succeed(&mut command(&program, libraries.path())).stdout;
     let printed = String::from_utf8(printed).unwrap();
-    assert_eq!(printed.matches(" 0 \n").count(), 6, "{printed}");
+    assert_eq!(printed.matches(" 0 \n").count(), 7, "{printed}");
 }

@@ -189,7 +189,7 @@ pub unsafe extern "C" fn aclrtMemcpy(
         let copy = Copy::new(NAME, dst, destMax, src, count, kind)?;
         forbid_unsafe(CAPTURE_MODE, NAME)?;
         strike(Site::Memcpy)?;
-        failed_device::refuse(NAME)?;
+        failed_device::check(NAME)?;
         // SAFETY: host memory is valid, by the caller's promise.
         unsafe { copy.run(NAME) }
     })
@@ -215,7 +215,7 @@ pub(super) unsafe fn copy_async(
 ) -> Outcome {
     let stream = self::stream(name, stream)?;
     strike(Site::Memcpy)?;
-    failed_device::refuse(name)?;
+    failed_device::check_device(name, Some(stream.device()))?;
     let pageable = copies.iter().find_map(Copy::pageable);
     let Some((what, end)) = pageable.filter(|_| !stream.records()) else {
         for copy in copies {

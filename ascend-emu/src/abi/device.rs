@@ -33,7 +33,7 @@ fn synchronize(name: &'static str, deadline: Option<Instant>) -> Outcome {
     let outcome = context::current()?.synchronize(name, deadline);
     strike(Site::Sync)?;
     outcome?;
-    failed_device::refuse(name)
+    failed_device::check(name)
 }
 
 pub unsafe extern "C" fn aclrtSynchronizeDevice() -> aclError {

@@ -63,10 +63,11 @@ pub unsafe extern "C" fn aclrtDestroyStreamForce(stream: aclrtStream) -> aclErro
 }
 
 fn synchronize(name: &'static str, raw: aclrtStream, deadline: Option<Instant>) -> Outcome {
-    let outcome = stream(name, raw)?.synchronize(name, deadline);
+    let stream = stream(name, raw)?;
+    let outcome = stream.synchronize(name, deadline);
     strike(Site::Sync)?;
     outcome?;
-    failed_device::refuse(name)
+    failed_device::check_device(name, Some(stream.device()))
 }
 
 pub unsafe extern "C" fn aclrtSynchronizeStream(stream: aclrtStream) -> aclError {

@@ -1,6 +1,7 @@
 //! Events: records in streams that other streams and the host wait for.
 
 use crate::config::Check;
+use crate::failed_device;
 use crate::lock::{Lock, Signal, expired};
 use crate::runtime::stream_faults::StreamFaults;
 use crate::sanitizer::{FindingKind, Suspicion, report};
@@ -372,9 +373,13 @@ impl Event {
         allocation_table::host_waited(&state.clock);
         let faults = state.faults.upgrade();
         drop(state);
-        match faults.and_then(|faults| faults.take()) {
+        // Without its stream the event tells nothing of another device than the thread's.
+        let Some(faults) = faults else {
+            return failed_device::check(name);
+        };
+        match faults.take() {
             Some(fault) => Err(fault.into()),
-            None => Ok(()),
+            None => failed_device::check_device(name, Some(faults.device())),
         }
     }
 

@@ -117,7 +117,7 @@ impl Stream {
             filled: Signal::new(),
             advanced: Signal::new(),
             progress: Arc::clone(&progress),
-            faults: Arc::default(),
+            faults: Arc::new(StreamFaults::new(device)),
             abort: AtomicBool::new(false),
             thread: Lock::new(None),
         });
@@ -132,6 +132,11 @@ impl Stream {
         *stream.thread.lock() = Some(thread);
         allocation_table::add_stream(id, progress);
         Ok(stream)
+    }
+
+    /// The stream's device.
+    pub(crate) fn device(&self) -> i32 {
+        self.faults.device()
     }
 
     /// The stream's number.

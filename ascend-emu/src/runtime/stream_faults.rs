@@ -12,13 +12,30 @@ struct State {
 }
 
 /// The faults of one stream, which the stream's events report as well.
-#[derive(Debug, Default)]
-pub(crate) struct StreamFaults(Lock<State>);
+#[derive(Debug)]
+pub(crate) struct StreamFaults {
+    state: Lock<State>,
+    /// The device of the stream.
+    device: i32,
+}
 
 impl StreamFaults {
+    /// Of a stream of a device.
+    pub(crate) fn new(device: i32) -> Self {
+        Self {
+            state: Lock::default(),
+            device,
+        }
+    }
+
+    /// The device of the stream.
+    pub(crate) fn device(&self) -> i32 {
+        self.device
+    }
+
     /// Keeps a fault to be reported, if it is the first one since the last report; with `stop` the stream runs nothing more.
     pub(crate) fn add(&self, fault: Fault, stop: bool) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         if stop {
             state.stopped.get_or_insert_with(|| fault.clone());
         }
@@ -27,21 +44,21 @@ impl StreamFaults {
 
     /// Takes the first fault since the last time; of a stream that stopped, always the one that stopped it.
     pub(crate) fn take(&self) -> Option<Fault> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.first.take().or_else(|| state.stopped.clone())
     }
 
     /// The fault that stopped the stream.
     pub(crate) fn stopped(&self) -> Option<Fault> {
-        self.0.lock().stopped.clone()
+        self.state.lock().stopped.clone()
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
-        self.0.lock().stopped.is_some()
+        self.state.lock().stopped.is_some()
     }
 
     /// Lets the stream run again.
     pub(crate) fn resume(&self) {
-        self.0.lock().stopped = None;
+        self.state.lock().stopped = None;
     }
 }

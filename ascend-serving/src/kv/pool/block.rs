@@ -5,7 +5,15 @@ use std::fmt;
 use crate::lock::lock;
 
 use super::BlockPool;
-use super::state::Holder;
+
+/// Who holds a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// A [`Block`], such as a sequence has.
+    Handle,
+    /// A copy from it that is still to be queued.
+    Copy,
+}
 
 /// A block that someone holds. Cloning shares it; the last handle gives it back. It cannot be given back twice:
 ///

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::lock::lock;
 
-use super::state::{Holder, State};
+use super::block::Holder;
 use super::{Block, BlockPool, CacheRecord};
 
 /// A copy that is still to be queued.
@@ -75,33 +75,27 @@ impl BlockPool {
             Some(cache) => awaited.caches.retain(|at| *at != cache.place()),
             None => awaited.caches.clear(),
         }
-        if awaited.caches.is_empty() {
-            self.end_copy(&mut state, block);
-        }
-    }
-
-    /// Ends a copy that no cache has still to queue.
-    fn end_copy(&self, state: &mut State, block: usize) {
-        if let Some(copy) = state.uncopied.remove(&block)
+        if awaited.caches.is_empty()
+            && let Some(copy) = state.uncopied.remove(&block)
             && let Some(from) = copy.from
         {
-            self.leave(state, from, Holder::Copy);
+            self.leave(&mut state, from, Holder::Copy);
         }
     }
 
     /// Says that a cache is gone, and with it what it had still to copy.
     pub(super) fn forget_copies(&self, cache: usize) {
         let mut state = lock(&self.0.state);
-        let of_cache = state
-            .uncopied
-            .iter_mut()
-            .filter(|(_, copy)| copy.caches.contains(&cache));
-        let over = of_cache.filter_map(|(block, copy)| {
+        let mut copied_from = Vec::new();
+        state.uncopied.retain(|_, copy| {
+            let awaited = copy.is_in(cache) && !copy.caches.is_empty();
             copy.caches.retain(|at| *at != cache);
-            copy.caches.is_empty().then_some(*block)
+            let over = awaited && copy.caches.is_empty();
+            copied_from.extend(copy.from.filter(|_| over));
+            !over
         });
-        for block in over.collect::<Vec<_>>() {
-            self.end_copy(&mut state, block);
+        for from in copied_from {
+            self.leave(&mut state, from, Holder::Copy);
         }
     }
 

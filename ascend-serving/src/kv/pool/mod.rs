@@ -20,10 +20,11 @@ use super::pad::PadPolicy;
 use super::slot::{MAX_INT32, capacity};
 
 pub use block::Block;
+use block::Holder;
 use records::Records;
 pub(in crate::kv) use records::SequenceRecord;
 pub(crate) use records::{CacheRecord, SequenceStamp, StepRecord, StepTokens};
-use state::{BlockChanges, Holder, State};
+use state::{BlockChanges, State};
 pub use steps_in_flight::StepLease;
 
 /// A group of layers that share block tables. Each pool is a group of its own.

@@ -6,21 +6,13 @@ use std::thread::ThreadId;
 
 use crate::kv::fence::Fence;
 
+use super::block::Holder;
 use super::copies::AwaitedCopy;
 
 /// A step whose launches may be reading blocks.
 pub(super) enum Step {
     Open,
     Ending(Arc<dyn Fence>),
-}
-
-/// Who holds a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Holder {
-    /// A [`Block`](super::Block), such as a sequence has.
-    Handle,
-    /// A copy from it that is still to be queued.
-    Copy,
 }
 
 /// When a block changed hands, in departures of holders; 0 for never.
