@@ -32,6 +32,7 @@
 //! | `ASCEND_EMU_CANN` | the release of CANN whose operators are emulated: `8.1`, `8.5`, `9.0`, `9.1` | the newest, `9.1` |
 //! | `ASCEND_EMU_OPERATOR` | the newest version of FusedInferAttentionScore, `V1` to `V5`; newer ones are missing | that of the release |
 //! | `ASCEND_EMU_CHECK` | `compat`, `strict` | `compat` |
+//! | `ASCEND_EMU_POISON` | `1`: device memory is handed out full of NaN in `compat` too, as always in `strict` | `0`, zeros |
 //! | `ASCEND_EMU_DEVICES` | number of devices, 1 to 64 | 2 |
 //! | `ASCEND_EMU_MEMORY` | bytes of memory of each device, and of all pinned host memory (`aclrtMallocHost`) | what the reserved addresses hold, 64 GiB at most |
 //! | `ASCEND_EMU_THREADS` | threads that operators compute on, shared by all streams, 1 to 1024 | the machine's |
@@ -54,6 +55,8 @@
 //! | [`FreeInUse`](FindingKind::FreeInUse) | the memory is freed once that work is over | error, nothing is freed |
 //! | [`HostRace`](FindingKind::HostRace), [`StreamRace`](FindingKind::StreamRace) | goes on, in some order | error |
 //! | [`PageableCopy`](FindingKind::PageableCopy) | waits for the stream, then copies | error |
+//! | [`UnwrittenRead`](FindingKind::UnwrittenRead) | goes on: the bytes are zeros, or with `ASCEND_EMU_POISON=1` NaN | device fault; a copy by the host fails at once |
+//! | [`RepeatedBlock`](FindingKind::RepeatedBlock), [`InfiniteBias`](FindingKind::InfiniteBias), [`HiddenRow`](FindingKind::HiddenRow), [`SoftmaxOrder`](FindingKind::SoftmaxOrder) | goes on | device fault |
 //! | [`BlockTable`](FindingKind::BlockTable) | goes on: the keys of that block count as zeros | device fault 507015 at the next synchronisation |
 //! | [`SlotOutOfRange`](FindingKind::SlotOutOfRange) | goes on: the token is skipped | device fault, nothing is written |
 //! | [`DuplicateSlot`](FindingKind::DuplicateSlot) | goes on: the last token stays | device fault, nothing is written |
@@ -63,9 +66,28 @@
 //! | [`HostCrash`](FindingKind::HostCrash) | goes on as on aarch64, where a division by zero does not end the process: the call is taken, or refused with its status | error of the call |
 //! | [`Leak`](FindingKind::Leak) | the memory is released | the memory is released |
 //!
-//! In `compat` each kind at each place is told on stderr once. A race is found from what was queued and waited for,
-//! not from timing: the same program shows the same findings every time. [`check_scope`] chooses the mode for one
-//! thread, [`inject`] makes one of its calls fail, [`live()`] counts handles and memory not given back.
+//! In `compat` each kind at each place is told on stderr once for each tensor, up to 16 tensors; the end of the process
+//! says how many findings of each kind there were. A race is found from what was queued and waited for, not from
+//! timing: the same program shows the same findings every time. [`check_scope`] chooses the mode for one thread,
+//! [`inject`] makes one of its calls fail, [`live()`] counts handles and memory not given back.
+//!
+//! # Memory that nobody has written
+//!
+//! Each allocation of a device knows its bytes that were written since it was handed out. What an operator reads of
+//! others is an [`UnwrittenRead`](FindingKind::UnwrittenRead), which names the tensor, and of a paged cache the block
+//! and its tokens.
+//!
+//! - Attention reads the keys below each sequence's length that its geometry (causality, window) lets some row see, by
+//!   way of the block table. Keys that a mask tensor hides are among them: hardware loads them, and a value that is NaN
+//!   stays NaN when it is weighed with 0. The rest of a block, blocks that no row of the table names, rows behind a
+//!   length, and scales of rows that are not read may be anything.
+//! - A copy within a device hands on what its source is, and is no finding; a copy to the host is one. Host memory,
+//!   pinned or registered, counts as written, since the program writes it by itself.
+//! - Small operators that only move elements (copies, casts, look-ups by index) are no finding; what they write counts
+//!   as written, but for a plain copy, which hands on what its source is.
+//! - All of an output counts as written, also rows that an operator leaves alone. So does the workspace.
+//! - An allocator of the program's, such as PyTorch's, hands out parts of an allocation again: bytes that an earlier
+//!   tensor wrote count as written.
 //!
 //! # Every call, decoded
 //!
@@ -122,6 +144,7 @@ mod c_pointer;
 mod chip;
 mod config;
 mod descriptor;
+mod elements;
 mod executor;
 mod fault;
 mod fault_plan;

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod bench;
+mod findings;
 
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, allocation_at, check_scope, findings};

@@ -159,7 +159,14 @@ impl Copy {
 /// As [`Task::run`].
 pub(super) unsafe fn run_now(task: &Task) -> Outcome {
     // SAFETY: the caller's promise.
-    unsafe { task.run(&Addresses::default(), &mut Vec::new()) }.map_err(Failure::from)
+    unsafe {
+        task.run(
+            &Addresses::default(),
+            (check(), PARAM_INVALID),
+            &mut Vec::new(),
+        )
+    }
+    .map_err(Failure::from)
 }
 
 pub(super) fn check_count(name: &str, room_name: &str, room: usize, count: usize) -> Outcome {
@@ -213,8 +220,10 @@ pub(super) unsafe fn copy_async(
 ) -> Outcome {
     let stream = self::stream(name, stream)?;
     strike(Site::Memcpy)?;
-    let pageable = copies.iter().find_map(Copy::pageable);
-    let Some((what, end)) = pageable.filter(|_| !stream.records()) else {
+    let pageable = copies
+        .iter()
+        .find_map(|copy| Some((copy, copy.pageable()?)));
+    let Some((copy, (what, end))) = pageable.filter(|_| !stream.records()) else {
         for copy in copies {
             stream.submit(copy.task(), None, PARAM_INVALID)?;
         }
@@ -225,6 +234,12 @@ pub(super) unsafe fn copy_async(
         let suspicion = Suspicion {
             kind: FindingKind::PageableCopy,
             site: (name, what),
+            // The device's end: host memory is another one each time.
+            tensor: if what == "dst" {
+                copy.src.address
+            } else {
+                copy.dst.address
+            },
             message: format!(
                 "{name}: {what} at {:#x} is host memory that is not pinned (aclrtMallocHost); the copy waits for the \
                  stream",

@@ -2,14 +2,16 @@
 
 use super::argument::{Argument, Role};
 use super::parameter::Arguments;
-use super::view::{Views, range};
+use super::view::{Views, address, range};
 use crate::descriptor::TENSORS;
+use crate::elements::{Elements, NamedTensor, Reader};
 use crate::executor;
 use crate::fault::Fault;
 use crate::lock::Lock;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator, TensorPosition};
 use crate::ops::phase_one::phase_one;
+use crate::sanitizer::allocation_table;
 use crate::status::{AICORE_EXCEPTION, Outcome, aclnn};
 use crate::trace::Trace;
 use crate::trace::value::Value;
@@ -58,6 +60,35 @@ pub(super) fn work_of_size(
     })
 }
 
+/// Operators that move elements of their first input without computing with them, or look some up. What nobody has
+/// written may be among them: that it is read shows where somebody computes with it.
+const MOVING: [&str; 6] = [
+    "aclnnInplaceCopy",
+    "aclnnCast",
+    "aclnnIndex",
+    "aclnnIndexSelect",
+    "aclnnGather",
+    "aclnnEmbedding",
+];
+
+/// Operators that write to what they update without reading it.
+const OVERWRITING: [&str; 14] = [
+    "aclnnInplaceCopy",
+    "aclnnInplaceFillScalar",
+    "aclnnInplaceFillTensor",
+    "aclnnInplaceZero",
+    "aclnnInplaceOne",
+    "aclnnInplaceNormal",
+    "aclnnInplaceUniform",
+    "aclnnInplaceRandom",
+    "aclnnIndexPutImpl",
+    "aclnnInplaceScatter",
+    "aclnnInplaceScatterValue",
+    "aclnnInplaceMaskedFillScalar",
+    "aclnnInplaceMaskedFillTensor",
+    "aclnnScatterNdUpdate",
+];
+
 /// A call that phase one has taken.
 struct GlueOperator {
     name: &'static str,
@@ -66,6 +97,45 @@ struct GlueOperator {
     outputs: usize,
     lists: Vec<usize>,
     work: Work,
+}
+
+impl GlueOperator {
+    fn reads_all_of(&self, argument: &Argument) -> bool {
+        match argument.role {
+            Role::Read => {
+                let mut inputs = self.tensors.iter().filter(|other| other.role == Role::Read);
+                let first = inputs
+                    .next()
+                    .is_some_and(|first| first.index == argument.index);
+                !(first && MOVING.contains(&self.name))
+            }
+            Role::Update => !OVERWRITING.contains(&self.name),
+            Role::Write => false,
+        }
+    }
+
+    /// Source and target of a copy of bytes as they are.
+    fn plain_copy(&self) -> Option<(&Argument, &Argument)> {
+        let [to, from] = self.tensors.as_slice() else {
+            return None;
+        };
+        let alike = to.desc.lies_as(&TensorDesc {
+            offset: to.desc.offset,
+            format: to.desc.format,
+            ..from.desc
+        });
+        let plain = alike && to.desc.is_contiguous() && self.name == "aclnnInplaceCopy";
+        plain.then_some((from, to))
+    }
+}
+
+/// All elements of an argument.
+fn elements(argument: &Argument, at: &Addresses) -> Option<Elements> {
+    let tensor = NamedTensor {
+        what: argument.name,
+        address: address(argument.position, at),
+    };
+    Elements::described(tensor, &argument.desc)
 }
 
 impl Operator for GlueOperator {
@@ -123,6 +193,35 @@ impl Operator for GlueOperator {
         }
     }
 
+    unsafe fn reads(&self, at: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
+        for argument in self
+            .tensors
+            .iter()
+            .filter(|argument| self.reads_all_of(argument))
+        {
+            if !reader.knows(range(argument, at))
+                && let Some(elements) = elements(argument, at)
+            {
+                reader.read(&elements);
+            }
+        }
+    }
+
+    unsafe fn writes(&self, at: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+        // A launch has told of parts, and of what it copied, itself.
+        let told = |argument: &Argument| argument.writes_parts() || self.plain_copy().is_some();
+        let written = self
+            .tensors
+            .iter()
+            .filter(|argument| argument.role != Role::Read);
+        for elements in written
+            .filter(|argument| !told(argument))
+            .filter_map(|argument| elements(argument, at))
+        {
+            visit(&elements);
+        }
+    }
+
     unsafe fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let mut outputs = (self.tensors.iter()).filter(|argument| argument.role != Role::Read);
         if self.work.sized.is_none() && outputs.all(|argument| argument.desc.is_empty()) {
@@ -131,7 +230,13 @@ impl Operator for GlueOperator {
         // SAFETY: the ranges are those of `accesses`: live (the allocation table let the launch in), and locked for the task that
         // runs this.
         let views = unsafe { Views::new(&self.tensors, at, memory) };
-        (self.work.body)(&views).map_err(|why| Fault {
+        let outcome = (self.work.body)(&views);
+        views.tell_parts();
+        if let Some((from, to)) = self.plain_copy() {
+            let (from, to) = (range(from, at), range(to, at));
+            allocation_table::copied(from.start, to.start, to.len());
+        }
+        outcome.map_err(|why| Fault {
             code: AICORE_EXCEPTION,
             message: format!("{}: {why}", self.name),
         })

@@ -6,12 +6,14 @@ use super::launch::Launch;
 use super::phase_one::executor_of;
 use crate::config::{Check, check};
 use crate::descriptor::Described;
+use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
-use crate::kernel::ring_update::{self, Buffers, Elements, Triple};
+use crate::kernel::ring_update::{self, Buffers, Triple};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
+use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{
     Argument, Arguments, Parameter, RingUpdateProblem, Version,
 };
@@ -47,6 +49,15 @@ impl RingUpdateOperator {
     }
 }
 
+impl RingUpdateOperator {
+    /// The order of maxima and sums, where it makes a difference.
+    fn softmax_order(&self) -> Option<&'static str> {
+        let (packed, heads) = (self.problem.layout.is_packed(), self.problem.heads);
+        let order = self.problem.softmax_order.matters(packed, heads);
+        order.map(SoftmaxOrder::name)
+    }
+}
+
 impl DeclaredOperator for RingUpdateOperator {
     type Arguments = Arguments<TensorDesc>;
 
@@ -77,12 +88,33 @@ impl DeclaredOperator for RingUpdateOperator {
         }
     }
 
+    unsafe fn reads(&self, at: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
+        let order = self.softmax_order();
+        for (argument, desc) in self.arguments.each_tensor() {
+            let info = argument.parameter.info();
+            let unread = info.output.is_some() || argument.parameter == Parameter::ActualSeqQlen;
+            let elements = Elements::described(self.named(argument, at), desc).filter(|_| !unread);
+            if let Some(elements) = elements {
+                let of_softmax = is_softmax(argument.parameter);
+                reader.read(&elements.in_order(order.filter(|_| of_softmax)));
+            }
+        }
+    }
+
+    unsafe fn writes(&self, at: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+        let order = self.softmax_order();
+        self.written(at, &mut |argument, elements| {
+            let of_softmax = is_softmax(argument.parameter);
+            visit(&elements.in_order(order.filter(|_| of_softmax)));
+        });
+    }
+
     unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         // SAFETY: the caller's promise.
         let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
         let elements = |parameter: Parameter| {
             let desc = self.arguments.tensor(parameter)?;
-            Some(Elements::new(launch.first(parameter), *desc))
+            Some(ring_update::Elements::new(launch.first(parameter), *desc))
         };
         let triple = |[attn, max, sum]: [Parameter; 3]| {
             Some(Triple {
@@ -128,6 +160,14 @@ impl DeclaredOperator for RingUpdateOperator {
         }
         Ok(())
     }
+}
+
+/// Whether a tensor has maxima or sums.
+fn is_softmax(parameter: Parameter) -> bool {
+    use Parameter as P;
+    let maxima = [P::PrevSoftmaxMax, P::CurSoftmaxMax, P::SoftmaxMax];
+    let sums = [P::PrevSoftmaxSum, P::CurSoftmaxSum, P::SoftmaxSum];
+    maxima.contains(&parameter) || sums.contains(&parameter)
 }
 
 fn new(

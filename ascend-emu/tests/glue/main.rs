@@ -42,3 +42,4 @@ mod rows;
 mod search;
 mod select;
 mod tensors;
+mod unwritten;

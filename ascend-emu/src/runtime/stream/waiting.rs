@@ -64,6 +64,7 @@ impl Stream {
                     Suspicion {
                         kind: FindingKind::StalledReplay,
                         site: (name, "stream"),
+                        tensor: 0,
                         message: format!(
                             "{name}: a replayed graph on the stream waits for an ACL_EVENT_EXTERNAL event that no \
                              stream has a record of queued; record it after aclmdlRIExecuteAsync and the task updates"
