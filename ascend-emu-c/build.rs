@@ -10,6 +10,6 @@ fn main() {
     }
     for name in ["TARGET", "HOST"] {
         let triple = var(name).unwrap_or_default();
-        println!("cargo::rustc-env=ASCEND_EMU_{name}={triple}");
+        println!("cargo::rustc-env=EMULATION_{name}={triple}");
     }
 }

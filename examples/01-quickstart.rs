@@ -2,7 +2,7 @@
 //!
 //! Runs on an NPU if there is one, otherwise on the CPU emulation; `ASCEND_BACKEND=npu|emulated` chooses.
 
-use ascend_attention::{CausalOrigin, FusedInferAttention, Layout, Runtime, f16};
+use ascend_attention::prelude::*;
 
 /// Four query heads share a key head; 48 keys, the last 16 of which belong to the query rows.
 const HEADS: usize = 8;

@@ -1,7 +1,7 @@
 //! Two streams side by side, ordered by an event, timed, with copies that run while the host goes on:
 //! `cargo run --example 03-streams-and-events`.
 
-use ascend_attention::{FusedInferAttention, Layout, Runtime, Tensor, f16};
+use ascend_attention::prelude::*;
 
 const SHAPE: [usize; 4] = [1, 4, 128, 64];
 const LEN: usize = 4 * 128 * 64;

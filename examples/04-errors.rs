@@ -1,6 +1,7 @@
 //! What goes wrong has a name: `cargo run --example 04-errors`.
 
-use ascend_attention::{AnyTensor, Error, FusedInferAttention, Layout, Mask, Runtime, Tensor, f16};
+use ascend_attention::Error;
+use ascend_attention::prelude::*;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Runtime::auto()?.device(0)?;

@@ -4,8 +4,7 @@
 //! cargo run --example 10-paged-decode
 //! ```
 
-use ascend_attention::attention::{BlockTable, Cache, Inputs};
-use ascend_attention::{Element, FusedInferAttention, Layout, Runtime, Stream, Tensor, bf16};
+use ascend_attention::prelude::*;
 
 const LAYERS: usize = 4;
 const BLOCKS: usize = 12;

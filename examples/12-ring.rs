@@ -6,8 +6,8 @@
 //! ```
 
 use ascend_attention::flash::{FlashAttention, FlashMask, InputLayout};
+use ascend_attention::prelude::*;
 use ascend_attention::ring::RingUpdate;
-use ascend_attention::{CausalOrigin, Runtime, Tensor};
 
 const HEADS: usize = 2;
 const DIM: usize = 64;

@@ -36,6 +36,7 @@
 //!
 //! # Where to look
 //!
+//! - [`prelude`]: what most programs use, to import at once.
 //! - [`Runtime`], [`Device`], [`Stream`], [`Event`]: what executes the work, and in which order.
 //! - [`Tensor`], [`DeviceBuffer`], [`HostBuffer`]: memory.
 //! - [`FusedInferAttention`], [`Plan`], [`Mask`]: the operator of inference. [`attention::Arguments`] takes every argument
@@ -89,22 +90,21 @@
 //! ```toml
 //! [profile.dev.package.ascend-emu]
 //! opt-level = 3
+//!
+//! [profile.release.package.ascend-emu]
+//! codegen-units = 1 # half the time of a build
 //! ```
 //!
 //! Without any feature the crate needs neither CANN nor libclang nor a C compiler to build, and CANN only to run.
 //!
 //! # Environment
 //!
-//! | variable | meaning |
-//! |---|---|
-//! | `ASCEND_BACKEND` | `auto` (default), `npu` or `emulated`, for [`Runtime::auto`] |
-//! | `ASCEND_HOME_PATH`, `ASCEND_TOOLKIT_HOME` | the folder of the CANN toolkit |
-//! | `ASCEND_OPP_PATH` | the folder of operator packages, whose vendors' libraries are looked into first |
-//! | `ASCEND_RECORD` | a folder for calls that are refused or fail: [`case::RECORD_VARIABLE`] |
-//! | `ASCEND_EMU_CHECK` | `strict` makes errors of what the emulation finds, races among them; `compat` (default) warns where hardware goes on |
-//! | `ASCEND_EMU_SOC`, `ASCEND_EMU_CANN` | the emulated chip (`Ascend910B3`) and its CANN release (`9.1`); [`Runtime::emulated_as`] chooses others |
-//! | `ASCEND_EMU_TRACE` | a file for every call of the emulated C functions, a line of JSON each |
-//! | `ASCEND_EMU_*` | the rest of the emulated machine; see the crate `ascend-emu` |
+//! [`sys::VARIABLES`] lists every variable with its values: `ASCEND_BACKEND` chooses the platform of [`Runtime::auto`],
+//! `ASCEND_HOME_PATH` the toolkit, `ASCEND_RECORD` a folder for calls that are refused or fail
+//! ([`case::RECORD_VARIABLE`]), `ASCEND_EMU_CHECK=strict` makes errors of what the emulation finds, races among them, and
+//! `ASCEND_EMU_SOC` and `ASCEND_EMU_CANN` the emulated product and release, which [`Runtime::emulated_as`] chooses
+//! whatever they say. A name that is nearly one of these is told once: on stderr by the emulation, as a warning of
+//! [`tracing`] on an NPU.
 
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -118,6 +118,7 @@ mod memory;
 pub mod merge;
 mod operator;
 mod ops;
+pub mod prelude;
 mod refusal;
 mod runtime;
 mod status;

@@ -26,7 +26,8 @@ use super::{Stop, explain, replay, text_file};
 /// Takes case files, JSON lines (*.jsonl) that describe calls by shapes, dtypes and attributes, and folders of both.
 /// Prints for each call its file, whether the operator accepts it, the rule that refuses it or the lints that it breaks,
 /// and whether that is what the file expects. Ends with the counts, and with exit code 1 if any verdict is not as expected
-/// or any file or line cannot be read.
+/// or any file or line cannot be read. A verdict of which nothing is expected, which is so of cases that expect something
+/// of another release only, neither passes nor fails: it is counted apart.
 ///
 /// A call is judged for a CANN release and a chip: those that are named here, otherwise those that its file or line names,
 /// otherwise those that the emulation passes for where nothing is chosen: Ascend910B3 with the default release, or the
@@ -148,7 +149,9 @@ struct Counts {
     accepted_wrong: usize,
     rejected_right: usize,
     rejected_wrong: usize,
-    without_expectation: usize,
+    /// Accepted, and rejected, where nothing is expected.
+    accepted_unasked: usize,
+    rejected_unasked: usize,
     artefacts: usize,
     unreadable: usize,
 }
@@ -156,7 +159,8 @@ struct Counts {
 impl Counts {
     fn count(&mut self, checked: &Checked) {
         let count = match (checked.agrees(), checked.accepted) {
-            (None, _) => &mut self.without_expectation,
+            (None, true) => &mut self.accepted_unasked,
+            (None, false) => &mut self.rejected_unasked,
             (Some(true), true) => &mut self.accepted_right,
             (Some(false), true) => &mut self.accepted_wrong,
             (Some(true), false) => &mut self.rejected_right,
@@ -167,6 +171,10 @@ impl Counts {
 
     fn passed(&self) -> usize {
         self.accepted_right + self.rejected_right
+    }
+
+    fn without_expectation(&self) -> usize {
+        self.accepted_unasked + self.rejected_unasked
     }
 
     fn failed(&self) -> usize {

@@ -3,24 +3,40 @@
 use std::process::ExitCode;
 
 use ascend_attention::spec::fia::Version;
-use ascend_attention::sys::{self, Attempt, Origin};
+use ascend_attention::sys::{self, Attempt, Origin, UnknownVariable};
 use ascend_attention::{Error, Installed, Runtime};
+use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::Stop;
 use super::installation::{self, Folder};
-use super::output::Output;
+use super::output::{self, Output};
+
+/// The page of the book that lists all variables.
+const VARIABLES_PAGE: &str = "docs/src/environment.md";
 
 /// Report what was found of CANN on this machine, which backend would be used, and what to set
 ///
 /// Looks at the toolkit, the driver, the libraries (every path tried, and why not), the devices and the versions of the
-/// operator that the installed CANN has. Changes nothing, and works on machines without an NPU; the exit code is 0
-/// whatever is found.
+/// operator that the installed CANN has, and at the variables that nobody reads, which are often misspelt. Changes nothing,
+/// and works on machines without an NPU; the exit code is 0 whatever is found, unless --require asks for a platform.
 #[derive(clap::Args)]
 pub(super) struct Arguments {
+    /// End with exit code 1 unless this platform can run attention here
+    #[arg(long, value_enum, value_name = "PLATFORM")]
+    require: Option<Required>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// A platform that somebody depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Required {
+    /// An NPU with a CANN release that has the operator
+    Npu,
+    /// The emulation on the CPU
+    Emulated,
 }
 
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
@@ -32,23 +48,30 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
             output.line(line)?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    let lacks = arguments
+        .require
+        .and_then(|required| findings.lacks(required));
+    if let Some(lacks) = &lacks {
+        output::complain(lacks);
+    }
+    Ok(ExitCode::from(u8::from(lacks.is_some())))
 }
 
 struct Findings {
-    variables: Vec<(String, Option<String>)>,
+    variables: Vec<(&'static str, Option<String>)>,
+    unknown: Vec<UnknownVariable>,
     toolkits: Vec<Folder>,
     driver: Folder,
     device_files: Vec<String>,
     /// Every path tried for a library, and what came of it.
     attempts: Vec<Attempt>,
-    npu: Result<Platform, Error>,
-    emulation: Result<Platform, Error>,
+    npu: Result<Usable, Error>,
+    emulation: Result<Usable, Error>,
     auto: Result<String, Error>,
 }
 
-/// A backend that works.
-struct Platform {
+/// A platform that can be used.
+struct Usable {
     origin: String,
     acl_version: Result<String, Error>,
     devices: Result<usize, Error>,
@@ -60,7 +83,7 @@ struct Platform {
     operator: Vec<Version>,
 }
 
-impl Platform {
+impl Usable {
     fn of(runtime: &Runtime) -> Self {
         let devices = runtime.device_count();
         let soc = match &devices {
@@ -136,20 +159,38 @@ impl Findings {
         };
         Self {
             variables: installation::variables(),
+            unknown: sys::unknown_variables(),
             toolkits: installation::toolkits(),
             driver: installation::driver(),
             device_files: installation::device_files(),
             attempts,
-            npu: npu.map(|runtime| Platform::of(&runtime)),
-            emulation: Runtime::emulated().map(|runtime| Platform::of(&runtime)),
+            npu: npu.map(|runtime| Usable::of(&runtime)),
+            emulation: Runtime::emulated().map(|runtime| Usable::of(&runtime)),
             auto: Runtime::auto().map(|runtime| runtime.backend().to_string()),
         }
+    }
+
+    /// Why a platform cannot run attention here, if it cannot.
+    fn lacks(&self, required: Required) -> Option<String> {
+        let (name, platform) = match required {
+            Required::Npu => ("npu", &self.npu),
+            Required::Emulated => ("emulated", &self.emulation),
+        };
+        let why = match platform {
+            Err(error) => brief(error),
+            Ok(found) if !found.has_device() => "there is no usable device".to_owned(),
+            Ok(found) if found.operator.is_empty() => {
+                "the operator has no version there".to_owned()
+            }
+            Ok(_) => return None,
+        };
+        Some(format!("--require {name}: {why}"))
     }
 
     /// Why `auto` chooses what it chooses.
     fn reason(&self) -> String {
         let variable = |name| {
-            let found = self.variables.iter().find(|(known, _)| known == name);
+            let found = self.variables.iter().find(|(known, _)| *known == name);
             found.and_then(|(_, value)| value.as_deref())
         };
         match variable("ASCEND_BACKEND") {
@@ -207,11 +248,27 @@ impl Findings {
             ),
         }
         if self.auto.is_err() {
-            advice.push(match self.emulation {
+            advice.push(match &self.emulation {
                 Ok(_) => "set ASCEND_BACKEND=emulated to run on the CPU meanwhile".to_owned(),
-                Err(_) => {
+                Err(Error::NoEmulation) => {
                     "build with the feature `emulation` to run on the CPU meanwhile".to_owned()
                 }
+                Err(error) => format!(
+                    "mend what keeps the emulation from starting: {}",
+                    brief(error)
+                ),
+            });
+        }
+        for unknown in self.unknown.iter().filter(|unknown| unknown.is_misspelt()) {
+            advice.push(match unknown.meant {
+                Some(meant) => format!(
+                    "set {meant} in the place of {}",
+                    unknown.name.escape_debug()
+                ),
+                None => format!(
+                    "unset {}, or spell it as {VARIABLES_PAGE} does",
+                    unknown.name.escape_debug()
+                ),
             });
         }
         advice
@@ -227,6 +284,7 @@ impl Findings {
             let value = value.as_deref().unwrap_or("not set");
             lines.push(format!("  {name} {value}"));
         }
+        lines.extend(self.unknown.iter().map(|unknown| format!("  {unknown}")));
         lines.push(String::new());
         lines.push("toolkit".to_owned());
         lines.extend(self.toolkits.iter().map(folder_text));
@@ -271,18 +329,20 @@ impl Findings {
     }
 
     fn json(&self) -> Value {
-        let platform = |platform: &Result<Platform, Error>| match platform {
+        let platform = |platform: &Result<Usable, Error>| match platform {
             Ok(platform) => platform.json(),
             Err(error) => json!({ "error": brief(error) }),
         };
         let variables: serde_json::Map<String, Value> = self
             .variables
             .iter()
-            .map(|(name, value)| (name.clone(), json!(value)))
+            .map(|(name, value)| ((*name).to_owned(), json!(value)))
             .collect();
+        let unknown = |of: &UnknownVariable| json!({ "name": of.name, "meant": of.meant });
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "environment": variables,
+            "unknown_variables": self.unknown.iter().map(unknown).collect::<Vec<_>>(),
             "toolkits": self.toolkits.iter().map(folder_json).collect::<Vec<_>>(),
             "driver": folder_json(&self.driver),
             "device_files": self.device_files,

@@ -49,6 +49,9 @@ pub(super) fn rule(id: &str, output: &mut Output) -> Result<ExitCode, Stop> {
     output.line(format_args!("  A2, A3:    {}", on(rule.scope.a2_a3)))?;
     output.line(format_args!("  950:       {}", on(rule.scope.ascend950)))?;
     output.line(format_args!("  source:    {}", rule.source))?;
+    if let Some(page) = rule.hardware_reports() {
+        output.line(format_args!("  hardware:  public reports, docs/src/{page}"))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -4,38 +4,28 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ascend_attention::sys::{Reader, VARIABLES};
 use ascend_attention::{file_version, toolkit_version};
 
-/// The variables that decide what is found and used.
-const VARIABLES: [&str; 7] = [
-    "ASCEND_BACKEND",
-    "ASCEND_HOME_PATH",
-    "ASCEND_TOOLKIT_HOME",
-    "ASCEND_OPP_PATH",
-    "ASCEND_RT_VISIBLE_DEVICES",
-    "ASCEND_DRIVER_PATH",
-    "LD_LIBRARY_PATH",
-];
+/// Where the system's loader looks for libraries.
+const LOADER: &str = "LD_LIBRARY_PATH";
 
 /// Folders that the installers choose by default, below `/usr/local/Ascend` for root and `~/Ascend` for others.
 const TOOLKITS: [&str; 2] = ["ascend-toolkit/latest", "latest"];
 
-/// Which variables choose the emulated machine and what is written down of it, by how their names begin.
-const EMULATION: [&str; 2] = ["ASCEND_EMU_", "ASCEND_RECORD"];
-
-/// The values of the variables, `None` where one is not set; of those of the emulation only the ones that are set.
-pub(super) fn variables() -> Vec<(String, Option<String>)> {
-    let always = VARIABLES.map(|name| {
-        let value = env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-        (name.to_owned(), value.filter(|value| !value.is_empty()))
+/// The values of the variables, `None` where one is not set; of those of the emulation and of tests only the ones that are
+/// set.
+pub(super) fn variables() -> Vec<(&'static str, Option<String>)> {
+    let value = |name| {
+        let value = env::var_os(name).filter(|value| !value.is_empty())?;
+        Some(value.to_string_lossy().into_owned())
+    };
+    let all = VARIABLES.iter().filter_map(|variable| {
+        let always = matches!(variable.reader, Reader::Library | Reader::Doctor);
+        let value = value(variable.name);
+        (always || value.is_some()).then_some((variable.name, value))
     });
-    let mut emulation: Vec<(String, Option<String>)> = env::vars_os()
-        .map(|(name, value)| (name.to_string_lossy().into_owned(), value))
-        .filter(|(name, _)| EMULATION.iter().any(|prefix| name.starts_with(prefix)))
-        .map(|(name, value)| (name, Some(value.to_string_lossy().into_owned())))
-        .collect();
-    emulation.sort_unstable();
-    always.into_iter().chain(emulation).collect()
+    all.chain([(LOADER, value(LOADER))]).collect()
 }
 
 /// A folder where a toolkit or a driver may be.

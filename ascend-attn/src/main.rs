@@ -11,6 +11,7 @@ mod explain;
 mod installation;
 mod mask;
 mod output;
+mod platform;
 mod replay;
 mod report;
 mod targets;
@@ -19,7 +20,7 @@ mod triangle;
 
 use std::process::ExitCode;
 
-use ascend_attention::Runtime;
+use ascend_attention::{Runtime, sys};
 use clap::{Parser, Subcommand, ValueEnum};
 
 use output::Output;
@@ -101,6 +102,13 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { TROUBLE } else { 0 });
         }
     };
+    // The report of `doctor` has them; here they are told once for all other commands.
+    let unknown = sys::untold_variables();
+    if !matches!(arguments.command, Command::Doctor(_)) {
+        for variable in unknown {
+            output::remark(&variable.to_string());
+        }
+    }
     let mut output = Output::standard();
     let done = match arguments.command {
         Command::Run(arguments) => replay::run(&arguments, &mut output),

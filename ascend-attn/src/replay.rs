@@ -10,6 +10,7 @@ use ascend_attention::case::{AnyCase, Verdict};
 use ascend_attention::{Error, Stream};
 
 use super::output::Output;
+use super::platform::Platform;
 use super::report::{Report, Tally};
 use super::{BackendChoice, Stop};
 
@@ -49,17 +50,12 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let runtime = arguments.backend.runtime()?;
     let device = runtime.device(arguments.device)?;
     let stream = device.stream()?;
-    let backend = runtime.backend().to_string();
+    let platform = Platform::of(&stream);
     if !arguments.json {
-        let (soc, origin) = (device.soc_name(), runtime.origin());
-        let release = match device.target() {
-            Ok(target) => format!(" with CANN {}", target.cann),
-            Err(_) => String::new(),
-        };
-        output.line(format_args!("backend {backend}, {soc}{release}: {origin}"))?;
+        output.line(&platform)?;
     }
     let width = files.iter().map(|file| stem(file).chars().count()).max();
-    let mut tally = Tally::new(backend);
+    let mut tally = Tally::default();
     for file in &files {
         let report = replay(file, &stream, out.as_ref());
         tally.count(&report);
@@ -70,7 +66,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         }
     }
     if arguments.json {
-        output.line(tally.json())?;
+        output.line(platform.summary(tally.json()))?;
     } else {
         output.line(&tally)?;
     }

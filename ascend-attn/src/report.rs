@@ -173,6 +173,11 @@ fn comparison(of: &Comparison) -> Value {
     })
 }
 
+/// A number with its noun.
+pub(super) fn counted(number: usize, one: &str, several: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { several })
+}
+
 /// JSON has no infinities and no NaN: they become strings.
 pub(super) fn number(value: f64) -> Value {
     match serde_json::Number::from_f64(value) {
@@ -182,8 +187,8 @@ pub(super) fn number(value: f64) -> Value {
 }
 
 /// How many cases came to what.
+#[derive(Default)]
 pub(super) struct Tally {
-    backend: String,
     pub(super) passed: usize,
     pub(super) failed: usize,
     pub(super) unsupported: usize,
@@ -192,17 +197,6 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    pub(super) fn new(backend: String) -> Self {
-        Self {
-            backend,
-            passed: 0,
-            failed: 0,
-            unsupported: 0,
-            skipped: 0,
-            computed: 0,
-        }
-    }
-
     pub(super) fn count(&mut self, report: &Report) {
         *match report.word() {
             Word::Passed => &mut self.passed,
@@ -215,14 +209,11 @@ impl Tally {
 
     pub(super) fn json(&self) -> Value {
         json!({
-            "summary": {
-                "backend": self.backend,
-                "passed": self.passed,
-                "failed": self.failed,
-                "unsupported": self.unsupported,
-                "skipped": self.skipped,
-                "computed": self.computed,
-            }
+            "passed": self.passed,
+            "failed": self.failed,
+            "unsupported": self.unsupported,
+            "skipped": self.skipped,
+            "computed": self.computed,
         })
     }
 }

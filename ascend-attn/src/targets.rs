@@ -3,7 +3,7 @@
 use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::{Error, Machine};
 
-use super::Stop;
+use super::{Stop, output};
 
 /// What the command line says of the targets.
 pub(super) struct Targets {
@@ -20,6 +20,17 @@ const PRODUCTS: [Soc; 4] = [
     Soc::Ascend950,
     Soc::AtlasInference,
 ];
+
+/// Says by which release's contract one is judged that has none of its own.
+fn remark_of_stand_in(name: &str, cann: Cann) {
+    let behind = name.trim().strip_prefix(cann.name());
+    if behind.is_none_or(|rest| rest.starts_with(|c: char| c.is_ascii_digit())) {
+        output::remark(&format!(
+            "--cann {}: its contract is not known by itself; calls are judged by that of {cann}, the nearest before it",
+            name.trim()
+        ));
+    }
+}
 
 impl Targets {
     /// Those of `--soc` and `--cann`.
@@ -39,7 +50,10 @@ impl Targets {
             None => Vec::new(),
             Some("all") => Cann::ALL.to_vec(),
             Some(name) => match name.parse() {
-                Ok(cann) => vec![cann],
+                Ok(cann) => {
+                    remark_of_stand_in(name, cann);
+                    vec![cann]
+                }
                 Err(error) => return Err(Stop::Trouble(format!("--cann {error}, or all"))),
             },
         };

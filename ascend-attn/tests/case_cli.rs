@@ -12,8 +12,12 @@ mod case_files;
 mod case_records;
 #[path = "case_cli/determinism.rs"]
 mod determinism;
+#[path = "case_cli/environment.rs"]
+mod environment;
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
+#[path = "case_cli/platform.rs"]
+mod platform;
 #[path = "case_cli/triangle.rs"]
 mod triangle;
 

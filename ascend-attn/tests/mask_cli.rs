@@ -196,6 +196,9 @@ fn trees_and_tensors_are_read_from_files() {
     fs::write(&file, "[-1, 0, 0,\n1]").unwrap();
     let tree = ["tree", "--tree", file.to_str().unwrap(), "--skv", "6"];
     assert_eq!(lines(&tree), ["###...", "####..", "###.#.", "####.#"]);
+    let mode9 = [&["mode9"], &tree[1..]].concat();
+    assert_eq!(lines(&mode9), lines(&tree));
+    refused(&["mode9"], "mode9: --tree FILE");
     refused(
         &["tree", "--tree", file.to_str().unwrap(), "--skv", "3"],
         "--skv counts them too",

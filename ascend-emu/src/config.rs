@@ -1,4 +1,4 @@
-//! What the environment chooses: see the table in the crate's documentation.
+//! What the environment chooses: [`ascend_sys::VARIABLES`] says which variables there are.
 
 use crate::fault_plan::Plan;
 use crate::kernel::Level;
@@ -9,6 +9,7 @@ use ascend_spec::{Cann, Soc};
 use std::cell::Cell;
 use std::env;
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::marker::PhantomData;
@@ -26,6 +27,15 @@ pub enum Check {
     Strict,
 }
 
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Check::Compat => "compat",
+            Check::Strict => "strict",
+        })
+    }
+}
+
 impl FromStr for Check {
     type Err = ();
 
@@ -33,6 +43,30 @@ impl FromStr for Check {
         match text {
             "compat" => Ok(Check::Compat),
             "strict" => Ok(Check::Strict),
+            _ => Err(()),
+        }
+    }
+}
+
+/// What becomes of lints: calls of which an operator ignores, misreads or overruns something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lints {
+    /// Nobody is told.
+    Off,
+    /// They are told on stderr.
+    Warn,
+    /// They are errors of the call.
+    Error,
+}
+
+impl FromStr for Lints {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "off" => Ok(Lints::Off),
+            "warn" => Ok(Lints::Warn),
+            "error" => Ok(Lints::Error),
             _ => Err(()),
         }
     }
@@ -47,6 +81,8 @@ const MAX_THREADS: u64 = 1024;
 #[derive(Debug)]
 pub(crate) struct Config {
     pub check: Check,
+    /// What becomes of lints, if chosen.
+    pub lints: Option<Lints>,
     /// The machine of programs that do not choose one.
     pub machine: Machine,
     pub devices: u32,
@@ -100,6 +136,13 @@ impl Config {
                 .parse()
                 .map_err(|()| refuse("ASCEND_EMU_CHECK", &text, "compat, strict"))?,
         };
+        let lints = match var("ASCEND_EMU_LINTS")? {
+            None => None,
+            Some(text) => Some(
+                (text.trim().parse())
+                    .map_err(|()| refuse("ASCEND_EMU_LINTS", &text, "off, warn, error"))?,
+            ),
+        };
         let cann = match var("ASCEND_EMU_CANN")? {
             None => None,
             Some(text) => Some(text.parse::<Cann>().map_err(|_| {
@@ -150,6 +193,7 @@ impl Config {
         };
         Ok(Config {
             check,
+            lints,
             machine,
             devices: number("ASCEND_EMU_DEVICES", 1, u64::from(MAX_DEVICES))?
                 .and_then(|n| u32::try_from(n).ok())
@@ -170,6 +214,7 @@ impl Config {
             Err(failure) => {
                 let config = Config {
                     check: Check::Compat,
+                    lints: None,
                     machine: Machine::default(),
                     devices: 2,
                     threads: 1,
@@ -186,7 +231,13 @@ impl Config {
 
 fn loaded() -> &'static (Config, Option<Failure>) {
     static CONFIG: OnceLock<(Config, Option<Failure>)> = OnceLock::new();
-    CONFIG.get_or_init(|| Config::or_default(Config::read(|name| env::var_os(name))))
+    CONFIG.get_or_init(|| {
+        let misspelt = ascend_sys::untold_variables().into_iter();
+        for variable in misspelt.filter(|variable| variable.is_misspelt()) {
+            eprintln!("ascend-emu: {variable}");
+        }
+        Config::or_default(Config::read(|name| env::var_os(name)))
+    })
 }
 
 /// The process's configuration: the environment as it was when first asked for.
@@ -203,8 +254,8 @@ thread_local! {
     static CHECK: Cell<Option<Check>> = const { Cell::new(None) };
 }
 
-/// The check mode in force on the calling thread.
-pub(crate) fn check() -> Check {
+/// The check mode in force on the calling thread: that of [`check_scope`], otherwise that of `ASCEND_EMU_CHECK`.
+pub fn check() -> Check {
     CHECK
         .try_with(Cell::get)
         .ok()
@@ -263,7 +314,7 @@ mod tests {
     #[test]
     fn nothing_set_is_the_default() {
         let config = read(&[]).unwrap();
-        assert_eq!(config.check, Check::Compat);
+        assert_eq!((config.check, config.lints), (Check::Compat, None));
         assert_eq!(config.machine, Machine::default());
         assert_eq!(config.devices, 2);
         assert!(config.threads >= 1);
@@ -274,6 +325,7 @@ mod tests {
     fn values_are_taken() {
         let config = read(&[
             ("ASCEND_EMU_CHECK", "strict"),
+            ("ASCEND_EMU_LINTS", "error"),
             ("ASCEND_EMU_SOC", "Ascend910_9391"),
             ("ASCEND_EMU_CANN", "8.5"),
             ("ASCEND_EMU_DEVICES", "8"),
@@ -284,7 +336,10 @@ mod tests {
             ("ASCEND_EMU_OPERATOR", "V3"),
         ])
         .unwrap();
-        assert_eq!(config.check, Check::Strict);
+        assert_eq!(
+            (config.check, config.lints),
+            (Check::Strict, Some(Lints::Error))
+        );
         let machine = Machine::new("Ascend910_9391", Cann::V8_5).unwrap();
         assert_eq!(config.machine, machine.operator(Version::V3));
         assert_eq!((config.devices, config.threads), (8, 3));
@@ -309,6 +364,7 @@ mod tests {
     fn a_wrong_value_names_variable_and_alternatives() {
         for (name, value) in [
             ("ASCEND_EMU_CHECK", "Strict"),
+            ("ASCEND_EMU_LINTS", "on"),
             ("ASCEND_EMU_SOC", "H100"),
             ("ASCEND_EMU_CANN", "8.0"),
             ("ASCEND_EMU_CANN", "9.2"),
@@ -338,27 +394,40 @@ mod tests {
         }
     }
 
+    /// The names of the variables that are read.
+    fn asked() -> Vec<String> {
+        let asked = std::cell::RefCell::new(Vec::new());
+        Config::read(|name| {
+            asked.borrow_mut().push(name.to_owned());
+            None
+        })
+        .unwrap();
+        asked.into_inner()
+    }
+
+    /// A variable that is read and not in the list would be told as unknown, and stand in no documentation.
+    #[test]
+    fn what_is_read_is_listed() {
+        for name in asked() {
+            let mut listed = ascend_sys::VARIABLES.iter();
+            assert!(
+                listed.any(
+                    |known| known.name == name && known.reader == ascend_sys::Reader::Emulation
+                ),
+                "{name}: add a line to ascend-sys/src/environment.rs"
+            );
+        }
+    }
+
     #[test]
     #[cfg(unix)]
     fn a_value_that_is_no_text_is_refused_and_not_passed_over() {
         use std::os::unix::ffi::OsStringExt;
-        for name in [
-            "ASCEND_EMU_CHECK",
-            "ASCEND_EMU_SOC",
-            "ASCEND_EMU_CANN",
-            "ASCEND_EMU_DEVICES",
-            "ASCEND_EMU_THREADS",
-            "ASCEND_EMU_MEMORY",
-            "ASCEND_EMU_SIMD",
-            "ASCEND_EMU_OPERATOR",
-            "ASCEND_EMU_POISON",
-            "ASCEND_EMU_FAULT",
-            "ASCEND_EMU_TRACE",
-        ] {
+        for name in asked() {
             let bytes = || OsString::from_vec(b"strict\xff".to_vec());
             let failure = Config::read(|asked| (asked == name).then(bytes)).unwrap_err();
             assert_eq!(failure.code, PARAM_INVALID);
-            assert!(failure.message.starts_with(name), "{}", failure.message);
+            assert!(failure.message.starts_with(&name), "{}", failure.message);
             assert!(failure.message.contains("UTF-8"), "{}", failure.message);
         }
     }

@@ -92,8 +92,8 @@ impl Executor {
             if !DEVICE_FAULTS.contains(&failure.code) {
                 return Err(failure);
             }
-            stream.submit_fault(failure.into());
-            return Ok(());
+            return (stream.submit_fault(self.op.name(), failure.into()))
+                .map_err(Failure::of_runtime);
         }
         let task = Task::Launch {
             op: Arc::clone(&self.op),

@@ -198,13 +198,6 @@ impl<T> Table<T> {
         found.ok_or_else(|| self.missing(id))
     }
 
-    /// Whether there is an object behind a handle.
-    pub(crate) fn exists<H>(&self, raw: *const H) -> Outcome {
-        let id = Id::of_raw(raw);
-        let found = self.entries.lock().contains_key(&id);
-        found.then_some(()).ok_or_else(|| self.missing(id))
-    }
-
     /// Ends a handle; the object lives on while others hold it.
     pub(crate) fn remove<H>(&self, raw: *const H) -> Outcome<Arc<T>> {
         self.remove_id(Id::of_raw(raw))

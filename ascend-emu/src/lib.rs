@@ -24,21 +24,10 @@
 //!
 //! # Environment
 //!
-//! Read once, at the first call. A value that is not allowed makes `aclInit` fail with a message that names it.
-//!
-//! | variable | values | default |
-//! |---|---|---|
-//! | `ASCEND_EMU_SOC` | the product: `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`, ..., one that the release knows | `Ascend910B3` |
-//! | `ASCEND_EMU_CANN` | the release of CANN whose operators are emulated: `8.1`, `8.5`, `9.0`, `9.1` | the newest, `9.1` |
-//! | `ASCEND_EMU_OPERATOR` | the newest version of FusedInferAttentionScore, `V1` to `V5`; newer ones are missing | that of the release |
-//! | `ASCEND_EMU_CHECK` | `compat`, `strict` | `compat` |
-//! | `ASCEND_EMU_POISON` | `1`: device memory is handed out full of NaN in `compat` too, as always in `strict` | `0`, zeros |
-//! | `ASCEND_EMU_DEVICES` | number of devices, 1 to 64 | 2 |
-//! | `ASCEND_EMU_MEMORY` | bytes of memory of each device, and of all pinned host memory (`aclrtMallocHost`) | what the reserved addresses hold, 64 GiB at most |
-//! | `ASCEND_EMU_THREADS` | threads that operators compute on, shared by all streams, 1 to 1024 | the machine's |
-//! | `ASCEND_EMU_SIMD` | the instruction set that operators compute with, one that the machine has of `avx512`, `avx2`, `neon`, `portable` | the best |
-//! | `ASCEND_EMU_FAULT` | faults on demand, such as `malloc:3=207001,launch:1=507015,sync:2=507014` | none |
-//! | `ASCEND_EMU_TRACE` | a file to which each call of a C function is appended as a line of JSON: see below | none |
+//! [`ascend_sys::VARIABLES`] lists the variables that choose the machine (`ASCEND_EMU_SOC`, `ASCEND_EMU_CANN`,
+//! `ASCEND_EMU_DEVICES`, ...) and how it is watched (`ASCEND_EMU_CHECK`, `ASCEND_EMU_TRACE`, ...). They are read once, at
+//! the first call. A value that is not allowed makes `aclInit` fail with a message that names it; a misspelt name is told
+//! on stderr.
 //!
 //! `ASCEND_RECORD=DIR` is for the shared library alone: `ascend-emu-c` writes calls of FusedInferAttentionScore as case
 //! files, by [`observe`].
@@ -54,7 +43,7 @@
 //! | [`OutOfBounds`](FindingKind::OutOfBounds) beyond that, [`UseAfterFree`](FindingKind::UseAfterFree) | device fault 507015 at the next synchronisation; a copy by the host fails at once | error of the call |
 //! | [`FreeInUse`](FindingKind::FreeInUse) | the memory is freed once that work is over | error, nothing is freed |
 //! | [`HostRace`](FindingKind::HostRace), [`StreamRace`](FindingKind::StreamRace) | goes on, in some order | error |
-//! | [`PageableCopy`](FindingKind::PageableCopy) | waits for the stream, then copies | error |
+//! | [`PageableCopy`](FindingKind::PageableCopy) | waits for the stream, then copies, as hardware does | the same |
 //! | [`UnwrittenRead`](FindingKind::UnwrittenRead) | goes on: the bytes are zeros, or with `ASCEND_EMU_POISON=1` NaN | device fault; a copy by the host fails at once |
 //! | [`RepeatedBlock`](FindingKind::RepeatedBlock), [`InfiniteBias`](FindingKind::InfiniteBias), [`HiddenRow`](FindingKind::HiddenRow), [`SoftmaxOrder`](FindingKind::SoftmaxOrder) | goes on | device fault |
 //! | [`BlockTable`](FindingKind::BlockTable) | goes on: the keys of that block count as zeros | device fault 507015 at the next synchronisation |
@@ -62,9 +51,14 @@
 //! | [`DuplicateSlot`](FindingKind::DuplicateSlot) | goes on: the last token stays | device fault, nothing is written |
 //! | [`EmptyRow`](FindingKind::EmptyRow) | goes on: the row, or the next merge of it, becomes NaN | device fault, nothing is written |
 //! | [`UnrecordedEvent`](FindingKind::UnrecordedEvent) | nothing is waited for | error |
-//! | [`StalledReplay`](FindingKind::StalledReplay) | goes on waiting | error after a second, with the code of a timeout |
+//! | [`StalledReplay`](FindingKind::StalledReplay), where the host waits without a time limit | goes on waiting | error after a second, with the code of a timeout |
 //! | [`HostCrash`](FindingKind::HostCrash) | goes on as on aarch64, where a division by zero does not end the process: the call is taken, or refused with its status | error of the call |
 //! | [`Leak`](FindingKind::Leak) | the memory is released | the memory is released |
+//!
+//! With `ASCEND_EMU_CHECK=strict` a finding that spoils results, which are all but those of copies, events, stalled replays
+//! and leaks, ends its device: every later wait and copy fails with 507015 and the finding's text, until `aclrtResetDevice`
+//! has ended the device's last use, or `aclrtResetDeviceForce` or `aclrtDeviceTaskAbort` is called. [`check_scope`] ends no
+//! device.
 //!
 //! In `compat` each kind at each place is told on stderr once for each tensor, up to 16 tensors; the end of the process
 //! says how many findings of each kind there were. A race is found from what was queued and waited for, not from
@@ -146,6 +140,7 @@ mod config;
 mod descriptor;
 mod elements;
 mod executor;
+mod failed_device;
 mod fault;
 mod fault_plan;
 mod fork;
@@ -154,6 +149,7 @@ pub mod glue;
 mod handle;
 mod injection;
 pub mod kernel;
+mod lints;
 mod live;
 mod lock;
 mod machine;
@@ -163,15 +159,17 @@ mod not_emulated;
 mod observe;
 mod operator;
 mod ops;
+mod room;
 mod runtime;
 mod sanitizer;
 mod status;
 mod trace;
 pub mod traced;
 
-pub use config::{Check, CheckScope, check_scope};
+pub use config::{Check, CheckScope, check, check_scope};
 pub use fault_plan::Site;
 pub use injection::{Injection, inject};
+pub use lints::tell_lints;
 pub use live::{Live, live};
 pub use machine::{Machine, MachineError};
 pub use not_emulated::{not_emulated, refused};

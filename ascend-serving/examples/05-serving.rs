@@ -7,12 +7,7 @@
 
 use std::error::Error;
 
-use ascend_attention::{Runtime, Stream, Tensor, bf16};
-use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
-use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    DraftTree, Drafting, Fused, QuantisedDecode, QuantisedPrefill, StatePolicy,
-};
+use ascend_serving::prelude::*;
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
@@ -49,10 +44,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         pool.block_size(),
         cache.bytes() >> 10
     );
-    let settings = BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy {
-        chunked_prefill: true,
-        drafting: Some(Drafting::Mtp),
-    });
+    let settings = BatchSettings::of(&cache, Causality::Causal)
+        .policy(StatePolicy::new(true, Some(Drafting::Mtp)));
     let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
     let mut attention = Attention::new(shape, cache, backends);
 

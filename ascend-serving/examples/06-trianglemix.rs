@@ -9,12 +9,8 @@ use std::time::{Duration, Instant};
 
 use ascend_attention::mask::TriangleLayers;
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
-use ascend_attention::{Runtime, Stream, Tensor, bf16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
-use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Fused, PagedDecode, StatePolicy, TriangleGate, TriangleMixPrefill,
-};
+use ascend_serving::prelude::*;
+use ascend_serving::{TriangleGate, TriangleMixPrefill};
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
@@ -50,10 +46,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
     let of = CacheShape::new(LAYERS, KV_HEADS, DIM);
     let cache = PagedKvCache::new(&device, 64, 128, of, PadPolicy::SkipNegative)?;
-    let settings = BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy {
-        chunked_prefill: true,
-        drafting: None,
-    });
+    let settings =
+        BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(true, None));
     let pool = cache.pool().clone();
     let backends = Backends::none()
         .with(triangle)

@@ -5,12 +5,8 @@
 //! cargo run -p ascend-serving --example 07-mla
 //! ```
 
-use ascend_attention::{Runtime, Stream, Tensor, bf16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
-use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Drafting, LatentForm, LatentRows, LatentTensors, Mla, Result, StatePolicy, UpProjected,
-};
+use ascend_serving::prelude::*;
+use ascend_serving::{LatentForm, LatentRows, LatentTensors, Result, UpProjected};
 
 const HEADS: usize = 4;
 const LATENT: usize = 512; // what a token's keys and values are projected from
@@ -144,10 +140,8 @@ fn main() -> Result<()> {
     let cache = CacheShape::latent(1);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(&device, BLOCKS, BLOCK_SIZE, cache, pad)?;
-    let settings = BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy {
-        chunked_prefill: true,
-        drafting: None,
-    });
+    let settings =
+        BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(true, None));
     // Room for 48 cached tokens at a time, so that the later chunks of the prompt read what is cached in several.
     let mla = Mla::new().workspace_bytes(48 * 2 * (LATENT + ROPE + HEADS * (2 * DIM + ROPE)));
     let mut attention = Attention::new(shape, cache, Backends::none().with(mla));

@@ -10,10 +10,8 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use ascend_attention::attention::PerRequest;
-use ascend_attention::{Runtime, Stream, Tensor, f16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PageTable, PagedKvCache, Sequence};
-use ascend_serving::{AttentionShape, DraftTree, TreeTensors, TreeVerification};
+use ascend_serving::prelude::*;
+use ascend_serving::{TreeTensors, TreeVerification};
 
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;

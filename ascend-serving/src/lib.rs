@@ -36,6 +36,7 @@
 //! # }
 //! ```
 //!
+//! - [`prelude`]: what most engines use, with that of [`ascend_attention`], to import at once.
 //! - [`kv`]: the paged KV cache: blocks, the sequences that hold them, and where each token lies.
 //! - [`PrefixCache`]: cached prefixes of prompts, found by their tokens (automatic prefix caching, radix cache).
 //! - [`Attention`]: the attention of a model over a paged cache, step by step, layer by layer.
@@ -95,6 +96,7 @@ mod local_attention;
 mod lock;
 mod planned_stream;
 mod prefix_cache;
+pub mod prelude;
 mod refusal;
 mod split_kv;
 
@@ -108,7 +110,7 @@ pub use backends::{
 };
 pub use batch::{
     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,
-    MultiItemPrompt, NamedMask, RecordedBatch, SequenceExtent, StatePolicy,
+    MultiItemPrompt, NamedMask, RecordedBatch, StatePolicy,
 };
 pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
 pub use drafts::{
@@ -134,3 +136,13 @@ pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
 pub use refusal::{Refused, Rule};
 pub use split_kv::SplitLimits;
+
+/// The README and pages of the book, whose programs are tests.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../README.md")]
+    struct Readme;
+
+    #[doc = include_str!("../../docs/src/host-tensors.md")]
+    struct HostTensors;
+}

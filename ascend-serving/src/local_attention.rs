@@ -14,6 +14,7 @@ use crate::refusal::{Refused, Rule, refused};
 
 /// The virtual batch of a batch with local attention.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LocalBatch {
     /// Query rows of each virtual request.
     pub q_lengths: PerRequest,

@@ -9,7 +9,7 @@ use ascend_attention::Element;
 
 use crate::batch::Causality;
 use crate::engine::{GroupedAttention, GroupedSequence};
-use crate::kv::{Block, BlockPool, Sequence, uncopied};
+use crate::kv::{Block, BlockPool, Sequence, StepTokens, uncopied};
 use crate::refusal::{Refused, Rule, refused};
 
 /// Number of a node, never used again.
@@ -239,7 +239,8 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     ///
     /// # Errors
     /// [`Rule::PrefixGroups`] if the model has several groups of layers; [`Rule::BlockPool`] for a sequence of another pool,
-    /// [`Rule::SequenceLength`] for more tokens than it has, [`Rule::BlockUncopied`] for blocks that wait for a copy.
+    /// [`Rule::SequenceLength`] for more tokens than it has, [`Rule::BlockUncopied`] for blocks that wait for a copy,
+    /// [`Rule::SequenceGap`] and [`Rule::StepLayersMissing`] for tokens that no cache of the pool has computed.
     pub fn insert(
         &mut self,
         salt: &[u8],
@@ -605,6 +606,12 @@ fn check_part(pool: &BlockPool, part: &Sequence, tokens: usize) -> Result<(), Re
             "insert the tokens whose keys a step has computed",
         ));
     }
+    let computed = StepTokens {
+        stamp: part.stamp(),
+        cached: tokens,
+        len: part.len(),
+    };
+    pool.check_computed(&"a prefix to be found by others", computed)?;
     match part.uncopied() {
         None => Ok(()),
         Some(block) => Err(uncopied(format_args!(

@@ -43,12 +43,15 @@ rules! {
     PoolSize = "pool.size", "a pool has blocks and tokens in each, and every slot number fits INT32";
     PoolExhausted = "pool.exhausted", "a pool has a free block when one is asked for";
     PoolWaiting = "pool.waiting", "blocks that were given back are handed out when no step in flight may read them any more";
+    PoolShared = "pool.shared", "caches that share a pool have as many blocks, and share it before a block is handed out";
     BlockPool = "block.pool", "a sequence holds blocks of one pool";
     BlockUncopied = "block.uncopied", "a step reads no block that still waits for the tokens of a shared one";
     BlockGivenBack = "block.given_back", "a step begins with blocks that its sequences have held since its metadata was made";
     BlockWindow = "block.window", "blocks outside the window are given back only in front of the tokens still needed";
     BlockSplit = "block.split", "the cache's block size is a multiple of the kernel's";
     SequenceLength = "sequence.length", "a sequence has the tokens that are asked of it";
+    SequenceGap = "sequence.gap", "a step begins where the computed tokens of its sequences end, or in front of that";
+    SequenceChanged = "sequence.changed", "a step begins with its sequences as they were when its metadata was made";
     TableRow = "table.row", "a table has a row for each sequence, with a block for each of its tokens";
     TableBlock = "table.block", "every used entry of a table is a block of the cache";
     TableGroup = "table.group", "a step's block tables and the cache that it reads are of one pool";
@@ -56,6 +59,7 @@ rules! {
     StepTokens = "step.tokens", "query, key and value of a layer have a row for each token of the step, padding included";
     StepHeads = "step.heads", "query, key and value of a layer have the heads and the head dimension of the attention";
     StepLayers = "step.layers", "all layers of a step with one mask bring sinks or none does, and all bring latents or none does";
+    StepLayersMissing = "step.layers_missing", "a step queues each layer once, and all of them before the next step of its sequences begins";
     CacheQuantised = "cache.quantised", "a quantised cache is read and written with its scales, and a cache of the query's type without any";
     QuantisedScale = "quantised.scale", "the scales of a quantised cache are numbers of the query's type above 0, one for each layer, head and element";
     QuantisedFinite = "quantised.finite", "numbers that scales are made of are finite";

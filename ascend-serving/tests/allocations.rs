@@ -66,6 +66,8 @@ fn layers_over<T: Element + Default>(
     });
     let mut engine = Attention::new(AttentionShape::new(4, 2, 64), cache, backends);
     for sequence in &mut sequences {
+        let cached = sequence.len();
+        engine.cache().set_computed(sequence, cached).unwrap();
         let _ = sequence.grow(1).unwrap();
     }
     let batch: Vec<_> = sequences.iter().map(|s| BatchRequest::of(s, 1)).collect();
@@ -86,10 +88,8 @@ fn layers_over<T: Element + Default>(
     let mut step = engine.begin(stream, &metadata).unwrap();
     in_steady_state(|| {
         for (at, ([query, key, value], output)) in layers.iter().zip(&mut outputs).enumerate() {
-            let options = LayerOptions {
-                mask: masks[at].as_ref(),
-                ..LayerOptions::default()
-            };
+            let mut options = LayerOptions::default();
+            options.mask = masks[at].as_ref();
             step.forward_with_into(at, query, key, value, options, output)
                 .unwrap();
         }
@@ -236,6 +236,11 @@ fn mixed_layers_of_a_step() -> usize {
     let mut sequences = [3, 230].map(|len| {
         let mut sequence = engine.sequence();
         engine.grow(&stream, &mut sequence, len).unwrap();
+        for (at, group) in engine.groups().iter().enumerate() {
+            let part = sequence.group(at).unwrap();
+            let cache = group.attention().cache();
+            cache.set_computed(part, len).unwrap();
+        }
         sequence
     });
     for sequence in &mut sequences {

@@ -69,10 +69,7 @@ fn shape() -> AttentionShape {
 }
 
 fn settings(cache: &PagedKvCache<bf16>, causality: Causality) -> BatchSettings {
-    BatchSettings::of(cache, causality).policy(StatePolicy {
-        chunked_prefill: true,
-        drafting: Some(Drafting::Mtp),
-    })
+    BatchSettings::of(cache, causality).policy(StatePolicy::new(true, Some(Drafting::Mtp)))
 }
 
 /// One step over all layers, padded; the last layer's result is looked at.
@@ -465,10 +462,7 @@ fn masked_layers(stream: &Stream, pools: &mut Pools) -> Result<()> {
         let key = ones(stream, bf16::ONE, [new, 1, DIM])?;
         let mut step = attention.begin(stream, &metadata)?;
         for (layer, mask) in masks.iter().enumerate() {
-            let options = LayerOptions {
-                mask: Some(mask),
-                ..LayerOptions::default()
-            };
+            let options = LayerOptions::default().mask(mask);
             step.forward_with(layer, &query, &key, &key, options)?;
         }
         drop(step);

@@ -135,6 +135,7 @@ impl fmt::Display for Cann {
 
 /// The contract for a toolkit's version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Release {
     /// That of the release itself.
     Known(Cann),

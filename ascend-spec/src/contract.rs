@@ -87,7 +87,7 @@ pub(crate) trait CallContract: DescribedOperator {
 }
 
 /// Reports every lint that a call breaks, of a function that finds the first that is not allowed.
-pub(crate) fn each_lint(
+pub fn each_lint(
     mut first: impl FnMut(&[&str]) -> Result<(), Violation>,
     report: &mut dyn FnMut(Violation),
 ) {

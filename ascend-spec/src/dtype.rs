@@ -10,6 +10,7 @@ macro_rules! dtypes {
         /// Source: `acl/acl_base.h`, CANN 8.1; types from `HiFloat8` on are known to newer releases only.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(i32)]
+        #[non_exhaustive]
         pub enum DType {
             $($(#[$doc])* $variant = $acl,)*
         }

@@ -188,6 +188,7 @@ macro_rules! layouts {
         ///
         /// Source: aclnnFusedInferAttentionScore, `inputLayout`; the layouts marked so are known to newer releases only.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
         pub enum Layout {
             $($(#[$doc])* $variant,)*
         }

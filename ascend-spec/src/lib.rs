@@ -42,6 +42,7 @@ pub mod geometry;
 mod layout;
 pub mod minifloat;
 pub mod ops;
+mod reports;
 mod rule;
 pub mod scatter;
 mod soc;
@@ -50,6 +51,7 @@ mod tensor;
 pub mod update;
 
 pub use cann::{Cann, Release, UnknownRelease};
+pub use contract::each_lint;
 pub use dims::Dims;
 pub use dtype::DType;
 pub use every_operator::{every_rule, is_exported};

@@ -86,6 +86,25 @@ impl TensorDesc {
         kind(self) == kind(other) && strides.all(|(&dim, (own, other))| dim == 1 || own == other)
     }
 
+    /// The bytes that a walk of these axes touches with the view's strides, from its base address. Of what no memory
+    /// could hold, and of another number of axes, it is more than any tensor has.
+    pub(crate) fn walked<const AXES: usize>(&self, axes: [usize; AXES]) -> Range<u64> {
+        let axes = axes.map(|size| i64::try_from(size).unwrap_or(i64::MAX));
+        let shape = Dims::of(axes);
+        TensorDesc { shape, ..*self }
+            .byte_range()
+            .unwrap_or(0..u64::MAX)
+    }
+
+    /// So many bytes from the view's first one on, from its base address. Of what no memory could hold it is more than
+    /// any tensor has.
+    pub(crate) fn first_bytes(&self, count: u64) -> Range<u64> {
+        match self.byte_range() {
+            Some(range) => range.start..range.start.saturating_add(count),
+            None => 0..u64::MAX,
+        }
+    }
+
     /// The bytes that the view touches, from its base address: empty for a view without elements, `None` if the
     /// view reaches below the base address, is no shape, or does not fit in 64 bits.
     pub fn byte_range(&self) -> Option<Range<u64>> {

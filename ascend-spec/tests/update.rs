@@ -8,8 +8,11 @@
 
 use ascend_spec::update::rules::RULES;
 use ascend_spec::update::{UpdateCall, UpdateProblem};
-use ascend_spec::{DType, Dims, Format, Refusal, Soc, TensorDesc};
+use ascend_spec::{Cann, DType, Dims, Format, Refusal, Soc, Target, TensorDesc};
 use proptest::prelude::*;
+
+const ATLAS_A2: Target = Target::new(Soc::AtlasA2, Cann::V9_1);
+const ASCEND_950: Target = Target::new(Soc::Ascend950, Cann::V9_1);
 
 fn desc(dtype: DType, shape: &[i64]) -> TensorDesc {
     TensorDesc::contiguous(dtype, shape).unwrap()
@@ -45,23 +48,39 @@ fn every_documented_form_is_taken() {
                 dim: dim as usize,
                 dtype,
                 writes_lse: true,
+                infinity_is_empty: true,
             };
-            assert_eq!(with.check(Soc::AtlasA3), Ok(want));
+            assert_eq!(with.check(Target::new(Soc::AtlasA3, Cann::V9_1)), Ok(want));
             let without = UpdateCall {
                 update_type: 0,
                 lse_out: None,
                 ..with
             };
-            assert!(!without.check(Soc::Ascend950).unwrap().writes_lse);
+            assert!(!without.check(ASCEND_950).unwrap().writes_lse);
         }
     }
     assert_eq!(
         call(&[lse(0)], &[local(0, 64)])
-            .check(Soc::AtlasA2)
+            .check(ATLAS_A2)
             .unwrap()
             .rows,
         0
     );
+}
+
+#[test]
+fn releases_whose_kernels_replace_infinity_are_known() {
+    let (lse, local) = ([lse(6); 2], [local(6, 64); 2]);
+    let replaced = |soc, cann| {
+        let problem = call(&lse, &local).check(Target::new(soc, cann));
+        problem.unwrap().infinity_is_empty
+    };
+    for soc in [Soc::AtlasA2, Soc::AtlasA3] {
+        let all = Cann::ALL.map(|cann| replaced(soc, cann));
+        assert_eq!(all, [false, true, true, true], "{soc}");
+    }
+    let later = [Cann::V9_0, Cann::V9_1].map(|cann| replaced(Soc::Ascend950, cann));
+    assert_eq!(later, [false, true]);
 }
 
 #[test]
@@ -152,9 +171,9 @@ fn every_rule_has_a_call_that_breaks_it() {
         ),
     ];
     // Content, which the emulator and the safe layer look at.
-    let mut covered = vec!["update.empty_row"];
+    let mut covered = vec!["update.empty_row", "update.infinite_lse"];
     for (id, status, call) in broken {
-        match call.check(Soc::AtlasA2) {
+        match call.check(ATLAS_A2) {
             Err(Refusal::Violation(violation)) => {
                 assert_eq!(violation.rule.id, *id, "{violation}");
                 assert_eq!(violation.rule.status, *status, "{id}");
@@ -163,7 +182,9 @@ fn every_rule_has_a_call_that_breaks_it() {
         }
         covered.push(id);
     }
-    let refused = base.check(Soc::Atlas200I500A2).unwrap_err();
+    let refused = base
+        .check(Target::new(Soc::Atlas200I500A2, Cann::V9_1))
+        .unwrap_err();
     assert!(
         matches!(&refused, Refusal::Violation(v) if v.rule.id == "update.product"),
         "{refused}"
@@ -176,7 +197,7 @@ fn every_rule_has_a_call_that_breaks_it() {
         strides: Dims::of([128, 1]),
         ..local(6, 64)
     }; 2];
-    let refused = call(l, &strided).check(Soc::AtlasA2).unwrap_err();
+    let refused = call(l, &strided).check(ATLAS_A2).unwrap_err();
     assert!(matches!(refused, Refusal::Unsupported(_)), "{refused}");
 }
 
@@ -196,7 +217,7 @@ fn inputs_may_be_strided() {
         lse_out: Some(lse(6)),
         ..call(&sums, &parts)
     };
-    assert_eq!(taken.check(Soc::AtlasA2).unwrap().rows, 6);
+    assert_eq!(taken.check(ATLAS_A2).unwrap().rows, 6);
 }
 
 proptest! {
@@ -204,6 +225,6 @@ proptest! {
     #[test]
     fn nonsense_is_refused(dims in prop::collection::vec(prop_oneof![-2i64..9, Just(i64::MAX), Just(1 << 60)], 0..4)) {
         let of = |dtype| [desc(dtype, &dims); 2];
-        let _ = call(&of(DType::Float), &of(DType::Float16)).check(Soc::AtlasA2);
+        let _ = call(&of(DType::Float), &of(DType::Float16)).check(ATLAS_A2);
     }
 }

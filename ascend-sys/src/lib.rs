@@ -8,6 +8,7 @@
 //!   enumerations are newtypes with constants, so that a value that a newer CANN returns is not undefined behaviour.
 //! - [`Api`]: the functions as a table, found one by one on first use. An older CANN that lacks a function gives
 //!   [`MissingSymbol`] for that one; a machine without CANN gives [`LoadError`], which is plain data.
+//! - [`VARIABLES`]: the environment variables that this crate and those above it read.
 //! - [`for_each_function!`]: the same table for macros, so that implementations and wrappers cannot drift from it.
 //!
 //! # Three ways to fill the table
@@ -88,6 +89,7 @@ mod names {
 
 mod api;
 mod enumeration;
+mod environment;
 mod functions;
 mod library;
 mod load;
@@ -95,6 +97,9 @@ mod search;
 
 pub use api::{Api, FUNCTIONS, MissingSymbol, Origin};
 pub use enumeration::Enumeration;
+pub use environment::{
+    Reader, UnknownVariable, VARIABLES, Variable, unknown_variables, untold_variables,
+};
 pub use functions::Functions;
 pub use library::Library;
 pub use load::{Attempt, LoadError, Outcome};

@@ -4,6 +4,7 @@ use std::fmt;
 
 /// The library that exports a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Library {
     /// Runtime: devices, streams, events, memory, graphs.
     Ascendcl,

@@ -29,6 +29,7 @@ pub struct Outcome {
 
 /// Whether a case passed.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Verdict {
     /// Everything that the case specifies is so.
     Passed,

@@ -79,6 +79,7 @@ pub struct Case {
 
 /// Where the mask of a case comes from (`atten_mask_kind`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MaskKind {
     /// There is no mask.
     #[default]
@@ -104,6 +105,7 @@ impl MaskKind {
 
 /// What should become of the call of a case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Expect {
     /// It runs.
     #[default]

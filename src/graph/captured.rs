@@ -32,8 +32,8 @@ pub struct Graph<B> {
     done: Option<Arc<Event>>,
     failed: bool,
     order: Arc<ReplayOrder>,
-    /// Captured once; updates are queued here since.
-    side: Arc<Stream>,
+    /// Where the graph was captured. CANN does not say that a graph may outlive that stream.
+    _captures: Arc<Stream>,
     buffers: B,
 }
 
@@ -60,10 +60,10 @@ impl<B> Graph<B> {
         GraphGroup::new(device)?.capture(buffers, record)
     }
 
-    /// The same with a stream to capture from and to update on later, which nothing but graphs uses, and a workspace
-    /// that graphs of one order share: what is there, or what this capture had to take.
+    /// The same with a stream that nothing but captures uses, and a workspace that graphs of one order share: what is
+    /// there, or what this capture had to take.
     pub(super) fn capture_in<R, E: From<Error>>(
-        side: &Arc<Stream>,
+        captures: &Arc<Stream>,
         workspace: &mut Option<Arc<Memory>>,
         order: &Arc<ReplayOrder>,
         buffers: B,
@@ -71,8 +71,8 @@ impl<B> Graph<B> {
     ) -> Result<(Self, R), E> {
         let number = new_graph();
         // Before the session, which is to end first should `record` panic.
-        let mut capturing = Capturing::new(number, side, workspace.clone());
-        let session = Session::begin(side)?;
+        let mut capturing = Capturing::new(number, captures, workspace.clone());
+        let session = Session::begin(captures)?;
         let outcome = record(&mut capturing, &buffers);
         let graph = session.end();
         let value = outcome?;
@@ -98,7 +98,7 @@ impl<B> Graph<B> {
             done: None,
             failed: false,
             order: Arc::clone(order),
-            side: Arc::clone(side),
+            _captures: Arc::clone(captures),
             buffers,
         };
         Ok((graph, value))
@@ -141,7 +141,7 @@ impl<B> Graph<B> {
     #[doc(alias = "aclmdlRICaptureTaskUpdateBegin")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateEnd")]
     pub fn replay(&mut self, stream: &Stream, update: Update) -> Result<()> {
-        stream.check_device("stream", self.side.device())?;
+        stream.check_device("stream", self.order.updates.device())?;
         Queue::raw(stream)?;
         if self.failed {
             return Err(Refused::new(
@@ -168,7 +168,7 @@ impl<B> Graph<B> {
         if let Some(done) = &self.done {
             // The lengths must not change, nor the events be raised, while the replay before may look at them.
             let waits = stream.wait_event(done);
-            if let Err(error) = waits.and_then(|()| self.side.wait_event(done)) {
+            if let Err(error) = waits.and_then(|()| self.order.updates.wait_event(done)) {
                 return (None, Err(error));
             }
         }
@@ -196,16 +196,17 @@ impl<B> Graph<B> {
     /// Gives the replay that was launched its lengths, call by call. After a failure the rest goes on without: the replay
     /// waits for every event.
     fn release(&self, plans: &[Plan]) -> Result<()> {
-        let api = self.side.context().bind()?;
+        let updates = &self.order.updates;
+        let api = updates.context().bind()?;
         let mut outcome = Ok(());
         for launch in &self.launches {
             if let (Ok(()), Some(plan)) = (&outcome, plans.get(launch.call)) {
-                outcome = launch.update(api, &self.side, plan);
+                outcome = launch.update(api, updates, plan);
             }
-            let mut recorded = launch.event.record(api, &self.side);
+            let mut recorded = launch.event.record(api, updates);
             if recorded.is_err() {
                 // Nothing else would end the replay.
-                recorded = launch.event.record(api, &self.side);
+                recorded = launch.event.record(api, updates);
             }
             outcome = outcome.and(recorded);
         }

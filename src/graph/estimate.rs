@@ -18,6 +18,7 @@ use crate::refusal::{CallRule, Refused};
 /// assert_eq!(CaptureEstimate::most_graphs(2 * 61, CaptureEstimate::STREAMS), 14);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct CaptureEstimate {
     /// Graphs, one for each size.
     pub graphs: usize,
@@ -34,10 +35,10 @@ impl CaptureEstimate {
         Self { graphs, varying }
     }
 
-    /// Streams, the one for updates included.
+    /// Streams, the two for captures and updates included.
     pub fn streams(&self) -> usize {
         let each = self.varying.saturating_add(1);
-        self.graphs.saturating_mul(each).saturating_add(1)
+        self.graphs.saturating_mul(each).saturating_add(2)
     }
 
     /// Events.
@@ -73,7 +74,7 @@ impl CaptureEstimate {
 
     /// Graphs of so many launches that some streams are enough for.
     pub fn most_graphs(varying: usize, streams: usize) -> usize {
-        streams.saturating_sub(1) / varying.saturating_add(1)
+        streams.saturating_sub(2) / varying.saturating_add(1)
     }
 }
 
@@ -83,7 +84,7 @@ mod tests {
 
     #[test]
     fn the_most_graphs_fit_and_one_more_does_not() {
-        for (varying, streams) in [(0, 1), (0, 9), (1, 9), (61, 1800), (usize::MAX, 1800)] {
+        for (varying, streams) in [(0, 2), (0, 9), (1, 9), (61, 1800), (usize::MAX, 1800)] {
             let most = CaptureEstimate::most_graphs(varying, streams);
             let estimate = |graphs| CaptureEstimate::new(graphs, varying).fits(streams);
             assert_eq!(estimate(most), Ok(()), "{varying} {streams}");

@@ -10,13 +10,15 @@ use crate::runtime::{Device, Event, Memory, Stream, StreamProgress, lock};
 use super::capture::Capturing;
 use super::captured::Graph;
 
-/// Captures graphs that share one workspace, and one stream for captures and updates: those of the layers of a model, or of
-/// several batch sizes.
+/// Captures graphs that share one workspace, one stream for captures and one for updates: those of the layers of a model,
+/// or of several batch sizes.
 ///
 /// Replays of a group's graphs happen one after the other: one on another stream than the replay before waits, on the
-/// device, until that is over. They may be replayed in any order, on whatever streams and threads.
+/// device, until that is over. They may be replayed in any order, on whatever streams and threads, also while another
+/// thread captures a further one.
 pub struct GraphGroup {
-    side: Arc<Stream>,
+    /// Nothing but captures uses it, so that no replay queues anything on a stream that is being captured.
+    captures: Arc<Stream>,
     workspace: Option<Arc<Memory>>,
     order: Arc<ReplayOrder>,
 }
@@ -28,9 +30,12 @@ impl GraphGroup {
     /// As for [`Device::stream`].
     pub fn new(device: &Device) -> Result<Self> {
         Ok(Self {
-            side: Arc::new(device.stream()?),
+            captures: Arc::new(device.stream()?),
             workspace: None,
-            order: Arc::default(),
+            order: Arc::new(ReplayOrder {
+                updates: device.stream()?,
+                latest: Mutex::default(),
+            }),
         })
     }
 
@@ -45,25 +50,28 @@ impl GraphGroup {
         record: impl FnOnce(&mut Capturing<'_>, &B) -> Result<R, E>,
     ) -> Result<(Graph<B>, R), E> {
         let Self {
-            side,
+            captures,
             workspace,
             order,
         } = self;
-        Graph::capture_in(side, workspace, order, buffers, record)
+        Graph::capture_in(captures, workspace, order, buffers, record)
     }
 }
 
 impl fmt::Debug for GraphGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GraphGroup")
-            .field("device", &self.side.device().id())
+            .field("device", &self.captures.device().id())
             .finish_non_exhaustive()
     }
 }
 
-/// The latest replay of graphs with one workspace.
-#[derive(Default)]
-pub(super) struct ReplayOrder(Mutex<Option<Latest>>);
+/// The replays of graphs with one workspace.
+pub(super) struct ReplayOrder {
+    /// Where the replays are given their lengths. It is never captured.
+    pub(super) updates: Stream,
+    latest: Mutex<Option<Latest>>,
+}
 
 struct Latest {
     progress: Arc<StreamProgress>,
@@ -85,7 +93,7 @@ impl ReplayOrder {
         stream: &Stream,
         launch: impl FnOnce() -> (Option<Replayed>, Result<()>),
     ) -> Result<()> {
-        let mut latest = lock(&self.0);
+        let mut latest = lock(&self.latest);
         if let Some(before) = latest.as_ref() {
             before.precede(stream)?;
         }

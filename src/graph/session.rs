@@ -62,13 +62,9 @@ impl<'a> Session<'a> {
         let api = stream.context().bind()?;
         // Other threads go on as they like; what this one must not do meanwhile, the scope refuses.
         let mode = sys::aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_RELAXED;
-        stream.progress().suspend(api);
-        // SAFETY: the stream is alive, and known to nobody but the capture.
-        let begun = unsafe { acl!(api, aclmdlRICaptureBegin(stream.as_raw(), mode)) };
-        if begun.is_err() {
-            stream.progress().resume(api);
-        }
-        begun.map(|()| Self {
+        // SAFETY: the stream is alive, and known to nobody but captures.
+        unsafe { acl!(api, aclmdlRICaptureBegin(stream.as_raw(), mode)) }?;
+        Ok(Self {
             stream,
             open: true,
             _scope: scope,
@@ -86,7 +82,6 @@ impl<'a> Session<'a> {
         let mut raw = ptr::null_mut();
         // SAFETY: the stream is being captured; `raw` is a place for the result.
         let ended = unsafe { acl!(api, aclmdlRICaptureEnd(self.stream.as_raw(), &mut raw)) };
-        self.stream.progress().resume(api);
         ended.map(|()| Replayable {
             context: Arc::clone(self.stream.context()),
             raw,

@@ -34,6 +34,15 @@ impl CausalOrigin {
     }
 }
 
+/// Most elements of a square that serves a mask of so many: as many as the compressed masks have, or a few times the
+/// mask's. A few rows over many keys are not worth the square of the keys.
+fn most_shared(elements: usize) -> usize {
+    const TIMES: usize = 8;
+    const SMALL: usize =
+        (SparseMode::COMPRESSED_MASK_SIZE * SparseMode::COMPRESSED_MASK_SIZE) as usize;
+    elements.saturating_mul(TIMES).max(SMALL)
+}
+
 impl Masks<'_> {
     /// A query sees the keys up to its own place: sparse mode 2 or 3 with the compressed mask. For prefill and decoding of
     /// every length.
@@ -102,9 +111,9 @@ impl Masks<'_> {
     }
 
     /// A full causal mask `[rows, keys]` as a view of one square that serves all lengths and grows by doubling: nothing
-    /// is made anew for a smaller one. The view is strided, which FusedInferAttentionScore does not take (the lint
-    /// `tensor.strided`): for it there is [`Masks::causal_full`], for other operators that want packed elements
-    /// [`Masks::causal_matrix`].
+    /// is made anew for a smaller one. A mask that a square would exceed by far is a contiguous tensor of its own. The
+    /// view is strided, which FusedInferAttentionScore does not take (the lint `tensor.strided`): for it there is
+    /// [`Masks::causal_full`], for other operators that want packed elements [`Masks::causal_matrix`].
     ///
     /// # Errors
     /// Those of an upload.
@@ -122,9 +131,10 @@ impl Masks<'_> {
         }
     }
 
-    /// A full causal mask for sparse mode 1, INT8. The tensor has at least `rows` rows and `keys` keys: the operator takes
-    /// larger ones and reads what it needs, so that one square serves all lengths, contiguous and without a copy. Several
-    /// query rows a sequence, as many as `rows`, or fewer with [`CausalOrigin::LeftUp`].
+    /// A full causal mask for sparse mode 1, INT8. The tensor has at least `rows` rows and `keys` keys: the operator
+    /// takes larger ones and reads what it needs, so that one square serves all lengths, contiguous and without a copy,
+    /// but for masks that it would exceed by far, which are tensors of their own. Several query rows a sequence, as
+    /// many as `rows`, or fewer with [`CausalOrigin::LeftUp`].
     ///
     /// It takes `Sq * Skv` bytes where [`Masks::causal`] takes 4 MiB and less time: it is for comparisons.
     ///
@@ -140,7 +150,8 @@ impl Masks<'_> {
         }
     }
 
-    /// What `view` makes of the rows of the causal square from the first of a mask on, if the mask is part of it.
+    /// What `view` makes of the rows of the causal square from the first of a mask on, if the mask is part of it and
+    /// the square not much larger than the mask.
     #[inline]
     fn causal_rows<T>(
         &self,
@@ -155,11 +166,13 @@ impl Masks<'_> {
             // With fewer keys than rows the first rows see nothing, and the square has no such row.
             CausalOrigin::RightDown => keys.checked_sub(rows),
         };
-        let Some(first) = first else {
+        let longest = rows.max(keys);
+        let shared = longest.saturating_mul(longest) <= most_shared(rows.saturating_mul(keys));
+        let Some(first) = first.filter(|_| shared) else {
             return Ok(None);
         };
         let content = Content::CausalSquare;
-        let least = rows.max(keys) as u64;
+        let least = longest as u64;
         self.get(MaskKey { content, form }, least, |square| {
             square.skip(first).map(view)
         })

@@ -10,6 +10,7 @@ use super::triangle_sample::{LayerSample, PartSums, SampleMeasure, SampleReal};
 
 /// What a probe measures. Samples of different measures are not compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ProbeMeasure {
     /// The gradient with respect to the attention weights, as in the paper.
     WeightGradient,
@@ -21,6 +22,7 @@ pub enum ProbeMeasure {
 
 /// What a layer's parts contribute: the mean, over the recorded samples, of the sum of what is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Contribution {
     /// Sinks and window.
     pub streaming: f64,

@@ -46,6 +46,7 @@ pub struct LayerSample<'a, R> {
 /// What is summed up over the parts. With scores `S = scale Q Kᵀ`, weights `P = softmax(S)`, outputs `O = P V` and the
 /// gradient `dO` with respect to these, `[tokens, heads, value_dim]`.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum SampleMeasure<'a, R> {
     /// `|dP|` with `dP = dO Vᵀ`: the gradient with respect to the weights, which is what the paper looks at.
     WeightGradient(&'a [R]),

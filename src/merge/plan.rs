@@ -46,15 +46,21 @@ impl<'a, T: Element> Part<'a, T> {
     }
 }
 
-/// How rows are treated that a part has no keys for. Attention marks them with +inf, with which the operator computes
-/// NaN, and CANN's operators known to this crate cannot replace it on the device.
+/// Which rows are without keys in some parts, and so how they are treated. Attention marks them with +inf. The operator's
+/// kernel takes that for no keys on Atlas A2 and A3 from CANN 8.5 on, and on Ascend 950 from 9.1 on; elsewhere it computes
+/// NaN, and no operator of CANN's known to this crate can replace it on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum EmptyRows {
     /// Every part has a key for every row: the caller's promise, as it holds for a cached prefix that is not empty. A
     /// launch is asynchronous; a row that breaks the promise becomes NaN, which the emulation reports.
     #[default]
     None,
-    /// There may be such rows. A launch copies the log-sum-exps (not the attention) to the host and back, and waits for
+    /// Every row has a key in some part: the caller's promise, as it holds for new tokens beside a context that some requests
+    /// do not have. Where the operator takes +inf for no keys, the merge is that of [`EmptyRows::None`]; elsewhere that of
+    /// [`EmptyRows::ThroughHost`].
+    SomeParts,
+    /// There may be rows without any key. A launch copies the log-sum-exps (not the attention) to the host and back, and waits for
     /// the stream to do so; once more if a row has no keys at all.
     ThroughHost,
 }
@@ -127,7 +133,7 @@ impl MergeState {
             }
         }
         let aligned = self.in_order(first.softmax_lse.0)?.is_contiguous();
-        if !aligned && self.empty_rows == EmptyRows::None {
+        if !aligned && self.empty_rows != EmptyRows::ThroughHost {
             return Err(Error::invalid(
                 "softmax_lse",
                 format_args!("{lse_out} for an output {out} in {}", self.layout),
@@ -144,7 +150,7 @@ impl MergeState {
             out: Some(rows.out),
             lse_out: Some(rows.lse),
         };
-        let problem = call.check(context.soc()?)?;
+        let problem = call.check(context.target()?)?;
         let prepared = match problem.rows {
             0 => None,
             _ => Some(attention_update::prepare(context, &call, first.attention)?),
@@ -267,13 +273,13 @@ impl MergePlan {
         Ok(output)
     }
 
-    /// Queues the merge with output tensors of the caller. With [`EmptyRows::None`] it returns at once, and allocates no
-    /// host memory from the second launch on a stream on.
+    /// Queues the merge with output tensors of the caller. It returns at once, unless it goes by way of the host
+    /// ([`EmptyRows`]), and allocates no host memory from the second launch on a stream on.
     ///
     /// # Errors
     /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;
     /// [`Error::InvalidArgument`] for tensors of another device, or an output that shares memory with another tensor;
-    /// [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. With [`EmptyRows::ThroughHost`] also [`Error::Acl`],
+    /// [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. By way of the host also [`Error::Acl`],
     /// should the copies or earlier work on the stream fail.
     #[doc(alias = "aclnnAttentionUpdate")]
     pub fn launch_into<T: Element>(
@@ -286,7 +292,7 @@ impl MergePlan {
         let Some(prepared) = &self.prepared else {
             return Ok(());
         };
-        if self.merge.empty_rows == EmptyRows::None {
+        if !self.goes_through_host() {
             return self.queue(prepared, stream, parts, output, lse_out);
         }
         let (lse, empty) = self.fetch(stream, parts)?;
@@ -314,15 +320,25 @@ impl MergePlan {
         output: &Output<T>,
     ) -> Result<()> {
         let lse_out = self.check(parts, output)?;
-        if self.merge.empty_rows != EmptyRows::None {
+        if self.goes_through_host() {
             return Err(Error::Capturing {
                 what: "a merge through the host",
-                instead: "merge parts that all have keys, with EmptyRows::None",
+                instead: "merge parts that all have keys, with EmptyRows::None; or, on Atlas A2 and A3 from CANN 8.5 on and \
+                          on Ascend 950 from 9.1 on, rows that have keys in some part, with EmptyRows::SomeParts",
             });
         }
         match &self.prepared {
             Some(prepared) => self.queue(prepared, queue, parts, output, lse_out),
             None => Ok(()),
+        }
+    }
+
+    /// Whether launches go by way of the host.
+    fn goes_through_host(&self) -> bool {
+        match self.merge.empty_rows {
+            EmptyRows::None => false,
+            EmptyRows::SomeParts => !self.problem.infinity_is_empty,
+            EmptyRows::ThroughHost => true,
         }
     }
 

@@ -8,6 +8,7 @@ use crate::operator::{Lengths, heads};
 
 /// CANN's `innerPrecise`: precision, and what becomes of rows that a mask tensor leaves without keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum InnerPrecise {
     /// High precision. Rows without keys come out as the mean of the values.
     #[default]

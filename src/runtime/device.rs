@@ -14,6 +14,7 @@ use crate::runtime::{Context, Runtime, Stream, capturing};
 
 /// Memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MemoryInfo {
     /// Not allocated.
     pub free: usize,

@@ -76,6 +76,7 @@ impl fmt::Display for Backend {
 
 /// Version of the runtime interface (not of the CANN release).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub struct Version {
     /// Incompatible changes.
     pub major: i32,
@@ -266,6 +267,10 @@ impl Runtime {
     }
 
     fn start(api: Arc<Api>, backend: Backend) -> Result<Self> {
+        let misspelt = ascend_sys::untold_variables().into_iter();
+        for variable in misspelt.filter(|variable| variable.is_misspelt()) {
+            tracing::warn!("{variable}");
+        }
         // SAFETY: a null path stands for the default configuration.
         let status = unsafe { api.aclInit()?(ptr::null()) };
         match status {

@@ -41,8 +41,6 @@ struct State {
     stream: sys::aclrtStream,
     /// Whether the stream may still be used to record and to wait.
     open: bool,
-    /// Whether a graph is being captured from the stream: what is recorded now would become part of it.
-    captured: bool,
     /// Events, each recorded after the operations up to a number; the numbers ascend.
     markers: VecDeque<(u64, sys::aclrtEvent)>,
     spare: Vec<sys::aclrtEvent>,
@@ -71,7 +69,6 @@ impl StreamProgress {
             state: Mutex::new(State {
                 stream,
                 open: true,
-                captured: false,
                 markers: VecDeque::new(),
                 spare: Vec::new(),
                 fault: None,
@@ -119,11 +116,11 @@ impl StreamProgress {
     }
 
     /// Records an event behind an operation, unless one is recorded there, so that [`StreamProgress::is_complete`] can answer
-    /// later. On failure, and while the stream is being captured or once it is gone, nothing is recorded: the answer then comes
+    /// later. On failure, and once the stream is gone, nothing is recorded: the answer then comes
     /// from a later mark, a successful synchronisation or the end of the stream. The device must be bound.
     pub(crate) fn mark(&self, api: &Api, number: u64) {
         let mut state = lock(&self.state);
-        if state.open && !state.captured {
+        if state.open {
             self.record_behind(api, &mut state, number);
         }
     }
@@ -179,7 +176,7 @@ impl StreamProgress {
             .unwrap_or_else(PoisonError::into_inner);
         let stream = {
             let state = lock(&self.state);
-            if !state.open || state.captured {
+            if !state.open {
                 return self.passed(number);
             }
             state.stream
@@ -196,20 +193,16 @@ impl StreamProgress {
     /// Stops recording events, and returns when no other thread waits for the stream: before it ends, or is given to its owner.
     pub(super) fn seal(&self) {
         lock(&self.state).open = false;
-        self.await_others();
-    }
-
-    /// Records events again, for a stream that cannot end yet.
-    pub(super) fn unseal(&self) {
-        lock(&self.state).open = true;
-    }
-
-    fn await_others(&self) {
         drop(
             self.waited_for
                 .write()
                 .unwrap_or_else(PoisonError::into_inner),
         );
+    }
+
+    /// Records events again, for a stream that cannot end yet.
+    pub(super) fn unseal(&self) {
+        lock(&self.state).open = true;
     }
 
     /// Records an event behind everything queued so far, for a sealed stream that is still there. Returns whether the end of its
@@ -220,21 +213,6 @@ impl StreamProgress {
         self.record_behind(api, &mut state, number);
         let last = state.markers.back().map_or(0, |&(upto, _)| upto);
         self.passed(number) || last >= number
-    }
-
-    /// Records nothing until [`StreamProgress::resume`]: a graph is about to be captured from the stream. What is queued is
-    /// marked before, so that its end can be told during the capture. The device must be bound.
-    pub(crate) fn suspend(&self, api: &Api) {
-        self.mark(api, self.issued());
-        lock(&self.state).captured = true;
-        self.await_others();
-    }
-
-    /// Records events again after a capture. The device must be bound.
-    pub(crate) fn resume(&self, api: &Api) {
-        lock(&self.state).captured = false;
-        // What was dropped meanwhile could not be marked.
-        self.mark(api, self.issued());
     }
 
     /// Takes the fault that another wait was told.

@@ -12,6 +12,7 @@ use super::Tensor;
 ///
 /// NaN is no number: it counts apart and takes no part in the range.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct RangeReport {
     /// The least number; none if there is no number.
     pub min: Option<f64>,

@@ -12,7 +12,18 @@
 #include "aclnn/acl_meta.h"
 #include "aclnnop/aclnn_fused_infer_attention_score.h"
 
-enum { HEADS = 2, KV_HEADS = 1, QUERIES = 3, KEYS = 5, DIM = 16 };
+/* Other calls by the compiler's -D: a single row, a window without a mask, log-sum-exps described wrongly. */
+#ifndef QUERIES
+#define QUERIES 3
+#endif
+#ifndef PRE_TOKENS
+#define PRE_TOKENS 2147483647
+#endif
+#ifndef LSE_ROWS
+#define LSE_ROWS QUERIES
+#endif
+
+enum { HEADS = 2, KV_HEADS = 1, KEYS = 5, DIM = 16 };
 
 #define CHECK(call)                                                                                                    \
     do {                                                                                                               \
@@ -63,7 +74,7 @@ int main(void)
 {
     int64_t q_shape[4] = {1, HEADS, QUERIES, DIM};
     int64_t kv_shape[4] = {1, KV_HEADS, KEYS, DIM};
-    int64_t lse_shape[4] = {1, HEADS, QUERIES, 1};
+    int64_t lse_shape[4] = {1, HEADS, LSE_ROWS, 1};
     const size_t out_bytes = HEADS * QUERIES * DIM * sizeof(aclFloat16);
     const size_t lse_bytes = HEADS * QUERIES * sizeof(float);
     char layout[] = "BNSD";
@@ -98,12 +109,12 @@ int main(void)
     /* A null query is refused by name; what the message says is the library's. */
     int refused = (int)aclnnFusedInferAttentionScoreGetWorkspaceSize(
         NULL, key, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, HEADS,
-        0.25, 2147483647, 2147483647, layout, KV_HEADS, 0, 0, 0, 0, true, out, lse, &workspace_size, &executor);
+        0.25, PRE_TOKENS, 2147483647, layout, KV_HEADS, 0, 0, 0, 0, true, out, lse, &workspace_size, &executor);
     printf("refused %d %s\n", refused, aclGetRecentErrMsg() != NULL ? "with a message" : "without a message");
 
     CHECK(aclnnFusedInferAttentionScoreGetWorkspaceSize(
         query, key, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, HEADS,
-        0.25, 2147483647, 2147483647, layout, KV_HEADS, 0, 0, 0, 0, true, out, lse, &workspace_size, &executor));
+        0.25, PRE_TOKENS, 2147483647, layout, KV_HEADS, 0, 0, 0, 0, true, out, lse, &workspace_size, &executor));
     if (workspace_size > 0) {
         workspace = device_memory((size_t)workspace_size);
     }

@@ -298,8 +298,25 @@ mod watch {
 
     static BEGIN: Once = Once::new();
 
+    /// The first test that fails says how the emulation looked at what it did.
+    fn tell_mode_of_first_failure() {
+        static TOLD: Once = Once::new();
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            before(panic);
+            TOLD.call_once(|| {
+                let mode = ascend_emu::check();
+                eprintln!("checked in the mode {mode} (ASCEND_EMU_CHECK): {}", match mode {
+                    ascend_emu::Check::Compat => "races and other misuse pass with a warning, strict makes errors of them",
+                    ascend_emu::Check::Strict => "races and other misuse are errors",
+                });
+            });
+        }));
+    }
+
     pub fn begin() {
         BEGIN.call_once(|| {
+            tell_mode_of_first_failure();
             // SAFETY: `check` is a function of this program and takes nothing from threads that may be gone.
             assert_eq!(unsafe { libc::atexit(check) }, 0);
         });

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import subprocess
 import sys
 import traceback
 import zlib
@@ -125,6 +126,18 @@ def refused(call, *texts):
             assert text in str(error), f"refused without {text!r}: {error}"
         return str(error)
     raise AssertionError("the call was taken")
+
+
+def strictly(program, **variables):
+    """Runs a program of its own with the strict checks: an error there ends what PyTorch can do in a process."""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"ASCEND_EMU_CHECK": "strict"} | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return ended.returncode, ended.stdout + ended.stderr
 
 
 def run(modules, only=()):

@@ -8,11 +8,14 @@
     reason = "a test fails by panicking, and modules are the program's own"
 )]
 
+#[cfg(all(feature = "emulation", not(target_feature = "crt-static")))]
+mod check_mode;
 mod errors;
 mod faults;
 mod graph;
 mod graph_failures;
 mod graph_launches;
+mod graph_threads;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod ordering;

@@ -29,17 +29,16 @@ const NAMES: [&str; 13] = [
     "libopapi_transformer.so",
 ];
 
-/// Builds the shared library and makes `folder` a toolkit: what `ASCEND_HOME_PATH` names. With `cann`, one that exports the
-/// entry points of that release alone.
+/// Makes `folder` a toolkit of the shared library: what `ASCEND_HOME_PATH` names. With `cann`, one that exports the entry
+/// points of that release alone.
 pub(crate) fn lay_out(
     root: &Path,
     folder: &Path,
-    release: bool,
+    library: &Path,
     cann: Option<Cann>,
 ) -> Result<String, String> {
-    let library = build(root, release)?;
     let failed = |error: io::Error| format!("{}: {error}", folder.display());
-    place(&library, &folder.join("lib64")).map_err(failed)?;
+    place(library, &folder.join("lib64")).map_err(failed)?;
     copy_folder(&root.join("include"), &folder.join("include")).map_err(failed)?;
     let folder = fs::canonicalize(folder).map_err(failed)?;
     let (mut chosen, mut missing) = (String::new(), String::new());
@@ -72,8 +71,8 @@ pub(crate) fn keep(folder: &Path, cann: Cann) -> Result<Vec<String>, String> {
     Ok(hidden)
 }
 
-/// Runs cargo and returns the file that it made.
-fn build(root: &Path, release: bool) -> Result<PathBuf, String> {
+/// Builds the shared library and returns its file.
+pub(crate) fn build(root: &Path, release: bool) -> Result<PathBuf, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command

@@ -1,15 +1,17 @@
-//! `features`: writes or checks the README's table of features by product and release, by asking the contract about
+//! `features`: writes or checks the book's table of features by product and release, by asking the contract about
 //! probing calls for each row.
 
+use crate::marked::Marked;
 use ascend_spec::fia::{FiaCall, Version};
 use ascend_spec::{Cann, DType, Dims, Extents, Layout, Refusal, Soc, Target, TensorDesc};
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 
-const PATH: &str = "README.md";
-const BEGIN: &str = "<!-- features: made by `cargo run -p xtask -- features`; do not edit -->\n";
-const END: &str = "<!-- end of features -->\n";
+const TABLE: Marked<'_> = Marked {
+    page: "docs/src/features.md",
+    name: "features",
+    task: "features",
+};
 
 const HEAD: &str = "
 | | A2, A3: 8.1 | 8.5 | 9.0 | 9.1 | Ascend 950: 9.0, 9.1 |
@@ -18,37 +20,12 @@ const HEAD: &str = "
 
 /// Writes the table.
 pub(crate) fn write(root: &Path) -> Result<String, String> {
-    let path = root.join(PATH);
-    let new = renewed(&read(&path)?)?;
-    fs::write(&path, new).map_err(|error| format!("{}: {error}", path.display()))?;
-    Ok(format!("wrote the table of features in {}", path.display()))
+    TABLE.write(root, &table()?)
 }
 
 /// Compares the table with the one in the tree.
 pub(crate) fn check(root: &Path) -> Result<String, String> {
-    let old = read(&root.join(PATH))?;
-    match renewed(&old)? == old {
-        true => Ok("the table of features is what the contract says".to_owned()),
-        false => Err(format!(
-            "the table of features in {PATH} is out of date: run `cargo run -p xtask -- features` and commit the result"
-        )),
-    }
-}
-
-fn read(path: &Path) -> Result<String, String> {
-    fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-/// The text with the table in the place of the one between the marks.
-fn renewed(text: &str) -> Result<String, String> {
-    let between = || {
-        let (before, rest) = text.split_once(BEGIN)?;
-        let (_, after) = rest.split_once(END)?;
-        Some((before, after))
-    };
-    let (before, after) = between()
-        .ok_or_else(|| format!("{PATH} lacks the lines {} and {}", BEGIN.trim(), END.trim()))?;
-    Ok(format!("{before}{BEGIN}{}{END}{after}", table()?))
+    TABLE.check(root, &table()?)
 }
 
 fn table() -> Result<String, String> {

@@ -3,10 +3,12 @@
 mod bindgen_task;
 mod dynamic_symbols;
 mod emu_libs;
+mod environment_task;
 mod features_task;
 mod figures_task;
 #[path = "../../ascend-sys/build/generate.rs"]
 mod generate;
+mod marked;
 mod module_cycles;
 mod module_tree;
 mod operator_tables;
@@ -27,16 +29,19 @@ tasks:
                              with --check write nothing and fail if they differ
   rules [--check]            write the table of the contract's rules to docs/src/rules.md, and the tables of arguments
                              and rules into the pages of single operators; with --check compare only
-  features [--check]         write the table of features by product and release into README.md; with --check compare only
+  features [--check]         write the table of features by product and release to docs/src/features.md; with --check
+                             compare only
+  environment [--check]      write the tables of environment variables to docs/src/environment.md; with --check compare
+                             only
   operators [--check]        write what in PyTorch calls the small operators to docs/src/python.md; with --check compare
                              only
   figures [--check]          draw the book's figures; with --check compare only
   module-cycles [--nested] [CRATE...]
                              fail if modules of a crate depend on each other in a circle: the top-level modules of
                              these crates, or of all; with --nested the modules inside of modules as well
-  emu-libs DIR [--release] [--cann RELEASE] [--toolkit]
-                             build the emulator as a shared library and make DIR a toolkit: CANN's names of
-                             libraries in lib64, headers in include; with --cann (8.1, 8.5, 9.0, 9.1) the libraries
+  emu-libs DIR [--release | --library FILE] [--cann RELEASE] [--toolkit]
+                             build the emulator as a shared library, or take the one in FILE, and make DIR a toolkit:
+                             CANN's names of libraries in lib64, headers in include; with --cann (8.1, 8.5, 9.0, 9.1) the libraries
                              lack the entry points that the release lacks; with --toolkit the packages' folders,
                              version files and set_env.sh as well, for programs that look for an installed CANN
 ";
@@ -51,6 +56,8 @@ fn main() -> ExitCode {
         ["rules", "--check"] => rules_task::check(&root()),
         ["features"] => features_task::write(&root()),
         ["features", "--check"] => features_task::check(&root()),
+        ["environment"] => environment_task::write(&root()),
+        ["environment", "--check"] => environment_task::check(&root()),
         ["operators"] => operators_task::write(&root()),
         ["operators", "--check"] => operators_task::check(&root()),
         ["figures"] => figures_task::write(&root()),
@@ -75,11 +82,13 @@ fn main() -> ExitCode {
 /// The task `emu-libs` with its arguments, in any order.
 fn emulator(arguments: &[&str]) -> Result<String, String> {
     let (mut folder, mut release, mut cann, mut toolkit) = (None, false, None, false);
+    let mut library = None;
     let mut rest = arguments.iter();
     while let Some(&argument) = rest.next() {
         match argument {
             "--release" => release = true,
             "--toolkit" => toolkit = true,
+            "--library" => library = Some(PathBuf::from(rest.next().ok_or(USAGE)?)),
             "--cann" => {
                 let text = rest.next().copied().unwrap_or_default();
                 let chosen = text.parse::<Cann>();
@@ -91,7 +100,11 @@ fn emulator(arguments: &[&str]) -> Result<String, String> {
     }
     let folder = folder.ok_or_else(|| USAGE.to_owned())?;
     let folder = Path::new(folder);
-    let laid_out = emu_libs::lay_out(&root(), folder, release, cann)?;
+    let library = match library {
+        Some(file) => file,
+        None => emu_libs::build(&root(), release)?,
+    };
+    let laid_out = emu_libs::lay_out(&root(), folder, &library, cann)?;
     if !toolkit {
         return Ok(laid_out);
     }

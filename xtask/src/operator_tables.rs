@@ -1,16 +1,13 @@
 //! The generated tables of the book's pages about single operators: arguments, and rules and lints.
 
+use crate::marked::Marked;
 use crate::rule_tables;
 use ascend_spec::declared::{AnyArguments, DeclaredOperator};
 use ascend_spec::operator::{Kind, Value};
 use ascend_spec::{OperatorVersion, Rule, every_rule};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
-
-const BEGIN: &str = "<!-- tables: made by `cargo run -p xtask -- rules`; do not edit -->\n";
-const END: &str = "<!-- end of tables -->\n";
 
 /// The pages, and the operators that each is about.
 fn pages() -> BTreeMap<&'static str, Vec<DeclaredOperator>> {
@@ -25,43 +22,25 @@ fn pages() -> BTreeMap<&'static str, Vec<DeclaredOperator>> {
 
 /// Writes the tables.
 pub(crate) fn write(root: &Path) -> Result<(), String> {
-    for (page, operators) in pages() {
-        let path = root.join(path(page));
-        let new = renewed(&path, &operators)?.1;
-        fs::write(&path, new).map_err(|error| format!("{}: {error}", path.display()))?;
-    }
-    Ok(())
+    each(|part, tables| part.write(root, tables))
 }
 
 /// Compares the tables with those in the tree.
 pub(crate) fn check(root: &Path) -> Result<(), String> {
+    each(|part, tables| part.check(root, tables))
+}
+
+/// Does something with the part of each page that is made, and what belongs there.
+fn each(act: impl Fn(Marked<'_>, &str) -> Result<String, String>) -> Result<(), String> {
     for (page, operators) in pages() {
-        let (old, new) = renewed(&root.join(path(page)), &operators)?;
-        if old != new {
-            let path = path(page);
-            return Err(format!(
-                "{path} is out of date: run `cargo run -p xtask -- rules` and commit the result"
-            ));
-        }
+        let part = Marked {
+            page: &format!("docs/src/{page}.md"),
+            name: "tables",
+            task: "rules",
+        };
+        act(part, &tables(&operators))?;
     }
     Ok(())
-}
-
-fn path(page: &str) -> String {
-    format!("docs/src/{page}.md")
-}
-
-/// A page as it is, and with the tables in the place of those between the marks.
-fn renewed(path: &Path, operators: &[DeclaredOperator]) -> Result<(String, String), String> {
-    let old = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let between = || {
-        let (before, rest) = old.split_once(BEGIN)?;
-        let (_, after) = rest.split_once(END)?;
-        Some(format!("{before}{BEGIN}{}{END}{after}", tables(operators)))
-    };
-    let lacks = || format!("{} lacks the lines {BEGIN} and {END}", path.display());
-    let new = between().ok_or_else(lacks)?;
-    Ok((old, new))
 }
 
 fn tables(operators: &[DeclaredOperator]) -> String {

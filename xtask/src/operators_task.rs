@@ -1,52 +1,30 @@
 //! `operators`: writes or checks the guide's list of what in PyTorch calls the small operators of the emulation.
 
+use crate::marked::Marked;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
 const TABLE: &str = "ascend-emu/src/glue/table.rs";
-const GUIDE: &str = "docs/src/python.md";
-const BEGIN: &str = "<!-- operators: made by `cargo run -p xtask -- operators`; do not edit -->\n";
-const END: &str = "<!-- end of operators -->\n";
+const LIST: Marked<'_> = Marked {
+    page: "docs/src/python.md",
+    name: "operators",
+    task: "operators",
+};
 
 /// Writes the list.
 pub(crate) fn write(root: &Path) -> Result<String, String> {
-    let new = renewed(&read(root, GUIDE)?, &read(root, TABLE)?)?;
-    fs::write(root.join(GUIDE), new).map_err(|error| format!("{GUIDE}: {error}"))?;
-    Ok(format!("wrote the list of operators in {GUIDE}"))
+    LIST.write(root, &list(&table(root)?)?)
 }
 
 /// Compares the list with the one in the tree.
 pub(crate) fn check(root: &Path) -> Result<String, String> {
-    let old = read(root, GUIDE)?;
-    if renewed(&old, &read(root, TABLE)?)? == old {
-        Ok("the list of operators is what their table says".to_owned())
-    } else {
-        Err(format!(
-            "the list of operators in {GUIDE} is out of date: run `cargo run -p xtask -- operators` and commit the result"
-        ))
-    }
+    LIST.check(root, &list(&table(root)?)?)
 }
 
-fn read(root: &Path, path: &str) -> Result<String, String> {
-    fs::read_to_string(root.join(path)).map_err(|error| format!("{path}: {error}"))
-}
-
-/// The guide with the list in the place of the one between the marks.
-fn renewed(guide: &str, table: &str) -> Result<String, String> {
-    let between = || {
-        let (before, rest) = guide.split_once(BEGIN)?;
-        let (_, after) = rest.split_once(END)?;
-        Some((before, after))
-    };
-    let (before, after) = between().ok_or_else(|| {
-        format!(
-            "{GUIDE} lacks the lines {} and {}",
-            BEGIN.trim(),
-            END.trim()
-        )
-    })?;
-    Ok(format!("{before}{BEGIN}{}{END}{after}", list(table)?))
+/// The source of the operators' table.
+fn table(root: &Path) -> Result<String, String> {
+    fs::read_to_string(root.join(TABLE)).map_err(|error| format!("{TABLE}: {error}"))
 }
 
 /// A paragraph for each group of the table: its title, and what calls the operators in it.

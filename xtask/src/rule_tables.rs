@@ -44,9 +44,11 @@ pub(crate) fn tables(all: &[&Rule]) -> String {
                 source,
                 ..
             } = rule;
+            let reports = rule.hardware_reports();
+            let reports = reports.map_or_else(String::new, |page| format!("; [hardware]({page})"));
             let _ = writeln!(
                 text,
-                "| `{id}` | {holds} | {fix} | {status} | {since} | {} | {} | {source} |",
+                "| `{id}` | {holds} | {fix} | {status} | {since} | {} | {} | {source}{reports} |",
                 releases(rule.scope.a2_a3),
                 releases(rule.scope.ascend950),
             );

@@ -80,6 +80,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn reports_of_hardware_stand_where_rules_point() {
+        let page = fs::read_to_string(crate::root().join("docs/src/hardware.md")).unwrap();
+        let part = |title: &str| {
+            let kept = |c: &char| c.is_alphanumeric() || [' ', '-'].contains(c);
+            let title: String = title.to_lowercase().chars().filter(kept).collect();
+            format!("hardware.md#{}", title.replace(' ', "-"))
+        };
+        let parts: Vec<String> = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("## "))
+            .map(part)
+            .collect();
+        let pointed = every_rule().filter_map(|rule| rule.hardware_reports());
+        for target in pointed {
+            assert!(parts.contains(&target), "{target}: {parts:?}");
+        }
+    }
+
+    #[test]
     fn the_table_in_the_tree_is_current() {
         check(&crate::root()).unwrap();
     }

@@ -16,12 +16,13 @@ use ascend_serving::{
 use clap::ValueEnum;
 
 use super::output::Output;
+use super::platform::Platform;
 use super::triangle::Half;
 use super::{BackendChoice, Stop, text_file};
 
 /// Compare two backends of the serving layer on recorded steps
 ///
-/// A step is a line of JSON, as `RecordedBatch` of ascend-serving writes it. Runs the steps of all files, one after the other,
+/// A step is a line of JSON, as `RecordedBatch` of ascend-serving writes it; docs/src/recorded-steps.md has the format. Runs the steps of all files, one after the other,
 /// by both sides over caches of their own with the same random numbers, and prints for each which backend served it and how
 /// long that took, how many elements are equal bit by bit, and the element that is furthest apart.
 ///
@@ -175,12 +176,9 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let runtime = arguments.backend.runtime()?;
     let device = runtime.device(arguments.device)?;
     let stream = device.stream()?;
+    let platform = Platform::of(&stream);
     if !arguments.json {
-        let (backend, soc) = (runtime.backend(), device.soc_name());
-        output.line(format_args!(
-            "backend {backend}, {soc}: {}",
-            runtime.origin()
-        ))?;
+        output.line(&platform)?;
     }
     let found = match arguments.dtype {
         Half::F16 => compare::<f16>(arguments, &stream, &steps),
@@ -194,7 +192,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         }
     }
     match arguments.json {
-        true => output.line(report::sum_json(&found))?,
+        true => output.line(platform.summary(report::sum_json(&found)))?,
         false => output.line(report::sum_text(&found))?,
     }
     let far = |most: f64| found.furthest().is_some_and(|at| at.distance > most);
@@ -212,16 +210,15 @@ fn compare<T: Number>(
     } = *arguments;
     let kv_heads = arguments.kv_heads.unwrap_or(heads);
     let shape = AttentionShape::new(heads, kv_heads, head_dim);
-    let trial = BackendTrial {
-        seed: arguments.seed,
-        runs: arguments.runs,
-        format: match arguments.format {
-            Format::Bnbsh => Cache::BnBsH,
-            Format::Bnnbsd => Cache::BnNBsD,
-            Format::Nz => Cache::Nz,
-        },
-        ..BackendTrial::new(shape, arguments.layers)
+    let format = match arguments.format {
+        Format::Bnbsh => Cache::BnBsH,
+        Format::Bnnbsd => Cache::BnNBsD,
+        Format::Nz => Cache::Nz,
     };
+    let trial = BackendTrial::new(shape, arguments.layers)
+        .seed(arguments.seed)
+        .runs(arguments.runs)
+        .format(format);
     let sides = [&arguments.first, &arguments.second].map(|names| backends::<T>(names));
     compare_backends(stream, &trial, sides, steps)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ascend_serving::{BackendComparison, BackendDeviation, ServedStep, StepComparison};
 use serde_json::{Value, json};
 
-use crate::report::number;
+use crate::report::{counted, number};
 
 pub(super) fn step_text(at: usize, step: &StepComparison) -> String {
     let side = |side: &ascend_serving::Result<ServedStep>| match side {
@@ -21,7 +21,11 @@ pub(super) fn step_text(at: usize, step: &StepComparison) -> String {
     );
     line += &match step.elements {
         0 => "not compared".to_owned(),
-        elements => format!("{} of {elements} elements equal", step.equal),
+        elements => format!(
+            "{} of {} equal",
+            step.equal,
+            counted(elements, "element", "elements")
+        ),
     };
     if let Some(furthest) = &step.furthest {
         line += &format!("; furthest apart by {}", place(furthest));
@@ -40,8 +44,8 @@ pub(super) fn sum_text(found: &BackendComparison) -> String {
         None => "nothing was compared".to_owned(),
     };
     let mut line = format!(
-        "{} steps, {} compared in {first} and {second}: {share}",
-        found.steps.len(),
+        "{}, {} compared in {first} and {second}: {share}",
+        counted(found.steps.len(), "step", "steps"),
         compared(found)
     );
     if let Some(furthest) = found.furthest() {
@@ -71,14 +75,12 @@ pub(super) fn step_json(at: usize, step: &StepComparison) -> Value {
 
 pub(super) fn sum_json(found: &BackendComparison) -> Value {
     json!({
-        "summary": {
-            "steps": found.steps.len(),
-            "compared": compared(found),
-            "ms": found.times().map(in_milliseconds),
-            "elements": found.elements(),
-            "equal": found.equal(),
-            "furthest": found.furthest().map(place_json),
-        }
+        "steps": found.steps.len(),
+        "compared": compared(found),
+        "ms": found.times().map(in_milliseconds),
+        "elements": found.elements(),
+        "equal": found.equal(),
+        "furthest": found.furthest().map(place_json),
     })
 }
 

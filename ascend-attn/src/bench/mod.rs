@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
+use ascend_attention::Runtime;
 use ascend_attention::spec::DType;
 use ascend_emu::kernel;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -47,6 +48,8 @@ const TYPES: [(&str, DType); 3] = [
 
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
     let chosen = choose(arguments)?;
+    // The kernels are called without it, and pass over a variable that it refuses.
+    Runtime::emulated()?;
     let threads = match arguments.threads {
         Some(threads) => usize::from(threads),
         None => thread::available_parallelism().map_or(1, usize::from),

@@ -140,21 +140,28 @@ pub(super) fn summary(counts: &Counts, json: bool, output: &mut Output) -> Resul
             "accepted_wrong": counts.accepted_wrong,
             "rejected_right": counts.rejected_right,
             "rejected_wrong": counts.rejected_wrong,
-            "without_expectation": counts.without_expectation,
+            "without_expectation": counts.without_expectation(),
+            "accepted_without_expectation": counts.accepted_unasked,
+            "rejected_without_expectation": counts.rejected_unasked,
             "artefacts": counts.artefacts,
             "unreadable": counts.unreadable,
         }}));
     }
     output.line(format_args!(
-        "accepted: {} right, {} wrong; rejected: {} right, {} wrong; {} without expectation, {} artefacts passed over, {} \
-         unreadable",
+        "accepted: {} right, {} wrong; rejected: {} right, {} wrong; without expectation: {} accepted, {} rejected; {} \
+         artefacts passed over, {} unreadable",
         counts.accepted_right,
         counts.accepted_wrong,
         counts.rejected_right,
         counts.rejected_wrong,
-        counts.without_expectation,
+        counts.accepted_unasked,
+        counts.rejected_unasked,
         counts.artefacts,
         counts.unreadable,
     ))?;
-    output.line(format_args!("{passed} passed, {failed} failed"))
+    let unasked = match counts.without_expectation() {
+        0 => String::new(),
+        unasked => format!(", {unasked} without expectation"),
+    };
+    output.line(format_args!("{passed} passed, {failed} failed{unasked}"))
 }

@@ -17,6 +17,7 @@ use ascend_attention::spec::Target;
 use ascend_attention::{Error, Stream};
 
 use super::output::Output;
+use super::platform::Platform;
 use super::replay::{CASES, collect, stem};
 use super::{BackendChoice, Stop};
 
@@ -60,14 +61,9 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let device = runtime.device(arguments.device)?;
     let stream = device.stream()?;
     let target = device.target()?;
+    let platform = Platform::of(&stream);
     if !arguments.json {
-        output.line(format_args!(
-            "backend {}, {} with CANN {}: {}",
-            runtime.backend(),
-            device.soc_name(),
-            target.cann,
-            runtime.origin()
-        ))?;
+        output.line(&platform)?;
     }
     let mut tally = Tally::default();
     for file in &files {
@@ -80,7 +76,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         }
     }
     if arguments.json {
-        output.line(tally.json())?;
+        output.line(platform.summary(tally.json()))?;
     } else {
         output.line(&tally)?;
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::rows::Difference;
-use crate::report::number;
+use crate::report::{counted, number};
 
 /// What was found for one case.
 pub(super) struct CaseReport {
@@ -176,14 +176,12 @@ impl Tally {
 
     pub(super) fn json(&self) -> Value {
         json!({
-            "summary": {
-                "cases": self.cases,
-                "failed": self.failed,
-                "skipped": self.skipped,
-                "same": self.same,
-                "differing": self.differing,
-                "impossible": self.impossible,
-            }
+            "cases": self.cases,
+            "failed": self.failed,
+            "skipped": self.skipped,
+            "same": self.same,
+            "differing": self.differing,
+            "impossible": self.impossible,
         })
     }
 }
@@ -192,8 +190,13 @@ impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} cases, {} failed, {} skipped; variations: {} the same, {} differ, {} impossible",
-            self.cases, self.failed, self.skipped, self.same, self.differing, self.impossible
+            "{}, {} failed, {} skipped; variations: {} the same, {} differ, {} impossible",
+            counted(self.cases, "case", "cases"),
+            self.failed,
+            self.skipped,
+            self.same,
+            self.differing,
+            self.impossible
         )
     }
 }

@@ -22,7 +22,7 @@ fn taken(kind: Kind) -> &'static [&'static [&'static str]] {
         Kind::Mode5 | Kind::Mode6 | Kind::Prefix => &[LENGTHS, &["--prefix"]],
         Kind::SlidingWindow => &[DENSE, &["--window"]],
         Kind::Mla => &[DENSE],
-        Kind::Tree => &[DENSE, &["--tree"]],
+        Kind::Mode9 | Kind::Tree => &[DENSE, &["--tree"]],
         Kind::Local => &[DENSE, &["--chunk"]],
         Kind::Triangle | Kind::Streaming | Kind::Last | Kind::Middle | Kind::Dense => {
             &[DENSE, TRIANGLE]

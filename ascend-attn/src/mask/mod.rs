@@ -76,7 +76,7 @@ pub(super) struct Arguments {
     /// Packed sequences: ends of their keys, cumulative
     #[arg(long, value_name = "N,N", value_delimiter = ',', requires = "q_ends")]
     kv_ends: Vec<i64>,
-    /// tree: file with the parent of each token, -1 for a root: numbers between commas, spaces or brackets
+    /// Mode 9 and tree: file with the parent of each token, -1 for a root: numbers between commas, spaces or brackets
     #[arg(long, value_name = "FILE")]
     tree: Option<PathBuf>,
     /// Modes 0 and 1: the mask tensor, as a file in the text form, which says how many rows and keys there are
@@ -126,6 +126,8 @@ enum Kind {
     Mode7,
     /// leftUpCausal with a cut sequence
     Mode8,
+    /// A tree of draft tokens behind a context, as `tree`
+    Mode9,
     /// Keys up to the row's own place; the last row stands at the last key
     Causal,
     /// Some keys up to the row's own place

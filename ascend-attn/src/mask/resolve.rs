@@ -76,7 +76,11 @@ pub(super) fn resolve(of: &Arguments, kind: Kind) -> Result<(String, Formula), S
             let title = format!("sliding window of {window} keys, {sizes}");
             Ok((title, Formula::sparse(&call)))
         }
-        Kind::Tree => tree(of),
+        Kind::Mode9 => {
+            let (title, formula) = tree(of, "mode9")?;
+            Ok((format!("mode {}, {title}", SparseMode::Tree), formula))
+        }
+        Kind::Tree => tree(of, "tree"),
         Kind::Triangle => part(TrianglePart::Triangle),
         Kind::Streaming => part(TrianglePart::Streaming),
         Kind::Last => part(TrianglePart::Last),
@@ -291,11 +295,12 @@ fn triangle(
     Ok(Formula::Triangle(Box::new(Part::new(sizes, part, rows))))
 }
 
-fn tree(of: &Arguments) -> Result<(String, Formula), Stop> {
+/// The mask of a tree, by the name that was given.
+fn tree(of: &Arguments, name: &str) -> Result<(String, Formula), Stop> {
     let Some(file) = &of.tree else {
-        return Err(Stop::Trouble(
-            "tree: --tree FILE says the parent of each token".to_owned(),
-        ));
+        return Err(Stop::Trouble(format!(
+            "{name}: --tree FILE says the parent of each token, -1 for a root"
+        )));
     };
     let text = text_file::read(file, MOST_BYTES).map_err(Stop::Trouble)?;
     let separates = |c: char| c == ',' || c == '[' || c == ']' || c.is_whitespace();

@@ -244,10 +244,7 @@ fn of_case(case: &Case, sequence: usize) -> Result<Data, String> {
             }
             Ok::<_, String>(taken)
         };
-    let shape = AttentionShape {
-        scale: problem.scale,
-        ..AttentionShape::new(problem.heads, problem.kv_heads, dim)
-    };
+    let shape = AttentionShape::new(problem.heads, problem.kv_heads, dim).scale(problem.scale);
     Ok(Data {
         tokens,
         shape,

@@ -8,6 +8,7 @@ use ascend_serving::{Error, TrianglePrefill};
 
 use super::Stop;
 use super::data::{Data, Half};
+use crate::platform::Platform;
 
 /// What came of the runs.
 pub(super) struct Measured {
@@ -15,7 +16,8 @@ pub(super) struct Measured {
     pub(super) dense_seconds: f64,
     pub(super) triangle_seconds: f64,
     pub(super) runs: usize,
-    pub(super) backend: String,
+    /// What computed them.
+    pub(super) platform: Platform,
     pub(super) difference: Difference,
     /// Shares of the attention.
     pub(super) mass: Option<PartSums>,
@@ -134,7 +136,7 @@ fn run<T: Number>(
         dense_seconds: median(dense_seconds),
         triangle_seconds: median(triangle_seconds),
         runs,
-        backend: stream.device().soc_name().to_owned(),
+        platform: Platform::of(stream),
         difference: Difference::of(&dense, &triangle, shape.heads, shape.head_dim),
         mass: None,
     })

@@ -1,10 +1,13 @@
 //! The findings as text and as JSON.
 
+use ascend_attention::Backend;
 use ascend_attention::mask::{PresetSource, TrianglePreset};
 use ascend_attention::spec::geometry::BlockCounts;
 use serde_json::{Value, json};
 
 use super::Findings;
+use super::measure::Measured;
+use crate::platform::Platform;
 
 /// The lines of the text form.
 pub(super) fn text(of: &Findings) -> Vec<String> {
@@ -66,7 +69,8 @@ pub(super) fn text(of: &Findings) -> Vec<String> {
             lines.push(times("ms, all layers, measured", all, model(sparse)));
             lines.push(format!(
                 "measured on {}, median of {}; all layers from one of each kind",
-                measured.backend, measured.runs
+                on(measured),
+                measured.runs
             ));
             let it = &measured.difference;
             let [row, head, element] = it.place;
@@ -114,6 +118,16 @@ fn source(model: &TrianglePreset) -> &'static str {
     }
 }
 
+/// What the times are of: those of the emulation say nothing of the chip whose name it has.
+fn on(measured: &Measured) -> String {
+    let Platform { backend, soc, .. } = &measured.platform;
+    match backend {
+        Backend::Npu => format!("{soc}, an NPU"),
+        Backend::Emulated => format!("this machine's CPU, by the emulation of {soc}"),
+        other => format!("{soc}, by {other}"),
+    }
+}
+
 /// One object.
 pub(super) fn json(of: &Findings) -> String {
     let it = &of.forecast;
@@ -152,7 +166,7 @@ pub(super) fn json(of: &Findings) -> String {
             "parts": exact(it.part_bytes),
         },
     });
-    let found = match &of.measured {
+    let mut found = match &of.measured {
         Ok(measured) => {
             let (dense, sparse) = (measured.dense_seconds, measured.triangle_seconds);
             let predicted = dense * it.block_share();
@@ -167,7 +181,6 @@ pub(super) fn json(of: &Findings) -> String {
                     "model_predicted": it.model(dense, predicted),
                 },
                 "runs": measured.runs,
-                "soc": measured.backend,
                 "difference": {
                     "largest": difference.largest,
                     "row": difference.place[0],
@@ -186,6 +199,9 @@ pub(super) fn json(of: &Findings) -> String {
         }
         Err(why) => json!({ "not_measured": why }),
     };
+    if let (Ok(measured), Value::Object(found)) = (&of.measured, &mut found) {
+        found.extend(measured.platform.json());
+    }
     if let (Some(object), Value::Object(found)) = (object.as_object_mut(), found) {
         object.extend(found);
     }

@@ -65,8 +65,19 @@ fn steps_of_a_file_are_compared_one_by_one() {
         (&summary["compared"], &summary["elements"]),
         (&1.into(), &1024.into())
     );
+    assert_eq!(summary["backend"], "emulated");
     assert_eq!(summary["equal"], objects[0]["equal"]);
     assert_eq!(summary["furthest"], objects[0]["furthest"]);
+}
+
+/// The book's page about the format shows these steps.
+#[test]
+fn the_page_about_the_format_shows_steps_that_are_read() {
+    let page = fs::read_to_string(super::Path::new(super::ROOT).join("docs/src/recorded-steps.md"));
+    let page = page.unwrap();
+    let (_, example) = page.split_once("```json\n").unwrap();
+    let (example, _) = example.split_once("```").unwrap();
+    assert_eq!(example.trim().lines().collect::<Vec<_>>(), STEPS);
 }
 
 #[test]
@@ -76,6 +87,8 @@ fn the_same_backend_is_equal_and_a_bound_decides_the_exit_code() {
     let output = backends(&steps, &same);
     assert_eq!(output.status.code(), Some(0));
     assert!(last_line(&output).ends_with(": 100.00 % of 3072 elements equal"));
+    let one = backends(STEPS[0], &same[..4]);
+    assert!(last_line(&one).starts_with("1 step, 1 compared in "));
     let nothing = ["--first", "paged_decode", "--second", "fused"];
     let output = backends(STEPS[1], &nothing);
     assert_eq!(output.status.code(), Some(1));

@@ -34,7 +34,7 @@ fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
     for cann in Cann::ALL {
         let folder = tempfile::tempdir().unwrap();
         let libraries = folder.path().join("lib64");
-        emu_libs::place(library(), &libraries).unwrap();
+        emu_libs::place(&library(), &libraries).unwrap();
         let hidden = emu_libs::keep(&libraries, cann).unwrap();
         let newest = Version::newest_of(cann);
         let (newer, expected): (Vec<&str>, Vec<&str>) =

@@ -14,53 +14,23 @@ mod computed;
 mod exports;
 mod recording;
 mod trace;
+mod unheeded;
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 use tempfile::TempDir;
 
-const TARGET: &str = env!("ASCEND_EMU_TARGET");
+const TARGET: &str = env!("EMULATION_TARGET");
 
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// Builds the shared library as this test was built, and tells where it is.
-fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        // TARGET_DIR[/TRIPLE]/PROFILE/deps/THIS
-        let this = std::env::current_exe().unwrap();
-        let profile = this.parent().and_then(Path::parent).unwrap();
-        let base = profile.parent().unwrap();
-        let cross = base.ends_with(TARGET);
-        let target_dir = if cross { base.parent().unwrap() } else { base };
-        let profile_name = match profile.file_name().unwrap().to_str().unwrap() {
-            "debug" => "dev",
-            other => other,
-        };
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from(env!("CARGO")));
-        let mut build = Command::new(cargo);
-        build
-            .args([
-                "build",
-                "--package",
-                "ascend-emu-c",
-                "--profile",
-                profile_name,
-            ])
-            .arg("--target-dir")
-            .arg(target_dir)
-            .current_dir(repository());
-        if cross {
-            build.args(["--target", TARGET]);
-        }
-        succeed(&mut build);
-        profile.join("libascend_emu_c.so")
-    })
+/// The shared library, which cargo has built for this test beside it.
+fn library() -> PathBuf {
+    let this = std::env::current_exe().unwrap();
+    this.with_file_name("libascend_emu_c.so")
 }
 
 /// Runs a command to success.
@@ -79,7 +49,7 @@ fn succeed(command: &mut Command) -> Output {
 /// A folder that looks like a toolkit's `lib64`.
 fn lay_out() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    emu_libs::place(library(), folder.path()).unwrap();
+    emu_libs::place(&library(), folder.path()).unwrap();
     folder
 }
 
@@ -96,7 +66,7 @@ fn compile_with(source: &str, flags: &[&str], names: &[&str], libraries: &Path) 
         .cargo_metadata(false)
         .cpp(source.ends_with(".cpp"))
         .target(TARGET)
-        .host(env!("ASCEND_EMU_HOST"))
+        .host(env!("EMULATION_HOST"))
         .opt_level(1)
         .debug(false)
         .warnings(false);

@@ -115,7 +115,7 @@ fn child_runs_golden_cases_on_a_toolkit() {
 fn golden_cases_are_recorded_as_they_were_called() {
     let toolkit = tempfile::tempdir().unwrap();
     let libraries = toolkit.path().join("lib64");
-    emu_libs::place(library(), &libraries).unwrap();
+    emu_libs::place(&library(), &libraries).unwrap();
     let folder = toolkit.path().join("calls");
     let mut child = command(&std::env::current_exe().unwrap(), &libraries);
     child

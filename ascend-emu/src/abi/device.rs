@@ -2,6 +2,7 @@
 
 use super::{deadline, store};
 use crate::config::config;
+use crate::failed_device;
 use crate::fault_plan::Site;
 use crate::injection::strike;
 use crate::runtime::context::{self, Options};
@@ -31,7 +32,8 @@ pub unsafe extern "C" fn aclrtGetRunMode(runMode: *mut aclrtRunMode) -> aclError
 fn synchronize(name: &'static str, deadline: Option<Instant>) -> Outcome {
     let outcome = context::current()?.synchronize(name, deadline);
     strike(Site::Sync)?;
-    outcome
+    outcome?;
+    failed_device::refuse(name)
 }
 
 pub unsafe extern "C" fn aclrtSynchronizeDevice() -> aclError {

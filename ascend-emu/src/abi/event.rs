@@ -2,6 +2,7 @@
 
 use super::{deadline, not_null, store};
 use crate::config::check;
+use crate::failed_device;
 use crate::fault_plan::Site;
 use crate::injection::strike;
 use crate::runtime::capturable_event::{CapturableEvent, EVENTS};
@@ -47,7 +48,8 @@ pub unsafe extern "C" fn aclrtDestroyEvent(event: aclrtEvent) -> aclError {
 fn synchronize(event: aclrtEvent, deadline: Option<Instant>) -> Outcome {
     let outcome = EVENTS.get(event)?.synchronize(check(), deadline);
     strike(Site::Sync)?;
-    outcome
+    outcome?;
+    failed_device::refuse("aclrtSynchronizeEvent")
 }
 
 pub unsafe extern "C" fn aclrtSynchronizeEvent(event: aclrtEvent) -> aclError {

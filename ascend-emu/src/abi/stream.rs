@@ -1,6 +1,7 @@
 //! Streams.
 
 use super::{deadline, not_null, refuse, store};
+use crate::failed_device;
 use crate::fault_plan::Site;
 use crate::injection::strike;
 use crate::runtime::capturable_event::EVENTS;
@@ -64,7 +65,8 @@ pub unsafe extern "C" fn aclrtDestroyStreamForce(stream: aclrtStream) -> aclErro
 fn synchronize(name: &'static str, raw: aclrtStream, deadline: Option<Instant>) -> Outcome {
     let outcome = stream(name, raw)?.synchronize(name, deadline);
     strike(Site::Sync)?;
-    outcome
+    outcome?;
+    failed_device::refuse(name)
 }
 
 pub unsafe extern "C" fn aclrtSynchronizeStream(stream: aclrtStream) -> aclError {

@@ -149,6 +149,19 @@ impl Argument {
         }
     }
 
+    /// Refuses a tensor whose elements share memory. As PyTorch finds it: where an axis repeats its elements.
+    pub(super) fn expect_apart(&self) -> Outcome {
+        let mut axes = self.desc.shape.iter().zip(self.desc.strides.iter());
+        let repeats = axes.any(|(&size, &stride)| size > 1 && stride == 0);
+        match repeats && !self.desc.is_empty() {
+            true => Err(self.refuse(
+                self.desc,
+                "a tensor that is written in place, with one place in memory for each element",
+            )),
+            false => Ok(()),
+        }
+    }
+
     /// Refuses a tensor of another element type.
     pub(super) fn expect_dtype(&self, dtype: DType) -> Outcome {
         if self.dtype() == dtype {

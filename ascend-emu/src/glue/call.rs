@@ -230,8 +230,11 @@ impl Operator for GlueOperator {
         // SAFETY: the ranges are those of `accesses`: live (the allocation table let the launch in), and locked for the task that
         // runs this.
         let views = unsafe { Views::new(&self.tensors, at, memory) };
-        let outcome = (self.work.body)(&views);
-        views.tell_parts();
+        let outcome = views.map_err(String::from).and_then(|views| {
+            let outcome = (self.work.body)(&views);
+            views.tell_parts();
+            outcome
+        });
         if let Some((from, to)) = self.plain_copy() {
             let (from, to) = (range(from, at), range(to, at));
             allocation_table::copied(from.start, to.start, to.len());

@@ -3,6 +3,7 @@
 use super::argument::{Argument, Shape, refuse};
 use super::call::{Work, work};
 use super::view::Views;
+use crate::room::{repeated, room_for};
 use crate::status::Outcome;
 
 /// Tensors one after the other along an axis.
@@ -124,18 +125,17 @@ fn counts_of(
     repeats.expect_index()?;
     Ok(move |views: &Views, size: usize| {
         let counts = views.of(&repeats).read::<i64>()?;
-        let counts = counts
-            .into_iter()
-            .map(|count| {
-                usize::try_from(count).map_err(|_| format!("repeats: {count} is negative"))
-            })
-            .collect::<Result<Vec<usize>, String>>()?;
-        match counts.as_slice() {
-            [one] => Ok(vec![*one; size]),
-            _ if counts.len() == size => Ok(counts),
+        let mut each = room_for(counts.len())?;
+        for count in counts {
+            let own = usize::try_from(count);
+            each.push(own.map_err(|_| format!("repeats: {count} is negative"))?);
+        }
+        match each.as_slice() {
+            [one] => Ok(repeated(*one, size)?),
+            _ if each.len() == size => Ok(each),
             _ => Err(format!(
                 "repeats: {} counts for {size} elements",
-                counts.len()
+                each.len()
             )),
         }
     })
@@ -176,7 +176,7 @@ pub(super) fn repeat_interleave_count(
     out: Argument,
 ) -> Outcome<Work> {
     let count = count_of(input.operator, repeats)?;
-    repeat_each(input, None, move |_, size| Ok(vec![count; size]), out)
+    repeat_each(input, None, move |_, size| Ok(repeated(count, size)?), out)
 }
 
 /// Each part of an axis equally often.
@@ -189,7 +189,12 @@ pub(super) fn repeat_interleave_count_along(
 ) -> Outcome<Work> {
     let count = count_of(input.operator, repeats)?;
     let axis = input.axis("dim", dim)?;
-    repeat_each(input, Some(axis), move |_, size| Ok(vec![count; size]), out)
+    repeat_each(
+        input,
+        Some(axis),
+        move |_, size| Ok(repeated(count, size)?),
+        out,
+    )
 }
 
 /// Each number as often as the element at its place says.
@@ -209,10 +214,10 @@ pub(super) fn repeat_places(repeats: Argument, _output_size: i64, out: Argument)
                 "repeats: {total} in sum, but the output has {room}"
             ));
         }
-        let places = (0..).zip(counts);
-        let places: Vec<i64> = places
-            .flat_map(|(place, count)| std::iter::repeat_n(place, count))
-            .collect();
+        let mut places = room_for::<i64>(total)?;
+        for (place, count) in (0..).zip(counts) {
+            places.extend(std::iter::repeat_n(place, count));
+        }
         views.of(&out).write(&places);
         Ok(())
     })

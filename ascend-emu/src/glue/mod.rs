@@ -5,10 +5,12 @@
 //! compute may differ from hardware in the last bit. [`for_each_glue_function!`](crate::for_each_glue_function) is the list
 //! of all of them.
 //!
-//! Each operator is a module here that holds its two functions. Their contract is that of [`abi`](crate::abi): phase one
-//! refuses null (161001) and tensors whose element types or shapes do not fit (161002), and says which operator, which
-//! parameter, and what would be allowed. What only the data show, such as an index that is no place of its axis, is a device
-//! fault of the launch. Tensors may have any strides, and may share memory: inputs are read before outputs are written.
+//! Each operator is a module here that holds its two functions. Their contract is that of [`abi`](crate::abi): phase
+//! one refuses null (161001) and tensors whose element types or shapes do not fit (161002), and says which operator,
+//! which parameter, and what would be allowed. What only the data show, such as an index that is no place of its axis,
+//! is a device fault of the launch. Tensors may have any strides, and may share memory: inputs are read before outputs
+//! are written. As in PyTorch, a tensor that is updated in place has no axis that repeats its elements, unless the
+//! update puts the same number there or PyTorch merely warns.
 //!
 //! Where the data decide an output's shape (`aclnnMaskedSelect`, `aclnnNonzero`, `aclnnNonzeroV2`), the output has room for
 //! everything, and phase two waits for the launch and gives the tensor's handle its shape.
@@ -35,7 +37,8 @@ mod table;
 mod view;
 
 pub use parameter::{
-    Flag, In, InOut, Ins, Ints, OptionalIn, OptionalOut, OptionalScalar, Out, Scalar, Type,
+    Flag, In, InOut, InOutShared, Ins, Ints, OptionalIn, OptionalOut, OptionalScalar, Out, Scalar,
+    Type,
 };
 
 use crate::for_each_glue_function;

@@ -5,6 +5,7 @@ use super::call::{Work, work};
 use super::reduce::expect_real;
 use super::select::place_on;
 use super::view::View;
+use crate::room::{repeated, room_for};
 use crate::status::Outcome;
 use ascend_spec::DType;
 
@@ -52,7 +53,7 @@ pub(super) fn rotate(
         work(move |views| {
             let whole = |argument: &Argument| views.of(argument).broadcast(&shape).read::<f64>();
             let (from, cos, sin) = (whole(&input)?, whole(&cos)?, whole(&sin)?);
-            let mut turned = from.clone();
+            let mut turned = whole(&input)?;
             for start in (0..from.len()).step_by(width.max(1)) {
                 for pair in 0..width / 2 {
                     let ([a, b], to) = rotation.pair(pair, width / 2);
@@ -119,7 +120,7 @@ pub(super) fn rms_norm(
     work(move |views| {
         let factors = views.of(&factors).read::<f64>()?;
         let mut numbers = views.of(&input).read::<f64>()?;
-        let mut found = Vec::new();
+        let mut found = room_for(lines)?;
         for line in numbers.chunks_mut(factors.len().max(1)) {
             let squares: f64 = line.iter().map(|value| value * value).sum();
             let scale = 1.0 / (squares / line.len() as f64 + epsilon).sqrt();
@@ -182,11 +183,11 @@ pub(super) fn layer_norm(
     work(move |views| {
         let numbers = |argument: Option<Argument>, otherwise: f64| match argument {
             Some(argument) => views.of(&argument).read::<f64>(),
-            None => Ok(vec![otherwise; width]),
+            None => Ok(repeated(otherwise, width)?),
         };
         let (weight, bias) = (numbers(weight, 1.0)?, numbers(bias, 0.0)?);
         let mut values = views.of(&input).read::<f64>()?;
-        let (mut found_means, mut found_scales) = (Vec::new(), Vec::new());
+        let (mut found_means, mut found_scales) = (room_for(lines)?, room_for(lines)?);
         for line in values.chunks_mut(width.max(1)) {
             let mean = line.iter().sum::<f64>() / width as f64;
             let squares: f64 = line.iter().map(|value| (value - mean).powi(2)).sum();
@@ -233,7 +234,7 @@ pub(super) fn quantise_lines(
             Some(smooth) => Some(views.of(smooth).read::<f64>()?),
             None => None,
         };
-        let mut found = Vec::new();
+        let mut found = room_for(numbers.len() / width.max(1))?;
         for line in numbers.chunks_mut(width.max(1)) {
             for (value, factor) in line.iter_mut().zip(smooth.iter().flatten()) {
                 *value *= factor;

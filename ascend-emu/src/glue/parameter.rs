@@ -32,8 +32,10 @@ c_types! {
     Out(*const aclTensor);
     /// `aclTensor *` that is written, or null.
     OptionalOut(*const aclTensor);
-    /// `aclTensor *` that is read and then written.
+    /// `aclTensor *` that is read and then written; its elements share no memory.
     InOut(*const aclTensor);
+    /// `aclTensor *` that is read and then written, and whose elements may share memory.
+    InOutShared(*const aclTensor);
     /// `const aclScalar *`.
     Scalar(*const aclScalar);
     /// `const aclScalar *`, or null.
@@ -265,6 +267,20 @@ impl Parameter for OptionalOut {
 }
 
 impl Parameter for InOut {
+    type Value = Argument;
+
+    fn traced(&self) -> Traced {
+        value!(self.0)
+    }
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Argument> {
+        let argument = call.output(name, self.0, Role::Update)?;
+        argument.expect_apart()?;
+        Ok(argument)
+    }
+}
+
+impl Parameter for InOutShared {
     type Value = Argument;
 
     fn traced(&self) -> Traced {

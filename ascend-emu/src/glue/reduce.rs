@@ -4,6 +4,7 @@ use super::argument::{Argument, Shape, refuse};
 use super::call::{Work, work};
 use super::number::{Domain, Number, Wide};
 use super::view::{View, Views};
+use crate::room::room_for;
 use crate::status::Outcome;
 use ascend_spec::DType;
 
@@ -66,7 +67,7 @@ impl Axes {
     pub(super) fn lines<W: Wide>(
         &self,
         view: &View,
-        visit: &mut dyn FnMut(&[W]),
+        visit: &mut dyn FnMut(&[W]) -> Result<(), String>,
     ) -> Result<(), String> {
         let arranged = self.arrange(view);
         let kept = &arranged.shape()[..self.kept.len()];
@@ -75,9 +76,13 @@ impl Axes {
             for &at in place {
                 line = line.at(0, at);
             }
-            visit(&line.read::<W>()?);
-            Ok(())
+            visit(&line.read::<W>()?)
         })
+    }
+
+    /// How many lines there are.
+    pub(super) fn count(&self, view: &View) -> usize {
+        self.kept.iter().map(|&axis| view.shape()[axis]).product()
     }
 }
 
@@ -176,9 +181,11 @@ fn fold(fold: Fold, input: Argument, dims: &[i64], keep: bool, out: Argument) ->
         [input, out]: [&Argument; 2],
         fold: fn(&[W]) -> W,
     ) -> Result<(), String> {
-        let mut results = Vec::new();
-        axes.lines::<W>(views.of(input), &mut |line| {
+        let input = views.of(input);
+        let mut results = room_for(axes.count(input))?;
+        axes.lines::<W>(input, &mut |line| {
             results.push(fold(line));
+            Ok(())
         })?;
         views.of(out).write(&results);
         Ok(())
@@ -240,8 +247,12 @@ fn fold_real(
         expect_real(argument)?;
     }
     work(move |views| {
-        let mut results = Vec::new();
-        axes.lines::<f64>(views.of(&input), &mut |line| results.push(fold(line)))?;
+        let input = views.of(&input);
+        let mut results = room_for(axes.count(input))?;
+        axes.lines::<f64>(input, &mut |line| {
+            results.push(fold(line));
+            Ok(())
+        })?;
         views.of(&out).write(&results);
         Ok(())
     })
@@ -330,11 +341,13 @@ fn each_line(
     let axes = Axes::new(&input, "dim", &[axis as i64])?;
     work(move |views| {
         let arranged = axes.arrange(views.of(&out));
-        let mut results = Vec::new();
-        axes.lines::<f64>(views.of(&input), &mut |line| {
+        let input = views.of(&input);
+        let mut results = room_for(input.elements())?;
+        axes.lines::<f64>(input, &mut |line| {
             let start = results.len();
             results.extend_from_slice(line);
             change(&mut results[start..]);
+            Ok(())
         })?;
         arranged.write(&results);
         Ok(())
@@ -381,13 +394,15 @@ pub(super) fn cumulate(input: Argument, dim: i64, dtype: DType, out: Argument) -
         [input, out]: [&Argument; 2],
         add: fn(W, W) -> W,
     ) -> Result<(), String> {
-        let mut results = Vec::new();
-        axes.lines::<W>(views.of(input), &mut |line| {
+        let input = views.of(input);
+        let mut results = room_for(input.elements())?;
+        axes.lines::<W>(input, &mut |line| {
             let mut sum = W::default();
             results.extend(line.iter().map(|&value| {
                 sum = add(sum, value);
                 sum
             }));
+            Ok(())
         })?;
         axes.arrange(views.of(out)).write(&results);
         Ok(())

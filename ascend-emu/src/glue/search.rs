@@ -5,6 +5,7 @@ use super::call::{Work, work};
 use super::number::{Domain, Wide};
 use super::reduce::{Axes, greatest, least};
 use super::view::View;
+use crate::room::{NoRoom, collected, room_for};
 use crate::status::Outcome;
 
 /// What is looked for in a line.
@@ -21,20 +22,33 @@ enum Sought {
 
 impl Sought {
     /// Where it is.
-    fn places<W: Wide>(self, line: &[W]) -> Vec<usize> {
-        match self {
+    fn places<W: Wide>(self, line: &[W]) -> Result<Vec<usize>, NoRoom> {
+        Ok(match self {
             Sought::Extreme { largest: true } => vec![greatest(line)],
             Sought::Extreme { largest: false } => vec![least(line)],
             Sought::First { descending, count } => {
-                let mut places: Vec<usize> = (0..line.len()).collect();
-                places.sort_by(|&a, &b| {
-                    let (a, b) = if descending { (b, a) } else { (a, b) };
+                let mut places = collected(0..line.len())?;
+                places.sort_unstable_by(|&one, &other| {
+                    let (a, b) = if descending {
+                        (other, one)
+                    } else {
+                        (one, other)
+                    };
                     let unordered = || line[a].is_nan().cmp(&line[b].is_nan());
-                    line[a].partial_cmp(&line[b]).unwrap_or_else(unordered)
+                    let order = line[a].partial_cmp(&line[b]).unwrap_or_else(unordered);
+                    order.then(one.cmp(&other))
                 });
                 places.truncate(count.unwrap_or(line.len()));
                 places
             }
+        })
+    }
+
+    /// How many elements it is in a line of so many.
+    fn count(self, line: usize) -> usize {
+        match self {
+            Sought::Extreme { .. } => 1,
+            Sought::First { count, .. } => count.unwrap_or(line),
         }
     }
 }
@@ -63,11 +77,15 @@ fn find(
         input: &View,
         sought: Sought,
     ) -> Result<(Vec<W>, Vec<i64>), String> {
-        let (mut values, mut places) = (Vec::new(), Vec::new());
+        let lines = axes.count(input);
+        let line = input.elements().checked_div(lines).unwrap_or(0);
+        let count = lines.saturating_mul(sought.count(line));
+        let (mut values, mut places) = (room_for(count)?, room_for(count)?);
         axes.lines::<W>(input, &mut |line| {
-            let found = sought.places(line);
+            let found = sought.places(line)?;
             values.extend(found.iter().map(|&place| line[place]));
             places.extend(found.iter().map(|&place| place as i64));
+            Ok(())
         })?;
         Ok((values, places))
     }

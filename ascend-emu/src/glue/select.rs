@@ -4,6 +4,7 @@ use super::argument::{Argument, Shape, broadcast, common_shape, refuse};
 use super::call::{Work, work, work_of_size};
 use super::number::{Domain, Number, Wide};
 use super::view::{View, Views, map};
+use crate::room::room_for;
 use crate::status::Outcome;
 use ascend_spec::DType;
 
@@ -102,10 +103,10 @@ impl Indices {
         for (axis, index) in &self.given {
             let values = views.of(index).broadcast(&self.common).read::<i64>()?;
             let size = self.own[*axis];
-            let places = values
-                .into_iter()
-                .map(|value| place_on(index, *axis, value, size))
-                .collect::<Result<Vec<usize>, String>>()?;
+            let mut places = room_for(values.len())?;
+            for value in values {
+                places.push(place_on(index, *axis, value, size)?);
+            }
             positions.push((*axis, places));
         }
         let mut count = 0;
@@ -390,11 +391,9 @@ pub(super) fn masked_select(input: Argument, mask: Argument, out: Argument) -> O
     let domain = input.domain()?;
     mask.domain()?;
     fn chosen<W: Wide>(input: &View, mask: &View, out: &View) -> Result<usize, String> {
-        let (values, mask) = (input.read::<W>()?, mask.read::<f64>()?);
-        let chosen: Vec<W> = (values.into_iter().zip(mask))
-            .filter(|&(_, mask)| mask != 0.0)
-            .map(|(value, _)| value)
-            .collect();
+        let (mut chosen, mask) = (input.read::<W>()?, mask.read::<f64>()?);
+        let mut mask = mask.into_iter();
+        chosen.retain(|_| mask.next().is_some_and(|mask| mask != 0.0));
         out.narrow(0, 0, chosen.len()).write(&chosen);
         Ok(chosen.len())
     }
@@ -422,12 +421,13 @@ pub(super) fn nonzero(rows: bool) -> impl Fn(Argument, Argument) -> Outcome<Work
         input.domain()?;
         work_of_size(&out, move |views| {
             let from = views.of(&input);
-            let mut values = from.read::<f64>()?.into_iter();
-            let (mut places, mut count) = (Vec::new(), 0);
+            let values = from.read::<f64>()?;
+            let count = values.iter().filter(|&&value| value != 0.0).count();
+            let mut places = room_for(count.saturating_mul(rank))?;
+            let mut values = values.into_iter();
             View::places(from.shape(), &mut |place| {
                 if values.next() != Some(0.0) {
                     places.extend(place.iter().map(|&at| at as i64));
-                    count += 1;
                 }
                 Ok(())
             })?;

@@ -27,13 +27,13 @@ macro_rules! for_each_glue_function {
 
             // New numbers.
             /// `Tensor.fill_`, `torch.full`.
-            fn aclnnInplaceFillScalar(selfRef: InOut, value: Scalar) = fill::fill;
+            fn aclnnInplaceFillScalar(selfRef: InOutShared, value: Scalar) = fill::fill;
             /// `Tensor.fill_` with a tensor.
-            fn aclnnInplaceFillTensor(selfRef: InOut, value: In) = fill::fill_tensor;
+            fn aclnnInplaceFillTensor(selfRef: InOutShared, value: In) = fill::fill_tensor;
             /// `Tensor.zero_`, `torch.zeros`.
-            fn aclnnInplaceZero(selfRef: InOut) = fill::zero;
+            fn aclnnInplaceZero(selfRef: InOutShared) = fill::zero;
             /// `torch.ones`.
-            fn aclnnInplaceOne(selfRef: InOut) = |target| fill::fill(target, Number::Int(1));
+            fn aclnnInplaceOne(selfRef: InOutShared) = |target| fill::fill(target, Number::Int(1));
             /// `torch.arange`.
             fn aclnnArange(start: Scalar, end: Scalar, step: Scalar, out: Out) = fill::arange;
             /// `torch.eye`.
@@ -64,7 +64,7 @@ macro_rules! for_each_glue_function {
             /// `x[i, j]` with tensors of integers.
             fn aclnnIndex(self_: In, indices: Ins, out: Out) = select::index;
             /// `x[i, j] = y`.
-            fn aclnnIndexPutImpl(selfRef: InOut, indices: Ins, values: In, accumulate: Flag, unsafe_: Flag) =
+            fn aclnnIndexPutImpl(selfRef: InOutShared, indices: Ins, values: In, accumulate: Flag, unsafe_: Flag) =
                 select::index_put;
             /// `torch.index_select`.
             fn aclnnIndexSelect(self_: In, dim: i64, index: In, out: Out) = select::index_select;
@@ -282,9 +282,9 @@ macro_rules! for_each_glue_function {
             /// `torch.where`.
             fn aclnnSWhere(condition: In, self_: In, other: In, out: Out) = choose::by_condition;
             /// `Tensor.masked_fill_`.
-            fn aclnnInplaceMaskedFillScalar(selfRef: InOut, mask: In, value: Scalar) = choose::masked_fill;
+            fn aclnnInplaceMaskedFillScalar(selfRef: InOutShared, mask: In, value: Scalar) = choose::masked_fill;
             /// `Tensor.masked_fill_` with a tensor.
-            fn aclnnInplaceMaskedFillTensor(selfRef: InOut, mask: In, value: In) = choose::masked_fill_tensor;
+            fn aclnnInplaceMaskedFillTensor(selfRef: InOutShared, mask: In, value: In) = choose::masked_fill_tensor;
 
             // Functions of one number.
             /// `torch.exp`.

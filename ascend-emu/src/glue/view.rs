@@ -4,6 +4,7 @@ use super::argument::{Argument, Role, Shape};
 use super::number::{Number, Wide};
 use crate::memory::DeviceMemory;
 use crate::operator::{Addresses, TensorPosition};
+use crate::room::{NoRoom, repeated};
 use crate::sanitizer::allocation_table;
 use ascend_spec::DType;
 use smallvec::SmallVec;
@@ -242,10 +243,7 @@ impl View {
     /// All elements, the last axis fastest.
     pub(super) fn read<W: Wide>(&self) -> Result<Vec<W>, String> {
         let count = self.elements();
-        let mut values = Vec::new();
-        (values.try_reserve_exact(count))
-            .map_err(|_| format!("no host memory for {count} elements"))?;
-        values.resize(count, W::default());
+        let mut values = repeated(W::default(), count)?;
         self.read_into(&mut values);
         Ok(values)
     }
@@ -433,11 +431,18 @@ pub(super) struct Views {
 impl Views {
     /// Views of a launch's tensors. Inputs that share memory with an output are read first.
     ///
+    /// # Errors
+    /// What there is no memory for.
+    ///
     /// # Safety
     ///
     /// While the views live, the byte range of each tensor, counted from its address, is valid memory that nobody else
     /// touches.
-    pub(super) unsafe fn new(tensors: &[Argument], at: &Addresses, memory: &DeviceMemory) -> Self {
+    pub(super) unsafe fn new(
+        tensors: &[Argument],
+        at: &Addresses,
+        memory: &DeviceMemory,
+    ) -> Result<Self, NoRoom> {
         let mut copies = Vec::new();
         let ranges: Vec<Range<usize>> =
             tensors.iter().map(|argument| range(argument, at)).collect();
@@ -450,7 +455,7 @@ impl Views {
             let size = argument.desc.dtype.size().unwrap_or(1);
             let mut start = memory.host(range.start);
             if argument.role == Role::Read && shared(range) {
-                let mut copy = vec![0u8; range.len()];
+                let mut copy = repeated(0u8, range.len())?;
                 // SAFETY: the range is valid (the caller's promise), the copy has room for it.
                 unsafe { std::ptr::copy_nonoverlapping(start, copy.as_mut_ptr(), range.len()) };
                 start = copy.as_mut_ptr();
@@ -474,22 +479,23 @@ impl Views {
                 .filter(|&(&dim, &step)| dim > 0 && step < 0)
                 .map(|(&dim, &step)| step.wrapping_mul(dim as isize - 1))
                 .sum();
-            View {
+            Ok(View {
                 first: start.wrapping_offset(-below),
                 dtype: argument.desc.dtype,
                 size,
                 shape,
                 steps,
-            }
+            })
         };
-        let views = tensors.iter().zip(&ranges).map(view).collect();
+        let views = tensors.iter().zip(&ranges).map(view);
+        let views = views.collect::<Result<_, NoRoom>>()?;
         let place = |range: Range<usize>| (range.clone(), memory.host(range.start).addr());
-        Views {
+        Ok(Views {
             views,
             _copies: copies,
             places: ranges.into_iter().map(place).collect(),
             parts: RefCell::default(),
-        }
+        })
     }
 
     /// Notes that elements of an output were written, and perhaps no others.

@@ -13,6 +13,7 @@ use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::output::OutputTensor;
 use super::tensor::strided::{Sizes, WriteTensor};
+use crate::room::{NoRoom, collected, room_for};
 use ascend_spec::attention_problem::{
     AttentionProblem, Grid, Padding, Rows, ScaleOffset, SmallTensor, TensorRole, Work,
 };
@@ -71,6 +72,9 @@ pub(super) struct Attention {
 impl Attention {
     /// The call of a problem.
     ///
+    /// # Errors
+    /// A list that there is no memory for.
+    ///
     /// # Safety
     ///
     /// As for [`super::run`], for as long as the value is used; with `single`, for tensors of the problem's element type
@@ -79,7 +83,7 @@ impl Attention {
         problem: &AttentionProblem<'_>,
         buffers: &Buffers<'_>,
         single: bool,
-    ) -> Self {
+    ) -> Result<Self, NoRoom> {
         let attends = problem.work == Work::Attend;
         let own = problem.dtype();
         let weight_dtype = if single { DType::Float } else { own };
@@ -137,18 +141,27 @@ impl Attention {
         } else {
             Padding::default()
         };
-        Attention {
-            sequences: if attends {
-                let all = problem.sequences(padding).enumerate();
+        let mut sequences = room_for(if attends { problem.batch } else { batch })?;
+        if attends {
+            for (b, of) in problem.sequences(padding).enumerate() {
                 // SAFETY: the problem touches the key rows of each sequence.
-                all.map(|(b, of)| unsafe { Sequence::new(problem, buffers, b, of, types) })
-                    .collect()
-            } else {
-                (0..batch)
-                    // SAFETY: the problem touches the softmax outputs of each sequence.
-                    .map(|b| unsafe { Sequence::without_keys(problem, buffers, b) })
-                    .collect()
-            },
+                sequences.push(unsafe { Sequence::new(problem, buffers, b, of, types) }?);
+            }
+        } else {
+            // SAFETY: the problem touches the softmax outputs of each sequence.
+            let all = (0..batch).map(|b| unsafe { Sequence::without_keys(problem, buffers, b) });
+            sequences.extend(all);
+        }
+        let sink = match problem.sink {
+            Some(grid) => {
+                let logits = scales(grid, problem.heads);
+                let of_head = |head| logits.of_row((0, head, 0));
+                Some(collected((0..problem.heads).map(of_head))?)
+            }
+            None => None,
+        };
+        Ok(Attention {
+            sequences,
             heads: problem.heads,
             kv_heads,
             group,
@@ -181,12 +194,8 @@ impl Attention {
             mask: (attends && problem.mask.is_tensor())
                 .then(|| unsafe { MaskTensor::new(problem, buffers) }),
             // SAFETY: the problem touches the position bias.
-            bias: unsafe { Bias::new(problem, buffers, types) },
-            sink: problem.sink.map(|grid| {
-                let logits = scales(grid, problem.heads);
-                let heads = 0..problem.heads;
-                heads.map(|head| logits.of_row((0, head, 0))).collect()
-            }),
+            bias: unsafe { Bias::new(problem, buffers, types) }?,
+            sink,
             // SAFETY: the problem touches the drop mask.
             dropout: unsafe { DropMask::new(problem, buffers) },
             weight_dtype,
@@ -199,7 +208,7 @@ impl Attention {
                 .probability_scale
                 .map_or(0.0, |grid| first(grid).ln()),
             zeroes_masked_rows: problem.zeroes_masked_rows,
-        }
+        })
     }
 
     /// Replaces the geometry of each sequence with the same lengths by `geometry`.
@@ -228,11 +237,13 @@ impl Attention {
                 sequence.mask_summary = Some(Arc::clone(mask_summary));
                 continue;
             }
-            let mut mask_summary = MaskSummary::new(sequence);
-            let rows: Vec<_> = mask_summary.rows_mut().enumerate().collect();
+            // What the summary would save is computed where there is no memory for it.
+            let Ok(mut mask_summary) = MaskSummary::new(sequence) else {
+                continue;
+            };
             let of_rows = &*sequence;
-            rows.into_par_iter()
-                .with_min_len(8)
+            let rows = mask_summary.rows_mut().enumerate();
+            rows.with_min_len(8)
                 .for_each(|(number, row)| MaskSummary::fill(row, number, mask, of_rows));
             bytes += mask_summary.bytes();
             let mask_summary = Arc::new(mask_summary);

@@ -2,13 +2,14 @@
 
 use super::Buffers;
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole};
+use std::ops::Range;
 
 /// The drop mask of a problem. [`DropRows`](ascend_spec::attention_problem::DropRows) say where a sequence has its bits.
 #[derive(Debug)]
 pub(super) struct DropMask {
     base: *const u8,
     /// Bytes that may be read.
-    bytes: u64,
+    bytes: Range<u64>,
 }
 
 // SAFETY: the address is only read through, which the contract of `new` allows on any thread.
@@ -28,7 +29,7 @@ impl DropMask {
     ) -> Option<Self> {
         problem.dropout.map(|dropout| DropMask {
             base: buffers.base(TensorRole::DropMask).cast_const(),
-            bytes: dropout.bytes,
+            bytes: dropout.bytes.range(),
         })
     }
 
@@ -36,7 +37,7 @@ impl DropMask {
     #[inline(always)]
     pub(super) fn keeps(&self, bit: u64) -> bool {
         let byte = bit / 8;
-        if byte >= self.bytes {
+        if !self.bytes.contains(&byte) {
             return true;
         }
         // SAFETY: the byte may be read, by the contract of `new`; it lies within memory, so that its number is an isize.

@@ -1,10 +1,10 @@
 //! Combining attention over parts of the keys, as the operator AttentionUpdate does.
 //!
-//! The kernel computes in single precision and rounds once at the end. A log-sum-exp that no keys give, +inf, or -inf in
-//! every part, makes the row NaN, as the operator's formula does.
+//! The kernel computes in single precision and rounds once at the end. A log-sum-exp of +inf counts as -inf where the
+//! operator's kernel replaces it; elsewhere it makes the row NaN, as -inf in every part does everywhere.
 
 use ascend_spec::DType;
-use ascend_spec::update::{UpdateCall, UpdateProblem, weigh};
+use ascend_spec::update::{UpdateCall, UpdateProblem, visible, weigh};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::fmt;
@@ -25,7 +25,7 @@ unsafe impl Sync for Buffers<'_> {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EmptyRow {
     row: usize,
-    /// The part at +inf; `None` where all parts are at -inf.
+    /// The part at +inf, where that makes NaN; `None` where no part has keys.
     part: Option<usize>,
 }
 
@@ -40,18 +40,19 @@ impl fmt::Display for EmptyRow {
             ),
             None => write!(
                 f,
-                "every lse of row {row} is -inf: no part has a key for it, and the row becomes NaN"
+                "every lse of row {row} is infinite: no part has a key for it, and the row becomes NaN"
             ),
         }
     }
 }
 
-/// Log-sum-exps of a row, in `row_of`.
+/// Log-sum-exps of a row, in `row_of`, as the operator takes them.
 ///
 /// # Safety
 ///
 /// As for [`run`]; the row is one of the call's.
 unsafe fn read_lse<'a>(
+    problem: &UpdateProblem,
     buffers: &Buffers<'_>,
     row: usize,
     row_of: &'a mut [f32; UpdateCall::MAX_PARTS],
@@ -60,6 +61,9 @@ unsafe fn read_lse<'a>(
     for (to, from) in row_of.iter_mut().zip(buffers.lse) {
         // SAFETY: the part has a log-sum-exp for each row; alignment is not required.
         *to = unsafe { from.cast::<f32>().add(row).read_unaligned() };
+        if problem.infinity_is_empty {
+            *to = visible(*to);
+        }
         count += 1;
     }
     &mut row_of[..count]
@@ -74,7 +78,7 @@ pub(crate) unsafe fn empty_row(problem: &UpdateProblem, buffers: &Buffers<'_>) -
     let mut all = [0.0; UpdateCall::MAX_PARTS];
     (0..problem.rows).find_map(|row| {
         // SAFETY: the caller keeps this contract.
-        let lse = unsafe { read_lse(buffers, row, &mut all) };
+        let lse = unsafe { read_lse(problem, buffers, row, &mut all) };
         if lse.iter().any(|lse| lse.is_nan()) {
             return None;
         }
@@ -170,7 +174,7 @@ unsafe fn one<T: Number>(
 ) {
     let mut all = [0.0; UpdateCall::MAX_PARTS];
     // SAFETY: the caller keeps this contract.
-    let lse = unsafe { read_lse(buffers, row, &mut all) };
+    let lse = unsafe { read_lse(problem, buffers, row, &mut all) };
     let merged = weigh(lse);
     sum.fill(0.0);
     let first = row * problem.dim;

@@ -69,6 +69,7 @@ mod tensor;
 #[cfg(test)]
 mod tests;
 
+use crate::room::NoRoom;
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole, Work};
 use ascend_spec::{DType, MaskGeometry};
 use attention::Attention;
@@ -98,27 +99,30 @@ impl fmt::Debug for Buffers<'_> {
     }
 }
 
-/// An element type that the kernels do not compute with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnsupportedType(pub DType);
-
-impl fmt::Display for UnsupportedType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the attention kernel does not compute with {}",
-            self.0.name()
-        )
-    }
+/// Why the kernels do not compute a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// An element type that they do not compute with.
+    #[error("the attention kernel does not compute with {}", .0.name())]
+    UnsupportedType(DType),
+    /// There is no host memory for a list of so many sequences, blocks or tasks.
+    #[error("no host memory for {0} elements")]
+    NoHostMemory(usize),
 }
 
-impl std::error::Error for UnsupportedType {}
+impl From<NoRoom> for KernelError {
+    fn from(no_room: NoRoom) -> Self {
+        KernelError::NoHostMemory(no_room.0)
+    }
+}
 
 /// Computes `problem` on the current rayon pool and returns when the output is written. Keys of blocks that the cache
 /// does not have (see [`bad_block`]) count as zeros.
 ///
 /// # Errors
-/// [`UnsupportedType`] if the kernels cannot read or write a tensor's element type; nothing is written.
+/// [`KernelError::UnsupportedType`] if the kernels cannot read or write a tensor's element type, and
+/// [`KernelError::NoHostMemory`]; nothing is written.
 ///
 /// # Safety
 ///
@@ -128,7 +132,7 @@ impl std::error::Error for UnsupportedType {}
 pub unsafe fn run(
     problem: &AttentionProblem<'_>,
     buffers: &Buffers<'_>,
-) -> Result<(), UnsupportedType> {
+) -> Result<(), KernelError> {
     // SAFETY: the caller keeps this contract.
     unsafe { run_with(problem, buffers, &RunOptions::default()) }
 }
@@ -156,13 +160,13 @@ pub unsafe fn run_with(
     problem: &AttentionProblem<'_>,
     buffers: &Buffers<'_>,
     options: &RunOptions<'_>,
-) -> Result<(), UnsupportedType> {
+) -> Result<(), KernelError> {
     if let Some(dtype) = unsupported(problem) {
-        return Err(UnsupportedType(dtype));
+        return Err(KernelError::UnsupportedType(dtype));
     }
     // SAFETY: the caller keeps this contract; the tensors have the type that problem and `beyond` say.
-    unsafe { run_under(Level::chosen(), problem, buffers, options) };
-    Ok(())
+    let done = unsafe { run_under(Level::chosen(), problem, buffers, options) };
+    Ok(done?)
 }
 
 /// Name of the instruction set that [`run`] computes with.
@@ -219,18 +223,19 @@ unsafe fn run_under(
     problem: &AttentionProblem<'_>,
     buffers: &Buffers<'_>,
     options: &RunOptions<'_>,
-) {
+) -> Result<(), NoRoom> {
     if problem.work == Work::Nothing {
-        return;
+        return Ok(());
     }
     // SAFETY: the caller keeps this contract.
-    let mut attention = unsafe { Attention::new(problem, buffers, options.single) };
+    let mut attention = unsafe { Attention::new(problem, buffers, options.single) }?;
     if let Some(geometry) = options.geometry {
         attention.override_geometry(geometry);
     }
     let summary = attention.summarise_mask();
-    let bytes = summary + schedule::compute(level, &attention);
+    let bytes = summary + schedule::compute(level, &attention)?;
     if let Some(working_memory) = options.working_memory {
         working_memory.store(bytes, Ordering::Relaxed);
     }
+    Ok(())
 }

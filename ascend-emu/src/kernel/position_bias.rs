@@ -7,10 +7,8 @@ use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::strided::Sizes;
-use ascend_spec::View;
-use ascend_spec::attention_problem::{
-    AttentionProblem, BiasTensor, Rows, SequenceTerms, Slopes, TensorRole,
-};
+use crate::room::{NoRoom, collected, room_for};
+use ascend_spec::attention_problem::{AttentionProblem, SequenceTerms, Slopes, TensorRole};
 use std::ops::Range;
 
 /// The position bias of a problem.
@@ -37,14 +35,17 @@ pub(super) struct SequenceBias {
 impl Bias {
     /// The bias of a problem, if it has one.
     ///
+    /// # Errors
+    /// A list that there is no memory for.
+    ///
     /// # Safety
     ///
-    /// As long as the value is used, the bytes that the bias is described with may be read.
+    /// As long as the value is used, the bytes of the bias that the problem touches may be read.
     pub(super) unsafe fn new(
         problem: &AttentionProblem<'_>,
         buffers: &Buffers<'_>,
         types: ElementTypes,
-    ) -> Option<Self> {
+    ) -> Result<Option<Self>, NoRoom> {
         if let Some(of) = problem.slopes {
             // SAFETY: the problem touches the slopes.
             let scales = unsafe { ScaleGrid::new(buffers, &of.grid, problem.heads, 1) };
@@ -53,23 +54,24 @@ impl Bias {
             } else {
                 problem.batch
             };
-            let slopes = (0..batch)
-                .flat_map(|b| (0..problem.heads).map(move |head| (b, head, 0)))
-                .map(|at| scales.of_row(at));
-            return Some(Bias::Slopes {
-                of,
-                slopes: slopes.collect(),
-            });
+            let heads = problem.heads;
+            let mut slopes = room_for(heads.saturating_mul(batch))?;
+            for b in 0..batch {
+                slopes.extend((0..heads).map(|head| scales.of_row((b, head, 0))));
+            }
+            return Ok(Some(Bias::Slopes { of, slopes }));
         }
-        let bias = problem.bias?;
+        let Some(bias) = problem.bias else {
+            return Ok(None);
+        };
         let factor = match bias.before_scale {
             true => (problem.scale * std::f64::consts::LOG2_E) as f32,
             false => std::f32::consts::LOG2_E,
         };
         if !problem.terms.is_empty() {
             // SAFETY: the problem touches the bias of each sequence.
-            let of = unsafe { of_sequences(problem, &bias, buffers, types) };
-            return Some(Bias::OfSequences { of, factor });
+            let of = unsafe { of_sequences(problem, buffers, types) }?;
+            return Ok(Some(Bias::OfSequences { of, factor }));
         }
         let [batch, heads, rows, dim] = bias.sizes;
         let sizes = Sizes {
@@ -81,7 +83,7 @@ impl Bias {
         // SAFETY: these are the axes of the description, and a batch axis of 1 has stride 0.
         let source =
             unsafe { InputTensor::new(buffers.base(TensorRole::Bias), &bias.rows, sizes, types) };
-        Some(Bias::Tensor { of: source, factor })
+        Ok(Some(Bias::Tensor { of: source, factor }))
     }
 
     /// Writes the bias of the keys `keys` of a row to `out`, as scores are. Elements that a bias tensor does not have are 0.
@@ -162,45 +164,22 @@ impl SequenceBias {
 ///
 /// # Safety
 ///
-/// As long as the value is used, the bytes that the bias is described with may be read.
+/// As long as the value is used, the bytes of the bias that the problem touches may be read.
 unsafe fn of_sequences(
     problem: &AttentionProblem<'_>,
-    bias: &BiasTensor,
     buffers: &Buffers<'_>,
     types: ElementTypes,
-) -> Vec<SequenceBias> {
-    let [.., longest] = bias.sizes;
-    let one = |(b, terms): (usize, &SequenceTerms)| {
-        let at = terms.bias.unwrap_or_default();
-        let (q_len, kv_len) = (problem.q_len(b), problem.kv_len(b));
-        let by_distance = at.up_to_row;
-        let dim = if by_distance { longest } else { kv_len };
-        let view = View {
-            // The last row begins as many elements before its distance 0.
-            offset: match by_distance {
-                true => at.first.saturating_sub(longest as i64 - 1),
-                false => at.first,
-            },
-            batch: 0,
-            head: at.head,
-            row: at.row,
-            dim: 1,
-        };
-        let sizes = Sizes {
-            batch: 1,
-            heads: problem.heads,
-            rows: if by_distance { 1 } else { q_len },
-            dim: if q_len == 0 { 0 } else { dim },
-        };
-        let rows = Rows { view, ..bias.rows };
-        SequenceBias {
-            // SAFETY: the contract has checked that the tensor has an element for each row and key of the sequence, or as
-            // many in its last row as the longest sequence has keys.
-            rows: unsafe { InputTensor::new(buffers.base(TensorRole::Bias), &rows, sizes, types) },
-            by_distance,
-        }
+) -> Result<Vec<SequenceBias>, NoRoom> {
+    let base = buffers.base(TensorRole::Bias);
+    let one = |(b, terms): (usize, &SequenceTerms)| SequenceBias {
+        rows: match problem.bias_rows(b) {
+            // SAFETY: the problem touches the elements of each sequence.
+            Some((rows, of)) => unsafe { InputTensor::new(base, &rows, of.into(), types) },
+            None => InputTensor::Absent,
+        },
+        by_distance: terms.bias.is_some_and(|bias| bias.up_to_row),
     };
-    problem.terms.iter().enumerate().map(one).collect()
+    collected(problem.terms.iter().enumerate().map(one))
 }
 
 /// Computes the bias of a row from a slope, as [`Slopes::bias`] defines it.

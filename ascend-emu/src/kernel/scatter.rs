@@ -18,7 +18,7 @@ pub(crate) unsafe fn run(problem: &ScatterProblem, slots: &[i64], base: Base<'_>
     ];
     for (pieces, rows, cache) in pairs {
         let Some(pieces) = pieces else { continue };
-        for (token, &slot) in slots.iter().enumerate() {
+        for (token, &slot) in slots.iter().enumerate().take(problem.tokens) {
             let inside = u64::try_from(slot).is_ok_and(|slot| slot < problem.slots());
             if inside {
                 // SAFETY: the caller keeps this contract; the slot is inside and the token one of the call's.

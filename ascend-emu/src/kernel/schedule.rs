@@ -12,6 +12,7 @@ use super::sequence::Sequence;
 use super::simd::{Kernel, Level, Simd};
 use super::split_kv::SplitKv;
 use super::{decode, prefill};
+use crate::room::{NoRoom, room_for};
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -53,9 +54,11 @@ struct Split {
 }
 
 /// Computes a call. Gives the bytes of working memory that it took.
-pub(super) fn compute(level: Level, attention: &Attention) -> usize {
-    let mut blocks = blocks(attention);
-    longest_first(&mut blocks);
+///
+/// # Errors
+/// Tasks that there is no memory for.
+pub(super) fn compute(level: Level, attention: &Attention) -> Result<usize, NoRoom> {
+    let blocks = longest_first(blocks(attention)?)?;
     let busy = blocks.iter().filter(|block| !block.keys.is_empty()).count();
     let count = if busy == 0 || busy >= FEW_BLOCKS {
         1
@@ -67,7 +70,7 @@ pub(super) fn compute(level: Level, attention: &Attention) -> usize {
     let work = work.saturating_mul(dims);
 
     // Each task with the split that it belongs to, and its number in the split.
-    let mut tasks = Vec::with_capacity(blocks.len());
+    let mut tasks = room_for(blocks.len())?;
     let mut splits = Vec::new();
     for block in blocks {
         let length = split_length(&block, count);
@@ -105,27 +108,27 @@ pub(super) fn compute(level: Level, attention: &Attention) -> usize {
         let split = split.map(|(split, number)| (&splits[split], number));
         level.run(ComputeTask { context, split });
     });
-    bytes
-        + splits
-            .iter()
-            .map(|split| split.results.bytes())
-            .sum::<usize>()
+    let of_splits = splits.iter().map(|split| split.results.bytes());
+    Ok(bytes + of_splits.sum::<usize>())
 }
 
 /// The query blocks of a call, each with the keys that some of its queries see.
-fn blocks(attention: &Attention) -> Vec<Task> {
+fn blocks(attention: &Attention) -> Result<Vec<Task>, NoRoom> {
     let queries = |sequence: &Sequence| sequence.rows * attention.group;
-    let whole = attention.sequences.iter().map(|sequence| {
-        let blocks = queries(sequence).div_ceil(prefill::QUERIES);
-        blocks.saturating_mul(attention.kv_heads)
-    });
+    let count = |size: usize| {
+        let blocks = attention.sequences.iter().map(|sequence| {
+            let blocks = queries(sequence).div_ceil(size);
+            blocks.saturating_mul(attention.kv_heads)
+        });
+        blocks.fold(0, usize::saturating_add)
+    };
     // Where full-size blocks are few, smaller blocks are better than splitting the keys, whose results have to be combined.
-    let size = if whole.fold(0, usize::saturating_add) < FEW_BLOCKS {
+    let size = if count(prefill::QUERIES) < FEW_BLOCKS {
         prefill::QUERIES / 2
     } else {
         prefill::QUERIES
     };
-    let mut blocks = Vec::new();
+    let mut blocks = room_for(count(size))?;
     for (number, sequence) in attention.sequences.iter().enumerate() {
         let all = 0..sequence.geometry.kv_len() as usize;
         let queries = queries(sequence);
@@ -142,27 +145,29 @@ fn blocks(attention: &Attention) -> Vec<Task> {
             }
         }
     }
-    blocks
+    Ok(blocks)
 }
 
 /// Sorts the key heads with the most work first, and the longest query blocks of each first. The tasks that run last are
 /// then short, and query blocks that read the same keys and values stay together, so that these may stay in a cache.
-fn longest_first(blocks: &mut [Task]) {
+fn longest_first(blocks: Vec<Task>) -> Result<Vec<Task>, NoRoom> {
     let head = |block: &Task| (block.sequence, block.kv_head);
-    let mut order = Vec::with_capacity(blocks.len());
+    let mut order = room_for(blocks.len())?;
     for (number, of_head) in blocks.chunk_by(|a, b| head(a) == head(b)).enumerate() {
         let work = of_head.iter().map(Task::work).fold(0, u64::saturating_add);
-        order.extend(
-            of_head
-                .iter()
-                .map(|block| (Reverse(work), number, Reverse(block.work()))),
-        );
+        for block in of_head {
+            let place = order.len();
+            order.push((Reverse(work), number, Reverse(block.work()), place));
+        }
     }
-    let mut keyed: Vec<_> = order.into_iter().zip(blocks.iter().cloned()).collect();
-    keyed.sort_by_key(|(key, _)| *key);
-    for (place, (_, block)) in blocks.iter_mut().zip(keyed) {
-        *place = block;
-    }
+    // Blocks of as much work keep their order.
+    order.sort_unstable();
+    let sorted = order
+        .into_iter()
+        .filter_map(|(.., place)| blocks.get(place));
+    let mut all = room_for(blocks.len())?;
+    all.extend(sorted.cloned());
+    Ok(all)
 }
 
 /// Keys of each task when a query block is split into at most `count` tasks, even and large enough.

@@ -6,10 +6,11 @@ use super::kv::{KeyValues, KvTensor, Storage};
 use super::mask::summary::MaskSummary;
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::strided::{Sizes, WriteTensor};
+use crate::room::NoRoom;
+use ascend_spec::MaskGeometry;
 use ascend_spec::attention_problem::{
-    self, AttentionProblem, DropRows, MaskRows, Rows, SoftmaxRows, TensorRole,
+    self, AttentionProblem, DropRows, MaskRows, Rows, TensorRole,
 };
-use ascend_spec::{DType, MaskGeometry, View};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -42,6 +43,9 @@ pub(super) struct Sequence {
 impl Sequence {
     /// Sequence number `b` of a problem.
     ///
+    /// # Errors
+    /// Blocks of a cache that there is no memory for.
+    ///
     /// # Safety
     ///
     /// As for [`super::run`], for as long as the value is used; tensors hold the element types that `types` says.
@@ -51,7 +55,7 @@ impl Sequence {
         b: usize,
         (of, mask): (attention_problem::SequenceRows, Option<MaskRows>),
         types: ElementTypes,
-    ) -> Self {
+    ) -> Result<Self, NoRoom> {
         let at = problem.key_value(b);
         let (batch, rows) = match &problem.pages {
             Some(pages) => (pages.blocks, pages.block_size),
@@ -76,7 +80,7 @@ impl Sequence {
             None => InputTensor::Absent,
         };
         let (prefix, index) = (&problem.prefix, at.list_index);
-        Sequence {
+        Ok(Sequence {
             geometry: problem.geometry(b),
             kv: KeyValues {
                 key: KvTensor {
@@ -106,7 +110,7 @@ impl Sequence {
                 storage: match &problem.pages {
                     Some(pages) => {
                         // SAFETY: the problem touches the block table.
-                        Storage::Pages(unsafe { BlockIds::read(buffers, pages, b, of.kv_len) })
+                        Storage::Pages(unsafe { BlockIds::read(buffers, pages, b, of.kv_len) }?)
                     }
                     None => Storage::Rows {
                         batch: at.batch,
@@ -132,7 +136,7 @@ impl Sequence {
             // SAFETY: the problem touches the softmax outputs, and nothing else does.
             softmax: unsafe { softmax_outputs(problem, buffers, b, of.q_len) },
             mask_summary: None,
-        }
+        })
     }
 
     /// Sequence number `batch` of a problem without keys: all rows of the tensors.
@@ -213,31 +217,13 @@ unsafe fn softmax_outputs(
     rows: usize,
 ) -> Option<[WriteTensor<f32>; 2]> {
     let softmax = problem.softmax?;
-    let at = problem.terms_of(b)?.softmax;
-    let sizes = Sizes {
-        batch: 1,
-        heads: problem.heads,
-        rows,
-        dim: SoftmaxRows::COPIES,
-    };
-    let outputs = [
-        (TensorRole::SoftmaxMax, softmax.max_offset),
-        (TensorRole::SoftmaxSum, softmax.sum_offset),
-    ];
-    Some(outputs.map(|(role, offset)| {
-        let view = View {
-            offset: offset.saturating_add(at.first),
-            batch: 0,
-            head: at.head,
-            row: at.row,
-            dim: 1,
-        };
-        let rows = Rows {
-            view,
-            lanes: 0,
-            dtype: DType::Float,
-        };
+    let output = |role, offset| {
+        let (rows, of) = problem.softmax_rows(b, rows, offset)?;
         // SAFETY: the problem touches the numbers of each row of the sequence.
-        unsafe { WriteTensor::new(buffers.base(role), &rows, sizes) }
-    }))
+        Some(unsafe { WriteTensor::new(buffers.base(role), &rows, of.into()) })
+    };
+    Some([
+        output(TensorRole::SoftmaxMax, softmax.max_offset)?,
+        output(TensorRole::SoftmaxSum, softmax.sum_offset)?,
+    ])
 }

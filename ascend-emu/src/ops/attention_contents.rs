@@ -147,9 +147,10 @@ impl Bytes<'_> {
                 |key: u64| (key as usize).saturating_sub(problem.prefix.map_or(0, |of| of.len));
             let (start, end) = (own(seen.start), own(seen.end));
             // SAFETY: a problem that attends touches its block table.
-            let blocks = unsafe { BlockIds::read(buffers, pages, sequence, end) };
+            let blocks = unsafe { BlockIds::read(buffers, pages, sequence, end) }.ok()?;
             let columns = start / size..end.div_ceil(size);
             named.clear();
+            named.try_reserve(columns.len()).ok()?;
             named.extend(columns.filter_map(|at| Some((blocks.find(at * size)?.0, at))));
             // Engines warm up with tables of zeros.
             if named.iter().all(|&(block, _)| block == 0) {
@@ -168,7 +169,13 @@ impl Bytes<'_> {
     fn infinite_bias(&self) -> Option<InfiniteBias> {
         let Bytes(problem, buffers) = self;
         let bias = problem.bias?;
-        let (bytes, dtype) = (bias.bytes?.range(), bias.rows.dtype);
+        let mut touched = None;
+        problem.touches(&mut |role, range| {
+            if role == TensorRole::Bias {
+                touched = range;
+            }
+        });
+        let (bytes, dtype) = (touched?, bias.rows.dtype);
         let size = dtype.size().filter(|_| bias.rows.lanes == 0)? as i64;
         let base = (buffers.0)(TensorRole::Bias);
         // SAFETY: a problem that attends touches its padding.

@@ -275,7 +275,10 @@ unsafe fn each_row(
         let size = pages.block_size.max(1);
         let columns = seen.start / size..seen.end.div_ceil(size);
         // SAFETY: the caller keeps this contract.
-        let blocks = unsafe { BlockIds::read(buffers, pages, sequence, seen.end) };
+        let Ok(blocks) = (unsafe { BlockIds::read(buffers, pages, sequence, seen.end) }) else {
+            // The launch fails by that.
+            return;
+        };
         for column in columns.clone() {
             // An entry that names no block has a finding of its own.
             let Some((block, _)) = blocks.find(column * size) else {

@@ -10,10 +10,11 @@ use crate::fault::Fault;
 use crate::kernel::merge;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::room::{NoRoom, room_for};
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
 use ascend_spec::update::{Argument, Arguments, Parameter, UpdateProblem, Version};
-use ascend_spec::{Refusal, Soc, TensorDesc, arguments_of_version, attention_update_arguments};
+use ascend_spec::{Refusal, Target, TensorDesc, arguments_of_version, attention_update_arguments};
 use std::ops::Range;
 use std::ptr;
 
@@ -28,8 +29,8 @@ struct UpdateOperator {
 
 impl UpdateOperator {
     /// Checks a call.
-    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Result<Self, Refusal> {
-        let problem = arguments.call().check(soc)?;
+    fn new(arguments: Arguments<TensorDesc>, target: Target) -> Result<Self, Refusal> {
+        let problem = arguments.call().check(target)?;
         Ok(UpdateOperator {
             arguments,
             problem,
@@ -40,10 +41,13 @@ impl UpdateOperator {
 
 /// The elements of a view of one or two axes, one behind the other.
 ///
+/// # Errors
+/// Elements that there is no memory for.
+///
 /// # Safety
 ///
 /// `first` leads to the bytes that [`TensorDesc::byte_range`] counts, live and written by nobody else.
-unsafe fn side_by_side(desc: &TensorDesc, first: *const u8) -> Vec<u8> {
+unsafe fn side_by_side(desc: &TensorDesc, first: *const u8) -> Result<Vec<u8>, NoRoom> {
     let axis = |axis: usize| {
         let dim = desc.shape.get(axis).copied().unwrap_or(1);
         (dim, desc.strides.get(axis).copied().unwrap_or(0))
@@ -51,7 +55,9 @@ unsafe fn side_by_side(desc: &TensorDesc, first: *const u8) -> Vec<u8> {
     let ((rows, down), (columns, across)) = (axis(0), axis(1));
     let size = desc.dtype.bits() as usize / 8;
     let start = desc.byte_range().map_or(0, |range| range.start as usize);
-    let mut copy = Vec::new();
+    let count = |dim: i64| usize::try_from(dim).unwrap_or(usize::MAX);
+    let elements = count(rows).saturating_mul(count(columns));
+    let mut copy = room_for(elements.saturating_mul(size))?;
     for row in 0..rows {
         for column in 0..columns {
             let element = desc.offset + row * down + column * across;
@@ -60,7 +66,7 @@ unsafe fn side_by_side(desc: &TensorDesc, first: *const u8) -> Vec<u8> {
             copy.extend_from_slice(unsafe { std::slice::from_raw_parts(first.add(place), size) });
         }
     }
-    copy
+    Ok(copy)
 }
 
 impl DeclaredOperator for UpdateOperator {
@@ -79,13 +85,7 @@ impl DeclaredOperator for UpdateOperator {
     }
 
     fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
-        if self.is_idle() {
-            return;
-        }
-        for (argument, desc) in self.arguments.each_tensor() {
-            // The check has found the range; one that no memory could hold is one that no allocation answers for.
-            visit(argument, desc.byte_range().unwrap_or(0..u64::MAX));
-        }
+        self.problem.touches(&self.arguments.call(), visit);
     }
 
     unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
@@ -116,7 +116,8 @@ impl DeclaredOperator for UpdateOperator {
             } else {
                 // SAFETY: `first` is where `touches` says that the bytes of the view start: live (the allocation table let the launch
                 // in) and locked for the task that runs this.
-                let mut copy = unsafe { side_by_side(desc, first) };
+                let copy = unsafe { side_by_side(desc, first) };
+                let mut copy = copy.map_err(|why| launch.fault(why))?;
                 list.push(copy.as_mut_ptr());
                 copies.push(copy);
             }
@@ -142,7 +143,7 @@ impl DeclaredOperator for UpdateOperator {
 
 fn new(arguments: &Arguments<Described>) -> Result<UpdateOperator, Refusal> {
     let descs = arguments.map(|_, tensor| tensor.desc);
-    UpdateOperator::new(descs, context::machine().target.soc)
+    UpdateOperator::new(descs, context::machine().target)
 }
 
 attention_update_arguments! { arguments_of_version {

@@ -4,6 +4,7 @@
 
 use super::declared::DeclaredOperator;
 use super::entry_point::{phase_one, phase_two};
+use super::lints;
 use super::phase_one::executor_of;
 use crate::descriptor::Described;
 use crate::fault::Fault;
@@ -11,11 +12,11 @@ use crate::kernel::batch_mat_mul::{self, Matrices};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
-use crate::status::AICORE_EXCEPTION;
+use crate::status::{AICORE_EXCEPTION, Outcome};
 use ascend_spec::ops::batch_mat_mul::{
     Argument, Arguments, BatchMatMulProblem, Parameter, Version,
 };
-use ascend_spec::{Refusal, Soc, TensorDesc, arguments_of_version, batch_mat_mul_arguments};
+use ascend_spec::{Soc, TensorDesc, arguments_of_version, batch_mat_mul_arguments};
 use std::ops::Range;
 
 /// A call that holds every rule.
@@ -27,8 +28,12 @@ struct BatchMatMulOperator {
 
 impl BatchMatMulOperator {
     /// Checks a call.
-    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Result<Self, Refusal> {
-        let problem = arguments.call().check(soc)?;
+    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Outcome<Self> {
+        let call = arguments.call();
+        let problem = call.check(soc)?;
+        lints::tell_of(Version::V1.symbol(), &arguments, |allowed| {
+            call.lint(soc, allowed)
+        })?;
         Ok(BatchMatMulOperator { arguments, problem })
     }
 }
@@ -124,7 +129,7 @@ impl DeclaredOperator for BatchMatMulOperator {
     }
 }
 
-fn new(arguments: &Arguments<Described>) -> Result<BatchMatMulOperator, Refusal> {
+fn new(arguments: &Arguments<Described>) -> Outcome<BatchMatMulOperator> {
     let descs = arguments.map(|_, tensor| tensor.desc);
     BatchMatMulOperator::new(descs, context::machine().target.soc)
 }

@@ -1,5 +1,6 @@
 //! Contiguous copies of strided tensors.
 
+use crate::room::{NoRoom, room_for};
 use ascend_spec::TensorDesc;
 
 /// Bytes of an element; 0 for types that share bytes.
@@ -27,19 +28,25 @@ fn each_element(desc: &TensorDesc, mut visit: impl FnMut(isize)) {
 
 /// The elements of a tensor at `base`, in row-major order.
 ///
+/// # Errors
+/// Elements that there is no memory for.
+///
 /// # Safety
 ///
 /// The bytes of the description may be read.
-pub(super) unsafe fn gather(desc: &TensorDesc, base: *const u8) -> Vec<u8> {
+pub(super) unsafe fn gather(desc: &TensorDesc, base: *const u8) -> Result<Vec<u8>, NoRoom> {
     let size = size(desc);
-    let mut copy = Vec::new();
+    let elements = desc
+        .elements()
+        .and_then(|count| usize::try_from(count).ok());
+    let mut copy = room_for(elements.unwrap_or(usize::MAX).saturating_mul(size))?;
     each_element(desc, |at| {
         for byte in 0..size {
             // SAFETY: the byte is one of the description's, by the caller's promise.
             copy.push(unsafe { base.wrapping_offset(at).wrapping_add(byte).read() });
         }
     });
-    copy
+    Ok(copy)
 }
 
 /// Writes elements in row-major order to a tensor at `base`.
@@ -59,6 +66,7 @@ pub(super) unsafe fn scatter(desc: &TensorDesc, elements: &[u8], base: *mut u8) 
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::{gather, scatter};
     use ascend_spec::{DType, Dims, TensorDesc};
@@ -72,7 +80,7 @@ mod tests {
         };
         let mut bytes: Vec<u8> = (0..12).collect();
         // SAFETY: the description ends with byte 10.
-        let copy = unsafe { gather(&desc, bytes.as_ptr()) };
+        let copy = unsafe { gather(&desc, bytes.as_ptr()) }.unwrap();
         assert_eq!(copy, [9, 5, 1, 10, 6, 2]);
         // SAFETY: as above.
         unsafe { scatter(&desc, &[20, 21, 22, 23, 24, 25], bytes.as_mut_ptr()) };

@@ -42,7 +42,14 @@ pub(crate) trait DeclaredOperator: Send + Sync {
         None
     }
 
-    /// Visits the bytes of each tensor that a launch touches, from the tensor's base address.
+    /// Whether the call breaks a lint that says that the device may leave the call's tensors. No other call's launch
+    /// touches bytes outside of them.
+    fn overruns(&self) -> bool {
+        false
+    }
+
+    /// Visits the bytes of each tensor that a launch touches, from the tensor's base address, by the strides with which
+    /// it walks them.
     fn touches(&self, visit: &mut dyn FnMut(Argument<ParameterOf<Self>>, Range<u64>));
 
     /// A tensor's name and where it is.

@@ -1,11 +1,11 @@
 //! FlashAttentionScore and FlashAttentionVarLenScore as an operator of the emulator.
 
-use super::attention::{self, refused, report_crash, within_reach};
-use super::bounds::refuse_beyond_tensors;
+use super::attention::{self, refused, within_reach};
 use super::contiguous::{gather, scatter};
 use super::declared::DeclaredOperator;
 use super::entry_point::{phase_one, phase_two};
 use super::launch::Launch;
+use super::lints;
 use super::phase_one::executor_of;
 use super::{attention_contents, attention_reads};
 use crate::config::{Check, check};
@@ -16,14 +16,14 @@ use crate::kernel::Buffers;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
-use crate::status::{ACLNN_INNER, Outcome};
+use crate::status::Outcome;
 use ascend_spec::attention_problem::{AttentionProblem, MaskUse, TensorRole};
 use ascend_spec::operator::EntryPoint;
 use ascend_spec::ops::flash_attention_score::{
-    Argument, Arguments, FlashAttentionProblem, Parameter, SoftmaxOrder, Version,
+    Argument, Arguments, Parameter, SoftmaxOrder, Version,
 };
 use ascend_spec::{
-    Level, Refusal, Target, TensorDesc, Unsupported, arguments_of_version,
+    Refusal, Target, TensorDesc, Unsupported, arguments_of_version,
     flash_attention_score_arguments, flash_attention_var_len_score_arguments,
 };
 use std::ops::Range;
@@ -62,7 +62,9 @@ impl FlashAttentionOperator {
         let call = arguments.call();
         let checked = call.check(version, target);
         let checked = checked.map_err(|refusal| refused(version.symbol(), refusal))?;
-        refuse_crash(&checked)?;
+        lints::tell(version.symbol(), &arguments, |report| {
+            checked.each_lint(report)
+        })?;
         let problem = checked.attention().map_err(Refusal::from)?;
         within_reach(&problem).map_err(Refusal::from)?;
         let softmax_order = checked.softmax_order.matters(problem.packed, problem.heads);
@@ -76,7 +78,6 @@ impl FlashAttentionOperator {
             softmax_order,
         };
         op.touches = op.find_touches()?;
-        refuse_beyond_tensors(&op.arguments, &op.touches).map_err(Refusal::from)?;
         Ok(op)
     }
 
@@ -89,10 +90,13 @@ impl FlashAttentionOperator {
             };
             let range = match self.copied(role) {
                 Some(desc) => {
-                    large |= desc
-                        .elements()
-                        .is_none_or(|elements| elements > MOST_COPIED);
-                    desc.byte_range()
+                    let elements = desc.elements().unwrap_or(u64::MAX);
+                    large |= elements > MOST_COPIED;
+                    // The copy has the elements one behind the other.
+                    let copy = TensorDesc::packed(desc.dtype, desc.shape).byte_range();
+                    let walked = range.zip(copy);
+                    let inside = walked.is_some_and(|(range, copy)| range.end <= copy.end);
+                    desc.byte_range().filter(|_| inside)
                 }
                 None => range,
             };
@@ -128,6 +132,7 @@ impl FlashAttentionOperator {
             if let Some(desc) = self.copied(role) {
                 // SAFETY: the ranges of `touches`, which has all of this tensor, are live and locked for the task that runs this.
                 let copy = unsafe { gather(desc, launch.base(parameter)) };
+                let copy = copy.map_err(|why| launch.fault(why))?;
                 copies.push((role, copy));
             }
         }
@@ -159,17 +164,6 @@ impl FlashAttentionOperator {
         }
         Ok(())
     }
-}
-
-/// Reports a call of which the operator's host code dies on some hosts, and which others take.
-fn refuse_crash(checked: &FlashAttentionProblem<'_>) -> Outcome {
-    let mut outcome = Ok(());
-    checked.each_lint(&mut |lint| {
-        if lint.rule.level == Level::HostCrash && outcome.is_ok() {
-            outcome = report_crash(checked.version.symbol(), &lint, ACLNN_INNER);
-        }
-    });
-    outcome
 }
 
 impl DeclaredOperator for FlashAttentionOperator {

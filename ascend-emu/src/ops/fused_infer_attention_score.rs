@@ -1,9 +1,10 @@
 //! FusedInferAttentionScore as an operator of the emulator.
 
-use super::attention::{self, refused, report_crash, within_reach};
+use super::attention::{self, refused, within_reach};
 use super::declared::DeclaredOperator;
 use super::entry_point::{phase_one, phase_two};
 use super::launch::Launch;
+use super::lints;
 use super::phase_one::executor_of;
 use super::{attention_contents, attention_reads};
 use crate::config::{Check, check};
@@ -17,7 +18,7 @@ use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::status::{ACLNN_INNER, DEVICE_INTERNAL, Outcome, contain};
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole};
-use ascend_spec::fia::{Argument, Arguments, CheckedCall, Version};
+use ascend_spec::fia::{Argument, Arguments, Version};
 use ascend_spec::{
     Level, Refusal, Target, TensorDesc, arguments_of_version, fused_infer_attention_score_arguments,
 };
@@ -34,6 +35,8 @@ struct FiaOperator {
     problem: AttentionProblem<'static>,
     /// Bytes of each tensor that a launch touches, from the tensor's base address.
     touches: Vec<(Argument, Range<u64>)>,
+    /// Whether a lint says that the device may leave the call's tensors.
+    overruns: bool,
     /// How far misuse that shows on the device is let pass.
     check: Check,
     /// Whether the length arrays are stand-ins, with which nothing can be computed.
@@ -44,10 +47,10 @@ impl FiaOperator {
     /// Checks a call for a product and a release.
     fn new(arguments: Arguments<TensorDesc>, version: Version, target: Target) -> Outcome<Self> {
         let Some(observer) = observer() else {
-            return FiaOperator::checked(arguments, version, target);
+            return FiaOperator::checked(arguments, version, target, false);
         };
         let kept = arguments.clone();
-        FiaOperator::checked(arguments, version, target).inspect_err(|failure| {
+        FiaOperator::checked(arguments, version, target, false).inspect_err(|failure| {
             let call = kept.call();
             let observed = ObservedCall::unread(&call, version, target);
             let _ = contain(ACLNN_INNER, || {
@@ -61,12 +64,22 @@ impl FiaOperator {
         arguments: Arguments<TensorDesc>,
         version: Version,
         target: Target,
+        measured: bool,
     ) -> Outcome<Self> {
         let mut touches = Vec::new();
         let call = arguments.call();
         let checked = call.check(version, target);
         let checked = checked.map_err(|refusal| refused(version.symbol(), refusal))?;
-        refuse_crash(&checked, version)?;
+        let mut overruns = false;
+        lints::tell(version.symbol(), &arguments, |report| {
+            checked.each_lint(&mut |lint| {
+                overruns |= lint.rule.overruns;
+                // Stand-ins for lengths say nothing of those to come.
+                if !measured || lint.rule.level == Level::HostCrash {
+                    report(lint);
+                }
+            });
+        })?;
         within_reach(&checked.problem).map_err(Refusal::from)?;
         checked.touches(&mut |argument, range| {
             // A range that no memory could hold is one that no allocation answers for.
@@ -79,8 +92,9 @@ impl FiaOperator {
             version,
             target,
             touches,
+            overruns,
             check: check(),
-            measured: false,
+            measured,
         })
     }
 
@@ -98,20 +112,8 @@ impl FiaOperator {
         let measured = arguments.actual_seq_lengths.is_some()
             || arguments.actual_seq_lengths_kv.is_some()
             || arguments.actual_shared_prefix_len.is_some();
-        let op = FiaOperator::checked(arguments, version, target)?;
-        Ok(FiaOperator { measured, ..op })
+        FiaOperator::checked(arguments, version, target, measured)
     }
-}
-
-/// Reports a call of which the operator's host code dies on some hosts, and which others take.
-fn refuse_crash(checked: &CheckedCall<'_>, version: Version) -> Outcome {
-    let mut outcome = Ok(());
-    checked.each_lint(&mut |lint| {
-        if lint.rule.level == Level::HostCrash && outcome.is_ok() {
-            outcome = report_crash(version.symbol(), &lint, ACLNN_INNER);
-        }
-    });
-    outcome
 }
 
 impl DeclaredOperator for FiaOperator {
@@ -135,6 +137,10 @@ impl DeclaredOperator for FiaOperator {
             true => (self.arguments.query.as_ref()).is_none_or(TensorDesc::is_empty),
             false => self.touches.is_empty(),
         }
+    }
+
+    fn overruns(&self) -> bool {
+        self.overruns
     }
 
     fn unlaunchable(&self) -> Option<&'static str> {

@@ -3,6 +3,7 @@
 use super::declared::DeclaredOperator;
 use super::entry_point::{phase_one, phase_two};
 use super::launch::{Launch, integers};
+use super::lints;
 use super::phase_one::executor_of;
 use crate::config::{Check, check};
 use crate::descriptor::Described;
@@ -12,11 +13,12 @@ use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
+use crate::status::Outcome;
 use ascend_spec::ops::gather_pa_kv_cache::{
     Argument, Arguments, GatherProblem, Parameter, Source, Version,
 };
 use ascend_spec::scatter::Pieces;
-use ascend_spec::{Refusal, Soc, TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
+use ascend_spec::{Soc, TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
 use std::ops::Range;
 use std::ptr;
 
@@ -31,8 +33,11 @@ struct GatherOperator {
 
 impl GatherOperator {
     /// Checks a call.
-    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Result<Self, Refusal> {
-        let problem = arguments.call().check(soc)?;
+    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Outcome<Self> {
+        let call = arguments.call();
+        let problem = call.check(soc)?;
+        let first = |allowed: &[&str]| call.lint(&problem, soc, allowed);
+        lints::tell_of(Version::V1.symbol(), &arguments, first)?;
         Ok(GatherOperator {
             arguments,
             problem,
@@ -111,8 +116,14 @@ impl DeclaredOperator for GatherOperator {
             };
             // SAFETY: the caller's promise, for each of them.
             let numbers = |parameter: Parameter| unsafe { integers(self, memory, at, parameter) };
-            let (table, lengths) = (numbers(Parameter::BlockTables), numbers(Parameter::SeqLens));
-            let offsets = numbers(Parameter::SeqOffset);
+            let (Ok(table), Ok(lengths), Ok(offsets)) = (
+                numbers(Parameter::BlockTables),
+                numbers(Parameter::SeqLens),
+                numbers(Parameter::SeqOffset),
+            ) else {
+                // The launch fails by that.
+                return;
+            };
             let (tensor, first) = (self.named(argument, at), self.first_byte(argument, at));
             (self.problem).sources(&table, &lengths, &offsets, &mut |source| {
                 if let Source::Row { block, row, .. } = source {
@@ -142,9 +153,9 @@ impl DeclaredOperator for GatherOperator {
             // written, share no memory with them, as the launch has found.
             unsafe { launch.integers(parameter) }
         };
-        let table = numbers(Parameter::BlockTables);
-        let lengths = numbers(Parameter::SeqLens);
-        let offsets = numbers(Parameter::SeqOffset);
+        let table = numbers(Parameter::BlockTables)?;
+        let lengths = numbers(Parameter::SeqLens)?;
+        let offsets = numbers(Parameter::SeqOffset)?;
         let mut inspected = Ok(());
         (self.problem).sources(&table, &lengths, &offsets, &mut |source| {
             let found = self.inspect(&launch, source);
@@ -192,7 +203,7 @@ unsafe fn copy(
     }
 }
 
-fn new(arguments: &Arguments<Described>) -> Result<GatherOperator, Refusal> {
+fn new(arguments: &Arguments<Described>) -> Outcome<GatherOperator> {
     let descs = arguments.map(|_, tensor| tensor.desc);
     GatherOperator::new(descs, context::machine().target.soc)
 }

@@ -1,7 +1,6 @@
 //! PromptFlashAttention and IncreFlashAttention as operators of the emulator.
 
 use super::attention::{self, within_reach};
-use super::bounds::refuse_beyond_tensors;
 use super::declared::DeclaredOperator;
 use super::launch::Launch;
 use super::{attention_contents, attention_reads};
@@ -50,7 +49,6 @@ impl<A: ArgumentList<Tensor = TensorDesc>> InferenceAttention<A> {
                 touches.extend(of_role(role).map(|argument| (argument, range)));
             });
         }
-        refuse_beyond_tensors(&arguments, &touches)?;
         Ok(InferenceAttention {
             arguments,
             symbol,

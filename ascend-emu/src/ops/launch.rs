@@ -6,6 +6,7 @@ use crate::config::Check;
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::room::{NoRoom, collected};
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::AICORE_EXCEPTION;
 use ascend_spec::DType;
@@ -64,7 +65,18 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         }
     }
 
+    /// A device fault of the operator.
+    pub(super) fn fault(&self, why: impl Display) -> Fault {
+        Fault {
+            code: AICORE_EXCEPTION,
+            message: format!("{}: {why}", self.op.symbol()),
+        }
+    }
+
     /// The numbers of a contiguous tensor of `INT32` or `INT64`; none where the call has no such tensor.
+    ///
+    /// # Errors
+    /// A device fault if there is no host memory for them.
     ///
     /// # Safety
     ///
@@ -72,9 +84,10 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
     pub(super) unsafe fn integers(
         &self,
         argument: impl Into<Argument<ParameterOf<O>>>,
-    ) -> Vec<i64> {
+    ) -> Result<Vec<i64>, Fault> {
         // SAFETY: the caller's promise.
-        unsafe { integers(self.op, self.memory, self.at, argument) }
+        let all = unsafe { integers(self.op, self.memory, self.at, argument) };
+        all.map_err(|why| self.fault(why))
     }
 
     /// Files misuse that `tensor` shows.
@@ -103,6 +116,9 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
 
 /// The numbers of a contiguous tensor of `INT32` or `INT64` of an operator; none where the call has no such tensor.
 ///
+/// # Errors
+/// There is no host memory for them.
+///
 /// # Safety
 ///
 /// The tensor's bytes are live and written by nobody else.
@@ -111,10 +127,10 @@ pub(super) unsafe fn integers<O: DeclaredOperator>(
     memory: &DeviceMemory,
     at: &Addresses,
     argument: impl Into<Argument<ParameterOf<O>>>,
-) -> Vec<i64> {
+) -> Result<Vec<i64>, NoRoom> {
     let argument = argument.into();
     let Some(desc) = op.arguments().tensor(argument) else {
-        return Vec::new();
+        return Ok(Vec::new());
     };
     let count = desc.elements().unwrap_or(0);
     let first = memory.host(op.first_byte(argument, at));
@@ -124,5 +140,5 @@ pub(super) unsafe fn integers<O: DeclaredOperator>(
         // SAFETY: as above.
         _ => i64::from(unsafe { first.cast::<i32>().add(index).read_unaligned() }),
     };
-    (0..usize::try_from(count).unwrap_or(0)).map(one).collect()
+    collected((0..usize::try_from(count).unwrap_or(0)).map(one))
 }

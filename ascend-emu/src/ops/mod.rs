@@ -15,6 +15,7 @@ mod gather_pa_kv_cache;
 mod incre_flash_attention;
 mod inference_attention;
 mod launch;
+mod lints;
 mod overlap;
 pub(crate) mod phase_one;
 mod prompt_flash_attention;

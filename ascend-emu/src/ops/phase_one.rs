@@ -1,11 +1,13 @@
 //! Phase one of an operator: from the arguments of a call to its executor.
 
+use super::bounds::refuse_beyond_tensors;
 use super::declared::{DeclaredOperator, ParameterOf};
 use crate::c_pointer::not_null_or;
 use crate::descriptor::Described;
 use crate::executor::{Executor, refused};
 use crate::operator::{Addresses, Operator};
 use crate::status::{ACLNN_NULLPTR, Failure, Outcome};
+use ascend_spec::Refusal;
 use ascend_spec::operator::ArgumentList;
 use ascend_sys::bindings::aclOpExecutor;
 use std::sync::Arc;
@@ -58,6 +60,7 @@ where
         phase_one(workspace_size, executor, || {
             let arguments = read()?;
             let op = new(&arguments)?;
+            refuse_beyond_tensors(&op).map_err(Refusal::from)?;
             let idle = op.is_idle();
             Ok((op, Addresses::of(&arguments), idle))
         })

@@ -2,20 +2,26 @@
 
 use super::entry_point::{phase_one, phase_two};
 use super::inference_attention::InferenceAttention;
+use super::lints;
 use super::phase_one::executor_of;
 use crate::descriptor::Described;
 use crate::runtime::context;
+use crate::status::Outcome;
 use ascend_spec::ops::prompt_flash_attention::{Argument, Arguments, Version};
-use ascend_spec::{Refusal, TensorDesc, arguments_of_version, prompt_flash_attention_arguments};
+use ascend_spec::{TensorDesc, arguments_of_version, prompt_flash_attention_arguments};
 
 type Checked = InferenceAttention<Arguments<TensorDesc>>;
 
-fn new(version: Version) -> impl FnOnce(&Arguments<Described>) -> Result<Checked, Refusal> {
+fn new(version: Version) -> impl FnOnce(&Arguments<Described>) -> Outcome<Checked> {
     move |arguments| {
         let descs = arguments.map(|_, tensor| tensor.desc);
-        let problem = descs.call().problem(version, context::machine().target)?;
+        let call = descs.call();
+        let problem = call.problem(version, context::machine().target)?;
+        lints::tell_of(version.symbol(), &descs, |allowed| {
+            call.lint(version, allowed)
+        })?;
         let known = (version.symbol(), version.number());
-        Checked::new(descs, known, problem, Argument::of_role)
+        Ok(Checked::new(descs, known, problem, Argument::of_role)?)
     }
 }
 

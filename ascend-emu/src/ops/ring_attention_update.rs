@@ -3,6 +3,7 @@
 use super::declared::DeclaredOperator;
 use super::entry_point::{phase_one, phase_two};
 use super::launch::Launch;
+use super::lints;
 use super::phase_one::executor_of;
 use crate::config::{Check, check};
 use crate::descriptor::Described;
@@ -11,15 +12,15 @@ use crate::fault::Fault;
 use crate::kernel::ring_update::{self, Buffers, Triple};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::room::collected;
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
+use crate::status::Outcome;
 use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{
     Argument, Arguments, Parameter, RingUpdateProblem, Version,
 };
-use ascend_spec::{
-    Refusal, Target, TensorDesc, arguments_of_version, ring_attention_update_arguments,
-};
+use ascend_spec::{Target, TensorDesc, arguments_of_version, ring_attention_update_arguments};
 use std::ops::Range;
 
 /// A call that holds every rule.
@@ -34,12 +35,10 @@ struct RingUpdateOperator {
 
 impl RingUpdateOperator {
     /// Checks a call.
-    fn new(
-        arguments: Arguments<TensorDesc>,
-        version: Version,
-        target: Target,
-    ) -> Result<Self, Refusal> {
-        let problem = arguments.call().check(version, target)?;
+    fn new(arguments: Arguments<TensorDesc>, version: Version, target: Target) -> Outcome<Self> {
+        let call = arguments.call();
+        let problem = call.check(version, target)?;
+        lints::tell_of(version.symbol(), &arguments, |allowed| call.lint(allowed))?;
         Ok(RingUpdateOperator {
             arguments,
             version,
@@ -78,14 +77,10 @@ impl DeclaredOperator for RingUpdateOperator {
     }
 
     fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
-        let packed = self.problem.layout.is_packed();
-        for (argument, desc) in self.arguments.each_tensor() {
-            if argument.parameter == Parameter::ActualSeqQlen && !packed {
-                continue;
-            }
-            // The check has found the range; one that no memory could hold is one that no allocation answers for.
-            visit(argument, desc.byte_range().unwrap_or(0..u64::MAX));
-        }
+        let call = self.arguments.call();
+        (self.problem).touches(&call, &mut |parameter, range| {
+            visit(parameter.into(), range)
+        });
     }
 
     unsafe fn reads(&self, at: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
@@ -134,17 +129,19 @@ impl DeclaredOperator for RingUpdateOperator {
             return Ok(());
         };
         let buffers = Buffers { prev, cur, out };
-        let ends = elements(P::ActualSeqQlen).map_or_else(Vec::new, |of| {
-            let entries = if self.problem.layout.is_packed() {
-                self.problem.batch + 1
-            } else {
-                0
-            };
-            // SAFETY: the check has found that many entries of INT64, which are live and locked for the task that runs this.
-            (0..entries)
-                .map(|entry| unsafe { of.read::<i64>(entry) })
-                .collect()
-        });
+        let entries = match self.problem.layout.is_packed() {
+            true => self.problem.batch + 1,
+            false => 0,
+        };
+        let ends = match elements(P::ActualSeqQlen) {
+            Some(of) => {
+                // SAFETY: the check has found that many entries of INT64, which are live and locked for the task that
+                // runs this.
+                let entry = |entry| unsafe { of.read::<i64>(entry) };
+                collected((0..entries).map(entry)).map_err(|why| launch.fault(why))?
+            }
+            None => Vec::new(),
+        };
         if let Err(violation) = self.problem.admits_lengths(&ends) {
             launch.suspect(FindingKind::OutOfBounds, "actualSeqQlen", violation)?;
         }
@@ -170,9 +167,7 @@ fn is_softmax(parameter: Parameter) -> bool {
     maxima.contains(&parameter) || sums.contains(&parameter)
 }
 
-fn new(
-    version: Version,
-) -> impl FnOnce(&Arguments<Described>) -> Result<RingUpdateOperator, Refusal> {
+fn new(version: Version) -> impl FnOnce(&Arguments<Described>) -> Outcome<RingUpdateOperator> {
     move |arguments| {
         let descs = arguments.map(|_, tensor| tensor.desc);
         RingUpdateOperator::new(descs, version, context::machine().target)

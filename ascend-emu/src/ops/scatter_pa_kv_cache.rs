@@ -3,6 +3,7 @@
 use super::declared::DeclaredOperator;
 use super::entry_point::{phase_one, phase_two};
 use super::launch::{Launch, integers};
+use super::lints;
 use super::phase_one::executor_of;
 use crate::config::{Check, check};
 use crate::descriptor::Described;
@@ -13,11 +14,11 @@ use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
-use crate::status::AICORE_EXCEPTION;
+use crate::status::{AICORE_EXCEPTION, Outcome};
 use ascend_spec::scatter::{
     Argument, Arguments, Parameter, ScatterProblem, SlotFault, Version, slot_faults,
 };
-use ascend_spec::{Refusal, Soc, TensorDesc, arguments_of_version, scatter_pa_kv_cache_arguments};
+use ascend_spec::{Soc, TensorDesc, arguments_of_version, scatter_pa_kv_cache_arguments};
 use std::ops::Range;
 
 /// A call that holds every rule.
@@ -31,8 +32,12 @@ struct ScatterOperator {
 
 impl ScatterOperator {
     /// Checks a call.
-    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Result<Self, Refusal> {
-        let problem = arguments.call().check(soc)?;
+    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Outcome<Self> {
+        let call = arguments.call();
+        let problem = call.check(soc)?;
+        lints::tell_of(Version::V1.symbol(), &arguments, |allowed| {
+            call.lint(allowed)
+        })?;
         Ok(ScatterOperator {
             arguments,
             problem,
@@ -68,6 +73,8 @@ impl ScatterOperator {
     unsafe fn slots(&self, at: &Addresses, memory: &DeviceMemory) -> Vec<(usize, usize)> {
         // SAFETY: the caller's promise.
         let slots = unsafe { integers(self, memory, at, Parameter::SlotMapping) };
+        // A launch that has no memory for them fails.
+        let slots = slots.unwrap_or_default();
         let inside = |slot: i64| {
             u64::try_from(slot)
                 .ok()
@@ -187,7 +194,7 @@ impl DeclaredOperator for ScatterOperator {
         // launch in), locked for the task that runs this, and, as the launch has found, with the caches apart from everything
         // else.
         unsafe {
-            let slots = launch.integers(Parameter::SlotMapping);
+            let slots = launch.integers(Parameter::SlotMapping)?;
             self.inspect(&launch, &slots)?;
             scatter::run(&self.problem, &slots, &|parameter| launch.first(parameter));
         }
@@ -195,7 +202,7 @@ impl DeclaredOperator for ScatterOperator {
     }
 }
 
-fn new(arguments: &Arguments<Described>) -> Result<ScatterOperator, Refusal> {
+fn new(arguments: &Arguments<Described>) -> Outcome<ScatterOperator> {
     let descs = arguments.map(|_, tensor| tensor.desc);
     ScatterOperator::new(descs, context::machine().target.soc)
 }

@@ -2,6 +2,7 @@
 
 use super::capture::{Capture, Position};
 use super::event::{Event, Mark, microseconds_until};
+use super::stall::Patience;
 use super::stream_faults::StreamFaults;
 use crate::config::Check;
 use crate::handle::{Id, Kind, Table};
@@ -24,10 +25,13 @@ pub(crate) struct CapturableEvent {
 impl CapturableEvent {
     /// Makes an event for the uses that the flags name; `None` is `aclrtCreateEvent`.
     pub(crate) fn create(flags: Option<u32>) -> Outcome<Id> {
-        Ok(EVENTS.insert(CapturableEvent {
-            event: Arc::new(Event::new(flags)?),
+        let id = EVENTS.reserve();
+        let event = CapturableEvent {
+            event: Arc::new(Event::new(flags, id.raw::<()>().addr())?),
             captured: Lock::new(None),
-        }))
+        };
+        EVENTS.insert_at(id, Arc::new(event));
+        Ok(id)
     }
 
     /// The event itself, without its records in captures.
@@ -93,7 +97,12 @@ impl CapturableEvent {
     pub(crate) fn synchronize(&self, check: Check, deadline: Option<Instant>) -> Outcome {
         const NAME: &str = "aclrtSynchronizeEvent";
         self.refuse_captured(NAME)?;
-        self.event.synchronize(NAME, check, deadline)
+        let mut patience = Patience::default();
+        let look = |stream| {
+            patience.look(NAME, stream)?;
+            Ok(Patience::next_look())
+        };
+        self.event.synchronize(NAME, check, deadline, look)
     }
 
     fn time(&self, name: &str, which: &str) -> Outcome<Instant> {

@@ -2,6 +2,7 @@
 
 use crate::chip::Chip;
 use crate::config::{check, config, validate};
+use crate::failed_device;
 use crate::fork;
 use crate::handle::{Id, Kind, Table};
 use crate::lock::Lock;
@@ -172,6 +173,7 @@ pub(crate) fn set_device(device: i32, index: usize) -> Outcome {
         .primary
         .get_or_insert_with(|| CONTEXTS.insert(Context::new(device, index, false)));
     CURRENT.set(Some(primary));
+    failed_device::enter(Some(device));
     Ok(())
 }
 
@@ -193,6 +195,7 @@ pub(crate) fn reset_device(device: i32, index: usize, force: bool) -> Outcome {
         }
         state.primary.take()
     };
+    failed_device::reset(device);
     if let Some(context) = primary.and_then(|id| CONTEXTS.remove_id(id).ok()) {
         context.end(force);
     }
@@ -233,6 +236,7 @@ pub(crate) fn abort_device(device: i32) -> Outcome {
             stream.abort();
         }
     }
+    failed_device::reset(device);
     Ok(())
 }
 
@@ -242,6 +246,7 @@ pub(crate) fn create(device: i32, index: usize) -> Outcome<Id> {
     device_exists(device)?;
     let id = CONTEXTS.insert(Context::new(device, index, true));
     CURRENT.set(Some(id));
+    failed_device::enter(Some(device));
     Ok(id)
 }
 
@@ -265,8 +270,9 @@ pub(crate) fn destroy(raw: *const c_void) -> Outcome {
 /// `aclrtSetCurrentContext`.
 pub(crate) fn set_current(raw: *const c_void) -> Outcome {
     initialized()?;
-    CONTEXTS.exists(raw)?;
+    let device = CONTEXTS.get(raw)?.device;
     CURRENT.set(Some(Id::of_raw(raw)));
+    failed_device::enter(Some(device));
     Ok(())
 }
 
@@ -344,14 +350,14 @@ impl Context {
         if let Some(stream) = &*kept {
             return Ok(Arc::clone(stream));
         }
-        let stream = Stream::start(self.number, Settings::default())?;
+        let stream = Stream::start(self.number, self.device, Settings::default())?;
         *kept = Some(Arc::clone(&stream));
         Ok(stream)
     }
 
     /// `aclrtCreateStream`.
     pub(crate) fn create_stream(&self, settings: Settings) -> Outcome<Id> {
-        let stream = Stream::start(self.number, settings)?;
+        let stream = Stream::start(self.number, self.device, settings)?;
         let weak = Arc::downgrade(&stream);
         let id = STREAMS.reserve();
         STREAMS.insert_at(id, stream);

@@ -40,7 +40,7 @@ const FLAGS: u32 = sys::ACL_EVENT_SYNC
 /// One queued record. Each record and reset of an event has a ticket of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
-    stream: StreamId,
+    pub stream: StreamId,
     ticket: u64,
 }
 
@@ -73,6 +73,10 @@ struct State {
     reached: Option<(u64, Instant)>,
     /// Whether the latest record or reset that was reached is a record: what waits within graphs look at.
     raised: bool,
+    /// Records that were reached since the last reset.
+    records: u64,
+    /// Records that the last reset found beyond the one that counts.
+    lost: u64,
     /// Waits queued and not over.
     waits: u32,
     /// What happens before the latest record.
@@ -110,15 +114,38 @@ impl State {
         }
     }
 
+    fn raise(&mut self, ticket: u64) {
+        self.reached = Some((ticket, Instant::now()));
+        self.raised = true;
+        self.records = self.records.saturating_add(1);
+    }
+
+    fn lower(&mut self) {
+        self.reached = None;
+        self.raised = false;
+        self.lost = std::mem::take(&mut self.records).saturating_sub(1);
+    }
+
     fn next_ticket(&mut self) -> u64 {
         self.tickets += 1;
         self.tickets
     }
 }
 
+/// What a wait within a graph can expect.
+#[derive(Debug)]
+pub(crate) enum Coming {
+    /// It ends now.
+    Raised,
+    /// It ends once one of these streams reaches a record that is queued on it.
+    Records(SmallVec<[StreamId; 4]>),
+}
+
 /// An event.
 #[derive(Debug)]
 pub(crate) struct Event {
+    /// The number by which programs and their traces know it.
+    pub handle: usize,
     external: bool,
     timed: bool,
     state: Lock<State>,
@@ -127,7 +154,7 @@ pub(crate) struct Event {
 
 impl Event {
     /// An event for the uses that the flags name; `None` is `aclrtCreateEvent`, which can order and measure time.
-    pub(crate) fn new(flags: Option<u32>) -> Outcome<Self> {
+    pub(crate) fn new(flags: Option<u32>, handle: usize) -> Outcome<Self> {
         if let Some(unknown) = flags.map(|flags| flags & !FLAGS).filter(|&bits| bits != 0) {
             return Err(failure!(
                 PARAM_INVALID,
@@ -137,6 +164,7 @@ impl Event {
         LazyLock::force(&STARTED);
         let has = |flag| flags.is_some_and(|flags| flags & flag != 0);
         Ok(Event {
+            handle,
             external: has(sys::ACL_EVENT_EXTERNAL),
             timed: flags.is_none() || has(sys::ACL_EVENT_TIME_LINE),
             state: Lock::new(State {
@@ -193,8 +221,7 @@ impl Event {
         let mut state = self.state.lock();
         state.reach(mark);
         if state.reached.is_none_or(|(latest, _)| latest < mark.ticket) {
-            state.reached = Some((mark.ticket, Instant::now()));
-            state.raised = true;
+            state.raise(mark.ticket);
         }
         drop(state);
         self.changed.notify_all();
@@ -204,8 +231,7 @@ impl Event {
     pub(crate) fn reach_reset(&self, ticket: u64) {
         let mut state = self.state.lock();
         if state.reached.is_some_and(|(latest, _)| latest < ticket) {
-            state.reached = None;
-            state.raised = false;
+            state.lower();
         }
     }
 
@@ -238,8 +264,7 @@ impl Event {
         let mut state = self.state.lock();
         let ticket = state.next_ticket();
         state.last = Last::Record(Mark { stream, ticket });
-        state.reached = Some((ticket, Instant::now()));
-        state.raised = true;
+        state.raise(ticket);
         drop(state);
         self.changed.notify_all();
     }
@@ -249,8 +274,7 @@ impl Event {
         let mut state = self.state.lock();
         state.tickets += 1;
         state.last = Last::Reset;
-        state.reached = None;
-        state.raised = false;
+        state.lower();
     }
 
     /// Waits within a replayed graph until a record was reached since the last reset, or `abort` is set.
@@ -261,10 +285,18 @@ impl Event {
         }
     }
 
-    /// Whether a wait inside a graph would end without anything more being queued.
-    pub(crate) fn will_be_raised(&self) -> bool {
+    /// What a wait within a graph can expect without anything more being queued.
+    pub(crate) fn coming(&self) -> Coming {
         let state = self.state.lock();
-        state.raised || !state.pending.is_empty()
+        match state.raised {
+            true => Coming::Raised,
+            false => Coming::Records(state.pending.iter().map(|pending| pending.stream).collect()),
+        }
+    }
+
+    /// How many records the last reset found beyond the one that counts.
+    pub(crate) fn lost_records(&self) -> u64 {
+        self.state.lock().lost
     }
 
     /// Wakes the threads that wait, so that they read their abort flags.
@@ -298,12 +330,14 @@ impl Event {
         self.state.lock().waits == 0
     }
 
-    /// Waits for the latest record, and reports a fault of the work before it.
+    /// Waits for the latest record, and reports a fault of the work before it. Without a deadline it calls `look` again and
+    /// again meanwhile, with the stream that has to reach the record.
     pub(crate) fn synchronize(
         &self,
         name: &'static str,
         check: Check,
         deadline: Option<Instant>,
+        mut look: impl FnMut(StreamId) -> Outcome<Option<Instant>>,
     ) -> Outcome {
         let mut state = self.state.lock();
         let Last::Record(mark) = state.last else {
@@ -325,7 +359,16 @@ impl Event {
                     "{name}: the event was not reached in time"
                 ));
             }
-            state = self.changed.wait(state, deadline);
+            let mut until = deadline;
+            if deadline.is_none() {
+                drop(state);
+                until = look(mark.stream)?;
+                state = self.state.lock();
+                if !state.is_pending(mark) {
+                    break;
+                }
+            }
+            state = self.changed.wait(state, until);
         }
         allocation_table::host_waited(&state.clock);
         let faults = state.faults.upgrade();

@@ -1,7 +1,7 @@
 //! The runtime: devices and their contexts, streams and what they run, events, notifies, captured graphs.
 //!
 //! Each module uses only those named before it: faults of streams, callbacks, values in memory, limits of cores; events and
-//! notifies; tasks; graphs; queues of streams, captures; events in captures; streams; contexts; limits of resources.
+//! notifies; streams that stall; tasks; graphs; queues of streams, captures; events in captures; streams; contexts; limits of resources.
 
 pub(crate) mod callback;
 pub(crate) mod capturable_event;
@@ -13,6 +13,7 @@ pub(crate) mod graph;
 pub(crate) mod notify;
 mod queue;
 pub(crate) mod resource_limits;
+mod stall;
 pub(crate) mod stream;
 mod stream_faults;
 pub(crate) mod stream_value;

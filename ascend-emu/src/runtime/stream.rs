@@ -9,6 +9,7 @@ mod worker;
 pub(crate) use settings::Settings;
 
 use crate::config::check;
+use crate::failed_device;
 use crate::fault::Fault;
 use crate::handle::{Kind, Table};
 use crate::lock::{Lock, Signal};
@@ -19,6 +20,7 @@ use crate::runtime::capture::{Capture, recordable};
 use crate::runtime::event::{Event, wait_limit};
 use crate::runtime::graph::{Graph, Group, Step};
 use crate::runtime::queue::{Command, Queue};
+use crate::runtime::stall::Patience;
 use crate::runtime::stream_faults::StreamFaults;
 use crate::runtime::task::Task;
 use crate::sanitizer::{StreamId, StreamProgress, allocation_table};
@@ -74,8 +76,6 @@ struct Shared {
     ending: bool,
     /// The event that the thread is waiting for.
     waiting: Option<Arc<Event>>,
-    /// Set while the thread is waiting within a graph.
-    replaying: bool,
 }
 
 /// A stream.
@@ -100,7 +100,11 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Starts a stream.
-    pub(crate) fn start(context: ContextNumber, settings: Settings) -> Outcome<Arc<Self>> {
+    pub(crate) fn start(
+        context: ContextNumber,
+        device: i32,
+        settings: Settings,
+    ) -> Outcome<Arc<Self>> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let id = NUMBERS.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let progress = StreamProgress::default();
@@ -120,7 +124,10 @@ impl Stream {
         let worker = Arc::clone(&stream);
         let thread = thread::Builder::new()
             .name(format!("ascend-emu-stream-{id}"))
-            .spawn(move || worker.work())
+            .spawn(move || {
+                failed_device::enter(Some(device));
+                worker.work();
+            })
             .map_err(|error| failure!(NO_STREAM_RESOURCE, "no thread for a stream: {error}"))?;
         *stream.thread.lock() = Some(thread);
         allocation_table::add_stream(id, progress);
@@ -146,11 +153,18 @@ impl Stream {
     }
 
     /// Waits until the queue takes another command. Nobody else fills it while the caller holds `submission`.
-    fn wait_for_room(&self, _held: &Submission) {
+    fn wait_for_room(&self, name: &'static str, _held: &Submission) -> Outcome {
+        let mut patience = Patience::default();
         let mut shared = self.shared.lock();
         while shared.queue.is_full() {
-            shared = self.advanced.wait(shared, None);
+            drop(shared);
+            patience.look(name, self.id)?;
+            shared = self.shared.lock();
+            if shared.queue.is_full() {
+                shared = self.advanced.wait(shared, Patience::next_look());
+            }
         }
+        Ok(())
     }
 
     /// Submits a task, which the mode of the stream queues, records or collects. A task that strict checking refuses fails with
@@ -175,7 +189,7 @@ impl Stream {
             }
         }
         self.refuse_stopped(task.name())?;
-        self.wait_for_room(&submission);
+        self.wait_for_room(task.name(), &submission)?;
         let addresses = at.unwrap_or(&none);
         let visit = |visit: &mut dyn FnMut(Access)| task.accesses(addresses, visit);
         let seq = submission.seq + 1;
@@ -203,10 +217,11 @@ impl Stream {
     }
 
     /// Queues a fault in the place of a task.
-    pub(crate) fn submit_fault(&self, fault: Fault) {
+    pub(crate) fn submit_fault(&self, name: &'static str, fault: Fault) -> Outcome {
         let mut submission = self.submission.lock();
-        self.wait_for_room(&submission);
+        self.wait_for_room(name, &submission)?;
         self.push(&mut submission, Command::Broken(fault), None);
+        Ok(())
     }
 
     /// `aclrtRecordEvent`.
@@ -220,7 +235,7 @@ impl Stream {
             event.record_captured(capture, position);
             return Ok(());
         }
-        self.wait_for_room(&submission);
+        self.wait_for_room("aclrtRecordEvent", &submission)?;
         let mark = event.queue_record(self.id, &self.faults);
         let event = Arc::clone(event.event());
         self.push(&mut submission, Command::Record { event, mark }, None);
@@ -262,7 +277,7 @@ impl Stream {
             }
             (Mode::Eager | Mode::Updating(..), None) => {}
         }
-        self.wait_for_room(&submission);
+        self.wait_for_room("aclrtStreamWaitEvent", &submission)?;
         if let Some(mark) = event.event().queue_wait(self.id) {
             let command = Command::Wait {
                 event: Arc::clone(event.event()),
@@ -284,7 +299,7 @@ impl Stream {
                 Ok(())
             };
         }
-        self.wait_for_room(&submission);
+        self.wait_for_room("aclrtResetEvent", &submission)?;
         let ticket = event.queue_reset();
         let event = Arc::clone(event.event());
         self.push(&mut submission, Command::Reset { event, ticket }, None);
@@ -312,7 +327,7 @@ impl Stream {
                 ));
             }
         }
-        self.wait_for_room(&submission);
+        self.wait_for_room(NAME, &submission)?;
         let seq = submission.seq + 1;
         let visit = |visit: &mut dyn FnMut(Access)| graph.accesses(visit);
         let broken = allocation_table::admit(self.id, seq, check(), PARAM_INVALID, NAME, &visit)?;

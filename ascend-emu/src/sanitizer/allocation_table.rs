@@ -36,6 +36,7 @@ use written::WrittenBytes;
 
 /// Where memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum MemoryLocation {
     /// Memory of the device with this number, from `aclrtMalloc` or mapped by `aclrtMapMem`.
     Device(i32),

@@ -1,6 +1,7 @@
 //! Findings: misuse that hardware would answer with wrong numbers or not at all.
 
 use crate::config::Check;
+use crate::failed_device;
 use crate::lock::Lock;
 use crate::status::{Failure, Outcome};
 use std::collections::{BTreeMap, HashMap};
@@ -53,6 +54,17 @@ pub enum FindingKind {
 }
 
 impl FindingKind {
+    /// Whether results behind the finding mean nothing. A wait that tells of something else than work leaves them right.
+    fn spoils_results(self) -> bool {
+        !matches!(
+            self,
+            FindingKind::PageableCopy
+                | FindingKind::UnrecordedEvent
+                | FindingKind::StalledReplay
+                | FindingKind::Leak
+        )
+    }
+
     fn name(self) -> &'static str {
         match self {
             FindingKind::FreeInUse => "memory freed while in use",
@@ -195,7 +207,12 @@ pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
         log.get_or_insert_default().add(finding, site, tensor)
     };
     match check {
-        Check::Strict => Err(Failure::new(code, text)),
+        Check::Strict => {
+            if kind.spoils_results() {
+                failed_device::fail(&text);
+            }
+            Err(Failure::new(code, text))
+        }
         Check::Compat => {
             if first {
                 let further = match last {

@@ -426,3 +426,44 @@ impl Call {
 pub fn nowhere() -> *mut c_void {
     ptr::without_provenance_mut(0x10)
 }
+
+/// Runs the body of the test of this name in a process of its own.
+#[track_caller]
+pub fn alone(name: &str, body: impl FnOnce()) {
+    const VARIABLE: &str = "ASCEND_TEST_ALONE";
+    if std::env::var_os(VARIABLE).is_some() {
+        return body();
+    }
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(VARIABLE, "1")
+        .output()
+        .unwrap();
+    let (out, err) = (&child.stdout, &child.stderr);
+    let (out, err) = (String::from_utf8_lossy(out), String::from_utf8_lossy(err));
+    assert!(child.status.success(), "{}\n{out}\n{err}", child.status);
+    assert!(out.contains("1 passed"), "{name} is no test: {out}");
+}
+
+/// Like [`alone`], and the process finds little more host memory than the emulator has taken when it starts.
+#[track_caller]
+pub fn with_little_memory(name: &str, body: impl FnOnce()) {
+    const MORE: u64 = 256 << 20;
+    alone(name, || {
+        // What the emulator reserves for devices, and the threads that compute.
+        let bench = Bench::new();
+        free(malloc(1));
+        sync(null_mut());
+        drop(bench);
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+        let most = pages * page + MORE;
+        let limit = libc::rlimit {
+            rlim_cur: most,
+            rlim_max: most,
+        };
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+        body();
+    });
+}

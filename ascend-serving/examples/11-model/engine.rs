@@ -15,10 +15,7 @@ use crate::model::{Attended, Config, Model};
 /// Tokens in a block: the least that packed calls take.
 const BLOCK_SIZE: usize = 128;
 /// Prompts are computed in parts beside decoding, and nothing is drafted.
-const POLICY: StatePolicy = StatePolicy {
-    chunked_prefill: true,
-    drafting: None,
-};
+const POLICY: StatePolicy = StatePolicy::new(true, None);
 
 /// Sizes of an engine.
 pub(crate) struct Limits {

@@ -19,6 +19,7 @@ use super::step_memory::StepMemory;
 
 /// The heads of a model's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct AttentionShape {
     /// Query heads.
     pub heads: usize,
@@ -46,6 +47,12 @@ impl AttentionShape {
     /// head, `1 / sqrt(192)`.
     pub fn latent(heads: usize) -> Self {
         Self::new(heads, 1, 192)
+    }
+
+    /// The same with another factor of the scores.
+    pub fn scale(mut self, scale: f64) -> Self {
+        self.scale = scale;
+        self
     }
 
     /// Refuses query heads that are no multiple of the key heads, and a scale by which every key would weigh the same, or none

@@ -33,6 +33,7 @@ pub struct LatentTensors<'a, T: Element> {
 /// Absorbed queries read the cache as it is, and are for steps of few tokens a request, at most 16
 /// ([`Mla::absorbs`](crate::Mla::absorbs)). Plain ones are for prompts. A step of prefills and decodes may be plain too, but
 /// then projects all that its decodes have cached.
+#[non_exhaustive]
 pub enum LatentForm<'a, T: Element> {
     /// Queries in the space of the latents.
     Absorbed,

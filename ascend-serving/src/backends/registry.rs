@@ -58,6 +58,7 @@ impl MemoryLimit {
 
 /// A backend that could not serve a step.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct RefusedBackend {
     /// Its name.
     pub name: &'static str,
@@ -106,6 +107,7 @@ impl fmt::Display for RefusedBackend {
 
 /// The backend that serves a step, and why those before it do not.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Selected<T: Element> {
     /// Its name.
     pub name: &'static str,

@@ -50,6 +50,7 @@ impl SharedPrefixGate {
 
 /// Neighbouring requests of a batch that begin with the same cached blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SharedGroup {
     /// Their places in the batch.
     pub requests: Range<usize>,

@@ -22,6 +22,7 @@ use super::step_memory::{StepMemory, output_bytes, table_bytes};
 
 /// Into which parts [`SplitDecode`] divides the keys of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum KeySplit {
     /// Into parts that fill the cores and are about as long in the whole batch, by [`SplitLimits::balanced`].
     Balanced {

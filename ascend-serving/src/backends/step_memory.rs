@@ -6,6 +6,7 @@ use ascend_attention::{Element, Output, Tensor};
 /// Memory on the device that a planned step needs besides the cache, the step's block table and the tensors of its layers.
 /// From [`StepPlan::memory`](crate::StepPlan::memory).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct StepMemory {
     /// Bytes that the plan holds until it is dropped: masks, tables of its own, keys that were copied or dequantised.
     pub held: usize,

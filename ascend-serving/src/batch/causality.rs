@@ -21,6 +21,7 @@ use crate::refusal::{Refused, Rule, refused};
 /// let window = Causality::Window(0);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Causality {
     /// Every key, also those of later tokens: encoders, some drafters.
     Bidirectional,

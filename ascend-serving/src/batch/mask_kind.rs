@@ -16,6 +16,7 @@ use super::causality::Causality;
 /// Which keys the tokens of a layer see. A step has one ([`AttentionMetadata::mask`](crate::AttentionMetadata::mask)), and a
 /// layer may have another ([`LayerOptions::mask`](crate::LayerOptions::mask)).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum MaskKind {
     /// One that the operator has.
     Causality(Causality),
@@ -108,8 +109,16 @@ pub struct NamedMask {
 struct Shared {
     name: String,
     sees: Box<Sees>,
+    kept: Mutex<KeptMasks>,
+}
+
+/// Masks on devices.
+#[derive(Default)]
+struct KeptMasks {
     /// The ones used last at the end.
-    kept: Mutex<Vec<Kept>>,
+    masks: Vec<Kept>,
+    /// How often they were forgotten: a mask that was begun before is not kept.
+    forgotten: u64,
 }
 
 /// The mask of some requests, `[requests, new tokens, columns]`.
@@ -142,7 +151,7 @@ impl NamedMask {
             shared: Arc::new(Shared {
                 name: name.into(),
                 sees: Box::new(sees),
-                kept: Mutex::new(Vec::new()),
+                kept: Mutex::default(),
             }),
         }
     }
@@ -157,15 +166,20 @@ impl NamedMask {
         (self.shared.sees)(request, token, key)
     }
 
-    /// Lets go of the tensors that are kept, so that the rule is asked again. Steps that were planned keep theirs.
+    /// Lets go of the tensors that are kept, so that the rule is asked again. Steps that were planned keep theirs, and so does
+    /// one that another thread is planning: what it has asked of the rule so far serves no other step.
     pub fn forget(&self) {
-        lock(&self.shared.kept).clear();
+        let mut kept = lock(&self.shared.kept);
+        kept.forgotten = kept.forgotten.saturating_add(1);
+        let masks = std::mem::take(&mut kept.masks);
+        drop(kept);
+        drop(masks);
     }
 
     /// Bytes of the masks that are kept.
     pub fn kept_bytes(&self) -> usize {
         let kept = lock(&self.shared.kept);
-        kept.iter().map(|kept| kept.mask.tensor_bytes()).sum()
+        kept.masks.iter().map(|kept| kept.mask.tensor_bytes()).sum()
     }
 
     /// The mask of requests with as many new tokens each, over so many places for keys.
@@ -184,19 +198,21 @@ impl NamedMask {
             same && tensor.is_some_and(|mask| mask.check_device("mask", device).is_ok())
         };
         let mut kept = lock(&self.shared.kept);
-        if let Some(at) = kept.iter().position(is_same) {
+        if let Some(at) = kept.masks.iter().position(is_same) {
             // Used last.
-            let used = kept.remove(at);
+            let used = kept.masks.remove(at);
             let mask = used.mask.clone();
-            kept.push(used);
+            kept.masks.push(used);
             return Ok(mask);
         }
+        let forgotten = kept.forgotten;
         drop(kept);
         let mask = self.on_host(requests, columns)?;
         let mask = Mask::all_mask(device.masks().custom_matrix(&mask)?);
         let mut kept = lock(&self.shared.kept);
         let mut bytes = mask.tensor_bytes();
-        if bytes <= Self::KEPT_BYTES {
+        if bytes <= Self::KEPT_BYTES && kept.forgotten == forgotten {
+            let kept = &mut kept.masks;
             kept.push(Kept {
                 requests: requests.to_vec(),
                 columns,

@@ -1,10 +1,13 @@
 //! Everything that the attention calls of one step share.
 
+use std::sync::Arc;
+
 use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::spec::fia::FiaCall;
 
 use crate::kv::{
-    BlockPool, GroupId, PadPolicy, PageTable, capacity, check_slots, fill_slots, written_over,
+    BlockPool, CacheRecord, GroupId, PadPolicy, PageTable, Sequence, SequenceStamp, StepRecord,
+    StepTokens, capacity, check_slots, fill_slots, uncopied, written_over,
 };
 use crate::refusal::{Refused, Rule, refused};
 
@@ -37,21 +40,44 @@ pub struct AttentionMetadata {
     mask: MaskKind,
     /// Whether some request gave back tokens.
     given_back: bool,
-    pool_departures: PoolCounts,
+    sequences: Sequences,
 }
 
-/// For each request with a sequence how often holders had left blocks of its pool when the request was made. Steps of the same
-/// requests are the same, whether holders left in between or not.
+/// The sequences of a step as they were when it was made, for each request one or none. Steps of the same requests are the
+/// same, whether their sequences changed in between or not.
 #[derive(Clone, Debug, Default)]
-struct PoolCounts(Vec<Option<u64>>);
+struct Sequences {
+    /// That of the latest.
+    pool: Option<BlockPool>,
+    of: Vec<Option<SequenceAt>>,
+}
 
-impl PartialEq for PoolCounts {
+/// A sequence as it was when a step was made.
+#[derive(Clone, Copy, Debug)]
+struct SequenceAt {
+    stamp: SequenceStamp,
+    given_back: usize,
+    /// How often holders had left blocks of its pool.
+    pool_departures: u64,
+}
+
+impl SequenceAt {
+    fn of(sequence: &Sequence) -> Self {
+        Self {
+            stamp: sequence.stamp(),
+            given_back: sequence.given_back(),
+            pool_departures: sequence.pool().departures(),
+        }
+    }
+}
+
+impl PartialEq for Sequences {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for PoolCounts {}
+impl Eq for Sequences {}
 
 impl AttentionMetadata {
     /// Most query tokens of a step, padding included: no call takes more packed rows.
@@ -85,7 +111,7 @@ impl AttentionMetadata {
             prompt_lens: Vec::new(),
             mask: settings.causality.into(),
             given_back: false,
-            pool_departures: PoolCounts::default(),
+            sequences: Sequences::default(),
         };
         metadata.renew(requests)?;
         Ok(metadata)
@@ -125,7 +151,7 @@ impl AttentionMetadata {
         self.group = None;
         self.prompt_lens.clear();
         self.given_back = false;
-        self.pool_departures.0.clear();
+        self.sequences.of.clear();
     }
 
     /// Blocks that so many tokens of a request need, at least one.
@@ -159,10 +185,9 @@ impl AttentionMetadata {
         for (at, request) in requests.iter().enumerate() {
             self.group = request.in_group(at, self.group)?;
             request.check_sequence(at, self.settings.causality)?;
-            let given_back = request.sequence.map_or(0, |sequence| sequence.given_back);
-            self.given_back |= given_back > 0;
-            let count = request.sequence.map(|sequence| sequence.pool_departures);
-            self.pool_departures.0.push(count);
+            let sequence = request.sequence.map(SequenceAt::of);
+            self.given_back |= sequence.is_some_and(|sequence| sequence.given_back > 0);
+            self.sequences.of.push(sequence);
             let len = request.check_lengths(at)?;
             // A sequence's row ends with the block of its last token, which takes no division to see.
             let columns = match request.row.len() {
@@ -213,6 +238,12 @@ impl AttentionMetadata {
         self.state = policy.state(requests);
         self.requests = requests.len();
         self.actual_tokens = tokens;
+        let pool = requests.iter().find_map(|request| request.sequence);
+        let pool = pool.map(Sequence::pool);
+        let known = self.sequences.pool.as_ref();
+        if known.map(BlockPool::group) != pool.map(BlockPool::group) {
+            self.sequences.pool = pool.cloned();
+        }
         Ok(())
     }
 
@@ -234,7 +265,8 @@ impl AttentionMetadata {
     /// Refuses a step whose sequences gave up blocks since it was made. Asked behind
     /// [`begin_step`](BlockPool::begin_step), which keeps what goes back later.
     pub(crate) fn holds_blocks(&self, pool: &BlockPool) -> Result<(), Refused> {
-        let counts = self.pool_departures.0.iter().copied();
+        let counts = self.sequences.of.iter();
+        let counts = counts.map(|of| Some(of.as_ref()?.pool_departures));
         let lengths = self.kv_lengths.lengths().iter();
         let rows = counts.zip(lengths).zip(self.new_and_cached()).enumerate();
         let block_size = self.settings.block_size;
@@ -254,6 +286,63 @@ impl AttentionMetadata {
                 "keep the sequences of a step until it has begun, and make its metadata after the last change of them",
             )),
         }
+    }
+
+    /// Begins the record of what the step computes, in a cache of a pool. Asked behind
+    /// [`holds_blocks`](Self::holds_blocks), which has said that the sequences still have their blocks.
+    ///
+    /// # Errors
+    /// [`Rule::SequenceChanged`], [`Rule::SequenceGap`], [`Rule::StepLayersMissing`].
+    pub(crate) fn record(&self, cache: &Arc<CacheRecord>) -> Result<StepRecord, Refused> {
+        StepRecord::begin(cache.pool(), Some(cache), self.step_tokens())
+    }
+
+    /// The same in whatever caches the sequences' pool has; nothing of requests without sequences.
+    ///
+    /// # Errors
+    /// As for [`record`](Self::record).
+    pub(crate) fn record_in_all(&self) -> Result<Option<StepRecord>, Refused> {
+        let pool = self.sequences.pool.as_ref();
+        pool.map(|pool| StepRecord::begin(pool, None, self.step_tokens()))
+            .transpose()
+    }
+
+    /// Refuses a step with blocks that still wait for their tokens in a cache.
+    pub(crate) fn has_copies(&self, cache: &CacheRecord) -> Result<(), Refused> {
+        let blocks = self.sequence_blocks();
+        match cache.pool().first_uncopied(blocks, Some(cache)) {
+            None => Ok(()),
+            Some(block) => Err(uncopied(format_args!("block {block} of the step"))),
+        }
+    }
+
+    /// The blocks of the requests with sequences.
+    pub(crate) fn sequence_blocks(&self) -> impl Iterator<Item = usize> {
+        let lengths = self.kv_lengths.lengths().iter();
+        let rows = self.sequences.of.iter().zip(lengths).enumerate();
+        let rows = rows.filter_map(|(request, (sequence, len))| {
+            sequence.as_ref()?;
+            let row = self.table.row(request)?;
+            Some(row.get(..self.columns(*len)).unwrap_or(row))
+        });
+        rows.flatten().copied()
+    }
+
+    /// The tokens of each request with a sequence, counted from the sequence's first one.
+    fn step_tokens(&self) -> impl Iterator<Item = (usize, StepTokens)> {
+        let lengths = self.kv_lengths.lengths().iter().zip(self.new_and_cached());
+        let all = self.sequences.of.iter().zip(lengths).enumerate();
+        all.filter_map(|(request, (sequence, (len, (_, cached))))| {
+            let SequenceAt {
+                stamp, given_back, ..
+            } = (*sequence)?;
+            let tokens = StepTokens {
+                stamp,
+                cached: given_back.saturating_add(cached),
+                len: given_back.saturating_add(*len),
+            };
+            Some((request, tokens))
+        })
     }
 
     /// What the requests share.

@@ -20,7 +20,7 @@ pub use mask_kind::{MaskKind, NamedMask};
 pub use metadata::AttentionMetadata;
 pub use multi_item::MultiItemPrompt;
 pub use recorded::RecordedBatch;
-pub use request::{BatchRequest, SequenceExtent};
+pub use request::BatchRequest;
 pub use settings::BatchSettings;
 pub use state::{AttentionState, Drafting, StatePolicy};
 pub(crate) use step_part::StepPart;

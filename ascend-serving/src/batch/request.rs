@@ -3,7 +3,7 @@
 use crate::kv::{GroupId, Sequence};
 
 /// One request in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct BatchRequest<'a> {
     /// Tokens whose keys were cached before the step.
     pub cached: usize,
@@ -19,31 +19,34 @@ pub struct BatchRequest<'a> {
     /// Tokens of the whole prompt, of which the query tokens may be a chunk, where that is known. What depends on where
     /// a prompt ends, such as TriangleMix, asks for it; the same for every chunk of a prompt.
     pub prompt_len: Option<usize>,
-    /// What is known of the sequence that the request is of, to be compared with the step.
-    pub sequence: Option<SequenceExtent>,
+    /// The sequence that the request is of, where there is one: a step is refused that does not go with what was computed of
+    /// it, and one that ends leaves word of what it computed. Of a request without a sequence nothing of the kind is known.
+    pub sequence: Option<&'a Sequence>,
 }
 
-/// How far a sequence reaches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SequenceExtent {
-    /// Its tokens, those in front that were given back included.
-    pub len: usize,
-    /// Tokens in front that were given back, whole blocks.
-    pub given_back: usize,
-    /// A block that had not got the tokens of the shared one that it replaces ([`Grown::copies`](crate::kv::Grown::copies)).
-    pub uncopied: Option<usize>,
-    /// How often a holder had left a block of the pool when the request was made. A step refuses blocks that went back to the
-    /// pool since then, and those that it writes to if any holder has left them: they may be somebody else's.
-    pub pool_departures: u64,
+/// Equal numbers, and the same sequence.
+impl PartialEq for BatchRequest<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        let numbers = |of: &Self| (of.cached, of.new, of.drafts, of.group, of.prompt_len);
+        let sequence = |of: &Self| of.sequence.map(Sequence::stamp);
+        numbers(self) == numbers(other)
+            && self.row == other.row
+            && sequence(self) == sequence(other)
+    }
 }
+
+impl Eq for BatchRequest<'_> {}
 
 impl<'a> BatchRequest<'a> {
     /// The last `new` tokens of a sequence, which were made room for by
     /// [`Attention::grow`](crate::Attention::grow). More new tokens than the sequence has are refused when the step's
     /// metadata is made.
     ///
-    /// **Grow before every step.** Without it the last `new` tokens are those of the step before, and their keys and values
-    /// are written over: nobody can tell that from computing the same tokens once more, which is allowed.
+    /// **Grow once for every step, by all its tokens.** Without it the last `new` tokens are those of the step before, and their
+    /// keys and values are written over: nobody can tell that from computing the same tokens once more, which is allowed. A
+    /// step that leaves out tokens by which the sequence grew is refused when it begins
+    /// ([`Rule::SequenceGap`](crate::Rule::SequenceGap)), as is one whose sequence grew behind its metadata
+    /// ([`Rule::SequenceChanged`](crate::Rule::SequenceChanged)).
     ///
     /// Tokens in front of a window that were given back ([`Sequence::drop_before`]) are left out: `cached` and `row` begin
     /// with the first token that is left, which shows the same keys to a layer with that window, and a layer with a larger
@@ -63,12 +66,7 @@ impl<'a> BatchRequest<'a> {
             row: sequence.row().get(blocks..).unwrap_or(&[]),
             group: Some(sequence.pool().group()),
             prompt_len: None,
-            sequence: Some(SequenceExtent {
-                len,
-                given_back,
-                uncopied: sequence.uncopied(),
-                pool_departures: sequence.pool().departures(),
-            }),
+            sequence: Some(sequence),
         }
     }
 

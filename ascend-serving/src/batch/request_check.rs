@@ -6,7 +6,7 @@ use crate::kv::{GroupId, MAX_INT32, uncopied};
 use crate::refusal::{Refused, Rule, refused};
 
 use super::causality::Causality;
-use super::request::{BatchRequest, SequenceExtent};
+use super::request::BatchRequest;
 
 impl BatchRequest<'_> {
     /// The pool of a step that this is request `at` of, whose requests in front are of `known`.
@@ -15,7 +15,8 @@ impl BatchRequest<'_> {
         at: usize,
         known: Option<GroupId>,
     ) -> Result<Option<GroupId>, Refused> {
-        match (known, self.group) {
+        let own = self.sequence.map(|sequence| sequence.pool().group());
+        match (known, own.or(self.group)) {
             (Some(known), Some(group)) if known != group => Err(refused(
                 Rule::TableGroup,
                 format_args!("a row of {group} for request {at}"),
@@ -28,17 +29,11 @@ impl BatchRequest<'_> {
 
     /// Refuses tokens that the request's sequence has not, or has no more.
     pub(crate) fn check_sequence(&self, at: usize, causality: Causality) -> Result<(), Refused> {
-        let Some(SequenceExtent {
-            len,
-            given_back,
-            uncopied: block,
-            ..
-        }) = self.sequence
-        else {
+        let Some(sequence) = self.sequence else {
             return Ok(());
         };
-        let new = self.new;
-        if let Some(block) = block {
+        let (len, given_back, new) = (sequence.len(), sequence.given_back(), self.new);
+        if let Some(block) = sequence.uncopied() {
             return Err(uncopied(format_args!("block {block} of request {at}")));
         }
         if new > len.saturating_sub(given_back) {

@@ -20,10 +20,7 @@ use super::state::StatePolicy;
 ///
 /// # fn main() -> Result<(), ascend_serving::Refused> {
 /// let pool = BlockPool::new(32, 128, PadPolicy::SkipNegative)?; // or a `PagedKvCache`
-/// let settings = BatchSettings::of(&pool, Causality::Causal).policy(StatePolicy {
-///     chunked_prefill: true,
-///     drafting: None,
-/// });
+/// let settings = BatchSettings::of(&pool, Causality::Causal).policy(StatePolicy::new(true, None));
 /// assert_eq!((settings.blocks(), settings.block_size()), (32, 128));
 /// # Ok(())
 /// # }

@@ -7,6 +7,7 @@ use super::request::BatchRequest;
 
 /// The kind of a step: which tensors its attention reads, and which operators can serve it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum AttentionState {
     /// No request has anything cached: attention reads the keys of this step, packed.
     PrefillNoCache,
@@ -29,6 +30,7 @@ impl AttentionState {
 
 /// How drafts come about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Drafting {
     /// By the model's own extra layers (multi-token prediction).
     Mtp,
@@ -38,6 +40,7 @@ pub enum Drafting {
 
 /// The settings of an engine that the kind of a step depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct StatePolicy {
     /// Whether prompts are computed in parts.
     pub chunked_prefill: bool,
@@ -46,6 +49,14 @@ pub struct StatePolicy {
 }
 
 impl StatePolicy {
+    /// Whether prompts are computed in parts, and whose drafts are verified.
+    pub const fn new(chunked_prefill: bool, drafting: Option<Drafting>) -> Self {
+        Self {
+            chunked_prefill,
+            drafting,
+        }
+    }
+
     /// Most query tokens of a request that a decoding call verifies.
     pub const MAX_VERIFIED: usize = FiaCall::MOST_DECODE_ROWS as usize;
 

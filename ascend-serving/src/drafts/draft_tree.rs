@@ -228,6 +228,7 @@ impl DraftTree {
 
 /// What [`DraftTree::accept_greedy`] or [`DraftTree::accept_sampled`] accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Accepted<T> {
     /// The accepted nodes from the root on, which is always among them.
     pub nodes: Vec<usize>,

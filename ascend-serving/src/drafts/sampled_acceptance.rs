@@ -13,6 +13,7 @@ use super::draft_tree::{Accepted, DraftTree};
 
 /// How the drafts behind a node were found, which decides with what probability they are accepted.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum DraftSource<'a> {
     /// Without chance: the likeliest tokens of a drafter, n-grams of the prompt.
     Fixed,

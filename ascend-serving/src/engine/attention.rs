@@ -3,6 +3,7 @@
 use ascend_attention::{Element, Number, Stream};
 
 use crate::backends::{AttentionShape, Backends};
+use crate::batch::AttentionMetadata;
 use crate::error::Result;
 use crate::kv::{PagedKvCache, Sequence};
 
@@ -128,6 +129,22 @@ impl<T: Element> Attention<T> {
     /// The cache, to grow sequences in ([`Attention::grow`] does so too) and copy blocks.
     pub fn cache_mut(&mut self) -> &mut PagedKvCache<T> {
         &mut self.cache
+    }
+
+    /// Queues the copies that blocks of a step still wait for in this cache, where other caches share its pool. Steps of
+    /// [`Attention::begin`] do this themselves; [`AttentionGraphs::begin`](crate::AttentionGraphs::begin) has no cache to do it
+    /// in.
+    ///
+    /// # Errors
+    /// As for [`Attention::begin`], of sequences and blocks; [`Acl`](ascend_attention::Error::Acl).
+    pub fn copy_awaited(&mut self, stream: &Stream, metadata: &AttentionMetadata) -> Result<()> {
+        self.cache.admits(stream)?;
+        metadata.goes_with(self.cache.pool())?;
+        let _lease = self.cache.pool().begin_step(stream);
+        metadata.holds_blocks(self.cache.pool())?;
+        // This cache has what is copied.
+        let _record = metadata.record(self.cache.record())?;
+        self.cache.copy_awaited(stream, metadata.sequence_blocks())
     }
 
     /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared: steps on other streams

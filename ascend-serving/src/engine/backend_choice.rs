@@ -18,6 +18,7 @@ use super::step::LayerOptions;
 
 /// What would serve one kind of step. From [`Attention::backend_choices`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct BackendChoice {
     /// The kind.
     pub state: AttentionState,

@@ -15,6 +15,7 @@ use super::attention::Attention;
 
 /// What recorded steps are computed with: a record has lengths and blocks, but neither heads nor numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct BackendTrial {
     /// The heads.
     pub shape: AttentionShape,
@@ -39,6 +40,24 @@ impl BackendTrial {
             seed: 0,
             runs: 1,
         }
+    }
+
+    /// The same over a cache in another format.
+    pub fn format(mut self, format: Cache) -> Self {
+        self.format = format;
+        self
+    }
+
+    /// The same with other numbers.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// The same, each step computed so often.
+    pub fn runs(mut self, runs: usize) -> Self {
+        self.runs = runs;
+        self
     }
 }
 

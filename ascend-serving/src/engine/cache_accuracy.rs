@@ -21,6 +21,7 @@ pub struct LayerRows<'a, T: Element> {
 
 /// How far the outputs of one layer are apart; NaN if an output is NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct CacheAccuracy {
     /// The largest difference of two elements.
     pub largest: f64,

@@ -10,7 +10,9 @@ use crate::backends::{
 };
 use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, LayerCache, PagedKvCache, Sequence, StepLease, uncopied};
+use crate::kv::{
+    CacheWrite, LayerCache, PagedKvCache, Sequence, StepLease, StepRecord, StepTokens, uncopied,
+};
 use crate::refusal::{Rule, refused};
 
 use super::layer_check::StepRows;
@@ -139,9 +141,20 @@ impl<T: Element> CrossAttention<T> {
             )
             .into());
         }
+        let lease = self.cache.pool().begin_step(stream);
+        let record = self.cache.record();
+        let tokens = requests
+            .iter()
+            .zip(grown)
+            .map(|((of, _), cached)| StepTokens {
+                stamp: of.stamp(),
+                cached,
+                len: of.len(),
+            });
+        let record = StepRecord::begin(record.pool(), Some(record), tokens.enumerate())?;
         Ok(Encoding {
-            lease: self.cache.pool().begin_step(stream),
-            ran: RanLayers::new(self.cache.shape().layers),
+            lease,
+            ran: RanLayers::new(self.cache.shape().layers, vec![record]),
             cache: &mut self.cache,
             stream,
             slots,
@@ -155,7 +168,8 @@ impl<T: Element> CrossAttention<T> {
     ///
     /// # Errors
     /// [`CallRule::LengthsBatch`] for another number of sequences than requests, [`Rule::BlockPool`] for one of another pool,
-    /// [`Rule::BlockUncopied`] for one whose copies were not queued, [`Rule::BlockWindow`] for one that gave tokens back;
+    /// [`Rule::BlockUncopied`] for one whose copies were not queued, [`Rule::BlockWindow`] for one that gave tokens back,
+    /// [`Rule::SequenceGap`] and [`Rule::StepLayersMissing`] for one whose tokens were not all written;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device.
     pub fn begin<'a>(
         &'a self,
@@ -180,7 +194,7 @@ impl<T: Element> CrossAttention<T> {
         let (mut lengths, mut rows) = (PerRequest::default(), Vec::new());
         for (at, sequence) in encoded.iter().enumerate() {
             self.cache.holds(sequence)?;
-            if let Some(block) = sequence.uncopied() {
+            if let Some(block) = sequence.uncopied_in(Some(self.cache.record())) {
                 return Err(uncopied(format_args!("block {block} of encoder {at}")).into());
             }
             if sequence.given_back() > 0 {
@@ -195,7 +209,16 @@ impl<T: Element> CrossAttention<T> {
                 )
                 .into());
             }
-            lengths.push(sequence.len())?;
+            let len = sequence.len();
+            let tokens = StepTokens {
+                stamp: sequence.stamp(),
+                cached: len,
+                len,
+            };
+            self.cache
+                .record()
+                .check(&format_args!("encoder {at}"), tokens)?;
+            lengths.push(len)?;
             rows.push(sequence.row());
         }
         for _ in metadata.requests()..metadata.table().requests() {
@@ -216,8 +239,8 @@ impl<T: Element> CrossAttention<T> {
     }
 }
 
-/// Encoder tokens that are being written. From [`CrossAttention::encode`]; drop it when the last layer is queued. If it ends
-/// without some of the layers, and without an error, a warning (`tracing`) names them.
+/// Encoder tokens that are being written. From [`CrossAttention::encode`]; end it when the last layer is queued, by
+/// [`Encoding::end`] or by dropping it. Where some of the layers are missing, steps over the tokens are refused.
 #[derive(Debug)]
 pub struct Encoding<'a, T: Element> {
     cache: &'a mut PagedKvCache<T>,
@@ -233,8 +256,10 @@ impl<T: Element> Encoding<'_, T> {
     /// Queues the writing of a layer's keys and values, `[tokens, Nkv, D]`, those of the requests behind each other.
     ///
     /// # Errors
-    /// As for [`PagedKvCache::plan_write`] and [`PagedKvCache::write`].
+    /// [`Rule::StepLayersMissing`] for a layer that was queued before; as for [`PagedKvCache::plan_write`] and
+    /// [`PagedKvCache::write`].
     pub fn write(&mut self, layer: usize, key: &Tensor<T>, value: &Tensor<T>) -> Result<()> {
+        self.ran.once(layer)?;
         let outcome = self.queue(layer, key, value);
         self.ran.note(layer, outcome)
     }
@@ -249,7 +274,16 @@ impl<T: Element> Encoding<'_, T> {
                 &*self.write.insert(write)
             }
         };
+        self.ran.write()?;
         self.cache.write(self.stream, write, layer, key, value)
+    }
+
+    /// Ends the writing, and says whether all layers were queued.
+    ///
+    /// # Errors
+    /// [`Rule::StepLayersMissing`]: the tokens do not count as written.
+    pub fn end(mut self) -> Result<()> {
+        Ok(self.ran.end()?)
     }
 
     /// The lease that keeps blocks from being handed out while the writes may not have happened.

@@ -315,7 +315,7 @@ impl<T: Element> GroupedAttention<T> {
             steps.push(step);
         }
         Ok(GroupedStep {
-            ran: RanLayers::new(self.of_layer.len()),
+            ran: RanLayers::new(self.of_layer.len(), Vec::new()),
             steps,
             of_layer: &self.of_layer,
         })
@@ -348,8 +348,8 @@ pub(crate) fn same_mask(given: &MaskKind, own: &MaskKind) -> Result<(), Refused>
     ))
 }
 
-/// A step of a model with several kinds of layers. From [`GroupedAttention::begin`]; drop it when the last layer is queued.
-/// A warning tells of layers that were left out, as for [`Step`].
+/// A step of a model with several kinds of layers. From [`GroupedAttention::begin`]; end it when the last layer is queued, as
+/// a [`Step`].
 #[derive(Debug)]
 pub struct GroupedStep<'a, T: Element> {
     steps: Vec<Step<'a, T>>,
@@ -433,6 +433,14 @@ impl<'a, T: Element> GroupedStep<'a, T> {
             step.forward_into(local, query, key, value, learnable_sink, output)
         });
         self.ran.note(layer, outcome)
+    }
+
+    /// Ends the step, and says whether all its layers were queued: [`Step::end`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn end(mut self) -> Result<()> {
+        Ok(self.ran.end()?)
     }
 
     /// What serves a group, once its first layer has planned it.

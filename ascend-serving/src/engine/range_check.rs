@@ -48,6 +48,7 @@ impl RangeCheck {
 
 /// Which tensor of a layer: one of its inputs, or its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum LayerTensor {
     /// Its queries.
     Query,

@@ -17,7 +17,8 @@ use super::ran_layers::RanLayers;
 use super::range_check::{CheckedTensor, latent_tensors, packed_inputs, packed_tensors};
 
 impl<T: Element> Attention<T> {
-    /// Begins a step on a stream: copies the block table to the device. Blocks given back from now on are handed out
+    /// Begins a step on a stream: copies the block table to the device, and blocks that another cache of the pool has copied
+    /// ([`PagedKvCache::with_pool`](crate::kv::PagedKvCache::with_pool)). Blocks given back from now on are handed out
     /// again when the stream has passed the end of the step.
     ///
     /// # Errors
@@ -25,11 +26,16 @@ impl<T: Element> Attention<T> {
     /// whose scale is 0 or not finite, whose query heads are no multiple of its key heads, or whose key heads are not those of
     /// the cache; [`Rule::SettingsCache`] for metadata whose settings were made from
     /// another cache, [`Rule::TableGroup`] for blocks of another pool,
-    /// [`Rule::BlockGivenBack`] for blocks that went back to the pool since the metadata was made; as for [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
+    /// [`Rule::BlockGivenBack`] for blocks that went back to the pool since the metadata was made, [`Rule::SequenceChanged`] for
+    /// a sequence that changed since then, [`Rule::SequenceGap`] for one with tokens in front of the step that nothing has
+    /// computed, [`Rule::StepLayersMissing`] where a step left them without some layers; as for [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
     ///
     /// [`Rule::SettingsCache`]: crate::Rule::SettingsCache
     /// [`Rule::TableGroup`]: crate::Rule::TableGroup
     /// [`Rule::BlockGivenBack`]: crate::Rule::BlockGivenBack
+    /// [`Rule::SequenceChanged`]: crate::Rule::SequenceChanged
+    /// [`Rule::SequenceGap`]: crate::Rule::SequenceGap
+    /// [`Rule::StepLayersMissing`]: crate::Rule::StepLayersMissing
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -41,6 +47,11 @@ impl<T: Element> Attention<T> {
         // Blocks that go back from here on wait for the step, and those that went back before are found.
         let lease = self.cache.pool().begin_step(stream);
         metadata.holds_blocks(self.cache.pool())?;
+        let record = metadata.record(self.cache.record())?;
+        // Behind the record, which says that this cache has what is copied.
+        let blocks = metadata.sequence_blocks();
+        self.cache.copy_awaited(stream, blocks)?;
+        metadata.has_copies(self.cache.record())?;
         let block_table = self.cache.block_table(stream, metadata.table())?;
         if let Some(checker) = &mut self.range_checker {
             checker.begin(metadata);
@@ -48,7 +59,7 @@ impl<T: Element> Attention<T> {
         Ok(Step {
             block_table,
             lease,
-            ran: RanLayers::new(self.cache.shape().layers),
+            ran: RanLayers::new(self.cache.shape().layers, vec![record]),
             attention: self,
             stream,
             metadata,
@@ -58,8 +69,9 @@ impl<T: Element> Attention<T> {
     }
 }
 
-/// A step in progress. From [`Attention::begin`]; drop it when the last layer is queued. A step that ends without some of
-/// its layers, and without an error, is told by a warning (`tracing`): their keys and values are missing from the cache.
+/// A step in progress. From [`Attention::begin`]; end it when the last layer is queued, by [`Step::end`] or by dropping it. Where
+/// some of its layers are missing, its tokens do not count as computed: [`Step::end`] says so, and so does the next step of its
+/// sequences, which is refused.
 #[derive(Debug)]
 pub struct Step<'a, T: Element> {
     attention: &'a mut Attention<T>,
@@ -83,6 +95,7 @@ struct Planned<T: Element> {
 
 /// What a layer brings besides query, key and value, and asks for besides what the step says.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct LayerOptions<'a> {
     /// Which keys its tokens see, unless as the step says ([`AttentionMetadata::mask`]): full and windowed layers of one cache
     /// are layers of one step.
@@ -91,13 +104,28 @@ pub struct LayerOptions<'a> {
     pub learnable_sink: Option<&'a AnyTensor>,
 }
 
+impl<'a> LayerOptions<'a> {
+    /// The same with a mask of the layer's own.
+    pub fn mask(mut self, mask: &'a MaskKind) -> Self {
+        self.mask = Some(mask);
+        self
+    }
+
+    /// The same with one more logit for each head.
+    pub fn learnable_sink(mut self, sink: &'a AnyTensor) -> Self {
+        self.learnable_sink = Some(sink);
+        self
+    }
+}
+
 impl<T: Element> Step<'_, T> {
     /// Queues one layer: writes its keys and values to the step's slots, then attends. Query `[tokens, N, D]`, key and
     /// value `[tokens, Nkv, D]`, packed, with the padding of the metadata. Returns at once. The first layer plans for all.
     ///
     /// # Errors
     /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes, [`Rule::StepLayers`] for sinks or latents
-    /// where the first layer of the step had none, or none where it had;
+    /// where the first layer of the step had none, or none where it had, [`Rule::StepLayersMissing`] for a layer that was
+    /// queued before, unless all were: that begins the step again;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of another device;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`PagedKvCache::plan_write`](crate::kv::PagedKvCache::plan_write)
     /// and [`PagedKvCache::write`](crate::kv::PagedKvCache::write). Nothing is written unless attention could be planned too. With a
@@ -106,6 +134,7 @@ impl<T: Element> Step<'_, T> {
     /// [`Rule::StepTokens`]: crate::Rule::StepTokens
     /// [`Rule::StepHeads`]: crate::Rule::StepHeads
     /// [`Rule::StepLayers`]: crate::Rule::StepLayers
+    /// [`Rule::StepLayersMissing`]: crate::Rule::StepLayersMissing
     pub fn forward(
         &mut self,
         layer: usize,
@@ -170,7 +199,7 @@ impl<T: Element> Step<'_, T> {
     /// ];
     /// let mut step = attention.begin(&stream, &metadata)?;
     /// for (layer, mask) in masks.iter().enumerate() {
-    ///     let options = LayerOptions { mask: Some(mask), ..LayerOptions::default() };
+    ///     let options = LayerOptions::default().mask(mask);
     ///     step.forward_with(layer, &rows, &rows, &rows, options)?;
     /// }
     /// assert_eq!(step.selected_for(&masks[2]).map(|selected| selected.name), Some("masked"));
@@ -348,6 +377,7 @@ impl<T: Element> Step<'_, T> {
         into: Option<&Tensor<T>>,
         run: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
+        self.ran.once(layer)?;
         let mask = options.mask.unwrap_or(self.metadata.mask());
         let context = StepContext {
             stream: self.stream,
@@ -396,6 +426,7 @@ impl<T: Element> Step<'_, T> {
                 &*self.write.insert(write)
             }
         };
+        self.ran.write()?;
         cache.write(self.stream, write, layer, key, value)?;
         run(&*planned.selected.plan, &context, &tensors)
     }
@@ -410,6 +441,15 @@ impl<T: Element> Step<'_, T> {
         let mut planned = self.planned.iter();
         let of = planned.find(|planned| planned.mask == *mask);
         of.map(|planned| &planned.selected)
+    }
+
+    /// Ends the step, and says whether all its layers were queued. Dropping it ends it too, and leaves that to the next step of
+    /// its sequences.
+    ///
+    /// # Errors
+    /// [`Rule::StepLayersMissing`](crate::Rule::StepLayersMissing): the tokens of the step do not count as computed.
+    pub fn end(mut self) -> Result<()> {
+        Ok(self.ran.end()?)
     }
 
     /// The lease that keeps blocks from being handed out while the step may read them.

@@ -14,7 +14,7 @@ use super::graph_pool::GraphStep;
 use super::graph_tensors::{GraphTensors, GroupBuffers};
 
 /// A step whose layers are replayed from graphs. From
-/// [`AttentionGraphs::begin`](crate::AttentionGraphs::begin); drop it when the last layer is queued.
+/// [`AttentionGraphs::begin`](crate::AttentionGraphs::begin); end it when the last layer is queued, as a [`Step`](crate::Step).
 pub struct AttentionGraphStep<'a, T: Element> {
     /// Ended behind the last replay.
     pub(super) leases: Vec<StepLease<'a, Stream>>,
@@ -120,6 +120,14 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
                 .copy_from(self.stream, from)?;
         }
         self.replay(layer)
+    }
+
+    /// Ends the step, and says whether all its layers were queued: [`Step::end`](crate::Step::end).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn end(self) -> Result<()> {
+        self.step.end()
     }
 
     /// The leases that keep blocks from being handed out while the step may read them, one a group of layers.

@@ -317,7 +317,9 @@ impl<T: Element> AttentionGraphs<T> {
     /// layer with a named mask takes no fewer;
     /// [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) for more keys or blocks than were declared;
     /// [`Rule::SettingsCache`], [`Rule::TableGroup`] and [`Rule::StepCausality`] for metadata of another cache or other
-    /// masks, [`Rule::BlockGivenBack`] for blocks that went back to the pool since it was made, [`Rule::MaskRows`] for a token that a named mask shows no key, [`Rule::BlockWindow`] for sequences that gave
+    /// masks, [`Rule::BlockGivenBack`] for blocks that went back to the pool since it was made, [`Rule::BlockUncopied`] where
+    /// another cache of the pool has copied a block and this one has not ([`Attention::copy_awaited`]); [`Rule::SequenceChanged`],
+    /// [`Rule::SequenceGap`] and [`Rule::StepLayersMissing`] as for [`Attention::begin`]; [`Rule::MaskRows`] for a token that a named mask shows no key, [`Rule::BlockWindow`] for sequences that gave
     /// back what a layer shows, [`Rule::GroupLayers`] for other groups of layers; [`Rule::BatchEmpty`] for metadata without
     /// requests; [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, and if the step before was
@@ -360,6 +362,12 @@ impl<T: Element> AttentionGraphs<T> {
         for (group, metadata) in self.groups.iter().zip(&*metadata) {
             metadata.holds_blocks(group.pool())?;
         }
+        let records = self.groups.iter().zip(&*metadata);
+        let records = records.map(|(group, metadata)| {
+            metadata.has_copies(group.cache_record())?;
+            metadata.record(group.cache_record())
+        });
+        let records = records.collect::<Result<Vec<_>, _>>()?;
         let requests = self.each.requests(rows);
         // Before the padding: a mask may have a row without keys.
         let masks = self.groups.iter().zip(&*metadata).map(|(group, metadata)| {
@@ -384,12 +392,14 @@ impl<T: Element> AttentionGraphs<T> {
             });
             known.ok_or_else(|| no_layer(layer, places.len()))
         };
-        let step = self.graphs.start(stream, rows, lengths, |buffers| {
-            let mut all = groups.iter().zip(buffers).zip(metadata).zip(&masks);
-            all.try_for_each(|(((group, buffers), metadata), masks)| {
-                group.fill(stream, buffers, metadata, masks)
-            })
-        })?;
+        let step = self
+            .graphs
+            .start(stream, rows, records, lengths, |buffers| {
+                let mut all = groups.iter().zip(buffers).zip(metadata).zip(&masks);
+                all.try_for_each(|(((group, buffers), metadata), masks)| {
+                    group.fill(stream, buffers, metadata, masks)
+                })
+            })?;
         let mut range_checker = self.range_checker.as_mut();
         if let (Some(checker), Some(metadata)) = (&mut range_checker, metadata.first()) {
             checker.begin(metadata);

@@ -1,5 +1,7 @@
 //! The layers that share a cache within captured steps: what their graphs read and write, and how one is recorded.
 
+use std::sync::Arc;
+
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::mask::HostMask;
@@ -10,7 +12,9 @@ use crate::backends::{batched, decode_rows as single_row, single_row_inputs, sin
 use crate::batch::{AttentionMetadata, Causality, MaskKind, MaskedRequest, NamedMask};
 use crate::engine::{Attention, same_mask};
 use crate::error::Result;
-use crate::kv::{BlockPool, CacheShape, WriteViews, quantised_rows, scattered_slots, slot_mapping};
+use crate::kv::{
+    BlockPool, CacheRecord, CacheShape, WriteViews, quantised_rows, scattered_slots, slot_mapping,
+};
 use crate::refusal::{Refused, Rule, refused};
 
 use super::graph_limits::{GraphLimits, RowsEach};
@@ -29,6 +33,7 @@ pub(super) struct LayerPlace {
 /// Layers that share a cache.
 pub(super) struct CapturedGroup {
     pool: BlockPool,
+    cache_record: Arc<CacheRecord>,
     shape: CacheShape,
     /// Which keys the tokens of each layer see.
     layers: Vec<MaskKind>,
@@ -70,6 +75,7 @@ impl CapturedGroup {
         }
         Self {
             pool: pool.clone(),
+            cache_record: Arc::clone(attention.cache().record()),
             shape: attention.cache().shape(),
             layers,
             seen,
@@ -104,6 +110,11 @@ impl CapturedGroup {
 
     pub(super) fn pool(&self) -> &BlockPool {
         &self.pool
+    }
+
+    /// What the cache has computed.
+    pub(super) fn cache_record(&self) -> &Arc<CacheRecord> {
+        &self.cache_record
     }
 
     pub(super) fn limits(&self) -> KeyLimits {

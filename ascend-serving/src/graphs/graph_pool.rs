@@ -10,7 +10,7 @@ use ascend_attention::{Device, Graph, Stream, StreamMark};
 use crate::batch::AttentionMetadata;
 use crate::engine::RanLayers;
 use crate::error::{Error, Result};
-use crate::kv::no_layer;
+use crate::kv::{StepRecord, no_layer};
 use crate::refusal::{Refused, Rule, refused};
 
 /// Captured graphs for each of some sizes, in query tokens: one of the whole step, or one of each of its layers, so that
@@ -183,7 +183,8 @@ impl<B> GraphPool<B> {
     /// [`Rule::GraphSize`] for a step larger than all sizes; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for
     /// a stream of another device, and if the step before was on another stream and its end cannot be told;
     /// [`Capturing`](ascend_attention::Error::Capturing) if it was on another stream and the thread captures: the metadata
-    /// is as it was then. As for [`Update::all`], and what `fill` returns: nothing is launched then, but the metadata is
+    /// is as it was then. [`Rule::SequenceChanged`], [`Rule::SequenceGap`] and [`Rule::StepLayersMissing`] for sequences with
+    /// which the step does not go, as for [`Attention::begin`](crate::Attention::begin); as for [`Update::all`], and what `fill` returns: nothing is launched then, but the metadata is
     /// padded.
     pub fn begin<'a>(
         &'a mut self,
@@ -193,11 +194,13 @@ impl<B> GraphPool<B> {
     ) -> Result<GraphStep<'a, B>> {
         self.admits(stream)?;
         let size = self.fitting(metadata.tokens())?;
+        let records = metadata.record_in_all()?.into_iter().collect();
         self.follow(stream)?;
         metadata.pad_to(size)?;
         let metadata = &*metadata;
         let lengths = |_| Ok(packed_paged(metadata));
-        self.start(stream, size, lengths, |buffers| fill(buffers, metadata))
+        let fill = |buffers: &B| fill(buffers, metadata);
+        self.start(stream, size, records, lengths, fill)
     }
 
     /// Begins a step of a captured size whose layers have these lengths, on a stream that [follows](Self::follow) the step
@@ -206,6 +209,7 @@ impl<B> GraphPool<B> {
         &'a mut self,
         stream: &'a Stream,
         size: usize,
+        records: Vec<StepRecord>,
         lengths: impl Fn(usize) -> Result<CallLengths<'l>>,
         fill: impl FnOnce(&B) -> Result<()>,
     ) -> Result<GraphStep<'a, B>> {
@@ -225,7 +229,7 @@ impl<B> GraphPool<B> {
         let updates = updates.map(|(layer, graph)| Ok(Some(graph.update().all(lengths(layer)?)?)));
         let updates = updates.collect::<Result<Vec<_>>>()?;
         fill(buffers)?;
-        let ran = RanLayers::new(graphs.len());
+        let ran = RanLayers::new(graphs.len(), records);
         Ok(GraphStep {
             buffers,
             graphs,
@@ -304,8 +308,8 @@ impl<B> fmt::Debug for GraphPool<B> {
     }
 }
 
-/// A step whose layers are replayed from graphs. From [`GraphPool::begin`]. A warning tells of layers that were left out,
-/// as for [`Step`](crate::Step).
+/// A step whose layers are replayed from graphs. From [`GraphPool::begin`]. Where layers are left out, its tokens do not count
+/// as computed, as for [`Step`](crate::Step).
 #[must_use = "nothing is computed until the layers are replayed"]
 pub struct GraphStep<'a, B> {
     buffers: &'a B,
@@ -317,6 +321,14 @@ pub struct GraphStep<'a, B> {
 }
 
 impl<'a, B> GraphStep<'a, B> {
+    /// Ends the step, and says whether all its layers were queued: [`Step::end`](crate::Step::end).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn end(mut self) -> Result<()> {
+        Ok(self.ran.end()?)
+    }
+
     /// Number of graphs of the step: one for each layer, or one for all.
     pub(super) fn layers(&self) -> usize {
         self.graphs.len()
@@ -353,6 +365,7 @@ impl<'a, B> GraphStep<'a, B> {
             )
             .into());
         };
+        self.ran.write()?;
         Ok(graph.replay(self.stream, update)?)
     }
 }

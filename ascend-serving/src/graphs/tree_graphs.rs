@@ -40,6 +40,8 @@ use super::tree_pool::{
 ///
 /// let mut sequence = Sequence::new(cache.pool());
 /// cache.grow(&stream, &mut sequence, 200)?;
+/// // Zeros here; elsewhere steps have computed them.
+/// cache.set_computed(&sequence, 200)?;
 /// let tree = DraftTree::from_parents(&[-1, 0, 0])?;
 /// let nodes = stream.upload(&[bf16::ONE; 3 * 64], [1, 1, 3, 64])?;
 /// let mut step = graphs.begin(&stream, &[TreeRequest { sequence: &sequence, tree: &tree }])?;

@@ -1,6 +1,7 @@
 //! Graphs that verify drafted trees, for some numbers of requests.
 
 use std::fmt;
+use std::sync::Arc;
 
 use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
 use ascend_attention::graph::{Capturing, KeyLimits};
@@ -10,7 +11,10 @@ use crate::backends::size;
 use crate::drafts::{DraftTree, tree_mask};
 use crate::engine::apart;
 use crate::error::{Error, Result};
-use crate::kv::{BlockPool, PagedKvCache, Sequence, StepLease, capacity, no_layer, uncopied};
+use crate::kv::{
+    BlockPool, CacheRecord, PagedKvCache, Sequence, StepLease, StepTokens, capacity, no_layer,
+    uncopied,
+};
 use crate::refusal::{Refused, Rule, refused};
 
 use super::graph_limits::{GraphLimits, RowsEach};
@@ -93,6 +97,7 @@ pub(super) struct TreeLengths {
 pub(super) struct TreePool<B> {
     graphs: GraphPool<B>,
     pool: BlockPool,
+    record: Arc<CacheRecord>,
     /// Most nodes of a tree.
     nodes: RowsEach,
     /// Of the requests' tokens in the cache.
@@ -145,6 +150,7 @@ impl<B: TreeBuffers> TreePool<B> {
         Ok(Self {
             graphs,
             pool: pool.clone(),
+            record: Arc::clone(cache.record()),
             nodes: each,
             limits: limits_of_keys,
             holds_nodes,
@@ -208,6 +214,8 @@ impl<B: TreeBuffers> TreePool<B> {
         let step = self.graphs.start(
             stream,
             rows,
+            // The graphs write nothing to the cache.
+            Vec::new(),
             |_| Ok(lengths(&of_step)),
             |buffers| {
                 let TreeTables {
@@ -242,7 +250,7 @@ impl<B: TreeBuffers> TreePool<B> {
                 "keep a sequence of its own for layers that see more than a window",
             ));
         }
-        if let Some(block) = sequence.uncopied() {
+        if let Some(block) = sequence.uncopied_in(Some(&self.record)) {
             return Err(uncopied(format_args!("block {block} of request {at}")));
         }
         let held = sequence.len();
@@ -256,7 +264,15 @@ impl<B: TreeBuffers> TreePool<B> {
                 "verify trees with nothing in front without a graph, or declare more keys at the capture",
             ));
         }
-        Ok(())
+        // The nodes may be queued to the cache behind the beginning.
+        self.record.check(
+            &format_args!("request {at}"),
+            StepTokens {
+                stamp: sequence.stamp(),
+                cached: held.saturating_sub(nodes),
+                len: held,
+            },
+        )
     }
 }
 

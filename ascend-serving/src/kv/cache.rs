@@ -1,5 +1,7 @@
 //! The tensors of a paged cache.
 
+use std::sync::Arc;
+
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Device, Element, Stream, Tensor};
 
@@ -9,7 +11,7 @@ use crate::refusal::{Refused, Rule, refused};
 use super::cache_layers::{CacheLayers, OfLayer};
 use super::cache_shape::{CacheShape, LayerCache};
 use super::pad::PadPolicy;
-use super::pool::BlockPool;
+use super::pool::{BlockPool, CacheRecord};
 use super::quantised::write::QuantisedWrite;
 use super::sequence::{BlockCopy, Room, Sequence};
 use super::slot_write::SlotWrite;
@@ -27,6 +29,7 @@ pub struct PagedKvCache<T: Element> {
     pub(super) pool: BlockPool,
     pub(super) shape: CacheShape,
     pub(super) layers: CacheLayers<T>,
+    pub(super) record: Arc<CacheRecord>,
 }
 
 impl<T: Element> PagedKvCache<T> {
@@ -53,14 +56,88 @@ impl<T: Element> PagedKvCache<T> {
         Ok(Self {
             device: device.clone(),
             layers: CacheLayers::Plain(layers),
+            record: CacheRecord::new(&pool),
             pool,
             shape,
         })
     }
 
+    /// The same cache, whose blocks another pool hands out: that of another cache of as many blocks. One sequence is then the
+    /// tokens of a request in both, and one growth and one metadata serve both: caches of ranks in one process, each on its own
+    /// device, or of layers that see the same keys.
+    ///
+    /// Each cache takes its own steps, and knows what they have computed. Where a growth copies a shared block, the cache that
+    /// grew queues the copy, and each other one when it begins a step that reads it
+    /// ([`Attention::begin`](crate::Attention::begin)), or before steps that are replayed from graphs by
+    /// [`Attention::copy_awaited`](crate::Attention::copy_awaited). Fork sequences, and share prefixes, when all caches have queued
+    /// the tokens.
+    ///
+    /// # Errors
+    /// [`Rule::PoolShared`] for a pool of another number of blocks, block size or padding, and once blocks of either pool were
+    /// handed out.
+    pub fn with_pool(mut self, pool: &BlockPool) -> Result<Self, Refused> {
+        let sizes = |pool: &BlockPool| (pool.blocks(), pool.block_size(), pool.pad_policy());
+        let (own, other) = (sizes(&self.pool), sizes(pool));
+        let held = pool.held_blocks().max(self.pool.held_blocks());
+        if own != other || held > 0 {
+            return Err(refused(
+                Rule::PoolShared,
+                format_args!(
+                    "a pool of {} blocks of {} tokens with padding {:?}, {held} held",
+                    other.0, other.1, other.2
+                ),
+                format_args!(
+                    "{} blocks of {} tokens with padding {:?}, none held",
+                    own.0, own.1, own.2
+                ),
+                "make all caches of a pool alike, before the first sequence grows",
+            ));
+        }
+        self.record = CacheRecord::new(pool);
+        self.pool = pool.clone();
+        Ok(self)
+    }
+
     /// The pool of its blocks.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
+    }
+
+    /// What it has computed of the sequences of its pool.
+    pub(crate) fn record(&self) -> &Arc<CacheRecord> {
+        &self.record
+    }
+
+    /// Tokens of a sequence, from the first one on, whose keys and values every layer of this cache has or is queued to have:
+    /// those that steps have computed, and those that [`set_computed`](PagedKvCache::set_computed) has named. Those in front of
+    /// a window that were given back are counted.
+    ///
+    /// # Errors
+    /// [`Rule::BlockPool`] for a sequence of another pool.
+    pub fn computed(&self, sequence: &Sequence) -> Result<usize, Refused> {
+        self.holds(sequence)?;
+        Ok(self.record.computed(sequence.stamp()))
+    }
+
+    /// Says that the keys and values of the first `tokens` tokens of a sequence are in every layer of this cache, or queued to
+    /// be, where no step of [`Attention`](crate::Attention) computed them: copies from another cache or from the host, and
+    /// [writes](PagedKvCache::write) and launches of one's own. Steps behind them are refused otherwise
+    /// ([`Rule::SequenceGap`]).
+    ///
+    /// # Errors
+    /// [`Rule::BlockPool`] for a sequence of another pool, [`Rule::SequenceLength`] for more tokens than it has.
+    pub fn set_computed(&self, sequence: &Sequence, tokens: usize) -> Result<(), Refused> {
+        self.holds(sequence)?;
+        if tokens > sequence.len() {
+            return Err(refused(
+                Rule::SequenceLength,
+                format_args!("{tokens} tokens"),
+                format_args!("at most {}, those of the sequence", sequence.len()),
+                "grow the sequence by the tokens before they are written",
+            ));
+        }
+        self.record.set_computed(sequence.stamp(), tokens);
+        Ok(())
     }
 
     /// What a token's key and value are.
@@ -250,15 +327,36 @@ impl<T: Element> PagedKvCache<T> {
                 format_args!("a copy to block {to}"),
                 "grow sequences of this cache's own pool",
             )?;
-            if !copy.is_awaited() {
+            if !copy.is_awaited_in(&self.record) {
                 continue;
             }
-            copy.check_order()?;
-            self.layers.iter().try_for_each(|layer| match layer {
-                OfLayer::Plain(of) => of.copy_block(stream, from, to),
-                OfLayer::Quantised(of) => of.copy_block(stream, from, to),
-            })?;
-            copy.copied();
+            copy.check_order(&self.record)?;
+            self.copy_block(stream, from, to)?;
+            copy.copied_in(&self.record);
+        }
+        Ok(())
+    }
+
+    fn copy_block(&self, stream: &Stream, from: usize, to: usize) -> Result<()> {
+        self.layers.iter().try_for_each(|layer| match layer {
+            OfLayer::Plain(of) => of.copy_block(stream, from, to),
+            OfLayer::Quantised(of) => of.copy_block(stream, from, to),
+        })
+    }
+
+    /// Queues the copies that these blocks still wait for in this cache, where several share its pool: growing in one of them
+    /// has queued them there. In front of a step that reads the blocks, on its stream.
+    pub(crate) fn copy_awaited(
+        &mut self,
+        stream: &Stream,
+        blocks: impl Iterator<Item = usize>,
+    ) -> Result<()> {
+        for (from, to, number) in self.pool.awaited_copies(blocks, &self.record) {
+            let record = Some(&*self.record);
+            if self.pool.awaits(to, number, record) {
+                self.copy_block(stream, from, to)?;
+                self.pool.copied(to, number, record);
+            }
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 
 /// What a token's key and value are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct CacheShape {
     /// Layers.
     pub layers: usize,
@@ -51,6 +52,12 @@ impl CacheShape {
     /// Whether it is that of latents ([`CacheShape::latent`]).
     pub(crate) fn is_latent(&self) -> bool {
         *self == Self::latent(self.layers).format(self.format)
+    }
+
+    /// The same with values of other heads than the keys'.
+    pub fn value_dim(mut self, value_dim: usize) -> Self {
+        self.value_dim = value_dim;
+        self
     }
 
     /// The same in another format.

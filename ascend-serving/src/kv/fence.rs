@@ -37,6 +37,9 @@ pub trait Lane {
 
     /// A fence behind everything queued so far. A lane that cannot mark its end now returns a fence that is not passed
     /// before that can be told in another way, such as a synchronisation of the lane.
+    ///
+    /// Where this panics, nobody knows when the step is over. It stays open for ever, which an error of `tracing` says: blocks that
+    /// are given back from its beginning on are not handed out again, and the cache stays right.
     fn fence(&self) -> Self::Fence;
 }
 

@@ -6,6 +6,7 @@ use crate::refusal::{Refused, Rule, refused};
 
 /// The slot of a padding token. Engines use different slots for it, so that the caller names one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum PadPolicy {
     /// A negative slot, which the writer skips wherever it stands in the list.
     #[default]

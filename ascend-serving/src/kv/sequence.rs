@@ -4,7 +4,7 @@ use ascend_attention::CallRule;
 
 use crate::refusal::{Refused, Rule, refused, room};
 
-use super::pool::{Block, BlockPool};
+use super::pool::{Block, BlockPool, CacheRecord, SequenceRecord, SequenceStamp};
 use super::slot::{fill_slots, slot};
 
 /// The cached tokens of one request: blocks, and how many tokens they hold.
@@ -21,11 +21,13 @@ pub struct Sequence {
     len: usize,
     /// Tokens in front that were given back.
     dropped: usize,
+    record: SequenceRecord,
 }
 
 /// What growing a sequence asks for before its new tokens are written.
 #[derive(Debug, Default)]
 #[must_use = "new tokens go to these slots, after these copies"]
+#[non_exhaustive]
 pub struct Grown {
     /// The slot of each new token, in order: INT32, as the list of a step's slots has them on the device.
     pub slots: Vec<i32>,
@@ -62,20 +64,34 @@ pub struct BlockCopy {
 }
 
 impl BlockCopy {
-    /// Whether the copy is still to be made: not once it was queued, or when nobody holds `to` any more.
+    /// Whether the copy is still to be made, in any cache of the pool: not once it was queued, or when nobody holds `to` any
+    /// more.
     pub fn is_awaited(&self) -> bool {
-        self.from.pool().awaits(self.to, self.number)
+        self.from.pool().awaits(self.to, self.number, None)
     }
 
     /// Says that the copy was queued, for a cache of one's own;
     /// [`PagedKvCache::copy_blocks`](crate::kv::PagedKvCache::copy_blocks) does so itself.
     pub fn copied(&self) {
-        self.from.pool().copied(self.to, self.number);
+        self.from.pool().copied(self.to, self.number, None);
     }
 
-    /// Refuses a copy from a block that waits for its own.
-    pub(super) fn check_order(&self) -> Result<(), Refused> {
-        match self.from.pool().first_uncopied(std::iter::once(&self.from)) {
+    /// Whether the copy is still to be made in a cache.
+    pub(super) fn is_awaited_in(&self, cache: &CacheRecord) -> bool {
+        let pool = self.from.pool();
+        pool.awaits(self.to, self.number, Some(cache))
+    }
+
+    /// Says that the copy was queued in a cache.
+    pub(super) fn copied_in(&self, cache: &CacheRecord) {
+        let pool = self.from.pool();
+        pool.copied(self.to, self.number, Some(cache));
+    }
+
+    /// Refuses a copy from a block that waits for its own in a cache.
+    pub(super) fn check_order(&self, cache: &CacheRecord) -> Result<(), Refused> {
+        let from = std::iter::once(self.from.id());
+        match self.from.pool().first_uncopied(from, Some(cache)) {
             None => Ok(()),
             Some(block) => Err(uncopied(format_args!(
                 "a copy of block {block} to block {}",
@@ -106,19 +122,22 @@ impl Sequence {
             row: Vec::new(),
             len: 0,
             dropped: 0,
+            record: SequenceRecord::new(pool, 0),
         }
     }
 
-    /// A sequence whose tokens fill these blocks, of which some in front may be given back.
+    /// A sequence whose tokens fill these blocks, in every cache of the pool; some in front may be given back.
     pub(crate) fn of_blocks(pool: &BlockPool, blocks: Vec<Option<Block>>) -> Self {
         let tokens = |blocks: usize| blocks.saturating_mul(pool.block_size());
         let given_back = blocks.iter().take_while(|block| block.is_none()).count();
+        let len = tokens(blocks.len());
         Self {
             pool: pool.clone(),
             row: (blocks.iter())
                 .map(|block| block.as_ref().map_or(0, Block::id))
                 .collect(),
-            len: tokens(blocks.len()),
+            len,
+            record: SequenceRecord::new(pool, len),
             dropped: tokens(given_back),
             blocks,
         }
@@ -170,9 +189,22 @@ impl Sequence {
         self.dropped
     }
 
+    /// The sequence as it is now.
+    pub(crate) fn stamp(&self) -> SequenceStamp {
+        self.record.stamp()
+    }
+
     /// A block of it whose tokens were not copied yet ([`Grown::copies`]), so that no step may read it.
+    ///
+    /// Where several caches share the pool, each asks for itself when a step begins.
     pub(crate) fn uncopied(&self) -> Option<usize> {
-        self.pool.first_uncopied(self.blocks.iter().flatten())
+        self.uncopied_in(None)
+    }
+
+    /// The same in a cache.
+    pub(crate) fn uncopied_in(&self, cache: Option<&CacheRecord>) -> Option<usize> {
+        let blocks = self.blocks.iter().flatten().map(Block::id);
+        self.pool.first_uncopied(blocks, cache)
     }
 
     /// Makes room for `tokens` more tokens. After an error the sequence is as it was.
@@ -215,7 +247,7 @@ impl Sequence {
             copies.push(BlockCopy {
                 from: from.clone(),
                 to: own.id(),
-                number: self.pool.await_copy(&own),
+                number: self.pool.await_copy(from, &own),
             });
             replaced = Some((first_written, own));
         }
@@ -253,6 +285,9 @@ impl Sequence {
         self.blocks.extend(new.into_iter().map(Some));
         let block_size = self.pool.block_size();
         fill_slots(&self.row, self.len..len, block_size, &mut slots)?;
+        if len > self.len {
+            self.record.change();
+        }
         self.len = len;
         Ok(Grown { slots, copies })
     }
@@ -272,6 +307,7 @@ impl Sequence {
             row: self.row.iter().take(kept).copied().collect(),
             len: tokens,
             dropped: self.dropped.min(tokens),
+            record: self.record.fork(tokens),
         }
     }
 
@@ -328,6 +364,9 @@ impl Sequence {
         let kept = tokens.div_ceil(self.pool.block_size());
         self.blocks.truncate(kept);
         self.row.truncate(kept);
+        if tokens < self.len {
+            self.record.cut(tokens);
+        }
         self.len = tokens;
         self.dropped = self.dropped.min(tokens);
         Ok(())
@@ -354,7 +393,10 @@ impl Sequence {
             *block = None;
             *entry = 0;
         }
-        self.dropped = self.dropped.max(dropped);
+        if dropped > self.dropped {
+            self.dropped = dropped;
+            self.record.change();
+        }
         Ok(())
     }
 
@@ -441,6 +483,7 @@ mod tests {
     #[test]
     fn a_copy_is_awaited_as_long_as_somebody_holds_the_block() {
         let pool = pool(6);
+        let cache = CacheRecord::new(&pool);
         let mut first = Sequence::new(&pool);
         let _ = first.grow(6).unwrap();
         let mut second = first.fork();
@@ -454,10 +497,10 @@ mod tests {
         // A copy from the block comes behind the copy to it.
         let behind = third.grow(1).unwrap();
         let behind = behind.copies.first().unwrap();
-        let error = behind.check_order().unwrap_err();
+        let error = behind.check_order(&cache).unwrap_err();
         assert_eq!(error.rule, Rule::BlockUncopied);
         copy.copied();
-        behind.check_order().unwrap();
+        behind.check_order(&cache).unwrap();
         assert_eq!((second.uncopied(), third.uncopied()), (None, Some(3)));
         // Growing leaves the mark, cutting in front of the block takes it away.
         assert!(third.grow(1).unwrap().copies.is_empty());
@@ -530,6 +573,7 @@ mod tests {
         #[test]
         fn every_sequence_reads_its_own_tokens(acts in prop::collection::vec(act(), 1..80)) {
             let pool = pool(12);
+            let record = CacheRecord::new(&pool);
             let mut cache = [0usize; 48];
             let mut sequences: Vec<(Sequence, Vec<usize>)> = vec![(Sequence::new(&pool), Vec::new())];
             let mut next = 1;
@@ -542,7 +586,7 @@ mod tests {
                             for copy in &grown.copies {
                                 let from = copy.from.id() * 4;
                                 cache.copy_within(from..from + 4, copy.to * 4);
-                                prop_assert!(copy.check_order().is_ok() && copy.is_awaited());
+                                prop_assert!(copy.check_order(&record).is_ok() && copy.is_awaited());
                                 copy.copied();
                             }
                             for slot in grown.slots {

@@ -127,13 +127,9 @@ pub const CALLS: &[Call] = &[
     ("PagedKvCache", |draw| {
         let stream = crate::stream();
         let formats = [Cache::BnBsH, Cache::BnNBsD, Cache::Nz];
-        let shape = CacheShape {
-            layers: draw.usize(),
-            kv_heads: draw.usize(),
-            key_dim: draw.usize(),
-            value_dim: draw.usize(),
-            format: draw.of(&formats),
-        };
+        let shape = CacheShape::new(draw.usize(), draw.usize(), draw.usize())
+            .value_dim(draw.usize())
+            .format(draw.of(&formats));
         let (blocks, size, pad) = (draw.usize(), draw.usize(), pad(draw));
         if let Ok(mut cache) = PagedKvCache::<f16>::new(stream.device(), blocks, size, shape, pad) {
             let _ = (cache.bytes(), cache.layer(draw.usize()).is_ok());

@@ -37,6 +37,7 @@ fn settings(blocks: usize, block_size: usize, pad: PadPolicy, window: usize) -> 
     let pad = match pad {
         PadPolicy::SkipNegative => "\"SkipNegative\"".to_owned(),
         PadPolicy::DumpSlot(slot) => format!("{{\"DumpSlot\":{slot}}}"),
+        other => panic!("{other:?}: how is it written?"),
     };
     let causality = match window {
         0 => "\"Causal\"".to_owned(),

@@ -94,10 +94,8 @@ where
         _ => Tensor::<T>::empty(stream.device(), [8]).unwrap().into(),
     };
     let mask = layers.mask();
-    let options = LayerOptions {
-        mask: Some(&mask),
-        learnable_sink: (layers == Layers::Sinks).then_some(&sink),
-    };
+    let mut options = LayerOptions::default().mask(&mask);
+    options.learnable_sink = (layers == Layers::Sinks).then_some(&sink);
     let choices = attention.backend_choices(stream, options).unwrap();
     let states: Vec<_> = choices.iter().map(|choice| choice.state).collect();
     use AttentionState as S;

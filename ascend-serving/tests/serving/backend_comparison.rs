@@ -169,10 +169,7 @@ fn schedule(
 }
 
 fn trial(seed: u64) -> BackendTrial {
-    BackendTrial {
-        seed,
-        ..BackendTrial::new(shape(), 2)
-    }
+    BackendTrial::new(shape(), 2).seed(seed)
 }
 
 /// What a request has cached before the first step.
@@ -296,10 +293,7 @@ fn the_same_backend_computes_the_same_and_seeds_differ() {
     let found = compare_backends::<bf16>(&stream, &trial(1), both(), &steps).unwrap();
     assert_eq!((found.equal_share(), found.furthest()), (Some(1.0), None));
     // Runs write the same keys: later steps stay what they were.
-    let often = BackendTrial {
-        runs: 3,
-        ..trial(1)
-    };
+    let often = trial(1).runs(3);
     let next = schedule(
         None,
         [100, 0, 0],

@@ -69,7 +69,7 @@ proptest! {
     ) {
         let stream = harness::stream();
         let (key_dim, value_dim) = (16 * dims.0, 16 * dims.1);
-        let shape = CacheShape { layers: 1, kv_heads: heads, key_dim, value_dim, format };
+        let shape = CacheShape::new(1, heads, key_dim).value_dim(value_dim).format(format);
         let pad = if dump { PadPolicy::DumpSlot(0) } else { PadPolicy::SkipNegative };
         let mut cache = cache(&stream, block_size, shape, pad);
         let capacity = BLOCKS * block_size;

@@ -15,10 +15,7 @@ use crate::tokens::DIM;
 pub const KV_HEADS: usize = 2;
 pub const HEADS: usize = 4;
 pub const WINDOW: usize = 150;
-pub const POLICY: StatePolicy = StatePolicy {
-    chunked_prefill: true,
-    drafting: None,
-};
+pub const POLICY: StatePolicy = StatePolicy::new(true, None);
 
 pub fn shape() -> AttentionShape {
     AttentionShape::new(HEADS, KV_HEADS, DIM)

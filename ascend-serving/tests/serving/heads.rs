@@ -16,10 +16,7 @@ use ascend_serving::{
 };
 
 fn cache(stream: &Stream, kv_heads: usize, [key, value]: [usize; 2]) -> PagedKvCache<bf16> {
-    let shape = CacheShape {
-        value_dim: value,
-        ..CacheShape::new(1, kv_heads, key)
-    };
+    let shape = CacheShape::new(1, kv_heads, key).value_dim(value);
     PagedKvCache::new(stream.device(), 8, 128, shape, PadPolicy::SkipNegative).unwrap()
 }
 
@@ -107,6 +104,7 @@ fn step(
     let mut attention = Attention::new(shape, cache(stream, kv_heads, dims), backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(stream, &mut sequence, cached + new)?;
+    attention.cache().set_computed(&sequence, cached)?;
     let settings = BatchSettings::of(attention.cache(), causality);
     let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, new)], settings)?;
     let query = rows(stream, new, heads, dims[0]);
@@ -195,10 +193,7 @@ fn a_rule_that_changed_is_asked_again_when_its_tensors_are_forgotten() {
     let all = rows(&stream, 4, 1, 64);
     let of = MaskKind::from(mask.clone());
     let mut run = || {
-        let options = LayerOptions {
-            mask: Some(&of),
-            ..LayerOptions::default()
-        };
+        let options = LayerOptions::default().mask(&of);
         let mut step = attention.begin(&stream, &metadata).unwrap();
         let output = step.forward_with(0, &all, &all, &all, options).unwrap();
         output.attention.download(&stream).unwrap()

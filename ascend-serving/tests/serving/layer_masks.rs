@@ -112,10 +112,7 @@ fn model() -> impl Strategy<Value = Model> {
 }
 
 fn options(mask: &MaskKind) -> LayerOptions<'_> {
-    LayerOptions {
-        mask: Some(mask),
-        ..LayerOptions::default()
-    }
+    LayerOptions::default().mask(mask)
 }
 
 struct Engine<'a> {
@@ -145,10 +142,8 @@ impl<'a> Engine<'a> {
         let mut schedule = Schedule::of(6);
         schedule.begin = 4;
         schedule.tokens = 300;
-        let settings = BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy {
-            chunked_prefill: true,
-            drafting: None,
-        });
+        let settings =
+            BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(true, None));
         Self {
             stream,
             masks: model.masks(),
@@ -287,6 +282,7 @@ fn small(stream: &Stream, tokens: usize, backends: Backends<bf16>) -> (Attention
     let mut attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(stream, &mut sequence, tokens).unwrap();
+    attention.cache().set_computed(&sequence, tokens).unwrap();
     (attention, sequence)
 }
 
@@ -439,7 +435,7 @@ proptest! {
         let mut model = GroupedAttention::new(2, groups).unwrap();
         let mut sequence = model.sequence();
         let mut names: Vec<u64> = Vec::new();
-        let policy = StatePolicy { chunked_prefill: true, drafting: None };
+        let policy = StatePolicy::new(true, None);
         for (nth, new) in steps.into_iter().enumerate() {
             model.grow(&stream, &mut sequence, new).unwrap();
             let first = names.len();
@@ -494,6 +490,8 @@ fn a_mask_is_made_once_for_steps_of_the_same_lengths() {
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let mut seen = Vec::new();
     for new in [5, 5, 6, 5] {
+        // Steps of one layer, whose cached keys nobody looks at.
+        attention.cache().set_computed(&sequence, 200).unwrap();
         let request = BatchRequest::of(&sequence, new);
         let metadata = AttentionMetadata::new(&[request], settings).unwrap();
         let mask = mask.clone().into();
@@ -502,6 +500,31 @@ fn a_mask_is_made_once_for_steps_of_the_same_lengths() {
     }
     assert_eq!(seen, [5 * 200, 5 * 200, 11 * 200, 11 * 200]);
     assert_eq!(mask.kept_bytes(), 11 * 256);
+}
+
+/// Forgotten while another thread asks its rule, here by the rule itself.
+#[test]
+fn a_mask_that_is_forgotten_while_it_is_made_is_not_kept() {
+    use std::sync::{Arc, Mutex};
+
+    let stream = harness::stream();
+    let own: Arc<Mutex<Option<NamedMask>>> = Arc::default();
+    let forgetting = own.clone();
+    let mask = NamedMask::new("forgets itself", move |_, token, key| {
+        if let Some(mask) = forgetting.lock().unwrap().take() {
+            mask.forget();
+        }
+        key <= token
+    });
+    let (mut attention, sequence) = small(&stream, 9, Backends::none().with(Masked));
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 9)], settings).unwrap();
+    let kind = mask.clone().into();
+    *own.lock().unwrap() = Some(mask.clone());
+    one_layer(&stream, &mut attention, &metadata, &kind).unwrap();
+    assert_eq!(mask.kept_bytes(), 0, "made in part by what was forgotten");
+    one_layer(&stream, &mut attention, &metadata, &kind).unwrap();
+    assert!(mask.kept_bytes() > 0);
 }
 
 #[test]

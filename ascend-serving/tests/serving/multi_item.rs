@@ -49,7 +49,7 @@ proptest! {
         let mut sequences: Vec<Sequence> = prompts.iter().map(|_| Sequence::new(attention.cache().pool())).collect();
         // All requests go on in each step: those that are through take one more token, which nobody looks at.
         let longest = prompts.iter().map(MultiItemPrompt::tokens).max().unwrap();
-        let policy = StatePolicy { chunked_prefill: true, drafting: None };
+        let policy = StatePolicy::new(true, None);
         let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(policy);
         let mask = MaskKind::from(MultiItemPrompt::mask(prompts.clone()));
         let name = |request: usize, token: usize| (request * 10_000 + token) as u64;

@@ -162,10 +162,10 @@ impl<'a, T: Number> Engine<'a, T> {
         schedule.tokens = 900;
         Self {
             stream,
-            settings: BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy {
-                chunked_prefill: model.chunked,
-                drafting: model.mtp.then_some(Drafting::Mtp),
-            }),
+            settings: BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(
+                model.chunked,
+                model.mtp.then_some(Drafting::Mtp),
+            )),
             attention: Attention::new(shape, cache, backends),
             shape,
             schedule,

@@ -433,10 +433,7 @@ impl<'a> Model<'a> {
         let requests: Vec<_> = requests
             .map(|((_, sequence), new)| GroupedRequest::of(sequence, *new))
             .collect();
-        let policy = StatePolicy {
-            chunked_prefill: true,
-            drafting: None,
-        };
+        let policy = StatePolicy::new(true, None);
         let metadata = self.attention.metadata(&requests, policy).unwrap();
         let running = self.running.iter().zip(new);
         let names = running.flat_map(|((names, _), new)| &names[names.len() - new..]);

@@ -149,6 +149,7 @@ fn bits(stored: QuantisedType, number: f32) -> u8 {
         QuantisedType::Int8 => (number.round_ties_even() as i8) as u8,
         QuantisedType::Float8E4M3Fn => Float8E4M3Fn::from_f32(number).to_bits(),
         QuantisedType::HiFloat8 => HiFloat8::from_f32(number).to_bits(),
+        other => panic!("{other:?}: how is it rounded?"),
     }
 }
 
@@ -176,10 +177,7 @@ fn scales_that_divide_nothing_are_refused() {
     assert_eq!(rule(with(&[few])), Rule::QuantisedScale);
     let floats = PagedKvCache::<f32>::quantised(&stream, 1, 128, shape, pad, &[uniform(1.0)]);
     assert_eq!(blamed(floats), "T");
-    let huge = CacheShape {
-        kv_heads: usize::MAX,
-        ..shape
-    };
+    let huge = CacheShape::new(shape.layers, usize::MAX, shape.key_dim);
     let refused = ChannelScales::uniform(&huge, 1.0, 1.0).unwrap_err();
     assert_eq!(refused.rule, Rule::QuantisedScale);
 }
@@ -501,11 +499,7 @@ fn values_that_no_call_reads_make_no_cache() {
     let stream = harness::stream();
     let pad = PadPolicy::SkipNegative;
     for (key_dim, value_dim) in [(1024, DIM), (DIM, 1024)] {
-        let shape = CacheShape {
-            key_dim,
-            value_dim,
-            ..CacheShape::new(1, 1, DIM)
-        };
+        let shape = CacheShape::new(1, 1, key_dim).value_dim(value_dim);
         let scales = [ChannelScales::uniform(&shape, 1.0, 1.0).unwrap()];
         for made in [
             PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, &scales),
@@ -602,6 +596,8 @@ fn long_contexts_are_dequantised_in_parts() {
         let write = cache.plan_write(&stream, &slots, &key, &value).unwrap();
         cache.write(&stream, &write, 0, &key, &value).unwrap();
     }
+    let written = sequence.len();
+    attention.cache().set_computed(&sequence, written).unwrap();
     attention.grow(&stream, &mut sequence, 2).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 2)], settings).unwrap();

@@ -69,6 +69,7 @@ fn scale(stored: QuantisedType, layer: usize, what: u64, channel: usize) -> f32 
         QuantisedType::Int8 => [1.0 / 160.0, 0.07, 0.2, 0.011],
         QuantisedType::Float8E4M3Fn => [1.0 / 400.0, 0.07, 3.0, 0.011],
         QuantisedType::HiFloat8 => [1.0 / 3000.0, 0.07, 3.0, 0.011],
+        other => panic!("{other:?}: which scales does it take?"),
     };
     let scale = steps[(channel + layer + what as usize) % steps.len()];
     bf16::from_f32(scale).to_f32()
@@ -110,6 +111,7 @@ fn stored<T: Number>(model: &Model, layer: usize, what: u64, numbers: Vec<f64>) 
         QuantisedType::Int8 => number.round_ties_even().clamp(-128.0, 127.0),
         QuantisedType::Float8E4M3Fn => Float8E4M3Fn::from_f32(number).to_f32(),
         QuantisedType::HiFloat8 => HiFloat8::from_f32(number).to_f32(),
+        other => panic!("{other:?}: how is it rounded?"),
     };
     if model.by_token {
         let most = numbers
@@ -216,10 +218,10 @@ impl<'a, T: Number> Engine<'a, T> {
         };
         Self {
             stream,
-            settings: settings.policy(StatePolicy {
-                chunked_prefill: model.chunked,
-                drafting: model.mtp.then_some(Drafting::Mtp),
-            }),
+            settings: settings.policy(StatePolicy::new(
+                model.chunked,
+                model.mtp.then_some(Drafting::Mtp),
+            )),
             model,
             attention,
             graphs,

@@ -77,6 +77,7 @@ fn fill(
             .write(stream, &write.unwrap(), layer, &key, &value)
             .unwrap();
     }
+    cache.set_computed(sequence, sequence.len()).unwrap();
 }
 
 /// Runs a step and compares every row of it, or of long ones some. `sees` says which keys a row sees: request, layer, row,
@@ -148,10 +149,8 @@ fn run_on(
             ..BatchRequest::of(sequence, request.new)
         })
         .collect();
-    let settings = BatchSettings::of(attention.cache(), case.causality).policy(StatePolicy {
-        chunked_prefill: true,
-        drafting: None,
-    });
+    let settings =
+        BatchSettings::of(attention.cache(), case.causality).policy(StatePolicy::new(true, None));
     let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
     metadata.pad_to(metadata.tokens() + case.pad).unwrap();
     let mut tokens: Vec<u64> = Vec::new();

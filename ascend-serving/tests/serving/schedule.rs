@@ -126,10 +126,10 @@ impl<'a, T: Number> Engine<'a, T> {
         schedule.window = model.window;
         Self {
             stream,
-            settings: BatchSettings::of(&cache, causality).policy(StatePolicy {
-                chunked_prefill: model.chunked,
-                drafting: model.mtp.then_some(Drafting::Mtp),
-            }),
+            settings: BatchSettings::of(&cache, causality).policy(StatePolicy::new(
+                model.chunked,
+                model.mtp.then_some(Drafting::Mtp),
+            )),
             model,
             attention: Attention::new(shape, cache, backends),
             shape,

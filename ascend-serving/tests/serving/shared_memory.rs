@@ -32,13 +32,11 @@ fn check(stream: &Stream, cache: PagedKvCache<bf16>, backends: Backends<bf16>, m
     let shape = AttentionShape::new(HEADS, HEADS, DIM);
     let mut attention = Attention::new(shape, cache, backends);
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
-    let settings = settings.policy(StatePolicy {
-        chunked_prefill: true,
-        drafting: None,
-    });
+    let settings = settings.policy(StatePolicy::new(true, None));
     let mut sequences = NEW.map(|_| Sequence::new(attention.cache().pool()));
     for (sequence, new) in sequences.iter_mut().zip(NEW) {
         attention.grow(stream, sequence, 5 + new).unwrap();
+        attention.cache().set_computed(sequence, 5).unwrap();
     }
     let requests: Vec<_> = sequences
         .iter()
@@ -109,6 +107,7 @@ fn the_cache_is_no_place_for_an_output() {
     let mut attention = Attention::new(shape, plain(&stream), backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(&stream, &mut sequence, 9).unwrap();
+    attention.cache().set_computed(&sequence, 6).unwrap();
     let key = attention.cache().layer(0).unwrap().key.clone();
     let blocks = key.shape().iter().product::<usize>() / (HEADS * DIM);
     let rows = key.reshape([blocks, HEADS, DIM]).unwrap();

@@ -160,12 +160,11 @@ fn check(of: Of, requests: &[(usize, usize)]) -> Result<(), TestCaseError> {
         attention
             .grow(&stream, &mut sequence, cached - shared + new)
             .unwrap();
+        attention.cache().set_computed(&sequence, *cached).unwrap();
         sequences.push(sequence);
     }
-    let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(StatePolicy {
-        chunked_prefill: true,
-        drafting: None,
-    });
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal)
+        .policy(StatePolicy::new(true, None));
     let batch: Vec<_> = (sequences.iter().zip(requests))
         .map(|(sequence, (cached, new))| BatchRequest {
             prompt_len: Some(cached + new),

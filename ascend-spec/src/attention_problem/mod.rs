@@ -30,6 +30,7 @@ pub use sequences::{Padding, SequenceLengths, SequenceRows};
 pub use small_tensor::SmallTensor;
 pub use visibility::{MaskRows, MaskTensor, MaskUse, TreeMask};
 
+use crate::layout::Extents;
 use crate::{DType, SparseMode};
 pub(crate) use rows::KeyValueList;
 
@@ -229,6 +230,17 @@ impl AttentionProblem<'_> {
     /// Whether query or keys are left padded.
     pub(crate) fn is_padded(&self) -> bool {
         self.query_padding.is_some() || self.key_padding.is_some()
+    }
+}
+
+/// Sizes of batch, heads, rows and head dimension as the extents of a tensor.
+fn extents(sizes: [usize; 4]) -> Extents {
+    let [batch, heads, rows, dim] = sizes.map(|size| i64::try_from(size).unwrap_or(i64::MAX));
+    Extents {
+        batch,
+        heads,
+        rows,
+        dim,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Keys and values that sequences do not have for themselves: the pages of a cache, and a shared prefix.
 
-use super::{ByteRange, Rows, SmallTensor};
+use super::{Rows, SmallTensor};
 
 /// A paged cache and its block table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +28,4 @@ pub struct Prefix {
     pub key: Rows,
     /// Value rows, of batch 0.
     pub value: Rows,
-    /// Bytes of the key tensor by its description; `None` if no memory could hold it.
-    pub key_bytes: Option<ByteRange>,
-    /// Bytes of the value tensor by its description; `None` if no memory could hold it.
-    pub value_bytes: Option<ByteRange>,
 }

@@ -1,6 +1,6 @@
 //! The additive position bias: a tensor, or distances of query and key times a slope.
 
-use super::{ByteRange, Grid, Rows};
+use super::{Grid, Rows};
 
 /// An additive position bias from a tensor of batch, heads, query rows and keys. An axis of rows or keys that ends early
 /// adds 0 behind its end. Where the problem has [`SequenceTerms`](super::SequenceTerms), they say where its elements are.
@@ -10,8 +10,6 @@ pub struct BiasTensor {
     pub rows: Rows,
     /// Sizes of the four axes.
     pub sizes: [usize; 4],
-    /// Bytes of the tensor by its description; `None` if no memory could hold it.
-    pub bytes: Option<ByteRange>,
     /// Whether it is added to the products of queries and keys before these are scaled.
     pub before_scale: bool,
 }

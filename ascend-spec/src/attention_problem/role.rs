@@ -2,6 +2,7 @@
 
 /// The role of a tensor in an [`AttentionProblem`](super::AttentionProblem), whatever the operator calls its argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum TensorRole {
     /// Queries.
     Query,

@@ -1,8 +1,8 @@
 //! What the scores of single sequences are made of, where an operator has it for each sequence.
 
-use super::{AttentionProblem, MaskRows};
-use crate::MaskGeometry;
-use std::ops::Range;
+use super::{AttentionProblem, ByteRange, MaskRows, Rows, extents};
+use crate::layout::{Extents, View};
+use crate::{DType, MaskGeometry};
 
 /// What the scores of one sequence are made of: visible keys, and where the tensors with an element for each score, or for
 /// each row, have those of the sequence. Rows and keys count from the first of the sequence.
@@ -85,8 +85,8 @@ impl SoftmaxRows {
 /// sum are those of all weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
-    /// Number of bytes of the drop mask that are read, from its base address on.
-    pub bytes: u64,
+    /// The bytes of the drop mask that are read, from its base address.
+    pub bytes: ByteRange,
     /// Share of the weights that are kept; above 0.
     pub keep_prob: f64,
 }
@@ -97,26 +97,61 @@ pub struct Dropout {
 /// and the number of keys. With a sink it has the sink and 1. Rows of a sequence without keys have 0 and 0, and are zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SoftmaxOutputs {
-    /// Number of elements that are written, from the first one on.
-    pub elements: u64,
-    /// The first one, from the base address of the maxima.
+    /// The first element, from the base address of the maxima.
     pub max_offset: i64,
-    /// The first one, from the base address of the sums.
+    /// The first element, from the base address of the sums.
     pub sum_offset: i64,
-}
-
-impl SoftmaxOutputs {
-    /// The bytes that are written of the tensor whose first element is `offset`; `None` if no memory could hold them.
-    pub(super) fn bytes(&self, offset: i64) -> Option<Range<u64>> {
-        const SIZE: u64 = size_of::<f32>() as u64;
-        let start = u64::try_from(offset).ok()?.checked_mul(SIZE)?;
-        Some(start..start.checked_add(self.elements.checked_mul(SIZE)?)?)
-    }
 }
 
 impl AttentionProblem<'_> {
     /// The terms of sequence `b`, if the problem has them for each sequence.
     pub fn terms_of(&self, b: usize) -> Option<&SequenceTerms> {
         self.terms.get(b)
+    }
+
+    /// The elements of the bias tensor for the rows and keys of sequence `b`, as the rows of a tensor of one batch
+    /// entry and their extents, where [`SequenceTerms`] say where they are. Of a bias that has elements for keys up to
+    /// a row's own number alone it is one row, the last one, whose last element is that of distance 0.
+    pub fn bias_rows(&self, b: usize) -> Option<(Rows, Extents)> {
+        let (bias, at) = (self.bias?, self.terms_of(b)?.bias?);
+        let [.., longest] = bias.sizes;
+        let (q_len, kv_len) = (self.q_len(b), self.kv_len(b));
+        let (first, rows, keys) = match at.up_to_row {
+            true => (at.first.saturating_sub(longest as i64 - 1), 1, longest),
+            false => (at.first, q_len, kv_len),
+        };
+        let view = View {
+            offset: first,
+            batch: 0,
+            head: at.head,
+            row: at.row,
+            dim: 1,
+        };
+        let keys = if q_len == 0 || kv_len == 0 { 0 } else { keys };
+        let of = extents([1, self.heads, rows, keys]);
+        Some((Rows { view, ..bias.rows }, of))
+    }
+
+    /// The elements of a softmax output for `rows` rows of sequence `b`, as the rows of a tensor of one batch entry and
+    /// their extents. The tensor's first element is `offset`.
+    pub fn softmax_rows(&self, b: usize, rows: usize, offset: i64) -> Option<(Rows, Extents)> {
+        let at = self.terms_of(b)?.softmax;
+        let view = View {
+            offset: offset.saturating_add(at.first),
+            batch: 0,
+            head: at.head,
+            row: at.row,
+            dim: 1,
+        };
+        let of = extents([1, self.heads, rows, SoftmaxRows::COPIES]);
+        let dtype = DType::Float;
+        Some((
+            Rows {
+                view,
+                lanes: 0,
+                dtype,
+            },
+            of,
+        ))
     }
 }

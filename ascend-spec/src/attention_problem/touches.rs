@@ -1,7 +1,8 @@
-//! The memory that a problem touches.
+//! The memory that a problem touches, by the strides with which a kernel walks its tensors.
 
 use super::{
-    AttentionProblem, ByteRange, Grid, MaskUse, ScaleOffset, SmallTensor, TensorRole, Work,
+    AttentionProblem, ByteRange, Grid, MaskUse, Rows, ScaleOffset, SmallTensor, TensorRole, Work,
+    extents,
 };
 use crate::layout::Extents;
 use std::ops::Range;
@@ -14,47 +15,54 @@ impl AttentionProblem<'_> {
             return;
         }
         let batch = if self.packed { 1 } else { self.batch };
-        let extents = |heads: usize, rows: usize, dim: usize| Extents {
-            batch: batch as i64,
-            heads: heads as i64,
-            rows: rows as i64,
-            dim: dim as i64,
-        };
-        let out = extents(self.heads, self.query_rows, self.value_dim);
+        let of_query = |rows, dim| extents([batch, self.heads, rows, dim]);
+        let out = of_query(self.query_rows, self.value_dim);
         visit(TensorRole::Output, self.out.bytes(out));
         if let Some(lse) = &self.lse {
-            visit(
-                TensorRole::LogSumExp,
-                lse.bytes(extents(self.heads, self.query_rows, 1)),
-            );
+            let of = of_query(self.query_rows, 1);
+            visit(TensorRole::LogSumExp, lse.bytes(of));
         }
         if let Some(softmax) = &self.softmax {
             for (role, offset) in [
                 (TensorRole::SoftmaxMax, softmax.max_offset),
                 (TensorRole::SoftmaxSum, softmax.sum_offset),
             ] {
-                visit(role, softmax.bytes(offset));
+                let rows = |b| match self.work {
+                    Work::Attend => self.q_len(b),
+                    _ => self.query_rows,
+                };
+                let each = (0..self.batch).map(|b| self.softmax_rows(b, rows(b), offset));
+                visit(role, all_of(each));
             }
         }
         if self.work == Work::Fill {
             return;
         }
-        let query = extents(self.heads, self.query_rows, self.head_dim);
+        let query = of_query(self.query_rows, self.head_dim);
         visit(TensorRole::Query, self.query.bytes(query));
         if let Some(rope) = &self.query_rope {
-            let of = Extents {
-                rows: self.query_rope_rows() as i64,
-                dim: self.rope_dim as i64,
-                ..query
-            };
+            let of = of_query(self.query_rope_rows(), self.rope_dim);
             visit(TensorRole::QueryRope, rope.bytes(of));
         }
         self.touches_keys(visit);
+        if let Some(prefix) = &self.prefix {
+            let of = |dim| extents([1, self.kv_heads, prefix.len, dim]);
+            let (key, value) = (of(self.head_dim), of(self.value_dim));
+            visit(TensorRole::KeyPrefix, prefix.key.bytes(key));
+            visit(TensorRole::ValuePrefix, prefix.value.bytes(value));
+        }
+        if let Some(bias) = &self.bias {
+            let touched = match self.terms.is_empty() {
+                true => bias.rows.bytes(extents(bias.sizes)),
+                false => all_of((0..self.batch).map(|b| self.bias_rows(b))),
+            };
+            visit(TensorRole::Bias, touched);
+        }
         if self.mask != MaskUse::None {
             visit(TensorRole::Mask, self.mask_bytes());
         }
         if let Some(dropout) = &self.dropout {
-            visit(TensorRole::DropMask, Some(0..dropout.bytes));
+            visit(TensorRole::DropMask, Some(dropout.bytes.range()));
         }
         for (role, bytes) in self.described_tensors() {
             visit(role, bytes.map(ByteRange::range));
@@ -70,31 +78,26 @@ impl AttentionProblem<'_> {
                 None if self.list.is_some() || self.packed => (1, self.key_axis_of(b)),
                 None => (self.batch, self.key_axis_of(b)),
             };
-            let of = |dim: usize| Extents {
-                batch: batch as i64,
-                heads: self.kv_heads as i64,
-                rows: rows as i64,
-                dim: dim as i64,
-            };
+            let of = |dim| extents([batch, self.kv_heads, rows, dim]);
             visit(TensorRole::Key(b), at.key.bytes(of(self.head_dim)));
             visit(TensorRole::Value(b), at.value.bytes(of(self.value_dim)));
-            // One tensor for all sequences, also where the keys are a list.
+            // One tensor for all sequences, also where the keys are a list: then it has the rows of the longest of
+            // them.
             if let Some(rope) = at.key_rope.filter(|_| b == 0) {
-                let batch = if self.list.is_some() {
-                    self.batch
-                } else {
-                    batch
+                let (batch, rows) = match self.list {
+                    Some(_) => {
+                        let longest = (0..self.batch).map(|b| self.key_axis_of(b)).max();
+                        (self.batch, longest.unwrap_or(0))
+                    }
+                    None => (batch, rows),
                 };
-                let of = Extents {
-                    batch: batch as i64,
-                    ..of(self.rope_dim)
-                };
+                let of = extents([batch, self.kv_heads, rows, self.rope_dim]);
                 visit(TensorRole::KeyRope, rope.bytes(of));
             }
         }
     }
 
-    /// The tensors that are touched as far as their descriptions reach.
+    /// The small tensors, of which kernels read nothing outside of their descriptions.
     fn described_tensors(&self) -> impl Iterator<Item = (TensorRole, Option<ByteRange>)> {
         let small = |tensor: SmallTensor| (tensor.role, tensor.bytes);
         let grid = move |grid: Grid| small(grid.tensor);
@@ -110,12 +113,8 @@ impl AttentionProblem<'_> {
         // One tensor may serve keys and values.
         let shared = key == value;
         [
-            self.bias.map(|bias| (TensorRole::Bias, bias.bytes)),
             self.slopes.map(|slopes| grid(slopes.grid)),
             self.pages.map(|pages| small(pages.table)),
-            self.prefix.map(|of| (TensorRole::KeyPrefix, of.key_bytes)),
-            self.prefix
-                .map(|of| (TensorRole::ValuePrefix, of.value_bytes)),
             self.sink.map(grid),
             self.probability_scale.map(grid),
             self.query_padding.map(small),
@@ -129,4 +128,18 @@ impl AttentionProblem<'_> {
         .flatten()
         .chain(int8.into_iter().flatten())
     }
+}
+
+/// The bytes that rows of one tensor touch together; `None` if no memory could hold them.
+fn all_of(rows: impl Iterator<Item = Option<(Rows, Extents)>>) -> Option<Range<u64>> {
+    let mut touched = 0..0;
+    for (rows, of) in rows.flatten() {
+        let bytes = rows.bytes(of)?;
+        touched = match (touched.is_empty(), bytes.is_empty()) {
+            (true, _) => bytes,
+            (_, true) => touched,
+            _ => touched.start.min(bytes.start)..touched.end.max(bytes.end),
+        };
+    }
+    Some(touched)
 }

@@ -10,6 +10,7 @@
 ///
 /// Source: aclnnFusedInferAttentionScore V2, parameter tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum AntiquantMode {
     /// A scale for each head and dimension: `[1, N, 1, D]`, `[1, N, D]` or `[1, N * D]`, as the layout orders them; or
     /// one for all (per tensor): `[1]`.

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 /// Which of the operator's two paths takes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Route {
     /// Several query rows a sequence (CANN's prompt path).
     Prefill,

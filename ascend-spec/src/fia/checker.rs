@@ -9,6 +9,7 @@ use crate::{Cann, DType, Layout, Refusal, SparseMode, Target, TensorDesc};
 
 /// The parts of the operator that check calls, each with rules of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Checker {
     /// The path of several query rows a sequence.
     Prefill,

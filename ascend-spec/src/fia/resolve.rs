@@ -83,7 +83,10 @@ fn problem<'a>(
         mode,
         tokens: (call.pre_tokens, call.next_tokens),
         mask,
-        mask_described: call.mask().and_then(ByteRange::described),
+        mask_described: call
+            .mask()
+            .filter(|_| mask != MaskUse::None)
+            .and_then(ByteRange::described),
         query: Rows::new(f.layout.input(), f.query, f.q.dim),
         out: Rows::new(f.layout.output(), &out, value_dim),
         lse,
@@ -104,7 +107,8 @@ fn problem<'a>(
     problem.prefix = shared_prefix(f);
     let prefixes = [&call.key_shared_prefix, &call.value_shared_prefix];
     let packed = |prefix: &TensorDesc| prefix.dtype == DType::Int32;
-    if prefixes.into_iter().flatten().any(packed) && !f.target.is_950() {
+    let packed = prefixes.into_iter().flatten().any(packed);
+    if problem.prefix.is_some() && packed && !f.target.is_950() {
         return Err(Unsupported {
             feature: "a shared prefix (keySharedPrefix) of INT32",
         });
@@ -178,7 +182,6 @@ fn problem<'a>(
                 dtype: pse.dtype,
             },
             sizes: [0, 1, 2, 3].map(axis),
-            bytes: ByteRange::described(pse),
             before_scale: false,
         });
     }
@@ -267,7 +270,7 @@ fn quantised(f: &Facts<'_>, problem: &mut AttentionProblem<'_>) -> Result<(), Un
             });
         }
     }
-    if !f.out.dtype.is_half() {
+    if !problem.out.dtype.is_half() {
         problem.out_quantisation = Some(quantisation::output(f).ok_or(small)?);
     }
     Ok(())
@@ -392,7 +395,11 @@ fn pages(f: &Facts<'_>) -> Option<Pages> {
     })
 }
 
+/// The shared prefix, at which the split-fuse path does not look.
 fn shared_prefix(f: &Facts<'_>) -> Option<Prefix> {
+    if f.checker == Checker::SplitFuse {
+        return None;
+    }
     let (key, value) = (
         f.call.key_shared_prefix.as_ref()?,
         f.call.value_shared_prefix.as_ref()?,
@@ -401,8 +408,6 @@ fn shared_prefix(f: &Facts<'_>) -> Option<Prefix> {
         len: usize::try_from(prefix::length(f)).unwrap_or(0),
         key: Rows::new(f.layout.input(), key, f.k.dim),
         value: Rows::new(f.layout.input(), value, f.v.dim),
-        key_bytes: ByteRange::described(key),
-        value_bytes: ByteRange::described(value),
     })
 }
 

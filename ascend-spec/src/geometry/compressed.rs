@@ -8,6 +8,7 @@ use crate::{Dims, SparseMode};
 /// A mask template. The operator reads the mask of a tile of the scores out of it, at a place that depends on where the
 /// tile lies to the diagonal: so one template serves every length and window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum CompressedMask {
     /// `[2048, 2048]`: a strict upper triangle of ones.
     Causal,

@@ -10,6 +10,7 @@ use std::fmt;
 /// [`Sparsity`](crate::Sparsity) say what a row sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum SparseMode {
     /// Without a mask tensor: everything. With one: the band `i - pre <= j <= i + next` where the tensor is 0.
     DefaultMask = 0,
@@ -38,6 +39,7 @@ pub enum SparseMode {
 
 /// What a mode wants of `attenMask`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum MaskDemand {
     /// A full tensor, or none to let every row see every key.
     MayBeFull,
@@ -175,6 +177,7 @@ impl fmt::Display for SparseMode {
 
 /// The attention operators that have a `sparseMode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Operator {
     /// `aclnnFusedInferAttentionScore`, every version.
     FusedInferAttentionScore,

@@ -59,21 +59,42 @@ impl ScatterProblem {
         pieces.place(self.block_size, block, row, piece)
     }
 
-    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address.
-    /// Of a cache that is all of it. Nothing without tokens.
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address:
+    /// those of all tokens, and of a cache those of all slots. Nothing without tokens.
     pub fn touches(&self, call: &ScatterCall<'_>, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
         if self.tokens == 0 {
             return;
         }
-        let mut one = |parameter, desc: Option<TensorDesc>| {
-            if let Some(range) = desc.and_then(|desc| desc.byte_range()) {
-                visit(parameter, range);
+        let slot_bytes = call
+            .slot_mapping
+            .and_then(|desc| desc.dtype.size())
+            .unwrap_or(0);
+        let mut rows_of = |count: u64, bytes: usize, parameter, desc: Option<TensorDesc>| {
+            if let Some(desc) = desc {
+                visit(
+                    parameter,
+                    desc.first_bytes(count.saturating_mul(bytes as u64)),
+                );
             }
         };
-        one(Parameter::Key, call.key);
-        one(Parameter::KeyCache, call.key_cache);
-        one(Parameter::SlotMapping, call.slot_mapping);
-        one(Parameter::Value, call.value);
-        one(Parameter::ValueCache, call.value_cache);
+        let (tokens, slots) = (self.tokens as u64, self.slots());
+        rows_of(
+            tokens,
+            slot_bytes,
+            Parameter::SlotMapping,
+            call.slot_mapping,
+        );
+        let key = self.key.row_bytes();
+        rows_of(tokens, key, Parameter::Key, call.key);
+        rows_of(slots, key, Parameter::KeyCache, call.key_cache);
+        if let Some(value) = self.value {
+            rows_of(tokens, value.row_bytes(), Parameter::Value, call.value);
+            rows_of(
+                slots,
+                value.row_bytes(),
+                Parameter::ValueCache,
+                call.value_cache,
+            );
+        }
     }
 }

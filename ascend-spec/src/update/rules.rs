@@ -4,7 +4,9 @@ use super::{UpdateCall, UpdateProblem};
 use crate::dtype::Names;
 use crate::rule::{broken, require, rules};
 use crate::update::Version;
-use crate::{DType, Dims, Format, Refusal, Soc, Target, TensorDesc, Unsupported, Violation};
+use crate::{
+    Cann, DType, Dims, Format, Refusal, Scope, Span, Target, TensorDesc, Unsupported, Violation,
+};
 
 rules! {
     in Scope::ALL;
@@ -42,15 +44,30 @@ rules! {
         "lseOut is given with updateType 1 and only then",
         "give lseOut exactly when updateType is 1";
     EMPTY_ROW = "update.empty_row", Lint("only numbers change"), V1, "AttentionUpdate documentation, formula",
-        "no log-sum-exp is +inf, and each row has one above -inf: the formula has no other result than NaN",
-        "replace +inf by -inf, and leave rows out that no part has keys for";
+        "each row has keys in a part: where every log-sum-exp is infinite, the formula has no other result than NaN",
+        "leave rows out that no part has keys for, or fill them with zeros afterwards";
+    INFINITE = "update.infinite_lse", Lint("only numbers change"), V1, "AttentionUpdate kernel, lse" in BEFORE_REPLACED,
+        "no log-sum-exp is +inf, with which attention marks a row without keys: the formula makes NaN of it",
+        "replace +inf by -inf; A2 and A3 do from CANN 8.5 on, Ascend 950 from 9.1 on";
 }
+
+/// Where the kernel takes log-sum-exps as they are. Elsewhere it replaces +inf by -inf before it looks for the largest.
+const BEFORE_REPLACED: Scope = Scope {
+    a2_a3: Some(Span {
+        since: Cann::V8_1,
+        until: Some(Cann::V8_1),
+    }),
+    ascend950: Some(Span {
+        since: Cann::V9_0,
+        until: Some(Cann::V9_0),
+    }),
+};
 
 impl UpdateCall<'_> {
     /// Most parts that one call merges.
     pub const MAX_PARTS: usize = 16;
 
-    /// Checks the call against the contract of the operator on `soc`, and resolves it.
+    /// Checks the call against the contract of the operator on `target`, and resolves it.
     ///
     /// Allocates nothing unless it refuses.
     ///
@@ -58,12 +75,12 @@ impl UpdateCall<'_> {
     /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for strided outputs, of which the
     /// documents do not say what becomes. Inputs may be strided: serving systems pass parts of tensors that hold attention
     /// and log-sum-exps side by side.
-    pub fn check(&self, soc: Soc) -> Result<UpdateProblem, Refusal> {
+    pub fn check(&self, target: Target) -> Result<UpdateProblem, Refusal> {
         let (lse, local, out) = self.required()?;
         require!(
-            Version::V1.runs_on(Target::snapshot(soc)),
+            Version::V1.runs_on(Target::snapshot(target.soc)),
             PRODUCT,
-            soc,
+            target.soc,
             "Atlas A2, Atlas A3 and Ascend 950",
         );
         require!(
@@ -138,6 +155,7 @@ impl UpdateCall<'_> {
             dim: size(dim),
             dtype: out.dtype,
             writes_lse,
+            infinity_is_empty: !INFINITE.scope.holds(target),
         })
     }
 

@@ -57,7 +57,7 @@ real!(f32, f64);
 
 /// Merges the log-sum-exps of one row and replaces each by the weight of its part.
 ///
-/// Plain arithmetic, as the operator computes it: with `m` the largest, `L = m + ln sum(exp(lse_i - m))` and the weight
+/// Plain arithmetic, as the operator computes it of what [`visible`] gives where it counts +inf as no keys: with `m` the largest, `L = m + ln sum(exp(lse_i - m))` and the weight
 /// `exp(lse_i - L)`. A part at -inf has weight 0; a row at -inf in all parts, at +inf in one, or at NaN in one, has NaN
 /// throughout.
 pub fn weigh<R: Real>(lse: &mut [R]) -> R {

@@ -12,6 +12,7 @@ mod corners;
 mod facts;
 mod flash;
 mod gather;
+mod lints;
 mod paged;
 mod portable;
 mod prompt_incre;

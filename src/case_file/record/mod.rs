@@ -41,6 +41,7 @@ pub const RECORD_VARIABLE: &str = "ASCEND_RECORD";
 
 /// A call that was recorded.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Recorded {
     /// Of FusedInferAttentionScore, with its data.
     Case(Box<Case>),

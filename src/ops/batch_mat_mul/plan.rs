@@ -29,6 +29,7 @@ const INSTEAD: &str = "multiply in host memory";
 /// What the cube units may make of FLOAT (`cubeMathType`). Other elements are multiplied as they are. The emulation
 /// multiplies FLOAT as it is whatever is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum CubeMathType {
     /// Nothing. Not on 310P and 910A, whose cube units take FLOAT16 alone.
     #[default]

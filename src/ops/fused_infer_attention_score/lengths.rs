@@ -275,6 +275,7 @@ impl PerRequest {
 /// # Ok::<(), ascend_attention::Refused>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CallLengths<'a> {
     /// TND over a paged cache.
     PackedPaged {

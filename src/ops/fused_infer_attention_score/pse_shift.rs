@@ -30,6 +30,7 @@ pub enum PseShift<'a> {
 
 /// What a slope is multiplied with, for query `i` and key `j`. The discriminant is CANN's `pseType`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Distance {
     /// `|i - j|`.
     Linear = 2,

@@ -17,6 +17,7 @@ use super::SlotMapping;
 
 /// Order of the axes of a paged cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum CacheOrder {
     /// `[blocks, block size, N, D]`, the bytes of which are those of `[blocks, block size, N * D]`, as attention names it.
     #[default]

@@ -2,6 +2,7 @@
 
 mod attention;
 mod builders;
+mod causal_square;
 mod host;
 mod tensors;
 

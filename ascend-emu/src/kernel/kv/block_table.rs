@@ -2,6 +2,7 @@
 
 use crate::kernel::Buffers;
 use crate::kernel::dequantise::scalars::ScalarTensor;
+use crate::room::{NoRoom, room_for};
 use ascend_spec::attention_problem::{AttentionProblem, Pages};
 use std::fmt;
 
@@ -45,6 +46,9 @@ pub(crate) struct BlockIds {
 impl BlockIds {
     /// Reads the row of the table that belongs to a sequence with `keys` keys in the cache.
     ///
+    /// # Errors
+    /// Blocks that there is no memory for.
+    ///
     /// # Safety
     ///
     /// The bytes of the block table may be read.
@@ -53,18 +57,16 @@ impl BlockIds {
         pages: &Pages,
         sequence: usize,
         keys: usize,
-    ) -> Self {
-        let mut blocks = Vec::new();
+    ) -> Result<Self, NoRoom> {
+        let size = pages.block_size.max(1);
+        let mut blocks = room_for(keys.div_ceil(size))?;
         // SAFETY: the caller keeps this contract.
         unsafe {
             each_entry(buffers, pages, sequence, keys, &mut |entry| {
                 blocks.push(entry.ok());
             });
         }
-        BlockIds {
-            blocks,
-            size: pages.block_size.max(1),
-        }
+        Ok(BlockIds { blocks, size })
     }
 
     /// Number of rows in a block.

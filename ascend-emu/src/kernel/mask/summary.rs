@@ -5,6 +5,8 @@
 
 use crate::kernel::mask::tensor::MaskTensor;
 use crate::kernel::sequence::Sequence;
+use crate::room::{NoRoom, repeated};
+use rayon::prelude::*;
 use std::ops::Range;
 
 /// Number of rows, and of keys, of a cell.
@@ -52,18 +54,22 @@ impl MaskSummary {
     }
 
     /// An empty summary for a sequence, whose rows are filled by [`MaskSummary::fill`].
-    pub(crate) fn new(sequence: &Sequence) -> Self {
+    ///
+    /// # Errors
+    /// Cells that there is no memory for.
+    pub(crate) fn new(sequence: &Sequence) -> Result<Self, NoRoom> {
         let count = |rows: u64| (rows as usize).div_ceil(CELL);
         let across = count(sequence.geometry.kv_len());
-        MaskSummary {
-            cells: vec![0; count(sequence.geometry.q_len()).saturating_mul(across)],
+        let cells = count(sequence.geometry.q_len()).saturating_mul(across);
+        Ok(MaskSummary {
+            cells: repeated(0, cells)?,
             across,
-        }
+        })
     }
 
     /// The rows of cells.
-    pub(crate) fn rows_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        self.cells.chunks_mut(self.across.max(1))
+    pub(crate) fn rows_mut(&mut self) -> impl IndexedParallelIterator<Item = &mut [u8]> {
+        self.cells.par_chunks_mut(self.across.max(1))
     }
 
     /// Bytes of the summary.

@@ -40,6 +40,18 @@ impl Sizes {
     }
 }
 
+impl From<Extents> for Sizes {
+    fn from(of: Extents) -> Self {
+        let count = |n: i64| usize::try_from(n).unwrap_or(0);
+        Sizes {
+            batch: count(of.batch),
+            heads: count(of.heads),
+            rows: count(of.rows),
+            dim: count(of.dim),
+        }
+    }
+}
+
 /// A tensor whose rows are placed by a [`View`].
 #[derive(Debug)]
 pub(crate) struct Strided<T> {

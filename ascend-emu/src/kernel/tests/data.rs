@@ -143,7 +143,7 @@ impl Data {
         // SAFETY: the tensors have the sizes of the descriptors that the problem was made from, or what a test put
         // into their place together with its own views.
         self.with_buffers(|buffers| unsafe {
-            run_under(level, problem, buffers, &options);
+            run_under(level, problem, buffers, &options).unwrap();
         });
         self.working_memory = bytes.into_inner();
     }

@@ -4,7 +4,7 @@ use super::calls::contents::encode;
 use super::case::{Case, Mask};
 use super::data::{Data, levels};
 use crate::kernel::simd::Level;
-use crate::kernel::{Buffers, UnsupportedType, run};
+use crate::kernel::{Buffers, KernelError, run};
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole, Work};
 use ascend_spec::fia::{FiaCall, Parameter, Version};
 use ascend_spec::{Cann, DType, Layout, Soc, SparseMode, Target, TensorDesc};
@@ -381,7 +381,7 @@ fn empty_keys_fill_and_empty_queries_do_nothing() {
 
 #[test]
 fn refusals_name_the_type() {
-    let refusal = UnsupportedType(DType::Int8);
+    let refusal = KernelError::UnsupportedType(DType::Int8);
     assert_eq!(
         refusal.to_string(),
         "the attention kernel does not compute with INT8"

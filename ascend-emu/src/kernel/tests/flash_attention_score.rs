@@ -36,7 +36,7 @@ pub(super) fn compute(data: &Data, problem: &AttentionProblem<'_>, level: Level)
     };
     // SAFETY: the tensors have the sizes of the descriptions that the problem was made from, but for a compressed mask, which
     // is not read.
-    unsafe { run_under(level, problem, &Buffers(&base), &RunOptions::default()) };
+    unsafe { run_under(level, problem, &Buffers(&base), &RunOptions::default()) }.unwrap();
     data.retain(|parameter, _| parameter.is_output());
     data
 }

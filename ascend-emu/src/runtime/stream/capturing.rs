@@ -85,7 +85,7 @@ impl Stream {
     /// `aclmdlRICaptureTaskUpdateEnd`: queues the replacement of the group's tasks by the new ones.
     pub(crate) fn end_update(&self) -> Outcome {
         let mut submission = self.submission.lock();
-        self.wait_for_room(&submission);
+        self.wait_for_room("aclmdlRICaptureTaskUpdateEnd", &submission)?;
         match mem::take(submission.mode()) {
             Mode::Updating(group, tasks) => {
                 group.check(&tasks)?;

@@ -1,12 +1,12 @@
 //! Waits of the host for the work of a stream.
 
 use super::{Mode, Stream};
-use crate::config::check;
 use crate::fault::Fault;
 use crate::lock::expired;
-use crate::sanitizer::{FindingKind, Suspicion, allocation_table, report};
+use crate::runtime::stall::Patience;
+use crate::sanitizer::allocation_table;
 use crate::status::{Outcome, STREAM_CAPTURED, STREAM_SYNC_TIMEOUT, failure};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 impl Stream {
     /// The number of commands to wait for. Refused while the stream is being captured; the capture becomes invalid.
@@ -36,9 +36,6 @@ impl Stream {
     }
 
     /// Waits until that many commands are over. Returns `false` when the deadline has passed before.
-    ///
-    /// Without a deadline, a replay that waits for an event that no stream has a record of queued is a finding after a second:
-    /// other threads may queue the record, but a program whose only thread waits here would wait for ever.
     pub(super) fn wait_completed(
         &self,
         name: &'static str,
@@ -51,26 +48,12 @@ impl Stream {
             if expired(deadline) {
                 return Ok(false);
             }
-            let until = deadline.or_else(|| Instant::now().checked_add(Patience::POLL));
-            shared = self.advanced.wait(shared, until);
-            let stalled = deadline.is_none()
-                && shared.replaying
-                && shared.waiting.as_ref().is_some_and(|e| !e.will_be_raised());
-            if patience.is_over(stalled) {
+            shared = self
+                .advanced
+                .wait(shared, deadline.or_else(Patience::next_look));
+            if deadline.is_none() && shared.completed < target {
                 drop(shared);
-                report(
-                    check(),
-                    STREAM_SYNC_TIMEOUT,
-                    Suspicion {
-                        kind: FindingKind::StalledReplay,
-                        site: (name, "stream"),
-                        tensor: 0,
-                        message: format!(
-                            "{name}: a replayed graph on the stream waits for an ACL_EVENT_EXTERNAL event that no \
-                             stream has a record of queued; record it after aclmdlRIExecuteAsync and the task updates"
-                        ),
-                    },
-                )?;
+                patience.look(name, self.id)?;
                 shared = self.shared.lock();
             }
         }
@@ -126,31 +109,5 @@ impl Stream {
     /// Takes the first fault since the last synchronisation.
     pub(crate) fn take_fault(&self) -> Option<Fault> {
         self.faults.take()
-    }
-}
-
-/// Measures how long a wait without a deadline has been hopeless.
-#[derive(Debug, Default)]
-struct Patience {
-    since: Option<Instant>,
-    told: bool,
-}
-
-impl Patience {
-    /// The time between two looks at the stream.
-    const POLL: Duration = Duration::from_millis(100);
-    /// The time after which a hopeless wait is a finding.
-    const LIMIT: Duration = Duration::from_secs(1);
-
-    /// Takes note of a look at the stream. Returns `true` once, when the wait is to become a finding.
-    fn is_over(&mut self, hopeless: bool) -> bool {
-        if !hopeless {
-            self.since = None;
-            return false;
-        }
-        let since = *self.since.get_or_insert_with(Instant::now);
-        let over = !self.told && since.elapsed() >= Self::LIMIT;
-        self.told |= over;
-        over
     }
 }

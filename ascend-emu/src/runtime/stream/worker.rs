@@ -7,6 +7,7 @@ use crate::operator::{Access, Addresses};
 use crate::runtime::event::Event;
 use crate::runtime::graph::{Graph, Step};
 use crate::runtime::queue::Command;
+use crate::runtime::stall::{Wait, Waiting};
 use crate::status::{DEVICE_INTERNAL, TASK_TIMEOUT, panic_text};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -81,7 +82,9 @@ impl Stream {
                 Ok(())
             }
             Command::Wait { event, mark, limit } => {
+                let waiting = Waiting::begin(self.id, Wait::Record(mark.stream));
                 let in_time = event.wait_reached(mark, limit, &self.abort);
+                drop(waiting);
                 event.end_wait();
                 match limit.filter(|_| !in_time) {
                     None => Ok(()),
@@ -108,11 +111,14 @@ impl Stream {
         }
     }
 
-    /// Notes which event of a graph the thread is waiting for.
-    fn wait_within(&self, event: Option<Arc<Event>>) {
-        let mut shared = self.shared.lock();
-        shared.replaying = event.is_some();
-        shared.waiting = event;
+    /// Waits for an event of a graph.
+    fn wait_within(&self, event: &Arc<Event>) {
+        let wake = |event| self.shared.lock().waiting = event;
+        wake(Some(Arc::clone(event)));
+        let waiting = Waiting::begin(self.id, Wait::Event(Arc::clone(event)));
+        event.wait_raised(&self.abort);
+        drop(waiting);
+        wake(None);
     }
 
     /// Runs the steps of a graph in the order of their recording, which holds every dependency among them.
@@ -135,11 +141,7 @@ impl Stream {
                 },
                 Some(Step::Raise(event)) => event.raise(self.id),
                 Some(Step::Lower(event)) => event.lower(),
-                Some(Step::Await(event)) => {
-                    self.wait_within(Some(Arc::clone(&event)));
-                    event.wait_raised(&self.abort);
-                    self.wait_within(None);
-                }
+                Some(Step::Await(event)) => self.wait_within(&event),
                 None => {}
             }
         }

@@ -256,7 +256,11 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
         let file = virtuals.file.as_ref();
         let file =
             file.ok_or_else(|| failure!(PARAM_INVALID, "{name}: the physical memory is gone"))?;
-        // SAFETY: the part of the backing view belongs to the reserved range, and no mapping, living or dying, is in it.
+        // SAFETY: the part of the backing view belongs to the reserved range, and no mapping, living or dying, is in
+        // it. Another range may show the same physical memory: then bytes have two addresses, of which locks on
+        // accesses and the check for outputs that overlap, both by address, do not know that they are one. What runs on
+        // both at once reads or writes the bytes through raw pointers, never through references, and finds any of the
+        // values that are written there, as on hardware.
         unsafe { file.show(memory.host(address), physical.at, bytes) }?;
         if std::mem::take(&mut physical.unpoisoned) {
             // SAFETY: the bytes were mapped just now, for the first time: nobody knows them.

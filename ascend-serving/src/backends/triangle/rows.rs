@@ -30,6 +30,7 @@ impl TriangleGate {
 
 /// What becomes of the rows that a request has in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum TriangleChoice {
     /// Some of them leave keys out.
     Sparse {
@@ -44,6 +45,7 @@ pub enum TriangleChoice {
 
 /// Why rows of a request are computed densely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum WhyDense {
     /// A single row: decoding.
     SingleRow,

@@ -1,7 +1,6 @@
 //! A block of a pool.
 
 use std::fmt;
-use std::sync::atomic::Ordering;
 
 use crate::lock::lock;
 
@@ -58,10 +57,7 @@ impl Clone for Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let mut state = lock(&self.pool.0.state);
-        state.release(self.id);
-        let departures = state.departures;
-        self.pool.0.departures.store(departures, Ordering::Release);
+        self.pool.leave(&mut lock(&self.pool.0.state), self.id);
     }
 }
 

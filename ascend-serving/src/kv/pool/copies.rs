@@ -1,50 +1,144 @@
-//! Blocks that wait for the tokens of another one.
+//! Blocks that wait for the tokens of another one, in each cache of the pool.
 
 use std::sync::atomic::Ordering;
 
 use crate::lock::lock;
 
-use super::{Block, BlockPool};
+use super::{Block, BlockPool, CacheRecord};
+
+/// A copy that is still to be queued.
+pub(super) struct AwaitedCopy {
+    number: u64,
+    /// The caches in which it is still to be queued: of a pool without a cache of this crate none is known.
+    caches: Vec<usize>,
+    /// Where several caches share the pool, the block that is copied from. It is held for those that copy later.
+    pub(super) from: Option<u32>,
+}
+
+impl AwaitedCopy {
+    fn is_in(&self, cache: usize) -> bool {
+        self.caches.is_empty() || self.caches.contains(&cache)
+    }
+}
+
+/// A copy that a cache has still to queue: from, to, and its number.
+pub(in crate::kv) type CopyOfBlock = (usize, usize, u64);
 
 impl BlockPool {
-    /// Says that a block gets its tokens by a copy that is still to be queued. The number of the copy, which counts for as
-    /// long as the block is held.
-    pub(in crate::kv) fn await_copy(&self, block: &Block) -> u64 {
+    /// Says that a block gets the tokens of another one by copies that are still to be queued. The number of the copy, which
+    /// counts for as long as the block is held.
+    pub(in crate::kv) fn await_copy(&self, from: &Block, to: &Block) -> u64 {
+        let caches = lock(self.records()).caches();
         let mut state = lock(&self.0.state);
         let number = state.next_copy;
         state.next_copy = number.saturating_add(1);
-        state.uncopied.insert(block.id(), number);
+        let kept = (caches.len() > 1).then_some(from.id);
+        if let Some(holders) = kept.and_then(|from| state.held(from)) {
+            *holders = holders.saturating_add(1);
+        }
+        let copy = AwaitedCopy {
+            number,
+            caches,
+            from: kept,
+        };
+        state.uncopied.insert(to.id(), copy);
         self.0.may_lack_copies.store(true, Ordering::Release);
         number
     }
 
-    /// Whether a copy is still to be queued, and its block still held by the sequence that asked for it, or a fork.
-    pub(in crate::kv) fn awaits(&self, block: usize, copy: u64) -> bool {
-        lock(&self.0.state).uncopied.get(&block) == Some(&copy)
+    /// Whether a copy is still to be queued, in a cache or in any, and its block still held by the sequence that asked for it,
+    /// or a fork.
+    pub(in crate::kv) fn awaits(
+        &self,
+        block: usize,
+        copy: u64,
+        cache: Option<&CacheRecord>,
+    ) -> bool {
+        let state = lock(&self.0.state);
+        let awaited = state.uncopied.get(&block);
+        awaited.is_some_and(|of| {
+            of.number == copy && cache.is_none_or(|cache| of.is_in(cache.place()))
+        })
     }
 
-    /// Says that a copy was queued.
-    pub(in crate::kv) fn copied(&self, block: usize, copy: u64) {
+    /// Says that a copy was queued, in a cache or in all.
+    pub(in crate::kv) fn copied(&self, block: usize, copy: u64, cache: Option<&CacheRecord>) {
         let mut state = lock(&self.0.state);
-        if state.uncopied.get(&block) == Some(&copy) {
-            state.uncopied.remove(&block);
+        let Some(awaited) = state.uncopied.get_mut(&block) else {
+            return;
+        };
+        if awaited.number != copy {
+            return;
+        }
+        match cache {
+            Some(cache) => awaited.caches.retain(|at| *at != cache.place()),
+            None => awaited.caches.clear(),
+        }
+        if awaited.caches.is_empty()
+            && let Some(copy) = state.uncopied.remove(&block)
+            && let Some(from) = copy.from
+        {
+            self.leave(&mut state, from);
         }
     }
 
-    /// The first of these blocks whose copy is still to be queued.
-    pub(in crate::kv) fn first_uncopied<'b>(
+    /// The first of these blocks whose copy is still to be queued: in a cache; or at all, unless several caches share the pool,
+    /// each of which asks for itself.
+    pub(crate) fn first_uncopied(
         &self,
-        blocks: impl Iterator<Item = &'b Block>,
+        mut blocks: impl Iterator<Item = usize>,
+        cache: Option<&CacheRecord>,
     ) -> Option<usize> {
-        if !self.0.may_lack_copies.load(Ordering::Acquire) {
+        if !self.may_lack_copies() {
             return None;
         }
         let state = lock(&self.0.state);
-        if state.uncopied.is_empty() {
-            self.0.may_lack_copies.store(false, Ordering::Release);
-            return None;
+        blocks.find(|block| {
+            let awaited = state.uncopied.get(block);
+            awaited.is_some_and(|of| match cache {
+                Some(cache) => of.is_in(cache.place()),
+                None => of.from.is_none(),
+            })
+        })
+    }
+
+    /// The copies that a cache has still to queue before it reads these blocks, in order. None unless several caches share the
+    /// pool.
+    pub(in crate::kv) fn awaited_copies(
+        &self,
+        blocks: impl Iterator<Item = usize>,
+        cache: &CacheRecord,
+    ) -> Vec<CopyOfBlock> {
+        let mut all = Vec::new();
+        if !self.may_lack_copies() {
+            return all;
         }
-        let mut ids = blocks.map(Block::id);
-        ids.find(|id| state.uncopied.contains_key(id))
+        let state = lock(&self.0.state);
+        for block in blocks {
+            let (mut to, first) = (block, all.len());
+            while let Some(copy) = state.uncopied.get(&to)
+                && copy.is_in(cache.place())
+                && let Some(from) = copy.from
+            {
+                all.push((from as usize, to, copy.number));
+                to = from as usize;
+            }
+            // What is copied from may be a copy itself.
+            all.get_mut(first..).unwrap_or_default().reverse();
+        }
+        all
+    }
+
+    /// Whether blocks may wait for copies, which few do.
+    fn may_lack_copies(&self) -> bool {
+        if !self.0.may_lack_copies.load(Ordering::Acquire) {
+            return false;
+        }
+        let state = lock(&self.0.state);
+        let any = !state.uncopied.is_empty();
+        if !any {
+            self.0.may_lack_copies.store(false, Ordering::Release);
+        }
+        any
     }
 }

@@ -2,6 +2,7 @@
 
 mod block;
 mod copies;
+mod records;
 mod state;
 mod steps_in_flight;
 
@@ -19,6 +20,9 @@ use super::pad::PadPolicy;
 use super::slot::{MAX_INT32, capacity};
 
 pub use block::Block;
+use records::Records;
+pub(in crate::kv) use records::SequenceRecord;
+pub(crate) use records::{CacheRecord, SequenceStamp, StepRecord, StepTokens};
 use state::{BlockChanges, State};
 pub use steps_in_flight::StepLease;
 
@@ -46,6 +50,8 @@ struct Shared {
     may_lack_copies: AtomicBool,
     /// Holders that have left blocks so far, which requests ask. Written under the lock alone.
     departures: AtomicU64,
+    /// What was computed of each sequence. Never locked with the state.
+    records: Mutex<Records>,
 }
 
 /// The blocks of a paged cache.
@@ -123,6 +129,7 @@ impl BlockPool {
             state: Mutex::new(state),
             may_lack_copies: AtomicBool::new(false),
             departures: AtomicU64::new(0),
+            records: Mutex::default(),
         })))
     }
 
@@ -162,6 +169,10 @@ impl BlockPool {
     pub fn held_blocks(&self) -> usize {
         let state = lock(&self.0.state);
         state.holders.iter().filter(|holders| **holders > 0).count()
+    }
+
+    fn records(&self) -> &Mutex<Records> {
+        &self.0.records
     }
 
     /// How often a holder has left a block so far.
@@ -327,6 +338,13 @@ impl BlockPool {
         }
         let given = format_args!("{what} of {}", other.group());
         Err(refused(Rule::BlockPool, given, self.group(), fix))
+    }
+
+    /// A holder leaves a block.
+    fn leave(&self, state: &mut State, block: u32) {
+        state.release(block);
+        let departures = state.departures;
+        self.0.departures.store(departures, Ordering::Release);
     }
 
     fn holders(&self, block: u32) -> u32 {

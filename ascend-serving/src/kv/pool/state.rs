@@ -6,6 +6,8 @@ use std::thread::ThreadId;
 
 use crate::kv::fence::Fence;
 
+use super::copies::AwaitedCopy;
+
 /// A step whose launches may be reading blocks.
 pub(super) enum Step {
     Open,
@@ -31,8 +33,8 @@ pub(super) struct State {
     pub(super) first_step: u64,
     /// Threads that are asking fences.
     pub(super) asking: Vec<ThreadId>,
-    /// Held blocks whose tokens have still to be copied from another one, with the number of the copy.
-    pub(super) uncopied: HashMap<usize, u64>,
+    /// Held blocks whose tokens have still to be copied from another one.
+    pub(super) uncopied: HashMap<usize, AwaitedCopy>,
     /// Number of the next copy.
     pub(super) next_copy: u64,
     /// For each block when it was given back, and when a holder of it left.
@@ -68,13 +70,20 @@ impl State {
         Some(over)
     }
 
+    /// A holder leaves a block, and with its last one the copy that it waits for leaves another.
     pub(super) fn release(&mut self, block: u32) {
-        let Some(holders) = self.held(block) else {
-            return;
-        };
+        let mut next = Some(block);
+        while let Some(block) = next {
+            next = self.leave(block);
+        }
+    }
+
+    /// A holder leaves a block. The block that its copy held.
+    fn leave(&mut self, block: u32) -> Option<u32> {
+        let holders = self.held(block)?;
         // A count that has reached its end says nothing any more: the block is never handed out again.
         if *holders == u32::MAX {
-            return;
+            return None;
         }
         *holders = holders.saturating_sub(1);
         let last = *holders == 0;
@@ -86,9 +95,9 @@ impl State {
             }
         }
         if !last {
-            return;
+            return None;
         }
-        self.uncopied.remove(&(block as usize));
+        let copy = self.uncopied.remove(&(block as usize));
         match self.steps.len().checked_sub(1) {
             None => self.free.push(block),
             Some(last) => {
@@ -96,6 +105,7 @@ impl State {
                 self.waiting.push_back((last, block));
             }
         }
+        copy?.from
     }
 
     pub(super) fn held(&mut self, block: u32) -> Option<&mut u32> {

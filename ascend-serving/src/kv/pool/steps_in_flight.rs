@@ -80,13 +80,28 @@ pub struct StepLease<'a, L: Lane> {
 
 impl<L: Lane> Drop for StepLease<'_, L> {
     fn drop(&mut self) {
+        let open = StaysOpen(self.number);
         let fence: Arc<dyn Fence> = Arc::new(self.lane.fence());
+        std::mem::forget(open);
         let mut state = lock(&self.pool.0.state);
         let at = self.number.checked_sub(state.first_step);
         let at = at.and_then(|at| usize::try_from(at).ok());
         if let Some(open) = at.and_then(|at| state.steps.get_mut(at)) {
             *open = Step::Ending(fence);
         }
+    }
+}
+
+/// Says that a step stays open when its lane has panicked instead of telling its end.
+struct StaysOpen(u64);
+
+impl Drop for StaysOpen {
+    fn drop(&mut self) {
+        tracing::error!(
+            "step {} stays open: its lane panicked when it was asked for the end of the step, so that blocks given back since \
+             the step began are not handed out again",
+            self.0
+        );
     }
 }
 

@@ -14,6 +14,7 @@ use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 /// Where most of a channel's numbers are far smaller than its largest, floats keep them and integers lose them; where they are
 /// spread evenly, integers are closer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum QuantisedType {
     /// INT8. What is too large is cut to -128 to 127.
     #[default]

@@ -102,10 +102,7 @@ impl<'a> Engine<'a> {
             masks,
             attention,
             graphs,
-            settings: settings.policy(StatePolicy {
-                chunked_prefill: true,
-                drafting: None,
-            }),
+            settings: settings.policy(StatePolicy::new(true, None)),
             schedule,
             replayed: 0,
         }
@@ -142,10 +139,7 @@ impl<'a> Engine<'a> {
             let mut step = self.attention.begin(self.stream, &metadata).unwrap();
             for (layer, mask) in self.masks.iter().enumerate() {
                 let [query, key, value] = tensors(layer);
-                let options = LayerOptions {
-                    mask: Some(&mask.kind),
-                    ..LayerOptions::default()
-                };
+                let options = LayerOptions::default().mask(&mask.kind);
                 let output = step.forward_with(layer, &query, &key, &value, options);
                 results.push(output.unwrap().attention.download(self.stream).unwrap());
             }
@@ -289,6 +283,11 @@ fn a_dummy_may_be_longer_than_a_window() {
     let mut sequences: Vec<_> = (0..5).map(|_| model.sequence()).collect();
     for sequence in &mut sequences {
         model.grow(&stream, sequence, 30).unwrap();
+        for (at, group) in model.groups().iter().enumerate() {
+            let part = sequence.group(at).unwrap();
+            let cache = group.attention().cache();
+            cache.set_computed(part, 30).unwrap();
+        }
         model.grow(&stream, sequence, 1).unwrap();
     }
     let policy = StatePolicy::default();

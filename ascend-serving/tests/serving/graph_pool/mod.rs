@@ -23,10 +23,7 @@ const HEADS: usize = 2;
 const DIM: usize = 64;
 
 fn settings(cache: &PagedKvCache<bf16>) -> BatchSettings {
-    BatchSettings::of(cache, Causality::Causal).policy(StatePolicy {
-        chunked_prefill: true,
-        drafting: None,
-    })
+    BatchSettings::of(cache, Causality::Causal).policy(StatePolicy::new(true, None))
 }
 
 fn numbers(seed: u64, n: usize) -> Vec<bf16> {
@@ -170,6 +167,7 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
             // Other lengths, some across a block. Their cached keys are zeros, or what earlier requests left.
             let mut sequence = Sequence::new(&pool);
             let _ = sequence.grow(1 + 83 * (sequences.len() % 4)).unwrap();
+            model.cache.set_computed(&sequence, sequence.len()).unwrap();
             sequences.push(sequence);
         }
         for sequence in &mut sequences {

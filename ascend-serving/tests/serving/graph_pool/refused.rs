@@ -140,7 +140,7 @@ fn a_scale_that_scores_nothing_is_refused() {
         let of = CacheShape::new(1, shape().kv_heads, shape().head_dim);
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, of, pad).unwrap();
-        let scaled = AttentionShape { scale, ..shape() };
+        let scaled = shape().scale(scale);
         let mut attention = Attention::new(scaled, cache, Backends::none().with(Fused));
         let mut sequence = Sequence::new(attention.cache().pool());
         attention.grow(&stream, &mut sequence, 1).unwrap();

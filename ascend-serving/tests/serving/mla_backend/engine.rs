@@ -61,10 +61,8 @@ impl<'a> Engine<'a> {
         let mla = Mla::new().workspace_bytes(workspace(model.heads, model.room));
         Self {
             stream,
-            settings: BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy {
-                chunked_prefill: true,
-                drafting: model.mtp.then_some(Drafting::Mtp),
-            }),
+            settings: BatchSettings::of(&cache, Causality::Causal)
+                .policy(StatePolicy::new(true, model.mtp.then_some(Drafting::Mtp))),
             attention: Attention::new(shape, cache, Backends::none().with(mla)),
             shape,
             schedule: Schedule::of(REQUESTS),
@@ -174,6 +172,7 @@ impl<'a> Engine<'a> {
                     LatentForm::Plain(_) => [None, Some(output.attention)],
                     LatentForm::Absorbed => [Some(output.attention), None],
                     LatentForm::Mixed { .. } => [Some(decoded), Some(output.attention)],
+                    _ => panic!("a form without outputs here"),
                 });
             }
         }

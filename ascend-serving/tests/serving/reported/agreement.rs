@@ -5,7 +5,7 @@ use std::thread::{self, ThreadId};
 
 use ascend_attention::spec::Cann;
 use ascend_attention::{Error as CallError, Output, Stream, Tensor, bf16};
-use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{BlockPool, CacheShape, Lane, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, Error, Fused, FusedInTwo, PagedDecode, RecordedBatch, Rule,
@@ -344,6 +344,7 @@ fn a_scheduler_can_tell_that_shared_blocks_count_for_each_request() {
     let mut engine = engine(&stream);
     let mut donor = Sequence::new(engine.cache().pool());
     engine.grow(&stream, &mut donor, 20 * 128).unwrap();
+    engine.cache().set_computed(&donor, 20 * 128).unwrap();
     let mut other = donor.fork();
     for sequence in [&mut donor, &mut other] {
         engine.grow(&stream, sequence, 1).unwrap();
@@ -421,6 +422,32 @@ impl tracing::Subscriber for Warnings {
     }
     fn enter(&self, _: &tracing::span::Id) {}
     fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// A lane that cannot say where it ends.
+#[test]
+fn a_lane_that_panics_says_that_its_step_stays_open() {
+    struct Broken;
+    impl Lane for Broken {
+        type Fence = ascend_attention::Event;
+        fn fence(&self) -> ascend_attention::Event {
+            panic!("no end");
+        }
+    }
+    let warnings = Warnings::installed();
+    warnings.take();
+    let pool = BlockPool::new(1, 128, PadPolicy::SkipNegative).unwrap();
+    let block = pool.allocate().unwrap();
+    let step = pool.begin_step(&Broken);
+    drop(block);
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(step)));
+    assert!(ended.is_err());
+    let told = warnings.take();
+    assert!(
+        told.len() == 1 && told[0].starts_with("step 0 stays open"),
+        "{told:?}"
+    );
+    assert_eq!((pool.free_blocks(), pool.steps_in_flight()), (0, 1));
 }
 
 /// What a step that runs these of four layers says at its end.

@@ -32,10 +32,7 @@ fn settings(causality: Causality) -> BatchSettings {
 
 fn settings_of(blocks: usize, block_size: usize, causality: Causality) -> BatchSettings {
     let pool = BlockPool::new(blocks, block_size, PadPolicy::SkipNegative).unwrap();
-    BatchSettings::of(&pool, causality).policy(StatePolicy {
-        chunked_prefill: true,
-        drafting: Some(Drafting::Mtp),
-    })
+    BatchSettings::of(&pool, causality).policy(StatePolicy::new(true, Some(Drafting::Mtp)))
 }
 
 fn request(cached: usize, new: usize, row: &[usize]) -> BatchRequest<'_> {

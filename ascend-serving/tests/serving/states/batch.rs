@@ -8,18 +8,9 @@ use ascend_serving::{
 pub const BLOCKS: usize = 6;
 pub const BLOCK_SIZE: usize = 128;
 
-pub const CHUNKED: StatePolicy = StatePolicy {
-    chunked_prefill: true,
-    drafting: None,
-};
-pub const WHOLE: StatePolicy = StatePolicy {
-    chunked_prefill: false,
-    drafting: None,
-};
-pub const MTP: StatePolicy = StatePolicy {
-    chunked_prefill: true,
-    drafting: Some(Drafting::Mtp),
-};
+pub const CHUNKED: StatePolicy = StatePolicy::new(true, None);
+pub const WHOLE: StatePolicy = StatePolicy::new(false, None);
+pub const MTP: StatePolicy = StatePolicy::new(true, Some(Drafting::Mtp));
 
 /// Of each request the cached tokens, the new ones and how many of these are drafts.
 pub type Requests = [(usize, usize, usize)];

@@ -22,8 +22,8 @@ impl BatchMatMulProblem {
         self.batch == 0 || self.rows == 0 || self.columns == 0
     }
 
-    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address.
-    /// Nothing where there is no element to compute.
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address,
+    /// by the strides of its description. Nothing where there is no element to compute.
     pub fn touches(
         &self,
         call: &BatchMatMulCall<'_>,
@@ -33,9 +33,17 @@ impl BatchMatMulProblem {
             return;
         }
         for (argument, desc) in call.each_tensor() {
-            if let Some(range) = desc.byte_range() {
-                visit(argument.parameter, range);
-            }
+            let (rows, columns) = match argument.parameter {
+                Parameter::SelfMatrices => (self.rows, self.inner),
+                Parameter::Mat2 => (self.inner, self.columns),
+                _ => (self.rows, self.columns),
+            };
+            // A first axis of 1 serves every product.
+            let batch = match desc.shape.first() {
+                Some(1) => 1,
+                _ => self.batch,
+            };
+            visit(argument.parameter, desc.walked([batch, rows, columns]));
         }
     }
 }

@@ -27,6 +27,7 @@ pub enum Bias {
 
 /// Where a bias has its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BiasForm {
     /// One number a row and key, or a key; what is shared has step 0.
     Batched {

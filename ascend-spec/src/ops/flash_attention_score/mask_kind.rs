@@ -4,6 +4,7 @@ use super::Sequence;
 
 /// What the mask tensor is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MaskKind {
     /// There is none.
     None,

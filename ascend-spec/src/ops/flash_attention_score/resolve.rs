@@ -40,8 +40,8 @@ impl<'a> FlashAttentionProblem<'a> {
     /// contiguous copy, or copies what is written. The rows of a marked tail are one more sequence, which has no keys.
     ///
     /// # Errors
-    /// [`Unsupported`] for more than 2097152 sequences, more than the operator's documents promise. Tensors of stride 0 are
-    /// small however many they have.
+    /// [`Unsupported`] for more than 2097152 sequences, more than the operator's documents promise, or more than
+    /// there is host memory for. Tensors of stride 0 are small however many they have.
     pub fn attention(&self) -> Result<AttentionProblem<'a>, Unsupported> {
         let batch = match self.work {
             Work::Attend => self.batch,
@@ -56,10 +56,10 @@ impl<'a> FlashAttentionProblem<'a> {
                 feature: "more than 2097152 sequences",
             });
         }
-        Ok(match self.work {
+        match self.work {
             Work::Attend => self.attend(),
             work => self.without_keys(work, batch),
-        })
+        }
     }
 
     /// Size of an axis of the output.
@@ -78,18 +78,24 @@ impl<'a> FlashAttentionProblem<'a> {
         }
     }
 
-    fn attend(&self) -> AttentionProblem<'a> {
+    fn attend(&self) -> Result<AttentionProblem<'a>, Unsupported> {
         let call = &self.call;
-        let mut sequences: Vec<Sequence> = self.sequences().collect();
+        // The rows of a marked tail are one more.
+        let mut sequences = listed(self.batch + 1, self.sequences())?;
         sequences.extend(self.tail(sequences.last()));
-        let terms: Vec<SequenceTerms> = sequences.iter().map(|of| self.terms(of)).collect();
+        let terms = listed(sequences.len(), sequences.iter().map(|of| self.terms(of)))?;
         let is_packed = self.packed.is_some();
-        let lengths = |len: fn(&Sequence) -> usize| match is_packed {
-            // Sums of the lengths, whatever the ends are where they descend.
-            true => SequenceLengths::Ends(running_sums(sequences.iter().map(len)).into()),
-            false => SequenceLengths::All,
+        let lengths = |len: fn(&Sequence) -> usize| -> Result<SequenceLengths<'a>, Unsupported> {
+            Ok(match is_packed {
+                // Sums of the lengths, whatever the ends are where they descend.
+                true => {
+                    let sums = running_sums(sequences.iter().map(len));
+                    SequenceLengths::Ends(listed(sequences.len(), sums)?.into())
+                }
+                false => SequenceLengths::All,
+            })
         };
-        let (query_lengths, key_lengths) = (lengths(|of| of.q_len), lengths(|of| of.kv_len));
+        let (query_lengths, key_lengths) = (lengths(|of| of.q_len)?, lengths(|of| of.kv_len)?);
         let total = |lengths: &SequenceLengths<'_>, rows: usize| match lengths {
             SequenceLengths::Ends(ends) => ends.last().map_or(0, |&end| end as usize),
             _ => rows,
@@ -101,7 +107,7 @@ impl<'a> FlashAttentionProblem<'a> {
             let desc = desc.as_ref().filter(|_| self.rope_dim > 0)?;
             Some(self.rows(Some(desc), self.rope_dim))
         };
-        AttentionProblem {
+        Ok(AttentionProblem {
             work: Work::Attend,
             batch: sequences.len(),
             heads: self.heads,
@@ -137,16 +143,14 @@ impl<'a> FlashAttentionProblem<'a> {
                 by_head(TensorRole::Sink, sink, (0, head))
             }),
             dropout: call.drop_mask.as_ref().map(|mask| {
-                let offset = u64::try_from(in_order(mask).offset).unwrap_or(0);
+                let start = u64::try_from(in_order(mask).offset).unwrap_or(0);
+                let end = start.saturating_add(self.drop_bits().div_ceil(8));
                 Dropout {
-                    bytes: offset.saturating_add(self.drop_bits().div_ceil(8)),
+                    bytes: ByteRange { start, end },
                     keep_prob: call.keep_prob,
                 }
             }),
-            softmax: Some(self.softmax(query_rows.saturating_mul(match is_packed {
-                true => 1,
-                false => self.batch,
-            }))),
+            softmax: Some(self.softmax()),
             terms,
             first: KeyValue {
                 list_index: 0,
@@ -157,11 +161,11 @@ impl<'a> FlashAttentionProblem<'a> {
             },
             first_key_rows: key_rows,
             ..self.blank()
-        }
+        })
     }
 
     /// A call whose outputs are filled with 0, or that has none.
-    fn without_keys(&self, work: Work, batch: usize) -> AttentionProblem<'a> {
+    fn without_keys(&self, work: Work, batch: usize) -> Result<AttentionProblem<'a>, Unsupported> {
         let call = &self.call;
         let heads = usize::try_from(call.num_heads).unwrap_or(0);
         let out = call.attention_out.as_ref();
@@ -190,7 +194,7 @@ impl<'a> FlashAttentionProblem<'a> {
                 softmax: self.softmax_rows(order, &of, heads),
             }
         });
-        AttentionProblem {
+        Ok(AttentionProblem {
             work,
             batch,
             heads,
@@ -199,15 +203,10 @@ impl<'a> FlashAttentionProblem<'a> {
             packed: self.layout.is_packed(),
             query: self.rows(call.query.as_ref(), 0),
             out: self.rows(out, value_dim),
-            terms: terms.collect(),
-            softmax: Some(SoftmaxOutputs {
-                elements: [rows, heads, SoftmaxRows::COPIES]
-                    .into_iter()
-                    .fold(batch as u64, |all, size| all.saturating_mul(size as u64)),
-                ..self.softmax(0)
-            }),
+            terms: listed(batch, terms)?,
+            softmax: Some(self.softmax()),
             ..self.blank()
-        }
+        })
     }
 
     /// The rows behind the last sequence, if they are marked: they are filled with 0, as those of a sequence without keys.
@@ -275,14 +274,9 @@ impl<'a> FlashAttentionProblem<'a> {
         SoftmaxRows { first, head, row }
     }
 
-    /// The softmax outputs of so many rows of each head.
-    fn softmax(&self, rows: usize) -> SoftmaxOutputs {
+    fn softmax(&self) -> SoftmaxOutputs {
         let offset = |out: &Option<TensorDesc>| out.as_ref().map_or(0, |out| in_order(out).offset);
-        let elements = rows
-            .saturating_mul(self.heads)
-            .saturating_mul(SoftmaxOrder::COPIES);
         SoftmaxOutputs {
-            elements: elements as u64,
             max_offset: offset(&self.call.softmax_max),
             sum_offset: offset(&self.call.softmax_sum),
         }
@@ -296,7 +290,6 @@ impl<'a> FlashAttentionProblem<'a> {
         Some(BiasTensor {
             rows: Rows::none(bias.dtype),
             sizes: [self.batch, self.heads, self.q_rows, self.kv_rows],
-            bytes: ByteRange::described(&bias),
             before_scale,
         })
     }
@@ -327,12 +320,22 @@ impl<'a> FlashAttentionProblem<'a> {
 }
 
 /// Sums of the lengths up to each.
-fn running_sums(lengths: impl Iterator<Item = usize>) -> Vec<i64> {
-    let sums = lengths.scan(0i64, |sum, len| {
+fn running_sums(lengths: impl Iterator<Item = usize>) -> impl Iterator<Item = i64> {
+    lengths.scan(0i64, |sum, len| {
         *sum = sum.saturating_add(i64::try_from(len).unwrap_or(i64::MAX));
         Some(*sum)
-    });
-    sums.collect()
+    })
+}
+
+/// A list of what there is at most so much of.
+fn listed<T>(most: usize, all: impl Iterator<Item = T>) -> Result<Vec<T>, Unsupported> {
+    let mut list = Vec::new();
+    let reserved = list.try_reserve_exact(most);
+    reserved.map_err(|_| Unsupported {
+        feature: "more sequences than there is host memory for",
+    })?;
+    list.extend(all.take(most));
+    Ok(list)
 }
 
 /// A tensor of `FLOAT` with one number a head, or one for each sequence and head.

@@ -144,16 +144,26 @@ impl GatherProblem {
         }
     }
 
-    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address.
-    /// Nothing without tokens.
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address:
+    /// those of all tokens, of a cache those of all blocks, and all numbers of the others. Nothing without tokens.
     pub fn touches(&self, call: &GatherCall<'_>, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
         if self.tokens == 0 {
             return;
         }
         for (argument, desc) in call.each_tensor() {
-            if let Some(range) = desc.byte_range() {
-                visit(argument.parameter, range);
-            }
+            let cached = self.blocks.saturating_mul(self.block_size);
+            let size = desc.dtype.size().unwrap_or(0);
+            let (rows, bytes) = match argument.parameter {
+                Parameter::KeyCache => (cached, self.key.row_bytes()),
+                Parameter::ValueCache => (cached, self.value.row_bytes()),
+                Parameter::Key => (self.tokens, self.key.row_bytes()),
+                Parameter::Value => (self.tokens, self.value.row_bytes()),
+                Parameter::BlockTables => (self.sequences.saturating_mul(self.columns), size),
+                Parameter::SeqLens => (self.sequences + usize::from(self.cumulative), size),
+                _ => (self.sequences, size),
+            };
+            let bytes = (rows as u64).saturating_mul(bytes as u64);
+            visit(argument.parameter, desc.first_bytes(bytes));
         }
     }
 }

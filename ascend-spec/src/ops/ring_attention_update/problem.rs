@@ -1,9 +1,11 @@
 //! What a call that holds every rule merges.
 
 use super::rules::LENGTHS;
+use super::{Parameter, RingUpdateCall};
 use crate::ops::flash_attention_score::{InputLayout, Sequence, SoftmaxOrder};
 use crate::rule::broken;
 use crate::{DType, Violation};
+use std::ops::Range;
 
 /// A call of RingAttentionUpdate that holds every rule, resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,27 @@ impl RingUpdateProblem {
                 ..Sequence::default()
             }
         })
+    }
+
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address,
+    /// by the strides of its description.
+    pub fn touches(&self, call: &RingUpdateCall<'_>, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
+        let packed = self.layout.is_packed();
+        let (rows, heads, dim) = (self.rows, self.heads, self.head_dim);
+        for (argument, desc) in call.each_tensor() {
+            use Parameter::{ActualSeqQlen, AttnOut, CurAttnOut, PrevAttnOut};
+            let touched = match (argument.parameter, packed) {
+                (ActualSeqQlen, false) => continue,
+                (ActualSeqQlen, true) => desc.walked([self.batch.saturating_add(1)]),
+                (PrevAttnOut | CurAttnOut | AttnOut, true) => desc.walked([rows, heads, dim]),
+                (PrevAttnOut | CurAttnOut | AttnOut, false) => {
+                    desc.walked([rows, self.batch, heads.saturating_mul(dim)])
+                }
+                (_, true) => desc.walked([rows, heads, SoftmaxOrder::COPIES]),
+                (_, false) => desc.walked([self.batch, heads, rows, SoftmaxOrder::COPIES]),
+            };
+            visit(argument.parameter, touched);
+        }
     }
 
     /// Index of the first element of a row of a head among the elements of the attention. Exact where the tensor fits in

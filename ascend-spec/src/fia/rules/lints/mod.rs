@@ -17,8 +17,6 @@ pub mod quant;
 pub mod releases;
 pub mod rope;
 pub mod tensors;
-#[cfg(test)]
-mod tests;
 
 use crate::attention_problem::Work;
 use crate::fia::CheckedCall;

@@ -18,10 +18,8 @@ rules! {
 pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
     let key = p.problem.first.key.dtype;
-    for prefix in [&call.key_shared_prefix, &call.value_shared_prefix]
-        .into_iter()
-        .flatten()
-    {
+    let read = [&call.key_shared_prefix, &call.value_shared_prefix].into_iter();
+    for prefix in read.flatten().filter(|_| p.problem.prefix.is_some()) {
         lint!(report, prefix.dtype == key, DTYPE, prefix.dtype, key,);
     }
     lint!(

@@ -41,6 +41,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     );
     let axis = |desc: &crate::TensorDesc| desc.shape.get(p.layout.input().row_axis()).copied();
     if let Some(prefix) = call.key_shared_prefix.as_ref().and_then(axis)
+        && p.problem.prefix.is_some()
         && call.pse_type == 0
     {
         let keys = i64::try_from(p.problem.key_rows).unwrap_or(i64::MAX);

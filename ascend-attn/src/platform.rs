@@ -1,0 +1,59 @@
+//! What executed the calls of a command, for its first line and its JSON.
+
+use std::fmt;
+
+use ascend_attention::spec::Cann;
+use ascend_attention::{Backend, Stream};
+use serde_json::{Map, Value, json};
+
+/// An NPU, or the emulation under the name of a chip.
+pub(super) struct Platform {
+    pub(super) backend: Backend,
+    pub(super) soc: String,
+    cann: Option<Cann>,
+    origin: String,
+}
+
+impl Platform {
+    pub(super) fn of(stream: &Stream) -> Self {
+        let device = stream.device();
+        let runtime = device.runtime();
+        Self {
+            backend: runtime.backend(),
+            soc: device.soc_name().to_owned(),
+            cann: device.target().ok().map(|target| target.cann),
+            origin: runtime.origin().to_string(),
+        }
+    }
+
+    /// What stands in a command's last object, or in its only one.
+    pub(super) fn json(&self) -> Map<String, Value> {
+        let of = [
+            ("backend", json!(self.backend.to_string())),
+            ("soc", json!(self.soc)),
+            ("cann", json!(self.cann.map(Cann::name))),
+        ];
+        of.map(|(name, value)| (name.to_owned(), value))
+            .into_iter()
+            .collect()
+    }
+
+    /// A command's last object: sums of something, and what computed it.
+    pub(super) fn summary(&self, mut sums: Value) -> Value {
+        if let Value::Object(sums) = &mut sums {
+            sums.extend(self.json());
+        }
+        json!({ "summary": sums })
+    }
+}
+
+/// The first line of a command.
+impl fmt::Display for Platform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "backend {}, {}", self.backend, self.soc)?;
+        if let Some(cann) = self.cann {
+            write!(f, " with CANN {cann}")?;
+        }
+        write!(f, ": {}", self.origin)
+    }
+}

@@ -1,0 +1,131 @@
+//! Streams that do not go on by themselves: a replayed graph waits for an event that nothing queued records.
+
+use crate::config::check;
+use crate::lock::Lock;
+use crate::runtime::event::{Coming, Event};
+use crate::sanitizer::{FindingKind, StreamId, Suspicion, report};
+use crate::status::{Outcome, STREAM_SYNC_TIMEOUT};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What the thread of a stream waits for.
+#[derive(Clone, Debug)]
+pub(crate) enum Wait {
+    /// An external event, within a replayed graph.
+    Event(Arc<Event>),
+    /// A record that is queued on this stream.
+    Record(StreamId),
+}
+
+/// What each stream waits for whose thread waits.
+static WAITS: Lock<BTreeMap<StreamId, Wait>> = Lock::new(BTreeMap::new());
+
+/// The thread of a stream waits until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Waiting(StreamId);
+
+impl Waiting {
+    pub(crate) fn begin(stream: StreamId, wait: Wait) -> Self {
+        WAITS.lock().insert(stream, wait);
+        Waiting(stream)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        WAITS.lock().remove(&self.0);
+    }
+}
+
+/// Whether a stream goes on only if somebody queues more. `path` are the streams that wait for it.
+fn in_vain(waits: &BTreeMap<StreamId, Wait>, stream: StreamId, path: &mut Vec<StreamId>) -> bool {
+    if path.contains(&stream) {
+        return true;
+    }
+    let Some(wait) = waits.get(&stream) else {
+        return false;
+    };
+    path.push(stream);
+    let vain = match wait {
+        Wait::Record(of) => in_vain(waits, *of, path),
+        Wait::Event(event) => match event.coming() {
+            Coming::Raised => false,
+            Coming::Records(streams) => streams.iter().all(|of| in_vain(waits, *of, path)),
+        },
+    };
+    path.pop();
+    vain
+}
+
+/// The event that keeps a stream, itself or by way of others; `None` for one that goes on by itself.
+fn stalled_by(stream: StreamId) -> Option<Arc<Event>> {
+    let waits = WAITS.lock();
+    if !in_vain(&waits, stream, &mut Vec::new()) {
+        return None;
+    }
+    let mut stream = stream;
+    for _ in 0..waits.len() {
+        match waits.get(&stream)? {
+            Wait::Event(event) => return Some(Arc::clone(event)),
+            Wait::Record(of) => stream = *of,
+        }
+    }
+    None
+}
+
+/// Measures how long a wait of the host without a deadline has been for a stalled stream.
+#[derive(Debug, Default)]
+pub(crate) struct Patience {
+    since: Option<Instant>,
+    told: bool,
+}
+
+impl Patience {
+    /// The time after which such a wait is a finding.
+    const LIMIT: Duration = Duration::from_secs(1);
+
+    /// When the stream is to be looked at again.
+    pub(crate) fn next_look() -> Option<Instant> {
+        Instant::now().checked_add(Duration::from_millis(100))
+    }
+
+    /// Looks at the stream that the host waits for. A stalled one is a finding once in a wait, after a second: other threads may
+    /// queue the record, but a program whose only thread waits here would wait for ever.
+    pub(crate) fn look(&mut self, name: &'static str, stream: StreamId) -> Outcome {
+        let Some(event) = stalled_by(stream) else {
+            self.since = None;
+            return Ok(());
+        };
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if self.told || since.elapsed() < Self::LIMIT {
+            return Ok(());
+        }
+        self.told = true;
+        let queued = match event.coming() {
+            Coming::Records(streams) if !streams.is_empty() => {
+                "of which the only record queued comes behind this wait itself"
+            }
+            _ => "of which no stream has a record queued",
+        };
+        let lost = match event.lost_records() {
+            0 => String::new(),
+            lost => format!(
+                " ({} records came before its latest reset, and count as one: let a record wait until the replay before \
+                 has reset the event)",
+                lost.saturating_add(1)
+            ),
+        };
+        let suspicion = Suspicion {
+            kind: FindingKind::StalledReplay,
+            site: (name, "stream"),
+            tensor: 0,
+            message: format!(
+                "{name}: a replayed graph on the stream, or on one that it waits for, waits for an ACL_EVENT_EXTERNAL \
+                 event, {:#x}, {queued}{lost}; record it on another stream after aclmdlRIExecuteAsync and the task updates",
+                event.handle
+            ),
+        };
+        report(check(), STREAM_SYNC_TIMEOUT, suspicion)
+    }
+}

@@ -1,0 +1,18 @@
+//! The operators through their C functions.
+
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "each call keeps the contract of ascend_emu::abi: pointers are null or to live objects"
+)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod batch_mat_mul;
+#[path = "../bench/mod.rs"]
+mod bench;
+mod flash_family;
+mod garbage;
+mod gather;
+#[cfg(feature = "glue")]
+mod glue;
+mod scatter;
+mod update;

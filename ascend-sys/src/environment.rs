@@ -1,0 +1,282 @@
+//! The environment variables that the crates read, and names that are nearly theirs.
+
+use std::env;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Who reads a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reader {
+    /// The safe layer, and what it loads CANN's libraries with.
+    Library,
+    /// The emulation of CANN, in process or as a shared library.
+    Emulation,
+    /// The program `ascend-attn`, in its command `doctor`.
+    Doctor,
+    /// The tests of these crates.
+    Tests,
+}
+
+/// An environment variable that one of the crates reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// Who reads it.
+    pub reader: Reader,
+    /// Which values are allowed, in Markdown.
+    pub values: &'static str,
+    /// What holds where it is not set or empty, in Markdown.
+    pub default: &'static str,
+    /// What it decides, in Markdown.
+    pub meaning: &'static str,
+}
+
+macro_rules! variables {
+    ($( $name:literal $reader:ident, $values:literal, $default:literal, $meaning:literal; )*) => {
+        /// Every environment variable that these crates read. What is set to nothing is not set. A value that is not
+        /// allowed is refused with the allowed ones by the first call that needs it: `Runtime::auto` for
+        /// `ASCEND_BACKEND`, `aclInit` for those of the emulation, which are read once, at the first call.
+        ///
+        /// | variable | values | default | what it decides |
+        /// |---|---|---|---|
+        $( #[doc = concat!("| `", $name, "` | ", $values, " | ", $default, " | ", $meaning, " |")] )*
+        pub const VARIABLES: &[Variable] = &[ $( Variable {
+            name: $name,
+            reader: Reader::$reader,
+            values: $values,
+            default: $default,
+            meaning: $meaning,
+        }, )* ];
+    };
+}
+
+variables! {
+    "ASCEND_BACKEND" Library, "`auto`, `npu`, `emulated`", "`auto`",
+        "which platform `Runtime::auto` chooses: `auto` is an NPU where there is one, otherwise the emulation";
+    "ASCEND_HOME_PATH" Library, "a folder", "the loader's search path",
+        "the CANN toolkit whose libraries are loaded; its `set_env.sh` sets it";
+    "ASCEND_TOOLKIT_HOME" Library, "a folder", "none",
+        "a second folder of a toolkit, looked into behind `ASCEND_HOME_PATH`";
+    "ASCEND_OPP_PATH" Library, "a folder", "none",
+        "the folder of operator packages, whose vendors' libraries are looked into first";
+    "ASCEND_RECORD" Library, "a folder, which is made", "nothing is recorded",
+        "where calls that are refused or fail are written as case files; the emulation as a shared library writes every call";
+    "ASCEND_EMU_SOC" Emulation, "a chip that the release knows, such as `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`",
+        "`Ascend910B3`", "the emulated product";
+    "ASCEND_EMU_CANN" Emulation, "`8.1`, `8.5`, `9.0`, `9.1`", "the newest, `9.1`",
+        "the release of CANN whose operators are emulated";
+    "ASCEND_EMU_OPERATOR" Emulation, "`V1` to `V5`", "that of the release",
+        "the newest version of FusedInferAttentionScore; newer ones are missing";
+    "ASCEND_EMU_CHECK" Emulation, "`compat`, `strict`", "`compat`",
+        "what becomes of misuse that hardware lets pass, races among it: `compat` warns on stderr and goes on, `strict` makes an error of it";
+    "ASCEND_EMU_POISON" Emulation, "`0`, `1`", "`0`, zeros",
+        "whether device memory is handed out full of NaN in `compat` too, as always in `strict`";
+    "ASCEND_EMU_LINTS" Emulation, "`off`, `warn`, `error`",
+        "`warn` in the shared library, `off` in process, where the safe layer asks",
+        "what becomes of calls that an operator misreads (lints); those that overrun are errors in `strict` too";
+    "ASCEND_EMU_DEVICES" Emulation, "1 to 64", "2", "the number of devices";
+    "ASCEND_EMU_MEMORY" Emulation, "4096 to 2^44", "what the reserved addresses hold, 64 GiB at most",
+        "bytes of memory of each device, and of all pinned host memory (`aclrtMallocHost`)";
+    "ASCEND_EMU_THREADS" Emulation, "1 to 1024", "the machine's",
+        "threads that operators compute on, shared by all streams";
+    "ASCEND_EMU_SIMD" Emulation, "one that the machine has of `avx512`, `avx2`, `neon`, `portable`", "the best",
+        "the instruction set that operators compute with";
+    "ASCEND_EMU_FAULT" Emulation, "as in `malloc:3=207001,launch:1=507015,sync:2=507014`", "none",
+        "faults on demand: which call of a kind fails, and with which status";
+    "ASCEND_EMU_TRACE" Emulation, "a file", "none",
+        "where each call of a C function is appended as a line of JSON";
+    "ASCEND_RT_VISIBLE_DEVICES" Doctor, "numbers of devices between commas", "all",
+        "CANN's own: which NPUs the process sees";
+    "ASCEND_DRIVER_PATH" Doctor, "a folder", "`/usr/local/Ascend/driver`", "the NPU's driver";
+    "ASCEND_TEST_BACKEND" Tests, "`emulated`, `npu`", "`emulated`",
+        "whether the tests run on the emulation in their own process, or on what the loader finds";
+    "ASCEND_TEST_CHILD" Tests, "any", "not set", "set by tests for processes that they start";
+    "ASCEND_VECTORS" Tests, "a folder", "none", "golden cases besides the repository's own";
+}
+
+/// Variables of CANN, its tools and PyTorch's extension, which these crates pass over.
+const FOREIGN: [&str; 38] = [
+    "ASCEND_AICPU_PATH",
+    "ASCEND_ALLOW_LINK",
+    "ASCEND_CACHE_PATH",
+    "ASCEND_COREDUMP_SIGNAL",
+    "ASCEND_CUSTOM_OPP_PATH",
+    "ASCEND_CUSTOM_PATH",
+    "ASCEND_DEVICE_ID",
+    "ASCEND_DUMP_PATH",
+    "ASCEND_DUMP_SCENE",
+    "ASCEND_ENGINE_PATH",
+    "ASCEND_GLOBAL_EVENT_ENABLE",
+    "ASCEND_GLOBAL_LOG_LEVEL",
+    "ASCEND_GLOBAL_TRACE_ENABLE",
+    "ASCEND_HOME",
+    "ASCEND_HOST_LOG_FILE_NUM",
+    "ASCEND_INSTALL_PATH",
+    "ASCEND_LATEST_INSTALL_PATH",
+    "ASCEND_LAUNCH_BLOCKING",
+    "ASCEND_LOG_DEVICE_FLUSH_TIMEOUT",
+    "ASCEND_LOG_SAVE_MODE",
+    "ASCEND_LOG_SYNC_SAVE",
+    "ASCEND_MAX_OP_CACHE_SIZE",
+    "ASCEND_MODULE_LOG_LEVEL",
+    "ASCEND_NNAE_PATH",
+    "ASCEND_NPU_PHY_ID",
+    "ASCEND_OPP_DEBUG_PATH",
+    "ASCEND_PATH",
+    "ASCEND_PROCESS_LOG_PATH",
+    "ASCEND_REMAIN_CACHE_SIZE_RATIO",
+    "ASCEND_RUNTIME_OPTIONS",
+    "ASCEND_SLOG_LEVEL",
+    "ASCEND_SLOG_PRINT_TO_STDOUT",
+    "ASCEND_TENSOR_COMPILER_INCLUDE",
+    "ASCEND_TENSOR_COMPILER_LIB",
+    "ASCEND_TOOLKIT_PATH",
+    "ASCEND_USE_FIA",
+    "ASCEND_VISIBLE_DEVICES",
+    "ASCEND_WORK_PATH",
+];
+
+/// A variable that is set, whose name begins with `ASCEND_`, and that nobody is known to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UnknownVariable {
+    /// Its name.
+    pub name: String,
+    /// The variable that is meant, as far as its name tells.
+    pub meant: Option<&'static str>,
+}
+
+impl UnknownVariable {
+    /// What is unknown about a name; `None` for names that do not begin with `ASCEND_`, and for known ones.
+    pub fn of(name: &str) -> Option<Self> {
+        let upper = name.to_uppercase();
+        let own = upper.strip_prefix(PREFIX)?;
+        if VARIABLES.iter().any(|known| known.name == name) || FOREIGN.contains(&name) {
+            return None;
+        }
+        // `ASCEND_CHECK` and `ASCEND_EMU_CHEK` both stand for `ASCEND_EMU_CHECK`.
+        let distance = |known: &str| {
+            let known = known.strip_prefix(PREFIX).unwrap_or(known);
+            let shortened = known.split_once('_').map(|(_, last)| last);
+            match Some(own) == shortened {
+                true => 1,
+                false => strsim::damerau_levenshtein(own, known),
+            }
+        };
+        let near = VARIABLES
+            .iter()
+            .map(|known| (distance(known.name), known.name));
+        let nearest = near.min_by_key(|(distance, _)| *distance);
+        Some(Self {
+            name: name.to_owned(),
+            meant: nearest.and_then(|(distance, name)| (distance <= MOST_EDITS).then_some(name)),
+        })
+    }
+
+    /// Whether it can only have been meant for these crates: it is nearly the name of one of their variables, or begins as
+    /// those of the emulation do.
+    pub fn is_misspelt(&self) -> bool {
+        self.meant.is_some() || self.name.to_uppercase().starts_with("ASCEND_EMU")
+    }
+}
+
+impl fmt::Display for UnknownVariable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Anything may stand in an environment.
+        let name = self.name.escape_debug();
+        match self.meant {
+            Some(meant) => write!(
+                f,
+                "{name} is set, and nobody reads it: did you mean {meant}?"
+            ),
+            None => write!(f, "{name} is set, and nobody reads it"),
+        }
+    }
+}
+
+/// How the names of all variables begin.
+const PREFIX: &str = "ASCEND_";
+/// Most letters that are added, left out, replaced or exchanged in a name that is still recognised.
+const MOST_EDITS: usize = 2;
+
+/// The variables of this process whose names begin with `ASCEND_` and that nobody is known to read, by name.
+pub fn unknown_variables() -> Vec<UnknownVariable> {
+    let names = env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+    let mut unknown: Vec<_> = names
+        .filter_map(|name| UnknownVariable::of(&name))
+        .collect();
+    unknown.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+    unknown
+}
+
+/// [`unknown_variables`] for whoever asks first in this process, so that each is told once; nothing for all others.
+pub fn untold_variables() -> Vec<UnknownVariable> {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    match TOLD.swap(true, Ordering::Relaxed) {
+        true => Vec::new(),
+        false => unknown_variables(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::search::{HOMES, OPP};
+
+    fn meant(name: &str) -> Option<&'static str> {
+        UnknownVariable::of(name).unwrap().meant
+    }
+
+    #[test]
+    fn misspelt_names_are_recognised() {
+        for (name, want) in [
+            ("ASCEND_EMU_CHEK", "ASCEND_EMU_CHECK"),
+            ("ASCEND_EMU_CEHCK", "ASCEND_EMU_CHECK"),
+            ("ASCEND_EMUCHECK", "ASCEND_EMU_CHECK"),
+            ("ascend_emu_check", "ASCEND_EMU_CHECK"),
+            ("ASCEND_CHECK", "ASCEND_EMU_CHECK"),
+            ("ASCEND_EMU_DEVICE", "ASCEND_EMU_DEVICES"),
+            ("ASCEND_BACKED", "ASCEND_BACKEND"),
+            ("ASCEND_RECORDS", "ASCEND_RECORD"),
+            ("ASCEND_HOME_PATHS", "ASCEND_HOME_PATH"),
+        ] {
+            assert_eq!(meant(name), Some(want), "{name}");
+            let unknown = UnknownVariable::of(name).unwrap();
+            assert!(unknown.is_misspelt());
+            let said = unknown.to_string();
+            assert!(said.contains(name) && said.contains(want), "{said}");
+        }
+    }
+
+    #[test]
+    fn other_names_are_left_alone() {
+        for known in VARIABLES {
+            assert_eq!(UnknownVariable::of(known.name), None);
+        }
+        for foreign in FOREIGN
+            .into_iter()
+            .chain(["PATH", "ASCENDING", "VLLM_ASCEND_X"])
+        {
+            assert_eq!(UnknownVariable::of(foreign), None);
+        }
+        // Those of somebody else's program.
+        let unknown = UnknownVariable::of("ASCEND_SCHEDULER_WINDOW").unwrap();
+        assert!(unknown.meant.is_none() && !unknown.is_misspelt());
+        let unknown = UnknownVariable::of("ASCEND_EMU_STRICTNESS").unwrap();
+        assert!(unknown.meant.is_none() && unknown.is_misspelt());
+    }
+
+    #[test]
+    fn the_list_has_every_name_once_and_what_the_search_reads() {
+        let mut names: Vec<_> = VARIABLES.iter().map(|known| known.name).collect();
+        names.sort_unstable();
+        assert!(names.is_sorted_by(|one, other| one < other), "{names:?}");
+        assert!(FOREIGN.is_sorted(), "{FOREIGN:?}");
+        for read in HOMES.into_iter().chain([OPP]) {
+            assert!(names.contains(&read), "{read}");
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! What most programs use, for `use ascend_attention::prelude::*`.
+//!
+//! It has no `Error`, `Result`, `Refused` and `MaskKind`, which other crates here have as well: the two preludes of
+//! `ascend_attention` and `ascend_serving` go together, and with names of the program's own.
+//!
+//! ```
+//! use ascend_attention::prelude::*;
+//!
+//! # fn main() -> ascend_attention::Result<()> {
+//! let stream = Runtime::auto()?.device(0)?.stream()?;
+//! let ones = stream.upload(&[bf16::ONE; 2 * 16 * 64], [1, 2, 16, 64])?;
+//! let attention = FusedInferAttention::new(Layout::Bnsd).heads(2).scale(0.125);
+//! let plan = attention.plan(&ones, &ones, &ones)?;
+//! let output: Output<bf16> = plan.launch(&stream, &ones, &ones, &ones)?;
+//! assert_eq!(output.attention.download(&stream)?[0], bf16::ONE);
+//! # Ok(())
+//! # }
+//! ```
+
+pub use crate::attention::{
+    BlockTable, Cache, Cumulative, FusedInferAttention, InnerPrecise, Inputs, Output, PerRequest,
+    Plan, PseShift, Quantisation,
+};
+pub use crate::graph::{Capturing, Graph};
+pub use crate::mask::{CausalOrigin, HostMask, Mask, MaskForm, Masks, SlidingWindow};
+pub use crate::{
+    AnyTensor, Backend, DType, Device, DeviceBuffer, Element, Event, HostBuffer, Layout, Machine,
+    Number, Runtime, SparseMode, Stream, Tensor, bf16, f16,
+};

@@ -1,0 +1,71 @@
+//! `environment`: writes or checks the book's tables of environment variables.
+
+use crate::marked::Marked;
+use ascend_sys::{Reader, VARIABLES};
+use std::fmt::Write as _;
+use std::path::Path;
+
+const TABLES: Marked<'_> = Marked {
+    page: "docs/src/environment.md",
+    name: "variables",
+    task: "environment",
+};
+
+/// Who reads variables, in the order of the page.
+const READERS: [(Reader, &str); 4] = [
+    (Reader::Library, "The library"),
+    (Reader::Emulation, "The emulation"),
+    (Reader::Doctor, "Reported by `ascend-attn doctor`"),
+    (Reader::Tests, "The tests of this repository"),
+];
+
+/// Writes the tables.
+pub(crate) fn write(root: &Path) -> Result<String, String> {
+    TABLES.write(root, &tables())
+}
+
+/// Compares the tables with those in the tree.
+pub(crate) fn check(root: &Path) -> Result<String, String> {
+    TABLES.check(root, &tables())
+}
+
+fn tables() -> String {
+    let mut text = String::new();
+    for (reader, title) in READERS {
+        let _ = writeln!(
+            text,
+            "\n## {title}\n\n| variable | values | default | what it decides |\n|---|---|---|---|"
+        );
+        for variable in VARIABLES
+            .iter()
+            .filter(|variable| variable.reader == reader)
+        {
+            let _ = writeln!(
+                text,
+                "| `{}` | {} | {} | {} |",
+                variable.name, variable.values, variable.default, variable.meaning
+            );
+        }
+    }
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tables_in_the_tree_are_current() {
+        check(&crate::root()).unwrap();
+    }
+
+    #[test]
+    fn every_variable_stands_in_one_table() {
+        let tables = tables();
+        for variable in VARIABLES {
+            let row = format!("\n| `{}` | ", variable.name);
+            assert_eq!(tables.matches(&row).count(), 1, "{}", variable.name);
+        }
+    }
+}

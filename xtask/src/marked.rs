@@ -1,0 +1,54 @@
+//! Parts of pages that are made: what stands between two marks, written or compared.
+
+use std::fs;
+use std::path::Path;
+
+/// A part of a page that a task of this program makes.
+pub(crate) struct Marked<'a> {
+    /// The page, from the root of the workspace.
+    pub(crate) page: &'a str,
+    /// What the marks call the part.
+    pub(crate) name: &'a str,
+    /// The task.
+    pub(crate) task: &'a str,
+}
+
+impl Marked<'_> {
+    /// Writes the part.
+    pub(crate) fn write(&self, root: &Path, part: &str) -> Result<String, String> {
+        let (_, new) = self.renewed(root, part)?;
+        let page = self.page;
+        fs::write(root.join(page), new).map_err(|error| format!("{page}: {error}"))?;
+        Ok(format!("wrote the {} of {page}", self.name))
+    }
+
+    /// Compares the part with the one in the tree.
+    pub(crate) fn check(&self, root: &Path, part: &str) -> Result<String, String> {
+        let Self { page, name, task } = self;
+        let (old, new) = self.renewed(root, part)?;
+        match old == new {
+            true => Ok(format!("the {name} of {page} are what the code says")),
+            false => Err(format!(
+                "the {name} of {page} are out of date: run `cargo run -p xtask -- {task}` and commit the result"
+            )),
+        }
+    }
+
+    /// The page as it is, and with the part in the place of the one between the marks.
+    fn renewed(&self, root: &Path, part: &str) -> Result<(String, String), String> {
+        let Self { page, name, task } = self;
+        let old =
+            fs::read_to_string(root.join(page)).map_err(|error| format!("{page}: {error}"))?;
+        let begin =
+            format!("<!-- {name}: made by `cargo run -p xtask -- {task}`; do not edit -->\n");
+        let end = format!("<!-- end of {name} -->\n");
+        let between = || {
+            let (before, rest) = old.split_once(&begin)?;
+            let (_, after) = rest.split_once(&end)?;
+            Some(format!("{before}{begin}{part}{end}{after}"))
+        };
+        let lacks = || format!("{page} lacks the lines {} and {}", begin.trim(), end.trim());
+        let new = between().ok_or_else(lacks)?;
+        Ok((old, new))
+    }
+}
