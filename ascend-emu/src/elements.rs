@@ -34,8 +34,14 @@ pub(crate) trait Reader {
     /// Whether nothing is to be said of these bytes, so that reads of single elements need not be listed.
     fn knows(&self, bytes: Range<usize>) -> bool;
 
-    /// Takes elements that are read.
+    /// Whether nobody has written any of these bytes.
+    fn untouched(&self, bytes: Range<usize>) -> bool;
+
+    /// Takes elements that are read, and that somebody must have written.
     fn read(&mut self, elements: &Elements);
+
+    /// Takes elements that are read in an order.
+    fn read_in_order(&mut self, elements: &Elements);
 }
 
 /// Elements of one tensor.

@@ -136,13 +136,14 @@ pub(crate) trait Operator: Send + Sync {
     /// Visits every byte range read or written by one launch with these addresses.
     fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access));
 
-    /// Hands over what a launch reads of its tensors, element by element: ranges of [`Operator::accesses`] hold bytes
-    /// that no launch looks at, such as blocks of a cache that no table names.
+    /// Hands over what a launch reads of its tensors and somebody must have written, element by element: ranges of
+    /// [`Operator::accesses`] hold bytes that no launch looks at, such as blocks of a cache that no table names. By default
+    /// that is nothing: rows that are padding may be anything for operators that work row by row.
     ///
     /// # Safety
     ///
     /// As for [`Operator::run`].
-    unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader);
+    unsafe fn reads(&self, _: &Addresses, _: &DeviceMemory, _: &mut dyn Reader) {}
 
     /// Hands over what a launch has written. What it may leave out of an output counts as written.
     ///

@@ -4,7 +4,7 @@ use super::argument::{Argument, Role};
 use super::parameter::Arguments;
 use super::view::{Views, address, range};
 use crate::descriptor::TENSORS;
-use crate::elements::{Elements, NamedTensor, Reader};
+use crate::elements::{Elements, NamedTensor};
 use crate::executor;
 use crate::fault::Fault;
 use crate::lock::Lock;
@@ -60,35 +60,6 @@ pub(super) fn work_of_size(
     })
 }
 
-/// Operators that move elements of their first input without computing with them, or look some up. What nobody has
-/// written may be among them: that it is read shows where somebody computes with it.
-const MOVING: [&str; 6] = [
-    "aclnnInplaceCopy",
-    "aclnnCast",
-    "aclnnIndex",
-    "aclnnIndexSelect",
-    "aclnnGather",
-    "aclnnEmbedding",
-];
-
-/// Operators that write to what they update without reading it.
-const OVERWRITING: [&str; 14] = [
-    "aclnnInplaceCopy",
-    "aclnnInplaceFillScalar",
-    "aclnnInplaceFillTensor",
-    "aclnnInplaceZero",
-    "aclnnInplaceOne",
-    "aclnnInplaceNormal",
-    "aclnnInplaceUniform",
-    "aclnnInplaceRandom",
-    "aclnnIndexPutImpl",
-    "aclnnInplaceScatter",
-    "aclnnInplaceScatterValue",
-    "aclnnInplaceMaskedFillScalar",
-    "aclnnInplaceMaskedFillTensor",
-    "aclnnScatterNdUpdate",
-];
-
 /// A call that phase one has taken.
 struct GlueOperator {
     name: &'static str,
@@ -100,20 +71,6 @@ struct GlueOperator {
 }
 
 impl GlueOperator {
-    fn reads_all_of(&self, argument: &Argument) -> bool {
-        match argument.role {
-            Role::Read => {
-                let mut inputs = self.tensors.iter().filter(|other| other.role == Role::Read);
-                let first = inputs
-                    .next()
-                    .is_some_and(|first| first.index == argument.index);
-                !(first && MOVING.contains(&self.name))
-            }
-            Role::Update => !OVERWRITING.contains(&self.name),
-            Role::Write => false,
-        }
-    }
-
     /// Source and target of a copy of bytes as they are.
     fn plain_copy(&self) -> Option<(&Argument, &Argument)> {
         let [to, from] = self.tensors.as_slice() else {
@@ -190,20 +147,6 @@ impl Operator for GlueOperator {
                 write: argument.role != Role::Read,
                 what: argument.name,
             });
-        }
-    }
-
-    unsafe fn reads(&self, at: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
-        for argument in self
-            .tensors
-            .iter()
-            .filter(|argument| self.reads_all_of(argument))
-        {
-            if !reader.knows(range(argument, at))
-                && let Some(elements) = elements(argument, at)
-            {
-                reader.read(&elements);
-            }
         }
     }
 

@@ -63,7 +63,7 @@ impl fmt::Display for InfiniteBias {
     }
 }
 
-/// A mask tensor that hides from each row its own key, and from one row all.
+/// A mask tensor that is a causal one in the other sense: each row sees the keys behind its own alone, the last one none.
 struct HiddenRow {
     sequence: usize,
     row: usize,
@@ -73,8 +73,8 @@ impl fmt::Display for HiddenRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "attenMask hides every key from row {} of sequence {}, and from each row of each sequence the row's own key; \
-             true hides a key here, so invert a mask in which true keeps it",
+            "attenMask hides every key from row {} of sequence {}, and from each row of each sequence its own key and all \
+             before it; true hides a key here, so invert a mask in which true keeps it",
             self.row, self.sequence
         )
     }
@@ -146,16 +146,17 @@ impl Bytes<'_> {
             let own =
                 |key: u64| (key as usize).saturating_sub(problem.prefix.map_or(0, |of| of.len));
             let (start, end) = (own(seen.start), own(seen.end));
+            if end <= size {
+                return None;
+            }
             // SAFETY: a problem that attends touches its block table.
             let blocks = unsafe { BlockIds::read(buffers, pages, sequence, end) }.ok()?;
             let columns = start / size..end.div_ceil(size);
             named.clear();
             named.try_reserve(columns.len()).ok()?;
-            named.extend(columns.filter_map(|at| Some((blocks.find(at * size)?.0, at))));
-            // Engines warm up with tables of zeros.
-            if named.iter().all(|&(block, _)| block == 0) {
-                return None;
-            }
+            let entries = columns.filter_map(|at| Some((blocks.find(at * size)?.0, at)));
+            // Engines fill tables with zeros, and have zeros stand for blocks that a window has left.
+            named.extend(entries.filter(|&(block, _)| block != 0));
             named.sort_unstable();
             let twice = named.windows(2).find(|pair| pair[0].0 == pair[1].0)?;
             Some(RepeatedBlock {
@@ -262,41 +263,30 @@ impl Bytes<'_> {
         let base = (buffers.0)(TensorRole::Mask);
         // SAFETY: a problem that attends touches its padding.
         let padding = unsafe { kernel::read_padding(problem, buffers) };
-        let mut found = None;
+        let mut last = None;
         for (sequence, (of, mask)) in problem.sequences(padding).enumerate() {
-            let (geometry, keys) = (problem.geometry(sequence), of.keys());
-            if of.q_len == 0 || keys == 0 {
-                continue;
-            }
-            let mask = mask?;
+            let (mask, keys) = (mask?, of.keys());
             let hides = |row: usize, key: usize| {
-                let element = mask
-                    .element(row, key)
-                    .and_then(|element| u64::try_from(element).ok());
-                let element = element.filter(|element| bytes.contains(element));
+                let element = mask.element(row, key)?;
+                let element = u64::try_from(element).ok();
+                let element = element.filter(|element| bytes.contains(element))?;
                 // SAFETY: the bytes of the mask are live, and this is one of them.
-                element.is_some_and(
-                    |element| unsafe { base.wrapping_add(element as usize).read() } != 0,
-                )
+                Some(unsafe { base.wrapping_add(element as usize).read() } != 0)
             };
             for row in 0..of.q_len {
-                let own = (row + keys).checked_sub(of.q_len);
-                if own.is_some_and(|key| geometry.sees(row as u64, key as u64) && !hides(row, key))
-                {
+                let own = (row + keys).checked_sub(of.q_len)?;
+                // The own key first: nearly every mask shows it.
+                let mut all = std::iter::once(own).chain(0..keys);
+                if !all.all(|key| hides(row, key) == Some(key <= own)) {
                     return None;
                 }
             }
-            let hidden = |row: usize| {
-                let seen = geometry.span(row as u64..row as u64 + 1);
-                !seen.is_empty()
-                    && (seen.start as usize..seen.end as usize).all(|key| hides(row, key))
-            };
-            if found.is_none() && hidden(of.q_len - 1) {
+            if of.q_len > 1 {
                 let row = of.q_len - 1;
-                found = Some(HiddenRow { sequence, row });
+                last = last.or(Some(HiddenRow { sequence, row }));
             }
         }
-        found
+        last
     }
 }
 

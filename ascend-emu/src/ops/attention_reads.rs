@@ -1,8 +1,13 @@
-//! What attention reads of its tensors, row by row.
+//! What attention reads of its keys and values, row by row.
 //!
-//! Keys and values count as read where the geometry (lengths, causality, window) lets some row see them, rows that a
-//! mask tensor hides among them: hardware loads these, and weighs a value with 0, which is NaN if the value is. Rows
-//! behind a sequence's length, blocks that no sequence names and blocks that a window has left are not read.
+//! They count as read where the geometry (lengths, causality, window) lets some row see them, rows that a mask tensor
+//! hides among them: hardware loads these, and weighs a value with 0, which is NaN if the value is. Rows behind a
+//! sequence's length, blocks that no sequence names and blocks that a window has left are not read.
+//!
+//! Padding is nobody's to write. A sequence of a padded batch whose rows nobody has written is none that is read, if
+//! others are written; nor is one for which the block table names block 0 alone, if it does so twice or there are other
+//! sequences. Of other tensors (queries, masks, biases) a row that is padding spoils no other row, so that they count
+//! as read only where nobody has written anything of them.
 
 use super::declared::{DeclaredOperator, ParameterOf};
 use crate::elements::{Elements, NamedTensor, Place, Reader};
@@ -10,23 +15,27 @@ use crate::kernel::{self, BlockIds, Buffers};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use ascend_spec::attention_problem::{
-    AttentionProblem, Counts, Cut, Grid, MaskUse, Rows, ScaleOffset, TensorRole,
+    AttentionProblem, Counts, Cut, Grid, Rows, ScaleOffset, TensorRole,
 };
 use ascend_spec::operator::Argument;
+use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Elements of the tensor that plays a role, if it has to be looked at.
+/// The tensors that have to be looked at, and who takes what is read of them.
 struct RowReads<'a> {
-    find: &'a dyn Fn(TensorRole) -> Option<NamedTensor>,
+    /// The tensor that plays a role, and whether nobody has written any of it.
+    find: &'a dyn Fn(TensorRole) -> Option<(NamedTensor, bool)>,
     reader: &'a mut dyn Reader,
+    /// Whether rows of which nobody has written any are padding, where others of their tensor are written.
+    padded: bool,
 }
 
-/// Rows of one tensor: the entry of its batch axis, heads, rows, and elements of a row.
+/// Rows of one tensor: the entry of its batch axis, and the number of their elements.
 struct Part {
     batch: usize,
     heads: usize,
     rows: Range<usize>,
-    dims: Range<usize>,
+    dim: usize,
 }
 
 /// Bytes that elements take, where these are whole bytes.
@@ -37,31 +46,25 @@ fn bytes(elements: i64, bits: u32) -> Option<i64> {
 
 impl RowReads<'_> {
     fn rows(&mut self, role: TensorRole, rows: &Rows, part: &Part, place: Place) {
-        let Some(tensor) = (self.find)(role) else {
-            return;
-        };
         let bits = rows.dtype.bits();
-        let (view, count) = (&rows.view, part.dims.len());
+        let view = &rows.view;
         // Lanes lie side by side, and so do the elements of rows that have none.
         let (run, along) = match (rows.lanes, view.dim) {
-            (0, 1) => (count, (1, 0)),
-            (0, dim) => (1, (count, dim)),
-            (lanes, dim) => (lanes, (count / lanes, dim)),
+            (0, 1) => (part.dim, (1, 0)),
+            (0, step) => (1, (part.dim, step)),
+            (lanes, step) => (lanes, (part.dim / lanes, step)),
         };
-        let first = rows.element((part.batch, 0, part.rows.start), part.dims.start);
+        let first = rows.element((part.batch, 0, part.rows.start), 0);
         let axes = [(part.heads, view.head), (part.rows.len(), view.row), along];
-        let elements = || {
-            let first = isize::try_from(bytes(first, bits)?).ok()?;
-            let run = usize::try_from(bytes(run as i64, bits)?).ok()?;
+        let in_bytes = || {
             let mut steps = [(0, 0); 3];
             for (to, (count, step)) in steps.iter_mut().zip(axes) {
                 *to = (count, bytes(step, bits)?);
             }
-            let first = tensor.address.saturating_add_signed(first);
-            Elements::new(tensor, first, run, &steps, Some(1), place)
+            Some((bytes(first, bits)?, bytes(run as i64, bits)?, steps))
         };
-        if let Some(elements) = elements() {
-            self.reader.read(&elements);
+        if let Some((first, run, steps)) = in_bytes() {
+            self.elements(role, first, usize::try_from(run).unwrap_or(0), &steps, place);
         }
     }
 
@@ -74,14 +77,29 @@ impl RowReads<'_> {
         axes: [(usize, i64); 2],
         place: Place,
     ) {
-        let Some(tensor) = (self.find)(role) else {
-            return;
-        };
         let bytes = |elements: i64| elements.saturating_mul(size as i64);
         let axes = axes.map(|(count, step)| (count, bytes(step)));
-        let first = isize::try_from(bytes(first)).unwrap_or(isize::MAX);
+        self.elements(role, bytes(first), size, &axes, place);
+    }
+
+    /// Runs of bytes, whose second axis counts rows.
+    fn elements(
+        &mut self,
+        role: TensorRole,
+        first: i64,
+        run: usize,
+        axes: &[(usize, i64)],
+        place: Place,
+    ) {
+        let Some((tensor, untouched)) = (self.find)(role) else {
+            return;
+        };
+        let first = isize::try_from(first).unwrap_or(isize::MAX);
         let first = tensor.address.saturating_add_signed(first);
-        if let Some(elements) = Elements::new(tensor, first, size, &axes, Some(1), place) {
+        let Some(elements) = Elements::new(tensor, first, run, axes, Some(1), place) else {
+            return;
+        };
+        if !self.padded || untouched || !self.reader.untouched(elements.bounds()) {
             self.reader.read(&elements);
         }
     }
@@ -101,41 +119,24 @@ fn token_grids<'a>(problem: &'a AttentionProblem<'_>) -> impl Iterator<Item = Gr
     grids.flatten().filter(by_token)
 }
 
-/// Whether reads of the tensor that plays a role are listed by [`each_row`].
+/// Whether reads of the tensor that plays a role are listed by [`each_sequence`].
 fn listed(problem: &AttentionProblem<'_>, role: TensorRole) -> bool {
     use TensorRole as Role;
     match role {
-        Role::Query
-        | Role::QueryRope
-        | Role::Key(_)
-        | Role::Value(_)
-        | Role::KeyRope
-        | Role::KeyPrefix
-        | Role::ValuePrefix
-        | Role::BlockTable => true,
-        Role::Mask => matches!(problem.mask, MaskUse::Full(_) | MaskUse::Tree(_)),
-        Role::Bias => problem.bias.is_some() && problem.terms.is_empty(),
-        // Those of rows that are padding may be anything, and are not followed.
-        Role::QueryScale => true,
+        Role::Key(_) | Role::Value(_) | Role::KeyRope | Role::KeyPrefix | Role::ValuePrefix => true,
         role => token_grids(problem).any(|grid| grid.tensor.role == role),
     }
 }
 
 /// The roles that [`listed`] may hold for, of the tensors with a number in their lists.
-fn roles(index: usize) -> [TensorRole; 17] {
+fn roles(index: usize) -> [TensorRole; 11] {
     use TensorRole as Role;
     [
-        Role::Query,
-        Role::QueryRope,
         Role::Key(index),
         Role::Value(index),
         Role::KeyRope,
         Role::KeyPrefix,
         Role::ValuePrefix,
-        Role::BlockTable,
-        Role::Mask,
-        Role::Bias,
-        Role::QueryScale,
         Role::KeyScale,
         Role::KeyOffset,
         Role::ValueScale,
@@ -150,7 +151,7 @@ fn roles(index: usize) -> [TensorRole; 17] {
 /// # Safety
 ///
 /// As for [`kernel::run`].
-unsafe fn each_row(
+unsafe fn each_sequence(
     problem: &AttentionProblem<'_>,
     buffers: &Buffers<'_>,
     reads: &mut RowReads<'_>,
@@ -165,66 +166,23 @@ unsafe fn each_row(
                 batch: 0,
                 heads: problem.kv_heads,
                 rows: 0..prefix.len,
-                dims: 0..dim,
+                dim,
             };
             reads.rows(role, &rows, &part, Place::Whole);
         }
     }
     // SAFETY: the caller keeps this contract.
     let padding = unsafe { kernel::read_padding(problem, buffers) };
-    for (sequence, (of, mask)) in problem.sequences(padding).enumerate() {
+    for (sequence, (of, _)) in problem.sequences(padding).enumerate() {
         let place = |first| Place::Sequence { sequence, first };
-        let query = Part {
-            batch: if problem.packed { 0 } else { sequence },
-            heads: problem.heads,
-            rows: of.q_first..of.q_first + of.q_len,
-            dims: 0..problem.head_dim,
-        };
-        reads.rows(TensorRole::Query, &problem.query, &query, place(0));
         let seen = problem.geometry(sequence).span(0..of.q_len as u64);
-        let (start, end) = (seen.start as usize, seen.end as usize);
-        let own = |key: usize| key.saturating_sub(of.prefix).min(of.kv_len);
-        let seen = own(start)..own(end);
+        let own = |key: u64| {
+            let key = usize::try_from(key).unwrap_or(usize::MAX);
+            key.saturating_sub(of.prefix).min(of.kv_len)
+        };
+        let seen = own(seen.start)..own(seen.end);
         if seen.is_empty() {
             continue;
-        }
-        if let Some(rope) = &problem.query_rope {
-            let dims = 0..problem.rope_dim;
-            reads.rows(
-                TensorRole::QueryRope,
-                rope,
-                &Part { dims, ..query },
-                place(0),
-            );
-        }
-        let (first_row, first_key) = problem.origin(&of);
-        if let Some((mask, element)) =
-            mask.and_then(|mask| Some((mask, mask.element(0, mask.context)?)))
-            && problem.mask != MaskUse::OfSequences
-        {
-            let row = mask
-                .element(1, mask.context)
-                .map_or(0, |next| next.saturating_sub(element));
-            let keys = of.keys().saturating_sub(mask.context);
-            reads.grid(
-                TensorRole::Mask,
-                1,
-                element,
-                [(keys, mask.key), (of.q_len, row)],
-                place(0),
-            );
-        }
-        if let Some(bias) = problem.bias.filter(|_| problem.terms.is_empty()) {
-            let [_, heads, rows, keys] = bias.sizes;
-            let part = Part {
-                batch: sequence,
-                heads,
-                rows: first_row..rows.min(first_row + of.q_len),
-                dims: first_key + start..keys.min(first_key + end),
-            };
-            if !part.rows.is_empty() && !part.dims.is_empty() {
-                reads.rows(TensorRole::Bias, &bias.rows, &part, place(0));
-            }
         }
         let at = problem.key_value(sequence);
         // Rows of keys and values that lie one after another: where, and the place in the sequence of the first.
@@ -241,7 +199,7 @@ unsafe fn each_row(
                     batch,
                     heads: problem.kv_heads,
                     rows: rows.clone(),
-                    dims: 0..dim,
+                    dim,
                 };
                 reads.rows(role, &of, &part, place);
             }
@@ -279,9 +237,14 @@ unsafe fn each_row(
             // The launch fails by that.
             return;
         };
-        for column in columns.clone() {
+        let named = |column: usize| Some(blocks.find(column * size)?.0);
+        let more = problem.batch > 1 || columns.len() > 1;
+        if more && columns.clone().all(|column| named(column) == Some(0)) {
+            continue;
+        }
+        for column in columns {
             // An entry that names no block has a finding of its own.
-            let Some((block, _)) = blocks.find(column * size) else {
+            let Some(block) = named(column) else {
                 continue;
             };
             let keys = seen.start.max(column * size)..seen.end.min((column + 1) * size);
@@ -293,19 +256,6 @@ unsafe fn each_row(
             };
             stored(block, rows, keys.start, place);
         }
-        let step = |index: usize, stride: i64| (index as i64).saturating_mul(stride);
-        let first = (pages.table.offset)
-            .saturating_add(step(sequence, pages.row))
-            .saturating_add(step(columns.start, pages.column));
-        let columns = columns.end.min(pages.columns).saturating_sub(columns.start);
-        let axes = [(1, 0), (columns, pages.column)];
-        reads.grid(
-            TensorRole::BlockTable,
-            size_of::<i32>(),
-            first,
-            axes,
-            Place::Whole,
-        );
     }
 }
 
@@ -325,10 +275,13 @@ pub(super) unsafe fn reads<O: DeclaredOperator>(
     if doubtful.is_empty() {
         return;
     }
+    let reached = doubtful.iter();
+    let reached = reached.map(|(argument, bytes)| (*argument, reader.untouched(bytes.clone())));
+    let reached: SmallVec<[_; 8]> = reached.collect();
     let find = |role| {
-        let argument = of_role(role)?;
-        let known = doubtful.contains(&argument) && listed(problem, role);
-        known.then(|| op.named(argument, at))
+        let argument = of_role(role).filter(|_| listed(problem, role))?;
+        let (_, untouched) = reached.iter().find(|(of, _)| *of == argument)?;
+        Some((op.named(argument, at), *untouched))
     };
     let base = |role| match of_role(role) {
         Some(argument) => memory.host(at.get(argument)),
@@ -337,13 +290,14 @@ pub(super) unsafe fn reads<O: DeclaredOperator>(
     let mut rows = RowReads {
         find: &find,
         reader,
+        padded: problem.pages.is_none() && problem.batch > 1,
     };
     // SAFETY: the caller's promise.
-    unsafe { each_row(problem, &Buffers(&base), &mut rows) };
-    for argument in doubtful {
+    unsafe { each_sequence(problem, &Buffers(&base), &mut rows) };
+    for (argument, bytes) in doubtful {
         let by_rows = |&role: &TensorRole| of_role(role) == Some(argument) && listed(problem, role);
         if !roles(argument.index).iter().any(by_rows) {
-            op.read_described(argument, at, reader);
+            op.read_untouched((argument, bytes), at, reader);
         }
     }
 }

@@ -9,8 +9,8 @@ use ascend_spec::operator::{Argument, ArgumentList, DeclaredParameter, EntryPoin
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Tensors of a launch.
-pub(super) type ArgumentsOf<O> = SmallVec<[Argument<ParameterOf<O>>; 8]>;
+/// Tensors of a launch, and where the bytes are that it reaches.
+pub(super) type ReachedTensors<O> = SmallVec<[(Argument<ParameterOf<O>>, Range<usize>); 8]>;
 
 /// The parameters of an operator.
 pub(crate) type ParameterOf<O> = <<O as DeclaredOperator>::Arguments as ArgumentList>::Parameter;
@@ -70,32 +70,38 @@ pub(crate) trait DeclaredOperator: Send + Sync {
             .saturating_add(usize::try_from(start).unwrap_or(usize::MAX))
     }
 
-    /// The inputs with bytes in reach of a launch of which the reader does not know.
-    fn doubtful(&self, at: &Addresses, reader: &dyn Reader) -> ArgumentsOf<Self>
+    /// The inputs with bytes in reach of a launch that nobody has written.
+    fn doubtful(&self, at: &Addresses, reader: &dyn Reader) -> ReachedTensors<Self>
     where
         Self: Sized,
     {
-        let mut doubtful = ArgumentsOf::<Self>::new();
+        let mut doubtful = ReachedTensors::<Self>::new();
         self.touches(&mut |argument, range| {
+            if argument.parameter.info().output.is_some() {
+                return;
+            }
             let base = at.get(argument);
             let place =
                 |byte: u64| base.saturating_add(usize::try_from(byte).unwrap_or(usize::MAX));
-            if argument.parameter.info().output.is_none()
-                && !reader.knows(place(range.start)..place(range.end))
-            {
-                doubtful.push(argument);
+            let bytes = place(range.start)..place(range.end);
+            if !reader.knows(bytes.clone()) {
+                doubtful.push((argument, bytes));
             }
         });
         doubtful
     }
 
-    /// Hands over all elements of a tensor.
-    fn read_described(
+    /// Hands over all elements of a tensor of which nobody has written any. Where some are written, the others may be
+    /// rows that are padding.
+    fn read_untouched(
         &self,
-        argument: Argument<ParameterOf<Self>>,
+        (argument, bytes): (Argument<ParameterOf<Self>>, Range<usize>),
         at: &Addresses,
         reader: &mut dyn Reader,
     ) {
+        if !reader.untouched(bytes) {
+            return;
+        }
         let desc = self.arguments().tensor(argument);
         let elements = desc.and_then(|desc| Elements::described(self.named(argument, at), desc));
         if let Some(elements) = elements {
@@ -120,7 +126,7 @@ pub(crate) trait DeclaredOperator: Send + Sync {
         });
     }
 
-    /// Hands over what a launch reads: all elements of its inputs, but for operators that look some up.
+    /// Hands over what a launch reads and somebody must have written.
     ///
     /// # Safety
     ///
@@ -129,8 +135,8 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     where
         Self: Sized,
     {
-        for argument in self.doubtful(at, reader) {
-            self.read_described(argument, at, reader);
+        for reached in self.doubtful(at, reader) {
+            self.read_untouched(reached, at, reader);
         }
     }
 

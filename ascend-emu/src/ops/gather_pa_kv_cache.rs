@@ -105,12 +105,12 @@ impl DeclaredOperator for GatherOperator {
     }
 
     unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
-        for argument in self.doubtful(at, reader) {
+        for (argument, bytes) in self.doubtful(at, reader) {
             let pieces = match argument.parameter {
                 Parameter::KeyCache => self.problem.key,
                 Parameter::ValueCache => self.problem.value,
                 _ => {
-                    self.read_described(argument, at, reader);
+                    self.read_untouched((argument, bytes), at, reader);
                     continue;
                 }
             };

@@ -84,14 +84,17 @@ impl DeclaredOperator for RingUpdateOperator {
     }
 
     unsafe fn reads(&self, at: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
-        let order = self.softmax_order();
+        for reached in self.doubtful(at, reader) {
+            self.read_untouched(reached, at, reader);
+        }
+        let Some(order) = self.softmax_order() else {
+            return;
+        };
         for (argument, desc) in self.arguments.each_tensor() {
-            let info = argument.parameter.info();
-            let unread = info.output.is_some() || argument.parameter == Parameter::ActualSeqQlen;
-            let elements = Elements::described(self.named(argument, at), desc).filter(|_| !unread);
+            let read = is_softmax(argument.parameter) && argument.parameter.info().output.is_none();
+            let elements = Elements::described(self.named(argument, at), desc).filter(|_| read);
             if let Some(elements) = elements {
-                let of_softmax = is_softmax(argument.parameter);
-                reader.read(&elements.in_order(order.filter(|_| of_softmax)));
+                reader.read_in_order(&elements.in_order(Some(order)));
             }
         }
     }

@@ -7,7 +7,7 @@ use super::lints;
 use super::phase_one::executor_of;
 use crate::config::{Check, check};
 use crate::descriptor::Described;
-use crate::elements::{Elements, Place, Reader};
+use crate::elements::{Elements, Place};
 use crate::fault::Fault;
 use crate::kernel::scatter;
 use crate::memory::DeviceMemory;
@@ -131,29 +131,6 @@ impl DeclaredOperator for ScatterOperator {
         (self.problem).touches(&call, &mut |parameter, range| {
             visit(parameter.into(), range)
         });
-    }
-
-    unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
-        for argument in self.doubtful(at, reader) {
-            let pieces = match argument.parameter {
-                Parameter::Key => Some(self.problem.key),
-                Parameter::Value => self.problem.value,
-                _ => None,
-            };
-            let Some(pieces) = pieces else {
-                self.read_described(argument, at, reader);
-                continue;
-            };
-            // Rows of tokens without a slot are padding.
-            let (tensor, bytes) = (self.named(argument, at), pieces.row_bytes());
-            let first = self.first_byte(argument, at);
-            // SAFETY: the caller's promise.
-            for (token, _) in unsafe { self.slots(at, memory) } {
-                let at = first.saturating_add(token.saturating_mul(bytes));
-                let row = Elements::new(tensor, at, bytes, &[], None, Place::Whole);
-                row.iter().for_each(|row| reader.read(row));
-            }
-        }
     }
 
     unsafe fn writes(

@@ -125,8 +125,8 @@ impl Task {
         }
     }
 
-    /// Hands over what the task reads. A copy to a device may copy what nobody has written, such as the rest of a
-    /// block: reads of the copy are found.
+    /// Hands over what the task reads and somebody must have written. A copy may hold the rest of a block, and one to a
+    /// device hands that on; one to the host of bytes of which nobody has written any is none that a program can use.
     ///
     /// # Safety
     ///
@@ -136,13 +136,17 @@ impl Task {
             // SAFETY: the caller's promise.
             Task::Launch { op, .. } => unsafe { op.reads(at, memory, reader) },
             Task::Copy { dst, src, bytes } if !memory.contains(*dst) => {
+                let (what, bytes) = ("src", *bytes as usize);
                 let tensor = NamedTensor {
-                    what: "src",
+                    what,
                     address: *src,
                 };
-                let elements =
-                    Elements::new(tensor, *src, *bytes as usize, &[], None, Place::Whole);
-                elements.iter().for_each(|elements| reader.read(elements));
+                let elements = Elements::new(tensor, *src, bytes, &[], None, Place::Whole);
+                if let Some(elements) = elements
+                    && reader.untouched(elements.bounds())
+                {
+                    reader.read(&elements);
+                }
             }
             _ => {}
         }

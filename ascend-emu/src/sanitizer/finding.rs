@@ -33,7 +33,8 @@ pub enum FindingKind {
     RepeatedBlock,
     /// A position bias holds an infinity.
     InfiniteBias,
-    /// A mask hides from each row its own key, and from one row every key, as a mask does whose sense is the other.
+    /// A mask hides from each row its own key and all before it, and so from the last row every key, as a causal mask
+    /// does whose sense is the other.
     HiddenRow,
     /// Softmax statistics are read in another order of memory than they were written in.
     SoftmaxOrder,

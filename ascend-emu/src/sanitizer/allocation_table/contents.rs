@@ -124,7 +124,11 @@ impl Reader for UnwrittenReads<'_> {
         self.table.first_unwritten(bytes).is_none()
     }
 
-    fn read(&mut self, elements: &Elements) {
+    fn untouched(&self, bytes: Range<usize>) -> bool {
+        self.table.first_unwritten(bytes.clone()) == Some(bytes)
+    }
+
+    fn read_in_order(&mut self, elements: &Elements) {
         let NamedTensor { what, address } = elements.tensor;
         let other = elements.order.and_then(|order| {
             let other = self.table.other_order(&elements.bounds(), order)?;
@@ -143,6 +147,10 @@ impl Reader for UnwrittenReads<'_> {
                 ),
             });
         }
+    }
+
+    fn read(&mut self, elements: &Elements) {
+        let NamedTensor { what, address } = elements.tensor;
         // The first place says what is wrong with a tensor.
         if self.found.iter().any(|known| known.site.1 == what) || self.knows(elements.bounds()) {
             return;
