@@ -45,7 +45,8 @@
 //! | [`HostRace`](FindingKind::HostRace), [`StreamRace`](FindingKind::StreamRace) | goes on, in some order | error |
 //! | [`PageableCopy`](FindingKind::PageableCopy) | waits for the stream, then copies, as hardware does | the same |
 //! | [`UnwrittenRead`](FindingKind::UnwrittenRead) | goes on: the bytes are zeros, or with `ASCEND_EMU_POISON=1` NaN | device fault; a copy by the host fails at once |
-//! | [`RepeatedBlock`](FindingKind::RepeatedBlock), [`InfiniteBias`](FindingKind::InfiniteBias), [`HiddenRow`](FindingKind::HiddenRow), [`SoftmaxOrder`](FindingKind::SoftmaxOrder) | goes on | device fault |
+//! | [`RepeatedBlock`](FindingKind::RepeatedBlock), [`HiddenRow`](FindingKind::HiddenRow), [`SoftmaxOrder`](FindingKind::SoftmaxOrder) | goes on | device fault |
+//! | [`InfiniteBias`](FindingKind::InfiniteBias) | goes on | the same |
 //! | [`BlockTable`](FindingKind::BlockTable) | goes on: the keys of that block count as zeros | device fault 507015 at the next synchronisation |
 //! | [`SlotOutOfRange`](FindingKind::SlotOutOfRange) | goes on: the token is skipped | device fault, nothing is written |
 //! | [`DuplicateSlot`](FindingKind::DuplicateSlot) | goes on: the last token stays | device fault, nothing is written |

@@ -1,7 +1,7 @@
 //! Copies.
 
 use super::{not_null, refuse};
-use crate::config::{Check, check};
+use crate::config::check;
 use crate::failed_device;
 use crate::fault_plan::Site;
 use crate::injection::strike;
@@ -249,8 +249,7 @@ pub(super) unsafe fn copy_async(
                 end.address
             ),
         };
-        // Hardware waits too, and the copy is right: in either mode nothing but a warning.
-        report(Check::Compat, PARAM_INVALID, suspicion)?;
+        report(check(), PARAM_INVALID, suspicion)?;
     }
     // Pageable memory may end after the call: the copy is made now, in the order of the stream.
     stream.wait(name)?;

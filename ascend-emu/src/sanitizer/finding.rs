@@ -60,10 +60,16 @@ impl FindingKind {
         !matches!(
             self,
             FindingKind::PageableCopy
+                | FindingKind::InfiniteBias
                 | FindingKind::UnrecordedEvent
                 | FindingKind::StalledReplay
                 | FindingKind::Leak
         )
+    }
+
+    /// Whether it is a warning in either mode: hardware is right about a copy, and about some infinities.
+    fn only_warns(self) -> bool {
+        matches!(self, FindingKind::PageableCopy | FindingKind::InfiniteBias)
     }
 
     fn name(self) -> &'static str {
@@ -192,8 +198,8 @@ pub fn findings() -> Vec<Finding> {
         .unwrap_or_default()
 }
 
-/// Keeps a finding. In compat mode stderr names it once for each kind, site and tensor, and the call goes on; in strict
-/// mode the call fails with `code`.
+/// Keeps a finding. In compat mode, and for what only warns, stderr names it once for each kind, site and tensor, and the
+/// call goes on; in strict mode the call fails with `code`.
 pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
     let Suspicion {
         kind,
@@ -201,6 +207,11 @@ pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
         tensor,
         message,
     } = suspicion;
+    let check = if kind.only_warns() {
+        Check::Compat
+    } else {
+        check
+    };
     let finding = Finding { kind, message };
     let text = finding.to_string();
     let (first, last) = {

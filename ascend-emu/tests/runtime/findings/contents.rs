@@ -3,7 +3,7 @@
 use super::{Cache, Decode, HALF};
 use crate::bench::*;
 use ascend_emu::abi::*;
-use ascend_emu::{Check, check_scope};
+use ascend_emu::{Check, FindingKind, check_scope, findings};
 use ascend_sys::bindings::{aclDataType, aclTensor};
 use half::f16;
 use std::ffi::c_void;
@@ -137,13 +137,21 @@ fn an_infinity_in_a_position_bias() {
     let mut bias = vec![f16::from_f32(-3.0); ROWS * KEYS];
     bias[7] = f16::MIN;
     assert_eq!(prefill(None, Some(&bias)), 0);
+    let warned = || {
+        let all = findings().into_iter();
+        let of_bias = all.filter(|of| of.kind == FindingKind::InfiniteBias);
+        of_bias.map(|of| of.message).collect::<Vec<_>>()
+    };
+    assert_eq!(warned(), [String::new(); 0]);
     bias[2 * KEYS + 5] = f16::NEG_INFINITY;
-    let said = [
-        "infinity in a position bias",
-        "sequence 0, head 0, row 2, key 5 is -inf",
-        "attenMask",
-    ];
-    fails(prefill(None, Some(&bias)), 507_015, &said);
+    // Hardware makes NaN of some of them only: a warning in strict mode too.
+    assert_eq!(prefill(None, Some(&bias)), 0);
+    let said = warned().concat();
+    assert!(
+        said.contains("sequence 0, head 0, row 2, key 5 is -inf"),
+        "{said}"
+    );
+    assert!(said.contains("attenMask"), "{said}");
 }
 
 #[test]
