@@ -49,7 +49,7 @@ impl DeviceMemory {
             unsafe {
                 let host = host.add(at);
                 let shown = file.as_ref().map(|file| file.show_privately(host, 0, len));
-                if !shown.is_some_and(|shown| shown.is_ok()) {
+                if shown.is_none_or(|shown| shown.is_err()) {
                     host.write_bytes(POISON, len);
                 }
             }

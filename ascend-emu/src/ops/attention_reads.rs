@@ -64,7 +64,13 @@ impl RowReads<'_> {
             Some((bytes(first, bits)?, bytes(run as i64, bits)?, steps))
         };
         if let Some((first, run, steps)) = in_bytes() {
-            self.elements(role, first, usize::try_from(run).unwrap_or(0), &steps, place);
+            self.elements(
+                role,
+                first,
+                usize::try_from(run).unwrap_or(0),
+                &steps,
+                place,
+            );
         }
     }
 

@@ -8,7 +8,7 @@
 use super::written::WrittenBytes;
 use super::{AllocationTable, MemoryLocation, Owner, Region, with};
 use crate::config::Check;
-use crate::elements::{Elements, NamedTensor, Place, Reader};
+use crate::elements::{Elements, NamedTensor, Place, Reader, Visit};
 use crate::sanitizer::finding::{FindingKind, Suspicion, report_all};
 use crate::status::Outcome;
 use smallvec::SmallVec;
@@ -248,7 +248,7 @@ pub(crate) fn wrote(bytes: Range<usize>) {
 }
 
 /// Notes that elements were written. `visit` hands them over.
-pub(crate) fn wrote_elements(visit: &mut dyn FnMut(&mut dyn FnMut(&Elements))) {
+pub(crate) fn wrote_elements(visit: &mut dyn FnMut(&mut Visit<'_>)) {
     with(|table| {
         visit(&mut |elements| {
             elements.runs(&mut |run| {

@@ -142,7 +142,7 @@ fn an_infinity_in_a_position_bias() {
         let of_bias = all.filter(|of| of.kind == FindingKind::InfiniteBias);
         of_bias.map(|of| of.message).collect::<Vec<_>>()
     };
-    assert_eq!(warned(), [String::new(); 0]);
+    assert!(warned().is_empty());
     bias[2 * KEYS + 5] = f16::NEG_INFINITY;
     // Hardware makes NaN of some of them only: a warning in strict mode too.
     assert_eq!(prefill(None, Some(&bias)), 0);

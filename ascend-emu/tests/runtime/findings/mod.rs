@@ -121,8 +121,8 @@ struct Decode {
 
 impl Decode {
     fn new(cache: &Cache, shape: &[i64], block: usize, table: &[i32]) -> Self {
-        let query = upload(&vec![f16::ONE; HEADS * DIM]);
-        let out = upload(&vec![f16::ZERO; HEADS * DIM]);
+        let query = upload(&[f16::ONE; HEADS * DIM]);
+        let out = upload(&[f16::ZERO; HEADS * DIM]);
         let ids = upload(table);
         let row = |at| tensor(HALF, &[1, HEADS as i64, 1, DIM as i64], at);
         let blocks = |at| list(&[tensor(HALF, shape, at)]);

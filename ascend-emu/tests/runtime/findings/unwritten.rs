@@ -156,7 +156,7 @@ fn rows_of_padding_may_be_anything() {
             "aclnnScatterPaKvCache",
         ],
     );
-    let three = vec![f16::ONE; 3 * HEADS * DIM];
+    let three = [f16::ONE; 3 * HEADS * DIM];
     ok(unsafe { aclrtMemcpy(fresh, SLOTS * ROW, three.as_ptr().cast(), 3 * ROW, H2D) });
     padded.write([5, 6, 7]);
     // Sequences of padding name block 0, of which nobody has written the first slots.
