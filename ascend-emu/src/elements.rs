@@ -19,8 +19,6 @@ pub(crate) enum Place {
         first: usize,
         of: Option<(usize, usize)>,
     },
-    /// Rows of a sequence, from `first` on.
-    Sequence { sequence: usize, first: usize },
 }
 
 /// The tensor that elements belong to.

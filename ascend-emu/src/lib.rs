@@ -68,19 +68,21 @@
 //!
 //! # Memory that nobody has written
 //!
-//! Each allocation of a device knows its bytes that were written since it was handed out. What an operator reads of
-//! others is an [`UnwrittenRead`](FindingKind::UnwrittenRead), which names the tensor, and of a paged cache the block
-//! and its tokens.
+//! Each allocation of a device knows its bytes that were written since it was handed out. What is read of others of a paged
+//! cache is an [`UnwrittenRead`](FindingKind::UnwrittenRead), which names the block and its tokens.
 //!
 //! - Attention reads the keys below each sequence's length that its geometry (causality, window) lets some row see, by
 //!   way of the block table. Keys that a mask tensor hides are among them: hardware loads them, and a value that is NaN
-//!   stays NaN when it is weighed with 0. The rest of a block, blocks that no row of the table names, rows behind a
-//!   length, and scales of rows that are not read may be anything.
-//! - A copy within a device hands on what its source is, and is no finding; a copy to the host is one. Host memory,
-//!   pinned or registered, counts as written, since the program writes it by itself.
-//! - Small operators that only move elements (copies, casts, look-ups by index) are no finding; what they write counts
-//!   as written, but for a plain copy, which hands on what its source is.
-//! - All of an output counts as written, also rows that an operator leaves alone. So does the workspace.
+//!   stays NaN when it is weighed with 0. The rest of a block, blocks that no row of the table names, and scales of rows
+//!   that are not read may be anything. A row of the table that names block 0 alone is padding, if it does so twice or
+//!   there are other rows.
+//! - GatherPaKvCache reads the rows that lengths and table name.
+//! - Other tensors may hold rows that are padding, and are not followed. Where memory is poisoned, what is computed from
+//!   their bytes is NaN.
+//! - A copy within a device hands on what its source is, and is no finding; a copy to the host of bytes of which none is
+//!   written is one. Host memory, pinned or registered, counts as written, since the program writes it by itself.
+//! - All of an output counts as written, also rows that an operator leaves alone; of operators that write to places that
+//!   they look up, these places. So does the workspace, and what work should have written that failed.
 //! - An allocator of the program's, such as PyTorch's, hands out parts of an allocation again: bytes that an earlier
 //!   tensor wrote count as written.
 //!

@@ -138,7 +138,7 @@ pub(crate) trait Operator: Send + Sync {
 
     /// Hands over what a launch reads of its tensors and somebody must have written, element by element: ranges of
     /// [`Operator::accesses`] hold bytes that no launch looks at, such as blocks of a cache that no table names. By default
-    /// that is nothing: rows that are padding may be anything for operators that work row by row.
+    /// that is nothing: rows of tensors that are no cache may be padding.
     ///
     /// # Safety
     ///

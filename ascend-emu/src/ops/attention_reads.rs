@@ -1,13 +1,11 @@
-//! What attention reads of its keys and values, row by row.
+//! What attention reads of the keys and values of a paged cache, row by row.
 //!
 //! They count as read where the geometry (lengths, causality, window) lets some row see them, rows that a mask tensor
 //! hides among them: hardware loads these, and weighs a value with 0, which is NaN if the value is. Rows behind a
 //! sequence's length, blocks that no sequence names and blocks that a window has left are not read.
 //!
-//! Padding is nobody's to write. A sequence of a padded batch whose rows nobody has written is none that is read, if
-//! others are written; nor is one for which the block table names block 0 alone, if it does so twice or there are other
-//! sequences. Of other tensors (queries, masks, biases) a row that is padding spoils no other row, so that they count
-//! as read only where nobody has written anything of them.
+//! Padding is nobody's to write: a sequence for which the block table names block 0 alone is none that is read, if it does
+//! so twice or there are other sequences. Of tensors that are no cache, rows may be padding, and are not followed.
 
 use super::declared::{DeclaredOperator, ParameterOf};
 use crate::elements::{Elements, NamedTensor, Place, Reader};
@@ -18,16 +16,13 @@ use ascend_spec::attention_problem::{
     AttentionProblem, Counts, Cut, Grid, Rows, ScaleOffset, TensorRole,
 };
 use ascend_spec::operator::Argument;
-use smallvec::SmallVec;
 use std::ops::Range;
 
 /// The tensors that have to be looked at, and who takes what is read of them.
 struct RowReads<'a> {
-    /// The tensor that plays a role, and whether nobody has written any of it.
-    find: &'a dyn Fn(TensorRole) -> Option<(NamedTensor, bool)>,
+    /// The tensor that plays a role.
+    find: &'a dyn Fn(TensorRole) -> Option<NamedTensor>,
     reader: &'a mut dyn Reader,
-    /// Whether rows of which nobody has written any are padding, where others of their tensor are written.
-    padded: bool,
 }
 
 /// Rows of one tensor: the entry of its batch axis, and the number of their elements.
@@ -97,15 +92,12 @@ impl RowReads<'_> {
         axes: &[(usize, i64)],
         place: Place,
     ) {
-        let Some((tensor, untouched)) = (self.find)(role) else {
+        let Some(tensor) = (self.find)(role) else {
             return;
         };
         let first = isize::try_from(first).unwrap_or(isize::MAX);
         let first = tensor.address.saturating_add_signed(first);
-        let Some(elements) = Elements::new(tensor, first, run, axes, Some(1), place) else {
-            return;
-        };
-        if !self.padded || untouched || !self.reader.untouched(elements.bounds()) {
+        if let Some(elements) = Elements::new(tensor, first, run, axes, Some(1), place) {
             self.reader.read(&elements);
         }
     }
@@ -125,33 +117,6 @@ fn token_grids<'a>(problem: &'a AttentionProblem<'_>) -> impl Iterator<Item = Gr
     grids.flatten().filter(by_token)
 }
 
-/// Whether reads of the tensor that plays a role are listed by [`each_sequence`].
-fn listed(problem: &AttentionProblem<'_>, role: TensorRole) -> bool {
-    use TensorRole as Role;
-    match role {
-        Role::Key(_) | Role::Value(_) | Role::KeyRope | Role::KeyPrefix | Role::ValuePrefix => true,
-        role => token_grids(problem).any(|grid| grid.tensor.role == role),
-    }
-}
-
-/// The roles that [`listed`] may hold for, of the tensors with a number in their lists.
-fn roles(index: usize) -> [TensorRole; 11] {
-    use TensorRole as Role;
-    [
-        Role::Key(index),
-        Role::Value(index),
-        Role::KeyRope,
-        Role::KeyPrefix,
-        Role::ValuePrefix,
-        Role::KeyScale,
-        Role::KeyOffset,
-        Role::ValueScale,
-        Role::ValueOffset,
-        Role::KeyValueScale,
-        Role::KeyValueOffset,
-    ]
-}
-
 /// Hands over what attention reads of the tensors that `find` knows.
 ///
 /// # Safety
@@ -162,25 +127,12 @@ unsafe fn each_sequence(
     buffers: &Buffers<'_>,
     reads: &mut RowReads<'_>,
 ) {
-    if let Some(prefix) = &problem.prefix {
-        let rows = [
-            (TensorRole::KeyPrefix, prefix.key, problem.head_dim),
-            (TensorRole::ValuePrefix, prefix.value, problem.value_dim),
-        ];
-        for (role, rows, dim) in rows {
-            let part = Part {
-                batch: 0,
-                heads: problem.kv_heads,
-                rows: 0..prefix.len,
-                dim,
-            };
-            reads.rows(role, &rows, &part, Place::Whole);
-        }
-    }
+    let Some(pages) = &problem.pages else {
+        return;
+    };
     // SAFETY: the caller keeps this contract.
     let padding = unsafe { kernel::read_padding(problem, buffers) };
     for (sequence, (of, _)) in problem.sequences(padding).enumerate() {
-        let place = |first| Place::Sequence { sequence, first };
         let seen = problem.geometry(sequence).span(0..of.q_len as u64);
         let own = |key: u64| {
             let key = usize::try_from(key).unwrap_or(usize::MAX);
@@ -226,16 +178,6 @@ unsafe fn each_sequence(
                 }
             }
         };
-        let Some(pages) = &problem.pages else {
-            let rows = of.kv_first + seen.start..of.kv_first + seen.end;
-            stored(
-                at.batch,
-                rows,
-                of.kv_position + seen.start,
-                place(seen.start),
-            );
-            continue;
-        };
         let size = pages.block_size.max(1);
         let columns = seen.start / size..seen.end.div_ceil(size);
         // SAFETY: the caller keeps this contract.
@@ -277,17 +219,16 @@ pub(super) unsafe fn reads<O: DeclaredOperator>(
     (at, memory): (&Addresses, &DeviceMemory),
     reader: &mut dyn Reader,
 ) {
+    if problem.pages.is_none() {
+        return;
+    }
     let doubtful = op.doubtful(at, reader);
     if doubtful.is_empty() {
         return;
     }
-    let reached = doubtful.iter();
-    let reached = reached.map(|(argument, bytes)| (*argument, reader.untouched(bytes.clone())));
-    let reached: SmallVec<[_; 8]> = reached.collect();
     let find = |role| {
-        let argument = of_role(role).filter(|_| listed(problem, role))?;
-        let (_, untouched) = reached.iter().find(|(of, _)| *of == argument)?;
-        Some((op.named(argument, at), *untouched))
+        let argument = of_role(role).filter(|argument| doubtful.contains(argument))?;
+        Some(op.named(argument, at))
     };
     let base = |role| match of_role(role) {
         Some(argument) => memory.host(at.get(argument)),
@@ -296,14 +237,7 @@ pub(super) unsafe fn reads<O: DeclaredOperator>(
     let mut rows = RowReads {
         find: &find,
         reader,
-        padded: problem.pages.is_none() && problem.batch > 1,
     };
     // SAFETY: the caller's promise.
     unsafe { each_sequence(problem, &Buffers(&base), &mut rows) };
-    for (argument, bytes) in doubtful {
-        let by_rows = |&role: &TensorRole| of_role(role) == Some(argument) && listed(problem, role);
-        if !roles(argument.index).iter().any(by_rows) {
-            op.read_untouched((argument, bytes), at, reader);
-        }
-    }
 }

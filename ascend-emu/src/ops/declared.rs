@@ -9,8 +9,8 @@ use ascend_spec::operator::{Argument, ArgumentList, DeclaredParameter, EntryPoin
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Tensors of a launch, and where the bytes are that it reaches.
-pub(super) type ReachedTensors<O> = SmallVec<[(Argument<ParameterOf<O>>, Range<usize>); 8]>;
+/// Tensors of a launch.
+pub(super) type ArgumentsOf<O> = SmallVec<[Argument<ParameterOf<O>>; 8]>;
 
 /// The parameters of an operator.
 pub(crate) type ParameterOf<O> = <<O as DeclaredOperator>::Arguments as ArgumentList>::Parameter;
@@ -71,11 +71,11 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     }
 
     /// The inputs with bytes in reach of a launch that nobody has written.
-    fn doubtful(&self, at: &Addresses, reader: &dyn Reader) -> ReachedTensors<Self>
+    fn doubtful(&self, at: &Addresses, reader: &dyn Reader) -> ArgumentsOf<Self>
     where
         Self: Sized,
     {
-        let mut doubtful = ReachedTensors::<Self>::new();
+        let mut doubtful = ArgumentsOf::<Self>::new();
         self.touches(&mut |argument, range| {
             if argument.parameter.info().output.is_some() {
                 return;
@@ -83,30 +83,11 @@ pub(crate) trait DeclaredOperator: Send + Sync {
             let base = at.get(argument);
             let place =
                 |byte: u64| base.saturating_add(usize::try_from(byte).unwrap_or(usize::MAX));
-            let bytes = place(range.start)..place(range.end);
-            if !reader.knows(bytes.clone()) {
-                doubtful.push((argument, bytes));
+            if !reader.knows(place(range.start)..place(range.end)) {
+                doubtful.push(argument);
             }
         });
         doubtful
-    }
-
-    /// Hands over all elements of a tensor of which nobody has written any. Where some are written, the others may be
-    /// rows that are padding.
-    fn read_untouched(
-        &self,
-        (argument, bytes): (Argument<ParameterOf<Self>>, Range<usize>),
-        at: &Addresses,
-        reader: &mut dyn Reader,
-    ) {
-        if !reader.untouched(bytes) {
-            return;
-        }
-        let desc = self.arguments().tensor(argument);
-        let elements = desc.and_then(|desc| Elements::described(self.named(argument, at), desc));
-        if let Some(elements) = elements {
-            reader.read(&elements);
-        }
     }
 
     /// Hands over all elements of the outputs that a launch writes.
@@ -126,19 +107,12 @@ pub(crate) trait DeclaredOperator: Send + Sync {
         });
     }
 
-    /// Hands over what a launch reads and somebody must have written.
+    /// Hands over what a launch reads and somebody must have written, as [`Operator::reads`].
     ///
     /// # Safety
     ///
     /// As for [`DeclaredOperator::compute`].
-    unsafe fn reads(&self, at: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader)
-    where
-        Self: Sized,
-    {
-        for reached in self.doubtful(at, reader) {
-            self.read_untouched(reached, at, reader);
-        }
-    }
+    unsafe fn reads(&self, _: &Addresses, _: &DeviceMemory, _: &mut dyn Reader) {}
 
     /// Hands over what a launch writes: all elements of its outputs, but for operators that write to places that they
     /// look up.

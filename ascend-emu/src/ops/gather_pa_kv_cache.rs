@@ -105,14 +105,11 @@ impl DeclaredOperator for GatherOperator {
     }
 
     unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
-        for (argument, bytes) in self.doubtful(at, reader) {
+        for argument in self.doubtful(at, reader) {
             let pieces = match argument.parameter {
                 Parameter::KeyCache => self.problem.key,
                 Parameter::ValueCache => self.problem.value,
-                _ => {
-                    self.read_untouched((argument, bytes), at, reader);
-                    continue;
-                }
+                _ => continue,
             };
             // SAFETY: the caller's promise, for each of them.
             let numbers = |parameter: Parameter| unsafe { integers(self, memory, at, parameter) };

@@ -84,9 +84,6 @@ impl DeclaredOperator for RingUpdateOperator {
     }
 
     unsafe fn reads(&self, at: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
-        for reached in self.doubtful(at, reader) {
-            self.read_untouched(reached, at, reader);
-        }
         let Some(order) = self.softmax_order() else {
             return;
         };

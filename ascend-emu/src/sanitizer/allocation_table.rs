@@ -10,7 +10,7 @@ mod stream_order;
 mod virtual_memory;
 mod written;
 
-pub(crate) use contents::{copied, inspect_reads, wrote, wrote_elements};
+pub(crate) use contents::{copied, inspect_reads, spare, wrote, wrote_elements};
 pub(crate) use hazards::{admit, inspect};
 pub(crate) use registered::{register_host, registered_mapped, registrations, unregister_host};
 pub(crate) use stream_order::{

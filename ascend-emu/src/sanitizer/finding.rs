@@ -24,8 +24,8 @@ pub enum FindingKind {
     StreamRace,
     /// An asynchronous copy with host memory that is not pinned.
     PageableCopy,
-    /// An operator reads memory that nothing has written since it was handed out, or a copy takes such memory to the
-    /// host.
+    /// An operator reads rows of a paged cache that nothing has written since it was handed out, or a copy takes to the
+    /// host nothing but such memory.
     UnwrittenRead,
     /// A block table names a block that the cache does not have.
     BlockTable,

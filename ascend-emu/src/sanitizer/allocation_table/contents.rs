@@ -5,6 +5,7 @@
 //! Host memory counts as written, since programs write it themselves. Allocators that hand out parts of an allocation
 //! are not seen: bytes that an earlier tensor wrote stay written.
 
+use super::hazards::Visit as Accesses;
 use super::written::WrittenBytes;
 use super::{AllocationTable, MemoryLocation, Owner, Region, with};
 use crate::config::Check;
@@ -188,16 +189,6 @@ impl Reader for UnwrittenReads<'_> {
                     token + high
                 )
             }
-            Place::Sequence {
-                sequence,
-                first: row,
-            } => {
-                format!(
-                    "{what} of sequence {sequence}, rows {} to {}",
-                    row + low,
-                    row + high
-                )
-            }
         };
         let mend = match elements.place {
             Place::Whole | Place::Block { of: None, .. } => "write them first".to_owned(),
@@ -208,9 +199,6 @@ impl Reader for UnwrittenReads<'_> {
                 "write their slots first, or see whether sequence {sequence} has {keys} keys, and whether block table \
                  and block size are those that the cache was written with"
             ),
-            Place::Sequence { sequence, .. } => {
-                format!("write them first, or give the length that sequence {sequence} has")
-            }
         };
         self.found.push(Suspicion {
             kind: FindingKind::UnwrittenRead,
@@ -240,6 +228,22 @@ pub(crate) fn inspect_reads(
         reads.found
     });
     report_all(check, code, found)
+}
+
+/// Counts as written what work that never runs should have written.
+pub(crate) fn spare(accesses: Accesses<'_>) {
+    let mut written: SmallVec<[Range<usize>; 4]> = SmallVec::new();
+    accesses(&mut |access| {
+        let bytes = usize::try_from(access.bytes).unwrap_or(usize::MAX);
+        if access.write {
+            written.push(access.address..access.address.saturating_add(bytes));
+        }
+    });
+    with(|table| {
+        for bytes in written {
+            table.add_written(bytes, None);
+        }
+    });
 }
 
 /// Notes that bytes were written.
