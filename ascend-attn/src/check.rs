@@ -16,6 +16,8 @@ use ascend_attention::spec::{
     Cann, FIND_KERNEL_ERROR, Refusal, Soc, Target, TensorDesc, Violation,
 };
 
+use serde_json::Value;
+
 use super::area::Area;
 use super::output::Output;
 use super::targets::Targets;
@@ -93,7 +95,12 @@ pub(super) struct Checked {
     other_rule: Option<String>,
     /// The lint that a case expects, if it is there.
     stopped_by: Option<String>,
+    /// What a line is taken for that does not say it.
+    taken_for: Option<&'static str>,
 }
+
+/// What a line of FusedInferAttentionScore without `inner_precise` is taken for.
+const DEFAULT_PRECISE: &str = "inner_precise is not given and taken for 1, the operator's default; PyTorch passes 0, which other checks judge";
 
 impl Checked {
     /// Compares with the rule or lint that a case says it was refused by.
@@ -210,11 +217,11 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                     totals.all.unreadable += 1;
                     return report::unreadable(location, &error, arguments.json, output);
                 }
-                Ok(Read::Line(case)) if case.artefact => {
+                Ok(Read::Line(case, _)) if case.artefact => {
                     totals.all.artefacts += 1;
                     return Ok(());
                 }
-                Ok(Read::Line(case)) => {
+                Ok(Read::Line(case, says_precise)) => {
                     let named = case.accepted.iter().filter_map(|(release, _)| *release);
                     let inference = DeclaredOperator::FusedInferAttentionScore;
                     let otherwise = match case.arguments.operator() == inference {
@@ -241,6 +248,8 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                         let mut checked =
                             check(case.id.clone(), expected, call, case.version, target);
                         checked.compare_status(case.status);
+                        let says = says_precise || case.arguments.operator() != inference;
+                        checked.taken_for = (!says).then_some(DEFAULT_PRECISE);
                         checked
                     };
                     targets.into_iter().map(one).collect()
@@ -293,7 +302,8 @@ type Take<'t> = dyn FnMut(&CallLocation<'_>, Result<Read, String>) -> Result<(),
 /// What a file says of a call.
 enum Read {
     Case(Box<AnyCase>),
-    Line(Box<ParameterCase>),
+    /// A line, and whether it says `inner_precise`.
+    Line(Box<ParameterCase>, bool),
 }
 
 /// Calls `take` with every call of a file, or with what is wrong with the file or the line; empty lines are passed over.
@@ -316,7 +326,9 @@ fn each_call(file: &Path, take: &mut Take<'_>) -> Result<(), Stop> {
             line: Some(at + 1),
         };
         let case = ParameterCase::from_json(line).map_err(|error| error.to_string());
-        take(&location, case.map(|case| Read::Line(Box::new(case))))?;
+        let object: Option<Value> = serde_json::from_str(line).ok();
+        let says = object.is_some_and(|line| !line["attrs"]["inner_precise"].is_null());
+        take(&location, case.map(|case| Read::Line(Box::new(case), says)))?;
     }
     Ok(())
 }
@@ -406,6 +418,7 @@ fn check(
         lints: Vec::new(),
         other_rule: None,
         stopped_by: None,
+        taken_for: None,
     };
     match arguments.check(version, target, &mut |lint| checked.lints.push(lint)) {
         Ok(()) => match content {

@@ -481,3 +481,24 @@ fn case_files_of_every_operator_are_judged() {
         .filter(|line| line.contains("accept, as expected"));
     assert_eq!(accepted.count(), 3 + 19, "{text}");
 }
+
+#[test]
+fn a_line_without_inner_precise_says_what_it_is_taken_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("line.jsonl");
+    let line = |precise: &str| {
+        let rows = r#"{"shape":[1,8,16,64],"dtype":"float16"}"#;
+        format!(
+            r#"{{"id":"a","inputs":{{"query":{rows},"key":{rows},"value":{rows}}},"outputs":{{"attention_out":{rows}}},"attrs":{{"input_layout":"BNSD","num_heads":8{precise}}}}}"#
+        )
+    };
+    let lines = [line(""), line(r#","inner_precise":1"#)].join("\n");
+    std::fs::write(&file, lines).unwrap();
+    let (_, text) = check(&[file.to_str().unwrap()]);
+    let said: Vec<bool> = text
+        .lines()
+        .take(2)
+        .map(|line| line.contains("inner_precise is not given and taken for 1"))
+        .collect();
+    assert_eq!(said, [true, false], "{text}");
+}

@@ -242,6 +242,15 @@ impl ContextSplit {
     /// # Errors
     /// As for [`MergeState::plan_rows`].
     pub fn plan_merge<T: Element>(&self, parts: &[Part<'_, T>]) -> Result<RowMergePlan> {
+        let ranks = self.ranks.len();
+        if self.new.is_some() && parts.len() == ranks {
+            return Err(ascend_attention::Error::invalid(
+                "parts",
+                format_args!("the results of {ranks} ranks alone"),
+                "behind them also that of the new tokens among themselves (`new_tokens`)",
+            )
+            .into());
+        }
         Ok(MergeState::new(Layout::Tnd).plan_rows(&self.rows, parts)?)
     }
 }

@@ -1,6 +1,6 @@
 //! Rules, and the refusal of a call that breaks one.
 
-use crate::operator::OperatorVersion;
+use crate::operator::{Change, Fix, OperatorVersion, written};
 use crate::{Cann, Soc, Target};
 use std::fmt;
 
@@ -191,7 +191,7 @@ pub const FIND_KERNEL_ERROR: i32 = 561_003;
 /// A call that breaks a rule: which, by what value, what is allowed, and how to mend it.
 ///
 /// `{:?}` is the text of `{}`, so that a program whose `main` returns it prints what a person can read; `{:#?}` shows the fields.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[error("{}: {holds}; given {given}, allowed: {allowed}; fix: {fix}", rule.id, holds = rule.holds)]
 #[non_exhaustive]
 pub struct Violation {
@@ -203,6 +203,9 @@ pub struct Violation {
     pub allowed: String,
     /// What to change: the rule's own advice, or one that fits this call better.
     pub fix: String,
+    /// The changes that the fix begins with, where they can be made without knowing more than the call: see
+    /// [`Arguments::changed`](crate::fia::Arguments::changed). They leave what the call computes as it was meant.
+    pub changes: Vec<Change>,
     /// Another target that takes the call as it is, where it was looked for
     /// ([`FiaCall::taken_by`](crate::fia::FiaCall::taken_by)) and found.
     pub taken_by: Option<Target>,
@@ -218,6 +221,7 @@ impl fmt::Debug for Violation {
             .field("given", &self.given)
             .field("allowed", &self.allowed)
             .field("fix", &self.fix)
+            .field("changes", &self.changes)
             .field("taken_by", &self.taken_by)
             .finish()
     }
@@ -240,7 +244,7 @@ impl Unsupported {
 }
 
 /// Why a call goes no further.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refusal {
     /// It breaks a rule.
     #[error(transparent)]
@@ -266,13 +270,15 @@ pub(crate) fn broken(
     rule: &'static Rule,
     given: impl fmt::Display,
     allowed: impl fmt::Display,
-    fix: impl fmt::Display,
+    fix: impl Fix,
 ) -> Violation {
+    let (changes, fix) = written(fix);
     Violation {
         rule,
         given: given.to_string(),
         allowed: allowed.to_string(),
-        fix: fix.to_string(),
+        fix,
+        changes,
         taken_by: None,
     }
 }

@@ -93,8 +93,15 @@ impl MergeState {
         if let Some(run) = rows.iter().find(|run| run.parts & !known != 0) {
             return Err(Error::invalid(
                 "rows",
-                format_args!("parts {:#b}", run.parts),
-                format_args!("bits of {} parts", parts.len()),
+                format_args!(
+                    "rows of part {}, with {} parts given",
+                    run.parts.ilog2(),
+                    parts.len()
+                ),
+                format_args!(
+                    "rows of parts 0 to {}, or more parts: bit i of `parts` is part i of those given",
+                    parts.len() - 1
+                ),
             ));
         }
         let context = first.attention.memory().context();

@@ -114,6 +114,9 @@ fn rows_and_parts_that_there_are_not_are_refused() {
         argument(&[PartsOfRows { rows: 3, parts: 4 }], &parts),
         "rows"
     );
+    let short = merge.plan_rows(&[PartsOfRows { rows: 3, parts: 4 }], &parts);
+    let said = short.err().unwrap().to_string();
+    assert!(said.contains("part 2, with 2 parts given"), "{said}");
     let endless = [PartsOfRows {
         rows: usize::MAX,
         parts: 1,

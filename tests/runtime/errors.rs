@@ -186,13 +186,11 @@ fn lengths_of_the_wrong_kind_are_answered_by_the_right_ones() {
             other => panic!("{other}"),
         }
     };
-    let cumulative = "cumulative: pass [3, 8]".to_owned();
-    assert_eq!(
-        fix(&[3, 5], &[3, 8]),
-        ("packed.q_total", cumulative.clone())
-    );
-    assert_eq!(fix(&[3, 8], &[3, 5]), ("packed.kv_ends", cumulative));
-    let decreasing = "cumulative: pass [5, 8]".to_owned();
+    let cumulative = "set actualSeqLengths to [3, 8]: it is cumulative".to_owned();
+    assert_eq!(fix(&[3, 5], &[3, 8]), ("packed.q_total", cumulative));
+    let keys = "set actualSeqLengthsKv to [3, 8]: it is cumulative".to_owned();
+    assert_eq!(fix(&[3, 8], &[3, 5]), ("packed.kv_ends", keys));
+    let decreasing = "set actualSeqLengths to [5, 8]: it is cumulative".to_owned();
     assert_eq!(fix(&[5, 3], &[5, 8]), ("packed.q_total", decreasing));
     let (rule, leading) = fix(&[0, 3, 8], &[3, 8]);
     assert!(
@@ -216,7 +214,7 @@ fn lengths_of_the_wrong_kind_are_answered_by_the_right_ones() {
         error
             .unwrap_err()
             .to_string()
-            .ends_with("fix: not cumulative: pass [3, 5]")
+            .ends_with("fix: set actualSeqLengthsKv to [3, 5]: it is not cumulative")
     );
     still_works(&stream);
 }

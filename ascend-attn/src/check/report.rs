@@ -35,6 +35,7 @@ pub(super) fn verdict(
             "lints": lints.collect::<Vec<_>>(),
             "agrees": agrees,
             "other_rule": checked.other_rule,
+            "taken_for": checked.taken_for,
         }));
     }
     let agreement = match agrees {
@@ -53,10 +54,16 @@ pub(super) fn verdict(
         (None, None) => String::new(),
     };
     output.line(format_args!(
-        "{location}{id}: {verdict}{target}, {agreement}{stopped}{}{message}{}{}",
+        "{location}{id}: {verdict}{target}, {agreement}{stopped}{}{message}{}{}{}{}",
         if message.is_empty() { "" } else { "; " },
         if lints.is_empty() { "" } else { "; lints: " },
         lints.join(", "),
+        if checked.taken_for.is_some() {
+            "; "
+        } else {
+            ""
+        },
+        checked.taken_for.unwrap_or_default(),
     ))
 }
 

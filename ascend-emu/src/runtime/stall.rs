@@ -1,9 +1,10 @@
-//! Streams that do not go on by themselves: a replayed graph waits for an event that nothing queued records.
+//! Streams that do not go on by themselves: a replayed graph waits for an event that nothing queued records, or for a value that
+//! nothing queued writes.
 
 use crate::config::check;
 use crate::lock::Lock;
 use crate::runtime::event::{Coming, Event};
-use crate::sanitizer::{FindingKind, StreamId, Suspicion, report};
+use crate::sanitizer::{FindingKind, StreamId, Suspicion, allocation_table, report};
 use crate::status::{Outcome, STREAM_SYNC_TIMEOUT};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,6 +17,8 @@ pub(crate) enum Wait {
     Event(Arc<Event>),
     /// A record that is queued on this stream.
     Record(StreamId),
+    /// A value at this address, within a replayed graph.
+    Value(usize),
 }
 
 /// What each stream waits for whose thread waits.
@@ -53,13 +56,18 @@ fn in_vain(waits: &BTreeMap<StreamId, Wait>, stream: StreamId, path: &mut Vec<St
             Coming::Raised => false,
             Coming::Records(streams) => streams.iter().all(|of| in_vain(waits, *of, path)),
         },
+        // Any task may write it.
+        Wait::Value(_) => {
+            let busy = allocation_table::busy_streams();
+            busy.iter().all(|of| in_vain(waits, *of, path))
+        }
     };
     path.pop();
     vain
 }
 
-/// The event that keeps a stream, itself or by way of others; `None` for one that goes on by itself.
-fn stalled_by(stream: StreamId) -> Option<Arc<Event>> {
+/// What keeps a stream, itself or by way of others; `None` for one that goes on by itself.
+fn stalled_by(stream: StreamId) -> Option<Wait> {
     let waits = WAITS.lock();
     if !in_vain(&waits, stream, &mut Vec::new()) {
         return None;
@@ -67,11 +75,43 @@ fn stalled_by(stream: StreamId) -> Option<Arc<Event>> {
     let mut stream = stream;
     for _ in 0..waits.len() {
         match waits.get(&stream)? {
-            Wait::Event(event) => return Some(Arc::clone(event)),
             Wait::Record(of) => stream = *of,
+            wait => return Some(wait.clone()),
         }
     }
     None
+}
+
+/// What a stalled graph waits for, and how to end it.
+fn missing(wait: &Wait) -> String {
+    let event = match wait {
+        Wait::Event(event) => event,
+        Wait::Record(_) => return "a record; queue it".to_owned(),
+        Wait::Value(at) => {
+            return format!(
+                "a value at {at:#x} (aclrtValueWait), and no other stream has work queued that could write it; call \
+                 aclrtValueWrite"
+            );
+        }
+    };
+    let queued = match event.coming() {
+        Coming::Records(streams) if !streams.is_empty() => {
+            "of which the only record queued comes behind this wait itself"
+        }
+        _ => "of which no stream has a record queued",
+    };
+    let lost = match event.lost_records() {
+        0 => String::new(),
+        lost => format!(
+            " ({} records came before its latest reset, and count as one: let a record wait until the replay before has \
+             reset the event)",
+            lost.saturating_add(1)
+        ),
+    };
+    format!(
+        "an ACL_EVENT_EXTERNAL event, {:#x}, {queued}{lost}; record it",
+        event.handle
+    )
 }
 
 /// Measures how long a wait of the host without a deadline has been for a stalled stream.
@@ -93,7 +133,7 @@ impl Patience {
     /// Looks at the stream that the host waits for. A stalled one is a finding once in a wait, after a second: other threads may
     /// queue the record, but a program whose only thread waits here would wait for ever.
     pub(crate) fn look(&mut self, name: &'static str, stream: StreamId) -> Outcome {
-        let Some(event) = stalled_by(stream) else {
+        let Some(wait) = stalled_by(stream) else {
             self.since = None;
             return Ok(());
         };
@@ -102,28 +142,14 @@ impl Patience {
             return Ok(());
         }
         self.told = true;
-        let queued = match event.coming() {
-            Coming::Records(streams) if !streams.is_empty() => {
-                "of which the only record queued comes behind this wait itself"
-            }
-            _ => "of which no stream has a record queued",
-        };
-        let lost = match event.lost_records() {
-            0 => String::new(),
-            lost => format!(
-                " ({} records came before its latest reset, and count as one: let a record wait until the replay before \
-                 has reset the event)",
-                lost.saturating_add(1)
-            ),
-        };
         let suspicion = Suspicion {
             kind: FindingKind::StalledReplay,
             site: (name, "stream"),
             tensor: 0,
             message: format!(
-                "{name}: a replayed graph on the stream, or on one that it waits for, waits for an ACL_EVENT_EXTERNAL \
-                 event, {:#x}, {queued}{lost}; record it on another stream after aclmdlRIExecuteAsync and the task updates",
-                event.handle
+                "{name}: a replayed graph on the stream, or on one that it waits for, waits for {} on another stream after \
+                 aclmdlRIExecuteAsync and the task updates",
+                missing(&wait)
             ),
         };
         report(check(), STREAM_SYNC_TIMEOUT, suspicion)

@@ -96,6 +96,13 @@ impl StreamOrder {
         stream.is_some_and(|stream| stream.progress.load(Ordering::Acquire) < operation.number)
     }
 
+    /// Streams with operations that are queued and not over.
+    pub(super) fn busy_streams(&self) -> Vec<StreamId> {
+        let busy = |stream: &Stream| stream.progress.load(Ordering::Acquire) < stream.queued;
+        let streams = self.streams.iter().filter(|(_, stream)| busy(stream));
+        streams.map(|(id, _)| *id).collect()
+    }
+
     /// Whether an operation happens before the next one of a stream.
     pub(super) fn happens_before(&self, operation: Operation, stream: StreamId) -> bool {
         let in_clock = || {

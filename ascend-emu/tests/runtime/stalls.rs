@@ -4,7 +4,7 @@ use crate::bench::*;
 use crate::graphs::{begin, end, replay};
 use ascend_emu::abi::*;
 use ascend_emu::{Check, check_scope};
-use ascend_sys::bindings::aclrtStream;
+use ascend_sys::bindings::{self as sys, aclrtStream};
 use std::ffi::c_void;
 
 /// A replay on a stream that waits for an event which nobody has recorded.
@@ -154,4 +154,37 @@ fn a_full_queue_behind_a_stalled_replay() {
     stalled.release();
     free(at);
     stalled.destroy();
+}
+
+/// An update stream of PyTorch writes a value for its `ExternalEvent`, and a graph waits for it.
+#[test]
+fn a_value_that_nobody_writes() {
+    let _bench = Bench::new();
+    let _strict = check_scope(Check::Strict);
+    let (one, two) = (stream(), stream());
+    let at = malloc(64);
+    begin(one);
+    unsafe {
+        ok(aclrtValueWait(at, 1, sys::ACL_STREAM_WAIT_VALUE_GEQ, one));
+        ok(aclrtValueWrite(at, 0, 0, one));
+    }
+    let graph = end(one);
+    for _ in 0..2 {
+        replay(graph, one);
+        let status = unsafe { aclrtSynchronizeStream(one) };
+        let parts = [
+            "aclrtSynchronizeStream",
+            &format!("{:#x}", at.addr()),
+            "no other stream has work queued",
+            "aclrtValueWrite",
+        ];
+        fails(status, 507_046, &parts);
+        ok(unsafe { aclrtValueWrite(at, 1, 0, two) });
+        sync(one);
+        sync(two);
+    }
+    destroy(one);
+    destroy(two);
+    ok(unsafe { aclmdlRIDestroy(graph) });
+    free(at);
 }

@@ -11,7 +11,7 @@ use crate::kv::CacheShape;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
-use super::registry::{Backends, plan_by, rules_of};
+use super::registry::{Backends, RefusedBackend, plan_by, rules_of};
 use super::step_memory::StepMemory;
 
 /// Kinds of steps that a [`Hybrid`] tells apart.
@@ -259,13 +259,16 @@ impl<T: Element> AttentionBackend<T> for Hybrid<T> {
                     rules: Vec::new(),
                 });
             };
-            let plan = plan_by(backend, step, &first).map_err(|refused| Error::NoBackend {
-                rules: rules_of(&refused.why),
-                reasons: format!(
-                    "{name}, for the phase {phase:?} of the layers {:?}: {}",
-                    set.layers,
-                    refused.reason()
-                ),
+            let plan = plan_by(backend, step, &first).map_err(|why| {
+                let refused = RefusedBackend::new(name, why, step.stream.device());
+                Error::NoBackend {
+                    rules: rules_of(&refused.why),
+                    reasons: format!(
+                        "{name}, for the phase {phase:?} of the layers {:?}: {}",
+                        set.layers,
+                        refused.reason()
+                    ),
+                }
             })?;
             plans.push(plan);
         }

@@ -214,10 +214,7 @@ impl<T: Element> Backends<T> {
         for backend in &self.backends {
             let planned = plan_by(&**backend, step, first);
             let within = planned.and_then(|plan| {
-                let within = self.admits(plan.memory());
-                within.map_err(|why| {
-                    RefusedBackend::new(backend.name(), why.into(), step.stream.device())
-                })?;
+                self.admits(plan.memory())?;
                 Ok(plan)
             });
             match within {
@@ -228,7 +225,10 @@ impl<T: Element> Backends<T> {
                         refused,
                     });
                 }
-                Err(why) => refused.push(why),
+                Err(why) => {
+                    let device = step.stream.device();
+                    refused.push(RefusedBackend::new(backend.name(), why, device));
+                }
             }
         }
         Err(no_backend(&refused, self.hint(step, first)))
@@ -240,10 +240,9 @@ pub(super) fn plan_by<T: Element>(
     backend: &dyn AttentionBackend<T>,
     step: &StepContext<'_>,
     first: &LayerTensors<'_, T>,
-) -> Result<Box<dyn StepPlan<T>>, RefusedBackend> {
-    let known = knows_cache(backend, step, first).map_err(Error::from);
-    let planned = known.and_then(|()| backend.plan(step, first));
-    planned.map_err(|why| RefusedBackend::new(backend.name(), why, step.stream.device()))
+) -> Result<Box<dyn StepPlan<T>>> {
+    knows_cache(backend, step, first)?;
+    backend.plan(step, first)
 }
 
 /// The operator's refusal of a batch in the terms of those who make batches.

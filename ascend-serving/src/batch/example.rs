@@ -20,13 +20,5 @@ pub(super) fn settings() -> BatchSettings {
 
 /// A request of which nothing else is known.
 pub(super) fn request(cached: usize, new: usize, row: &[usize]) -> BatchRequest<'_> {
-    BatchRequest {
-        cached,
-        new,
-        drafts: 0,
-        row,
-        group: None,
-        prompt_len: None,
-        sequence: None,
-    }
+    BatchRequest::in_row(row, cached, new)
 }

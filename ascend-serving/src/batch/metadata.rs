@@ -598,9 +598,7 @@ mod tests {
                 rows.push((block..block + blocks).collect::<Vec<usize>>());
                 block += blocks;
             }
-            let requests: Vec<_> = lengths.iter().zip(&rows).map(|((cached, new, drafts), row)| BatchRequest {
-                cached: *cached, new: *new, drafts: drafts % new, row, group: None, sequence: None, prompt_len: (drafts % 3 > 0).then_some(cached + drafts % 50),
-            }).collect();
+            let requests: Vec<_> = lengths.iter().zip(&rows).map(|((cached, new, drafts), row)| BatchRequest::in_row(row, *cached, *new).drafts(drafts % new).prompt_len((drafts % 3 > 0).then_some(cached + drafts % 50))).collect();
             let settings = BatchSettings { blocks: 128, ..settings() };
             let metadata = AttentionMetadata::new(&requests, settings).unwrap();
             let recorded = RecordedBatch::new(settings, &requests);

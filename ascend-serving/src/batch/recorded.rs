@@ -20,7 +20,7 @@ use super::settings::BatchSettings;
 /// # fn main() -> Result<(), ascend_serving::Refused> {
 /// let pool = BlockPool::new(8, 128, PadPolicy::SkipNegative)?;
 /// let settings = BatchSettings::of(&pool, Causality::Causal);
-/// let decode = BatchRequest { cached: 130, new: 1, drafts: 0, row: &[4, 2], group: None, prompt_len: None, sequence: None };
+/// let decode = BatchRequest::in_row(&[4, 2], 130, 1);
 /// let json = RecordedBatch::new(settings, &[decode]).to_json();
 ///
 /// let again = RecordedBatch::from_json(&json)?;
@@ -72,14 +72,10 @@ impl RecordedBatch {
 
     /// The requests.
     pub fn requests<'a>(&'a self) -> Vec<BatchRequest<'a>> {
-        let view = |request: &'a RecordedRequest| BatchRequest {
-            cached: request.cached,
-            new: request.new,
-            drafts: request.drafts,
-            row: &request.row,
-            group: None,
-            prompt_len: request.prompt_len,
-            sequence: None,
+        let view = |request: &'a RecordedRequest| {
+            BatchRequest::in_row(&request.row, request.cached, request.new)
+                .drafts(request.drafts)
+                .prompt_len(request.prompt_len)
         };
         self.requests.iter().map(view).collect()
     }

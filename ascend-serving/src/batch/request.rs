@@ -4,6 +4,7 @@ use crate::kv::{GroupId, Sequence};
 
 /// One request in a step.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct BatchRequest<'a> {
     /// Tokens whose keys were cached before the step.
     pub cached: usize,
@@ -70,9 +71,23 @@ impl<'a> BatchRequest<'a> {
         }
     }
 
+    /// A request without a [`Sequence`]: `new` tokens behind `cached` ones, in the blocks of a row of the table, which has room
+    /// for them all.
+    pub const fn in_row(row: &'a [usize], cached: usize, new: usize) -> Self {
+        Self {
+            cached,
+            new,
+            drafts: 0,
+            row,
+            group: None,
+            prompt_len: None,
+            sequence: None,
+        }
+    }
+
     /// The same, with the length of the whole prompt.
-    pub fn prompt_len(mut self, tokens: usize) -> Self {
-        self.prompt_len = Some(tokens);
+    pub fn prompt_len(mut self, tokens: impl Into<Option<usize>>) -> Self {
+        self.prompt_len = tokens.into();
         self
     }
 

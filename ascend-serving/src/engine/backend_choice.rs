@@ -160,13 +160,8 @@ impl<T: Element> Attention<T> {
         let rows = rows_of(example, settings.block_size());
         let requests: Vec<BatchRequest<'_>> = (example.requests.iter().zip(&rows))
             .map(|(&(new, drafts, cached), row)| BatchRequest {
-                cached,
-                new,
-                drafts,
-                row,
                 group: Some(self.cache().pool().group()),
-                prompt_len: None,
-                sequence: None,
+                ..BatchRequest::in_row(row, cached, new).drafts(drafts)
             })
             .collect();
         let mut metadata = AttentionMetadata::new(&requests, settings)?;

@@ -70,15 +70,9 @@ impl Request {
 
     fn view(&self) -> BatchRequest<'_> {
         let [cached, new, drafts] = self.numbers;
-        BatchRequest {
-            cached,
-            new,
-            drafts,
-            row: &self.row,
-            group: None,
-            prompt_len: self.prompt_len,
-            sequence: None,
-        }
+        BatchRequest::in_row(&self.row, cached, new)
+            .drafts(drafts)
+            .prompt_len(self.prompt_len)
     }
 }
 

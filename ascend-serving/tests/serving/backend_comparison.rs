@@ -129,15 +129,7 @@ fn settings(window: Option<usize>) -> BatchSettings {
 }
 
 fn request(cached: usize, new: usize, row: &[usize]) -> BatchRequest<'_> {
-    BatchRequest {
-        cached,
-        new,
-        drafts: 0,
-        row,
-        group: None,
-        prompt_len: None,
-        sequence: None,
-    }
+    BatchRequest::in_row(row, cached, new)
 }
 
 /// Three requests with blocks of their own; the first have something cached before the first step.

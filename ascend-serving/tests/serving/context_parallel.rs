@@ -128,11 +128,8 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
     let before = sequences.iter().zip(&rows).zip(&case.requests);
     let before = before.filter(|(_, (cached, _))| *cached > 0);
     let before = before.map(|((sequence, rows), (cached, _))| {
-        let request = BatchRequest {
-            cached: 0,
-            new: *cached,
-            ..BatchRequest::of(sequence, 1)
-        };
+        let mut request = BatchRequest::of(sequence, 1);
+        (request.cached, request.new) = (0, *cached);
         let upload = |of: &Logical<T>| {
             let len = *cached;
             stream
@@ -173,6 +170,11 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
         parts.push(plan.launch_new(&stream, &query, &key, &value).unwrap());
     }
     let parts: Vec<Part<'_, T>> = parts.iter().map(|part| Part::of(part).unwrap()).collect();
+    if split.new_tokens().is_some() {
+        let short = split.plan_merge(&parts[..parts.len() - 1]);
+        let said = short.err().unwrap().to_string();
+        assert!(said.contains("`new_tokens`"), "{said}");
+    }
     let merge = split.plan_merge(&parts).unwrap();
     let out = merge.launch(&stream, &parts).unwrap();
     let out = out.attention.download(&stream).unwrap();
@@ -258,36 +260,16 @@ fn divisions_that_cannot_be_are_refused() {
     assert_eq!(of(2, 3, 128), Err(Rule::RanksInterleave));
     let parallel = of(15, 16, 128).unwrap();
     assert_eq!(parallel.pool_block_size(), 1920);
-    let request = BatchRequest {
-        cached: 5,
-        new: 1,
-        drafts: 0,
-        row: &[0],
-        group: None,
-        prompt_len: None,
-        sequence: None,
-    };
+    let request = BatchRequest::in_row(&[0], 5, 1);
     let rule = |request| parallel.split(&[request], PAD).unwrap_err().rule;
-    assert_eq!(rule(BatchRequest { new: 0, ..request }), Rule::BatchEmpty);
+    assert_eq!(rule(BatchRequest::in_row(&[0], 5, 0)), Rule::BatchEmpty);
+    assert_eq!(rule(BatchRequest::in_row(&[0], 1920, 1)), Rule::TableRow);
     assert_eq!(
-        rule(BatchRequest {
-            cached: 1920,
-            ..request
-        }),
-        Rule::TableRow
-    );
-    assert_eq!(
-        rule(BatchRequest {
-            cached: usize::MAX,
-            ..request
-        }),
+        rule(BatchRequest::in_row(&[0], usize::MAX, 1)),
         CallRule::LengthsOverflow
     );
     assert_eq!(
-        rule(BatchRequest {
-            row: &[usize::MAX],
-            ..request
-        }),
+        rule(BatchRequest::in_row(&[usize::MAX], 5, 1)),
         Rule::SlotRange
     );
     assert_eq!(parallel.split(&[], PAD).unwrap_err().rule, Rule::BatchEmpty);
@@ -317,11 +299,7 @@ fn divisions_that_cannot_be_are_refused() {
     assert_eq!(copies.len(), 1);
     assert_eq!(rule(BatchRequest::of(&fork, 1)), Rule::BlockUncopied);
     // What the ranks have adds up to what there is.
-    let long = BatchRequest {
-        cached: 1000,
-        new: 3,
-        ..request
-    };
+    let long = BatchRequest::in_row(&[0], 1000, 3);
     let split = parallel.split(&[long], PAD).unwrap();
     let keys = split
         .ranks()

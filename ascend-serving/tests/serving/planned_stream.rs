@@ -17,15 +17,7 @@ const NEW: usize = 3;
 /// Runs a plan over a quantised cache on its stream, on another one, and again on its own.
 fn check(stream: &Stream, cache: &PagedKvCache<bf16>, backends: Backends<bf16>) {
     let settings = BatchSettings::of(cache, Causality::Causal);
-    let request = BatchRequest {
-        cached: 5,
-        new: NEW,
-        drafts: 0,
-        row: &[0],
-        group: None,
-        prompt_len: None,
-        sequence: None,
-    };
+    let request = BatchRequest::in_row(&[0], 5, NEW);
     let metadata = AttentionMetadata::new(&[request], settings).unwrap();
     let block_table = cache.block_table(stream, metadata.table()).unwrap();
     let ones = vec![bf16::ONE; NEW * HEADS * DIM];

@@ -345,15 +345,8 @@ mod latent {
         attention.set_range_check(RangeCheck::always()).unwrap();
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
         let blocks = [[0], [1], [2]];
-        let requests = [(9, 0), (5, 1), (0, 2)].map(|(cached, at)| BatchRequest {
-            cached,
-            new: NEW[at],
-            drafts: 0,
-            row: &blocks[at],
-            group: None,
-            prompt_len: None,
-            sequence: None,
-        });
+        let requests = [(9, 0), (5, 1), (0, 2)]
+            .map(|(cached, at)| BatchRequest::in_row(&blocks[at], cached, NEW[at]));
         let mut metadata = AttentionMetadata::new(&requests, settings).unwrap();
         metadata.pad_to(PADDED).unwrap();
         let nan = |of: LayerTensor| (of == tensor).then_some(place);

@@ -144,9 +144,8 @@ fn run_on(
     let batch: Vec<BatchRequest<'_>> = sequences
         .iter()
         .zip(&case.requests)
-        .map(|((sequence, _), request)| BatchRequest {
-            prompt_len: request.prompt,
-            ..BatchRequest::of(sequence, request.new)
+        .map(|((sequence, _), request)| {
+            BatchRequest::of(sequence, request.new).prompt_len(request.prompt)
         })
         .collect();
     let settings =
@@ -783,14 +782,8 @@ fn chunks_need_the_length_of_the_prompt() {
     let batch: Vec<_> = requests
         .iter()
         .enumerate()
-        .map(|(at, (prompt_len, new))| BatchRequest {
-            cached: 0,
-            new: *new,
-            drafts: 0,
-            row: &row[at % 2..],
-            group: None,
-            prompt_len: *prompt_len,
-            sequence: None,
+        .map(|(at, (prompt_len, new))| {
+            BatchRequest::in_row(&row[at % 2..], 0, *new).prompt_len(*prompt_len)
         })
         .collect();
     let settings = |blocks| {

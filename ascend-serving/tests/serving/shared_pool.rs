@@ -134,7 +134,6 @@ fn one_sequence_and_one_metadata_serve_all_ranks() {
     let mut other = names.clone();
     grow(&mut ranks, &mut fork, 1);
     other.push(300);
-    let of_fork = metadata(&ranks, &fork, 1);
     // And a fork of a block that the other rank has still to copy.
     let mut second = fork.share_prefix(names.len()).unwrap();
     let held = ranks[0].attention.cache().pool().held_blocks();
@@ -142,6 +141,7 @@ fn one_sequence_and_one_metadata_serve_all_ranks() {
     assert_eq!(ranks[0].attention.cache().pool().held_blocks(), held + 1);
     let mut third = names.clone();
     third.push(400);
+    let of_fork = metadata(&ranks, &fork, 1);
     let decode = metadata(&ranks, &second, 1);
     all(&mut ranks, &decode, &third);
     all(&mut ranks, &of_fork, &other);

@@ -166,10 +166,7 @@ fn check(of: Of, requests: &[(usize, usize)]) -> Result<(), TestCaseError> {
     let settings = BatchSettings::of(attention.cache(), Causality::Causal)
         .policy(StatePolicy::new(true, None));
     let batch: Vec<_> = (sequences.iter().zip(requests))
-        .map(|(sequence, (cached, new))| BatchRequest {
-            prompt_len: Some(cached + new),
-            ..BatchRequest::of(sequence, *new)
-        })
+        .map(|(sequence, (cached, new))| BatchRequest::of(sequence, *new).prompt_len(cached + new))
         .collect();
     let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
     metadata.set_mask(of.mask());

@@ -7,7 +7,7 @@ mod not_an_argument;
 pub use not_an_argument::NotAnArgument;
 
 use crate::contract::CallContract;
-use crate::operator::{OwnedValue, ParameterInfo, Value};
+use crate::operator::{Change, OwnedValue, ParameterInfo, Value, WrongKind};
 use crate::ops::for_each_operator;
 use crate::{Dims, OperatorVersion, Refusal, Target, TensorDesc, Unsupported, Violation};
 
@@ -172,6 +172,17 @@ macro_rules! declared_operators {
                         None => Err(Unsupported::new("an operator's version of this number").into()),
                     })*
                 }
+            }
+
+            /// The call after changes of it, as a fix says them ([`Violation::changes`]). Those of parameters that the operator
+            /// does not have change nothing.
+            ///
+            /// # Errors
+            /// A parameter's kind, if a value is of another one.
+            pub fn changed(&self, changes: &[Change]) -> Result<Self, WrongKind> {
+                Ok(match self {
+                    $(Self::$variant(of) => Self::$variant(of.changed(changes)?),)*
+                })
             }
 
             /// Gives a call the outputs that it lacks, as far as its inputs say what they are. What they do not say, the rows

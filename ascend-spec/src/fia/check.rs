@@ -9,7 +9,7 @@ use super::rules::{
 use super::{Cache, CheckedCall, Checker, FiaCall, Route, Version};
 use crate::attention_problem::{MaskUse, Work};
 use crate::layout::Extents;
-use crate::{Cann, DType, Refusal, SparseMode, Target, TensorDesc};
+use crate::{Cann, DType, Level, Refusal, SparseMode, Target, TensorDesc, Violation};
 
 impl<'a> FiaCall<'a> {
     /// Checks the call against the contract of `version` for `target`, and resolves it.
@@ -20,7 +20,43 @@ impl<'a> FiaCall<'a> {
     /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this crate does not
     /// compute.
     pub fn check(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Refusal> {
+        self.judged(version, target)
+            .map_err(|refusal| match refusal {
+                Refusal::Violation(violation) => self.tried(violation, version, target).into(),
+                unsupported => unsupported,
+            })
+    }
+
+    /// A violation whose changes have been tried: where the changed call breaks the rule again, or a changed call that broke
+    /// a lint is refused, the rule's own words take their place.
+    pub(super) fn tried(&self, mut of: Violation, version: Version, target: Target) -> Violation {
+        if of.changes.is_empty() {
+            return of;
+        }
+        let mends = match self.to_arguments().changed(&of.changes) {
+            Err(_) => false,
+            Ok(changed) => match changed.call().judged(version, target) {
+                Ok(_) => true,
+                Err(Refusal::Violation(next)) => {
+                    of.rule.level == Level::Rule && next.rule != of.rule
+                }
+                Err(Refusal::Unsupported(_)) => false,
+            },
+        };
+        if !mends {
+            of.changes.clear();
+            of.fix = of.rule.fix.to_owned();
+        }
+        of
+    }
+
+    /// [`FiaCall::check`], with fixes as the rules say them.
+    fn judged(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Refusal> {
         let facts = self.facts(version, target)?;
+        if version == Version::V5 && target.cann == Cann::V9_1 && !target.is_950() {
+            // The API layer of this version and release looks at strides, whichever checks follow.
+            unified::lists::contiguous(&facts)?;
+        }
         let verdict = match facts.checker {
             Checker::Prefill => {
                 // A check before the path, which the older operator of the same path lacks.
@@ -214,7 +250,7 @@ fn prefill(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     if !f.packed() && (f.k.dim, f.v.dim) != (f.q.dim, f.q.dim) {
         // INT32 beside INT4 shows here first.
         lists::dtypes(f)?;
-        heads::equal_dims(f.q, f.k.dim, f.v.dim)?;
+        heads::equal_dims(f)?;
     }
     heads::dim_max(f)?;
     if lists::empty(f)? {
@@ -291,7 +327,7 @@ fn decode(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     lists::dtypes(f)?;
     if !f.paged() {
         heads::key_value(f)?;
-        heads::equal_dims(f.q, f.k.dim, f.v.dim)?;
+        heads::equal_dims(f)?;
     }
     lists::shapes(f)?;
     lists::batch(f)?;

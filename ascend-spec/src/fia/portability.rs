@@ -116,7 +116,7 @@ fn refused(target: Target, since: Cann, why: &Violation) -> Violation {
             why.rule.id, why.rule.holds, why.given, why.allowed
         ),
         format_args!("calls that every release from {since} on takes"),
-        &why.fix,
+        why.fix.as_str(),
     )
 }
 
@@ -142,7 +142,7 @@ fn compare(own: &CheckedCall<'_>, other: &CheckedCall<'_>, report: &mut dyn FnMu
                     lint.rule.id, lint.rule.holds, lint.given
                 ),
                 &lint.allowed,
-                &lint.fix,
+                lint.fix.as_str(),
             ));
         }
     });

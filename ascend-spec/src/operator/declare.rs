@@ -238,6 +238,38 @@ macro_rules! declare_arguments {
             pub fn call(&self) -> $call<'_> {
                 self.call_of(self)
             }
+
+            /// The same arguments after changes of them, as a fix says them
+            /// ([`Violation::changes`]($crate::Violation::changes)). Those of parameters that the operator does not have change
+            /// nothing.
+            ///
+            /// # Errors
+            /// A parameter's kind, if a value is of another one.
+            pub fn changed(
+                &self,
+                changes: &[$crate::operator::Change],
+            ) -> Result<Self, $crate::operator::WrongKind> {
+                let mut changed: Self = self.call().attributes();
+                for (at, tensor) in self.each_tensor() {
+                    let tensor = $crate::operator::changed(changes, at.parameter.info(), tensor);
+                    if let Some(tensor) = tensor {
+                        changed.set_tensor(at.parameter, tensor);
+                    }
+                }
+                for change in changes {
+                    let Some(parameter) = Parameter::from_name(change.parameter.name) else {
+                        continue;
+                    };
+                    match &change.to {
+                        $crate::operator::To::Value(value) => {
+                            changed.set_value(parameter, value.clone())?;
+                        }
+                        $crate::operator::To::Given(tensor) => changed.set_tensor(parameter, *tensor),
+                        _ => {}
+                    }
+                }
+                Ok(changed)
+            }
         }
 
         #[doc = concat!("Every argument of a call of ", $operator, ", without data and without addresses.")]

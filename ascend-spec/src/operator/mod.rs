@@ -14,12 +14,15 @@
 
 #[macro_use]
 mod declare;
+mod change;
 mod entry_point;
 mod parameter;
 mod select;
 mod value;
 mod version;
 
+pub use change::{Change, To};
+pub(crate) use change::{Fix, Shown, changed, written};
 pub use entry_point::EntryPoint;
 pub use parameter::{
     Argument, ArgumentList, ArgumentValues, DeclaredParameter, Kind, ParameterInfo, name_of_field,

@@ -44,6 +44,24 @@ impl From<Value<'_>> for OwnedValue {
     }
 }
 
+impl From<i64> for OwnedValue {
+    fn from(value: i64) -> Self {
+        OwnedValue::Int(value)
+    }
+}
+
+impl From<&str> for OwnedValue {
+    fn from(value: &str) -> Self {
+        OwnedValue::Text(Some(value.to_owned()))
+    }
+}
+
+impl From<Vec<i64>> for OwnedValue {
+    fn from(values: Vec<i64>) -> Self {
+        OwnedValue::Ints(Some(values))
+    }
+}
+
 /// A value was given to a parameter of another kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrongKind {

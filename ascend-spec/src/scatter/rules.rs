@@ -1,11 +1,13 @@
 //! The rules of ScatterPaKvCache.
 
 use super::problem::{Pieces, ScatterProblem};
-use super::{NORM, PA_NZ, ScatterCall};
+use super::{NORM, PA_NZ, Parameter, ScatterCall};
 use crate::dtype::Names;
 use crate::rule::{broken, require, rules};
 use crate::scatter::Version;
-use crate::{DType, Dims, Format, Refusal, Soc, Target, TensorDesc, Unsupported, Violation};
+use crate::{
+    Change, DType, Dims, Format, Refusal, Soc, Target, TensorDesc, To, Unsupported, Violation,
+};
 
 rules! {
     in Scope::ALL;
@@ -36,7 +38,7 @@ rules! {
         "spell the mode as CANN does";
     CONTIGUOUS = "scatter.contiguous", PARAM_INVALID, V1, "ScatterPaKvCache documentation, constraints",
         "every tensor is contiguous, with dimensions of at least 0 whose bytes can be addressed",
-        "copy the tensor to a contiguous one";
+        "copy new rows and slots to contiguous tensors; a cache is written in place, so pass the contiguous one that attention reads";
     KEY_SHAPE = "scatter.key_shape", TILING_ERROR, V1, "ScatterPaKvCache documentation, key",
         "key is [tokens, N, D] with N and D of at least 1",
         "give the key three axes: tokens, heads, head dimension";
@@ -48,7 +50,7 @@ rules! {
         "give one slot for each token";
     KEY_CACHE = "key_cache.shape", TILING_ERROR, V1, "ScatterPaKvCache documentation, keyCacheRef",
         "keyCacheRef holds at least one block of rows like the key's, in the order of cacheModeOptional",
-        "describe the cache in the order of its mode, whatever it is called elsewhere";
+        "describe the cache in the order of cacheMode: Norm (also null) for [blocks, block size, N, D], PA_NZ for the NZ orders";
     VALUE_CACHE = "value_cache.shape", TILING_ERROR, V1, "ScatterPaKvCache documentation, valueCacheRef",
         "valueCacheRef holds as many blocks of as many rows as keyCacheRef, of rows like the value's",
         "give the caches of keys and values the same blocks";
@@ -83,13 +85,13 @@ impl ScatterCall<'_> {
         product(soc)?;
         let nz = self.modes()?;
         let values = self.value.as_ref().zip(self.value_cache.as_ref());
-        tensor(key, "key", false)?;
-        tensor(key_cache, "keyCacheRef", nz)?;
-        tensor(slots, "slotMapping", false)?;
+        tensor(key, Parameter::Key, false)?;
+        tensor(key_cache, Parameter::KeyCache, nz)?;
+        tensor(slots, Parameter::SlotMapping, false)?;
         pair(key, key_cache, "key", soc)?;
         if let Some((value, cache)) = values {
-            tensor(value, "value", false)?;
-            tensor(cache, "valueCacheRef", nz)?;
+            tensor(value, Parameter::Value, false)?;
+            tensor(cache, Parameter::ValueCache, nz)?;
             pair(value, cache, "value", soc)?;
         }
         require!(
@@ -215,7 +217,8 @@ fn product(soc: Soc) -> Result<(), Violation> {
     Ok(())
 }
 
-fn tensor(desc: &TensorDesc, name: &str, nz: bool) -> Result<(), Violation> {
+fn tensor(desc: &TensorDesc, parameter: Parameter, nz: bool) -> Result<(), Violation> {
+    let name = parameter.acl_name();
     require!(
         desc.format.is_plain() || nz && desc.format == Format::FractalNz,
         FORMAT,
@@ -229,7 +232,16 @@ fn tensor(desc: &TensorDesc, name: &str, nz: bool) -> Result<(), Violation> {
         CONTIGUOUS,
         format_args!("{name} {} strides {}", desc.shape, desc.strides),
         "row-major strides",
-        format_args!("copy {name} to a contiguous tensor"),
+        match (addressable, parameter.is_output()) {
+            (false, _) => Err(format!(
+                "give {name} dimensions whose bytes can be addressed"
+            )),
+            (true, true) => Err(format!(
+                "{name} is written in place, and a copy would be written in its stead: pass the contiguous cache that \
+                 attention reads"
+            )),
+            (true, false) => Ok(Change::to(parameter, To::Packed)),
+        },
     );
     Ok(())
 }
@@ -302,7 +314,7 @@ fn cache(
     };
     let lanes = (UNIT / rows.dtype.size().unwrap_or(1)) as i64;
     let unit = |c: i64| c == lanes;
-    let found = match cache.shape[..] {
+    let held = |nz: bool| match cache.shape[..] {
         [blocks, block_size, n, d] if !nz && n == heads && d == dim => Some((blocks, block_size)),
         [blocks, parts, block_size, c]
             if nz && unit(c) && parts.checked_mul(c) == heads.checked_mul(dim) =>
@@ -316,10 +328,13 @@ fn cache(
         }
         _ => None,
     };
-    let found = found
-        .filter(|&(blocks, block_size)| blocks > 0 && block_size > 0)
-        .map(|(blocks, block_size)| (size(blocks), size(block_size)))
-        .filter(|&found| like.is_none_or(|like| like == found));
+    let held = |nz| {
+        held(nz)
+            .filter(|&(blocks, block_size)| blocks > 0 && block_size > 0)
+            .map(|(blocks, block_size)| (size(blocks), size(block_size)))
+            .filter(|&found| like.is_none_or(|like| like == found))
+    };
+    let found = held(nz);
     let rule = if like.is_some() {
         &VALUE_CACHE
     } else {
@@ -339,7 +354,13 @@ fn cache(
             rule,
             format_args!("{} for rows {}", cache.shape, rows.shape),
             format_args!("{order} with N = {n}, D = {d}{}", also.unwrap_or_default()),
-            rule.fix,
+            match held(!nz) {
+                Some(_) if like.is_none() => Ok((
+                    Change::set(Parameter::CacheMode, if nz { NORM } else { PA_NZ }),
+                    "the cache has the order of that mode",
+                )),
+                _ => Err(rule.fix),
+            },
         ));
     };
     // A contiguous cache with bytes that can be addressed has rows that can.

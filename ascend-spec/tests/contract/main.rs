@@ -10,6 +10,7 @@
 mod batch_mat_mul;
 mod corners;
 mod facts;
+mod fixes;
 mod flash;
 mod gather;
 mod lints;

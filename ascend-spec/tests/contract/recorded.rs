@@ -129,7 +129,12 @@ impl Recorded {
         self.asked(target, |call, version| call.taken_by(version, target, &[]))
     }
 
-    fn asked<T>(&self, target: Target, ask: impl FnOnce(&FiaCall<'_>, Version) -> T) -> T {
+    /// Asks about the call, and the oldest version of those tested that can express it for `target`.
+    pub(crate) fn asked<T>(
+        &self,
+        target: Target,
+        ask: impl FnOnce(&FiaCall<'_>, Version) -> T,
+    ) -> T {
         let tensor = |name: &str| {
             self.tensors
                 .get(name)

@@ -8,7 +8,6 @@ use crate::error::{Error, Result};
 
 /// Sums over the parts of the causal triangle.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[non_exhaustive]
 pub struct PartSums {
     /// Sinks and window.
     pub streaming: f64,

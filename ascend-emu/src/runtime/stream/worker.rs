@@ -8,6 +8,7 @@ use crate::runtime::event::Event;
 use crate::runtime::graph::{Graph, Step};
 use crate::runtime::queue::Command;
 use crate::runtime::stall::{Wait, Waiting};
+use crate::runtime::task::Task;
 use crate::status::{DEVICE_INTERNAL, TASK_TIMEOUT, panic_text};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -134,11 +135,17 @@ impl Stream {
                 break;
             }
             match graph.step(place, at) {
-                // SAFETY: the allocation table admitted the replay, with every range of the graph at that time live. Ranges of
-                // tasks put in by an update since were checked then; freed early, device memory stays mapped.
-                Some(Step::Task(task, ())) => unsafe {
-                    self.run_task(&task, at, check, scratch)?;
-                },
+                Some(Step::Task(task, ())) => {
+                    let _waiting = match task {
+                        Task::AwaitValue { at, .. } => {
+                            Some(Waiting::begin(self.id, Wait::Value(at)))
+                        }
+                        _ => None,
+                    };
+                    // SAFETY: the allocation table admitted the replay, with every range of the graph at that time live.
+                    // Ranges of tasks put in by an update since were checked then; freed early, device memory stays mapped.
+                    unsafe { self.run_task(&task, at, check, scratch)? }
+                }
                 Some(Step::Raise(event)) => event.raise(self.id),
                 Some(Step::Lower(event)) => event.lower(),
                 Some(Step::Await(event)) => self.wait_within(&event),

@@ -14,6 +14,11 @@ pub(crate) fn remove_stream(stream: StreamId) {
     settle();
 }
 
+/// Streams with tasks that are queued and not over.
+pub(crate) fn busy_streams() -> Vec<StreamId> {
+    with(|table| table.order.busy_streams())
+}
+
 /// Writes the clock of a stream, with the stream's own queued work, into `into`.
 pub(crate) fn snapshot_clock(stream: StreamId, into: &mut VectorClock) {
     with(|table| table.order.snapshot(stream, into));

@@ -5,6 +5,7 @@ use std::fmt;
 use crate::lock::lock;
 
 use super::BlockPool;
+use super::state::Holder;
 
 /// A block that someone holds. Cloning shares it; the last handle gives it back. It cannot be given back twice:
 ///
@@ -57,7 +58,8 @@ impl Clone for Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.pool.leave(&mut lock(&self.pool.0.state), self.id);
+        let pool = &self.pool;
+        pool.leave(&mut lock(&pool.0.state), self.id, Holder::Handle);
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::lock::lock;
 
+use super::state::Holder;
 use super::{Block, BlockPool, CacheRecord};
 
 /// A copy that is still to be queued.
@@ -78,7 +79,7 @@ impl BlockPool {
             && let Some(copy) = state.uncopied.remove(&block)
             && let Some(from) = copy.from
         {
-            self.leave(&mut state, from);
+            self.leave(&mut state, from, Holder::Copy);
         }
     }
 

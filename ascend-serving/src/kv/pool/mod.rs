@@ -23,7 +23,7 @@ pub use block::Block;
 use records::Records;
 pub(in crate::kv) use records::SequenceRecord;
 pub(crate) use records::{CacheRecord, SequenceStamp, StepRecord, StepTokens};
-use state::{BlockChanges, State};
+use state::{BlockChanges, Holder, State};
 pub use steps_in_flight::StepLease;
 
 /// A group of layers that share block tables. Each pool is a group of its own.
@@ -181,7 +181,7 @@ impl BlockPool {
     }
 
     /// The first block of these rows that changed hands after as many departures as the row says: of blocks that are read, one
-    /// that was given back; of those that are written, one that any holder has left, for another may be its only one now.
+    /// that was given back; of those that are written, one that any handle has left, for another may be its only one now.
     pub(crate) fn changed_since<'r>(
         &self,
         rows: impl IntoIterator<Item = (u64, ReadAndWritten<'r>)>,
@@ -341,8 +341,8 @@ impl BlockPool {
     }
 
     /// A holder leaves a block.
-    fn leave(&self, state: &mut State, block: u32) {
-        state.release(block);
+    fn leave(&self, state: &mut State, block: u32, holder: Holder) {
+        state.release(block, holder);
         let departures = state.departures;
         self.0.departures.store(departures, Ordering::Release);
     }

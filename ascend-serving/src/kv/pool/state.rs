@@ -14,10 +14,20 @@ pub(super) enum Step {
     Ending(Arc<dyn Fence>),
 }
 
+/// Who holds a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// A [`Block`](super::Block), such as a sequence has.
+    Handle,
+    /// A copy from it that is still to be queued.
+    Copy,
+}
+
 /// When a block changed hands, in departures of holders; 0 for never.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct BlockChanges {
     pub(super) given_back: u64,
+    /// When a handle left it.
     pub(super) left: u64,
 }
 
@@ -37,7 +47,7 @@ pub(super) struct State {
     pub(super) uncopied: HashMap<usize, AwaitedCopy>,
     /// Number of the next copy.
     pub(super) next_copy: u64,
-    /// For each block when it was given back, and when a holder of it left.
+    /// For each block when it changed hands.
     pub(super) changed_at: Vec<BlockChanges>,
     /// Holders that have left blocks so far: the clock of `changed_at`.
     pub(super) departures: u64,
@@ -71,15 +81,15 @@ impl State {
     }
 
     /// A holder leaves a block, and with its last one the copy that it waits for leaves another.
-    pub(super) fn release(&mut self, block: u32) {
-        let mut next = Some(block);
+    pub(super) fn release(&mut self, block: u32, holder: Holder) {
+        let mut next = self.leave(block, holder);
         while let Some(block) = next {
-            next = self.leave(block);
+            next = self.leave(block, Holder::Copy);
         }
     }
 
     /// A holder leaves a block. The block that its copy held.
-    fn leave(&mut self, block: u32) -> Option<u32> {
+    fn leave(&mut self, block: u32, holder: Holder) -> Option<u32> {
         let holders = self.held(block)?;
         // A count that has reached its end says nothing any more: the block is never handed out again.
         if *holders == u32::MAX {
@@ -89,7 +99,9 @@ impl State {
         let last = *holders == 0;
         self.departures = self.departures.saturating_add(1);
         if let Some(at) = self.changed_at.get_mut(block as usize) {
-            at.left = self.departures;
+            if holder == Holder::Handle {
+                at.left = self.departures;
+            }
             if last {
                 at.given_back = self.departures;
             }

@@ -347,6 +347,8 @@ fn what_a_step_would_need_is_said() {
         NamedMask::new("blind", |_, token, key| token != 58 && key <= token).into();
     let graphs = engine.attention.capture(&stream, blind.clone(), &limits);
     let mut graphs = graphs.unwrap();
+    let cache = engine.attention.cache();
+    cache.set_computed(&sequences[1], 56).unwrap();
     let batch = [BatchRequest::of(&sequences[1], 4)];
     let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
     metadata.set_mask(blind);

@@ -24,15 +24,7 @@ fn refused(
     let cache = PagedKvCache::new(stream.device(), 4, 128, shape, pad).unwrap();
     let settings = BatchSettings::of(&cache, causality);
     let mut attention = Attention::new(AttentionShape::latent(2), cache, backends);
-    let request = BatchRequest {
-        cached,
-        new: rows,
-        drafts: 0,
-        row: &[0, 1],
-        group: None,
-        prompt_len: None,
-        sequence: None,
-    };
+    let request = BatchRequest::in_row(&[0, 1], cached, rows);
     let metadata = AttentionMetadata::new(&[request], settings).unwrap();
     let ones = |axes: [usize; 2]| {
         let ones = vec![bf16::ONE; rows * axes[0] * axes[1]];
@@ -132,15 +124,7 @@ fn a_projection_may_run_the_plan_that_called_it() {
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 128, CacheShape::latent(1), pad);
     let cache = cache.unwrap();
-    let request = BatchRequest {
-        cached: 3,
-        new: 2,
-        drafts: 0,
-        row: &[0],
-        group: None,
-        prompt_len: None,
-        sequence: None,
-    };
+    let request = BatchRequest::in_row(&[0], 3, 2);
     let settings = BatchSettings::of(&cache, Causality::Causal);
     let metadata = AttentionMetadata::new(&[request], settings).unwrap();
     let table = cache.block_table(&stream, metadata.table()).unwrap();

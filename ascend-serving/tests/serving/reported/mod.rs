@@ -36,15 +36,7 @@ fn settings_of(blocks: usize, block_size: usize, causality: Causality) -> BatchS
 }
 
 fn request(cached: usize, new: usize, row: &[usize]) -> BatchRequest<'_> {
-    BatchRequest {
-        cached,
-        new,
-        drafts: 0,
-        row,
-        group: None,
-        prompt_len: None,
-        sequence: None,
-    }
+    BatchRequest::in_row(row, cached, new)
 }
 
 fn engine(stream: &Stream) -> Attention<bf16> {

@@ -24,15 +24,7 @@ pub fn metadata(
 ) -> Result<AttentionMetadata> {
     let rows: Vec<[usize; 2]> = (0..3).map(|r| [2 * r, 2 * r + 1]).collect();
     let batch: Vec<_> = (requests.iter().zip(&rows))
-        .map(|(&(cached, new, drafts), row)| BatchRequest {
-            cached,
-            new,
-            drafts,
-            row,
-            group: None,
-            prompt_len: None,
-            sequence: None,
-        })
+        .map(|(&(cached, new, drafts), row)| BatchRequest::in_row(row, cached, new).drafts(drafts))
         .collect();
     let pool = BlockPool::new(BLOCKS, BLOCK_SIZE, PadPolicy::SkipNegative)?;
     let settings = BatchSettings::of(&pool, causality).policy(policy);

@@ -1,10 +1,9 @@
 //! Quantised keys and values under a half-precision query.
 
 use super::Facts;
-use crate::fia::Version;
-use crate::fia::{Cache, FiaCall};
+use crate::fia::{Cache, FiaCall, Parameter, Version};
 use crate::rule::{broken, require, rules};
-use crate::{Cann, DType, Dims, Layout, Refusal, SparseMode, TensorDesc};
+use crate::{Cann, Change, DType, Dims, Layout, Refusal, SparseMode, TensorDesc};
 
 rules! {
     in Scope::A2_A3;
@@ -46,8 +45,8 @@ rules! {
         "use mode 3 for several rows, mode 0 without a mask for one";
     NZ = "antiquant.nz_cache", TILING_ERROR, V1, "check F20",
         "without rotary parts an NZ cache is INT8 in runs of 32 under BF16 queries of head dimension 128 in BSH, BSND or BNSD, \
-         with split scales alone, and writes no softmaxLse and no INT8 output",
-        "use a BnBsH cache";
+         with split scales alone, has innerPrecise 1, and writes no softmaxLse and no INT8 output",
+        "use a BnBsH cache, or what an NZ cache goes with";
     PACKED_NZ = "antiquant.packed_nz", TILING_ERROR, V2, "INT8 NZ decode, packed rows" in Scope::A2_A3.since(V9_0),
         "packed rows over an NZ cache of INT8 keys are 1 to 16 a sequence, with per-channel scales",
         "use a layout with a batch axis, or per-channel scales";
@@ -476,21 +475,21 @@ fn nz(f: &Facts<'_>) -> Result<(), Refusal> {
     }
     let call = f.call;
     let heads = (call.num_heads, f.kv_heads);
+    let but_precise = f.kv_dtype() == DType::Int8
+        && f.key.shape.last() == Some(&32)
+        && f.query.dtype == DType::Bf16
+        && f.q.dim == 128
+        && (matches!(f.layout, Layout::Bsh | Layout::Bsnd | Layout::Bnsd)
+            || (f.layout == Layout::Tnd && f.target.cann >= Cann::V9_0))
+        && matches!(call.block_size, 128 | 512)
+        && !call.softmax_lse_flag
+        && f.out.dtype == DType::Bf16
+        && call.pse_shift.is_none();
     require!(
-        f.kv_dtype() == DType::Int8
-            && f.key.shape.last() == Some(&32)
-            && f.query.dtype == DType::Bf16
-            && f.q.dim == 128
-            && (matches!(f.layout, Layout::Bsh | Layout::Bsnd | Layout::Bnsd)
-                || (f.layout == Layout::Tnd && f.target.cann >= Cann::V9_0))
-            && matches!(call.block_size, 128 | 512)
-            && call.inner_precise == 1
-            && !call.softmax_lse_flag
-            && f.out.dtype == DType::Bf16
-            && call.pse_shift.is_none(),
+        but_precise && call.inner_precise == 1,
         NZ,
         format_args!(
-            "{} query in {}, dim {}, heads {} over {}, block size {}, {} keys {}",
+            "{} query in {}, dim {}, heads {} over {}, block size {}, {} keys {}, innerPrecise {}, softmaxLseFlag {}, {} output{}",
             f.query.dtype,
             f.layout,
             f.q.dim,
@@ -498,10 +497,18 @@ fn nz(f: &Facts<'_>) -> Result<(), Refusal> {
             heads.1,
             call.block_size,
             f.key.dtype,
-            f.key.shape
+            f.key.shape,
+            call.inner_precise,
+            call.softmax_lse_flag,
+            f.out.dtype,
+            call.pse_shift.map_or("", |_| ", pseShift"),
         ),
-        "BF16, 128, block size 128 or 512, innerPrecise 1, INT8 keys in runs of 32, \
-         no pseShift, BF16 output",
+        "BF16, 128, block size 128 or 512, INT8 keys in runs of 32, innerPrecise 1, softmaxLseFlag false, BF16 output, no \
+         pseShift",
+        match but_precise {
+            true => Ok(Change::set(Parameter::InnerPrecise, 1)),
+            false => Err(NZ.fix),
+        },
     );
     require!(
         for f.target => matches!(heads, (10, 1) | (64, 8) | (80, 8) | (128, 16)),

@@ -2,10 +2,12 @@
 
 use super::Facts;
 use crate::dtype::Names;
-use crate::fia::{FiaCall, Route, Version};
+use crate::fia::{FiaCall, Parameter, Route, Version};
 use crate::layout::{Axes, Extents};
 use crate::rule::{require, rules};
-use crate::{Cann, DType, Format, Layout, Refusal, Soc, Target, TensorDesc, Unsupported};
+use crate::{
+    Cann, Change, DType, Format, Layout, Refusal, Soc, Target, TensorDesc, To, Unsupported,
+};
 
 rules! {
     in Scope::ALL;
@@ -248,7 +250,12 @@ pub(in crate::fia) fn layout(call: &FiaCall<'_>, target: Target) -> Result<Layou
             &LAYOUT,
             format_args!("{:?}", call.input_layout),
             LayoutNames(target),
-            LAYOUT.fix,
+            match Layout::parse(&call.input_layout.to_ascii_uppercase()) {
+                Some(layout) if known(layout, target) => {
+                    Ok(Change::set(Parameter::InputLayout, layout.as_str()))
+                }
+                _ => Err(LAYOUT.fix),
+            },
         )
         .into()),
     }
@@ -286,6 +293,12 @@ pub(in crate::fia) fn query(
         HEADS_POSITIVE,
         call.num_heads,
         "1 to 256",
+        match axes.extents(&query.shape, 1) {
+            Some(of) if axes != Axes::Bsh && of.heads > 0 => {
+                Ok(Change::set(Parameter::NumHeads, of.heads))
+            }
+            _ => Err(HEADS_POSITIVE.fix),
+        },
     );
     require!(
         query.shape.rank() == axes.rank(),
@@ -387,6 +400,13 @@ pub(in crate::fia) fn several_rows(f: &Facts<'_>) -> Result<(), Refusal> {
         ROWS,
         "1 query row",
         "2 or more",
+        (
+            vec![
+                Change::set(Parameter::InputLayout, Layout::Bnsd.as_str()),
+                Change::to(Parameter::AttentionOut, To::Shape(f.query.shape)),
+            ],
+            "for single rows the two are the same but for the order of two axes",
+        ),
     );
     Ok(())
 }
@@ -435,6 +455,10 @@ pub(in crate::fia) fn query_scale(call: &FiaCall<'_>, mode_counts: bool) -> Resu
         DEQUANT_QUERY,
         format_args!("queryQuantMode {}", call.query_quant_mode),
         "no dequantScaleQuery, queryQuantMode 0",
+        vec![
+            Change::to(Parameter::DequantScaleQuery, To::Nothing),
+            Change::set(Parameter::QueryQuantMode, 0),
+        ],
     );
     Ok(())
 }

@@ -1,11 +1,9 @@
 //! Head counts and head dimensions.
 
 use super::Facts;
-use crate::fia::FiaCall;
-use crate::fia::Version;
-use crate::layout::Extents;
+use crate::fia::{FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
-use crate::{DType, Refusal};
+use crate::{Axes, Change, DType, Refusal, Rule, TensorDesc};
 
 rules! {
     in Scope::A2_A3;
@@ -54,6 +52,7 @@ pub(in crate::fia) fn query(f: &Facts<'_>) -> Result<(), Refusal> {
         HEADS_QUERY,
         format_args!("numHeads {heads} with {} heads in the query", f.q.heads),
         f.q.heads,
+        Change::set(Parameter::NumHeads, f.q.heads),
     );
     Ok(())
 }
@@ -68,12 +67,14 @@ pub(in crate::fia) fn counts(f: &Facts<'_>) -> Result<(), Refusal> {
         KV_HEADS,
         f.call.num_key_value_heads,
         format_args!("0, or 1 to {}", heads.min(256)),
+        own_heads(f, &KV_HEADS),
     );
     require!(
         heads % kv_heads == 0,
         HEADS_DIVIDE,
         format_args!("{heads} query heads over {kv_heads}"),
         format_args!("a divisor of {heads}"),
+        own_heads(f, &HEADS_DIVIDE),
     );
     require!(
         f.absorbed() || heads / kv_heads <= 64,
@@ -92,21 +93,65 @@ pub(in crate::fia) fn key_value(f: &Facts<'_>) -> Result<(), Refusal> {
             HEADS_KEY,
             format_args!("{name} {} with numKeyValueHeads {}", desc.shape, f.kv_heads),
             format_args!("{} heads in {} order", f.kv_heads, f.layout),
-            format_args!("correct numKeyValueHeads or the shape of {name}"),
+            match of_key(f) {
+                Some(change) => Ok(change),
+                None => Err(format!("correct numKeyValueHeads or the shape of {name}")),
+            },
         );
     }
     Ok(())
 }
 
+/// The number of key heads that key and value say, if the query's heads divide by it.
+pub(in crate::fia) fn of_key(f: &Facts<'_>) -> Option<Change> {
+    let axes = f.layout.input();
+    let heads_of = |desc: &TensorDesc| match (f.paged(), &desc.shape[..]) {
+        (true, &[_, heads, _, _] | &[_, heads, _, _, _]) => Some(heads),
+        (true, _) => None,
+        (false, shape) if axes != Axes::Bsh => axes.extents(shape, 1).map(|of| of.heads),
+        (false, _) => None,
+    };
+    let heads = heads_of(f.key)?;
+    let fits = heads > 0
+        && heads != f.kv_heads
+        && Some(heads) == heads_of(f.value)
+        && f.call.num_heads.checked_rem(heads) == Some(0);
+    fits.then(|| Change::set(Parameter::NumKeyValueHeads, heads))
+}
+
+/// What mends numKeyValueHeads: the key's own heads, otherwise the rule's fix.
+pub(in crate::fia) fn own_heads(
+    f: &Facts<'_>,
+    rule: &'static Rule,
+) -> Result<Change, &'static str> {
+    of_key(f).ok_or(rule.fix)
+}
+
 /// Head dimensions of query, key and value against each other.
-pub(in crate::fia) fn equal_dims(query: Extents, key: i64, value: i64) -> Result<(), Refusal> {
+pub(in crate::fia) fn equal_dims(f: &Facts<'_>) -> Result<(), Refusal> {
+    let (query, key, value) = (f.q.dim, f.k.dim, f.v.dim);
     require!(
-        query.dim == key && key == value,
+        query == key && key == value,
         DIM_EQUAL,
-        format_args!("query {}, key {key}, value {value}", query.dim),
-        format_args!("{} three times", query.dim),
+        format_args!("query {query}, key {key}, value {value}"),
+        format_args!("{query} three times"),
+        packed_rows(f).unwrap_or(DIM_EQUAL.fix),
     );
     Ok(())
+}
+
+/// Packed rows [T, N, D] that are called BSH: what is meant by them.
+pub(in crate::fia) fn packed_rows(f: &Facts<'_>) -> Option<&'static str> {
+    let rows = |desc: &TensorDesc, heads: i64| matches!(desc.shape[..], [_, n, _] if n == heads);
+    let packed = f.layout.input() == Axes::Bsh
+        && !f.paged()
+        && f.query.shape.last() == f.key.shape.last()
+        && rows(f.query, f.call.num_heads)
+        && rows(f.key, f.kv_heads);
+    packed.then_some(
+        "pass inputLayout TND with the ends of the sequences in actualSeqLengths and actualSeqLengthsKv: packed rows \
+         [T, N, D] are no [B, S, H]",
+    )
 }
 
 /// The largest head dimension.

@@ -2,12 +2,11 @@
 
 use super::Facts;
 use crate::attention_problem::SequenceLengths;
-use crate::fia::FiaCall;
-use crate::fia::Version;
 use crate::fia::rules::one_or::OneOr;
+use crate::fia::{FiaCall, Parameter, Version};
+use crate::operator::Change;
 use crate::rule::{broken, require, rules};
 use crate::{Layout, Refusal};
-use std::fmt;
 
 rules! {
     in Scope::ALL;
@@ -25,23 +24,17 @@ rules! {
         "pass lengths of each sequence (not cumulative) within the key's rows";
 }
 
-/// Numbers in a message: all of a short list, both ends of a long one.
-pub(super) struct Shown<'a>(pub(super) &'a [i64]);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            [first, second, third, .., last] if self.0.len() > 12 => {
-                write!(f, "[{first}, {second}, {third}, ..., {last}]")
-            }
-            all => write!(f, "{all:?}"),
-        }
-    }
-}
+/// Other lengths, and why; otherwise the rule's fix.
+type OtherLengths = Result<(Change, &'static str), &'static str>;
 
 /// What mends an array that is not cumulative: the sums, if its entries look like the lengths of sequences that fill
 /// `rows`.
-pub(in crate::fia) fn summed(lengths: &[i64], rows: i64, otherwise: &'static str) -> String {
+pub(in crate::fia) fn summed(
+    parameter: Parameter,
+    lengths: &[i64],
+    rows: i64,
+    otherwise: &'static str,
+) -> OtherLengths {
     let mut sum = 0i64;
     let ends = lengths.iter().map(|&len| {
         sum = sum.checked_add(len).filter(|_| len >= 0)?;
@@ -49,14 +42,19 @@ pub(in crate::fia) fn summed(lengths: &[i64], rows: i64, otherwise: &'static str
     });
     match ends.collect::<Option<Vec<_>>>() {
         Some(ends) if ends.last() == Some(&rows) && ends.len() > 1 => {
-            format!("cumulative: pass {}", Shown(&ends))
+            Ok((Change::set(parameter, ends), "it is cumulative"))
         }
-        _ => otherwise.to_owned(),
+        _ => Err(otherwise),
     }
 }
 
 /// What mends an array that is cumulative and should not be: the differences, if each is at most `most`.
-pub(in crate::fia) fn apart(ends: &[i64], most: i64, otherwise: &'static str) -> String {
+pub(in crate::fia) fn apart(
+    parameter: Parameter,
+    ends: &[i64],
+    most: i64,
+    otherwise: &'static str,
+) -> OtherLengths {
     let mut before = 0i64;
     let lengths = ends.iter().map(|&end| {
         let len = end.checked_sub(before)?;
@@ -65,9 +63,9 @@ pub(in crate::fia) fn apart(ends: &[i64], most: i64, otherwise: &'static str) ->
     });
     match lengths.collect::<Option<Vec<_>>>() {
         Some(lengths) if lengths.len() > 1 => {
-            format!("not cumulative: pass {}", Shown(&lengths))
+            Ok((Change::set(parameter, lengths), "it is not cumulative"))
         }
-        _ => otherwise.to_owned(),
+        _ => Err(otherwise),
     }
 }
 
@@ -129,7 +127,7 @@ pub(super) fn q_range(f: &Facts<'_>, lengths: &[i64]) -> Result<(), Refusal> {
                 &Q_RANGE,
                 format_args!("entry {b} is {len}"),
                 format_args!("0 to {}", f.q.rows),
-                apart(lengths, f.q.rows, Q_RANGE.fix),
+                apart(Parameter::ActualSeqLengths, lengths, f.q.rows, Q_RANGE.fix),
             )
             .into());
         }
@@ -172,7 +170,7 @@ pub(super) fn kv_range(f: &Facts<'_>, lengths: &[i64], longest: bool) -> Result<
                 &KV_RANGE,
                 format_args!("entry {b} is {len}"),
                 format_args!("0 to {rows}"),
-                apart(lengths, rows, KV_RANGE.fix),
+                apart(Parameter::ActualSeqLengthsKv, lengths, rows, KV_RANGE.fix),
             )
             .into());
         }

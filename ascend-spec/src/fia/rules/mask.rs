@@ -1,7 +1,7 @@
 //! Mask tensor, sparse mode and token window.
 
-use crate::fia::Version;
 use crate::fia::rules::one_or::OneOr;
+use crate::fia::{FiaCall, Parameter, Version};
 use std::fmt;
 
 use super::{Facts, packed, padding, prefix, quant};
@@ -9,7 +9,9 @@ use crate::attention_problem::{MaskTensor, MaskUse};
 use crate::fia::Route;
 use crate::geometry::TOKENS_UNBOUNDED;
 use crate::rule::{broken, require, rules};
-use crate::{Cann, Dims, Operator, Refusal, SparseMode, TensorDesc};
+use crate::{
+    Cann, Change, DType, Dims, MaskGeometry, Operator, Refusal, SparseMode, TensorDesc, To,
+};
 
 rules! {
     in Scope::A2_A3;
@@ -25,7 +27,7 @@ rules! {
         "these modes derive visibility from the lengths: pass the strict upper triangle of size 2048, or use mode 1 for a full mask";
     COMPRESSED_DECODE = "atten_mask.compressed_shape_decode", TILING_ERROR, V1, "checks F14, J12",
         "in the decode path the mask of sparse modes 3 and 4 is [2048, 2048]",
-        "pass the compressed mask with two axes, or no mask and mode 0: one row sees all its keys";
+        "pass the compressed mask with two axes, or a full mask [B, 1, 1, Skv] in mode 0";
     FULL = "atten_mask.full_shape", TILING_ERROR, V1, "check E4.3",
         "the mask of sparse modes 0 and 1 covers every query row and key, with batch 1 or the query's",
         "expand the mask to every query row and key of the padded tensors";
@@ -34,7 +36,7 @@ rules! {
         "give every sequence its own mask row of the longest key length";
     PREFIX_DECODE = "atten_mask.prefix_decode", TILING_ERROR, V2, "check J6",
         "in the decode path a compressed mask goes with no shared prefix whose length is given",
-        "pass no mask and mode 0: one row sees all its keys";
+        "pass mode 0, with a full mask of prefix and keys where the mode hides some, otherwise without one";
     TOKENS_NEGATIVE = "tokens.both_negative", TILING_ERROR, V1, "check E4.5" in Scope::ALL,
         "preTokens and nextTokens are not both negative",
         "a band lies on both sides of, before (next < 0) or after (pre < 0) the diagonal";
@@ -64,6 +66,11 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
         return Ok((SparseMode::DefaultMask, MaskUse::None));
     };
     let size = SparseMode::COMPRESSED_MASK_SIZE;
+    let keys = match f.paged() {
+        true => f.key_rows,
+        false => f.longest_key(),
+    };
+    let longest = keys.saturating_add(prefix::length(f));
     if let Some(mode @ (SparseMode::RightDownCausal | SparseMode::Band)) =
         Operator::FusedInferAttentionScore.sparse_mode(f.call.mode())
     {
@@ -72,6 +79,13 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
             COMPRESSED_DECODE,
             format_args!("{} in mode {mode}", mask.shape),
             "[2048, 2048]",
+            match mask.shape.ends_with(&[size, size]) && mask.elements() == Some(4_194_304) {
+                true => Ok(Change::to(
+                    Parameter::AttenMask,
+                    To::Shape(Dims::of([size, size])),
+                )),
+                false => Err(COMPRESSED_DECODE.fix),
+            },
         );
         let given = f
             .call
@@ -84,15 +98,10 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
             PREFIX_DECODE,
             "actualSharedPrefixLen",
             "none",
+            fix_of_rows(f, longest),
         );
         return Ok((mode, MaskUse::Compressed));
     }
-    let keys = if f.paged() {
-        f.key_rows
-    } else {
-        f.longest_key()
-    };
-    let longest = keys.saturating_add(prefix::length(f));
     let shape = &mask.shape;
     let covers =
         shape.first() == Some(&f.batch) && shape.last().is_some_and(|&last| last >= longest);
@@ -120,6 +129,76 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
     Ok((SparseMode::AllMask, MaskUse::Full(tensor)))
 }
 
+/// Changes and their reason, or words.
+pub(in crate::fia) type OwnFix = Result<(Vec<Change>, &'static str), &'static str>;
+
+/// What a mode above 1 says of single rows, said in the mode 0 that they have: no mask where they see every key, otherwise a
+/// full one of `width` keys. `keys` are those of each sequence, a shared prefix among them.
+pub(in crate::fia) fn fix_of_one_row(
+    call: &FiaCall<'_>,
+    mode: Option<SparseMode>,
+    (batch, width): (i64, i64),
+    keys: impl Iterator<Item = i64>,
+) -> OwnFix {
+    let Some(mode) = mode.filter(|mode| mode.takes_compressed_mask()) else {
+        return Err("pass mode 0, with a mask [B, 1, 1, Skv] where a row does not see every key");
+    };
+    let (mode, tokens) = match mode {
+        // A causal window, as the lint on preTokens in this mode has it.
+        SparseMode::RightDownCausal if (1..TOKENS_UNBOUNDED).contains(&call.pre_tokens) => {
+            (SparseMode::Band, (call.pre_tokens, 0))
+        }
+        mode => (mode, (call.pre_tokens, call.next_tokens)),
+    };
+    let mut keys = keys.map(|keys| u64::try_from(keys).unwrap_or(0));
+    let sees_all = keys.all(|keys| {
+        let geometry = MaskGeometry::new(mode, true, 1, keys, tokens.0, tokens.1);
+        keys == 0 || geometry.row(0) == (0..keys)
+    });
+    let mut changes = vec![Change::set(Parameter::SparseMode, 0)];
+    for (parameter, given) in [
+        (Parameter::PreTokens, call.pre_tokens),
+        (Parameter::NextTokens, call.next_tokens),
+    ] {
+        if given < TOKENS_UNBOUNDED {
+            changes.push(Change::set(parameter, FiaCall::ALL_TOKENS));
+        }
+    }
+    let mask = Parameter::AttenMask;
+    Ok(match sees_all {
+        true => {
+            changes.push(Change::to(mask, To::Nothing));
+            (changes, "a single row sees every key")
+        }
+        false => {
+            let full = TensorDesc::packed(DType::Bool, Dims::of([batch, 1, 1, width]));
+            changes.push(Change::to(mask, To::Given(full)));
+            let halves = call.key.first().is_some_and(|key| key.dtype.is_half());
+            let words = match halves {
+                true => {
+                    "1 hides what lies outside of the window, for a single row has one by a full mask alone; or call with TND, \
+                     which takes mode 4 for single rows too"
+                }
+                false => {
+                    "1 hides what lies outside of the window, for a single row has one by a full mask alone"
+                }
+            };
+            (changes, words)
+        }
+    })
+}
+
+/// [`fix_of_one_row`] of a call that a checker looks at, where its rows are single ones.
+pub(in crate::fia) fn fix_of_rows(f: &Facts<'_>, width: i64) -> OwnFix {
+    if f.q.rows != 1 {
+        return Err("pass mode 0 with a mask [B, 1, rows, keys] that hides what the mode does");
+    }
+    let prefix = prefix::length(f);
+    let keys = f.sequences().map(|b| f.kv_len(b).saturating_add(prefix));
+    let mode = Operator::FusedInferAttentionScore.sparse_mode(f.call.mode());
+    fix_of_one_row(f.call, mode, (f.batch, width), keys)
+}
+
 fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
     let Some(mode) = Operator::FusedInferAttentionScore.sparse_mode(f.call.mode()) else {
         return Err(broken(
@@ -140,6 +219,7 @@ fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
                 REQUIRED,
                 format_args!("no mask in mode {mode}"),
                 "the compressed [2048, 2048] mask for modes 2, 3 and 4, a full mask for mode 1",
+                fix_of_missing(mode),
             );
             MaskUse::None
         }
@@ -208,6 +288,24 @@ fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Refusal> {
         row,
         key,
     })
+}
+
+/// The mask that a mode goes by: the compressed one is the same for all calls.
+pub(in crate::fia) fn fix_of_missing(
+    mode: SparseMode,
+) -> Result<(Change, &'static str), &'static str> {
+    let size = SparseMode::COMPRESSED_MASK_SIZE;
+    match mode.takes_compressed_mask() {
+        true => {
+            let mask = TensorDesc::packed(DType::Bool, Dims::of([size, size]));
+            let given = Change::to(Parameter::AttenMask, To::Given(mask));
+            Ok((
+                given,
+                "1 above the diagonal; in mode 0 without a mask every row sees every key",
+            ))
+        }
+        false => Err(REQUIRED.fix),
+    }
 }
 
 /// Checks the token counts and gives those in force.

@@ -103,7 +103,8 @@ pub(in crate::fia) fn decode_ropes(f: &Facts<'_>) -> Result<(), Refusal> {
         PAIR,
         "neither",
         "both",
-        "pass the rotary parts: packed queries of head dimension 512 are the absorbed form",
+        "packed queries of head dimension 512 are the absorbed form: pass queryRope and keyRope, or call with BSH, BSND or BNSD, \
+         which take heads of 512 without them",
     );
     Ok(())
 }

@@ -2,11 +2,10 @@
 
 use super::Facts;
 use crate::dtype::Names;
-use crate::fia::Version;
-use crate::fia::{Checker, FiaCall, Route};
+use crate::fia::{Checker, FiaCall, Parameter, Route, Version};
 use crate::layout::Extents;
 use crate::rule::{require, rules};
-use crate::{Cann, DType, Layout, Refusal, TensorDesc};
+use crate::{Cann, Change, DType, Dims, Layout, Refusal, TensorDesc, To};
 
 rules! {
     in Scope::A2_A3;
@@ -45,6 +44,10 @@ pub(in crate::fia) fn dtype(f: &Facts<'_>) -> Result<(), Refusal> {
         OUT_DTYPE,
         format_args!("{} for a {} query", f.out.dtype, f.query.dtype),
         Names(allowed),
+        Change::to(
+            Parameter::AttentionOut,
+            To::DType(allowed.first().copied().unwrap_or(f.query.dtype)),
+        ),
     );
     Ok(())
 }
@@ -114,6 +117,7 @@ pub(in crate::fia) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
         OUT_SHAPE,
         format_args!("{out} with {}", f.layout),
         want,
+        Change::to(Parameter::AttentionOut, To::Shape(want)),
     );
     Ok(())
 }
@@ -126,7 +130,7 @@ fn plausible(f: &Facts<'_>) -> Result<(), Refusal> {
         super::heads::key_value(f)?;
     }
     if !f.paged() && !f.packed() {
-        super::heads::equal_dims(f.q, f.k.dim, f.v.dim)?;
+        super::heads::equal_dims(f)?;
     }
     Ok(())
 }
@@ -141,16 +145,28 @@ pub(in crate::fia) fn lse(f: &Facts<'_>) -> Result<(), Refusal> {
             &LSE_REQUIRED,
             "no softmaxLse with softmaxLseFlag true",
             want,
-            LSE_REQUIRED.fix,
+            lse_of(want),
         )
         .into());
     };
-    require!(lse.shape == want, LSE_SHAPE, lse.shape, want,);
+    lse_fits(lse, want)
+}
+
+/// A log-sum-exp of a shape.
+pub(in crate::fia) fn lse_of(shape: Dims) -> Change {
+    let given = TensorDesc::packed(DType::Float, shape);
+    Change::to(Parameter::SoftmaxLse, To::Given(given))
+}
+
+/// Shape and dtype of the log-sum-exp.
+pub(in crate::fia) fn lse_fits(lse: &TensorDesc, want: Dims) -> Result<(), Refusal> {
+    require!(lse.shape == want, LSE_SHAPE, lse.shape, want, lse_of(want));
     require!(
         lse.dtype == DType::Float,
         LSE_DTYPE,
         lse.dtype,
         DType::Float,
+        lse_of(want),
     );
     Ok(())
 }
@@ -174,6 +190,7 @@ pub(in crate::fia) fn precision(f: &Facts<'_>) -> Result<(), Refusal> {
         ANTIQUANT_MODE,
         call.antiquant_mode,
         0,
+        Change::set(Parameter::AntiquantMode, 0),
     );
     Ok(())
 }

@@ -2,10 +2,9 @@
 
 use super::{Facts, lengths};
 use crate::attention_problem::SequenceLengths;
-use crate::fia::FiaCall;
-use crate::fia::Version;
+use crate::fia::{FiaCall, Parameter, Version};
 use crate::rule::{broken, require, rules};
-use crate::{DType, Layout, Refusal, SparseMode};
+use crate::{Change, DType, Layout, Refusal, SparseMode, To};
 
 rules! {
     in Scope::A2_A3;
@@ -32,7 +31,7 @@ rules! {
         "convert to BF16, or use a layout with a batch axis";
     DIMS = "packed.head_dim", TILING_ERROR, V1, "check E2.8",
         "the head dimensions of query, key and value are 64, 128, or 192, 192 and 128; 192 three times with TND and as many key heads as query heads",
-        "pad the head dimension with zeros to 64 or 128, or use a layout with a batch axis";
+        "pad shorter heads with zeros to 64, 128 or 192; longer ones go with BSH, BSND and BNSD";
     ROWS = "packed.value_rows", TILING_ERROR, V1, "check E2.3" in Scope::ALL,
         "packed key and value have the same number of rows",
         "pack key and value alike";
@@ -76,7 +75,7 @@ pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(
         format_args!("as many of each, 1 to {most}"),
         counted(q, kv),
     );
-    ends(q, f.q.rows, &Q_ENDS, "actualSeqLengths")?;
+    ends(q, f.q.rows, &Q_ENDS, Parameter::ActualSeqLengths)?;
     q_total(q, f.q.rows)?;
     require!(
         f.q.rows <= rows,
@@ -87,7 +86,7 @@ pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(
     if f.paged() {
         return kv_range(f, kv);
     }
-    ends(kv, f.k.rows, &KV_ENDS, "actualSeqLengthsKv")?;
+    ends(kv, f.k.rows, &KV_ENDS, Parameter::ActualSeqLengthsKv)?;
     kv_total(kv, f.k.rows)?;
     require!(
         f.v.rows == f.k.rows,
@@ -116,7 +115,7 @@ pub(super) fn q_total(q: &[i64], rows: i64) -> Result<(), Refusal> {
         Q_TOTAL,
         format_args!("last entry {last}"),
         rows,
-        lengths::summed(q, rows, Q_TOTAL.fix),
+        lengths::summed(Parameter::ActualSeqLengths, q, rows, Q_TOTAL.fix),
     );
     Ok(())
 }
@@ -129,7 +128,7 @@ pub(super) fn kv_total(kv: &[i64], rows: i64) -> Result<(), Refusal> {
         KV_ENDS,
         format_args!("last entry {last}"),
         rows,
-        lengths::summed(kv, rows, KV_ENDS.fix),
+        lengths::summed(Parameter::ActualSeqLengthsKv, kv, rows, KV_ENDS.fix),
     );
     Ok(())
 }
@@ -144,7 +143,7 @@ pub(super) fn kv_range(f: &Facts<'_>, kv: &[i64]) -> Result<(), Refusal> {
         &KV_RANGE,
         format_args!("entry {b} is {}", kv.get(b).copied().unwrap_or(0)),
         format_args!("0 to {capacity}"),
-        lengths::apart(kv, capacity, KV_RANGE.fix),
+        lengths::apart(Parameter::ActualSeqLengthsKv, kv, capacity, KV_RANGE.fix),
     )
     .into())
 }
@@ -154,16 +153,21 @@ pub(super) fn ends(
     ends: &[i64],
     rows: i64,
     rule: &'static crate::Rule,
-    name: &str,
+    parameter: Parameter,
 ) -> Result<(), Refusal> {
     let mut before = 0;
     for (b, &end) in ends.iter().enumerate() {
         if end < before {
             return Err(broken(
                 rule,
-                format_args!("{name} {b} is {end} after {before}"),
+                format_args!("{} {b} is {end} after {before}", parameter.acl_name()),
                 "ends of sequences, each at least the one before",
-                lengths::summed(ends, rows, "pass cumulative sums, without a leading 0"),
+                lengths::summed(
+                    parameter,
+                    ends,
+                    rows,
+                    "pass cumulative sums, without a leading 0",
+                ),
             )
             .into());
         }
@@ -204,12 +208,24 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
         DTYPE,
         format_args!("{} query, {} key", f.query.dtype, f.key.dtype),
         "BF16",
+        match f.query.dtype.is_half() && f.key.dtype.is_half() && f.out.dtype.is_half() {
+            true => {
+                use Parameter::{AttentionOut, Key, KeyRope, Query, QueryRope, Value};
+                let all = [Query, Key, Value, QueryRope, KeyRope, AttentionOut].into_iter();
+                let given = all.filter(|parameter| !call.tensors(*parameter).is_empty());
+                Ok(given
+                    .map(|parameter| Change::to(parameter, To::DType(DType::Bf16)))
+                    .collect::<Vec<_>>())
+            }
+            false => Err(DTYPE.fix),
+        },
     );
     require!(
         f.cache != Some(crate::fia::Cache::BnBsH) || call.num_key_value_heads != 0,
         KV_HEADS,
         0,
         "the number of key heads",
+        Change::set(Parameter::NumKeyValueHeads, f.kv_heads),
     );
     lengths(f, 4096, FiaCall::MOST_PACKED_ROWS)?;
     if !f.rope() {
@@ -221,9 +237,27 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
             DIMS,
             format_args!("{}, {}, {}", dims.0, dims.1, dims.2),
             "64 or 128 three times; 192, 192, 128; 192 three times with TND and numHeads key heads",
+            longer_heads(dims.0.max(dims.1).max(dims.2).max(match alike {
+                true => 0,
+                // 192 is refused here: no shorter head is to be padded to it.
+                false if dims.0 > 128 => 193,
+                false => 0,
+            })),
         );
     }
     Ok(())
+}
+
+/// What mends packed heads of a length that no packed path takes.
+pub(in crate::fia) fn longer_heads(dim: i64) -> String {
+    match [64, 128, 192].into_iter().find(|longer| *longer >= dim) {
+        Some(longer) => {
+            format!("pad the heads of query, key and value with zeros to {longer}; the scale stays")
+        }
+        None => {
+            "use BSH, BSND or BNSD, one sequence a batch entry: they take heads of up to 512".into()
+        }
+    }
 }
 
 /// Query and key length of each sequence, one walk over both arrays.

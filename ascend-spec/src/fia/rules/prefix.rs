@@ -1,6 +1,6 @@
 //! Shared prefix.
 
-use super::{Facts, lengths};
+use super::Facts;
 use crate::fia::Version;
 use crate::rule::{require, rules};
 use crate::{DType, Refusal, TensorDesc};
@@ -77,7 +77,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         require!(
             matches!(lengths, &[len] if (0..=f.prefix).contains(&len)),
             LENGTH,
-            lengths::Shown(lengths),
+            crate::operator::Shown(lengths),
             format_args!("one entry from 0 to {}", f.prefix),
         );
     }

@@ -384,7 +384,7 @@ fn a_triangle_over_single_rows_is_advised_away() {
         let target = Target::new(Soc::AtlasA2, cann);
         let said = refusal(&one(3, triangle()), target);
         assert!(
-            said.contains("fix: pass no mask and sparse mode 0"),
+            said.contains("fix: set sparseMode to 0, drop attenMask: a single row sees every key"),
             "{said}"
         );
         let said = refusal(&one(0, mask(&[3, 63])), target);

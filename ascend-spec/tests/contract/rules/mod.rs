@@ -12,7 +12,7 @@ mod pse;
 mod quant;
 mod targets;
 
-use crate::recorded;
+use crate::{fixes, recorded};
 use ascend_spec::fia::{FiaCall, Version, rules};
 use ascend_spec::{DType, Refusal, Soc, Target, TensorDesc};
 use std::collections::BTreeSet;
@@ -37,9 +37,9 @@ fn mask(shape: &[i64]) -> Option<TensorDesc> {
     desc(DType::Bool, shape)
 }
 
-/// Rules that some call has broken.
+/// Rules that some call has broken, and those whose fixes say a change.
 #[derive(Default)]
-struct Broken(BTreeSet<&'static str>);
+struct Broken(BTreeSet<&'static str>, Vec<&'static str>);
 
 impl Broken {
     /// The oldest version refuses `call` by the rule called `id`.
@@ -66,6 +66,8 @@ impl Broken {
         assert_eq!(violation.rule.id, id);
         assert!(violation.rule.scope.holds(target), "{id} for {target}");
         self.0.insert(id);
+        let (said, _) = fixes::follow(&fixes::fused(call), version.number(), target);
+        self.1.extend(said);
     }
 }
 
@@ -79,8 +81,8 @@ struct Good<'a> {
     list: FiaCall<'a>,
 }
 
-#[test]
-fn every_rule_is_broken_by_some_call() {
+/// Breaks every rule.
+fn broken() -> Broken {
     let key = [half(&[2, 4, 64, 32])];
     let prefill = FiaCall {
         query: Some(half(&[2, 8, 16, 32])),
@@ -130,7 +132,17 @@ fn every_rule_is_broken_by_some_call() {
     ] {
         calls(&mut broken, &good);
     }
-    let Broken(mut seen) = broken;
+    broken
+}
+
+/// Rules whose fixes say a change of a call that breaks them.
+pub(crate) fn broken_calls() -> Vec<&'static str> {
+    broken().1
+}
+
+#[test]
+fn every_rule_is_broken_by_some_call() {
+    let Broken(mut seen, _) = broken();
 
     for recorded in recorded::sample() {
         for &(target, _) in &recorded.verdicts {

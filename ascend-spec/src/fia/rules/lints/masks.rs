@@ -2,22 +2,23 @@
 
 use super::{Caller, Report, lint};
 use crate::attention_problem::MaskUse;
-use crate::fia::Version;
-use crate::fia::{CheckedCall, FiaCall, Route};
+use crate::fia::rules::mask::{self, OwnFix};
+use crate::fia::{CheckedCall, FiaCall, Parameter, Route, Version};
 use crate::rule::rules;
-use crate::{Operator, SparseMode, TOKENS_UNBOUNDED};
+use crate::{Change, DType, Dims, Operator, SparseMode, TOKENS_UNBOUNDED, TensorDesc, To};
 
 rules! {
     in Scope::ALL;
     WINDOW = "tokens.without_mask", Lint("only numbers change"), V1, "FusedInferAttentionScore documentation, sparseMode",
         "preTokens and nextTokens are unbounded where the operator ignores them",
-        "a window needs mode 4 with the compressed mask, or mode 0 with a mask and several query rows";
+        "a window needs mode 4 with the compressed mask, where single rows of BSH, BSND and BNSD have a full mask \
+         [B, 1, 1, Skv] instead";
     PRE = "pre_tokens.ignored", Lint("only numbers change"), V1, "check E4.4",
         "in the causal modes 2 and 3 preTokens hides no key",
         "use mode 4 for a causal window: modes 2 and 3 show every key before the diagonal";
     MODE = "sparse_mode.without_mask", Lint("no mask is read"), V1, "check F14",
         "a sparse mode that hides keys has a mask in the decode path",
-        "pass the mask, or mode 0: the operator lets the row see every key";
+        "pass a mask: without one the operator lets the row see every key";
     MODE_UNKNOWN = "sparse_mode.unchecked", Lint("the mask is checked as that of mode 0"), V1, "check J12",
         "in the decode path sparseMode is from 0 to 4",
         "pass mode 0: the operator takes what it does not know for it";
@@ -46,6 +47,7 @@ pub(super) fn check(p: &CheckedCall<'_>, caller: Caller, report: Report<'_>) {
         MODE_WIDE,
         call.sparse_mode,
         "0 to 4",
+        Change::set(Parameter::SparseMode, call.mode()),
     );
     if decode {
         lint!(
@@ -54,6 +56,10 @@ pub(super) fn check(p: &CheckedCall<'_>, caller: Caller, report: Report<'_>) {
             MODE_UNKNOWN,
             call.sparse_mode,
             "0 to 4",
+            (
+                Change::set(Parameter::SparseMode, 0),
+                "the operator takes what it does not know for it",
+            ),
         );
         // A single row sees every key in mode 3 as well as without any mask.
         lint!(
@@ -73,6 +79,7 @@ pub(super) fn check(p: &CheckedCall<'_>, caller: Caller, report: Report<'_>) {
             MODE_FULL,
             "sparseMode 2 with a mask, which the operator reads as a full one",
             "0, 1, 3 or 4 with a mask",
+            Change::set(Parameter::SparseMode, SparseMode::AllMask.acl()),
         );
     }
     if let (MaskUse::Full(_), Some(mask)) = (p.problem.mask, &call.atten_mask) {
@@ -117,6 +124,18 @@ fn tokens(p: &CheckedCall<'_>, mode: Option<SparseMode>, report: Report<'_>) {
             PRE,
             call.pre_tokens,
             FiaCall::ALL_TOKENS,
+            match mode {
+                Some(SparseMode::RightDownCausal)
+                    if p.route == Route::Decode && p.problem.query_rows == 1 =>
+                {
+                    Ok(fix_of_one_row(p, Some(SparseMode::Band)))
+                }
+                Some(SparseMode::RightDownCausal) => Err(Ok(vec![
+                    Change::set(Parameter::SparseMode, SparseMode::Band.acl()),
+                    Change::set(Parameter::NextTokens, 0),
+                ])),
+                _ => Err(Err(PRE.fix)),
+            },
         );
         return;
     }
@@ -138,5 +157,36 @@ fn tokens(p: &CheckedCall<'_>, mode: Option<SparseMode>, report: Report<'_>) {
             call.pre_tokens, call.next_tokens
         ),
         FiaCall::ALL_TOKENS,
+        window(p, masked),
     );
+}
+
+/// A window that no mask makes, as mode 4 has it: counted from each sequence's last key.
+fn window(p: &CheckedCall<'_>, masked: bool) -> OwnFix {
+    if masked {
+        return Err(WINDOW.fix);
+    }
+    if p.route == Route::Decode && p.problem.query_rows == 1 {
+        return fix_of_one_row(p, Some(SparseMode::Band));
+    }
+    let square = SparseMode::COMPRESSED_MASK_SIZE;
+    let mask = TensorDesc::packed(DType::Bool, Dims::of([square, square]));
+    Ok((
+        vec![
+            Change::set(Parameter::SparseMode, SparseMode::Band.acl()),
+            Change::to(Parameter::AttenMask, To::Given(mask)),
+        ],
+        "the compressed mask, whose tokens count from the last key of each sequence; without a window leave both tokens at \
+         2147483647",
+    ))
+}
+
+/// [`mask::fix_of_one_row`] of a call that is checked already.
+pub(super) fn fix_of_one_row(p: &CheckedCall<'_>, mode: Option<SparseMode>) -> OwnFix {
+    let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+    let prefix = p.problem.prefix.map_or(0, |prefix| prefix.len);
+    let keys = |b| size(p.problem.kv_len(b).saturating_add(prefix));
+    let keys = p.problem.distinct_sequences().map(keys);
+    let width = size(p.problem.key_rows.saturating_add(prefix));
+    mask::fix_of_one_row(p.call, mode, (size(p.problem.batch), width), keys)
 }

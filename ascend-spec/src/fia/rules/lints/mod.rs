@@ -19,7 +19,7 @@ pub mod rope;
 pub mod tensors;
 
 use crate::attention_problem::Work;
-use crate::fia::CheckedCall;
+use crate::fia::{CheckedCall, Version};
 use crate::rule::lint;
 use crate::{Level, Rule, Violation};
 
@@ -97,9 +97,13 @@ impl CheckedCall<'_> {
 
     fn each_lint_of(&self, caller: Caller, report: &mut dyn FnMut(Violation)) {
         let target = self.target;
+        let version = match target.is_950() {
+            true => Version::V5,
+            false => Version::V4,
+        };
         let report: Report<'_> = &mut |violation: Violation| {
             if violation.rule.scope.holds(target) {
-                report(violation);
+                report(self.call.tried(violation, version, target));
             }
         };
         let odd = tensors::Odd::of(self.call);

@@ -1,12 +1,14 @@
 //! What releases from 8.5 on take without a look: the split-fuse path, single rows of the unified checker, and sinks.
 
+use super::masks::fix_of_one_row;
 use super::{Report, lint};
 use crate::attention_problem::MaskUse;
 use crate::fia::Version;
 use crate::fia::rules::{lengths, packed};
-use crate::fia::{CheckedCall, Checker, Route};
+use crate::fia::{CheckedCall, Checker, Parameter, Route};
+use crate::operator::Fix;
 use crate::rule::rules;
-use crate::{Cann, DType, SparseMode};
+use crate::{Cann, Change, DType, Operator, SparseMode, To};
 
 rules! {
     in Scope::A2_A3.since(V8_5);
@@ -34,7 +36,8 @@ rules! {
         "drop the argument";
     SINGLE_MASK = "sparse_mode.single_row", Lint("the mask is checked as the full one that it is read as"), V1, "single-query decode, mask",
         "a single row has no sparse mode above 1 with a mask",
-        "pass no mask and mode 0: the operator reads the triangle as a full mask, which hides keys";
+        "pass mode 0, with a full mask where the mode hides keys from a single row: the operator reads the triangle as a full \
+         mask, which hides others";
     SINGLE_ROWS = "atten_mask.row_each", Overrun("row number b is read for sequence b"), V1, "single-query decode, mask" in Scope::A2_A3.since(V9_1),
         "a mask of two axes has a row for each sequence of a single row",
         "pass [B, Skv]";
@@ -84,6 +87,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         SINGLE_MASK,
         format_args!("sparseMode {} with a mask", call.sparse_mode),
         "0, or no mask",
+        single_mask(p),
     );
     masks(p, report);
     let others = [
@@ -131,6 +135,19 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     }
     if p.checker == Checker::SplitFuse {
         split_fused(p, report);
+    }
+}
+
+/// What a single row is meant to see: by the mode, or by the full mask that comes with it.
+fn single_mask(p: &CheckedCall<'_>) -> impl Fix {
+    let square = SparseMode::COMPRESSED_MASK_SIZE;
+    let mask = p.call.mask();
+    match mask.is_some_and(|mask| mask.shape.ends_with(&[square, square])) {
+        true => Ok(fix_of_one_row(
+            p,
+            Operator::FusedInferAttentionScore.sparse_mode(p.call.mode()),
+        )),
+        false => Err(Change::set(Parameter::SparseMode, 0)),
     }
 }
 
@@ -247,7 +264,7 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
                 kv.get(b).copied().unwrap_or(0)
             ),
             format_args!("0 to {most}"),
-            lengths::apart(kv, most, ENDS.fix),
+            lengths::apart(Parameter::ActualSeqLengthsKv, kv, most, ENDS.fix),
         );
     }
     if p.problem.mode == SparseMode::RightDownCausal
@@ -274,6 +291,7 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
         DIVIDES,
         0,
         p.problem.kv_heads,
+        Change::set(Parameter::NumKeyValueHeads, call.num_heads),
     );
     let axis = |key: &crate::TensorDesc| match (p.problem.pages, &key.shape[..]) {
         (None, &[_, heads, _]) | (Some(_), &[_, heads, _, _] | &[_, heads, _, _, _]) => Some(heads),
@@ -282,7 +300,17 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
     let out = call.attention_out.map(|out| out.dtype);
     let heads = i64::try_from(p.problem.kv_heads).unwrap_or(i64::MAX);
     let own = call.key.first().and_then(axis).unwrap_or(heads);
-    lint!(report, own == heads, KV_HEADS, heads, own);
+    lint!(
+        report,
+        own == heads,
+        KV_HEADS,
+        heads,
+        own,
+        match call.num_heads.checked_rem(own) {
+            Some(0) => Ok(Change::set(Parameter::NumKeyValueHeads, own)),
+            _ => Err(KV_HEADS.fix),
+        },
+    );
     lint!(
         report,
         p.problem.is_grouped(),
@@ -296,6 +324,7 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
         OUT_DTYPE,
         out.unwrap_or(p.problem.query.dtype),
         p.problem.query.dtype,
+        Change::to(Parameter::AttentionOut, To::DType(p.problem.query.dtype),),
     );
     let ignored = [
         &call.query_padding_size,

@@ -1,10 +1,10 @@
 //! The form of attention: which head dimensions and layouts go together.
 
-use crate::fia::Version;
 use crate::fia::rules::ascend950::Kind;
-use crate::fia::rules::{Facts, heads};
+use crate::fia::rules::{Facts, heads, packed};
+use crate::fia::{Parameter, Version};
 use crate::rule::{require, rules};
-use crate::{Cann, DType, Layout, Refusal};
+use crate::{Cann, Change, DType, Layout, Refusal};
 
 rules! {
     in Scope::UNIFIED;
@@ -17,7 +17,8 @@ rules! {
         "pad the head dimension with zeros to 64 or 128, or use a layout that keeps its order";
     PACKED_DIM = "head_dim.packed", TILING_ERROR, V1, "check I9" in Scope::A2_A3.since(V8_5),
         "without rotary parts TND takes head dimensions of 64, 128 or 192, or 192 with values of 128",
-        "pad the head dimension with zeros, or use innerPrecise 0 with fewer key heads: the split-fuse path takes up to 256";
+        "pad heads of up to 192 with zeros; longer ones go with BSH, BSND and BNSD, up to 256 also with innerPrecise 0 and fewer \
+         key heads than query heads";
     VALUE_DIM = "head_dim.value", TILING_ERROR, V1, "checks G0.4, I9",
         "query and value have one head dimension, or 192 and 128",
         "pad the narrower of query, key and value with zeros";
@@ -31,7 +32,7 @@ rules! {
         "pad the head dimension of query, key and value with zeros; the scale stays";
     KEY_DIM = "head_dim.key", TILING_ERROR, V1, "checks G4.4, I9; Ascend 950, L5",
         "the key has the query's head dimension",
-        "pad query and key with zeros to one head dimension";
+        "pad the shorter heads of query and key with zeros";
 }
 
 /// Forms of attention that the unified checker tells apart.
@@ -79,12 +80,14 @@ pub(in crate::fia) fn counts(f: &Facts<'_>) -> Result<(), Refusal> {
         heads::KV_HEADS,
         f.call.num_key_value_heads,
         "0 or more",
+        heads::own_heads(f, &heads::KV_HEADS),
     );
     require!(
         heads % kv_heads == 0,
         heads::HEADS_DIVIDE,
         format_args!("{heads} query heads over {kv_heads}"),
         format_args!("a divisor of {heads}"),
+        heads::own_heads(f, &heads::HEADS_DIVIDE),
     );
     heads::query(f)
 }
@@ -125,7 +128,13 @@ pub(in crate::fia) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
     for dim in [q, v] {
         require!((1..=512).contains(&dim), heads::DIM_MAX, dim, "1 to 512");
     }
-    require!(k == q, KEY_DIM, format_args!("query {q}, key {k}"), q,);
+    require!(
+        k == q,
+        KEY_DIM,
+        format_args!("query {q}, key {k}"),
+        q,
+        heads::packed_rows(f).unwrap_or(KEY_DIM.fix),
+    );
     let form = f.form();
     if f.is_950() && f.dims_differ() && f.kind() == Kind::Half {
         return different(f);
@@ -152,6 +161,7 @@ pub(in crate::fia) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
             PACKED_DIM,
             q,
             "64, 128, 192",
+            packed_dim(f),
         );
     }
     let step = aligned(f);
@@ -162,6 +172,20 @@ pub(in crate::fia) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
         format_args!("multiples of {step} up to 512"),
     );
     Ok(())
+}
+
+/// What mends a head dimension of packed rows: the split-fuse path, where only innerPrecise keeps the call from it; zeros, where
+/// there is a longer head; otherwise another layout.
+fn packed_dim(f: &Facts<'_>) -> Result<(Change, &'static str), String> {
+    let split_fuse = crate::fia::FiaCall {
+        inner_precise: 0,
+        ..f.call.clone()
+    };
+    if f.call.inner_precise != 0 && split_fuse.check(Version::V1, f.target).is_ok() {
+        let precise = Change::set(Parameter::InnerPrecise, 0);
+        return Ok((precise, "the split-fuse path takes heads of up to 256"));
+    }
+    Err(packed::longer_heads(f.q.dim.max(f.v.dim)))
 }
 
 /// What the head dimension is a multiple of.

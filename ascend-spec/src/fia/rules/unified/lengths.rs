@@ -1,5 +1,6 @@
 //! Length arrays of the unified checker.
 
+use crate::fia::Parameter;
 use crate::fia::rules::one_or::OneOr;
 use crate::fia::rules::{Facts, lengths, packed};
 use crate::rule::require;
@@ -49,7 +50,7 @@ fn packed_arrays(f: &Facts<'_>) -> Result<(), Refusal> {
         format_args!("as many of each, 1 to {MOST}"),
         packed::counted(q, kv),
     );
-    packed::ends(q, f.q.rows, &packed::Q_ENDS, "actualSeqLengths")?;
+    packed::ends(q, f.q.rows, &packed::Q_ENDS, Parameter::ActualSeqLengths)?;
     // Nor, where the heads come first, the ends with the number of rows.
     let compared = f.since(Cann::V9_1) || f.layout.input() == Axes::Tnd;
     if compared {
@@ -58,7 +59,12 @@ fn packed_arrays(f: &Facts<'_>) -> Result<(), Refusal> {
     if f.paged() {
         return packed::kv_range(f, kv);
     }
-    packed::ends(kv, f.k.rows, &packed::KV_ENDS, "actualSeqLengthsKv")?;
+    packed::ends(
+        kv,
+        f.k.rows,
+        &packed::KV_ENDS,
+        Parameter::ActualSeqLengthsKv,
+    )?;
     if compared {
         packed::kv_total(kv, f.k.rows)?;
     }

@@ -2,16 +2,16 @@
 
 use crate::fia::rules::ascend950::Kind;
 use crate::fia::rules::{Facts, heads, lists, output, packed, paged};
-use crate::fia::{FiaCall, Version};
+use crate::fia::{FiaCall, Parameter, Version};
 use crate::layout::Extents;
 use crate::rule::{require, rules};
-use crate::{Cann, DType, Layout, Refusal, TensorDesc};
+use crate::{Cann, Change, DType, Layout, Refusal, TensorDesc, To};
 
 rules! {
     in Scope::UNIFIED;
     STRIDED = "tensor.contiguous", TILING_ERROR, V1, "entry points, strided tensors" in Scope::UNIFIED.since(V9_1),
-        "key, value, keyRope and the scales of key and value are contiguous; on Ascend 950 the first two axes of paged MXFP8 ones may be \
-         strided",
+        "key, value, keyRope and the scales of key and value are contiguous, on Atlas A2 and A3 for V5 whatever checks the call; on \
+         Ascend 950 the first two axes of paged MXFP8 ones may be strided",
         "copy the tensor to a contiguous one";
     COUNT = "key.list_count", TILING_ERROR, V1, "checks G0.1, I2",
         "key and value are lists of one length",
@@ -90,14 +90,25 @@ pub(in crate::fia) fn contiguous(f: &Facts<'_>) -> Result<(), Refusal> {
         true => 2,
         false => 0,
     };
-    let others = [
-        &call.key_rope,
-        &call.key_antiquant_scale,
-        &call.value_antiquant_scale,
-    ];
-    let mut all = (call.key.iter().chain(call.value)).chain(others.into_iter().flatten());
-    if let Some(desc) = all.find(|desc| !desc.is_contiguous_from(apart)) {
-        require!(for f.target => false, STRIDED, desc, "row-major strides");
+    use Parameter::{Key, KeyAntiquantScale, KeyRope, Value, ValueAntiquantScale};
+    let strided = |parameter: Parameter| {
+        let mut tensors = call.tensors(parameter).iter().enumerate();
+        tensors.find(|(_, desc)| !desc.is_contiguous_from(apart))
+    };
+    let looked_at = [Key, Value, KeyRope, KeyAntiquantScale, ValueAntiquantScale];
+    let found = |parameter: &Parameter| strided(*parameter).is_some();
+    let Some(&parameter) = looked_at.iter().find(|parameter| found(parameter)) else {
+        return Ok(());
+    };
+    if let Some((at, desc)) = strided(parameter) {
+        let copied = looked_at.into_iter().filter(found);
+        require!(
+            for f.target => false,
+            STRIDED,
+            format_args!("{} {at}: {desc} strides {}", parameter.acl_name(), desc.strides),
+            "row-major strides",
+            copied.map(|parameter| Change::to(parameter, To::Packed)).collect::<Vec<_>>(),
+        );
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ rules! {
         "use mode 3 for causal attention, mode 4 for a window, mode 0 for neither";
     ONE_ROW = "sparse_mode.one_row", TILING_ERROR, V5, "Ascend 950, K3" in Scope::ASCEND_950,
         "single rows over quantised keys have sparse mode 0",
-        "pass mode 0: one row sees all its keys";
+        "pass mode 0, with a full mask where the mode hides keys from a single row";
     FULL = "atten_mask.full", TILING_ERROR, V1, "checks I4, I5; Ascend 950, M3",
         "the mask of sparse modes 0 and 1 covers every query row and key in two, three or four axes; two axes go on Atlas A2 \
          and A3 with BSH, BSND, BNSD and BNSD_BSND without rotary parts, four have one mask for all heads",
@@ -67,7 +67,13 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refu
         return Err(broken(&MODE, f.mode(), "0 to 4", MODE.fix).into());
     };
     let one = f.kind() == Kind::Antiquant && f.most_rows() == 1;
-    require!(!one || mode == SparseMode::DefaultMask, ONE_ROW, mode, 0,);
+    require!(
+        !one || mode == SparseMode::DefaultMask,
+        ONE_ROW,
+        mode,
+        0,
+        mask::fix_of_rows(f, width(f)),
+    );
     require!(
         f.form() != Form::Absorbed
             || matches!(
@@ -86,6 +92,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refu
                 mask::REQUIRED,
                 format_args!("no mask in mode {mode}"),
                 "the compressed [2048, 2048] mask for modes 2, 3 and 4, a full mask for mode 1",
+                mask::fix_of_missing(mode),
             );
             MaskUse::None
         }
@@ -183,9 +190,9 @@ fn full(f: &Facts<'_>, given: &TensorDesc) -> Result<MaskTensor, Refusal> {
             "[{one}, Sq, Skv] or [{one}, 1, Sq, Skv] with Sq at least {rows}, Skv at least {keys}",
             one = OneOr(batch)
         ),
-        match f.single && triangle(given) {
-            true => "pass no mask and sparse mode 0: a single row sees every key",
-            false => FULL.fix,
+        match f.single && triangle(given) && f.call.mode() > SparseMode::AllMask.acl() {
+            true => Ok(mask::fix_of_rows(f, keys)),
+            false => Err(FULL.fix),
         },
     );
     let (batch_stride, row, key) = match (&given.shape[..], &given.strides[..]) {

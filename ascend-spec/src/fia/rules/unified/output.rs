@@ -1,11 +1,11 @@
 //! Outputs and precision in the unified checker.
 
 use super::Form;
-use crate::fia::Version;
 use crate::fia::rules::{Facts, output};
+use crate::fia::{Parameter, Version};
 use crate::layout::{Axes, Extents};
 use crate::rule::{broken, require, rules};
-use crate::{Cann, DType, Refusal};
+use crate::{Cann, Change, Refusal, To};
 
 rules! {
     in Scope::UNIFIED;
@@ -29,6 +29,7 @@ pub(in crate::fia) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
         output::OUT_SHAPE,
         format_args!("{} with {}", f.out.shape, f.layout),
         want,
+        Change::to(Parameter::AttentionOut, To::Shape(want)),
     );
     Ok(())
 }
@@ -73,7 +74,7 @@ pub(in crate::fia) fn lse_given(f: &Facts<'_>) -> Result<(), Refusal> {
             &output::LSE_REQUIRED,
             "no softmaxLse with softmaxLseFlag true",
             f.layout.lse_shape(f.q),
-            output::LSE_REQUIRED.fix,
+            output::lse_of(f.layout.lse_shape(f.q)),
         )
         .into());
     }
@@ -84,13 +85,5 @@ pub(in crate::fia) fn lse(f: &Facts<'_>) -> Result<(), Refusal> {
     let Some(lse) = f.call.softmax_lse.filter(|_| f.call.softmax_lse_flag) else {
         return Ok(());
     };
-    let want = f.layout.lse_shape(f.q);
-    require!(lse.shape == want, output::LSE_SHAPE, lse.shape, want);
-    require!(
-        lse.dtype == DType::Float,
-        output::LSE_DTYPE,
-        lse.dtype,
-        DType::Float,
-    );
-    Ok(())
+    output::lse_fits(&lse, f.layout.lse_shape(f.q))
 }

@@ -2,12 +2,13 @@
 
 use super::Form;
 use crate::fia::Cache;
-use crate::fia::Version;
 use crate::fia::rules::ascend950::Kind;
 use crate::fia::rules::{Facts, mla, paged};
+use crate::fia::{Parameter, Version};
 use crate::layout::Extents;
+use crate::operator::OwnedValue;
 use crate::rule::{require, rules};
-use crate::{Cann, Refusal, TensorDesc};
+use crate::{Cann, Change, Refusal, TensorDesc};
 
 rules! {
     in Scope::UNIFIED;
@@ -57,6 +58,10 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
             KV_HEADS,
             call.num_key_value_heads,
             1,
+            match f.kv_heads {
+                1 => Ok(Change::set(Parameter::NumKeyValueHeads, 1)),
+                _ => Err(KV_HEADS.fix),
+            },
         );
         mla::heads(f)?;
     }
@@ -66,6 +71,13 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         PREFIX_LENGTH,
         "actualSharedPrefixLen",
         "none",
+        match call.key_shared_prefix.is_none() {
+            true => Ok(Change::set(
+                Parameter::ActualSharedPrefixLen,
+                OwnedValue::Ints(None),
+            )),
+            false => Err(PREFIX_LENGTH.fix),
+        },
     );
     let padded = super::super::padding::given(f) && !f.is_950();
     require!(

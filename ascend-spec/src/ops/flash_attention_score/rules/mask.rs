@@ -2,18 +2,19 @@
 
 use super::{Report, lint, prefix};
 use crate::dtype::Names;
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
 use crate::ops::flash_attention_score::{FlashAttentionProblem, FullMask, MaskKind, Sequence};
+use crate::ops::flash_attention_score::{Parameter, Version};
 use crate::rule::{broken, require, rules};
-use crate::{DType, Dims, MaskDemand, Operator, Refusal, SparseMode, TensorDesc, Violation};
+use crate::{
+    Change, DType, Dims, MaskDemand, Operator, Refusal, SparseMode, TensorDesc, To, Violation,
+};
 
 rules! {
     in Scope::ALL;
     DTYPE = "flash.atten_mask_dtype", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, attenMask",
         "attenMask is BOOL or UINT8",
-        "convert the mask: INT8, which FusedInferAttentionScore takes, is refused here; in the safe layer \
-         `FlashMask::causal(&device.masks(), ..)` makes a BOOL one";
+        "convert the mask to BOOL: INT8, which FusedInferAttentionScore takes, is refused here";
     RANK = "flash.atten_mask_rank", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, attenMask",
         "attenMask has two or four axes",
         "drop or add axes of size 1";
@@ -54,6 +55,10 @@ pub(in crate::ops::flash_attention_score) fn check(
         DTYPE,
         mask.dtype,
         Names(ALLOWED),
+        (
+            Change::to(Parameter::AttenMask, To::DType(DType::Bool)),
+            "INT8, which FusedInferAttentionScore takes, is refused here",
+        ),
     );
     require!(
         matches!(mask.shape.rank(), 2 | 4),
