@@ -260,7 +260,7 @@ impl<T: Element> AttentionBackend<T> for Hybrid<T> {
                 });
             };
             let plan = plan_by(backend, step, &first).map_err(|why| {
-                let refused = RefusedBackend::new(name, why, step.stream.device());
+                let refused = RefusedBackend::new(backend.name(), why, step.stream.device());
                 Error::NoBackend {
                     rules: rules_of(&refused.why),
                     reasons: format!(
