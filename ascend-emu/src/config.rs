@@ -90,6 +90,8 @@ pub(crate) struct Config {
     pub threads: usize,
     /// Bytes of memory of one device, if chosen.
     pub memory: Option<u64>,
+    /// Whether memory is handed out full of NaN in compat mode as well.
+    pub poison: bool,
     pub faults: Plan,
     /// The file that calls are appended to, if chosen.
     pub trace: Option<File>,
@@ -181,6 +183,7 @@ impl Config {
                 Plan::parse(&text).map_err(|allowed| refuse("ASCEND_EMU_FAULT", &text, allowed))?
             }
         };
+        let poison = number("ASCEND_EMU_POISON", 0, 1)? == Some(1);
         let trace = match var("ASCEND_EMU_TRACE")? {
             None => None,
             Some(path) => Some(open_to_append(Path::new(&path)).map_err(|error| {
@@ -199,6 +202,7 @@ impl Config {
                 .and_then(|n| usize::try_from(n).ok())
                 .unwrap_or(cores),
             memory: number("ASCEND_EMU_MEMORY", 1 << 12, 1 << 44)?,
+            poison,
             faults,
             trace,
         })
@@ -215,6 +219,7 @@ impl Config {
                     devices: 2,
                     threads: 1,
                     memory: None,
+                    poison: false,
                     faults: Plan::default(),
                     trace: None,
                 };
@@ -256,6 +261,11 @@ pub fn check() -> Check {
         .ok()
         .flatten()
         .unwrap_or_else(|| config().check)
+}
+
+/// Whether memory that the calling thread allocates is handed out full of NaN.
+pub(crate) fn poisons() -> bool {
+    check() == Check::Strict || config().poison
 }
 
 /// Chooses the check mode of the calling thread's calls until the result is dropped, whatever `ASCEND_EMU_CHECK` says.
@@ -322,6 +332,7 @@ mod tests {
             ("ASCEND_EMU_THREADS", "3"),
             ("ASCEND_EMU_MEMORY", "1048576"),
             ("ASCEND_EMU_SIMD", "portable"),
+            ("ASCEND_EMU_POISON", "1"),
             ("ASCEND_EMU_OPERATOR", "V3"),
         ])
         .unwrap();
@@ -332,7 +343,7 @@ mod tests {
         let machine = Machine::new("Ascend910_9391", Cann::V8_5).unwrap();
         assert_eq!(config.machine, machine.operator(Version::V3));
         assert_eq!((config.devices, config.threads), (8, 3));
-        assert_eq!(config.memory, Some(1 << 20));
+        assert_eq!((config.memory, config.poison), (Some(1 << 20), true));
     }
 
     #[test]
@@ -371,6 +382,7 @@ mod tests {
             ("ASCEND_EMU_SIMD", "mmx"),
             ("ASCEND_EMU_OPERATOR", "3"),
             ("ASCEND_EMU_OPERATOR", "V6"),
+            ("ASCEND_EMU_POISON", "yes"),
             ("ASCEND_EMU_FAULT", "malloc"),
             ("ASCEND_EMU_TRACE", "/nowhere/trace.jsonl"),
             ("ASCEND_EMU_TRACE", "/"),

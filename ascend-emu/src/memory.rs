@@ -5,9 +5,11 @@
 //! the bytes: the *backing view*. The two differ by a constant.
 
 mod physical;
+mod poison;
 mod ranges;
 
 pub(crate) use physical::{PhysicalMemory, hide};
+pub(crate) use poison::POISON;
 pub(crate) use ranges::{Range, Ranges};
 
 use crate::config::config;
@@ -123,7 +125,11 @@ impl DeviceMemory {
     }
 
     /// Gives the memory of whole pages back to the operating system; it reads as zero afterwards.
-    pub(crate) fn discard(&self, address: usize, bytes: usize) {
+    pub(crate) fn discard(&self, address: usize, bytes: usize, poisoned: bool) {
+        if poisoned && self.views(address) {
+            // SAFETY: as below.
+            return unsafe { hide(self.host(address), bytes) };
+        }
         if bytes == 0 || !self.views(address) || bytes > self.base + self.len - address {
             return;
         }
@@ -218,7 +224,7 @@ mod tests {
         unsafe {
             host.write(7);
             assert_eq!(host.read(), 7);
-            memory.discard(address, memory.page);
+            memory.discard(address, memory.page, false);
             assert_eq!(host.read(), 0);
         }
         let local = 3u8;

@@ -1,6 +1,7 @@
 //! What the machinery of streams, graphs and executors knows about an operator.
 
 use crate::descriptor::Described;
+use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::status::Outcome;
@@ -134,6 +135,27 @@ pub(crate) trait Operator: Send + Sync {
 
     /// Visits every byte range read or written by one launch with these addresses.
     fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access));
+
+    /// Hands over what a launch reads of its tensors and somebody must have written, element by element: ranges of
+    /// [`Operator::accesses`] hold bytes that no launch looks at, such as blocks of a cache that no table names. By default
+    /// that is nothing: rows of tensors that are no cache may be padding.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Operator::run`].
+    unsafe fn reads(&self, _: &Addresses, _: &DeviceMemory, _: &mut dyn Reader) {}
+
+    /// Hands over what a launch has written. What it may leave out of an output counts as written.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Operator::run`].
+    unsafe fn writes(
+        &self,
+        at: &Addresses,
+        memory: &DeviceMemory,
+        visit: &mut dyn FnMut(&Elements),
+    );
 
     /// Does the work, on the stream's thread.
     ///

@@ -72,6 +72,8 @@ variables! {
         "the newest version of FusedInferAttentionScore; newer ones are missing";
     "ASCEND_EMU_CHECK" Emulation, "`compat`, `strict`", "`compat`",
         "what becomes of misuse that hardware lets pass, races among it: `compat` warns on stderr and goes on, `strict` makes an error of it";
+    "ASCEND_EMU_POISON" Emulation, "`0`, `1`", "`0`, zeros",
+        "whether device memory is handed out full of NaN in `compat` too, as always in `strict`";
     "ASCEND_EMU_LINTS" Emulation, "`off`, `warn`, `error`",
         "`warn` in the shared library, `off` in process, where the safe layer asks",
         "what becomes of calls that an operator misreads (lints); those that overrun are errors in `strict` too";

@@ -99,7 +99,7 @@ fn a_launch_takes_any_table_of_the_planned_shape() {
     let tables = [
         [vec![4, 7, 2], vec![8, 1]],
         [vec![0, 3, 6], vec![5, 4]],
-        [vec![7, 7, 1], vec![2, 0]],
+        [vec![7, 8, 1], vec![2, 0]],
     ];
     let first = BlockTable::from_rows(&stream, &tables[0], BLOCK_SIZE).unwrap();
     let other = BlockTable::zeroed(stream.device(), 2, 3, BLOCK_SIZE).unwrap();

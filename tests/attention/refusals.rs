@@ -54,6 +54,27 @@ fn scales_that_are_no_finite_numbers_are_a_lint_of_every_operator() {
 }
 
 #[test]
+fn scales_of_zero_and_roots_of_the_head_dimension_are_lints_of_every_operator() {
+    let stream = harness::stream();
+    let (row, rows) = (ones(&stream, 1), ones(&stream, 5));
+    for (scale, id) in [(0.0, "zero"), (8.0, "inverse")] {
+        let scale_value = format!("scale_value.{id}");
+        let fused = FusedInferAttention::new(Layout::Bnsd).scale(scale);
+        assert_eq!(violated(fused.plan(&rows, &rows, &rows)), scale_value);
+        let prompt = PromptFlashAttention::new(Layout::Bnsd).scale(scale);
+        assert_eq!(violated(prompt.plan(&rows, &rows, &rows)), scale_value);
+        let incre = IncreFlashAttention::new(Layout::Bnsd).scale(scale);
+        assert_eq!(violated(incre.plan(&row, &rows, &rows)), scale_value);
+        let flash = FlashAttention::new(InputLayout::Bnsd).scale(scale);
+        let flash = violated(flash.plan(&rows, &rows, &rows));
+        assert_eq!(flash, format!("flash.scale_{id}"));
+    }
+    // The fix is the factor that was meant.
+    let inverse = FusedInferAttention::new(Layout::Bnsd).scale(8.0);
+    assert!(text(inverse.plan(&rows, &rows, &rows)).contains("allowed: 0.125"));
+}
+
+#[test]
 fn what_is_no_lint_of_the_operator_cannot_be_allowed() {
     let stream = harness::stream();
     let (row, rows) = (ones(&stream, 1), ones(&stream, 5));

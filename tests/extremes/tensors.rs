@@ -28,7 +28,15 @@ pub const CALLS: &[Call] = &[
         let dtype = draw.of(DType::ALL);
         let _ = stream.upload_bytes(dtype, &[0; 4], shape(draw));
         let tensor = match Tensor::<f16>::empty(stream.device(), shape(draw)) {
-            Ok(tensor) => tensor,
+            Ok(tensor) => {
+                // What is copied below is written first, unless it is far too long to be.
+                if tensor.len() < 1 << 24 {
+                    tensor
+                        .overwrite(&stream, &vec![f16::ONE; tensor.len()])
+                        .unwrap();
+                }
+                tensor
+            }
             Err(_) => stream.upload(&[f16::ONE; 12], [2, 3, 2]).unwrap(),
         };
         let _ = tensor.reshape(shape(draw));

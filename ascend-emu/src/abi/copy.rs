@@ -1,7 +1,7 @@
 //! Copies.
 
 use super::{not_null, refuse};
-use crate::config::{Check, check};
+use crate::config::check;
 use crate::failed_device;
 use crate::fault_plan::Site;
 use crate::injection::strike;
@@ -160,7 +160,14 @@ impl Copy {
 /// As [`Task::run`].
 pub(super) unsafe fn run_now(task: &Task) -> Outcome {
     // SAFETY: the caller's promise.
-    unsafe { task.run(&Addresses::default(), &mut Vec::new()) }.map_err(Failure::from)
+    unsafe {
+        task.run(
+            &Addresses::default(),
+            (check(), PARAM_INVALID),
+            &mut Vec::new(),
+        )
+    }
+    .map_err(Failure::from)
 }
 
 pub(super) fn check_count(name: &str, room_name: &str, room: usize, count: usize) -> Outcome {
@@ -216,8 +223,10 @@ pub(super) unsafe fn copy_async(
     let stream = self::stream(name, stream)?;
     strike(Site::Memcpy)?;
     failed_device::check_device(name, Some(stream.device()))?;
-    let pageable = copies.iter().find_map(Copy::pageable);
-    let Some((what, end)) = pageable.filter(|_| !stream.records()) else {
+    let pageable = copies
+        .iter()
+        .find_map(|copy| Some((copy, copy.pageable()?)));
+    let Some((copy, (what, end))) = pageable.filter(|_| !stream.records()) else {
         for copy in copies {
             stream.submit(copy.task(), None, PARAM_INVALID)?;
         }
@@ -228,14 +237,19 @@ pub(super) unsafe fn copy_async(
         let suspicion = Suspicion {
             kind: FindingKind::PageableCopy,
             site: (name, what),
+            // The device's end: host memory is another one each time.
+            tensor: if what == "dst" {
+                copy.src.address
+            } else {
+                copy.dst.address
+            },
             message: format!(
                 "{name}: {what} at {:#x} is host memory that is not pinned (aclrtMallocHost); the copy waits for the \
                  stream",
                 end.address
             ),
         };
-        // Hardware waits too, and the copy is right: in either mode nothing but a warning.
-        report(Check::Compat, PARAM_INVALID, suspicion)?;
+        report(check(), PARAM_INVALID, suspicion)?;
     }
     // Pageable memory may end after the call: the copy is made now, in the order of the stream.
     stream.wait(name)?;

@@ -43,6 +43,12 @@ impl Argument {
         refuse(self.operator, self.name, given, allowed)
     }
 
+    /// Whether a launch writes to parts that indices name, and tells which.
+    pub(super) fn writes_parts(&self) -> bool {
+        self.role == Role::Update
+            && ["aclnnIndexPutImpl", "aclnnScatterNdUpdate"].contains(&self.operator)
+    }
+
     /// What holds for every tensor.
     pub(super) fn check(&self) -> Outcome {
         let desc = &self.desc;

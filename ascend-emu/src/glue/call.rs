@@ -2,14 +2,16 @@
 
 use super::argument::{Argument, Role};
 use super::parameter::Arguments;
-use super::view::{Views, range};
+use super::view::{Views, address, range};
 use crate::descriptor::TENSORS;
+use crate::elements::{Elements, NamedTensor};
 use crate::executor;
 use crate::fault::Fault;
 use crate::lock::Lock;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator, TensorPosition};
 use crate::ops::phase_one::phase_one;
+use crate::sanitizer::allocation_table;
 use crate::status::{AICORE_EXCEPTION, Outcome, aclnn};
 use crate::trace::Trace;
 use crate::trace::value::Value;
@@ -68,6 +70,31 @@ struct GlueOperator {
     work: Work,
 }
 
+impl GlueOperator {
+    /// Source and target of a copy of bytes as they are.
+    fn plain_copy(&self) -> Option<(&Argument, &Argument)> {
+        let [to, from] = self.tensors.as_slice() else {
+            return None;
+        };
+        let alike = to.desc.lies_as(&TensorDesc {
+            offset: to.desc.offset,
+            format: to.desc.format,
+            ..from.desc
+        });
+        let plain = alike && to.desc.is_contiguous() && self.name == "aclnnInplaceCopy";
+        plain.then_some((from, to))
+    }
+}
+
+/// All elements of an argument.
+fn elements(argument: &Argument, at: &Addresses) -> Option<Elements> {
+    let tensor = NamedTensor {
+        what: argument.name,
+        address: address(argument.position, at),
+    };
+    Elements::described(tensor, &argument.desc)
+}
+
 impl Operator for GlueOperator {
     fn name(&self) -> &'static str {
         self.name
@@ -123,6 +150,21 @@ impl Operator for GlueOperator {
         }
     }
 
+    unsafe fn writes(&self, at: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+        // A launch has told of parts, and of what it copied, itself.
+        let told = |argument: &Argument| argument.writes_parts() || self.plain_copy().is_some();
+        let written = self
+            .tensors
+            .iter()
+            .filter(|argument| argument.role != Role::Read);
+        for elements in written
+            .filter(|argument| !told(argument))
+            .filter_map(|argument| elements(argument, at))
+        {
+            visit(&elements);
+        }
+    }
+
     unsafe fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let mut outputs = (self.tensors.iter()).filter(|argument| argument.role != Role::Read);
         if self.work.sized.is_none() && outputs.all(|argument| argument.desc.is_empty()) {
@@ -131,9 +173,16 @@ impl Operator for GlueOperator {
         // SAFETY: the ranges are those of `accesses`: live (the allocation table let the launch in), and locked for the task that
         // runs this.
         let views = unsafe { Views::new(&self.tensors, at, memory) };
-        let done = views.map_err(String::from);
-        let done = done.and_then(|views| (self.work.body)(&views));
-        done.map_err(|why| Fault {
+        let outcome = views.map_err(String::from).and_then(|views| {
+            let outcome = (self.work.body)(&views);
+            views.tell_parts();
+            outcome
+        });
+        if let Some((from, to)) = self.plain_copy() {
+            let (from, to) = (range(from, at), range(to, at));
+            allocation_table::copied(from.start, to.start, to.len());
+        }
+        outcome.map_err(|why| Fault {
             code: AICORE_EXCEPTION,
             message: format!("{}: {why}", self.name),
         })

@@ -294,6 +294,7 @@ pub(super) fn update_parts(
                 .iter()
                 .fold(views.of(&updates).clone(), |view, &at| view.at(0, at));
             part.copy_from(&from);
+            views.wrote_part(&target, &part);
             Ok(())
         })
     })

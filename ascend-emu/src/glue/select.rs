@@ -165,6 +165,7 @@ pub(super) fn index_put(
         let from = views.of(&values).broadcast(&indices.shape);
         indices.each(views, views.of(&target), &from, &mut |to, from| {
             combine(to, from, domain.map(|domain| (Reduction::Add, domain)));
+            views.wrote_part(&target, to);
         })
     })
 }

@@ -5,8 +5,10 @@ use super::number::{Number, Wide};
 use crate::memory::DeviceMemory;
 use crate::operator::{Addresses, TensorPosition};
 use crate::room::{NoRoom, repeated};
+use crate::sanitizer::allocation_table;
 use ascend_spec::DType;
 use smallvec::SmallVec;
+use std::cell::RefCell;
 use std::ops::Range;
 
 /// Bytes from element to element of each axis.
@@ -420,6 +422,10 @@ pub(super) struct Views {
     views: Vec<View>,
     /// What views of inputs show that share memory with outputs.
     _copies: Vec<Vec<u8>>,
+    /// The addresses of each tensor, and where the host has the first of them.
+    places: Vec<(Range<usize>, usize)>,
+    /// Addresses that a launch wrote to which tells of parts.
+    parts: RefCell<Vec<Range<usize>>>,
 }
 
 impl Views {
@@ -483,10 +489,44 @@ impl Views {
         };
         let views = tensors.iter().zip(&ranges).map(view);
         let views = views.collect::<Result<_, NoRoom>>()?;
+        let place = |range: Range<usize>| (range.clone(), memory.host(range.start).addr());
         Ok(Views {
             views,
             _copies: copies,
+            places: ranges.into_iter().map(place).collect(),
+            parts: RefCell::default(),
         })
+    }
+
+    /// Notes that elements of an output were written, and perhaps no others.
+    pub(super) fn wrote_part(&self, argument: &Argument, part: &View) {
+        /// Beyond so many, all of the output counts as written.
+        const MOST: usize = 1 << 12;
+        let (all, host) = &self.places[argument.index];
+        let mut parts = self.parts.borrow_mut();
+        walk(&part.shape, &[&part.steps], &mut |at, count, step| {
+            let first = part
+                .first
+                .wrapping_offset(at[0].min(at[0] + step[0] * (count as isize - 1)));
+            let start = all.start + (first.addr() - host);
+            let written = start..start + step[0].unsigned_abs() * (count - 1) + part.size;
+            match parts.last_mut() {
+                Some(last) if last.end == written.start => last.end = written.end,
+                Some(last) if last == all => {}
+                _ => parts.push(written),
+            }
+            if parts.len() > MOST {
+                parts.clear();
+                parts.push(all.clone());
+            }
+        });
+    }
+
+    /// Tells the sanitizer of the parts that were written.
+    pub(super) fn tell_parts(&self) {
+        for part in self.parts.borrow_mut().drain(..) {
+            allocation_table::wrote(part);
+        }
     }
 
     pub(super) fn of(&self, argument: &Argument) -> &View {
@@ -495,7 +535,7 @@ impl Views {
 }
 
 /// Address of a tensor, 0 where there is none.
-fn address(position: TensorPosition, at: &Addresses) -> usize {
+pub(super) fn address(position: TensorPosition, at: &Addresses) -> usize {
     let address = match position {
         TensorPosition::Input(input) => at.inputs.get(input),
         TensorPosition::Output(output) => at.outputs.get(output),

@@ -366,7 +366,10 @@ impl Kernel for ReadQuery<'_> {
 /// # Safety
 ///
 /// Their bytes may be read.
-unsafe fn read_padding(problem: &AttentionProblem<'_>, buffers: &Buffers<'_>) -> Padding {
+pub(crate) unsafe fn read_padding(
+    problem: &AttentionProblem<'_>,
+    buffers: &Buffers<'_>,
+) -> Padding {
     let read = |tensor: Option<SmallTensor>| {
         let tensor = tensor?;
         // SAFETY: the caller keeps this contract.

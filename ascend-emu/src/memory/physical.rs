@@ -72,13 +72,31 @@ impl PhysicalMemory {
     /// The range lies in a backing view of this crate and begins at a page. A read or write of it at the same time accesses
     /// the memory before or the memory after.
     pub(crate) unsafe fn show(&self, host: *mut u8, at: usize, bytes: usize) -> Outcome {
+        // SAFETY: the caller's promise.
+        unsafe { self.show_as(libc::MAP_SHARED, host, at, bytes) }
+    }
+
+    /// Maps a part of the file as [`PhysicalMemory::show`] does, but what is written stays apart from the file.
+    ///
+    /// # Safety
+    ///
+    /// As for [`PhysicalMemory::show`].
+    pub(crate) unsafe fn show_privately(&self, host: *mut u8, at: usize, bytes: usize) -> Outcome {
+        // SAFETY: the caller's promise.
+        unsafe { self.show_as(libc::MAP_PRIVATE | libc::MAP_NORESERVE, host, at, bytes) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`PhysicalMemory::show`].
+    unsafe fn show_as(&self, kind: i32, host: *mut u8, at: usize, bytes: usize) -> Outcome {
         // SAFETY: the caller's promise: the mapping replaces one of this crate's own.
         let mapped = unsafe {
             libc::mmap(
                 host.cast(),
                 bytes,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_FIXED,
+                kind | libc::MAP_FIXED,
                 self.file,
                 at as libc::off_t,
             )

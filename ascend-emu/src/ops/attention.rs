@@ -26,6 +26,7 @@ pub(super) fn report_crash(symbol: &'static str, violation: &Violation, code: i3
     let suspicion = Suspicion {
         kind: FindingKind::HostCrash,
         site: (symbol, violation.rule.id),
+        tensor: 0,
         message: format!("{symbol}: {violation}"),
     };
     report(check(), code, suspicion)

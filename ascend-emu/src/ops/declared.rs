@@ -1,11 +1,16 @@
 //! Operators whose arguments the contract declares.
 
+use crate::elements::{Elements, NamedTensor, Reader};
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator, TensorPosition};
 use ascend_spec::TensorDesc;
 use ascend_spec::operator::{Argument, ArgumentList, DeclaredParameter, EntryPoint};
+use smallvec::SmallVec;
 use std::ops::Range;
+
+/// Tensors of a launch.
+pub(super) type ArgumentsOf<O> = SmallVec<[Argument<ParameterOf<O>>; 8]>;
 
 /// The parameters of an operator.
 pub(crate) type ParameterOf<O> = <<O as DeclaredOperator>::Arguments as ArgumentList>::Parameter;
@@ -46,6 +51,78 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     /// Visits the bytes of each tensor that a launch touches, from the tensor's base address, by the strides with which
     /// it walks them.
     fn touches(&self, visit: &mut dyn FnMut(Argument<ParameterOf<Self>>, Range<u64>));
+
+    /// A tensor's name and where it is.
+    fn named(&self, argument: Argument<ParameterOf<Self>>, at: &Addresses) -> NamedTensor {
+        NamedTensor {
+            what: argument.acl_name(),
+            address: at.get(argument),
+        }
+    }
+
+    /// Address of the first byte of a tensor.
+    fn first_byte(&self, argument: Argument<ParameterOf<Self>>, at: &Addresses) -> usize {
+        let desc = self.arguments().tensor(argument);
+        let start = desc
+            .and_then(TensorDesc::byte_range)
+            .map_or(0, |range| range.start);
+        at.get(argument)
+            .saturating_add(usize::try_from(start).unwrap_or(usize::MAX))
+    }
+
+    /// The inputs with bytes in reach of a launch that nobody has written.
+    fn doubtful(&self, at: &Addresses, reader: &dyn Reader) -> ArgumentsOf<Self>
+    where
+        Self: Sized,
+    {
+        let mut doubtful = ArgumentsOf::<Self>::new();
+        self.touches(&mut |argument, range| {
+            if argument.parameter.info().output.is_some() {
+                return;
+            }
+            let base = at.get(argument);
+            let place =
+                |byte: u64| base.saturating_add(usize::try_from(byte).unwrap_or(usize::MAX));
+            if !reader.knows(place(range.start)..place(range.end)) {
+                doubtful.push(argument);
+            }
+        });
+        doubtful
+    }
+
+    /// Hands over all elements of the outputs that a launch writes.
+    fn written(
+        &self,
+        at: &Addresses,
+        visit: &mut dyn FnMut(Argument<ParameterOf<Self>>, Elements),
+    ) {
+        self.touches(&mut |argument, _| {
+            let desc = self.arguments().tensor(argument);
+            let output = desc.filter(|_| argument.parameter.info().output.is_some());
+            let elements =
+                output.and_then(|desc| Elements::described(self.named(argument, at), desc));
+            if let Some(elements) = elements {
+                visit(argument, elements);
+            }
+        });
+    }
+
+    /// Hands over what a launch reads and somebody must have written, as [`Operator::reads`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeclaredOperator::compute`].
+    unsafe fn reads(&self, _: &Addresses, _: &DeviceMemory, _: &mut dyn Reader) {}
+
+    /// Hands over what a launch writes: all elements of its outputs, but for operators that write to places that they
+    /// look up.
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeclaredOperator::compute`].
+    unsafe fn writes(&self, at: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+        self.written(at, &mut |_, elements| visit(&elements));
+    }
 
     /// Does the work of a launch.
     ///
@@ -111,6 +188,21 @@ impl<O: DeclaredOperator> Operator for O {
                 what: info.acl_name,
             });
         });
+    }
+
+    unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+        // SAFETY: the caller's promise.
+        unsafe { DeclaredOperator::reads(self, at, memory, reader) };
+    }
+
+    unsafe fn writes(
+        &self,
+        at: &Addresses,
+        memory: &DeviceMemory,
+        visit: &mut dyn FnMut(&Elements),
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { DeclaredOperator::writes(self, at, memory, visit) };
     }
 
     unsafe fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {

@@ -7,8 +7,10 @@ use super::entry_point::{phase_one, phase_two};
 use super::launch::Launch;
 use super::lints;
 use super::phase_one::executor_of;
+use super::{attention_contents, attention_reads};
 use crate::config::{Check, check};
 use crate::descriptor::Described;
+use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::kernel::Buffers;
 use crate::memory::DeviceMemory;
@@ -17,7 +19,9 @@ use crate::runtime::context;
 use crate::status::Outcome;
 use ascend_spec::attention_problem::{AttentionProblem, MaskUse, TensorRole};
 use ascend_spec::operator::EntryPoint;
-use ascend_spec::ops::flash_attention_score::{Argument, Arguments, Parameter, Version};
+use ascend_spec::ops::flash_attention_score::{
+    Argument, Arguments, Parameter, SoftmaxOrder, Version,
+};
 use ascend_spec::{
     Refusal, Target, TensorDesc, Unsupported, arguments_of_version,
     flash_attention_score_arguments, flash_attention_var_len_score_arguments,
@@ -36,6 +40,8 @@ struct FlashAttentionOperator {
     touches: Vec<(Argument, Range<u64>)>,
     /// How far misuse that shows on the device is let pass.
     check: Check,
+    /// The order of maxima and sums, where it makes a difference.
+    softmax_order: Option<SoftmaxOrder>,
 }
 
 /// Tensors that the kernels know in row-major order alone: the operator makes contiguous ones of others.
@@ -61,6 +67,7 @@ impl FlashAttentionOperator {
         })?;
         let problem = checked.attention().map_err(Refusal::from)?;
         within_reach(&problem).map_err(Refusal::from)?;
+        let softmax_order = checked.softmax_order.matters(problem.packed, problem.heads);
         let problem = problem.into_owned();
         let mut op = FlashAttentionOperator {
             arguments,
@@ -68,6 +75,7 @@ impl FlashAttentionOperator {
             problem,
             touches: Vec::new(),
             check: check(),
+            softmax_order,
         };
         op.touches = op.find_touches()?;
         Ok(op)
@@ -140,9 +148,12 @@ impl FlashAttentionOperator {
                 (None, None) => ptr::null_mut(),
             }
         };
+        let name = |role| Parameter::of_role(role).map(|parameter| parameter.info().acl_name);
         // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `touches`: live (the allocation table let the
         // launch in), locked for the task that runs this, and, as the launch has found, with outputs apart from everything
         // else. Copies have all elements of their tensors.
+        unsafe { attention_contents::inspect(launch, &self.problem, &Buffers(&base), &name) }?;
+        // SAFETY: as above.
         unsafe { attention::run(&self.problem, &Buffers(&base)) }?;
         for (role, copy) in &copies {
             let output = Parameter::of_role(*role).filter(|parameter| parameter.is_output());
@@ -178,6 +189,21 @@ impl DeclaredOperator for FlashAttentionOperator {
         for (argument, range) in &self.touches {
             visit(*argument, range.clone());
         }
+    }
+
+    unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+        let of_role = |role| Parameter::of_role(role).map(Argument::from);
+        // SAFETY: the caller's promise.
+        unsafe { attention_reads::reads(self, &self.problem, &of_role, (at, memory), reader) };
+    }
+
+    unsafe fn writes(&self, at: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+        self.written(at, &mut |argument, elements| {
+            let of_softmax =
+                [Parameter::SoftmaxMax, Parameter::SoftmaxSum].contains(&argument.parameter);
+            let order = self.softmax_order.filter(|_| of_softmax);
+            visit(&elements.in_order(order.map(SoftmaxOrder::name)));
+        });
     }
 
     unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {

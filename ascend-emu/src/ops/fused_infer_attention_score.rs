@@ -6,15 +6,16 @@ use super::entry_point::{phase_one, phase_two};
 use super::launch::Launch;
 use super::lints;
 use super::phase_one::executor_of;
+use super::{attention_contents, attention_reads};
 use crate::config::{Check, check};
 use crate::descriptor::Described;
+use crate::elements::Reader;
 use crate::fault::Fault;
-use crate::kernel::{self, Buffers};
+use crate::kernel::Buffers;
 use crate::memory::DeviceMemory;
 use crate::observe::{ObservedCall, observer};
 use crate::operator::Addresses;
 use crate::runtime::context;
-use crate::sanitizer::FindingKind;
 use crate::status::{ACLNN_INNER, DEVICE_INTERNAL, Outcome, contain};
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole};
 use ascend_spec::fia::{Argument, Arguments, Version};
@@ -154,6 +155,12 @@ impl DeclaredOperator for FiaOperator {
         }
     }
 
+    unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+        let of_role = |role| Some(Argument::of_role(role));
+        // SAFETY: the caller's promise.
+        unsafe { attention_reads::reads(self, &self.problem, &of_role, (at, memory), reader) };
+    }
+
     unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         // SAFETY: the caller's promise.
         let launch = unsafe { Launch::new(self, self.check, at, memory) };
@@ -183,11 +190,10 @@ impl FiaOperator {
         let problem = &self.problem;
         let base = |role: TensorRole| launch.base(Argument::of_role(role));
         let buffers = Buffers(&base);
+        let name = |role| Some(Argument::of_role(role).acl_name());
         // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `touches`: live (the allocation table let
         // the launch in), locked for the task that runs this, and with outputs apart from everything else.
-        if let Some(bad) = unsafe { kernel::bad_block(problem, &buffers) } {
-            launch.suspect(FindingKind::BlockTable, "blockTable", bad)?;
-        }
+        unsafe { attention_contents::inspect(launch, problem, &buffers, &name) }?;
         // SAFETY: as above.
         unsafe { attention::run(problem, &buffers) }
     }

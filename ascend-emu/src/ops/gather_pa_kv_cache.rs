@@ -2,11 +2,12 @@
 
 use super::declared::DeclaredOperator;
 use super::entry_point::{phase_one, phase_two};
-use super::launch::Launch;
+use super::launch::{Launch, integers};
 use super::lints;
 use super::phase_one::executor_of;
 use crate::config::{Check, check};
 use crate::descriptor::Described;
+use crate::elements::{Elements, Place, Reader};
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
@@ -101,6 +102,41 @@ impl DeclaredOperator for GatherOperator {
         (self.problem).touches(&call, &mut |parameter, range| {
             visit(parameter.into(), range)
         });
+    }
+
+    unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+        for argument in self.doubtful(at, reader) {
+            let pieces = match argument.parameter {
+                Parameter::KeyCache => self.problem.key,
+                Parameter::ValueCache => self.problem.value,
+                _ => continue,
+            };
+            // SAFETY: the caller's promise, for each of them.
+            let numbers = |parameter: Parameter| unsafe { integers(self, memory, at, parameter) };
+            let (Ok(table), Ok(lengths), Ok(offsets)) = (
+                numbers(Parameter::BlockTables),
+                numbers(Parameter::SeqLens),
+                numbers(Parameter::SeqOffset),
+            ) else {
+                // The launch fails by that.
+                return;
+            };
+            let (tensor, first) = (self.named(argument, at), self.first_byte(argument, at));
+            (self.problem).sources(&table, &lengths, &offsets, &mut |source| {
+                if let Source::Row { block, row, .. } = source {
+                    let place = |piece| pieces.place(self.problem.block_size, block, row, piece);
+                    let axes = [(pieces.count, place(1) as i64 - place(0) as i64)];
+                    let at = first.saturating_add(place(0));
+                    let named = Place::Block {
+                        block,
+                        first: row,
+                        of: None,
+                    };
+                    let row = Elements::new(tensor, at, pieces.bytes, &axes, None, named);
+                    row.iter().for_each(|row| reader.read(row));
+                }
+            });
+        }
     }
 
     unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {

@@ -3,12 +3,13 @@
 use super::attention::{self, within_reach};
 use super::declared::DeclaredOperator;
 use super::launch::Launch;
+use super::{attention_contents, attention_reads};
 use crate::config::{Check, check};
+use crate::elements::Reader;
 use crate::fault::Fault;
-use crate::kernel::{self, Buffers};
+use crate::kernel::Buffers;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use crate::sanitizer::FindingKind;
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole};
 use ascend_spec::operator::{Argument, ArgumentList};
 use ascend_spec::{Refusal, TensorDesc};
@@ -88,6 +89,13 @@ where
         }
     }
 
+    unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+        if let Some(problem) = &self.problem {
+            // SAFETY: the caller's promise.
+            unsafe { attention_reads::reads(self, problem, &self.of_role, (at, memory), reader) };
+        }
+    }
+
     unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let Some(problem) = &self.problem else {
             return Ok(());
@@ -99,12 +107,11 @@ where
             None => ptr::null_mut(),
         };
         let buffers = Buffers(&base);
+        let name = |role| (self.of_role)(role).map(Argument::acl_name);
         // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `touches`: live (the allocation table let the
         // launch in), locked for the task that runs this, and, as the launch has found, with outputs apart from everything
         // else.
-        if let Some(bad) = unsafe { kernel::bad_block(problem, &buffers) } {
-            launch.suspect(FindingKind::BlockTable, "blocktable", bad)?;
-        }
+        unsafe { attention_contents::inspect(&launch, problem, &buffers, &name) }?;
         // SAFETY: as above.
         unsafe { attention::run(problem, &buffers) }
     }

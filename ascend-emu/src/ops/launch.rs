@@ -6,7 +6,7 @@ use crate::config::Check;
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use crate::room::collected;
+use crate::room::{NoRoom, collected};
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::AICORE_EXCEPTION;
 use ascend_spec::DType;
@@ -59,13 +59,10 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
     /// First byte that a tensor's view touches; null where the call has no such tensor.
     pub(super) fn first(&self, argument: impl Into<Argument<ParameterOf<O>>>) -> *mut u8 {
         let argument = argument.into();
-        let Some(desc) = self.op.arguments().tensor(argument) else {
-            return ptr::null_mut();
-        };
-        let start = desc.byte_range().map_or(0, |range| range.start);
-        let start = usize::try_from(start).unwrap_or(usize::MAX);
-        let base = self.at.get(argument);
-        self.memory.host(base.saturating_add(start))
+        match self.op.arguments().tensor(argument) {
+            None => ptr::null_mut(),
+            Some(_) => self.memory.host(self.op.first_byte(argument, self.at)),
+        }
     }
 
     /// A device fault of the operator.
@@ -88,20 +85,9 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         &self,
         argument: impl Into<Argument<ParameterOf<O>>>,
     ) -> Result<Vec<i64>, Fault> {
-        let argument = argument.into();
-        let Some(desc) = self.op.arguments().tensor(argument) else {
-            return Ok(Vec::new());
-        };
-        let count = desc.elements().unwrap_or(0);
-        let first = self.first(argument);
-        let one = |index: usize| match desc.dtype {
-            // SAFETY: the caller's promise; the index is one of the tensor's elements. Alignment is not required.
-            DType::Int64 => unsafe { first.cast::<i64>().add(index).read_unaligned() },
-            // SAFETY: as above.
-            _ => i64::from(unsafe { first.cast::<i32>().add(index).read_unaligned() }),
-        };
-        let all = (0..usize::try_from(count).unwrap_or(0)).map(one);
-        collected(all).map_err(|why| self.fault(why))
+        // SAFETY: the caller's promise.
+        let all = unsafe { integers(self.op, self.memory, self.at, argument) };
+        all.map_err(|why| self.fault(why))
     }
 
     /// Files misuse that `tensor` shows.
@@ -115,11 +101,44 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         text: impl Display,
     ) -> Result<(), Fault> {
         let symbol = self.op.symbol();
+        let mut tensors = self.op.arguments().each_tensor();
+        let address = tensors.find(|(argument, _)| argument.acl_name() == tensor);
+        let address = address.map(|(argument, _)| self.at.get(argument));
         let suspicion = Suspicion {
             kind,
             site: (symbol, tensor),
+            tensor: address.unwrap_or(0),
             message: format!("{symbol}: {text}"),
         };
         Ok(report(self.check, AICORE_EXCEPTION, suspicion)?)
     }
+}
+
+/// The numbers of a contiguous tensor of `INT32` or `INT64` of an operator; none where the call has no such tensor.
+///
+/// # Errors
+/// There is no host memory for them.
+///
+/// # Safety
+///
+/// The tensor's bytes are live and written by nobody else.
+pub(super) unsafe fn integers<O: DeclaredOperator>(
+    op: &O,
+    memory: &DeviceMemory,
+    at: &Addresses,
+    argument: impl Into<Argument<ParameterOf<O>>>,
+) -> Result<Vec<i64>, NoRoom> {
+    let argument = argument.into();
+    let Some(desc) = op.arguments().tensor(argument) else {
+        return Ok(Vec::new());
+    };
+    let count = desc.elements().unwrap_or(0);
+    let first = memory.host(op.first_byte(argument, at));
+    let one = |index: usize| match desc.dtype {
+        // SAFETY: the caller's promise; the index is one of the tensor's elements. Alignment is not required.
+        DType::Int64 => unsafe { first.cast::<i64>().add(index).read_unaligned() },
+        // SAFETY: as above.
+        _ => i64::from(unsafe { first.cast::<i32>().add(index).read_unaligned() }),
+    };
+    collected((0..usize::try_from(count).unwrap_or(0)).map(one))
 }

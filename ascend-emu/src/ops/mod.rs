@@ -1,6 +1,8 @@
 //! Operators: what a launch of each computes, and its C functions.
 
 mod attention;
+mod attention_contents;
+mod attention_reads;
 mod attention_update;
 mod batch_mat_mul;
 mod bounds;

@@ -7,14 +7,16 @@ use super::lints;
 use super::phase_one::executor_of;
 use crate::config::{Check, check};
 use crate::descriptor::Described;
+use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
-use crate::kernel::ring_update::{self, Buffers, Elements, Triple};
+use crate::kernel::ring_update::{self, Buffers, Triple};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::room::collected;
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
 use crate::status::Outcome;
+use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{
     Argument, Arguments, Parameter, RingUpdateProblem, Version,
 };
@@ -46,6 +48,15 @@ impl RingUpdateOperator {
     }
 }
 
+impl RingUpdateOperator {
+    /// The order of maxima and sums, where it makes a difference.
+    fn softmax_order(&self) -> Option<&'static str> {
+        let (packed, heads) = (self.problem.layout.is_packed(), self.problem.heads);
+        let order = self.problem.softmax_order.matters(packed, heads);
+        order.map(SoftmaxOrder::name)
+    }
+}
+
 impl DeclaredOperator for RingUpdateOperator {
     type Arguments = Arguments<TensorDesc>;
 
@@ -72,12 +83,33 @@ impl DeclaredOperator for RingUpdateOperator {
         });
     }
 
+    unsafe fn reads(&self, at: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
+        let Some(order) = self.softmax_order() else {
+            return;
+        };
+        for (argument, desc) in self.arguments.each_tensor() {
+            let read = is_softmax(argument.parameter) && argument.parameter.info().output.is_none();
+            let elements = Elements::described(self.named(argument, at), desc).filter(|_| read);
+            if let Some(elements) = elements {
+                reader.read_in_order(&elements.in_order(Some(order)));
+            }
+        }
+    }
+
+    unsafe fn writes(&self, at: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+        let order = self.softmax_order();
+        self.written(at, &mut |argument, elements| {
+            let of_softmax = is_softmax(argument.parameter);
+            visit(&elements.in_order(order.filter(|_| of_softmax)));
+        });
+    }
+
     unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         // SAFETY: the caller's promise.
         let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
         let elements = |parameter: Parameter| {
             let desc = self.arguments.tensor(parameter)?;
-            Some(Elements::new(launch.first(parameter), *desc))
+            Some(ring_update::Elements::new(launch.first(parameter), *desc))
         };
         let triple = |[attn, max, sum]: [Parameter; 3]| {
             Some(Triple {
@@ -125,6 +157,14 @@ impl DeclaredOperator for RingUpdateOperator {
         }
         Ok(())
     }
+}
+
+/// Whether a tensor has maxima or sums.
+fn is_softmax(parameter: Parameter) -> bool {
+    use Parameter as P;
+    let maxima = [P::PrevSoftmaxMax, P::CurSoftmaxMax, P::SoftmaxMax];
+    let sums = [P::PrevSoftmaxSum, P::CurSoftmaxSum, P::SoftmaxSum];
+    maxima.contains(&parameter) || sums.contains(&parameter)
 }
 
 fn new(version: Version) -> impl FnOnce(&Arguments<Described>) -> Outcome<RingUpdateOperator> {

@@ -2,11 +2,12 @@
 
 use super::declared::DeclaredOperator;
 use super::entry_point::{phase_one, phase_two};
-use super::launch::Launch;
+use super::launch::{Launch, integers};
 use super::lints;
 use super::phase_one::executor_of;
 use crate::config::{Check, check};
 use crate::descriptor::Described;
+use crate::elements::{Elements, Place};
 use crate::fault::Fault;
 use crate::kernel::scatter;
 use crate::memory::DeviceMemory;
@@ -64,6 +65,27 @@ impl ScatterOperator {
         Ok(())
     }
 
+    /// The slots of a launch that the cache has, with the numbers of their tokens.
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeclaredOperator::compute`].
+    unsafe fn slots(&self, at: &Addresses, memory: &DeviceMemory) -> Vec<(usize, usize)> {
+        // SAFETY: the caller's promise.
+        let slots = unsafe { integers(self, memory, at, Parameter::SlotMapping) };
+        // A launch that has no memory for them fails.
+        let slots = slots.unwrap_or_default();
+        let inside = |slot: i64| {
+            u64::try_from(slot)
+                .ok()
+                .filter(|&slot| slot < self.problem.slots())
+        };
+        let inside = slots.into_iter().map(inside).enumerate();
+        inside
+            .filter_map(|(token, slot)| Some((token, slot? as usize)))
+            .collect()
+    }
+
     fn fault(&self, text: impl std::fmt::Display) -> Fault {
         Fault {
             code: AICORE_EXCEPTION,
@@ -109,6 +131,33 @@ impl DeclaredOperator for ScatterOperator {
         (self.problem).touches(&call, &mut |parameter, range| {
             visit(parameter.into(), range)
         });
+    }
+
+    unsafe fn writes(
+        &self,
+        at: &Addresses,
+        memory: &DeviceMemory,
+        visit: &mut dyn FnMut(&Elements),
+    ) {
+        let pairs = [
+            (Some(self.problem.key), Parameter::KeyCache),
+            (self.problem.value, Parameter::ValueCache),
+        ];
+        for (pieces, cache) in pairs {
+            let Some(pieces) = pieces else { continue };
+            let (tensor, first) = (
+                self.named(cache.into(), at),
+                self.first_byte(cache.into(), at),
+            );
+            // SAFETY: the caller's promise.
+            for (_, slot) in unsafe { self.slots(at, memory) } {
+                let [one, next] = [0, 1].map(|piece| self.problem.place(&pieces, slot, piece));
+                let axes = [(pieces.count, next as i64 - one as i64)];
+                let at = first.saturating_add(one);
+                let row = Elements::new(tensor, at, pieces.bytes, &axes, None, Place::Whole);
+                row.iter().for_each(&mut *visit);
+            }
+        }
     }
 
     unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {

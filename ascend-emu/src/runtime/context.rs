@@ -207,6 +207,7 @@ pub(crate) fn reset_device(device: i32, index: usize, force: bool) -> Outcome {
         let suspicion = Suspicion {
             kind: FindingKind::Leak,
             site: ("aclrtResetDevice", "memory"),
+            tensor: 0,
             message: format!(
                 "device {device} was reset with {count} allocations of {bytes} bytes not freed"
             ),

@@ -346,6 +346,7 @@ impl Event {
             let suspicion = Suspicion {
                 kind: FindingKind::UnrecordedEvent,
                 site: (name, "event"),
+                tensor: 0,
                 message: format!(
                     "{name}: the event was never recorded, or reset since; nothing is waited for"
                 ),

@@ -1,5 +1,6 @@
 //! The ring of commands waiting in a stream. It never grows, and queueing allocates nothing.
 
+use crate::config::Check;
 use crate::fault::Fault;
 use crate::operator::Addresses;
 use crate::runtime::event::{Event, Mark};
@@ -15,8 +16,8 @@ const CAPACITY: usize = 1024;
 /// One command.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// The addresses of a task's tensors are kept in the queue, beside it.
-    Task(Task),
+    /// The addresses of a task's tensors are kept in the queue, beside it. The mode is that of who queued it.
+    Task(Task, Check),
     Record {
         event: Arc<Event>,
         mark: Mark,
@@ -30,7 +31,7 @@ pub(crate) enum Command {
         event: Arc<Event>,
         ticket: u64,
     },
-    Replay(Arc<Graph>),
+    Replay(Arc<Graph>, Check),
     Update(Arc<Group>, Vec<(Task, Addresses)>),
     /// Work that must not run and fails instead.
     Broken(Fault),
@@ -43,8 +44,8 @@ impl Command {
             Command::Record { event, mark } => event.reach_record(mark),
             Command::Wait { event, .. } => event.end_wait(),
             Command::Reset { event, ticket } => event.reach_reset(ticket),
-            Command::Task(task) => task.cancel(),
-            Command::Replay(_) | Command::Update(..) | Command::Broken(_) => {}
+            Command::Task(task, _) => task.cancel(),
+            Command::Replay(..) | Command::Update(..) | Command::Broken(_) => {}
         }
     }
 }
@@ -100,7 +101,7 @@ impl Queue {
     pub(crate) fn take(&mut self, addresses: &mut Addresses) -> Option<Command> {
         let entry = self.entries.get_mut(self.first)?;
         let command = entry.command.take()?;
-        if let Command::Task(_) = command {
+        if let Command::Task(..) = command {
             mem::swap(addresses, &mut entry.addresses);
         }
         self.advance();
@@ -125,11 +126,12 @@ mod tests {
     use super::*;
 
     fn fill(value: u8) -> Command {
-        Command::Task(Task::Fill {
+        let fill = Task::Fill {
             dst: 0,
             value,
             bytes: 0,
-        })
+        };
+        Command::Task(fill, Check::Compat)
     }
 
     #[test]
@@ -146,7 +148,7 @@ mod tests {
                 next = next.wrapping_add(1);
             }
             for _ in 0..CAPACITY - round {
-                let Some(Command::Task(Task::Fill { value, .. })) = queue.take(&mut at) else {
+                let Some(Command::Task(Task::Fill { value, .. }, _)) = queue.take(&mut at) else {
                     panic!("no command");
                 };
                 assert_eq!(value, expected);

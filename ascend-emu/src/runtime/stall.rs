@@ -145,6 +145,7 @@ impl Patience {
         let suspicion = Suspicion {
             kind: FindingKind::StalledReplay,
             site: (name, "stream"),
+            tensor: 0,
             message: format!(
                 "{name}: a replayed graph on the stream, or on one that it waits for, waits for {} on another stream after \
                  aclmdlRIExecuteAsync and the task updates",

@@ -202,9 +202,13 @@ impl Stream {
         match broken {
             None => {
                 self.order(&task);
-                self.push(&mut submission, Command::Task(task), at);
+                self.push(&mut submission, Command::Task(task, check()), at);
             }
-            Some(fault) => self.push(&mut submission, Command::Broken(fault), None),
+            Some(fault) => {
+                // That nobody writes what this should have written is no finding besides the fault.
+                allocation_table::spare(&visit);
+                self.push(&mut submission, Command::Broken(fault), None);
+            }
         }
         Ok(())
     }
@@ -336,7 +340,10 @@ impl Stream {
         let seq = submission.seq + 1;
         let visit = |visit: &mut dyn FnMut(Access)| graph.accesses(visit);
         let broken = allocation_table::admit(self.id, seq, check(), PARAM_INVALID, NAME, &visit)?;
-        let command = broken.map_or_else(|| Command::Replay(Arc::clone(&graph)), Command::Broken);
+        let command = broken.map_or_else(
+            || Command::Replay(Arc::clone(&graph), check()),
+            Command::Broken,
+        );
         self.push(&mut submission, command, None);
         Ok(())
     }

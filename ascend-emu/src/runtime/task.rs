@@ -1,6 +1,7 @@
 //! Work that touches memory: what a stream runs and a graph records.
 
-use crate::config::config;
+use crate::config::{Check, config};
+use crate::elements::{Elements, NamedTensor, Place, Reader};
 use crate::failed_device;
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
@@ -124,7 +125,54 @@ impl Task {
         }
     }
 
-    /// Does the task's work on memory; calls and waits are done by the stream. `scratch` is reused from task to task.
+    /// Hands over what the task reads and somebody must have written. A copy may hold the rest of a block, and one to a
+    /// device hands that on; one to the host of bytes of which nobody has written any is none that a program can use.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Task::run`].
+    unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+        match self {
+            // SAFETY: the caller's promise.
+            Task::Launch { op, .. } => unsafe { op.reads(at, memory, reader) },
+            Task::Copy { dst, src, bytes } if !memory.contains(*dst) => {
+                let (what, bytes) = ("src", *bytes as usize);
+                let tensor = NamedTensor {
+                    what,
+                    address: *src,
+                };
+                let elements = Elements::new(tensor, *src, bytes, &[], None, Place::Whole);
+                if let Some(elements) = elements
+                    && reader.untouched(elements.bounds())
+                {
+                    reader.read(&elements);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Tells the sanitizer what the task has written.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Task::run`].
+    unsafe fn tell_written(&self, at: &Addresses, memory: &DeviceMemory) {
+        match self {
+            // SAFETY: the caller's promise.
+            Task::Launch { op, .. } => allocation_table::wrote_elements(&mut |visit| unsafe {
+                op.writes(at, memory, visit);
+            }),
+            Task::Copy { dst, src, bytes } => allocation_table::copied(*src, *dst, *bytes as usize),
+            Task::Fill { dst, bytes, .. } => {
+                allocation_table::wrote(*dst..dst.saturating_add(*bytes as usize));
+            }
+            _ => {}
+        }
+    }
+
+    /// Does the task's work on memory; calls and waits are done by the stream. `scratch` is reused from task to task. A
+    /// read of what nobody has written fails with a status in strict mode.
     ///
     /// # Safety
     ///
@@ -133,6 +181,7 @@ impl Task {
     pub(crate) unsafe fn run(
         &self,
         at: &Addresses,
+        judged: (Check, i32),
         scratch: &mut Vec<Access>,
     ) -> Result<(), Fault> {
         let memory = DeviceMemory::get()?;
@@ -143,7 +192,13 @@ impl Task {
             }
         });
         let locked = lock_accesses(scratch);
-        let outcome = match self {
+        let inspected = allocation_table::inspect_reads(
+            self.name(),
+            judged,
+            // SAFETY: the ranges are live (the caller's promise) and locked.
+            &mut |reader| unsafe { self.reads(at, memory, reader) },
+        );
+        let work = || match self {
             Task::Nothing
             | Task::Call(_)
             | Task::Report { .. }
@@ -167,6 +222,9 @@ impl Task {
                 Ok(())
             }
         };
+        let outcome = inspected.map_err(Fault::from).and_then(|()| work());
+        // SAFETY: as above. What a launch that failed should have written is no finding besides that.
+        unsafe { self.tell_written(at, memory) };
         allocation_table::written(
             scratch
                 .iter()

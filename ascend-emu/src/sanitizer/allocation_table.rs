@@ -3,11 +3,14 @@
 //! Two accesses of the same bytes, one of them a write, neither of which happens before the other are a race, whether or
 //! not they happened to meet.
 
+mod contents;
 mod hazards;
 mod registered;
 mod stream_order;
 mod virtual_memory;
+mod written;
 
+pub(crate) use contents::{copied, inspect_reads, spare, wrote, wrote_elements};
 pub(crate) use hazards::{admit, inspect};
 pub(crate) use registered::{register_host, registered_mapped, registrations, unregister_host};
 pub(crate) use stream_order::{
@@ -20,7 +23,7 @@ pub(crate) use virtual_memory::{
 
 use super::finding::{FindingKind, Suspicion, report_all};
 use super::vector_clock::StreamOrder;
-use crate::config::{Check, config};
+use crate::config::{Check, config, poisons};
 use crate::lock::Lock;
 use crate::memory::{Arena, DeviceMemory};
 use crate::status::{Failure, MEMORY_ALLOCATION, MEMORY_FREE, Outcome, PARAM_INVALID, failure};
@@ -29,6 +32,7 @@ use registered::Registration;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use virtual_memory::Virtual;
+use written::WrittenBytes;
 
 /// Where memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,6 +78,12 @@ struct Region {
     reach: usize,
     owner: Owner,
     accesses: Vec<QueuedAccess>,
+    /// What was written of memory of a device; of mapped memory, the physical memory knows.
+    written: WrittenBytes,
+    /// It was handed out full of NaN.
+    poisoned: bool,
+    /// The order that parts were written in last, by their offsets.
+    orders: Vec<(Range<usize>, &'static str)>,
 }
 
 impl Region {
@@ -170,7 +180,7 @@ pub(crate) fn capacity() -> Outcome<u64> {
     Ok(config().memory.map_or(len, |bytes| bytes.min(len)))
 }
 
-/// Allocates memory. That of a device reads as zero.
+/// Allocates memory. That of a device reads as zero, or as NaN of every floating-point type where memory is poisoned.
 pub(crate) fn allocate(location: MemoryLocation, bytes: u64) -> Outcome<usize> {
     let memory = DeviceMemory::get()?;
     let page = memory.page();
@@ -187,7 +197,8 @@ pub(crate) fn allocate(location: MemoryLocation, bytes: u64) -> Outcome<usize> {
         .ok_or_else(short)?;
     settle();
     let limit = capacity()?;
-    with(|table| {
+    let poisoned = poisons() && location != MemoryLocation::PinnedHost;
+    let base = with(|table| {
         let left = limit.saturating_sub(table.used_bytes(location));
         if bytes > left {
             let at = match location {
@@ -220,10 +231,18 @@ pub(crate) fn allocate(location: MemoryLocation, bytes: u64) -> Outcome<usize> {
             reach: base.saturating_add(reserved),
             owner: Owner::Emulator,
             accesses: Vec::with_capacity(8),
+            written: WrittenBytes::default(),
+            poisoned,
+            orders: Vec::new(),
         };
         table.insert(region);
         Ok(base)
-    })
+    })?;
+    if poisoned {
+        // SAFETY: the memory was handed out just now, and nobody knows its address yet.
+        unsafe { memory.poison(base, reserved) };
+    }
+    Ok(base)
 }
 
 fn allocate_host(align: usize, bytes: usize) -> Option<usize> {
@@ -241,7 +260,7 @@ fn release(regions: Vec<Region>) {
     for region in &regions {
         match (region.owner, region.info.location) {
             (Owner::Emulator, MemoryLocation::Device(_)) => {
-                memory.discard(region.info.base, region.reserved());
+                memory.discard(region.info.base, region.reserved(), region.poisoned);
             }
             (Owner::Emulator, MemoryLocation::PinnedHost) => {
                 // SAFETY: the region came from `posix_memalign`, and left the table once: nobody else frees it.
@@ -310,6 +329,7 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
         let suspicion = unsynced.map(|of| Suspicion {
             kind: FindingKind::FreeInUse,
             site: (name, of.site.1),
+            tensor: address,
             message: format!(
                 "{name}: {address:#x} ({} bytes) is the {} of a queued {}, and nothing has waited for that since",
                 region.info.bytes, of.site.1, of.site.0

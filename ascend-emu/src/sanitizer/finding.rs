@@ -4,8 +4,9 @@ use crate::config::Check;
 use crate::failed_device;
 use crate::lock::Lock;
 use crate::status::{Failure, Outcome};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::io::Write as _;
 
 /// Kinds of misuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,8 +24,20 @@ pub enum FindingKind {
     StreamRace,
     /// An asynchronous copy with host memory that is not pinned.
     PageableCopy,
+    /// An operator reads rows of a paged cache that nothing has written since it was handed out, or a copy takes to the
+    /// host nothing but such memory.
+    UnwrittenRead,
     /// A block table names a block that the cache does not have.
     BlockTable,
+    /// A row of a block table names a block twice.
+    RepeatedBlock,
+    /// A position bias holds an infinity.
+    InfiniteBias,
+    /// A mask hides from each row its own key and all before it, and so from the last row every key, as a causal mask
+    /// does whose sense is the other.
+    HiddenRow,
+    /// Softmax statistics are read in another order of memory than they were written in.
+    SoftmaxOrder,
     /// A slot mapping names a slot that the cache does not have.
     SlotOutOfRange,
     /// A slot mapping names a slot twice.
@@ -47,10 +60,16 @@ impl FindingKind {
         !matches!(
             self,
             FindingKind::PageableCopy
+                | FindingKind::InfiniteBias
                 | FindingKind::UnrecordedEvent
                 | FindingKind::StalledReplay
                 | FindingKind::Leak
         )
+    }
+
+    /// Whether it is a warning in either mode: hardware is right about a copy, and about some infinities.
+    fn only_warns(self) -> bool {
+        matches!(self, FindingKind::PageableCopy | FindingKind::InfiniteBias)
     }
 
     fn name(self) -> &'static str {
@@ -61,7 +80,12 @@ impl FindingKind {
             FindingKind::HostRace => "host access without synchronisation",
             FindingKind::StreamRace => "race between streams",
             FindingKind::PageableCopy => "asynchronous copy with pageable host memory",
+            FindingKind::UnwrittenRead => "read of unwritten memory",
             FindingKind::BlockTable => "block out of range",
+            FindingKind::RepeatedBlock => "block named twice",
+            FindingKind::InfiniteBias => "infinity in a position bias",
+            FindingKind::HiddenRow => "row whose every key is hidden",
+            FindingKind::SoftmaxOrder => "softmax statistics in another order",
             FindingKind::SlotOutOfRange => "slot out of range",
             FindingKind::DuplicateSlot => "slot named twice",
             FindingKind::EmptyRow => "row without keys in a merge",
@@ -103,17 +127,65 @@ pub(crate) type Site = (&'static str, &'static str);
 pub(crate) struct Suspicion {
     pub kind: FindingKind,
     pub site: Site,
+    /// The address that tells findings of one kind and place apart: that of the tensor that is about; 0 where there is
+    /// none.
+    pub tensor: usize,
     pub message: String,
 }
 
 /// The most findings that are kept for [`findings`]; later ones are dropped.
 const KEPT: usize = 4096;
 
+/// The most tensors that stderr names for one kind and place; findings about others are counted.
+const TOLD: usize = 16;
+
 #[derive(Default)]
 struct Log {
     kept: Vec<Finding>,
-    /// The kinds and sites that stderr has named.
-    told: HashSet<(FindingKind, Site)>,
+    /// The tensors that stderr has named, by kind and place.
+    told: HashMap<(FindingKind, Site), Vec<usize>>,
+    /// How many there were of each kind, told or not.
+    counts: BTreeMap<FindingKind, u64>,
+}
+
+impl Log {
+    /// Keeps a finding, and says whether stderr is to name it, and as the last one of its kind and place.
+    fn add(&mut self, finding: Finding, site: Site, tensor: usize) -> (bool, bool) {
+        let kind = finding.kind;
+        if self.counts.is_empty() {
+            // SAFETY: a function of this library without arguments. Should the system refuse, there is no total.
+            let _ = unsafe { libc::atexit(tell_total) };
+        }
+        *self.counts.entry(kind).or_default() += 1;
+        if self.kept.len() < KEPT {
+            self.kept.push(finding);
+        }
+        let told = self.told.entry((kind, site)).or_default();
+        let new = told.len() < TOLD && !told.contains(&tensor);
+        if new {
+            told.push(tensor);
+        }
+        (new, new && told.len() == TOLD)
+    }
+
+    /// The number of findings of each kind; `None` without any.
+    fn total(&self) -> Option<String> {
+        let kinds = self.counts.iter();
+        let kinds: Vec<String> = kinds
+            .map(|(kind, count)| format!("{kind} ({count})"))
+            .collect();
+        let all: u64 = self.counts.values().sum();
+        (all > 0).then(|| format!("{all} findings in this process: {}", kinds.join(", ")))
+    }
+}
+
+/// Says at the end of the process how many findings there were.
+extern "C" fn tell_total() {
+    let total = LOG.lock().as_ref().and_then(Log::total);
+    if let Some(total) = total.filter(|_| !crate::fork::forked()) {
+        // Nobody is left to be told that stderr is closed.
+        let _ = writeln!(std::io::stderr(), "ascend-emu: {total}");
+    }
 }
 
 static LOG: Lock<Option<Log>> = Lock::new(None);
@@ -126,23 +198,25 @@ pub fn findings() -> Vec<Finding> {
         .unwrap_or_default()
 }
 
-/// Keeps a finding. In compat mode stderr names it once for each kind and site, and the call goes on; in strict mode the
-/// call fails with `code`.
+/// Keeps a finding. In compat mode, and for what only warns, stderr names it once for each kind, site and tensor, and the
+/// call goes on; in strict mode the call fails with `code`.
 pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
     let Suspicion {
         kind,
         site,
+        tensor,
         message,
     } = suspicion;
+    let check = if kind.only_warns() {
+        Check::Compat
+    } else {
+        check
+    };
     let finding = Finding { kind, message };
     let text = finding.to_string();
-    let first = {
+    let (first, last) = {
         let mut log = LOG.lock();
-        let log = log.get_or_insert_default();
-        if log.kept.len() < KEPT {
-            log.kept.push(finding);
-        }
-        log.told.insert((kind, site))
+        log.get_or_insert_default().add(finding, site, tensor)
     };
     match check {
         Check::Strict => {
@@ -153,7 +227,14 @@ pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
         }
         Check::Compat => {
             if first {
-                eprintln!("ascend-emu: {text}");
+                let further = match last {
+                    true => format!(
+                        "; of further tensors at {}, {} it is counted, not told",
+                        site.0, site.1
+                    ),
+                    false => String::new(),
+                };
+                eprintln!("ascend-emu: {text}{further}");
             }
             Ok(())
         }
@@ -174,4 +255,60 @@ pub(crate) fn report_all(
         }
     }
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warm_up_hides_nothing_and_the_rest_is_counted() {
+        let mut log = Log::default();
+        let mut add = |kind, what: &'static str, tensor| {
+            let message = format!("{what} at {tensor}");
+            log.add(
+                Finding { kind, message },
+                ("aclnnScatterPaKvCache", what),
+                tensor,
+            )
+        };
+        assert_eq!(
+            add(FindingKind::DuplicateSlot, "slotMapping", 1),
+            (true, false)
+        );
+        assert_eq!(
+            add(FindingKind::DuplicateSlot, "slotMapping", 1),
+            (false, false)
+        );
+        assert_eq!(
+            add(FindingKind::DuplicateSlot, "slotMapping", 2),
+            (true, false)
+        );
+        assert_eq!(
+            add(FindingKind::StreamRace, "slotMapping", 1),
+            (true, false)
+        );
+        assert_eq!(
+            add(FindingKind::DuplicateSlot, "keyCache", 1),
+            (true, false)
+        );
+        for tensor in 3..TOLD {
+            assert_eq!(
+                add(FindingKind::DuplicateSlot, "slotMapping", tensor),
+                (true, false)
+            );
+        }
+        assert_eq!(
+            add(FindingKind::DuplicateSlot, "slotMapping", TOLD),
+            (true, true)
+        );
+        assert_eq!(
+            add(FindingKind::DuplicateSlot, "slotMapping", TOLD + 1),
+            (false, false)
+        );
+        let total = log.total().unwrap();
+        let kinds = "race between streams (1), slot named twice (19)";
+        assert_eq!(total, format!("20 findings in this process: {kinds}"));
+        assert_eq!(Log::default().total(), None);
+    }
 }

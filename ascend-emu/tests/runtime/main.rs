@@ -11,6 +11,7 @@ mod bench;
 mod executors;
 mod exports;
 mod faults;
+mod findings;
 mod graphs;
 mod handles;
 mod memory;

@@ -23,6 +23,7 @@ pub use position_bias::{BiasTensor, Slopes};
 pub use quantisation::{Int8Query, ScaleOffset};
 pub use role::TensorRole;
 pub use rows::{ByteRange, KeyValue, Rows};
+pub(crate) use score_scale::inverted_scale;
 pub use score_scale::score_scale;
 pub use sequence_terms::{BiasRows, DropRows, Dropout, SequenceTerms, SoftmaxOutputs, SoftmaxRows};
 pub use sequences::{Padding, SequenceLengths, SequenceRows};

@@ -47,10 +47,10 @@ use super::versions::{choose, prepare};
 /// # fn main() -> ascend_attention::Result<()> {
 /// # #[cfg(feature = "emulation")] {
 /// let stream = Runtime::emulated()?.device(0)?.stream()?;
-/// let query = stream.upload(&[0.5f32; 3 * 64], [3, 1, 64])?; // rows, batch, hidden size
+/// let query = stream.upload(&[0f32; 3 * 64], [3, 1, 64])?; // rows, batch, hidden size: all keys weigh alike
 /// let near = stream.upload(&[1f32; 4 * 64], [4, 1, 64])?;
 /// let far = stream.upload(&[3f32; 4 * 64], [4, 1, 64])?;
-/// let plan = FlashAttention::new(InputLayout::Sbh).heads(1).scale(0.0).plan(&query, &near, &near)?;
+/// let plan = FlashAttention::new(InputLayout::Sbh).heads(1).scale(0.125).plan(&query, &near, &near)?;
 /// let first = plan.launch(&stream, &query, &near, &near)?;
 /// let second = plan.launch(&stream, &query, &far, &far)?;
 /// let both = RingUpdate::new().plan(&stream, &first, &second)?.launch(&stream, &first, &second)?;

@@ -1,12 +1,15 @@
 //! Tasks that wait, or that call the program: they lock no memory, and end when the stream is aborted.
 
 use super::Stream;
+use crate::config::Check;
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses};
 use crate::runtime::callback;
 use crate::runtime::stream_value;
 use crate::runtime::task::Task;
+use crate::sanitizer::allocation_table;
+use crate::status::AICORE_EXCEPTION;
 
 impl Stream {
     /// Runs a task of any kind.
@@ -18,6 +21,7 @@ impl Stream {
         &self,
         task: &Task,
         at: &Addresses,
+        check: Check,
         scratch: &mut Vec<Access>,
     ) -> Result<(), Fault> {
         let memory = || DeviceMemory::get().map_err(Fault::from);
@@ -40,6 +44,7 @@ impl Stream {
             Task::Write { at, value } => {
                 // SAFETY: the allocation table admitted the task, so its bytes are live.
                 unsafe { stream_value::write(memory()?, *at, *value) };
+                allocation_table::wrote(*at..at.saturating_add(size_of::<u64>()));
                 Ok(())
             }
             Task::AwaitValue {
@@ -52,7 +57,7 @@ impl Stream {
                 Ok(())
             }
             // SAFETY: the caller's promise.
-            task => unsafe { task.run(at, scratch) },
+            task => unsafe { task.run(at, (check, AICORE_EXCEPTION), scratch) },
         }
     }
 

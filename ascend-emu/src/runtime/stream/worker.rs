@@ -1,6 +1,7 @@
 //! The thread of a stream.
 
 use super::Stream;
+use crate::config::Check;
 use crate::fault::Fault;
 use crate::operator::{Access, Addresses};
 use crate::runtime::event::Event;
@@ -76,7 +77,7 @@ impl Stream {
         match command {
             // SAFETY: the allocation table admitted the task, so its ranges are live, and it keeps them until `completed` passes
             // the task's number.
-            Command::Task(task) => unsafe { self.run_task(&task, at, scratch) },
+            Command::Task(task, check) => unsafe { self.run_task(&task, at, check, scratch) },
             Command::Record { event, mark } => {
                 event.reach_record(mark);
                 Ok(())
@@ -102,7 +103,7 @@ impl Stream {
                 event.reach_reset(ticket);
                 Ok(())
             }
-            Command::Replay(graph) => self.run_graph(&graph, at, scratch),
+            Command::Replay(graph, check) => self.run_graph(&graph, at, check, scratch),
             Command::Update(group, tasks) => {
                 group.replace(tasks);
                 Ok(())
@@ -126,6 +127,7 @@ impl Stream {
         &self,
         graph: &Graph,
         at: &mut Addresses,
+        check: Check,
         scratch: &mut Vec<Access>,
     ) -> Result<(), Fault> {
         for place in 0..graph.len() {
@@ -142,7 +144,7 @@ impl Stream {
                     };
                     // SAFETY: the allocation table admitted the replay, with every range of the graph at that time live.
                     // Ranges of tasks put in by an update since were checked then; freed early, device memory stays mapped.
-                    unsafe { self.run_task(&task, at, scratch)? }
+                    unsafe { self.run_task(&task, at, check, scratch)? }
                 }
                 Some(Step::Raise(event)) => event.raise(self.id),
                 Some(Step::Lower(event)) => event.lower(),

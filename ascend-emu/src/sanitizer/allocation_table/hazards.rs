@@ -49,6 +49,7 @@ impl AllocationTable {
         let suspicion = |kind, message| Suspicion {
             kind,
             site: (name, what),
+            tensor: address,
             message,
         };
         let Some(region) = self.region(address) else {
@@ -242,6 +243,7 @@ fn stream_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspici
     Suspicion {
         kind: FindingKind::StreamRace,
         site: (name, access.what),
+        tensor: access.address,
         message: format!(
             "{name} {} its {} at {:#x} ({} bytes) while a {} queued on another stream {} the same memory as its {}, \
              with no event between them",
@@ -285,6 +287,7 @@ fn host_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspicion
     Suspicion {
         kind: FindingKind::HostRace,
         site: (name, access.what),
+        tensor: access.address,
         message: format!(
             "{name} {verb} its {} at {:#x} ({} bytes), which a queued {} has {what} as its {} with no synchronisation \
              since",

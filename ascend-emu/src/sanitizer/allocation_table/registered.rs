@@ -1,5 +1,6 @@
 //! Host memory that a program has registered: the program's own, or pinned memory of the emulator.
 
+use super::written::WrittenBytes;
 use super::{Allocation, MemoryLocation, Owner, Region, TABLE, with};
 use crate::config::Check;
 use crate::sanitizer::finding::{FindingKind, Suspicion, report_all};
@@ -97,6 +98,9 @@ pub(crate) fn register_host(
                     reach: end,
                     owner: Owner::Program,
                     accesses: Vec::new(),
+                    written: WrittenBytes::default(),
+                    poisoned: false,
+                    orders: Vec::new(),
                 },
             );
         }
@@ -135,6 +139,7 @@ pub(crate) fn unregister_host(check: Check, name: &'static str, address: usize) 
         Ok(unsynced.map(|of| Suspicion {
             kind: FindingKind::FreeInUse,
             site: (name, of.site.1),
+            tensor: address,
             message: format!(
                 "{name}: {address:#x} is the {} of a queued {}, and nothing has waited for that since",
                 of.site.1, of.site.0

@@ -1,9 +1,10 @@
 //! Virtual memory: reserved ranges of addresses, physical memory, and what is mapped where.
 
+use super::written::WrittenBytes;
 use super::{Allocation, AllocationTable, MemoryLocation, Owner, Region, capacity, settle, with};
-use crate::config::Check;
+use crate::config::{Check, poisons};
 use crate::handle::{Id, Kind, Table};
-use crate::memory::{DeviceMemory, PhysicalMemory, Range, Ranges, hide};
+use crate::memory::{DeviceMemory, POISON, PhysicalMemory, Range, Ranges, hide};
 use crate::sanitizer::finding::{FindingKind, Suspicion, report_all};
 use crate::status::{MEMORY_ALLOCATION, MEMORY_FREE, Outcome, PARAM_INVALID, failure};
 use std::collections::BTreeMap;
@@ -25,6 +26,10 @@ struct Physical {
     mappings: usize,
     /// The program has its handle.
     held: bool,
+    /// What was written of it, wherever it was mapped.
+    written: WrittenBytes,
+    /// It is to be filled with NaN when it is mapped first.
+    unpoisoned: bool,
 }
 
 /// A range that a program has reserved.
@@ -46,6 +51,19 @@ pub(super) struct Virtual {
     count: u64,
     /// By first address.
     reserved: BTreeMap<usize, Reserved>,
+}
+
+impl Virtual {
+    /// What was written of the physical memory with a number.
+    pub(super) fn written(&self, number: u64) -> Option<&WrittenBytes> {
+        self.physical.get(&number).map(|physical| &physical.written)
+    }
+
+    /// As [`Virtual::written`], to be changed.
+    pub(super) fn written_mut(&mut self, number: u64) -> Option<&mut WrittenBytes> {
+        let physical = self.physical.get_mut(&number);
+        physical.map(|physical| &mut physical.written)
+    }
 }
 
 /// `aclrtReserveMemAddress`.
@@ -99,7 +117,7 @@ pub(crate) fn release_range(name: &str, address: usize) -> Outcome {
     Ok(())
 }
 
-/// `aclrtMallocPhysical`; the memory reads as zero.
+/// `aclrtMallocPhysical`; the memory reads as zero, or as NaN where memory is poisoned.
 pub(crate) fn allocate_physical(device: i32, bytes: u64) -> Outcome<Id> {
     let memory = DeviceMemory::get()?;
     let len = usize::try_from(bytes)
@@ -139,6 +157,8 @@ pub(crate) fn allocate_physical(device: i32, bytes: u64) -> Outcome<Id> {
             len,
             mappings: 0,
             held: true,
+            written: WrittenBytes::default(),
+            unpoisoned: poisons(),
         };
         table.memory.physical.insert(number, physical);
         let used = table.used.entry(location).or_default();
@@ -242,6 +262,10 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
         // both at once reads or writes the bytes through raw pointers, never through references, and finds any of the
         // values that are written there, as on hardware.
         unsafe { file.show(memory.host(address), physical.at, bytes) }?;
+        if std::mem::take(&mut physical.unpoisoned) {
+            // SAFETY: the bytes were mapped just now, for the first time: nobody knows them.
+            unsafe { memory.host(address).write_bytes(POISON, bytes) };
+        }
         physical.mappings += 1;
         let device = physical.device;
         table.allocations += 1;
@@ -259,6 +283,9 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
             reach: address + bytes,
             owner: Owner::Mapped(number),
             accesses: Vec::with_capacity(8),
+            written: WrittenBytes::default(),
+            poisoned: false,
+            orders: Vec::new(),
         };
         table.insert(region);
         Ok(())
@@ -285,6 +312,7 @@ pub(crate) fn unmap(check: Check, name: &'static str, address: usize) -> Outcome
         Ok(unsynced.map(|of| Suspicion {
             kind: FindingKind::FreeInUse,
             site: (name, of.site.1),
+            tensor: address,
             message: format!(
                 "{name}: {address:#x} ({} bytes) has the {} of a queued {}, and nothing has waited for that since",
                 region.info.bytes, of.site.1, of.site.0

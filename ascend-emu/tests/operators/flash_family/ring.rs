@@ -418,6 +418,48 @@ fn lengths_that_are_no_running_sums_are_found() {
 }
 
 #[test]
+fn statistics_read_in_another_order_than_written_are_found() {
+    let _bench = Bench::new();
+    let _strict = check_scope(Check::Strict);
+    let blocks = Merge {
+        packed: true,
+        lengths: vec![2, 3],
+        dim: 64,
+        ..small()
+    };
+    let alike = Merge {
+        same: true,
+        ..blocks.clone()
+    };
+    let parts = [blocks.part(1), blocks.part(9)];
+    let first = blocks.arguments(&parts);
+    ok(merge(1, &first));
+    let next = |of: &Merge| Arguments {
+        prev_attn_out: first.attn_out.clone(),
+        prev_softmax_max: first.softmax_max.clone(),
+        prev_softmax_sum: first.softmax_sum.clone(),
+        ..of.arguments(&parts)
+    };
+    ok(merge(1, &next(&blocks)));
+    let said = [
+        "softmax statistics in another order",
+        "prevSoftmaxMax",
+        "is read as [T, N, 8], and was written as a block [N, Sq, 8] for each sequence",
+        "inputSoftmaxLayout",
+    ];
+    fails(merge(2, &next(&alike)), 507_015, &said);
+    // Numbers that the host has put in order are in order.
+    let max = first.softmax_max.as_ref().unwrap().at();
+    let sum = first.softmax_sum.as_ref().unwrap().at();
+    for at in [max, sum] {
+        let numbers = vec![1f32; 5 * 2 * 8];
+        let bytes = size_of_val(numbers.as_slice());
+        ok(unsafe { aclrtMemcpy(at, bytes, numbers.as_ptr().cast(), bytes, H2D) });
+    }
+    ok(merge(2, &next(&alike)));
+}
+
+#[test]
 fn what_the_rules_refuse_has_their_status() {
     let _bench = Bench::new();
     let of = small();

@@ -33,3 +33,4 @@ mod rows;
 mod search;
 mod select;
 mod tensors;
+mod unwritten;

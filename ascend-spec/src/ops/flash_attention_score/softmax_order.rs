@@ -20,6 +20,20 @@ impl SoftmaxOrder {
     /// Equal numbers of a row.
     pub const COPIES: usize = SoftmaxRows::COPIES;
 
+    /// The axes, in words.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SoftmaxOrder::Batches => "[B, N, S, 8]",
+            SoftmaxOrder::SequenceBlocks => "a block [N, Sq, 8] for each sequence",
+            SoftmaxOrder::SameAsInput => "[T, N, 8]",
+        }
+    }
+
+    /// This order, where another one of as many numbers would be read wrongly: among several heads of packed rows.
+    pub fn matters(self, packed: bool, heads: usize) -> Option<Self> {
+        (packed && heads > 1).then_some(self)
+    }
+
     /// Index of the first number of row `row` of a sequence, which has `heads` heads. Exact where the tensor fits in memory;
     /// saturates elsewhere.
     pub fn element(self, of: &Sequence, heads: usize, head: usize, row: usize) -> usize {

@@ -239,6 +239,9 @@ fn dense(found: &mut Found<'_>) {
     };
     found.breaks("tensor.format", with(&decode, |c| c.softmax_lse = Some(nz)));
     found.breaks("scale_value.finite", with(&prefill, |c| c.scale = f64::NAN));
+    found.breaks("scale_value.zero", with(&prefill, |c| c.scale = 1e-60));
+    let root = f64::from(32).sqrt();
+    found.breaks("scale_value.inverse", with(&prefill, |c| c.scale = root));
     found.breaks(
         "attention_out.shape_unchecked",
         with(&prefill, |c| c.attention_out = Some(half(&[2, 16, 4, 31]))),

@@ -1,7 +1,7 @@
 //! Tensors of every kind, and the factor of the scores.
 
 use super::{Report, lint};
-use crate::attention_problem::score_scale;
+use crate::attention_problem::{inverted_scale, score_scale};
 use crate::fia::Version;
 use crate::fia::{CheckedCall, FiaCall, Parameter};
 use crate::rule::rules;
@@ -24,6 +24,12 @@ rules! {
     SCALE = "scale_value.finite", Lint("only numbers change"), V1, "FusedInferAttentionScore documentation, scaleValue",
         "scaleValue is a finite number",
         "pass the factor of the scores, usually one over the root of the head dimension";
+    SCALE_ZERO = "scale_value.zero", Lint("only numbers change"), V1, "FusedInferAttentionScore documentation, scaleValue",
+        "scaleValue is not 0 in 32 bits",
+        "pass one over the root of the head dimension: with 0 each visible key weighs alike, whatever query and key are";
+    SCALE_INVERSE = "scale_value.inverse", Lint("only numbers change"), V1, "FusedInferAttentionScore documentation, scaleValue",
+        "scaleValue is not the root of the head dimension",
+        "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
 }
 
 /// What is odd about the tensors of a call, found in one pass: most calls have nothing of it.
@@ -109,6 +115,19 @@ pub(super) fn check(p: &CheckedCall<'_>, odd: Odd, report: Report<'_>) {
         p.call.scale,
         "a number that is finite in 32 bits",
     );
+    lint!(
+        report,
+        score_scale(p.call.scale) != 0.0,
+        SCALE_ZERO,
+        p.call.scale,
+        "a factor other than 0",
+    );
+    if let Some(meant) = inverted_scale(
+        p.call.scale,
+        [p.problem.head_dim, p.problem.head_dim + p.problem.rope_dim],
+    ) {
+        lint!(report, false, SCALE_INVERSE, p.call.scale, meant);
+    }
 }
 
 fn size(desc: &TensorDesc, name: &str, report: Report<'_>) {

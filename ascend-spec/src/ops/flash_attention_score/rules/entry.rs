@@ -2,7 +2,7 @@
 
 use super::Report;
 use super::lint;
-use crate::attention_problem::score_scale;
+use crate::attention_problem::{inverted_scale, score_scale};
 use crate::ops::flash_attention_score::facts::Required;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
 use crate::rule::{broken, require, rules};
@@ -37,6 +37,12 @@ rules! {
     SCALE = "flash.scale_finite", Lint("only numbers change"), V1, "FlashAttentionScore documentation, scaleValue",
         "scaleValue is a finite number",
         "pass the factor of the scores, usually one over the root of the head dimension";
+    SCALE_ZERO = "flash.scale_zero", Lint("only numbers change"), V1, "FlashAttentionScore documentation, scaleValue",
+        "scaleValue is not 0 in 32 bits",
+        "pass one over the root of the head dimension: with 0 each visible key weighs alike, whatever query and key are";
+    SCALE_INVERSE = "flash.scale_inverse", Lint("only numbers change"), V1, "FlashAttentionScore documentation, scaleValue",
+        "scaleValue is not the root of the head dimension",
+        "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
     LIMITS = "flash.documented_limits", Overrun("the documents promise nothing beyond, and the operator does not ask"), V1, "FlashAttentionScore documentation, constraints",
         "there are at most 2097152 sequences (20000 packed ones), 256 heads and 1048576 rows and keys",
         "cut the call into several";
@@ -197,6 +203,16 @@ pub(in crate::ops::flash_attention_score) fn lints(
         call.scale,
         "a number that is finite in 32 bits",
     );
+    lint!(
+        report,
+        score_scale(call.scale) != 0.0,
+        SCALE_ZERO,
+        call.scale,
+        "a factor other than 0",
+    );
+    if let Some(meant) = inverted_scale(call.scale, [p.head_dim, p.head_dim + p.rope_dim]) {
+        lint!(report, false, SCALE_INVERSE, call.scale, meant);
+    }
     let most_batch = match p.packed {
         Some(_) => MOST_PACKED,
         None => MOST_BATCH,

@@ -93,6 +93,9 @@ pub(super) fn entry(broken: &mut Broken) {
             FlashAttentionCall { scale, ..dense() },
         );
     }
+    for (id, scale) in [("flash.scale_zero", 0.0), ("flash.scale_inverse", 8.0)] {
+        broken.lint(id, FlashAttentionCall { scale, ..dense() });
+    }
     broken.lint(
         "flash.inner_precise_known",
         FlashAttentionCall {

@@ -1,0 +1,341 @@
+//! What the contents of an attention call's tensors show that its description does not. Each look costs little beside
+//! the attention itself, and is taken in every mode: table entries are read once, a bias is read once more, and a mask
+//! up to the first row that sees its own key.
+
+use super::declared::DeclaredOperator;
+use super::launch::Launch;
+use crate::fault::Fault;
+use crate::kernel::{self, BlockIds, Buffers};
+use crate::sanitizer::FindingKind;
+use ascend_spec::DType;
+use ascend_spec::attention_problem::{
+    AttentionProblem, BiasRows, MaskUse, SequenceLengths, TensorRole, Work,
+};
+use half::{bf16, f16};
+use std::fmt;
+use std::ops::Range;
+
+/// A row of the block table that names a block twice among the columns that it is read for.
+struct RepeatedBlock {
+    sequence: usize,
+    columns: [usize; 2],
+    block: usize,
+}
+
+impl fmt::Display for RepeatedBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RepeatedBlock {
+            sequence,
+            columns: [first, second],
+            block,
+        } = self;
+        write!(
+            f,
+            "block table entries [{sequence}, {first}] and [{sequence}, {second}] name block {block} both, so that its \
+             keys count twice; give each part of a sequence a block of its own"
+        )
+    }
+}
+
+/// An element of a position bias that is no finite number and no NaN.
+struct InfiniteBias {
+    sequence: usize,
+    head: usize,
+    row: usize,
+    key: usize,
+    value: f32,
+}
+
+impl fmt::Display for InfiniteBias {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let InfiniteBias {
+            sequence,
+            head,
+            row,
+            key,
+            value,
+        } = self;
+        write!(
+            f,
+            "the position bias of sequence {sequence}, head {head}, row {row}, key {key} is {value}, which hardware may \
+             make NaN of the whole row; hide keys with attenMask, or add the lowest finite number of the type"
+        )
+    }
+}
+
+/// A mask tensor that is a causal one in the other sense: each row sees the keys behind its own alone, the last one none.
+struct HiddenRow {
+    sequence: usize,
+    row: usize,
+}
+
+impl fmt::Display for HiddenRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "attenMask hides every key from row {} of sequence {}, and from each row of each sequence its own key and all \
+             before it; true hides a key here, so invert a mask in which true keeps it",
+            self.row, self.sequence
+        )
+    }
+}
+
+/// The first infinity of a row of elements `step` apart: its number, and the value.
+///
+/// # Safety
+///
+/// Each of the elements may be read; alignment is not required.
+unsafe fn first_infinite(
+    dtype: DType,
+    first: *const u8,
+    step: isize,
+    count: usize,
+) -> Option<(usize, f32)> {
+    /// Looks at chunks without a branch for each element, which compilers make vectors of.
+    fn find(count: usize, infinite: impl Fn(usize) -> bool) -> Option<usize> {
+        const CHUNK: usize = 64;
+        let chunks = (0..count).step_by(CHUNK);
+        let mut chunks = chunks.map(|start| start..count.min(start + CHUNK));
+        let any = |chunk: &Range<usize>| chunk.clone().fold(false, |any, at| any | infinite(at));
+        chunks.find(any)?.find(|&at| infinite(at))
+    }
+    let at = |at: usize| at as isize * step;
+    // SAFETY: the caller's promise, for each of them.
+    unsafe {
+        let half = |index| {
+            first
+                .cast::<u16>()
+                .wrapping_offset(at(index))
+                .read_unaligned()
+        };
+        let float = |index| {
+            first
+                .cast::<f32>()
+                .wrapping_offset(at(index))
+                .read_unaligned()
+        };
+        // All bits of the exponent, and none of the mantissa.
+        let found = match dtype {
+            DType::Float16 => find(count, |index| half(index) & 0x7fff == 0x7c00),
+            DType::Bf16 => find(count, |index| half(index) & 0x7fff == 0x7f80),
+            DType::Float => find(count, |index| float(index).is_infinite()),
+            _ => None,
+        }?;
+        let value = match dtype {
+            DType::Float16 => f16::from_bits(half(found)).to_f32(),
+            DType::Bf16 => bf16::from_bits(half(found)).to_f32(),
+            _ => float(found),
+        };
+        Some((found, value))
+    }
+}
+
+/// The bytes of a call's tensor that may be read.
+struct Bytes<'a>(&'a AttentionProblem<'a>, &'a Buffers<'a>);
+
+impl Bytes<'_> {
+    fn repeated_block(&self) -> Option<RepeatedBlock> {
+        let Bytes(problem, buffers) = self;
+        let pages = problem.pages.as_ref()?;
+        let size = pages.block_size.max(1);
+        let mut named: Vec<(usize, usize)> = Vec::new();
+        (0..problem.batch).find_map(|sequence| {
+            let seen = problem
+                .geometry(sequence)
+                .span(0..problem.q_len(sequence) as u64);
+            let own =
+                |key: u64| (key as usize).saturating_sub(problem.prefix.map_or(0, |of| of.len));
+            let (start, end) = (own(seen.start), own(seen.end));
+            if end <= size {
+                return None;
+            }
+            // SAFETY: a problem that attends touches its block table.
+            let blocks = unsafe { BlockIds::read(buffers, pages, sequence, end) }.ok()?;
+            let columns = start / size..end.div_ceil(size);
+            named.clear();
+            named.try_reserve(columns.len()).ok()?;
+            let entries = columns.filter_map(|at| Some((blocks.find(at * size)?.0, at)));
+            // Engines fill tables with zeros, and have zeros stand for blocks that a window has left.
+            named.extend(entries.filter(|&(block, _)| block != 0));
+            named.sort_unstable();
+            let twice = named.windows(2).find(|pair| pair[0].0 == pair[1].0)?;
+            Some(RepeatedBlock {
+                sequence,
+                columns: [twice[0].1, twice[1].1],
+                block: twice[0].0,
+            })
+        })
+    }
+
+    fn infinite_bias(&self) -> Option<InfiniteBias> {
+        let Bytes(problem, buffers) = self;
+        let bias = problem.bias?;
+        let mut touched = None;
+        problem.touches(&mut |role, range| {
+            if role == TensorRole::Bias {
+                touched = range;
+            }
+        });
+        let (bytes, dtype) = (touched?, bias.rows.dtype);
+        let size = dtype.size().filter(|_| bias.rows.lanes == 0)? as i64;
+        let base = (buffers.0)(TensorRole::Bias);
+        // SAFETY: a problem that attends touches its padding.
+        let padding = unsafe { kernel::read_padding(problem, buffers) };
+        let [batch, heads, rows, keys] = bias.sizes;
+        let heads = match problem.terms.is_empty() && bias.rows.view.head == 0 {
+            true => 1,
+            false => problem.heads.min(heads.max(1)),
+        };
+        // Sequences of all rows that share one bias read the same of it.
+        let alike = batch == 1
+            && problem.terms.is_empty()
+            && problem.query_lengths == SequenceLengths::All
+            && problem.key_lengths == SequenceLengths::All;
+        let sequences = if alike { 1 } else { problem.batch };
+        let all = problem.sequences(padding).take(sequences).enumerate();
+        for (sequence, (of, _)) in all {
+            let geometry = problem.geometry(sequence);
+            let (first_row, first_key) = problem.origin(&of);
+            let element = |head: usize, row: usize, key: usize| match problem.terms_of(sequence) {
+                Some(terms) => terms.bias?.element(head, row, key),
+                None => {
+                    let at = (sequence, head, first_row + row);
+                    (at.2 < rows && first_key + key < keys)
+                        .then(|| bias.rows.element(at, first_key + key))
+                }
+            };
+            for (head, row) in (0..heads).flat_map(|head| (0..of.q_len).map(move |row| (head, row)))
+            {
+                let seen = geometry.span(row as u64..row as u64 + 1);
+                let start = seen.start as usize;
+                // A bias may end before the keys do, or with the row's own key.
+                let end = match problem.terms_of(sequence).and_then(|terms| terms.bias) {
+                    Some(BiasRows {
+                        up_to_row: true, ..
+                    }) => row + 1,
+                    Some(_) => usize::MAX,
+                    None => keys.saturating_sub(first_key),
+                };
+                let end = end.min(seen.end as usize);
+                if end <= start {
+                    continue;
+                }
+                let (Some(first), Some(last)) =
+                    (element(head, row, start), element(head, row, end - 1))
+                else {
+                    continue;
+                };
+                let step = last.saturating_sub(first) / (end - start - 1).max(1) as i64;
+                let byte = |element: i64| u64::try_from(element.saturating_mul(size)).ok();
+                let (low, high) = (
+                    byte(first.min(last)),
+                    byte(first.max(last).saturating_add(1)),
+                );
+                if !(low.is_some_and(|low| bytes.start <= low)
+                    && high.is_some_and(|high| high <= bytes.end))
+                {
+                    continue;
+                }
+                let first = base.wrapping_offset((first * size) as isize);
+                // SAFETY: the elements from the first to the last lie within the bytes of the bias, which are live.
+                let found = unsafe { first_infinite(dtype, first, step as isize, end - start) };
+                if let Some((key, value)) = found {
+                    let key = start + key;
+                    return Some(InfiniteBias {
+                        sequence,
+                        head,
+                        row,
+                        key,
+                        value,
+                    });
+                }
+            }
+        }
+        None
+    }
+
+    fn hidden_row(&self) -> Option<HiddenRow> {
+        let Bytes(problem, buffers) = self;
+        if !matches!(problem.mask, MaskUse::Full(_) | MaskUse::OfSequences) {
+            return None;
+        }
+        let bytes = problem.mask_bytes()?;
+        let base = (buffers.0)(TensorRole::Mask);
+        // SAFETY: a problem that attends touches its padding.
+        let padding = unsafe { kernel::read_padding(problem, buffers) };
+        let mut last = None;
+        for (sequence, (of, mask)) in problem.sequences(padding).enumerate() {
+            let (mask, keys) = (mask?, of.keys());
+            let hides = |row: usize, key: usize| {
+                let element = mask.element(row, key)?;
+                let element = u64::try_from(element).ok();
+                let element = element.filter(|element| bytes.contains(element))?;
+                // SAFETY: the bytes of the mask are live, and this is one of them.
+                Some(unsafe { base.wrapping_add(element as usize).read() } != 0)
+            };
+            for row in 0..of.q_len {
+                let own = (row + keys).checked_sub(of.q_len)?;
+                // The own key first: nearly every mask shows it.
+                let mut all = std::iter::once(own).chain(0..keys);
+                if !all.all(|key| hides(row, key) == Some(key <= own)) {
+                    return None;
+                }
+            }
+            if of.q_len > 1 {
+                let row = of.q_len - 1;
+                last = last.or(Some(HiddenRow { sequence, row }));
+            }
+        }
+        last
+    }
+}
+
+/// Files what the contents of a call's tensors show. In strict mode the first is a device fault.
+///
+/// # Safety
+///
+/// As for [`kernel::run`].
+pub(super) unsafe fn inspect<O: DeclaredOperator>(
+    launch: &Launch<'_, O>,
+    problem: &AttentionProblem<'_>,
+    buffers: &Buffers<'_>,
+    name: &dyn Fn(TensorRole) -> Option<&'static str>,
+) -> Result<(), Fault> {
+    if problem.work != Work::Attend {
+        return Ok(());
+    }
+    let suspect = |kind, role, text: Option<&dyn fmt::Display>| match text.zip(name(role)) {
+        Some((text, name)) => launch.suspect(kind, name, text),
+        None => Ok(()),
+    };
+    let shown = Bytes(problem, buffers);
+    // SAFETY: the caller's promise.
+    let bad = unsafe { kernel::bad_block(problem, buffers) };
+    let (repeated, infinite) = (shown.repeated_block(), shown.infinite_bias());
+    let hidden = shown.hidden_row();
+    let found = [
+        (
+            FindingKind::BlockTable,
+            TensorRole::BlockTable,
+            bad.as_ref().map(|of| of as &dyn fmt::Display),
+        ),
+        (
+            FindingKind::RepeatedBlock,
+            TensorRole::BlockTable,
+            repeated.as_ref().map(|of| of as _),
+        ),
+        (
+            FindingKind::InfiniteBias,
+            TensorRole::Bias,
+            infinite.as_ref().map(|of| of as _),
+        ),
+        (
+            FindingKind::HiddenRow,
+            TensorRole::Mask,
+            hidden.as_ref().map(|of| of as _),
+        ),
+    ];
+    found
+        .into_iter()
+        .try_for_each(|(kind, role, text)| suspect(kind, role, text))
+}

@@ -1,0 +1,243 @@
+//! What attention reads of the keys and values of a paged cache, row by row.
+//!
+//! They count as read where the geometry (lengths, causality, window) lets some row see them, rows that a mask tensor
+//! hides among them: hardware loads these, and weighs a value with 0, which is NaN if the value is. Rows behind a
+//! sequence's length, blocks that no sequence names and blocks that a window has left are not read.
+//!
+//! Padding is nobody's to write: a sequence for which the block table names block 0 alone is none that is read, if it does
+//! so twice or there are other sequences. Of tensors that are no cache, rows may be padding, and are not followed.
+
+use super::declared::{DeclaredOperator, ParameterOf};
+use crate::elements::{Elements, NamedTensor, Place, Reader};
+use crate::kernel::{self, BlockIds, Buffers};
+use crate::memory::DeviceMemory;
+use crate::operator::Addresses;
+use ascend_spec::attention_problem::{
+    AttentionProblem, Counts, Cut, Grid, Rows, ScaleOffset, TensorRole,
+};
+use ascend_spec::operator::Argument;
+use std::ops::Range;
+
+/// The tensors that have to be looked at, and who takes what is read of them.
+struct RowReads<'a> {
+    /// The tensor that plays a role.
+    find: &'a dyn Fn(TensorRole) -> Option<NamedTensor>,
+    reader: &'a mut dyn Reader,
+}
+
+/// Rows of one tensor: the entry of its batch axis, and the number of their elements.
+struct Part {
+    batch: usize,
+    heads: usize,
+    rows: Range<usize>,
+    dim: usize,
+}
+
+/// Bytes that elements take, where these are whole bytes.
+fn bytes(elements: i64, bits: u32) -> Option<i64> {
+    let bits = elements.checked_mul(bits.into())?;
+    (bits % 8 == 0).then_some(bits / 8)
+}
+
+impl RowReads<'_> {
+    fn rows(&mut self, role: TensorRole, rows: &Rows, part: &Part, place: Place) {
+        let bits = rows.dtype.bits();
+        let view = &rows.view;
+        // Lanes lie side by side, and so do the elements of rows that have none.
+        let (run, along) = match (rows.lanes, view.dim) {
+            (0, 1) => (part.dim, (1, 0)),
+            (0, step) => (1, (part.dim, step)),
+            (lanes, step) => (lanes, (part.dim / lanes, step)),
+        };
+        let first = rows.element((part.batch, 0, part.rows.start), 0);
+        let axes = [(part.heads, view.head), (part.rows.len(), view.row), along];
+        let in_bytes = || {
+            let mut steps = [(0, 0); 3];
+            for (to, (count, step)) in steps.iter_mut().zip(axes) {
+                *to = (count, bytes(step, bits)?);
+            }
+            Some((bytes(first, bits)?, bytes(run as i64, bits)?, steps))
+        };
+        if let Some((first, run, steps)) = in_bytes() {
+            self.elements(
+                role,
+                first,
+                usize::try_from(run).unwrap_or(0),
+                &steps,
+                place,
+            );
+        }
+    }
+
+    /// Elements of some bytes each, from `first` on along two axes.
+    fn grid(
+        &mut self,
+        role: TensorRole,
+        size: usize,
+        first: i64,
+        axes: [(usize, i64); 2],
+        place: Place,
+    ) {
+        let bytes = |elements: i64| elements.saturating_mul(size as i64);
+        let axes = axes.map(|(count, step)| (count, bytes(step)));
+        self.elements(role, bytes(first), size, &axes, place);
+    }
+
+    /// Runs of bytes, whose second axis counts rows.
+    fn elements(
+        &mut self,
+        role: TensorRole,
+        first: i64,
+        run: usize,
+        axes: &[(usize, i64)],
+        place: Place,
+    ) {
+        let Some(tensor) = (self.find)(role) else {
+            return;
+        };
+        let first = isize::try_from(first).unwrap_or(isize::MAX);
+        let first = tensor.address.saturating_add_signed(first);
+        if let Some(elements) = Elements::new(tensor, first, run, axes, Some(1), place) {
+            self.reader.read(&elements);
+        }
+    }
+}
+
+/// Scales with an entry for each token, which are read for the tokens that are.
+fn by_token(grid: &Grid) -> bool {
+    grid.view.batch != 0 || grid.view.row != 0
+}
+
+/// Scales and offsets of keys and values that have an entry for each token.
+fn token_grids<'a>(problem: &'a AttentionProblem<'_>) -> impl Iterator<Item = Grid> + 'a {
+    let both = [problem.key_quantisation, problem.value_quantisation]
+        .into_iter()
+        .flatten();
+    let grids = both.flat_map(|ScaleOffset { scale, offset }| [Some(scale), offset]);
+    grids.flatten().filter(by_token)
+}
+
+/// Hands over what attention reads of the tensors that `find` knows.
+///
+/// # Safety
+///
+/// As for [`kernel::run`].
+unsafe fn each_sequence(
+    problem: &AttentionProblem<'_>,
+    buffers: &Buffers<'_>,
+    reads: &mut RowReads<'_>,
+) {
+    let Some(pages) = &problem.pages else {
+        return;
+    };
+    // SAFETY: the caller keeps this contract.
+    let padding = unsafe { kernel::read_padding(problem, buffers) };
+    for (sequence, (of, _)) in problem.sequences(padding).enumerate() {
+        let seen = problem.geometry(sequence).span(0..of.q_len as u64);
+        let own = |key: u64| {
+            let key = usize::try_from(key).unwrap_or(usize::MAX);
+            key.saturating_sub(of.prefix).min(of.kv_len)
+        };
+        let seen = own(seen.start)..own(seen.end);
+        if seen.is_empty() {
+            continue;
+        }
+        let at = problem.key_value(sequence);
+        // Rows of keys and values that lie one after another: where, and the place in the sequence of the first.
+        let mut stored = |batch: usize, rows: Range<usize>, token: usize, place: Place| {
+            let index = at.list_index;
+            let all = [
+                Some((TensorRole::Key(index), at.key, problem.head_dim)),
+                Some((TensorRole::Value(index), at.value, problem.value_dim)),
+                at.key_rope
+                    .map(|rope| (TensorRole::KeyRope, rope, problem.rope_dim)),
+            ];
+            for (role, of, dim) in all.into_iter().flatten() {
+                let part = Part {
+                    batch,
+                    heads: problem.kv_heads,
+                    rows: rows.clone(),
+                    dim,
+                };
+                reads.rows(role, &of, &part, place);
+            }
+            for grid in token_grids(problem) {
+                let at = match grid.counts {
+                    Counts::Stored => (batch, rows.start),
+                    Counts::Tokens => (sequence, token),
+                    Counts::Concatenated => continue,
+                };
+                let size = grid.tensor.dtype.size().unwrap_or(0);
+                if size > 0 && grid.cuts.row == Cut::NONE && grid.cuts.head == Cut::NONE {
+                    let first = grid.at((at.0, 0, at.1), 0);
+                    let axes = [
+                        (problem.kv_heads, grid.view.head),
+                        (rows.len(), grid.view.row),
+                    ];
+                    reads.grid(grid.tensor.role, size, first, axes, place);
+                }
+            }
+        };
+        let size = pages.block_size.max(1);
+        let columns = seen.start / size..seen.end.div_ceil(size);
+        // SAFETY: the caller keeps this contract.
+        let Ok(blocks) = (unsafe { BlockIds::read(buffers, pages, sequence, seen.end) }) else {
+            // The launch fails by that.
+            return;
+        };
+        let named = |column: usize| Some(blocks.find(column * size)?.0);
+        let more = problem.batch > 1 || columns.len() > 1;
+        if more && columns.clone().all(|column| named(column) == Some(0)) {
+            continue;
+        }
+        for column in columns {
+            // An entry that names no block has a finding of its own.
+            let Some(block) = named(column) else {
+                continue;
+            };
+            let keys = seen.start.max(column * size)..seen.end.min((column + 1) * size);
+            let rows = keys.start - column * size..keys.end - column * size;
+            let place = Place::Block {
+                block,
+                first: rows.start,
+                of: Some((sequence, of.kv_len)),
+            };
+            stored(block, rows, keys.start, place);
+        }
+    }
+}
+
+/// Hands over what a launch of an attention operator reads.
+///
+/// # Safety
+///
+/// As for [`DeclaredOperator::compute`].
+pub(super) unsafe fn reads<O: DeclaredOperator>(
+    op: &O,
+    problem: &AttentionProblem<'_>,
+    of_role: &dyn Fn(TensorRole) -> Option<Argument<ParameterOf<O>>>,
+    (at, memory): (&Addresses, &DeviceMemory),
+    reader: &mut dyn Reader,
+) {
+    if problem.pages.is_none() {
+        return;
+    }
+    let doubtful = op.doubtful(at, reader);
+    if doubtful.is_empty() {
+        return;
+    }
+    let find = |role| {
+        let argument = of_role(role).filter(|argument| doubtful.contains(argument))?;
+        Some(op.named(argument, at))
+    };
+    let base = |role| match of_role(role) {
+        Some(argument) => memory.host(at.get(argument)),
+        None => std::ptr::null_mut(),
+    };
+    let mut rows = RowReads {
+        find: &find,
+        reader,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { each_sequence(problem, &Buffers(&base), &mut rows) };
+}

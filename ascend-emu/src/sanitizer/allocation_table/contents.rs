@@ -1,0 +1,283 @@
+//! What was written to allocations, and reads of what nobody has written.
+//!
+//! Memory of a device is unwritten when it is handed out, and again when it is handed out anew. What launches and
+//! copies write counts as written, by the byte; a copy between devices hands on what its source is, written or not.
+//! Host memory counts as written, since programs write it themselves. Allocators that hand out parts of an allocation
+//! are not seen: bytes that an earlier tensor wrote stay written.
+
+use super::hazards::Visit as Accesses;
+use super::written::WrittenBytes;
+use super::{AllocationTable, MemoryLocation, Owner, Region, with};
+use crate::config::Check;
+use crate::elements::{Elements, NamedTensor, Place, Reader, Visit};
+use crate::sanitizer::finding::{FindingKind, Suspicion, report_all};
+use crate::status::Outcome;
+use smallvec::SmallVec;
+use std::ops::Range;
+
+impl AllocationTable {
+    /// What is written of a region; `None` if all of it counts as written.
+    fn written_of<'a>(&'a self, region: &'a Region) -> Option<&'a WrittenBytes> {
+        match (region.owner, region.info.location) {
+            (Owner::Emulator, MemoryLocation::Device(_)) => Some(&region.written),
+            (Owner::Mapped(number), _) => self.memory.written(number),
+            _ => None,
+        }
+    }
+
+    /// Visits the parts of a range that lie in one region each, as ranges of offsets in it.
+    fn each_part(&self, bytes: Range<usize>, visit: &mut dyn FnMut(&Region, Range<usize>) -> bool) {
+        let mut at = bytes.start;
+        while at < bytes.end
+            && let Some(region) = self.region(at)
+        {
+            let base = region.info.base;
+            // What lies behind the bytes that were asked for is out of bounds, which has a finding of its own.
+            let end = bytes.end.min(region.requested_end());
+            if at < end && !visit(region, at - base..end - base) {
+                return;
+            }
+            at = region.reach;
+        }
+    }
+
+    /// The first of these bytes that nobody has written. Addresses outside of all memory count as written.
+    fn first_unwritten(&self, bytes: Range<usize>) -> Option<Range<usize>> {
+        let mut gap = None;
+        self.each_part(bytes, &mut |region, part| {
+            let found = self
+                .written_of(region)
+                .and_then(|written| written.first_gap(part));
+            let base = region.info.base;
+            gap = found.map(|found| base + found.start..base + found.end);
+            gap.is_none()
+        });
+        gap
+    }
+
+    /// Changes what is written of these bytes.
+    fn change_written(
+        &mut self,
+        bytes: Range<usize>,
+        change: &mut dyn FnMut(&mut WrittenBytes, Range<usize>),
+    ) {
+        let mut parts: SmallVec<[(usize, Range<usize>); 2]> = SmallVec::new();
+        self.each_part(bytes, &mut |region, part| {
+            parts.push((region.info.base, part));
+            true
+        });
+        for (base, part) in parts {
+            let Some(region) = self.regions.get_mut(&base) else {
+                continue;
+            };
+            match (region.owner, region.info.location) {
+                (Owner::Emulator, MemoryLocation::Device(_)) => change(&mut region.written, part),
+                (Owner::Mapped(number), _) => {
+                    if let Some(written) = self.memory.written_mut(number) {
+                        change(written, part);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn add_written(&mut self, bytes: Range<usize>, order: Option<&'static str>) {
+        self.change_written(bytes.clone(), &mut |written, part| written.add(part));
+        let Some((_, region)) = self.regions.range_mut(..=bytes.start).next_back() else {
+            return;
+        };
+        let (base, reach) = (region.info.base, region.reach);
+        if (region.orders.is_empty() && order.is_none()) || bytes.start >= reach {
+            return;
+        }
+        let bytes = bytes.start - base..bytes.end - base;
+        (region.orders).retain(|(known, _)| known.end <= bytes.start || bytes.end <= known.start);
+        if let Some(order) = order.filter(|_| region.orders.len() < ORDERS) {
+            region.orders.push((bytes, order));
+        }
+    }
+
+    /// The order that some of these bytes were written in, if it is another one.
+    fn other_order(&self, bytes: &Range<usize>, order: &str) -> Option<&'static str> {
+        let region = self.region(bytes.start)?;
+        let base = region.info.base;
+        let mut orders = region.orders.iter();
+        let other = orders.find(|(known, written)| {
+            base + known.start < bytes.end && bytes.start < base + known.end && *written != order
+        });
+        other.map(|(_, written)| *written)
+    }
+}
+
+/// The most parts of an allocation whose order is kept. Forgetting one loses findings and makes none up.
+const ORDERS: usize = 1024;
+
+/// Collects reads of what nobody has written.
+struct UnwrittenReads<'a> {
+    table: &'a AllocationTable,
+    name: &'static str,
+    found: SmallVec<[Suspicion; 1]>,
+}
+
+impl Reader for UnwrittenReads<'_> {
+    fn knows(&self, bytes: Range<usize>) -> bool {
+        self.table.first_unwritten(bytes).is_none()
+    }
+
+    fn untouched(&self, bytes: Range<usize>) -> bool {
+        self.table.first_unwritten(bytes.clone()) == Some(bytes)
+    }
+
+    fn read_in_order(&mut self, elements: &Elements) {
+        let NamedTensor { what, address } = elements.tensor;
+        let other = elements.order.and_then(|order| {
+            let other = self.table.other_order(&elements.bounds(), order)?;
+            Some((order, other))
+        });
+        if let Some((order, other)) = other {
+            self.found.push(Suspicion {
+                kind: FindingKind::SoftmaxOrder,
+                site: (self.name, what),
+                tensor: address,
+                message: format!(
+                    "{}: {what} at {address:#x} is read as {order}, and was written as {other}; let the attention write, \
+                     and the update read, one of both: softmaxOutLayout \"same_as_input\" goes with inputSoftmaxLayout \
+                     \"TND\"",
+                    self.name
+                ),
+            });
+        }
+    }
+
+    fn read(&mut self, elements: &Elements) {
+        let NamedTensor { what, address } = elements.tensor;
+        // The first place says what is wrong with a tensor.
+        if self.found.iter().any(|known| known.site.1 == what) || self.knows(elements.bounds()) {
+            return;
+        }
+        let mut first: Option<Range<usize>> = None;
+        let mut rows: Option<(usize, usize)> = None;
+        elements.runs(&mut |run| {
+            let mut at = run.start;
+            while let Some(gap) = self.table.first_unwritten(at..run.end) {
+                at = gap.end;
+                let (low, high) = (elements.row_of(gap.start), elements.row_of(gap.end - 1));
+                rows = Some(rows.map_or((low, high), |rows| (rows.0.min(low), rows.1.max(high))));
+                first.get_or_insert(gap);
+            }
+            true
+        });
+        let (Some(first), Some((low, high))) = (first, rows) else {
+            return;
+        };
+        let start = elements.bounds().start;
+        let place = match elements.place {
+            Place::Whole => format!(
+                "{what} bytes {} to {}",
+                first.start - start,
+                first.end - 1 - start
+            ),
+            Place::Block {
+                block,
+                first: token,
+                ..
+            } => {
+                format!(
+                    "{what} block {block}, tokens {} to {}",
+                    token + low,
+                    token + high
+                )
+            }
+        };
+        let mend = match elements.place {
+            Place::Whole | Place::Block { of: None, .. } => "write them first".to_owned(),
+            Place::Block {
+                of: Some((sequence, keys)),
+                ..
+            } => format!(
+                "write their slots first, or see whether sequence {sequence} has {keys} keys, and whether block table \
+                 and block size are those that the cache was written with"
+            ),
+        };
+        self.found.push(Suspicion {
+            kind: FindingKind::UnwrittenRead,
+            site: (self.name, what),
+            tensor: address,
+            message: format!(
+                "{place}: {} reads them at {:#x}, and nothing has written them since the memory was handed out; {mend}",
+                self.name, first.start
+            ),
+        });
+    }
+}
+
+/// Reports reads of what nobody has written. `visit` hands over what is read.
+pub(crate) fn inspect_reads(
+    name: &'static str,
+    (check, code): (Check, i32),
+    visit: &mut dyn FnMut(&mut dyn Reader),
+) -> Outcome {
+    let found = with(|table| {
+        let mut reads = UnwrittenReads {
+            table,
+            name,
+            found: SmallVec::new(),
+        };
+        visit(&mut reads);
+        reads.found
+    });
+    report_all(check, code, found)
+}
+
+/// Counts as written what work that never runs should have written.
+pub(crate) fn spare(accesses: Accesses<'_>) {
+    let mut written: SmallVec<[Range<usize>; 4]> = SmallVec::new();
+    accesses(&mut |access| {
+        let bytes = usize::try_from(access.bytes).unwrap_or(usize::MAX);
+        if access.write {
+            written.push(access.address..access.address.saturating_add(bytes));
+        }
+    });
+    with(|table| {
+        for bytes in written {
+            table.add_written(bytes, None);
+        }
+    });
+}
+
+/// Notes that bytes were written.
+pub(crate) fn wrote(bytes: Range<usize>) {
+    with(|table| table.add_written(bytes, None));
+}
+
+/// Notes that elements were written. `visit` hands them over.
+pub(crate) fn wrote_elements(visit: &mut dyn FnMut(&mut Visit<'_>)) {
+    with(|table| {
+        visit(&mut |elements| {
+            elements.runs(&mut |run| {
+                table.add_written(run, elements.order);
+                true
+            });
+        });
+    });
+}
+
+/// Notes that bytes were copied: what is written of the source is written of its copy, and nothing else.
+pub(crate) fn copied(src: usize, dst: usize, bytes: usize) {
+    with(|table| {
+        let source = src..src.saturating_add(bytes);
+        let mut gaps: SmallVec<[Range<usize>; 4]> = SmallVec::new();
+        let mut at = source.start;
+        while let Some(gap) = table.first_unwritten(at..source.end) {
+            at = gap.end;
+            gaps.push(gap);
+        }
+        table.add_written(dst..dst.saturating_add(bytes), None);
+        for gap in gaps {
+            let moved = gap.start - src..gap.end - src;
+            let moved = dst.saturating_add(moved.start)..dst.saturating_add(moved.end);
+            table.change_written(moved, &mut |written, part| written.remove(part));
+        }
+    });
+}

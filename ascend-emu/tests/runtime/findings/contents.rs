@@ -1,0 +1,186 @@
+//! What the contents of an attention call's tensors show.
+
+use super::{Cache, Decode, HALF};
+use crate::bench::*;
+use ascend_emu::abi::*;
+use ascend_emu::{Check, FindingKind, check_scope, findings};
+use ascend_sys::bindings::{aclDataType, aclTensor};
+use half::f16;
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
+
+#[test]
+fn a_row_of_the_block_table_that_names_a_block_twice() {
+    let _bench = Bench::new();
+    let _strict = check_scope(Check::Strict);
+    let cache = Cache::new();
+    for first in [0, 16, 32, 48] {
+        cache.write(first..first + 16);
+    }
+    let status = |table: &[i32], keys| {
+        let decode = Decode::plain(&cache, table);
+        let (status, _) = decode.run(keys);
+        decode.destroy();
+        status
+    };
+    assert_eq!(status(&[3, 1, 2], 48), 0);
+    // Columns behind the last key are not read, and zeros stand for no block.
+    assert_eq!(status(&[3, 1, 3], 32), 0);
+    assert_eq!(status(&[0, 0, 0], 48), 0);
+    assert_eq!(status(&[0, 0, 2], 48), 0);
+    let said = [
+        "block named twice",
+        "block table entries [0, 0] and [0, 2] name block 3 both",
+        "aclnnFusedInferAttentionScore",
+    ];
+    fails(status(&[3, 1, 3], 33), 507_015, &said);
+    cache.destroy();
+}
+
+const ROWS: usize = 8;
+const KEYS: usize = 32;
+const DIM: usize = 16;
+
+/// The status of a prefill of one head with a mask and a position bias, either of which may be left out.
+fn prefill(mask: Option<&[u8]>, bias: Option<&[f16]>) -> i32 {
+    let inputs = [ROWS, KEYS, KEYS].map(|rows| upload(&vec![f16::ONE; rows * DIM]));
+    let out = upload(&vec![f16::ZERO; ROWS * DIM]);
+    let workspace = malloc(16 << 20);
+    let mut tensors: Vec<*mut aclTensor> = Vec::new();
+    let mut new = |dtype, shape: [usize; 4], at: *mut c_void| {
+        tensors.push(tensor(dtype, &shape.map(|n| n as i64), at));
+        tensors[tensors.len() - 1]
+    };
+    let [query, key, value] = [(0, ROWS), (1, KEYS), (2, KEYS)]
+        .map(|(at, rows)| new(HALF, [1, 1, rows, DIM], inputs[at]));
+    let output = new(HALF, [1, 1, ROWS, DIM], out);
+    let mut memory = vec![out, workspace];
+    memory.extend(inputs);
+    let scores = [1, 1, ROWS, KEYS];
+    let mask = mask.map_or(null_mut(), |mask| {
+        memory.push(upload(mask));
+        new(aclDataType::ACL_BOOL, scores, memory[memory.len() - 1])
+    });
+    let bias = bias.map_or(null_mut(), |bias| {
+        memory.push(upload(bias));
+        new(HALF, scores, memory[memory.len() - 1])
+    });
+    let (keys, values) = (list(&[key]), list(&[value]));
+    let (mut bytes, mut executor) = (0, null_mut());
+    let status = unsafe {
+        ok(aclnnFusedInferAttentionScoreGetWorkspaceSize(
+            query,
+            keys,
+            values,
+            bias,
+            mask,
+            null(),
+            null(),
+            null(),
+            null(),
+            null(),
+            null(),
+            null(),
+            null(),
+            null(),
+            null(),
+            null(),
+            null(),
+            1,
+            0.25,
+            i64::from(i32::MAX),
+            i64::from(i32::MAX),
+            c"BNSD".as_ptr().cast_mut(),
+            1,
+            0,
+            0,
+            0,
+            0,
+            false,
+            output,
+            null(),
+            &mut bytes,
+            &mut executor,
+        ));
+        ok(aclnnFusedInferAttentionScore(
+            workspace,
+            bytes,
+            executor,
+            null_mut(),
+        ));
+        let status = aclrtSynchronizeStream(null_mut());
+        // The lists own their tensors.
+        for tensor in [query, output, mask, bias]
+            .into_iter()
+            .filter(|tensor| !tensor.is_null())
+        {
+            ok(aclDestroyTensor(tensor));
+        }
+        ok(aclDestroyTensorList(keys));
+        ok(aclDestroyTensorList(values));
+        status
+    };
+    memory.into_iter().for_each(free);
+    status
+}
+
+/// A mask of a function of row and key.
+fn mask(hides: impl Fn(usize, usize) -> bool) -> Vec<u8> {
+    let places = (0..ROWS).flat_map(|row| (0..KEYS).map(move |key| (row, key)));
+    places.map(|(row, key)| u8::from(hides(row, key))).collect()
+}
+
+#[test]
+fn an_infinity_in_a_position_bias() {
+    let _bench = Bench::new();
+    let _strict = check_scope(Check::Strict);
+    let mut bias = vec![f16::from_f32(-3.0); ROWS * KEYS];
+    bias[7] = f16::MIN;
+    assert_eq!(prefill(None, Some(&bias)), 0);
+    let warned = || {
+        let all = findings().into_iter();
+        let of_bias = all.filter(|of| of.kind == FindingKind::InfiniteBias);
+        of_bias.map(|of| of.message).collect::<Vec<_>>()
+    };
+    assert!(warned().is_empty());
+    bias[2 * KEYS + 5] = f16::NEG_INFINITY;
+    // Hardware makes NaN of some of them only: a warning in strict mode too.
+    assert_eq!(prefill(None, Some(&bias)), 0);
+    let said = warned().concat();
+    assert!(
+        said.contains("sequence 0, head 0, row 2, key 5 is -inf"),
+        "{said}"
+    );
+    assert!(said.contains("attenMask"), "{said}");
+}
+
+#[test]
+fn a_mask_in_which_true_keeps_a_key() {
+    let _bench = Bench::new();
+    let _strict = check_scope(Check::Strict);
+    let shift = KEYS - ROWS;
+    let causal = |row: usize, key: usize| key > row + shift;
+    assert_eq!(prefill(Some(&mask(causal)), None), 0);
+    let said = [
+        "row whose every key is hidden",
+        "every key from row 7 of sequence 0",
+        "invert a mask",
+    ];
+    fails(
+        prefill(Some(&mask(|row, key| !causal(row, key))), None),
+        507_015,
+        &said,
+    );
+    // Rows of padding see nothing, and a call of padding alone may be one that warms up.
+    assert_eq!(prefill(Some(&mask(|_, _| true)), None), 0);
+    assert_eq!(
+        prefill(Some(&mask(|row, key| row > 0 || causal(row, key))), None),
+        0
+    );
+    assert_eq!(
+        prefill(Some(&mask(|row, key| row == 7 || causal(row, key))), None),
+        0
+    );
+    // Keys of an encoder: padding at the end is hidden, and every row sees some.
+    assert_eq!(prefill(Some(&mask(|_, key| key > 3)), None), 0);
+}
