@@ -4,7 +4,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ascend_attention::sys::{Reader, VARIABLES};
+use ascend_attention::sys::{VARIABLES, VariableReader};
 use ascend_attention::{file_version, toolkit_version};
 
 /// Where the system's loader looks for libraries.
@@ -21,7 +21,10 @@ pub(super) fn variables() -> Vec<(&'static str, Option<String>)> {
         Some(value.to_string_lossy().into_owned())
     };
     let all = VARIABLES.iter().filter_map(|variable| {
-        let always = matches!(variable.reader, Reader::Library | Reader::Doctor);
+        let always = matches!(
+            variable.reader,
+            VariableReader::Library | VariableReader::Doctor
+        );
         let value = value(variable.name);
         (always || value.is_some()).then_some((variable.name, value))
     });

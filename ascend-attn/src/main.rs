@@ -102,10 +102,10 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { TROUBLE } else { 0 });
         }
     };
-    // The report of `doctor` has them; here they are told once for all other commands.
-    let unknown = sys::untold_variables();
+    // All of them are named here, or in the report of `doctor`: the library and the emulation need not name the misspelt ones.
+    sys::misspelt_variables_once();
     if !matches!(arguments.command, Command::Doctor(_)) {
-        for variable in unknown {
+        for variable in sys::unknown_variables() {
             output::remark(&variable.to_string());
         }
     }

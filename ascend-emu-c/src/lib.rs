@@ -28,8 +28,8 @@ macro_rules! export {
                     record::begin();
                 }
                 if const { matches!(stringify!($name).as_bytes(), b"aclInit") } {
-                    // Programs in C and Python ask no contract before they call.
-                    ascend_emu::tell_lints();
+                    // Programs in C and Python do not check their calls against the contract.
+                    ascend_emu::report_lints();
                 }
                 // SAFETY: the caller keeps the same contract.
                 unsafe { ascend_emu::traced::$name($( $argument ),*) }

@@ -232,8 +232,7 @@ impl Config {
 fn loaded() -> &'static (Config, Option<Failure>) {
     static CONFIG: OnceLock<(Config, Option<Failure>)> = OnceLock::new();
     CONFIG.get_or_init(|| {
-        let misspelt = ascend_sys::untold_variables().into_iter();
-        for variable in misspelt.filter(|variable| variable.is_misspelt()) {
+        for variable in ascend_sys::misspelt_variables_once() {
             eprintln!("ascend-emu: {variable}");
         }
         Config::or_default(Config::read(|name| env::var_os(name)))
@@ -411,9 +410,8 @@ mod tests {
         for name in asked() {
             let mut listed = ascend_sys::VARIABLES.iter();
             assert!(
-                listed.any(
-                    |known| known.name == name && known.reader == ascend_sys::Reader::Emulation
-                ),
+                listed.any(|known| known.name == name
+                    && known.reader == ascend_sys::VariableReader::Emulation),
                 "{name}: add a line to ascend-sys/src/environment.rs"
             );
         }

@@ -1,7 +1,7 @@
-//! Lints: what an operator takes and then ignores, misreads or overruns, told to programs that did not ask the contract.
+//! Lints: what an operator takes and then ignores, misreads or overruns, reported to programs that did not ask the contract.
 //!
-//! The safe layer asks before each call, so that calls by way of [`functions`](crate::functions) are told nothing unless
-//! `ASCEND_EMU_LINTS` says so. Programs in C and Python ask nobody: the shared library [tells](tell_lints) them.
+//! The safe layer checks each call for lints itself, so that calls through [`functions`](crate::functions) report none unless
+//! `ASCEND_EMU_LINTS` says so. Programs in C and Python check nothing: the shared library turns [reports](report_lints) on.
 
 use crate::config::{Check, Lints, check, config};
 use crate::lock::Lock;
@@ -11,35 +11,36 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Call sites that are told of one lint of an operator. Loops call with other shapes each time.
+/// The most sites of one lint of an operator that are reported. A loop may call with other shapes each time.
 const MOST_SITES: usize = 8;
 
-/// What lints have been told: of an operator and a lint, hashes of the tensors' descriptions.
-static TOLD: Lock<BTreeMap<(&str, &str), Vec<u64>>> = Lock::new(BTreeMap::new());
+/// The sites that were reported, by operator and lint; a site is a hash of the tensors' descriptions.
+static REPORTED: Lock<BTreeMap<(&str, &str), Vec<u64>>> = Lock::new(BTreeMap::new());
 
-static UNASKED: AtomicBool = AtomicBool::new(false);
+/// Whether lints are reported where `ASCEND_EMU_LINTS` does not say.
+static REPORTS: AtomicBool = AtomicBool::new(false);
 
-/// Tells lints on stderr from now on, unless `ASCEND_EMU_LINTS` says otherwise: the program's calls come from somebody who
-/// does not ask the contract before.
-pub fn tell_lints() {
-    UNASKED.store(true, Ordering::Relaxed);
+/// Reports lints on stderr from now on, unless `ASCEND_EMU_LINTS` says otherwise: for programs that do not check their calls
+/// against the contract.
+pub fn report_lints() {
+    REPORTS.store(true, Ordering::Relaxed);
 }
 
 /// What becomes of lints.
 pub(crate) fn mode() -> Lints {
     config()
         .lints
-        .unwrap_or_else(|| match UNASKED.load(Ordering::Relaxed) {
+        .unwrap_or_else(|| match REPORTS.load(Ordering::Relaxed) {
             true => Lints::Warn,
             false => Lints::Off,
         })
 }
 
-/// Tells a lint that a call breaks, once for each description of tensors, of which `tensors` is the text.
+/// Reports a lint that a call breaks, once for each description of its tensors, which `tensors` writes.
 ///
 /// # Errors
 /// The lint, where lints are errors; one by which the device may leave the tensors also where checks are strict.
-pub(crate) fn tell(
+pub(crate) fn report(
     symbol: &'static str,
     tensors: impl FnOnce() -> String,
     lint: &Violation,
@@ -60,12 +61,12 @@ pub(crate) fn tell(
     let mut hasher = DefaultHasher::new();
     tensors.hash(&mut hasher);
     let site = hasher.finish();
-    let mut told = TOLD.lock();
-    let sites = told.entry((symbol, rule.id)).or_default();
+    let mut reported = REPORTED.lock();
+    let sites = reported.entry((symbol, rule.id)).or_default();
     if sites.len() < MOST_SITES && !sites.contains(&site) {
         sites.push(site);
         let rest = match sites.len() {
-            MOST_SITES => "; this lint is told no more for other tensors",
+            MOST_SITES => "; this lint is not reported again for other tensors",
             _ => "",
         };
         eprintln!("ascend-emu: lint: {text}{rest}");

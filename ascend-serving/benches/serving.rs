@@ -114,7 +114,7 @@ fn forward_with_range_check(bencher: Bencher<'_, '_>, check: &str) {
     for _ in 0..32 {
         let mut sequence = Sequence::new(attention.cache().pool());
         attention.grow(&stream, &mut sequence, 1000).unwrap();
-        attention.cache().set_computed(&sequence, 999).unwrap();
+        attention.cache().mark_computed(&sequence, 999).unwrap();
         sequences.push(sequence);
     }
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);

@@ -598,15 +598,8 @@ fn check_part(pool: &BlockPool, part: &Sequence, tokens: usize) -> Result<(), Re
         "a sequence",
         "insert sequences of the pools that the prefix cache was made with",
     )?;
-    if tokens > part.len() {
-        return Err(refused(
-            Rule::SequenceLength,
-            format_args!("{tokens} tokens"),
-            format_args!("at most {}, those of the sequence", part.len()),
-            "insert the tokens whose keys a step has computed",
-        ));
-    }
-    if let Some(computed) = pool.computed(part.stamp()).filter(|of| *of < tokens) {
+    part.check_count(tokens, "insert the tokens whose keys a step has computed")?;
+    if let Some(computed) = pool.computed_tokens(part.stamp()).filter(|of| *of < tokens) {
         return Err(refused(
             Rule::SequenceGap,
             format_args!(

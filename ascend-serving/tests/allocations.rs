@@ -67,7 +67,7 @@ fn layers_over<T: Element + Default>(
     let mut engine = Attention::new(AttentionShape::new(4, 2, 64), cache, backends);
     for sequence in &mut sequences {
         let cached = sequence.len();
-        engine.cache().set_computed(sequence, cached).unwrap();
+        engine.cache().mark_computed(sequence, cached).unwrap();
         let _ = sequence.grow(1).unwrap();
     }
     let batch: Vec<_> = sequences.iter().map(|s| BatchRequest::of(s, 1)).collect();
@@ -239,7 +239,7 @@ fn mixed_layers_of_a_step() -> usize {
         for (at, group) in engine.groups().iter().enumerate() {
             let part = sequence.group(at).unwrap();
             let cache = group.attention().cache();
-            cache.set_computed(part, len).unwrap();
+            cache.mark_computed(part, len).unwrap();
         }
         sequence
     });

@@ -61,7 +61,7 @@ pub use geometry::{
     TOKENS_UNBOUNDED, Tile, Visibility,
 };
 pub use layout::{Axes, Extents, Layout, View};
-pub use operator::{Change, OperatorVersion, To};
+pub use operator::{Change, NewArgument, OperatorVersion};
 pub use rule::{
     FIND_KERNEL_ERROR, INNER_NULLPTR, Level, PARAM_INVALID, PARAM_NULLPTR, RUNTIME_ERROR, Refusal,
     Rule, Scope, Span, TILING_ERROR, Unsupported, Violation,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Who reads a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Reader {
+pub enum VariableReader {
     /// The safe layer, and what it loads CANN's libraries with.
     Library,
     /// The emulation of CANN, in process or as a shared library.
@@ -21,11 +21,11 @@ pub enum Reader {
 /// An environment variable that one of the crates reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Variable {
+pub struct EnvironmentVariable {
     /// Its name.
     pub name: &'static str,
     /// Who reads it.
-    pub reader: Reader,
+    pub reader: VariableReader,
     /// Which values are allowed, in Markdown.
     pub values: &'static str,
     /// What holds where it is not set or empty, in Markdown.
@@ -36,16 +36,16 @@ pub struct Variable {
 
 macro_rules! variables {
     ($( $name:literal $reader:ident, $values:literal, $default:literal, $meaning:literal; )*) => {
-        /// Every environment variable that these crates read. What is set to nothing is not set. A value that is not
+        /// Every environment variable that these crates read. An empty value counts as not set. A value that is not
         /// allowed is refused with the allowed ones by the first call that needs it: `Runtime::auto` for
         /// `ASCEND_BACKEND`, `aclInit` for those of the emulation, which are read once, at the first call.
         ///
         /// | variable | values | default | what it decides |
         /// |---|---|---|---|
         $( #[doc = concat!("| `", $name, "` | ", $values, " | ", $default, " | ", $meaning, " |")] )*
-        pub const VARIABLES: &[Variable] = &[ $( Variable {
+        pub const VARIABLES: &[EnvironmentVariable] = &[ $( EnvironmentVariable {
             name: $name,
-            reader: Reader::$reader,
+            reader: VariableReader::$reader,
             values: $values,
             default: $default,
             meaning: $meaning,
@@ -202,22 +202,27 @@ const PREFIX: &str = "ASCEND_";
 /// Most letters that are added, left out, replaced or exchanged in a name that is still recognised.
 const MOST_EDITS: usize = 2;
 
-/// The variables of this process whose names begin with `ASCEND_` and that nobody is known to read, by name.
+/// The variables of this process that have a value, whose names begin with `ASCEND_`, and that nobody is known to read; in the
+/// order of their names.
 pub fn unknown_variables() -> Vec<UnknownVariable> {
-    let names = env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
-    let mut unknown: Vec<_> = names
-        .filter_map(|name| UnknownVariable::of(&name))
+    let set = env::vars_os().filter(|(_, value)| !value.is_empty());
+    let mut unknown: Vec<_> = set
+        .filter_map(|(name, _)| UnknownVariable::of(&name.to_string_lossy()))
         .collect();
     unknown.sort_unstable_by(|one, other| one.name.cmp(&other.name));
     unknown
 }
 
-/// [`unknown_variables`] for whoever asks first in this process, so that each is told once; nothing for all others.
-pub fn untold_variables() -> Vec<UnknownVariable> {
-    static TOLD: AtomicBool = AtomicBool::new(false);
-    match TOLD.swap(true, Ordering::Relaxed) {
+/// The [unknown variables](unknown_variables) that are [misspelt](UnknownVariable::is_misspelt), to the first caller in this
+/// process: each is reported once. Empty for all later callers.
+pub fn misspelt_variables_once() -> Vec<UnknownVariable> {
+    static REPORTED: AtomicBool = AtomicBool::new(false);
+    match REPORTED.swap(true, Ordering::Relaxed) {
         true => Vec::new(),
-        false => unknown_variables(),
+        false => unknown_variables()
+            .into_iter()
+            .filter(UnknownVariable::is_misspelt)
+            .collect(),
     }
 }
 

@@ -98,7 +98,8 @@ mod search;
 pub use api::{Api, FUNCTIONS, MissingSymbol, Origin};
 pub use enumeration::Enumeration;
 pub use environment::{
-    Reader, UnknownVariable, VARIABLES, Variable, unknown_variables, untold_variables,
+    EnvironmentVariable, UnknownVariable, VARIABLES, VariableReader, misspelt_variables_once,
+    unknown_variables,
 };
 pub use functions::Functions;
 pub use library::Library;

@@ -267,8 +267,7 @@ impl Runtime {
     }
 
     fn start(api: Arc<Api>, backend: Backend) -> Result<Self> {
-        let misspelt = ascend_sys::untold_variables().into_iter();
-        for variable in misspelt.filter(|variable| variable.is_misspelt()) {
+        for variable in ascend_sys::misspelt_variables_once() {
             tracing::warn!("{variable}");
         }
         // SAFETY: a null path stands for the default configuration.

@@ -20,7 +20,7 @@ TRACED = STRICT | TRACE
 GROUPS = [
     (STRICT, ["layouts", "masks", "paged", "latent", "extras", "quantised"]),
     (STRICT, ["scatter", "merging", "serving", "refusals"]),
-    (STRICT, ["graphs", "family_graphs", "streams", "unheeded", "around"]),
+    (STRICT, ["graphs", "family_graphs", "streams", "misuse", "around"]),
     (TRACED, ["operators", "releases", "fusion", "fusion_extras", "fusion_refusals", "dropout", "dot_product", "backward"]),
     (TRACED, ["prompt", "incre", "inference_refusals", "ring"]),
     (STRICT | {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, ["streams", "graphs", "family_graphs"]),

@@ -1,7 +1,7 @@
 //! `environment`: writes or checks the book's tables of environment variables.
 
 use crate::marked::Marked;
-use ascend_sys::{Reader, VARIABLES};
+use ascend_sys::{VARIABLES, VariableReader};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -12,11 +12,11 @@ const TABLES: Marked<'_> = Marked {
 };
 
 /// Who reads variables, in the order of the page.
-const READERS: [(Reader, &str); 4] = [
-    (Reader::Library, "The library"),
-    (Reader::Emulation, "The emulation"),
-    (Reader::Doctor, "Reported by `ascend-attn doctor`"),
-    (Reader::Tests, "The tests of this repository"),
+const READERS: [(VariableReader, &str); 4] = [
+    (VariableReader::Library, "The library"),
+    (VariableReader::Emulation, "The emulation"),
+    (VariableReader::Doctor, "Reported by `ascend-attn doctor`"),
+    (VariableReader::Tests, "The tests of this repository"),
 ];
 
 /// Writes the tables.

@@ -12,7 +12,7 @@ fn with(variables: &[(&str, &str)], arguments: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-const MISSPELT: [(&str, &str); 1] = [("ASCEND_EMU_CHEK", "strict")];
+const MISSPELT: [(&str, &str); 2] = [("ASCEND_EMU_CHEK", "strict"), ("ASCEND_EMU_STRICT", "")];
 
 #[test]
 fn every_command_names_a_misspelt_variable_once() {
@@ -38,6 +38,8 @@ fn every_command_names_a_misspelt_variable_once() {
             "note: ASCEND_EMU_CHEK is set, and nobody reads it: did you mean ASCEND_EMU_CHECK?";
         assert_eq!(error.matches(told).count(), 1, "{arguments:?}: {error}");
         assert_eq!(error.matches("ASCEND_EMU_CHEK ").count(), 1, "{error}");
+        // An empty value counts as not set.
+        assert!(!error.contains("ASCEND_EMU_STRICT"), "{error}");
     }
     let known = with(
         &[

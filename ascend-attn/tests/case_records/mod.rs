@@ -189,7 +189,7 @@ fn step(
     let pool = cache.pool().clone();
     let mut sequence = Sequence::new(&pool);
     let _ = sequence.grow(131).unwrap();
-    cache.set_computed(&sequence, 130).unwrap();
+    cache.mark_computed(&sequence, 130).unwrap();
     let batch = [BatchRequest::of(&sequence, 1)];
     let settings = BatchSettings::of(&cache, Causality::Causal);
     let metadata = AttentionMetadata::new(&batch, settings).unwrap();

@@ -12,9 +12,9 @@ mod emu_libs;
 
 mod computed;
 mod exports;
+mod misuse;
 mod recording;
 mod trace;
-mod unheeded;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -3,7 +3,7 @@
 use super::argument::{Argument, Shape, refuse};
 use super::call::{Work, work};
 use super::view::Views;
-use crate::room::{repeated, room_for};
+use crate::host_memory::{try_repeat, try_with_capacity};
 use crate::status::Outcome;
 
 /// Tensors one after the other along an axis.
@@ -125,13 +125,13 @@ fn counts_of(
     repeats.expect_index()?;
     Ok(move |views: &Views, size: usize| {
         let counts = views.of(&repeats).read::<i64>()?;
-        let mut each = room_for(counts.len())?;
+        let mut each = try_with_capacity(counts.len())?;
         for count in counts {
             let own = usize::try_from(count);
             each.push(own.map_err(|_| format!("repeats: {count} is negative"))?);
         }
         match each.as_slice() {
-            [one] => Ok(repeated(*one, size)?),
+            [one] => Ok(try_repeat(*one, size)?),
             _ if each.len() == size => Ok(each),
             _ => Err(format!(
                 "repeats: {} counts for {size} elements",
@@ -176,7 +176,12 @@ pub(super) fn repeat_interleave_count(
     out: Argument,
 ) -> Outcome<Work> {
     let count = count_of(input.operator, repeats)?;
-    repeat_each(input, None, move |_, size| Ok(repeated(count, size)?), out)
+    repeat_each(
+        input,
+        None,
+        move |_, size| Ok(try_repeat(count, size)?),
+        out,
+    )
 }
 
 /// Each part of an axis equally often.
@@ -192,7 +197,7 @@ pub(super) fn repeat_interleave_count_along(
     repeat_each(
         input,
         Some(axis),
-        move |_, size| Ok(repeated(count, size)?),
+        move |_, size| Ok(try_repeat(count, size)?),
         out,
     )
 }
@@ -214,7 +219,7 @@ pub(super) fn repeat_places(repeats: Argument, _output_size: i64, out: Argument)
                 "repeats: {total} in sum, but the output has {room}"
             ));
         }
-        let mut places = room_for::<i64>(total)?;
+        let mut places = try_with_capacity::<i64>(total)?;
         for (place, count) in (0..).zip(counts) {
             places.extend(std::iter::repeat_n(place, count));
         }

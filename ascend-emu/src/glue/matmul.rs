@@ -4,7 +4,7 @@ use super::argument::{Argument, Shape, broadcast};
 use super::call::{Work, work};
 use super::number::Number;
 use super::view::View;
-use crate::room::repeated;
+use crate::host_memory::try_repeat;
 use crate::status::Outcome;
 use rayon::prelude::*;
 
@@ -88,7 +88,7 @@ impl Product {
                 part.read::<f64>()
             };
             let (left, right) = (matrix(&a)?, matrix(&b)?);
-            let mut product = repeated(0.0, self.rows.saturating_mul(self.columns))?;
+            let mut product = try_repeat(0.0, self.rows.saturating_mul(self.columns))?;
             if self.inner > 0 && self.columns > 0 {
                 let rows = product.par_chunks_mut(self.columns);
                 rows.zip(left.par_chunks(self.inner))
@@ -160,7 +160,7 @@ pub(super) fn add_product(
             let part = |view: &View| place.iter().fold(view.clone(), |view, &at| view.at(0, at));
             // Without a part in it, what the input holds does not matter, NaN either.
             let mut sums = match beta {
-                0.0 => repeated(0.0, values.len())?,
+                0.0 => try_repeat(0.0, values.len())?,
                 _ => part(&input).read::<f64>()?,
             };
             for (sum, &value) in sums.iter_mut().zip(values) {

@@ -5,7 +5,7 @@ use super::call::{Work, work};
 use super::reduce::expect_real;
 use super::select::place_on;
 use super::view::View;
-use crate::room::{repeated, room_for};
+use crate::host_memory::{try_repeat, try_with_capacity};
 use crate::status::Outcome;
 use ascend_spec::DType;
 
@@ -120,7 +120,7 @@ pub(super) fn rms_norm(
     work(move |views| {
         let factors = views.of(&factors).read::<f64>()?;
         let mut numbers = views.of(&input).read::<f64>()?;
-        let mut found = room_for(lines)?;
+        let mut found = try_with_capacity(lines)?;
         for line in numbers.chunks_mut(factors.len().max(1)) {
             let squares: f64 = line.iter().map(|value| value * value).sum();
             let scale = 1.0 / (squares / line.len() as f64 + epsilon).sqrt();
@@ -183,11 +183,12 @@ pub(super) fn layer_norm(
     work(move |views| {
         let numbers = |argument: Option<Argument>, otherwise: f64| match argument {
             Some(argument) => views.of(&argument).read::<f64>(),
-            None => Ok(repeated(otherwise, width)?),
+            None => Ok(try_repeat(otherwise, width)?),
         };
         let (weight, bias) = (numbers(weight, 1.0)?, numbers(bias, 0.0)?);
         let mut values = views.of(&input).read::<f64>()?;
-        let (mut found_means, mut found_scales) = (room_for(lines)?, room_for(lines)?);
+        let (mut found_means, mut found_scales) =
+            (try_with_capacity(lines)?, try_with_capacity(lines)?);
         for line in values.chunks_mut(width.max(1)) {
             let mean = line.iter().sum::<f64>() / width as f64;
             let squares: f64 = line.iter().map(|value| (value - mean).powi(2)).sum();
@@ -234,7 +235,7 @@ pub(super) fn quantise_lines(
             Some(smooth) => Some(views.of(smooth).read::<f64>()?),
             None => None,
         };
-        let mut found = room_for(numbers.len() / width.max(1))?;
+        let mut found = try_with_capacity(numbers.len() / width.max(1))?;
         for line in numbers.chunks_mut(width.max(1)) {
             for (value, factor) in line.iter_mut().zip(smooth.iter().flatten()) {
                 *value *= factor;

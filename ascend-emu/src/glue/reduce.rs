@@ -4,7 +4,7 @@ use super::argument::{Argument, Shape, refuse};
 use super::call::{Work, work};
 use super::number::{Domain, Number, Wide};
 use super::view::{View, Views};
-use crate::room::room_for;
+use crate::host_memory::try_with_capacity;
 use crate::status::Outcome;
 use ascend_spec::DType;
 
@@ -182,7 +182,7 @@ fn fold(fold: Fold, input: Argument, dims: &[i64], keep: bool, out: Argument) ->
         fold: fn(&[W]) -> W,
     ) -> Result<(), String> {
         let input = views.of(input);
-        let mut results = room_for(axes.count(input))?;
+        let mut results = try_with_capacity(axes.count(input))?;
         axes.lines::<W>(input, &mut |line| {
             results.push(fold(line));
             Ok(())
@@ -248,7 +248,7 @@ fn fold_real(
     }
     work(move |views| {
         let input = views.of(&input);
-        let mut results = room_for(axes.count(input))?;
+        let mut results = try_with_capacity(axes.count(input))?;
         axes.lines::<f64>(input, &mut |line| {
             results.push(fold(line));
             Ok(())
@@ -342,7 +342,7 @@ fn each_line(
     work(move |views| {
         let arranged = axes.arrange(views.of(&out));
         let input = views.of(&input);
-        let mut results = room_for(input.elements())?;
+        let mut results = try_with_capacity(input.elements())?;
         axes.lines::<f64>(input, &mut |line| {
             let start = results.len();
             results.extend_from_slice(line);
@@ -395,7 +395,7 @@ pub(super) fn cumulate(input: Argument, dim: i64, dtype: DType, out: Argument) -
         add: fn(W, W) -> W,
     ) -> Result<(), String> {
         let input = views.of(input);
-        let mut results = room_for(input.elements())?;
+        let mut results = try_with_capacity(input.elements())?;
         axes.lines::<W>(input, &mut |line| {
             let mut sum = W::default();
             results.extend(line.iter().map(|&value| {

@@ -5,7 +5,7 @@ use super::call::{Work, work};
 use super::number::{Domain, Wide};
 use super::reduce::{Axes, greatest, least};
 use super::view::View;
-use crate::room::{NoRoom, collected, room_for};
+use crate::host_memory::{HostMemoryExhausted, try_collect, try_with_capacity};
 use crate::status::Outcome;
 
 /// What is looked for in a line.
@@ -22,12 +22,12 @@ enum Sought {
 
 impl Sought {
     /// Where it is.
-    fn places<W: Wide>(self, line: &[W]) -> Result<Vec<usize>, NoRoom> {
+    fn places<W: Wide>(self, line: &[W]) -> Result<Vec<usize>, HostMemoryExhausted> {
         Ok(match self {
             Sought::Extreme { largest: true } => vec![greatest(line)],
             Sought::Extreme { largest: false } => vec![least(line)],
             Sought::First { descending, count } => {
-                let mut places = collected(0..line.len())?;
+                let mut places = try_collect(0..line.len())?;
                 places.sort_unstable_by(|&one, &other| {
                     let (a, b) = if descending {
                         (other, one)
@@ -80,7 +80,7 @@ fn find(
         let lines = axes.count(input);
         let line = input.elements().checked_div(lines).unwrap_or(0);
         let count = lines.saturating_mul(sought.count(line));
-        let (mut values, mut places) = (room_for(count)?, room_for(count)?);
+        let (mut values, mut places) = (try_with_capacity(count)?, try_with_capacity(count)?);
         axes.lines::<W>(input, &mut |line| {
             let found = sought.places(line)?;
             values.extend(found.iter().map(|&place| line[place]));

@@ -4,7 +4,7 @@ use super::argument::{Argument, Shape, broadcast, common_shape, refuse};
 use super::call::{Work, work, work_of_size};
 use super::number::{Domain, Number, Wide};
 use super::view::{View, Views, map};
-use crate::room::room_for;
+use crate::host_memory::try_with_capacity;
 use crate::status::Outcome;
 use ascend_spec::DType;
 
@@ -103,7 +103,7 @@ impl Indices {
         for (axis, index) in &self.given {
             let values = views.of(index).broadcast(&self.common).read::<i64>()?;
             let size = self.own[*axis];
-            let mut places = room_for(values.len())?;
+            let mut places = try_with_capacity(values.len())?;
             for value in values {
                 places.push(place_on(index, *axis, value, size)?);
             }
@@ -423,7 +423,7 @@ pub(super) fn nonzero(rows: bool) -> impl Fn(Argument, Argument) -> Outcome<Work
             let from = views.of(&input);
             let values = from.read::<f64>()?;
             let count = values.iter().filter(|&&value| value != 0.0).count();
-            let mut places = room_for(count.saturating_mul(rank))?;
+            let mut places = try_with_capacity(count.saturating_mul(rank))?;
             let mut values = values.into_iter();
             View::places(from.shape(), &mut |place| {
                 if values.next() != Some(0.0) {

@@ -2,9 +2,9 @@
 
 use super::argument::{Argument, Role, Shape};
 use super::number::{Number, Wide};
+use crate::host_memory::{HostMemoryExhausted, try_repeat};
 use crate::memory::DeviceMemory;
 use crate::operator::{Addresses, TensorPosition};
-use crate::room::{NoRoom, repeated};
 use crate::sanitizer::allocation_table;
 use ascend_spec::DType;
 use smallvec::SmallVec;
@@ -243,7 +243,7 @@ impl View {
     /// All elements, the last axis fastest.
     pub(super) fn read<W: Wide>(&self) -> Result<Vec<W>, String> {
         let count = self.elements();
-        let mut values = repeated(W::default(), count)?;
+        let mut values = try_repeat(W::default(), count)?;
         self.read_into(&mut values);
         Ok(values)
     }
@@ -442,7 +442,7 @@ impl Views {
         tensors: &[Argument],
         at: &Addresses,
         memory: &DeviceMemory,
-    ) -> Result<Self, NoRoom> {
+    ) -> Result<Self, HostMemoryExhausted> {
         let mut copies = Vec::new();
         let ranges: Vec<Range<usize>> =
             tensors.iter().map(|argument| range(argument, at)).collect();
@@ -455,7 +455,7 @@ impl Views {
             let size = argument.desc.dtype.size().unwrap_or(1);
             let mut start = memory.host(range.start);
             if argument.role == Role::Read && shared(range) {
-                let mut copy = repeated(0u8, range.len())?;
+                let mut copy = try_repeat(0u8, range.len())?;
                 // SAFETY: the range is valid (the caller's promise), the copy has room for it.
                 unsafe { std::ptr::copy_nonoverlapping(start, copy.as_mut_ptr(), range.len()) };
                 start = copy.as_mut_ptr();
@@ -488,7 +488,7 @@ impl Views {
             })
         };
         let views = tensors.iter().zip(&ranges).map(view);
-        let views = views.collect::<Result<_, NoRoom>>()?;
+        let views = views.collect::<Result<_, HostMemoryExhausted>>()?;
         let place = |range: Range<usize>| (range.clone(), memory.host(range.start).addr());
         Ok(Views {
             views,

@@ -13,7 +13,7 @@ use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::output::OutputTensor;
 use super::tensor::strided::{Sizes, WriteTensor};
-use crate::room::{NoRoom, collected, room_for};
+use crate::host_memory::{HostMemoryExhausted, try_collect, try_with_capacity};
 use ascend_spec::attention_problem::{
     AttentionProblem, Grid, Padding, Rows, ScaleOffset, SmallTensor, TensorRole, Work,
 };
@@ -83,7 +83,7 @@ impl Attention {
         problem: &AttentionProblem<'_>,
         buffers: &Buffers<'_>,
         single: bool,
-    ) -> Result<Self, NoRoom> {
+    ) -> Result<Self, HostMemoryExhausted> {
         let attends = problem.work == Work::Attend;
         let own = problem.dtype();
         let weight_dtype = if single { DType::Float } else { own };
@@ -141,7 +141,7 @@ impl Attention {
         } else {
             Padding::default()
         };
-        let mut sequences = room_for(if attends { problem.batch } else { batch })?;
+        let mut sequences = try_with_capacity(if attends { problem.batch } else { batch })?;
         if attends {
             for (b, of) in problem.sequences(padding).enumerate() {
                 // SAFETY: the problem touches the key rows of each sequence.
@@ -156,7 +156,7 @@ impl Attention {
             Some(grid) => {
                 let logits = scales(grid, problem.heads);
                 let of_head = |head| logits.of_row((0, head, 0));
-                Some(collected((0..problem.heads).map(of_head))?)
+                Some(try_collect((0..problem.heads).map(of_head))?)
             }
             None => None,
         };

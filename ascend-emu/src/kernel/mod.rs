@@ -69,7 +69,7 @@ mod tensor;
 #[cfg(test)]
 mod tests;
 
-use crate::room::NoRoom;
+use crate::host_memory::HostMemoryExhausted;
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole, Work};
 use ascend_spec::{DType, MaskGeometry};
 use attention::Attention;
@@ -111,9 +111,9 @@ pub enum KernelError {
     NoHostMemory(usize),
 }
 
-impl From<NoRoom> for KernelError {
-    fn from(no_room: NoRoom) -> Self {
-        KernelError::NoHostMemory(no_room.0)
+impl From<HostMemoryExhausted> for KernelError {
+    fn from(exhausted: HostMemoryExhausted) -> Self {
+        KernelError::NoHostMemory(exhausted.0)
     }
 }
 
@@ -223,7 +223,7 @@ unsafe fn run_under(
     problem: &AttentionProblem<'_>,
     buffers: &Buffers<'_>,
     options: &RunOptions<'_>,
-) -> Result<(), NoRoom> {
+) -> Result<(), HostMemoryExhausted> {
     if problem.work == Work::Nothing {
         return Ok(());
     }

@@ -7,7 +7,7 @@ use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::strided::Sizes;
-use crate::room::{NoRoom, collected, room_for};
+use crate::host_memory::{HostMemoryExhausted, try_collect, try_with_capacity};
 use ascend_spec::attention_problem::{AttentionProblem, SequenceTerms, Slopes, TensorRole};
 use std::ops::Range;
 
@@ -45,7 +45,7 @@ impl Bias {
         problem: &AttentionProblem<'_>,
         buffers: &Buffers<'_>,
         types: ElementTypes,
-    ) -> Result<Option<Self>, NoRoom> {
+    ) -> Result<Option<Self>, HostMemoryExhausted> {
         if let Some(of) = problem.slopes {
             // SAFETY: the problem touches the slopes.
             let scales = unsafe { ScaleGrid::new(buffers, &of.grid, problem.heads, 1) };
@@ -55,7 +55,7 @@ impl Bias {
                 problem.batch
             };
             let heads = problem.heads;
-            let mut slopes = room_for(heads.saturating_mul(batch))?;
+            let mut slopes = try_with_capacity(heads.saturating_mul(batch))?;
             for b in 0..batch {
                 slopes.extend((0..heads).map(|head| scales.of_row((b, head, 0))));
             }
@@ -169,7 +169,7 @@ unsafe fn of_sequences(
     problem: &AttentionProblem<'_>,
     buffers: &Buffers<'_>,
     types: ElementTypes,
-) -> Result<Vec<SequenceBias>, NoRoom> {
+) -> Result<Vec<SequenceBias>, HostMemoryExhausted> {
     let base = buffers.base(TensorRole::Bias);
     let one = |(b, terms): (usize, &SequenceTerms)| SequenceBias {
         rows: match problem.bias_rows(b) {
@@ -179,7 +179,7 @@ unsafe fn of_sequences(
         },
         by_distance: terms.bias.is_some_and(|bias| bias.up_to_row),
     };
-    collected(problem.terms.iter().enumerate().map(one))
+    try_collect(problem.terms.iter().enumerate().map(one))
 }
 
 /// Computes the bias of a row from a slope, as [`Slopes::bias`] defines it.

@@ -12,7 +12,7 @@ use super::sequence::Sequence;
 use super::simd::{Kernel, Level, Simd};
 use super::split_kv::SplitKv;
 use super::{decode, prefill};
-use crate::room::{NoRoom, room_for};
+use crate::host_memory::{HostMemoryExhausted, try_with_capacity};
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -57,7 +57,7 @@ struct Split {
 ///
 /// # Errors
 /// Tasks that there is no memory for.
-pub(super) fn compute(level: Level, attention: &Attention) -> Result<usize, NoRoom> {
+pub(super) fn compute(level: Level, attention: &Attention) -> Result<usize, HostMemoryExhausted> {
     let blocks = longest_first(blocks(attention)?)?;
     let busy = blocks.iter().filter(|block| !block.keys.is_empty()).count();
     let count = if busy == 0 || busy >= FEW_BLOCKS {
@@ -70,7 +70,7 @@ pub(super) fn compute(level: Level, attention: &Attention) -> Result<usize, NoRo
     let work = work.saturating_mul(dims);
 
     // Each task with the split that it belongs to, and its number in the split.
-    let mut tasks = room_for(blocks.len())?;
+    let mut tasks = try_with_capacity(blocks.len())?;
     let mut splits = Vec::new();
     for block in blocks {
         let length = split_length(&block, count);
@@ -113,7 +113,7 @@ pub(super) fn compute(level: Level, attention: &Attention) -> Result<usize, NoRo
 }
 
 /// The query blocks of a call, each with the keys that some of its queries see.
-fn blocks(attention: &Attention) -> Result<Vec<Task>, NoRoom> {
+fn blocks(attention: &Attention) -> Result<Vec<Task>, HostMemoryExhausted> {
     let queries = |sequence: &Sequence| sequence.rows * attention.group;
     let count = |size: usize| {
         let blocks = attention.sequences.iter().map(|sequence| {
@@ -128,7 +128,7 @@ fn blocks(attention: &Attention) -> Result<Vec<Task>, NoRoom> {
     } else {
         prefill::QUERIES
     };
-    let mut blocks = room_for(count(size))?;
+    let mut blocks = try_with_capacity(count(size))?;
     for (number, sequence) in attention.sequences.iter().enumerate() {
         let all = 0..sequence.geometry.kv_len() as usize;
         let queries = queries(sequence);
@@ -150,9 +150,9 @@ fn blocks(attention: &Attention) -> Result<Vec<Task>, NoRoom> {
 
 /// Sorts the key heads with the most work first, and the longest query blocks of each first. The tasks that run last are
 /// then short, and query blocks that read the same keys and values stay together, so that these may stay in a cache.
-fn longest_first(blocks: Vec<Task>) -> Result<Vec<Task>, NoRoom> {
+fn longest_first(blocks: Vec<Task>) -> Result<Vec<Task>, HostMemoryExhausted> {
     let head = |block: &Task| (block.sequence, block.kv_head);
-    let mut order = room_for(blocks.len())?;
+    let mut order = try_with_capacity(blocks.len())?;
     for (number, of_head) in blocks.chunk_by(|a, b| head(a) == head(b)).enumerate() {
         let work = of_head.iter().map(Task::work).fold(0, u64::saturating_add);
         for block in of_head {
@@ -165,7 +165,7 @@ fn longest_first(blocks: Vec<Task>) -> Result<Vec<Task>, NoRoom> {
     let sorted = order
         .into_iter()
         .filter_map(|(.., place)| blocks.get(place));
-    let mut all = room_for(blocks.len())?;
+    let mut all = try_with_capacity(blocks.len())?;
     all.extend(sorted.cloned());
     Ok(all)
 }

@@ -6,7 +6,7 @@ use super::kv::{KeyValues, KvTensor, Storage};
 use super::mask::summary::MaskSummary;
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::strided::{Sizes, WriteTensor};
-use crate::room::NoRoom;
+use crate::host_memory::HostMemoryExhausted;
 use ascend_spec::MaskGeometry;
 use ascend_spec::attention_problem::{
     self, AttentionProblem, DropRows, MaskRows, Rows, TensorRole,
@@ -55,7 +55,7 @@ impl Sequence {
         b: usize,
         (of, mask): (attention_problem::SequenceRows, Option<MaskRows>),
         types: ElementTypes,
-    ) -> Result<Self, NoRoom> {
+    ) -> Result<Self, HostMemoryExhausted> {
         let at = problem.key_value(b);
         let (batch, rows) = match &problem.pages {
             Some(pages) => (pages.blocks, pages.block_size),

@@ -7,10 +7,10 @@ use super::phase_one::executor_of;
 use crate::config::{Check, check};
 use crate::descriptor::Described;
 use crate::fault::Fault;
+use crate::host_memory::{HostMemoryExhausted, try_with_capacity};
 use crate::kernel::merge;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use crate::room::{NoRoom, room_for};
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
 use ascend_spec::update::{Argument, Arguments, Parameter, UpdateProblem, Version};
@@ -47,7 +47,10 @@ impl UpdateOperator {
 /// # Safety
 ///
 /// `first` leads to the bytes that [`TensorDesc::byte_range`] counts, live and written by nobody else.
-unsafe fn side_by_side(desc: &TensorDesc, first: *const u8) -> Result<Vec<u8>, NoRoom> {
+unsafe fn side_by_side(
+    desc: &TensorDesc,
+    first: *const u8,
+) -> Result<Vec<u8>, HostMemoryExhausted> {
     let axis = |axis: usize| {
         let dim = desc.shape.get(axis).copied().unwrap_or(1);
         (dim, desc.strides.get(axis).copied().unwrap_or(0))
@@ -57,7 +60,7 @@ unsafe fn side_by_side(desc: &TensorDesc, first: *const u8) -> Result<Vec<u8>, N
     let start = desc.byte_range().map_or(0, |range| range.start as usize);
     let count = |dim: i64| usize::try_from(dim).unwrap_or(usize::MAX);
     let elements = count(rows).saturating_mul(count(columns));
-    let mut copy = room_for(elements.saturating_mul(size))?;
+    let mut copy = try_with_capacity(elements.saturating_mul(size))?;
     for row in 0..rows {
         for column in 0..columns {
             let element = desc.offset + row * down + column * across;

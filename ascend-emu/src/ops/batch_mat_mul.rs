@@ -31,7 +31,7 @@ impl BatchMatMulOperator {
     fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Outcome<Self> {
         let call = arguments.call();
         let problem = call.check(soc)?;
-        lints::tell_of(Version::V1.symbol(), &arguments, |allowed| {
+        lints::report_first(Version::V1.symbol(), &arguments, |allowed| {
             call.lint(soc, allowed)
         })?;
         Ok(BatchMatMulOperator { arguments, problem })

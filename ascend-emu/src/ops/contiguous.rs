@@ -1,6 +1,6 @@
 //! Contiguous copies of strided tensors.
 
-use crate::room::{NoRoom, room_for};
+use crate::host_memory::{HostMemoryExhausted, try_with_capacity};
 use ascend_spec::TensorDesc;
 
 /// Bytes of an element; 0 for types that share bytes.
@@ -34,12 +34,15 @@ fn each_element(desc: &TensorDesc, mut visit: impl FnMut(isize)) {
 /// # Safety
 ///
 /// The bytes of the description may be read.
-pub(super) unsafe fn gather(desc: &TensorDesc, base: *const u8) -> Result<Vec<u8>, NoRoom> {
+pub(super) unsafe fn gather(
+    desc: &TensorDesc,
+    base: *const u8,
+) -> Result<Vec<u8>, HostMemoryExhausted> {
     let size = size(desc);
     let elements = desc
         .elements()
         .and_then(|count| usize::try_from(count).ok());
-    let mut copy = room_for(elements.unwrap_or(usize::MAX).saturating_mul(size))?;
+    let mut copy = try_with_capacity(elements.unwrap_or(usize::MAX).saturating_mul(size))?;
     each_element(desc, |at| {
         for byte in 0..size {
             // SAFETY: the byte is one of the description's, by the caller's promise.

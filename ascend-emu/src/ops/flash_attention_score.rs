@@ -62,7 +62,7 @@ impl FlashAttentionOperator {
         let call = arguments.call();
         let checked = call.check(version, target);
         let checked = checked.map_err(|refusal| refused(version.symbol(), refusal))?;
-        lints::tell(version.symbol(), &arguments, |report| {
+        lints::report(version.symbol(), &arguments, |report| {
             checked.each_lint(report)
         })?;
         let problem = checked.attention().map_err(Refusal::from)?;

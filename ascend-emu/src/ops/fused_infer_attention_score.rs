@@ -71,7 +71,7 @@ impl FiaOperator {
         let checked = call.check(version, target);
         let checked = checked.map_err(|refusal| refused(version.symbol(), refusal))?;
         let mut overruns = false;
-        lints::tell(version.symbol(), &arguments, |report| {
+        lints::report(version.symbol(), &arguments, |report| {
             checked.each_lint(&mut |lint| {
                 overruns |= lint.rule.overruns;
                 // Stand-ins for lengths say nothing of those to come.

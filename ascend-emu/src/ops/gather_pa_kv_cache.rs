@@ -37,7 +37,7 @@ impl GatherOperator {
         let call = arguments.call();
         let problem = call.check(soc)?;
         let first = |allowed: &[&str]| call.lint(&problem, soc, allowed);
-        lints::tell_of(Version::V1.symbol(), &arguments, first)?;
+        lints::report_first(Version::V1.symbol(), &arguments, first)?;
         Ok(GatherOperator {
             arguments,
             problem,

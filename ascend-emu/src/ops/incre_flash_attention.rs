@@ -17,7 +17,7 @@ fn new(version: Version) -> impl FnOnce(&Arguments<Described>) -> Outcome<Checke
         let descs = arguments.map(|_, tensor| tensor.desc);
         let call = descs.call();
         let problem = call.problem(version, context::machine().target)?;
-        lints::tell_of(version.symbol(), &descs, |allowed| {
+        lints::report_first(version.symbol(), &descs, |allowed| {
             call.lint(version, allowed)
         })?;
         let known = (version.symbol(), version.number());

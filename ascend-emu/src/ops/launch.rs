@@ -4,9 +4,9 @@ use super::declared::{DeclaredOperator, ParameterOf};
 use super::overlap::refuse_overlap;
 use crate::config::Check;
 use crate::fault::Fault;
+use crate::host_memory::{HostMemoryExhausted, try_collect};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use crate::room::{NoRoom, collected};
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::AICORE_EXCEPTION;
 use ascend_spec::DType;
@@ -127,7 +127,7 @@ pub(super) unsafe fn integers<O: DeclaredOperator>(
     memory: &DeviceMemory,
     at: &Addresses,
     argument: impl Into<Argument<ParameterOf<O>>>,
-) -> Result<Vec<i64>, NoRoom> {
+) -> Result<Vec<i64>, HostMemoryExhausted> {
     let argument = argument.into();
     let Some(desc) = op.arguments().tensor(argument) else {
         return Ok(Vec::new());
@@ -140,5 +140,5 @@ pub(super) unsafe fn integers<O: DeclaredOperator>(
         // SAFETY: as above.
         _ => i64::from(unsafe { first.cast::<i32>().add(index).read_unaligned() }),
     };
-    collected((0..usize::try_from(count).unwrap_or(0)).map(one))
+    try_collect((0..usize::try_from(count).unwrap_or(0)).map(one))
 }

@@ -7,9 +7,9 @@ use crate::status::{ACLNN_INNER, Outcome};
 use ascend_spec::operator::{ArgumentList, DeclaredParameter as _};
 use ascend_spec::{Level, TensorDesc, Violation, each_lint};
 
-/// Tells every lint that `each` reports of a checked call. A call of which the operator's host code dies on some hosts, and
-/// which others take, is reported whatever becomes of lints.
-pub(super) fn tell<A: ArgumentList<Tensor = TensorDesc>>(
+/// Reports every lint that `each` finds in a checked call. A call that crashes the operator's host code on some hosts is reported
+/// in every mode of lints.
+pub(super) fn report<A: ArgumentList<Tensor = TensorDesc>>(
     symbol: &'static str,
     arguments: &A,
     each: impl FnOnce(&mut dyn FnMut(Violation)),
@@ -19,15 +19,15 @@ pub(super) fn tell<A: ArgumentList<Tensor = TensorDesc>>(
         if outcome.is_ok() {
             outcome = match lint.rule.level {
                 Level::HostCrash => report_crash(symbol, &lint, ACLNN_INNER),
-                Level::Lint | Level::Rule => lints::tell(symbol, || tensors(arguments), &lint),
+                Level::Lint | Level::Rule => lints::report(symbol, || tensors(arguments), &lint),
             };
         }
     });
     outcome
 }
 
-/// The same of a contract that finds the first lint that is not allowed.
-pub(super) fn tell_of<A: ArgumentList<Tensor = TensorDesc>>(
+/// As [`report`], for a contract that returns the first lint that is not allowed.
+pub(super) fn report_first<A: ArgumentList<Tensor = TensorDesc>>(
     symbol: &'static str,
     arguments: &A,
     first: impl FnMut(&[&str]) -> Result<(), Violation>,
@@ -35,7 +35,7 @@ pub(super) fn tell_of<A: ArgumentList<Tensor = TensorDesc>>(
     if lints::mode() == Lints::Off {
         return Ok(());
     }
-    tell(symbol, arguments, |report| each_lint(first, report))
+    report(symbol, arguments, |lint| each_lint(first, lint))
 }
 
 fn tensors<A: ArgumentList<Tensor = TensorDesc>>(arguments: &A) -> String {

@@ -9,10 +9,10 @@ use crate::config::{Check, check};
 use crate::descriptor::Described;
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
+use crate::host_memory::try_collect;
 use crate::kernel::ring_update::{self, Buffers, Triple};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use crate::room::collected;
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
 use crate::status::Outcome;
@@ -38,7 +38,7 @@ impl RingUpdateOperator {
     fn new(arguments: Arguments<TensorDesc>, version: Version, target: Target) -> Outcome<Self> {
         let call = arguments.call();
         let problem = call.check(version, target)?;
-        lints::tell_of(version.symbol(), &arguments, |allowed| call.lint(allowed))?;
+        lints::report_first(version.symbol(), &arguments, |allowed| call.lint(allowed))?;
         Ok(RingUpdateOperator {
             arguments,
             version,
@@ -138,7 +138,7 @@ impl DeclaredOperator for RingUpdateOperator {
                 // SAFETY: the check has found that many entries of INT64, which are live and locked for the task that
                 // runs this.
                 let entry = |entry| unsafe { of.read::<i64>(entry) };
-                collected((0..entries).map(entry)).map_err(|why| launch.fault(why))?
+                try_collect((0..entries).map(entry)).map_err(|why| launch.fault(why))?
             }
             None => Vec::new(),
         };

@@ -2,7 +2,7 @@
 
 use super::capture::{Capture, Position};
 use super::event::{Event, Mark, microseconds_until};
-use super::stall::Patience;
+use super::stall::StallWatch;
 use super::stream_faults::StreamFaults;
 use crate::config::Check;
 use crate::handle::{Id, Kind, Table};
@@ -97,10 +97,10 @@ impl CapturableEvent {
     pub(crate) fn synchronize(&self, check: Check, deadline: Option<Instant>) -> Outcome {
         const NAME: &str = "aclrtSynchronizeEvent";
         self.refuse_captured(NAME)?;
-        let mut patience = Patience::default();
+        let mut watch = StallWatch::default();
         let look = |stream| {
-            patience.look(NAME, stream)?;
-            Ok(Patience::next_look())
+            watch.look(NAME, stream)?;
+            Ok(StallWatch::next_look())
         };
         self.event.synchronize(NAME, check, deadline, look)
     }

@@ -133,15 +133,6 @@ impl State {
     }
 }
 
-/// What a wait within a graph can expect.
-#[derive(Debug)]
-pub(crate) enum Coming {
-    /// It ends now.
-    Raised,
-    /// It ends once one of these streams reaches a record that is queued on it.
-    Records(SmallVec<[StreamId; 4]>),
-}
-
 /// An event.
 #[derive(Debug)]
 pub(crate) struct Event {
@@ -286,13 +277,11 @@ impl Event {
         }
     }
 
-    /// What a wait within a graph can expect without anything more being queued.
-    pub(crate) fn coming(&self) -> Coming {
+    /// The streams on which a record of this event is queued. A wait within a graph ends once one of them reaches its record.
+    /// `None` if the event is raised, so that such a wait ends now.
+    pub(crate) fn awaited_streams(&self) -> Option<SmallVec<[StreamId; 4]>> {
         let state = self.state.lock();
-        match state.raised {
-            true => Coming::Raised,
-            false => Coming::Records(state.pending.iter().map(|pending| pending.stream).collect()),
-        }
+        (!state.raised).then(|| state.pending.iter().map(|pending| pending.stream).collect())
     }
 
     /// How many records the last reset found beyond the one that counts.

@@ -3,7 +3,7 @@
 
 use crate::config::check;
 use crate::lock::Lock;
-use crate::runtime::event::{Coming, Event};
+use crate::runtime::event::Event;
 use crate::sanitizer::{FindingKind, StreamId, Suspicion, allocation_table, report};
 use crate::status::{Outcome, STREAM_SYNC_TIMEOUT};
 use std::collections::BTreeMap;
@@ -41,8 +41,12 @@ impl Drop for Waiting {
     }
 }
 
-/// Whether a stream goes on only if somebody queues more. `path` are the streams that wait for it.
-fn in_vain(waits: &BTreeMap<StreamId, Wait>, stream: StreamId, path: &mut Vec<StreamId>) -> bool {
+/// Whether a stream goes on only if the program queues more work. `path` are the streams that wait for it.
+fn waits_forever(
+    waits: &BTreeMap<StreamId, Wait>,
+    stream: StreamId,
+    path: &mut Vec<StreamId>,
+) -> bool {
     if path.contains(&stream) {
         return true;
     }
@@ -50,53 +54,51 @@ fn in_vain(waits: &BTreeMap<StreamId, Wait>, stream: StreamId, path: &mut Vec<St
         return false;
     };
     path.push(stream);
-    let vain = match wait {
-        Wait::Record(of) => in_vain(waits, *of, path),
-        Wait::Event(event) => match event.coming() {
-            Coming::Raised => false,
-            Coming::Records(streams) => streams.iter().all(|of| in_vain(waits, *of, path)),
+    let mut all_wait = |streams: &[StreamId]| {
+        let mut streams = streams.iter();
+        streams.all(|other| waits_forever(waits, *other, path))
+    };
+    let forever = match wait {
+        Wait::Record(recording) => all_wait(&[*recording]),
+        Wait::Event(event) => match event.awaited_streams() {
+            Some(streams) => all_wait(&streams),
+            None => false,
         },
-        // Any task may write it.
-        Wait::Value(_) => {
-            let busy = allocation_table::busy_streams();
-            busy.iter().all(|of| in_vain(waits, *of, path))
-        }
+        // Any task may write the value.
+        Wait::Value(_) => all_wait(&allocation_table::busy_streams()),
     };
     path.pop();
-    vain
+    forever
 }
 
-/// What keeps a stream, itself or by way of others; `None` for one that goes on by itself.
-fn stalled_by(stream: StreamId) -> Option<Wait> {
+/// What keeps a stream from going on, itself or by way of other streams, and how to end that. `None` for a stream that goes
+/// on by itself.
+fn stalled_by(stream: StreamId) -> Option<String> {
     let waits = WAITS.lock();
-    if !in_vain(&waits, stream, &mut Vec::new()) {
+    if !waits_forever(&waits, stream, &mut Vec::new()) {
         return None;
     }
     let mut stream = stream;
     for _ in 0..waits.len() {
         match waits.get(&stream)? {
-            Wait::Record(of) => stream = *of,
-            wait => return Some(wait.clone()),
+            Wait::Record(recording) => stream = *recording,
+            Wait::Event(event) => return Some(missing_record(event)),
+            Wait::Value(address) => {
+                return Some(format!(
+                    "a value at {address:#x} (aclrtValueWait), and no other stream has work queued that could write it; call \
+                     aclrtValueWrite"
+                ));
+            }
         }
     }
     None
 }
 
-/// What a stalled graph waits for, and how to end it.
-fn missing(wait: &Wait) -> String {
-    let event = match wait {
-        Wait::Event(event) => event,
-        Wait::Record(_) => return "a record; queue it".to_owned(),
-        Wait::Value(at) => {
-            return format!(
-                "a value at {at:#x} (aclrtValueWait), and no other stream has work queued that could write it; call \
-                 aclrtValueWrite"
-            );
-        }
-    };
-    let queued = match event.coming() {
-        Coming::Records(streams) if !streams.is_empty() => {
-            "of which the only record queued comes behind this wait itself"
+/// Which record a replayed graph waits for.
+fn missing_record(event: &Event) -> String {
+    let queued = match event.awaited_streams() {
+        Some(streams) if !streams.is_empty() => {
+            "of which the only record queued comes after this wait itself"
         }
         _ => "of which no stream has a record queued",
     };
@@ -116,12 +118,12 @@ fn missing(wait: &Wait) -> String {
 
 /// Measures how long a wait of the host without a deadline has been for a stalled stream.
 #[derive(Debug, Default)]
-pub(crate) struct Patience {
+pub(crate) struct StallWatch {
     since: Option<Instant>,
-    told: bool,
+    reported: bool,
 }
 
-impl Patience {
+impl StallWatch {
     /// The time after which such a wait is a finding.
     const LIMIT: Duration = Duration::from_secs(1);
 
@@ -133,23 +135,22 @@ impl Patience {
     /// Looks at the stream that the host waits for. A stalled one is a finding once in a wait, after a second: other threads may
     /// queue the record, but a program whose only thread waits here would wait for ever.
     pub(crate) fn look(&mut self, name: &'static str, stream: StreamId) -> Outcome {
-        let Some(wait) = stalled_by(stream) else {
+        let Some(missing) = stalled_by(stream) else {
             self.since = None;
             return Ok(());
         };
         let since = *self.since.get_or_insert_with(Instant::now);
-        if self.told || since.elapsed() < Self::LIMIT {
+        if self.reported || since.elapsed() < Self::LIMIT {
             return Ok(());
         }
-        self.told = true;
+        self.reported = true;
         let suspicion = Suspicion {
             kind: FindingKind::StalledReplay,
             site: (name, "stream"),
             tensor: 0,
             message: format!(
-                "{name}: a replayed graph on the stream, or on one that it waits for, waits for {} on another stream after \
-                 aclmdlRIExecuteAsync and the task updates",
-                missing(&wait)
+                "{name}: a replayed graph on the stream, or on one that it waits for, waits for {missing} on another stream \
+                 after aclmdlRIExecuteAsync and the task updates"
             ),
         };
         report(check(), STREAM_SYNC_TIMEOUT, suspicion)

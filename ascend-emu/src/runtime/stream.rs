@@ -20,7 +20,7 @@ use crate::runtime::capture::{Capture, recordable};
 use crate::runtime::event::{Event, wait_limit};
 use crate::runtime::graph::{Graph, Group, Step};
 use crate::runtime::queue::{Command, Queue};
-use crate::runtime::stall::Patience;
+use crate::runtime::stall::StallWatch;
 use crate::runtime::stream_faults::StreamFaults;
 use crate::runtime::task::Task;
 use crate::sanitizer::{StreamId, StreamProgress, allocation_table};
@@ -159,14 +159,14 @@ impl Stream {
 
     /// Waits until the queue takes another command. Nobody else fills it while the caller holds `submission`.
     fn wait_for_room(&self, name: &'static str, _held: &Submission) -> Outcome {
-        let mut patience = Patience::default();
+        let mut watch = StallWatch::default();
         let mut shared = self.shared.lock();
         while shared.queue.is_full() {
             drop(shared);
-            patience.look(name, self.id)?;
+            watch.look(name, self.id)?;
             shared = self.shared.lock();
             if shared.queue.is_full() {
-                shared = self.advanced.wait(shared, Patience::next_look());
+                shared = self.advanced.wait(shared, StallWatch::next_look());
             }
         }
         Ok(())

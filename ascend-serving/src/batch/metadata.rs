@@ -6,7 +6,7 @@ use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::spec::fia::FiaCall;
 
 use crate::kv::{
-    BlockPool, CacheRecord, GroupId, PadPolicy, PageTable, Sequence, SequenceStamp, StepRecord,
+    BlockPool, CacheEntry, GroupId, PadPolicy, PageTable, Sequence, SequenceStamp, StepProgress,
     StepTokens, capacity, check_slots, fill_slots, uncopied, written_over,
 };
 use crate::refusal::{Refused, Rule, refused};
@@ -264,7 +264,7 @@ impl AttentionMetadata {
 
     /// Refuses a step whose sequences gave up blocks since it was made. Asked behind
     /// [`begin_step`](BlockPool::begin_step), which keeps what goes back later.
-    pub(crate) fn holds_blocks(&self, pool: &BlockPool) -> Result<(), Refused> {
+    pub(crate) fn check_blocks_held(&self, pool: &BlockPool) -> Result<(), Refused> {
         let counts = self.sequences.of.iter();
         let counts = counts.map(|of| Some(of.as_ref()?.pool_departures));
         let lengths = self.kv_lengths.lengths().iter();
@@ -288,27 +288,27 @@ impl AttentionMetadata {
         }
     }
 
-    /// Begins the record of what the step computes, in a cache of a pool. Asked behind
-    /// [`holds_blocks`](Self::holds_blocks), which has said that the sequences still have their blocks.
+    /// Begins to note what the step computes, in one cache of a pool. Called after
+    /// [`check_blocks_held`](Self::check_blocks_held), which has said that the sequences still have their blocks.
     ///
     /// # Errors
     /// [`Rule::SequenceChanged`], [`Rule::SequenceGap`], [`Rule::StepLayersMissing`].
-    pub(crate) fn record(&self, cache: &Arc<CacheRecord>) -> Result<StepRecord, Refused> {
-        StepRecord::begin(cache.pool(), Some(cache), self.step_tokens())
+    pub(crate) fn begin_progress(&self, cache: &Arc<CacheEntry>) -> Result<StepProgress, Refused> {
+        StepProgress::begin(cache.pool(), Some(cache), self.step_tokens())
     }
 
     /// The same in whatever caches the sequences' pool has; nothing of requests without sequences.
     ///
     /// # Errors
-    /// As for [`record`](Self::record).
-    pub(crate) fn record_in_all(&self) -> Result<Option<StepRecord>, Refused> {
+    /// As for [`begin_progress`](Self::begin_progress).
+    pub(crate) fn begin_progress_in_all(&self) -> Result<Option<StepProgress>, Refused> {
         let pool = self.sequences.pool.as_ref();
-        pool.map(|pool| StepRecord::begin(pool, None, self.step_tokens()))
+        pool.map(|pool| StepProgress::begin(pool, None, self.step_tokens()))
             .transpose()
     }
 
     /// Refuses a step with blocks that still wait for their tokens in a cache.
-    pub(crate) fn has_copies(&self, cache: &CacheRecord) -> Result<(), Refused> {
+    pub(crate) fn check_copies_queued(&self, cache: &CacheEntry) -> Result<(), Refused> {
         let blocks = self.sequence_blocks();
         match cache.pool().first_uncopied(blocks, Some(cache)) {
             None => Ok(()),

@@ -137,14 +137,19 @@ impl<T: Element> Attention<T> {
     ///
     /// # Errors
     /// As for [`Attention::begin`], of sequences and blocks; [`Acl`](ascend_attention::Error::Acl).
-    pub fn copy_awaited(&mut self, stream: &Stream, metadata: &AttentionMetadata) -> Result<()> {
+    pub fn queue_pending_copies(
+        &mut self,
+        stream: &Stream,
+        metadata: &AttentionMetadata,
+    ) -> Result<()> {
         self.cache.admits(stream)?;
         metadata.goes_with(self.cache.pool())?;
         let _lease = self.cache.pool().begin_step(stream);
-        metadata.holds_blocks(self.cache.pool())?;
+        metadata.check_blocks_held(self.cache.pool())?;
         // This cache has what is copied.
-        let _record = metadata.record(self.cache.record())?;
-        self.cache.copy_awaited(stream, metadata.sequence_blocks())
+        let _progress = metadata.begin_progress(self.cache.entry())?;
+        self.cache
+            .queue_pending_copies(stream, metadata.sequence_blocks())
     }
 
     /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared: steps on other streams

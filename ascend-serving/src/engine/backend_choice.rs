@@ -187,7 +187,7 @@ impl<T: Element> Attention<T> {
         self.cache().admits(stream)?;
         self.shape().check_cache(&self.cache().shape())?;
         metadata.goes_with(self.cache().pool())?;
-        metadata.holds_blocks(self.cache().pool())?;
+        metadata.check_blocks_held(self.cache().pool())?;
         self.choice(stream, metadata, options)
     }
 

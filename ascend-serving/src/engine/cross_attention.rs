@@ -11,12 +11,12 @@ use crate::backends::{
 use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
 use crate::kv::{
-    CacheWrite, LayerCache, PagedKvCache, Sequence, StepLease, StepRecord, StepTokens, uncopied,
+    CacheWrite, LayerCache, PagedKvCache, Sequence, StepLease, StepProgress, StepTokens, uncopied,
 };
 use crate::refusal::{Rule, refused};
 
 use super::layer_check::StepRows;
-use super::ran_layers::RanLayers;
+use super::queued_layers::QueuedLayers;
 
 /// The cross attention of a model with an encoder, such as Whisper, T5, or a language model that looks at pictures: each
 /// request's encoder tokens are written once, and every token of its decoder sees all of them, in every step.
@@ -142,7 +142,7 @@ impl<T: Element> CrossAttention<T> {
             .into());
         }
         let lease = self.cache.pool().begin_step(stream);
-        let record = self.cache.record();
+        let entry = self.cache.entry();
         let tokens = requests
             .iter()
             .zip(grown)
@@ -151,10 +151,10 @@ impl<T: Element> CrossAttention<T> {
                 cached,
                 len: of.len(),
             });
-        let record = StepRecord::begin(record.pool(), Some(record), tokens.enumerate())?;
+        let progress = StepProgress::begin(entry.pool(), Some(entry), tokens.enumerate())?;
         Ok(Encoding {
             lease,
-            ran: RanLayers::new(self.cache.shape().layers, vec![record]),
+            layers: QueuedLayers::new(self.cache.shape().layers, vec![progress]),
             cache: &mut self.cache,
             stream,
             slots,
@@ -194,7 +194,7 @@ impl<T: Element> CrossAttention<T> {
         let (mut lengths, mut rows) = (PerRequest::default(), Vec::new());
         for (at, sequence) in encoded.iter().enumerate() {
             self.cache.holds(sequence)?;
-            if let Some(block) = sequence.uncopied_in(Some(self.cache.record())) {
+            if let Some(block) = sequence.uncopied_in(Some(self.cache.entry())) {
                 return Err(uncopied(format_args!("block {block} of encoder {at}")).into());
             }
             if sequence.given_back() > 0 {
@@ -216,7 +216,7 @@ impl<T: Element> CrossAttention<T> {
                 len,
             };
             self.cache
-                .record()
+                .entry()
                 .check(&format_args!("encoder {at}"), tokens)?;
             lengths.push(len)?;
             rows.push(sequence.row());
@@ -248,7 +248,7 @@ pub struct Encoding<'a, T: Element> {
     slots: Vec<i32>,
     /// What the first layer has prepared for all.
     write: Option<CacheWrite>,
-    ran: RanLayers,
+    layers: QueuedLayers,
     lease: StepLease<'a, Stream>,
 }
 
@@ -259,9 +259,9 @@ impl<T: Element> Encoding<'_, T> {
     /// [`Rule::StepLayerRepeated`] for a layer that was queued before; as for [`PagedKvCache::plan_write`] and
     /// [`PagedKvCache::write`].
     pub fn write(&mut self, layer: usize, key: &Tensor<T>, value: &Tensor<T>) -> Result<()> {
-        self.ran.once(layer)?;
+        self.layers.check_not_repeated(layer)?;
         let outcome = self.queue(layer, key, value);
-        self.ran.note(layer, outcome)
+        self.layers.note_outcome(layer, outcome)
     }
 
     fn queue(&mut self, layer: usize, key: &Tensor<T>, value: &Tensor<T>) -> Result<()> {
@@ -274,7 +274,7 @@ impl<T: Element> Encoding<'_, T> {
                 &*self.write.insert(write)
             }
         };
-        self.ran.write()?;
+        self.layers.begin_write()?;
         self.cache.write(self.stream, write, layer, key, value)
     }
 
@@ -283,7 +283,7 @@ impl<T: Element> Encoding<'_, T> {
     /// # Errors
     /// [`Rule::StepLayersMissing`]: the tokens do not count as written.
     pub fn end(mut self) -> Result<()> {
-        Ok(self.ran.end()?)
+        Ok(self.layers.end()?)
     }
 
     /// The lease that keeps blocks from being handed out while the writes may not have happened.

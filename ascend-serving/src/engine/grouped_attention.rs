@@ -10,7 +10,7 @@ use crate::refusal::{Refused, Rule, refused};
 
 use super::attention::Attention;
 use super::grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
-use super::ran_layers::RanLayers;
+use super::queued_layers::QueuedLayers;
 use super::range_check::{RangeCheck, RangeFinding};
 use super::step::{LayerOptions, Step};
 
@@ -311,11 +311,11 @@ impl<T: Element> GroupedAttention<T> {
             let given = metadata.settings().causality;
             same_mask(&given.into(), &group.causality.into())?;
             let mut step = group.attention.begin(stream, metadata)?;
-            step.ran.silence();
+            step.layers.silence();
             steps.push(step);
         }
         Ok(GroupedStep {
-            ran: RanLayers::new(self.of_layer.len(), Vec::new()),
+            layers: QueuedLayers::new(self.of_layer.len(), Vec::new()),
             steps,
             of_layer: &self.of_layer,
         })
@@ -354,7 +354,7 @@ pub(crate) fn same_mask(given: &MaskKind, own: &MaskKind) -> Result<(), Refused>
 pub struct GroupedStep<'a, T: Element> {
     steps: Vec<Step<'a, T>>,
     of_layer: &'a [(usize, usize)],
-    ran: RanLayers,
+    layers: QueuedLayers,
 }
 
 impl<'a, T: Element> GroupedStep<'a, T> {
@@ -413,7 +413,7 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         let outcome = self
             .of(layer)
             .and_then(|(step, local)| step.forward_with(local, query, key, value, options));
-        self.ran.note(layer, outcome)
+        self.layers.note_outcome(layer, outcome)
     }
 
     /// The same with an output of the caller: [`Step::forward_into`].
@@ -432,7 +432,7 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         let outcome = self.of(layer).and_then(|(step, local)| {
             step.forward_into(local, query, key, value, learnable_sink, output)
         });
-        self.ran.note(layer, outcome)
+        self.layers.note_outcome(layer, outcome)
     }
 
     /// Ends the step, and says whether all its layers were queued: [`Step::end`].
@@ -440,7 +440,7 @@ impl<'a, T: Element> GroupedStep<'a, T> {
     /// # Errors
     /// As there.
     pub fn end(mut self) -> Result<()> {
-        Ok(self.ran.end()?)
+        Ok(self.layers.end()?)
     }
 
     /// What serves a group, once its first layer has planned it.

@@ -10,7 +10,7 @@ mod encoder_attention;
 mod grouped_attention;
 mod grouped_batch;
 mod layer_check;
-mod ran_layers;
+mod queued_layers;
 mod range_check;
 mod step;
 
@@ -27,7 +27,7 @@ pub use grouped_attention::{GroupedAttention, GroupedStep, LayerGroup};
 pub(crate) use grouped_attention::{same_groups, same_mask};
 pub use grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
 pub(crate) use layer_check::{StepRows, apart};
-pub(crate) use ran_layers::RanLayers;
+pub(crate) use queued_layers::QueuedLayers;
 pub use range_check::{LayerTensor, RangeCheck, RangeFinding};
 pub(crate) use range_check::{RangeChecker, packed_tensors};
 pub use step::{LayerOptions, Step};

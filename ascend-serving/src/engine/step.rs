@@ -13,7 +13,7 @@ use crate::refusal::Rule;
 
 use super::attention::Attention;
 use super::layer_check::{Brought, check_layer, check_outputs};
-use super::ran_layers::RanLayers;
+use super::queued_layers::QueuedLayers;
 use super::range_check::{CheckedTensor, latent_tensors, packed_inputs, packed_tensors};
 
 impl<T: Element> Attention<T> {
@@ -46,12 +46,12 @@ impl<T: Element> Attention<T> {
         metadata.goes_with(self.cache.pool())?;
         // Blocks that go back from here on wait for the step, and those that went back before are found.
         let lease = self.cache.pool().begin_step(stream);
-        metadata.holds_blocks(self.cache.pool())?;
-        let record = metadata.record(self.cache.record())?;
-        // Behind the record, which says that this cache has what is copied.
+        metadata.check_blocks_held(self.cache.pool())?;
+        let progress = metadata.begin_progress(self.cache.entry())?;
+        // After the progress has begun, which says that this cache has what is copied.
         let blocks = metadata.sequence_blocks();
-        self.cache.copy_awaited(stream, blocks)?;
-        metadata.has_copies(self.cache.record())?;
+        self.cache.queue_pending_copies(stream, blocks)?;
+        metadata.check_copies_queued(self.cache.entry())?;
         let block_table = self.cache.block_table(stream, metadata.table())?;
         if let Some(checker) = &mut self.range_checker {
             checker.begin(metadata);
@@ -59,7 +59,7 @@ impl<T: Element> Attention<T> {
         Ok(Step {
             block_table,
             lease,
-            ran: RanLayers::new(self.cache.shape().layers, vec![record]),
+            layers: QueuedLayers::new(self.cache.shape().layers, vec![progress]),
             attention: self,
             stream,
             metadata,
@@ -82,7 +82,7 @@ pub struct Step<'a, T: Element> {
     /// What the first layer of the step has prepared for all.
     write: Option<CacheWrite>,
     planned: Vec<Planned<T>>,
-    pub(crate) ran: RanLayers,
+    pub(crate) layers: QueuedLayers,
 }
 
 /// What the first layer with a mask has prepared for all layers with it.
@@ -365,7 +365,7 @@ impl<T: Element> Step<'_, T> {
                 tracing::warn!("no range check of layer {layer}, which is refused: {other}");
             }
         }
-        self.ran.note(layer, outcome)
+        self.layers.note_outcome(layer, outcome)
     }
 
     fn queue_layer<R>(
@@ -377,7 +377,7 @@ impl<T: Element> Step<'_, T> {
         into: Option<&Tensor<T>>,
         run: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
-        self.ran.once(layer)?;
+        self.layers.check_not_repeated(layer)?;
         let mask = options.mask.unwrap_or(self.metadata.mask());
         let context = StepContext {
             stream: self.stream,
@@ -426,7 +426,7 @@ impl<T: Element> Step<'_, T> {
                 &*self.write.insert(write)
             }
         };
-        self.ran.write()?;
+        self.layers.begin_write()?;
         cache.write(self.stream, write, layer, key, value)?;
         run(&*planned.selected.plan, &context, &tensors)
     }
@@ -449,7 +449,7 @@ impl<T: Element> Step<'_, T> {
     /// # Errors
     /// [`Rule::StepLayersMissing`](crate::Rule::StepLayersMissing): the tokens of the step do not count as computed.
     pub fn end(mut self) -> Result<()> {
-        Ok(self.ran.end()?)
+        Ok(self.layers.end()?)
     }
 
     /// The lease that keeps blocks from being handed out while the step may read them.

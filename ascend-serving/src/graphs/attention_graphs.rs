@@ -318,7 +318,7 @@ impl<T: Element> AttentionGraphs<T> {
     /// [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) for more keys or blocks than were declared;
     /// [`Rule::SettingsCache`], [`Rule::TableGroup`] and [`Rule::StepCausality`] for metadata of another cache or other
     /// masks, [`Rule::BlockGivenBack`] for blocks that went back to the pool since it was made, [`Rule::BlockUncopied`] where
-    /// another cache of the pool has copied a block and this one has not ([`Attention::copy_awaited`]); [`Rule::SequenceChanged`],
+    /// another cache of the pool has copied a block and this one has not ([`Attention::queue_pending_copies`]); [`Rule::SequenceChanged`],
     /// [`Rule::SequenceGap`] and [`Rule::StepLayersMissing`] as for [`Attention::begin`]; [`Rule::MaskRows`] for a token that a named mask shows no key, [`Rule::BlockWindow`] for sequences that gave
     /// back what a layer shows, [`Rule::GroupLayers`] for other groups of layers; [`Rule::BatchEmpty`] for metadata without
     /// requests; [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
@@ -360,14 +360,14 @@ impl<T: Element> AttentionGraphs<T> {
         let leases = leases.map(|group| group.pool().begin_step(stream));
         let leases: Vec<_> = leases.collect();
         for (group, metadata) in self.groups.iter().zip(&*metadata) {
-            metadata.holds_blocks(group.pool())?;
+            metadata.check_blocks_held(group.pool())?;
         }
-        let records = self.groups.iter().zip(&*metadata);
-        let records = records.map(|(group, metadata)| {
-            metadata.has_copies(group.cache_record())?;
-            metadata.record(group.cache_record())
+        let progress = self.groups.iter().zip(&*metadata);
+        let progress = progress.map(|(group, metadata)| {
+            metadata.check_copies_queued(group.cache_entry())?;
+            metadata.begin_progress(group.cache_entry())
         });
-        let records = records.collect::<Result<Vec<_>, _>>()?;
+        let progress = progress.collect::<Result<Vec<_>, _>>()?;
         let requests = self.each.requests(rows);
         // Before the padding: a mask may have a row without keys.
         let masks = self.groups.iter().zip(&*metadata).map(|(group, metadata)| {
@@ -394,7 +394,7 @@ impl<T: Element> AttentionGraphs<T> {
         };
         let step = self
             .graphs
-            .start(stream, rows, records, lengths, |buffers| {
+            .start(stream, rows, progress, lengths, |buffers| {
                 let mut all = groups.iter().zip(buffers).zip(metadata).zip(&masks);
                 all.try_for_each(|(((group, buffers), metadata), masks)| {
                     group.fill(stream, buffers, metadata, masks)

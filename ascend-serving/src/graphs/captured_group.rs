@@ -13,7 +13,7 @@ use crate::batch::{AttentionMetadata, Causality, MaskKind, MaskedRequest, NamedM
 use crate::engine::{Attention, same_mask};
 use crate::error::Result;
 use crate::kv::{
-    BlockPool, CacheRecord, CacheShape, WriteViews, quantised_rows, scattered_slots, slot_mapping,
+    BlockPool, CacheEntry, CacheShape, WriteViews, quantised_rows, scattered_slots, slot_mapping,
 };
 use crate::refusal::{Refused, Rule, refused};
 
@@ -33,7 +33,7 @@ pub(super) struct LayerPlace {
 /// Layers that share a cache.
 pub(super) struct CapturedGroup {
     pool: BlockPool,
-    cache_record: Arc<CacheRecord>,
+    cache_entry: Arc<CacheEntry>,
     shape: CacheShape,
     /// Which keys the tokens of each layer see.
     layers: Vec<MaskKind>,
@@ -75,7 +75,7 @@ impl CapturedGroup {
         }
         Self {
             pool: pool.clone(),
-            cache_record: Arc::clone(attention.cache().record()),
+            cache_entry: Arc::clone(attention.cache().entry()),
             shape: attention.cache().shape(),
             layers,
             seen,
@@ -113,8 +113,8 @@ impl CapturedGroup {
     }
 
     /// What the cache has computed.
-    pub(super) fn cache_record(&self) -> &Arc<CacheRecord> {
-        &self.cache_record
+    pub(super) fn cache_entry(&self) -> &Arc<CacheEntry> {
+        &self.cache_entry
     }
 
     pub(super) fn limits(&self) -> KeyLimits {
@@ -150,7 +150,7 @@ impl CapturedGroup {
     /// Refuses a step whose tokens see other keys, or whose sequences gave back what some layer shows.
     pub(super) fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Refused> {
         metadata.goes_with(&self.pool)?;
-        metadata.holds_blocks(&self.pool)?;
+        metadata.check_blocks_held(&self.pool)?;
         if let Some(first) = self.seen.first()
             && !self.seen.contains(metadata.mask())
         {
@@ -258,7 +258,7 @@ impl CapturedGroup {
         })
     }
 
-    /// Records a layer of a step: writes its keys and values, then attends.
+    /// ProgressTable a layer of a step: writes its keys and values, then attends.
     pub(super) fn record<T: Element>(
         &self,
         capture: &mut Capturing<'_>,

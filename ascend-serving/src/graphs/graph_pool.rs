@@ -8,9 +8,9 @@ use ascend_attention::graph::{CaptureEstimate, Capturing, GraphGroup, Update, is
 use ascend_attention::{Device, Graph, Stream, StreamMark};
 
 use crate::batch::AttentionMetadata;
-use crate::engine::RanLayers;
+use crate::engine::QueuedLayers;
 use crate::error::{Error, Result};
-use crate::kv::{StepRecord, no_layer};
+use crate::kv::{StepProgress, no_layer};
 use crate::refusal::{Refused, Rule, refused};
 
 /// Captured graphs for each of some sizes, in query tokens: one of the whole step, or one of each of its layers, so that
@@ -194,13 +194,13 @@ impl<B> GraphPool<B> {
     ) -> Result<GraphStep<'a, B>> {
         self.admits(stream)?;
         let size = self.fitting(metadata.tokens())?;
-        let records = metadata.record_in_all()?.into_iter().collect();
+        let progress = metadata.begin_progress_in_all()?.into_iter().collect();
         self.follow(stream)?;
         metadata.pad_to(size)?;
         let metadata = &*metadata;
         let lengths = |_| Ok(packed_paged(metadata));
         let fill = |buffers: &B| fill(buffers, metadata);
-        self.start(stream, size, records, lengths, fill)
+        self.start(stream, size, progress, lengths, fill)
     }
 
     /// Begins a step of a captured size whose layers have these lengths, on a stream that [follows](Self::follow) the step
@@ -209,7 +209,7 @@ impl<B> GraphPool<B> {
         &'a mut self,
         stream: &'a Stream,
         size: usize,
-        records: Vec<StepRecord>,
+        progress: Vec<StepProgress>,
         lengths: impl Fn(usize) -> Result<CallLengths<'l>>,
         fill: impl FnOnce(&B) -> Result<()>,
     ) -> Result<GraphStep<'a, B>> {
@@ -229,13 +229,13 @@ impl<B> GraphPool<B> {
         let updates = updates.map(|(layer, graph)| Ok(Some(graph.update().all(lengths(layer)?)?)));
         let updates = updates.collect::<Result<Vec<_>>>()?;
         fill(buffers)?;
-        let ran = RanLayers::new(graphs.len(), records);
+        let layers = QueuedLayers::new(graphs.len(), progress);
         Ok(GraphStep {
             buffers,
             graphs,
             updates,
             stream,
-            ran,
+            layers,
         })
     }
 
@@ -317,7 +317,7 @@ pub struct GraphStep<'a, B> {
     /// Of each layer that was not replayed yet.
     updates: Vec<Option<Update>>,
     stream: &'a Stream,
-    ran: RanLayers,
+    layers: QueuedLayers,
 }
 
 impl<'a, B> GraphStep<'a, B> {
@@ -326,7 +326,7 @@ impl<'a, B> GraphStep<'a, B> {
     /// # Errors
     /// As there.
     pub fn end(mut self) -> Result<()> {
-        Ok(self.ran.end()?)
+        Ok(self.layers.end()?)
     }
 
     /// Number of graphs of the step: one for each layer, or one for all.
@@ -347,7 +347,7 @@ impl<'a, B> GraphStep<'a, B> {
     /// that was replayed in this step; as for [`Graph::replay`].
     pub fn replay(&mut self, layer: usize) -> Result<()> {
         let outcome = self.replay_layer(layer);
-        self.ran.note(layer, outcome)
+        self.layers.note_outcome(layer, outcome)
     }
 
     fn replay_layer(&mut self, layer: usize) -> Result<()> {
@@ -365,7 +365,7 @@ impl<'a, B> GraphStep<'a, B> {
             )
             .into());
         };
-        self.ran.write()?;
+        self.layers.begin_write()?;
         Ok(graph.replay(self.stream, update)?)
     }
 }

@@ -41,7 +41,7 @@ use super::tree_pool::{
 /// let mut sequence = Sequence::new(cache.pool());
 /// cache.grow(&stream, &mut sequence, 200)?;
 /// // Zeros here; elsewhere steps have computed them.
-/// cache.set_computed(&sequence, 200)?;
+/// cache.mark_computed(&sequence, 200)?;
 /// let tree = DraftTree::from_parents(&[-1, 0, 0])?;
 /// let nodes = stream.upload(&[bf16::ONE; 3 * 64], [1, 1, 3, 64])?;
 /// let mut step = graphs.begin(&stream, &[TreeRequest { sequence: &sequence, tree: &tree }])?;
@@ -133,7 +133,7 @@ impl TreeVerification {
         })
     }
 
-    /// Records a layer: both calls and their merge.
+    /// ProgressTable a layer: both calls and their merge.
     fn record<T: Element>(
         &self,
         capture: &mut Capturing<'_>,
@@ -165,7 +165,7 @@ impl TreeVerification {
     }
 }
 
-/// Records the nodes among themselves, all of them over the cached tokens, and the merge.
+/// ProgressTable the nodes among themselves, all of them over the cached tokens, and the merge.
 pub(super) fn record_two<T: Element>(
     calls: TwoCalls,
     capture: &mut Capturing<'_>,

@@ -12,7 +12,7 @@ use crate::drafts::{DraftTree, tree_mask};
 use crate::engine::apart;
 use crate::error::{Error, Result};
 use crate::kv::{
-    BlockPool, CacheRecord, PagedKvCache, Sequence, StepLease, StepTokens, capacity, no_layer,
+    BlockPool, CacheEntry, PagedKvCache, Sequence, StepLease, StepTokens, capacity, no_layer,
     uncopied,
 };
 use crate::refusal::{Refused, Rule, refused};
@@ -97,7 +97,7 @@ pub(super) struct TreeLengths {
 pub(super) struct TreePool<B> {
     graphs: GraphPool<B>,
     pool: BlockPool,
-    record: Arc<CacheRecord>,
+    cache_entry: Arc<CacheEntry>,
     /// Most nodes of a tree.
     nodes: RowsEach,
     /// Of the requests' tokens in the cache.
@@ -150,7 +150,7 @@ impl<B: TreeBuffers> TreePool<B> {
         Ok(Self {
             graphs,
             pool: pool.clone(),
-            record: Arc::clone(cache.record()),
+            cache_entry: Arc::clone(cache.entry()),
             nodes: each,
             limits: limits_of_keys,
             holds_nodes,
@@ -250,7 +250,7 @@ impl<B: TreeBuffers> TreePool<B> {
                 "keep a sequence of its own for layers that see more than a window",
             ));
         }
-        if let Some(block) = sequence.uncopied_in(Some(&self.record)) {
+        if let Some(block) = sequence.uncopied_in(Some(&self.cache_entry)) {
             return Err(uncopied(format_args!("block {block} of request {at}")));
         }
         let held = sequence.len();
@@ -265,7 +265,7 @@ impl<B: TreeBuffers> TreePool<B> {
             ));
         }
         // The nodes may be queued to the cache behind the beginning.
-        self.record.check(
+        self.cache_entry.check(
             &format_args!("request {at}"),
             StepTokens {
                 stamp: sequence.stamp(),

@@ -11,7 +11,7 @@ use crate::refusal::{Refused, Rule, refused};
 use super::cache_layers::{CacheLayers, OfLayer};
 use super::cache_shape::{CacheShape, LayerCache};
 use super::pad::PadPolicy;
-use super::pool::{BlockPool, CacheRecord};
+use super::pool::{BlockPool, CacheEntry};
 use super::quantised::write::QuantisedWrite;
 use super::sequence::{BlockCopy, Room, Sequence};
 use super::slot_write::SlotWrite;
@@ -29,7 +29,7 @@ pub struct PagedKvCache<T: Element> {
     pub(super) pool: BlockPool,
     pub(super) shape: CacheShape,
     pub(super) layers: CacheLayers<T>,
-    pub(super) record: Arc<CacheRecord>,
+    pub(super) entry: Arc<CacheEntry>,
 }
 
 impl<T: Element> PagedKvCache<T> {
@@ -56,7 +56,7 @@ impl<T: Element> PagedKvCache<T> {
         Ok(Self {
             device: device.clone(),
             layers: CacheLayers::Plain(layers),
-            record: CacheRecord::new(&pool),
+            entry: CacheEntry::new(&pool),
             pool,
             shape,
         })
@@ -69,7 +69,7 @@ impl<T: Element> PagedKvCache<T> {
     /// Each cache takes its own steps, and knows what they have computed. Where a growth copies a shared block, the cache that
     /// grew queues the copy, and each other one when it begins a step that reads it
     /// ([`Attention::begin`](crate::Attention::begin)), or before steps that are replayed from graphs by
-    /// [`Attention::copy_awaited`](crate::Attention::copy_awaited). Fork sequences, and share prefixes, when all caches have queued
+    /// [`Attention::queue_pending_copies`](crate::Attention::queue_pending_copies). Fork sequences, and share prefixes, when all caches have queued
     /// the tokens.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl<T: Element> PagedKvCache<T> {
                 "make caches of one size share a pool before the first sequence grows",
             ));
         }
-        self.record = CacheRecord::new(pool);
+        self.entry = CacheEntry::new(pool);
         self.pool = pool.clone();
         Ok(self)
     }
@@ -103,20 +103,20 @@ impl<T: Element> PagedKvCache<T> {
         &self.pool
     }
 
-    /// What it has computed of the sequences of its pool.
-    pub(crate) fn record(&self) -> &Arc<CacheRecord> {
-        &self.record
+    /// How far this cache is with the sequences of its pool.
+    pub(crate) fn entry(&self) -> &Arc<CacheEntry> {
+        &self.entry
     }
 
     /// Tokens of a sequence, from the first one on, whose keys and values every layer of this cache has or is queued to have:
-    /// those that steps have computed, and those that [`set_computed`](PagedKvCache::set_computed) has named. Those in front of
+    /// those that steps have computed, and those that [`mark_computed`](PagedKvCache::mark_computed) has named. Those in front of
     /// a window that were given back are counted.
     ///
     /// # Errors
     /// [`Rule::BlockPool`] for a sequence of another pool.
-    pub fn computed(&self, sequence: &Sequence) -> Result<usize, Refused> {
+    pub fn computed_tokens(&self, sequence: &Sequence) -> Result<usize, Refused> {
         self.holds(sequence)?;
-        Ok(self.record.computed(sequence.stamp()))
+        Ok(self.entry.computed_tokens(sequence.stamp()))
     }
 
     /// Says that the keys and values of the first `tokens` tokens of a sequence are in every layer of this cache, or queued to
@@ -126,17 +126,13 @@ impl<T: Element> PagedKvCache<T> {
     ///
     /// # Errors
     /// [`Rule::BlockPool`] for a sequence of another pool, [`Rule::SequenceLength`] for more tokens than it has.
-    pub fn set_computed(&self, sequence: &Sequence, tokens: usize) -> Result<(), Refused> {
+    pub fn mark_computed(&self, sequence: &Sequence, tokens: usize) -> Result<(), Refused> {
         self.holds(sequence)?;
-        if tokens > sequence.len() {
-            return Err(refused(
-                Rule::SequenceLength,
-                format_args!("{tokens} tokens"),
-                format_args!("at most {}, those of the sequence", sequence.len()),
-                "grow the sequence by the tokens before they are written",
-            ));
-        }
-        self.record.set_computed(sequence.stamp(), tokens);
+        sequence.check_count(
+            tokens,
+            "grow the sequence by the tokens before they are written",
+        )?;
+        self.entry.mark_computed(sequence.stamp(), tokens);
         Ok(())
     }
 
@@ -327,12 +323,12 @@ impl<T: Element> PagedKvCache<T> {
                 format_args!("a copy to block {to}"),
                 "grow sequences of this cache's own pool",
             )?;
-            if !copy.is_awaited_in(&self.record) {
+            if !copy.is_awaited_in(&self.entry) {
                 continue;
             }
-            copy.check_order(&self.record)?;
+            copy.check_order(&self.entry)?;
             self.copy_block(stream, from, to)?;
-            copy.copied_in(&self.record);
+            copy.copied_in(&self.entry);
         }
         Ok(())
     }
@@ -346,16 +342,16 @@ impl<T: Element> PagedKvCache<T> {
 
     /// Queues the copies that these blocks still wait for in this cache, where several share its pool: growing in one of them
     /// has queued them there. In front of a step that reads the blocks, on its stream.
-    pub(crate) fn copy_awaited(
+    pub(crate) fn queue_pending_copies(
         &mut self,
         stream: &Stream,
         blocks: impl Iterator<Item = usize>,
     ) -> Result<()> {
-        for (from, to, number) in self.pool.awaited_copies(blocks, &self.record) {
-            let record = Some(&*self.record);
-            if self.pool.awaits(to, number, record) {
+        for (from, to, number) in self.pool.awaited_copies(blocks, &self.entry) {
+            let entry = Some(&*self.entry);
+            if self.pool.awaits(to, number, entry) {
                 self.copy_block(stream, from, to)?;
-                self.pool.copied(to, number, record);
+                self.pool.copied(to, number, entry);
             }
         }
         Ok(())

@@ -46,7 +46,7 @@ pub use pad::PadPolicy;
 pub(crate) use pad::written_over;
 pub(crate) use pool::too_many_blocks;
 pub use pool::{Block, BlockPool, GroupId, StepLease};
-pub(crate) use pool::{CacheRecord, SequenceStamp, StepRecord, StepTokens};
+pub(crate) use pool::{CacheEntry, SequenceStamp, StepProgress, StepTokens};
 pub(crate) use quantised::by_channel::ChannelQuantiser;
 pub use quantised::by_channel::ChannelScales;
 pub(crate) use quantised::by_group::{GROUP, GroupScales, quantise_mxfp8};

@@ -115,7 +115,7 @@ impl<T: Element> PagedKvCache<T> {
             )
             .into());
         }
-        if let Some(block) = sequence.uncopied_in(Some(self.record())) {
+        if let Some(block) = sequence.uncopied_in(Some(self.entry())) {
             return Err(uncopied(format_args!("tokens that move, and block {block}")).into());
         }
         let block_size = self.pool().block_size();

@@ -12,7 +12,7 @@ use super::cache::PagedKvCache;
 use super::cache_layers::{CacheLayers, OfLayer};
 use super::cache_shape::{CacheShape, LayerCache};
 use super::pad::PadPolicy;
-use super::pool::{BlockPool, CacheRecord};
+use super::pool::{BlockPool, CacheEntry};
 use super::quantised::by_channel::{ChannelScales, DeviceScales};
 use super::quantised::by_group::GroupScales;
 use super::quantised::by_token::TokenScales;
@@ -271,7 +271,7 @@ impl<T: Element> PagedKvCache<T> {
         Ok(Self {
             device: device.clone(),
             layers: CacheLayers::quantised(device, block_size, &shape, layers)?,
-            record: CacheRecord::new(&pool),
+            entry: CacheEntry::new(&pool),
             pool,
             shape,
         })

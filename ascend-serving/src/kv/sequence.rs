@@ -4,7 +4,7 @@ use ascend_attention::CallRule;
 
 use crate::refusal::{Refused, Rule, refused, room};
 
-use super::pool::{Block, BlockPool, CacheRecord, SequenceRecord, SequenceStamp};
+use super::pool::{Block, BlockPool, CacheEntry, SequenceEntry, SequenceStamp};
 use super::slot::{fill_slots, slot};
 
 /// The cached tokens of one request: blocks, and how many tokens they hold.
@@ -21,7 +21,7 @@ pub struct Sequence {
     len: usize,
     /// Tokens in front that were given back.
     dropped: usize,
-    record: SequenceRecord,
+    entry: SequenceEntry,
 }
 
 /// What growing a sequence asks for before its new tokens are written.
@@ -77,19 +77,19 @@ impl BlockCopy {
     }
 
     /// Whether the copy is still to be made in a cache.
-    pub(super) fn is_awaited_in(&self, cache: &CacheRecord) -> bool {
+    pub(super) fn is_awaited_in(&self, cache: &CacheEntry) -> bool {
         let pool = self.from.pool();
         pool.awaits(self.to, self.number, Some(cache))
     }
 
     /// Says that the copy was queued in a cache.
-    pub(super) fn copied_in(&self, cache: &CacheRecord) {
+    pub(super) fn copied_in(&self, cache: &CacheEntry) {
         let pool = self.from.pool();
         pool.copied(self.to, self.number, Some(cache));
     }
 
     /// Refuses a copy from a block that waits for its own in a cache.
-    pub(super) fn check_order(&self, cache: &CacheRecord) -> Result<(), Refused> {
+    pub(super) fn check_order(&self, cache: &CacheEntry) -> Result<(), Refused> {
         let from = std::iter::once(self.from.id());
         match self.from.pool().first_uncopied(from, Some(cache)) {
             None => Ok(()),
@@ -122,7 +122,7 @@ impl Sequence {
             row: Vec::new(),
             len: 0,
             dropped: 0,
-            record: SequenceRecord::new(pool, 0),
+            entry: SequenceEntry::new(pool, 0),
         }
     }
 
@@ -137,7 +137,7 @@ impl Sequence {
                 .map(|block| block.as_ref().map_or(0, Block::id))
                 .collect(),
             len,
-            record: SequenceRecord::new(pool, len),
+            entry: SequenceEntry::new(pool, len),
             dropped: tokens(given_back),
             blocks,
         }
@@ -191,7 +191,23 @@ impl Sequence {
 
     /// The sequence as it is now.
     pub(crate) fn stamp(&self) -> SequenceStamp {
-        self.record.stamp()
+        self.entry.stamp()
+    }
+
+    /// Refuses more tokens than the sequence has, with this fix.
+    ///
+    /// # Errors
+    /// [`Rule::SequenceLength`].
+    pub(crate) fn check_count(&self, tokens: usize, fix: &'static str) -> Result<(), Refused> {
+        if tokens <= self.len {
+            return Ok(());
+        }
+        Err(refused(
+            Rule::SequenceLength,
+            format_args!("{tokens} tokens"),
+            format_args!("at most {}, those of the sequence", self.len),
+            fix,
+        ))
     }
 
     /// A block of it whose tokens were not copied yet ([`Grown::copies`]), so that no step may read it.
@@ -201,8 +217,8 @@ impl Sequence {
         self.uncopied_in(None)
     }
 
-    /// The same in a cache.
-    pub(crate) fn uncopied_in(&self, cache: Option<&CacheRecord>) -> Option<usize> {
+    /// As [`uncopied`](Self::uncopied), of one cache, or of every cache of the pool.
+    pub(crate) fn uncopied_in(&self, cache: Option<&CacheEntry>) -> Option<usize> {
         let blocks = self.blocks.iter().flatten().map(Block::id);
         self.pool.first_uncopied(blocks, cache)
     }
@@ -286,7 +302,7 @@ impl Sequence {
         let block_size = self.pool.block_size();
         fill_slots(&self.row, self.len..len, block_size, &mut slots)?;
         if len > self.len {
-            self.record.change();
+            self.entry.change();
         }
         self.len = len;
         Ok(Grown { slots, copies })
@@ -307,7 +323,7 @@ impl Sequence {
             row: self.row.iter().take(kept).copied().collect(),
             len: tokens,
             dropped: self.dropped.min(tokens),
-            record: self.record.fork(tokens),
+            entry: self.entry.fork(tokens),
         }
     }
 
@@ -365,7 +381,7 @@ impl Sequence {
         self.blocks.truncate(kept);
         self.row.truncate(kept);
         if tokens < self.len {
-            self.record.cut(tokens);
+            self.entry.cut(tokens);
         }
         self.len = tokens;
         self.dropped = self.dropped.min(tokens);
@@ -395,7 +411,7 @@ impl Sequence {
         }
         if dropped > self.dropped {
             self.dropped = dropped;
-            self.record.change();
+            self.entry.change();
         }
         Ok(())
     }
@@ -483,7 +499,7 @@ mod tests {
     #[test]
     fn a_copy_is_awaited_as_long_as_somebody_holds_the_block() {
         let pool = pool(6);
-        let cache = CacheRecord::new(&pool);
+        let cache = CacheEntry::new(&pool);
         let mut first = Sequence::new(&pool);
         let _ = first.grow(6).unwrap();
         let mut second = first.fork();
@@ -573,7 +589,7 @@ mod tests {
         #[test]
         fn every_sequence_reads_its_own_tokens(acts in prop::collection::vec(act(), 1..80)) {
             let pool = pool(12);
-            let record = CacheRecord::new(&pool);
+            let entry = CacheEntry::new(&pool);
             let mut cache = [0usize; 48];
             let mut sequences: Vec<(Sequence, Vec<usize>)> = vec![(Sequence::new(&pool), Vec::new())];
             let mut next = 1;
@@ -586,7 +602,7 @@ mod tests {
                             for copy in &grown.copies {
                                 let from = copy.from.id() * 4;
                                 cache.copy_within(from..from + 4, copy.to * 4);
-                                prop_assert!(copy.check_order(&record).is_ok() && copy.is_awaited());
+                                prop_assert!(copy.check_order(&entry).is_ok() && copy.is_awaited());
                                 copy.copied();
                             }
                             for slot in grown.slots {

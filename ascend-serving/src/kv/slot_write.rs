@@ -145,7 +145,7 @@ impl<T: Element> WriteViews<T> {
         Ok(scatter.plan(key, value, slots, key_cache, value_cache)?)
     }
 
-    /// Records the call into a graph.
+    /// ProgressTable the call into a graph.
     pub(crate) fn record(
         &self,
         capture: &mut Capturing<'_>,

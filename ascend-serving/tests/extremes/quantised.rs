@@ -145,7 +145,7 @@ pub const CALLS: &[Call] = &[
             // What was refused counts as written, whatever is there.
             for sequence in &sequences {
                 let cache = attention.cache();
-                cache.set_computed(sequence, sequence.len()).unwrap();
+                cache.mark_computed(sequence, sequence.len()).unwrap();
             }
             let shorter = sequences[0].len() - draw.below(2);
             sequences[0].truncate(shorter).unwrap();

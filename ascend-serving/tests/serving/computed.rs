@@ -113,7 +113,7 @@ impl Engine {
     }
 
     fn computed(&self, sequence: &Sequence) -> usize {
-        self.attention.cache().computed(sequence).unwrap()
+        self.attention.cache().computed_tokens(sequence).unwrap()
     }
 }
 
@@ -499,12 +499,12 @@ fn tokens_that_are_written_by_hand_are_named() {
             }
         }
     }
-    let more = cache.set_computed(&sequence, 141).unwrap_err();
+    let more = cache.mark_computed(&sequence, 141).unwrap_err();
     assert_eq!(more.rule, Rule::SequenceLength);
     let foreign = Engine::new(4);
-    let other = foreign.attention.cache().set_computed(&sequence, 1);
+    let other = foreign.attention.cache().mark_computed(&sequence, 1);
     assert_eq!(other.unwrap_err().rule, Rule::BlockPool);
-    cache.set_computed(&sequence, 140).unwrap();
+    cache.mark_computed(&sequence, 140).unwrap();
     tokens.push(500);
     engine.add(&mut sequence, &tokens);
 
@@ -521,7 +521,7 @@ fn tokens_that_are_written_by_hand_are_named() {
             .write(stream, &write, layer, &rows(layer, 1), &rows(layer, 2))
             .unwrap();
     }
-    cache.set_computed(&sequence, sequence.len()).unwrap();
+    cache.mark_computed(&sequence, sequence.len()).unwrap();
     tokens.push(503);
     engine.add(&mut sequence, &tokens);
 }

@@ -104,7 +104,7 @@ fn step(
     let mut attention = Attention::new(shape, cache(stream, kv_heads, dims), backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(stream, &mut sequence, cached + new)?;
-    attention.cache().set_computed(&sequence, cached)?;
+    attention.cache().mark_computed(&sequence, cached)?;
     let settings = BatchSettings::of(attention.cache(), causality);
     let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, new)], settings)?;
     let query = rows(stream, new, heads, dims[0]);

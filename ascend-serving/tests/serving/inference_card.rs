@@ -91,7 +91,7 @@ fn step<T: ascend_attention::Element>(
     let mut attention = Attention::new(AttentionShape::new(2, 1, 64), cache, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(stream, &mut sequence, 300 + tokens)?;
-    attention.cache().set_computed(&sequence, 300)?;
+    attention.cache().mark_computed(&sequence, 300)?;
     let settings = BatchSettings::of(attention.cache(), causality);
     let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, tokens)], settings)?;
     let ones = |heads: usize| -> Result<Tensor<T>, Error> {
@@ -236,7 +236,7 @@ fn batch(
     for &(cached, new) in requests {
         let mut sequence = Sequence::new(attention.cache().pool());
         attention.grow(stream, &mut sequence, cached + new)?;
-        attention.cache().set_computed(&sequence, cached)?;
+        attention.cache().mark_computed(&sequence, cached)?;
         sequences.push(sequence);
     }
     let batch: Vec<_> = (sequences.iter().zip(requests))

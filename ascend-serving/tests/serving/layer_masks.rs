@@ -282,7 +282,7 @@ fn small(stream: &Stream, tokens: usize, backends: Backends<bf16>) -> (Attention
     let mut attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(stream, &mut sequence, tokens).unwrap();
-    attention.cache().set_computed(&sequence, tokens).unwrap();
+    attention.cache().mark_computed(&sequence, tokens).unwrap();
     (attention, sequence)
 }
 
@@ -491,7 +491,7 @@ fn a_mask_is_made_once_for_steps_of_the_same_lengths() {
     let mut seen = Vec::new();
     for new in [5, 5, 6, 5] {
         // Steps of one layer, whose cached keys nobody looks at.
-        attention.cache().set_computed(&sequence, 200).unwrap();
+        attention.cache().mark_computed(&sequence, 200).unwrap();
         let request = BatchRequest::of(&sequence, new);
         let metadata = AttentionMetadata::new(&[request], settings).unwrap();
         let mask = mask.clone().into();

@@ -597,7 +597,7 @@ fn long_contexts_are_dequantised_in_parts() {
         cache.write(&stream, &write, 0, &key, &value).unwrap();
     }
     let written = sequence.len();
-    attention.cache().set_computed(&sequence, written).unwrap();
+    attention.cache().mark_computed(&sequence, written).unwrap();
     attention.grow(&stream, &mut sequence, 2).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 2)], settings).unwrap();

@@ -62,7 +62,7 @@ pub fn served<T: Number>(
     for new in [130, 1, 3] {
         // Of a step that was refused, too.
         let before = sequence.len();
-        attention.cache().set_computed(&sequence, before).unwrap();
+        attention.cache().mark_computed(&sequence, before).unwrap();
         attention.grow(stream, &mut sequence, new).unwrap();
         let batch = [BatchRequest::of(&sequence, new)];
         let metadata = AttentionMetadata::new(&batch, settings).unwrap();

@@ -77,7 +77,7 @@ fn fill(
             .write(stream, &write.unwrap(), layer, &key, &value)
             .unwrap();
     }
-    cache.set_computed(sequence, sequence.len()).unwrap();
+    cache.mark_computed(sequence, sequence.len()).unwrap();
 }
 
 /// Runs a step and compares every row of it, or of long ones some. `sees` says which keys a row sees: request, layer, row,

@@ -36,7 +36,7 @@ fn check(stream: &Stream, cache: PagedKvCache<bf16>, backends: Backends<bf16>, m
     let mut sequences = NEW.map(|_| Sequence::new(attention.cache().pool()));
     for (sequence, new) in sequences.iter_mut().zip(NEW) {
         attention.grow(stream, sequence, 5 + new).unwrap();
-        attention.cache().set_computed(sequence, 5).unwrap();
+        attention.cache().mark_computed(sequence, 5).unwrap();
     }
     let requests: Vec<_> = sequences
         .iter()
@@ -107,7 +107,7 @@ fn the_cache_is_no_place_for_an_output() {
     let mut attention = Attention::new(shape, plain(&stream), backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(&stream, &mut sequence, 9).unwrap();
-    attention.cache().set_computed(&sequence, 6).unwrap();
+    attention.cache().mark_computed(&sequence, 6).unwrap();
     let key = attention.cache().layer(0).unwrap().key.clone();
     let blocks = key.shape().iter().product::<usize>() / (HEADS * DIM);
     let rows = key.reshape([blocks, HEADS, DIM]).unwrap();

@@ -185,7 +185,7 @@ fn each_rank_knows_what_it_has_computed() {
     assert!(behind.breaks(Rule::SequenceGap), "{behind}");
     let computed = [0, 1].map(|rank: usize| {
         let cache = ranks[rank].attention.cache();
-        cache.computed(&sequence).unwrap()
+        cache.computed_tokens(&sequence).unwrap()
     });
     assert_eq!(computed, [11, 0]);
     let both = metadata(&ranks, &sequence, 11);
@@ -215,7 +215,9 @@ fn graphs_of_each_rank_replay_one_metadata() {
         if rank.at > 0 {
             let uncopied = graphs.begin(stream, &mut decode).map(drop).unwrap_err();
             assert!(uncopied.breaks(Rule::BlockUncopied), "{uncopied}");
-            rank.attention.copy_awaited(stream, &decode).unwrap();
+            rank.attention
+                .queue_pending_copies(stream, &decode)
+                .unwrap();
         }
         let tensors: Vec<_> = (0..LAYERS)
             .map(|layer| [0, 1, 2].map(|what| rank.rows(&[30], layer, what)))

@@ -160,7 +160,7 @@ fn check(of: Of, requests: &[(usize, usize)]) -> Result<(), TestCaseError> {
         attention
             .grow(&stream, &mut sequence, cached - shared + new)
             .unwrap();
-        attention.cache().set_computed(&sequence, *cached).unwrap();
+        attention.cache().mark_computed(&sequence, *cached).unwrap();
         sequences.push(sequence);
     }
     let settings = BatchSettings::of(attention.cache(), Causality::Causal)

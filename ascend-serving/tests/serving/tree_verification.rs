@@ -184,7 +184,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
                 .unwrap();
             cache.write(&stream, &write, layer, &key, &value).unwrap();
         }
-        cache.set_computed(&sequence, *cached).unwrap();
+        cache.mark_computed(&sequence, *cached).unwrap();
         sequences.push(sequence);
     }
     // A request without tokens has no block; its row is not read.
@@ -365,7 +365,7 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     let mut grown = |tokens: usize| {
         let mut sequence = Sequence::new(cache.pool());
         cache.grow(&stream, &mut sequence, tokens).unwrap();
-        cache.set_computed(&sequence, tokens).unwrap();
+        cache.mark_computed(&sequence, tokens).unwrap();
         sequence
     };
     let [short, long, mut slid] = [130, 201, 200].map(&mut grown);
@@ -429,7 +429,7 @@ fn steps_of_trees_with_more_blocks_than_were_declared_are_refused() {
     let mut sequences = [0; 2].map(|_| Sequence::new(cache.pool()));
     for (sequence, tokens) in sequences.iter_mut().zip([400, 130]) {
         cache.grow(&stream, sequence, tokens).unwrap();
-        cache.set_computed(sequence, tokens).unwrap();
+        cache.mark_computed(sequence, tokens).unwrap();
     }
     let [long, short] = &sequences;
     let tree = &DraftTree::chain(1).unwrap();
@@ -537,7 +537,7 @@ impl LatentCase<'_> {
                 let write = cache.plan_write(stream, &slots, &key, &rope)?;
                 cache.write(stream, &write, layer, &key, &rope)?;
             }
-            cache.set_computed(&sequence, tokens)?;
+            cache.mark_computed(&sequence, tokens)?;
             sequences.push(sequence);
         }
         let table: Vec<&[usize]> = sequences.iter().map(Sequence::row).collect();

@@ -10,13 +10,13 @@ pub struct Change {
     /// The argument.
     pub parameter: &'static ParameterInfo,
     /// What becomes of it.
-    pub to: To,
+    pub to: NewArgument,
 }
 
 /// What an argument becomes.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum To {
+pub enum NewArgument {
     /// An argument that is no tensor has this value.
     Value(OwnedValue),
     /// A tensor is not given.
@@ -33,10 +33,10 @@ pub enum To {
 
 impl Change {
     pub(crate) fn set(parameter: impl DeclaredParameter, value: impl Into<OwnedValue>) -> Self {
-        Self::to(parameter, To::Value(value.into()))
+        Self::to(parameter, NewArgument::Value(value.into()))
     }
 
-    pub(crate) fn to(parameter: impl DeclaredParameter, to: To) -> Self {
+    pub(crate) fn to(parameter: impl DeclaredParameter, to: NewArgument) -> Self {
         Change {
             parameter: parameter.info(),
             to,
@@ -47,14 +47,14 @@ impl Change {
     fn of(&self, tensor: &TensorDesc) -> Option<TensorDesc> {
         match &self.to {
             // One that is given is so afterwards, in a list once.
-            To::Nothing | To::Given(_) => None,
-            To::Value(_) => Some(*tensor),
-            To::DType(dtype) => Some(TensorDesc {
+            NewArgument::Nothing | NewArgument::Given(_) => None,
+            NewArgument::Value(_) => Some(*tensor),
+            NewArgument::DType(dtype) => Some(TensorDesc {
                 dtype: *dtype,
                 ..*tensor
             }),
-            To::Shape(shape) => Some(TensorDesc::packed(tensor.dtype, *shape)),
-            To::Packed => Some(TensorDesc::packed(tensor.dtype, tensor.shape)),
+            NewArgument::Shape(shape) => Some(TensorDesc::packed(tensor.dtype, *shape)),
+            NewArgument::Packed => Some(TensorDesc::packed(tensor.dtype, tensor.shape)),
         }
     }
 }
@@ -63,21 +63,26 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.parameter.acl_name;
         match &self.to {
-            To::Value(OwnedValue::Int(value)) => write!(f, "set {name} to {value}"),
-            To::Value(OwnedValue::Float(value)) => write!(f, "set {name} to {value}"),
-            To::Value(OwnedValue::Flag(value)) => write!(f, "set {name} to {value}"),
-            To::Value(OwnedValue::Text(Some(value))) => write!(f, "set {name} to {value}"),
-            To::Value(OwnedValue::Ints(Some(values))) => {
+            NewArgument::Value(OwnedValue::Int(value)) => write!(f, "set {name} to {value}"),
+            NewArgument::Value(OwnedValue::Float(value)) => write!(f, "set {name} to {value}"),
+            NewArgument::Value(OwnedValue::Flag(value)) => write!(f, "set {name} to {value}"),
+            NewArgument::Value(OwnedValue::Text(Some(value))) => write!(f, "set {name} to {value}"),
+            NewArgument::Value(OwnedValue::Ints(Some(values))) => {
                 write!(f, "set {name} to {}", Shown(values))
             }
-            To::Value(OwnedValue::Text(None) | OwnedValue::Ints(None)) | To::Nothing => {
+            NewArgument::Value(OwnedValue::Text(None) | OwnedValue::Ints(None))
+            | NewArgument::Nothing => {
                 write!(f, "drop {name}")
             }
-            To::DType(dtype) if self.parameter.output.is_some() => write!(f, "make {name} {dtype}"),
-            To::DType(dtype) => write!(f, "convert {name} to {dtype}"),
-            To::Shape(shape) => write!(f, "give {name} the shape {shape}"),
-            To::Given(given) => write!(f, "give {name} as {} {}", given.dtype, given.shape),
-            To::Packed => write!(f, "copy {name} to a contiguous tensor"),
+            NewArgument::DType(dtype) if self.parameter.output.is_some() => {
+                write!(f, "make {name} {dtype}")
+            }
+            NewArgument::DType(dtype) => write!(f, "convert {name} to {dtype}"),
+            NewArgument::Shape(shape) => write!(f, "give {name} the shape {shape}"),
+            NewArgument::Given(given) => {
+                write!(f, "give {name} as {} {}", given.dtype, given.shape)
+            }
+            NewArgument::Packed => write!(f, "copy {name} to a contiguous tensor"),
         }
     }
 }

@@ -261,10 +261,10 @@ macro_rules! declare_arguments {
                         continue;
                     };
                     match &change.to {
-                        $crate::operator::To::Value(value) => {
+                        $crate::operator::NewArgument::Value(value) => {
                             changed.set_value(parameter, value.clone())?;
                         }
-                        $crate::operator::To::Given(tensor) => changed.set_tensor(parameter, *tensor),
+                        $crate::operator::NewArgument::Given(tensor) => changed.set_tensor(parameter, *tensor),
                         _ => {}
                     }
                 }

@@ -21,7 +21,7 @@ mod select;
 mod value;
 mod version;
 
-pub use change::{Change, To};
+pub use change::{Change, NewArgument};
 pub(crate) use change::{Fix, Shown, changed, written};
 pub use entry_point::EntryPoint;
 pub use parameter::{

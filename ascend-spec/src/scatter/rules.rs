@@ -6,7 +6,8 @@ use crate::dtype::Names;
 use crate::rule::{broken, require, rules};
 use crate::scatter::Version;
 use crate::{
-    Change, DType, Dims, Format, Refusal, Soc, Target, TensorDesc, To, Unsupported, Violation,
+    Change, DType, Dims, Format, NewArgument, Refusal, Soc, Target, TensorDesc, Unsupported,
+    Violation,
 };
 
 rules! {
@@ -240,7 +241,7 @@ fn tensor(desc: &TensorDesc, parameter: Parameter, nz: bool) -> Result<(), Viola
                 "{name} is written in place, and a copy would be written in its stead: pass the contiguous cache that \
                  attention reads"
             )),
-            (true, false) => Ok(Change::to(parameter, To::Packed)),
+            (true, false) => Ok(Change::to(parameter, NewArgument::Packed)),
         },
     );
     Ok(())

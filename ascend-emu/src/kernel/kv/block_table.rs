@@ -1,8 +1,8 @@
 //! The block table of a paged cache: the blocks that hold the keys of each sequence.
 
+use crate::host_memory::{HostMemoryExhausted, try_with_capacity};
 use crate::kernel::Buffers;
 use crate::kernel::dequantise::scalars::ScalarTensor;
-use crate::room::{NoRoom, room_for};
 use ascend_spec::attention_problem::{AttentionProblem, Pages};
 use std::fmt;
 
@@ -57,9 +57,9 @@ impl BlockIds {
         pages: &Pages,
         sequence: usize,
         keys: usize,
-    ) -> Result<Self, NoRoom> {
+    ) -> Result<Self, HostMemoryExhausted> {
         let size = pages.block_size.max(1);
-        let mut blocks = room_for(keys.div_ceil(size))?;
+        let mut blocks = try_with_capacity(keys.div_ceil(size))?;
         // SAFETY: the caller keeps this contract.
         unsafe {
             each_entry(buffers, pages, sequence, keys, &mut |entry| {

@@ -3,9 +3,9 @@
 //! It is made once for a call, so that a head need not read the bytes of KV tiles that are hidden or visible as a whole. It
 //! takes one byte for 256 of the tensor's.
 
+use crate::host_memory::{HostMemoryExhausted, try_repeat};
 use crate::kernel::mask::tensor::MaskTensor;
 use crate::kernel::sequence::Sequence;
-use crate::room::{NoRoom, repeated};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -57,12 +57,12 @@ impl MaskSummary {
     ///
     /// # Errors
     /// Cells that there is no memory for.
-    pub(crate) fn new(sequence: &Sequence) -> Result<Self, NoRoom> {
+    pub(crate) fn new(sequence: &Sequence) -> Result<Self, HostMemoryExhausted> {
         let count = |rows: u64| (rows as usize).div_ceil(CELL);
         let across = count(sequence.geometry.kv_len());
         let cells = count(sequence.geometry.q_len()).saturating_mul(across);
         Ok(MaskSummary {
-            cells: repeated(0, cells)?,
+            cells: try_repeat(0, cells)?,
             across,
         })
     }

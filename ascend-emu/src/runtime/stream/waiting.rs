@@ -3,7 +3,7 @@
 use super::{Mode, Stream};
 use crate::fault::Fault;
 use crate::lock::expired;
-use crate::runtime::stall::Patience;
+use crate::runtime::stall::StallWatch;
 use crate::sanitizer::allocation_table;
 use crate::status::{Outcome, STREAM_CAPTURED, STREAM_SYNC_TIMEOUT, failure};
 use std::time::Instant;
@@ -42,7 +42,7 @@ impl Stream {
         target: u64,
         deadline: Option<Instant>,
     ) -> Outcome<bool> {
-        let mut patience = Patience::default();
+        let mut watch = StallWatch::default();
         let mut shared = self.shared.lock();
         while shared.completed < target {
             if expired(deadline) {
@@ -50,10 +50,10 @@ impl Stream {
             }
             shared = self
                 .advanced
-                .wait(shared, deadline.or_else(Patience::next_look));
+                .wait(shared, deadline.or_else(StallWatch::next_look));
             if deadline.is_none() && shared.completed < target {
                 drop(shared);
-                patience.look(name, self.id)?;
+                watch.look(name, self.id)?;
                 shared = self.shared.lock();
             }
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use crate::lock::lock;
 
 use super::block::Holder;
-use super::{Block, BlockPool, CacheRecord};
+use super::{Block, BlockPool, CacheEntry};
 
 /// A copy that is still to be queued.
 pub(super) struct AwaitedCopy {
@@ -29,7 +29,7 @@ impl BlockPool {
     /// Says that a block gets the tokens of another one by copies that are still to be queued. The number of the copy, which
     /// counts for as long as the block is held.
     pub(in crate::kv) fn await_copy(&self, from: &Block, to: &Block) -> u64 {
-        let caches = lock(self.records()).caches();
+        let caches = lock(self.progress_table()).caches();
         let mut state = lock(&self.0.state);
         let number = state.next_copy;
         state.next_copy = number.saturating_add(1);
@@ -53,7 +53,7 @@ impl BlockPool {
         &self,
         block: usize,
         copy: u64,
-        cache: Option<&CacheRecord>,
+        cache: Option<&CacheEntry>,
     ) -> bool {
         let state = lock(&self.0.state);
         let awaited = state.uncopied.get(&block);
@@ -63,7 +63,7 @@ impl BlockPool {
     }
 
     /// Says that a copy was queued, in a cache or in all.
-    pub(in crate::kv) fn copied(&self, block: usize, copy: u64, cache: Option<&CacheRecord>) {
+    pub(in crate::kv) fn copied(&self, block: usize, copy: u64, cache: Option<&CacheEntry>) {
         let mut state = lock(&self.0.state);
         let Some(awaited) = state.uncopied.get_mut(&block) else {
             return;
@@ -104,7 +104,7 @@ impl BlockPool {
     pub(crate) fn first_uncopied(
         &self,
         mut blocks: impl Iterator<Item = usize>,
-        cache: Option<&CacheRecord>,
+        cache: Option<&CacheEntry>,
     ) -> Option<usize> {
         if !self.may_lack_copies() {
             return None;
@@ -124,7 +124,7 @@ impl BlockPool {
     pub(in crate::kv) fn awaited_copies(
         &self,
         blocks: impl Iterator<Item = usize>,
-        cache: &CacheRecord,
+        cache: &CacheEntry,
     ) -> Vec<CopyOfBlock> {
         let mut all = Vec::new();
         if !self.may_lack_copies() {

@@ -2,7 +2,7 @@
 
 mod block;
 mod copies;
-mod records;
+mod progress;
 mod state;
 mod steps_in_flight;
 
@@ -21,9 +21,9 @@ use super::slot::{MAX_INT32, capacity};
 
 pub use block::Block;
 use block::Holder;
-use records::Records;
-pub(in crate::kv) use records::SequenceRecord;
-pub(crate) use records::{CacheRecord, SequenceStamp, StepRecord, StepTokens};
+use progress::ProgressTable;
+pub(in crate::kv) use progress::SequenceEntry;
+pub(crate) use progress::{CacheEntry, SequenceStamp, StepProgress, StepTokens};
 use state::{BlockChanges, State};
 pub use steps_in_flight::StepLease;
 
@@ -52,7 +52,7 @@ struct Shared {
     /// Holders that have left blocks so far, which requests ask. Written under the lock alone.
     departures: AtomicU64,
     /// What was computed of each sequence. Never locked with the state.
-    records: Mutex<Records>,
+    progress: Mutex<ProgressTable>,
 }
 
 /// The blocks of a paged cache.
@@ -130,7 +130,7 @@ impl BlockPool {
             state: Mutex::new(state),
             may_lack_copies: AtomicBool::new(false),
             departures: AtomicU64::new(0),
-            records: Mutex::default(),
+            progress: Mutex::default(),
         })))
     }
 
@@ -172,8 +172,8 @@ impl BlockPool {
         state.holders.iter().filter(|holders| **holders > 0).count()
     }
 
-    fn records(&self) -> &Mutex<Records> {
-        &self.0.records
+    fn progress_table(&self) -> &Mutex<ProgressTable> {
+        &self.0.progress
     }
 
     /// How often a holder has left a block so far.

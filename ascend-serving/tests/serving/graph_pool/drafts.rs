@@ -286,7 +286,7 @@ fn a_dummy_may_be_longer_than_a_window() {
         for (at, group) in model.groups().iter().enumerate() {
             let part = sequence.group(at).unwrap();
             let cache = group.attention().cache();
-            cache.set_computed(part, 30).unwrap();
+            cache.mark_computed(part, 30).unwrap();
         }
         model.grow(&stream, sequence, 1).unwrap();
     }
@@ -348,7 +348,7 @@ fn what_a_step_would_need_is_said() {
     let graphs = engine.attention.capture(&stream, blind.clone(), &limits);
     let mut graphs = graphs.unwrap();
     let cache = engine.attention.cache();
-    cache.set_computed(&sequences[1], 56).unwrap();
+    cache.mark_computed(&sequences[1], 56).unwrap();
     let batch = [BatchRequest::of(&sequences[1], 4)];
     let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
     metadata.set_mask(blind);

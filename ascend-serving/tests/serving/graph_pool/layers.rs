@@ -256,7 +256,7 @@ fn many_requests_that_may_each_be_long_are_captured_over_a_small_cache() {
         let tokens = if at == 5 { 3000 } else { 1 };
         attention.grow(&stream, sequence, tokens).unwrap();
         let cache = attention.cache();
-        cache.set_computed(sequence, tokens - 1).unwrap();
+        cache.mark_computed(sequence, tokens - 1).unwrap();
     }
     let batch: Vec<_> = sequences.iter().map(|s| BatchRequest::of(s, 1)).collect();
     let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
@@ -492,7 +492,7 @@ fn graphs_serve_a_step_if_its_padding_fits_too() {
     let mut sequences = [0; 3].map(|_| Sequence::new(attention.cache().pool()));
     for (sequence, tokens) in sequences.iter_mut().zip([300, 300, 200]) {
         attention.grow(&stream, sequence, tokens).unwrap();
-        attention.cache().set_computed(sequence, tokens).unwrap();
+        attention.cache().mark_computed(sequence, tokens).unwrap();
     }
     let metadata = |count: usize, new: usize| {
         let batch = sequences.iter().take(count);

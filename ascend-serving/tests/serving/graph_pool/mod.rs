@@ -167,7 +167,10 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
             // Other lengths, some across a block. Their cached keys are zeros, or what earlier requests left.
             let mut sequence = Sequence::new(&pool);
             let _ = sequence.grow(1 + 83 * (sequences.len() % 4)).unwrap();
-            model.cache.set_computed(&sequence, sequence.len()).unwrap();
+            model
+                .cache
+                .mark_computed(&sequence, sequence.len())
+                .unwrap();
             sequences.push(sequence);
         }
         for sequence in &mut sequences {

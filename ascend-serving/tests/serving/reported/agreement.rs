@@ -344,7 +344,7 @@ fn a_scheduler_can_tell_that_shared_blocks_count_for_each_request() {
     let mut engine = engine(&stream);
     let mut donor = Sequence::new(engine.cache().pool());
     engine.grow(&stream, &mut donor, 20 * 128).unwrap();
-    engine.cache().set_computed(&donor, 20 * 128).unwrap();
+    engine.cache().mark_computed(&donor, 20 * 128).unwrap();
     let mut other = donor.fork();
     for sequence in [&mut donor, &mut other] {
         engine.grow(&stream, sequence, 1).unwrap();

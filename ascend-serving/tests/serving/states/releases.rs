@@ -91,7 +91,7 @@ impl Layer<'_> {
                 let (key, value) = (upload(&keys[r])?, upload(&values[r])?);
                 let write = cache.plan_write(stream, &slots, &key, &value)?;
                 cache.write(stream, &write, 0, &key, &value)?;
-                cache.set_computed(&sequence, cached)?;
+                cache.mark_computed(&sequence, cached)?;
             }
             let _ = sequence.grow(new)?;
             sequences.push(sequence);

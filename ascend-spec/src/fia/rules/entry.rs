@@ -6,7 +6,7 @@ use crate::fia::{FiaCall, Parameter, Route, Version};
 use crate::layout::{Axes, Extents};
 use crate::rule::{require, rules};
 use crate::{
-    Cann, Change, DType, Format, Layout, Refusal, Soc, Target, TensorDesc, To, Unsupported,
+    Cann, Change, DType, Format, Layout, NewArgument, Refusal, Soc, Target, TensorDesc, Unsupported,
 };
 
 rules! {
@@ -403,7 +403,7 @@ pub(in crate::fia) fn several_rows(f: &Facts<'_>) -> Result<(), Refusal> {
         (
             vec![
                 Change::set(Parameter::InputLayout, Layout::Bnsd.as_str()),
-                Change::to(Parameter::AttentionOut, To::Shape(f.query.shape)),
+                Change::to(Parameter::AttentionOut, NewArgument::Shape(f.query.shape)),
             ],
             "for single rows the two are the same but for the order of two axes",
         ),
@@ -456,7 +456,7 @@ pub(in crate::fia) fn query_scale(call: &FiaCall<'_>, mode_counts: bool) -> Resu
         format_args!("queryQuantMode {}", call.query_quant_mode),
         "no dequantScaleQuery, queryQuantMode 0",
         vec![
-            Change::to(Parameter::DequantScaleQuery, To::Nothing),
+            Change::to(Parameter::DequantScaleQuery, NewArgument::Nothing),
             Change::set(Parameter::QueryQuantMode, 0),
         ],
     );

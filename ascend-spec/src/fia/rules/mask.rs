@@ -10,7 +10,7 @@ use crate::fia::Route;
 use crate::geometry::TOKENS_UNBOUNDED;
 use crate::rule::{broken, require, rules};
 use crate::{
-    Cann, Change, DType, Dims, MaskGeometry, Operator, Refusal, SparseMode, TensorDesc, To,
+    Cann, Change, DType, Dims, MaskGeometry, NewArgument, Operator, Refusal, SparseMode, TensorDesc,
 };
 
 rules! {
@@ -82,7 +82,7 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
             match mask.shape.ends_with(&[size, size]) && mask.elements() == Some(4_194_304) {
                 true => Ok(Change::to(
                     Parameter::AttenMask,
-                    To::Shape(Dims::of([size, size])),
+                    NewArgument::Shape(Dims::of([size, size])),
                 )),
                 false => Err(COMPRESSED_DECODE.fix),
             },
@@ -171,13 +171,13 @@ pub(in crate::fia) fn fix_of_one_row(
     Ok(match sees_all {
         true => {
             if call.atten_mask.is_some() {
-                changes.push(Change::to(mask, To::Nothing));
+                changes.push(Change::to(mask, NewArgument::Nothing));
             }
             (changes, "a single row sees every key")
         }
         false => {
             let full = TensorDesc::packed(DType::Bool, Dims::of([batch, 1, 1, width]));
-            changes.push(Change::to(mask, To::Given(full)));
+            changes.push(Change::to(mask, NewArgument::Given(full)));
             let halves = call.key.first().is_some_and(|key| key.dtype.is_half());
             let words = match halves {
                 true => {
@@ -304,7 +304,7 @@ pub(in crate::fia) fn fix_of_missing(
     match mode.takes_compressed_mask() {
         true => {
             let mask = TensorDesc::packed(DType::Bool, Dims::of([size, size]));
-            let given = Change::to(Parameter::AttenMask, To::Given(mask));
+            let given = Change::to(Parameter::AttenMask, NewArgument::Given(mask));
             Ok((
                 given,
                 "1 above the diagonal; in mode 0 without a mask every row sees every key",

@@ -5,7 +5,7 @@ use crate::dtype::Names;
 use crate::fia::{Checker, FiaCall, Parameter, Route, Version};
 use crate::layout::Extents;
 use crate::rule::{require, rules};
-use crate::{Cann, Change, DType, Dims, Layout, Refusal, TensorDesc, To};
+use crate::{Cann, Change, DType, Dims, Layout, NewArgument, Refusal, TensorDesc};
 
 rules! {
     in Scope::A2_A3;
@@ -46,7 +46,7 @@ pub(in crate::fia) fn dtype(f: &Facts<'_>) -> Result<(), Refusal> {
         Names(allowed),
         Change::to(
             Parameter::AttentionOut,
-            To::DType(allowed.first().copied().unwrap_or(f.query.dtype)),
+            NewArgument::DType(allowed.first().copied().unwrap_or(f.query.dtype)),
         ),
     );
     Ok(())
@@ -117,7 +117,7 @@ pub(in crate::fia) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
         OUT_SHAPE,
         format_args!("{out} with {}", f.layout),
         want,
-        Change::to(Parameter::AttentionOut, To::Shape(want)),
+        Change::to(Parameter::AttentionOut, NewArgument::Shape(want)),
     );
     Ok(())
 }
@@ -155,7 +155,7 @@ pub(in crate::fia) fn lse(f: &Facts<'_>) -> Result<(), Refusal> {
 /// A log-sum-exp of a shape.
 pub(in crate::fia) fn lse_of(shape: Dims) -> Change {
     let given = TensorDesc::packed(DType::Float, shape);
-    Change::to(Parameter::SoftmaxLse, To::Given(given))
+    Change::to(Parameter::SoftmaxLse, NewArgument::Given(given))
 }
 
 /// Shape and dtype of the log-sum-exp.

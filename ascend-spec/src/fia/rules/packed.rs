@@ -4,7 +4,7 @@ use super::{Facts, lengths};
 use crate::attention_problem::SequenceLengths;
 use crate::fia::{FiaCall, Parameter, Version};
 use crate::rule::{broken, require, rules};
-use crate::{Change, DType, Layout, Refusal, SparseMode, To};
+use crate::{Change, DType, Layout, NewArgument, Refusal, SparseMode};
 
 rules! {
     in Scope::A2_A3;
@@ -214,7 +214,7 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
                 let all = [Query, Key, Value, QueryRope, KeyRope, AttentionOut].into_iter();
                 let given = all.filter(|parameter| !call.tensors(*parameter).is_empty());
                 Ok(given
-                    .map(|parameter| Change::to(parameter, To::DType(DType::Bf16)))
+                    .map(|parameter| Change::to(parameter, NewArgument::DType(DType::Bf16)))
                     .collect::<Vec<_>>())
             }
             false => Err(DTYPE.fix),

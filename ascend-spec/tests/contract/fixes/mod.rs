@@ -9,7 +9,8 @@ use ascend_spec::fia::{FiaCall, Version};
 use ascend_spec::ops::flash_attention_score;
 use ascend_spec::scatter::ScatterCall;
 use ascend_spec::{
-    Cann, Change, DType, Dims, Level, Refusal, Soc, Target, TensorDesc, To, Violation, every_rule,
+    Cann, Change, DType, Dims, Level, NewArgument, Refusal, Soc, Target, TensorDesc, Violation,
+    every_rule,
 };
 use meaning::Meaning;
 use std::collections::BTreeSet;
@@ -540,10 +541,10 @@ fn changes_are_made_in_the_order_that_the_text_says() {
     let mask = tensor(DType::Bool, &[1, 1, 1, 3072]).unwrap();
     let changed = call
         .changed(&[
-            change("key", To::DType(DType::Float16)),
-            change("block_table", To::Nothing),
-            change("atten_mask", To::Given(mask)),
-            change("attention_out", To::Shape(Dims::of([8, 128]))),
+            change("key", NewArgument::DType(DType::Float16)),
+            change("block_table", NewArgument::Nothing),
+            change("atten_mask", NewArgument::Given(mask)),
+            change("attention_out", NewArgument::Shape(Dims::of([8, 128]))),
         ])
         .unwrap();
     assert_eq!(changed.tensors("key")[0].dtype, DType::Float16);

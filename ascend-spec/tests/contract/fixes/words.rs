@@ -69,30 +69,31 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          flash.pse_packed_shape flash.pse_required flash.pse_shape flash.pse_slopes_cut flash.pse_slopes_shape \
          flash.pse_slopes_square flash.pse_type flash.query_heads flash.query_rank flash.required flash.rope_aligned \
          flash.rope_alone flash.rope_dim flash.rope_mask flash.rope_mode flash.rope_paired flash.rope_rows \
-         flash.scale_finite flash.sink_shape flash.softmax_out_ignored flash.softmax_out_layout_known \
-         flash.softmax_shape flash.sparse_mode flash.start_index_lone flash.tokens_ignored flash.tokens_negative \
-         flash.tokens_without_mask flash.value_dim format.plain gather.block gather.cache_shape gather.contiguous \
-         gather.format gather.rank gather.required gather.seq_lens gather.seq_offset gather.tokens gather.unit \
-         head_dim.aligned head_dim.aligned_rows head_dim.different head_dim.equal head_dim.key head_dim.reordered \
-         head_dim.unaligned head_dim.value incre.required key.batch key.list_batch key.list_batch_empty \
-         key.list_batch_unchecked key.list_count key.list_ignored key.list_layout key.list_length key.list_shape \
-         key.list_short key.list_single_length key.rank learnable_sink.head_dim learnable_sink.layout \
-         learnable_sink.shape mla.cache mla.full_quant_scales mla.heads mla.lengths mla.paged mla.tree_mask \
-         mxfp8.quant_scale1 mxfp8.scales packed.causal_rows packed.head_dim packed.lengths_required packed.value_rows \
-         padding_size.alone padding_size.decode padding_size.lengths padding_size.range padding_size.shape \
-         padding_size.unchecked padding_size.unified_alone prompt.card_mask prompt.countable prompt.format \
-         prompt.head_dim prompt.input_layout prompt.num_heads prompt.out_shape prompt.required pse_shift.one_row \
-         pse_shift.prefix_unchecked pse_shift.shape pse_shift.slopes pse_type.ignored pse_type.known pse_type.square \
-         pse_type.zero quant.int8_query quant.output_unified quant.per_tensor_scales quant_offset2.like_scale \
-         quant_scale2.channel quant_scale2.grid quant_scale2.required quant_scale2.shape_unchecked quant_scale2.size \
-         query.empty_output query.rank ring.format ring.head_dim ring.lengths ring.lengths_dtype ring.out \
-         ring.required ring.softmax_copies ring.softmax_layout rope.absorbed_dims rope.cache_unchecked rope.key_shape \
-         rope.layout rope.pair rope.prefill_dims rope.shape scale_value.finite scatter.format scatter.key_shape \
-         scatter.required scatter.value_shape shape.countable shared_prefix.alone shared_prefix.length \
-         shared_prefix.pair shared_prefix.shape shared_prefix.unified_alone slot_mapping.range slot_mapping.shape \
-         slot_mapping.unique softmax_lse.unchecked sparse_mode.known sparse_mode.unified sparse_mode.without_mask \
-         split_fuse.causal_rows split_fuse.one_key start_idx.range tensor.countable tensor.format tensor.strided \
-         tree_mask.ignored tree_mask.rank tree_mask.rows tree_mask.shape tree_mask.size update.format update.head_dim \
+         flash.scale_finite flash.scale_inverse flash.scale_zero flash.sink_shape flash.softmax_out_ignored \
+         flash.softmax_out_layout_known flash.softmax_shape flash.sparse_mode flash.start_index_lone \
+         flash.tokens_ignored flash.tokens_negative flash.tokens_without_mask flash.value_dim format.plain \
+         gather.block gather.cache_shape gather.contiguous gather.format gather.rank gather.required gather.seq_lens \
+         gather.seq_offset gather.tokens gather.unit head_dim.aligned head_dim.aligned_rows head_dim.different \
+         head_dim.equal head_dim.key head_dim.reordered head_dim.unaligned head_dim.value incre.required key.batch \
+         key.list_batch key.list_batch_empty key.list_batch_unchecked key.list_count key.list_ignored key.list_layout \
+         key.list_length key.list_shape key.list_short key.list_single_length key.rank learnable_sink.head_dim \
+         learnable_sink.layout learnable_sink.shape mla.cache mla.full_quant_scales mla.heads mla.lengths mla.paged \
+         mla.tree_mask mxfp8.quant_scale1 mxfp8.scales packed.causal_rows packed.head_dim packed.lengths_required \
+         packed.value_rows padding_size.alone padding_size.decode padding_size.lengths padding_size.range \
+         padding_size.shape padding_size.unchecked padding_size.unified_alone prompt.card_mask prompt.countable \
+         prompt.format prompt.head_dim prompt.input_layout prompt.num_heads prompt.out_shape prompt.required \
+         pse_shift.one_row pse_shift.prefix_unchecked pse_shift.shape pse_shift.slopes pse_type.ignored \
+         pse_type.known pse_type.square pse_type.zero quant.int8_query quant.output_unified quant.per_tensor_scales \
+         quant_offset2.like_scale quant_scale2.channel quant_scale2.grid quant_scale2.required \
+         quant_scale2.shape_unchecked quant_scale2.size query.empty_output query.rank ring.format ring.head_dim \
+         ring.lengths ring.lengths_dtype ring.out ring.required ring.softmax_copies ring.softmax_layout \
+         rope.absorbed_dims rope.cache_unchecked rope.key_shape rope.layout rope.pair rope.prefill_dims rope.shape \
+         scale_value.finite scale_value.inverse scale_value.zero scatter.format scatter.key_shape scatter.required \
+         scatter.value_shape shape.countable shared_prefix.alone shared_prefix.length shared_prefix.pair \
+         shared_prefix.shape shared_prefix.unified_alone slot_mapping.range slot_mapping.shape slot_mapping.unique \
+         softmax_lse.unchecked sparse_mode.known sparse_mode.unified sparse_mode.without_mask split_fuse.causal_rows \
+         split_fuse.one_key start_idx.range tensor.countable tensor.format tensor.strided tree_mask.ignored \
+         tree_mask.rank tree_mask.rows tree_mask.shape tree_mask.size update.format update.head_dim \
          update.infinite_lse update.local_out_shape update.lse_out update.lse_shape update.required value.rank_of_key \
          value.rows_of_key value.shape_of_key value.shape_unchecked value_cache.shape",
     ),

@@ -5,7 +5,7 @@ use crate::attention_problem::MaskUse;
 use crate::fia::rules::mask::{self, OwnFix};
 use crate::fia::{CheckedCall, FiaCall, Parameter, Route, Version};
 use crate::rule::rules;
-use crate::{Change, DType, Dims, Operator, SparseMode, TOKENS_UNBOUNDED, TensorDesc, To};
+use crate::{Change, DType, Dims, NewArgument, Operator, SparseMode, TOKENS_UNBOUNDED, TensorDesc};
 
 rules! {
     in Scope::ALL;
@@ -174,7 +174,7 @@ fn window(p: &CheckedCall<'_>, masked: bool) -> OwnFix {
     Ok((
         vec![
             Change::set(Parameter::SparseMode, SparseMode::Band.acl()),
-            Change::to(Parameter::AttenMask, To::Given(mask)),
+            Change::to(Parameter::AttenMask, NewArgument::Given(mask)),
         ],
         "the compressed mask, whose tokens count from the last key of each sequence; without a window leave both tokens at \
          2147483647",

@@ -8,7 +8,7 @@ use crate::fia::rules::{lengths, packed};
 use crate::fia::{CheckedCall, Checker, Parameter, Route};
 use crate::operator::Fix;
 use crate::rule::rules;
-use crate::{Cann, Change, DType, Operator, SparseMode, To};
+use crate::{Cann, Change, DType, NewArgument, Operator, SparseMode};
 
 rules! {
     in Scope::A2_A3.since(V8_5);
@@ -324,7 +324,10 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
         OUT_DTYPE,
         out.unwrap_or(p.problem.query.dtype),
         p.problem.query.dtype,
-        Change::to(Parameter::AttentionOut, To::DType(p.problem.query.dtype),),
+        Change::to(
+            Parameter::AttentionOut,
+            NewArgument::DType(p.problem.query.dtype),
+        ),
     );
     let ignored = [
         &call.query_padding_size,

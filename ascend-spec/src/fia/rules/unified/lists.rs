@@ -5,7 +5,7 @@ use crate::fia::rules::{Facts, heads, lists, output, packed, paged};
 use crate::fia::{FiaCall, Parameter, Version};
 use crate::layout::Extents;
 use crate::rule::{require, rules};
-use crate::{Cann, Change, DType, Layout, Refusal, TensorDesc, To};
+use crate::{Cann, Change, DType, Layout, NewArgument, Refusal, TensorDesc};
 
 rules! {
     in Scope::UNIFIED;
@@ -109,7 +109,7 @@ pub(in crate::fia) fn contiguous(f: &Facts<'_>) -> Result<(), Refusal> {
             "row-major strides",
             match f.paged() {
                 true => Err("give the cache contiguous memory: a copy of it misses what is written later"),
-                false => Ok(copied.map(|parameter| Change::to(parameter, To::Packed)).collect::<Vec<_>>()),
+                false => Ok(copied.map(|parameter| Change::to(parameter, NewArgument::Packed)).collect::<Vec<_>>()),
             },
         );
     }

@@ -5,7 +5,7 @@ use crate::fia::rules::{Facts, output};
 use crate::fia::{Parameter, Version};
 use crate::layout::{Axes, Extents};
 use crate::rule::{broken, require, rules};
-use crate::{Cann, Change, Refusal, To};
+use crate::{Cann, Change, NewArgument, Refusal};
 
 rules! {
     in Scope::UNIFIED;
@@ -29,7 +29,7 @@ pub(in crate::fia) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
         output::OUT_SHAPE,
         format_args!("{} with {}", f.out.shape, f.layout),
         want,
-        Change::to(Parameter::AttentionOut, To::Shape(want)),
+        Change::to(Parameter::AttentionOut, NewArgument::Shape(want)),
     );
     Ok(())
 }

@@ -7,7 +7,8 @@ use crate::ops::flash_attention_score::{FlashAttentionProblem, FullMask, MaskKin
 use crate::ops::flash_attention_score::{Parameter, Version};
 use crate::rule::{broken, require, rules};
 use crate::{
-    Change, DType, Dims, MaskDemand, Operator, Refusal, SparseMode, TensorDesc, To, Violation,
+    Change, DType, Dims, MaskDemand, NewArgument, Operator, Refusal, SparseMode, TensorDesc,
+    Violation,
 };
 
 rules! {
@@ -56,7 +57,7 @@ pub(in crate::ops::flash_attention_score) fn check(
         mask.dtype,
         Names(ALLOWED),
         (
-            Change::to(Parameter::AttenMask, To::DType(DType::Bool)),
+            Change::to(Parameter::AttenMask, NewArgument::DType(DType::Bool)),
             "INT8, which FusedInferAttentionScore takes, is refused here",
         ),
     );

@@ -1,32 +1,32 @@
-//! What the caches of a pool have computed of each sequence, and when sequences changed.
+//! How many tokens of each sequence the caches of a pool have computed, and when sequences changed.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::lock::lock;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::BlockPool;
 
-/// The records of a pool. Their clock counts changes of sequences.
+/// One entry for each sequence of a pool and each of its caches. The clock counts changes of sequences.
 #[derive(Default)]
-pub(super) struct Records {
-    sequences: Vec<Record>,
-    /// Places of sequences that are gone.
+pub(super) struct ProgressTable {
+    sequences: Vec<SequenceVersion>,
+    /// Places of dropped sequences, to be used again.
     free: Vec<usize>,
-    /// Of each cache of the pool what it has of each sequence; `None` in the place of a cache that is gone.
+    /// The progress of each cache of the pool in each sequence; `None` in the place of a dropped cache.
     caches: Vec<Option<Vec<Progress>>>,
     clock: u64,
 }
 
 /// When a sequence began, and when its tokens or blocks changed last. A later sequence in the same place began later.
 #[derive(Clone, Copy, Default)]
-struct Record {
+struct SequenceVersion {
     began: u64,
     changed: u64,
 }
 
-/// What a cache has of a sequence.
+/// How far a cache is with a sequence.
 #[derive(Clone, Debug, Default)]
 struct Progress {
     /// Tokens from the first one on whose keys and values every layer has, or is queued to have.
@@ -39,7 +39,7 @@ struct Progress {
     missing: Option<Arc<str>>,
 }
 
-/// A sequence as it was at some time.
+/// Which sequence, and in which version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SequenceStamp {
     place: usize,
@@ -47,15 +47,15 @@ pub(crate) struct SequenceStamp {
     changed: u64,
 }
 
-/// A sequence's place among the records of its pool.
-pub(in crate::kv) struct SequenceRecord {
-    records: BlockPool,
+/// The entry of a sequence in the table of its pool, freed on drop.
+pub(in crate::kv) struct SequenceEntry {
+    pool: BlockPool,
     stamp: SequenceStamp,
 }
 
-/// A cache's place among the records of its pool.
-pub(crate) struct CacheRecord {
-    records: BlockPool,
+/// The entry of a cache in the table of its pool, freed on drop.
+pub(crate) struct CacheEntry {
+    pool: BlockPool,
     place: usize,
 }
 
@@ -63,40 +63,40 @@ pub(crate) struct CacheRecord {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepTokens {
     pub(crate) stamp: SequenceStamp,
-    /// Those in front of the step.
+    /// The tokens before the step.
     pub(crate) cached: usize,
-    /// Those behind it.
+    /// The tokens after the step.
     pub(crate) len: usize,
 }
 
-/// The sequences of a step in progress, for one cache of their pool or all. Unless the step [ends](StepRecord::end), its
+/// The sequences of a step in progress, for one cache of their pool or all. Unless the step [ends](StepProgress::end), its
 /// sequences are left without the tokens of the step.
-pub(crate) struct StepRecord {
+pub(crate) struct StepProgress {
     pool: BlockPool,
-    cache: Option<Arc<CacheRecord>>,
+    cache: Option<Arc<CacheEntry>>,
     tokens: Vec<StepTokens>,
     ended: bool,
     /// The layers that were left out, once anything was written.
     missing: Option<Arc<str>>,
 }
 
-impl Records {
+impl ProgressTable {
     fn tick(&mut self) -> u64 {
         self.clock = self.clock.saturating_add(1);
         self.clock
     }
 
-    /// A place for a new sequence, of which each cache has what `progress` says.
+    /// Adds a sequence; `progress` says how far each cache is with it.
     fn add(&mut self, progress: impl Fn(&[Progress]) -> Progress) -> SequenceStamp {
         let began = self.tick();
-        let record = Record {
+        let version = SequenceVersion {
             began,
             changed: began,
         };
         let place = self.free.pop().unwrap_or(self.sequences.len());
         match self.sequences.get_mut(place) {
-            Some(free) => *free = record,
-            None => self.sequences.push(record),
+            Some(free) => *free = version,
+            None => self.sequences.push(version),
         }
         for cache in self.caches.iter_mut().flatten() {
             let own = progress(cache);
@@ -112,7 +112,7 @@ impl Records {
         }
     }
 
-    /// What a cache, or each of all caches, has of a sequence.
+    /// The progress of one cache, or of every cache, in a sequence.
     fn progress(
         &mut self,
         cache: Option<usize>,
@@ -131,8 +131,8 @@ impl Records {
     }
 
     fn is_alive(&self, stamp: &SequenceStamp) -> bool {
-        let record = self.sequences.get(stamp.place);
-        record.is_some_and(|record| record.began == stamp.began)
+        let version = self.sequences.get(stamp.place);
+        version.is_some_and(|version| version.began == stamp.began)
     }
 
     /// Refuses tokens of a sequence that has changed, and those behind ones that were not computed.
@@ -143,10 +143,10 @@ impl Records {
         tokens: &StepTokens,
     ) -> Result<(), Refused> {
         let StepTokens { stamp, cached, len } = *tokens;
-        let record = self.sequences.get(stamp.place).copied();
-        let record = record.unwrap_or_default();
-        if (record.began, record.changed) != (stamp.began, stamp.changed) {
-            return Err(changed(whose, record.began == stamp.began, len));
+        let version = self.sequences.get(stamp.place).copied();
+        let version = version.unwrap_or_default();
+        if (version.began, version.changed) != (stamp.began, stamp.changed) {
+            return Err(changed(whose, version.began == stamp.began, len));
         }
         // Of a pool without a cache of this crate nothing is known; of one that several share what all have.
         let least = self
@@ -232,17 +232,17 @@ fn behind(whose: &dyn fmt::Display, of: &Progress, cached: usize, len: usize) ->
             allowed,
             "compute all tokens that the sequence grew by in one step, and grow once for each step; tokens that are not wanted: \
              truncate the sequence to the computed ones, to 0 where blocks were given back; tokens that something else really \
-             wrote, such as a copy from another cache: name them by `PagedKvCache::set_computed`, otherwise attention reads what \
+             wrote, such as a copy from another cache: name them by `PagedKvCache::mark_computed`, otherwise attention reads what \
              the blocks held before",
         ),
     }
 }
 
-impl SequenceRecord {
+impl SequenceEntry {
     fn add(pool: &BlockPool, progress: impl Fn(&[Progress]) -> Progress) -> Self {
         Self {
-            stamp: lock(pool.records()).add(progress),
-            records: pool.clone(),
+            stamp: lock(pool.progress_table()).add(progress),
+            pool: pool.clone(),
         }
     }
 
@@ -256,7 +256,7 @@ impl SequenceRecord {
 
     /// Of a sequence that begins with so many tokens of this one.
     pub(in crate::kv) fn fork(&self, tokens: usize) -> Self {
-        Self::add(&self.records, |cache| {
+        Self::add(&self.pool, |cache| {
             let of = cache.get(self.stamp.place).cloned().unwrap_or_default();
             Progress {
                 computed: of.computed.min(tokens),
@@ -282,13 +282,13 @@ impl SequenceRecord {
 
     fn change_to(&mut self, tokens: Option<usize>) {
         let place = self.stamp.place;
-        let mut records = lock(self.records.records());
-        self.stamp.changed = records.tick();
-        if let Some(record) = records.sequences.get_mut(place) {
-            record.changed = self.stamp.changed;
+        let mut table = lock(self.pool.progress_table());
+        self.stamp.changed = table.tick();
+        if let Some(version) = table.sequences.get_mut(place) {
+            version.changed = self.stamp.changed;
         }
         let Some(tokens) = tokens else { return };
-        for of in records.progress(None, place) {
+        for of in table.progress(None, place) {
             of.computed = of.computed.min(tokens);
             of.cut = of.cut.min(tokens);
             if of.computed == tokens {
@@ -298,45 +298,41 @@ impl SequenceRecord {
     }
 }
 
-impl Drop for SequenceRecord {
+impl Drop for SequenceEntry {
     fn drop(&mut self) {
         let place = self.stamp.place;
-        let mut records = lock(self.records.records());
-        if let Some(record) = records.sequences.get_mut(place) {
-            *record = Record::default();
-            records.free.push(place);
+        let mut table = lock(self.pool.progress_table());
+        if let Some(version) = table.sequences.get_mut(place) {
+            *version = SequenceVersion::default();
+            table.free.push(place);
         }
     }
 }
 
-impl fmt::Debug for SequenceRecord {
+impl fmt::Debug for SequenceEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.stamp.fmt(f)
     }
 }
 
-impl CacheRecord {
+impl CacheEntry {
     /// A cache that has no token of any sequence.
     pub(in crate::kv) fn new(pool: &BlockPool) -> Arc<Self> {
-        let mut records = lock(pool.records());
-        let none = Some(vec![Progress::default(); records.sequences.len()]);
-        let place = match records.caches.iter().position(Option::is_none) {
+        let mut table = lock(pool.progress_table());
+        let none = Some(vec![Progress::default(); table.sequences.len()]);
+        let place = match table.caches.iter().position(Option::is_none) {
             Some(place) => place,
-            None => records.caches.len(),
+            None => table.caches.len(),
         };
-        match records.caches.get_mut(place) {
+        match table.caches.get_mut(place) {
             Some(free) => *free = none,
-            None => records.caches.push(none),
+            None => table.caches.push(none),
         }
-        drop(records);
+        drop(table);
         Arc::new(Self {
-            records: pool.clone(),
+            pool: pool.clone(),
             place,
         })
-    }
-
-    fn records(&self) -> &Mutex<Records> {
-        self.records.records()
     }
 
     pub(super) fn place(&self) -> usize {
@@ -345,20 +341,20 @@ impl CacheRecord {
 
     /// Its pool.
     pub(crate) fn pool(&self) -> &BlockPool {
-        &self.records
+        &self.pool
     }
 
     /// The tokens that it has of a sequence, from the first one on.
-    pub(in crate::kv) fn computed(&self, sequence: SequenceStamp) -> usize {
-        let mut records = lock(self.records());
-        let of = records.progress(Some(self.place), sequence.place).next();
+    pub(in crate::kv) fn computed_tokens(&self, sequence: SequenceStamp) -> usize {
+        let mut table = lock(self.pool.progress_table());
+        let of = table.progress(Some(self.place), sequence.place).next();
         of.map_or(0, |of| of.computed)
     }
 
     /// Says that it has so many tokens of a sequence.
-    pub(in crate::kv) fn set_computed(&self, sequence: SequenceStamp, tokens: usize) {
-        let mut records = lock(self.records());
-        for of in records.progress(Some(self.place), sequence.place) {
+    pub(in crate::kv) fn mark_computed(&self, sequence: SequenceStamp, tokens: usize) {
+        let mut table = lock(self.pool.progress_table());
+        for of in table.progress(Some(self.place), sequence.place) {
             if of.computed < tokens {
                 of.computed = tokens;
                 of.missing = None;
@@ -372,54 +368,54 @@ impl CacheRecord {
         whose: &dyn fmt::Display,
         tokens: StepTokens,
     ) -> Result<(), Refused> {
-        lock(self.records()).check(Some(self.place), whose, &tokens)
+        lock(self.pool.progress_table()).check(Some(self.place), whose, &tokens)
     }
 }
 
-impl Drop for CacheRecord {
+impl Drop for CacheEntry {
     fn drop(&mut self) {
-        if let Some(place) = lock(self.records()).caches.get_mut(self.place) {
+        if let Some(place) = lock(self.pool.progress_table()).caches.get_mut(self.place) {
             *place = None;
         }
-        self.records.forget_copies(self.place);
+        self.pool.forget_copies(self.place);
     }
 }
 
-impl fmt::Debug for CacheRecord {
+impl fmt::Debug for CacheEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("CacheRecord").field(&self.place).finish()
+        f.debug_tuple("CacheEntry").field(&self.place).finish()
     }
 }
 
 impl BlockPool {
     /// The tokens of a sequence that every cache of the pool has, from the first one on. `None` for a pool without a cache of this
     /// crate, of which nothing is known.
-    pub(crate) fn computed(&self, sequence: SequenceStamp) -> Option<usize> {
-        let mut records = lock(self.records());
-        let each = records.progress(None, sequence.place);
+    pub(crate) fn computed_tokens(&self, sequence: SequenceStamp) -> Option<usize> {
+        let mut table = lock(self.progress_table());
+        let each = table.progress(None, sequence.place);
         each.map(|of| of.computed).min()
     }
 }
 
-impl StepRecord {
+impl StepProgress {
     /// Begins a step of these sequences, each with its request, in one cache of the pool or in all.
     ///
     /// # Errors
     /// [`Rule::SequenceChanged`], [`Rule::SequenceGap`], [`Rule::StepLayersMissing`].
     pub(crate) fn begin(
         pool: &BlockPool,
-        cache: Option<&Arc<CacheRecord>>,
+        cache: Option<&Arc<CacheEntry>>,
         tokens: impl Iterator<Item = (usize, StepTokens)>,
     ) -> Result<Self, Refused> {
         let place = cache.map(|cache| cache.place);
         let mut all = Vec::with_capacity(tokens.size_hint().0);
-        let mut records = lock(pool.records());
+        let mut table = lock(pool.progress_table());
         for (request, of) in tokens {
-            records.check(place, &format_args!("request {request}"), &of)?;
+            table.check(place, &format_args!("request {request}"), &of)?;
             all.push(of);
         }
-        all.iter().for_each(|of| records.open(place, of));
-        drop(records);
+        all.iter().for_each(|of| table.open(place, of));
+        drop(table);
         Ok(Self {
             pool: pool.clone(),
             cache: cache.cloned(),
@@ -435,12 +431,12 @@ impl StepRecord {
     /// As for [`begin`](Self::begin).
     pub(crate) fn again(&mut self) -> Result<(), Refused> {
         let place = self.cache.as_ref().map(|cache| cache.place);
-        let mut records = lock(self.pool.records());
+        let mut table = lock(self.pool.progress_table());
         for of in &self.tokens {
-            records.check(place, &"a step that begins again", of)?;
+            table.check(place, &"a step that begins again", of)?;
         }
         if std::mem::replace(&mut self.ended, false) {
-            self.tokens.iter().for_each(|of| records.open(place, of));
+            self.tokens.iter().for_each(|of| table.open(place, of));
         }
         Ok(())
     }
@@ -460,22 +456,22 @@ impl StepRecord {
             return;
         }
         let place = self.cache.as_ref().map(|cache| cache.place);
-        let mut records = lock(self.pool.records());
+        let mut table = lock(self.pool.progress_table());
         for of in &self.tokens {
-            records.close(place, of, done, &self.missing);
+            table.close(place, of, done, &self.missing);
         }
     }
 }
 
-impl Drop for StepRecord {
+impl Drop for StepProgress {
     fn drop(&mut self) {
         self.close(false);
     }
 }
 
-impl fmt::Debug for StepRecord {
+impl fmt::Debug for StepProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StepRecord")
+        f.debug_struct("StepProgress")
             .field("sequences", &self.tokens.len())
             .field("ended", &self.ended)
             .finish_non_exhaustive()

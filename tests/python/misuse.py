@@ -1,4 +1,4 @@
-"""What a program does not heed: lints of its calls, and a finding that a queue of tasks swallows."""
+"""Misuse of operators: lints of calls, and a finding that a queue of tasks swallows."""
 
 import json
 import tempfile

@@ -1,4 +1,5 @@
-//! Programs that do not heed: lints of their calls reach stderr, and a device that failed strictly answers nothing but that.
+//! Programs that misuse operators: lints of their calls reach stderr, and a device that failed in strict mode answers every
+//! later call with that failure.
 
 use crate::{command, compile, lay_out, succeed};
 use std::path::Path;
@@ -72,7 +73,7 @@ fn a_lint_by_which_the_device_may_leave_the_tensors_is_an_error_in_strict() {
 #[test]
 fn a_device_that_failed_strictly_answers_waits_and_copies_with_that_until_it_is_reset() {
     let libraries = lay_out();
-    let program = compile("unheeded.c", &["-std=c99"], libraries.path());
+    let program = compile("misuse.c", &["-std=c99"], libraries.path());
     let strict = succeed(command(&program, libraries.path()).env("ASCEND_EMU_CHECK", "strict"));
     let printed = String::from_utf8(strict.stdout.clone()).unwrap();
     let lines: Vec<&str> = printed.lines().collect();

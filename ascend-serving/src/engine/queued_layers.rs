@@ -1,0 +1,160 @@
+//! Which layers of a step are queued, and the refusal of a step that ends without some.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread;
+
+use crate::kv::StepProgress;
+use crate::refusal::{Refused, Rule, refused};
+
+/// The layers of a step. Once all are queued, the caches count the tokens of the step as computed. If it is dropped before, keys
+/// and values are missing from the cache: the next step of the sequences is refused, and a warning is given. After an error no
+/// warning is given, because the caller has got the error.
+#[derive(Debug)]
+pub(crate) struct QueuedLayers {
+    queued: Vec<bool>,
+    /// The number of layers that are not queued yet.
+    missing: usize,
+    /// Whether the cache may have been written to.
+    wrote: bool,
+    warned: bool,
+    progress: Vec<StepProgress>,
+}
+
+impl QueuedLayers {
+    /// The layers of a step, none of them queued.
+    pub(crate) fn new(layers: usize, progress: Vec<StepProgress>) -> Self {
+        Self {
+            queued: vec![false; layers],
+            missing: layers,
+            wrote: false,
+            warned: false,
+            progress,
+        }
+    }
+
+    /// Gives no warning on drop.
+    pub(crate) fn silence(&mut self) {
+        self.warned = true;
+    }
+
+    /// Refuses a layer that is queued already while others are not. Once all are, the step may begin again.
+    pub(crate) fn check_not_repeated(&self, layer: usize) -> Result<(), Refused> {
+        match self.queued.get(layer) {
+            Some(true) if self.missing > 0 => Err(self.repeated(layer)),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn repeated(&self, layer: usize) -> Refused {
+        refused(
+            Rule::StepLayerRepeated,
+            format_args!(
+                "layer {layer} a second time, without {} so far",
+                self.missing_text()
+            ),
+            format_args!("each layer below {} once", self.queued.len()),
+            "say which layer of the cache each call is, counted from 0; to compute a step again, begin it again",
+        )
+    }
+
+    /// Notes that a layer is about to write to the cache. After the last layer this begins the step again.
+    ///
+    /// # Errors
+    /// As for [`StepProgress::again`].
+    pub(crate) fn begin_write(&mut self) -> Result<(), Refused> {
+        if self.missing == 0 {
+            self.progress.iter_mut().try_for_each(StepProgress::again)?;
+            self.queued.fill(false);
+            self.missing = self.queued.len();
+        }
+        self.wrote = true;
+        Ok(())
+    }
+
+    /// Notes whether a layer was queued.
+    pub(crate) fn note_outcome<R, E>(
+        &mut self,
+        layer: usize,
+        outcome: Result<R, E>,
+    ) -> Result<R, E> {
+        match (&outcome, self.queued.get_mut(layer)) {
+            (Ok(_), Some(queued)) => {
+                if !std::mem::replace(queued, true) {
+                    self.missing = self.missing.saturating_sub(1);
+                }
+                if self.missing == 0 {
+                    self.progress.iter_mut().for_each(StepProgress::end);
+                }
+            }
+            (Ok(_), None) => {}
+            (Err(_), _) => self.silence(),
+        }
+        outcome
+    }
+
+    /// The end of the step.
+    ///
+    /// # Errors
+    /// [`Rule::StepLayersMissing`] if some layers are not queued.
+    pub(crate) fn end(&mut self) -> Result<(), Refused> {
+        self.silence();
+        if self.missing == 0 {
+            return Ok(());
+        }
+        Err(refused(
+            Rule::StepLayersMissing,
+            format_args!("a step that ends without {}", self.missing_text()),
+            format_args!("all {} layers", self.queued.len()),
+            "begin the step again with the same metadata and queue every layer: its tokens do not count as computed until then",
+        ))
+    }
+
+    /// The layers that are not queued, as text: `layer 3`, or `layers 0 to 2, 5`.
+    fn missing_text(&self) -> String {
+        let mut missing: Vec<Range<usize>> = Vec::new();
+        for (layer, _) in self
+            .queued
+            .iter()
+            .enumerate()
+            .filter(|(_, queued)| !**queued)
+        {
+            let end = layer.saturating_add(1);
+            match missing.last_mut() {
+                Some(last) if last.end == layer => last.end = end,
+                _ => missing.push(layer..end),
+            }
+        }
+        let missing = missing.iter().map(|run| match run.len() {
+            1 => run.start.to_string(),
+            _ => format!("{} to {}", run.start, run.end.saturating_sub(1)),
+        });
+        let word = match self.missing {
+            1 => "layer",
+            _ => "layers",
+        };
+        format!("{word} {}", missing.collect::<Vec<String>>().join(", "))
+    }
+}
+
+impl Drop for QueuedLayers {
+    fn drop(&mut self) {
+        if self.missing == 0 || self.warned && !self.wrote {
+            return;
+        }
+        let missing = self.missing_text();
+        if !self.warned && !thread::panicking() {
+            tracing::warn!(
+                "a step of {} layers ended without {missing}: keys and values are missing from the cache",
+                self.queued.len()
+            );
+        }
+        if self.wrote {
+            let missing: Arc<str> = missing.into();
+            self.progress
+                .iter_mut()
+                .for_each(|record| record.lacks(&missing));
+        }
+    }
+}
