@@ -5,7 +5,8 @@
 //! sequence's length, blocks that no sequence names and blocks that a window has left are not read.
 //!
 //! Padding is nobody's to write: a sequence for which the block table names block 0 alone is none that is read, if it does
-//! so twice or there are other sequences. Of tensors that are no cache, rows may be padding, and are not followed.
+//! so twice or there are other sequences. Rows of tensors that are no cache may be padding too: of these tensors only one
+//! that has no written byte at all is reported, and only if every sequence sees a key.
 
 use super::declared::{DeclaredOperator, ParameterOf};
 use crate::elements::{Elements, NamedTensor, Place, Reader};
@@ -207,6 +208,14 @@ unsafe fn each_sequence(
     }
 }
 
+/// Whether every sequence has a row that sees a key.
+fn each_sees_a_key(problem: &AttentionProblem<'_>) -> bool {
+    (0..problem.batch).all(|sequence| {
+        let rows = 0..problem.q_len(sequence) as u64;
+        !problem.geometry(sequence).span(rows).is_empty()
+    })
+}
+
 /// Hands over what a launch of an attention operator reads.
 ///
 /// # Safety
@@ -219,21 +228,25 @@ pub(super) unsafe fn reads<O: DeclaredOperator>(
     (at, memory): (&Addresses, &DeviceMemory),
     reader: &mut dyn Reader,
 ) {
-    if problem.pages.is_none() {
-        return;
-    }
     let doubtful = op.doubtful(at, reader);
     if doubtful.is_empty() {
         return;
     }
-    let find = |role| {
-        let argument = of_role(role).filter(|argument| doubtful.contains(argument))?;
-        Some(op.named(argument, at))
-    };
+    let is_doubtful = |argument: &Argument<_>| doubtful.iter().any(|(of, _)| of == argument);
+    let find = |role| Some(op.named(of_role(role).filter(is_doubtful)?, at));
     let base = |role| match of_role(role) {
         Some(argument) => memory.host(at.get(argument)),
         None => std::ptr::null_mut(),
     };
+    let unpaged = [TensorRole::Query, TensorRole::QueryRope, TensorRole::Mask].map(of_role);
+    for (argument, bytes) in &doubtful {
+        let followed = problem.pages.is_none() || unpaged.contains(&Some(*argument));
+        if followed && reader.untouched(bytes.clone()) && each_sees_a_key(problem) {
+            let tensor = op.named(*argument, at);
+            let whole = Elements::new(tensor, bytes.start, bytes.len(), &[], None, Place::Whole);
+            whole.iter().for_each(|whole| reader.read(whole));
+        }
+    }
     let mut rows = RowReads {
         find: &find,
         reader,

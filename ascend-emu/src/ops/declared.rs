@@ -9,8 +9,8 @@ use ascend_spec::operator::{Argument, ArgumentList, DeclaredParameter, EntryPoin
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Tensors of a launch.
-pub(super) type ArgumentsOf<O> = SmallVec<[Argument<ParameterOf<O>>; 8]>;
+/// Tensors of a launch, each with the addresses that the launch touches of it.
+pub(super) type Touched<O> = SmallVec<[(Argument<ParameterOf<O>>, Range<usize>); 8]>;
 
 /// The parameters of an operator.
 pub(crate) type ParameterOf<O> = <<O as DeclaredOperator>::Arguments as ArgumentList>::Parameter;
@@ -71,11 +71,11 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     }
 
     /// The inputs with bytes in reach of a launch that nobody has written.
-    fn doubtful(&self, at: &Addresses, reader: &dyn Reader) -> ArgumentsOf<Self>
+    fn doubtful(&self, at: &Addresses, reader: &dyn Reader) -> Touched<Self>
     where
         Self: Sized,
     {
-        let mut doubtful = ArgumentsOf::<Self>::new();
+        let mut doubtful = Touched::<Self>::new();
         self.touches(&mut |argument, range| {
             if argument.parameter.info().output.is_some() {
                 return;
@@ -83,8 +83,9 @@ pub(crate) trait DeclaredOperator: Send + Sync {
             let base = at.get(argument);
             let place =
                 |byte: u64| base.saturating_add(usize::try_from(byte).unwrap_or(usize::MAX));
-            if !reader.knows(place(range.start)..place(range.end)) {
-                doubtful.push(argument);
+            let bytes = place(range.start)..place(range.end);
+            if !reader.knows(bytes.clone()) {
+                doubtful.push((argument, bytes));
             }
         });
         doubtful

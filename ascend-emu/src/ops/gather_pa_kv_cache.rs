@@ -105,7 +105,7 @@ impl DeclaredOperator for GatherOperator {
     }
 
     unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
-        for argument in self.doubtful(at, reader) {
+        for (argument, _) in self.doubtful(at, reader) {
             let pieces = match argument.parameter {
                 Parameter::KeyCache => self.problem.key,
                 Parameter::ValueCache => self.problem.value,

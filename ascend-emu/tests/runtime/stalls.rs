@@ -60,7 +60,7 @@ impl Stalled {
 const NOTHING: &str = "no stream has a record queued";
 
 #[test]
-fn an_event_behind_a_stalled_replay() {
+fn an_event_after_a_stalled_replay() {
     let _bench = Bench::new();
     let _strict = check_scope(Check::Strict);
     let stalled = Stalled::new();
@@ -100,7 +100,7 @@ fn a_stream_that_waits_for_a_stalled_one() {
 }
 
 #[test]
-fn a_record_that_comes_behind_the_wait_itself() {
+fn a_record_that_comes_after_the_wait_itself() {
     let _bench = Bench::new();
     let _strict = check_scope(Check::Strict);
     let stalled = Stalled::new();
@@ -113,7 +113,7 @@ fn a_record_that_comes_behind_the_wait_itself() {
     }
     for stream in [stalled.one, two] {
         let status = unsafe { aclrtSynchronizeStream(stream) };
-        let itself = "the only record queued comes behind this wait itself";
+        let itself = "the only record queued comes after this wait itself";
         stalled.tells(status, "aclrtSynchronizeStream", &[itself]);
     }
     // Destroying a stream ends what it waits for, and so what the other one does.

@@ -111,6 +111,9 @@ impl Cache {
     }
 }
 
+/// A cache of blocks of rows of all heads.
+const PLAIN: [i64; 3] = [BLOCKS as i64, BLOCK as i64, (HEADS * DIM) as i64];
+
 /// Decode of one row over some keys of a cache with one shape of keys and values.
 struct Decode {
     memory: [*mut c_void; 4],
@@ -122,6 +125,16 @@ struct Decode {
 impl Decode {
     fn new(cache: &Cache, shape: &[i64], block: usize, table: &[i32]) -> Self {
         let query = upload(&[f16::ONE; HEADS * DIM]);
+        Decode::of_query(query, cache, shape, block, table)
+    }
+
+    fn of_query(
+        query: *mut c_void,
+        cache: &Cache,
+        shape: &[i64],
+        block: usize,
+        table: &[i32],
+    ) -> Self {
         let out = upload(&[f16::ZERO; HEADS * DIM]);
         let ids = upload(table);
         let row = |at| tensor(HALF, &[1, HEADS as i64, 1, DIM as i64], at);
@@ -140,8 +153,7 @@ impl Decode {
 
     /// Over blocks of rows of all heads.
     fn plain(cache: &Cache, table: &[i32]) -> Self {
-        let shape = [BLOCKS, BLOCK, HEADS * DIM].map(|n| n as i64);
-        Decode::new(cache, &shape, BLOCK, table)
+        Decode::new(cache, &PLAIN, BLOCK, table)
     }
 
     fn launch(&self, keys: i64, stream: aclrtStream) {

@@ -1,6 +1,6 @@
 //! Reads of memory that nobody has written.
 
-use super::{BLOCK, BLOCKS, Cache, DIM, Decode, HALF, HEADS, ROW, SLOTS};
+use super::{BLOCK, BLOCKS, Cache, DIM, Decode, HALF, HEADS, PLAIN, ROW, SLOTS};
 use crate::bench::*;
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, allocation_at, check_scope, findings};
@@ -199,6 +199,28 @@ fn copies_hand_on_what_is_written_and_the_host_gets_nothing_else() {
     fails(fetch(again, 0, 1), 107_000, &["src bytes 0 to 0"]);
     free(again);
     free(two);
+}
+
+#[test]
+fn a_query_that_nobody_wrote() {
+    let _bench = Bench::new();
+    let _strict = check_scope(Check::Strict);
+    let cache = Cache::new();
+    cache.write(0..16);
+    let query = malloc(HEADS * DIM * size_of::<f16>());
+    let decode = Decode::of_query(query, &cache, &PLAIN, BLOCK, &[0]);
+    let (status, _) = decode.run(16);
+    let bytes = format!("query bytes 0 to {}", HEADS * DIM * size_of::<f16>() - 1);
+    fails(status, 507_015, &["read of unwritten memory", &bytes]);
+    // One of which some bytes were written may have padding, and one without keys computes nothing.
+    ok(unsafe { aclrtMemset(query, 2, 0, 2) });
+    assert_eq!(decode.run(16).0, 0);
+    decode.destroy();
+    let query = malloc(HEADS * DIM * size_of::<f16>());
+    let decode = Decode::of_query(query, &cache, &PLAIN, BLOCK, &[0]);
+    assert_eq!(decode.run(0).0, 0);
+    decode.destroy();
+    cache.destroy();
 }
 
 #[test]
