@@ -175,7 +175,8 @@ impl Log {
             .map(|(kind, count)| format!("{kind} ({count})"))
             .collect();
         let all: u64 = self.counts.values().sum();
-        (all > 0).then(|| format!("{all} findings in this process: {}", kinds.join(", ")))
+        let findings = if all == 1 { "finding" } else { "findings" };
+        (all > 0).then(|| format!("{all} {findings} in this process: {}", kinds.join(", ")))
     }
 }
 

@@ -349,6 +349,16 @@ fn dense(found: &mut Found<'_>) {
 
 fn masked(found: &mut Found<'_>, prefill: &FiaCall<'_>, decode: &FiaCall<'_>) {
     found.breaks("tokens.without_mask", with(prefill, |c| c.pre_tokens = 8));
+    // Bounds beyond every key hide none, and a single row has no later keys.
+    for (pre_tokens, next_tokens) in [(65_535, 65_535), (63, 63)] {
+        found.clean(&with(prefill, |c| {
+            (c.pre_tokens, c.next_tokens) = (pre_tokens, next_tokens)
+        }));
+    }
+    found.clean(&with(decode, |c| {
+        (c.pre_tokens, c.next_tokens) = (65_535, 0)
+    }));
+    found.breaks("tokens.without_mask", with(decode, |c| c.pre_tokens = 4));
     found.breaks(
         "tokens.without_mask",
         with(prefill, |c| {

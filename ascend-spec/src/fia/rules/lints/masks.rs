@@ -10,7 +10,7 @@ use crate::{Change, DType, Dims, NewArgument, Operator, SparseMode, TOKENS_UNBOU
 rules! {
     in Scope::ALL;
     WINDOW = "tokens.without_mask", Lint("only numbers change"), V1, "FusedInferAttentionScore documentation, sparseMode",
-        "preTokens and nextTokens are unbounded where the operator ignores them",
+        "preTokens and nextTokens hide no key where the operator ignores them",
         "a window needs mode 4 with the compressed mask, where single rows of BSH, BSND and BNSD have a full mask \
          [B, 1, 1, Skv] instead";
     PRE = "pre_tokens.ignored", Lint("only numbers change"), V1, "check E4.4",
@@ -111,16 +111,11 @@ fn tokens(p: &CheckedCall<'_>, mode: Option<SparseMode>, report: Report<'_>) {
         Some(SparseMode::LeftUpCausal | SparseMode::RightDownCausal)
     ) {
         // These modes imply their tokens. Clients leave 0 there, or the bound of another mode beyond every key.
-        let prefix = p.problem.prefix.map_or(0, |prefix| prefix.len);
-        let keys = || {
-            p.longest_key()
-                .saturating_add(i64::try_from(prefix).unwrap_or(i64::MAX))
-        };
         lint!(
             report,
             call.pre_tokens <= 0
                 || call.pre_tokens >= TOKENS_UNBOUNDED
-                || call.pre_tokens >= keys() - 1,
+                || call.pre_tokens >= most_keys(p) - 1,
             PRE,
             call.pre_tokens,
             FiaCall::ALL_TOKENS,
@@ -147,10 +142,17 @@ fn tokens(p: &CheckedCall<'_>, mode: Option<SparseMode>, report: Report<'_>) {
         }
         Route::Decode => mode == Some(SparseMode::Band) && masked,
     };
-    let unbounded = |tokens: i64| tokens >= TOKENS_UNBOUNDED;
+    let hides_nothing = || {
+        let unbounded = |tokens: i64, least: i64| tokens >= TOKENS_UNBOUNDED.min(least);
+        let rows = i64::try_from(p.problem.query_rows).unwrap_or(i64::MAX);
+        let all = most_keys(p).max(rows) - 1;
+        // A single row is the last one, which has no later keys.
+        let later = if rows <= 1 { 0 } else { all };
+        unbounded(call.pre_tokens, all) && unbounded(call.next_tokens, later)
+    };
     lint!(
         report,
-        read || (unbounded(call.pre_tokens) && unbounded(call.next_tokens)),
+        read || hides_nothing(),
         WINDOW,
         format_args!(
             "preTokens {}, nextTokens {}",
@@ -159,6 +161,12 @@ fn tokens(p: &CheckedCall<'_>, mode: Option<SparseMode>, report: Report<'_>) {
         FiaCall::ALL_TOKENS,
         window(p, masked),
     );
+}
+
+/// The keys of the longest sequence, those of a shared prefix included.
+fn most_keys(p: &CheckedCall<'_>) -> i64 {
+    let prefix = p.problem.prefix.map_or(0, |prefix| prefix.len);
+    (p.longest_key()).saturating_add(i64::try_from(prefix).unwrap_or(i64::MAX))
 }
 
 /// A window that no mask makes, as mode 4 has it: counted from each sequence's last key.
