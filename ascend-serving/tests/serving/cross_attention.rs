@@ -231,7 +231,10 @@ fn what_cannot_be_is_refused_by_name() {
 
     let encoded = [&one.encoded, &two.encoded];
     let mut step = cross.begin(stream, &metadata, &encoded).unwrap();
-    let query = |shape: [usize; 3]| Tensor::<bf16>::empty(stream.device(), shape).unwrap();
+    let query = |shape: [usize; 3]| {
+        let zeros = vec![bf16::ZERO; shape.iter().product()];
+        stream.upload(&zeros, shape).unwrap()
+    };
     assert_eq!(rule(step.forward(0, &query([2, 1, DIM]))), Rule::StepTokens);
     assert_eq!(rule(step.forward(0, &query([3, 2, DIM]))), Rule::StepHeads);
     assert_eq!(rule(step.forward(0, &query([3, 1, 32]))), Rule::StepHeads);

@@ -136,8 +136,10 @@ fn what_does_not_fit_is_refused_before_anything_is_queued() {
     let stream = harness::stream();
     let shape = AttentionShape::new(2, 1, 64);
     let encoder = EncoderAttention::new(shape).unwrap();
-    let rows =
-        |tokens, heads, dim| Tensor::<bf16>::empty(stream.device(), [tokens, heads, dim]).unwrap();
+    let rows = |tokens: usize, heads: usize, dim: usize| {
+        let zeros = vec![bf16::ZERO; tokens * heads * dim];
+        stream.upload(&zeros, [tokens, heads, dim]).unwrap()
+    };
     let (query, key) = (rows(8, 2, 64), rows(8, 1, 64));
     let rule = |outcome: Result<(), Error>| match outcome {
         Err(Error::Refused(refused)) => refused.rule,

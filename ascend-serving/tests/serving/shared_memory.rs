@@ -131,7 +131,8 @@ fn the_cache_is_no_place_for_an_output() {
 fn outputs_over_what_an_encoder_reads_are_refused() {
     let stream = harness::stream();
     let encoder = EncoderAttention::new(AttentionShape::new(HEADS, HEADS, DIM)).unwrap();
-    let buffer: Tensor<bf16> = Tensor::empty(stream.device(), [96, HEADS, DIM]).unwrap();
+    let buffer = stream.upload(&[bf16::ZERO; 96 * HEADS * DIM], [96, HEADS, DIM]);
+    let buffer = buffer.unwrap();
     let part = |first: usize| buffer.narrow(0, first..first + 24).unwrap();
     let [query, key, value] = [0, 24, 48].map(part);
     let lengths = PerRequest::new(vec![8, 16]).unwrap();

@@ -142,7 +142,14 @@ fn a_projection_may_run_the_plan_that_called_it() {
         block_table: &table,
     };
     type Rows<'a> = LatentRows<'a, bf16>;
-    let idle = |_: &Stream, _: usize, _: Rows<'_>, _: &UpProjected<bf16>| -> Result<()> { Ok(()) };
+    let to_zeros = |to: &UpProjected<bf16>| -> Result<()> {
+        for tensor in [&to.key, &to.key_rope, &to.value] {
+            let elements = tensor.shape().iter().product();
+            tensor.overwrite(&stream, &vec![bf16::ZERO; elements])?;
+        }
+        Ok(())
+    };
+    let project = |_: &Stream, _: usize, _: Rows<'_>, to: &UpProjected<bf16>| to_zeros(to);
     let layer = LayerTensors {
         layer: 0,
         query: &query,
@@ -153,14 +160,15 @@ fn a_projection_may_run_the_plan_that_called_it() {
         learnable_sink: None,
         latent: Some(LatentTensors {
             query_rope: &query_rope,
-            form: LatentForm::Plain(&idle),
+            form: LatentForm::Plain(&project),
         }),
     };
     let backends = Backends::none().with(Mla::new());
     let selected = backends.plan(&step, &layer).unwrap();
     let nested = std::cell::Cell::new(0);
-    let again = |_: &Stream, _: usize, _: Rows<'_>, _: &UpProjected<bf16>| -> Result<()> {
+    let again = |_: &Stream, _: usize, _: Rows<'_>, to: &UpProjected<bf16>| -> Result<()> {
         nested.set(nested.get() + 1);
+        to_zeros(to)?;
         selected.plan.run(&step, &layer).map(drop)
     };
     let calls = LayerTensors {
