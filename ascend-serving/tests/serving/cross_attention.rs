@@ -5,7 +5,7 @@ use crate::harness;
 use crate::tokens::{DIM, dense, packed};
 
 use ascend_attention::spec::Cann;
-use ascend_attention::{CallRule, Output, Stream, Tensor, bf16};
+use ascend_attention::{CallRule, Output, Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, CrossAttention,

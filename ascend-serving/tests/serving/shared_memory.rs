@@ -5,7 +5,7 @@ use crate::harness;
 use std::num::NonZeroUsize;
 
 use ascend_attention::attention::PerRequest;
-use ascend_attention::{Error as CallError, Output, Stream, Tensor, bf16};
+use ascend_attention::{Error as CallError, Output, Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
