@@ -60,7 +60,7 @@ rules! {
     StepHeads = "step.heads", "query, key and value of a layer have the heads and the head dimension of the attention";
     StepLayers = "step.layers", "all layers of a step with one mask bring sinks or none does, and all bring latents or none does";
     StepLayersMissing = "step.layers_missing", "a step queues all layers before the next step of its sequences begins";
-    StepLayerRepeated = "step.layer_repeated", "a step queues each layer once before it is computed again";
+    StepLayerRepeated = "step.layer_repeated", "a step queues each layer once";
     CacheQuantised = "cache.quantised", "a quantised cache is read and written with its scales, and a cache of the query's type without any";
     QuantisedScale = "quantised.scale", "the scales of a quantised cache are numbers of the query's type above 0, one for each layer, head and element";
     QuantisedFinite = "quantised.finite", "numbers that scales are made of are finite";

@@ -274,7 +274,7 @@ impl<T: Element> Encoding<'_, T> {
                 &*self.write.insert(write)
             }
         };
-        self.layers.begin_write()?;
+        self.layers.begin_write();
         self.cache.write(self.stream, write, layer, key, value)
     }
 

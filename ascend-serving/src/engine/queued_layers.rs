@@ -38,39 +38,32 @@ impl QueuedLayers {
         self.warned = true;
     }
 
-    /// Refuses a layer that is queued already while others are not. Once all are, the step may begin again.
+    /// Refuses a layer that is queued already.
     pub(crate) fn check_not_repeated(&self, layer: usize) -> Result<(), Refused> {
         match self.queued.get(layer) {
-            Some(true) if self.missing > 0 => Err(self.repeated(layer)),
+            Some(true) => Err(self.repeated(layer)),
             _ => Ok(()),
         }
     }
 
     #[cold]
     fn repeated(&self, layer: usize) -> Refused {
+        let without = match self.missing {
+            0 => String::new(),
+            _ => format!(", without {} so far", self.missing_text()),
+        };
         refused(
             Rule::StepLayerRepeated,
-            format_args!(
-                "layer {layer} a second time, without {} so far",
-                self.missing_text()
-            ),
+            format_args!("layer {layer} a second time{without}"),
             format_args!("each layer below {} once", self.queued.len()),
-            "say which layer of the cache each call is, counted from 0; to compute a step again, begin it again",
+            "say which layer of the cache each call is, counted from 0, and give the cache all layers of the model; to compute a \
+             step again, begin it again",
         )
     }
 
-    /// Notes that a layer is about to write to the cache. After the last layer this begins the step again.
-    ///
-    /// # Errors
-    /// As for [`StepProgress::again`].
-    pub(crate) fn begin_write(&mut self) -> Result<(), Refused> {
-        if self.missing == 0 {
-            self.progress.iter_mut().try_for_each(StepProgress::again)?;
-            self.queued.fill(false);
-            self.missing = self.queued.len();
-        }
+    /// Notes that a layer is about to write to the cache.
+    pub(crate) fn begin_write(&mut self) {
         self.wrote = true;
-        Ok(())
     }
 
     /// Notes whether a layer was queued.

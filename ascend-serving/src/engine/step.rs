@@ -125,7 +125,7 @@ impl<T: Element> Step<'_, T> {
     /// # Errors
     /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes, [`Rule::StepLayers`] for sinks or latents
     /// where the first layer of the step had none, or none where it had, [`Rule::StepLayerRepeated`] for a layer that was
-    /// queued before, unless all were: that begins the step again;
+    /// queued before;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of another device;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`PagedKvCache::plan_write`](crate::kv::PagedKvCache::plan_write)
     /// and [`PagedKvCache::write`](crate::kv::PagedKvCache::write). Nothing is written unless attention could be planned too. With a
@@ -426,7 +426,7 @@ impl<T: Element> Step<'_, T> {
                 &*self.write.insert(write)
             }
         };
-        self.layers.begin_write()?;
+        self.layers.begin_write();
         cache.write(self.stream, write, layer, key, value)?;
         run(&*planned.selected.plan, &context, &tensors)
     }

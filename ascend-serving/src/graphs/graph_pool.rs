@@ -365,7 +365,7 @@ impl<'a, B> GraphStep<'a, B> {
             )
             .into());
         };
-        self.layers.begin_write()?;
+        self.layers.begin_write();
         Ok(graph.replay(self.stream, update)?)
     }
 }

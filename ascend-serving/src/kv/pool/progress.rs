@@ -230,7 +230,8 @@ fn behind(whose: &dyn fmt::Display, of: &Progress, cached: usize, len: usize) ->
             Rule::SequenceGap,
             given,
             allowed,
-            "compute all tokens that the sequence grew by in one step, and grow once for each step; tokens that are not wanted: \
+            "compute all tokens that the sequence grew by in one step, and grow once for each step; a step that failed or was \
+             dropped before its first layer has computed none, so begin it again; tokens that are not wanted: \
              truncate the sequence to the computed ones, to 0 where blocks were given back; tokens that something else really \
              wrote, such as a copy from another cache: name them by `PagedKvCache::mark_computed`, otherwise attention reads what \
              the blocks held before",
@@ -423,22 +424,6 @@ impl StepProgress {
             ended: false,
             missing: None,
         })
-    }
-
-    /// Begins a step that has ended once more.
-    ///
-    /// # Errors
-    /// As for [`begin`](Self::begin).
-    pub(crate) fn again(&mut self) -> Result<(), Refused> {
-        let place = self.cache.as_ref().map(|cache| cache.place);
-        let mut table = lock(self.pool.progress_table());
-        for of in &self.tokens {
-            table.check(place, &"a step that begins again", of)?;
-        }
-        if std::mem::replace(&mut self.ended, false) {
-            self.tokens.iter().for_each(|of| table.open(place, of));
-        }
-        Ok(())
     }
 
     /// Says that all layers are queued.
