@@ -3,6 +3,7 @@
 use ascend_attention::case::{CaseError, OperatorCall, Recorder};
 use ascend_emu::{ObservedCall, Observer, observe};
 use std::ffi::CStr;
+use std::io::Write as _;
 use std::sync::Once;
 
 /// Hands calls to the recorder of the safe layer, which knows the format.
@@ -25,7 +26,11 @@ impl Calls {
             read: &|argument, start, to| observed.read(argument, start, to),
         };
         if let Err(error) = write(&self.recorder, &call) {
-            eprintln!("ascend-emu: ASCEND_RECORD: no more calls are recorded: {error}");
+            // A stderr that is closed or full is no reason for a call to fail.
+            let _ = writeln!(
+                std::io::stderr(),
+                "ascend-emu: ASCEND_RECORD: no more calls are recorded: {error}"
+            );
         }
     }
 }

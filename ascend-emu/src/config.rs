@@ -3,7 +3,7 @@
 use crate::fault_plan::Plan;
 use crate::kernel::Level;
 use crate::machine::{Machine, MachineError};
-use crate::status::{Failure, Outcome, PARAM_INVALID, failure};
+use crate::status::{Failure, Outcome, PARAM_INVALID, failure, warn};
 use ascend_spec::fia::Version;
 use ascend_spec::{Cann, Soc};
 use std::cell::Cell;
@@ -233,7 +233,7 @@ fn loaded() -> &'static (Config, Option<Failure>) {
     static CONFIG: OnceLock<(Config, Option<Failure>)> = OnceLock::new();
     CONFIG.get_or_init(|| {
         for variable in ascend_sys::misspelt_variables_once() {
-            eprintln!("ascend-emu: {variable}");
+            warn(variable);
         }
         Config::or_default(Config::read(|name| env::var_os(name)))
     })

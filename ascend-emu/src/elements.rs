@@ -12,6 +12,8 @@ pub(crate) type Visit<'a> = dyn FnMut(&Elements) + 'a;
 pub(crate) enum Place {
     /// All of it.
     Whole,
+    /// All that a copy takes to the host.
+    Copied,
     /// Tokens of a block of a paged cache, from `first` on; `of` is the sequence whose keys they are, and how many it
     /// has.
     Block {
@@ -64,7 +66,7 @@ pub(crate) struct Elements {
     pub order: Option<&'static str>,
 }
 
-/// The most runs that are visited. What lies behind them counts as written, so that absurd views cost little.
+/// The most runs that are visited, so that absurd views cost little.
 const MOST_RUNS: usize = 1 << 16;
 
 impl Elements {
@@ -154,8 +156,8 @@ impl Elements {
         self.start..end
     }
 
-    /// Visits runs of bytes until `visit` is false.
-    pub(crate) fn runs(&self, visit: &mut dyn FnMut(Range<usize>) -> bool) {
+    /// Visits runs of bytes until `visit` is false. Says whether these were all of them: beyond [`MOST_RUNS`] none is visited.
+    pub(crate) fn runs(&self, visit: &mut dyn FnMut(Range<usize>) -> bool) -> bool {
         let outer = self.axes.get(..self.outer).unwrap_or_default();
         let mut index: SmallVec<[usize; 5]> = SmallVec::from_elem(0, outer.len());
         for _ in 0..MOST_RUNS {
@@ -164,7 +166,7 @@ impl Elements {
                 at.saturating_add(step.saturating_mul(index))
             });
             if !visit(at..at.saturating_add(self.run)) {
-                return;
+                return false;
             }
             let next = index
                 .iter_mut()
@@ -179,9 +181,10 @@ impl Elements {
                     None
                 });
             if next.is_none() {
-                return;
+                return true;
             }
         }
+        false
     }
 
     /// The row that a byte of the elements belongs to.

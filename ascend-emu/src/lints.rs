@@ -5,7 +5,7 @@
 
 use crate::config::{Check, Lints, check, config};
 use crate::lock::Lock;
-use crate::status::{ACLNN_INNER, Outcome, failure};
+use crate::status::{ACLNN_INNER, Outcome, failure, warn};
 use ascend_spec::Violation;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -69,7 +69,7 @@ pub(crate) fn report(
             MOST_SITES => "; this lint is not reported again for other tensors",
             _ => "",
         };
-        eprintln!("ascend-emu: lint: {text}{rest}");
+        warn(format_args!("lint: {text}{rest}"));
     }
     Ok(())
 }

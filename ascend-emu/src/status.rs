@@ -7,6 +7,8 @@ use std::any::Any;
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
+use std::fmt::Display;
+use std::io::{self, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
@@ -192,6 +194,11 @@ fn remember(failure: &Failure, is_acl: bool) {
             recent.code = failure.code;
         }
     });
+}
+
+/// Writes a line to stderr. A stderr that is closed or full is no reason for a call to fail.
+pub(crate) fn warn(text: impl Display) {
+    let _ = writeln!(io::stderr(), "ascend-emu: {text}");
 }
 
 /// Text of a caught panic.

@@ -5,11 +5,12 @@
 
 use super::Arena;
 use crate::status::{MEMORY_ALLOCATION, NOT_SUPPORTED, Outcome, failure};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 
 /// The file, and its free parts.
 #[derive(Debug)]
 pub(crate) struct PhysicalMemory {
-    file: i32,
+    file: OwnedFd,
     parts: Arena,
 }
 
@@ -17,21 +18,55 @@ impl PhysicalMemory {
     /// Makes a file of at most `len` bytes.
     #[cfg(target_os = "linux")]
     pub(crate) fn new(len: usize) -> Outcome<Self> {
+        let refused = |why: std::io::Error| {
+            failure!(
+                NOT_SUPPORTED,
+                "the operating system grants no file in memory: {why}"
+            )
+        };
+        // A file beyond the process's limit would end the process by a signal.
+        let size = libc::off_t::try_from(len).unwrap_or(libc::off_t::MAX);
+        if file_limit() < size.unsigned_abs() {
+            return Err(refused(std::io::ErrorKind::FileTooLarge.into()));
+        }
         // SAFETY: the name is a NUL-terminated text.
         let file = unsafe { libc::memfd_create(c"ascend-emu".as_ptr(), libc::MFD_CLOEXEC) };
-        let size = libc::off_t::try_from(len).unwrap_or(libc::off_t::MAX);
-        // SAFETY: a failed descriptor, -1, is refused by `ftruncate`.
-        if unsafe { libc::ftruncate(file, size) } != 0 {
-            return Err(failure!(
-                NOT_SUPPORTED,
-                "the operating system grants no file in memory: {}",
-                std::io::Error::last_os_error()
-            ));
+        if file < 0 {
+            return Err(refused(std::io::Error::last_os_error()));
+        }
+        // SAFETY: the system opened the descriptor just now, for this object alone.
+        let file = unsafe { OwnedFd::from_raw_fd(file) };
+        // SAFETY: the descriptor is open.
+        if unsafe { libc::ftruncate(file.as_raw_fd(), size) } != 0 {
+            return Err(refused(std::io::Error::last_os_error()));
         }
         Ok(PhysicalMemory {
             file,
             parts: Arena::new(0, len),
         })
+    }
+
+    /// Sets the first bytes of the file to a value. Says whether the system let it.
+    pub(crate) fn fill(&self, value: u8, bytes: usize) -> bool {
+        // SAFETY: a new mapping, of which nothing else knows, at an address that the system chooses.
+        let mapped = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                self.file.as_raw_fd(),
+                0,
+            )
+        };
+        if mapped == libc::MAP_FAILED {
+            return false;
+        }
+        // SAFETY: the mapping of above, which ends here.
+        unsafe {
+            mapped.cast::<u8>().write_bytes(value, bytes);
+            libc::munmap(mapped, bytes) == 0
+        }
     }
 
     /// Fails: the operating system has no such file.
@@ -55,7 +90,12 @@ impl PhysicalMemory {
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
             // SAFETY: the part lies in this object's file, and nobody maps it.
             let punched = unsafe {
-                libc::fallocate(self.file, mode, at as libc::off_t, bytes as libc::off_t)
+                libc::fallocate(
+                    self.file.as_raw_fd(),
+                    mode,
+                    at as libc::off_t,
+                    bytes as libc::off_t,
+                )
             };
             if punched != 0 {
                 // The part would not read as zero again: it is not given out any more.
@@ -97,7 +137,7 @@ impl PhysicalMemory {
                 bytes,
                 libc::PROT_READ | libc::PROT_WRITE,
                 kind | libc::MAP_FIXED,
-                self.file,
+                self.file.as_raw_fd(),
                 at as libc::off_t,
             )
         };
@@ -110,6 +150,18 @@ impl PhysicalMemory {
         }
         Ok(())
     }
+}
+
+/// The most bytes of a file of this process.
+#[cfg(target_os = "linux")]
+fn file_limit() -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: the place is valid. Should the system refuse, there is no limit.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
+    limit.rlim_cur
 }
 
 /// Maps fresh memory to the host's addresses from `host` on.

@@ -1,4 +1,4 @@
-//! Memory full of NaN, which shows what is computed from bytes that nobody has written.
+//! Memory full of NaN, which shows what is computed from bytes that nothing has written.
 
 use super::{DeviceMemory, PhysicalMemory};
 use crate::lock::Lock;
@@ -6,52 +6,44 @@ use crate::lock::Lock;
 /// Each byte of poisoned memory: two, or four, are a NaN of `FLOAT16`, `BFLOAT16` and `FLOAT`.
 pub(crate) const POISON: u8 = 0xff;
 
-/// Bytes of the file of poison. Longer memory shows it again and again, and takes room only where it is written to.
+/// Bytes of the file of poison. Longer memory maps it again and again, and takes room only where it is written to.
 const FILE: usize = 16 << 20;
 
-/// Where the file of poison is, once it was asked for: `None` if the system grants none.
-static POISONED: Lock<Option<Option<PhysicalMemory>>> = Lock::new(None);
+/// Memory from this size on maps the file: to fill it would take longer.
+const MAPPED_FROM: usize = 1 << 20;
 
-/// Makes the file; `scratch` is a place of `FILE` bytes to write it through.
-///
-/// # Safety
-///
-/// Whole pages of this crate's own, which nobody else accesses.
-unsafe fn file(scratch: *mut u8) -> Option<PhysicalMemory> {
-    let mut file = PhysicalMemory::new(FILE).ok()?;
-    let at = file.take(FILE)?;
-    // SAFETY: the caller's promise.
-    unsafe {
-        file.show(scratch, at, FILE).ok()?;
-        scratch.write_bytes(POISON, FILE);
-    }
-    Some(file)
+/// The most mappings of the file for one allocation, since a process has some ten thousands. What is beyond reads as zero.
+const MOST_MAPPINGS: usize = 256;
+
+/// The file of poison, once it was made. Where the system grants none, the next allocation asks again.
+static POISONED: Lock<Option<PhysicalMemory>> = Lock::new(None);
+
+fn file() -> Option<PhysicalMemory> {
+    let file = PhysicalMemory::new(FILE).ok()?;
+    file.fill(POISON, FILE).then_some(file)
 }
 
 impl DeviceMemory {
-    /// Fills whole pages with NaN.
+    /// Fills whole pages with NaN: of large memory what can be had without taking as much of the host's.
     ///
     /// # Safety
     ///
-    /// The pages lie in the device view, are allocated, and nobody else accesses them.
+    /// The pages lie in the device view, are allocated, and nothing else accesses them.
     pub(crate) unsafe fn poison(&self, address: usize, bytes: usize) {
         let host = self.host(address);
-        if bytes < FILE {
-            // SAFETY: the caller's promise.
-            return unsafe { host.write_bytes(POISON, bytes) };
-        }
         let mut poisoned = POISONED.lock();
-        // SAFETY: the caller's promise: there is room for the file.
-        let file = poisoned.get_or_insert_with(|| unsafe { file(host) });
-        for at in (0..bytes).step_by(FILE) {
-            let len = FILE.min(bytes - at);
-            // SAFETY: the caller's promise, for both.
-            unsafe {
-                let host = host.add(at);
-                let shown = file.as_ref().map(|file| file.show_privately(host, 0, len));
-                if shown.is_none_or(|shown| shown.is_err()) {
-                    host.write_bytes(POISON, len);
-                }
+        if bytes >= MAPPED_FROM && poisoned.is_none() {
+            *poisoned = file();
+        }
+        let Some(file) = poisoned.as_ref().filter(|_| bytes >= MAPPED_FROM) else {
+            // SAFETY: the caller's promise.
+            return unsafe { host.write_bytes(POISON, bytes.min(FILE)) };
+        };
+        for at in (0..bytes).step_by(FILE).take(MOST_MAPPINGS) {
+            // SAFETY: the caller's promise.
+            let mapped = unsafe { file.show_privately(host.add(at), 0, FILE.min(bytes - at)) };
+            if mapped.is_err() {
+                return;
             }
         }
     }

@@ -15,7 +15,8 @@ use half::{bf16, f16};
 use std::fmt;
 use std::ops::Range;
 
-/// A row of the block table that names a block twice among the columns that it is read for.
+/// A row of the block table that names a block twice, with rows that are read for both columns. The first and the last column
+/// of a window may be two parts of one block.
 struct RepeatedBlock {
     sequence: usize,
     columns: [usize; 2],
@@ -57,13 +58,19 @@ impl fmt::Display for InfiniteBias {
         } = self;
         write!(
             f,
-            "the position bias of sequence {sequence}, head {head}, row {row}, key {key} is {value}, which hardware may \
-             make NaN of the whole row; hide keys with attenMask, or add the lowest finite number of the type"
-        )
+            "the position bias of sequence {sequence}, head {head}, row {row}, key {key} is {value}, "
+        )?;
+        f.write_str(match *value > 0.0 {
+            true => "which makes NaN of the whole row; give a finite number",
+            false => {
+                "which hardware may make NaN of the whole row; hide keys with attenMask, or add the lowest finite number of \
+                 the type"
+            }
+        })
     }
 }
 
-/// A mask tensor that is a causal one in the other sense: each row sees the keys behind its own alone, the last one none.
+/// A mask tensor that is a causal one in the other sense: each row sees the keys after its own alone, and the last row none.
 struct HiddenRow {
     sequence: usize,
     row: usize,
@@ -74,7 +81,8 @@ impl fmt::Display for HiddenRow {
         write!(
             f,
             "attenMask hides every key from row {} of sequence {}, and from each row of each sequence its own key and all \
-             before it; true hides a key here, so invert a mask in which true keeps it",
+             before it, which a causal mask shows; in this tensor 0 shows a key and any other byte hides it, so invert one \
+             whose bytes mean the opposite",
             self.row, self.sequence
         )
     }
@@ -158,7 +166,13 @@ impl Bytes<'_> {
             // Engines fill tables with zeros, and have zeros stand for blocks that a window has left.
             named.extend(entries.filter(|&(block, _)| block != 0));
             named.sort_unstable();
-            let twice = named.windows(2).find(|pair| pair[0].0 == pair[1].0)?;
+            // Rows of a block that are read for a column.
+            let first = |column: usize| start.saturating_sub(column * size);
+            let behind = |column: usize| (end - column * size).min(size);
+            let twice = named.windows(2).find(|pair| {
+                let [(one, low), (other, high)] = [pair[0], pair[1]];
+                one == other && first(low).max(first(high)) < behind(low).min(behind(high))
+            })?;
             Some(RepeatedBlock {
                 sequence,
                 columns: [twice[0].1, twice[1].1],
@@ -256,7 +270,10 @@ impl Bytes<'_> {
 
     fn hidden_row(&self) -> Option<HiddenRow> {
         let Bytes(problem, buffers) = self;
-        if !matches!(problem.mask, MaskUse::Full(_) | MaskUse::OfSequences) {
+        // Where such rows are written as 0, a mask may hide whole rows on purpose.
+        if problem.zeroes_masked_rows
+            || !matches!(problem.mask, MaskUse::Full(_) | MaskUse::OfSequences)
+        {
             return None;
         }
         let bytes = problem.mask_bytes()?;

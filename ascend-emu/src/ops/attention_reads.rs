@@ -4,8 +4,8 @@
 //! hides among them: hardware loads these, and weighs a value with 0, which is NaN if the value is. Rows behind a
 //! sequence's length, blocks that no sequence names and blocks that a window has left are not read.
 //!
-//! Padding is nobody's to write: a sequence for which the block table names block 0 alone is none that is read, if it does
-//! so twice or there are other sequences. Rows of tensors that are no cache may be padding too: of these tensors only one
+//! Padding is not written by anyone: where the block table names block 0 alone for a sequence, and does so twice or has other
+//! sequences, its tokens count as padding if none of them was written. Rows of tensors that are no cache may be padding too: of these tensors only one
 //! that has no written byte at all is reported, and only if every sequence sees a key.
 
 use super::declared::{DeclaredOperator, ParameterOf};
@@ -24,6 +24,8 @@ struct RowReads<'a> {
     /// The tensor that plays a role.
     find: &'a dyn Fn(TensorRole) -> Option<NamedTensor>,
     reader: &'a mut dyn Reader,
+    /// Whether the rows may be padding, which is not reported if none of it was written.
+    may_be_padding: bool,
 }
 
 /// Rows of one tensor: the entry of its batch axis, and the number of their elements.
@@ -98,7 +100,10 @@ impl RowReads<'_> {
         };
         let first = isize::try_from(first).unwrap_or(isize::MAX);
         let first = tensor.address.saturating_add_signed(first);
-        if let Some(elements) = Elements::new(tensor, first, run, axes, Some(1), place) {
+        let elements = Elements::new(tensor, first, run, axes, Some(1), place);
+        let is_padding =
+            |elements: &Elements| self.may_be_padding && self.reader.untouched(elements.bounds());
+        if let Some(elements) = elements.filter(|elements| !is_padding(elements)) {
             self.reader.read(&elements);
         }
     }
@@ -143,6 +148,16 @@ unsafe fn each_sequence(
         if seen.is_empty() {
             continue;
         }
+        let size = pages.block_size.max(1);
+        let columns = seen.start / size..seen.end.div_ceil(size);
+        // SAFETY: the caller keeps this contract.
+        let Ok(blocks) = (unsafe { BlockIds::read(buffers, pages, sequence, seen.end) }) else {
+            // The launch fails by that.
+            return;
+        };
+        let named = |column: usize| Some(blocks.find(column * size)?.0);
+        let more = problem.batch > 1 || columns.len() > 1;
+        reads.may_be_padding = more && columns.clone().all(|column| named(column) == Some(0));
         let at = problem.key_value(sequence);
         // Rows of keys and values that lie one after another: where, and the place in the sequence of the first.
         let mut stored = |batch: usize, rows: Range<usize>, token: usize, place: Place| {
@@ -179,18 +194,6 @@ unsafe fn each_sequence(
                 }
             }
         };
-        let size = pages.block_size.max(1);
-        let columns = seen.start / size..seen.end.div_ceil(size);
-        // SAFETY: the caller keeps this contract.
-        let Ok(blocks) = (unsafe { BlockIds::read(buffers, pages, sequence, seen.end) }) else {
-            // The launch fails by that.
-            return;
-        };
-        let named = |column: usize| Some(blocks.find(column * size)?.0);
-        let more = problem.batch > 1 || columns.len() > 1;
-        if more && columns.clone().all(|column| named(column) == Some(0)) {
-            continue;
-        }
         for column in columns {
             // An entry that names no block has a finding of its own.
             let Some(block) = named(column) else {
@@ -250,6 +253,7 @@ pub(super) unsafe fn reads<O: DeclaredOperator>(
     let mut rows = RowReads {
         find: &find,
         reader,
+        may_be_padding: false,
     };
     // SAFETY: the caller's promise.
     unsafe { each_sequence(problem, &Buffers(&base), &mut rows) };

@@ -150,12 +150,24 @@ impl DeclaredOperator for ScatterOperator {
                 self.first_byte(cache.into(), at),
             );
             // SAFETY: the caller's promise.
-            for (_, slot) in unsafe { self.slots(at, memory) } {
-                let [one, next] = [0, 1].map(|piece| self.problem.place(&pieces, slot, piece));
-                let axes = [(pieces.count, next as i64 - one as i64)];
-                let at = first.saturating_add(one);
-                let row = Elements::new(tensor, at, pieces.bytes, &axes, None, Place::Whole);
-                row.iter().for_each(&mut *visit);
+            let slots = unsafe { self.slots(at, memory) };
+            // Tokens in consecutive slots of a block are elements of one step.
+            let block = |slot: usize| slot / self.problem.block_size.max(1);
+            let runs = slots
+                .chunk_by(|(_, one), (_, next)| *next == one + 1 && block(*one) == block(*next));
+            for run in runs {
+                let place = |token: usize, piece| {
+                    (run.get(token))
+                        .map_or(0, |(_, slot)| self.problem.place(&pieces, *slot, piece))
+                };
+                let step = |to: usize| (to as i64).saturating_sub(place(0, 0) as i64);
+                let axes = [
+                    (run.len(), step(place(1, 0))),
+                    (pieces.count, step(place(0, 1))),
+                ];
+                let at = first.saturating_add(place(0, 0));
+                let rows = Elements::new(tensor, at, pieces.bytes, &axes, None, Place::Whole);
+                rows.iter().for_each(&mut *visit);
             }
         }
     }

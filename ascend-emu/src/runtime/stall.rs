@@ -6,7 +6,7 @@ use crate::lock::Lock;
 use crate::runtime::event::Event;
 use crate::sanitizer::{FindingKind, StreamId, Suspicion, allocation_table, report};
 use crate::status::{Outcome, STREAM_SYNC_TIMEOUT};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,24 +41,25 @@ impl Drop for Waiting {
     }
 }
 
-/// Whether a stream goes on only if the program queues more work. `path` are the streams that wait for it.
+/// Whether a stream goes on only if the program queues more work: whether no way along the streams that it waits for leads to
+/// one that goes on. `seen` are the streams that were looked at, none of which goes on by itself.
 fn waits_forever(
     waits: &BTreeMap<StreamId, Wait>,
     stream: StreamId,
-    path: &mut Vec<StreamId>,
+    seen: &mut BTreeSet<StreamId>,
 ) -> bool {
-    if path.contains(&stream) {
+    if seen.contains(&stream) {
         return true;
     }
     let Some(wait) = waits.get(&stream) else {
         return false;
     };
-    path.push(stream);
+    seen.insert(stream);
     let mut all_wait = |streams: &[StreamId]| {
         let mut streams = streams.iter();
-        streams.all(|other| waits_forever(waits, *other, path))
+        streams.all(|other| waits_forever(waits, *other, seen))
     };
-    let forever = match wait {
+    match wait {
         Wait::Record(recording) => all_wait(&[*recording]),
         Wait::Event(event) => match event.awaited_streams() {
             Some(streams) => all_wait(&streams),
@@ -66,16 +67,14 @@ fn waits_forever(
         },
         // Any task may write the value.
         Wait::Value(_) => all_wait(&allocation_table::busy_streams()),
-    };
-    path.pop();
-    forever
+    }
 }
 
 /// What keeps a stream from going on, itself or by way of other streams, and how to end that. `None` for a stream that goes
 /// on by itself.
 fn stalled_by(stream: StreamId) -> Option<String> {
     let waits = WAITS.lock();
-    if !waits_forever(&waits, stream, &mut Vec::new()) {
+    if !waits_forever(&waits, stream, &mut BTreeSet::new()) {
         return None;
     }
     let mut stream = stream;

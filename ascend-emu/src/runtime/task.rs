@@ -125,8 +125,8 @@ impl Task {
         }
     }
 
-    /// Hands over what the task reads and somebody must have written. A copy may hold the rest of a block, and one to a
-    /// device hands that on; one to the host of bytes of which nobody has written any is none that a program can use.
+    /// Hands over what the task reads and that must have been written. A copy may take the unwritten rest of a block with it. A
+    /// copy to a device hands on what is unwritten; one to the host is handed over if none of its bytes was written.
     ///
     /// # Safety
     ///
@@ -141,7 +141,7 @@ impl Task {
                     what,
                     address: *src,
                 };
-                let elements = Elements::new(tensor, *src, bytes, &[], None, Place::Whole);
+                let elements = Elements::new(tensor, *src, bytes, &[], None, Place::Copied);
                 if let Some(elements) = elements
                     && reader.untouched(elements.bounds())
                 {

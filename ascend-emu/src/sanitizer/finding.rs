@@ -3,10 +3,9 @@
 use crate::config::Check;
 use crate::failed_device;
 use crate::lock::Lock;
-use crate::status::{Failure, Outcome};
+use crate::status::{Failure, Outcome, warn};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::io::Write as _;
 
 /// Kinds of misuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -24,9 +23,10 @@ pub enum FindingKind {
     StreamRace,
     /// An asynchronous copy with host memory that is not pinned.
     PageableCopy,
-    /// An operator reads rows of a paged cache that nothing has written since it was handed out, or a copy takes to the
-    /// host nothing but such memory.
+    /// An operator reads rows of a paged cache, or a whole tensor, that nothing has written since the memory was handed out.
     UnwrittenRead,
+    /// A copy takes memory to the host of which nothing has written a byte since it was handed out.
+    UnwrittenCopy,
     /// A block table names a block that the cache does not have.
     BlockTable,
     /// A row of a block table names a block twice.
@@ -60,6 +60,7 @@ impl FindingKind {
         !matches!(
             self,
             FindingKind::PageableCopy
+                | FindingKind::UnwrittenCopy
                 | FindingKind::InfiniteBias
                 | FindingKind::UnrecordedEvent
                 | FindingKind::StalledReplay
@@ -67,9 +68,12 @@ impl FindingKind {
         )
     }
 
-    /// Whether it is a warning in either mode: hardware is right about a copy, and about some infinities.
+    /// Whether it is a warning in either mode, because right programs may do it.
     fn only_warns(self) -> bool {
-        matches!(self, FindingKind::PageableCopy | FindingKind::InfiniteBias)
+        matches!(
+            self,
+            FindingKind::PageableCopy | FindingKind::UnwrittenCopy | FindingKind::InfiniteBias
+        )
     }
 
     fn name(self) -> &'static str {
@@ -81,6 +85,7 @@ impl FindingKind {
             FindingKind::StreamRace => "race between streams",
             FindingKind::PageableCopy => "asynchronous copy with pageable host memory",
             FindingKind::UnwrittenRead => "read of unwritten memory",
+            FindingKind::UnwrittenCopy => "copy of unwritten memory",
             FindingKind::BlockTable => "block out of range",
             FindingKind::RepeatedBlock => "block named twice",
             FindingKind::InfiniteBias => "infinity in a position bias",
@@ -184,8 +189,7 @@ impl Log {
 extern "C" fn tell_total() {
     let total = LOG.lock().as_ref().and_then(Log::total);
     if let Some(total) = total.filter(|_| !crate::fork::forked()) {
-        // Nobody is left to be told that stderr is closed.
-        let _ = writeln!(std::io::stderr(), "ascend-emu: {total}");
+        warn(total);
     }
 }
 
@@ -235,7 +239,7 @@ pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
                     ),
                     false => String::new(),
                 };
-                eprintln!("ascend-emu: {text}{further}");
+                warn(format_args!("{text}{further}"));
             }
             Ok(())
         }

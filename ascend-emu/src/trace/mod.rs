@@ -64,7 +64,9 @@ impl Trace {
         if let Err(error) = { self.file }.write_all(line.as_bytes())
             && !self.failed.swap(true, Ordering::Relaxed)
         {
-            eprintln!("ascend-emu: ASCEND_EMU_TRACE: a line cannot be written: {error}");
+            status::warn(format_args!(
+                "ASCEND_EMU_TRACE: a line cannot be written: {error}"
+            ));
         }
     }
 }

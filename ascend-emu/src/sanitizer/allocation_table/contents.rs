@@ -55,11 +55,12 @@ impl AllocationTable {
         gap
     }
 
-    /// Changes what is written of these bytes.
+    /// Changes what is written of these bytes: `change` is given each region's written bytes, the region's first address, and
+    /// the part that lies in the region.
     fn change_written(
         &mut self,
         bytes: Range<usize>,
-        change: &mut dyn FnMut(&mut WrittenBytes, Range<usize>),
+        change: &mut dyn FnMut(&mut WrittenBytes, usize, Range<usize>),
     ) {
         let mut parts: SmallVec<[(usize, Range<usize>); 2]> = SmallVec::new();
         self.each_part(bytes, &mut |region, part| {
@@ -71,10 +72,12 @@ impl AllocationTable {
                 continue;
             };
             match (region.owner, region.info.location) {
-                (Owner::Emulator, MemoryLocation::Device(_)) => change(&mut region.written, part),
+                (Owner::Emulator, MemoryLocation::Device(_)) => {
+                    change(&mut region.written, base, part);
+                }
                 (Owner::Mapped(number), _) => {
                     if let Some(written) = self.memory.written_mut(number) {
-                        change(written, part);
+                        change(written, base, part);
                     }
                 }
                 _ => {}
@@ -82,8 +85,32 @@ impl AllocationTable {
         }
     }
 
-    fn add_written(&mut self, bytes: Range<usize>, order: Option<&'static str>) {
-        self.change_written(bytes.clone(), &mut |written, part| written.add(part));
+    fn add_written(&mut self, bytes: Range<usize>) {
+        self.change_written(bytes.clone(), &mut |written, _, part| written.add(part));
+        self.set_order(bytes, None);
+    }
+
+    /// Notes that elements were written: all bytes from the first to the last where there are too many runs of them.
+    fn add_elements(&mut self, elements: &Elements) {
+        let bounds = elements.bounds();
+        self.change_written(bounds.clone(), &mut |written, base, part| {
+            let all = elements.runs(&mut |run| {
+                let start = run.start.saturating_sub(base).max(part.start);
+                let end = run.end.saturating_sub(base).min(part.end);
+                if start < end {
+                    written.add(start..end);
+                }
+                true
+            });
+            if !all {
+                written.add(part);
+            }
+        });
+        self.set_order(bounds, elements.order);
+    }
+
+    /// Notes the order that bytes were written in, and forgets the order of what was there.
+    fn set_order(&mut self, bytes: Range<usize>, order: Option<&'static str>) {
         let Some((_, region)) = self.regions.range_mut(..=bytes.start).next_back() else {
             return;
         };
@@ -111,7 +138,10 @@ impl AllocationTable {
 }
 
 /// The most parts of an allocation whose order is kept. Forgetting one loses findings and makes none up.
-const ORDERS: usize = 1024;
+const ORDERS: usize = 64;
+
+/// The most gaps that a copy hands on. Beyond, all of the copy counts as written.
+const MOST_GAPS: usize = 1 << 12;
 
 /// Collects reads of what nobody has written.
 struct UnwrittenReads<'a> {
@@ -173,7 +203,7 @@ impl Reader for UnwrittenReads<'_> {
         };
         let start = elements.bounds().start;
         let place = match elements.place {
-            Place::Whole => format!(
+            Place::Whole | Place::Copied => format!(
                 "{what} bytes {} to {}",
                 first.start - start,
                 first.end - 1 - start
@@ -182,15 +212,15 @@ impl Reader for UnwrittenReads<'_> {
                 block,
                 first: token,
                 ..
-            } => {
-                format!(
-                    "{what} block {block}, tokens {} to {}",
-                    token + low,
-                    token + high
-                )
-            }
+            } => match (token + low, token + high) {
+                (low, high) if low == high => format!("{what} block {block}, token {low}"),
+                (low, high) => format!("{what} block {block}, tokens {low} to {high}"),
+            },
         };
         let mend = match elements.place {
+            Place::Copied => {
+                "a block that is saved whole may be so; otherwise write them first".to_owned()
+            }
             Place::Whole | Place::Block { of: None, .. } => "write them first".to_owned(),
             Place::Block {
                 of: Some((sequence, keys)),
@@ -200,13 +230,17 @@ impl Reader for UnwrittenReads<'_> {
                  and block size are those that the cache was written with"
             ),
         };
+        let (kind, reader) = match elements.place {
+            Place::Copied => (FindingKind::UnwrittenCopy, "a copy to the host"),
+            _ => (FindingKind::UnwrittenRead, self.name),
+        };
         self.found.push(Suspicion {
-            kind: FindingKind::UnwrittenRead,
+            kind,
             site: (self.name, what),
             tensor: address,
             message: format!(
-                "{place}: {} reads them at {:#x}, and nothing has written them since the memory was handed out; {mend}",
-                self.name, first.start
+                "{place}: {reader} reads them at {:#x}, and nothing has written them since the memory was handed out; {mend}",
+                first.start
             ),
         });
     }
@@ -241,24 +275,21 @@ pub(crate) fn spare(accesses: Accesses<'_>) {
     });
     with(|table| {
         for bytes in written {
-            table.add_written(bytes, None);
+            table.add_written(bytes);
         }
     });
 }
 
 /// Notes that bytes were written.
 pub(crate) fn wrote(bytes: Range<usize>) {
-    with(|table| table.add_written(bytes, None));
+    with(|table| table.add_written(bytes));
 }
 
 /// Notes that elements were written. `visit` hands them over.
 pub(crate) fn wrote_elements(visit: &mut dyn FnMut(&mut Visit<'_>)) {
     with(|table| {
         visit(&mut |elements| {
-            elements.runs(&mut |run| {
-                table.add_written(run, elements.order);
-                true
-            });
+            table.add_elements(elements);
         });
     });
 }
@@ -272,12 +303,16 @@ pub(crate) fn copied(src: usize, dst: usize, bytes: usize) {
         while let Some(gap) = table.first_unwritten(at..source.end) {
             at = gap.end;
             gaps.push(gap);
+            if gaps.len() > MOST_GAPS {
+                gaps.clear();
+                break;
+            }
         }
-        table.add_written(dst..dst.saturating_add(bytes), None);
+        table.add_written(dst..dst.saturating_add(bytes));
         for gap in gaps {
             let moved = gap.start - src..gap.end - src;
             let moved = dst.saturating_add(moved.start)..dst.saturating_add(moved.end);
-            table.change_written(moved, &mut |written, part| written.remove(part));
+            table.change_written(moved, &mut |written, _, part| written.remove(part));
         }
     });
 }

@@ -31,12 +31,17 @@ impl WrittenBytes {
         if joined.is_some_and(|(_, end)| bytes.end <= end) {
             return;
         }
+        let mut until = bytes.end;
         if joined.is_none() && self.ranges.len() >= MOST {
             let below = self.ranges.range(..bytes.start).next_back();
             joined = below.map(|(&start, &end)| (start, end));
+            if joined.is_none() {
+                let above = self.ranges.range(bytes.end..).next();
+                until = above.map_or(bytes.end, |(&start, _)| start);
+            }
         }
         let start = joined.map_or(bytes.start, |(start, _)| start);
-        let mut end = joined.map_or(bytes.end, |(_, end)| end.max(bytes.end));
+        let mut end = joined.map_or(until, |(_, end)| end.max(until));
         let above = |end| (Bound::Excluded(start), Bound::Included(end));
         while let Some((&next, &next_end)) = self.ranges.range(above(end)).next() {
             self.ranges.remove(&next);
@@ -113,6 +118,13 @@ mod tests {
                 .is_none()
         );
         assert_eq!(written.first_gap(5..15), Some(5..10));
+        // From high to low as well.
+        let mut written = WrittenBytes::default();
+        for at in (0..MOST + 1000).rev() {
+            written.add(at * 10..at * 10 + 1);
+        }
+        assert_eq!(written.ranges.len(), MOST);
+        assert!(written.first_gap(0..1000 * 10).is_none());
     }
 
     proptest! {

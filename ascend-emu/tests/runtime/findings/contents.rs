@@ -37,6 +37,96 @@ fn a_row_of_the_block_table_that_names_a_block_twice() {
     cache.destroy();
 }
 
+/// The status of two rows of one head with a window of keys, over a cache of two blocks of 128 that hold 302 keys in turn.
+fn ring(window: i64) -> i32 {
+    let (block, dim, keys) = (128, 16, 302);
+    let half = |shape: &[usize], at| {
+        let shape: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
+        tensor(HALF, &shape, at)
+    };
+    let cache = [0; 2].map(|_| upload(&vec![f16::ONE; 3 * block * dim]));
+    let rows = [0; 2].map(|_| upload(&vec![f16::ONE; 2 * dim]));
+    let table = upload(&[1i32, 2, 1]);
+    let triangle: Vec<u8> = (0..2048 * 2048)
+        .map(|at| u8::from(at % 2048 > at / 2048))
+        .collect();
+    let mask = upload(&triangle);
+    let workspace = malloc(16 << 20);
+    let [query, output] = rows.map(|at| half(&[1, 2, dim], at));
+    let caches = cache.map(|at| list(&[half(&[3, block, dim], at)]));
+    let of_table = tensor(aclDataType::ACL_INT32, &[1, 3], table);
+    let of_mask = tensor(aclDataType::ACL_BOOL, &[2048, 2048], mask);
+    let (mut bytes, mut executor) = (0, null_mut());
+    let status = unsafe {
+        let [query_rows, key_rows] = [2, keys].map(|len: i64| aclCreateIntArray(&len, 1));
+        ok(aclnnFusedInferAttentionScoreGetWorkspaceSize(
+            query,
+            caches[0],
+            caches[1],
+            null(),
+            of_mask,
+            query_rows,
+            key_rows,
+            null(),
+            null(),
+            null(),
+            null(),
+            null(),
+            null(),
+            null(),
+            of_table,
+            null(),
+            null(),
+            1,
+            0.25,
+            window - 1,
+            0,
+            c"BSH".as_ptr().cast_mut(),
+            1,
+            4,
+            0,
+            block as i64,
+            0,
+            false,
+            output,
+            null(),
+            &mut bytes,
+            &mut executor,
+        ));
+        ok(aclnnFusedInferAttentionScore(
+            workspace,
+            bytes,
+            executor,
+            null_mut(),
+        ));
+        let status = aclrtSynchronizeStream(null_mut());
+        for tensor in [query, output, of_table, of_mask] {
+            ok(aclDestroyTensor(tensor));
+        }
+        for list in caches {
+            ok(aclDestroyTensorList(list));
+        }
+        for array in [query_rows, key_rows] {
+            ok(aclDestroyIntArray(array));
+        }
+        status
+    };
+    [cache[0], cache[1], rows[0], rows[1], table, mask, workspace]
+        .into_iter()
+        .for_each(free);
+    status
+}
+
+#[test]
+fn a_window_may_begin_and_end_in_one_block() {
+    let _bench = Bench::new();
+    let _strict = check_scope(Check::Strict);
+    // The rows see the keys from 46 on: those of block 0 from there, and its first 46 ones again as keys 256 to 301.
+    assert_eq!(ring(255), 0);
+    let said = "block table entries [0, 0] and [0, 2] name block 1 both";
+    fails(ring(256), 507_015, &[said]);
+}
+
 const ROWS: usize = 8;
 const KEYS: usize = 32;
 const DIM: usize = 16;
@@ -164,7 +254,7 @@ fn a_mask_in_which_true_keeps_a_key() {
     let said = [
         "row whose every key is hidden",
         "every key from row 7 of sequence 0",
-        "invert a mask",
+        "invert one whose bytes mean the opposite",
     ];
     fails(
         prefill(Some(&mask(|row, key| !causal(row, key))), None),
