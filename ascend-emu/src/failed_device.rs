@@ -50,7 +50,8 @@ pub(crate) fn check_device(name: &str, device: Option<i32>) -> Outcome {
         None => Ok(()),
         Some((device, finding)) => Err(failure!(
             AICORE_EXCEPTION,
-            "{name}: device {device} has failed, and is of no use until it is reset, by this finding: {finding}"
+            "{name}: device {device} has failed by a finding, and answers nothing else until aclrtResetDevice (which the safe \
+             layer calls once the last handle of the device is dropped): {finding}"
         )),
     }
 }

@@ -54,6 +54,7 @@ rules! {
     SequenceChanged = "sequence.changed", "a step begins with its sequences as they were when its metadata was made";
     TableRow = "table.row", "a table has a row for each sequence, with a block for each of its tokens";
     TableBlock = "table.block", "every used entry of a table is a block of the cache";
+    TableRepeated = "table.repeated", "a request's row names each block once";
     TableGroup = "table.group", "a step's block tables and the cache that it reads are of one pool";
     SettingsCache = "settings.cache", "a step's settings are those of the cache that it reads";
     StepTokens = "step.tokens", "query, key and value of a layer have a row for each token of the step, padding included";

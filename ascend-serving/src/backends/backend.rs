@@ -5,7 +5,7 @@ use std::fmt;
 use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::merge::{Part, RowMergePlan};
 use ascend_attention::spec::Layout;
-use ascend_attention::spec::attention_problem::score_scale;
+use ascend_attention::spec::attention_problem::{inverted_scale, score_scale};
 use ascend_attention::spec::fia::FiaCall;
 use ascend_attention::{AnyTensor, Element, FusedInferAttention, Output, Stream, Tensor};
 
@@ -55,8 +55,8 @@ impl AttentionShape {
         self
     }
 
-    /// Refuses query heads that are no multiple of the key heads, and a scale by which every key would weigh the same, or none
-    /// anything.
+    /// Refuses query heads that are no multiple of the key heads, a scale that makes every key weigh the same or none anything,
+    /// and the inverse of the usual scale.
     pub(crate) fn check(&self) -> Result<()> {
         let of_each = self.heads.checked_rem(self.kv_heads);
         if self.heads == 0 || of_each != Some(0) {
@@ -70,14 +70,16 @@ impl AttentionShape {
             ));
         }
         let held = score_scale(self.scale);
-        if held.is_finite() && held != 0.0 {
+        let inverted = inverted_scale(self.scale, [self.head_dim]).is_some();
+        if held.is_finite() && held != 0.0 && !inverted {
             return Ok(());
         }
         Err(Error::invalid(
             "AttentionShape.scale",
             self.scale,
             format_args!(
-                "finite and not 0 in 32 bits: the factor of the scores, for heads of {} usually {}",
+                "finite, not 0 in 32 bits, and not the root of the head dimension: the factor by which scores are multiplied, \
+                 for heads of {} usually {}",
                 self.head_dim,
                 Self::new(self.heads, self.kv_heads, self.head_dim).scale
             ),

@@ -90,8 +90,8 @@ impl AttentionMetadata {
     /// has, [`Rule::BlockUncopied`] for a sequence whose copies were not queued when the request was made,
     /// [`Rule::BlockWindow`] for layers that see tokens which the sequence gave back, [`Rule::BatchEmpty`],
     /// [`Rule::DraftCount`], [`CallRule::LengthsOverflow`], [`Rule::TableRow`] for a row without a block for each token,
-    /// [`Rule::TableBlock`] for a block outside the cache. For the step: [`Rule::PadSlot`] for a dump slot outside the
-    /// cache, [`Rule::SlotDuplicate`] if two tokens go to the same place, [`Rule::SlotDump`] if one goes where padding goes.
+    /// [`Rule::TableBlock`] for a block outside the cache, [`Rule::TableRepeated`] for one that a row names twice. For the
+    /// step: [`Rule::PadSlot`] for a dump slot outside the cache, [`Rule::SlotDuplicate`] if two tokens go to the same place, [`Rule::SlotDump`] if one goes where padding goes.
     ///
     /// [`CallRule::LengthsOverflow`]: ascend_attention::CallRule::LengthsOverflow
     pub fn new(requests: &[BatchRequest<'_>], settings: BatchSettings) -> Result<Self, Refused> {
@@ -215,6 +215,7 @@ impl AttentionMetadata {
                     "use blocks that this cache's pool handed out",
                 ));
             }
+            request.check_blocks(at, used, self.settings.causality)?;
             tokens = request.end_of_tokens(at, tokens, Self::MAX_TOKENS)?;
             fill_slots(used, request.cached..len, block_size, &mut self.slots)?;
             self.table.push_cut(used);
@@ -563,6 +564,7 @@ mod tests {
         );
         assert_eq!(rule(&[request(7, 2, &[3, 9])]), Rule::TableRow);
         assert_eq!(rule(&[request(7, 1, &[3, 64])]), Rule::TableBlock);
+        assert_eq!(rule(&[request(11, 1, &[3, 5, 3])]), Rule::TableRepeated);
         assert_eq!(rule(&[good, good]), Rule::SlotDuplicate);
         let dump = BatchSettings {
             pad: PadPolicy::DumpSlot(37),

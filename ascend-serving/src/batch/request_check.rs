@@ -74,6 +74,33 @@ impl BatchRequest<'_> {
         Ok(())
     }
 
+    /// Refuses a row that names a block twice, whose keys would count twice. The blocks of a sequence are its own; those of a
+    /// window may be used in turn; and 0 may stand for blocks of padding.
+    pub(crate) fn check_blocks(
+        &self,
+        at: usize,
+        used: &[usize],
+        causality: Causality,
+    ) -> Result<(), Refused> {
+        let sees_all = matches!(causality, Causality::Causal | Causality::Bidirectional);
+        if self.sequence.is_some() || !sees_all || used.len() < 2 {
+            return Ok(());
+        }
+        let mut sorted = used.to_vec();
+        sorted.sort_unstable();
+        let pairs = sorted.iter().zip(sorted.iter().skip(1));
+        let mut twice = pairs.filter(|(one, next)| one == next && **one != 0);
+        match twice.next() {
+            None => Ok(()),
+            Some((block, _)) => Err(refused(
+                Rule::TableRepeated,
+                format_args!("block {block} twice in the row of request {at}"),
+                "each block once",
+                "name each block of the request once, in the order of its tokens",
+            )),
+        }
+    }
+
     /// The request's tokens when the step is over.
     pub(crate) fn check_lengths(&self, at: usize) -> Result<usize, Refused> {
         let Self {

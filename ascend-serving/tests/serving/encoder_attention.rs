@@ -175,4 +175,7 @@ fn what_does_not_fit_is_refused_before_anything_is_queued() {
     let endless = PerRequest::new(vec![i64::MAX as usize, 8]).unwrap();
     assert!(encoder.plan(&stream, &endless, &query, &key, &key).is_err());
     assert!(EncoderAttention::new(shape.scale(f64::NAN)).is_err());
+    // The root of 64 in the place of one over it.
+    let inverse = EncoderAttention::new(shape.scale(8.0)).unwrap_err();
+    assert!(inverse.to_string().contains("usually 0.125"), "{inverse}");
 }

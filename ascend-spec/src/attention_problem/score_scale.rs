@@ -6,12 +6,9 @@ pub fn score_scale(given: f64) -> f32 {
     given as f32
 }
 
-/// The factor that is likely meant where the root of a head dimension is given instead of one over it; none of 1
-/// element.
-pub(crate) fn inverted_scale(
-    given: f64,
-    head_dims: impl IntoIterator<Item = usize>,
-) -> Option<f64> {
+/// The factor that is likely meant where the root of a head dimension is given instead of one over it. A head of 1 element has
+/// no inverse to mistake.
+pub fn inverted_scale(given: f64, head_dims: impl IntoIterator<Item = usize>) -> Option<f64> {
     let roots = head_dims
         .into_iter()
         .filter(|&dim| dim > 1)

@@ -246,7 +246,8 @@ fn stream_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspici
         tensor: access.address,
         message: format!(
             "{name} {} its {} at {:#x} ({} bytes) while a {} queued on another stream {} the same memory as its {}, \
-             with no event between them",
+             with no event between them; record an event on the other stream after that work, and let this stream wait for \
+             it (aclrtRecordEvent, aclrtStreamWaitEvent)",
             verb(access.write),
             access.what,
             access.address,
@@ -290,7 +291,7 @@ fn host_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspicion
         tensor: access.address,
         message: format!(
             "{name} {verb} its {} at {:#x} ({} bytes), which a queued {} has {what} as its {} with no synchronisation \
-             since",
+             since; wait for its stream first (aclrtSynchronizeStream)",
             access.what, access.address, access.bytes, of.site.0, of.site.1
         ),
     }
