@@ -44,7 +44,8 @@
 //! | [`FreeInUse`](FindingKind::FreeInUse) | the memory is freed once that work is over | error, nothing is freed |
 //! | [`HostRace`](FindingKind::HostRace), [`StreamRace`](FindingKind::StreamRace) | goes on, in some order | error |
 //! | [`PageableCopy`](FindingKind::PageableCopy) | waits for the stream, then copies, as hardware does | the same |
-//! | [`UnwrittenRead`](FindingKind::UnwrittenRead) | goes on: the bytes are zeros, or with `ASCEND_EMU_POISON=1` NaN | device fault; a copy by the host fails at once |
+//! | [`UnwrittenRead`](FindingKind::UnwrittenRead) | goes on: the bytes are zeros, or with `ASCEND_EMU_POISON=1` NaN | device fault |
+//! | [`UnwrittenCopy`](FindingKind::UnwrittenCopy) | goes on | the same |
 //! | [`RepeatedBlock`](FindingKind::RepeatedBlock), [`HiddenRow`](FindingKind::HiddenRow), [`SoftmaxOrder`](FindingKind::SoftmaxOrder) | goes on | device fault |
 //! | [`InfiniteBias`](FindingKind::InfiniteBias) | goes on | the same |
 //! | [`BlockTable`](FindingKind::BlockTable) | goes on: the keys of that block count as zeros | device fault 507015 at the next synchronisation |
@@ -56,31 +57,31 @@
 //! | [`HostCrash`](FindingKind::HostCrash) | goes on as on aarch64, where a division by zero does not end the process: the call is taken, or refused with its status | error of the call |
 //! | [`Leak`](FindingKind::Leak) | the memory is released | the memory is released |
 //!
-//! With `ASCEND_EMU_CHECK=strict` a finding that spoils results, which are all but those of copies, events, stalled replays
-//! and leaks, ends its device: every later wait and copy fails with 507015 and the finding's text, until `aclrtResetDevice`
+//! With `ASCEND_EMU_CHECK=strict` a finding that spoils results, which are all but those of copies, infinities, events, stalled
+//! replays and leaks, ends its device: every later wait and copy fails with 507015 and the finding's text, until `aclrtResetDevice`
 //! has ended the device's last use, or `aclrtResetDeviceForce` or `aclrtDeviceTaskAbort` is called. [`check_scope`] ends no
 //! device.
 //!
-//! In `compat` each kind at each place is told on stderr once for each tensor, up to 16 tensors; the end of the process
+//! In `compat` each kind at each place is named on stderr once for each tensor, up to 16 tensors; the end of the process
 //! says how many findings of each kind there were. A race is found from what was queued and waited for, not from
 //! timing: the same program shows the same findings every time. [`check_scope`] chooses the mode for one thread,
 //! [`inject`] makes one of its calls fail, [`live()`] counts handles and memory not given back.
 //!
-//! # Memory that nobody has written
+//! # Memory that nothing has written
 //!
-//! Each allocation of a device knows its bytes that were written since it was handed out. What is read of others of a paged
-//! cache is an [`UnwrittenRead`](FindingKind::UnwrittenRead), which names the block and its tokens.
+//! Each allocation of a device knows which of its bytes were written since it was handed out. A read of others in a paged cache
+//! is an [`UnwrittenRead`](FindingKind::UnwrittenRead), which names the block and its tokens.
 //!
 //! - Attention reads the keys below each sequence's length that its geometry (causality, window) lets some row see, by
 //!   way of the block table. Keys that a mask tensor hides are among them: hardware loads them, and a value that is NaN
 //!   stays NaN when it is weighed with 0. The rest of a block, blocks that no row of the table names, and scales of rows
 //!   that are not read may be anything. A row of the table that names block 0 alone is padding, if it does so twice or
-//!   there are other rows.
+//!   there are other rows, and none of its tokens was written.
 //! - GatherPaKvCache reads the rows that lengths and table name.
 //! - Other tensors may hold rows that are padding, and are not followed. Where memory is poisoned, what is computed from
 //!   their bytes is NaN.
 //! - A copy within a device hands on what its source is, and is no finding; a copy to the host of bytes of which none is
-//!   written is one. Host memory, pinned or registered, counts as written, since the program writes it by itself.
+//!   written is an [`UnwrittenCopy`](FindingKind::UnwrittenCopy). Host memory, pinned or registered, counts as written, since the program writes it by itself.
 //! - All of an output counts as written, also rows that an operator leaves alone; of operators that write to places that
 //!   they look up, these places. So does the workspace, and what work should have written that failed.
 //! - An allocator of the program's, such as PyTorch's, hands out parts of an allocation again: bytes that an earlier
