@@ -1,4 +1,4 @@
-//! Context parallelism: a step's contexts divided over ranks, and put together again.
+//! Context parallelism: a step's contexts are divided over ranks, and the ranks' results are merged.
 
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
@@ -14,21 +14,21 @@ use crate::kv::{
 };
 use crate::refusal::{Refused, Rule, refused, room};
 
-/// How contexts that are too long for one cache are divided over ranks, each with a cache of its own.
+/// Divides contexts that are too long for one cache over ranks, each with a cache of its own.
 ///
-/// Every rank has all query heads of all tokens of a step (an engine gathers them) and the keys that
-/// [`Interleave`] deals to it. It attends over these, without a mask, and gives log-sum-exps; the merge of the ranks'
-/// results is attention over everything, exactly:
+/// Every rank has all query heads of all tokens of a step (an engine gathers them) and the keys that [`Interleave`]
+/// assigns to it. It attends over these, without a mask, and returns log-sum-exps; the merge of the ranks' results is
+/// attention over all keys, exactly:
 ///
 /// | step | call of each rank | one more call |
 /// |---|---|---|
 /// | every request adds one token | over its keys, the new ones among them | |
 /// | prompts, chunks, drafts | over its keys of what was cached before | the new tokens among themselves, causally |
 ///
-/// A row for which a rank has no keys takes no part in the merge, nor does a rank without any keys; all of it is known
-/// from the lengths, so that nothing goes by way of the host.
+/// A row for which a rank has no keys takes no part in the merge, nor does a rank without any keys. All of this
+/// follows from the lengths, so that no data goes through the host.
 ///
-/// All ranks use one block table, an entry of which stands for a block on each: the table of a
+/// All ranks use one block table, an entry of which means a block on each: the table of a
 /// [`BlockPool`](crate::kv::BlockPool) whose blocks have [`ContextParallel::pool_block_size`] tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextParallel {
@@ -44,7 +44,7 @@ pub struct ContextSplit {
     rows: Vec<PartsOfRows>,
 }
 
-/// What one rank has to do in a step.
+/// The slots, lengths and table of one rank in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankStep {
     rank: usize,
@@ -61,21 +61,21 @@ pub struct NewTokens {
     q_ends: Cumulative,
 }
 
-/// A call that was prepared, of a rank or of the new tokens.
+/// A prepared call, of a rank or of the new tokens.
 #[derive(Debug)]
 pub struct ContextPlan {
-    /// Without keys there is nothing to compute.
+    /// The call; `None` without keys, where there is nothing to compute.
     call: Option<Plan>,
     shape: [usize; 3],
-    /// One query row a request, which goes as a batch.
+    /// Whether each request has one query row, so that the call is batched.
     single: bool,
 }
 
 impl ContextParallel {
-    /// The most ranks: with the call of the new tokens, as many parts as the operator merges.
+    /// The most ranks: together with the call of the new tokens they are as many parts as the operator merges.
     pub const MAX_RANKS: usize = UpdateCall::MAX_PARTS - 1;
 
-    /// Contexts dealt out like this to caches with blocks of `block_size` tokens.
+    /// Divides contexts by `share` over caches with blocks of `block_size` tokens.
     ///
     /// # Errors
     /// [`Rule::RanksParts`] for more than [`ContextParallel::MAX_RANKS`] ranks, [`Rule::RanksInterleave`] if a block
@@ -93,12 +93,12 @@ impl ContextParallel {
         Ok(Self { share, block_size })
     }
 
-    /// How the keys are dealt out.
+    /// How the keys are divided over the ranks.
     pub fn share(&self) -> Interleave {
         self.share
     }
 
-    /// Tokens that an entry of the block table stands for: a block on each rank.
+    /// Tokens that an entry of the block table means: a block on each rank.
     pub fn pool_block_size(&self) -> usize {
         self.block_size.saturating_mul(self.share.ranks())
     }
@@ -107,12 +107,12 @@ impl ContextParallel {
     /// [`ContextParallel::pool_block_size`] tokens; tokens that another rank holds have the slots of `pad`.
     ///
     /// # Errors
-    /// [`Rule::BatchEmpty`] without requests; of a request, as for [`AttentionMetadata::new`], of layers that see every key
-    /// before their own: [`Rule::TableGroup`], [`Rule::BlockUncopied`], [`Rule::SequenceLength`], [`Rule::BlockWindow`],
-    /// [`Rule::BatchEmpty`], [`Rule::DraftCount`], [`CallRule::LengthsOverflow`]; [`Rule::TableRow`], [`Rule::SlotRange`],
-    /// [`Rule::PadSlot`]; [`Rule::SlotDuplicate`] if two tokens go to the same place,
-    /// [`Rule::SlotDump`] if one goes where padding goes; [`Rule::PadSlot`] for a dump slot behind the first block.
-    /// Keep the sequences of the requests until the calls of all ranks are queued.
+    /// [`Rule::BatchEmpty`] without requests; for a request, as for [`AttentionMetadata::new`] of layers that see
+    /// every key before their own: [`Rule::TableGroup`], [`Rule::BlockUncopied`], [`Rule::SequenceLength`],
+    /// [`Rule::BlockWindow`], [`Rule::BatchEmpty`], [`Rule::DraftCount`], [`CallRule::LengthsOverflow`];
+    /// [`Rule::TableRow`], [`Rule::SlotRange`], [`Rule::PadSlot`]; [`Rule::SlotDuplicate`] if two tokens go to the
+    /// same slot, [`Rule::SlotDump`] if one goes to a slot of padding; [`Rule::PadSlot`] for a dump slot after the
+    /// first block. Keep the sequences of the requests until the calls of all ranks are queued.
     ///
     /// [`AttentionMetadata::new`]: crate::AttentionMetadata::new
     pub fn split(
@@ -149,7 +149,7 @@ impl ContextParallel {
             ));
         }
         let single = requests.iter().all(|request| request.new == 1);
-        // Blocks behind the last one in use are left out: the table is as wide as the calls need.
+        // Blocks after the last one in use are left out: the table is as wide as the calls need.
         let span = self.pool_block_size().max(1);
         let used = |request: &BatchRequest<'_>| {
             let keys = request.cached.saturating_add(request.new);
@@ -221,7 +221,7 @@ impl ContextParallel {
 }
 
 impl ContextSplit {
-    /// What each rank has to do.
+    /// The part of each rank.
     pub fn ranks(&self) -> &[RankStep] {
         &self.ranks
     }
@@ -231,12 +231,12 @@ impl ContextSplit {
         self.new.as_ref()
     }
 
-    /// Which ranks (bit `rank`) have keys for which rows; the bit behind the last rank's is that of the new tokens.
+    /// Which ranks (bit `rank`) have keys for which rows; the bit after the last rank's is for the new tokens.
     pub fn parts(&self) -> &[PartsOfRows] {
         &self.rows
     }
 
-    /// Prepares the merge of the results: those of the ranks in order, that of the new tokens, if there is one, last.
+    /// Prepares the merge of the results: those of the ranks in order, then that of the new tokens, if there is one.
     /// The result is attention over all keys, `[tokens, N, D]`.
     ///
     /// # Errors
@@ -256,8 +256,8 @@ impl ContextSplit {
 }
 
 impl RankStep {
-    /// Slot of the rank's cache for each of the step's tokens, INT32 as the device has it; that of padding for those that
-    /// another rank holds.
+    /// The slot in the rank's cache of each of the step's tokens, INT32 as the device has it; a slot of padding for
+    /// tokens that another rank holds.
     pub fn slots(&self) -> &[i32] {
         &self.slots
     }
@@ -277,9 +277,9 @@ impl RankStep {
         self.rank
     }
 
-    /// Prepares the rank's call: sparse mode 0 without a mask, with log-sum-exps; of single rows in BNSD, which every
-    /// release takes in FLOAT16 too, otherwise in TND (for which see [`Fused`](crate::Fused)). Query `[tokens, N, D]`. One
-    /// plan serves all layers.
+    /// Prepares the rank's call, in sparse mode 0 without a mask, with log-sum-exps. Single rows are in BNSD, which
+    /// every release takes in FLOAT16 too, other rows in TND ([`Fused`](crate::Fused) lists what that takes). Query
+    /// `[tokens, N, D]`. One plan serves all layers.
     ///
     /// # Errors
     /// As for [`FusedInferAttention::plan_with`](ascend_attention::FusedInferAttention::plan_with).
@@ -363,14 +363,14 @@ fn batched<T: Element>(tensor: &Tensor<T>, [rows, heads, dim]: [usize; 3]) -> Re
 }
 
 impl ContextPlan {
-    /// Whether there is a call at all: not on a rank that has no keys.
+    /// Whether there is no call: the rank has no keys.
     pub fn is_empty(&self) -> bool {
         self.call.is_none()
     }
 
-    /// Queues a rank's call on any stream of the rank: attention `[tokens, N, D]` and log-sum-exps `[tokens, N, 1]` over
-    /// the rank's keys. Rows without keys mean nothing. Returns at once; a stream that merges the result has
-    /// to wait for an event of this one first ([`Stream::wait_event`]).
+    /// Queues a rank's call on any stream of the rank: attention `[tokens, N, D]` and log-sum-exps `[tokens, N, 1]`
+    /// over the rank's keys. Rows without keys mean nothing. Returns at once; a stream that merges the result has to
+    /// wait for an event of this one first ([`Stream::wait_event`]).
     ///
     /// # Errors
     /// As for [`Plan::launch_with`](ascend_attention::Plan::launch_with).
@@ -414,7 +414,7 @@ impl ContextPlan {
         }
     }
 
-    /// Outputs that no row of a merge is taken from.
+    /// Outputs without contents: the merge takes no row of them.
     fn empty<T: Element>(&self, stream: &Stream) -> Result<Output<T>> {
         let [rows, heads, _] = self.shape;
         Ok(Output {

@@ -1,4 +1,4 @@
-//! What can go wrong, as one type.
+//! Everything that can go wrong in this crate, as one type.
 
 use std::fmt;
 
@@ -7,22 +7,22 @@ use crate::refusal::{Refused, Rule};
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong. Plain data.
+/// An error of this crate. Plain data.
 ///
-/// `{:?}` is the text of `{}`, so that a program whose `main` returns a [`Result`] prints what a person can read; `{:#?}` shows
-/// variant and fields.
+/// `{:?}` prints the text of `{}`, so that a program whose `main` returns a [`Result`] prints what a person can read;
+/// `{:#?}` prints variant and fields.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Requests, blocks, slots or lengths do not fit each other. Nothing was changed.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// No registered way to compute attention can serve a step.
+    /// No registered backend can serve a step.
     #[error("no backend can serve the step: {reasons}")]
     NoBackend {
         /// Each backend with its reason.
         reasons: String,
-        /// The rules of the serving layer by which backends refused.
+        /// The rules of the serving layer by which backends refused the step.
         rules: Vec<Rule>,
     },
     /// A call of attention, or what it needs, failed or was refused. A refusal by a
@@ -64,9 +64,9 @@ impl From<ascend_attention::Refused> for Error {
 }
 
 impl Error {
-    /// Whether the call was refused by this rule; of a step that no backend serves, whether one of the backends refused it
-    /// by this rule. A scheduler preempts a request when the rule is [`Rule::BatchBlocks`] or [`Rule::PoolExhausted`], and
-    /// ends the steps in flight when it is [`Rule::PoolWaiting`].
+    /// Whether the call was refused by this rule; for a step that no backend serves, whether one of the backends
+    /// refused it by this rule. A scheduler preempts a request when the rule is [`Rule::BatchBlocks`] or
+    /// [`Rule::PoolExhausted`], and ends the steps in flight when it is [`Rule::PoolWaiting`].
     pub fn breaks(&self, rule: impl Into<Rule>) -> bool {
         let rule = rule.into();
         match self {

@@ -1,4 +1,4 @@
-//! The index lists by which engines name a request's keys, and the ways from one to another.
+//! The index lists in which engines store a request's keys, and conversions between them.
 //!
 //! The lists are INT32, as kernels read them; a [`PageTable`] has the numbers themselves.
 //!
@@ -13,7 +13,7 @@ use ascend_attention::attention::PerRequest;
 use crate::kv::{PageTable, fill_slots};
 use crate::refusal::{Refused, Rule, refused};
 
-/// Pages of each request one behind the other, with the number of tokens in each last page.
+/// Pages of each request, packed request after request, with the number of tokens in each last page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageIndices {
     kv_indptr: Vec<i32>,
@@ -21,7 +21,7 @@ pub struct PageIndices {
     last_page_len: Vec<i32>,
 }
 
-/// Slots of the keys of each request one behind the other.
+/// Slots of the keys of each request, packed request after request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenIndices {
     kv_indptr: Vec<i32>,
@@ -41,7 +41,7 @@ fn length(lengths: &PerRequest, request: usize) -> usize {
     lengths.lengths().get(request).copied().unwrap_or(0)
 }
 
-/// Numbers of a list, none of which is negative.
+/// Converts the numbers of a list, none of which is negative.
 fn whole(list: &[i32]) -> Vec<usize> {
     let numbers = list.iter().filter_map(|n| usize::try_from(*n).ok());
     numbers.collect()
@@ -113,7 +113,7 @@ impl PageIndices {
     /// The three lists, checked.
     ///
     /// # Errors
-    /// [`Rule::IndexShape`] if they do not belong together: a start for each request and the total; a last page of 1 to
+    /// [`Rule::IndexShape`] if they do not fit together: a start for each request and the total; a last page of 1 to
     /// `page_size` tokens, or of 0 for a request without pages. [`Rule::TableBlock`] for a negative page,
     /// [`Rule::PoolSize`] for pages without tokens.
     pub fn new(
@@ -160,7 +160,7 @@ impl PageIndices {
         Ok(lists)
     }
 
-    /// From a table.
+    /// Converts a table.
     ///
     /// # Errors
     /// [`CallRule::LengthsBatch`] for another number of lengths, [`Rule::TableRow`] for a row that is too short,
@@ -200,11 +200,11 @@ impl PageIndices {
         )
     }
 
-    /// The table and the lengths that these lists mean.
+    /// The table and the lengths that these lists stand for.
     ///
     /// # Errors
-    /// [`Rule::PoolSize`] for pages without tokens; [`Rule::IndexShape`] for pages smaller than a last one of the lists, and for
-    /// a table that does not fit in the host's memory.
+    /// [`Rule::PoolSize`] for pages without tokens; [`Rule::IndexShape`] for pages smaller than a last one of the
+    /// lists, and for a table that does not fit in the host's memory.
     pub fn to_table(&self, page_size: usize) -> Result<(PageTable, PerRequest), Refused> {
         if page_size == 0 {
             return Err(no_page());
@@ -236,7 +236,7 @@ impl PageIndices {
         part(&self.kv_indptr, &self.kv_indices, request)
     }
 
-    /// `kv_indptr`: where each request's pages begin, and their number behind.
+    /// `kv_indptr`: where each request's pages begin, and at the end their total number.
     pub fn kv_indptr(&self) -> &[i32] {
         &self.kv_indptr
     }
@@ -265,7 +265,7 @@ impl TokenIndices {
         })
     }
 
-    /// The slots of every key of a table, or with a window of the last `window` keys of each request.
+    /// The slots of every key of a table; with a window, of the last `window` keys of each request.
     ///
     /// # Errors
     /// [`CallRule::LengthsBatch`], [`Rule::TableRow`], [`Rule::TableBlock`], [`Rule::SlotRange`],
@@ -292,11 +292,12 @@ impl TokenIndices {
         Ok(lists)
     }
 
-    /// The table and lengths that the slots mean.
+    /// The table and lengths that the slots stand for.
     ///
     /// # Errors
-    /// [`Rule::IndexMisaligned`] where a page of keys does not begin at the beginning of a page of the cache, or does not
-    /// run through it: operators that read pages cannot read such keys. [`Rule::PoolSize`] for pages without tokens.
+    /// [`Rule::IndexMisaligned`] where the slots of a page's keys are not contiguous, or do not begin at the
+    /// beginning of a page of the cache: operators that read pages cannot read such keys. [`Rule::PoolSize`] for
+    /// pages without tokens.
     pub fn to_table(&self, page_size: usize) -> Result<(PageTable, PerRequest), Refused> {
         if page_size == 0 {
             return Err(no_page());
@@ -310,7 +311,7 @@ impl TokenIndices {
             let mut row = Vec::with_capacity(slots.len().div_ceil(page_size));
             for page in slots.chunks(page_size) {
                 let first = page.first().copied().unwrap_or(0);
-                // In 64 bits, where a slot follows on every slot.
+                // In 64 bits every slot has a next one.
                 let slots = page.iter().zip(i64::from(first)..);
                 let through = slots
                     .into_iter()
@@ -340,7 +341,7 @@ impl TokenIndices {
         part(&self.kv_indptr, &self.kv_indices, request)
     }
 
-    /// `kv_indptr`: where each request's slots begin, and their number behind.
+    /// `kv_indptr`: where each request's slots begin, and at the end their total number.
     pub fn kv_indptr(&self) -> &[i32] {
         &self.kv_indptr
     }
@@ -351,7 +352,7 @@ impl TokenIndices {
     }
 }
 
-/// The first key that a window of `window` keys over `len` shows.
+/// The first of `len` keys that a window of `window` keys shows.
 pub fn window_start(len: usize, window: Option<usize>) -> usize {
     window.map_or(0, |window| len.saturating_sub(window))
 }

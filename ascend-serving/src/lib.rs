@@ -1,5 +1,5 @@
-//! From a batch of requests to attention calls over a paged cache, on Huawei Ascend CANN: what an inference engine keeps
-//! between its scheduler and the fused attention operators of [`ascend_attention`].
+//! From a batch of requests to attention calls over a paged cache, on Huawei Ascend CANN: the layer of an inference
+//! engine between its scheduler and the fused attention operators of [`ascend_attention`].
 //!
 //! A step of one request with a prompt of three tokens:
 //!
@@ -37,46 +37,50 @@
 //! ```
 //!
 //! - [`prelude`]: what most engines use, with that of [`ascend_attention`], to import at once.
-//! - [`kv`]: the paged KV cache: blocks, the sequences that hold them, and where each token lies.
+//! - [`kv`]: the paged KV cache: blocks, the sequences that hold them, and the slot of each token.
 //! - [`PrefixCache`]: cached prefixes of prompts, found by their tokens (automatic prefix caching, radix cache).
 //! - [`Attention`]: the attention of a model over a paged cache, step by step, layer by layer.
-//! - [`CrossAttention`]: that of decoders over the keys of an encoder, written once.
-//! - [`EncoderAttention`]: that of encoders and vision towers, without a cache.
-//! - [`AttentionOptions`]: what models ask for that no operator here has, refused by name.
-//! - [`RangeCheck`]: looks at the numbers of steps, for the first layer that overflows.
-//! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and says why one was refused.
+//! - [`CrossAttention`]: attention of decoders over the keys of an encoder, which are written once.
+//! - [`EncoderAttention`]: attention of encoders and vision towers, without a cache.
+//! - [`AttentionOptions`]: features of models that no operator here has, refused by name.
+//! - [`RangeCheck`]: checks the numbers of steps, to find the first layer that overflows.
+//! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and reports why one was refused.
 //! - [`Fused`], [`FusedInTwo`], [`PagedDecode`]: backends by FusedInferAttentionScore.
-//! - [`PromptAndIncre`]: the backend by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series (310P).
-//! - [`QuantisedDecode`], [`QuantisedPrefill`]: backends over a quantised cache ([`kv::PagedKvCache::quantised`]); [`MxFp8`]: over
-//!   one of MXFP8 ([`kv::PagedKvCache::mxfp8`]); [`compare_caches`] says what they cost.
-//! - [`Attention::backend_choices`]: which backend would serve which kind of step, asked beforehand.
-//! - [`compare_backends`]: two ways to compute the same recorded steps, how far apart they are and how long each takes.
-//! - [`MaskKind`]: the mask of a step or a layer, one of the operator's or a [`NamedMask`], which [`Masked`] computes.
-//! - [`MultiItemPrompt`]: prompts whose items are scored apart (multi-item scoring).
-//! - [`Hybrid`]: other backends for other layers and other kinds of steps.
-//! - [`Mla`]: multi-head latent attention, absorbed or plain; [`LatentTensors`] says who projects what.
-//! - [`AttentionMetadata`]: what the calls of a step share, from a batch of [`BatchRequest`]s; [`RecordedBatch`] is the
-//!   batch as a file.
-//! - [`Causality`]: which keys a token sees, and the one way from there to the operator's mask.
+//! - [`PromptAndIncre`]: the backend by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series
+//!   (310P).
+//! - [`QuantisedDecode`], [`QuantisedPrefill`]: backends over a quantised cache ([`kv::PagedKvCache::quantised`]);
+//!   [`MxFp8`]: over one of MXFP8 ([`kv::PagedKvCache::mxfp8`]); [`compare_caches`] measures what they cost.
+//! - [`Attention::backend_choices`]: which backend would serve which kind of step, before there is one.
+//! - [`compare_backends`]: two ways to compute the same recorded steps, how far apart they are and how long each
+//!   takes.
+//! - [`MaskKind`]: the mask of a step or a layer, one of the operator's or a [`NamedMask`], which [`Masked`]
+//!   computes.
+//! - [`MultiItemPrompt`]: prompts whose items are scored separately (multi-item scoring).
+//! - [`Hybrid`]: chooses a backend by layer and by kind of step.
+//! - [`Mla`]: multi-head latent attention, absorbed or plain; [`LatentTensors`] defines who projects what.
+//! - [`AttentionMetadata`]: what the calls of a step share, from a batch of [`BatchRequest`]s; [`RecordedBatch`] is
+//!   the batch as a file.
+//! - [`Causality`]: which keys a token sees, and the conversion to the operator's mask.
 //! - [`GroupedAttention`]: models with several kinds of layers, such as full and windowed ones.
-//! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, layer by layer; [`GraphPool`] with
-//!   launches of one's own.
+//! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, layer by layer; [`GraphPool`]
+//!   with launches of one's own.
 //! - [`PageIndices`], [`TokenIndices`] and [`PageTable`](kv::PageTable): the index formats of engines.
 //! - [`ChunkedLocal`]: attention within chunks, by the virtual requests of a [`LocalBatch`].
 //! - [`DraftTree`], [`CustomMask`]: speculative decoding; drafts are accepted greedily or by rejection sampling
 //!   ([`SampledDrafts`]).
-//! - [`CascadePrefill`], [`SharedPrefixDecode`]: cached prefixes apart, merged.
+//! - [`CascadePrefill`], [`SharedPrefixDecode`]: cached prefixes computed separately, then merged.
 //! - [`ContextParallel`]: contexts divided over ranks.
-//! - [`TreeVerification`]: drafted trees, by two calls of the stock operator and a merge; [`LatentTreeVerification`]: those of
-//!   latent attention, by one call where the release has a tree mask.
-//! - [`TriangleMixPrefill`]: TriangleMix by calls of the stock operator, as a backend; [`TrianglePrefill`] is that of one
+//! - [`TreeVerification`]: drafted trees, by two calls of the stock operator and a merge; [`LatentTreeVerification`]:
+//!   those of latent attention, by one call where the release has a tree mask.
+//! - [`TriangleMixPrefill`]: TriangleMix by calls of the stock operator, as a backend; [`TrianglePrefill`] is for one
 //!   prompt.
-//! - [`SplitDecode`]: decode steps with the keys in parts, as many as [`SplitLimits`] says or of tiles that no other request
-//!   changes.
-//! - [`Error`]: everything that can go wrong, as one type; [`Rule`]: what requests, blocks and lengths are refused for.
+//! - [`SplitDecode`]: decode steps with the keys in parts, as many as [`SplitLimits`] sets or of tiles that no other
+//!   request changes.
+//! - [`Error`]: everything that can go wrong, as one type; [`Rule`]: what requests, blocks and lengths are refused
+//!   for.
 //!
-//! The crate calls nothing but the public functions of [`ascend_attention`], whose documentation says what runs where. Without
-//! the feature `emulation`, which is on by default, it needs an NPU to run.
+//! The crate calls nothing but the public functions of [`ascend_attention`], whose documentation lists what runs
+//! where. Without the feature `emulation`, which is on by default, it needs an NPU to run.
 
 #![warn(missing_docs)]
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
 //! Attention within fixed chunks of the context, by virtual requests, one for each chunk.
 //!
-//! With chunks of C tokens a query sees, causally, the keys of its own chunk alone. An operator that knows causal
-//! attention computes it if each piece of a request that lies in one chunk becomes a request of its own.
+//! With chunks of C tokens a query sees, causally, the keys of its own chunk alone. An operator with causal attention
+//! computes it if each piece of a request within one chunk becomes a request of its own.
 
 use std::num::NonZeroU64;
 
@@ -20,7 +20,7 @@ pub struct LocalBatch {
     pub q_lengths: PerRequest,
     /// Keys of each virtual request.
     pub kv_lengths: PerRequest,
-    /// The real request that each belongs to.
+    /// The real request that each virtual request belongs to.
     pub request: Vec<usize>,
     /// Position of each virtual request's first key: a multiple of the chunk.
     pub first_key: Vec<usize>,
@@ -29,11 +29,13 @@ pub struct LocalBatch {
 }
 
 impl LocalBatch {
-    /// Divides a batch of `q_lengths` new tokens each, that have `kv_lengths` keys with them, into chunks of `chunk`.
+    /// Divides a batch of `q_lengths` new tokens each, which have `kv_lengths` keys including their own, into chunks
+    /// of `chunk`.
     ///
     /// # Errors
-    /// [`Rule::ChunkSize`] unless `chunk` is a multiple of `block_size` and neither is 0: a chunk would begin within a
-    /// block. [`CallRule::LengthsBatch`] for lists of different lengths, [`Rule::LengthsKvBelowQ`], [`Rule::TableRow`].
+    /// [`Rule::ChunkSize`] unless `chunk` is a multiple of `block_size` and neither is 0: a chunk would begin within
+    /// a block. [`CallRule::LengthsBatch`] for lists of different lengths, [`Rule::LengthsKvBelowQ`],
+    /// [`Rule::TableRow`].
     pub fn new(
         q_lengths: &PerRequest,
         kv_lengths: &PerRequest,
@@ -78,7 +80,7 @@ impl LocalBatch {
             let used = table.used(request, kv, block_size)?;
             let block = |position: usize| position.checked_div(block_size);
             let chunks = LocalChunks::new(size, q as u64, kv as u64);
-            // No number of a part is above those of the request.
+            // No number of a piece is larger than those of the request.
             let at_most = |n: u64| usize::try_from(n).unwrap_or(kv);
             for part in chunks.virtual_sequences() {
                 let (start, keys) = (at_most(part.kv_start), at_most(part.kv_len));
@@ -130,7 +132,7 @@ mod tests {
         PageTable::from_rows(&rows).unwrap()
     }
 
-    /// The example of SGLang's description: queries of 4, 10 and 5 tokens, 6, 17 and 9 keys, chunks of 4.
+    /// The example of SGLang's documentation: queries of 4, 10 and 5 tokens, 6, 17 and 9 keys, chunks of 4.
     #[test]
     fn three_requests_become_eight() {
         let (q, kv) = ([4, 10, 5], [6, 17, 9]);

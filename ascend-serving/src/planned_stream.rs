@@ -4,7 +4,7 @@ use ascend_attention::Stream;
 
 use crate::error::Result;
 
-/// The stream that something was planned on, which orders the use of the memory that its launches share.
+/// The stream that an object was planned on, which orders the use of the memory that its launches share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlannedStream(usize);
 
@@ -13,7 +13,7 @@ impl PlannedStream {
         Self(stream.as_raw().addr())
     }
 
-    /// Refuses another one, on which a launch would write what one of this stream may still read.
+    /// Refuses another stream, on which a launch would write memory that work on this stream may still read.
     pub(crate) fn check(self, stream: &Stream) -> Result<()> {
         if stream.as_raw().addr() == self.0 {
             return Ok(());

@@ -15,10 +15,10 @@ use crate::refusal::{Refused, Rule, refused};
 /// Number of a node, never used again.
 type NodeId = u64;
 
-/// Where a block stands in the order of eviction: blocks used longest ago first, of one prompt the last ones first.
+/// Where a block is in the order of eviction: least recently used blocks first; of one prompt the last blocks first.
 type Place = (u64, Reverse<usize>, NodeId);
 
-/// The nodes behind a node by the tokens of their block.
+/// The children of a node, by the tokens of their block.
 type Children<T> = HashMap<Arc<[T]>, NodeId>;
 
 #[derive(Clone, Debug)]
@@ -27,14 +27,14 @@ enum Parent {
     Node(NodeId),
 }
 
-/// A full block of tokens behind all those of its parents.
+/// A full block of tokens that follows those of its parents.
 #[derive(Debug)]
 struct Node<T> {
     parent: Parent,
     tokens: Arc<[T]>,
-    /// Nodes in front of it.
+    /// Number of ancestors.
     depth: usize,
-    /// The block of each group that caches these tokens, and when it was used last.
+    /// The block of each group that caches these tokens, and when it was last used.
     held: Vec<Option<(Block, u64)>>,
     children: Children<T>,
 }
@@ -49,7 +49,7 @@ struct Group {
     own: HashMap<usize, u32>,
 }
 
-/// What an eviction takes away.
+/// The nodes and blocks that an eviction removes.
 #[derive(Default)]
 struct Victims {
     nodes: Vec<NodeId>,
@@ -58,12 +58,12 @@ struct Victims {
 }
 
 impl Victims {
-    /// Leaves out nodes that give no block back, unless one that does stands in front of them. `of` says the block of a node,
-    /// and the node in front where that needs it.
+    /// Leaves out nodes that give no block back, unless an ancestor that does is removed. `of` returns the block of a
+    /// node, and its parent where parents count.
     fn spare(&mut self, of: impl Fn(NodeId) -> (Option<usize>, Option<Parent>)) {
         let blocks: HashSet<usize> = self.blocks.iter().copied().collect();
         let mut taken: HashSet<NodeId> = HashSet::new();
-        // Those in front were chosen last.
+        // Ancestors were chosen last.
         for id in self.nodes.iter().rev() {
             let (block, parent) = of(*id);
             let goes_back = block.is_some_and(|block| blocks.contains(&block));
@@ -77,12 +77,12 @@ impl Victims {
 }
 
 impl Group {
-    /// Whether a token sees all in front of it, so that a prefix lacks none of its blocks.
+    /// Whether a token sees all tokens before it, so that a prefix needs all of its blocks.
     fn is_full(&self) -> bool {
         self.causality.window().is_none()
     }
 
-    /// The first block that the token behind so many blocks sees.
+    /// The first block that the token after `blocks` blocks sees.
     fn first_shown(&self, blocks: usize) -> usize {
         let size = self.pool.block_size();
         let shown = self.causality.shown_from(blocks.saturating_mul(size));
@@ -90,24 +90,24 @@ impl Group {
     }
 }
 
-/// Full blocks of tokens that were computed before, found by what they hold: automatic prefix caching (vLLM), or the radix
-/// cache (SGLang).
+/// Full blocks of tokens that were computed before, found by their tokens: automatic prefix caching (vLLM), or the
+/// radix cache (SGLang).
 ///
-/// A tree over blocks: each node is a block of tokens behind those of its parents, found among its siblings by hash. A hash
-/// is not trusted: the tokens are compared, so that no collision gives one prompt the keys of another. The hash is the
-/// standard library's, keyed at random: prompts cannot be made to collide.
+/// A tree over blocks: each node is a block of tokens that follows those of its parents, found among its siblings by
+/// hash. A hash is not trusted: the tokens are compared, so that no collision gives one prompt the keys of another.
+/// The hash is the standard library's, keyed at random: prompts cannot be made to collide.
 ///
-/// What keys and values depend on besides the tokens in front is named by a *salt*, bytes of the caller: the adapter (LoRA),
-/// the tenant. What stands at a place of the prompt, such as an image, belongs into `T`, for example an enum of text tokens
-/// and image digests.
+/// Whatever keys and values depend on besides the earlier tokens is named by a *salt*, bytes of the caller: the
+/// adapter (LoRA), the tenant. Content at a position of the prompt, such as an image, belongs into `T`, for example
+/// an enum of text tokens and image digests.
 ///
-/// The cache holds a block as any other holder does. Blocks are shared with sequences by reference, and a sequence that writes
-/// into one gets a copy; an evicted block goes back to its pool and waits there for the steps in flight. Nothing is evicted
-/// unasked: a scheduler asks for [`available_blocks`](Self::available_blocks), and calls [`evict`](Self::evict) before it
-/// grows a sequence. Blocks that a sequence holds too are never evicted.
+/// The cache holds a block as any other holder does. Blocks are shared with sequences by reference, and a sequence
+/// that writes to one gets a copy; an evicted block goes back to its pool and waits there for the steps in flight.
+/// Nothing is evicted automatically: a scheduler reads [`available_blocks`](Self::available_blocks), and calls
+/// [`evict`](Self::evict) before it grows a sequence. Blocks that a sequence holds too are never evicted.
 ///
-/// Of a model with several groups of layers ([`PrefixCache::grouped`]) a node has a block in each group; a group with a
-/// window may lack it, and a prefix is found at the places alone where each window is whole.
+/// For a model with several groups of layers ([`PrefixCache::grouped`]) a node has a block in each group. A group
+/// with a window may lack it, so that a prefix is found only where each window is complete.
 ///
 /// ```
 /// use ascend_serving::kv::{BlockPool, PadPolicy, Sequence};
@@ -132,7 +132,7 @@ impl Group {
 #[derive(Debug)]
 pub struct PrefixCache<T = u32> {
     block_size: usize,
-    /// At least one.
+    /// The groups of layers; at least one.
     groups: Vec<Group>,
     nodes: HashMap<NodeId, Node<T>>,
     roots: HashMap<Arc<[u8]>, Children<T>>,
@@ -144,7 +144,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// An empty cache for layers of one pool.
     ///
     /// # Errors
-    /// [`Rule::PrefixGroups`] for layers that see later tokens: their keys depend on what comes behind.
+    /// [`Rule::PrefixGroups`] for layers that see later tokens: their keys depend on the tokens that follow.
     pub fn new(pool: &impl AsRef<BlockPool>, causality: Causality) -> Result<Self, Refused> {
         Self::of_groups(std::iter::once((pool.as_ref(), causality)))
     }
@@ -202,17 +202,18 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         }
     }
 
-    /// Tokens of a prompt that [`share`](Self::share) would find. Changes nothing.
+    /// Number of tokens of a prompt that [`share`](Self::share) would find. Changes nothing.
     pub fn hit_len(&self, salt: &[u8], tokens: &[T]) -> usize {
         self.longest(salt, tokens)
             .len()
             .saturating_mul(self.block_size)
     }
 
-    /// A sequence with the longest prefix of a prompt that is cached, in whole blocks. The last token of the prompt is never
-    /// among them: a step has to compute it, since its attention gives the first new token. The blocks count as used now.
+    /// A sequence with the longest prefix of a prompt that is cached, in whole blocks. The last token of the prompt
+    /// is never among them: a step has to compute it, since its attention gives the first new token. The blocks count
+    /// as used now.
     ///
-    /// Work that reads them must come behind what computed them: on the same stream, or behind an event of it.
+    /// Work that reads them must come after the work that computed them: on the same stream, or after an event of it.
     ///
     /// # Errors
     /// [`Rule::PrefixGroups`] if the model has several groups of layers.
@@ -225,22 +226,23 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         }
     }
 
-    /// [`share`](Self::share) in every group: each window is whole, and blocks in front of it are given back.
+    /// Does what [`share`](Self::share) does, in every group: each window is complete, and blocks before it are given
+    /// back.
     pub fn share_grouped(&mut self, salt: &[u8], tokens: &[T]) -> GroupedSequence {
         GroupedSequence {
             parts: self.share_parts(salt, tokens),
         }
     }
 
-    /// Remembers the full blocks of `tokens`, the first that a sequence holds, whose computation was queued. How many blocks
-    /// the cache holds now that it had not.
+    /// Caches the full blocks of `tokens`, the first tokens of a sequence, whose computation was queued. Returns the
+    /// number of blocks that the cache did not hold before.
     ///
-    /// Where another sequence brought the same tokens before, its blocks stay.
+    /// Where another sequence has inserted the same tokens before, its blocks stay.
     ///
     /// # Errors
-    /// [`Rule::PrefixGroups`] if the model has several groups of layers; [`Rule::BlockPool`] for a sequence of another pool,
-    /// [`Rule::SequenceLength`] for more tokens than it has, [`Rule::BlockUncopied`] for blocks that wait for a copy,
-    /// [`Rule::SequenceGap`] for tokens that some cache of the pool has not computed.
+    /// [`Rule::PrefixGroups`] if the model has several groups of layers; [`Rule::BlockPool`] for a sequence of
+    /// another pool, [`Rule::SequenceLength`] for more tokens than it has, [`Rule::BlockUncopied`] for blocks that
+    /// wait for a copy, [`Rule::SequenceGap`] for tokens that some cache of the pool has not computed.
     pub fn insert(
         &mut self,
         salt: &[u8],
@@ -250,8 +252,8 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         self.insert_parts(salt, tokens, &[sequence])
     }
 
-    /// [`insert`](Self::insert) in every group. A window's blocks are remembered as far as the sequence still holds them: a
-    /// prefix that ends there is found.
+    /// Does what [`insert`](Self::insert) does, in every group. The blocks of a windowed group are cached as far as
+    /// the sequence still holds them: a prefix that ends there is found.
     ///
     /// # Errors
     /// As for [`insert`](Self::insert); [`Rule::PrefixGroups`] for a sequence of a model with other groups.
@@ -265,12 +267,13 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         self.insert_parts(salt, tokens, &parts)
     }
 
-    /// Gives back up to so many blocks of a group (0 where there is one) that no sequence holds: those used longest ago, of one
-    /// prompt the last ones first. A block that all tokens behind it need goes after theirs, and takes those of other groups
-    /// with it. How many were given back; steps in flight may still read them.
+    /// Gives back up to `blocks` blocks of a group (0 if it is the only one) that no sequence holds: the least
+    /// recently used first, of one prefix the last ones first. In a group without a window, a block is evicted after
+    /// the blocks that follow it, and together with the blocks of other groups for the same tokens. Returns the
+    /// number of blocks given back; steps in flight may still read them.
     ///
     /// # Errors
-    /// [`Rule::PrefixGroups`] for a group that there is not.
+    /// [`Rule::PrefixGroups`] for a group that does not exist.
     pub fn evict(&mut self, group: usize, blocks: usize) -> Result<usize, Refused> {
         if group >= self.groups.len() {
             return Err(refused(
@@ -298,23 +301,23 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         self.victims(group, blocks).blocks
     }
 
-    /// Blocks that sequences of a group can get now: free ones, and those that [`evict`](Self::evict) would give back. Those
-    /// that wait for steps in flight are not among them, and evicted blocks may have to wait too
+    /// Number of blocks that sequences of a group can get now: free ones, and those that [`evict`](Self::evict) would
+    /// give back. Blocks that wait for steps in flight are not included, and evicted blocks may have to wait too
     /// ([`BlockPool::waiting_blocks`]).
     ///
-    /// Share a prompt's prefix before asking: its blocks are held from then on.
+    /// Share a prompt's prefix before calling this: its blocks are held from then on.
     pub fn available_blocks(&self, group: usize) -> usize {
         let evictable = self.victims(group, usize::MAX).blocks.len();
         let free = self.groups.get(group).map(|of| of.pool.free_blocks());
         free.unwrap_or(0).saturating_add(evictable)
     }
 
-    /// Blocks of a group that the cache holds.
+    /// Number of blocks of a group that the cache holds.
     pub fn cached_blocks(&self, group: usize) -> usize {
         self.groups.get(group).map_or(0, |of| of.order.len())
     }
 
-    /// Forgets everything, as when the weights change. Sequences keep their blocks.
+    /// Removes everything, as when the weights change. Sequences keep their blocks.
     pub fn clear(&mut self) {
         self.nodes.clear();
         self.roots.clear();
@@ -328,7 +331,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     fn longest(&self, salt: &[u8], tokens: &[T]) -> Vec<NodeId> {
         let sought = tokens.len().saturating_sub(1);
         let mut children = self.roots.get(salt);
-        // How many blocks each group has without a gap, up to here.
+        // For each group, the number of blocks without a gap up to here.
         let mut runs = vec![0usize; self.groups.len()];
         let (mut path, mut longest) = (Vec::new(), 0);
         for block in tokens.chunks_exact(self.block_size) {
@@ -390,7 +393,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
             let id = match self.child(&parent, block) {
                 Some(id) => id,
                 None => {
-                    // Without it nothing behind would be found.
+                    // Without this block no later one would be found.
                     let mut groups = self.groups.iter().zip(parts);
                     if groups.any(|(of, part)| of.is_full() && part.block(at).is_none()) {
                         break;
@@ -437,15 +440,15 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         )
     }
 
-    /// The nodes whose blocks of a group may be given back, in order. Those of a group without windows are leaves when their
-    /// turn comes: a parent was never used before its children, so that it comes behind them.
+    /// The nodes whose blocks of a group may be given back, in order. In a group without windows they are leaves when
+    /// their turn comes: a parent is never used before its children, so that it comes after them.
     fn victims(&self, group: usize, wanted: usize) -> Victims {
         let mut victims = Victims::default();
         let Some(of) = self.groups.get(group) else {
             return victims;
         };
         let mut children_gone: HashMap<NodeId, usize> = HashMap::new();
-        // Of a block that several nodes hold, how many of them are chosen: the last one gives it back.
+        // For a block that several nodes hold, how many of them are chosen: the last one gives it back.
         let mut chosen: HashMap<usize, u32> = HashMap::new();
         for (_, _, id) in &of.order {
             if victims.blocks.len() >= wanted {
@@ -532,7 +535,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         }
     }
 
-    /// The block of a node, which is used now.
+    /// Marks the block of a node as used now, and returns it.
     fn touch(&mut self, id: NodeId, group: usize, now: u64) -> Option<&Block> {
         let node = self.nodes.get_mut(&id)?;
         let of = self.groups.get_mut(group)?;
@@ -559,7 +562,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         }
     }
 
-    /// Takes out a leaf with its blocks.
+    /// Removes a leaf and gives its blocks back.
     fn remove(&mut self, id: NodeId) {
         for group in 0..self.groups.len() {
             self.release(id, group);
@@ -575,7 +578,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         }
     }
 
-    /// Takes out a leaf without blocks, and parents that become one.
+    /// Removes a leaf without blocks, and then parents that have become such leaves.
     fn prune(&mut self, id: NodeId) {
         let mut next = Some(id);
         while let Some(id) = next.take()
@@ -591,7 +594,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     }
 }
 
-/// Refuses a sequence that cannot lend its first tokens.
+/// Refuses a sequence whose first tokens cannot be shared.
 fn check_part(pool: &BlockPool, part: &Sequence, tokens: usize) -> Result<(), Refused> {
     pool.check_same(
         part.pool(),

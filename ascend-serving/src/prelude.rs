@@ -1,4 +1,5 @@
-//! What most engines use, for `use ascend_serving::prelude::*`: [`ascend_attention::prelude`], and the parts of a step.
+//! What most engines use, for `use ascend_serving::prelude::*`: [`ascend_attention::prelude`], and the parts of a
+//! step.
 //!
 //! `Error`, `Result`, `Rule` and `Refused` are not in it: `ascend_attention` has some of the same names.
 //!

@@ -6,8 +6,8 @@ use ascend_attention::CallRule;
 
 macro_rules! rules {
     ($($rule:ident = $id:literal, $holds:literal;)*) => {
-        /// A condition of the paged cache or the serving layer. These are promises between requests, blocks and lengths;
-        /// what a single operator call may look like is the contract's matter ([`spec`](ascend_attention::spec)).
+        /// A condition of the paged cache or the serving layer, on requests, blocks and lengths. The contract
+        /// ([`spec`](ascend_attention::spec)) has the conditions of single operator calls.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum Rule {
@@ -17,7 +17,7 @@ macro_rules! rules {
         }
 
         impl Rule {
-            /// Every rule but those of [`Rule::Call`], which [`CallRule::ALL`] has.
+            /// Every rule except those of [`Rule::Call`], which [`CallRule::ALL`] has.
             pub const ALL: &'static [Self] = &[$(Self::$rule,)*];
 
             /// Its name, stable for ever.
@@ -137,7 +137,8 @@ impl fmt::Display for Rule {
     }
 }
 
-/// Something that breaks a [`Rule`]: by what value, what is allowed, and how to mend it. Nothing was changed.
+/// A refusal because of a broken [`Rule`]: the value that breaks it, what is allowed, and how to mend it. Nothing was
+/// changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{rule}: {holds}; given {given}, allowed: {allowed}; fix: {fix}", holds = rule.holds())]
 #[non_exhaustive]
@@ -146,7 +147,7 @@ pub struct Refused {
     pub rule: Rule,
     /// The value that breaks it.
     pub given: String,
-    /// The values that would not.
+    /// The values that would be accepted.
     pub allowed: String,
     /// What to change.
     pub fix: &'static str,
@@ -170,7 +171,7 @@ impl From<ascend_attention::Refused> for Refused {
     }
 }
 
-/// Makes room for `more` elements of what is about to be written, or refuses what the host has no memory for.
+/// Reserves memory for `more` elements that are about to be written; refuses more than the host has memory for.
 pub(crate) fn room<T>(
     list: &mut Vec<T>,
     more: usize,

@@ -1,4 +1,4 @@
-//! Into how many parts a decode kernel that splits keys over cores should split each request's.
+//! The number of parts into which a decode kernel that splits keys over cores should split each request.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use ascend_attention::attention::PerRequest;
 
 use crate::refusal::{Refused, Rule, refused};
 
-/// What the number of parts depends on besides the lengths.
+/// The limits, besides the lengths, that decide the number of parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SplitLimits {
     /// Most parts of a request.
@@ -20,8 +20,8 @@ pub struct SplitLimits {
 }
 
 impl SplitLimits {
-    /// The parts of each request, such that the whole batch fills the cores and the parts of long and short requests are
-    /// about as long. Requests without keys get none.
+    /// The number of parts of each request, such that the whole batch fills the cores and the parts of long and short
+    /// requests are about equally long. Requests without keys get none.
     ///
     /// The rule is SGLang's for its Triton decode kernels. The fused operators of CANN split on their own;
     /// [`SplitDecode`](crate::SplitDecode) splits by calls.
@@ -45,7 +45,7 @@ impl SplitLimits {
         }
         let cap = self.max_splits;
         let mut min = lengths.iter().copied().min().unwrap_or(0).max(1);
-        // Less than a quarter longer.
+        // Lengths that differ by less than a quarter count as equal.
         if max.saturating_sub(min) < min.div_ceil(4) {
             min = max;
         }
@@ -58,16 +58,16 @@ impl SplitLimits {
             _ => self.heads.div_ceil(group.min(16)),
         };
         let grid = lengths.len() as f64 * head_groups as f64;
-        // Cores are counted whole, as the kernels do: the rest of one is no core.
+        // Cores are counted whole, as the kernels do: a fraction of one is dropped.
         let cores = (self.cores as f64 * (max as f64 / 64.0).log2().max(1.0)).floor();
-        // At least 1, since neither is 0; at most the cap.
+        // At least 1, since neither `cores` nor `grid` is 0; at most the cap.
         let by_cores = ((cores / grid).ceil() as usize).clamp(1, cap);
         let core_chunk = max.div_ceil(by_cores);
         let parts = |len: &usize| len.div_ceil(chunk).max(len.div_ceil(core_chunk));
         Ok(lengths.iter().map(parts).collect())
     }
 
-    /// The parts of each request where a request's result must not depend on the others: `ceil(length / tile)`.
+    /// The number of parts of each request where its result must not depend on the others: `ceil(length / tile)`.
     ///
     /// # Errors
     /// [`Rule::SplitLimits`] for a tile of 0.

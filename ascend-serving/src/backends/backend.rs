@@ -1,4 +1,4 @@
-//! What a way to compute the attention of a step is, and what it is given.
+//! The interface of attention backends, and what a backend gets of a step and of a layer.
 
 use std::fmt;
 
@@ -25,15 +25,15 @@ pub struct AttentionShape {
     pub heads: usize,
     /// Key heads, a divisor of the query heads.
     pub kv_heads: usize,
-    /// Elements of a head; of latent attention those of both parts.
+    /// Elements of a head; for latent attention the sum of both parts.
     pub head_dim: usize,
-    /// Factor of the scores, usually `1 / sqrt(head_dim)`. Steps, captures and plans refuse what is 0, infinite or NaN in 32
-    /// bits.
+    /// Factor of the scores, usually `1 / sqrt(head_dim)`. Steps, captures and plans refuse a factor that is 0,
+    /// infinite or NaN in 32 bits.
     pub scale: f64,
 }
 
 impl AttentionShape {
-    /// With the usual scale.
+    /// Heads with the usual scale, `1 / sqrt(head_dim)`.
     pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
         Self {
             heads,
@@ -43,13 +43,13 @@ impl AttentionShape {
         }
     }
 
-    /// Multi-head latent attention of 128 and 64 elements a head: one key head in the cache, and the scale of the whole
-    /// head, `1 / sqrt(192)`.
+    /// Heads of multi-head latent attention with parts of 128 and 64 elements: one key head in the cache, and the
+    /// scale of the whole head, `1 / sqrt(192)`.
     pub fn latent(heads: usize) -> Self {
         Self::new(heads, 1, 192)
     }
 
-    /// The same with another factor of the scores.
+    /// Sets another factor of the scores.
     pub fn scale(mut self, scale: f64) -> Self {
         self.scale = scale;
         self
@@ -86,7 +86,8 @@ impl AttentionShape {
         ))
     }
 
-    /// The same, and refuses a cache of other heads. One of latents has those of the latents.
+    /// Checks the heads and the scale as [`check`](Self::check) does, and refuses a cache with other key heads. A
+    /// cache of latents is taken with any heads.
     pub(crate) fn check_cache(&self, cache: &CacheShape) -> Result<()> {
         self.check()?;
         let of_cache = (cache.kv_heads, cache.key_dim);
@@ -117,7 +118,7 @@ pub(crate) fn size(tensor: &AnyTensor, axis: usize) -> usize {
     tensor.shape().get(axis).copied().unwrap_or(0)
 }
 
-/// Rows of requests, `[requests, tokens of each, N * D]`, of `[tokens, ...]`.
+/// Packed rows `[tokens, ...]` as `[requests, tokens of each, N * D]`.
 pub(crate) fn batched<T: Element>(tensor: &Tensor<T>, requests: usize) -> Result<Tensor<T>> {
     let tokens = size(tensor, 0).checked_div(requests).unwrap_or(0);
     let hidden = tensor.shape().iter().skip(1).product();
@@ -150,24 +151,24 @@ pub struct LayerTensors<'a, T: Element> {
     pub key: &'a Tensor<T>,
     /// Values of the step, packed.
     pub value: &'a Tensor<T>,
-    /// The layer's cache, this step's keys and values in it. Without blocks where they are quantised.
+    /// The layer's cache, this step's keys and values in it. It has no blocks where the cache is quantised.
     pub cache: &'a LayerCache<T>,
     /// The layer's cache where it is quantised.
     pub quantised: Option<&'a QuantisedLayer>,
-    /// One more logit a head, `[N]`, of BF16; of the query's type from CANN 9.0 on, and on Ascend 950.
+    /// One more logit for each head, `[N]`, of BF16; also of the query's type from CANN 9.0 on, and on Ascend 950.
     pub learnable_sink: Option<&'a AnyTensor>,
-    /// What multi-head latent attention brings besides. With it, `query` is as its form says, and `key` and `value` are
-    /// the latents and rotary parts of the step.
+    /// The additional inputs of multi-head latent attention. With them, `query` is as their form says, and `key` and
+    /// `value` are the latents and rotary parts of the step.
     pub latent: Option<LatentTensors<'a, T>>,
 }
 
 impl<'a, T: Element> LayerTensors<'a, T> {
-    /// What a call over the step's own keys reads.
+    /// The inputs of a call over the step's own keys.
     pub(super) fn own_keys(&self) -> Inputs<'a> {
         Inputs::new(self.query, self.key, self.value)
     }
 
-    /// What a call over cached keys reads, for queries of these.
+    /// The inputs of a call of these queries over cached keys.
     pub(super) fn cached_keys<'b>(
         &self,
         query: &'b Tensor<T>,
@@ -179,7 +180,8 @@ impl<'a, T: Element> LayerTensors<'a, T> {
         Inputs::new(query, &self.cache.key, &self.cache.value).paged(block_table)
     }
 
-    /// What a call of all of the step's queries reads, sinks included: the cached keys of a table, or else the step's own.
+    /// The inputs of a call of all of the step's queries, sinks included: over the cached keys of a table, or else
+    /// over the step's own keys.
     pub(super) fn step_inputs<'b>(&self, block_table: Option<&'b BlockTable>) -> Inputs<'b>
     where
         'a: 'b,
@@ -190,7 +192,7 @@ impl<'a, T: Element> LayerTensors<'a, T> {
         })
     }
 
-    /// The inputs of a call, with the layer's sinks, if it has any.
+    /// Adds the layer's sinks, if it has any, to the inputs of a call.
     pub(super) fn with_sink<'b>(&self, inputs: Inputs<'b>) -> Inputs<'b>
     where
         'a: 'b,
@@ -201,7 +203,7 @@ impl<'a, T: Element> LayerTensors<'a, T> {
         }
     }
 
-    /// A word for messages on whether there are sinks.
+    /// `with` or `without`, for messages on whether the layer has sinks.
     pub(crate) fn with_sinks(&self) -> &'static str {
         match self.learnable_sink {
             Some(_) => "with",
@@ -209,7 +211,7 @@ impl<'a, T: Element> LayerTensors<'a, T> {
         }
     }
 
-    /// Refuses latent attention on behalf of a backend that knows keys and values alone.
+    /// Refuses latent attention on behalf of a backend that supports keys and values alone.
     pub(crate) fn without_latent(&self) -> Result<(), Refused> {
         match self.latent {
             None => Ok(()),
@@ -223,7 +225,7 @@ impl<'a, T: Element> LayerTensors<'a, T> {
     }
 }
 
-/// Refuses masks that no call over a quantised cache has.
+/// Refuses masks that no call over a quantised cache takes.
 pub(super) fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Refused> {
     match step.mask {
         MaskKind::Causality(
@@ -238,7 +240,8 @@ pub(super) fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Refused
     }
 }
 
-/// The cache of a layer with scales of channels or tokens, on behalf of a backend that reads no other.
+/// The quantised cache of a layer, for a backend that reads scales of channels or tokens alone; other caches are
+/// refused.
 pub(super) fn quantised_cache<'a, T: Element>(
     layer: &LayerTensors<'a, T>,
 ) -> Result<&'a QuantisedLayer, Refused> {
@@ -259,7 +262,8 @@ pub(super) fn quantised_cache<'a, T: Element>(
     }
 }
 
-/// Whether a layer's sinks, if it has any, may be counted by one of several calls that are merged by their log-sum-exps.
+/// Whether a layer's sinks, if it has any, may be counted by one of several calls that are merged by their
+/// log-sum-exps.
 pub(super) fn merges_sinks<T: Element>(
     step: &StepContext<'_>,
     layer: &LayerTensors<'_, T>,
@@ -267,7 +271,7 @@ pub(super) fn merges_sinks<T: Element>(
     Ok(layer.learnable_sink.is_none() || FiaCall::lse_counts_sink(step.stream.device().target()?))
 }
 
-/// Refuses, on behalf of a backend for single tokens, steps with several of a request.
+/// Refuses, on behalf of a backend for single tokens, steps in which a request has several tokens.
 pub(super) fn check_single_tokens<T: Element>(
     step: &StepContext<'_>,
     layer: &LayerTensors<'_, T>,
@@ -293,7 +297,7 @@ pub(super) fn check_single_tokens<T: Element>(
     ))
 }
 
-/// Queues the merge of parts of a step. Its log-sum-exps are nobody's: a step computes the attention alone.
+/// Queues the merge of parts of a step. The merged log-sum-exps are dropped: a step computes the attention alone.
 pub(super) fn merge_parts<T: Element>(
     merge: &RowMergePlan,
     step: &StepContext<'_>,
@@ -310,7 +314,7 @@ pub(super) fn merge_parts<T: Element>(
     })
 }
 
-/// Refuses a quantised cache on behalf of a backend that does not know its scales.
+/// Refuses a quantised cache on behalf of a backend that does not support its scales.
 pub(super) fn knows_cache<T: Element>(
     backend: &dyn AttentionBackend<T>,
     step: &StepContext<'_>,
@@ -318,7 +322,7 @@ pub(super) fn knows_cache<T: Element>(
 ) -> Result<(), Refused> {
     match layer.quantised.is_none() || backend.reads_quantised() {
         true => Ok(()),
-        // Under a mask that none of them reads, no other is advised.
+        // Under a mask that no backend for quantised caches takes, none of them is advised.
         false => Err(check_quantised_mask(step).err().unwrap_or_else(|| {
             refused(
                 Rule::BackendQuantised,
@@ -346,7 +350,8 @@ pub(super) fn empty_output<T: Element>(
     })
 }
 
-/// [`StepPlan::run`] of plans whose [`StepPlan::run_into`] does not go by way of it.
+/// Implements [`StepPlan::run`] by [`StepPlan::run_into`] and a new output, for plans that define `run_into`
+/// themselves.
 pub(super) fn run_into_empty<T: Element>(
     plan: &dyn StepPlan<T>,
     step: &StepContext<'_>,
@@ -357,21 +362,23 @@ pub(super) fn run_into_empty<T: Element>(
     Ok(output)
 }
 
-/// A way to compute attention: plans once a step, runs once a layer.
+/// A way to compute attention: it plans once for each step and runs once for each layer.
 pub trait AttentionBackend<T: Element>: Send + Sync {
     /// Its name.
     fn name(&self) -> &'static str;
 
-    /// Whether it reads quantised caches ([`LayerTensors::quantised`]). Others are not asked where the cache is one.
+    /// Whether it reads quantised caches ([`LayerTensors::quantised`]). Other backends are not called where the cache
+    /// is quantised.
     fn reads_quantised(&self) -> bool {
         false
     }
 
-    /// Prepares a step for layers whose tensors have the shapes of these, which are those of the first layer that the
+    /// Prepares a step for layers whose tensors have the shapes of `first`, the tensors of the first layer that the
     /// plan will serve.
     ///
     /// # Errors
-    /// Why it cannot serve the step: a broken rule of the operator, or a refusal of its own. Nothing is launched.
+    /// The reason why it cannot serve the step: a broken rule of the operator, or a refusal of its own. Nothing is
+    /// launched.
     fn plan(
         &self,
         step: &StepContext<'_>,
@@ -381,23 +388,25 @@ pub trait AttentionBackend<T: Element>: Send + Sync {
 
 /// A step that a backend has prepared.
 pub trait StepPlan<T: Element>: Send + Sync + fmt::Debug {
-    /// What it needs of the device's memory besides the cache and the tensors of the layers, whose output is the caller's
-    /// ([`StepPlan::run_into`]). [`Backends::memory_limit`](crate::Backends::memory_limit) goes by it.
+    /// The device memory that the plan needs besides the cache and the tensors of the layers. The output of a layer
+    /// is the caller's ([`StepPlan::run_into`]). [`Backends::memory_limit`](crate::Backends::memory_limit) compares
+    /// with it.
     fn memory(&self) -> StepMemory;
 
     /// Queues the attention of a layer, without log-sum-exps.
     ///
     /// # Errors
-    /// [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for tensors of other shapes; whatever the launch says.
+    /// [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for tensors of other shapes; any error of the launch.
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>>;
 
-    /// Queues the attention of a layer, with an output tensor of the caller, of the query's shape; of latent attention
-    /// as its form says.
+    /// Queues the attention of a layer into an output tensor of the caller, of the query's shape; for latent
+    /// attention of the shape that its form says.
     ///
-    /// Unless a plan says otherwise this copies what [`StepPlan::run`] gives.
+    /// Unless a plan defines its own, this copies what [`StepPlan::run`] returns.
     ///
     /// # Errors
-    /// As for [`StepPlan::run`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for an output of another shape.
+    /// As for [`StepPlan::run`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for an output of
+    /// another shape.
     fn run_into(
         &self,
         step: &StepContext<'_>,
@@ -410,7 +419,7 @@ pub trait StepPlan<T: Element>: Send + Sync + fmt::Debug {
     }
 }
 
-/// Refuses an output with a place for log-sum-exps: a step computes the attention alone.
+/// Refuses an output with a tensor for log-sum-exps: a step computes the attention alone.
 pub(crate) fn without_lse<T: Element>(output: &Output<T>) -> Result<()> {
     match &output.softmax_lse {
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! Prefill behind a cached prefix: the new tokens dense, the cached ones paged, merged.
+//! Prefill after a cached prefix: the new tokens dense, the cached ones paged, merged.
 
 use ascend_attention::attention::{CallLengths, Inputs, PerRequest};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
@@ -13,14 +13,14 @@ use super::backend::{
 };
 use super::step_memory::{StepMemory, output_bytes};
 
-/// Three calls a layer for steps with new tokens behind cached ones: the step's tokens among themselves, from the packed
-/// keys, under the step's mask; all of them over what was cached before, paged, without a mask; and a merge on the device
-/// by their log-sum-exps. Requests without anything cached are in the same batch and are not merged.
+/// Three calls a layer for steps with new tokens after cached ones: the step's tokens among themselves, from the
+/// packed keys, under the step's mask; all of them over the tokens cached before, paged, without a mask; and a merge
+/// on the device by their log-sum-exps. Requests without cached tokens are in the same batch and are not merged.
 ///
-/// The new keys are read where the model left them, and no call has both a mask and a cache. Steps that only decode and
-/// steps that have nothing cached are refused. So are windows that hide keys: of what is cached, each row would see other
-/// keys. Sinks are counted by the call over the new tokens, on Ascend 950, where its log-sum-exps are known to have them, and
-/// refused elsewhere. What packed calls take in which release is said at [`Fused`](crate::Fused).
+/// The new keys are read where the model left them, and no call has both a mask and a cache. Steps that only decode
+/// and steps without cached tokens are refused, as are windows that hide keys: each row would see other cached keys.
+/// Sinks are counted by the call over the new tokens on Ascend 950, where its log-sum-exps are known to include them,
+/// and refused elsewhere. [`Fused`](crate::Fused) lists what packed calls take in each release.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CascadePrefill;
 
@@ -29,11 +29,11 @@ struct CascadeStep {
     new: Plan,
     cached: Plan,
     merge: RowMergePlan,
-    /// Of both parts and of what they become.
+    /// Bytes of the outputs of both calls and of the merged output.
     parts_bytes: usize,
 }
 
-/// Bits of the parts.
+/// The bits that name the two calls in [`PartsOfRows`].
 const NEW: u16 = 1;
 const CACHED: u16 = 2;
 
@@ -98,7 +98,7 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
     }
 }
 
-/// Of the new tokens, which every row has one of: the sinks are counted here.
+/// The inputs of the call over the new tokens. Every row has a key there, so that this call counts the sinks.
 fn own<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Inputs<'a> {
     layer.with_sink(layer.own_keys())
 }

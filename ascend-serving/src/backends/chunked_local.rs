@@ -12,13 +12,13 @@ use crate::refusal::{Rule, refused};
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
 use super::step_memory::{StepMemory, table_bytes};
 
-/// Steps of every kind under [`Causality::Chunk`]: one packed call (TND) a layer, in which each piece of a request that lies
-/// in one chunk is a request of its own, with the blocks of that chunk ([`LocalBatch`]). The pieces follow each other as the
-/// tokens do, so that nothing is copied. Sinks count once for each token, as in any call.
+/// Steps of every kind under [`Causality::Chunk`]: one packed call (TND) a layer, in which each piece of a request
+/// within one chunk is a request of its own, with the blocks of that chunk ([`LocalBatch`]). The pieces are in the
+/// order of the tokens, so that nothing is copied. Sinks count once for each token, as in any call.
 ///
-/// The step's table is made anew for the pieces, once a step. A chunk is a whole number of blocks
-/// ([`Rule::ChunkSize`]). Steps under other masks are refused, so that the ordinary backends serve them. What packed calls
-/// take in which release is said at [`Fused`](crate::Fused).
+/// The pieces get a block table of their own, made once a step. A chunk is a whole number of blocks
+/// ([`Rule::ChunkSize`]). Steps under other masks are refused, so that the ordinary backends serve them.
+/// [`Fused`](crate::Fused) lists what packed calls take in each release.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChunkedLocal;
 
@@ -29,7 +29,7 @@ impl ChunkedLocal {
 #[derive(Debug)]
 struct ChunkedStep {
     plan: Plan,
-    /// The blocks of the pieces; `None` where the keys are this step's.
+    /// The blocks of the pieces; `None` where the call reads this step's keys.
     block_table: Option<BlockTable>,
 }
 

@@ -1,4 +1,4 @@
-//! Rows of prompts where a call of PromptFlashAttention wants them: keys without a block table, queries at their keys' rows.
+//! Rows of prompts as PromptFlashAttention takes them: keys without a block table, queries at their keys' rows.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::backend::{LayerTensors, StepContext, batched, size};
 use super::paged_decode::sizes;
 use super::step_memory::tensor_bytes;
 
-/// So many new tokens and keys of each request of a call.
+/// The numbers of new tokens and of keys, the same for each request of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Prompt {
     pub(super) new: usize,
@@ -33,12 +33,12 @@ impl Prompt {
         }
     }
 
-    /// Whether the new tokens are not as many as the rows that a mask wants.
+    /// Whether there are fewer new tokens than the rows that the mask needs.
     pub(super) fn is_padded(self) -> bool {
         self.masked && self.new != self.rows()
     }
 
-    /// Whether the step's own keys will not do as they lie.
+    /// Whether the call reads copies of keys and values instead of the step's own tensors.
     pub(super) fn copies_keys(self) -> bool {
         self.cached || self.is_padded()
     }
@@ -58,7 +58,7 @@ impl Prompts {
         0..self.of.rows().saturating_mul(self.requests)
     }
 
-    /// Of each request its new tokens among those of the call, and their place in tensors that are filled up.
+    /// For each request its new tokens among those of the call, and their place in the padded tensors.
     fn places(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         let Prompt { new, keys, .. } = self.of;
         let rows = self.of.rows();
@@ -80,7 +80,7 @@ pub(super) struct KeyRows<T: Element> {
 }
 
 impl<T: Element> KeyRows<T> {
-    /// The step's own.
+    /// The step's own keys and values.
     pub(super) fn of_step(layer: &LayerTensors<'_, T>) -> Result<Self> {
         Ok(Self {
             key: flat(layer.key)?,
@@ -95,7 +95,7 @@ impl<T: Element> KeyRows<T> {
         })
     }
 
-    /// `[requests, tokens of each, N * D]`.
+    /// Keys and values as `[requests, tokens of each, N * D]`.
     pub(super) fn batched(&self, requests: usize) -> Result<Self> {
         Ok(Self {
             key: batched(&self.key, requests)?,
@@ -109,17 +109,17 @@ impl<T: Element> KeyRows<T> {
     }
 }
 
-/// Memory for copied rows, that all calls of a step use in turn.
+/// Memory for copied rows, which all calls of a step use in turn.
 pub(super) struct CopiedRows<T: Element> {
     query: Tensor<T>,
     attention: Tensor<T>,
     keys: KeyRows<T>,
-    /// As many rows as a request is filled up by at most.
+    /// Zeros, as many rows as pad a request at most.
     zeros: KeyRows<T>,
 }
 
 impl<T: Element> CopiedRows<T> {
-    /// For as many rows as the largest of these calls has, of so many requests each.
+    /// Allocates rows for the largest of these calls, each with its number of requests.
     pub(super) fn for_step(
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
@@ -165,7 +165,7 @@ impl<T: Element> CopiedRows<T> {
         })
     }
 
-    /// Bytes on the device.
+    /// Bytes of device memory.
     pub(super) fn bytes(&self) -> usize {
         let rows = [&self.keys, &self.zeros].map(|rows| [&rows.key, &rows.value]);
         let all = [&self.query, &self.attention]
@@ -174,22 +174,23 @@ impl<T: Element> CopiedRows<T> {
         all.map(tensor_bytes).fold(0, usize::saturating_add)
     }
 
-    /// Where the call finds its query.
+    /// The query of the call.
     pub(super) fn query(&self, prompts: &Prompts) -> Result<Tensor<T>> {
         Ok(self.query.narrow(0, prompts.rows())?)
     }
 
-    /// Where the call finds keys and values.
+    /// The keys and values of the call.
     pub(super) fn keys(&self, prompts: &Prompts) -> Result<KeyRows<T>> {
         self.keys.narrow(prompts.rows())
     }
 
-    /// Where the call leaves its output.
+    /// The output of the call.
     pub(super) fn attention(&self, prompts: &Prompts) -> Result<Tensor<T>> {
         Ok(self.attention.narrow(0, prompts.rows())?)
     }
 
-    /// Queues the copying of keys and values, from the cache or of the step's own, with zeros behind each request's.
+    /// Queues the copies of keys and values, from the cache or from the step's own, with zeros after those of each
+    /// request.
     pub(super) fn bring_keys(
         &self,
         stream: &Stream,
@@ -215,8 +216,8 @@ impl<T: Element> CopiedRows<T> {
         self.keys(prompts)
     }
 
-    /// Queues the copying of queries to the rows of their own keys. No row depends on those in front and behind, whatever
-    /// another call left there.
+    /// Queues the copies of queries to the rows of their own keys. No row depends on the rows before and after it,
+    /// whatever another call left there.
     pub(super) fn bring_query(
         &self,
         stream: &Stream,
@@ -232,7 +233,7 @@ impl<T: Element> CopiedRows<T> {
         self.query(prompts)
     }
 
-    /// Queues the copying of the rows that [`CopiedRows::bring_query`] brought out of the output.
+    /// Queues the copies of the output rows of the queries that [`CopiedRows::bring_query`] copied.
     pub(super) fn take_attention(
         &self,
         stream: &Stream,
@@ -249,7 +250,7 @@ impl<T: Element> CopiedRows<T> {
     }
 }
 
-/// `[tokens, N * D]`.
+/// A tensor `[tokens, N, D]` as `[tokens, N * D]`.
 fn flat<T: Element>(tensor: &Tensor<T>) -> Result<Tensor<T>> {
     let hidden = tensor.shape().iter().skip(1).product();
     Ok(tensor.reshape([size(tensor, 0), hidden])?)

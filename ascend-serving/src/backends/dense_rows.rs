@@ -1,4 +1,4 @@
-//! Cached rows that are copied together and dequantised to 16 bits.
+//! Cached rows that are gathered and dequantised to 16 bits.
 
 use std::ops::Range;
 
@@ -14,27 +14,27 @@ use super::step_memory::tensor_bytes;
 
 /// Keys or values of a step: quantised, and dequantised to the query's type.
 pub(super) struct DenseRows<T: Element> {
-    /// Integers, or the bits of floats of a byte: `[rows, N * D]`, of which the step's own stay 0.
+    /// Integers, or the bits of 8-bit floats: `[rows, N * D]`. The rows of the step's own tokens stay 0.
     pub(super) quantised: Tensor<i8>,
     pub(super) dequantised: Tensor<T>,
-    /// `[rows, 1]` where each token has its own, and none where channels have.
+    /// Scales `[rows, 1]` where each token has its own; no rows where channels have scales.
     pub(super) scales: Tensor<f32>,
-    /// Turns `quantised` into `dequantised`.
+    /// The calls that turn `quantised` into `dequantised`.
     dequantiser: Dequantiser,
 }
 
 /// Calls that multiply rows by their scales.
 struct Dequantiser {
     plan: Plan,
-    /// What is stored.
+    /// The stored type.
     dtype: DType,
-    /// Queries of a call, zeros.
+    /// The queries of a call, all zeros.
     zeros: AnyTensor,
     rows_per_call: usize,
     calls: usize,
 }
 
-/// The scales of some rows: of channels, or else of these tokens.
+/// The scales of these rows: of channels, or else of the rows' tokens.
 fn scales_of_rows(
     channels: Option<&AnyTensor>,
     tokens: &Tensor<f32>,
@@ -47,7 +47,8 @@ fn scales_of_rows(
 }
 
 impl<T: Element> DenseRows<T> {
-    /// So many rows of keys or values like these, stored as this type, with the scales of channels or of tokens.
+    /// Prepares `rows` rows of keys or values like these, stored as this type, with the scales of channels or of
+    /// tokens.
     pub(super) fn plan(
         step: &StepContext<'_>,
         rows: usize,
@@ -57,7 +58,7 @@ impl<T: Element> DenseRows<T> {
         let device = step.stream.device();
         let [heads, dim] = [1, 2].map(|axis| size(like, axis));
         let hidden = heads.saturating_mul(dim);
-        // Calls of one size, so that one plan does.
+        // All calls have one size, so that one plan serves them.
         let calls = rows.div_ceil(FiaCall::MOST_SEQUENCES as usize);
         let rows_per_call = rows.div_ceil(calls.max(1));
         let all = rows_per_call.saturating_mul(calls);
@@ -95,12 +96,12 @@ impl<T: Element> DenseRows<T> {
         })
     }
 
-    /// Workspace of its calls.
+    /// Bytes of workspace of its calls.
     pub(super) fn workspace_bytes(&self) -> usize {
         self.dequantiser.plan.workspace_bytes()
     }
 
-    /// Bytes on the device.
+    /// Bytes of device memory.
     pub(super) fn bytes(&self) -> usize {
         let zeros = self.dequantiser.zeros.len().saturating_mul(size_of::<T>());
         tensor_bytes(&self.quantised)
@@ -136,7 +137,7 @@ impl<T: Element> DenseRows<T> {
         Ok(())
     }
 
-    /// The first rows, as packed keys like these.
+    /// The first `rows` dequantised rows, with the heads of `like`.
     pub(super) fn packed(&self, rows: usize, like: &Tensor<T>) -> Result<Tensor<T>> {
         let [heads, dim] = [1, 2].map(|axis| size(like, axis));
         Ok(self

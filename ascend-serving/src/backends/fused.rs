@@ -9,10 +9,10 @@ use crate::error::Result;
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
 use super::step_memory::StepMemory;
 
-/// One packed call (TND) a layer, for steps of every kind: over this step's keys where nothing is cached, over the paged
-/// cache otherwise.
+/// One packed call (TND) a layer, for steps of every kind: over this step's keys where no token was cached before,
+/// otherwise over the paged cache.
 ///
-/// What packed calls take is the contract's of the device's target. On Atlas A2 and A3:
+/// The contract of the device's target decides what packed calls take. On Atlas A2 and A3:
 ///
 /// | CANN | dtype | head dimension | blocks |
 /// |---|---|---|---|

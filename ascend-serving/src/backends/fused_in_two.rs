@@ -15,11 +15,11 @@ use super::backend::{
 };
 use super::step_memory::StepMemory;
 
-/// Two packed calls (TND) a layer over the paged cache, for steps that mix decoding with prefill: the decodes first, then
-/// the rest with lengths that begin anew. vLLM-Ascend computes such steps so on Ascend 950 (A5), and in one call, as
-/// [`Fused`](crate::Fused) does, elsewhere.
+/// Two packed calls (TND) a layer over the paged cache, for steps that mix decoding with prefill: one of the decodes,
+/// then one of the rest, with lengths that begin anew. vLLM-Ascend computes such steps so on Ascend 950 (A5), and in
+/// one call, as [`Fused`](crate::Fused) does, elsewhere.
 ///
-/// The decodes stand in front of the batch. Other steps are refused: register a backend for them behind this one.
+/// The decodes come first in the batch. Other steps are refused: register a backend for them after this one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FusedInTwo;
 

@@ -1,4 +1,4 @@
-//! Other backends for other layers and other kinds of steps.
+//! A backend that chooses another one by layer and by kind of step.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
 use super::registry::{Backends, RefusedBackend, plan_by, rules_of};
 use super::step_memory::StepMemory;
 
-/// Kinds of steps that a [`Hybrid`] tells apart.
+/// The kinds of steps for which a [`Hybrid`] chooses backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
     /// Prompts, with or without cached tokens.
@@ -23,7 +23,7 @@ pub enum Phase {
     Decode,
     /// Prompts, or chunks of them, beside decoding.
     Mixed,
-    /// Drafts are verified.
+    /// Steps that verify drafts.
     Speculative,
 }
 
@@ -31,7 +31,7 @@ impl Phase {
     /// Every phase.
     pub const ALL: [Self; 4] = [Self::Prefill, Self::Decode, Self::Mixed, Self::Speculative];
 
-    /// What the phase has of a value for each, in the order of [`Phase::ALL`].
+    /// The phase's element of an array in the order of [`Phase::ALL`].
     fn of<V>(self, [prefill, decode, mixed, speculative]: [V; 4]) -> V {
         match self {
             Self::Prefill => prefill,
@@ -57,13 +57,13 @@ impl From<AttentionState> for Phase {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerSet {
     layers: Vec<usize>,
-    /// In the order of [`Phase::ALL`].
+    /// Names of backends, in the order of [`Phase::ALL`].
     backends: [String; 4],
 }
 
 impl LayerSet {
-    /// These layers, one backend for every phase. Of more than [`CacheShape::MAX_LAYERS`] only one more is kept: no
-    /// [`Hybrid`] takes them.
+    /// A set of these layers, with one backend for every phase. At most one layer more than
+    /// [`CacheShape::MAX_LAYERS`] is kept: no [`Hybrid`] takes more.
     pub fn new(layers: impl IntoIterator<Item = usize>, backend: impl Into<String>) -> Self {
         let backend = backend.into();
         Self {
@@ -75,7 +75,7 @@ impl LayerSet {
         }
     }
 
-    /// The same with another backend in one phase.
+    /// Sets another backend for one phase.
     pub fn during(mut self, phase: Phase, backend: impl Into<String>) -> Self {
         let place = phase.of(self.backends.each_mut());
         *place = backend.into();
@@ -95,8 +95,8 @@ impl LayerSet {
 
 /// Chooses a backend by layer and by the kind of the step.
 ///
-/// A step is planned once with each backend that its phase needs, when its first layer is, so that a refusal comes before
-/// anything is written. All layers have tensors of the same shapes. The registry's
+/// When the first layer of a step is planned, the step is planned once with each backend that its phase needs, so
+/// that a refusal comes before anything is written. All layers have tensors of the same shapes. The registry's
 /// [`memory_limit`](Backends::memory_limit) is for the plans of a step together.
 ///
 /// ```
@@ -123,11 +123,12 @@ pub struct Hybrid<T: Element> {
 }
 
 impl<T: Element> Hybrid<T> {
-    /// Backends for the sets of a model of `layers` layers, out of a registry.
+    /// Chooses the backends of a model of `layers` layers from a registry.
     ///
     /// # Errors
     /// [`Rule::HybridLayers`] for a layer that is in no set, in several or not in the model, and for a set without
-    /// layers, and for more than [`CacheShape::MAX_LAYERS`] in all; [`Rule::BackendName`] for a name that is not registered.
+    /// layers, and for more than [`CacheShape::MAX_LAYERS`] in all; [`Rule::BackendName`] for a name that is not
+    /// registered.
     pub fn new(
         layers: usize,
         registry: Backends<T>,
@@ -181,7 +182,7 @@ impl<T: Element> Hybrid<T> {
             return Err(unknown_layers(given, layers));
         }
         Ok(Self {
-            // In the order of the layers, of which none is missing.
+            // In the order of the layers; none is missing.
             of_layer: of_layer.into_values().collect(),
             backends: registry,
             sets,
@@ -205,7 +206,7 @@ fn unknown_layers(given: impl fmt::Display, layers: usize) -> Refused {
     )
 }
 
-/// A step with each backend that its phase needs.
+/// A step that each backend of its phase has planned.
 struct HybridStep<T: Element> {
     plans: Vec<Box<dyn StepPlan<T>>>,
     /// The plan of each layer.
@@ -227,7 +228,7 @@ impl<T: Element> AttentionBackend<T> for Hybrid<T> {
     }
 
     fn reads_quantised(&self) -> bool {
-        // Each of its backends is asked.
+        // `plan_by` checks each of its backends.
         true
     }
 

@@ -1,4 +1,4 @@
-//! What a layer of multi-head latent attention brings to a step, and who projects what.
+//! The inputs of a layer of multi-head latent attention, and who projects what.
 
 use std::fmt;
 
@@ -6,23 +6,23 @@ use ascend_attention::{Element, Stream, Tensor};
 
 use crate::error::Result;
 
-/// What a layer of multi-head latent attention brings besides query, latents and rotary keys.
+/// The inputs of a layer of multi-head latent attention besides query, latents and rotary keys.
 ///
-/// A token's cached rows are its latent, from which the keys and values of all heads are projected, and the rotary part
-/// of its key, which all heads share. Of [`LayerTensors`](crate::LayerTensors), `key` holds the new latents
+/// A token's cached rows are its latent, from which the keys and values of all heads are projected, and the rotary
+/// part of its key, which all heads share. In [`LayerTensors`](crate::LayerTensors), `key` holds the new latents
 /// `[tokens, 1, 512]` and `value` the new rotary parts `[tokens, 1, 64]`; both are in the cache already.
 #[derive(Clone, Copy, Debug)]
 pub struct LatentTensors<'a, T: Element> {
     /// Rotary part of the queries, `[tokens, N, 64]`.
     pub query_rope: &'a Tensor<T>,
-    /// What was done to the queries.
+    /// The form of the queries.
     pub form: LatentForm<'a, T>,
 }
 
-/// What was done to the queries of a step, and what is left to do.
+/// The form of a step's queries: which projections the caller has applied, and which are left to do.
 ///
-/// The projections are the model's: this crate has no weights. With `W_UK` and `W_UV` those that make the key and the value
-/// of a head out of a latent,
+/// The projections are the model's: this crate has no weights. `W_UK` and `W_UV` are the weights that make the key
+/// and the value of a head from a latent.
 ///
 /// | form | query | before | after |
 /// |---|---|---|---|
@@ -31,22 +31,23 @@ pub struct LatentTensors<'a, T: Element> {
 /// | mixed | plain ones of the prefills; absorbed ones of the decodes apart | as above | output of the prefills; that of the decodes where the caller wants it |
 ///
 /// Absorbed queries read the cache as it is, and are for steps of few tokens a request, at most 16
-/// ([`Mla::absorbs`](crate::Mla::absorbs)). Plain ones are for prompts. A step of prefills and decodes may be plain too, but
-/// then projects all that its decodes have cached.
+/// ([`Mla::absorbs`](crate::Mla::absorbs)). Plain ones are for prompts. A step of prefills and decodes may be plain
+/// too, but then projects all that its decodes have cached.
 #[non_exhaustive]
 pub enum LatentForm<'a, T: Element> {
     /// Queries in the space of the latents.
     Absorbed,
     /// Queries in the space of the keys.
     Plain(&'a dyn UpProjection<T>),
-    /// Both: the requests that decode stand in front of the batch
-    /// ([`AttentionMetadata::decodes_lead`](crate::AttentionMetadata::decodes_lead)), and `query` is that of the rest.
+    /// Both: the requests that decode come first in the batch
+    /// ([`AttentionMetadata::decodes_lead`](crate::AttentionMetadata::decodes_lead)), and `query` holds the queries
+    /// of the rest.
     Mixed {
         /// Queries of the decodes, `[decode tokens, N, 512]`.
         absorbed: &'a Tensor<T>,
         /// Where the output of the decodes goes, `[N, decode tokens, 512]`.
         decoded: &'a Tensor<T>,
-        /// For the rest.
+        /// The projection for the requests that do not decode.
         projection: &'a dyn UpProjection<T>,
     },
 }
@@ -69,7 +70,7 @@ impl<T: Element> fmt::Debug for LatentForm<'_, T> {
     }
 }
 
-/// Tokens whose keys and values are asked for.
+/// Tokens whose keys and values the model is to project.
 #[derive(Clone, Copy, Debug)]
 pub struct LatentRows<'a, T: Element> {
     /// Latents, `[tokens, 512]`.
@@ -78,19 +79,19 @@ pub struct LatentRows<'a, T: Element> {
     pub key_rope: &'a Tensor<T>,
 }
 
-/// Where the keys and values of these tokens go. The memory belongs to the step and is used again.
+/// Memory for the projected keys and values of these tokens. It belongs to the step and is used again.
 #[derive(Clone, Debug)]
 pub struct UpProjected<T: Element> {
     /// Keys without rotary part, `[tokens, N, 128]`: the latents by `W_UK`.
     pub key: Tensor<T>,
-    /// Rotary parts, `[tokens, N, 64]`: the same for each head.
+    /// Rotary parts, `[tokens, N, 64]`, equal for each head.
     pub key_rope: Tensor<T>,
     /// Values, `[tokens, N, 128]`: the latents by `W_UV`.
     pub value: Tensor<T>,
 }
 
 impl<T: Element> UpProjected<T> {
-    /// The first tokens.
+    /// The memory of the first `tokens` tokens.
     pub(super) fn first(&self, tokens: usize) -> Result<Self> {
         Ok(Self {
             key: self.key.narrow(0, 0..tokens)?,
@@ -100,12 +101,13 @@ impl<T: Element> UpProjected<T> {
     }
 }
 
-/// A model's projection of latents to keys and values. Functions of the same arguments are one.
+/// A model's projection of latents to keys and values. Functions with the arguments of
+/// [`up_project`](Self::up_project) implement it.
 pub trait UpProjection<T: Element> {
     /// Queues, on the stream, the projection of all rows by the weights of a layer, into all of `out`.
     ///
     /// # Errors
-    /// Those of the projection, which end the step.
+    /// The errors of the projection, which end the step.
     fn up_project(
         &self,
         stream: &Stream,

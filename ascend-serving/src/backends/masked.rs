@@ -1,4 +1,4 @@
-//! Steps whose tokens see keys by a rule of the caller.
+//! Attention of steps whose mask is a rule of the caller.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,11 +16,13 @@ use super::backend::{
 };
 use super::step_memory::StepMemory;
 
-/// Steps of every kind under a [`NamedMask`](crate::NamedMask): one call over the paged cache (BSH, sparse mode 1 with the
-/// whole mask) for neighbours with as many new tokens each, since packed calls take no mask but the operator's own.
+/// Steps of every kind under a [`NamedMask`](crate::NamedMask): one call over the paged cache (BSH, sparse mode 1
+/// with the whole mask) for each run of neighbouring requests with equally many new tokens, since packed calls take
+/// no mask but the operator's own.
 ///
-/// A mask has a byte for each new token and each place for a key in the request's row of the block table: for short prompts,
-/// drafts and decoding. Steps with a mask of the operator's own are refused, so that the ordinary backends serve them.
+/// A mask has a byte for each new token and each key slot of the request's row of the block table: use it for short
+/// prompts, drafts and decoding. Steps with a mask of the operator's own are refused, so that the ordinary backends
+/// serve them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Masked;
 
@@ -28,7 +30,7 @@ impl Masked {
     pub(super) const NAME: &'static str = "masked";
 }
 
-/// Requests that follow each other, with as many new tokens each: one call.
+/// The call of neighbouring requests with equally many new tokens.
 struct Call {
     plan: Plan,
     requests: usize,

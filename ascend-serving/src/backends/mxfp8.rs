@@ -1,4 +1,4 @@
-//! Steps over a cache of MXFP8, by queries that are MXFP8, too.
+//! Steps over a cache of MXFP8, with queries that are MXFP8, too.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -22,9 +22,9 @@ use super::backend::{
 };
 use super::step_memory::{StepMemory, tensor_bytes};
 
-/// One packed call (TND) a layer for steps of every kind, over a cache of
-/// [MXFP8](crate::kv::PagedKvCache::mxfp8), with queries that the host quantises: each layer waits for the
-/// stream. A step's own keys and values are read as they are cached. For causal layers without a window or sinks, on Ascend 950.
+/// One packed call (TND) a layer for steps of every kind, over a cache of [MXFP8](crate::kv::PagedKvCache::mxfp8),
+/// with queries that the host quantises: each layer waits for the stream. A step's own keys and values are read as
+/// they are cached. It serves causal layers without a window or sinks, on Ascend 950.
 ///
 /// The operator rounds the probabilities to FLOAT8_E4M3FN, too.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,14 +32,14 @@ pub struct MxFp8;
 
 /// The queries of a layer in groups of 32.
 struct MxFp8Query {
-    /// `[tokens, N, D]`.
+    /// Elements, `[tokens, N, D]`.
     floats: Tensor<Float8E4M3Fn>,
-    /// `[tokens, N, D/64, 2]`, or by key heads `[Nkv, tokens, N/Nkv, D/64, 2]`.
+    /// Shared scales, powers of two: `[tokens, N, D/64, 2]`, or by key heads `[Nkv, tokens, N/Nkv, D/64, 2]`.
     powers: Tensor<Float8E8M0>,
 }
 
 impl MxFp8Query {
-    /// For queries like these, of a step whose longest request has so many tokens.
+    /// Allocates memory for queries like these, for a step whose longest request has `longest` new tokens.
     fn empty<T: Element>(step: &StepContext<'_>, like: &Tensor<T>, longest: usize) -> Result<Self> {
         let device = step.stream.device();
         let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(like, axis));
@@ -92,11 +92,11 @@ impl MxFp8Query {
     }
 }
 
-/// A step's call.
+/// The call of a step.
 struct MxFp8Step {
     plan: Plan,
     stream: PlannedStream,
-    /// For one layer after the other.
+    /// The quantised queries, used by one layer after the other.
     query: Mutex<MxFp8Query>,
 }
 
@@ -107,7 +107,7 @@ impl fmt::Debug for MxFp8Step {
     }
 }
 
-/// The cache of a layer in groups.
+/// The cache of a layer with its shared scales; a cache that is not MXFP8 is refused.
 fn mxfp8_cache<'a, T: Element>(
     layer: &LayerTensors<'a, T>,
 ) -> Result<(&'a QuantisedLayer, &'a GroupScales), Refused> {
@@ -187,7 +187,7 @@ impl<T: Element> StepPlan<T> for MxFp8Step {
         without_lse(output)?;
         self.stream.check(step.stream)?;
         let (of, scales) = mxfp8_cache(layer)?;
-        // Held until the call is queued; the next layer waits for it before it writes its own.
+        // The lock is held until the call is queued; the next layer waits for it before it writes its own queries.
         let query = lock(&self.query);
         query.fill(step.stream, layer.query)?;
         let inputs = query.inputs(step, of, scales);

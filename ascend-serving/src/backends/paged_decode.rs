@@ -15,12 +15,12 @@ use super::backend::{
 };
 use super::step_memory::StepMemory;
 
-/// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over the paged cache, for steps that only decode and
-/// layers without a window or sinks.
+/// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over the paged cache, for steps that only
+/// decode and layers without a window or sinks.
 ///
-/// On CANN 8.1 this path takes what the packed one does not: FLOAT16, other head dimensions, blocks of a multiple of 16 tokens;
-/// on 8.5 heads that are neither 64 nor 128 long with as many key heads, and on every release heads up to 512. From 8.5 on it
-/// reads NZ caches of 64 or 128 elements a head too.
+/// On CANN 8.1 this path takes what the packed one does not: FLOAT16, other head dimensions, blocks of a multiple of
+/// 16 tokens. On 8.5 it takes heads that are neither 64 nor 128 long with as many key heads, and on every release
+/// heads up to 512. From 8.5 on it reads NZ caches of 64 or 128 elements a head too.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PagedDecode;
 
@@ -30,7 +30,7 @@ struct DecodeStep {
     layout: Layout,
 }
 
-/// The layout whose queries go with the cache.
+/// The layout of queries over a cache of this format.
 pub(crate) fn layout<T: Element>(cache: &LayerCache<T>) -> Layout {
     match cache.key.shape().len() {
         4 => Layout::Bnsd,
@@ -47,7 +47,7 @@ pub(crate) fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tens
     }
 }
 
-/// `[tokens, N, D]`.
+/// The sizes `[tokens, N, D]` of a packed tensor.
 pub(super) fn sizes<T: Element>(packed: &Tensor<T>) -> [usize; 3] {
     [0, 1, 2].map(|axis| size(packed, axis))
 }

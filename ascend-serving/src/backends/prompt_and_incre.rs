@@ -26,29 +26,29 @@ use super::copied_rows::{CopiedRows, KeyRows, Prompt, Prompts};
 use super::paged_decode::{layout, rows};
 use super::step_memory::StepMemory;
 
-/// Steps of every kind by the fused attention of the Atlas inference series (310P), which has no FusedInferAttentionScore:
-/// requests that add one token and see every key decode by one call of IncreFlashAttention over the paged cache (BSH; BNSD
-/// over BnNBsD), the others are computed by PromptFlashAttention (BSH), one call for neighbours with as many new tokens and
-/// keys each.
+/// Steps of every kind by the fused attention of the Atlas inference series (310P), which has no
+/// FusedInferAttentionScore. Requests that add one token and see every key decode by one call of IncreFlashAttention
+/// over the paged cache (BSH; BNSD over BnNBsD). The others are computed by PromptFlashAttention (BSH), one call for
+/// each run of neighbouring requests with equally many new tokens and keys.
 ///
-/// PromptFlashAttention reads no block table: of requests with cached tokens those that the step's tokens see are copied out
-/// of the cache first, layer by layer, which takes a cache whose tokens lie whole: BnBsH, or BnNBsD of a single head. Layers
-/// without a window decode without copies, those with one copy the window.
+/// PromptFlashAttention reads no block table: the cached tokens that the step's tokens see are copied out of the
+/// cache first, layer by layer. The copies need a cache in which a token's row is contiguous: BnBsH, or BnNBsD of a
+/// single head. Layers without a window decode without copies; layers with a window copy the window.
 ///
-/// On 310P a mask goes with as many query rows as keys, a multiple of 16. Several tokens of a causal layer that are not so
-/// many are copied to the rows of their own keys, in tensors that are filled up with zeros: a chunk costs what a prompt of all
-/// its keys would. Windows that hide keys take a mask of a byte for each pair of rows.
+/// On 310P a mask has as many query rows as keys, a multiple of 16. Several new tokens of a causal layer that do not
+/// fill these rows are copied to the rows of their own keys, in tensors padded with zeros: a chunk costs as much as a
+/// prompt of all its keys. Windows that hide keys take a mask of a byte for each pair of rows.
 ///
-/// Sinks and latents are refused. On 310P the operators take FLOAT16 alone, IncreFlashAttention blocks of a multiple of 16 up to
-/// 512 tokens. On Atlas A2 and A3 they run too, BF16 included, where [`Fused`](crate::Fused) copies nothing; Ascend 950 has
-/// neither.
+/// Sinks and latents are refused. On 310P the operators take FLOAT16 alone, IncreFlashAttention blocks of a multiple
+/// of 16 up to 512 tokens. On Atlas A2 and A3 they run too, BF16 included, where [`Fused`](crate::Fused) copies
+/// nothing; Ascend 950 has neither.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PromptAndIncre;
 
 impl PromptAndIncre {
     pub(super) const NAME: &'static str = "prompt_and_incre";
 
-    /// Whether a device has these operators in the place of FusedInferAttentionScore.
+    /// Whether the device has these operators and no FusedInferAttentionScore.
     pub(super) fn is_all_of(device: &Device) -> bool {
         let prompt = prompt_flash_attention::Version::V3;
         device.target().is_ok_and(|target| {
@@ -57,7 +57,7 @@ impl PromptAndIncre {
     }
 }
 
-/// Requests of a step that follow each other and are computed by one call.
+/// Neighbouring requests of a step that one call computes.
 #[derive(Debug)]
 struct Neighbours {
     call: Call,
@@ -68,13 +68,13 @@ struct Neighbours {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
-    /// One new token a request, which sees every key.
+    /// One new token for each request, which sees every key.
     Incre,
     Prompt(Prompt),
 }
 
 impl Call {
-    /// Requests of a call at most, on the product that takes the fewest.
+    /// Most requests of a call, on the product that takes the fewest.
     fn most_requests(self) -> usize {
         match self {
             Self::Incre => IncreCall::MOST_CARD_SEQUENCES as usize,
@@ -84,7 +84,7 @@ impl Call {
 }
 
 impl Neighbours {
-    /// All requests of a step, dummies included.
+    /// Divides all requests of a step, dummies included, into runs that one call computes.
     fn of(metadata: &AttentionMetadata, causality: Causality) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         let mut token = 0usize;
@@ -115,7 +115,7 @@ impl Neighbours {
         all
     }
 
-    /// The last `keys` tokens of each of these requests, in the cache.
+    /// For each of these requests the cache rows of its last `keys` tokens.
     fn cached_rows(
         &self,
         metadata: &AttentionMetadata,
@@ -310,7 +310,7 @@ impl<T: Element> StepPlan<T> for StepCalls<T> {
         without_lse(output)?;
         let stream = step.stream;
         self.stream.check(step.stream)?;
-        // Held until all is queued: copies and calls of two layers must not mix.
+        // The lock is held until all is queued: copies and calls of two layers must not mix.
         let copied = lock(&self.copied);
         for (tokens, planned) in &self.calls {
             let query = layer.query.narrow(0, tokens.clone())?;

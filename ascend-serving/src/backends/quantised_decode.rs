@@ -16,13 +16,14 @@ use super::backend::{
 use super::paged_decode::{layout, rows};
 use super::step_memory::StepMemory;
 
-/// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over a quantised paged cache, whose numbers the
-/// operator multiplies by their scales as it reads them. For steps of one token a request, drafting or not, and layers without a window
-/// or sinks; the others are for [`QuantisedPrefill`](crate::QuantisedPrefill), to be registered behind this one.
+/// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over a quantised paged cache; the operator
+/// multiplies the stored numbers by their scales as it reads them. It serves steps of one token a request, drafting
+/// or not, and layers without a window or sinks. Register [`QuantisedPrefill`](crate::QuantisedPrefill) after it for
+/// the other steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QuantisedDecode;
 
-/// The first requests of a step, of one token each.
+/// The call of the first requests of a step, which have one token each.
 #[derive(Debug)]
 pub(super) struct SingleTokens {
     plan: Plan,
@@ -33,7 +34,7 @@ pub(super) struct SingleTokens {
 }
 
 impl SingleTokens {
-    /// Prepares the call of so many requests.
+    /// Prepares the call of the first `requests` requests.
     pub(super) fn plan<T: Element>(
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
@@ -90,7 +91,7 @@ pub(crate) fn single_rows(
     (layout, shape.call(layout).inner_precise(precise))
 }
 
-/// What the call reads.
+/// The inputs of the call.
 pub(crate) fn single_row_inputs<'a, T: Element>(
     query: &'a Tensor<T>,
     block_table: &'a BlockTable,

@@ -23,37 +23,39 @@ use super::fused::Fused;
 use super::quantised_decode::SingleTokens;
 use super::step_memory::StepMemory;
 
-/// Steps of every kind over a quantised paged cache: the cached tokens that a step's tokens see are copied out of their blocks
-/// and dequantised to the query's type, the step's own stay what they are, and one packed call (TND) attends to both,
-/// as [`Fused`](crate::Fused) does, with windows and sinks. Steps without cached tokens read none and are that call alone.
+/// Steps of every kind over a quantised paged cache: the cached tokens that a step's tokens see are copied out of
+/// their blocks and dequantised to the query's type, the step's own tokens are used as they are, and one packed call
+/// (TND) attends to both, as [`Fused`](crate::Fused) does, with windows and sinks. Steps without cached tokens copy
+/// nothing and are that call alone.
 ///
-/// Requests in front of a mixed step that add one token to cached ones are a call of their own, which reads them in their blocks
-/// as [`QuantisedDecode`](crate::QuantisedDecode) does: layers without a window or sinks copy the others' tokens alone. They
-/// have to be in front of the others.
+/// In layers without a window or sinks, the requests at the beginning of a mixed step that add one token to cached
+/// ones are a call of their own, which reads their cached tokens in their blocks as
+/// [`QuantisedDecode`](crate::QuantisedDecode) does: only the tokens of the other requests are copied. Such requests
+/// must come before the others.
 ///
-/// The library has no operator that only dequantises. Attention with a single key is the value of that key, and the
-/// operator multiplies quantised values by their scales as it reads them: a call with a sequence for each cached token, whose
-/// query is zeros and whose value is the token's, gives the token in 16 bits, rounded.
+/// The library has no operator that only dequantises. Attention with a single key returns the value of that key, and
+/// the operator multiplies quantised values by their scales as it reads them: a call with a sequence for each cached
+/// token, whose query is zeros and whose value is the token's, returns the token in 16 bits, rounded.
 ///
-/// The copies take a cache whose tokens lie whole: BnBsH, or BnNBsD of a single head. A step needs memory for all keys that
-/// its tokens see: at most five bytes for each element of key and value, and four for each token's scales where tokens have their
-/// own.
+/// The copies need a cache in which a token's row is contiguous: BnBsH, or BnNBsD of a single head. A step needs
+/// memory for all keys that its tokens see: at most five bytes for each element of key and value, and four for each
+/// token's scales where tokens have their own.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QuantisedPrefill;
 
 /// The keys of one request among those of the step.
 #[derive(Debug)]
 struct RequestKeys {
-    /// Those that are cached, and their rows.
+    /// The cached keys, and their rows.
     cached: CachedRows,
     cached_rows: Range<usize>,
-    /// The step's own, and their rows.
+    /// The keys of the step's own tokens, and their rows.
     own: Range<usize>,
     own_rows: Range<usize>,
 }
 
 impl RequestKeys {
-    /// Of the requests of a step behind some of one token each, dummies included, one behind the other; and where each ends.
+    /// The requests of a step after the first `singles`, dummies included, and where the rows of each end.
     fn behind(singles: usize, step: &StepContext<'_>) -> Result<(Vec<Self>, Vec<usize>)> {
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
@@ -78,7 +80,8 @@ impl RequestKeys {
     }
 }
 
-/// How many requests in front add one token to cached ones, if such may be read in their blocks.
+/// The number of requests at the beginning of the step that add one token to cached ones; 0 unless the layer is
+/// causal and has no sinks.
 fn single_tokens<T: Element>(step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<usize> {
     if step.mask.causality()? != Causality::Causal || first.learnable_sink.is_some() {
         return Ok(0);
@@ -89,15 +92,15 @@ fn single_tokens<T: Element>(step: &StepContext<'_>, first: &LayerTensors<'_, T>
 
 /// A step over cached tokens.
 struct DenseStep<T: Element> {
-    /// The requests in front, where they add one token each.
+    /// The call of the first requests, where they add one token each.
     singles: Option<SingleTokens>,
     plan: Plan,
-    /// The query tokens of the others.
+    /// The query tokens of the other requests.
     tokens: Range<usize>,
     requests: Vec<RequestKeys>,
     rows: usize,
     stream: PlannedStream,
-    /// Keys and values, for one layer after the other.
+    /// Keys and values, used by one layer after the other.
     dense: Mutex<[DenseRows<T>; 2]>,
 }
 
@@ -134,7 +137,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         }
         of.cache.lies_whole(metadata.settings().block_size())?;
         let singles = match single_tokens(step, first)? {
-            // Steps of nothing else are those of `QuantisedDecode`.
+            // Steps of such requests alone are for `QuantisedDecode`; here all their tokens are copied.
             all if all == metadata.table().requests() => 0,
             some => some,
         };
@@ -193,7 +196,7 @@ fn packed<T: Element>(
 }
 
 impl<T: Element> DenseStep<T> {
-    /// Queues what gathers the keys and values of all requests.
+    /// Queues the copies that gather the keys and values of all requests.
     fn gather_keys_and_values(
         &self,
         stream: &Stream,
@@ -256,7 +259,7 @@ impl<T: Element> StepPlan<T> for DenseStep<T> {
         if let Some(singles) = &self.singles {
             singles.queue(step, layer, output)?;
         }
-        // Held until all is queued: the copies and calls of two layers must not mix.
+        // The lock is held until all is queued: the copies and calls of two layers must not mix.
         let dense = lock(&self.dense);
         self.gather_keys_and_values(step.stream, &dense, of, layer)?;
         let [key, value] = packed(&dense, self.rows, layer)?;

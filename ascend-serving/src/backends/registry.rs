@@ -1,4 +1,4 @@
-//! Backends by name, tried one after the other.
+//! Backends by name, tried in order.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub struct Backends<T: Element> {
     memory_limit: Option<MemoryLimit>,
 }
 
-/// So many bytes on the device while so many layers are queued.
+/// The most bytes on the device while `layers` layers are queued.
 #[derive(Clone, Copy, Debug)]
 struct MemoryLimit {
     bytes: usize,
@@ -62,10 +62,10 @@ impl MemoryLimit {
 pub struct RefusedBackend {
     /// Its name.
     pub name: &'static str,
-    /// Why.
+    /// Why it could not serve the step.
     pub why: Error,
-    /// The product and release that take the call which was refused: the oldest newer release of the device's product, or
-    /// else another product. `None` where none does, and where the backend refused the step by a rule of its own.
+    /// A product and release that take the refused call: the oldest newer release of the device's product, or else
+    /// another product. `None` where none does, and where the backend refused the step by a rule of its own.
     pub taken_by: Option<Target>,
 }
 
@@ -90,7 +90,7 @@ impl RefusedBackend {
 }
 
 impl RefusedBackend {
-    /// Why, and who takes the call.
+    /// Why the backend refused, and which target takes the call.
     pub(super) fn reason(&self) -> String {
         match self.taken_by {
             Some(target) => format!("{}; {target} takes the call", self.why),
@@ -109,16 +109,16 @@ impl fmt::Display for RefusedBackend {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Selected<T: Element> {
-    /// Its name.
+    /// The backend's name.
     pub name: &'static str,
-    /// The step, prepared.
+    /// The step that the backend has prepared.
     pub plan: Box<dyn StepPlan<T>>,
-    /// Backends that were tried before.
+    /// Backends that were tried before this one.
     pub refused: Vec<RefusedBackend>,
 }
 
 impl<T: Element> Backends<T> {
-    /// No backend.
+    /// An empty list of backends.
     pub fn none() -> Self {
         Self {
             backends: Vec::new(),
@@ -126,14 +126,14 @@ impl<T: Element> Backends<T> {
         }
     }
 
-    /// Refuses plans that need more than so many bytes on the device besides the cache ([`StepPlan::memory`]) while so many
-    /// layers are queued one behind the other, such as all of the model: the next backend is tried then.
+    /// Refuses plans that need more than `bytes` bytes on the device besides the cache ([`StepPlan::memory`]) while
+    /// `layers` layers are queued at the same time, such as all of the model: the next backend is tried then.
     pub fn memory_limit(mut self, bytes: usize, layers: usize) -> Self {
         self.memory_limit = Some(MemoryLimit { bytes, layers });
         self
     }
 
-    /// Adds a backend behind the others, in the place of one of the same name.
+    /// Adds a backend after the others, or in the place of one with the same name.
     pub fn with(mut self, backend: impl AttentionBackend<T> + 'static) -> Self {
         let name = backend.name();
         let mut places = self.backends.iter_mut();
@@ -150,7 +150,7 @@ impl<T: Element> Backends<T> {
         backends.find(|backend| backend.name() == name)
     }
 
-    /// Names in the order of trial.
+    /// The names, in the order in which the backends are tried.
     pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.backends.iter().map(|backend| backend.name())
     }
@@ -158,12 +158,12 @@ impl<T: Element> Backends<T> {
     /// Prepares a step with the first backend that can serve it.
     ///
     /// # Errors
-    /// [`Error::NoBackend`] with the reason of each.
+    /// [`Error::NoBackend`] with the reason of each backend.
     pub fn plan(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<Selected<T>> {
         tentatively(|| self.first_that_serves(step, first))
     }
 
-    /// What may serve a step, unless it was tried.
+    /// Advice on a backend that may serve the step, unless it is registered.
     fn hint(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Option<&'static str> {
         if first.quantised.is_some() {
             return None;
@@ -235,7 +235,7 @@ impl<T: Element> Backends<T> {
     }
 }
 
-/// Prepares a step with a backend, if it reads such a cache.
+/// Prepares a step with a backend, if the backend reads a cache of this kind.
 pub(super) fn plan_by<T: Element>(
     backend: &dyn AttentionBackend<T>,
     step: &StepContext<'_>,
@@ -245,7 +245,7 @@ pub(super) fn plan_by<T: Element>(
     backend.plan(step, first)
 }
 
-/// The operator's refusal of a batch in the terms of those who make batches.
+/// Rewrites the operator's refusal of a batch in the terms of a scheduler.
 fn for_schedulers(why: Error) -> Error {
     match why {
         Error::Attention(attention::Error::Violation(violation))
@@ -273,7 +273,7 @@ pub(crate) fn rules_of(why: &Error) -> Vec<Rule> {
 
 /// The error of a step that no backend can serve, with the reason of each.
 pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Error {
-    // Backends that say the same say it once.
+    // Backends with the same reason are listed together.
     let mut said: Vec<(Vec<&str>, String)> = Vec::new();
     for refused in refused {
         let reason = refused.reason();

@@ -1,4 +1,4 @@
-//! Requests that begin with the same cached blocks: these are read once for all of them.
+//! Requests that begin with the same cached blocks, which are read once for all of them.
 
 use std::borrow::Cow;
 use std::num::NonZeroUsize;
@@ -25,22 +25,24 @@ pub struct SharedPrefixGate {
     pub min_requests: usize,
     /// Fewest keys that they share.
     pub min_shared_keys: usize,
-    /// Fewest keys that a step reads less, all groups together: for each group the shared ones times its requests but one.
+    /// Fewest key reads that a step saves, all groups together: for each group the shared keys times its requests but
+    /// one.
     pub min_saved_keys: usize,
 }
 
 impl SharedPrefixGate {
-    /// As measured on the emulation (`cargo bench -p ascend-serving --bench serving -- shared_prefix`, 16 heads of 128
-    /// elements over 4 key heads): with 16 requests that share 1024 keys it takes a tenth less time than one packed call,
-    /// with 4096 keys two fifths less; with 4 requests, or 256 keys, it takes more. Kernels there are bound by arithmetic.
-    /// Decoding on an NPU is bound by memory, so that it should pay earlier there: to be measured.
+    /// As measured on the emulation (`cargo bench -p ascend-serving --bench serving -- shared_prefix`, 16 heads of
+    /// 128 elements over 4 key heads): with 16 requests that share 1024 keys it takes a tenth less time than one
+    /// packed call, with 4096 keys two fifths less; with 4 requests, or 256 keys, it takes more. Kernels there are
+    /// bound by arithmetic. Decoding on an NPU is bound by memory, so that it should pay earlier there: to be
+    /// measured.
     pub const MEASURED: Self = Self {
         min_requests: 16,
         min_shared_keys: 1024,
         min_saved_keys: 15 * 1024,
     };
 
-    /// Always, even where it saves nothing.
+    /// Groups requests always, even where it saves nothing.
     pub const ALWAYS: Self = Self {
         min_requests: 2,
         min_shared_keys: 1,
@@ -58,21 +60,23 @@ pub struct SharedGroup {
     pub blocks: usize,
 }
 
-/// Decoding, and verifying of drafts, for requests that share a cached prefix: their rows are stacked to one sequence that
-/// attends over the shared blocks, which are so read once for all of them; each request attends over what it has behind
-/// them; and the two are merged on the device.
+/// Decoding, and verifying of drafts, for requests that share a cached prefix: their rows are stacked to one sequence
+/// that attends over the shared blocks, which are thereby read once for all of them; each request attends over its
+/// keys after them; and the two results are merged on the device.
 ///
-/// What is shared is found from the block table: full blocks of the same number in the same columns of *neighbouring*
-/// rows. Of all ways to group neighbours the one that saves most is taken. An engine with many prefixes sorts its batch by
-/// the rows of the table, `requests.sort_by_key(|request| request.row)`. Requests without a group are in the same step.
+/// Shared blocks are found in the block table: full blocks of the same number in the same columns of *neighbouring*
+/// rows. Of all ways to group neighbours the one that saves most is taken. An engine with many prefixes sorts its
+/// batch by the rows of the table, `requests.sort_by_key(|request| request.row)`. Requests without a group are in the
+/// same step.
 ///
-/// Under a window that hides keys, of the shared blocks those are read once that every token of the group sees whole; the
-/// others in front of them are read with what is behind, by each request. One packed call has one window, so that all
-/// requests that reach beyond it have to be in groups, which then share as many blocks as the one that shares fewest.
+/// Under a window that hides keys, only those shared blocks are read once that every token of the group sees whole;
+/// each request reads the shared blocks before them together with its own later keys. One packed call has one window,
+/// so that all requests longer than the window have to be in groups, and all groups then share as many blocks as the
+/// one that shares fewest.
 ///
-/// Sinks are counted by the call over what requests have behind the shared blocks, on Ascend 950, where its log-sum-exps are
-/// known to have them, and refused elsewhere. Refused, too, are steps that save less than the [`SharedPrefixGate`] says. What
-/// packed calls take in which release is said at [`Fused`](crate::Fused).
+/// Sinks are counted by the call over the keys after the shared blocks on Ascend 950, where its log-sum-exps are
+/// known to include them, and refused elsewhere. Steps that save less than the [`SharedPrefixGate`] requires are
+/// refused, too. [`Fused`](crate::Fused) lists what packed calls take in each release.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedPrefixDecode {
     /// When to group.
@@ -84,11 +88,11 @@ struct SharedPrefixStep {
     prefix: (Plan, BlockTable),
     suffix: (Plan, BlockTable),
     merge: RowMergePlan,
-    /// Of both parts and of what they become.
+    /// Bytes of the outputs of both calls and of the merged output.
     parts_bytes: usize,
 }
 
-/// Bits of the parts.
+/// The bits that name the two calls in [`PartsOfRows`].
 const SUFFIX: u16 = 1;
 const PREFIX: u16 = 2;
 
@@ -96,14 +100,14 @@ const PREFIX: u16 = 2;
 #[derive(Debug)]
 struct Division {
     groups: Vec<SharedGroup>,
-    /// Of the blocks that a group shares the last ones, which are read once; `None` for all of them.
+    /// How many of a group's shared blocks are read once, the last ones; `None` for all of them.
     blocks: Option<usize>,
-    /// Which of its own keys a token sees.
+    /// Which keys a token sees of those that its request reads on its own.
     causality: Causality,
 }
 
 impl Division {
-    /// The blocks of a group that are read once.
+    /// The range of a group's blocks that are read once.
     fn once(&self, group: &SharedGroup) -> Range<usize> {
         let first = self
             .blocks
@@ -113,7 +117,7 @@ impl Division {
 }
 
 impl SharedPrefixDecode {
-    /// The division of a step whose tokens see these keys, if there is one that pays.
+    /// Divides a step whose tokens see keys by `causality`; `None` if that does not pay.
     fn division(&self, metadata: &AttentionMetadata, causality: Causality) -> Option<Division> {
         let groups = self.groups(metadata);
         if groups.is_empty() {
@@ -132,7 +136,7 @@ impl SharedPrefixDecode {
         };
         let block_size = metadata.settings().block_size.max(1);
         let lengths = metadata.kv_lengths().lengths();
-        // The last token of the longest request sees least of the shared blocks.
+        // The last token of the longest request sees the fewest of the shared blocks.
         let seen = |group: &SharedGroup| {
             let of = lengths.get(group.requests.clone()).unwrap_or_default();
             let longest = of.iter().copied().max().unwrap_or(0);
@@ -159,11 +163,11 @@ impl SharedPrefixDecode {
         })
     }
 
-    /// The groups that save most, in order; none if that is less than the gate asks for.
+    /// The groups that save most, in order; none if they save less than the gate requires.
     pub fn groups(&self, metadata: &AttentionMetadata) -> Vec<SharedGroup> {
         let block_size = metadata.settings().block_size;
         let shared = shared_with_next(metadata);
-        // For so many requests from the first on: keys saved at best, and the last group.
+        // Entry `n` is for the first `n` requests: the most keys saved, and the last group.
         let mut best: Vec<(usize, Option<SharedGroup>)> = vec![(0, None)];
         for end in 1..=shared.len().saturating_add(1) {
             let mut found = (best.last().map_or(0, |(saved, _)| *saved), None);
@@ -200,10 +204,10 @@ impl SharedPrefixDecode {
     }
 }
 
-/// For each real request but the last the number of full cached blocks that it shares with the next one.
+/// For each real request but the last, the number of full cached blocks that it shares with the next one.
 fn shared_with_next(metadata: &AttentionMetadata) -> Vec<usize> {
     let block_size = metadata.settings().block_size.max(1);
-    // A block that this step writes to is nobody else's.
+    // A block that this step writes to is not shared.
     let lengths = metadata.new_and_cached();
     let full = lengths.map(|(_, cached)| cached.checked_div(block_size).unwrap_or(0));
     let rows = (0..metadata.requests()).map(|at| metadata.table().row(at).unwrap_or_default());
@@ -292,7 +296,7 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
     }
 }
 
-/// Lengths and rows of the table of both calls.
+/// Lengths and table rows of both calls.
 struct Lists<'a> {
     prefix_ends: Cumulative,
     prefix_keys: PerRequest,
@@ -319,7 +323,8 @@ impl<'a> Lists<'a> {
             let blocks = once.len();
             let row = table.row(at).unwrap_or_default();
             end = end.saturating_add(new);
-            // The rows of a group are one sequence over its blocks, and so are those between groups, over none.
+            // The rows of a group are one sequence over its blocks; the rows between two groups are one sequence
+            // without keys.
             let begins = match group {
                 Some(group) => group.requests.start == at,
                 None => at == 0 || before > 0,
@@ -329,13 +334,13 @@ impl<'a> Lists<'a> {
                 _ => {
                     prefix_ends.push(end);
                     prefix_keys.push(keys(blocks));
-                    // A call wants a block of each, also of those that read none.
+                    // A call needs a block for each sequence, also for sequences without keys.
                     let named = once.start..once.end.max(once.start.saturating_add(1));
                     prefix_rows.push(row.get(named).unwrap_or(row));
                 }
             }
             before = blocks;
-            // Blocks in front of those that are read once, from the first on that a token sees.
+            // Blocks before those that are read once, from the first on that a token sees.
             let first = causality.shown_from(cached).checked_div(block_size);
             let first = first.unwrap_or(0).min(once.start);
             let own = cached.saturating_sub(keys(first.saturating_add(blocks)));

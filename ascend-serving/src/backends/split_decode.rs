@@ -20,32 +20,33 @@ use super::backend::{
 };
 use super::step_memory::{StepMemory, output_bytes, table_bytes};
 
-/// Into which parts [`SplitDecode`] divides the keys of a request.
+/// How [`SplitDecode`] divides the keys of a request into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeySplit {
-    /// Into parts that fill the cores and are about as long in the whole batch, by [`SplitLimits::balanced`].
+    /// Parts that fill the cores and are about equally long in the whole batch, by [`SplitLimits::balanced`].
     Balanced {
         /// Most parts of a request, at most [`SplitDecode::MAX_PARTS`].
         max_splits: usize,
         /// Cores that run the parts.
         cores: usize,
     },
-    /// Into tiles of so many keys, a whole number of blocks: the parts of a request depend on its own length alone
+    /// Tiles of this number of keys, a whole number of blocks: the parts of a request depend on its own length alone
     /// ([`SplitLimits::deterministic`]).
     Tiles(NonZeroUsize),
 }
 
-/// Split-KV decoding, for layers without a window that hides keys: the keys of each request are cut into ranges, with one packed
-/// call (TND) for the first range of every request, one for the second, and so on, combined on the device by their log-sum-exps.
+/// Split-KV decoding, for layers without a window that hides keys: the keys of each request are cut into ranges. One
+/// packed call (TND) computes the first range of every request, one the second, and so on; the device combines them
+/// by their log-sum-exps.
 ///
-/// The fused operators of CANN split long contexts on their own, so that this is not for speed where they do. It is for steps
-/// whose parts have to be the caller's: with [`KeySplit::Tiles`] no request's result depends on the lengths of the others as
-/// long as the operator computes a row of so few keys alike in every batch.
+/// The fused operators of CANN split long contexts on their own, so that this is not for speed where they do. It is
+/// for steps whose parts the caller has to choose: with [`KeySplit::Tiles`] no request's result depends on the
+/// lengths of the others, as long as the operator computes a row over one tile alike in every batch.
 ///
-/// Sinks are counted by the first part, on Ascend 950, where its log-sum-exps are known to have them, and refused elsewhere.
-/// Parts are rounded to the query's type before they are merged. What packed calls take in which release is said at
-/// [`Fused`](crate::Fused).
+/// Sinks are counted by the first part on Ascend 950, where its log-sum-exps are known to include them, and refused
+/// elsewhere. Parts are rounded to the query's type before they are merged. [`Fused`](crate::Fused) lists what packed
+/// calls take in each release.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitDecode {
     /// How to divide.
@@ -55,14 +56,14 @@ pub struct SplitDecode {
 #[derive(Debug)]
 struct SplitStep {
     parts: Vec<(Plan, BlockTable)>,
-    /// `None` for a single part.
+    /// The merge of the parts; `None` for a single part.
     merge: Option<RowMergePlan>,
-    /// Of all parts, and of what they become.
+    /// Bytes of the outputs of all parts and of the merged output.
     parts_bytes: usize,
 }
 
 impl SplitDecode {
-    /// Most parts of a request: what a merge takes.
+    /// Most parts of a request, which is the most that a merge takes.
     pub const MAX_PARTS: usize = UpdateCall::MAX_PARTS;
 
     /// The ranges of keys of each request.
@@ -151,7 +152,7 @@ impl<T: Element> AttentionBackend<T> for SplitDecode {
     }
 }
 
-/// The call of one part of every request; those that have none have no keys in it.
+/// Prepares the call of part number `part` of every request; a request without that part has no keys in the call.
 fn plan_part<T: Element>(
     step: &StepContext<'_>,
     first: &LayerTensors<'_, T>,
@@ -189,7 +190,7 @@ fn plan_merge<T: Element>(
     let named: Vec<Part<'_, T>> = (outputs.iter())
         .map(|output| Ok(Part::of(output)?))
         .collect::<Result<_>>()?;
-    // As many of the lowest bits as there are parts, of which there are 16 at most.
+    // The lowest `parts` bits set; there are at most 16 parts.
     let bits = |parts: usize| u16::MAX.unbounded_shr(16u32.saturating_sub(parts as u32));
     let rows: Vec<PartsOfRows> = (ranges.iter())
         .map(|ranges| PartsOfRows {
@@ -207,7 +208,7 @@ fn inputs<'a, T: Element>(
 ) -> Inputs<'a> {
     let inputs = layer.cached_keys(layer.query, table);
     match part {
-        // Every request has keys in it.
+        // The first part of every request has keys.
         0 => layer.with_sink(inputs),
         _ => inputs,
     }
@@ -229,7 +230,7 @@ impl<T: Element> StepPlan<T> for SplitStep {
         }
         match &self.merge {
             Some(merge) => merge_parts(merge, step, &outputs),
-            // There is one: each request has a key, its own.
+            // There is one part: each request has a key, its own.
             None => match outputs.pop() {
                 Some(output) => Ok(Output {
                     softmax_lse: None,

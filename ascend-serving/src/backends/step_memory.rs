@@ -1,24 +1,24 @@
-//! What a planned step needs of the device's memory.
+//! Device memory that a planned step needs.
 
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Output, Tensor};
 
-/// Memory on the device that a planned step needs besides the cache, the step's block table and the tensors of its layers.
-/// From [`StepPlan::memory`](crate::StepPlan::memory).
+/// Memory on the device that a planned step needs besides the cache, the step's block table and the tensors of its
+/// layers. From [`StepPlan::memory`](crate::StepPlan::memory).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct StepMemory {
     /// Bytes that the plan holds until it is dropped: masks, tables of its own, keys that were copied or dequantised.
     pub held: usize,
-    /// Bytes that a layer takes until the device has computed it: parts of the keys, which are merged. Layers that are queued
-    /// one behind the other have them at the same time.
+    /// Bytes that a layer holds until the device has computed it: parts of the keys, which are merged. All queued
+    /// layers hold them at the same time.
     pub layer: usize,
-    /// The largest workspace of its calls, which the stream keeps for others.
+    /// The largest workspace of its calls, which the stream keeps for other calls.
     pub workspace: usize,
 }
 
 impl StepMemory {
-    /// All of it while so many layers are queued; as many as there are, where that is too much for a number.
+    /// Bytes needed while `layers` layers are queued; `usize::MAX` where the sum overflows.
     pub fn total(self, layers: usize) -> usize {
         let layers = self.layer.saturating_mul(layers);
         self.held
@@ -26,7 +26,7 @@ impl StepMemory {
             .saturating_add(layers)
     }
 
-    /// Of a plan whose calls need these workspaces, one after the other.
+    /// The memory of a plan whose calls need these workspaces, one after the other.
     pub(crate) fn of_calls(workspaces: impl IntoIterator<Item = usize>) -> Self {
         Self {
             workspace: workspaces.into_iter().max().unwrap_or(0),
@@ -34,19 +34,19 @@ impl StepMemory {
         }
     }
 
-    /// The same with more that is held.
+    /// Adds bytes that the plan holds.
     pub(crate) fn holding(mut self, bytes: impl IntoIterator<Item = usize>) -> Self {
         self.held = bytes.into_iter().fold(self.held, usize::saturating_add);
         self
     }
 
-    /// The same with more that each layer takes.
+    /// Adds bytes that each layer holds.
     pub(crate) fn taking(mut self, bytes: impl IntoIterator<Item = usize>) -> Self {
         self.layer = bytes.into_iter().fold(self.layer, usize::saturating_add);
         self
     }
 
-    /// Of two plans, both of which are held, and of which a layer runs one.
+    /// The memory of two plans that are both held, where each layer runs one of them.
     pub(crate) fn beside(self, other: Self) -> Self {
         Self {
             held: self.held.saturating_add(other.held),

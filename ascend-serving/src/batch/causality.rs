@@ -1,4 +1,4 @@
-//! Which keys the tokens of a layer see, and the one way from there to the operator's mask.
+//! Which keys the tokens of a layer see, and the conversion to the operator's mask.
 
 use std::num::NonZeroUsize;
 
@@ -12,8 +12,8 @@ use crate::refusal::{Refused, Rule, refused};
 
 /// Which keys a token sees.
 ///
-/// Eager calls, calls with sinks and captured ones all get their mask from [`Causality::mask`]. A window over a layer that
-/// is not causal, or one of no keys, has no value here:
+/// Eager calls, calls with sinks and captured calls all get their mask from [`Causality::mask`]. A window over a
+/// layer that is not causal, or a window of no keys, cannot be expressed:
 ///
 /// ```compile_fail,E0308
 /// use ascend_serving::Causality;
@@ -25,22 +25,23 @@ use crate::refusal::{Refused, Rule, refused};
 pub enum Causality {
     /// Every key, also those of later tokens: encoders, some drafters.
     Bidirectional,
-    /// Its own and those before.
+    /// Its own key and those before.
     #[default]
     Causal,
-    /// Its own and those before, so many in all.
+    /// The last keys up to its own, at most this number of them.
     Window(NonZeroUsize),
-    /// Its own and those before in its chunk: the context is divided into chunks of so many tokens, from its first on
-    /// (chunked local attention, `attention_chunk_size` of Llama 4). For the backend [`ChunkedLocal`](crate::ChunkedLocal).
+    /// Its own key and those before in its chunk: the context is divided into chunks of this number of tokens, from
+    /// its first token on (chunked local attention, `attention_chunk_size` of Llama 4). For the backend
+    /// [`ChunkedLocal`](crate::ChunkedLocal).
     Chunk(NonZeroUsize),
 }
 
 impl Causality {
-    /// From the two settings that model files have.
+    /// Converts the two settings that model files have.
     ///
     /// # Errors
-    /// [`CallRule::MaskWindow`] for a window of 0 keys, and for a window in a layer that is not causal: engines disagree on
-    /// which of the two wins.
+    /// [`CallRule::MaskWindow`] for a window of 0 keys, and for a window in a layer that is not causal: engines
+    /// disagree on which of the two wins.
     pub fn from_flags(causal: bool, window: Option<usize>) -> Result<Self, Refused> {
         match (causal, window.map(NonZeroUsize::new)) {
             (false, None) => Ok(Self::Bidirectional),
@@ -64,7 +65,8 @@ impl Causality {
     /// The operator's mask: `sparseMode`, `attenMask`, `preTokens`, `nextTokens`.
     ///
     /// # Errors
-    /// Those of making the compressed mask, the first time on a device; [`Rule::BackendChunk`] for chunks, which the operator does not know.
+    /// The errors of making the compressed mask, the first time on a device; [`Rule::BackendChunk`] for chunks, which
+    /// the operator does not support.
     pub fn mask(self, masks: &Masks<'_>) -> Result<Mask> {
         match self {
             Self::Chunk(_) => Err(self.unknown_to_operators().into()),
@@ -76,8 +78,9 @@ impl Causality {
         }
     }
 
-    /// The same for a call with `rows` query rows and as many keys, without bounds of tokens: a window that hides keys is a
-    /// tensor `[rows, rows]` of BOOL in mode 1.
+    /// Makes the operator's mask, as [`mask`](Self::mask) does, for a call with `rows` query rows and equally many
+    /// keys that takes no `preTokens` and `nextTokens`: a window that hides keys is a tensor `[rows, rows]` of BOOL
+    /// in mode 1.
     ///
     /// # Errors
     /// As for [`Causality::mask`].
@@ -93,7 +96,7 @@ impl Causality {
         }
     }
 
-    /// The refusal on behalf of a backend that knows the operator's own masks alone.
+    /// The refusal on behalf of a backend that supports the operator's own masks alone.
     fn unknown_to_operators(self) -> Refused {
         refused(
             Rule::BackendChunk,
@@ -103,17 +106,17 @@ impl Causality {
         )
     }
 
-    /// The first token that the one behind `cached` tokens sees.
+    /// The first token that token number `cached` sees.
     pub(crate) fn shown_from(self, cached: usize) -> usize {
         match self {
             Self::Bidirectional | Self::Causal => 0,
             Self::Window(keys) => cached.saturating_add(1).saturating_sub(keys.get()),
-            // A remainder is no larger than what it is of, and no chunk is 0.
+            // A remainder is no larger than its dividend, and no chunk is 0.
             Self::Chunk(size) => cached.saturating_sub(cached.checked_rem(size.get()).unwrap_or(0)),
         }
     }
 
-    /// The same for requests of at most so many keys: a window that hides none of them is causal.
+    /// Replaces a window that hides no key of a request of at most `longest` keys by [`Causality::Causal`].
     pub(crate) fn over(self, longest: usize) -> Self {
         match self {
             Self::Window(keys) if keys.get() >= longest => Self::Causal,
@@ -121,7 +124,7 @@ impl Causality {
         }
     }
 
-    /// Whether every token sees no more keys in front of it than it would under `other`.
+    /// Whether every token sees no earlier keys that it would not see under `other`.
     pub(crate) fn is_within(self, other: Self) -> bool {
         match (self, other) {
             (_, Self::Bidirectional | Self::Causal) => true,

@@ -18,7 +18,7 @@ pub(super) fn settings() -> BatchSettings {
     }
 }
 
-/// A request of which nothing else is known.
+/// A request with these numbers and nothing else set.
 pub(super) fn request(cached: usize, new: usize, row: &[usize]) -> BatchRequest<'_> {
     BatchRequest::in_row(row, cached, new)
 }

@@ -13,12 +13,13 @@ use crate::refusal::{Refused, Rule, refused};
 
 use super::causality::Causality;
 
-/// Which keys the tokens of a layer see. A step has one ([`AttentionMetadata::mask`](crate::AttentionMetadata::mask)), and a
-/// layer may have another ([`LayerOptions::mask`](crate::LayerOptions::mask)).
+/// Which keys the tokens of a layer see. A step has one
+/// ([`AttentionMetadata::mask`](crate::AttentionMetadata::mask)), and a layer may have another
+/// ([`LayerOptions::mask`](crate::LayerOptions::mask)).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MaskKind {
-    /// One that the operator has.
+    /// A mask that the operator has.
     Causality(Causality),
     /// A rule of the caller, for the backend [`Masked`](crate::Masked).
     Named(NamedMask),
@@ -70,7 +71,7 @@ impl MaskKind {
         }
     }
 
-    /// Whether every token sees no more keys in front of it than it would under `other`.
+    /// Whether every token sees no earlier keys that it would not see under `other`.
     pub(crate) fn is_within(&self, other: Causality) -> bool {
         match self {
             Self::Causality(causality) => causality.is_within(other),
@@ -79,18 +80,22 @@ impl MaskKind {
     }
 }
 
-/// Which key a token sees: the request's place in the step, the token's position and the key's.
+/// The rule of a mask: whether a token sees a key, by the request's place in the step and the positions of token and
+/// key.
 type Sees = dyn Fn(usize, usize, usize) -> bool + Send + Sync;
 
-/// A mask by a rule of the caller, such as a prefix that sees itself whole, chunks, or documents that must not see each other.
+/// A mask by a rule of the caller, such as a prefix that sees itself whole, chunks, or documents that must not see
+/// each other.
 ///
-/// Clones are the same mask: one plan a step serves their layers, and they keep tensors on the device together for the next
-/// steps of the same lengths, up to [`KEPT_BYTES`](Self::KEPT_BYTES). Two masks that are made apart are two, also under one
-/// name, which is what errors and reports call them. So make a mask once, and clone it for layers and steps.
+/// Clones are the same mask: one plan a step serves all layers with a clone, and clones share the tensors that are
+/// kept on the device for later steps of the same lengths, up to [`KEPT_BYTES`](Self::KEPT_BYTES). Two masks that are
+/// made separately are different, also under one name; the name is for errors and reports. So make a mask once, and
+/// clone it for layers and steps.
 ///
-/// **The rule depends on its arguments alone.** A kept tensor is used again for requests of the same places and lengths without
-/// asking the rule, which knows requests by their place in the step. Where the same places and lengths may mean other requests,
-/// such as documents with borders of their own, make a mask for each batch, or [`forget`](Self::forget) what is kept.
+/// **The result of the rule must depend on its arguments alone.** A kept tensor is used again for requests of the
+/// same places and lengths without calling the rule, which identifies requests by their place in the step. Where the
+/// same places and lengths may mean other requests, such as documents with borders of their own, make a mask for each
+/// batch, or [`forget`](Self::forget) the kept tensors.
 ///
 /// ```
 /// use ascend_serving::NamedMask;
@@ -112,12 +117,12 @@ struct Shared {
     kept: Mutex<KeptMasks>,
 }
 
-/// Masks on devices.
+/// The tensors of a mask that are kept on devices.
 #[derive(Default)]
 struct KeptMasks {
-    /// The ones used last at the end.
+    /// The kept tensors, the most recently used last.
     masks: Vec<Kept>,
-    /// How often they were forgotten: a mask that was begun before is not kept.
+    /// How often the tensors were forgotten: a tensor that was begun before is not kept.
     forgotten: u64,
 }
 
@@ -131,7 +136,7 @@ struct Kept {
 /// A request of a step, whose new tokens are the rows of a mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MaskedRequest {
-    /// Its place in the step; `None` for padding, which sees all that it has.
+    /// Its place in the step; `None` for padding, which sees all keys that it has.
     pub(crate) place: Option<usize>,
     pub(crate) new: usize,
     pub(crate) cached: usize,
@@ -141,8 +146,9 @@ impl NamedMask {
     /// Most bytes of masks that are kept on devices.
     pub const KEPT_BYTES: usize = 64 << 20;
 
-    /// A mask of this name. The rule is asked with the request's place in the step, the position of one of its new tokens and
-    /// that of a key, both counted from the beginning of the request, keys of later tokens included.
+    /// Makes a mask of this name. The rule is called with the request's place in the step, the position of one of its
+    /// new tokens and the position of a key, both counted from the beginning of the request; keys of later tokens are
+    /// included.
     pub fn new(
         name: impl Into<String>,
         sees: impl Fn(usize, usize, usize) -> bool + Send + Sync + 'static,
@@ -166,8 +172,8 @@ impl NamedMask {
         (self.shared.sees)(request, token, key)
     }
 
-    /// Lets go of the tensors that are kept, so that the rule is asked again. Steps that were planned keep theirs, and so does
-    /// one that another thread is planning: what it has asked of the rule so far serves no other step.
+    /// Drops the kept tensors, so that the rule is called again. Steps that were planned keep theirs, and so does a
+    /// step that another thread is planning: its tensor is not kept for other steps.
     pub fn forget(&self) {
         let mut kept = lock(&self.shared.kept);
         kept.forgotten = kept.forgotten.saturating_add(1);
@@ -176,16 +182,16 @@ impl NamedMask {
         drop(masks);
     }
 
-    /// Bytes of the masks that are kept.
+    /// Bytes of the tensors that are kept.
     pub fn kept_bytes(&self) -> usize {
         let kept = lock(&self.shared.kept);
         kept.masks.iter().map(|kept| kept.mask.tensor_bytes()).sum()
     }
 
-    /// The mask of requests with as many new tokens each, over so many places for keys.
+    /// The mask, on the device, of requests with equally many new tokens, over `columns` key positions.
     ///
     /// # Errors
-    /// [`Rule::MaskRows`] for a token that sees no key; those of making a mask and of an upload.
+    /// [`Rule::MaskRows`] for a token that sees no key; the errors of making a mask and of an upload.
     pub(crate) fn of(
         &self,
         device: &Device,
@@ -199,7 +205,7 @@ impl NamedMask {
         };
         let mut kept = lock(&self.shared.kept);
         if let Some(at) = kept.masks.iter().position(is_same) {
-            // Used last.
+            // It is the most recently used now.
             let used = kept.masks.remove(at);
             let mask = used.mask.clone();
             kept.masks.push(used);
@@ -218,7 +224,7 @@ impl NamedMask {
                 columns,
                 mask: mask.clone(),
             });
-            // From the last one on, as many as there is room for.
+            // Tensors are kept from the last one on, while they fit.
             let older = kept.iter().rev().skip(1);
             let fit = older.take_while(|older| {
                 bytes = bytes.saturating_add(older.mask.tensor_bytes());
@@ -230,10 +236,10 @@ impl NamedMask {
         Ok(mask)
     }
 
-    /// The same on the host, `[requests, new tokens, columns]`, a byte each.
+    /// The mask on the host, `[requests, new tokens, columns]`, a byte for each element.
     ///
     /// # Errors
-    /// [`Rule::MaskRows`] for a token that sees no key; those of making a mask.
+    /// [`Rule::MaskRows`] for a token that sees no key; the errors of making a mask.
     pub(crate) fn on_host(&self, requests: &[MaskedRequest], columns: usize) -> Result<HostMask> {
         let rows = requests.first().map_or(0, |request| request.new);
         let visible = |entry: usize, row: usize, key: usize| {

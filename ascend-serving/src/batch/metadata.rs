@@ -1,4 +1,4 @@
-//! Everything that the attention calls of one step share.
+//! The lengths, slots and block table that the attention calls of one step share.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use super::request::BatchRequest;
 use super::settings::BatchSettings;
 use super::state::AttentionState;
 
-/// What the attention calls of one step share: made once a step from the batch, so that lengths, table and slots cannot
-/// be of different batches.
+/// What the attention calls of one step share: made once a step from the batch, so that lengths, table and slots
+/// cannot belong to different batches.
 ///
-/// Tokens are packed request after request. Behind the requests there may be dummy ones
+/// Tokens are packed request after request. After the requests there may be dummy ones
 /// ([`pad_to`](AttentionMetadata::pad_to)), whose tokens write nothing and whose results mean nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttentionMetadata {
@@ -43,11 +43,11 @@ pub struct AttentionMetadata {
     sequences: Sequences,
 }
 
-/// The sequences of a step as they were when it was made, for each request one or none. Steps of the same requests are the
-/// same, whether their sequences changed in between or not.
+/// For each request its sequence as it was when the step was made, or none. Two steps of the same requests compare
+/// equal, whether their sequences changed in between or not.
 #[derive(Clone, Debug, Default)]
 struct Sequences {
-    /// That of the latest.
+    /// The pool of the latest sequences.
     pool: Option<BlockPool>,
     of: Vec<Option<SequenceAt>>,
 }
@@ -57,7 +57,7 @@ struct Sequences {
 struct SequenceAt {
     stamp: SequenceStamp,
     given_back: usize,
-    /// How often holders had left blocks of its pool.
+    /// The pool's count of departures ([`BlockPool::departures`]) at that time.
     pool_departures: u64,
 }
 
@@ -83,15 +83,16 @@ impl AttentionMetadata {
     /// Most query tokens of a step, padding included: no call takes more packed rows.
     pub const MAX_TOKENS: usize = FiaCall::MOST_PACKED_ROWS as usize;
 
-    /// Checks a batch and works out what its calls need.
+    /// Checks a batch and computes the metadata that its calls need.
     ///
     /// # Errors
-    /// For the first request at fault: [`Rule::TableGroup`], [`Rule::SequenceLength`] for more new tokens than the sequence
-    /// has, [`Rule::BlockUncopied`] for a sequence whose copies were not queued when the request was made,
+    /// For the first request at fault: [`Rule::TableGroup`], [`Rule::SequenceLength`] for more new tokens than the
+    /// sequence has, [`Rule::BlockUncopied`] for a sequence whose copies were not queued when the request was made,
     /// [`Rule::BlockWindow`] for layers that see tokens which the sequence gave back, [`Rule::BatchEmpty`],
-    /// [`Rule::DraftCount`], [`CallRule::LengthsOverflow`], [`Rule::TableRow`] for a row without a block for each token,
-    /// [`Rule::TableBlock`] for a block outside the cache, [`Rule::TableRepeated`] for one that a row names twice. For the
-    /// step: [`Rule::PadSlot`] for a dump slot outside the cache, [`Rule::SlotDuplicate`] if two tokens go to the same place, [`Rule::SlotDump`] if one goes where padding goes.
+    /// [`Rule::DraftCount`], [`CallRule::LengthsOverflow`], [`Rule::TableRow`] for a row without a block for each
+    /// token, [`Rule::TableBlock`] for a block outside the cache, [`Rule::TableRepeated`] for a block that a row names
+    /// twice. For the step: [`Rule::PadSlot`] for a dump slot outside the cache, [`Rule::SlotDuplicate`] if two tokens
+    /// go to the same place, [`Rule::SlotDump`] if one goes where padding goes.
     ///
     /// [`CallRule::LengthsOverflow`]: ascend_attention::CallRule::LengthsOverflow
     pub fn new(requests: &[BatchRequest<'_>], settings: BatchSettings) -> Result<Self, Refused> {
@@ -117,7 +118,8 @@ impl AttentionMetadata {
         Ok(metadata)
     }
 
-    /// The same for the next step, in the same memory. After an error the metadata is of no step and has no request.
+    /// Computes the metadata of the next step, as [`AttentionMetadata::new`] does, in the same memory. After an error
+    /// the metadata has no request.
     ///
     /// # Errors
     /// As for [`AttentionMetadata::new`].
@@ -127,7 +129,7 @@ impl AttentionMetadata {
             longest = longest.max(tokens_of(request));
             given = given.max(request.row.len());
         }
-        // A row that is too short is refused, and makes the others no longer than any is.
+        // The table is no wider than the longest row; a row that is too short is refused.
         self.clear(self.columns(longest).min(given));
         let outcome = self.fill(requests);
         if outcome.is_err() {
@@ -136,7 +138,7 @@ impl AttentionMetadata {
         outcome
     }
 
-    /// Makes it of no step.
+    /// Removes all requests.
     pub(crate) fn forget(&mut self) {
         self.clear(0);
     }
@@ -154,7 +156,7 @@ impl AttentionMetadata {
         self.sequences.of.clear();
     }
 
-    /// Blocks that so many tokens of a request need, at least one.
+    /// Blocks that `len` tokens of a request need, at least one.
     pub(super) fn columns(&self, len: usize) -> usize {
         len.div_ceil(self.settings.block_size.max(1)).max(1)
     }
@@ -189,7 +191,7 @@ impl AttentionMetadata {
             self.given_back |= sequence.is_some_and(|sequence| sequence.given_back > 0);
             self.sequences.of.push(sequence);
             let len = request.check_lengths(at)?;
-            // A sequence's row ends with the block of its last token, which takes no division to see.
+            // A sequence's row ends with the block of its last token; checking that takes no division.
             let columns = match request.row.len() {
                 given if ends_in(given, block_size, len) => given,
                 _ => self.columns(len),
@@ -248,7 +250,7 @@ impl AttentionMetadata {
         Ok(())
     }
 
-    /// Refuses a step of another pool than a cache's.
+    /// Refuses a step whose blocks are of another pool, and settings of another cache.
     pub(crate) fn goes_with(&self, pool: &BlockPool) -> Result<(), Refused> {
         self.settings.check(pool)?;
         let group = pool.group();
@@ -263,8 +265,8 @@ impl AttentionMetadata {
         }
     }
 
-    /// Refuses a step whose sequences gave up blocks since it was made. Asked behind
-    /// [`begin_step`](BlockPool::begin_step), which keeps what goes back later.
+    /// Refuses a step whose sequences gave up blocks since it was made. Call it after
+    /// [`begin_step`](BlockPool::begin_step), which keeps blocks that go back later.
     pub(crate) fn check_blocks_held(&self, pool: &BlockPool) -> Result<(), Refused> {
         let counts = self.sequences.of.iter();
         let counts = counts.map(|of| Some(of.as_ref()?.pool_departures));
@@ -289,8 +291,8 @@ impl AttentionMetadata {
         }
     }
 
-    /// Begins to note what the step computes, in one cache of a pool. Called after
-    /// [`check_blocks_held`](Self::check_blocks_held), which has said that the sequences still have their blocks.
+    /// Begins to record what the step computes, in one cache of a pool. Call it after
+    /// [`check_blocks_held`](Self::check_blocks_held), which checks that the sequences still have their blocks.
     ///
     /// # Errors
     /// [`Rule::SequenceChanged`], [`Rule::SequenceGap`], [`Rule::StepLayersMissing`].
@@ -298,7 +300,8 @@ impl AttentionMetadata {
         StepProgress::begin(cache.pool(), Some(cache), self.step_tokens())
     }
 
-    /// The same in whatever caches the sequences' pool has; nothing of requests without sequences.
+    /// Begins to record what the step computes in every cache of the sequences' pool. Requests without sequences are
+    /// left out.
     ///
     /// # Errors
     /// As for [`begin_progress`](Self::begin_progress).
@@ -308,7 +311,7 @@ impl AttentionMetadata {
             .transpose()
     }
 
-    /// Refuses a step with blocks that still wait for their tokens in a cache.
+    /// Refuses a step with blocks whose copies are still to be queued in a cache.
     pub(crate) fn check_copies_queued(&self, cache: &CacheEntry) -> Result<(), Refused> {
         let blocks = self.sequence_blocks();
         match cache.pool().first_uncopied(blocks, Some(cache)) {
@@ -346,21 +349,22 @@ impl AttentionMetadata {
         })
     }
 
-    /// What the requests share.
+    /// The settings that all requests share.
     pub fn settings(&self) -> &BatchSettings {
         &self.settings
     }
 
-    /// The mask of the step's layers, unless they bring their own ([`LayerOptions::mask`](crate::LayerOptions::mask)): that
-    /// of the settings' causality, until another one is set.
+    /// The mask of the step's layers, unless a layer has its own ([`LayerOptions::mask`](crate::LayerOptions::mask)):
+    /// the mask of the settings' causality, until [`set_mask`](Self::set_mask) sets another one.
     pub fn mask(&self) -> &MaskKind {
         &self.mask
     }
 
-    /// Sets the mask of the step's layers, of this step and those that it is renewed for.
+    /// Sets the mask of the step's layers, for this step and those that it is renewed for.
     ///
-    /// The settings' causality says what the sequences keep, so that a mask may show less. More it shows to steps alone whose
-    /// sequences gave nothing back: layers are refused otherwise ([`Rule::BlockWindow`]).
+    /// The settings' causality decides which tokens the sequences keep, so that a mask may show fewer keys. It may
+    /// show more in steps alone whose sequences gave no tokens back: layers are refused otherwise
+    /// ([`Rule::BlockWindow`]).
     pub fn set_mask(&mut self, mask: impl Into<MaskKind>) {
         self.mask = mask.into();
     }
@@ -369,7 +373,7 @@ impl AttentionMetadata {
     pub(crate) fn keeps_for(&self, mask: &MaskKind) -> Result<(), Refused> {
         let kept = self.settings.causality;
         let chunk = |causality| matches!(causality, Causality::Chunk(_));
-        // Behind tokens that were given back, chunks begin where they do only if whole ones were.
+        // After tokens that were given back, chunks begin where they do only if whole chunks were given back.
         let placed = chunk(kept) || !matches!(mask, MaskKind::Causality(of) if chunk(*of));
         let shows_less = kept.window().is_some() && mask.is_within(kept) && placed;
         if !self.given_back || shows_less {
@@ -408,7 +412,7 @@ impl AttentionMetadata {
         self.decodes
     }
 
-    /// Whether no other request stands in front of a decode.
+    /// Whether all decodes come before the other requests.
     pub fn decodes_lead(&self) -> bool {
         self.decodes_lead
     }
@@ -418,7 +422,7 @@ impl AttentionMetadata {
         self.decode_tokens
     }
 
-    /// The other requests (`num_prefills`).
+    /// The requests that are no decodes (`num_prefills`).
     pub fn prefills(&self) -> usize {
         self.requests.saturating_sub(self.decodes)
     }
@@ -458,8 +462,8 @@ impl AttentionMetadata {
         })
     }
 
-    /// The slot of each query token's key and value, padding included, as the device gets them: INT32, where padding may be
-    /// negative.
+    /// The slot of each query token's key and value, padding included, as the device gets them: INT32, where padding
+    /// may be negative.
     pub fn slots(&self) -> &[i32] {
         &self.slots
     }
@@ -469,7 +473,7 @@ impl AttentionMetadata {
         &self.table
     }
 
-    /// The pool that the blocks are of, where the requests say it.
+    /// The pool that the blocks are of, where the requests name it.
     pub fn group(&self) -> Option<GroupId> {
         self.group
     }
@@ -479,8 +483,8 @@ impl AttentionMetadata {
         self.prompt_lens.get(request).copied().flatten()
     }
 
-    /// The lengths of a packed call, in the form that the place of its keys asks for: with nothing cached the keys are
-    /// this step's tokens and end where these do.
+    /// The lengths of a packed call over the cache; where no token was cached before, over this step's keys, which
+    /// end where the query tokens end.
     pub fn call_lengths(&self) -> CallLengths<'_> {
         match self.state.reads_cache() {
             true => CallLengths::PackedPaged {
@@ -495,19 +499,19 @@ impl AttentionMetadata {
     }
 }
 
-/// Whether the last of so many tokens lies in the last of so many blocks.
+/// Whether the last of `len` tokens is in the last of `blocks` blocks.
 fn ends_in(blocks: usize, block_size: usize, len: usize) -> bool {
     let places = blocks.saturating_mul(block_size);
     len > 0 && len <= places && places.saturating_sub(len) < block_size
 }
 
-/// Tokens of a request when the step is over.
+/// Tokens of a request after the step.
 fn tokens_of(request: &BatchRequest<'_>) -> usize {
     request.cached.saturating_add(request.new)
 }
 
-/// Whether all of these numbers are below a bound of up to [`MAX_INT32`], in a form that compilers vectorise: what is below
-/// has no sign bit, and has one when the bound is taken off.
+/// Whether all of these numbers are below a bound of up to [`MAX_INT32`], in a form that compilers vectorise: a
+/// number below the bound has no sign bit, and has one after the bound is subtracted.
 fn all_below(numbers: &[usize], bound: usize) -> bool {
     let mut signs = (usize::MAX, 0usize);
     for &number in numbers {
@@ -590,7 +594,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the batch: recording loses nothing, renewing is making anew, and padding leaves the requests alone.
+        /// Whatever the batch: recording loses nothing, renewing is making anew, and padding leaves the requests
+        /// alone.
         #[test]
         fn metadata_of_any_batch(lengths in prop::collection::vec((0usize..30, 1usize..20, any::<usize>()), 1..8), more in 0usize..70) {
             let mut rows = Vec::new();

@@ -6,12 +6,12 @@ use crate::refusal::{Refused, Rule, refused};
 
 use super::mask_kind::NamedMask;
 
-/// A prompt whose items are scored apart, in one pass over their shared prefix: a query and its documents, a question and its
-/// answers. Tokens of an item see the prefix and what comes before them in their own item.
+/// A prompt whose items are scored separately, in one pass over their shared prefix: a query and its documents, a
+/// question and its answers. Tokens of an item see the prefix and the tokens before them in their own item.
 ///
 /// [`MultiItemPrompt::mask`] makes the mask of a step, for the backend [`Masked`](crate::Masked), and
-/// [`MultiItemPrompt::positions`] says at which positions tokens are embedded: each item as if it came right behind the prefix.
-/// What comes out is what a request of the prefix and the one item gives.
+/// [`MultiItemPrompt::positions`] returns the positions at which tokens are embedded: each item as if it followed the
+/// prefix directly. The result for an item is that of a request of the prefix and that item alone.
 ///
 /// ```
 /// use ascend_serving::MultiItemPrompt;
@@ -31,11 +31,11 @@ pub struct MultiItemPrompt {
 }
 
 impl MultiItemPrompt {
-    /// A prompt of so many tokens, whose items begin at these places; what lies in front of the first is the prefix. Without
-    /// items it is causal.
+    /// A prompt of `tokens` tokens, whose items begin at these places; the tokens before the first item are the
+    /// prefix. Without items it is causal.
     ///
     /// # Errors
-    /// [`Rule::ItemStarts`] for places that do not rise, or lie behind the prompt.
+    /// [`Rule::ItemStarts`] for places that do not rise, or are past the end of the prompt.
     pub fn new(starts: impl Into<Vec<usize>>, tokens: usize) -> Result<Self, Refused> {
         let starts = starts.into();
         let falls = starts.windows(2).find(|pair| pair.first() >= pair.get(1));
@@ -53,11 +53,11 @@ impl MultiItemPrompt {
         ))
     }
 
-    /// The same by tokens: each delimiter begins an item. Without one the prompt is all prefix.
+    /// Makes a prompt from its tokens: each delimiter begins an item. Without delimiters the prompt is all prefix.
     pub fn by_delimiter<T: PartialEq>(tokens: &[T], delimiter: &T) -> Self {
         let places = tokens.iter().enumerate();
         let starts = places.filter_map(|(at, token)| (token == delimiter).then_some(at));
-        // Places of tokens rise, and lie in the prompt.
+        // Indices of tokens rise, and are within the prompt.
         Self {
             starts: starts.collect(),
             tokens: tokens.len(),
@@ -95,8 +95,8 @@ impl MultiItemPrompt {
         })
     }
 
-    /// Whether a token sees another one. Tokens behind the prompt, which decoding would add, see and are seen as parts of the
-    /// last item.
+    /// Whether a token sees another one. Tokens after the prompt, which decoding would add, count as part of the last
+    /// item.
     pub fn sees(&self, token: usize, key: usize) -> bool {
         key <= token
             && self

@@ -6,16 +6,19 @@ use super::metadata::AttentionMetadata;
 use super::state::StatePolicy;
 
 impl AttentionMetadata {
-    /// Adds dummy requests until there are `tokens` query tokens, as graphs captured for a size and uneven ranks need.
+    /// Adds dummy requests until there are `tokens` query tokens, as graphs captured for a size and uneven ranks
+    /// need.
     ///
-    /// Operators want the last end to be the number of query rows, at most 16 rows of each verifying request, and as many
-    /// keys as rows. So the padding goes to as many dummy requests as it takes: as long as the real ones where those are
-    /// all alike, of up to 16 tokens otherwise. A dummy has as many keys as tokens, its row of the table is 0, and its
-    /// tokens get the slots of the [`PadPolicy`](crate::kv::PadPolicy).
+    /// Operators require that the last end is the number of query rows, that a verifying request has at most 16 rows,
+    /// and that there are at least as many keys as rows. So the padding is divided over several dummy requests: each
+    /// as long as the real ones where those are all equally long, otherwise of up to 16 tokens. A dummy has as many
+    /// keys as tokens, its row of the table is 0, and its tokens get the slots of the
+    /// [`PadPolicy`](crate::kv::PadPolicy).
     ///
     /// # Errors
     /// [`Rule::PadTarget`] for fewer tokens than there are, or more than [`MAX_TOKENS`](Self::MAX_TOKENS);
-    /// [`Rule::IndexShape`] for dummies whose rows of the table do not fit in the host's memory. Nothing is added then.
+    /// [`Rule::IndexShape`] for dummies whose rows of the table do not fit in the host's memory. Nothing is added
+    /// then.
     pub fn pad_to(&mut self, tokens: usize) -> Result<(), Refused> {
         let now = self.tokens();
         if tokens < now || tokens > Self::MAX_TOKENS {
@@ -45,7 +48,7 @@ impl AttentionMetadata {
         let padded = tokens.saturating_sub(self.actual_tokens);
         let from = now.saturating_sub(self.actual_tokens);
         for nth in from..padded {
-            // What is refused adds nothing.
+            // All slots are checked before anything is added.
             pad.slot_of(nth, block_size)?;
         }
         // A dummy request has block 0 for each of its keys.
@@ -65,13 +68,15 @@ impl AttentionMetadata {
         Ok(())
     }
 
-    /// Adds dummy requests until there are so many requests and query tokens, which graphs captured for both need. They share
-    /// the missing tokens as evenly as it goes, and are otherwise as those of [`AttentionMetadata::pad_to`].
+    /// Adds dummy requests until there are `requests` requests and `tokens` query tokens, which graphs captured for
+    /// both need. The missing tokens are divided over them as evenly as possible; otherwise they are like the dummies
+    /// of [`AttentionMetadata::pad_to`].
     ///
     /// # Errors
     /// [`Rule::PadTarget`] for fewer requests or tokens than there are, for more than
-    /// [`MAX_TOKENS`](Self::MAX_TOKENS), and for a number of tokens that the missing requests cannot have, which have one
-    /// each at least; [`Rule::IndexShape`] as there. Nothing is added then.
+    /// [`MAX_TOKENS`](Self::MAX_TOKENS), and for a number of tokens that cannot be divided over the missing requests
+    /// with at least one for each; [`Rule::IndexShape`] for dummies whose rows of the table do not fit in the host's
+    /// memory. Nothing is added then.
     pub(crate) fn pad_to_requests(
         &mut self,
         requests: usize,
@@ -81,12 +86,12 @@ impl AttentionMetadata {
         self.add_dummies(tokens, dummies)
     }
 
-    /// Whether [`pad_to_requests`](Self::pad_to_requests) takes these.
+    /// Whether [`pad_to_requests`](Self::pad_to_requests) accepts these numbers.
     pub(crate) fn can_be_padded(&self, requests: usize, tokens: usize) -> bool {
         self.left_to(requests, tokens).is_some()
     }
 
-    /// Requests and tokens to be added, if there is no request without a token then and no token without a request.
+    /// The numbers of requests and tokens to add; `None` if a request would have no token or a token no request.
     fn left_to(&self, requests: usize, tokens: usize) -> Option<(usize, usize)> {
         let added = requests.checked_sub(self.table.requests())?;
         let left = tokens.checked_sub(self.tokens())?;
@@ -94,7 +99,7 @@ impl AttentionMetadata {
         fits.then_some((added, left))
     }
 
-    /// Query tokens of the requests that are missing to so many requests and tokens.
+    /// The query tokens of each dummy request that [`pad_to_requests`](Self::pad_to_requests) adds.
     pub(crate) fn missing(
         &self,
         requests: usize,

@@ -8,8 +8,8 @@ use super::request::BatchRequest;
 use super::settings::BatchSettings;
 
 /// A step as a file: a production batch that becomes a test. A mask that was set for the step
-/// ([`AttentionMetadata::set_mask`](crate::AttentionMetadata::set_mask)) is not in it: what is read again has that of the settings'
-/// causality.
+/// ([`AttentionMetadata::set_mask`](crate::AttentionMetadata::set_mask)) is not recorded: a step that is read again
+/// has the mask of the settings' causality.
 ///
 /// ```
 /// use ascend_serving::kv::{BlockPool, PadPolicy};
@@ -60,7 +60,7 @@ impl RecordedBatch {
     /// Version of the format that this crate writes and reads.
     pub const VERSION: u32 = 1;
 
-    /// A copy of a batch.
+    /// Copies a batch.
     pub fn new(settings: BatchSettings, requests: &[BatchRequest<'_>]) -> Self {
         let copy = |request: &BatchRequest<'_>| RecordedRequest {
             cached: request.cached,
@@ -86,17 +86,17 @@ impl RecordedBatch {
         self.requests.iter().map(view).collect()
     }
 
-    /// As JSON.
+    /// The batch as JSON.
     pub fn to_json(&self) -> String {
         // Integers, sequences and names alone: nothing that JSON could refuse.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// From JSON.
+    /// Reads a batch from JSON.
     ///
     /// # Errors
-    /// [`Rule::BatchFormat`] for anything but what [`RecordedBatch::to_json`] writes. Whether the batch itself is right
-    /// is said by [`AttentionMetadata::new`](crate::AttentionMetadata::new).
+    /// [`Rule::BatchFormat`] for anything but what [`RecordedBatch::to_json`] writes.
+    /// [`AttentionMetadata::new`](crate::AttentionMetadata::new) checks the batch itself.
     pub fn from_json(json: &str) -> Result<Self, Refused> {
         let wrong = |given: String| {
             refused(

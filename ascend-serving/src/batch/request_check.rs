@@ -1,4 +1,4 @@
-//! What every step asks of a request: that its tokens can be counted, and that its sequence has them.
+//! Checks of a request before a step: its tokens can be counted, and its sequence has them.
 
 use ascend_attention::CallRule;
 
@@ -9,7 +9,8 @@ use super::causality::Causality;
 use super::request::BatchRequest;
 
 impl BatchRequest<'_> {
-    /// The pool of a step that this is request `at` of, whose requests in front are of `known`.
+    /// The pool of a step whose earlier requests are of the pool `known`, and whose request `at` is this one. Another
+    /// pool is refused.
     pub(crate) fn in_group(
         &self,
         at: usize,
@@ -27,7 +28,7 @@ impl BatchRequest<'_> {
         }
     }
 
-    /// Refuses tokens that the request's sequence has not, or has no more.
+    /// Refuses tokens that the request's sequence does not have, or has given back.
     pub(crate) fn check_sequence(&self, at: usize, causality: Causality) -> Result<(), Refused> {
         let Some(sequence) = self.sequence else {
             return Ok(());
@@ -58,7 +59,7 @@ impl BatchRequest<'_> {
                 "give back the chunks in front of the next token's, whole",
             ));
         }
-        // What the request calls cached lies behind what was given back.
+        // The tokens that the request calls cached come after those that were given back.
         let cached = given_back.saturating_add(self.cached);
         if causality.shown_from(cached) < given_back {
             return Err(refused(
@@ -101,7 +102,7 @@ impl BatchRequest<'_> {
         }
     }
 
-    /// The request's tokens when the step is over.
+    /// The request's tokens after the step.
     pub(crate) fn check_lengths(&self, at: usize) -> Result<usize, Refused> {
         let Self {
             cached,
@@ -136,7 +137,7 @@ impl BatchRequest<'_> {
         })
     }
 
-    /// The end of the request's query tokens in a step, behind those of the requests in front.
+    /// The end of the request's query tokens in a step, where the earlier requests have `before` query tokens.
     pub(crate) fn end_of_tokens(
         &self,
         at: usize,

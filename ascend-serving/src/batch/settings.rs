@@ -8,11 +8,11 @@ use crate::refusal::{Refused, Rule, refused};
 use super::causality::Causality;
 use super::state::StatePolicy;
 
-/// What all requests of a step share: how the cache lies that it reads, which keys a token sees, and how the step is
-/// classified.
+/// What all requests of a step share: the blocks of the cache that it reads, which keys a token sees, and how the
+/// step is classified.
 ///
-/// It is made from the cache, and [`Attention::begin`](crate::Attention::begin) compares: block sizes that differ would
-/// put tokens into the blocks of other requests.
+/// The settings are made from the cache, and [`Attention::begin`](crate::Attention::begin) compares them with its own
+/// cache: other block sizes would put tokens into the blocks of other requests.
 ///
 /// ```
 /// use ascend_serving::kv::{BlockPool, PadPolicy};
@@ -49,7 +49,7 @@ impl BatchSettings {
         }
     }
 
-    /// The same with another way to classify steps.
+    /// Sets another way to classify steps.
     pub fn policy(mut self, policy: StatePolicy) -> Self {
         self.policy = policy;
         self

@@ -28,7 +28,7 @@ impl AttentionState {
     }
 }
 
-/// How drafts come about.
+/// How drafts are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Drafting {
@@ -38,18 +38,18 @@ pub enum Drafting {
     Other,
 }
 
-/// The settings of an engine that the kind of a step depends on.
+/// The settings of an engine that decide the kind of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StatePolicy {
     /// Whether prompts are computed in parts.
     pub chunked_prefill: bool,
-    /// Whether drafts are verified, and whose.
+    /// How the drafts that are verified were made; `None` without drafts.
     pub drafting: Option<Drafting>,
 }
 
 impl StatePolicy {
-    /// Whether prompts are computed in parts, and whose drafts are verified.
+    /// A policy of these settings.
     pub const fn new(chunked_prefill: bool, drafting: Option<Drafting>) -> Self {
         Self {
             chunked_prefill,
@@ -60,8 +60,8 @@ impl StatePolicy {
     /// Most query tokens of a request that a decoding call verifies.
     pub const MAX_VERIFIED: usize = FiaCall::MOST_DECODE_ROWS as usize;
 
-    /// The kind of a step, by vLLM-Ascend's order of tests. A request with more than [`StatePolicy::MAX_VERIFIED`] query
-    /// tokens makes a verifying step a prefill in chunks, which has no such limit.
+    /// The kind of a step, by vLLM-Ascend's order of tests. A verifying step in which a request has more than
+    /// [`StatePolicy::MAX_VERIFIED`] query tokens is classified as a prefill in chunks, which has no such limit.
     pub fn state(&self, requests: &[BatchRequest<'_>]) -> AttentionState {
         let all = |holds: fn(&BatchRequest<'_>) -> bool| requests.iter().all(holds);
         if all(|request| request.cached == 0) {

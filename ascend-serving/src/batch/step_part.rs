@@ -8,7 +8,7 @@ use crate::error::Result;
 
 use super::metadata::AttentionMetadata;
 
-/// Requests of a step that follow each other and are computed alike: all of them, those that decode, or the others.
+/// Consecutive requests of a step that are computed alike: all of them, those that decode, or the others.
 #[derive(Clone, Debug)]
 pub(crate) struct StepPart {
     /// Where their query tokens end, counted from their own first one.
@@ -31,7 +31,7 @@ impl StepPart {
         }
     }
 
-    /// The decodes, which stand in front, and the rest.
+    /// The decodes, which come first, and the rest.
     pub(crate) fn split(metadata: &AttentionMetadata) -> [Self; 2] {
         let (decodes, rows) = (metadata.decodes(), metadata.decode_tokens());
         let (q, q_rest) = metadata.q_ends().split_at(decodes);

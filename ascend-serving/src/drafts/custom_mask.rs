@@ -17,7 +17,8 @@ pub enum MaskExtent {
     NodesOnly,
 }
 
-/// A mask of several requests: 1 where a query row sees a key. Requests one behind the other, rows of each row-major.
+/// A mask of several requests: 1 where a query row sees a key. Requests follow each other, the rows of each in
+/// row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a mask that no call is given hides nothing"]
 pub struct CustomMask {
@@ -31,7 +32,7 @@ pub struct CustomMask {
 pub struct PackedBits<W> {
     /// The words.
     pub words: Vec<W>,
-    /// Where each request's words begin, and their number behind.
+    /// Where each request's words begin, and at the end their total number.
     pub word_indptr: Vec<usize>,
 }
 
@@ -42,7 +43,7 @@ pub trait MaskWord:
     /// Bits of a word.
     const BITS: usize;
 
-    /// A word with one bit set; 0 for a bit that it has not.
+    /// A word with one bit set; 0 for a bit beyond the word.
     fn bit(bit: usize) -> Self;
 }
 
@@ -61,14 +62,14 @@ macro_rules! mask_words {
 mask_words!(u8, u16, u32, u64);
 
 impl CustomMask {
-    /// Most elements, a byte each, as of a [`HostMask`].
+    /// Most elements, of a byte each, as of a [`HostMask`].
     pub const MAX_ELEMENTS: usize = HostMask::MAX_BYTES;
 
-    /// The mask of a tree a request, behind the cached keys of each.
+    /// The mask of one tree for each request, after the cached keys of each.
     ///
     /// # Errors
-    /// [`CallRule::LengthsBatch`] for another number of lengths, [`CallRule::LengthsOverflow`] for more than
-    /// [`MAX_ELEMENTS`](Self::MAX_ELEMENTS) or than the host's memory.
+    /// [`CallRule::LengthsBatch`] for another number of lengths than trees, [`CallRule::LengthsOverflow`] for more
+    /// than [`MAX_ELEMENTS`](Self::MAX_ELEMENTS) or more than the host has memory for.
     pub fn of_trees(
         trees: &[DraftTree],
         cached: &PerRequest,
@@ -127,8 +128,8 @@ impl CustomMask {
     /// A mask from its parts.
     ///
     /// # Errors
-    /// [`Rule::MaskShape`] unless the offsets rise from 0, end at the mask's size, and give each request rows of equal
-    /// length.
+    /// [`Rule::MaskShape`] unless the offsets rise from 0, end at the mask's size, and give each request rows of
+    /// equal length.
     pub fn new(
         visible: Vec<bool>,
         mask_indptr: Vec<usize>,
@@ -192,17 +193,17 @@ impl CustomMask {
         range.unwrap_or(&[])
     }
 
-    /// All requests one behind the other.
+    /// The elements of all requests, in order.
     pub fn visible(&self) -> &[bool] {
         &self.visible
     }
 
-    /// Where each request's mask begins, and the size behind.
+    /// Where each request's mask begins, and at the end the total size.
     pub fn mask_indptr(&self) -> &[usize] {
         &self.mask_indptr
     }
 
-    /// Where each request's query rows begin, and their number behind.
+    /// Where each request's query rows begin, and at the end their total number.
     pub fn qo_indptr(&self) -> &[usize] {
         &self.qo_indptr
     }
@@ -229,10 +230,11 @@ impl CustomMask {
         packed
     }
 
-    /// The mask that was packed, whose requests have these rows and keys.
+    /// Unpacks the mask of requests that have these rows and keys.
     ///
     /// # Errors
-    /// [`Rule::MaskShape`] if they need other words than there are, or their words begin elsewhere than `word_indptr` says.
+    /// [`Rule::MaskShape`] if they need another number of words than there are, or their words begin at other places
+    /// than `word_indptr` has.
     pub fn unpack<W: MaskWord>(
         packed: &PackedBits<W>,
         extents: &[(usize, usize)],

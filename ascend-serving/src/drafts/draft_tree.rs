@@ -8,8 +8,8 @@ use crate::refusal::{Refused, Rule, refused};
 /// Drafted tokens of one request. Node 0 is the last token that is certain; every other node is a draft that follows
 /// its parent. A chain is a tree in which each node follows the one before.
 ///
-/// Nodes are stored parents first, and siblings in the order in which they are tried. What the nodes see is the contract's
-/// ([`TokenTree`]); here are the links that a walk needs.
+/// Nodes are stored parents first, and siblings in the order in which they are tried. The contract defines what the
+/// nodes see ([`TokenTree`]); this type adds the links that a walk needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DraftTree {
     tree: TokenTree,
@@ -18,12 +18,12 @@ pub struct DraftTree {
 }
 
 impl DraftTree {
-    /// A tree by the parent of each node, as [`TokenTree::new`] takes it: the first is the root, whose parent is -1; every
-    /// other node's parent comes before it.
+    /// A tree by the parent of each node, as [`TokenTree::new`] takes it: the first is the root, whose parent is -1;
+    /// every other node's parent comes before it.
     ///
     /// # Errors
-    /// [`Rule::DraftTree`] without a node, for a first node that is no root, another one that is, a parent that does not come
-    /// before its child, and for more nodes than [`TokenTree::MAX_LEN`].
+    /// [`Rule::DraftTree`] without a node, for a first node that is no root, another one that is, a parent that does
+    /// not come before its child, and for more nodes than [`TokenTree::MAX_LEN`].
     pub fn from_parents(parents: &[i64]) -> Result<Self, Refused> {
         let (root, drafts) = (parents.first(), parents.get(1..).unwrap_or(&[]));
         let fix = "begin with -1 for the last certain token, and number the drafts so that parents come first";
@@ -58,7 +58,7 @@ impl DraftTree {
         let nodes = tree.len();
         let mut next_token: Vec<Option<usize>> = vec![None; nodes];
         let mut next_sibling = vec![None; nodes];
-        // From the last node on, so that each list of siblings begins with the first.
+        // From the last node to the first, so that each list of siblings begins with the first.
         for (node, next) in next_sibling.iter_mut().enumerate().skip(1).rev() {
             let parent = tree.parent(node).unwrap_or(0);
             let first = next_token.get_mut(parent);
@@ -71,15 +71,16 @@ impl DraftTree {
         }
     }
 
-    /// The tree of a beam search that keeps `topk` candidates a step: candidate `k` of all steps (`selected`, ascending)
-    /// was proposed as one of the `topk` children of the entry `k / topk - 1` of `parents`, or of the root for the first
-    /// `topk`.
+    /// The tree of a beam search that keeps `topk` candidates a step: candidate `k` of all steps (`selected`,
+    /// ascending) was proposed as one of the `topk` children of the entry `k / topk - 1` of `parents`, or of the root
+    /// for the first `topk`.
     ///
-    /// This is the form in which drafters of the EAGLE family hand over trees: `parents` names, for each group of `topk`
-    /// candidates behind the first, the candidate that it follows.
+    /// Drafters of the EAGLE family return trees in this form: `parents` names, for each group of `topk` candidates
+    /// after the first, the candidate that it follows.
     ///
     /// # Errors
-    /// [`Rule::DraftTree`] if `topk` is 0, `selected` does not rise, or names a candidate whose parent is not selected.
+    /// [`Rule::DraftTree`] if `topk` is 0, `selected` does not rise, or names a candidate whose parent is not
+    /// selected.
     pub fn from_candidates(
         selected: &[usize],
         parents: &[usize],
@@ -125,7 +126,7 @@ impl DraftTree {
         Self::from_parents(&parents_of)
     }
 
-    /// What each node sees, as the contract has it.
+    /// The tree as the contract has it, which defines what each node sees.
     pub fn tree(&self) -> &TokenTree {
         &self.tree
     }
@@ -150,7 +151,7 @@ impl DraftTree {
         self.tree.depth(node)
     }
 
-    /// Position of each node when the root stands at `root_position`.
+    /// Position of each node when the root is at `root_position`.
     pub fn positions(&self, root_position: usize) -> Vec<usize> {
         let depths = (0..self.nodes()).filter_map(|node| self.depth(node));
         depths
@@ -168,17 +169,17 @@ impl DraftTree {
         &self.next_sibling
     }
 
-    /// Whether node `i` sees node `j`: itself and what it follows.
+    /// Whether node `i` sees node `j`: a node sees itself and its ancestors.
     pub fn sees(&self, i: usize, j: usize) -> bool {
         self.tree.continues(i, j)
     }
 
-    /// Walks the tree with what the model says: `tokens[k]` is the token of node `k`, `predicted[k]` the token that the
-    /// model puts behind node `k`. A draft is accepted while it is what the model predicts behind its parent; of siblings
-    /// the first that is.
+    /// Walks the tree along the model's predictions: `tokens[k]` is the token of node `k`, `predicted[k]` the token
+    /// that the model predicts after node `k`. A draft is accepted if it is what the model predicts after its parent;
+    /// of several such siblings the first is.
     ///
     /// # Errors
-    /// [`CallRule::LengthsBatch`] unless there is one of each for every node.
+    /// [`CallRule::LengthsBatch`] unless there is a token and a prediction for every node.
     pub fn accept_greedy<T: PartialEq + Copy>(
         &self,
         tokens: &[T],
@@ -226,13 +227,13 @@ impl DraftTree {
     }
 }
 
-/// What [`DraftTree::accept_greedy`] or [`DraftTree::accept_sampled`] accepted.
+/// The result of [`DraftTree::accept_greedy`] or [`DraftTree::accept_sampled`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Accepted<T> {
-    /// The accepted nodes from the root on, which is always among them.
+    /// The accepted nodes, from the root on; the root is always accepted.
     pub nodes: Vec<usize>,
-    /// The token behind the last of them.
+    /// The token after the last accepted node.
     pub bonus: T,
 }
 
@@ -242,8 +243,8 @@ impl<T> Accepted<T> {
         self.nodes.len().saturating_sub(1)
     }
 
-    /// Which cached rows to move so that the accepted nodes lie behind each other again: from node `from` to where node
-    /// `to` was written, in an order in which no move overwrites what a later one reads. None for a chain.
+    /// The cached rows to move so that the accepted nodes are contiguous again: from node `from` to where node `to`
+    /// was written, in an order in which no move overwrites what a later one reads. A chain needs no moves.
     /// [`PagedKvCache::move_tokens`](crate::kv::PagedKvCache::move_tokens) moves them.
     pub fn moves(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let places = self.nodes.iter().copied().enumerate();
@@ -339,8 +340,8 @@ pub(super) mod tests {
             prop_assert!(DraftTree::chain(drafts).unwrap().is_chain());
         }
 
-        /// The accepted path is the longest on which every draft is what the model predicts behind its parent, siblings
-        /// having different tokens.
+        /// The accepted path is the longest on which every draft is what the model predicts after its parent,
+        /// siblings having different tokens.
         #[test]
         fn the_walk_finds_the_path(parents in parents(12), predicted in prop::collection::vec(0usize..4, 13)) {
             let tree = DraftTree::from_parents(&parents).unwrap();

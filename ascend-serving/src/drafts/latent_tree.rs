@@ -13,18 +13,18 @@ use super::draft_tree::DraftTree;
 use super::tree_verification::{TwoCalls, TwoPlans, check_nodes, same_batch, tree_mask};
 
 /// Verifies a drafted tree for each request over a cache of latents and rotary parts
-/// ([`CacheShape::latent`](crate::kv::CacheShape::latent)), with absorbed queries. Every node sees the cached tokens of its
-/// request, its ancestors and itself.
+/// ([`CacheShape::latent`](crate::kv::CacheShape::latent)), with absorbed queries. Every node sees the cached tokens
+/// of its request, its ancestors and itself.
 ///
 /// | target | calls |
 /// |---|---|
 /// | Atlas A2 and A3 with CANN 9.1 | one over the cache, sparse mode 9, with the mask `[B, nodes, nodes]` of the trees |
 /// | Atlas A2 and A3 with CANN 8.5 and 9.0, Ascend 950 | one of all nodes over the cached tokens, one over the nodes alone with that mask, merged |
 ///
-/// The contract of the device's target decides: the one call is taken wherever the operator takes it. On CANN 8.1 absorbed
-/// queries of a tree have no call.
+/// The contract of the device's target decides: the single call is used wherever the operator takes it. On CANN 8.1
+/// absorbed queries of a tree have no call.
 ///
-/// Of the [`AttentionShape`], `kv_heads` is 1 and the scale that of the whole head ([`AttentionShape::latent`]).
+/// In the [`AttentionShape`], `kv_heads` is 1 and the scale is that of the whole head ([`AttentionShape::latent`]).
 ///
 /// Source: aclnnFusedInferAttentionScoreV3, multi-head latent attention.
 #[derive(Clone, Copy, Debug)]
@@ -44,13 +44,13 @@ pub struct LatentTreeTensors<'a, T: Element> {
     pub latent: &'a Tensor<T>,
     /// Rotary keys of the nodes, `[B, 1, nodes, 64]`.
     pub key_rope: &'a Tensor<T>,
-    /// The layer's cache, in which the nodes stand behind the cached tokens too.
+    /// The layer's cache, which has the nodes after the cached tokens too.
     pub cache: &'a LayerCache<T>,
     /// Blocks of the cached tokens and of the nodes.
     pub block_table: &'a BlockTable,
 }
 
-/// A verification that was prepared. From [`LatentTreeVerification::plan`].
+/// A prepared verification. From [`LatentTreeVerification::plan`].
 #[derive(Debug)]
 pub struct LatentTreePlan {
     calls: Calls,
@@ -64,15 +64,14 @@ enum Calls {
 }
 
 impl LatentTreeVerification {
-    /// Prepares the verification of a tree a request behind `cached` tokens each. Smaller trees are padded to the nodes of
-    /// the tensors; the rows behind mean nothing. One plan serves all layers of a step.
+    /// Prepares the verification of one tree for each request, after `cached` tokens each. Smaller trees are padded
+    /// to the nodes of the tensors; the rows after a tree mean nothing. One plan serves all layers of a step.
     ///
     /// # Errors
-    /// [`CallRule::LengthsBatch`](ascend_attention::CallRule::LengthsBatch) for another number of trees or lengths than requests,
-    /// [`Rule::DraftTree`](crate::Rule::DraftTree) for a tree larger than the tensors, and for tensors of other nodes than the
-    /// query's; [`Error::NoBackend`] with the
-    /// reasons where neither form has a call; what the device says, such as
-    /// [`OutOfMemory`](ascend_attention::Error::OutOfMemory).
+    /// [`CallRule::LengthsBatch`](ascend_attention::CallRule::LengthsBatch) for another number of trees or lengths
+    /// than requests, [`Rule::DraftTree`](crate::Rule::DraftTree) for a tree larger than the tensors, and for tensors
+    /// with another number of nodes than the query; [`Error::NoBackend`] with the reasons where neither form has a
+    /// call; errors of the device, such as [`OutOfMemory`](ascend_attention::Error::OutOfMemory).
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
@@ -136,14 +135,14 @@ impl LatentTreeVerification {
         }
     }
 
-    /// The one call: all nodes over the cache, in which they stand themselves, with a mask of the trees.
+    /// The single call: all nodes over the cache, which has them too, with a mask of the trees.
     pub(crate) fn one_call(&self, mask: impl Into<AnyTensor>) -> FusedInferAttention {
         self.shape.call(Layout::Bnsd).mask(Mask::tree_mask(mask))
     }
 
     /// The two calls, with a mask of the trees.
     pub(crate) fn two_calls(&self, mask: impl Into<AnyTensor>) -> TwoCalls {
-        // The absorbed form knows full masks in mode 0 alone.
+        // The absorbed form takes full masks in mode 0 alone.
         let mask = Mask::default_mask(mask, Mask::ALL_TOKENS, Mask::ALL_TOKENS);
         TwoCalls::new(self.shape, mask)
     }
@@ -171,8 +170,8 @@ impl LatentTreeVerification {
     }
 }
 
-/// Whether the operator has no call of this form on the device's product and release: another form may serve. A device that
-/// fails, or has no memory left, is no reason for another form.
+/// Whether an error means that the operator has no call of this form on the device's product and release, so that
+/// another form may serve. A device that fails, or has no memory left, is no reason for another form.
 pub(crate) fn has_no_such_call(why: &Error) -> bool {
     use ascend_attention::Error::{MissingOperator, OperatorVersion, Unsupported, Violation};
     matches!(
@@ -183,7 +182,7 @@ pub(crate) fn has_no_such_call(why: &Error) -> bool {
     )
 }
 
-/// The latents are keys and values.
+/// The inputs of the call over the nodes alone: their latents are keys and values.
 pub(crate) fn latent_nodes<'a, T: Element>(tensors: &LatentTreeTensors<'a, T>) -> Inputs<'a> {
     Inputs::new(tensors.query, tensors.latent, tensors.latent)
         .rope(tensors.query_rope, tensors.key_rope)
@@ -202,7 +201,7 @@ impl LatentTreePlan {
         matches!(self.calls, Calls::One(_))
     }
 
-    /// Why it is not, and which product and release would take the one call.
+    /// Why a launch is not one call, and which product and release would take that call; `None` if it is one.
     pub fn refused(&self) -> Option<&RefusedBackend> {
         self.refused.as_ref()
     }

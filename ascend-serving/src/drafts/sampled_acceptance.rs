@@ -1,9 +1,10 @@
-//! Acceptance of drafts by rejection sampling: what comes out is distributed as the model says.
+//! Acceptance of drafts by rejection sampling: the resulting tokens are distributed as the model's own.
 //!
-//! For one draft `x` drawn from `q` where the model has `p`: accept it with the probability `min(1, p(x) / q(x))`, else draw
-//! from what `p` has above `q` (Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding"; Chen
-//! et al., "Accelerating Large Language Model Decoding with Speculative Sampling"). Siblings are tried one after another, each
-//! against what the rejected ones have left of `p` (Miao et al., "SpecInfer").
+//! For one draft `x` drawn from `q` where the model has `p`: accept it with the probability `min(1, p(x) / q(x))`,
+//! otherwise draw from the excess of `p` over `q` (Leviathan, Kalman and Matias, "Fast Inference from Transformers
+//! via Speculative Decoding"; Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling").
+//! Siblings are tried one after another, each against what the rejected ones have left of `p` (Miao et al.,
+//! "SpecInfer").
 
 use ascend_attention::CallRule;
 
@@ -11,39 +12,41 @@ use crate::refusal::{Refused, Rule, refused};
 
 use super::draft_tree::{Accepted, DraftTree};
 
-/// How the drafts behind a node were found, which decides with what probability they are accepted.
+/// How the drafts after a node were found, which decides with what probability they are accepted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum DraftSource<'a> {
     /// Without chance: the likeliest tokens of a drafter, n-grams of the prompt.
     Fixed,
-    /// Drawn from a distribution behind each node, `[nodes, vocabulary]`, siblings independently: a token may come twice.
+    /// Drawn from a distribution for each node, `[nodes, vocabulary]`, siblings independently: a token may occur
+    /// twice.
     Independent(&'a [f32]),
-    /// The same, siblings without replacement: in their order, each from what the ones before have left.
+    /// Drawn from a distribution for each node, `[nodes, vocabulary]`, siblings without replacement: in their order,
+    /// each from what the earlier ones have left.
     Distinct(&'a [f32]),
 }
 
-/// What [`DraftTree::accept_sampled`] goes by. Rows of nodes that the walk does not reach are not looked at.
+/// The input of [`DraftTree::accept_sampled`]. Rows of nodes that the walk does not reach are not read.
 #[derive(Clone, Copy, Debug)]
 pub struct SampledDrafts<'a> {
-    /// The token of each node; that of the root is not looked at.
+    /// The token of each node; that of the root is not read.
     pub tokens: &'a [u32],
-    /// Number of tokens that there are.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// What the model says: the distribution of the token behind each node, `[nodes, vocabulary]`, with temperature, top-k and
-    /// the like applied.
+    /// The model's distribution of the token after each node, `[nodes, vocabulary]`, with temperature, top-k and the
+    /// like applied.
     pub target: &'a [f32],
     /// How the drafts were found.
     pub source: DraftSource<'a>,
-    /// A random number for each node, drawn evenly from 0 up to, but not including, 1, and used once: that of a draft decides
-    /// on it, that of the root chooses the token behind the accepted ones.
+    /// A random number for each node, uniform from 0 up to, but not including, 1, and used once: the number of a
+    /// draft decides on it, that of the root chooses the token after the accepted ones.
     pub uniform: &'a [f64],
 }
 
 /// How far from 1 a sum of probabilities may be: they come from kernels of 16 bits.
 const SUM_TOLERANCE: f64 = 0.02;
 
-/// A distribution that is taken from: weights of at least 0, and their sum.
+/// A distribution: weights of at least 0, and their sum.
 struct Distribution {
     weights: Vec<f64>,
     sum: f64,
@@ -58,7 +61,7 @@ impl Distribution {
             .unwrap_or(&[]);
         let weights: Vec<f64> = row.iter().map(|weight| f64::from(*weight)).collect();
         let sum: f64 = weights.iter().sum();
-        // NaN and infinities are in the sum.
+        // The sum shows NaN and infinities.
         let wrong = weights.iter().position(|weight| *weight < 0.0);
         if wrong.is_none() && (sum - 1.0).abs() <= SUM_TOLERANCE {
             return Ok(Self { weights, sum });
@@ -85,7 +88,7 @@ impl Distribution {
         }
     }
 
-    /// Takes a token out.
+    /// Sets the weight of a token to 0.
     fn remove(&mut self, token: u32) {
         let weight = usize::try_from(token).ok();
         if let Some(weight) = weight.and_then(|token| self.weights.get_mut(token)) {
@@ -94,7 +97,7 @@ impl Distribution {
         self.sum = self.weights.iter().sum();
     }
 
-    /// What it has above another one.
+    /// The excess of this distribution over another one, for each token at least 0.
     fn above(&self, other: &Self) -> Self {
         let scaled = |of: &Self, weight: f64| if of.sum > 0.0 { weight / of.sum } else { 0.0 };
         let pairs = self.weights.iter().zip(&other.weights);
@@ -105,7 +108,7 @@ impl Distribution {
         Self { weights, sum }
     }
 
-    /// The token at a place from 0 to 1; `None` of nothing.
+    /// The token at which the cumulative weight passes the share `place`, from 0 to 1; `None` without weights.
     fn at(&self, place: f64) -> Option<u32> {
         let mut behind = 0.0;
         let mut last = None;
@@ -123,11 +126,11 @@ impl Distribution {
 }
 
 impl DraftTree {
-    /// Walks the tree by rejection sampling. The accepted drafts and the token behind them are distributed as the target says,
-    /// whatever the drafts are. A draft whose probability is `p` by the target and `q` by its source is accepted with the
-    /// probability `min(1, p / q)`. After each rejected draft the target becomes the residual `max(0, p - q)` of every token,
-    /// divided by their sum; where all drafts behind a node are rejected, the next token is drawn from it.
-    /// A draft of [`DraftSource::Fixed`] has `q = 1`.
+    /// Walks the tree by rejection sampling. The accepted drafts and the token after them are distributed as the
+    /// target, whatever the drafts are. A draft whose probability is `p` by the target and `q` by its source is
+    /// accepted with the probability `min(1, p / q)`. After each rejected draft the target becomes the residual
+    /// `max(0, p - q)` of every token, divided by their sum; where all drafts after a node are rejected, the next
+    /// token is drawn from it. A draft of [`DraftSource::Fixed`] has `q = 1`.
     ///
     /// ```
     /// use ascend_serving::{DraftSource, DraftTree, SampledDrafts};
@@ -148,9 +151,10 @@ impl DraftTree {
     /// ```
     ///
     /// # Errors
-    /// [`CallRule::LengthsBatch`] unless there is a token, a random number and a row of `vocabulary` numbers for every node;
-    /// [`Rule::DraftUniform`] for a random number that is not below 1 or not at least 0; of rows that the walk reaches,
-    /// [`Rule::DraftProbability`] for one that is no distribution, and for drafts that are no token or cannot have been drawn.
+    /// [`CallRule::LengthsBatch`] unless there is a token, a random number and a row of `vocabulary` numbers for
+    /// every node; [`Rule::DraftUniform`] for a random number that is not below 1 or not at least 0;
+    /// [`Rule::DraftProbability`] for a row that the walk reaches and that is no distribution, and for drafts that
+    /// are no token or cannot have been drawn.
     pub fn accept_sampled(&self, of: &SampledDrafts<'_>) -> Result<Accepted<u32>, Refused> {
         self.takes(of)?;
         let mut nodes = vec![0];
@@ -164,7 +168,8 @@ impl DraftTree {
                 }
                 Walk::End(rest) => {
                     let place = of.uniform.first().copied().unwrap_or(0.0);
-                    // What is left can be nothing by rounding alone, where the drafts were as likely as the target has them.
+                    // The residual can be empty by rounding alone, where the drafts were as likely as the target has
+                    // them.
                     let bonus = rest.at(place).or_else(|| target.at(place));
                     let Some(bonus) = bonus else {
                         return Err(refused(
@@ -180,7 +185,7 @@ impl DraftTree {
         }
     }
 
-    /// The first child of a node that is accepted, or what the rejected ones leave of the target.
+    /// The first accepted child of a node, or what the rejected ones leave of the target.
     fn child_of(
         &self,
         at: usize,
@@ -238,7 +243,7 @@ impl DraftTree {
         Ok(Walk::End(rest))
     }
 
-    /// Refuses numbers of another count than the tree has nodes.
+    /// Refuses lists that do not fit the number of nodes.
     fn takes(&self, of: &SampledDrafts<'_>) -> Result<(), Refused> {
         let nodes = self.nodes();
         let all = nodes.checked_mul(of.vocabulary);
@@ -280,9 +285,9 @@ impl DraftTree {
 
 /// A step of the walk.
 enum Walk {
-    /// To this child.
+    /// The walk goes on to this child.
     Child(usize),
-    /// Every child is rejected: what is left of the target.
+    /// Every child is rejected; this is what they leave of the target.
     End(Distribution),
 }
 
@@ -294,11 +299,11 @@ mod tests {
     use proptest::prelude::*;
 
     const VOCABULARY: usize = 5;
-    /// Behind nothing, and behind each token: what the model says, and what the drafter draws from.
+    /// Distributions after no token, and after each token: the model's, and the drafter's.
     const TARGET: [[f32; VOCABULARY]; 2] = [[0.05, 0.4, 0.3, 0.0, 0.25], [0.2, 0.0, 0.1, 0.6, 0.1]];
     const DRAFT: [[f32; VOCABULARY]; 2] = [[0.5, 0.1, 0.1, 0.2, 0.1], [0.1, 0.3, 0.3, 0.2, 0.1]];
 
-    /// The distribution behind a node: one at the root, behind tokens the other, moved on by the token.
+    /// The distribution after a node: the first at the root, after a token the second, rotated by the token.
     fn behind(of: &[[f32; VOCABULARY]; 2], token: Option<u32>) -> [f32; VOCABULARY] {
         match token {
             None => of[0],
@@ -342,7 +347,7 @@ mod tests {
         Distinct,
     }
 
-    /// Tokens of a tree's nodes as a drafter finds them, and the rows behind the nodes.
+    /// Tokens of a tree's nodes as a drafter finds them, and the rows of distributions after the nodes.
     fn drafted(tree: &DraftTree, way: Way, random: &mut Random) -> (Vec<u32>, Vec<f32>, Vec<f32>) {
         let mut tokens: Vec<u32> = vec![0];
         for node in 1..tree.nodes() {
@@ -370,7 +375,8 @@ mod tests {
         (tokens.clone(), rows(&TARGET), rows(&DRAFT))
     }
 
-    /// How far counts of pairs of tokens are from what the model says of them, as chi-square over the pairs that can be.
+    /// How far counts of pairs of tokens are from the model's probabilities, as chi-square over the pairs that can
+    /// occur.
     fn chi_square(counts: &[[f64; VOCABULARY]; VOCABULARY]) -> f64 {
         let draws: f64 = counts.iter().flatten().sum();
         let mut sum = 0.0;
@@ -390,8 +396,8 @@ mod tests {
     /// Chi-square of this many degrees of freedom at most (16 pairs can be) is above this once in 10 million.
     const MOST: f64 = 61.0;
 
-    /// The first two tokens of many walks. `residual` is what the walk ends with where no draft is accepted: `true` for what it
-    /// gives, `false` for a draw from the whole target.
+    /// The first two tokens of many walks. `residual` is what the walk ends with where no draft is accepted: `true`
+    /// for what it gives, `false` for a draw from the whole target.
     fn first_two(tree: &DraftTree, way: Way, residual: bool) -> f64 {
         let mut random = Random(7);
         let mut counts = [[0.0; VOCABULARY]; VOCABULARY];
@@ -433,7 +439,7 @@ mod tests {
             for way in [Way::Fixed, Way::Independent, Way::Distinct] {
                 let right = first_two(&tree, way, true);
                 assert!(right < MOST, "{parents:?} {way:?}: {right}");
-                // What the test is able to see.
+                // The test can tell a wrong residual from the right one.
                 let wrong = first_two(&tree, way, false);
                 assert!(wrong > 3.0 * MOST, "{parents:?} {way:?}: {wrong}");
             }

@@ -1,4 +1,4 @@
-//! Verifying drafted trees by the stock operator: the cached tokens and the tree apart, merged.
+//! Verifying drafted trees by the stock operator: one call over the cached tokens and one over the tree, merged.
 
 use std::borrow::Borrow;
 
@@ -17,13 +17,15 @@ use crate::refusal::{Refused, Rule, refused};
 
 use super::draft_tree::DraftTree;
 
-/// Verifies a drafted tree for each request. Every node sees the cached tokens of its request, its ancestors and itself.
+/// Verifies a drafted tree for each request. Every node sees the cached tokens of its request, its ancestors and
+/// itself.
 ///
-/// Packed calls take no mask tensor, and one over all keys would be as large as the context. So two calls are merged by
-/// their log-sum-exps: one of all nodes over the cached tokens, which all of them see, and one over the nodes alone with a
-/// mask `[B, nodes, nodes]`. Tensors are BNSD, whose log-sum-exps are in the order of the output's rows.
+/// Packed calls take no mask tensor, and a mask over all keys would be as large as the context. So two calls are
+/// merged by their log-sum-exps: one of all nodes over the cached tokens, which all of them see, and one over the
+/// nodes alone with a mask `[B, nodes, nodes]`. Tensors are BNSD, whose log-sum-exps are in the order of the output's
+/// rows.
 ///
-/// Sparse mode 9, the tree mask of CANN 9.1, goes with rotary parts alone:
+/// The operator takes sparse mode 9, the tree mask of CANN 9.1, with rotary parts alone:
 /// [`LatentTreeVerification`](crate::LatentTreeVerification) uses it.
 ///
 /// Chains need none of this: they are causal, and a step of
@@ -49,20 +51,20 @@ pub struct TreeTensors<'a, T: Element> {
     pub block_table: &'a BlockTable,
 }
 
-/// A verification that was prepared. From [`TreeVerification::plan`].
+/// A prepared verification. From [`TreeVerification::plan`].
 #[derive(Debug)]
 pub struct TreePlan {
     calls: TwoPlans,
 }
 
 impl TreeVerification {
-    /// Prepares the verification of a tree a request behind `cached` tokens each. Smaller trees are padded to the nodes of
-    /// the tensors; the rows behind mean nothing. One plan serves all layers of a step.
+    /// Prepares the verification of one tree for each request, after `cached` tokens each. Smaller trees are padded
+    /// to the nodes of the tensors; the rows after a tree mean nothing. One plan serves all layers of a step.
     ///
     /// # Errors
-    /// [`CallRule::LengthsBatch`] for another number of trees or lengths than requests, [`Rule::DraftTree`] for a tree
-    /// larger than the tensors, and for keys and values of other nodes than the query's; as for [`FusedInferAttention::plan_with`](ascend_attention::FusedInferAttention::plan_with)
-    /// and [`MergeState::plan`].
+    /// [`CallRule::LengthsBatch`] for another number of trees or lengths than requests, [`Rule::DraftTree`] for a
+    /// tree larger than the tensors, and for keys and values with another number of nodes than the query; as for
+    /// [`FusedInferAttention::plan_with`](ascend_attention::FusedInferAttention::plan_with) and [`MergeState::plan`].
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
@@ -87,14 +89,14 @@ impl TreeVerification {
         Ok(TreePlan { calls })
     }
 
-    /// Its calls, with a mask of the trees.
+    /// The two calls, with a mask of the trees.
     pub(crate) fn two_calls(&self, mask: impl Into<AnyTensor>) -> TwoCalls {
         TwoCalls::new(self.shape, Mask::all_mask(mask))
     }
 }
 
-/// Refuses tensors `[B, N, nodes, D]` of other requests or nodes than the query's: a node that has no key of its own would not
-/// see itself.
+/// Refuses tensors `[B, N, nodes, D]` with another number of requests or nodes than the query: a node that has no key
+/// of its own would not see itself.
 pub(super) fn check_nodes<T: Element, const N: usize>(
     [requests, nodes]: [usize; 2],
     tensors: [(&str, &Tensor<T>); N],
@@ -114,7 +116,7 @@ pub(super) fn check_nodes<T: Element, const N: usize>(
     Ok(())
 }
 
-/// Refuses trees and lengths of another batch than the query's.
+/// Refuses another number of trees or lengths than the query has requests.
 pub(super) fn same_batch(
     trees: &[DraftTree],
     cached: &PerRequest,
@@ -131,12 +133,12 @@ pub(super) fn same_batch(
     ))
 }
 
-/// The nodes among themselves.
+/// The inputs of the call over the nodes alone.
 pub(crate) fn tree_nodes<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a> {
     Inputs::new(tensors.query, tensors.key, tensors.value)
 }
 
-/// The nodes over the cached tokens.
+/// The inputs of the call of the nodes over the cached tokens.
 pub(crate) fn tree_paged<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a> {
     let TreeTensors {
         query,
@@ -147,7 +149,8 @@ pub(crate) fn tree_paged<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs
     Inputs::new(query, &cache.key, &cache.value).paged(block_table)
 }
 
-/// `[requests, nodes, nodes]`, 1 hides. A row behind its tree sees itself, so that no row is without keys.
+/// The mask of the trees, `[requests, nodes, nodes]`, 1 hides. A row after the nodes of its tree sees itself, so that
+/// no row is without keys.
 pub(crate) fn tree_mask(
     trees: &[impl Borrow<DraftTree>],
     requests: usize,
@@ -177,8 +180,8 @@ pub(crate) fn tree_mask(
     )?)
 }
 
-/// The calls of a verification in BNSD: the nodes among themselves, and all of them over the cached tokens, which every node
-/// sees. Both give log-sum-exps, by which they are merged.
+/// The calls of a verification in BNSD: the nodes among themselves, and all of them over the cached tokens, which
+/// every node sees. Both return log-sum-exps, by which they are merged.
 #[derive(Clone, Debug)]
 pub(crate) struct TwoCalls {
     pub(crate) nodes: FusedInferAttention,
@@ -186,7 +189,7 @@ pub(crate) struct TwoCalls {
 }
 
 impl TwoCalls {
-    /// With a mask of the trees.
+    /// The two calls, with a mask of the trees.
     pub(super) fn new(shape: AttentionShape, mask: Mask) -> Self {
         let call = shape.call(Layout::Bnsd).softmax_lse(true);
         Self {
@@ -203,13 +206,13 @@ impl TwoCalls {
         }
     }
 
-    /// What merges both.
+    /// The merge of both outputs.
     pub(crate) fn merge() -> MergeState {
         MergeState::new(Layout::Bnsd)
     }
 }
 
-/// Both calls and their merge, prepared.
+/// Both calls and their merge, planned.
 #[derive(Debug)]
 pub(super) struct TwoPlans {
     nodes: Plan,
@@ -217,7 +220,7 @@ pub(super) struct TwoPlans {
 }
 
 impl TwoPlans {
-    /// Of inputs of the nodes, and of the cached tokens.
+    /// Plans the calls, with the inputs of the nodes and those over the cached tokens.
     pub(super) fn plan<T: Element>(
         calls: TwoCalls,
         cached: &PerRequest,
@@ -247,7 +250,7 @@ impl TwoPlans {
         })
     }
 
-    /// Queues both and the merge.
+    /// Queues both calls and the merge.
     pub(super) fn launch<T: Element>(
         &self,
         stream: &Stream,

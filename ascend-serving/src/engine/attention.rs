@@ -10,7 +10,7 @@ use crate::kv::{PagedKvCache, Sequence};
 use super::attention_options::AttentionOptions;
 use super::range_check::{RangeCheck, RangeChecker, RangeFinding};
 
-/// The attention of a model: heads, a paged cache, and the ways to compute.
+/// The attention of a model: its heads, a paged cache, and the backends that compute it.
 ///
 /// Each step begins with its [`AttentionMetadata`](crate::AttentionMetadata), and each layer of the step calls
 /// [`Step::forward`](crate::Step::forward).
@@ -23,7 +23,7 @@ pub struct Attention<T: Element> {
 }
 
 impl<T: Element> Attention<T> {
-    /// Attention of these heads over a cache.
+    /// Attention of these heads over a cache, computed by these backends.
     pub fn new(shape: AttentionShape, cache: PagedKvCache<T>, backends: Backends<T>) -> Self {
         Self {
             shape,
@@ -33,7 +33,7 @@ impl<T: Element> Attention<T> {
         }
     }
 
-    /// The same, where the model asks for nothing that no operator computes.
+    /// Checks what the model needs besides, and refuses what no operator computes.
     ///
     /// # Errors
     /// As for [`AttentionOptions::check`].
@@ -42,9 +42,10 @@ impl<T: Element> Attention<T> {
         Ok(self)
     }
 
-    /// Looks at the numbers of the steps that begin from now on, or at none; steps that are replayed from graphs have a check of
-    /// their own ([`AttentionGraphs::set_range_check`](crate::AttentionGraphs::set_range_check)). What an earlier check has found and nobody has
-    /// taken is dropped.
+    /// Sets the check of the numbers of the steps that begin from now on, or removes it; steps that are replayed from
+    /// graphs have a check of their own
+    /// ([`AttentionGraphs::set_range_check`](crate::AttentionGraphs::set_range_check)). Findings of an earlier check
+    /// that were not taken are dropped.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {
@@ -92,8 +93,9 @@ impl<T: Element> Attention<T> {
         Ok(())
     }
 
-    /// What the range check has found since this was last asked, in what the device is done with: the oldest 256 at most. Each
-    /// is told by a warning (`tracing`), too, when it is found. Nothing without a check.
+    /// Takes the findings of the range check since the last call, in work that the device has finished: the oldest
+    /// 256 at most. A warning (`tracing`) reports each finding, too, when it is found. Without a check there are
+    /// none.
     ///
     /// # Errors
     /// [`Acl`](ascend_attention::Error::Acl): a copy, or work before it on the stream, failed.
@@ -102,7 +104,7 @@ impl<T: Element> Attention<T> {
         checker.map_or(Ok(Vec::new()), |checker| checker.take(false))
     }
 
-    /// The same, and waits for all layers that are queued.
+    /// Waits for all layers that are queued, and takes the findings as [`range_findings`](Self::range_findings) does.
     ///
     /// # Errors
     /// As for [`Attention::range_findings`].
@@ -126,17 +128,17 @@ impl<T: Element> Attention<T> {
         &self.backends
     }
 
-    /// The cache, to grow sequences in ([`Attention::grow`] does so too) and copy blocks.
+    /// The cache, to copy blocks and to grow sequences in ([`Attention::grow`] does so too).
     pub fn cache_mut(&mut self) -> &mut PagedKvCache<T> {
         &mut self.cache
     }
 
-    /// Queues the copies that blocks of a step still wait for in this cache, where other caches share its pool. Steps of
-    /// [`Attention::begin`] do this themselves; [`AttentionGraphs::begin`](crate::AttentionGraphs::begin) has no cache to do it
-    /// in.
+    /// Queues the copies that blocks of a step still wait for in this cache, where other caches share its pool. Steps
+    /// of [`Attention::begin`] do this themselves; [`AttentionGraphs::begin`](crate::AttentionGraphs::begin) does
+    /// not.
     ///
     /// # Errors
-    /// As for [`Attention::begin`], of sequences and blocks; [`Acl`](ascend_attention::Error::Acl).
+    /// The errors of [`Attention::begin`] for sequences and blocks; [`Acl`](ascend_attention::Error::Acl).
     pub fn queue_pending_copies(
         &mut self,
         stream: &Stream,
@@ -146,15 +148,15 @@ impl<T: Element> Attention<T> {
         metadata.goes_with(self.cache.pool())?;
         let _lease = self.cache.pool().begin_step(stream);
         metadata.check_blocks_held(self.cache.pool())?;
-        // This cache has what is copied.
+        // Checks that this cache has computed the tokens that are copied.
         let _progress = metadata.begin_progress(self.cache.entry())?;
         self.cache
             .queue_pending_copies(stream, metadata.sequence_blocks())
     }
 
-    /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared: steps on other streams
-    /// that write such a block, or read the copy, have to wait for this one. Waits for blocks that steps in flight may still
-    /// read, before it says that there are none.
+    /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared: steps on
+    /// other streams that write such a block, or read the copy, have to wait for this one. Before it reports that
+    /// there are no blocks, it waits for blocks that steps in flight may still read.
     ///
     /// # Errors
     /// As for [`PagedKvCache::grow`].

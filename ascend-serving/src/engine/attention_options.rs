@@ -1,12 +1,14 @@
-//! What models ask of attention that no operator here computes, refused by name.
+//! Features of models that no operator here computes, refused by name.
 
 use crate::refusal::{Refused, Rule, refused};
 
-/// What a model's configuration asks of its attention besides heads, scale, windows and sinks. By default nothing.
+/// The features that a model's configuration requires of its attention besides heads, scale, windows and sinks. By
+/// default none.
 ///
-/// None of these has an argument in the operators that steps are computed with: left out, the step runs and its numbers are
-/// another model's. An engine fills in what the configuration says and asks
-/// [`Attention::with_options`](crate::Attention::with_options), which refuses each by name, with what to do instead.
+/// None of these has an argument in the operators that compute steps: without it, the step runs and its numbers are
+/// another model's. An engine sets what the configuration has and calls
+/// [`Attention::with_options`](crate::Attention::with_options), which refuses each feature by name, with what to do
+/// instead.
 ///
 /// ```
 /// use ascend_serving::{AttentionOptions, Rule};
@@ -17,9 +19,10 @@ use crate::refusal::{Refused, Rule, refused};
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AttentionOptions {
     /// Scores become `cap * tanh(score / cap)` before the softmax (Gemma 2, Grok): `logits_soft_cap`,
-    /// `attn_logit_softcapping`. 0 stands for none, as engines have it.
+    /// `attn_logit_softcapping`. 0 means no cap, as in engines.
     pub logit_soft_cap: Option<f64>,
-    /// Whether scores are lowered by the distance of the key, a slope a head (BLOOM, MPT): `alibi_slopes`.
+    /// Whether scores are lowered by the distance of the key, with a slope for each head (BLOOM, MPT):
+    /// `alibi_slopes`.
     pub alibi: bool,
     /// The share of attention weights that are dropped at random: `attention_dropout` of a model in training.
     pub dropout: f64,
@@ -30,11 +33,11 @@ pub struct AttentionOptions {
 }
 
 impl AttentionOptions {
-    /// Refuses what no step computes.
+    /// Refuses features that no step computes.
     ///
     /// # Errors
     /// [`Rule::OptionSoftCap`], [`Rule::OptionAlibi`], [`Rule::OptionDropout`], [`Rule::OptionCrossAttention`],
-    /// [`Rule::OptionSharedKv`]: the first of them that is asked for.
+    /// [`Rule::OptionSharedKv`]: the first of them that is required.
     pub fn check(&self) -> Result<(), Refused> {
         if let Some(cap) = self.logit_soft_cap.filter(|cap| *cap != 0.0) {
             return Err(refused(
@@ -127,7 +130,7 @@ mod tests {
         }
     }
 
-    /// The estimate that the refusal of a cap gives.
+    /// Checks the estimate in the refusal of a cap.
     #[test]
     fn a_cap_far_above_the_scores_changes_them_by_a_third_of_the_cube() {
         let cap = 50.0f64;

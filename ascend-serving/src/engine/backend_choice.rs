@@ -1,4 +1,4 @@
-//! Which backend would serve which kind of step, asked before there is one.
+//! Which backend would serve which kind of step, before there is a step.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,17 +16,17 @@ use super::attention::Attention;
 use super::layer_check::check_layer;
 use super::step::LayerOptions;
 
-/// What would serve one kind of step. From [`Attention::backend_choices`].
+/// The backend that would serve one kind of step. From [`Attention::backend_choices`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct BackendChoice {
-    /// The kind.
+    /// The kind of step.
     pub state: AttentionState,
     /// The backend's name, or why there is none.
     pub served: Result<&'static str>,
-    /// Backends that were tried before it.
+    /// Backends that were tried before that one.
     pub refused: Vec<RefusedBackend>,
-    /// What the served step needs of the device's memory besides the cache; nothing of one that is not served.
+    /// Device memory that the served step needs besides the cache; zeros where no backend serves the step.
     pub memory: StepMemory,
 }
 
@@ -43,8 +43,8 @@ impl fmt::Display for BackendChoice {
     }
 }
 
-/// A kind of step by an example: how it is classified, and of each request the new tokens, those among them that are drafts,
-/// and the cached ones.
+/// An example of a kind of step: how it is classified, and for each request the numbers of new tokens, of drafts
+/// among them, and of cached tokens.
 struct Example {
     policy: StatePolicy,
     requests: [(usize, usize, usize); 2],
@@ -96,14 +96,14 @@ const EXAMPLES: [Example; 5] = {
 };
 
 impl<T: Element> Attention<T> {
-    /// Which of the backends would serve each kind of step on this device with this cache, for layers with these options: each
-    /// is asked to plan two small requests, and nothing is queued. An engine asks when it starts, on the emulation of a product
-    /// and release also for machines that it does not have.
+    /// Reports which of the backends would serve each kind of step on this device with this cache, for layers with
+    /// these options: each plans two small requests, and nothing is queued. Call it when the engine starts; on the
+    /// emulation of a product and release it answers also for machines that you do not have.
     ///
-    /// A choice may depend on more than the kind: backends such as [`TriangleMixPrefill`](crate::TriangleMixPrefill) and
-    /// [`SharedPrefixDecode`](crate::SharedPrefixDecode) leave small steps to the others. [`Step::selected`](crate::Step::selected)
-    /// says what serves a real one. Layers are asked about
-    /// without latents, so that [`Mla`](crate::Mla) refuses every kind.
+    /// A choice may depend on more than the kind: backends such as [`TriangleMixPrefill`](crate::TriangleMixPrefill)
+    /// and [`SharedPrefixDecode`](crate::SharedPrefixDecode) leave small steps to the others.
+    /// [`Step::selected`](crate::Step::selected) is the backend of a real step. The examples have no latents, so that
+    /// [`Mla`](crate::Mla) refuses every kind.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {
@@ -132,8 +132,8 @@ impl<T: Element> Attention<T> {
     ///
     /// # Errors
     /// As for [`Attention::begin`] for a stream of another device and for heads and scale;
-    /// [`Rule::TableBlock`](crate::Rule::TableBlock) for a cache with less room than two requests of eight tokens; that of
-    /// allocating small tensors. What no backend serves is no error.
+    /// [`Rule::TableBlock`](crate::Rule::TableBlock) for a cache with less room than two requests of eight tokens;
+    /// errors of allocating small tensors. A kind that no backend serves is no error.
     pub fn backend_choices(
         &self,
         stream: &Stream,
@@ -169,15 +169,16 @@ impl<T: Element> Attention<T> {
         self.choice(stream, &metadata, options)
     }
 
-    /// Which of the backends would serve this step, such as the largest that a scheduler makes, and what memory it would need
-    /// ([`BackendChoice::memory`]): it is planned for layers with these options, and nothing is queued. The
-    /// query and the new keys of one layer are allocated meanwhile.
+    /// Reports which of the backends would serve this step, such as the largest that a scheduler makes, and what
+    /// memory it would need ([`BackendChoice::memory`]): it is planned for layers with these options, and nothing is
+    /// queued. The query and the new keys of one layer are allocated meanwhile.
     ///
-    /// With [`Backends::memory_limit`](crate::Backends::memory_limit) a backend that needs too much is refused, and says
-    /// how much.
+    /// With [`Backends::memory_limit`](crate::Backends::memory_limit) a backend that needs too much memory is
+    /// refused, and the refusal has the number of bytes.
     ///
     /// # Errors
-    /// As for [`Attention::begin`]; that of allocating the tensors of a layer. What no backend serves is no error.
+    /// As for [`Attention::begin`]; errors of allocating the tensors of a layer. A step that no backend serves is no
+    /// error.
     pub fn backend_choice(
         &self,
         stream: &Stream,
@@ -239,7 +240,7 @@ impl<T: Element> Attention<T> {
     }
 }
 
-/// The first blocks of a cache, dealt out to the requests.
+/// Rows of the block table: the first blocks of a cache, divided among the requests.
 fn rows_of(example: &Example, block_size: usize) -> Vec<Vec<usize>> {
     let each = MOST_TOKENS.div_ceil(block_size.max(1));
     let blocks = |request: usize| -> Range<usize> {

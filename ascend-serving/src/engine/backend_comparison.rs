@@ -13,7 +13,8 @@ use crate::kv::{CacheShape, PagedKvCache};
 
 use super::attention::Attention;
 
-/// What recorded steps are computed with: a record has lengths and blocks, but neither heads nor numbers.
+/// The model and numbers with which recorded steps are computed: a record has lengths and blocks, but neither heads
+/// nor numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct BackendTrial {
@@ -21,17 +22,17 @@ pub struct BackendTrial {
     pub shape: AttentionShape,
     /// Layers of the cache.
     pub layers: usize,
-    /// How the cache lies.
+    /// The format of the cache.
     pub format: Cache,
-    /// Which numbers the cache, the queries, keys and values hold: the same ones for a seed, whatever computes.
+    /// Seed of the numbers in cache, queries, keys and values: equal seeds give equal numbers for every backend.
     pub seed: u64,
-    /// How often each side computes a step, the quickest time counting: the first time pays for what later ones find prepared. 0
-    /// is once.
+    /// How often each side computes a step. The fastest run counts, since the first one includes preparations that
+    /// later ones reuse. 0 means once.
     pub runs: usize,
 }
 
 impl BackendTrial {
-    /// So many layers of these heads, over a cache in BnBsH.
+    /// `layers` layers of these heads, over a cache in BnBsH.
     pub fn new(shape: AttentionShape, layers: usize) -> Self {
         Self {
             shape,
@@ -42,26 +43,26 @@ impl BackendTrial {
         }
     }
 
-    /// The same over a cache in another format.
+    /// Sets another format of the cache.
     pub fn format(mut self, format: Cache) -> Self {
         self.format = format;
         self
     }
 
-    /// The same with other numbers.
+    /// Sets another seed of the numbers.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// The same, each step computed so often.
+    /// Sets how often each step is computed.
     pub fn runs(mut self, runs: usize) -> Self {
         self.runs = runs;
         self
     }
 }
 
-/// What came of all steps. From [`compare_backends`].
+/// The comparison of all steps. From [`compare_backends`].
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct BackendComparison {
@@ -69,14 +70,14 @@ pub struct BackendComparison {
     pub steps: Vec<StepComparison>,
 }
 
-/// What came of one step.
+/// The comparison of one step.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct StepComparison {
     /// What kind of step it is.
     pub state: AttentionState,
-    /// What the first and the second did, or why none of their backends could serve the step. Nothing is compared unless both
-    /// served it.
+    /// What the first and the second list of backends did, or why none of their backends could serve the step.
+    /// Nothing is compared unless both served it.
     pub sides: [Result<ServedStep>; 2],
     /// Elements compared.
     pub elements: usize,
@@ -90,10 +91,10 @@ pub struct StepComparison {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServedStep {
-    /// Which backend: that of the first layer, if a [`Hybrid`](crate::Hybrid) has several.
+    /// The backend that served the step: that of the first layer, if a [`Hybrid`](crate::Hybrid) has several.
     pub backend: &'static str,
-    /// From the beginning of the step, planning included, until the stream was done with its last layer, on the host's clock: the
-    /// quickest of [the runs](BackendTrial::runs).
+    /// Time on the host's clock from the beginning of the step, planning included, until the stream has finished its
+    /// last layer: the fastest of [the runs](BackendTrial::runs).
     pub time: Duration,
 }
 
@@ -101,21 +102,21 @@ pub struct ServedStep {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct BackendDeviation {
-    /// Which step.
+    /// The step.
     pub step: usize,
-    /// Which layer.
+    /// The layer.
     pub layer: usize,
-    /// Which request of the step.
+    /// The request of the step.
     pub request: usize,
-    /// Which of the request's new tokens.
+    /// The place of the token among the request's new tokens.
     pub token: usize,
-    /// Which query head.
+    /// The query head.
     pub head: usize,
-    /// Which element of the head.
+    /// The element of the head.
     pub element: usize,
-    /// What the first and the second computed.
+    /// The values that the first and the second backend computed.
     pub values: [f64; 2],
-    /// How far apart these are; infinite unless both are finite.
+    /// The difference of the values; infinite unless both are finite.
     pub distance: f64,
 }
 
@@ -150,7 +151,7 @@ impl BackendComparison {
         })
     }
 
-    /// How long the first and the second took for the steps that both served.
+    /// How long the first and the second list took for the steps that both served.
     pub fn times(&self) -> [Duration; 2] {
         let mut times = [Duration::ZERO; 2];
         for step in &self.steps {
@@ -164,12 +165,13 @@ impl BackendComparison {
     }
 }
 
-/// Runs the same steps by two lists of backends, each over a cache of its own, and says how far their outputs are apart, where
-/// they are furthest, and how long each took.
+/// Runs the same steps by two lists of backends, each over a cache of its own, and reports how far their outputs are
+/// apart, where the difference is largest, and how long each took.
 ///
-/// Both caches begin full of the same numbers, so that a step reads what recorded earlier steps would have written, and get the
-/// same new keys and values. A step that one of the lists cannot serve is named with the reason, and its keys are written all the
-/// same. Waits for the stream after each step: for choosing backends and finding errors, not while serving.
+/// Both caches begin full of the same numbers, so that a step reads what recorded earlier steps would have written,
+/// and get the same new keys and values. A step that one of the lists cannot serve is reported with the reason, and
+/// its keys are written nevertheless. The function waits for the stream after each step: use it to choose backends
+/// and find errors, not while serving.
 ///
 /// ```
 /// # fn main() -> ascend_serving::Result<()> {
@@ -195,9 +197,10 @@ impl BackendComparison {
 /// ```
 ///
 /// # Errors
-/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for no step, steps whose settings are of different caches, and a
-/// trial without layers; [`Refused`](crate::Refused) for a record that is no right batch; as for [`PagedKvCache::new`],
-/// [`Attention::begin`] and [`Step::forward`](crate::Step::forward), but for a step that no backend serves.
+/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for no step, steps whose settings are of different
+/// caches, and a trial without layers; [`Refused`](crate::Refused) for a record that is no valid batch; as for
+/// [`PagedKvCache::new`], [`Attention::begin`] and [`Step::forward`](crate::Step::forward), except for a step that no
+/// backend serves.
 pub fn compare_backends<T: Number>(
     stream: &Stream,
     trial: &BackendTrial,
@@ -284,7 +287,7 @@ pub fn compare_backends<T: Number>(
 /// Query, key and value of one layer.
 type Rows<T> = [Tensor<T>; 3];
 
-/// Runs a step. What came out of each layer, where a backend serves it.
+/// Runs a step and returns the output of each layer, where a backend serves it.
 fn run<T: Number>(
     stream: &Stream,
     attention: &mut Attention<T>,
@@ -333,11 +336,11 @@ fn forward<T: Number>(
     Ok((backend, outputs))
 }
 
-/// Where the elements of a step's output belong.
+/// The step, heads and tokens that the elements of an output belong to.
 struct Places {
     step: usize,
     shape: AttentionShape,
-    /// Of each token its request, and its place among the request's new tokens.
+    /// For each token its request, and its place among the request's new tokens.
     tokens: Vec<(usize, usize)>,
 }
 
@@ -385,7 +388,7 @@ impl StepComparison {
     }
 }
 
-/// What generated numbers are for.
+/// The tensors for which numbers are generated.
 #[derive(Clone, Copy)]
 enum Numbers {
     Query,
@@ -454,7 +457,7 @@ impl BackendTrial {
     }
 }
 
-/// The output of SplitMix64 in a state: neighbours have nothing in common.
+/// The output of SplitMix64 for a state: neighbouring states give unrelated outputs.
 fn mixed(state: u64) -> u64 {
     let mut bits = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

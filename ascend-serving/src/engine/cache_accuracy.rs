@@ -32,12 +32,12 @@ pub struct CacheAccuracy {
 }
 
 impl CacheAccuracy {
-    /// The largest difference as a share of the range; infinite where outputs of one number differ.
+    /// The largest difference as a share of the range; infinite where the outputs differ although the range is 0.
     pub fn largest_share(&self) -> f64 {
         self.share(self.largest)
     }
 
-    /// The mean difference as a share of the range, as the largest.
+    /// The mean difference as a share of the range, like [`largest_share`](Self::largest_share).
     pub fn mean_share(&self) -> f64 {
         self.share(self.mean)
     }
@@ -50,7 +50,7 @@ impl CacheAccuracy {
     }
 }
 
-/// What the elements of a layer have shown so far.
+/// Statistics of the elements of a layer so far.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     largest: f64,
@@ -71,7 +71,7 @@ impl Seen {
 
     fn add(&mut self, exact: f64, got: f64) {
         let difference = (exact - got).abs();
-        // NaN stays.
+        // A NaN is kept as the largest.
         if difference.is_nan() || difference > self.largest {
             self.largest = difference;
         }
@@ -91,16 +91,18 @@ impl Seen {
 }
 
 /// Runs the same causal steps of one sequence over two caches, such as one of 16 bits and a
-/// [quantised](crate::kv::PagedKvCache::quantised_as) one, and says for each layer how far the outputs are apart. `steps` are the new
-/// tokens of each step, a prompt and then single tokens as a rule; `layers` has the rows of all of them for each layer of the
-/// caches. Waits for the stream: for choosing scales and layers before serving, not while.
+/// [quantised](crate::kv::PagedKvCache::quantised_as) one, and reports for each layer how far the outputs are apart.
+/// `steps` are the new tokens of each step, usually a prompt and then single tokens; `layers` has the rows of all of
+/// them for each layer of the caches. It waits for the stream: use it to choose scales and layers before serving, not
+/// while serving.
 ///
-/// What is compared is attention alone, on the same queries, keys and values: a model's later layers get other ones.
+/// Attention alone is compared, on the same queries, keys and values: in a model later layers get other ones.
 ///
 /// # Errors
-/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for no step or no layer, for steps that are not all of the
-/// rows, and another number of layers than the caches have; as for [`Attention::grow`], [`Attention::begin`] and
-/// [`Step::forward`](crate::Step::forward). The blocks that the sequence had are free again, whatever happens.
+/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for no step or no layer, for steps whose tokens are
+/// not all of the rows, and another number of layers than the caches have; as for [`Attention::grow`],
+/// [`Attention::begin`] and [`Step::forward`](crate::Step::forward). The blocks of the sequence are free again,
+/// whatever happens.
 pub fn compare_caches<T: Number>(
     stream: &Stream,
     exact: &mut Attention<T>,

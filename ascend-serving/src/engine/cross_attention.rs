@@ -18,16 +18,16 @@ use crate::refusal::{Rule, refused};
 use super::layer_check::StepRows;
 use super::queued_layers::QueuedLayers;
 
-/// The cross attention of a model with an encoder, such as Whisper, T5, or a language model that looks at pictures: each
-/// request's encoder tokens are written once, and every token of its decoder sees all of them, in every step.
+/// The cross attention of a model with an encoder, such as Whisper, T5, or a language model that looks at pictures:
+/// each request's encoder tokens are written once, and every token of its decoder sees all of them, in every step.
 ///
-/// The encoder's keys are in a paged cache of their own, with a [`Sequence`] for each request. Beside it the decoder has an
-/// [`Attention`](crate::Attention) for its own tokens; both take the metadata of the same step. Beams of one request share its
-/// encoder keys by [`Sequence::fork`].
+/// The encoder's keys are in a paged cache of their own, with a [`Sequence`] for each request. In addition, the
+/// decoder has an [`Attention`](crate::Attention) for its own tokens; both take the metadata of the same step. Beams
+/// of one request share its encoder keys by [`Sequence::fork`].
 ///
-/// Served by one packed call (TND) a layer over the cache, without a mask; by the operator's decode path where that is refused
-/// and each request brings one token. What packed calls take in which release is said at [`Fused`](crate::Fused), what the
-/// decode path takes at [`PagedDecode`](crate::PagedDecode).
+/// Each layer is one packed call (TND) over the cache, without a mask, or the operator's decode path where that call
+/// is refused and each request adds one token. [`Fused`](crate::Fused) lists what packed calls take in each release,
+/// [`PagedDecode`](crate::PagedDecode) what the decode path takes.
 ///
 /// ```
 /// # fn main() -> ascend_serving::Result<()> {
@@ -79,7 +79,8 @@ impl<T: Element> CrossAttention<T> {
     /// Cross attention of these heads over a cache for encoder keys.
     ///
     /// # Errors
-    /// [`Rule::BackendQuantised`] for a quantised cache; as for [`Attention::begin`](crate::Attention::begin) for heads and scale.
+    /// [`Rule::BackendQuantised`] for a quantised cache; as for [`Attention::begin`](crate::Attention::begin) for
+    /// heads and scale.
     pub fn new(shape: AttentionShape, cache: PagedKvCache<T>) -> Result<Self> {
         shape.check_cache(&cache.shape())?;
         if cache.is_quantised() {
@@ -104,12 +105,12 @@ impl<T: Element> CrossAttention<T> {
         &self.cache
     }
 
-    /// Makes room for the encoder tokens of requests, so many more for each, to be written layer by layer. Waits for blocks
-    /// that steps in flight may still read, before it says that there are none. Where writing a layer fails, take the tokens
-    /// back by [`Sequence::truncate`].
+    /// Makes room for the encoder tokens of requests, with a number of tokens for each, to be written layer by layer.
+    /// Before it reports that there are no blocks, it waits for blocks that steps in flight may still read. Where
+    /// writing a layer fails, remove the tokens by [`Sequence::truncate`].
     ///
     /// # Errors
-    /// As for [`PagedKvCache::grow`], and [`Rule::BatchEmpty`] without any token; every sequence is as it was then.
+    /// As for [`PagedKvCache::grow`], and [`Rule::BatchEmpty`] without any token; no sequence changes then.
     pub fn encode<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -162,15 +163,15 @@ impl<T: Element> CrossAttention<T> {
         })
     }
 
-    /// Begins a step of the decoder on a stream: `encoded` has the encoder tokens of each of its requests, in their order.
-    /// Requests without encoder tokens, and padding, get rows of zeros. Blocks given back from now on are handed out again
-    /// when the stream has passed the end of the step.
+    /// Begins a step of the decoder on a stream: `encoded` has the encoder tokens of each of its requests, in their
+    /// order. Requests without encoder tokens, and padding, get rows of zeros. Blocks given back from now on are
+    /// handed out again when the stream has passed the end of the step.
     ///
     /// # Errors
-    /// [`CallRule::LengthsBatch`] for another number of sequences than requests, [`Rule::BlockPool`] for one of another pool,
-    /// [`Rule::BlockUncopied`] for one whose copies were not queued, [`Rule::BlockWindow`] for one that gave tokens back,
-    /// [`Rule::SequenceGap`] and [`Rule::StepLayersMissing`] for one whose tokens were not all written;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device.
+    /// [`CallRule::LengthsBatch`] for another number of sequences than requests, [`Rule::BlockPool`] for one of
+    /// another pool, [`Rule::BlockUncopied`] for one whose copies were not queued, [`Rule::BlockWindow`] for one that
+    /// gave tokens back, [`Rule::SequenceGap`] and [`Rule::StepLayersMissing`] for one whose tokens were not all
+    /// written; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device.
     pub fn begin<'a>(
         &'a self,
         stream: &'a Stream,
@@ -246,14 +247,14 @@ pub struct Encoding<'a, T: Element> {
     cache: &'a mut PagedKvCache<T>,
     stream: &'a Stream,
     slots: Vec<i32>,
-    /// What the first layer has prepared for all.
+    /// The write that the first layer has prepared for all layers.
     write: Option<CacheWrite>,
     layers: QueuedLayers,
     lease: StepLease<'a, Stream>,
 }
 
 impl<T: Element> Encoding<'_, T> {
-    /// Queues the writing of a layer's keys and values, `[tokens, Nkv, D]`, those of the requests behind each other.
+    /// Queues the writing of a layer's keys and values, `[tokens, Nkv, D]`, packed request after request.
     ///
     /// # Errors
     /// [`Rule::StepLayerRepeated`] for a layer that was queued before; as for [`PagedKvCache::plan_write`] and
@@ -278,7 +279,7 @@ impl<T: Element> Encoding<'_, T> {
         self.cache.write(self.stream, write, layer, key, value)
     }
 
-    /// Ends the writing, and says whether all layers were queued.
+    /// Ends the writing, and checks that all layers were queued.
     ///
     /// # Errors
     /// [`Rule::StepLayersMissing`]: the tokens do not count as written.
@@ -298,10 +299,10 @@ pub struct CrossStep<'a, T: Element> {
     cross: &'a CrossAttention<T>,
     stream: &'a Stream,
     metadata: &'a AttentionMetadata,
-    /// Encoder tokens of each request, none for padding.
+    /// The number of encoder tokens of each request, 0 for padding.
     lengths: PerRequest,
     block_table: BlockTable,
-    /// What the first layer has planned for all.
+    /// The call that the first layer has planned for all layers.
     planned: Option<CrossPlan>,
     lease: StepLease<'a, Stream>,
 }
@@ -315,13 +316,13 @@ enum CrossPlan {
 }
 
 impl<T: Element> CrossStep<'_, T> {
-    /// Queues the attention of a layer over the encoder keys: query `[tokens, N, D]` and output
-    /// `[tokens, N, Dv]`, packed, with the padding of the metadata. Returns at once. The first layer plans for all.
+    /// Queues the attention of a layer over the encoder keys: query `[tokens, N, D]` and output `[tokens, N, Dv]`,
+    /// packed, with the padding of the metadata. Returns at once. The first layer plans for all layers.
     ///
     /// # Errors
     /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for a query of another shape;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one of another device, and for a layer that there is
-    /// not; [`Error::NoBackend`] with the reasons of the operator where no call serves the step.
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a query of another device, and for a layer
+    /// that does not exist; [`Error::NoBackend`] with the reasons of the operator where no call serves the step.
     pub fn forward(&mut self, layer: usize, query: &Tensor<T>) -> Result<Output<T>> {
         let [tokens, heads] = [0, 1].map(|axis| size(query, axis));
         let rows = [tokens, heads, self.cross.cache.shape().value_dim];
@@ -333,11 +334,12 @@ impl<T: Element> CrossStep<'_, T> {
         Ok(output)
     }
 
-    /// The same with an output tensor of the caller, of the query's shape. Allocates nothing from the second layer on.
+    /// As [`forward`](Self::forward), with an output tensor of the caller, of the query's shape. Allocates nothing
+    /// from the second layer on.
     ///
     /// # Errors
-    /// As for [`CrossStep::forward`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of another shape,
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps.
+    /// As for [`CrossStep::forward`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of
+    /// another shape, [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps.
     pub fn forward_into(
         &mut self,
         layer: usize,

@@ -17,16 +17,17 @@ use crate::refusal::{Rule, refused};
 
 use super::layer_check::{StepRows, apart};
 
-/// The attention of an encoder or a vision tower: sequences behind each other, each token of which sees all of its own sequence
-/// and nothing else. There is no cache, no mask, and no state: [`EncoderAttention::plan`] checks and prepares a batch once for
-/// all layers, [`EncoderPlan::run`] queues a layer.
+/// The attention of an encoder or a vision tower: packed sequences, each token of which sees all of its own sequence
+/// and nothing else. There is no cache, no mask, and no state: [`EncoderAttention::plan`] checks and prepares a batch
+/// once for all layers, [`EncoderPlan::run`] queues a layer.
 ///
-/// The sequences are whatever must not see each other: texts, pictures, or windows of a picture, for towers that attend within
-/// windows in some layers (`cu_window_seqlens`), which then have a plan for the windows and one for the pictures. Model files
-/// with running sums get lengths by [`Cumulative::from_with_zero`](ascend_attention::attention::Cumulative::from_with_zero) and
+/// The sequences are whatever must not see each other: texts, pictures, or windows of a picture, for towers that
+/// attend within windows in some layers (`cu_window_seqlens`), which then have a plan for the windows and one for the
+/// pictures. Model files with running sums get lengths by
+/// [`Cumulative::from_with_zero`](ascend_attention::attention::Cumulative::from_with_zero) and
 /// [`Cumulative::per_request`](ascend_attention::attention::Cumulative::per_request).
 ///
-/// Tried in this order, as [`EncoderPlan::route`] says:
+/// The routes are tried in this order, and [`EncoderPlan::route`] names the one that is used:
 ///
 /// | route | calls |
 /// |---|---|
@@ -64,8 +65,8 @@ impl EncoderAttention {
     /// Attention of these heads.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a scale that is 0 or not finite, and for query heads that
-    /// are no multiple of the key heads.
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a scale that is 0 or not finite, and for
+    /// query heads that are no multiple of the key heads.
     pub fn new(shape: AttentionShape) -> Result<Self> {
         shape.check()?;
         Ok(Self { shape })
@@ -76,8 +77,8 @@ impl EncoderAttention {
         self.shape
     }
 
-    /// Prepares a batch: the length of each sequence, and tensors of the shapes of all layers: query `[tokens, N, D]`, key and
-    /// value `[tokens, Nkv, D]`. Sequences may be empty.
+    /// Prepares a batch: the length of each sequence, and tensors of the shapes of all layers: query
+    /// `[tokens, N, D]`, key and value `[tokens, Nkv, D]`. Sequences may be empty.
     ///
     /// # Errors
     /// [`Rule::BatchEmpty`] without tokens, [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes,
@@ -153,7 +154,7 @@ impl EncoderAttention {
     }
 }
 
-/// What the tensors of a batch have to be.
+/// The expected shapes of the tensors of a batch.
 #[derive(Clone, Copy, Debug)]
 struct EncoderRows {
     tokens: usize,
@@ -183,7 +184,7 @@ impl EncoderRows {
     }
 }
 
-/// Sequences of one length behind each other.
+/// Consecutive sequences of one length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Run {
     tokens: Range<usize>,
@@ -191,7 +192,7 @@ struct Run {
 }
 
 impl Run {
-    /// The rows of each tensor, `[sequences, length, heads, D]`.
+    /// The rows of the run in each tensor, `[sequences, length, heads, D]`.
     fn parts<T: Element>(&self, tensors: [&Tensor<T>; 3]) -> Result<[Tensor<T>; 3]> {
         let [query, key, value] = tensors;
         Ok([self.part(query)?, self.part(key)?, self.part(value)?])
@@ -204,7 +205,7 @@ impl Run {
         Ok(rows.reshape(shape)?)
     }
 
-    /// The same, `[sequences, length, heads * D]`.
+    /// The rows of the run in each tensor, `[sequences, length, heads * D]`.
     fn flat_parts<T: Element>(&self, tensors: [&Tensor<T>; 3]) -> Result<[Tensor<T>; 3]> {
         let [query, key, value] = tensors;
         let part = |tensor| self.flat_part(tensor);
@@ -216,7 +217,7 @@ impl Run {
     }
 }
 
-/// Neighbours of one length, at most so many; empty sequences are in none.
+/// Divides sequences into runs of neighbours of one length, at most `most` in each; empty sequences are in none.
 fn runs_of(lengths: &[usize], most: usize) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let mut length_of_last = 0;
@@ -259,7 +260,7 @@ enum Calls {
     Prompts(Vec<(Run, Arc<PromptPlan>)>),
 }
 
-/// A batch that was prepared for all layers of an encoder. From [`EncoderAttention::plan`].
+/// A batch that is prepared for all layers of an encoder. From [`EncoderAttention::plan`].
 pub struct EncoderPlan {
     route: &'static str,
     calls: Calls,
@@ -267,7 +268,7 @@ pub struct EncoderPlan {
 }
 
 impl EncoderPlan {
-    /// Which of the routes of [`EncoderAttention`] it goes.
+    /// The route of [`EncoderAttention`] that it uses.
     pub fn route(&self) -> &'static str {
         self.route
     }
@@ -276,7 +277,8 @@ impl EncoderPlan {
     ///
     /// # Errors
     /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of another device; whatever a launch says.
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of another device; any error of a
+    /// launch.
     pub fn run<T: Element>(
         &self,
         stream: &Stream,
@@ -292,12 +294,12 @@ impl EncoderPlan {
         Ok(output.attention)
     }
 
-    /// The same with an output tensor of the caller, of the query's shape.
+    /// As [`run`](Self::run), with an output tensor of the caller, of the query's shape.
     ///
     /// # Errors
-    /// As for [`EncoderPlan::run`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of another shape,
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps, and for one that shares memory
-    /// with what is read.
+    /// As for [`EncoderPlan::run`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of another
+    /// shape, [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps, and for one
+    /// that shares memory with an input.
     pub fn run_into<T: Element>(
         &self,
         stream: &Stream,

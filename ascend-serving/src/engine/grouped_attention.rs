@@ -23,8 +23,8 @@ pub struct LayerGroup<T: Element> {
 }
 
 impl<T: Element> LayerGroup<T> {
-    /// These layers of the model, in the order in which the attention's cache has them. Of more than
-    /// [`CacheShape::MAX_LAYERS`] only one more is kept: no [`GroupedAttention`] takes them.
+    /// A group of these layers of the model, in the order in which the attention's cache has them. At most one layer
+    /// more than [`CacheShape::MAX_LAYERS`] is kept: no [`GroupedAttention`] takes more.
     pub fn new(
         layers: impl IntoIterator<Item = usize>,
         causality: Causality,
@@ -59,9 +59,9 @@ impl<T: Element> LayerGroup<T> {
 /// The attention of a model with several kinds of layers, such as full ones and ones with a sliding window (Gemma,
 /// gpt-oss): one step for all, each kind with its own cache, heads and backends.
 ///
-/// A request has a [`GroupedSequence`], with blocks in the pool of each group. Growing it gives back what the windows show
-/// no more, so that the cache of a windowed group holds no more of a request than the window, one step's tokens and a
-/// block. The layers of one group may have sinks while those of another have none.
+/// A request has a [`GroupedSequence`], with blocks in the pool of each group. Growing it gives back the tokens that
+/// the windows no longer show, so that the cache of a windowed group holds no more of a request than the window, one
+/// step's tokens and a block. The layers of one group may have sinks while those of another have none.
 ///
 /// ```
 /// use std::num::NonZeroUsize;
@@ -107,7 +107,7 @@ impl<T: Element> LayerGroup<T> {
 #[derive(Debug)]
 pub struct GroupedAttention<T: Element> {
     groups: Vec<LayerGroup<T>>,
-    /// Of each layer of the model the group, and its number there.
+    /// For each layer of the model its group, and its number in the group.
     of_layer: Vec<(usize, usize)>,
 }
 
@@ -115,8 +115,8 @@ impl<T: Element> GroupedAttention<T> {
     /// The attention of a model of `layers` layers.
     ///
     /// # Errors
-    /// [`Rule::GroupLayers`] for a layer that is in no group, in several or not in the model, for a group whose cache has
-    /// another number of layers, and for more than [`CacheShape::MAX_LAYERS`] layers or groups.
+    /// [`Rule::GroupLayers`] for a layer that is in no group, in several or not in the model, for a group whose cache
+    /// has another number of layers, and for more than [`CacheShape::MAX_LAYERS`] layers or groups.
     pub fn new(
         layers: usize,
         groups: impl IntoIterator<Item = LayerGroup<T>>,
@@ -161,7 +161,7 @@ impl<T: Element> GroupedAttention<T> {
         })
     }
 
-    /// Of each layer of the model the group, and its number there.
+    /// For each layer of the model its group, and its number in the group.
     pub(crate) fn layer_places(&self) -> &[(usize, usize)] {
         &self.of_layer
     }
@@ -171,11 +171,11 @@ impl<T: Element> GroupedAttention<T> {
         &self.groups
     }
 
-    /// Looks at the numbers of the steps that begin from now on, or at none, in every group:
+    /// Sets the range check of the steps that begin from now on, or removes it, in every group:
     /// [`Attention::set_range_check`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Attention::set_range_check`].
     pub fn set_range_check(&mut self, check: impl Into<Option<RangeCheck>>) -> Result<()>
     where
         T: Number,
@@ -184,15 +184,16 @@ impl<T: Element> GroupedAttention<T> {
         (self.groups.iter_mut()).try_for_each(|group| group.attention.set_range_check(check))
     }
 
-    /// What the range check has found, with the layers as the model numbers them: [`Attention::range_findings`].
+    /// Takes the findings of the range check, with the layers as the model numbers them:
+    /// [`Attention::range_findings`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Attention::range_findings`].
     pub fn range_findings(&mut self) -> Result<Vec<RangeFinding>> {
         self.findings(Attention::range_findings)
     }
 
-    /// The same, and waits for all layers that are queued.
+    /// Waits for all layers that are queued, and takes the findings as [`range_findings`](Self::range_findings) does.
     ///
     /// # Errors
     /// As for [`Attention::await_range_findings`].
@@ -227,9 +228,9 @@ impl<T: Element> GroupedAttention<T> {
         }
     }
 
-    /// Makes room for `tokens` more tokens of a sequence in each group, gives back what lies in front of the windows, and
-    /// queues the copies of blocks that it shared. After an error no group has grown. Waits for blocks that steps in flight
-    /// may still read, before it says that there are none.
+    /// Makes room for `tokens` more tokens of a sequence in each group, gives back the tokens before the windows, and
+    /// queues the copies of blocks that it shared. After an error no group has grown. Before it reports that there
+    /// are no blocks, it waits for blocks that steps in flight may still read.
     ///
     /// # Errors
     /// As for [`PagedKvCache::grow`](crate::kv::PagedKvCache::grow).
@@ -254,14 +255,15 @@ impl<T: Element> GroupedAttention<T> {
                 .copy_blocks(stream, &room.copies)?;
         }
         for ((part, _), room) in sequence.parts.iter_mut().zip(rooms) {
-            // Metadata has the slots, and the copies are queued.
+            // The slots are not used: the metadata has them, and the copies are queued.
             let _ = part.settle(room)?;
         }
         Ok(())
     }
 
-    /// Whether one step can add so many tokens to these sequences: [`BlockPool::admits`](crate::kv::BlockPool::admits) in
-    /// each group, behind what [`GroupedAttention::grow`] gives back. A sequence that has grown already adds none.
+    /// Whether one step can add these numbers of tokens to these sequences:
+    /// [`BlockPool::admits`](crate::kv::BlockPool::admits) in each group, after [`GroupedAttention::grow`] has given
+    /// tokens back. A sequence that has grown already adds none.
     ///
     /// # Errors
     /// [`Rule::BatchBlocks`], [`CallRule::LengthsOverflow`](ascend_attention::CallRule::LengthsOverflow).
@@ -299,7 +301,8 @@ impl<T: Element> GroupedAttention<T> {
     /// Begins a step on a stream: [`Attention::begin`] in each group.
     ///
     /// # Errors
-    /// As there; [`Rule::StepCausality`] and [`Rule::GroupLayers`] for metadata of another attention.
+    /// As for [`Attention::begin`]; [`Rule::StepCausality`] and [`Rule::GroupLayers`] for metadata of another
+    /// attention.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -322,7 +325,7 @@ impl<T: Element> GroupedAttention<T> {
     }
 }
 
-/// Refuses steps of other groups of layers.
+/// Refuses a step with another number of groups of layers.
 pub(crate) fn same_groups(given: usize, own: usize) -> Result<(), Refused> {
     if given == own {
         return Ok(());
@@ -335,7 +338,7 @@ pub(crate) fn same_groups(given: usize, own: usize) -> Result<(), Refused> {
     ))
 }
 
-/// Refuses steps whose tokens see other keys than the layers do.
+/// Refuses a step whose mask is not that of the layers.
 pub(crate) fn same_mask(given: &MaskKind, own: &MaskKind) -> Result<(), Refused> {
     if given == own {
         return Ok(());
@@ -348,8 +351,8 @@ pub(crate) fn same_mask(given: &MaskKind, own: &MaskKind) -> Result<(), Refused>
     ))
 }
 
-/// A step of a model with several kinds of layers. From [`GroupedAttention::begin`]; end it when the last layer is queued, as
-/// a [`Step`].
+/// A step of a model with several kinds of layers. From [`GroupedAttention::begin`]; end it when the last layer is
+/// queued, as a [`Step`].
 #[derive(Debug)]
 pub struct GroupedStep<'a, T: Element> {
     steps: Vec<Step<'a, T>>,
@@ -368,7 +371,8 @@ impl<'a, T: Element> GroupedStep<'a, T> {
     /// Queues one layer, numbered as the model does: [`Step::forward`] in its group.
     ///
     /// # Errors
-    /// As there; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not.
+    /// As for [`Step::forward`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does
+    /// not exist.
     pub fn forward(
         &mut self,
         layer: usize,
@@ -379,7 +383,7 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         self.forward_with_sink(layer, query, key, value, None)
     }
 
-    /// The same with one more logit for each head, in every layer of a group or in none.
+    /// As [`forward`](Self::forward), with one more logit for each head, in every layer of a group or in none.
     ///
     /// # Errors
     /// As for [`GroupedStep::forward`].
@@ -398,10 +402,10 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         self.forward_with(layer, query, key, value, options)
     }
 
-    /// The same for a layer with a mask of its own: [`Step::forward_with`].
+    /// As [`forward`](Self::forward), for a layer with a mask of its own: [`Step::forward_with`].
     ///
     /// # Errors
-    /// As there, and as for [`GroupedStep::forward`].
+    /// As for [`Step::forward_with`] and [`GroupedStep::forward`].
     pub fn forward_with(
         &mut self,
         layer: usize,
@@ -416,10 +420,10 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         self.layers.note_outcome(layer, outcome)
     }
 
-    /// The same with an output of the caller: [`Step::forward_into`].
+    /// As [`forward_with_sink`](Self::forward_with_sink), with an output of the caller: [`Step::forward_into`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Step::forward_into`].
     pub fn forward_into(
         &mut self,
         layer: usize,
@@ -435,15 +439,15 @@ impl<'a, T: Element> GroupedStep<'a, T> {
         self.layers.note_outcome(layer, outcome)
     }
 
-    /// Ends the step, and says whether all its layers were queued: [`Step::end`].
+    /// Ends the step, and checks that all its layers were queued: [`Step::end`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Step::end`].
     pub fn end(mut self) -> Result<()> {
         Ok(self.layers.end()?)
     }
 
-    /// What serves a group, once its first layer has planned it.
+    /// The backend and plan that serve a group, once its first layer is planned.
     pub fn selected(&self, group: usize) -> Option<&Selected<T>> {
         self.steps.get(group).and_then(Step::selected)
     }

@@ -4,8 +4,8 @@ use crate::batch::{AttentionMetadata, AttentionState, BatchRequest, BatchSetting
 use crate::kv::Sequence;
 use crate::refusal::{Refused, Rule, refused};
 
-/// The cached tokens of one request in each group of layers: as many tokens in all, where groups of a window keep the
-/// blocks alone that the next token's window shows. From
+/// The cached tokens of one request in each group of layers: every group counts all tokens, but groups with a window
+/// keep only the blocks that the next token's window shows. From
 /// [`GroupedAttention::sequence`](crate::GroupedAttention::sequence).
 #[derive(Debug)]
 pub struct GroupedSequence {
@@ -13,7 +13,7 @@ pub struct GroupedSequence {
 }
 
 impl GroupedSequence {
-    /// Number of tokens, those that windowed groups gave back included.
+    /// Number of tokens, including those that windowed groups gave back.
     pub fn len(&self) -> usize {
         self.parts.first().map_or(0, |(sequence, _)| sequence.len())
     }
@@ -31,8 +31,8 @@ impl GroupedSequence {
     /// A sequence that begins with the first `tokens` of this one, in the same blocks.
     ///
     /// # Errors
-    /// [`Rule::SequenceLength`] if it has fewer, or a windowed group gave some of those back that the next token sees: a
-    /// prefix is shared as long as its end is still in the window, or kept by a sequence of its own.
+    /// [`Rule::SequenceLength`] if it has fewer, or a windowed group gave back some of those that the next token
+    /// sees: a prefix can be shared while its end is still in the window, or is kept by a sequence of its own.
     pub fn share_prefix(&self, tokens: usize) -> Result<Self, Refused> {
         let parts = self.parts.iter().map(|(sequence, causality)| {
             let prefix = sequence.share_behind(tokens, causality.shown_from(tokens))?;
@@ -43,8 +43,8 @@ impl GroupedSequence {
         })
     }
 
-    /// Forgets the tokens from `tokens` on, such as drafts that were not accepted, or all when the request is preempted.
-    /// After an error the sequence is as it was.
+    /// Removes the tokens from `tokens` on, such as drafts that were not accepted, or all when the request is
+    /// preempted. After an error the sequence is unchanged.
     ///
     /// # Errors
     /// [`Rule::SequenceLength`] if it has fewer, or a windowed group gave some of the remaining ones back.
@@ -67,7 +67,7 @@ impl GroupedSequence {
         parts.try_for_each(|(sequence, _)| sequence.truncate(tokens))
     }
 
-    /// Keys of a group that a step reads which adds so many tokens, behind what growing by them gives back.
+    /// Keys of a group that a step reads which adds `tokens` tokens, after growing by them has given tokens back.
     pub(crate) fn keys_of(&self, group: usize, tokens: usize) -> Option<usize> {
         let (sequence, causality) = self.parts.get(group)?;
         let shown = match tokens {
@@ -80,7 +80,7 @@ impl GroupedSequence {
         Some(left.saturating_add(tokens))
     }
 
-    /// Gives back what lies in front of the next token's window.
+    /// Gives back the tokens before the next token's window.
     pub(crate) fn give_back(&mut self) -> Result<(), Refused> {
         for (sequence, causality) in &mut self.parts {
             sequence.drop_before(causality.shown_from(sequence.len()))?;
@@ -98,8 +98,8 @@ pub struct GroupedRequest<'a> {
 }
 
 impl<'a> GroupedRequest<'a> {
-    /// The last `new` tokens of a sequence, by which
-    /// [`GroupedAttention::grow`](crate::GroupedAttention::grow) made it longer.
+    /// The last `new` tokens of a sequence, by which [`GroupedAttention::grow`](crate::GroupedAttention::grow) made
+    /// it longer.
     pub fn of(sequence: &'a GroupedSequence, new: usize) -> Self {
         Self {
             sequence,
@@ -108,7 +108,7 @@ impl<'a> GroupedRequest<'a> {
         }
     }
 
-    /// The same, the last `drafts` tokens being drafts.
+    /// Marks the last `drafts` tokens as drafts.
     pub fn drafts(mut self, drafts: usize) -> Self {
         self.drafts = drafts;
         self
@@ -119,11 +119,11 @@ impl<'a> GroupedRequest<'a> {
 /// requests. From [`GroupedAttention::metadata`](crate::GroupedAttention::metadata).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupedMetadata {
-    /// At least one.
+    /// The metadata of each group; at least one.
     pub(crate) groups: Vec<AttentionMetadata>,
 }
 
-/// The requests of a step as a group has them.
+/// The requests of a step, with their sequences in one group.
 fn of_group<'a>(requests: &[GroupedRequest<'a>], group: usize) -> Vec<BatchRequest<'a>> {
     let parts = requests.iter().filter_map(|request| {
         let sequence = request.sequence.group(group)?;
@@ -156,7 +156,7 @@ impl GroupedMetadata {
         Ok(metadata)
     }
 
-    /// The same for the next step, in the same memory. After an error the metadata is of no step and has no request.
+    /// Computes the metadata of the next step, in the same memory. After an error the metadata has no request.
     ///
     /// # Errors
     /// As for [`GroupedAttention::metadata`](crate::GroupedAttention::metadata).
@@ -186,7 +186,7 @@ impl GroupedMetadata {
     /// Adds dummy requests until there are `tokens` query tokens: [`AttentionMetadata::pad_to`] in each group.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`AttentionMetadata::pad_to`].
     pub fn pad_to(&mut self, tokens: usize) -> Result<(), Refused> {
         for group in &mut self.groups {
             group.pad_to(tokens)?;
@@ -199,7 +199,7 @@ impl GroupedMetadata {
         self.groups.get(group)
     }
 
-    /// The kind of the step, as the first group has it.
+    /// The kind of the step, by the metadata of the first group.
     pub fn state(&self) -> AttentionState {
         let first = self.groups.first();
         first.map_or(AttentionState::DecodeOnly, AttentionMetadata::state)

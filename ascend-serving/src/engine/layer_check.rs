@@ -1,4 +1,4 @@
-//! Whether the tensors of a layer go with the step and with its other layers.
+//! Checks that the tensors of a layer fit the step and its other layers.
 
 use ascend_attention::{AnyTensor, Element, Tensor};
 
@@ -6,7 +6,7 @@ use crate::backends::{LatentForm, LayerTensors, StepContext, size};
 use crate::error::{Error, Result};
 use crate::refusal::{Refused, Rule, refused};
 
-/// What the first layer of a step brought, which the step is planned for.
+/// The kinds of inputs of the first layer of a step, for which the step is planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Brought {
     sink: bool,
@@ -21,7 +21,7 @@ impl Brought {
         }
     }
 
-    /// Refuses another layer that brings more or less: the plans look at the first one only.
+    /// Refuses another layer with other kinds of inputs: the plans are made for the first one.
     pub(crate) fn again<T: Element>(self, layer: &LayerTensors<'_, T>) -> Result<(), Refused> {
         let given = Self::by(layer);
         if given == self {
@@ -46,8 +46,8 @@ impl Brought {
     }
 }
 
-/// Refuses tensors of another device, and ones that have not the step's tokens or the model's heads. Of latent attention
-/// the shapes are the backend's matter.
+/// Refuses tensors of another device, and tensors that do not have the step's tokens or the model's heads. The shapes
+/// of latent attention are checked by the backend.
 pub(crate) fn check_layer<T: Element>(
     step: &StepContext<'_>,
     layer: &LayerTensors<'_, T>,
@@ -80,8 +80,8 @@ pub(crate) fn check_layer<T: Element>(
     Ok(())
 }
 
-/// Refuses outputs that share memory with what the layer reads, or with each other: of a layer of several calls, the first
-/// would write what the second reads.
+/// Refuses outputs that share memory with the layer's inputs, or with each other: where a layer has several calls,
+/// the first would write what the second reads.
 pub(crate) fn check_outputs<T: Element>(
     layer: &LayerTensors<'_, T>,
     into: Option<&Tensor<T>>,
@@ -139,14 +139,14 @@ pub(crate) fn apart<'a>(
     }
 }
 
-/// Rows of a step's tensors.
+/// Numbers of rows that a step's tensors may have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepRows {
-    /// Of the requests.
+    /// Rows of the requests.
     pub(crate) actual: usize,
-    /// With the padding.
+    /// Rows including the padding.
     pub(crate) padded: usize,
-    /// Whether the tensors have to bring the padding.
+    /// Whether the tensors have to include the padding.
     pub(crate) padding: bool,
 }
 

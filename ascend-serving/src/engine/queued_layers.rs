@@ -7,9 +7,9 @@ use std::thread;
 use crate::kv::StepProgress;
 use crate::refusal::{Refused, Rule, refused};
 
-/// The layers of a step. Once all are queued, the caches count the tokens of the step as computed. If it is dropped before, keys
-/// and values are missing from the cache: the next step of the sequences is refused, and a warning is given. After an error no
-/// warning is given, because the caller has got the error.
+/// The layers of a step. Once all are queued, the caches count the tokens of the step as computed. If it is dropped
+/// before, keys and values are missing from the cache: the next step of the sequences is refused, and a warning is
+/// given. After an error no warning is given, because the caller has got the error.
 #[derive(Debug)]
 pub(crate) struct QueuedLayers {
     queued: Vec<bool>,

@@ -1,4 +1,4 @@
-//! Looks at the numbers that go through the layers of steps: for the first layer that overflows.
+//! Checks the numbers in the tensors of steps, to find the first layer that overflows.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -12,11 +12,11 @@ use crate::backends::{LatentForm, LatentTensors, size};
 use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
 
-/// Which steps are looked at, and what is found: NaN, infinities, and numbers beyond a limit.
+/// Which steps are checked, and for which numbers: NaN, infinities, and numbers beyond a limit.
 ///
-/// What layers bring and what they get is copied to pinned host memory behind their launches and looked at when the device is
-/// done. A layer waits for that only where the device is 1024 copies behind (four a layer, up to seven of latent attention), for
-/// the oldest; and for a strided tensor, which is copied by way of the host. Padding is left out.
+/// The inputs and outputs of layers are copied to pinned host memory after their launches and checked when the device
+/// has finished. A layer waits for the oldest copy only where 1024 copies are pending (four a layer, up to seven of
+/// latent attention), and for a strided tensor, which is copied through the host. Padding is left out.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RangeCheck {
     every: NonZeroUsize,
@@ -24,12 +24,12 @@ pub struct RangeCheck {
 }
 
 impl RangeCheck {
-    /// Each step.
+    /// Checks every step.
     pub fn always() -> Self {
         Self::sampled(NonZeroUsize::MIN)
     }
 
-    /// The next step, and every one that is a multiple of `steps` behind it.
+    /// Checks the next step, and every `steps`-th one after it.
     pub fn sampled(steps: NonZeroUsize) -> Self {
         Self {
             every: steps,
@@ -37,8 +37,8 @@ impl RangeCheck {
         }
     }
 
-    /// Also reports finite numbers that are farther from 0 than `limit`. A limit that is NaN or below 0 is refused when the
-    /// check is set.
+    /// Also reports finite numbers that are farther from 0 than `limit`. A limit that is NaN or below 0 is refused
+    /// when the check is set.
     #[must_use]
     pub fn limit(mut self, limit: f64) -> Self {
         self.limit = limit;
@@ -52,11 +52,11 @@ impl RangeCheck {
 pub enum LayerTensor {
     /// Its queries.
     Query,
-    /// Of latent attention the rotary parts of the queries.
+    /// The rotary parts of the queries of latent attention.
     QueryRope,
-    /// Its new keys; of latent attention the latents.
+    /// Its new keys; the latents in latent attention.
     Key,
-    /// Its new values; of latent attention the rotary keys.
+    /// Its new values; the rotary keys in latent attention.
     Value,
     /// Its attention.
     Output,
@@ -74,19 +74,19 @@ impl fmt::Display for LayerTensor {
     }
 }
 
-/// A tensor of a layer that holds what it should not.
+/// A tensor of a layer with a number that the check reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct RangeFinding {
     /// The step, counted from 0 since the check was set.
     pub step: u64,
-    /// The layer, as the cache numbers it; where groups of layers have caches of their own, as the model does.
+    /// The layer as the cache numbers it, or as the model does where groups of layers have caches of their own.
     pub layer: usize,
-    /// Which of its tensors.
+    /// The tensor of the layer.
     pub tensor: LayerTensor,
     /// The request of the first offender, by its place in the batch.
     pub request: usize,
-    /// Which of the request's tokens in this step.
+    /// The place of the token among the request's tokens in this step.
     pub token: usize,
     /// The head.
     pub head: usize,
@@ -94,7 +94,8 @@ pub struct RangeFinding {
     pub element: usize,
     /// The first offender itself.
     pub value: f64,
-    /// All numbers of the tensor, its padding left out; [`RangeReport::first`] counts these in their order.
+    /// The report of all numbers of the tensor without its padding; [`RangeReport::first`] is an index into these
+    /// numbers.
     pub report: RangeReport,
 }
 
@@ -120,11 +121,11 @@ impl fmt::Display for RangeFinding {
     }
 }
 
-/// Findings that are kept until they are taken; the first ones, since they are the cause of the others.
+/// Most findings that are kept until they are taken; the first ones, since they are the cause of the others.
 const MOST_FINDINGS: usize = 256;
-/// Copies in flight, behind which a layer waits for the oldest.
+/// Copies in flight after which a layer waits for the oldest.
 const MOST_PENDING: usize = 1024;
-/// Host buffers that are kept for later layers.
+/// Most host buffers that are kept for later layers.
 const MOST_SPARE: usize = 16;
 
 /// The check of an [`Attention`](crate::Attention), and what it has found.
@@ -134,25 +135,25 @@ pub(crate) struct RangeChecker<T: Element> {
     number: fn(T) -> f64,
     /// Steps that have begun.
     steps: u64,
-    /// Of the step in progress, if it is looked at, the tokens up to the end of each request.
+    /// If the step in progress is checked, the end of each request's tokens.
     ends: Option<Arc<[usize]>>,
     pending: VecDeque<Pending<T>>,
     spare: Vec<HostBuffer<T>>,
     findings: Vec<RangeFinding>,
 }
 
-/// A tensor of a layer, and which of the step's tokens it is of.
+/// A tensor of a layer, and the tokens of the step that it holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CheckedTensor<'a, T: Element> {
     pub(crate) tensor: LayerTensor,
     pub(crate) elements: &'a Tensor<T>,
     pub(crate) order: TokenOrder,
-    /// The first of its tokens, counted from that of the step.
+    /// The index in the step of its first token.
     pub(crate) first_token: usize,
 }
 
 impl<'a, T: Element> CheckedTensor<'a, T> {
-    /// Of all tokens of the step, `[tokens, N, D]`.
+    /// A tensor of all tokens of the step, `[tokens, N, D]`.
     pub(crate) fn packed(tensor: LayerTensor, elements: &'a Tensor<T>) -> Self {
         Self {
             tensor,
@@ -163,7 +164,7 @@ impl<'a, T: Element> CheckedTensor<'a, T> {
     }
 }
 
-/// What a layer brings.
+/// The inputs of a layer.
 pub(crate) fn packed_inputs<'a, T: Element>(
     [query, key, value]: [&'a Tensor<T>; 3],
 ) -> [CheckedTensor<'a, T>; 3] {
@@ -172,7 +173,7 @@ pub(crate) fn packed_inputs<'a, T: Element>(
         .map(|(tensor, elements)| CheckedTensor::packed(tensor, elements))
 }
 
-/// What a layer brings and gets.
+/// The inputs and the output of a layer.
 pub(crate) fn packed_tensors<'a, T: Element>(
     inputs: [&'a Tensor<T>; 3],
     output: &'a Tensor<T>,
@@ -182,7 +183,8 @@ pub(crate) fn packed_tensors<'a, T: Element>(
     [query, key, value, output]
 }
 
-/// What a layer of latent attention brings and gets. Absorbed queries and their output are of the tokens that lead.
+/// The inputs and the outputs of a layer of latent attention. Absorbed queries and their output hold the first tokens
+/// of the step.
 pub(crate) fn latent_tensors<'a, T: Element>(
     [query, latent, key_rope]: [&'a Tensor<T>; 3],
     tensors: &LatentTensors<'a, T>,
@@ -228,7 +230,7 @@ pub(crate) fn latent_tensors<'a, T: Element>(
     .flatten()
 }
 
-/// In which order a tensor has tokens and heads.
+/// The order of tokens and heads in a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TokenOrder {
     /// `[tokens, N, D]`.
@@ -237,7 +239,7 @@ pub(crate) enum TokenOrder {
     HeadsFirst,
 }
 
-/// A copy that may not be over.
+/// A copy that may still be running.
 struct Pending<T: Element> {
     copy: Transfer<T>,
     step: u64,
@@ -247,7 +249,7 @@ struct Pending<T: Element> {
     place: Place,
 }
 
-/// Where the elements of a copy belong.
+/// The tokens and heads that the elements of a copy belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     order: TokenOrder,
@@ -274,7 +276,7 @@ impl Place {
         Cow::Owned(heads.copied().collect())
     }
 
-    /// Token of the step, head, and element of the head of an element that is no padding.
+    /// The token of the step, the head, and the element of the head at an index that is no padding.
     fn of(&self, at: usize) -> [usize; 3] {
         let row = at.checked_div(self.head_size).unwrap_or(0);
         let element = at.checked_rem(self.head_size).unwrap_or(0);
@@ -340,7 +342,7 @@ impl<T: Element> RangeChecker<T> {
         });
     }
 
-    /// Queues copies of the tensors of a layer, if the step is looked at, and looks at older copies that are over.
+    /// Queues copies of the tensors of a layer, if the step is checked, and checks older copies that are complete.
     pub(crate) fn check<'t>(
         &mut self,
         stream: &Stream,
@@ -365,7 +367,7 @@ impl<T: Element> RangeChecker<T> {
                 TokenOrder::HeadsFirst => (axis_len(1), axis_len(0)),
             };
             let tokens = of_step.saturating_sub(first_token).min(given);
-            // Of heads in front of tokens the padding is copied, too: what is left without it would be strided.
+            // With heads before tokens the padding is copied, too: the rest alone would be strided.
             let (elements, copied_tokens) = match order {
                 TokenOrder::TokensFirst => (elements.narrow(0, 0..tokens)?, tokens),
                 TokenOrder::HeadsFirst => (elements.clone(), given),
@@ -401,13 +403,13 @@ impl<T: Element> RangeChecker<T> {
         Ok(())
     }
 
-    /// Takes what was found; with `wait`, in every copy that is queued.
+    /// Takes the findings; with `wait`, after all queued copies.
     pub(crate) fn take(&mut self, wait: bool) -> Result<Vec<RangeFinding>> {
         self.collect(wait)?;
         Ok(std::mem::take(&mut self.findings))
     }
 
-    /// Looks at the copies that are over, or waits for all.
+    /// Checks the copies that are complete, or waits for all.
     fn collect(&mut self, wait: bool) -> Result<()> {
         while let Some(oldest) = self.pending.front() {
             if !wait && !oldest.copy.is_complete()? {
@@ -418,7 +420,7 @@ impl<T: Element> RangeChecker<T> {
         Ok(())
     }
 
-    /// Waits for the oldest copy and looks at it.
+    /// Waits for the oldest copy and checks it.
     fn collect_one(&mut self) -> Result<()> {
         let Some(oldest) = self.pending.pop_front() else {
             return Ok(());
@@ -455,7 +457,7 @@ impl<T: Element> RangeChecker<T> {
                 self.findings.push(finding);
             }
         }
-        // Sizes that come no more make room.
+        // The oldest buffer is dropped, so that sizes that are no longer used do not fill the list.
         if self.spare.len() >= MOST_SPARE {
             self.spare.remove(0);
         }

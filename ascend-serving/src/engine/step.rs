@@ -17,18 +17,19 @@ use super::queued_layers::QueuedLayers;
 use super::range_check::{CheckedTensor, latent_tensors, packed_inputs, packed_tensors};
 
 impl<T: Element> Attention<T> {
-    /// Begins a step on a stream: copies the block table to the device, and blocks that another cache of the pool has copied
-    /// ([`PagedKvCache::with_pool`](crate::kv::PagedKvCache::with_pool)). Blocks given back from now on are handed out
-    /// again when the stream has passed the end of the step.
+    /// Begins a step on a stream: copies the block table to the device, and queues copies of blocks that another
+    /// cache of the pool has copied ([`PagedKvCache::with_pool`](crate::kv::PagedKvCache::with_pool)). Blocks given
+    /// back from now on are handed out again when the stream has passed the end of the step.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or an [`AttentionShape`](crate::AttentionShape)
-    /// whose scale is 0 or not finite, whose query heads are no multiple of its key heads, or whose key heads are not those of
-    /// the cache; [`Rule::SettingsCache`] for metadata whose settings were made from
-    /// another cache, [`Rule::TableGroup`] for blocks of another pool,
-    /// [`Rule::BlockGivenBack`] for blocks that went back to the pool since the metadata was made, [`Rule::SequenceChanged`] for
-    /// a sequence that changed since then, [`Rule::SequenceGap`] for one with tokens in front of the step that nothing has
-    /// computed, [`Rule::StepLayersMissing`] where a step left them without some layers; as for [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or an
+    /// [`AttentionShape`](crate::AttentionShape) whose scale is 0 or not finite, whose query heads are no multiple of
+    /// its key heads, or whose key heads are not those of the cache; [`Rule::SettingsCache`] for metadata whose
+    /// settings were made from another cache, [`Rule::TableGroup`] for blocks of another pool,
+    /// [`Rule::BlockGivenBack`] for blocks that went back to the pool since the metadata was made,
+    /// [`Rule::SequenceChanged`] for a sequence that changed since then, [`Rule::SequenceGap`] for a sequence with
+    /// tokens before the step that no step has computed, [`Rule::StepLayersMissing`] where a step left them without
+    /// some layers; as for [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
     ///
     /// [`Rule::SettingsCache`]: crate::Rule::SettingsCache
     /// [`Rule::TableGroup`]: crate::Rule::TableGroup
@@ -44,11 +45,11 @@ impl<T: Element> Attention<T> {
         self.cache.admits(stream)?;
         self.shape.check_cache(&self.cache.shape())?;
         metadata.goes_with(self.cache.pool())?;
-        // Blocks that go back from here on wait for the step, and those that went back before are found.
+        // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let lease = self.cache.pool().begin_step(stream);
         metadata.check_blocks_held(self.cache.pool())?;
         let progress = metadata.begin_progress(self.cache.entry())?;
-        // After the progress has begun, which says that this cache has what is copied.
+        // After `begin_progress`, which checks that this cache has computed the tokens that are copied.
         let blocks = metadata.sequence_blocks();
         self.cache.queue_pending_copies(stream, blocks)?;
         metadata.check_copies_queued(self.cache.entry())?;
@@ -69,9 +70,9 @@ impl<T: Element> Attention<T> {
     }
 }
 
-/// A step in progress. From [`Attention::begin`]; end it when the last layer is queued, by [`Step::end`] or by dropping it. Where
-/// some of its layers are missing, its tokens do not count as computed: [`Step::end`] says so, and so does the next step of its
-/// sequences, which is refused.
+/// A step in progress. From [`Attention::begin`]; end it when the last layer is queued, by [`Step::end`] or by
+/// dropping it. Where some of its layers are missing, its tokens do not count as computed: [`Step::end`] returns an
+/// error, and the next step of its sequences is refused.
 #[derive(Debug)]
 pub struct Step<'a, T: Element> {
     attention: &'a mut Attention<T>,
@@ -79,13 +80,13 @@ pub struct Step<'a, T: Element> {
     metadata: &'a AttentionMetadata,
     block_table: BlockTable,
     lease: StepLease<'a, Stream>,
-    /// What the first layer of the step has prepared for all.
+    /// The write that the first layer of the step has prepared for all layers.
     write: Option<CacheWrite>,
     planned: Vec<Planned<T>>,
     pub(crate) layers: QueuedLayers,
 }
 
-/// What the first layer with a mask has prepared for all layers with it.
+/// The plan that the first layer with a mask has made for all layers with it.
 #[derive(Debug)]
 struct Planned<T: Element> {
     mask: MaskKind,
@@ -93,25 +94,26 @@ struct Planned<T: Element> {
     brought: Brought,
 }
 
-/// What a layer brings besides query, key and value, and asks for besides what the step says.
+/// The inputs and settings of a layer besides query, key and value.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct LayerOptions<'a> {
-    /// Which keys its tokens see, unless as the step says ([`AttentionMetadata::mask`]): full and windowed layers of one cache
-    /// are layers of one step.
+    /// Which keys its tokens see, if another mask than the step's ([`AttentionMetadata::mask`]): full and windowed
+    /// layers of one cache are layers of one step.
     pub mask: Option<&'a MaskKind>,
-    /// One more logit for each head, `[N]`: of BF16, and of FLOAT16 for a FLOAT16 query from CANN 9.0 on and on Ascend 950.
+    /// One more logit for each head, `[N]`: of BF16, and of FLOAT16 for a FLOAT16 query from CANN 9.0 on and on
+    /// Ascend 950.
     pub learnable_sink: Option<&'a AnyTensor>,
 }
 
 impl<'a> LayerOptions<'a> {
-    /// The same with a mask of the layer's own.
+    /// Sets a mask of the layer's own.
     pub fn mask(mut self, mask: &'a MaskKind) -> Self {
         self.mask = Some(mask);
         self
     }
 
-    /// The same with one more logit for each head.
+    /// Sets one more logit for each head.
     pub fn learnable_sink(mut self, sink: &'a AnyTensor) -> Self {
         self.learnable_sink = Some(sink);
         self
@@ -119,17 +121,19 @@ impl<'a> LayerOptions<'a> {
 }
 
 impl<T: Element> Step<'_, T> {
-    /// Queues one layer: writes its keys and values to the step's slots, then attends. Query `[tokens, N, D]`, key and
-    /// value `[tokens, Nkv, D]`, packed, with the padding of the metadata. Returns at once. The first layer plans for all.
+    /// Queues one layer: writes its keys and values to the step's slots, then attends. Query `[tokens, N, D]`, key
+    /// and value `[tokens, Nkv, D]`, packed, with the padding of the metadata. Returns at once. The first layer plans
+    /// for all layers.
     ///
     /// # Errors
     /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes, [`Rule::StepLayers`] for sinks or latents
     /// where the first layer of the step had none, or none where it had, [`Rule::StepLayerRepeated`] for a layer that was
     /// queued before;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of another device;
-    /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`PagedKvCache::plan_write`](crate::kv::PagedKvCache::plan_write)
-    /// and [`PagedKvCache::write`](crate::kv::PagedKvCache::write). Nothing is written unless attention could be planned too. With a
-    /// [range check](Attention::set_range_check) also what its copies say; the layer is queued then.
+    /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for
+    /// [`PagedKvCache::plan_write`](crate::kv::PagedKvCache::plan_write) and
+    /// [`PagedKvCache::write`](crate::kv::PagedKvCache::write). Nothing is written unless attention could be planned
+    /// too. With a [range check](Attention::set_range_check) also the errors of its copies; the layer is queued then.
     ///
     /// [`Rule::StepTokens`]: crate::Rule::StepTokens
     /// [`Rule::StepHeads`]: crate::Rule::StepHeads
@@ -145,8 +149,8 @@ impl<T: Element> Step<'_, T> {
         self.forward_with_sink(layer, query, key, value, None)
     }
 
-    /// The same with one more logit for each head, `[N]`: of BF16, and of FLOAT16 for a FLOAT16 query from CANN 9.0 on and on
-    /// Ascend 950.
+    /// As [`forward`](Self::forward), with one more logit for each head, `[N]`: of BF16, and of FLOAT16 for a FLOAT16
+    /// query from CANN 9.0 on and on Ascend 950.
     ///
     /// # Errors
     /// As for [`Step::forward`].
@@ -165,8 +169,8 @@ impl<T: Element> Step<'_, T> {
         self.forward_with(layer, query, key, value, options)
     }
 
-    /// The same for a layer that sees other keys than the step's others, or brings sinks. The first layer with a mask plans
-    /// for all with it.
+    /// As [`forward`](Self::forward), for a layer with a mask of its own or with sinks. The first layer with a mask
+    /// plans for all layers with it.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {
@@ -209,7 +213,7 @@ impl<T: Element> Step<'_, T> {
     /// ```
     ///
     /// # Errors
-    /// As for [`Step::forward`]; [`Rule::BlockWindow`] for a mask that shows what sequences gave back.
+    /// As for [`Step::forward`]; [`Rule::BlockWindow`] for a mask that shows tokens which sequences gave back.
     ///
     /// [`Rule::BlockWindow`]: crate::Rule::BlockWindow
     pub fn forward_with(
@@ -228,7 +232,7 @@ impl<T: Element> Step<'_, T> {
         Ok(output)
     }
 
-    /// The same with an output tensor of the caller: [`Step::forward_into`].
+    /// As [`forward_with`](Self::forward_with), with an output tensor of the caller: [`Step::forward_into`].
     ///
     /// # Errors
     /// As for [`Step::forward_with`] and [`Step::forward_into`].
@@ -255,13 +259,13 @@ impl<T: Element> Step<'_, T> {
         self.check_range(layer, packed_tensors(tensors, &output.attention))
     }
 
-    /// As [`Step::forward_with_sink`], with an output tensor of the caller, of the query's shape. Allocates nothing on the
-    /// host from the second layer on, if the backend does not.
+    /// As [`Step::forward_with_sink`], with an output tensor of the caller, of the query's shape. Allocates nothing
+    /// on the host from the second layer on, if the backend does not.
     ///
     /// # Errors
-    /// As for [`Step::forward`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of another shape,
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps, which no step computes, and for
-    /// one that shares memory with what the layer reads.
+    /// As for [`Step::forward`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of another
+    /// shape, [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps, which no step
+    /// computes, and for one that shares memory with what the layer reads.
     pub fn forward_into(
         &mut self,
         layer: usize,
@@ -279,8 +283,8 @@ impl<T: Element> Step<'_, T> {
     }
 
     /// Queues one layer of multi-head latent attention: writes its latents `[tokens, 1, 512]` and rotary keys
-    /// `[tokens, 1, 64]` to the step's slots, then attends. What the query and the output are, and who projects what, says
-    /// the [`LatentForm`](crate::LatentForm). All layers of a step bring the form of the first.
+    /// `[tokens, 1, 64]` to the step's slots, then attends. The [`LatentForm`](crate::LatentForm) defines the query
+    /// and the output, and who projects what. All layers of a step have the form of the first.
     ///
     /// # Errors
     /// As for [`Step::forward`].
@@ -307,7 +311,8 @@ impl<T: Element> Step<'_, T> {
         Ok(output)
     }
 
-    /// The same with an output tensor of the caller, shaped as the form says.
+    /// As [`forward_latent`](Self::forward_latent), with an output tensor of the caller, of the shape that the form
+    /// defines.
     ///
     /// # Errors
     /// As for [`Step::forward_into`].
@@ -336,7 +341,7 @@ impl<T: Element> Step<'_, T> {
         self.check_range(layer, checked)
     }
 
-    /// Hands the tensors of a queued layer to the range check, if there is one.
+    /// Passes the tensors of a queued layer to the range check, if there is one.
     fn check_range<'t>(
         &mut self,
         layer: usize,
@@ -360,7 +365,7 @@ impl<T: Element> Step<'_, T> {
         let outcome = self.queue_layer(layer, tensors, options, latent, into, run);
         let refused = outcome.as_ref().err();
         if refused.is_some_and(|why| why.breaks(Rule::QuantisedFinite)) {
-            // The refusal names the first row that cannot be quantised; the check says more.
+            // The refusal names the first row that cannot be quantised; the check reports more.
             if let Err(other) = self.check_range(layer, packed_inputs(tensors)) {
                 tracing::warn!("no range check of layer {layer}, which is refused: {other}");
             }
@@ -386,7 +391,7 @@ impl<T: Element> Step<'_, T> {
             mask,
             block_table: &self.block_table,
         };
-        // Handles of its own, since writing has the cache to itself.
+        // Clones of the handles, since writing borrows the cache mutably.
         let (layer_cache, quantised) = self.attention.cache.tensors(layer)?;
         let tensors = LayerTensors {
             layer,
@@ -414,7 +419,7 @@ impl<T: Element> Step<'_, T> {
             Some(at) => self.planned.get(at),
             None => self.planned.last(),
         };
-        // There is one: it was found or added.
+        // There is a plan: it was found or added.
         let planned = planned.ok_or_else(|| no_backend(&[], None))?;
         planned.brought.again(&tensors)?;
         let cache = &mut self.attention.cache;
@@ -431,20 +436,21 @@ impl<T: Element> Step<'_, T> {
         run(&*planned.selected.plan, &context, &tensors)
     }
 
-    /// What serves the step's layers, once one has planned: of several masks those of the first.
+    /// The backend and plan that serve the step's layers, once a layer is planned; of several masks those of the
+    /// first.
     pub fn selected(&self) -> Option<&Selected<T>> {
         self.planned.first().map(|planned| &planned.selected)
     }
 
-    /// What serves the layers with a mask, once the first of them has planned it.
+    /// The backend and plan that serve the layers with a mask, once the first of them is planned.
     pub fn selected_for(&self, mask: &MaskKind) -> Option<&Selected<T>> {
         let mut planned = self.planned.iter();
         let of = planned.find(|planned| planned.mask == *mask);
         of.map(|planned| &planned.selected)
     }
 
-    /// Ends the step, and says whether all its layers were queued. Dropping it ends it too, and leaves that to the next step of
-    /// its sequences.
+    /// Ends the step, and checks that all its layers were queued. Dropping it ends it without this check, which the
+    /// next step of its sequences then makes.
     ///
     /// # Errors
     /// [`Rule::StepLayersMissing`](crate::Rule::StepLayersMissing): the tokens of the step do not count as computed.

@@ -13,10 +13,10 @@ use super::captured_group::LayerPlace;
 use super::graph_pool::GraphStep;
 use super::graph_tensors::{GraphTensors, GroupBuffers};
 
-/// A step whose layers are replayed from graphs. From
-/// [`AttentionGraphs::begin`](crate::AttentionGraphs::begin); end it when the last layer is queued, as a [`Step`](crate::Step).
+/// A step whose layers are replayed from graphs. From [`AttentionGraphs::begin`](crate::AttentionGraphs::begin); end
+/// it when the last layer is queued, as a [`Step`](crate::Step).
 pub struct AttentionGraphStep<'a, T: Element> {
-    /// Ended behind the last replay.
+    /// The leases, which end after the last replay.
     pub(super) leases: Vec<StepLease<'a, Stream>>,
     pub(super) step: GraphStep<'a, Vec<GroupBuffers<T>>>,
     pub(super) places: &'a [LayerPlace],
@@ -32,11 +32,11 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         self.rows
     }
 
-    /// The tensors of a layer, to be filled in place on the step's stream before [`AttentionGraphStep::replay`]. Padding
-    /// rows may hold anything.
+    /// The tensors of a layer, to be filled in place on the step's stream before [`AttentionGraphStep::replay`].
+    /// Padding rows may hold anything.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not.
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does not exist.
     pub fn tensors(&self, layer: usize) -> Result<&GraphTensors<T>> {
         self.of(layer)
     }
@@ -51,12 +51,13 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
 
     /// Queues the replay of a layer, whose tensors were filled. Returns at once.
     ///
-    /// All layers of a group write the same output, so it is lent until the next call of this step. Queue on the step's
-    /// stream what reads it before that; to keep it longer, copy it. A clone of the tensor is the same memory.
+    /// All layers of a group write the same output, so it is lent until the next call of this step. Queue work that
+    /// reads it on the step's stream before that; to keep the output longer, copy it. A clone of the tensor is the
+    /// same memory.
     ///
     /// # Errors
-    /// As for [`GraphStep::replay`]; with a [range check](crate::AttentionGraphs::set_range_check) also what its copies say: the
-    /// replay is queued then.
+    /// As for [`GraphStep::replay`]; with a [range check](crate::AttentionGraphs::set_range_check) also the errors of
+    /// its copies: the replay is queued then.
     pub fn replay(&mut self, layer: usize) -> Result<&Output<T>> {
         let tensors = self.of(layer)?;
         self.step.replay(layer)?;
@@ -73,13 +74,15 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         Ok(&tensors.output)
     }
 
-    /// Copies a layer's query, key and value into its tensors and queues the replay. They have a row for each token of the
-    /// step, with the padding or without it; the output has the padding, and is lent until the next call of this step
-    /// ([`AttentionGraphStep::replay`]).
+    /// Copies a layer's query, key and value into its tensors and queues the replay. They have a row for each token
+    /// of the step, with the padding or without it; the output has the padding, and is lent until the next call of
+    /// this step ([`AttentionGraphStep::replay`]).
     ///
     /// # Errors
-    /// [`Rule::StepTokens`](crate::Rule::StepTokens) and [`Rule::StepHeads`](crate::Rule::StepHeads) for tensors of other
-    /// shapes; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one that is the place of another; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and [`AttentionGraphStep::replay`].
+    /// [`Rule::StepTokens`](crate::Rule::StepTokens) and [`Rule::StepHeads`](crate::Rule::StepHeads) for tensors of
+    /// other shapes; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for an input that is the graph's
+    /// tensor for another input; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
+    /// [`AttentionGraphStep::replay`].
     pub fn forward(
         &mut self,
         layer: usize,
@@ -102,7 +105,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
             let (heads, dim) = (size(to, 1), size(to, 2));
             rows.check(name, from, layer, heads, Some(dim))?;
         }
-        // What is copied first would be read by the others.
+        // An input in another input's place would be overwritten before it is copied.
         let places = [
             ("the graph's query", &*tensors.query),
             ("the graph's key", &*tensors.key),
@@ -122,15 +125,15 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         self.replay(layer)
     }
 
-    /// Ends the step, and says whether all its layers were queued: [`Step::end`](crate::Step::end).
+    /// Ends the step, and checks that all its layers were queued: [`Step::end`](crate::Step::end).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Step::end`](crate::Step::end).
     pub fn end(self) -> Result<()> {
         self.step.end()
     }
 
-    /// The leases that keep blocks from being handed out while the step may read them, one a group of layers.
+    /// The leases that keep blocks from being handed out while the step may read them, one for each group of layers.
     pub fn leases(&self) -> &[StepLease<'a, Stream>] {
         &self.leases
     }

@@ -20,14 +20,15 @@ use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_pool::{GraphPool, not_while_capturing};
 use super::graph_tensors::GroupBuffers;
 
-/// Steps of any number of requests, replayed from graphs that were captured for a few sizes: one graph of each layer, so that
-/// the model's other work stands between them. One object serves all layers of the model and all sizes. Requests add one
-/// token each, or up to [`GraphLimits::tokens_each`].
+/// Steps of any number of requests, replayed from graphs that were captured for a few sizes: one graph for each
+/// layer, so that the model's other work can run between them. One object serves all layers of the model and all
+/// sizes. Requests add one token each, or up to [`GraphLimits::tokens_each`].
 ///
 /// A graph writes the layer's keys and values into the cache and attends by one call: packed (TND) as
-/// [`Fused`](crate::Fused) does, or batched (BSH) with the mask's tensor as [`Masked`](crate::Masked) does, whose conditions
-/// hold. Over a quantised cache with scales of channels it quantises and attends as [`QuantisedDecode`](crate::QuantisedDecode)
-/// does: one token a request, causal, without sinks. From [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
+/// [`Fused`](crate::Fused) does, or batched (BSH) with the mask's tensor as [`Masked`](crate::Masked) does, whose
+/// conditions hold. Over a quantised cache with scales of channels it quantises and attends as
+/// [`QuantisedDecode`](crate::QuantisedDecode) does: one token a request, causal, without sinks. From
+/// [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
 ///
 /// ```
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
@@ -72,20 +73,20 @@ pub struct AttentionGraphs<T: Element> {
 }
 
 impl<T: Element> Attention<T> {
-    /// Captures steps of all layers, whose tokens see these keys: by a [`Causality`](crate::Causality) or by a
-    /// [`NamedMask`](crate::NamedMask). The stream uploads what the graphs begin with.
+    /// Captures steps of all layers, whose tokens see keys by a [`Causality`](crate::Causality) or a
+    /// [`NamedMask`](crate::NamedMask). The stream uploads the initial contents of the graphs' buffers.
     ///
-    /// A named mask takes a byte for each new token of a size and each key of the longest request that is declared, and each
-    /// step fills all of them: declare as few keys as the layer needs.
+    /// A named mask takes a byte for each new token of a size and each key of the longest request that is declared,
+    /// and each step fills all of them: declare as few keys as the layer needs.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`] for limits without sizes, or with one of 0 tokens; [`Rule::CacheQuantised`] for several tokens a
-    /// request, windows, named masks or sinks over a quantised cache, and for one whose scales are no channels';
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or a scale that no
-    /// scores are multiplied by; [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) if the cache has not a
-    /// block for each request of the largest size; [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if
-    /// so many graphs take too many streams; a broken rule of the call; as for
-    /// [`Graph::capture`](ascend_attention::Graph::capture).
+    /// [`Rule::GraphSize`] for limits without sizes, or with one of 0 tokens; [`Rule::CacheQuantised`] for several
+    /// tokens a request, windows, named masks or sinks over a quantised cache, and for one whose scales are not of
+    /// channels; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or a
+    /// scale that is 0 or not finite; [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) if the
+    /// cache does not have a block for each request of the largest size;
+    /// [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if the graphs take too many streams; a
+    /// broken rule of the call; as for [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture(
         &self,
         stream: &Stream,
@@ -96,8 +97,8 @@ impl<T: Element> Attention<T> {
         self.capture_layers(stream, |_| mask.clone(), limits)
     }
 
-    /// The same, where each layer has its own mask: full and windowed layers over one cache, whose steps have one metadata.
-    /// Sequences keep what any layer shows.
+    /// As [`capture`](Self::capture), but each layer has its own mask: full and windowed layers over one cache, whose
+    /// steps have one metadata. Sequences keep all tokens that any layer shows.
     ///
     /// # Errors
     /// As for [`Attention::capture`].
@@ -116,10 +117,10 @@ impl<T: Element> Attention<T> {
 }
 
 impl<T: Element> GroupedAttention<T> {
-    /// Captures steps of all layers: as for [`Attention::capture`], with limits for every group.
+    /// Captures steps of all layers, as [`Attention::capture`] does, with limits for every group.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Attention::capture`].
     pub fn capture(&self, stream: &Stream, limits: &GraphLimits) -> Result<AttentionGraphs<T>> {
         let groups = self.groups();
         let attentions: Vec<_> = groups.iter().map(LayerGroup::attention).collect();
@@ -154,7 +155,7 @@ impl<T: Element> AttentionGraphs<T> {
             let mut own = places.iter().zip(sinks).filter(|(of, _)| of.group == at);
             group.can_be_captured(own.any(|(_, sink)| sink.is_some()))?;
         }
-        // Before the captures, which make nothing.
+        // The masks are made before the captures, which make nothing.
         let masks = groups.iter().map(|group| group.masks(stream));
         let masks: Vec<Vec<Option<Mask>>> = masks.collect::<Result<_>>()?;
         let graphs = GraphPool::capture_layers(
@@ -190,12 +191,12 @@ impl<T: Element> AttentionGraphs<T> {
         })
     }
 
-    /// Looks at the numbers of the steps that begin from now on, or at none, as
-    /// [`Attention::set_range_check`](crate::Attention::set_range_check) does: at what each layer's tensors hold behind its
-    /// replay. Steps of graphs are counted by themselves.
+    /// Sets the check of the numbers of the steps that begin from now on, or removes it, as
+    /// [`Attention::set_range_check`](crate::Attention::set_range_check) does: it checks each layer's tensors after
+    /// its replay. Steps of graphs have a count of their own.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Attention::set_range_check`](crate::Attention::set_range_check).
     pub fn set_range_check(&mut self, check: impl Into<Option<RangeCheck>>) -> Result<()>
     where
         T: Number,
@@ -204,17 +205,17 @@ impl<T: Element> AttentionGraphs<T> {
         Ok(())
     }
 
-    /// What the range check has found, with the layers as the model numbers them:
+    /// Takes the findings of the range check, with the layers as the model numbers them:
     /// [`Attention::range_findings`](crate::Attention::range_findings).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Attention::range_findings`](crate::Attention::range_findings).
     pub fn range_findings(&mut self) -> Result<Vec<RangeFinding>> {
         let checker = self.range_checker.as_mut();
         checker.map_or(Ok(Vec::new()), |checker| checker.take(false))
     }
 
-    /// The same, and waits for all layers that are queued.
+    /// Waits for all layers that are queued, and takes the findings as [`range_findings`](Self::range_findings) does.
     ///
     /// # Errors
     /// As for [`AttentionGraphs::range_findings`].
@@ -228,14 +229,14 @@ impl<T: Element> AttentionGraphs<T> {
         self.graphs.sizes().map(|rows| self.each.requests(rows))
     }
 
-    /// Whether a step can be replayed: it is of the captured cache and layers, its requests add no more tokens than were
-    /// declared, there is a size that holds it, and its keys and blocks, those of the padding included, are no more than were
-    /// declared. Compute other steps without a graph.
+    /// Whether a step can be replayed: it is of the captured cache and layers, its requests add no more tokens than
+    /// were declared, there is a size that holds it, and its keys and blocks, including those of the padding, are no
+    /// more than were declared. Compute other steps without a graph.
     pub fn serves(&self, metadata: &AttentionMetadata) -> bool {
         self.check(std::slice::from_ref(metadata)).is_ok()
     }
 
-    /// The same of a model with several kinds of layers.
+    /// Whether a step of a model with several kinds of layers can be replayed, as [`serves`](Self::serves).
     pub fn serves_grouped(&self, metadata: &GroupedMetadata) -> bool {
         self.check(&metadata.groups).is_ok()
     }
@@ -274,7 +275,7 @@ impl<T: Element> AttentionGraphs<T> {
         })
     }
 
-    /// Refuses a step that has more keys or blocks than were declared once it is padded to so many rows.
+    /// Refuses a step that has more keys or blocks than were declared once it is padded to `rows` rows.
     fn within_limits(&self, step: &[AttentionMetadata], rows: usize) -> Result<(), Refused> {
         let mut both = self.groups.iter().zip(step);
         both.try_for_each(|(group, metadata)| {
@@ -306,28 +307,29 @@ impl<T: Element> AttentionGraphs<T> {
         }
     }
 
-    /// Begins a step: pads it to the smallest size that holds it with its padding, and puts its table, slots and named masks
-    /// into that size's buffers, which waits for the stream. Blocks given back from now on are handed out again when the
-    /// stream has passed the end of the step.
+    /// Begins a step: pads it to the smallest size that holds it with its padding, and puts its table, slots and
+    /// named masks into that size's buffers, which waits for the stream. Blocks given back from now on are handed out
+    /// again when the stream has passed the end of the step.
     ///
-    /// A named mask is asked anew in every step, about each key of the longest request that was declared.
+    /// A named mask is called anew in every step, for each key of the longest request that was declared.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`] for a step larger than all sizes, or with more tokens of a request than were declared, of which a
-    /// layer with a named mask takes no fewer;
-    /// [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) for more keys or blocks than were declared;
-    /// [`Rule::SettingsCache`], [`Rule::TableGroup`] and [`Rule::StepCausality`] for metadata of another cache or other
-    /// masks, [`Rule::BlockGivenBack`] for blocks that went back to the pool since it was made, [`Rule::BlockUncopied`] where
-    /// another cache of the pool has copied a block and this one has not ([`Attention::queue_pending_copies`]); [`Rule::SequenceChanged`],
-    /// [`Rule::SequenceGap`] and [`Rule::StepLayersMissing`] as for [`Attention::begin`]; [`Rule::MaskRows`] for a token that a named mask shows no key, [`Rule::BlockWindow`] for sequences that gave
-    /// back what a layer shows, [`Rule::GroupLayers`] for other groups of layers; [`Rule::BatchEmpty`] for metadata without
-    /// requests; [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, and if the step before was
-    /// on another stream and its end cannot be told. The metadata is as it was then.
+    /// [`Rule::GraphSize`] for a step larger than all sizes, or with a request of more tokens than were declared
+    /// (with a named mask also of fewer); [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) for
+    /// more keys or blocks than were declared; [`Rule::SettingsCache`], [`Rule::TableGroup`] and
+    /// [`Rule::StepCausality`] for metadata of another cache or other masks, [`Rule::BlockGivenBack`] for blocks that
+    /// went back to the pool since it was made, [`Rule::BlockUncopied`] where another cache of the pool has copied a
+    /// block and this one has not ([`Attention::queue_pending_copies`]); [`Rule::SequenceChanged`],
+    /// [`Rule::SequenceGap`] and [`Rule::StepLayersMissing`] as for [`Attention::begin`]; [`Rule::MaskRows`] for a
+    /// token that a named mask shows no key, [`Rule::BlockWindow`] for sequences that gave back what a layer shows,
+    /// [`Rule::GroupLayers`] for other groups of layers; [`Rule::BatchEmpty`] for metadata without requests;
+    /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, and if the step
+    /// before was on another stream and its end is not known. The metadata is unchanged then.
     ///
-    /// What the device says while lengths are planned and buffers filled, such as
-    /// [`Acl`](ascend_attention::Error::Acl) and [`OutOfMemory`](ascend_attention::Error::OutOfMemory), leaves the metadata
-    /// padded: it can be begun again, and computed without a graph.
+    /// Errors of the device while lengths are planned and buffers filled, such as
+    /// [`Acl`](ascend_attention::Error::Acl) and [`OutOfMemory`](ascend_attention::Error::OutOfMemory), leave the
+    /// metadata padded: it can be begun again, and computed without a graph.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -336,7 +338,7 @@ impl<T: Element> AttentionGraphs<T> {
         self.start(stream, std::slice::from_mut(metadata))
     }
 
-    /// The same of a model with several kinds of layers.
+    /// Begins a step of a model with several kinds of layers, as [`begin`](Self::begin).
     ///
     /// # Errors
     /// As for [`AttentionGraphs::begin`].
@@ -355,7 +357,7 @@ impl<T: Element> AttentionGraphs<T> {
     ) -> Result<AttentionGraphStep<'a, T>> {
         self.graphs.admits(stream)?;
         let rows = self.check(metadata)?;
-        // Blocks that go back from here on wait for the step, and those that went back before are found.
+        // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let leases = self.groups.iter();
         let leases = leases.map(|group| group.pool().begin_step(stream));
         let leases: Vec<_> = leases.collect();
@@ -375,7 +377,7 @@ impl<T: Element> AttentionGraphs<T> {
             group.host_masks(metadata, dummies)
         });
         let masks: Vec<Vec<HostMask>> = masks.collect::<Result<_>>()?;
-        // What can fail for reasons that are known now: after the padding there is no way back.
+        // Checks that can be made now come before the padding, which cannot be undone.
         not_while_capturing("filling the buffers of a step")?;
         self.graphs.follow(stream)?;
         let mut actual = 0;
@@ -425,7 +427,7 @@ impl<T: Element> fmt::Debug for AttentionGraphs<T> {
     }
 }
 
-/// Refuses sinks of some layers of a group and not of others, and of another number of layers.
+/// Refuses sinks of some layers of a group and not of others, and another number of layers.
 fn check_sinks(
     stream: &Stream,
     groups: usize,

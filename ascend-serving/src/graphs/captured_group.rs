@@ -21,7 +21,7 @@ use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_pool::packed_paged;
 use super::graph_tensors::{GraphTensors, GroupBuffers};
 
-/// Where a layer of the model is captured.
+/// The group and number of a captured layer of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LayerPlace {
     /// Its group.
@@ -30,14 +30,14 @@ pub(super) struct LayerPlace {
     pub(super) layer: usize,
 }
 
-/// Layers that share a cache.
+/// Captured layers that share a cache.
 pub(super) struct CapturedGroup {
     pool: BlockPool,
     cache_entry: Arc<CacheEntry>,
     shape: CacheShape,
     /// Which keys the tokens of each layer see.
     layers: Vec<MaskKind>,
-    /// The same, each once.
+    /// The different masks of the layers.
     seen: Vec<MaskKind>,
     limits: KeyLimits,
     /// New tokens of each request, at most.
@@ -46,7 +46,8 @@ pub(super) struct CapturedGroup {
 }
 
 impl CapturedGroup {
-    /// Layers with these masks. Where sequences give back what lies in front of a window, no more keys are read than that.
+    /// A group of layers with these masks. Where sequences give back the tokens before a window, the limit of keys is
+    /// lowered to what the window needs.
     pub(super) fn new<T: Element>(
         attention: &Attention<T>,
         layers: Vec<MaskKind>,
@@ -57,10 +58,10 @@ impl CapturedGroup {
         let block_size = pool.block_size();
         let shown = layers.first().filter(|_| gives_back);
         let shown = shown.and_then(|mask| mask.causality().ok()?.window());
-        // The block in which the window of the first new token begins is there as a whole.
+        // The block in which the window of the first new token begins is read as a whole.
         let keys = shown.map_or(usize::MAX, |window| {
             let around = block_size.saturating_add(limits.each.0).saturating_sub(2);
-            // A dummy request may have to have all rows but one a request.
+            // One dummy request may have to take all rows but one for each request.
             let rows = limits.sizes.iter().max().map_or(0, |size| {
                 let more = limits.each.0.saturating_sub(1);
                 size.saturating_mul(more).saturating_add(1)
@@ -112,7 +113,7 @@ impl CapturedGroup {
         &self.pool
     }
 
-    /// What the cache has computed.
+    /// The entry of the cache in the progress table of its pool.
     pub(super) fn cache_entry(&self) -> &Arc<CacheEntry> {
         &self.cache_entry
     }
@@ -121,7 +122,7 @@ impl CapturedGroup {
         self.limits
     }
 
-    /// The masks that are rules of the caller, each once.
+    /// The masks of the layers that are rules of the caller, each once.
     fn named(&self) -> impl Iterator<Item = &NamedMask> {
         self.seen.iter().filter_map(MaskKind::named)
     }
@@ -132,12 +133,12 @@ impl CapturedGroup {
         columns.min(self.limits.blocks).max(1)
     }
 
-    /// Keys of a mask's row: every place that the block table names.
+    /// Keys of a mask's row: the tokens of every block in a row of the table.
     fn mask_columns(&self) -> usize {
         self.columns().saturating_mul(self.limits.block_size)
     }
 
-    /// The masks of the operator, in the order of the layers; none for a rule of the caller.
+    /// The operator's masks, in the order of the layers; `None` for a rule of the caller.
     pub(super) fn masks(&self, stream: &Stream) -> Result<Vec<Option<Mask>>> {
         let masks = stream.device().masks();
         let of = |mask: &MaskKind| match mask {
@@ -147,7 +148,7 @@ impl CapturedGroup {
         self.layers.iter().map(of).collect()
     }
 
-    /// Refuses a step whose tokens see other keys, or whose sequences gave back what some layer shows.
+    /// Refuses a step with another mask, or whose sequences gave back tokens that some layer shows.
     pub(super) fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Refused> {
         metadata.goes_with(&self.pool)?;
         metadata.check_blocks_held(&self.pool)?;
@@ -161,7 +162,8 @@ impl CapturedGroup {
             .try_for_each(|seen| metadata.keeps_for(seen))
     }
 
-    /// Refuses a step with a request of more new tokens than were captured, or of fewer where a layer has a named mask.
+    /// Refuses a step with a request of more new tokens than were captured, or of fewer where a layer has a named
+    /// mask.
     pub(super) fn admits_tokens(&self, metadata: &AttentionMetadata) -> Result<(), Refused> {
         let each = self.each.0;
         let named = self.named().next();
@@ -198,7 +200,7 @@ impl CapturedGroup {
         ))
     }
 
-    /// The named masks of a step that is going to have these dummy requests.
+    /// The named masks of a step, padded with these dummy requests, on the host.
     pub(super) fn host_masks(
         &self,
         metadata: &AttentionMetadata,
@@ -218,7 +220,7 @@ impl CapturedGroup {
         named.map(|mask| mask.on_host(&requests, columns)).collect()
     }
 
-    /// What the graphs of so many requests read and write.
+    /// Allocates the buffers of the graphs of `requests` requests.
     pub(super) fn buffers<T: Element>(
         &self,
         stream: &Stream,
@@ -244,7 +246,7 @@ impl CapturedGroup {
             true => {
                 let new = [&tensors.key, &tensors.value];
                 let quantised = quantised_rows(device, new)?;
-                // Those of one layer do for all: each brings its scales.
+                // The quantisers of one layer serve all layers: each call takes its layer's scales.
                 let layer = attention.cache().quantised_layer(0)?;
                 Some(layer.channel_quantisers(device, rows, new, quantised)?)
             }
@@ -258,7 +260,7 @@ impl CapturedGroup {
         })
     }
 
-    /// ProgressTable a layer of a step: writes its keys and values, then attends.
+    /// Records a layer of a step: it writes its keys and values, then attends.
     pub(super) fn record<T: Element>(
         &self,
         capture: &mut Capturing<'_>,
@@ -283,7 +285,7 @@ impl CapturedGroup {
         } = tensors;
         let (requests, shape) = (table.sequences(), attention.shape());
         let rows = self.each.rows(requests);
-        // Of every request, where lengths are given one by one.
+        // The longest length of every request, where lengths are given one by one.
         let longest = self.limits.keys.min(self.mask_columns());
         let longest = PerRequest::new(vec![longest; requests])?;
         let longest = CallLengths::Batched {

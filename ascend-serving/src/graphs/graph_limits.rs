@@ -1,4 +1,4 @@
-//! How large the steps may be that graphs are captured for.
+//! The largest steps that graphs are captured for.
 
 use ascend_attention::graph::CaptureEstimate;
 use ascend_attention::{AnyTensor, CallRule, Element, Tensor};
@@ -6,7 +6,7 @@ use ascend_attention::{AnyTensor, CallRule, Element, Tensor};
 use crate::kv::CacheShape;
 use crate::refusal::{Refused, refused};
 
-/// How large the steps may be that graphs are captured for: a graph has the shapes of one size, and steps are padded to it.
+/// Limits of the steps that graphs are captured for: a graph has the shapes of one size, and steps are padded to it.
 #[derive(Clone, Debug)]
 pub struct GraphLimits {
     /// Requests of each size.
@@ -17,31 +17,31 @@ pub struct GraphLimits {
     pub(super) keys: usize,
     /// Blocks of all requests of a step together.
     pub(super) blocks: usize,
-    /// Of each layer of the model, or none.
+    /// The sinks of each layer of the model; empty without sinks.
     pub(super) learnable_sinks: Vec<Option<AnyTensor>>,
 }
 
-/// Query rows of each request of a captured size. The graphs of a pool are of so many rows, those of engines of so many
-/// requests.
+/// Query rows of each request of a captured size. It converts between the sizes of engines, in requests, and those of
+/// a [`GraphPool`](crate::GraphPool), in rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowsEach(pub(super) usize);
 
 impl RowsEach {
-    /// Rows of so many requests.
+    /// The rows of `requests` requests.
     pub(super) fn rows(self, requests: usize) -> usize {
         requests.saturating_mul(self.0)
     }
 
-    /// Requests of so many rows.
+    /// The requests that have `rows` rows.
     pub(super) fn requests(self, rows: usize) -> usize {
         rows.checked_div(self.0).unwrap_or(0)
     }
 }
 
 impl GraphLimits {
-    /// Steps of up to these numbers of requests, each of which has at most so many keys, those of the step included. All
-    /// together have as many blocks as the cache, however many requests there are. Of more sizes than
-    /// [`CaptureEstimate::STREAMS`] only one more is kept: they are never captured.
+    /// Limits of steps of up to these numbers of requests, each of which has at most `keys` keys, those of the step
+    /// included. All requests together have at most as many blocks as the cache. At most one size more than
+    /// [`CaptureEstimate::STREAMS`] is kept: such limits are never captured.
     pub fn new(sizes: impl IntoIterator<Item = usize>, keys: usize) -> Self {
         Self {
             sizes: sizes
@@ -55,18 +55,18 @@ impl GraphLimits {
         }
     }
 
-    /// The same for steps of up to so many new tokens a request, where drafts are verified or a draft model catches up with what
-    /// was accepted (draft extend). Without it each request adds one.
+    /// Sets the most new tokens of a request in a step, where drafts are verified or a draft model catches up with
+    /// what was accepted (draft extend). By default each request adds one token.
     ///
-    /// The rows of a size are its requests times these tokens. Requests of a step may add fewer, each its own number: the
-    /// rows left over are those of dummy requests, for which such a step needs a size of one request more than it has. So
-    /// capture one request more than ever run.
+    /// The rows of a size are its requests times these tokens. Each request of a step may add fewer: the rows left
+    /// over are those of dummy requests, so that such a step needs a size of at least one request more than it has.
+    /// So capture one request more than ever run.
     pub fn tokens_each(mut self, tokens: usize) -> Self {
         self.each = RowsEach(tokens);
         self
     }
 
-    /// Refuses limits that no request is within: each has a key, its own.
+    /// Refuses a limit of 0 keys: each request has a key, its own.
     pub(super) fn check(&self) -> Result<(), Refused> {
         if self.keys > 0 {
             return Ok(());
@@ -85,16 +85,16 @@ impl GraphLimits {
         rows.collect()
     }
 
-    /// The same with fewer blocks for all requests together, where drafted trees are verified with a limit at all. A block
-    /// that requests share counts for each, and a dummy request takes one.
+    /// Sets fewer blocks for all requests together; without it the verification of drafted trees has no such limit. A
+    /// block that requests share counts for each, and a dummy request takes one.
     pub fn blocks(mut self, blocks: usize) -> Self {
         self.blocks = blocks;
         self
     }
 
-    /// The same with one more logit for each head, `[N]`, of each layer of the model: a tensor, or none for the layers of a
-    /// group without sinks ([`GroupedAttention`](crate::GroupedAttention)). Of more layers than [`CacheShape::MAX_LAYERS`]
-    /// only one more is kept: no model has them.
+    /// Sets one more logit for each head, `[N]`, of each layer of the model: a tensor, or none for the layers of a
+    /// group without sinks ([`GroupedAttention`](crate::GroupedAttention)). At most one layer more than
+    /// [`CacheShape::MAX_LAYERS`] is kept: no model has more.
     pub fn learnable_sinks<E: Element, S: Into<Option<Tensor<E>>>>(
         mut self,
         sinks: impl IntoIterator<Item = S>,

@@ -13,23 +13,24 @@ use crate::error::{Error, Result};
 use crate::kv::{StepProgress, no_layer};
 use crate::refusal::{Refused, Rule, refused};
 
-/// Captured graphs for each of some sizes, in query tokens: one of the whole step, or one of each of its layers, so that
-/// other work can stand between them. A step is padded to the smallest size that holds it.
+/// Captured graphs for each of some sizes, in query tokens: one of the whole step, or one of each of its layers, so
+/// that other work can run between them. A step is padded to the smallest size that holds it.
 ///
-/// Graphs of a pool read the paged cache ([`CallLengths::PackedPaged`]), also in a step that begins with nothing cached:
-/// they write the step's keys and values before they attend.
+/// Graphs of a pool read the paged cache ([`CallLengths::PackedPaged`]), also in a step that begins without cached
+/// tokens: they write the step's keys and values before they attend.
 ///
-/// Capture a size with the metadata of a batch of that size: as many requests, each as long as it may ever become, or within
-/// [`KeyLimits`](ascend_attention::graph::KeyLimits). Padding adds requests of one token where all real ones have one, so
-/// that a decode step of any number of requests becomes one of a captured size.
+/// Capture a size with the metadata of a batch of that size: with the same number of requests, each as long as it may
+/// ever become, or within [`KeyLimits`](ascend_attention::graph::KeyLimits). Padding adds requests of one token where
+/// all real ones have one, so that a decode step of any number of requests becomes one of a captured size.
 ///
-/// All graphs of a pool use one workspace, and the graphs of a size one set of buffers; their steps happen one after the
-/// other, on whatever streams. A step on another stream than the one before makes the host wait for that stream.
+/// All graphs of a pool use one workspace, and the graphs of a size one set of buffers; their steps run one after the
+/// other, also on different streams. A step on another stream than the step before makes the host wait for that
+/// stream.
 ///
 /// [`AttentionGraphs`](crate::AttentionGraphs) is such a pool with buffers and launches of its own.
 pub struct GraphPool<B> {
     device: Device,
-    /// Ascending.
+    /// The sizes, ascending.
     sizes: Vec<OfSize<B>>,
     layers: usize,
     /// The stream of the latest step.
@@ -39,19 +40,19 @@ pub struct GraphPool<B> {
 struct OfSize<B> {
     size: usize,
     buffers: Arc<B>,
-    /// Of each layer.
+    /// The graph of each layer.
     graphs: Vec<Graph<Arc<B>>>,
 }
 
 impl<B> GraphPool<B> {
-    /// Captures a graph of a whole step for each size: `buffers` makes those of a size, `record` launches the step. The
-    /// largest comes first, so that one that does not fit is known soon.
+    /// Captures a graph of a whole step for each size: `buffers` makes the buffers of a size, `record` launches the
+    /// step. The largest size is captured first, so that a size that does not fit is found early.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`] without sizes, for more sizes than [`CaptureEstimate::STREAMS`], or for one of 0 or more than
-    /// [`MAX_TOKENS`](AttentionMetadata::MAX_TOKENS); [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams)
-    /// if so many graphs of so many launches as the first one has take more than [`CaptureEstimate::STREAMS`]; as for
-    /// [`Graph::capture`].
+    /// [`Rule::GraphSize`] without sizes, for more sizes than [`CaptureEstimate::STREAMS`], or for one of 0 or more
+    /// than [`MAX_TOKENS`](AttentionMetadata::MAX_TOKENS);
+    /// [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if all graphs, each with as many launches
+    /// as the first one, take more than [`CaptureEstimate::STREAMS`]; as for [`Graph::capture`].
     pub fn capture(
         device: &Device,
         sizes: &[usize],
@@ -63,8 +64,8 @@ impl<B> GraphPool<B> {
         Self::capture_layers(device, sizes, 1, buffers, record)
     }
 
-    /// Captures a graph of each layer for each size: `buffers` makes those of a size, which its layers share, and `record`
-    /// launches a layer, given the size and the layer's number.
+    /// Captures a graph of each layer for each size: `buffers` makes the buffers of a size, which its layers share,
+    /// and `record` launches a layer, given the size and the layer's number.
     ///
     /// # Errors
     /// As for [`GraphPool::capture`].
@@ -138,7 +139,7 @@ impl<B> GraphPool<B> {
         self.layers
     }
 
-    /// The smallest captured size for so many tokens.
+    /// The smallest captured size for `tokens` tokens.
     pub fn size_for(&self, tokens: usize) -> Option<usize> {
         self.sizes().find(|size| *size >= tokens)
     }
@@ -159,7 +160,7 @@ impl<B> GraphPool<B> {
         Ok(stream.check_device("stream", &self.device)?)
     }
 
-    /// The smallest size for so many tokens.
+    /// The smallest captured size for `tokens` tokens; a step that no size holds is refused.
     pub(super) fn fitting(&self, tokens: usize) -> Result<usize, Refused> {
         self.size_for(tokens).ok_or_else(|| self.too_large(tokens))
     }
@@ -174,18 +175,19 @@ impl<B> GraphPool<B> {
         )
     }
 
-    /// Begins a step: pads it to the smallest size that holds it, plans its lengths for every layer, and lets `fill` put
-    /// its table and slots into that size's buffers. Then replay each layer once.
+    /// Begins a step: pads it to the smallest size that holds it, plans its lengths for every layer, and calls `fill`
+    /// to put its table and slots into that size's buffers. Then replay each layer once.
     ///
     /// Not every step has the form of the captured ones: compute the others, such as prefills, without a graph.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`] for a step larger than all sizes; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for
-    /// a stream of another device, and if the step before was on another stream and its end cannot be told;
-    /// [`Capturing`](ascend_attention::Error::Capturing) if it was on another stream and the thread captures: the metadata
-    /// is as it was then. [`Rule::SequenceChanged`], [`Rule::SequenceGap`] and [`Rule::StepLayersMissing`] for sequences with
-    /// which the step does not go, as for [`Attention::begin`](crate::Attention::begin); as for [`Update::all`], and what `fill` returns: nothing is launched then, but the metadata is
-    /// padded.
+    /// [`Rule::GraphSize`] for a step larger than all sizes;
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, and if the step
+    /// before was on another stream and its end is not known; [`Capturing`](ascend_attention::Error::Capturing) if it
+    /// was on another stream and the thread captures: the metadata is unchanged then. [`Rule::SequenceChanged`],
+    /// [`Rule::SequenceGap`] and [`Rule::StepLayersMissing`] for sequences that do not fit the step, as for
+    /// [`Attention::begin`](crate::Attention::begin); as for [`Update::all`], and what `fill` returns: nothing is
+    /// launched then, but the metadata is padded.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -203,8 +205,8 @@ impl<B> GraphPool<B> {
         self.start(stream, size, progress, lengths, fill)
     }
 
-    /// Begins a step of a captured size whose layers have these lengths, on a stream that [follows](Self::follow) the step
-    /// before.
+    /// Begins a step of a captured size whose layers have these lengths, on a stream that [follows](Self::follow) the
+    /// step before.
     pub(super) fn start<'a, 'l>(
         &'a mut self,
         stream: &'a Stream,
@@ -239,9 +241,9 @@ impl<B> GraphPool<B> {
         })
     }
 
-    /// Makes the next step begin behind the one before, whose workspace and buffers it uses. If that was on another stream,
-    /// the host waits for all that is queued there: replays, copies into the buffers and readers of the results, also of a
-    /// step that was given up or never dropped.
+    /// Orders the next step after the step before, whose workspace and buffers it uses. If that was on another
+    /// stream, the host waits for all that is queued there: replays, copies into the buffers and readers of the
+    /// results, also of a step that was abandoned or never dropped.
     ///
     /// # Errors
     /// As for [`GraphPool::begin`], of the step before.
@@ -262,8 +264,8 @@ impl<B> GraphPool<B> {
         Ok(())
     }
 
-    /// Begins a step and replays all its layers, one behind the other. The buffers, with the results in them once the
-    /// stream gets there.
+    /// Begins a step, replays all its layers one after the other, and returns the buffers, which have the results
+    /// once the stream has computed them.
     ///
     /// # Errors
     /// As for [`GraphPool::begin`] and [`Graph::replay`].
@@ -282,7 +284,7 @@ impl<B> GraphPool<B> {
     }
 }
 
-/// Refuses what waits on a thread that captures.
+/// Refuses an operation that waits, on a thread that captures a graph.
 pub(super) fn not_while_capturing(what: &'static str) -> Result<()> {
     if is_capturing() {
         let instead = "begin the step before or after the capture";
@@ -308,23 +310,23 @@ impl<B> fmt::Debug for GraphPool<B> {
     }
 }
 
-/// A step whose layers are replayed from graphs. From [`GraphPool::begin`]. Where layers are left out, its tokens do not count
-/// as computed, as for [`Step`](crate::Step).
+/// A step whose layers are replayed from graphs. From [`GraphPool::begin`]. Where layers are left out, its tokens do
+/// not count as computed, as for [`Step`](crate::Step).
 #[must_use = "nothing is computed until the layers are replayed"]
 pub struct GraphStep<'a, B> {
     buffers: &'a B,
     graphs: &'a mut [Graph<Arc<B>>],
-    /// Of each layer that was not replayed yet.
+    /// The update of each layer; `None` once the layer was replayed.
     updates: Vec<Option<Update>>,
     stream: &'a Stream,
     layers: QueuedLayers,
 }
 
 impl<'a, B> GraphStep<'a, B> {
-    /// Ends the step, and says whether all its layers were queued: [`Step::end`](crate::Step::end).
+    /// Ends the step, and checks that all its layers were queued: [`Step::end`](crate::Step::end).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Step::end`](crate::Step::end).
     pub fn end(mut self) -> Result<()> {
         Ok(self.layers.end()?)
     }
@@ -339,12 +341,12 @@ impl<'a, B> GraphStep<'a, B> {
         self.buffers
     }
 
-    /// Queues the replay of a layer with the step's lengths. Returns at once; what other layers have left in the buffers is
-    /// overwritten when the stream gets there.
+    /// Queues the replay of a layer with the step's lengths. Returns at once. The replay overwrites what other layers
+    /// have left in the buffers.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, [`Rule::GraphLayer`] for one
-    /// that was replayed in this step; as for [`Graph::replay`].
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does not exist,
+    /// [`Rule::GraphLayer`] for one that was replayed in this step; as for [`Graph::replay`].
     pub fn replay(&mut self, layer: usize) -> Result<()> {
         let outcome = self.replay_layer(layer);
         self.layers.note_outcome(layer, outcome)

@@ -1,4 +1,4 @@
-//! What captured layers read and write.
+//! The tensors that captured layers read and write.
 
 use ascend_attention::attention::BlockTable;
 use ascend_attention::scatter::SlotMapping;
@@ -6,8 +6,8 @@ use ascend_attention::{Element, Output, Tensor};
 
 use crate::kv::ChannelQuantiser;
 
-/// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of each.
-/// All layers of a group and size have the same ones. Those of [`TreeGraphs`](crate::TreeGraphs) have the same rows as
+/// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of
+/// each. All layers of a group and size have the same tensors. In [`TreeGraphs`](crate::TreeGraphs) the tensors are
 /// `[size, heads, nodes, D]`.
 #[derive(Debug)]
 pub struct GraphTensors<T: Element> {
@@ -21,14 +21,14 @@ pub struct GraphTensors<T: Element> {
     pub output: Output<T>,
 }
 
-/// What the graphs of a size read and write for the layers that share a cache.
+/// The buffers of the graphs of a size, for the layers that share a cache.
 #[derive(Debug)]
 pub(super) struct GroupBuffers<T: Element> {
     pub(super) table: BlockTable,
     pub(super) slots: SlotMapping,
-    /// Of each named mask that a layer has, `[requests, tokens of each, keys]`.
+    /// The tensor of each named mask that a layer has, `[requests, tokens of each, keys]`.
     pub(super) masks: Vec<Tensor<i8>>,
-    /// Of keys and of values, where the cache is quantised.
+    /// The quantisers of keys and of values, where the cache is quantised.
     pub(super) quantisers: Option<[ChannelQuantiser; 2]>,
     pub(super) tensors: GraphTensors<T>,
 }

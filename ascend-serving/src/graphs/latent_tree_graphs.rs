@@ -19,19 +19,19 @@ use super::tree_pool::{
     TreeBuffers, TreeExtents, TreeLengths, TreePool, TreePoolStep, TreeRequest, TreeTables,
 };
 
-/// Verifications of drafted trees over a cache of latents, replayed from graphs that were captured for a few numbers of
-/// requests: one graph of each layer. From [`LatentTreeVerification::capture`], which computes the same without graphs and
-/// says which calls a target has: one of sparse mode 9, or two and a merge.
+/// Verifications of drafted trees over a cache of latents, replayed from graphs that were captured for a few numbers
+/// of requests: one graph of each layer. From [`LatentTreeVerification::capture`]. [`LatentTreeVerification`]
+/// computes the same without graphs and lists the calls of each target: one of sparse mode 9, or two and a merge.
 ///
-/// The mask of the trees is part of the buffers, so that each step has trees of its own of up to the captured nodes. The
-/// nodes are the last tokens of their sequences, in the cache before the layer is replayed.
+/// The mask of the trees is part of the buffers, so that each step has trees of its own of up to the captured nodes.
+/// The nodes are the last tokens of their sequences, in the cache before the layer is replayed.
 pub struct LatentTreeGraphs<T: Element> {
     pool: TreePool<LatentBuffers<T>>,
     is_one_call: bool,
 }
 
-/// What the graphs of a size read and write: absorbed queries of the nodes and their rotary parts, and latents and rotary keys
-/// of the nodes, `[size, heads, nodes, dim]`.
+/// The buffers of the graphs of a size: absorbed queries of the nodes and their rotary parts, and latents and rotary
+/// keys of the nodes, `[size, heads, nodes, dim]`.
 #[derive(Debug)]
 pub struct LatentGraphTensors<T: Element> {
     /// Absorbed queries, `[size, N, nodes, 512]`.
@@ -50,7 +50,7 @@ pub struct LatentGraphTensors<T: Element> {
 struct LatentBuffers<T: Element> {
     tables: TreeTables,
     tensors: LatentGraphTensors<T>,
-    /// What two calls write and a merge reads, and its log-sum-exps.
+    /// The outputs of two calls, which a merge reads, and the merged log-sum-exps; `None` for a single call.
     two: Option<([Output<T>; 2], Tensor<f32>)>,
 }
 
@@ -73,7 +73,7 @@ impl<T: Element> LatentBuffers<T> {
     }
 }
 
-/// The lengths of one call over cached tokens and nodes.
+/// The lengths of the single call over cached tokens and nodes.
 fn of_both(lengths: &TreeLengths) -> CallLengths<'_> {
     CallLengths::Batched {
         q: Some(&lengths.nodes),
@@ -82,15 +82,15 @@ fn of_both(lengths: &TreeLengths) -> CallLengths<'_> {
 }
 
 impl LatentTreeVerification {
-    /// Captures the verification of trees of up to [`GraphLimits::tokens_each`] nodes for every layer of a cache; the keys of
-    /// the limits are a request's tokens in the cache, its nodes included.
+    /// Captures the verification of trees of up to [`GraphLimits::tokens_each`] nodes for every layer of a cache; the
+    /// keys of the limits are a request's tokens in the cache, its nodes included.
     ///
     /// # Errors
     /// [`Rule::GraphSize`](crate::Rule::GraphSize) for limits without sizes, or with one of 0 nodes;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, a scale that no scores
-    /// are multiplied by, and sinks, which no verification has;
-    /// [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if so many graphs take too many streams; a
-    /// broken rule of the two calls, where the one call is refused too; as for
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, a scale that is
+    /// 0 or not finite, and sinks, which no verification has;
+    /// [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if the graphs take too many streams; a
+    /// broken rule of the two calls, where the single call is refused too; as for
     /// [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture<T: Element>(
         &self,
@@ -194,10 +194,10 @@ impl<T: Element> LatentTreeGraphs<T> {
         self.is_one_call
     }
 
-    /// Begins a step: [`TreeGraphs::begin`](crate::TreeGraphs::begin), for sequences that end with the nodes.
+    /// Begins a step, as [`TreeGraphs::begin`](crate::TreeGraphs::begin) does, for sequences that end with the nodes.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`TreeGraphs::begin`](crate::TreeGraphs::begin).
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -227,7 +227,8 @@ pub struct LatentTreeGraphStep<'a, T: Element> {
 
 impl<'a, T: Element> LatentTreeGraphStep<'a, T> {
     /// The tensors of the captured size, to be filled in place on the step's stream before
-    /// [`LatentTreeGraphStep::replay`]. Rows of padding, and rows behind a tree, may hold any finite numbers.
+    /// [`LatentTreeGraphStep::replay`]. Rows of padding, and rows after the nodes of a tree, may hold any finite
+    /// numbers.
     pub fn tensors(&self) -> &'a LatentGraphTensors<T> {
         &self.step.step.buffers().tensors
     }
@@ -242,8 +243,8 @@ impl<'a, T: Element> LatentTreeGraphStep<'a, T> {
         Ok(&self.tensors().attention)
     }
 
-    /// Copies absorbed queries and rotary parts, latents and rotary keys of the nodes of a layer into the buffers and queues
-    /// the replay. They have the captured number of nodes, whose rows behind a tree mean nothing.
+    /// Copies absorbed queries and rotary parts, latents and rotary keys of the nodes of a layer into the buffers and
+    /// queues the replay. They have the captured number of nodes; rows after the nodes of a tree mean nothing.
     ///
     /// # Errors
     /// As for [`TreeGraphStep::forward`](crate::TreeGraphStep::forward).

@@ -17,11 +17,11 @@ use super::tree_pool::{
     TreeBuffers, TreeExtents, TreeLengths, TreePool, TreePoolStep, TreeRequest, TreeTables,
 };
 
-/// Verifications of drafted trees, replayed from graphs that were captured for a few numbers of requests: one graph of each
-/// layer. From [`TreeVerification::capture`], which computes the same without graphs.
+/// Verifications of drafted trees, replayed from graphs that were captured for a few numbers of requests: one graph
+/// of each layer. From [`TreeVerification::capture`]. [`TreeVerification`] computes the same without graphs.
 ///
-/// A graph has both calls and the merge. The mask of the trees is part of the buffers, so that each step has trees of its own
-/// of up to the captured nodes; the cached tokens are the lengths that vary.
+/// A graph has both calls and the merge. The mask of the trees is part of the buffers, so that each step has trees of
+/// its own of up to the captured nodes; the numbers of cached tokens are the lengths that vary.
 ///
 /// ```
 /// use ascend_attention::{Runtime, bf16};
@@ -57,12 +57,12 @@ pub struct TreeGraphs<T: Element> {
     pool: TreePool<PlainBuffers<T>>,
 }
 
-/// What the graphs of a size read and write.
+/// The buffers of the graphs of a size.
 #[derive(Debug)]
 struct PlainBuffers<T: Element> {
     tables: TreeTables,
     tensors: GraphTensors<T>,
-    /// What is merged: the nodes among themselves, and over the cached tokens.
+    /// The outputs that are merged: of the nodes among themselves, and over the cached tokens.
     parts: [Output<T>; 2],
 }
 
@@ -73,16 +73,16 @@ impl<T: Element> TreeBuffers for PlainBuffers<T> {
 }
 
 impl TreeVerification {
-    /// Captures the verification of trees of up to [`GraphLimits::tokens_each`] nodes, behind as many cached tokens as the
-    /// limits have keys, for every layer of a cache. The keys of the nodes are no part of the cache. All requests together
-    /// may have any number of blocks that they share, unless [`GraphLimits::blocks`] says how many. CANN 8.1 wants a cache
-    /// with as many blocks as the longest requests of a size take together.
+    /// Captures the verification of trees of up to [`GraphLimits::tokens_each`] nodes, after at most as many cached
+    /// tokens as the limits have keys, for every layer of a cache. The keys of the nodes are no part of the cache.
+    /// All requests together may have any number of blocks that they share, unless [`GraphLimits::blocks`] limits it.
+    /// CANN 8.1 needs a cache with as many blocks as the longest requests of a size take together.
     ///
     /// # Errors
     /// [`Rule::GraphSize`](crate::Rule::GraphSize) for limits without sizes, or with one of 0 nodes;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, a scale that no scores
-    /// are multiplied by, and sinks, which no verification has;
-    /// [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if so many graphs take too many streams; a
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, a scale that is
+    /// 0 or not finite, and sinks, which no verification has;
+    /// [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if the graphs take too many streams; a
     /// broken rule of one of the calls; as for [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture<T: Element>(
         &self,
@@ -133,7 +133,7 @@ impl TreeVerification {
         })
     }
 
-    /// ProgressTable a layer: both calls and their merge.
+    /// Records a layer: both calls and their merge.
     fn record<T: Element>(
         &self,
         capture: &mut Capturing<'_>,
@@ -165,7 +165,7 @@ impl TreeVerification {
     }
 }
 
-/// ProgressTable the nodes among themselves, all of them over the cached tokens, and the merge.
+/// Records the call of the nodes among themselves, that of all nodes over the cached tokens, and the merge.
 pub(super) fn record_two<T: Element>(
     calls: TwoCalls,
     capture: &mut Capturing<'_>,
@@ -201,17 +201,17 @@ impl<T: Element> TreeGraphs<T> {
         self.pool.nodes()
     }
 
-    /// Begins a step: puts its trees and blocks into the buffers of the smallest size that holds it, which waits for the
-    /// stream. Blocks given back from now on are handed out again when the stream has passed the end of the step.
+    /// Begins a step: puts its trees and blocks into the buffers of the smallest size that holds it, which waits for
+    /// the stream. Blocks given back from now on are handed out again when the stream has passed the end of the step.
     ///
     /// # Errors
-    /// [`Rule::BatchEmpty`](crate::Rule::BatchEmpty) without requests, [`Rule::GraphSize`](crate::Rule::GraphSize) for more
-    /// than all sizes have; for a request [`Rule::BlockPool`](crate::Rule::BlockPool) of another pool,
-    /// [`Rule::BlockWindow`](crate::Rule::BlockWindow) that gave back tokens,
-    /// [`Rule::BlockUncopied`](crate::Rule::BlockUncopied) whose copies were not queued,
-    /// [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) without cached tokens or with more than were
-    /// declared, also of all requests together if [blocks](GraphLimits::blocks) were;
-    /// [`Rule::DraftTree`](crate::Rule::DraftTree) with more nodes;
+    /// [`Rule::BatchEmpty`](crate::Rule::BatchEmpty) without requests, [`Rule::GraphSize`](crate::Rule::GraphSize)
+    /// for more requests than the largest size; for a request [`Rule::BlockPool`](crate::Rule::BlockPool) if it is of
+    /// another pool, [`Rule::BlockWindow`](crate::Rule::BlockWindow) if it gave back tokens,
+    /// [`Rule::BlockUncopied`](crate::Rule::BlockUncopied) if its copies were not queued,
+    /// [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) without cached tokens or with more than
+    /// were declared, also of all requests together if [blocks](GraphLimits::blocks) were;
+    /// [`Rule::DraftTree`](crate::Rule::DraftTree) for more nodes than were captured;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device; as for
     /// [`GraphPool::begin`](crate::GraphPool::begin).
     pub fn begin<'a>(
@@ -237,13 +237,14 @@ pub struct TreeGraphStep<'a, T: Element> {
 
 impl<'a, T: Element> TreeGraphStep<'a, T> {
     /// The tensors of the captured size, to be filled in place on the step's stream before [`TreeGraphStep::replay`]:
-    /// `[size, N, nodes, D]`. Rows of padding, and rows behind a tree, may hold any finite numbers.
+    /// `[size, N, nodes, D]`. Rows of padding, and rows after the nodes of a tree, may hold any finite numbers.
     pub fn tensors(&self) -> &'a GraphTensors<T> {
         &self.step.step.buffers().tensors
     }
 
-    /// Queues the replay of a layer, whose tensors were filled. Returns at once. The output of all layers is one, lent until
-    /// the next call of this step: queue on its stream what reads it before that, or copy it there.
+    /// Queues the replay of a layer, whose tensors were filled. Returns at once. The output of all layers is one
+    /// tensor, lent until the next call of this step: queue work that reads it on the step's stream before that, or
+    /// copy it there.
     ///
     /// # Errors
     /// As for [`GraphStep::replay`](crate::GraphStep::replay).
@@ -252,9 +253,9 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
         Ok(&self.tensors().output)
     }
 
-    /// Copies the nodes' query `[requests, N, nodes, D]`, key and value `[requests, Nkv, nodes, D]` of a layer into the
-    /// buffers and queues the replay. They have the captured number of nodes, whose rows behind a tree mean nothing. The
-    /// output has the size's padding, too; its log-sum-exps are those over all keys.
+    /// Copies the nodes' query `[requests, N, nodes, D]`, key and value `[requests, Nkv, nodes, D]` of a layer into
+    /// the buffers and queues the replay. They have the captured number of nodes; rows after the nodes of a tree mean
+    /// nothing. The output has the size's padding, too; its log-sum-exps are those over all keys.
     ///
     /// # Errors
     /// [`Rule::StepTokens`](crate::Rule::StepTokens) for another number of requests or nodes,

@@ -24,17 +24,17 @@ use super::graph_pool::{GraphPool, GraphStep};
 #[derive(Clone, Copy, Debug)]
 pub struct TreeRequest<'a> {
     /// The cached tokens, all of which every node sees: one or more, none of them given back. With
-    /// [`LatentTreeGraphs`](crate::LatentTreeGraphs) the nodes stand behind them in the sequence, too.
+    /// [`LatentTreeGraphs`](crate::LatentTreeGraphs) the nodes follow them in the sequence, too.
     pub sequence: &'a Sequence,
-    /// The tree behind them.
+    /// The tree, whose nodes follow the cached tokens.
     pub tree: &'a DraftTree,
 }
 
-/// What every step puts into the buffers of its size.
+/// The buffers that every step fills, whatever the form of attention.
 #[derive(Debug)]
 pub(super) struct TreeTables {
     pub(super) block_table: BlockTable,
-    /// `[requests, nodes, nodes]`.
+    /// The mask of the trees, `[requests, nodes, nodes]`.
     pub(super) mask: Tensor<i8>,
 }
 
@@ -54,24 +54,24 @@ impl TreeTables {
     }
 }
 
-/// Buffers of a size.
+/// The buffers of a size.
 pub(super) trait TreeBuffers {
-    /// Those that every step fills.
+    /// The tables, which every step fills.
     fn tables(&self) -> &TreeTables;
 }
 
-/// What a size is captured for.
+/// The numbers for which a size is captured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TreeExtents {
     pub(super) requests: usize,
-    /// Of each request, at most.
+    /// Most nodes of each request.
     pub(super) nodes: usize,
-    /// Of each request in the cache, at most.
+    /// Most keys of each request in the cache.
     pub(super) keys: usize,
 }
 
 impl TreeExtents {
-    /// The longest lengths, those in front of the trees as long as the cache allows.
+    /// The longest lengths: the cached tokens before the trees are as many as the cache allows.
     pub(super) fn longest(self) -> Result<TreeLengths> {
         let each = |tokens: usize| PerRequest::new(vec![tokens; self.requests]);
         Ok(TreeLengths {
@@ -82,14 +82,14 @@ impl TreeExtents {
     }
 }
 
-/// Tokens of the requests of a step, dummies included.
+/// Numbers of tokens of the requests of a step, dummies included.
 #[derive(Debug)]
 pub(super) struct TreeLengths {
-    /// In the cache.
+    /// Tokens in the cache.
     pub(super) cached: PerRequest,
-    /// Those of them in front of the trees.
+    /// The tokens in the cache that come before the trees.
     pub(super) before: PerRequest,
-    /// Of the trees.
+    /// Nodes of the trees.
     pub(super) nodes: PerRequest,
 }
 
@@ -100,14 +100,14 @@ pub(super) struct TreePool<B> {
     cache_entry: Arc<CacheEntry>,
     /// Most nodes of a tree.
     nodes: RowsEach,
-    /// Of the requests' tokens in the cache.
+    /// Limits of the requests' tokens in the cache.
     limits: KeyLimits,
-    /// Whether the nodes are among them.
+    /// Whether these tokens include the nodes.
     holds_nodes: bool,
 }
 
 impl<B: TreeBuffers> TreePool<B> {
-    /// Captures every layer of a cache: `buffers` makes those of a size, `record` launches a layer.
+    /// Captures every layer of a cache: `buffers` makes the buffers of a size, `record` launches a layer.
     pub(super) fn capture<T: Element>(
         stream: &Stream,
         cache: &PagedKvCache<T>,
@@ -128,8 +128,9 @@ impl<B: TreeBuffers> TreePool<B> {
         let (each, pool) = (limits.each, cache.pool());
         let block_size = pool.block_size();
         let most = capacity(pool.blocks().min(limits.blocks), block_size);
-        // From CANN 8.5 on a batched call counts a block that requests share once, so that all together are not limited by the
-        // cache. Before, the capture of a size whose longest requests need more blocks than there are is refused.
+        // From CANN 8.5 on a batched call counts a block that requests share once, so that the cache does not limit
+        // the requests together. On CANN 8.1, the capture of a size whose longest requests need more blocks than
+        // there are is refused.
         let limits_of_keys = KeyLimits {
             keys: limits.keys.min(most),
             blocks: limits.blocks,
@@ -188,7 +189,8 @@ impl<B: TreeBuffers> TreePool<B> {
         }
         let trees: Vec<&DraftTree> = requests.iter().map(|request| request.tree).collect();
         let mask = tree_mask(&trees, size, self.nodes.0)?;
-        // A dummy request has a tree of one node, and sees the first tokens of the first request, which are in the cache.
+        // A dummy request has a tree of one node, and sees the first tokens of the first request, which are in the
+        // cache.
         let dummies = size.saturating_sub(count);
         let least = 1usize.saturating_add(usize::from(self.holds_nodes));
         let cached = requests.iter().map(|request| request.sequence.len());
@@ -264,7 +266,7 @@ impl<B: TreeBuffers> TreePool<B> {
                 "verify trees with nothing in front without a graph, or declare more keys at the capture",
             ));
         }
-        // The nodes may be queued to the cache behind the beginning.
+        // The nodes may be queued to the cache after the step has begun.
         self.cache_entry.check(
             &format_args!("request {at}"),
             StepTokens {
@@ -287,7 +289,7 @@ impl<B> fmt::Debug for TreePool<B> {
 
 /// A verification in progress.
 pub(super) struct TreePoolStep<'a, B> {
-    /// Ended behind the last replay.
+    /// The lease, which ends after the last replay.
     pub(super) lease: StepLease<'a, Stream>,
     pub(super) step: GraphStep<'a, B>,
     stream: &'a Stream,
@@ -295,7 +297,7 @@ pub(super) struct TreePoolStep<'a, B> {
 }
 
 impl<B> TreePoolStep<'_, B> {
-    /// Copies tensors of a layer, `[requests, heads, nodes, dim]`, into the first requests of those of the size.
+    /// Copies tensors of a layer, `[requests, heads, nodes, dim]`, to the first requests in the graph's tensors.
     pub(super) fn bring<T: Element>(
         &self,
         layer: usize,
@@ -308,7 +310,7 @@ impl<B> TreePoolStep<'_, B> {
         for (name, from, to) in copies {
             self.check(name, layer, from, to)?;
         }
-        // What is copied first would be read by the others.
+        // An input in another input's place would be overwritten before it is copied.
         for (at, (name, from, _)) in copies.iter().enumerate() {
             let others = copies.iter().enumerate().filter(|(other, _)| *other != at);
             apart(

@@ -1,4 +1,4 @@
-//! Slots, tables and lengths of a step checked against each other.
+//! Checks of a step's slots, table and lengths against each other.
 
 use std::collections::HashMap;
 
@@ -14,20 +14,21 @@ use super::table::PageTable;
 /// The lengths of one request in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuditRequest {
-    /// Tokens before the step, from the first entry of the request's row on.
+    /// Tokens before the step, from the token in the first entry of the request's row on.
     pub cached: usize,
-    /// Of them the first ones that were given back, as those in front of a window are: their entries of the row mean nothing.
-    /// Of a row from [`Sequence::row`](super::Sequence::row) it is [`Sequence::given_back`](super::Sequence::given_back); a
-    /// [`BatchRequest`](crate::BatchRequest) has no such entries.
+    /// The number of cached tokens, the first ones, that were given back, as tokens before a window are: their
+    /// entries of the row mean nothing. For a row from [`Sequence::row`](super::Sequence::row) it is
+    /// [`Sequence::given_back`](super::Sequence::given_back); a [`BatchRequest`](crate::BatchRequest) has no such
+    /// entries.
     pub given_back: usize,
     /// Tokens that the step adds.
     pub new: usize,
 }
 
-/// A step as the operators will see it: whether it is what its lengths say.
+/// A step as the operators will see it, to be checked against its lengths.
 ///
-/// An engine runs it where a wrong slot would go unnoticed, for the operators do not look: they write where the slots say
-/// and read what the table says.
+/// An engine runs the check where a wrong slot would go unnoticed: the operators do not check, but write to the slots
+/// and read the blocks of the table that they are given.
 #[derive(Clone, Debug)]
 pub struct Audit<'a> {
     /// Blocks of the cache.
@@ -36,11 +37,11 @@ pub struct Audit<'a> {
     pub block_size: usize,
     /// What padding writes.
     pub pad: PadPolicy,
-    /// The requests, in the order of the rows. Rows behind them are padding.
+    /// The requests, in the order of the rows. Rows after them are padding.
     pub requests: &'a [AuditRequest],
     /// The block table.
     pub table: &'a PageTable,
-    /// The slots of the packed tokens as the device gets them, INT32. Entries behind the requests' tokens are padding.
+    /// The slots of the packed tokens as the device gets them, INT32. Entries after the requests' tokens are padding.
     pub slots: &'a [i32],
 }
 
@@ -94,7 +95,7 @@ impl Audit<'_> {
         self.table.used(request, len, self.block_size)
     }
 
-    /// The blocks of a request that were not given back. What the step writes into never was.
+    /// The blocks of a request that were not given back. Blocks that the step writes to were never given back.
     fn held(&self, request: usize, of: &AuditRequest) -> Result<&[usize], Refused> {
         let given_back = of.given_back.min(of.cached);
         let front = given_back.checked_div(self.block_size).unwrap_or(0);
@@ -105,7 +106,8 @@ impl Audit<'_> {
     fn tables(&self) -> Result<(), Refused> {
         for (request, of) in self.requests.iter().enumerate() {
             let held = self.held(request, of)?;
-            // A dump block is found by the slots in it: one that is only read holds what padding wrote, but is there.
+            // A dump block is found by the slots in it: a dump block that is only read holds what padding wrote, but
+            // exists.
             if let Some(block) = held.iter().find(|block| **block >= self.blocks) {
                 return Err(refused(
                     Rule::TableBlock,
@@ -122,7 +124,7 @@ impl Audit<'_> {
         let mut slots = self.slots.iter();
         for (request, of) in self.requests.iter().enumerate() {
             let used = self.used(request, of)?;
-            // The slots come first: behind the last of them no position is asked for, which INT32 might not have.
+            // The zip takes the slot first: after the last slot no position is computed, which might exceed INT32.
             for (&given, position) in slots.by_ref().take(of.new).zip(of.cached..) {
                 let wanted = slot(used, position, self.block_size)?;
                 let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);

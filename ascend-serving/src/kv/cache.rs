@@ -17,12 +17,12 @@ use super::sequence::{BlockCopy, Room, Sequence};
 use super::slot_write::SlotWrite;
 use super::table::PageTable;
 
-/// A paged cache: the keys and values of every layer in blocks, and the pool that says whose each block is.
+/// A paged cache: the keys and values of every layer in blocks, and the pool that knows who holds each block.
 ///
-/// Keys and values are written by [`write`](PagedKvCache::write) to the slots of a step, in every layer to the same ones.
-/// The [`CacheShape`] says how they lie: `[blocks, block_size, N * D]` (BnBsH), `[blocks, N, block_size, D]` (BnNBsD) or
-/// `[blocks, N, D / c, block_size, c]` (NZ). The writing operator knows no BnNBsD of several heads; there, each head of a
-/// block is written as a block of its own.
+/// Keys and values are written by [`write`](PagedKvCache::write) to the slots of a step, which are the same in every
+/// layer. The [`CacheShape`] defines the layout: `[blocks, block_size, N * D]` (BnBsH), `[blocks, N, block_size, D]`
+/// (BnNBsD) or `[blocks, N, D / c, block_size, c]` (NZ). The writing operator does not support BnNBsD of several
+/// heads; there, each head of a block is written as a block of its own.
 #[derive(Debug)]
 pub struct PagedKvCache<T: Element> {
     pub(super) device: Device,
@@ -35,14 +35,15 @@ pub struct PagedKvCache<T: Element> {
 impl<T: Element> PagedKvCache<T> {
     /// A cache of `blocks` blocks of `block_size` tokens in each layer, full of zeros.
     ///
-    /// Any block size makes a cache. On Atlas A2 and A3 multiples of 128 are read on every release; multiples of 16 on
-    /// CANN 8.1 where steps decode alone, and from 8.5 on by [`Fused`](crate::Fused) as its table says. On 310P a block has at
-    /// most 512 tokens.
+    /// Any block size makes a cache. On Atlas A2 and A3 multiples of 128 are read on every release; multiples of 16
+    /// on CANN 8.1 where steps decode alone, and from 8.5 on by [`Fused`](crate::Fused) as its table lists. On 310P a
+    /// block has at most 512 tokens.
     ///
     /// # Errors
     /// [`Rule::PoolSize`] for a size that has no slots or too many, [`Rule::PadSlot`] for padding outside of it,
-    /// [`OutOfMemory`](ascend_attention::Error::OutOfMemory), [`InvalidArgument`](ascend_attention::Error::InvalidArgument)
-    /// for a shape that cannot be counted or with more than [`CacheShape::MAX_LAYERS`].
+    /// [`OutOfMemory`](ascend_attention::Error::OutOfMemory),
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a shape that cannot be counted or with more
+    /// than [`CacheShape::MAX_LAYERS`].
     pub fn new(
         device: &Device,
         blocks: usize,
@@ -62,19 +63,19 @@ impl<T: Element> PagedKvCache<T> {
         })
     }
 
-    /// The same cache, whose blocks another pool hands out: that of another cache of as many blocks. One sequence is then the
-    /// tokens of a request in both, and one growth and one metadata serve both: caches of ranks in one process, each on its own
-    /// device, or of layers that see the same keys.
+    /// Replaces the cache's pool by that of another cache with equally many blocks. One sequence is then the tokens
+    /// of a request in both, and one growth and one metadata serve both: caches of ranks in one process, each on its
+    /// own device, or of layers that see the same keys.
     ///
-    /// Each cache takes its own steps, and knows what they have computed. Where a growth copies a shared block, the cache that
-    /// grew queues the copy, and each other one when it begins a step that reads it
+    /// Each cache has its own steps, and records what they have computed. Where a growth copies a shared block, the
+    /// cache that grew queues the copy, and each other cache when it begins a step that reads the block
     /// ([`Attention::begin`](crate::Attention::begin)), or before steps that are replayed from graphs by
-    /// [`Attention::queue_pending_copies`](crate::Attention::queue_pending_copies). Fork sequences, and share prefixes, when all caches have queued
-    /// the tokens.
+    /// [`Attention::queue_pending_copies`](crate::Attention::queue_pending_copies). Fork sequences, and share
+    /// prefixes, when all caches have queued the tokens.
     ///
     /// # Errors
-    /// [`Rule::PoolShared`] for a pool of another number of blocks, block size or padding, and while a block of either pool is
-    /// held.
+    /// [`Rule::PoolShared`] for a pool of another number of blocks, block size or padding, and while a block of
+    /// either pool is held.
     pub fn with_pool(mut self, pool: &BlockPool) -> Result<Self, Refused> {
         let sizes = |pool: &BlockPool| (pool.blocks(), pool.block_size(), pool.pad_policy());
         let (own, other) = (sizes(&self.pool), sizes(pool));
@@ -103,14 +104,14 @@ impl<T: Element> PagedKvCache<T> {
         &self.pool
     }
 
-    /// How far this cache is with the sequences of its pool.
+    /// How many tokens of the pool's sequences this cache has computed.
     pub(crate) fn entry(&self) -> &Arc<CacheEntry> {
         &self.entry
     }
 
-    /// Tokens of a sequence, from the first one on, whose keys and values every layer of this cache has or is queued to have:
-    /// those that steps have computed, and those that [`mark_computed`](PagedKvCache::mark_computed) has named. Those in front of
-    /// a window that were given back are counted.
+    /// The number of a sequence's first tokens whose keys and values every layer of this cache has or is queued to
+    /// have: tokens that steps have computed, and tokens that [`mark_computed`](PagedKvCache::mark_computed) has
+    /// named. Tokens before a window that were given back are counted.
     ///
     /// # Errors
     /// [`Rule::BlockPool`] for a sequence of another pool.
@@ -119,10 +120,10 @@ impl<T: Element> PagedKvCache<T> {
         Ok(self.entry.computed_tokens(sequence.stamp()))
     }
 
-    /// Says that the keys and values of the first `tokens` tokens of a sequence are in every layer of this cache, or queued to
-    /// be, where no step of [`Attention`](crate::Attention) computed them: copies from another cache or from the host, and
-    /// [writes](PagedKvCache::write) and launches of one's own. Steps behind them are refused otherwise
-    /// ([`Rule::SequenceGap`]).
+    /// Marks the first `tokens` tokens of a sequence as computed: their keys and values are in every layer of this
+    /// cache, or queued to be, although no step of [`Attention`](crate::Attention) computed them, such as copies from
+    /// another cache or from the host, and [writes](PagedKvCache::write) and launches of your own. Without it later
+    /// steps are refused ([`Rule::SequenceGap`]).
     ///
     /// # Errors
     /// [`Rule::BlockPool`] for a sequence of another pool, [`Rule::SequenceLength`] for more tokens than it has.
@@ -136,7 +137,7 @@ impl<T: Element> PagedKvCache<T> {
         Ok(())
     }
 
-    /// What a token's key and value are.
+    /// The heads and formats of the cached keys and values.
     pub fn shape(&self) -> CacheShape {
         self.shape
     }
@@ -150,8 +151,8 @@ impl<T: Element> PagedKvCache<T> {
     /// The cache of a layer.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, [`Rule::CacheQuantised`]
-    /// for a quantised cache, which has [`quantised_layer`](PagedKvCache::quantised_layer).
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does not exist,
+    /// [`Rule::CacheQuantised`] for a quantised cache, which has [`quantised_layer`](PagedKvCache::quantised_layer).
     pub fn layer(&self, layer: usize) -> Result<&LayerCache<T>> {
         match self.layers.get(layer)? {
             OfLayer::Plain(of) => Ok(of),
@@ -166,10 +167,10 @@ impl<T: Element> PagedKvCache<T> {
         Ok(stream.check_device("stream", &self.device)?)
     }
 
-    /// A table on the device, checked against this cache: every entry is one of its blocks.
+    /// Copies a table to the device, after checking that every entry is a block of this cache.
     ///
     /// # Errors
-    /// [`Rule::TableBlock`]; those of an upload.
+    /// [`Rule::TableBlock`]; the errors of an upload.
     pub fn block_table(&self, stream: &Stream, table: &PageTable) -> Result<BlockTable> {
         self.admits(stream)?;
         let blocks = self.pool.blocks();
@@ -191,18 +192,19 @@ impl<T: Element> PagedKvCache<T> {
         )?)
     }
 
-    /// Prepares the writing of a step's tokens: `slots` has one for each row of `key` and `value`, which are
-    /// `[tokens, N, D]`; what is not cached, such as padding, has the slot of the pool's [`PadPolicy`], which may be
-    /// negative. Padding behind the last cached token is left out of the call; in front of it, a negative slot relies on the
-    /// device to skip it.
+    /// Prepares the writing of a step's tokens. `slots` has one slot for each row of `key` and `value`, which are
+    /// `[tokens, N, D]`; a row that is not cached, such as padding, has the slot of the pool's [`PadPolicy`], which
+    /// may be negative. Padding after the last cached token is left out of the call; before it, a negative slot
+    /// relies on the device to skip it.
     ///
-    /// On products without ScatterPaKvCache, such as the Atlas inference series, copies on the stream write instead: one of
-    /// keys and one of values for each run of slots that follow each other, or for each head of a token where the heads of
-    /// BnNBsD are several. They write no padding, and no NZ.
+    /// On products without ScatterPaKvCache, such as the Atlas inference series, copies on the stream write instead:
+    /// one of keys and one of values for each run of contiguous slots, or for each head of a token in BnNBsD of
+    /// several heads. They write no padding, and no NZ.
     ///
     /// # Errors
-    /// [`Rule::SlotCount`] for another number of slots than rows; [`Violation`](ascend_attention::Error::Violation) by
-    /// `slot_mapping.range` or `slot_mapping.unique`, and whatever [`ScatterPaKvCache::plan`](ascend_attention::scatter::ScatterPaKvCache::plan) says; where copies write,
+    /// [`Rule::SlotCount`] for another number of slots than rows; [`Violation`](ascend_attention::Error::Violation)
+    /// by `slot_mapping.range` or `slot_mapping.unique`, and any error of
+    /// [`ScatterPaKvCache::plan`](ascend_attention::scatter::ScatterPaKvCache::plan); where copies write,
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for an NZ cache or rows of other sizes than the
     /// cache's. Nothing is written.
     pub fn plan_write(
@@ -230,10 +232,11 @@ impl<T: Element> PagedKvCache<T> {
     /// Queues the writing of a layer's keys and values to the slots of a step.
     ///
     /// # Errors
-    /// [`Rule::SlotCount`] for another number of rows than planned; [`Rule::CacheQuantised`] for a write of a cache of the query's
-    /// type to a quantised one; [`Rule::QuantisedFinite`] where each token has a scale;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, otherwise as for
-    /// [`ScatterPlan::launch`](ascend_attention::scatter::ScatterPlan::launch) or, of copies, [`copy_from`](ascend_attention::AnyTensor::copy_from).
+    /// [`Rule::SlotCount`] for another number of rows than planned; [`Rule::CacheQuantised`] for a quantised cache
+    /// and a write that was planned for a cache of the query's type; [`Rule::QuantisedFinite`] where each token has a
+    /// scale; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does not exist,
+    /// otherwise as for [`ScatterPlan::launch`](ascend_attention::scatter::ScatterPlan::launch) or, for copies,
+    /// [`copy_from`](ascend_attention::AnyTensor::copy_from).
     pub fn write(
         &mut self,
         stream: &Stream,
@@ -261,15 +264,16 @@ impl<T: Element> PagedKvCache<T> {
         }
     }
 
-    /// Makes room for `tokens` more tokens of a sequence, and queues the copies of blocks that it shared: all that growing
-    /// takes. The slot of each new token, in order. After an error the sequence is as it was.
+    /// Makes room for `tokens` more tokens of a sequence, queues the copies of blocks that it shared, and returns the
+    /// slot of each new token, in order. After an error the sequence is unchanged.
     ///
-    /// Where blocks are missing that were given back, the calling thread waits for the steps that may still read them, on
-    /// whatever streams, one after the other. Steps whose last launch was not queued yet, and those of a thread that
-    /// captures, are not waited for.
+    /// Where too few blocks are free and others were given back, the calling thread waits for the steps that may
+    /// still read those, on any streams, one after the other. It does not wait for steps whose last launch was not
+    /// queued yet, and for those of a thread that captures.
     ///
     /// # Errors
-    /// [`Rule::BlockPool`] for a sequence of another pool; as for [`Sequence::grow`] and [`PagedKvCache::copy_blocks`].
+    /// [`Rule::BlockPool`] for a sequence of another pool; as for [`Sequence::grow`] and
+    /// [`PagedKvCache::copy_blocks`].
     pub fn grow(
         &mut self,
         stream: &Stream,
@@ -291,7 +295,8 @@ impl<T: Element> PagedKvCache<T> {
         )
     }
 
-    /// Blocks for more tokens of a sequence of this cache. Waits for those that steps in flight may still read.
+    /// Reserves blocks for more tokens of a sequence of this cache. Waits for blocks that steps in flight may still
+    /// read.
     pub(crate) fn reserve(&self, sequence: &mut Sequence, tokens: usize) -> Result<Room> {
         self.holds(sequence)?;
         loop {
@@ -302,19 +307,19 @@ impl<T: Element> PagedKvCache<T> {
         }
     }
 
-    /// Queues the copies that [`Sequence::grow`] asked for, in every layer: before anything is written to the new blocks.
-    /// [`PagedKvCache::grow`] does both. Copies that were queued before, and those that nobody waits for any more, are left
-    /// out.
+    /// Queues the copies that [`Sequence::grow`] returned, in every layer: call it before anything is written to the
+    /// new blocks. [`PagedKvCache::grow`] does both. Copies that were queued before, and copies to blocks that no
+    /// sequence holds any more, are left out.
     ///
     /// # Errors
-    /// [`Rule::BlockPool`] for a block of another pool; [`Rule::BlockUncopied`] for a copy of a block that waits for one
-    /// itself; [`Acl`](ascend_attention::Error::Acl).
+    /// [`Rule::BlockPool`] for a block of another pool; [`Rule::BlockUncopied`] for a copy from a block that waits
+    /// for a copy itself; [`Acl`](ascend_attention::Error::Acl).
     pub fn copy_blocks(&mut self, stream: &Stream, copies: &[BlockCopy]) -> Result<()> {
         self.admits(stream)?;
         if copies.is_empty() {
             return Ok(());
         }
-        // What is copied from may be given back while the copies wait for the device.
+        // The source blocks may be given back while the copies wait for the device.
         let _lease = self.pool.begin_step(stream);
         for copy in copies {
             let (from, to) = (copy.from.id(), copy.to);
@@ -340,8 +345,8 @@ impl<T: Element> PagedKvCache<T> {
         })
     }
 
-    /// Queues the copies that these blocks still wait for in this cache, where several share its pool: growing in one of them
-    /// has queued them there. In front of a step that reads the blocks, on its stream.
+    /// Queues the copies that these blocks still wait for in this cache, where several caches share its pool and
+    /// another one has grown. Call it before a step that reads the blocks, on its stream.
     pub(crate) fn queue_pending_copies(
         &mut self,
         stream: &Stream,
@@ -368,14 +373,14 @@ impl<T: Element> AsRef<BlockPool> for PagedKvCache<T> {
 #[derive(Debug)]
 pub struct CacheWrite(Writes);
 
-/// The writes of a step, to one kind of cache or the other.
+/// The planned writes of a step, by the kind of cache.
 #[derive(Debug)]
 enum Writes {
     Plain(SlotWrite),
     Quantised(Box<QuantisedWrite>),
 }
 
-/// The refusal of a quantised cache where numbers of the query's type are asked for.
+/// The refusal of a quantised cache where a cache of the query's type is needed.
 #[cold]
 fn quantised_cache(given: impl std::fmt::Display) -> Refused {
     refused(

@@ -1,4 +1,4 @@
-//! The layers of a cache, of one kind or the other.
+//! The layers of a cache, of the query's type or quantised.
 
 use ascend_attention::{Device, Element, Tensor};
 
@@ -10,12 +10,12 @@ use super::quantised::layer::QuantisedLayer;
 /// The layers of a cache.
 #[derive(Debug)]
 pub(super) enum CacheLayers<T: Element> {
-    /// Of the query's type.
+    /// Layers of the query's type.
     Plain(Vec<LayerCache<T>>),
-    /// Of numbers of a byte.
+    /// Quantised layers, of one byte for each number.
     Quantised {
         layers: Vec<QuantisedLayer>,
-        /// Without blocks: what stands for the cache of the query's type, which there is not.
+        /// A layer cache without blocks, which stands in for the cache of the query's type.
         none: Box<LayerCache<T>>,
     },
 }
@@ -47,7 +47,7 @@ impl<T: Element> CacheLayers<T> {
         }
     }
 
-    /// A layer, of one kind or the other.
+    /// A layer, plain or quantised.
     pub(super) fn get(&self, layer: usize) -> Result<OfLayer<'_, T>> {
         let of = match self {
             Self::Plain(layers) => layers.get(layer).map(OfLayer::Plain),
@@ -56,7 +56,7 @@ impl<T: Element> CacheLayers<T> {
         of.ok_or_else(|| no_layer(layer, self.len()))
     }
 
-    /// All layers, of one kind or the other.
+    /// All layers, plain or quantised.
     pub(super) fn iter(&self) -> impl Iterator<Item = OfLayer<'_, T>> {
         let (plain, quantised) = match self {
             Self::Plain(layers) => (&layers[..], &[][..]),
@@ -66,7 +66,7 @@ impl<T: Element> CacheLayers<T> {
         plain.chain(quantised.iter().map(OfLayer::Quantised))
     }
 
-    /// The tensors of a layer: without blocks where there are others, which are quantised.
+    /// The tensors of a layer; for a quantised layer a cache without blocks, and the quantised one.
     pub(super) fn tensors(&self, layer: usize) -> Result<(LayerCache<T>, Option<QuantisedLayer>)> {
         let of = match self {
             Self::Plain(layers) => layers.get(layer).map(|of| (of.clone(), None)),

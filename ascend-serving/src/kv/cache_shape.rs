@@ -1,4 +1,4 @@
-//! What lies in a paged cache, and how.
+//! The shape and format of a paged cache.
 
 use ascend_attention::mask::TriangleLayers;
 use ascend_attention::spec::fia::Cache;
@@ -6,7 +6,7 @@ use ascend_attention::{Device, Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
 
-/// What a token's key and value are.
+/// The heads and the format of the cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct CacheShape {
@@ -18,7 +18,7 @@ pub struct CacheShape {
     pub key_dim: usize,
     /// Elements of a value's head.
     pub value_dim: usize,
-    /// How a block lies.
+    /// The format of a block.
     pub format: Cache,
 }
 
@@ -37,8 +37,8 @@ impl CacheShape {
         }
     }
 
-    /// Multi-head latent attention: one head with the latent of 512 as key (and value) and the rotary part of 64 in the
-    /// place of the value.
+    /// A shape for multi-head latent attention: one head with the latent of 512 as key (and value) and the rotary
+    /// part of 64 in place of the value.
     pub fn latent(layers: usize) -> Self {
         Self {
             layers,
@@ -49,22 +49,22 @@ impl CacheShape {
         }
     }
 
-    /// Whether it is that of latents ([`CacheShape::latent`]).
+    /// Whether it is a shape for latents ([`CacheShape::latent`]).
     pub(crate) fn is_latent(&self) -> bool {
         *self == Self::latent(self.layers).format(self.format)
     }
 
-    /// The same with values of other heads than the keys'.
+    /// Sets another head dimension of the values.
     pub fn value_dim(mut self, value_dim: usize) -> Self {
         self.value_dim = value_dim;
         self
     }
 
-    /// The same in another format.
+    /// Sets another format.
     ///
-    /// Every format can be written; which queries read which is the operator's rule. On CANN 8.1 BnBsH goes with all, BnNBsD
-    /// with BNSD and packed ones, NZ with packed ones and, of latent attention, BSND; from 8.5 on every format goes with all,
-    /// NZ with heads of 64 or 128 (packed on 9.1 others too).
+    /// Every format can be written; the operator's rules decide which queries read which format. On CANN 8.1 BnBsH is
+    /// read by all queries, BnNBsD by BNSD and packed ones, NZ by packed ones and, in latent attention, by BSND ones;
+    /// from 8.5 on every format is read by all, NZ with heads of 64 or 128 (packed on 9.1 others too).
     pub fn format(mut self, format: Cache) -> Self {
         self.format = format;
         self
@@ -72,7 +72,7 @@ impl CacheShape {
 }
 
 impl CacheShape {
-    /// Axes of a layer's tensor with heads of `dim` elements, and how many elements that is.
+    /// Axes of a layer's tensor with heads of `dim` elements, and its number of elements.
     pub(super) fn tensor<T: Element>(
         &self,
         blocks: usize,
@@ -93,7 +93,7 @@ impl CacheShape {
         (elements > 0).then_some((dims, elements))
     }
 
-    /// Refuses more layers than a cache has. To be asked first: each layer takes memory.
+    /// Refuses more layers than a cache has. Call it before allocating, since each layer takes memory.
     pub(super) fn check_layers(&self) -> Result<()> {
         if self.layers <= Self::MAX_LAYERS {
             return Ok(());
@@ -105,7 +105,7 @@ impl CacheShape {
         ))
     }
 
-    /// All layers, full of zeros; how many has been checked.
+    /// All layers, full of zeros; the number of layers has been checked before.
     pub(super) fn zeroed_layers<T: Element>(
         &self,
         device: &Device,
@@ -132,7 +132,7 @@ impl CacheShape {
         (0..self.layers).map(layer).collect()
     }
 
-    /// Pieces that a token's key is written in: its heads, where these lie in different places of a block.
+    /// The number of separate pieces that a token's key is written in: its heads in BnNBsD, otherwise 1.
     pub(super) fn split(&self) -> usize {
         match self.format {
             Cache::BnNBsD => self.kv_heads,
@@ -140,7 +140,7 @@ impl CacheShape {
         }
     }
 
-    /// The first new rows `[tokens, N, D]`, as they are written: split, `[tokens * N, 1, D]`.
+    /// The first `tokens` new rows `[tokens, N, D]` as they are written: in BnNBsD split, `[tokens * N, 1, D]`.
     pub(super) fn new_rows<T: Element>(
         &self,
         argument: &'static str,
@@ -163,7 +163,7 @@ impl CacheShape {
         }
     }
 
-    /// Refuses a cache that copies do not write.
+    /// Refuses a format that copies cannot write.
     pub(super) fn check_copied(&self) -> Result<()> {
         match self.format {
             Cache::BnBsH | Cache::BnNBsD => Ok(()),
@@ -175,7 +175,7 @@ impl CacheShape {
         }
     }
 
-    /// A cache as it is written: split, each head of a block a block of its own.
+    /// A cache as it is written: in BnNBsD each head of a block is a block of its own.
     pub(super) fn writable<T: Element>(&self, cache: &Tensor<T>) -> Result<Tensor<T>> {
         match (self.format, cache.shape()) {
             (Cache::BnNBsD, &[blocks, heads, block_size, dim]) => {
@@ -190,9 +190,9 @@ impl CacheShape {
 /// The cache of one layer.
 #[derive(Clone, Debug)]
 pub struct LayerCache<T: Element> {
-    /// Keys, in BnBsH `[blocks, block_size, N * D]`; of latent attention the latents.
+    /// Keys, in BnBsH `[blocks, block_size, N * D]`; in latent attention the latents.
     pub key: Tensor<T>,
-    /// Values, alike; of latent attention the rotary parts.
+    /// Values, in the same format; in latent attention the rotary parts.
     pub value: Tensor<T>,
 }
 
@@ -203,7 +203,7 @@ impl<T: Element> LayerCache<T> {
         elements.saturating_mul(size_of::<T>())
     }
 
-    /// Queues the copying of a block to another.
+    /// Queues a copy of a block to another one.
     pub(super) fn copy_block(&self, stream: &Stream, from: usize, to: usize) -> Result<()> {
         for tensor in [&self.key, &self.value] {
             let block = |at: usize| tensor.narrow(0, at..at.saturating_add(1));
@@ -214,7 +214,7 @@ impl<T: Element> LayerCache<T> {
     }
 }
 
-/// The refusal of a layer that a model or a cache has not.
+/// The refusal of a layer that a model or a cache does not have.
 #[cold]
 pub(crate) fn no_layer(layer: usize, layers: usize) -> Error {
     Error::invalid("layer", layer, format_args!("below {layers}"))

@@ -1,4 +1,4 @@
-//! Cached tokens, one behind the other again.
+//! Cached tokens that are copied to contiguous rows.
 
 use std::ops::Range;
 
@@ -12,11 +12,11 @@ use super::slot::{rest_of_block, slot};
 use super::slot_runs::SlotRun;
 use super::whole_tokens::whole_tokens;
 
-/// Tokens of a paged cache that are to lie one behind the other, as operators want them that take no block table.
+/// Tokens of a paged cache that are to be copied to contiguous rows, for operators that take no block table.
 ///
-/// [`LayerCache::gather`] copies on the stream: one copy for each run of slots that follow each other, at most one a block,
-/// from any token on and in any release. From CANN 8.5 on [`ascend_attention::gather`] does it in one call, from the
-/// beginning of a block on.
+/// [`LayerCache::gather`] copies on the stream: one copy for each run of contiguous slots, at most one for each
+/// block, beginning at any token, in any release. From CANN 8.5 on [`ascend_attention::gather`] does it in one call,
+/// beginning at a block.
 ///
 /// ```
 /// use ascend_serving::kv::CachedRows;
@@ -32,13 +32,13 @@ use super::whole_tokens::whole_tokens;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedRows {
     block_size: usize,
-    /// From slots to rows.
+    /// Runs of slots and the rows that they are copied to.
     runs: Vec<SlotRun>,
     rows: usize,
 }
 
 impl CachedRows {
-    /// No token yet, of a cache with blocks of `block_size` tokens.
+    /// An empty list, for a cache with blocks of `block_size` tokens.
     pub fn new(block_size: usize) -> Self {
         Self {
             block_size,
@@ -47,7 +47,7 @@ impl CachedRows {
         }
     }
 
-    /// Adds the tokens at these positions of a sequence with this row of the block table, behind those added before.
+    /// Adds the tokens at these positions of a sequence with this row of the block table, after those added before.
     ///
     /// # Errors
     /// As for [`slot`]; nothing is added then.
@@ -89,27 +89,27 @@ impl CachedRows {
         self.rows == 0
     }
 
-    /// Number of copies of each tensor that gathering takes.
+    /// Number of copies for each tensor that [`gather`](LayerCache::gather) queues.
     pub fn copies(&self) -> usize {
         self.runs.len()
     }
 }
 
 impl<T: Element> LayerCache<T> {
-    /// Refuses a cache whose tokens do not lie whole.
+    /// Refuses a cache in which a token's row is not contiguous.
     pub(crate) fn lies_whole(&self, block_size: usize) -> Result<()> {
         whole_tokens(&self.key, block_size)?;
         whole_tokens(&self.value, block_size)?;
         Ok(())
     }
 
-    /// Queues the copying of cached tokens into `[tokens, N * D]` each, of a cache whose tokens lie whole: BnBsH, or a
-    /// single head in BnNBsD. Returns at once.
+    /// Queues copies of cached tokens to `key` and `value`, `[tokens, N * D]` each, from a cache in which a token's
+    /// row is contiguous: BnBsH, or a single head in BnNBsD. Returns at once.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another cache, one of another block size or without
-    /// these slots, for a target of another shape, or memory that is shared with the cache or the other target;
-    /// [`Acl`](ascend_attention::Error::Acl).
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another cache, one of another block size or
+    /// without these slots, for a target of another shape, or memory that is shared with the cache or the other
+    /// target; [`Acl`](ascend_attention::Error::Acl).
     pub fn gather(
         &self,
         stream: &Stream,
@@ -156,7 +156,7 @@ mod tests {
         let mut rows = CachedRows::new(4);
         rows.push(&[2, 7], 1..3).unwrap();
         let before = rows.clone();
-        // The first token continues the run; the last has no block.
+        // The first token continues the run; the last one has no block.
         let error = rows.push(&[2], 3..5).unwrap_err();
         assert_eq!((error.rule, &rows), (Rule::TableRow, &before));
         let error = CachedRows::new(0).push(&[2], 0..1).unwrap_err();

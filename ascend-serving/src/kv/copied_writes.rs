@@ -1,4 +1,4 @@
-//! New keys and values into a paged cache by copies, for products that ScatterPaKvCache does not run on.
+//! Writes of new keys and values to a paged cache by copies, for products that do not have ScatterPaKvCache.
 
 use ascend_attention::{Element, Stream, Tensor};
 
@@ -7,16 +7,17 @@ use crate::error::{Error, Result};
 use super::slot_runs::SlotRun;
 use super::whole_tokens::whole_tokens;
 
-/// Where the new rows of a step go, as copies.
+/// The copies of a step's new rows to their slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CopiedWrites {
     block_size: usize,
-    /// From rows to slots.
+    /// Runs of rows and the slots that they are copied to.
     runs: Vec<SlotRun>,
 }
 
 impl CopiedWrites {
-    /// The rows go to these slots of a cache with blocks of `block_size` tokens, in order; those that have none are left out.
+    /// Copies of rows to these slots, in order, of a cache with blocks of `block_size` tokens; rows without a slot
+    /// are left out.
     pub(crate) fn new(slots: impl IntoIterator<Item = Option<usize>>, block_size: usize) -> Self {
         let mut runs = Vec::new();
         for (from, slot) in slots.into_iter().enumerate() {
@@ -26,12 +27,12 @@ impl CopiedWrites {
         Self { block_size, runs }
     }
 
-    /// The copies of rows `[tokens, N, D]` into a cache, once everything about them is known to be right: a call that is
-    /// refused leaves the cache as it was.
+    /// Checks all copies of rows `[tokens, N, D]` to a cache before one is queued: a write that is refused leaves the
+    /// cache unchanged.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for rows that are no tokens of the cache or not contiguous,
-    /// for a cache without these slots, or one whose tokens do not lie whole.
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for rows of other sizes than the cache's tokens
+    /// or not contiguous, for a cache without these slots, or one in which a token's row is not contiguous.
     pub(crate) fn checked<T: Element>(
         &self,
         argument: &'static str,
@@ -77,7 +78,7 @@ impl CopiedWrites {
     }
 }
 
-/// Copies that can be queued.
+/// Copies that are checked and can be queued.
 pub(crate) struct CheckedWrites<'a, T: Element> {
     runs: &'a [SlotRun],
     /// The new rows, `[tokens, N * D]`.
@@ -104,7 +105,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Each row goes where it should, by as few copies as there can be.
+        /// Each row goes to its slot, by as few copies as possible.
         #[test]
         fn runs_are_slots(slots in prop::collection::vec(prop::option::weighted(0.8, 0usize..6), 0..20)) {
             let writes = CopiedWrites::new(slots.iter().copied(), 4);

@@ -2,16 +2,16 @@
 
 use ascend_attention::{Event, Stream, StreamMark};
 
-/// Tells whether work that was queued is over.
+/// Reports whether work that was queued is over.
 ///
-/// Several threads may ask one fence at a time. A fence may ask its pool: it is answered from what is known, without
-/// fences being asked again.
+/// Several threads may query one fence at a time. A fence may call its pool: the pool answers from what it knows,
+/// without querying fences again.
 pub trait Fence: Send + Sync {
-    /// Whether everything before the fence is over. When it cannot be told, it is not.
+    /// Whether everything queued before the fence is over; `false` where that is not known.
     fn is_passed(&self) -> bool;
 
-    /// Waits until everything before the fence is over. A fence that cannot wait returns at once, as one does that does not
-    /// define this; so does a stream's on a thread that captures a graph.
+    /// Waits until everything queued before the fence is over. A fence that cannot wait returns at once, as does the
+    /// default; so does a stream's fence on a thread that captures a graph.
     fn wait(&self) {}
 }
 
@@ -32,14 +32,15 @@ impl Fence for Event {
 
 /// Where the work of a step is queued.
 pub trait Lane {
-    /// What tells when everything queued so far is over.
+    /// The type that reports when everything queued so far is over.
     type Fence: Fence + 'static;
 
-    /// A fence behind everything queued so far. A lane that cannot mark its end now returns a fence that is not passed
-    /// before that can be told in another way, such as a synchronisation of the lane.
+    /// A fence after everything queued so far. A lane that cannot mark its end now returns a fence that is not passed
+    /// until that is known in another way, such as by a synchronisation of the lane.
     ///
-    /// Where this panics, nobody knows when the step is over. It stays open for ever, which an error of `tracing` says: blocks that
-    /// are given back from its beginning on are not handed out again, and the cache stays right.
+    /// If this panics, the end of the step is never known. The step stays open for ever, which an error of `tracing`
+    /// reports: blocks that are given back from its beginning on are not handed out again, and the cache stays
+    /// correct.
     fn fence(&self) -> Self::Fence;
 }
 

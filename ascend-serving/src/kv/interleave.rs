@@ -1,4 +1,4 @@
-//! Blocks divided over the ranks that share a long context.
+//! Division of blocks over the ranks that share a long context.
 
 use std::num::NonZeroU64;
 
@@ -8,8 +8,8 @@ use crate::refusal::{Refused, Rule, refused};
 
 use super::slot::{block_at, no_block_size, slot_in};
 
-/// How blocks are divided over the ranks that share a long context: a table entry stands for `block_size` tokens on each
-/// of `ranks` ranks, and runs of `interleave` tokens go to one rank after the other.
+/// How blocks are divided over the ranks that share a long context: a table entry means `block_size` tokens on each
+/// of `ranks` ranks, and runs of `run` tokens go to one rank after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Interleave {
     ranks: usize,
@@ -17,7 +17,7 @@ pub struct Interleave {
 }
 
 impl Interleave {
-    /// `ranks` ranks, and `run` tokens after one another on each.
+    /// `ranks` ranks, and runs of `run` consecutive tokens on each.
     ///
     /// # Errors
     /// [`Rule::RanksInterleave`] if either is 0.
@@ -38,19 +38,19 @@ impl Interleave {
         self.ranks
     }
 
-    /// Tokens after one another on one rank.
+    /// Tokens of a run: consecutive tokens on one rank.
     pub fn run(self) -> usize {
         self.run
     }
 
     /// The rank that holds a position.
     pub fn rank_of(self, position: usize) -> usize {
-        // Neither is 0.
+        // Neither divisor is 0.
         let run = position.checked_div(self.run).unwrap_or(0);
         run.checked_rem(self.ranks).unwrap_or(0)
     }
 
-    /// Number of tokens that `rank` holds of the first `len`: never negative, and 0 for ranks that do not exist.
+    /// Number of the first `len` tokens that `rank` holds: 0 for ranks that do not exist.
     pub fn local_len(self, len: usize, rank: usize) -> usize {
         let (ranks, run) = (self.ranks as u64, self.run as u64);
         let counts = NonZeroU64::new(ranks).zip(NonZeroU64::new(run));
@@ -93,7 +93,7 @@ impl Interleave {
         if self.rank_of(position) != rank {
             return Ok(None);
         }
-        // Tokens of a block of every rank, and of a round of runs.
+        // The tokens of an entry's blocks on all ranks, and those of a round of runs.
         let (ranks, run) = (self.ranks, self.run);
         let (span, round) = (block_size.saturating_mul(ranks), run.saturating_mul(ranks));
         let divide = |a: usize, b: usize| a.checked_div(b).zip(a.checked_rem(b));

@@ -1,10 +1,10 @@
-//! Blocks of a cache as several blocks of the kernel.
+//! Blocks of a cache as several smaller blocks of the kernel.
 
 use crate::refusal::{Refused, Rule, refused, room};
 
 use super::slot::MAX_INT32;
 
-/// A cache whose blocks are larger than what the kernel takes: each block of the cache is several of the kernel's.
+/// A cache whose blocks are larger than the kernel's: each block of the cache is several blocks of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelBlocks {
     kernel_block: usize,
@@ -53,8 +53,8 @@ impl KernelBlocks {
     /// The row of a table in kernel blocks: block `id` becomes `id * times .. (id + 1) * times`.
     ///
     /// # Errors
-    /// [`Rule::TableBlock`] for a block whose parts have no INT32 number, [`Rule::TableRow`] for a row that does not fit in
-    /// the host's memory.
+    /// [`Rule::TableBlock`] for a block whose parts have no INT32 number, [`Rule::TableRow`] for a row that does not
+    /// fit in the host's memory.
     pub fn split_row(self, row: &[usize]) -> Result<Vec<usize>, Refused> {
         let mut split = Vec::new();
         room(

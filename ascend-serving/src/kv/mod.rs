@@ -1,15 +1,15 @@
-//! The paged KV cache: blocks, the sequences that hold them, and where each token lies.
+//! The paged KV cache: blocks, the sequences that hold them, and the slot of each token.
 //!
-//! [`BlockPool`] hands out blocks and takes them back when no launch in flight can read them any more. A [`Sequence`] is the
-//! cached tokens of a request; sequences share the blocks of a common prefix and copy a block before writing to it. [`slot`]
-//! says where a token lies; [`PageTable`] is what the operators read;
+//! [`BlockPool`] hands out blocks and takes them back when no launch in flight can read them any more. A [`Sequence`]
+//! is the cached tokens of a request; sequences share the blocks of a common prefix and copy a block before writing
+//! to it. [`slot`] computes the slot of a token; [`PageTable`] is what the operators read;
 //! [`ScatterPaKvCache`](ascend_attention::scatter::ScatterPaKvCache) writes new keys and values into the slots of a
 //! [`SlotMapping`](ascend_attention::scatter::SlotMapping), and copies do where the product has no such operator.
-//! [`PagedKvCache`] puts them together: the tensors of every layer, and their pool.
+//! [`PagedKvCache`] combines them: the tensors of every layer, and their pool.
 //!
-//! Sizes, counts, lengths, positions and the numbers of blocks and slots are `usize`; they become CANN's integers where they
-//! are copied to the device or given to an operator, and what does not fit is refused there. Lists of a step's slots alone
-//! are what the device gets: integers of its width, among which padding may be negative.
+//! Sizes, counts, lengths, positions and the numbers of blocks and slots are `usize`; they become CANN's integers
+//! where they are copied to the device or given to an operator, and what does not fit is refused there. Lists of a
+//! step's slots alone are what the device gets: integers of its width, among which padding may be negative.
 
 mod audit;
 mod cache;

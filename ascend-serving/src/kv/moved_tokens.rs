@@ -1,4 +1,4 @@
-//! Cached tokens that move within their sequence, as accepted drafts do.
+//! Moves of cached tokens within their sequence, for accepted drafts.
 
 use ascend_attention::{Element, Stream, Tensor};
 
@@ -13,21 +13,22 @@ use super::sequence::{Sequence, uncopied};
 use super::slot::head_slot;
 use super::slot_runs::SlotRun;
 
-/// Pairs of slots, from and to, in order, as few runs: in one block each, and apart.
+/// Joins pairs of slots, from and to, to as few runs as possible; a run stays in one block on each side, and its two
+/// sides do not overlap.
 fn runs_of(moves: &[(usize, usize)], block_size: usize) -> Vec<SlotRun> {
     let mut runs = Vec::new();
     let starts_block = |slot: usize| slot.checked_rem(block_size) == Some(0);
     for &(from, to) in moves {
         SlotRun::push(&mut runs, SlotRun { from, to, len: 1 }, |last| {
-            // A copy of memory to where it overlaps is not what its single copies do.
+            // A copy between overlapping ranges does not give what copies of the single tokens give.
             !starts_block(from) && !starts_block(to) && last.from.abs_diff(last.to) > last.len
         });
     }
     runs
 }
 
-/// A cache as rows that lie whole, `[blocks * pieces * block_size, elements]`: the pieces of a block's tokens one after
-/// another, so many of them.
+/// A cache as contiguous rows, `[blocks * pieces * block_size, elements]`, and the number of pieces that a token has
+/// in a block.
 fn rows_of<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<(Tensor<T>, usize)> {
     let shape = match cache.shape() {
         [blocks, pieces @ .., size, elements] if *size == block_size => {
@@ -82,19 +83,20 @@ impl QuantisedLayer {
 }
 
 impl<T: Element> PagedKvCache<T> {
-    /// Queues the copying of cached tokens of a sequence to other positions of it, in every layer: pairs of positions, from and
-    /// to, one after another. Returns at once. What the positions held is lost; the others, and the length, stay.
+    /// Queues copies of cached tokens of a sequence to other positions of it, in every layer: pairs of positions,
+    /// from and to, one after another. Returns at once. The old contents of the target positions are lost; the other
+    /// positions, and the length, stay.
     ///
-    /// After a tree of drafts was verified, whose root stands at `root`, its accepted drafts are moved behind each other by
-    /// `accepted.moves().map(|(from, to)| (root + from, root + to))`, and the sequence is cut behind them
+    /// After a tree of drafts was verified, whose root is at `root`, its accepted drafts are made contiguous by
+    /// `accepted.moves().map(|(from, to)| (root + from, root + to))`, and the sequence is cut after them
     /// ([`Sequence::truncate`]).
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device; [`Rule::BlockPool`] for a
-    /// sequence of another pool, [`Rule::SequenceLength`] for positions that it has not, or no more, [`Rule::TableShared`] for
-    /// a place in a block that another sequence holds, too, [`Rule::BlockUncopied`] for a sequence whose blocks wait for their
-    /// tokens, [`Rule::CacheQuantised`] for a cache of [MXFP8](PagedKvCache::mxfp8): nothing is moved then.
-    /// [`Acl`](ascend_attention::Error::Acl).
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device;
+    /// [`Rule::BlockPool`] for a sequence of another pool, [`Rule::SequenceLength`] for positions that it does not
+    /// have, or has given back, [`Rule::TableShared`] for a target in a block that another sequence holds, too,
+    /// [`Rule::BlockUncopied`] for a sequence whose blocks wait for copies, [`Rule::CacheQuantised`] for a cache of
+    /// [MXFP8](PagedKvCache::mxfp8): nothing is moved then. [`Acl`](ascend_attention::Error::Acl).
     ///
     /// [`Sequence::truncate`]: crate::kv::Sequence::truncate
     pub fn move_tokens(

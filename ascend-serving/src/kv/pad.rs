@@ -4,24 +4,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::refusal::{Refused, Rule, refused};
 
-/// The slot of a padding token. Engines use different slots for it, so that the caller names one.
+/// The slots of padding tokens. Engines use different slots for it, so that the caller chooses one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum PadPolicy {
-    /// A negative slot, which the writer skips wherever it stands in the list.
+    /// A negative slot, which the writer skips wherever it is in the list.
     #[default]
     SkipNegative,
-    /// Padding goes to blocks that no sequence ever gets: that of this slot, and all blocks before it. The first padding
-    /// token of a step has this slot and those behind it go round the slots of these blocks, so that none is named twice
-    /// while there are as many of them as padding tokens. More padding tokens name some again: nobody reads what is written
-    /// there, but the emulation reports it, as an error where it is strict.
+    /// Padding goes to blocks that no sequence ever gets: the block of this slot, and all blocks before it. The first
+    /// padding token of a step gets this slot and later ones go round the slots of these blocks, so that no slot is
+    /// repeated while there are as many slots as padding tokens. More padding tokens repeat some: what is written
+    /// there is never read, but the emulation reports it, as an error where it is strict.
     ///
     /// A small slot, such as 0, costs one block; slot 1600 of blocks of 128 tokens costs 13.
     DumpSlot(usize),
 }
 
 impl PadPolicy {
-    /// The slot of the first padding token of a step; [`PadPolicy::slot_of`] has those of the others.
+    /// The slot of the first padding token of a step; [`PadPolicy::slot_of`] returns those of the others.
     ///
     /// # Errors
     /// [`Rule::PadSlot`] for a dump slot that is no INT32.
@@ -74,7 +74,7 @@ impl PadPolicy {
         (!self.is_padding(slot, block_size)).then_some(cached)
     }
 
-    /// The lint of ScatterPaKvCache that padding breaks, to be allowed.
+    /// The lint of ScatterPaKvCache that padding would break; it has to be allowed.
     pub(super) fn allowed_lint(self) -> &'static str {
         match self {
             Self::SkipNegative => "slot_mapping.negative",

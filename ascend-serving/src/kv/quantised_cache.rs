@@ -22,17 +22,17 @@ use super::quantised::quantised_type::QuantisedType;
 use super::quantised::query_type::QueryType;
 
 impl<T: Element> PagedKvCache<T> {
-    /// A cache as of [`PagedKvCache::new`] whose keys and values are INT8, with the scales of each layer. `T` stays the
-    /// type of queries, of new keys and values, and of what is computed: FLOAT16 or BF16. It takes half the memory.
+    /// A cache as of [`PagedKvCache::new`] whose keys and values are INT8, with the scales of each layer. `T` is
+    /// still the type of queries, of new keys and values, and of results: FLOAT16 or BF16. It takes half the memory.
     ///
-    /// What is written is quantised on the way, on the device and without waiting: see [`ChannelScales`]. Steps over it are
-    /// served by [`QuantisedDecode`](crate::QuantisedDecode) and [`QuantisedPrefill`](crate::QuantisedPrefill). Numbers
-    /// that are not finite have no integer: the device stores some integer for them, and says nothing
+    /// Writes quantise on the device and without waiting: see [`ChannelScales`].
+    /// [`QuantisedDecode`](crate::QuantisedDecode) and [`QuantisedPrefill`](crate::QuantisedPrefill) serve steps over
+    /// it. Numbers that are not finite have no integer: the device stores some integer for them, and reports nothing
     /// ([`Tensor::range_report`] finds them).
     ///
-    /// On Atlas A2 and A3 steps of single tokens over BnBsH and BnNBsD take heads of up to 512 elements, in blocks of a multiple of
-    /// 32 tokens; other steps take what packed calls of 16 bits do ([`Fused`](crate::Fused)). An NZ cache needs heads of 128
-    /// elements, blocks of 128 or 512 tokens, and BF16 queries.
+    /// On Atlas A2 and A3 steps of single tokens over BnBsH and BnNBsD take heads of up to 512 elements, in blocks of
+    /// a multiple of 32 tokens; other steps take what packed calls of 16 bits do ([`Fused`](crate::Fused)). An NZ
+    /// cache needs heads of 128 elements, blocks of 128 or 512 tokens, and BF16 queries.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {
@@ -67,8 +67,9 @@ impl<T: Element> PagedKvCache<T> {
     /// ```
     ///
     /// # Errors
-    /// As for [`PagedKvCache::new`]; [`Rule::QuantisedScale`] for scales of another number of layers, heads or elements, or
-    /// which are not numbers of the type `T`; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another type.
+    /// As for [`PagedKvCache::new`]; [`Rule::QuantisedScale`] for scales of another number of layers, heads or
+    /// elements, or scales that are not numbers of the type `T`;
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another type.
     pub fn quantised(
         stream: &Stream,
         blocks: usize,
@@ -84,8 +85,9 @@ impl<T: Element> PagedKvCache<T> {
     /// A cache as of [`PagedKvCache::quantised`] of any type, with the scales of each layer
     /// ([`ChannelScales::covering_as`]).
     ///
-    /// The device does not cut what is too large for a float: it is stored as NaN or an infinity, which then is in the
-    /// attention of every later token of the sequence. Scales of a calibration leave room for it.
+    /// The device does not cut a number that is too large for a float: it is stored as NaN or an infinity, which then
+    /// is in the attention of every later token of the sequence. Scales of a calibration leave room for larger
+    /// numbers.
     ///
     /// # Errors
     /// As for [`PagedKvCache::quantised`]; [`Violation`](ascend_attention::Error::Violation) by the rules of
@@ -129,7 +131,7 @@ impl<T: Element> PagedKvCache<T> {
         let upload = |scales: &[f32]| {
             let one_axis = [scales.len()];
             let two_axes = [1, scales.len()];
-            // The kernel of NZ caches wants the axes of the queries' layout.
+            // The kernel of NZ caches requires the axes of the queries' layout.
             let factors: &[usize] = match shape.format {
                 Cache::Nz => &one_axis,
                 Cache::BnBsH | Cache::BnNBsD => &two_axes,
@@ -146,17 +148,17 @@ impl<T: Element> PagedKvCache<T> {
         Self::with_scales(device, pool, shape, stored, scales)
     }
 
-    /// An INT8 cache with a scale for each token, in blocks of its own: the largest number of the token's key in all heads
-    /// becomes 127, that of its value too. No calibration is needed, and numbers that are not finite are refused
-    /// ([`Rule::QuantisedFinite`]) before anything of their layer is written.
+    /// An INT8 cache with a scale for each token, in blocks of its own: the largest number of the token's key in all
+    /// heads becomes 127, and that of its value too. No calibration is needed, and numbers that are not finite are
+    /// refused ([`Rule::QuantisedFinite`]) before anything of their layer is written.
     ///
-    /// The host quantises: [`Step::forward`](crate::Step::forward) and [`PagedKvCache::write`] wait for the stream in each
-    /// layer. Where that is too slow, take [`PagedKvCache::quantised`], which waits for nothing. The operator reads no
-    /// scales of tokens with an NZ cache.
+    /// The host quantises: [`Step::forward`](crate::Step::forward) and [`PagedKvCache::write`] wait for the stream in
+    /// each layer. Where that is too slow, take [`PagedKvCache::quantised`], which waits for nothing. The operator
+    /// reads no scales of tokens with an NZ cache.
     ///
     /// # Errors
-    /// As for [`PagedKvCache::new`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for NZ, and for another type
-    /// than FLOAT16 and BF16.
+    /// As for [`PagedKvCache::new`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for NZ, and for
+    /// another type than FLOAT16 and BF16.
     pub fn quantised_by_token(
         device: &Device,
         blocks: usize,
@@ -168,13 +170,13 @@ impl<T: Element> PagedKvCache<T> {
         Self::quantised_by_token_as(device, blocks, block_size, shape, pad, stored)
     }
 
-    /// A cache as of [`PagedKvCache::quantised_by_token`] of another type: the largest number of a token becomes 448 as
-    /// FLOAT8_E4M3FN, on Ascend 950.
+    /// A cache as of [`PagedKvCache::quantised_by_token`] of another type: the largest number of a token becomes 448
+    /// as FLOAT8_E4M3FN, on Ascend 950.
     ///
     /// # Errors
     /// As for [`PagedKvCache::quantised_by_token`] and [`PagedKvCache::quantised_as`];
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for HIFLOAT8, which the operator reads with scales of
-    /// channels alone.
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for HIFLOAT8, which the operator reads with
+    /// scales of channels alone.
     pub fn quantised_by_token_as(
         device: &Device,
         blocks: usize,
@@ -214,21 +216,22 @@ impl<T: Element> PagedKvCache<T> {
         Self::with_scales(device, pool, shape, stored, scales.collect::<Result<_>>()?)
     }
 
-    /// A cache of MXFP8, for Ascend 950 with CANN 9.1: FLOAT8_E4M3FN, of which 32 share a power of two, a FLOAT8_E8M0. Those of keys
-    /// are neighbours in a head, those of values are the same element of neighbouring tokens. Steps over it are served by
-    /// [`MxFp8`](crate::MxFp8), which makes queries MXFP8, too. No calibration is needed, no number is too large, and numbers that
-    /// are not finite are refused ([`Rule::QuantisedFinite`]) before anything of their layer is written.
+    /// A cache of MXFP8, for Ascend 950 with CANN 9.1: FLOAT8_E4M3FN in groups of 32 that share a scale, a power of
+    /// two of FLOAT8_E8M0. A group of keys is neighbours in a head, a group of values the same element of
+    /// neighbouring tokens. [`MxFp8`](crate::MxFp8) serves steps over it and makes queries MXFP8, too. No calibration
+    /// is needed, no number is too large, and numbers that are not finite are refused ([`Rule::QuantisedFinite`])
+    /// before anything of their layer is written.
     ///
-    /// The host quantises: [`Step::forward`](crate::Step::forward) and [`PagedKvCache::write`] wait for the stream in each layer.
-    /// Tokens are appended: a value written in front of others in its 32 tokens changes what those stand for, and
-    /// [`PagedKvCache::move_tokens`] is refused.
+    /// The host quantises: [`Step::forward`](crate::Step::forward) and [`PagedKvCache::write`] wait for the stream in
+    /// each layer. Tokens are appended: a value written before others of its group of 32 tokens changes what those
+    /// stand for, and [`PagedKvCache::move_tokens`] is refused.
     ///
     /// Blocks are BnNBsD, of 512 or 1024 tokens; heads have 64 or 128 elements.
     ///
     /// # Errors
-    /// As for [`PagedKvCache::new`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another format or type;
-    /// [`Violation`](ascend_attention::Error::Violation) by the rules of FusedInferAttentionScore for a product, release, block
-    /// size or head dimension without MXFP8, such as `mxfp8.cache`.
+    /// As for [`PagedKvCache::new`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another format
+    /// or type; [`Violation`](ascend_attention::Error::Violation) by the rules of FusedInferAttentionScore for a
+    /// product, release, block size or head dimension without MXFP8, such as `mxfp8.cache`.
     pub fn mxfp8(
         device: &Device,
         blocks: usize,
@@ -285,8 +288,8 @@ impl<T: Element> PagedKvCache<T> {
     /// The quantised cache of a layer.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that there is not, and for a cache of the
-    /// query's type.
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does not exist, and for a cache
+    /// of the query's type.
     pub fn quantised_layer(&self, layer: usize) -> Result<&QuantisedLayer> {
         match self.layers.get(layer)? {
             OfLayer::Quantised(of) => Ok(of),
@@ -298,15 +301,15 @@ impl<T: Element> PagedKvCache<T> {
         }
     }
 
-    /// The tensors of a layer: without blocks where there are others, which are quantised.
+    /// The tensors of a layer; for a quantised layer a cache without blocks, and the quantised one.
     pub(crate) fn tensors(&self, layer: usize) -> Result<(LayerCache<T>, Option<QuantisedLayer>)> {
         self.layers.tensors(layer)
     }
 }
 
-/// Asks the operator's rules whether it dequantises such keys and values, as [`QuantisedPrefill`](crate::QuantisedPrefill) has
-/// it do: a token each, out of their blocks. What a step reads in blocks is asked when the step is planned: a cache may have
-/// steps of one kind alone.
+/// Checks by the operator's rules that it dequantises such keys and values, as
+/// [`QuantisedPrefill`](crate::QuantisedPrefill) does: one token at a time, copied out of the blocks. Calls that read
+/// the blocks are checked when a step is planned, since a cache may have steps of one kind alone.
 fn check_dequantised<T: Element>(
     device: &Device,
     shape: &CacheShape,
@@ -328,7 +331,7 @@ fn check_dequantised<T: Element>(
     Ok(())
 }
 
-/// Asks the operator's rules whether there is a call that reads MXFP8 in such blocks.
+/// Checks by the operator's rules that there is a call that reads MXFP8 in such blocks.
 fn check_groups<T: Element>(device: &Device, shape: &CacheShape, block_size: usize) -> Result<()> {
     let (heads, dim) = (shape.kv_heads, shape.key_dim);
     let floats = |dims: &[usize]| Tensor::<Float8E4M3Fn>::empty(device, dims);

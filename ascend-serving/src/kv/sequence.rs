@@ -9,9 +9,9 @@ use super::slot::{fill_slots, slot};
 
 /// The cached tokens of one request: blocks, and how many tokens they hold.
 ///
-/// A sequence may begin as a copy of another one ([`fork`](Sequence::fork), [`share_prefix`](Sequence::share_prefix)):
-/// the blocks are shared until one of the two writes into a block that both hold, which then becomes a block of its own
-/// ([`Grown::copies`]).
+/// A sequence may begin as a copy of another one ([`fork`](Sequence::fork),
+/// [`share_prefix`](Sequence::share_prefix)): the blocks are shared until one of the two writes to a block that both
+/// hold, which it then replaces by a copy of its own ([`Grown::copies`]).
 #[derive(Debug)]
 pub struct Sequence {
     pool: BlockPool,
@@ -19,41 +19,41 @@ pub struct Sequence {
     /// The blocks' numbers, as the table has them.
     row: Vec<usize>,
     len: usize,
-    /// Tokens in front that were given back.
+    /// The number of first tokens that were given back.
     dropped: usize,
     entry: SequenceEntry,
 }
 
-/// What growing a sequence asks for before its new tokens are written.
+/// The slots of the new tokens of a sequence that grew, and the copies to queue before they are written.
 #[derive(Debug, Default)]
 #[must_use = "new tokens go to these slots, after these copies"]
 #[non_exhaustive]
 pub struct Grown {
-    /// The slot of each new token, in order: INT32, as the list of a step's slots has them on the device.
+    /// The slot of each new token, in order: INT32, as in the list of a step's slots on the device.
     pub slots: Vec<i32>,
     /// Blocks to copy first, because the sequence shared them.
     pub copies: Vec<BlockCopy>,
 }
 
-/// Blocks for more tokens of a sequence, which has not got them yet.
+/// Blocks that are reserved for more tokens of a sequence.
 #[derive(Debug)]
 pub(crate) struct Room {
     len: usize,
-    /// What takes the place of a shared block.
+    /// The index of a shared block, and the block that replaces it.
     replaced: Option<(usize, Block)>,
     new: Vec<Block>,
-    /// What has to be copied.
+    /// The copies to queue.
     pub(crate) copies: Vec<BlockCopy>,
     /// Memory for the slots.
     slots: Vec<i32>,
 }
 
-/// A block whose tokens have to be copied, in every layer, before anything is written to `to`. Keeps `from` from being
-/// given back.
+/// A block whose tokens have to be copied, in every layer, before anything is written to `to`. It keeps `from` from
+/// being given back.
 ///
-/// Until the copy is queued ([`PagedKvCache::copy_blocks`](crate::kv::PagedKvCache::copy_blocks)), a step of a sequence that
-/// holds `to` is refused ([`Rule::BlockUncopied`]): forks made meanwhile, and prefixes that reach into the block, too. A
-/// sequence that was cut in front of the block needs the copy no more.
+/// Until the copy is queued ([`PagedKvCache::copy_blocks`](crate::kv::PagedKvCache::copy_blocks)), a step of a
+/// sequence that holds `to` is refused ([`Rule::BlockUncopied`]), including forks made meanwhile, and prefixes that
+/// reach into the block. A sequence that was cut before the block needs the copy no more.
 #[derive(Debug)]
 pub struct BlockCopy {
     /// The shared block.
@@ -64,31 +64,30 @@ pub struct BlockCopy {
 }
 
 impl BlockCopy {
-    /// Whether the copy is still to be made, in any cache of the pool: not once it was queued, or when nobody holds `to` any
-    /// more.
+    /// Whether the copy is still to be queued, in any cache of the pool; false once no sequence holds `to` any more.
     pub fn is_awaited(&self) -> bool {
         self.from.pool().awaits(self.to, self.number, None)
     }
 
-    /// Says that the copy was queued, for a cache of one's own;
+    /// Records that the copy was queued, for a cache of your own;
     /// [`PagedKvCache::copy_blocks`](crate::kv::PagedKvCache::copy_blocks) does so itself.
     pub fn copied(&self) {
         self.from.pool().copied(self.to, self.number, None);
     }
 
-    /// Whether the copy is still to be made in a cache.
+    /// Whether the copy is still to be queued in a cache.
     pub(super) fn is_awaited_in(&self, cache: &CacheEntry) -> bool {
         let pool = self.from.pool();
         pool.awaits(self.to, self.number, Some(cache))
     }
 
-    /// Says that the copy was queued in a cache.
+    /// Records that the copy was queued in a cache.
     pub(super) fn copied_in(&self, cache: &CacheEntry) {
         let pool = self.from.pool();
         pool.copied(self.to, self.number, Some(cache));
     }
 
-    /// Refuses a copy from a block that waits for its own in a cache.
+    /// Refuses a copy from a block that still waits for a copy itself in a cache.
     pub(super) fn check_order(&self, cache: &CacheEntry) -> Result<(), Refused> {
         let from = std::iter::once(self.from.id());
         match self.from.pool().first_uncopied(from, Some(cache)) {
@@ -101,7 +100,7 @@ impl BlockCopy {
     }
 }
 
-/// The refusal of what reads a block before it has its tokens.
+/// The refusal of an operation that would read a block before its tokens are copied.
 #[cold]
 pub(crate) fn uncopied(given: impl std::fmt::Display) -> Refused {
     refused(
@@ -126,7 +125,7 @@ impl Sequence {
         }
     }
 
-    /// A sequence whose tokens fill these blocks, in every cache of the pool; some in front may be given back.
+    /// A sequence whose tokens fill these blocks, in every cache of the pool; the first ones may be given back.
     pub(crate) fn of_blocks(pool: &BlockPool, blocks: Vec<Option<Block>>) -> Self {
         let tokens = |blocks: usize| blocks.saturating_mul(pool.block_size());
         let given_back = blocks.iter().take_while(|block| block.is_none()).count();
@@ -143,7 +142,7 @@ impl Sequence {
         }
     }
 
-    /// One of its blocks, unless it was given back.
+    /// The block at an index, unless it was given back.
     pub(crate) fn block(&self, at: usize) -> Option<&Block> {
         self.blocks.get(at).and_then(Option::as_ref)
     }
@@ -163,7 +162,8 @@ impl Sequence {
         self.len == 0
     }
 
-    /// Its row of the block table. Blocks that were given back in front of a window stand as 0, which nothing reads.
+    /// Its row of the block table. Blocks before a window that were given back have the number 0, which no launch
+    /// reads.
     pub fn row(&self) -> &[usize] {
         &self.row
     }
@@ -171,7 +171,7 @@ impl Sequence {
     /// The slot of a token.
     ///
     /// # Errors
-    /// [`Rule::SequenceLength`] for a token that it has not, or no more.
+    /// [`Rule::SequenceLength`] for a token that it does not have, or has given back.
     pub fn slot(&self, position: usize) -> Result<usize, Refused> {
         if position >= self.len || position < self.dropped {
             return Err(refused(
@@ -184,17 +184,17 @@ impl Sequence {
         slot(&self.row, position, self.pool.block_size())
     }
 
-    /// Tokens in front that were given back ([`Sequence::drop_before`]): whole blocks.
+    /// The number of first tokens that were given back ([`Sequence::drop_before`]), a multiple of the block size.
     pub fn given_back(&self) -> usize {
         self.dropped
     }
 
-    /// The sequence as it is now.
+    /// The identity and version of the sequence.
     pub(crate) fn stamp(&self) -> SequenceStamp {
         self.entry.stamp()
     }
 
-    /// Refuses more tokens than the sequence has, with this fix.
+    /// Refuses more tokens than the sequence has; `fix` is the advice of the refusal.
     ///
     /// # Errors
     /// [`Rule::SequenceLength`].
@@ -210,9 +210,9 @@ impl Sequence {
         ))
     }
 
-    /// A block of it whose tokens were not copied yet ([`Grown::copies`]), so that no step may read it.
+    /// The first of its blocks whose tokens were not copied yet ([`Grown::copies`]), so that no step may read it.
     ///
-    /// Where several caches share the pool, each asks for itself when a step begins.
+    /// Where several caches share the pool, each checks for itself when a step begins.
     pub(crate) fn uncopied(&self) -> Option<usize> {
         self.uncopied_in(None)
     }
@@ -223,20 +223,21 @@ impl Sequence {
         self.pool.first_uncopied(blocks, cache)
     }
 
-    /// Makes room for `tokens` more tokens. After an error the sequence is as it was.
+    /// Makes room for `tokens` more tokens. After an error the sequence is unchanged.
     ///
-    /// [`PagedKvCache::grow`](crate::kv::PagedKvCache::grow) does this and the copies, so that none is forgotten.
+    /// [`PagedKvCache::grow`](crate::kv::PagedKvCache::grow) does this and queues the copies, so that none is
+    /// forgotten.
     ///
     /// # Errors
-    /// [`Rule::PoolExhausted`]; [`Rule::PoolWaiting`] if there will be enough blocks when the steps in flight are over;
-    /// [`CallRule::LengthsOverflow`] for a sequence of more than INT32 tokens, or more than the
-    /// host has memory for.
+    /// [`Rule::PoolExhausted`]; [`Rule::PoolWaiting`] if there will be enough blocks when the steps in flight are
+    /// over; [`CallRule::LengthsOverflow`] for a sequence of more than INT32 tokens, or more than the host has memory
+    /// for.
     pub fn grow(&mut self, tokens: usize) -> Result<Grown, Refused> {
         let room = self.reserve(tokens)?;
         self.settle(room)
     }
 
-    /// Blocks for `tokens` more tokens, and memory to take them. Dropping them gives them back.
+    /// Reserves blocks and host memory for `tokens` more tokens. Dropping them gives the blocks back.
     pub(crate) fn reserve(&mut self, tokens: usize) -> Result<Room, Refused> {
         let block_size = self.pool.block_size();
         let len = self.len.checked_add(tokens);
@@ -282,7 +283,7 @@ impl Sequence {
         })
     }
 
-    /// Takes the blocks that were reserved for it.
+    /// Adds reserved blocks to the sequence.
     pub(crate) fn settle(&mut self, room: Room) -> Result<Grown, Refused> {
         let Room {
             len,
@@ -308,13 +309,14 @@ impl Sequence {
         Ok(Grown { slots, copies })
     }
 
-    /// A sequence with the same tokens in the same blocks. Their keys are those that steps have written, or are queued to: fork
-    /// behind the step that computes a token, since a fork that grows copies the block as it is then.
+    /// A sequence with the same tokens in the same blocks. Their keys are those that steps have written, or are
+    /// queued to write: fork after the step that computes a token, since a fork that grows copies the block as it is
+    /// then.
     pub fn fork(&self) -> Self {
         self.first(self.len)
     }
 
-    /// A sequence with as many of the first tokens as it has. Blocks behind them get no further holder.
+    /// A sequence with the first `tokens` tokens of this one. Later blocks get no further holder.
     fn first(&self, tokens: usize) -> Self {
         let kept = tokens.div_ceil(self.pool.block_size());
         Self {
@@ -327,8 +329,8 @@ impl Sequence {
         }
     }
 
-    /// A sequence that begins with the first `tokens` of this one, in the same blocks, which a step has computed, as for
-    /// [`fork`](Self::fork).
+    /// A sequence that begins with the first `tokens` of this one, in the same blocks, which a step has computed, as
+    /// for [`fork`](Self::fork).
     ///
     /// # Errors
     /// [`Rule::SequenceLength`] if it has fewer, or gave some of them back.
@@ -348,11 +350,11 @@ impl Sequence {
         Ok(self.first(tokens))
     }
 
-    /// A sequence that begins with the first `tokens` of this one, for layers whose next token sees those from `shown` on:
-    /// of the blocks those alone that it shows.
+    /// A sequence that begins with the first `tokens` of this one, for layers whose next token sees those from
+    /// `shown` on: only the blocks of these are held.
     ///
     /// # Errors
-    /// [`Rule::SequenceLength`] if it has fewer, or gave some of those back that are shown.
+    /// [`Rule::SequenceLength`] if it has fewer, or gave back some of those that are shown.
     pub(crate) fn share_behind(&self, tokens: usize, shown: usize) -> Result<Self, Refused> {
         if self.dropped > 0 && !self.keeps(tokens, shown) {
             return Err(refused(
@@ -371,7 +373,8 @@ impl Sequence {
         Ok(prefix)
     }
 
-    /// Forgets the tokens from `tokens` on, such as drafts that were not accepted, or all when the request is preempted.
+    /// Removes the tokens from `tokens` on, such as drafts that were not accepted, or all when the request is
+    /// preempted.
     ///
     /// # Errors
     /// [`Rule::SequenceLength`] if it has fewer, or gave some of the remaining ones back.
@@ -388,11 +391,11 @@ impl Sequence {
         Ok(())
     }
 
-    /// Gives back the blocks that lie wholly in front of `position`, the first token that a sliding window still shows.
-    /// A step in flight may go on reading them.
+    /// Gives back the blocks that are wholly before `position`, the first token that a sliding window still shows. A
+    /// step in flight may go on reading them.
     ///
     /// # Errors
-    /// [`Rule::BlockWindow`] for a position behind the tokens.
+    /// [`Rule::BlockWindow`] for a position past the end of the tokens.
     pub fn drop_before(&mut self, position: usize) -> Result<(), Refused> {
         if position > self.len {
             return Err(refused(
@@ -416,14 +419,14 @@ impl Sequence {
         Ok(())
     }
 
-    /// Tokens of the blocks that lie wholly in front of a position.
+    /// The number of tokens in the blocks that are wholly before a position.
     pub(crate) fn whole_blocks_before(&self, position: usize) -> usize {
         let block_size = self.pool.block_size();
         let whole = position.checked_div(block_size).unwrap_or(0);
         whole.saturating_mul(block_size)
     }
 
-    /// Whether it can be cut to so many tokens, the next of which sees those from `shown` on.
+    /// Whether it can be cut to `tokens` tokens, where the next token sees those from `shown` on.
     pub(crate) fn keeps(&self, tokens: usize, shown: usize) -> bool {
         tokens == 0 || (tokens <= self.len && shown >= self.dropped)
     }
@@ -488,7 +491,7 @@ mod tests {
         assert_eq!(grown.slots, [9]);
         let copy = grown.copies.first().unwrap();
         assert_eq!((copy.from.id(), copy.to), (1, 2));
-        // The copy still holds the shared block; without it the block is the first sequence's alone.
+        // The copy still holds the shared block; without the copy only the first sequence does.
         drop(grown);
         assert!(first.grow(1).unwrap().copies.is_empty());
         assert_eq!((first.row(), second.row()), (&[0, 1][..], &[0, 2][..]));
@@ -510,7 +513,7 @@ mod tests {
         let mut third = second.fork();
         assert_eq!(second.share_prefix(5).unwrap().uncopied(), Some(2));
         assert_eq!(second.share_prefix(4).unwrap().uncopied(), None);
-        // A copy from the block comes behind the copy to it.
+        // A copy from the block comes after the copy to it.
         let behind = third.grow(1).unwrap();
         let behind = behind.copies.first().unwrap();
         let error = behind.check_order(&cache).unwrap_err();
@@ -518,7 +521,7 @@ mod tests {
         copy.copied();
         behind.check_order(&cache).unwrap();
         assert_eq!((second.uncopied(), third.uncopied()), (None, Some(3)));
-        // Growing leaves the mark, cutting in front of the block takes it away.
+        // Growing keeps the mark; cutting before the block removes it.
         assert!(third.grow(1).unwrap().copies.is_empty());
         assert_eq!(third.uncopied(), Some(3));
         third.truncate(5).unwrap();
@@ -526,7 +529,7 @@ mod tests {
         third.truncate(4).unwrap();
         assert_eq!(third.uncopied(), None);
         assert!(!behind.is_awaited());
-        // The block's next holder is none of the copy's.
+        // The block's next holder does not wait for the copy.
         let again = third.grow(1).unwrap();
         assert!(again.copies.is_empty());
         assert_eq!(third.row(), [0, 3]);
@@ -585,7 +588,8 @@ mod tests {
     }
 
     proptest! {
-        /// A cache simulated by tokens with names: every sequence reads back exactly its own, however blocks are shared.
+        /// A cache simulated by tokens with names: every sequence reads back exactly its own tokens, however blocks
+        /// are shared.
         #[test]
         fn every_sequence_reads_its_own_tokens(acts in prop::collection::vec(act(), 1..80)) {
             let pool = pool(12);

@@ -1,6 +1,7 @@
-//! Where a token of a sequence lies in a paged cache.
+//! The slot of a token of a sequence in a paged cache.
 //!
-//! A slot is a row of the cache seen as `[blocks * block_size, heads, dim]`: `block * block_size + place in the block`.
+//! A slot is a row of the cache seen as `[blocks * block_size, heads, dim]`:
+//! `block * block_size + place in the block`.
 
 use std::ops::Range;
 
@@ -8,10 +9,10 @@ use ascend_attention::CallRule;
 
 use crate::refusal::{Refused, Rule, refused, room};
 
-/// The largest number that tables and slots have on the device, INT32.
+/// The largest number of a table entry or slot on the device, INT32.
 pub(crate) const MAX_INT32: usize = i32::MAX as usize;
 
-/// Slots of a cache.
+/// Number of slots of a cache.
 pub(crate) fn capacity(blocks: usize, block_size: usize) -> usize {
     blocks.saturating_mul(block_size)
 }
@@ -25,14 +26,14 @@ pub(super) fn rest_of_block(position: usize, block_size: usize) -> usize {
 /// The slot of the token at `position`: `row[position / block_size] * block_size + position % block_size`.
 ///
 /// # Errors
-/// [`Rule::PoolSize`] for a block size of 0, [`Rule::TableRow`] for a position behind the row, [`Rule::SlotRange`] for a
-/// slot beyond INT32.
+/// [`Rule::PoolSize`] for a block size of 0, [`Rule::TableRow`] for a position past the end of the row,
+/// [`Rule::SlotRange`] for a slot beyond INT32.
 pub fn slot(row: &[usize], position: usize, block_size: usize) -> Result<usize, Refused> {
     let (column, place) = place_of(position, block_size)?;
     slot_in(block_at(row, column, position)?, place, block_size)
 }
 
-/// The column of a token's block in its row of the table, and its place there.
+/// The column of a token's block in its row of the table, and its place in the block.
 fn place_of(position: usize, block_size: usize) -> Result<(usize, usize), Refused> {
     let column = position.checked_div(block_size);
     let place = position.checked_rem(block_size);
@@ -68,13 +69,13 @@ pub(super) fn slot_in(block: usize, place: usize, block_size: usize) -> Result<u
     on_device(slot).map(|_| slot)
 }
 
-/// The block of a head, in a cache whose heads lie in different places of a block (BnNBsD): seen as
+/// The block of a head, in a cache with the heads of a block one after another (BnNBsD): seen as
 /// `[blocks * heads, block_size, D]`, each head of a block is a block of its own.
 pub(super) fn head_block(block: usize, heads: usize, head: usize) -> usize {
     block.saturating_mul(heads).saturating_add(head)
 }
 
-/// The slot of a head of the token in a slot, where a head has a [block of its own](head_block).
+/// The slot of one head of the token in a slot, where each head has a [block of its own](head_block).
 pub(super) fn head_slot(slot: usize, block_size: usize, heads: usize, head: usize) -> usize {
     let block = slot.checked_div(block_size).unwrap_or(0);
     let place = slot.checked_rem(block_size).unwrap_or(0);
@@ -82,7 +83,7 @@ pub(super) fn head_slot(slot: usize, block_size: usize, heads: usize, head: usiz
     block.saturating_mul(block_size).saturating_add(place)
 }
 
-/// A slot as the device has it.
+/// A slot as INT32, for the device.
 pub(crate) fn on_device(slot: usize) -> Result<i32, Refused> {
     i32::try_from(slot).map_err(|_| {
         refused(
@@ -94,7 +95,7 @@ pub(crate) fn on_device(slot: usize) -> Result<i32, Refused> {
     })
 }
 
-/// Adds the slots of the tokens at `positions`, as [`slot`] has them, block by block.
+/// Appends the slots of the tokens at `positions`, as [`slot`] computes them, block by block.
 ///
 /// # Errors
 /// As for [`slot`]; slots before the fault may have been added.
@@ -111,7 +112,7 @@ pub(crate) fn fill_slots(
         let left = positions.end.saturating_sub(position);
         let run = block_size.saturating_sub(place).min(left);
         let end = position.saturating_add(run);
-        // A run ends in its block, and has a token.
+        // A run ends in its block, and has at least one token.
         let last = first.saturating_add(run.saturating_sub(1));
         room(
             slots,

@@ -1,4 +1,4 @@
-//! The slots of a step, checked against the cache that they are of.
+//! Checks of a step's slots against their cache.
 
 use ascend_attention::spec::scatter::{SlotFault, slot_faults};
 
@@ -7,12 +7,12 @@ use crate::refusal::{Refused, Rule, refused};
 use super::pad::PadPolicy;
 use super::slot::capacity;
 
-/// Checks the slots of one step against a cache of `blocks` blocks of `block_size` tokens: each is padding, or inside the
-/// cache and written once.
+/// Checks the slots of one step against a cache of `blocks` blocks of `block_size` tokens: each is padding, or inside
+/// the cache and written once.
 ///
 /// # Errors
-/// [`Rule::SlotRange`] or [`Rule::SlotDuplicate`], for the first fault that [`slot_faults`] finds and padding does not
-/// explain.
+/// [`Rule::SlotRange`] or [`Rule::SlotDuplicate`], for the first fault that [`slot_faults`] finds and that is not
+/// padding.
 pub fn check_slots(
     slots: &[i32],
     blocks: usize,
@@ -32,7 +32,7 @@ pub fn check_slots(
     }
 }
 
-/// Whether a fault is what padding looks like.
+/// Whether a fault is caused by padding.
 fn explained(fault: &SlotFault, pad: PadPolicy, block_size: usize) -> bool {
     let (SlotFault::Negative { slot, .. }
     | SlotFault::OutOfRange { slot, .. }

@@ -1,8 +1,8 @@
-//! Rows or slots that follow each other and go where others do: what one copy takes.
+//! Runs of contiguous rows or slots that one copy moves to contiguous ones.
 
 use std::ops::Range;
 
-/// Rows or slots behind each other that go to others behind each other.
+/// Contiguous rows or slots that are copied to contiguous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SlotRun {
     pub(super) from: usize,
@@ -11,17 +11,17 @@ pub(super) struct SlotRun {
 }
 
 impl SlotRun {
-    /// What is copied.
+    /// The range that is copied from.
     pub(super) fn sources(self) -> Range<usize> {
         self.from..self.from.saturating_add(self.len)
     }
 
-    /// Where to.
+    /// The range that is copied to.
     pub(super) fn places(self) -> Range<usize> {
         self.to..self.to.saturating_add(self.len)
     }
 
-    /// Adds a run behind others: to the last one if it continues that and `joins` says so.
+    /// Appends a run: it extends the last one if it continues that and `joins` returns true.
     pub(super) fn push(runs: &mut Vec<Self>, next: Self, joins: impl FnOnce(&Self) -> bool) {
         match runs.last_mut() {
             Some(last)

@@ -1,4 +1,4 @@
-//! New keys and values into the slots of a paged cache.
+//! Writes of new keys and values to the slots of a paged cache.
 
 use ascend_attention::graph::Capturing;
 use ascend_attention::scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan, SlotMapping};
@@ -15,12 +15,12 @@ use super::pool::BlockPool;
 use super::slot::{capacity, head_slot};
 use super::slot_check::check_slots;
 
-/// A step's writes into the slots of its tokens, as the numbers are.
+/// The writes of a step to the slots of its tokens, for numbers that are not quantised.
 #[derive(Debug)]
 pub(super) struct SlotWrite {
     /// Rows of the step, padding included.
     pub(super) tokens: usize,
-    /// Rows up to the last that is written.
+    /// Rows up to the last one that is written.
     pub(super) rows: usize,
     by: Writer,
 }
@@ -48,7 +48,7 @@ impl SlotWrite {
             });
         }
         let (split, block_size) = (shape.split(), pool.block_size());
-        // Slots of padding may come more than once; every other slot must not.
+        // Slots of padding may occur more than once; every other slot must not.
         check_slots(slots, pool.blocks(), block_size, pad)?;
         let views = WriteViews::of(shape, layer, written, [key, value])?;
         let written_slots = slots.iter().copied().take(written);
@@ -105,17 +105,17 @@ impl SlotWrite {
     }
 }
 
-/// The first new rows and the tensors of a layer, as what writes them takes both.
+/// The first new rows and the tensors of a layer, in the shapes in which rows are written.
 pub(crate) struct WriteViews<T: Element> {
     key: Tensor<T>,
     value: Tensor<T>,
-    /// The layer's own memory.
+    /// The keys of the layer's cache, the layer's own memory.
     key_cache: Tensor<T>,
     value_cache: Tensor<T>,
 }
 
 impl<T: Element> WriteViews<T> {
-    /// Of so many first rows.
+    /// Views of the first `rows` rows, and of a layer's cache.
     pub(crate) fn of(
         shape: &CacheShape,
         layer: &LayerCache<T>,
@@ -145,7 +145,7 @@ impl<T: Element> WriteViews<T> {
         Ok(scatter.plan(key, value, slots, key_cache, value_cache)?)
     }
 
-    /// ProgressTable the call into a graph.
+    /// Records the call into a graph.
     pub(crate) fn record(
         &self,
         capture: &mut Capturing<'_>,
@@ -161,7 +161,7 @@ impl<T: Element> WriteViews<T> {
         Ok(capture.scatter(plan, key, value, slots, key_cache, value_cache)?)
     }
 
-    /// The copies of keys and of values.
+    /// The checked copies of keys and of values.
     fn checked<'w>(&self, writes: &'w CopiedWrites) -> Result<[CheckedWrites<'w, T>; 2]> {
         Ok([
             writes.checked("key", &self.key, &self.key_cache)?,
@@ -170,14 +170,14 @@ impl<T: Element> WriteViews<T> {
     }
 }
 
-/// The slots of rows as ScatterPaKvCache has them in a paged cache: those of each head, where its heads have
-/// [blocks of their own](super::slot::head_block).
+/// The slots of rows as ScatterPaKvCache has them in a paged cache: those of each head, where its heads have [blocks
+/// of their own](super::slot::head_block).
 pub(crate) fn scattered_slots(
     (pool, shape): (&BlockPool, &CacheShape),
     slots: impl Iterator<Item = i32>,
 ) -> Vec<i64> {
     let (block_size, heads) = (pool.block_size(), shape.split());
-    // A negative slot stays what it is for every head.
+    // A negative slot stays negative for every head.
     let slot_of = |slot: i32, head: usize| match usize::try_from(slot) {
         Err(_) => i64::from(slot),
         Ok(slot) => {
@@ -189,7 +189,7 @@ pub(crate) fn scattered_slots(
     all.collect()
 }
 
-/// The same on the device, checked; padding is allowed.
+/// The slots of [`scattered_slots`] on the device, checked; padding is allowed.
 pub(crate) fn slot_mapping(
     stream: &Stream,
     blocks: (&BlockPool, &CacheShape),
@@ -202,7 +202,7 @@ pub(crate) fn slot_mapping(
     Ok(SlotMapping::allowing(stream, &slots, places, &allowed)?)
 }
 
-/// Refuses keys and values that have not one row a slot.
+/// Refuses keys and values with another number of rows than slots.
 pub(super) fn rows_have_slots<T: Element>(
     slots: usize,
     key: &Tensor<T>,
@@ -222,12 +222,12 @@ pub(super) fn rows_have_slots<T: Element>(
     Ok(())
 }
 
-/// What writes the new rows.
+/// The way in which the new rows are written.
 #[derive(Debug)]
 enum Writer {
-    /// There is none.
+    /// There are no rows to write.
     Nothing,
     Scatter(Box<(SlotMapping, ScatterPlan)>),
-    /// The product has no operator for it.
+    /// By copies, on a product without the operator.
     Copies(CopiedWrites),
 }

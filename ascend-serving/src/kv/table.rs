@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::refusal::{Refused, Rule, refused, room};
 
-/// Block ids `[requests, columns]`, row-major: CANN's `blockTable`, `page_table` elsewhere. Entries behind a request's
-/// blocks are 0. They become INT32, as the operators take them, where they are copied to the device
+/// Block ids `[requests, columns]`, row-major: CANN's `blockTable`, `page_table` elsewhere. Entries after a request's
+/// blocks are 0. They become INT32, as the operators take them, when they are copied to the device
 /// ([`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table)).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Parts")]
@@ -37,7 +37,7 @@ impl PageTable {
     /// A table from its elements.
     ///
     /// # Errors
-    /// [`Rule::IndexShape`] unless there are `requests * columns` of them, and for more rows or entries than
+    /// [`Rule::IndexShape`] unless there are `requests * columns` elements, and for more rows or entries than
     /// [`MAX_ENTRIES`](Self::MAX_ENTRIES).
     pub fn new(requests: usize, columns: usize, blocks: Vec<usize>) -> Result<Self, Refused> {
         check_size(requests, columns)?;
@@ -59,8 +59,8 @@ impl PageTable {
     /// A table as wide as its longest row.
     ///
     /// # Errors
-    /// [`Rule::IndexShape`] for a table of more than [`MAX_ENTRIES`](Self::MAX_ENTRIES), or one that does not fit in the host's
-    /// memory: one long row makes all rows long.
+    /// [`Rule::IndexShape`] for a table of more than [`MAX_ENTRIES`](Self::MAX_ENTRIES), or one that does not fit in
+    /// the host's memory: one long row makes all rows long.
     pub fn from_rows<R: AsRef<[usize]>>(rows: &[R]) -> Result<Self, Refused> {
         let columns = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0);
         let mut table = Self::default();
@@ -72,16 +72,16 @@ impl PageTable {
         Ok(table)
     }
 
-    /// Takes every row away and sets the width. Keeps the memory.
+    /// Removes every row and sets the width. Keeps the memory.
     pub(crate) fn reset(&mut self, columns: usize) {
         (self.requests, self.columns) = (0, columns);
         self.blocks.clear();
     }
 
-    /// Makes room for so many rows of the table's width.
+    /// Reserves memory for `rows` rows of the table's width.
     ///
     /// # Errors
-    /// [`Rule::IndexShape`] for more entries than a table has, or than the host's memory.
+    /// [`Rule::IndexShape`] for more entries than a table has, or more than the host has memory for.
     pub(crate) fn room(&mut self, rows: usize) -> Result<(), Refused> {
         check_size(self.requests.saturating_add(rows), self.columns)?;
         room(
@@ -92,10 +92,10 @@ impl PageTable {
         )
     }
 
-    /// Fills the rows with 0 to so many columns, if they have fewer.
+    /// Fills the rows with 0 up to `columns` columns, if they have fewer.
     ///
     /// # Errors
-    /// As for [`PageTable::room`]; the table is as it was then.
+    /// As for [`PageTable::room`]; the table is unchanged then.
     pub(crate) fn widen(&mut self, columns: usize) -> Result<(), Refused> {
         if columns <= self.columns {
             return Ok(());
@@ -110,7 +110,7 @@ impl PageTable {
         Ok(())
     }
 
-    /// Adds a row, cut or filled with 0 to the table's width. There has to be [`room`](Self::room) for it.
+    /// Adds a row, cut or filled with 0 to the table's width. Reserve [`room`](Self::room) for it before.
     pub(crate) fn push_cut(&mut self, row: &[usize]) {
         self.requests = self.requests.saturating_add(1);
         let used = row.get(..self.columns).unwrap_or(row);
@@ -143,7 +143,7 @@ impl PageTable {
         self.blocks.get(first..first.checked_add(self.columns)?)
     }
 
-    /// The blocks in use by a request of `len` tokens.
+    /// The blocks that a request of `len` tokens uses.
     ///
     /// # Errors
     /// [`Rule::TableRow`] for a request without a row, or a row too short.
@@ -167,7 +167,7 @@ impl PageTable {
     }
 }
 
-/// Refuses tables of more rows or entries than there may be.
+/// Refuses tables of more rows or entries than [`MAX_ENTRIES`](PageTable::MAX_ENTRIES).
 fn check_size(rows: usize, columns: usize) -> Result<(), Refused> {
     let entries = rows.saturating_mul(columns.max(1));
     if entries <= PageTable::MAX_ENTRIES {

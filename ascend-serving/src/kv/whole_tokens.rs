@@ -1,14 +1,14 @@
-//! A cache whose tokens lie whole, as rows that can be copied.
+//! A cache in which a token's row is contiguous, as rows that can be copied.
 
 use ascend_attention::{Element, Tensor};
 
 use crate::error::{Error, Result};
 
-/// A cache as `[tokens, N * D]`.
+/// A cache as contiguous rows `[tokens, N * D]`.
 ///
 /// # Errors
-/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a cache of another block size, or whose tokens lie in
-/// several pieces: NZ, or BnNBsD of several heads.
+/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a cache of another block size, or one in which a
+/// token has several pieces: NZ, or BnNBsD of several heads.
 pub(super) fn whole_tokens<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<Tensor<T>> {
     let size = block_size;
     let shape = match *cache.shape() {

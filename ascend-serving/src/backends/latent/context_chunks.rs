@@ -6,8 +6,8 @@ use crate::refusal::{Refused, Rule, refused};
 
 /// The cached tokens of the requests that have any, in chunks of bounded size.
 ///
-/// A chunk has a part of equal length of each request that has tokens left. Requests are ordered by what they have
-/// cached, most first, so that those of a chunk are always the first ones.
+/// A chunk has a part of equal length of each request that has cached tokens left. Requests are ordered by their
+/// number of cached tokens, most first, so that the requests of a chunk are always the first ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ContextChunks {
     /// Requests with cached tokens.
@@ -18,7 +18,7 @@ pub(super) struct ContextChunks {
 /// Part of the cached tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ContextChunk {
-    /// Positions in each of the first requests of the order.
+    /// For each of the first requests of the order, the positions of its tokens in the chunk.
     pub(super) positions: Vec<Range<usize>>,
 }
 
@@ -29,13 +29,14 @@ impl ContextChunk {
 }
 
 impl ContextChunks {
-    /// Most chunks, each of which is a call a layer.
+    /// Most chunks; each is one call a layer.
     const MAX_CHUNKS: usize = 1 << 16;
 
-    /// Chunks of at most `capacity` tokens. All but the last end with a block where they can.
+    /// Divides the cached tokens into chunks of at most `capacity` tokens. All but the last end with a block where
+    /// they can.
     ///
     /// # Errors
-    /// [`Rule::LatentWorkspace`] if they cannot hold a token of each request, or there are more than
+    /// [`Rule::LatentWorkspace`] if a chunk cannot hold a token of each request, or there are more than
     /// [`MAX_CHUNKS`](Self::MAX_CHUNKS).
     pub(super) fn new(
         cached: &[usize],
@@ -44,7 +45,7 @@ impl ContextChunks {
     ) -> Result<Self, Refused> {
         let of = |request: &usize| cached.get(*request).copied().unwrap_or(0);
         let mut order: Vec<usize> = (0..cached.len()).filter(|r| of(r) > 0).collect();
-        // Stable: equal ones stay in the order of the batch.
+        // The sort is stable: requests of equal length stay in the order of the batch.
         order.sort_by_key(|request| std::cmp::Reverse(of(request)));
         if capacity < order.len() {
             return Err(refused(
@@ -90,12 +91,12 @@ impl ContextChunks {
         Ok(Self { order, chunks })
     }
 
-    /// Whether the order is that of the batch, from its first request on.
+    /// Whether the requests of the chunks are the first ones of the batch, in its order.
     pub(super) fn in_place(&self) -> bool {
         self.order.iter().enumerate().all(|(at, r)| at == *r)
     }
 
-    /// Most tokens of a chunk.
+    /// Tokens of the largest chunk.
     pub(super) fn longest(&self) -> usize {
         let tokens = self.chunks.iter().map(ContextChunk::tokens);
         tokens.max().unwrap_or(0)

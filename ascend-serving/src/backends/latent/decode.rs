@@ -14,12 +14,12 @@ use crate::kv::LayerCache;
 pub(super) struct MlaDecode {
     plan: Plan,
     layout: Layout,
-    /// Rows of the step's table, where the requests are not all of the step.
+    /// Rows of the step's table; `None` where the call serves all requests of the step.
     block_table: Option<BlockTable>,
 }
 
 impl MlaDecode {
-    /// What it needs of the device's memory. Its table is part of the step's.
+    /// The device memory that the call needs. Its table is part of the step's.
     pub(super) fn memory(&self) -> StepMemory {
         StepMemory::of_calls([self.plan.workspace_bytes()])
     }
@@ -33,7 +33,7 @@ impl MlaDecode {
     ) -> Result<Self> {
         let drafted = step.metadata.state() == AttentionState::SpecDecoding;
         let single = part.is_single() && !drafted;
-        // An NZ cache goes with BSND queries alone, which are the same bytes.
+        // The operator reads an NZ cache for BSND queries alone, which are the same bytes.
         let layout = match (single, cache.key.shape().len()) {
             (false, _) => Layout::TndNtd,
             (true, 5) => Layout::BsndNbsd,

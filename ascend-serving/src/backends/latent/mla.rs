@@ -25,16 +25,16 @@ use super::prefill::MlaPrefill;
 /// | [plain](LatentForm::Plain) | any | TND over the step's own tokens, mode 3; then for each chunk of the cached tokens TND, mode 0, merged by log-sum-exps |
 /// | [mixed](LatentForm::Mixed) | decodes, then prefills | the absorbed call for the decodes, the plain ones for the rest |
 ///
-/// An absorbed call has the latents as keys and as values, one key head, and gives `[N, tokens, 512]`, so that the
-/// projection of the values is one batched product. A plain step calls the [`UpProjection`](crate::UpProjection) for its
-/// own tokens and for each chunk, and gives `[tokens, N, 128]`. It gathers the chunks where tokens lie whole, so not out
-/// of NZ caches.
+/// An absorbed call has the latents as keys and as values, one key head, and returns `[N, tokens, 512]`, so that the
+/// projection of the values is one batched product. A plain step calls the [`UpProjection`](crate::UpProjection) for
+/// its own tokens and for each chunk, and returns `[tokens, N, 128]`. It gathers the chunks from caches in which a
+/// token's row is contiguous, so not from NZ caches.
 ///
-/// Of the [`AttentionShape`](crate::AttentionShape), `kv_heads` is 1 and the scale that of the whole head, usually
+/// In the [`AttentionShape`](crate::AttentionShape), `kv_heads` is 1 and the scale is that of the whole head, usually
 /// `1 / sqrt(192)` and not `1 / sqrt(512)`: [`AttentionShape::latent`](crate::AttentionShape::latent).
 ///
-/// The operator's rules are the contract's; among them that absorbed queries have 1, 2, 4, ... or 128 heads and that plain
-/// ones are BF16 on CANN 8.1. Merging takes AttentionUpdate, which CANN 8.1 does not have.
+/// The operator's rules are the contract's; among them that absorbed queries have 1, 2, 4, ... or 128 heads and that
+/// plain ones are BF16 on CANN 8.1. Merging takes AttentionUpdate, which CANN 8.1 does not have.
 ///
 /// Source: aclnnFusedInferAttentionScoreV3, multi-head latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,25 +43,25 @@ pub struct Mla {
 }
 
 impl Mla {
-    /// Bytes of device memory for a chunk of cached tokens and their keys and values, unless set.
+    /// Default bytes of device memory for a chunk of cached tokens and their keys and values.
     pub const WORKSPACE_BYTES: usize = 256 << 20;
 
-    /// With [`Mla::WORKSPACE_BYTES`].
+    /// A backend with [`Mla::WORKSPACE_BYTES`] of workspace.
     pub fn new() -> Self {
         Self {
             workspace_bytes: Self::WORKSPACE_BYTES,
         }
     }
 
-    /// The most bytes of device memory for a chunk of cached tokens and their keys and values. Fewer make more chunks. The
-    /// step's own tokens are computed at once, whatever their number.
+    /// Sets the most bytes of device memory for a chunk of cached tokens and their keys and values. Fewer bytes make
+    /// more chunks. The step's own tokens are computed at once, whatever their number.
     pub fn workspace_bytes(mut self, bytes: usize) -> Self {
         self.workspace_bytes = bytes;
         self
     }
 
-    /// Whether a step can be computed with absorbed queries: no request has more than
-    /// [`StatePolicy::MAX_VERIFIED`] tokens. Prompts are that short seldom, so this is when to absorb.
+    /// Whether a step can be computed with absorbed queries: no request has more than [`StatePolicy::MAX_VERIFIED`]
+    /// tokens. Prompts are seldom that short, so absorb the queries where this is true.
     pub fn absorbs(metadata: &AttentionMetadata) -> bool {
         let rows = metadata.q_ends().per_request();
         rows.lengths()
@@ -76,7 +76,7 @@ impl Default for Mla {
     }
 }
 
-/// What the steps of this backend have in common.
+/// Checks what all forms require, and returns the latent inputs of the layer.
 fn latent<'a, T: Element>(
     step: &StepContext<'_>,
     layer: &LayerTensors<'a, T>,
@@ -164,7 +164,7 @@ fn not_mixed(metadata: &AttentionMetadata) -> Refused {
 enum MlaStep<T: Element> {
     Absorbed(MlaDecode),
     Plain(Box<MlaPrefill<T>>),
-    /// With the number of tokens that decode.
+    /// Tokens that decode, their call, and the calls of the rest.
     Mixed(usize, MlaDecode, Box<MlaPrefill<T>>),
 }
 

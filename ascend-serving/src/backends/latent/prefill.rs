@@ -25,33 +25,33 @@ use super::context_chunks::{ContextChunk, ContextChunks};
 
 /// The calls of plain queries.
 ///
-/// Queries of requests that have something cached are put in the order of the chunks, so that those which a chunk is for
-/// lie one behind the other; with one such request, or an order that is already so, nothing is copied.
+/// Queries of requests with cached tokens are put in the order of the chunks, so that the queries of a chunk are
+/// contiguous. With one such request, or where they are in that order already, nothing is copied.
 pub(super) struct MlaPrefill<T: Element> {
     /// The stream that orders the use of the workspace.
     stream: PlannedStream,
     /// Shape of queries and output, `[tokens, N, D]`.
     shape: [usize; 3],
-    /// Its tokens among those of the step.
+    /// The tokens of this part among those of the step.
     of_step: Range<usize>,
     own: Plan,
     chunks: Vec<Chunk>,
-    /// The requests' rows in the step, in the order of the chunks.
+    /// The requests' rows in this part of the step, in the order of the chunks.
     rows: Vec<Range<usize>>,
     sizes: WorkspaceSizes,
     memory: StepMemory,
-    /// Those that no layer uses now. A layer that is run while another is, by another thread or from within its
-    /// projection, takes one of its own: nobody waits for a caller's code.
+    /// Workspaces that no layer uses now. A layer that runs while another one does, on another thread or from within
+    /// the projection, takes a workspace of its own, so that no layer waits for a caller's code.
     free: Mutex<Vec<Workspace<T>>>,
 }
 
 /// Numbers of rows and widths in a workspace.
 struct WorkspaceSizes {
-    /// Of the step's own tokens.
+    /// Rows of the step's own tokens.
     tokens: usize,
-    /// Of requests with something cached.
+    /// Rows of requests with cached tokens.
     behind: usize,
-    /// Of the longest chunk, where there are chunks.
+    /// Tokens of the longest chunk, where there are chunks.
     longest: Option<usize>,
     /// Whether chunks take the queries in the order of the step.
     in_place: bool,
@@ -98,15 +98,15 @@ impl WorkspaceSizes {
     }
 }
 
-/// What is used again for each chunk and each layer, so that a layer allocates nothing on the device.
+/// Memory that is used again for each chunk and each layer, so that a layer allocates nothing on the device.
 struct Workspace<T: Element> {
     projected: UpProjected<T>,
-    /// Where there are chunks.
+    /// Memory for the chunks, where there are any.
     context: Option<ContextSpace<T>>,
 }
 
 impl<T: Element> Workspace<T> {
-    /// Bytes on the device.
+    /// Bytes of device memory.
     fn bytes(&self) -> usize {
         let UpProjected {
             key,
@@ -119,17 +119,17 @@ impl<T: Element> Workspace<T> {
     }
 }
 
-/// What the chunks are computed in. Rows are in their order.
+/// Memory in which the chunks are computed. Its rows are in the order of the chunks.
 struct ContextSpace<T: Element> {
     latent: Tensor<T>,
     key_rope: Tensor<T>,
-    /// Of the step's own tokens, in the order of the step.
+    /// Log-sum-exps of the step's own tokens, in the order of the step.
     own_lse: Tensor<f32>,
-    /// Over one chunk.
+    /// The attention over one chunk.
     part: Output<T>,
-    /// Over all up to one chunk, and all up to the next.
+    /// The attention over all keys up to one chunk, and up to the next; the two outputs take turns.
     merged: [Output<T>; 2],
-    /// Queries and their rotary parts, where the order is not that of the step.
+    /// Queries and their rotary parts in the order of the chunks, where that is not the order of the step.
     ordered: Option<[Tensor<T>; 2]>,
 }
 
@@ -145,7 +145,7 @@ impl<T: Element> ContextSpace<T> {
     }
 }
 
-/// Part of the cached tokens: the queries of the first requests over it.
+/// A chunk of the cached tokens, and the call of the first requests' queries over it.
 struct Chunk {
     requests: usize,
     rows: usize,
@@ -155,7 +155,8 @@ struct Chunk {
 }
 
 impl<T: Element> MlaPrefill<T> {
-    /// Prepares the calls of a part of the step, with the queries of its own tokens and the rotary parts of all.
+    /// Prepares the calls of a part of the step. `first.query` has the queries of this part, `query_rope` the rotary
+    /// parts of all tokens.
     pub(super) fn plan(
         step: &StepContext<'_>,
         part: StepPart,
@@ -227,7 +228,7 @@ impl<T: Element> MlaPrefill<T> {
                 rows,
                 cached: cached_rows(step.metadata, &part, &context.order, chunk)?,
                 plan,
-                // Each row has keys in its own step, and in each chunk that it is part of.
+                // Each row has keys among its own step's, and in each chunk that it is part of.
                 merge: MergeState::new(Layout::Tnd).plan(&parts)?,
             });
         }
@@ -249,7 +250,7 @@ impl<T: Element> MlaPrefill<T> {
         })
     }
 
-    /// What it needs of the device's memory.
+    /// The device memory that the calls need.
     pub(super) fn memory(&self) -> StepMemory {
         self.memory
     }
@@ -269,7 +270,7 @@ impl<T: Element> MlaPrefill<T> {
             None => (of_step, own.clone()),
             Some([query, query_rope]) => {
                 self.order(stream, of_step, own, space)?;
-                // The first merge is into the other one.
+                // The first merge writes the other output.
                 ([query, query_rope], space.merged[1].clone())
             }
         };
@@ -337,7 +338,7 @@ impl<T: Element> MlaPrefill<T> {
         Ok(())
     }
 
-    /// Copies the merged rows of some requests to where the step has them.
+    /// Copies the merged rows of some requests back to their rows in the step's output.
     fn give_back(
         &self,
         stream: &Stream,
@@ -428,7 +429,7 @@ fn first_rows<T: Element>(output: &Output<T>, rows: usize) -> Result<Output<T>> 
     })
 }
 
-/// The tokens of a chunk in the cache.
+/// The cache rows of a chunk's tokens.
 fn cached_rows(
     metadata: &AttentionMetadata,
     part: &StepPart,

@@ -17,15 +17,15 @@ use super::rows::{TriangleChoice, TriangleGate, WhyDense};
 
 /// TriangleMix for the prompts of a step, in the layers that are chosen for it; [`Fused`] in the others.
 ///
-/// A request whose [`prompt_len`](crate::BatchRequest::prompt_len) is known leaves keys out in every chunk of its prompt
-/// as if the prompt were computed at once. In the same batch, rows of requests that decode, whose prompt is short or of
-/// unknown length, or for which the [`TriangleGate`] says so, are dense: rows next to one another that are computed alike
-/// share calls. [`TriangleMixPrefill::choices`] says what becomes of each request, and why.
+/// A request whose [`prompt_len`](crate::BatchRequest::prompt_len) is known leaves keys out in every chunk of its
+/// prompt as if the prompt were computed at once. In the same batch, rows are dense where a request decodes, where
+/// its prompt is short or of unknown length, and where the [`TriangleGate`] decides so. Neighbouring rows that are
+/// computed alike share calls. [`TriangleMixPrefill::choices`] reports what becomes of each request, and why.
 ///
-/// A step in which no request leaves anything out is refused with the reasons, so that the backend behind this one serves
-/// it; so are windows and sinks. Over a paged cache, the call over the windows begins with a whole block, and the band hides
-/// what is too far back: what is computed is exactly the triangle. What packed calls take in which
-/// release is said at [`Fused`].
+/// A step in which no request leaves anything out is refused with the reasons, so that the next backend serves it;
+/// windows and sinks are refused too. Over a paged cache, the call over the windows begins with a whole block, and
+/// the band hides the keys before the window: what is computed is exactly the triangle. [`Fused`] lists what packed
+/// calls take in each release.
 ///
 /// ```
 /// use ascend_attention::mask::TriangleLayers;

@@ -24,12 +24,13 @@ use super::rows::{Piece, RowGroup, TriangleChoice, TriangleGate, row_groups};
 /// | `S..E` | a band over the last keys and a call over the sinks, merged by their log-sum-exps |
 /// | from `E` on: dense | causal |
 ///
-/// The two parts of the middle rows are disjoint, for row `S` is the first whose window begins behind the sinks. All masks
-/// are the compressed one. Keys and values are dense: those of the prompt up to the last row, packed. Over a paged cache,
-/// and for batches of several requests, the same is done by [`TriangleMixPrefill`](crate::TriangleMixPrefill).
+/// The two parts of the middle rows are disjoint, because row `S` is the first whose window begins after the sinks.
+/// All masks are the compressed one. Keys and values are dense: the packed keys and values of the prompt up to the
+/// last row. [`TriangleMixPrefill`](crate::TriangleMixPrefill) does the same over a paged cache, and for batches of
+/// several requests.
 ///
-/// It is dense attention while the prompt's length is not known, for single rows (decoding), and where the
-/// [`TriangleGate`] says so.
+/// It computes dense attention while the prompt's length is not known, for single rows (decoding), and where the
+/// [`TriangleGate`] decides so.
 #[derive(Clone, Copy, Debug)]
 pub struct TrianglePrefill {
     /// The heads.
@@ -40,7 +41,7 @@ pub struct TrianglePrefill {
     pub gate: TriangleGate,
 }
 
-/// One call over rows one behind the other.
+/// One call over contiguous rows.
 #[derive(Debug)]
 struct Call {
     rows: Range<usize>,
@@ -48,26 +49,26 @@ struct Call {
     plan: Plan,
 }
 
-/// What a call reads.
+/// The keys that a call reads.
 #[derive(Debug)]
 enum Keys {
     /// These rows of packed keys.
     Packed(Range<usize>),
-    /// A cache, by this table.
+    /// A cache, read by this table.
     Paged(Box<BlockTable>),
 }
 
-/// Rows that one call computes, or two that are merged.
+/// Rows that one call computes, or two calls that are merged.
 #[derive(Debug)]
 struct Segment {
     call: Call,
-    /// What middle rows see besides their window.
+    /// For middle rows the call over the sinks, and its merge with the call over the window.
     sinks: Option<Box<(Call, MergePlan)>>,
-    /// Of both parts and of the log-sum-exps over both, where two are merged.
+    /// Bytes of the outputs of both calls and of the merged log-sum-exps, where two are merged.
     parts_bytes: usize,
 }
 
-/// A prefill that was prepared. From [`TrianglePrefill::plan`].
+/// A prepared prefill. From [`TrianglePrefill::plan`].
 #[derive(Debug)]
 pub struct TrianglePlan {
     segments: Vec<Segment>,
@@ -81,9 +82,9 @@ pub struct TrianglePlan {
 /// Where the keys of a step's requests are.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum KeySource<'a> {
-    /// Packed; where the keys of each request begin.
+    /// Packed keys; the row at which the keys of each request begin.
     Packed(&'a [usize]),
-    /// In a cache with blocks of so many tokens; a row of the table for each request.
+    /// A cache; a table with a row for each request, and the tokens of a block.
     Paged(&'a PageTable, usize),
 }
 
@@ -91,8 +92,9 @@ pub(super) enum KeySource<'a> {
 pub(super) type Chosen = (Range<usize>, usize, TriangleChoice);
 
 impl TrianglePrefill {
-    /// Bytes of the outputs that one launch over a whole prompt merges, of windows and of sinks, and of their log-sum-exps
-    /// and those over both. Elements have `element_bytes`. They belong to the device until the launch is done.
+    /// Bytes of the outputs that one launch over a whole prompt merges, of windows and of sinks, and of their
+    /// log-sum-exps and those over both. Elements have `element_bytes`. The memory belongs to the device until the
+    /// launch is done.
     pub fn part_bytes(&self, prompt_len: usize, element_bytes: usize) -> u128 {
         let prompt = Some(prompt_len);
         let TriangleChoice::Sparse { rows, .. } =
@@ -113,13 +115,13 @@ impl TrianglePrefill {
     }
 
     /// Prepares the prefill of the rows from `first_row` on: query `[rows, N, D]`, key and value
-    /// `[first_row + rows, Nkv, D]`, of what packed calls take ([`Fused`](crate::Fused)). One plan serves all layers with
-    /// TriangleMix.
+    /// `[first_row + rows, Nkv, D]`, within what packed calls take ([`Fused`](crate::Fused)). One plan serves all
+    /// layers with TriangleMix.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another number of keys or values than rows up to the
-    /// last; as for
-    /// [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan) and [`MergeState::plan`].
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another number of keys or values than rows
+    /// up to the last; as for [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan) and
+    /// [`MergeState::plan`].
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
@@ -192,7 +194,7 @@ impl TrianglePrefill {
     }
 }
 
-/// What the calls of a prefill are made of.
+/// The inputs from which the calls of a prefill are made.
 struct Parts<'a, T: Element> {
     of: &'a TrianglePrefill,
     stream: &'a Stream,
@@ -201,7 +203,7 @@ struct Parts<'a, T: Element> {
 }
 
 impl<T: Element> Parts<'_, T> {
-    /// A call over pieces one behind the other.
+    /// Prepares one call over contiguous pieces.
     fn call(&self, mask: Mask, pieces: &[Piece], lse: bool) -> Result<Call> {
         self.of.shape.check()?;
         let [query, key, value] = self.tensors;
@@ -220,8 +222,9 @@ impl<T: Element> Parts<'_, T> {
                     let at = |key: usize| key.saturating_add(first);
                     at(piece.keys.start)..at(piece.keys.end)
                 };
-                // The pieces of a request behind another's begin with its first key, and all but the last piece end with
-                // their request's last one: their keys are one behind the other too.
+                // In a call of several requests, every piece but the first begins with its request's first key, and
+                // every piece but the last ends with its request's last key: the keys of the pieces are contiguous,
+                // too.
                 let first = pieces.first().map_or(0, |piece| place(piece).start);
                 let ends = pieces
                     .iter()
@@ -233,7 +236,8 @@ impl<T: Element> Parts<'_, T> {
                 (Keys::Packed(keys), call.plan(&query, &key, &value)?)
             }
             KeySource::Paged(table, block_size) => {
-                // A call over keys in the middle begins with a whole block; the band hides what is too far back.
+                // A call over keys in the middle begins with a whole block; the band hides the keys before the
+                // window.
                 let block = |piece: &Piece| piece.keys.start.checked_div(block_size).unwrap_or(0);
                 let row = |piece: &Piece| -> &[usize] {
                     let row = table.row(piece.request).unwrap_or_default();
@@ -268,7 +272,8 @@ impl<T: Element> Parts<'_, T> {
         })
     }
 
-    /// Rows whose window begins behind the sinks. The last row stands at the last key, so that the band is the window.
+    /// Prepares rows whose window begins after the sinks. The last row is at the last key, so that the band is the
+    /// window.
     fn middle(&self, piece: &Piece) -> Result<Segment> {
         let sizes = self.of.sizes;
         let window = i64::try_from(sizes.sliding_window_size).unwrap_or(i64::MAX);
@@ -346,7 +351,8 @@ impl TrianglePlan {
         self.saved_pairs
     }
 
-    /// What it needs of the device's memory besides query, keys and values. Its output is counted with what a layer takes.
+    /// The device memory that the prefill needs besides query, keys and values. Its output is part of what a layer
+    /// holds.
     pub fn memory(&self) -> StepMemory {
         let calls = self
             .segments
@@ -374,8 +380,8 @@ impl TrianglePlan {
     /// Queues the prefill of a layer: the attention `[rows, N, D]`. Returns at once.
     ///
     /// # Errors
-    /// [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for tensors of other shapes, before anything is queued; as for
-    /// [`Plan::launch_into`] and [`MergePlan::launch_into`].
+    /// [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for tensors of other shapes, before anything is
+    /// queued; as for [`Plan::launch_into`] and [`MergePlan::launch_into`].
     pub fn launch<T: Element>(
         &self,
         stream: &Stream,

@@ -1,4 +1,4 @@
-//! Which rows of a step leave keys out, and which calls that makes.
+//! Which rows of a step leave keys out, and which calls compute them.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,31 +15,31 @@ pub struct TriangleGate {
 }
 
 impl TriangleGate {
-    /// As measured by a port to the 910B3 with heads of 128 elements: below, dense attention is faster.
+    /// As measured by a port to the 910B3 with heads of 128 elements: dense attention is faster below these bounds.
     pub const MEASURED: Self = Self {
         min_sparse_rows: 128,
         min_saved_pairs: 913_152,
     };
 
-    /// Always, even where it saves nothing.
+    /// Leaves keys out always, even where it saves nothing.
     pub const ALWAYS: Self = Self {
         min_sparse_rows: 1,
         min_saved_pairs: 1,
     };
 }
 
-/// What becomes of the rows that a request has in a step.
+/// How the rows of a request in a step are computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TriangleChoice {
-    /// Some of them leave keys out.
+    /// Some rows leave keys out.
     Sparse {
-        /// These, counted from the request's first row in the step.
+        /// The rows that leave keys out, counted from the request's first row in the step.
         rows: Range<usize>,
         /// Pairs of row and key that are left out, for each head.
         saved_pairs: u128,
     },
-    /// All of them see every key up to their own.
+    /// All rows see every key up to their own.
     Dense(WhyDense),
 }
 
@@ -49,11 +49,11 @@ pub enum TriangleChoice {
 pub enum WhyDense {
     /// A single row: decoding.
     SingleRow,
-    /// It is not known where the prompt ends, so that every row might be one of the last.
+    /// The end of the prompt is not known, so that every row might be one of the last.
     PromptUnknown,
     /// All rows are among the first, whose window reaches the sinks, or among the last.
     NothingLeftOut,
-    /// The [`TriangleGate`]: too few.
+    /// There are too few for the [`TriangleGate`].
     Gate {
         /// Rows that would leave keys out.
         rows: usize,
@@ -124,13 +124,13 @@ impl TriangleGate {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) request: usize,
-    /// Counted in the step.
+    /// Rows, counted in the step.
     pub(super) rows: Range<usize>,
-    /// Counted in the request.
+    /// Keys, counted in the request.
     pub(super) keys: Range<usize>,
 }
 
-/// Rows one behind the other that the same calls compute.
+/// Contiguous rows that the same calls compute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RowGroup {
     /// Dense rows, of several requests in order.
@@ -139,7 +139,8 @@ pub(super) enum RowGroup {
     Middle(Piece),
 }
 
-/// Divides the rows of a step. For each request: its rows in the step, those before them, and what was chosen.
+/// Divides the rows of a step into groups. `requests` has for each request its rows in the step, the number of its
+/// earlier rows, and what was chosen.
 pub(super) fn row_groups(
     requests: impl IntoIterator<Item = (Range<usize>, usize, TriangleChoice)>,
     window: usize,
@@ -153,7 +154,7 @@ pub(super) fn row_groups(
                 at(rows.start)..at(rows.end)
             }
         };
-        // Place of a row of the step in its request.
+        // The position in its request of a row of the step.
         let position = |row: usize| first_row.saturating_add(row.saturating_sub(all.start));
         let mut causal = |rows: Range<usize>| {
             if rows.is_empty() {
@@ -202,7 +203,7 @@ mod tests {
         let sizes = TriangleMix::new(2, 3, 4);
         let choose =
             |first, rows, prompt| TriangleGate::ALWAYS.choose(sizes, (first, rows), prompt);
-        // A decode, a whole prompt of 20 tokens, a chunk of one of 40 that begins in its middle, a decode.
+        // A decode, a whole prompt of 20 tokens, a chunk from the middle of a prompt of 40, a decode.
         let requests = [
             (0..1, 9, choose(9, 1, Some(5))),
             (1..21, 0, choose(0, 20, Some(20))),

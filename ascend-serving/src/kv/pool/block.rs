@@ -9,13 +9,13 @@ use super::BlockPool;
 /// Who holds a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
-    /// A [`Block`], such as a sequence has.
+    /// A [`Block`], such as those of a sequence.
     Handle,
-    /// A copy from it that is still to be queued.
+    /// A copy from the block that is still to be queued.
     Copy,
 }
 
-/// A block that someone holds. Cloning shares it; the last handle gives it back. It cannot be given back twice:
+/// A block that is held. Cloning shares it; dropping the last handle gives it back. It cannot be given back twice:
 ///
 /// ```compile_fail,E0382
 /// # use ascend_serving::kv::{BlockPool, PadPolicy};
@@ -41,12 +41,12 @@ impl Block {
         &self.pool
     }
 
-    /// Whether somebody else holds it too, so that it must not be written.
+    /// Whether another handle or a copy holds it too, so that it must not be written.
     pub fn is_shared(&self) -> bool {
         self.holders() > 1
     }
 
-    /// How many handles there are.
+    /// The number of handles and copies that hold the block.
     pub(crate) fn holders(&self) -> u32 {
         self.pool.holders(self.id)
     }

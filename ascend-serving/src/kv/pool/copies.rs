@@ -1,4 +1,4 @@
-//! Blocks that wait for the tokens of another one, in each cache of the pool.
+//! Blocks that wait for copies from other blocks, in each cache of the pool.
 
 use std::sync::atomic::Ordering;
 
@@ -10,9 +10,10 @@ use super::{Block, BlockPool, CacheEntry};
 /// A copy that is still to be queued.
 pub(super) struct AwaitedCopy {
     number: u64,
-    /// The caches in which it is still to be queued: of a pool without a cache of this crate none is known.
+    /// The caches in which it is still to be queued; empty for a pool without a cache of this crate.
     caches: Vec<usize>,
-    /// Where several caches share the pool, the block that is copied from. It is held for those that copy later.
+    /// The block that is copied from, where several caches share the pool. The copy holds it for caches that copy
+    /// later.
     pub(super) from: Option<u32>,
 }
 
@@ -22,12 +23,12 @@ impl AwaitedCopy {
     }
 }
 
-/// A copy that a cache has still to queue: from, to, and its number.
+/// A copy that a cache still has to queue: from, to, and its number.
 pub(in crate::kv) type CopyOfBlock = (usize, usize, u64);
 
 impl BlockPool {
-    /// Says that a block gets the tokens of another one by copies that are still to be queued. The number of the copy, which
-    /// counts for as long as the block is held.
+    /// Records that a block gets the tokens of another one by copies that are still to be queued. Returns the number
+    /// of the copy, which is valid for as long as the block is held.
     pub(in crate::kv) fn await_copy(&self, from: &Block, to: &Block) -> u64 {
         let caches = lock(self.progress_table()).caches();
         let mut state = lock(&self.0.state);
@@ -47,8 +48,8 @@ impl BlockPool {
         number
     }
 
-    /// Whether a copy is still to be queued, in a cache or in any, and its block still held by the sequence that asked for it,
-    /// or a fork.
+    /// Whether a copy is still to be queued, in a cache or in any, while its block is still held by the sequence that
+    /// grew, or a fork of it.
     pub(in crate::kv) fn awaits(
         &self,
         block: usize,
@@ -62,7 +63,7 @@ impl BlockPool {
         })
     }
 
-    /// Says that a copy was queued, in a cache or in all.
+    /// Records that a copy was queued, in a cache or in all.
     pub(in crate::kv) fn copied(&self, block: usize, copy: u64, cache: Option<&CacheEntry>) {
         let mut state = lock(&self.0.state);
         let Some(awaited) = state.uncopied.get_mut(&block) else {
@@ -83,7 +84,7 @@ impl BlockPool {
         }
     }
 
-    /// Says that a cache is gone, and with it what it had still to copy.
+    /// Records that a cache was dropped, and drops the copies that it still had to queue.
     pub(super) fn forget_copies(&self, cache: usize) {
         let mut state = lock(&self.0.state);
         let mut copied_from = Vec::new();
@@ -99,8 +100,8 @@ impl BlockPool {
         }
     }
 
-    /// The first of these blocks whose copy is still to be queued: in a cache; or at all, unless several caches share the pool,
-    /// each of which asks for itself.
+    /// The first of these blocks whose copy is still to be queued in a cache. Without a cache, a copy counts only if
+    /// no other caches share the pool, each of which checks for itself.
     pub(crate) fn first_uncopied(
         &self,
         mut blocks: impl Iterator<Item = usize>,
@@ -119,8 +120,8 @@ impl BlockPool {
         })
     }
 
-    /// The copies that a cache has still to queue before it reads these blocks, in order. None unless several caches share the
-    /// pool.
+    /// The copies that a cache still has to queue before it reads these blocks, in order. There are none unless
+    /// several caches share the pool.
     pub(in crate::kv) fn awaited_copies(
         &self,
         blocks: impl Iterator<Item = usize>,
@@ -140,13 +141,13 @@ impl BlockPool {
                 all.push((from as usize, to, copy.number));
                 to = from as usize;
             }
-            // What is copied from may be a copy itself.
+            // The source of a copy may be the target of an earlier one.
             all.get_mut(first..).unwrap_or_default().reverse();
         }
         all
     }
 
-    /// Whether blocks may wait for copies, which few do.
+    /// Whether blocks may wait for copies; usually none does.
     fn may_lack_copies(&self) -> bool {
         if !self.0.may_lack_copies.load(Ordering::Acquire) {
             return false;

@@ -37,7 +37,7 @@ impl fmt::Display for GroupId {
     }
 }
 
-/// Blocks of a request that a step reads alone, and those that it writes.
+/// Blocks of a request that a step only reads, and those that it writes.
 pub(crate) type ReadAndWritten<'r> = [&'r [usize]; 2];
 
 struct Shared {
@@ -47,36 +47,38 @@ struct Shared {
     reserved: usize,
     pad: PadPolicy,
     state: Mutex<State>,
-    /// Whether there may be uncopied blocks, which steps ask of every sequence. Written under the lock alone.
+    /// Whether there may be blocks that wait for copies, which steps check for every sequence. Written under the lock
+    /// alone.
     may_lack_copies: AtomicBool,
-    /// Holders that have left blocks so far, which requests ask. Written under the lock alone.
+    /// How often holders have left blocks so far, which requests read. Written under the lock alone.
     departures: AtomicU64,
-    /// What was computed of each sequence. Never locked with the state.
+    /// How many tokens of each sequence are computed. Never locked together with the state.
     progress: Mutex<ProgressTable>,
 }
 
 /// The blocks of a paged cache.
 ///
-/// A [`Block`] is held, shared by cloning, and given back by dropping it. A block that was given back is handed out again
-/// when every step that began before is over, so that no launch in flight reads tokens of its next holder: begin each
-/// step with [`BlockPool::begin_step`], before the first launch that reads the cache.
+/// A [`Block`] is held, shared by cloning, and given back by dropping it. A block that was given back is handed out
+/// again when every step that began before is over, so that no launch in flight reads tokens of its next holder:
+/// begin each step with [`BlockPool::begin_step`], before the first launch that reads the cache.
 ///
 /// Cloning shares the pool.
 #[derive(Clone)]
 pub struct BlockPool(Arc<Shared>);
 
 impl BlockPool {
-    /// The most blocks of a pool. It keeps 24 bytes of host memory for each, and 16 more for those that wait for steps in flight.
+    /// The most blocks of a pool. It keeps 24 bytes of host memory for each, and 16 more for those that wait for
+    /// steps in flight.
     pub const MAX_BLOCKS: usize = 1 << 26;
 
-    /// Most requests of a packed call, which has at most so many query rows and one or more for each request.
+    /// Most requests of a packed call, which has at most this number of query rows and one or more for each request.
     pub const MAX_REQUESTS: usize = FiaCall::MOST_PACKED_ROWS as usize;
 
     /// A pool of `blocks` blocks of `block_size` tokens. The blocks that padding is written to are never handed out.
     ///
     /// # Errors
     /// [`Rule::PoolSize`] for a pool without blocks, one of more than [`MAX_BLOCKS`](Self::MAX_BLOCKS), or one whose
-    /// slots do not fit INT32; [`Rule::PadSlot`] for a dump slot that is none of them.
+    /// slots do not fit INT32; [`Rule::PadSlot`] for a dump slot that is not one of them.
     pub fn new(blocks: usize, block_size: usize, pad: PadPolicy) -> Result<Self, Refused> {
         static GROUPS: AtomicU64 = AtomicU64::new(0);
         let reserved = pad.reserved_blocks(block_size.max(1));
@@ -105,7 +107,7 @@ impl BlockPool {
                 fix,
             ));
         }
-        // The next block handed out is the last of the list: lowest numbers first.
+        // Blocks are handed out from the end of the list: lowest numbers first.
         let numbers = (reserved..blocks).rev();
         let (mut holders, mut free, mut changed_at) = (Vec::new(), Vec::new(), Vec::new());
         let fix = "choose fewer blocks";
@@ -166,7 +168,7 @@ impl BlockPool {
         lock(&self.0.state).waiting.len()
     }
 
-    /// Number of blocks that someone holds.
+    /// Number of blocks that are held.
     pub fn held_blocks(&self) -> usize {
         let state = lock(&self.0.state);
         state.holders.iter().filter(|holders| **holders > 0).count()
@@ -181,15 +183,16 @@ impl BlockPool {
         self.0.departures.load(Ordering::Acquire)
     }
 
-    /// The first block of these rows that changed hands after as many departures as the row says: of blocks that are read, one
-    /// that was given back; of those that are written, one that any handle has left, for another may be its only one now.
+    /// The first block of these rows that changed hands after the count of departures in the row: a block that is
+    /// read, if it was given back; a block that is written, if any handle has left it, because another handle may
+    /// hold it alone now.
     pub(crate) fn changed_since<'r>(
         &self,
         rows: impl IntoIterator<Item = (u64, ReadAndWritten<'r>)>,
     ) -> Option<usize> {
         let now = self.departures();
         let mut rows = rows.into_iter().filter(|(before, _)| *before != now);
-        // Most steps begin right behind their metadata, and nobody left a block in between.
+        // Most steps begin directly after their metadata was made, with no departure in between.
         let first = rows.next()?;
         let state = lock(&self.0.state);
         let changed = |(before, [read, written]): (u64, ReadAndWritten<'r>)| {
@@ -204,11 +207,12 @@ impl BlockPool {
         std::iter::once(first).chain(rows).find_map(changed)
     }
 
-    /// Whether one packed call can read requests of these lengths: the operator wants the cache to have as many blocks as
-    /// they need together, and counts a block that several share for each of them. A request of padding takes one.
+    /// Checks that one packed call can read requests of these lengths: the operator requires that the cache has as
+    /// many blocks as they need together, and counts a block that several share for each of them. A request of
+    /// padding takes one.
     ///
-    /// A scheduler asks before it grows sequences; a step that is too large is refused when its first layer is queued, by
-    /// the same rule ([`Error::breaks`](crate::Error::breaks)).
+    /// A scheduler calls it before it grows sequences; a step that is too large is refused when its first layer is
+    /// queued, by the same rule ([`Error::breaks`](crate::Error::breaks)).
     ///
     /// # Errors
     /// [`Rule::BatchBlocks`], [`CallRule::LengthsOverflow`] for more than [`MAX_REQUESTS`](Self::MAX_REQUESTS).
@@ -238,11 +242,11 @@ impl BlockPool {
         Ok(())
     }
 
-    /// A block that nobody else holds and no launch in flight reads.
+    /// Hands out a free block, which no launch in flight reads.
     ///
     /// # Errors
-    /// [`Rule::PoolWaiting`] if blocks were given back that a step in flight may still read: synchronise its stream and ask
-    /// again. [`Rule::PoolExhausted`] if that would not do: preempt a request.
+    /// [`Rule::PoolWaiting`] if blocks were given back that a step in flight may still read: synchronise its stream
+    /// and call again. [`Rule::PoolExhausted`] if that would not help: preempt a request.
     pub fn allocate(&self) -> Result<Block, Refused> {
         let mut state = self.with_free(1)?;
         match state.free.pop() {
@@ -251,14 +255,14 @@ impl BlockPool {
         }
     }
 
-    /// So many blocks, or none.
+    /// Hands out `wanted` blocks, or none.
     pub(in crate::kv) fn take(&self, wanted: usize) -> Result<Vec<Block>, Refused> {
         let mut taken = Vec::new();
         if wanted == 0 {
             return Ok(taken);
         }
         let mut state = self.with_free(wanted)?;
-        // There are as many, so that this is no more than the pool keeps for them.
+        // The pool has this number of free blocks, so that this takes no more memory than the pool keeps for them.
         room(
             &mut taken,
             wanted,
@@ -273,7 +277,7 @@ impl BlockPool {
         Ok(taken)
     }
 
-    /// The state with so many free blocks.
+    /// Locks the state, with at least `wanted` free blocks.
     fn with_free(&self, wanted: usize) -> Result<MutexGuard<'_, State>, Refused> {
         let mut state = lock(&self.0.state);
         if state.free.len() < wanted || !state.waiting.is_empty() {
@@ -327,7 +331,7 @@ impl BlockPool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Refuses what is of another pool than this one.
+    /// Refuses an object of another pool.
     pub(crate) fn check_same(
         &self,
         other: &BlockPool,
@@ -341,7 +345,7 @@ impl BlockPool {
         Err(refused(Rule::BlockPool, given, self.group(), fix))
     }
 
-    /// A holder leaves a block.
+    /// Records that a holder leaves a block.
     fn leave(&self, state: &mut State, block: u32, holder: Holder) {
         state.release(block, holder);
         let departures = state.departures;
@@ -476,7 +480,7 @@ pub(crate) mod tests {
         assert!(error.fix.contains("synchronise"));
         drop(step);
         assert_eq!(pool.allocate().unwrap_err().rule, Rule::PoolWaiting);
-        // Waiting would not do.
+        // Waiting would not help.
         let error = pool.take(2).unwrap_err();
         assert_eq!(error.rule, Rule::PoolExhausted);
         assert_eq!((pool.waiting_blocks(), pool.steps_in_flight()), (1, 1));
@@ -487,7 +491,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_step_whose_end_cannot_be_told_yet_keeps_its_blocks_until_it_can() {
-        /// A lane that does not know its end until it is synchronised.
+        /// A lane whose end is not known until it is synchronised.
         #[derive(Default)]
         struct Unmarked(Arc<AtomicU64>);
         impl Lane for Unmarked {
@@ -535,7 +539,7 @@ pub(crate) mod tests {
         drop(pool.begin_step(&lane));
         drop(block);
         assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (2, 0));
-        // What the fence was told is what was known while it was asked.
+        // The fence got the counts that were known while it was queried.
         assert_eq!(seen.load(Ordering::SeqCst), 2);
     }
 
@@ -588,8 +592,8 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// Whatever happens: no block is handed out while it is held, or while a step that began when it was held is not
-        /// over; and in the end all are free.
+        /// No block is handed out while it is held, or while a step that began when it was held is not over; and in
+        /// the end all are free.
         #[test]
         fn blocks_are_never_in_two_hands(acts in prop::collection::vec(act(), 0..120), blocks in 1usize..9) {
             let pool = BlockPool::new(blocks, 16, PadPolicy::SkipNegative).unwrap();

@@ -12,34 +12,34 @@ use super::BlockPool;
 #[derive(Default)]
 pub(super) struct ProgressTable {
     sequences: Vec<SequenceVersion>,
-    /// Places of dropped sequences, to be used again.
+    /// Indices of dropped sequences, to be used again.
     free: Vec<usize>,
-    /// The progress of each cache of the pool in each sequence; `None` in the place of a dropped cache.
+    /// The progress of each cache of the pool in each sequence; `None` at the index of a dropped cache.
     caches: Vec<Option<Vec<Progress>>>,
     clock: u64,
 }
 
-/// When a sequence began, and when its tokens or blocks changed last. A later sequence in the same place began later.
+/// When a sequence began, and when its tokens or blocks changed last. A later sequence at the same index began later.
 #[derive(Clone, Copy, Default)]
 struct SequenceVersion {
     began: u64,
     changed: u64,
 }
 
-/// How far a cache is with a sequence.
+/// How many tokens of a sequence a cache has.
 #[derive(Clone, Debug, Default)]
 struct Progress {
-    /// Tokens from the first one on whose keys and values every layer has, or is queued to have.
+    /// The number of first tokens whose keys and values every layer has, or is queued to have.
     computed: usize,
-    /// Steps in progress.
+    /// The number of steps in progress.
     open: u32,
     /// The fewest tokens to which the sequence was cut while steps were in progress.
     cut: usize,
-    /// The layers that the last step left out, if it did.
+    /// The layers that the last step left out, if it left out any.
     missing: Option<Arc<str>>,
 }
 
-/// Which sequence, and in which version.
+/// A sequence, and its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SequenceStamp {
     place: usize,
@@ -69,14 +69,14 @@ pub(crate) struct StepTokens {
     pub(crate) len: usize,
 }
 
-/// The sequences of a step in progress, for one cache of their pool or all. Unless the step [ends](StepProgress::end), its
-/// sequences are left without the tokens of the step.
+/// The sequences of a step in progress, for one cache of their pool or all. Unless the step
+/// [ends](StepProgress::end), the tokens of the step do not count as computed.
 pub(crate) struct StepProgress {
     pool: BlockPool,
     cache: Option<Arc<CacheEntry>>,
     tokens: Vec<StepTokens>,
     ended: bool,
-    /// The layers that were left out, once anything was written.
+    /// The layers that were left out, once any layer was written.
     missing: Option<Arc<str>>,
 }
 
@@ -86,7 +86,7 @@ impl ProgressTable {
         self.clock
     }
 
-    /// Adds a sequence; `progress` says how far each cache is with it.
+    /// Adds a sequence; `progress` computes the progress of each cache in it.
     fn add(&mut self, progress: impl Fn(&[Progress]) -> Progress) -> SequenceStamp {
         let began = self.tick();
         let version = SequenceVersion {
@@ -123,7 +123,7 @@ impl ProgressTable {
         chosen.filter_map(move |(_, of)| of.as_mut()?.get_mut(place))
     }
 
-    /// The places of the caches.
+    /// The indices of the caches.
     pub(super) fn caches(&self) -> Vec<usize> {
         let caches = self.caches.iter().enumerate();
         let alive = caches.filter_map(|(place, of)| of.as_ref().map(|_| place));
@@ -135,7 +135,7 @@ impl ProgressTable {
         version.is_some_and(|version| version.began == stamp.began)
     }
 
-    /// Refuses tokens of a sequence that has changed, and those behind ones that were not computed.
+    /// Refuses tokens of a sequence that has changed, and tokens after ones that were not computed.
     fn check(
         &mut self,
         cache: Option<usize>,
@@ -148,7 +148,8 @@ impl ProgressTable {
         if (version.began, version.changed) != (stamp.began, stamp.changed) {
             return Err(changed(whose, version.began == stamp.began, len));
         }
-        // Of a pool without a cache of this crate nothing is known; of one that several share what all have.
+        // A pool without a cache of this crate has no progress; where several caches share the pool, the least
+        // counts.
         let least = self
             .progress(cache, stamp.place)
             .min_by_key(|of| of.computed);
@@ -167,7 +168,7 @@ impl ProgressTable {
         }
     }
 
-    /// The end of a step: with the layers that it left out, unless it left none.
+    /// Ends a step: with the layers that it left out, unless it left out none.
     fn close(
         &mut self,
         cache: Option<usize>,
@@ -181,7 +182,7 @@ impl ProgressTable {
         for of in self.progress(cache, tokens.stamp.place) {
             of.open = of.open.saturating_sub(1);
             if done {
-                // What was cut off meanwhile, and grown again, is not what the step computed.
+                // Tokens that were cut off meanwhile, and grown again, are not those that the step computed.
                 of.computed = of.computed.max(tokens.len.min(of.cut));
                 of.missing = None;
             } else if missing.is_some() {
@@ -247,7 +248,7 @@ impl SequenceEntry {
         }
     }
 
-    /// Of a sequence of which every cache has so many tokens.
+    /// The entry of a sequence of which every cache has `computed` tokens.
     pub(in crate::kv) fn new(pool: &BlockPool, computed: usize) -> Self {
         Self::add(pool, |_| Progress {
             computed,
@@ -255,7 +256,7 @@ impl SequenceEntry {
         })
     }
 
-    /// Of a sequence that begins with so many tokens of this one.
+    /// The entry of a sequence that begins with the first `tokens` tokens of this one.
     pub(in crate::kv) fn fork(&self, tokens: usize) -> Self {
         Self::add(&self.pool, |cache| {
             let of = cache.get(self.stamp.place).cloned().unwrap_or_default();
@@ -271,12 +272,12 @@ impl SequenceEntry {
         self.stamp
     }
 
-    /// Says that tokens were added, or blocks given back.
+    /// Records that tokens were added, or blocks given back.
     pub(in crate::kv) fn change(&mut self) {
         self.change_to(None);
     }
 
-    /// Says that the sequence was cut to so many tokens.
+    /// Records that the sequence was cut to `tokens` tokens.
     pub(in crate::kv) fn cut(&mut self, tokens: usize) {
         self.change_to(Some(tokens));
     }
@@ -345,14 +346,14 @@ impl CacheEntry {
         &self.pool
     }
 
-    /// The tokens that it has of a sequence, from the first one on.
+    /// The number of first tokens of a sequence that this cache has.
     pub(in crate::kv) fn computed_tokens(&self, sequence: SequenceStamp) -> usize {
         let mut table = lock(self.pool.progress_table());
         let of = table.progress(Some(self.place), sequence.place).next();
         of.map_or(0, |of| of.computed)
     }
 
-    /// Says that it has so many tokens of a sequence.
+    /// Records that this cache has the first `tokens` tokens of a sequence.
     pub(in crate::kv) fn mark_computed(&self, sequence: SequenceStamp, tokens: usize) {
         let mut table = lock(self.pool.progress_table());
         for of in table.progress(Some(self.place), sequence.place) {
@@ -363,7 +364,7 @@ impl CacheEntry {
         }
     }
 
-    /// Refuses a sequence of which it has not all tokens in front of a step.
+    /// Refuses a step if this cache does not have all tokens of the sequence before it.
     pub(crate) fn check(
         &self,
         whose: &dyn fmt::Display,
@@ -389,8 +390,8 @@ impl fmt::Debug for CacheEntry {
 }
 
 impl BlockPool {
-    /// The tokens of a sequence that every cache of the pool has, from the first one on. `None` for a pool without a cache of this
-    /// crate, of which nothing is known.
+    /// The number of first tokens of a sequence that every cache of the pool has. `None` for a pool without a cache
+    /// of this crate, for which it is not known.
     pub(crate) fn computed_tokens(&self, sequence: SequenceStamp) -> Option<usize> {
         let mut table = lock(self.progress_table());
         let each = table.progress(None, sequence.place);
@@ -431,7 +432,7 @@ impl StepProgress {
         self.close(true);
     }
 
-    /// Says which layers are missing of a step that wrote some.
+    /// Records which layers are missing in a step that wrote some.
     pub(crate) fn lacks(&mut self, missing: &Arc<str>) {
         self.missing = Some(Arc::clone(missing));
     }

@@ -15,11 +15,11 @@ pub(super) enum Step {
     Ending(Arc<dyn Fence>),
 }
 
-/// When a block changed hands, in departures of holders; 0 for never.
+/// When a block changed hands, as a count of departures; 0 for never.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct BlockChanges {
     pub(super) given_back: u64,
-    /// When a handle left it.
+    /// When a handle left the block.
     pub(super) left: u64,
 }
 
@@ -28,25 +28,25 @@ pub(super) struct State {
     /// Holders of each block.
     pub(super) holders: Vec<u32>,
     pub(super) free: Vec<u32>,
-    /// Given back while steps were in flight, with the number of the last step that may read them.
+    /// Blocks that were given back while steps were in flight, with the number of the last step that may read them.
     pub(super) waiting: VecDeque<(u64, u32)>,
     pub(super) steps: VecDeque<Step>,
-    /// Number of the first of `steps`.
+    /// Number of the first step in `steps`.
     pub(super) first_step: u64,
-    /// Threads that are asking fences.
+    /// Threads that are querying fences.
     pub(super) asking: Vec<ThreadId>,
-    /// Held blocks whose tokens have still to be copied from another one.
+    /// Held blocks whose tokens still have to be copied from another one.
     pub(super) uncopied: HashMap<usize, AwaitedCopy>,
     /// Number of the next copy.
     pub(super) next_copy: u64,
-    /// For each block when it changed hands.
+    /// For each block, when it changed hands.
     pub(super) changed_at: Vec<BlockChanges>,
-    /// Holders that have left blocks so far: the clock of `changed_at`.
+    /// How often holders have left blocks so far: the clock of `changed_at`.
     pub(super) departures: u64,
 }
 
 impl State {
-    /// The first step in flight and what tells when it is over, if it has ended.
+    /// The number of the first step in flight and its fence, if it has ended.
     pub(super) fn ending(&self) -> Option<(u64, Arc<dyn Fence>)> {
         match self.steps.front() {
             Some(Step::Ending(fence)) => Some((self.first_step, Arc::clone(fence))),
@@ -54,7 +54,7 @@ impl State {
         }
     }
 
-    /// Takes out the first step in flight, unless another thread did, and moves blocks that none behind it can read to
+    /// Removes the first step in flight, unless another thread did, and moves blocks that no later step can read to
     /// the free ones.
     pub(super) fn finish(&mut self, step: u64) -> Option<Step> {
         if step != self.first_step {
@@ -72,7 +72,8 @@ impl State {
         Some(over)
     }
 
-    /// A holder leaves a block, and with its last one the copy that it waits for leaves another.
+    /// Records that a holder leaves a block; with the last holder, the copy that the block waits for leaves its
+    /// source.
     pub(super) fn release(&mut self, block: u32, holder: Holder) {
         let mut next = self.leave(block, holder);
         while let Some(block) = next {
@@ -80,10 +81,10 @@ impl State {
         }
     }
 
-    /// A holder leaves a block. The block that its copy held.
+    /// Records that a holder leaves a block. Returns the block that a dropped copy held.
     fn leave(&mut self, block: u32, holder: Holder) -> Option<u32> {
         let holders = self.held(block)?;
-        // A count that has reached its end says nothing any more: the block is never handed out again.
+        // A count that has reached its maximum is not exact any more: the block is never handed out again.
         if *holders == u32::MAX {
             return None;
         }

@@ -11,8 +11,8 @@ use super::BlockPool;
 use super::state::Step;
 
 impl BlockPool {
-    /// Says that launches which read the cache are about to be queued on a lane. Until the lease is dropped, and the lane
-    /// has passed that point, no block given back meanwhile is handed out again.
+    /// Begins a step, whose launches that read the cache are about to be queued on a lane. Until the lease is
+    /// dropped, and the lane has passed that point, no block given back meanwhile is handed out again.
     pub fn begin_step<'a, L: Lane>(&self, lane: &'a L) -> StepLease<'a, L> {
         let mut state = lock(&self.0.state);
         let number = state.first_step.saturating_add(state.steps.len() as u64);
@@ -30,7 +30,8 @@ impl BlockPool {
         lock(&self.0.state).steps.len()
     }
 
-    /// Asks the fences of steps whether they are over, without holding the lock: a fence may be slow, or ask the pool.
+    /// Queries the fences of steps whether they are over, without holding the lock: a fence may be slow, or call the
+    /// pool.
     pub(super) fn reclaim(&self) {
         let Some(asking) = Asking::begin(self) else {
             return;
@@ -41,12 +42,13 @@ impl BlockPool {
                 return;
             };
             let over = lock(&asking.pool.0.state).finish(step);
-            // Fences end outside the lock too.
+            // Fences are dropped outside the lock too.
             drop((over, fence));
         }
     }
 
-    /// Waits for the first step in flight if blocks wait for it and its last launch was queued; whether it is over now.
+    /// Waits for the first step in flight if blocks wait for it and its last launch was queued; returns whether it is
+    /// over now.
     pub(in crate::kv) fn await_step(&self) -> bool {
         let ending = {
             let state = lock(&self.0.state);
@@ -60,7 +62,7 @@ impl BlockPool {
             return false;
         }
         let over = lock(&self.0.state).finish(step);
-        // Fences end outside the lock.
+        // Fences are dropped outside the lock.
         drop((over, fence));
         true
     }
@@ -69,8 +71,8 @@ impl BlockPool {
 /// A step whose launches may read any block. From [`BlockPool::begin_step`]; drop it after the last launch is queued,
 /// without waiting for it.
 ///
-/// A lease that is forgotten keeps the blocks given back since from being handed out for ever: the cache shrinks, and
-/// stays right.
+/// A lease that is forgotten keeps blocks that are given back from then on from being handed out for ever: the cache
+/// shrinks, and stays correct.
 #[must_use = "dropping the lease says that the step's last launch was queued"]
 pub struct StepLease<'a, L: Lane> {
     pool: BlockPool,
@@ -92,7 +94,7 @@ impl<L: Lane> Drop for StepLease<'_, L> {
     }
 }
 
-/// Says that a step stays open when its lane has panicked instead of telling its end.
+/// Logs that a step stays open, when its lane has panicked instead of returning a fence.
 struct StaysOpen(u64);
 
 impl Drop for StaysOpen {
@@ -113,14 +115,14 @@ impl<L: Lane> fmt::Debug for StepLease<'_, L> {
     }
 }
 
-/// The calling thread asks fences until this is dropped.
+/// Marks the calling thread as one that queries fences, until this is dropped.
 struct Asking<'a> {
     pool: &'a BlockPool,
     thread: ThreadId,
 }
 
 impl<'a> Asking<'a> {
-    /// Nothing if there is no fence to ask, or this thread is asking one already, which asks the pool in turn.
+    /// `None` if there is no fence to query, or this thread is querying one already, which calls the pool in turn.
     fn begin(pool: &'a BlockPool) -> Option<Self> {
         let thread = thread::current().id();
         let mut state = lock(&pool.0.state);

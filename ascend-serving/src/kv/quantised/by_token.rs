@@ -11,9 +11,9 @@ use crate::kv::quantised::rows_on_host::rows_to_quantise;
 /// Scales in the blocks of their tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenScales {
-    /// As tokens of one element, `[blocks, block_size, 1]`.
+    /// Scales as tokens of one element, `[blocks, block_size, 1]`.
     pub(crate) rows: LayerCache<f32>,
-    /// As the operator reads them, `[blocks, block_size]`.
+    /// Scales of keys as the operator reads them, `[blocks, block_size]`.
     pub(in crate::kv) key: Tensor<f32>,
     pub(in crate::kv) value: Tensor<f32>,
 }
@@ -22,13 +22,13 @@ pub(crate) struct TokenScales {
 #[derive(Debug)]
 pub(in crate::kv) struct TokenQuantiser {
     pub(in crate::kv) stored: QuantisedType,
-    /// Of the rows up to the last that is written.
+    /// Slots of the rows up to the last one that is written.
     pub(in crate::kv) slots: Vec<Option<usize>>,
-    /// Keys and values of all rows, for one layer after the other.
+    /// Keys and values of all rows, used by one layer after the other.
     pub(in crate::kv) quantised: [Tensor<i8>; 2],
     /// Their scales, `[rows, 1, 1]`.
     pub(in crate::kv) scales: [Tensor<f32>; 2],
-    /// Where the scales go.
+    /// The copies of the scales to their slots.
     pub(in crate::kv) writes: CopiedWrites,
 }
 
@@ -75,12 +75,12 @@ impl TokenQuantiser {
 struct QuantisedTokens {
     /// Integers, or the bits of floats.
     quantised: Vec<i8>,
-    /// One for each token.
+    /// One scale for each token.
     scales: Vec<f32>,
 }
 
 impl QuantisedTokens {
-    /// Each token by the scale that makes its largest number the largest there is; by 1 where all are 0.
+    /// Quantises each token by the scale that makes its largest number the largest of the type; by 1 where all are 0.
     fn of(stored: QuantisedType, numbers: &[f32], elements: usize) -> Self {
         let largest = stored.largest_of_token().unwrap_or(1.0);
         let mut quantised = Vec::with_capacity(numbers.len());

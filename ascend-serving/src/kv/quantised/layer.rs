@@ -14,13 +14,13 @@ use crate::kv::quantised::by_token::TokenScales;
 use crate::kv::quantised::quantised_type::QuantisedType;
 use crate::refusal::{Refused, Rule, refused};
 
-/// The quantised cache of one layer, and what its numbers stand for: `stored * scale`.
+/// The quantised cache of one layer, whose numbers stand for `stored * scale`.
 #[derive(Clone, Debug)]
 pub struct QuantisedLayer {
     /// The bytes of keys and values, in the cache's format: integers, or the bits of floats.
     pub cache: LayerCache<i8>,
     stored: QuantisedType,
-    /// The same memory, as what it is.
+    /// The keys in the same memory, as a tensor of the stored type.
     key: AnyTensor,
     value: AnyTensor,
     pub(in crate::kv) scales: LayerScales,
@@ -29,14 +29,14 @@ pub struct QuantisedLayer {
 /// Which elements of a layer share a scale.
 #[derive(Clone, Debug)]
 pub(in crate::kv) enum LayerScales {
-    /// Those of a head and place in it.
+    /// One scale for each element of a head, the same for all tokens.
     Channel {
         key: DeviceScales,
         value: DeviceScales,
     },
-    /// Those of a token.
+    /// One scale for each token.
     Token(TokenScales),
-    /// Groups of 32, of a power of two.
+    /// One scale, a power of two, for each group of 32.
     Group(GroupScales),
 }
 
@@ -55,23 +55,23 @@ impl QuantisedLayer {
         })
     }
 
-    /// What its numbers are stored as.
+    /// The stored type.
     pub fn stored(&self) -> QuantisedType {
         self.stored
     }
 
-    /// Keys, as tensor of the stored type.
+    /// Keys, as a tensor of the stored type.
     pub fn key(&self) -> &AnyTensor {
         &self.key
     }
 
-    /// Values, as tensor of the stored type.
+    /// Values, as a tensor of the stored type.
     pub fn value(&self) -> &AnyTensor {
         &self.value
     }
 
-    /// What a call with queries of 16 bits that reads the keys and values in their blocks brings besides; `None` in groups,
-    /// where queries are quantised, too.
+    /// The quantisation arguments of a call with queries of 16 bits that reads the keys and values in their blocks;
+    /// `None` for groups, where queries are quantised, too.
     pub fn quantisation(&self) -> Option<Quantisation<'_>> {
         match &self.scales {
             LayerScales::Channel { key, value } => {
@@ -84,14 +84,14 @@ impl QuantisedLayer {
         }
     }
 
-    /// Shared scales of keys, `[blocks, N, block_size, D/64, 2]`, and of values, `[blocks, N, block_size/64, D, 2]`, a power of
-    /// two for each 32 neighbours: `keyAntiquantScale` and `valueAntiquantScale` of
+    /// Shared scales of keys, `[blocks, N, block_size, D/64, 2]`, and of values, `[blocks, N, block_size/64, D, 2]`,
+    /// a power of two for each 32 neighbours: `keyAntiquantScale` and `valueAntiquantScale` of
     /// [`PagedKvCache::mxfp8`](crate::kv::PagedKvCache::mxfp8).
     pub fn group_scales(&self) -> Option<[&Tensor<Float8E8M0>; 2]> {
         self.of_groups().map(|of| [&of.key, &of.value])
     }
 
-    /// The scales where 32 neighbours share one.
+    /// The scales of groups of 32; `None` for other scales.
     pub(crate) fn of_groups(&self) -> Option<&GroupScales> {
         match &self.scales {
             LayerScales::Group(scales) => Some(scales),
@@ -99,7 +99,7 @@ impl QuantisedLayer {
         }
     }
 
-    /// The scales of keys and of values, where they are the same for all tokens.
+    /// The scales of keys and of values of channels; `None` for other scales.
     pub(crate) fn of_channels(&self) -> Option<[&AnyTensor; 2]> {
         match &self.scales {
             LayerScales::Channel { key, value } => Some([&key.scales, &value.scales]),
@@ -116,7 +116,7 @@ impl QuantisedLayer {
         }
     }
 
-    /// The scales where each token has its own.
+    /// The scales of tokens; `None` for other scales.
     pub(crate) fn of_tokens(&self) -> Option<&TokenScales> {
         match &self.scales {
             LayerScales::Token(scales) => Some(scales),
@@ -124,10 +124,11 @@ impl QuantisedLayer {
         }
     }
 
-    /// What quantises so many first rows like these by scales of channels, into tensors of their shapes.
+    /// Prepares the quantisation of the first `rows` rows of these tensors by scales of channels, into `keys` and
+    /// `values`.
     ///
     /// # Errors
-    /// [`Rule::CacheQuantised`] for other scales.
+    /// [`Rule::CacheQuantised`] for scales that are not of channels.
     pub(crate) fn channel_quantisers<T: Element>(
         &self,
         device: &Device,
@@ -154,7 +155,7 @@ impl QuantisedLayer {
         Ok([keys.queue(calls, key, k)?, values.queue(calls, value, v)?])
     }
 
-    /// What keys and values are multiplied by before they are rounded, where that is the same for all tokens.
+    /// The factors of keys and values before they are rounded; scales that are not of channels are refused.
     fn inverses(&self) -> Result<[&Tensor<f32>; 2], Refused> {
         let by = match &self.scales {
             LayerScales::Channel { key, value } => return Ok([&key.inverses, &value.inverses]),
@@ -179,7 +180,7 @@ impl QuantisedLayer {
         self.cache.bytes().saturating_add(scales)
     }
 
-    /// Queues the copying of a block to another.
+    /// Queues a copy of a block to another one.
     pub(in crate::kv) fn copy_block(&self, stream: &Stream, from: usize, to: usize) -> Result<()> {
         self.cache.copy_block(stream, from, to)?;
         match &self.scales {
@@ -190,7 +191,7 @@ impl QuantisedLayer {
     }
 }
 
-/// Room for keys and values of a step that are quantised, of their shapes.
+/// Allocates tensors for the quantised keys and values of a step, of their shapes.
 pub(crate) fn quantised_rows<T: Element>(
     device: &Device,
     [key, value]: [&Tensor<T>; 2],
@@ -199,7 +200,7 @@ pub(crate) fn quantised_rows<T: Element>(
     Ok([empty(key)?, empty(value)?])
 }
 
-/// What a call brings that reads keys and values with scales apart.
+/// The quantisation arguments of a call whose keys and values have separate scales.
 pub(crate) fn split<'a>(
     mode: AntiquantMode,
     key: &'a AnyTensor,

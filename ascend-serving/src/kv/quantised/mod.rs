@@ -1,4 +1,4 @@
-//! Keys and values of a byte: what shares a scale, how rows become them, and the layers that they lie in.
+//! Keys and values of one byte: which numbers share a scale, how rows are quantised, and the layers that store them.
 
 pub(super) mod by_channel;
 pub(super) mod by_group;

@@ -1,9 +1,10 @@
-//! What the numbers of a quantised cache are stored as.
+//! The types in which the numbers of a quantised cache are stored.
 
 use ascend_attention::spec::DType;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 
-/// What keys and values of a quantised cache are stored as: numbers of a byte, which stand for themselves times a scale.
+/// The type in which keys and values of a quantised cache are stored: numbers of one byte, which stand for themselves
+/// times a scale.
 ///
 /// | type | products | scales | exactness |
 /// |---|---|---|---|
@@ -11,17 +12,17 @@ use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 /// | [`Float8E4M3Fn`](Self::Float8E4M3Fn) | Ascend 950, CANN 9.1 | of channels, of tokens | a 16th of each number, over 15 powers of two |
 /// | [`HiFloat8`](Self::HiFloat8) | Ascend 950, CANN 9.1 | of channels | a 16th of numbers from 1/8 to 16, less of others, over 38 powers of two |
 ///
-/// Where most of a channel's numbers are far smaller than its largest, floats keep them and integers lose them; where they are
-/// spread evenly, integers are closer.
+/// Where most of a channel's numbers are far smaller than its largest, floats keep them and integers lose them; where
+/// they are spread evenly, integers are closer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum QuantisedType {
-    /// INT8. What is too large is cut to -128 to 127.
+    /// INT8. Larger numbers are cut to -128 to 127.
     #[default]
     Int8,
-    /// FLOAT8_E4M3FN. What is larger than 448 times its channel's scale becomes NaN.
+    /// FLOAT8_E4M3FN. A number larger than 448 times its channel's scale becomes NaN.
     Float8E4M3Fn,
-    /// HIFLOAT8. What is larger than 32768 times its channel's scale becomes an infinity.
+    /// HIFLOAT8. A number larger than 32768 times its channel's scale becomes an infinity.
     HiFloat8,
 }
 
@@ -40,14 +41,14 @@ impl QuantisedType {
         }
     }
 
-    /// What the largest number of a calibration becomes. Floats lose nothing by being small, so there is room for larger ones
-    /// than it has seen, where the device does not cut them.
+    /// What the largest number of a calibration becomes. Small floats lose nothing, so there is room for numbers
+    /// larger than the calibration's where the device does not cut them.
     pub(in crate::kv) const fn calibrated(self) -> f32 {
         match self {
             Self::Int8 => LARGEST_INT8,
             // A quarter of the largest.
             Self::Float8E4M3Fn => LARGEST_E4M3FN / 4.0,
-            // The largest of those with three bits behind the first.
+            // The largest number that has three mantissa bits.
             Self::HiFloat8 => 15.0,
         }
     }
@@ -61,7 +62,8 @@ impl QuantisedType {
         }
     }
 
-    /// The bits of the nearest number, of two that of the even one (HIFLOAT8: the larger); what is too large is cut.
+    /// The bits of the nearest number; of two, those of the even one (HIFLOAT8: the larger). Numbers that are too
+    /// large are cut.
     pub(in crate::kv) fn bits(self, number: f32) -> i8 {
         match self {
             Self::Int8 => number.round_ties_even() as i8,

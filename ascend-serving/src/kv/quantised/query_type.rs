@@ -12,7 +12,7 @@ pub(in crate::kv) enum QueryType {
 }
 
 impl QueryType {
-    /// Which one an element type is; others are refused.
+    /// The variant of an element type; other types are refused.
     pub(in crate::kv) fn of<T: Element>() -> Result<Self> {
         match T::DTYPE {
             DType::Float16 => Ok(Self::Float16),

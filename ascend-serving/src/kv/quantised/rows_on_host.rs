@@ -15,12 +15,12 @@ pub(crate) fn host_numbers<T: Element>(stream: &Stream, tensor: &Tensor<T>) -> R
     Ok(bits.map(|bits| of_query.number(bits)).collect())
 }
 
-/// Waits for a stream and copies a layer's first rows `[rows, N, D]`, those with a slot or none: their numbers, and how many
-/// each row has.
+/// Waits for a stream and copies the first rows `[rows, N, D]` of a layer, one for each entry of `slots`. Returns
+/// their numbers, and how many each row has.
 ///
 /// # Errors
-/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for rows of another shape than the step was planned for;
-/// [`Rule::QuantisedFinite`] for a number that is not finite in a row that is written.
+/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for rows of another shape than the step was planned
+/// for; [`Rule::QuantisedFinite`] for a number that is not finite in a row that is written.
 pub(in crate::kv) fn rows_to_quantise<T: Element>(
     stream: &Stream,
     argument: &'static str,
@@ -42,7 +42,7 @@ pub(in crate::kv) fn rows_to_quantise<T: Element>(
     Ok((numbers, elements))
 }
 
-/// Refuses rows of so many elements with a number that is not finite, but for those without a slot.
+/// Refuses rows with a number that is not finite, except rows without a slot.
 fn all_finite(
     argument: &str,
     numbers: &[f32],

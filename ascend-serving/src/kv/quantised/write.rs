@@ -1,4 +1,4 @@
-//! New keys and values into a quantised paged cache.
+//! Writes of new keys and values to a quantised paged cache.
 
 use ascend_attention::{Element, Stream, Tensor};
 
@@ -13,21 +13,21 @@ use crate::kv::quantised::layer::{LayerScales, QuantisedLayer, quantised_rows};
 use crate::kv::slot_write::{SlotWrite, rows_have_slots};
 use crate::planned_stream::PlannedStream;
 
-/// A step's writes: each row is quantised, then goes to its slot.
+/// The writes of a step: each row is quantised, then written to its slot.
 #[derive(Debug)]
 pub(in crate::kv) struct QuantisedWrite {
-    /// Rows of one layer after the other are quantised in the same memory.
+    /// The stream of the writes, which quantise the rows of one layer after the other in the same memory.
     stream: PlannedStream,
     by: Quantisers,
     write: SlotWrite,
 }
 
-/// What quantises rows.
+/// The quantisers of the rows, by the kind of scales.
 #[derive(Debug)]
 enum Quantisers {
-    /// There is nothing but padding.
+    /// All rows are padding.
     Nothing,
-    /// Of keys and of values.
+    /// The quantisers of keys and of values.
     Channel(Box<[ChannelQuantiser; 2]>),
     Token(Box<TokenQuantiser>),
     Group(Box<GroupQuantiser>),

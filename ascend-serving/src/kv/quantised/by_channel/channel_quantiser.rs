@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::kv::quantised::one_key_each::one_key_each;
 use crate::kv::quantised::quantised_type::QuantisedType;
 
-/// Where calls go: to a stream, or into a graph.
+/// The target of calls: a stream, or a graph that is captured.
 pub(crate) trait Calls {
     /// Queues or records a call.
     fn launch<T: Element>(
@@ -44,20 +44,20 @@ impl Calls for Capturing<'_> {
 
 /// Quantises rows by scales that are the same for all of them.
 ///
-/// The library has no operator that quantises and nothing else. Attention with a single key is the value of that key, and
-/// FusedInferAttentionScore quantises what it computes: a call with a sequence for each row, whose query and key are zeros and
-/// whose value is the row, multiplies the row by the inverses of the scales, which are FLOAT, and rounds the products to the
-/// stored type.
+/// The library has no operator that quantises and nothing else. Attention with a single key returns the value of that
+/// key, and FusedInferAttentionScore quantises what it computes: a call with a sequence for each row, whose query and
+/// key are zeros and whose value is the row, multiplies the row by the inverses of the scales, which are FLOAT, and
+/// rounds the products to the stored type.
 #[derive(Debug)]
 pub(crate) struct ChannelQuantiser {
     argument: &'static str,
     stored: QuantisedType,
     plan: Plan,
-    /// Rows up to the last that is written.
+    /// Number of rows up to the last one that is written.
     rows: usize,
-    /// Queries and keys of all rows, zeros.
+    /// Queries and keys of all rows, all zeros.
     zeros: AnyTensor,
-    /// The quantised rows, of the shape of the rows, for one layer after the other.
+    /// The quantised rows, of the shape of the rows, used by one layer after the other.
     quantised: Tensor<i8>,
 }
 

@@ -10,9 +10,10 @@ use crate::refusal::{Refused, Rule, refused};
 
 /// The scales of one layer's keys and values: a factor for each head and element, the same for all tokens.
 ///
-/// A scale is first rounded to the query's type, which it has on the device. A number `x` is multiplied by the inverse of the
-/// rounded scale, as FLOAT, and stored: in INT8 rounded to the nearest integer, halves to the even one, and cut to -128 to 127;
-/// as a float rounded to the nearest, and not cut ([`QuantisedType`]). It is read as what is stored times the rounded scale.
+/// A scale is first rounded to the query's type, which it has on the device. A number `x` is multiplied by the
+/// inverse of the rounded scale, as FLOAT, and stored: in INT8 rounded to the nearest integer, halves to the even
+/// one, and cut to -128 to 127; as a float rounded to the nearest, and not cut ([`QuantisedType`]). The number that
+/// is read is the stored one times the rounded scale.
 ///
 /// ```
 /// use ascend_serving::kv::ChannelScales;
@@ -73,12 +74,12 @@ impl ChannelScales {
         )
     }
 
-    /// Scales of an INT8 cache by which the largest number of each channel becomes 127, of tokens of a calibration
-    /// `[tokens, channels]`. Channels without a number but 0 get 1.
+    /// Scales of an INT8 cache by which the largest number of each channel becomes 127, from tokens of a calibration
+    /// `[tokens, channels]`. Channels that are all 0 get 1.
     ///
     /// # Errors
-    /// [`Rule::QuantisedFinite`] for a number that is not finite; [`Rule::QuantisedScale`] for 0 channels or numbers that
-    /// do not fill the last token, and for channels whose numbers are too small to be divided.
+    /// [`Rule::QuantisedFinite`] for a number that is not finite; [`Rule::QuantisedScale`] for 0 channels or numbers
+    /// that do not fill the last token, and for channels whose numbers are too small for a scale.
     pub fn covering<T: Number>(
         keys: &[T],
         values: &[T],
@@ -89,8 +90,9 @@ impl ChannelScales {
         Self::covering_as(stored, keys, values, key_channels, value_channels)
     }
 
-    /// The same for a cache of any type. The largest number of a channel becomes 127 as INT8, 112 as FLOAT8_E4M3FN and 15 as
-    /// HIFLOAT8: numbers 4 and 2000 times as large as the calibration's are still floats of the type, at no cost.
+    /// Scales for a cache of any type, from tokens of a calibration `[tokens, channels]`. The largest number of a
+    /// channel becomes 127 as INT8, 112 as FLOAT8_E4M3FN and 15 as HIFLOAT8: numbers 4 and 2000 times as large as the
+    /// calibration's are still floats of the type, at no cost.
     ///
     /// # Errors
     /// As for [`ChannelScales::covering`].
@@ -108,12 +110,12 @@ impl ChannelScales {
         )
     }
 
-    /// Of the keys.
+    /// Scales of the keys.
     pub fn key(&self) -> &[f32] {
         &self.key
     }
 
-    /// Of the values.
+    /// Scales of the values.
     pub fn value(&self) -> &[f32] {
         &self.value
     }
@@ -135,7 +137,7 @@ fn zeros(channels: usize, name: &str) -> Result<Vec<f32>, Refused> {
     Ok(zeros)
 }
 
-/// The scales by which the largest number of each channel becomes another.
+/// The scales by which the largest number of each channel becomes a given one.
 fn largest<T: Number>(
     name: &str,
     tokens: &[T],
@@ -164,7 +166,7 @@ fn largest<T: Number>(
                 "find the layer that overflows by `Tensor::range_report`, and leave its tokens out of the calibration",
             ));
         }
-        // No number of 16 bits or 32 loses by this.
+        // Numbers of 16 or 32 bits lose nothing by this.
         let number = number.abs() as f32;
         if let Some(most) = at
             .checked_rem(channels)
@@ -180,9 +182,10 @@ fn largest<T: Number>(
 /// The scales of keys or of values on the device.
 #[derive(Clone, Debug)]
 pub(in crate::kv) struct DeviceScales {
-    /// What is read is multiplied by these: of the query's type, in the shape that the operator wants with the cache.
+    /// Factors for numbers that are read, of the query's type, in the shape that the operator requires with the
+    /// cache.
     pub(in crate::kv) scales: AnyTensor,
-    /// What is stored is multiplied by these, `[N, D]`.
+    /// Factors for numbers that are stored, `[N, D]`.
     pub(in crate::kv) inverses: Tensor<f32>,
 }
 

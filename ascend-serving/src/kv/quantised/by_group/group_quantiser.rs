@@ -1,4 +1,4 @@
-//! New rows as MXFP8: floats of a byte in groups of 32 that share a scale.
+//! New rows as MXFP8: 8-bit floats in groups of 32 that share a scale.
 
 use ascend_attention::{Device, Element, Stream, Tensor};
 
@@ -14,23 +14,23 @@ use super::value_pair::{PAIR, ValuePair};
 
 /// Quantises the rows of a step on the host: no operator of the library makes groups.
 ///
-/// Tokens come one by one, and the values of 32 of them share a scale. So the floats in front of a new token in its group
-/// are read back; where it is larger than they are, all are quantised anew by its scale. Floats lose nothing by that, but for
-/// those that become smaller than a 2^14th of the largest.
+/// Tokens come one by one, and the values of 32 of them share a scale. So the floats of earlier tokens in a new
+/// token's group are read back; where the new value is larger than they are, the group is quantised anew by its
+/// scale. Floats lose nothing by that, except those that become smaller than a 2^14th of the largest.
 #[derive(Debug)]
 pub(in crate::kv) struct GroupQuantiser {
-    /// Of the rows up to the last that is written.
+    /// Slots of the rows up to the last one that is written.
     slots: Vec<Option<usize>>,
-    /// Keys and values of all rows, for one layer after the other.
+    /// Keys and values of all rows, used by one layer after the other.
     floats: [Tensor<i8>; 2],
     /// Shared scales of the keys, head by head: `[N * rows, 1, D/32]`.
     key_scales: Tensor<i8>,
-    /// Where they go.
+    /// The copies of these scales to their blocks.
     key_writes: CopiedWrites,
     pairs: Vec<ValuePair>,
     /// Shared scales of each head of each pair, `[pairs * N, 2 * D]`.
     value_scales: Tensor<i8>,
-    /// Values of each head of each pair that is shared, `[shared pairs * N, 64, D]`.
+    /// Values of each head of each pair that also has cached values, `[shared pairs * N, 64, D]`.
     shared: Tensor<i8>,
 }
 
@@ -66,7 +66,8 @@ impl GroupQuantiser {
         })
     }
 
-    /// Waits for the rows of a layer, quantises them, and writes their shared scales, and the values that share them.
+    /// Waits for the rows of a layer, quantises them, and writes their shared scales and the cached values of the
+    /// same groups.
     pub(in crate::kv) fn queue<T: Element>(
         &self,
         shape: &CacheShape,
@@ -172,7 +173,7 @@ impl GroupQuantiser {
         Ok(first.overwrite_bytes(stream, &floats)?)
     }
 
-    /// Where the heads of the pairs are in a layer.
+    /// The tensors of a layer for each head of each pair.
     fn places(&self, cache: &LayerCache<i8>, scales: &GroupScales) -> Result<Vec<HeadOfPair>> {
         let &[blocks, heads, block_size, dim] = cache.value.shape() else {
             return Err(Error::invalid(
@@ -223,16 +224,16 @@ impl GroupQuantiser {
     }
 }
 
-/// What a write reads back and changes of a layer.
+/// The tensors of one head of a pair that a write reads back and changes.
 struct HeadOfPair {
     shared_scales: Tensor<i8>,
     staged_scales: Tensor<i8>,
-    /// Where to, and the values from the first place that is read to the last new one.
+    /// Staging memory, and the cached values from the first place that is read to the last new one.
     shared: Option<(Tensor<i8>, Tensor<i8>)>,
 }
 
-/// Heads and their elements: of rows `[tokens, N, D]` the last two axes, of a cache `[blocks, N, block_size, D]` the second
-/// and the last.
+/// The number of heads and of their elements: in rows `[tokens, N, D]` the last two axes, in a cache
+/// `[blocks, N, block_size, D]` the second and the last.
 fn heads_and_dim(tensor: &Tensor<i8>) -> (usize, usize) {
     match *tensor.shape() {
         [_, heads, dim] | [_, heads, _, dim] => (heads, dim),

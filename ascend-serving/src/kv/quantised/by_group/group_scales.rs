@@ -10,19 +10,19 @@ use crate::kv::cache_shape::{CacheShape, LayerCache};
 use super::mxfp8::GROUP;
 use super::value_pair::PAIR;
 
-/// Shared scales of a layer's groups: of keys along the elements of a head, of values along the tokens of a block.
+/// Shared scales of a layer's groups: for keys along the elements of a head, for values along the tokens of a block.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupScales {
-    /// Bytes in blocks: of keys `[blocks, N, block_size, D/32]`, of values `[blocks, N, block_size/64, 2 * D]`.
+    /// Bytes in blocks: keys `[blocks, N, block_size, D/32]`, values `[blocks, N, block_size/64, 2 * D]`.
     pub(in crate::kv) blocks: LayerCache<i8>,
-    /// As the operator reads them: `[blocks, N, block_size, D/64, 2]`.
+    /// Scales of keys, as the operator reads them: `[blocks, N, block_size, D/64, 2]`.
     pub(crate) key: Tensor<Float8E8M0>,
-    /// `[blocks, N, block_size/64, D, 2]`.
+    /// Scales of values, as the operator reads them: `[blocks, N, block_size/64, D, 2]`.
     pub(crate) value: Tensor<Float8E8M0>,
 }
 
 impl GroupScales {
-    /// Of a layer without tokens.
+    /// The scales of a layer without tokens.
     pub(in crate::kv) fn new(
         device: &Device,
         blocks: usize,
@@ -54,7 +54,7 @@ impl GroupScales {
         })
     }
 
-    /// What a call with such queries brings.
+    /// The quantisation arguments of a call whose queries have these scales.
     pub(crate) fn quantisation<'a>(&'a self, query: &'a Tensor<Float8E8M0>) -> Quantisation<'a> {
         Quantisation::MxFp8 {
             query_scale: query,

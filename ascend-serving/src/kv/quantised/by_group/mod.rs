@@ -1,4 +1,4 @@
-//! MXFP8: 32 numbers share a scale, those of keys along the elements of a head, those of values along the tokens of a block.
+//! MXFP8: 32 numbers share a scale, in keys along the elements of a head, in values along the tokens of a block.
 
 mod group_quantiser;
 mod group_scales;

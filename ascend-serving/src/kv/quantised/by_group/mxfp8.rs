@@ -1,10 +1,10 @@
-//! Groups of 32 numbers as FLOAT8_E4M3FN times a shared scale, a power of two of FLOAT8_E8M0: MXFP8 of the OCP Microscaling
-//! Formats.
+//! Groups of 32 numbers as FLOAT8_E4M3FN times a shared scale, a power of two of FLOAT8_E8M0: MXFP8 of the OCP
+//! Microscaling Formats.
 
 use ascend_attention::spec::fia::FiaCall;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, Float8E8M0};
 
-/// Numbers that share a scale.
+/// How many numbers share a scale.
 pub(crate) const GROUP: usize = FiaCall::MXFP8_GROUP as usize;
 
 /// The scale of a group, by its bits: 2^(bits - 127).
@@ -12,8 +12,8 @@ pub(crate) const GROUP: usize = FiaCall::MXFP8_GROUP as usize;
 pub(super) struct SharedScale(pub(super) u8);
 
 impl SharedScale {
-    /// The smallest by which the largest number of a group is at most 448, and so none of them is cut; 1 for a group of zeros.
-    /// What is not finite does not count.
+    /// The smallest scale by which the largest number of a group is at most 448, so that none of them is cut; 1 for a
+    /// group of zeros. Numbers that are not finite do not count.
     pub(super) fn covering(numbers: impl IntoIterator<Item = f64>) -> Self {
         let most = numbers.into_iter().map(f64::abs);
         let most = most.filter(|number| number.is_finite()).fold(0.0, f64::max);
@@ -84,7 +84,7 @@ mod tests {
 
     proptest! {
         /// A float is within a 16th of its number or half the smallest step, and moving it to a larger scale and back
-        /// loses nothing but what becomes too small.
+        /// loses nothing but numbers that become too small.
         #[test]
         fn floats_move_between_scales(numbers in prop::collection::vec(-1e3f64..1e3, 1..40), exponent in -90i32..90, more in 0u8..6) {
             let numbers: Vec<f64> = numbers.iter().map(|x| x * f64::from(exponent).exp2()).collect();

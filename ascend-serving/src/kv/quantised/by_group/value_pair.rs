@@ -1,18 +1,18 @@
-//! New values among those in front of them that share their scales.
+//! New values among earlier ones that share their scales.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::mxfp8::{GROUP, SharedScale};
 
-/// Tokens whose shared scales lie side by side.
+/// Number of tokens in two groups, whose shared scales are adjacent.
 pub(super) const PAIR: usize = 2 * GROUP;
 
-/// New values in 64 neighbouring places of a block, whose shared scales lie in pairs.
+/// New values in 64 neighbouring places of a block, whose shared scales are stored in pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ValuePair {
     pub(super) block: usize,
-    /// Which of the block.
+    /// The index of the pair in the block.
     pub(super) pair: usize,
     /// The step's rows, and their places in the pair, in order.
     pub(super) rows: Vec<(usize, usize)>,
@@ -21,7 +21,7 @@ pub(super) struct ValuePair {
 }
 
 impl ValuePair {
-    /// Of rows with these slots.
+    /// The pairs of rows with these slots.
     pub(super) fn all(slots: &[Option<usize>], block_size: usize) -> Vec<Self> {
         let mut all = BTreeMap::<_, Vec<_>>::new();
         for (row, slot) in slots.iter().enumerate() {
@@ -45,12 +45,13 @@ impl ValuePair {
         pairs.collect()
     }
 
-    /// Whether places in front of new rows are not new: what is cached there shares their shared scales.
+    /// Whether places before new rows have cached values, which share scales with the new ones.
     pub(super) fn is_shared(&self) -> bool {
         self.places.len() > self.rows.len()
     }
 
-    /// Puts new values of one head among those in front of them, `[places, D]`, with shared scales `[D, 2]`.
+    /// Inserts new values of one head among the stored ones, `[places, D]`, quantises their groups anew, and updates
+    /// the shared scales `[D, 2]`.
     pub(super) fn requantise<'a>(
         &self,
         dim: usize,
