@@ -30,7 +30,7 @@ pub enum Error {
     /// A call breaks a rule of the operator, or a lint. Found before any function of CANN was called.
     #[error(transparent)]
     Violation(#[from] Violation),
-    /// Lengths, windows or graphs do not go together. Nothing was changed.
+    /// Lengths, windows or graphs do not fit together. Nothing was changed.
     #[error(transparent)]
     Refused(#[from] Refused),
     /// A call may be right, but this crate can neither check nor compute it.
@@ -43,7 +43,7 @@ pub enum Error {
         function: &'static str,
         /// What it returned.
         status: AclStatus,
-        /// What `aclGetRecentErrMsg` said about it; empty if nothing.
+        /// The text of `aclGetRecentErrMsg` about it; empty if there is none.
         message: String,
     },
     /// An `aclnn*` function, or one that handles descriptors and executors, failed.
@@ -53,7 +53,7 @@ pub enum Error {
         function: &'static str,
         /// What it returned.
         status: AclnnStatus,
-        /// What `aclGetRecentErrMsg` said about it; empty if nothing.
+        /// The text of `aclGetRecentErrMsg` about it; empty if there is none.
         message: String,
     },
     /// A C function that makes an object returned null.
@@ -61,7 +61,7 @@ pub enum Error {
     NullHandle {
         /// The C function.
         function: &'static str,
-        /// What `aclGetRecentErrMsg` said about it; empty if nothing.
+        /// The text of `aclGetRecentErrMsg` about it; empty if there is none.
         message: String,
     },
     /// Memory ran out, even after waiting for memory that dropped buffers still held.
@@ -74,9 +74,9 @@ pub enum Error {
         function: &'static str,
         /// What it returned.
         status: AclStatus,
-        /// Bytes asked for; 0 where the failed function allocates memory of its own.
+        /// Bytes requested; 0 where the failed function allocates memory of its own.
         bytes: usize,
-        /// What `aclGetRecentErrMsg` said about it; empty if nothing.
+        /// The text of `aclGetRecentErrMsg` about it; empty if there is none.
         message: String,
     },
     /// A wait took longer than allowed. What was waited for goes on.
@@ -86,10 +86,10 @@ pub enum Error {
         function: &'static str,
         /// What it returned.
         status: AclStatus,
-        /// What `aclGetRecentErrMsg` said about it; empty if nothing.
+        /// The text of `aclGetRecentErrMsg` about it; empty if there is none.
         message: String,
     },
-    /// The device has no streams, or other queues of its, left.
+    /// The device has no streams left, or no queues for them.
     #[error(
         "{function} returned {status}{}: the device's streams are used up, of which every captured graph takes some; \
          capture fewer sizes or layers, or drop graphs (`graph::CaptureEstimate` counts them)",
@@ -100,15 +100,15 @@ pub enum Error {
         function: &'static str,
         /// What it returned.
         status: AclStatus,
-        /// What `aclGetRecentErrMsg` said about it; empty if nothing.
+        /// The text of `aclGetRecentErrMsg` about it; empty if there is none.
         message: String,
     },
-    /// The calling thread captures a graph, and this cannot be part of one.
+    /// The calling thread captures a graph, and the refused operation cannot be part of one.
     #[error("{what} is not possible while this thread captures a graph: {instead}")]
     Capturing {
-        /// What was asked for.
+        /// The refused operation.
         what: &'static str,
-        /// What to do.
+        /// What to do instead.
         instead: &'static str,
     },
     /// CANN's libraries cannot be loaded.
@@ -134,7 +134,7 @@ pub enum Error {
     /// A case is for another product than the device, or for a newer release than the installed one.
     #[error("the case is for {wanted}, and this is {device}: run it on {instead}")]
     OtherTarget {
-        /// What the case says that it is for.
+        /// The target that the case names.
         wanted: String,
         /// The device, and its CANN release.
         device: Target,
@@ -152,7 +152,7 @@ pub enum Error {
         library: &'static str,
         /// The CANN releases that have it: a name, or `after` one that does not.
         since: &'static str,
-        /// What does without it.
+        /// What to use without it.
         instead: &'static str,
     },
     /// The chip is of no family that the contract of the operators knows.
@@ -161,13 +161,13 @@ pub enum Error {
         ascend_spec::Soc::NAME_FORMS
     )]
     UnknownProduct {
-        /// What `aclrtGetSocName` said, or a program chose.
+        /// The name that `aclrtGetSocName` returned, or that the program chose.
         name: String,
     },
     /// The chosen release does not know the chosen chip.
     #[error(transparent)]
     Unreleased(#[from] UnreleasedTarget),
-    /// The emulation was asked for, but this build has none.
+    /// The emulation was requested, but this build has none.
     #[error("this build has no emulation: enable the feature `emulation` of ascend-attention")]
     NoEmulation,
     /// An argument of this crate's own functions is wrong.
@@ -180,14 +180,14 @@ pub enum Error {
         /// What it may be.
         allowed: String,
     },
-    /// A tensor of a launch is not as the plan was made for.
+    /// A tensor of a launch differs from the planned one.
     #[error(
         "{argument}: given {given}, planned: {planned}; launch with what was planned, or plan again"
     )]
     NotAsPlanned {
         /// The operator's name for the tensor.
         argument: &'static str,
-        /// What the launch was given.
+        /// What the launch has.
         given: String,
         /// What the plan was made for.
         planned: String,
@@ -270,8 +270,8 @@ impl Error {
     }
 }
 
-/// This thread's latest error text. Has to be asked for right after the failure, on the thread that saw it: any later
-/// call may replace it.
+/// Returns this thread's latest error text. It has to be read right after the failure, on the thread that got it: any
+/// later call may replace it.
 #[cold]
 fn recent_message(api: &Api) -> String {
     let Ok(recent) = api.aclGetRecentErrMsg() else {
@@ -289,7 +289,7 @@ fn recent_message(api: &Api) -> String {
     }
 }
 
-/// The error of an `acl*` function. `bytes` is what an allocation asked for.
+/// The error of an `acl*` function. `bytes` is the size of a failed allocation.
 #[cold]
 pub(crate) fn acl_error(api: &Api, function: &'static str, status: i32, bytes: usize) -> Error {
     let message = recent_message(api);
@@ -355,7 +355,7 @@ macro_rules! acl {
     }};
 }
 
-/// The same for functions that return `aclnnStatus`.
+/// As `acl!`, but for functions that return `aclnnStatus`.
 macro_rules! aclnn {
     ($api:expr, $function:ident ( $($argument:expr),* $(,)? )) => {{
         let api: &::ascend_sys::Api = $api;

@@ -1,7 +1,7 @@
 //! The fused attention operators of Huawei Ascend CANN, called directly and safely, and testable on a machine without an
 //! NPU.
 //!
-//! The crate calls `aclnnFusedInferAttentionScore` and its relatives through CANN's own C ABI. The functions behind that
+//! The crate calls `aclnnFusedInferAttentionScore` and its relatives through CANN's own C ABI. The functions of that
 //! ABI are either CANN's libraries, found at run time, or an emulation of them on the CPU that is part of the crate: the
 //! same two-phase calls, status codes, asynchronous streams, and device memory that the host cannot touch. One program
 //! runs on both.
@@ -56,7 +56,7 @@
 //! # Ownership
 //!
 //! Every handle is destroyed once, by its last owner, and may be dropped at any time. Memory that queued work still uses
-//! stays allocated until that work is over, without the drop waiting for it; the stream's progress is looked at when
+//! stays allocated until that work is over, without the drop waiting for it; the stream's progress is checked when
 //! memory is allocated, dropped or waited for. Dropping a [`Stream`] waits for its work. Failures while dropping are
 //! reported by [`tracing`].
 //!
@@ -103,8 +103,8 @@
 //! `ASCEND_HOME_PATH` the toolkit, `ASCEND_RECORD` a folder for calls that are refused or fail
 //! ([`case::RECORD_VARIABLE`]), `ASCEND_EMU_CHECK=strict` makes errors of what the emulation finds, races among them, and
 //! `ASCEND_EMU_SOC` and `ASCEND_EMU_CANN` the emulated product and release, which [`Runtime::emulated_as`] chooses
-//! whatever they say. A name that is nearly one of these is told once: on stderr by the emulation, as a warning of
-//! [`tracing`] on an NPU.
+//! whatever they say. A name that is nearly one of these is reported once: on stderr by the emulation, as a warning
+//! of [`tracing`] on an NPU.
 
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

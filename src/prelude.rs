@@ -1,7 +1,7 @@
 //! What most programs use, for `use ascend_attention::prelude::*`.
 //!
-//! It has no `Error`, `Result`, `Refused` and `MaskKind`, which other crates here have as well: the two preludes of
-//! `ascend_attention` and `ascend_serving` go together, and with names of the program's own.
+//! It has no `Error`, `Result`, `Refused` and `MaskKind`, which other crates here have as well: a program can import
+//! the preludes of `ascend_attention` and `ascend_serving` together, beside names of its own.
 //!
 //! ```
 //! use ascend_attention::prelude::*;

@@ -62,7 +62,7 @@ pub struct Refused {
     pub rule: CallRule,
     /// The value that breaks it.
     pub given: String,
-    /// The values that would not.
+    /// The allowed values.
     pub allowed: String,
     /// What to change.
     pub fix: &'static str,

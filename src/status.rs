@@ -27,7 +27,7 @@ impl AclStatus {
         )
     }
 
-    /// Whether the device has no streams, or queues for them, left.
+    /// Whether the device has no streams left, or no queues for them.
     pub const fn is_stream_shortage(self) -> bool {
         matches!(
             self.0,

@@ -1,6 +1,6 @@
 //! What the parts of the causal triangle contribute in one layer, from products of matrices on a device.
 //!
-//! [`LayerSample::parts`](crate::mask::LayerSample::parts) is the same on the host, from the same two inputs.
+//! [`LayerSample::parts`](crate::mask::LayerSample::parts) computes the same on the host, from the same two inputs.
 
 use std::ops::Range;
 
@@ -24,10 +24,10 @@ const KEYS: usize = 2048;
 /// Most rows of a tile.
 const ROWS: usize = 512;
 
-/// The gradient of one layer's output and the layer's values over a whole prompt, on a device: what the gradient with respect
-/// to the attention weights follows from, `dP = dO Vᵀ`.
+/// The gradient of one layer's output and the layer's values over a whole prompt, on a device. The gradient with
+/// respect to the attention weights, `dP = dO Vᵀ`, follows from them.
 ///
-/// The products are computed on the device by [`BatchMatMul`], in tiles of which 64 MiB are held at a time, and summed up on
+/// The products are computed on the device by [`BatchMatMul`], in tiles that take 64 MiB at a time, and summed up on
 /// the host in double precision while the device computes the next tile. Tiles above the diagonal are left out.
 ///
 /// ```
@@ -264,7 +264,7 @@ struct Tiles {
 }
 
 impl Tiles {
-    /// Of products of at most so many elements, if there are not more heads than that.
+    /// Tiles whose products have at most `elements` elements, if there are not more heads than that.
     fn of<T: Number>(sample: &WeightGradientSample<T>, elements: usize) -> Self {
         let group = sample.heads / sample.kv_heads.max(1);
         let (heads, kv_heads, groups) = match group {

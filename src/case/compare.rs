@@ -6,15 +6,15 @@ use super::Tolerance;
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Deviation {
-    /// Its place in the row-major output.
+    /// Index of the element in the row-major output.
     pub index: usize,
-    /// What came out.
+    /// The computed value.
     pub got: f32,
-    /// What was expected.
+    /// The expected value.
     pub want: f32,
     /// `|got - want|`; infinite if only one of them is finite, or `got` is NaN.
     pub error: f64,
-    /// What `error` may be.
+    /// The largest `error` that the case allows.
     pub tolerance: f64,
 }
 
@@ -33,7 +33,7 @@ pub struct Comparison {
     /// The error as a whole: `sqrt(sum (got - want)^2 / sum want^2)` over the elements compared; infinite if an element
     /// that is expected to be finite is not.
     pub rms: f64,
-    /// What `rms` may be, if the case says.
+    /// The largest `rms` that the case allows, if it names one.
     pub rms_tolerance: Option<f64>,
     /// The element with the largest error: among those outside their tolerance if there are any, among all otherwise.
     pub worst: Option<Deviation>,
@@ -89,7 +89,7 @@ impl Comparison {
         comparison
     }
 
-    /// Whether every element that the case specifies lies within its tolerance, and so does the output as a whole.
+    /// Whether every element that the case specifies is within its tolerance, and so is the output as a whole.
     pub fn passed(&self) -> bool {
         self.outside == 0 && self.rms_tolerance.is_none_or(|most| self.rms <= most)
     }

@@ -9,10 +9,10 @@ use crate::ops::for_each_case_operator;
 use crate::runtime::Stream;
 use crate::tensor::AnyTensor;
 
-/// Makes the functions that find an operator's entry points of the list of operators.
+/// Defines `phases` and `launch` for the operators of a list.
 macro_rules! launches {
     ($($operator:ident: $module:ident;)*) => {
-        /// Both functions of a version of an operator.
+        /// Returns both functions of version `number` of an operator.
         pub(super) fn phases(operator: DeclaredOperator, number: u8) -> Result<Phases> {
             use ascend_spec::ops;
             let version = operator.version(number);
@@ -40,7 +40,7 @@ macro_rules! launches {
                     let described = arguments.map(|_, tensor| *tensor.desc());
                     let call = described.call();
                     let phases = crate::ops::$module::phases_of(version);
-                    // SAFETY: phase one is the version's own, and gets what the descriptors give.
+                    // SAFETY: phase one is that of the version, and is called with pointers of the descriptors.
                     unsafe {
                         launch_once(stream, &phases, arguments, |api, descriptors| {
                             crate::ops::$module::phase_one(api, version, &call, descriptors)

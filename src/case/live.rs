@@ -8,9 +8,10 @@ use crate::memory::Element;
 use crate::runtime::Stream;
 
 impl Case {
-    /// Makes a case of a call: the plan's attributes and mask, and these inputs, copied from the device. Of a paged cache
-    /// only the blocks are copied that the call reads; the block table numbers them anew. The case is for the device's chip
-    /// and release, and for the version of the operator that the plan goes to. Waits for the stream.
+    /// Makes a case of a call from the plan's attributes and mask and from these inputs, which are copied from the
+    /// device. From a paged cache only the blocks are copied that the call reads; the case's block table numbers them
+    /// anew. The case names the device's chip and release, and the version of the operator that the plan calls. Waits
+    /// for the stream.
     ///
     /// The case expects no outputs; [`Case::expecting`] adds them.
     ///
@@ -57,7 +58,7 @@ impl Case {
         })
     }
 
-    /// The case with these outputs as what is expected of it. Waits for the stream.
+    /// Returns the case with these outputs as its expected ones. Waits for the stream.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for outputs of an element type that cannot be compared, or with NaN; otherwise as for

@@ -1,8 +1,8 @@
 //! Case files: one operator call, its inputs and what should come out, in one `safetensors` file.
 //!
-//! Bug reports, golden tests and comparisons between machines all use this one format. Reading refuses whatever it does
-//! not know by name, running compares every element that the file specifies, and what comes out can be written as a case
-//! again.
+//! Bug reports, golden tests and comparisons between machines all use this one format. A reader refuses whatever it
+//! does not know, and names it; running a case compares every element that the file specifies; and the computed
+//! outputs can be written as a case again.
 //!
 //! # Format
 //!
@@ -31,7 +31,7 @@
 //! | `expect` | `ok`, or `reject`: the call must be refused before any work is done |
 //! | `expect_status` | CANN's status of the refusal |
 //! | `expect_rule` | id of the rule that refuses the call; where `expect` is `ok`, of the lint by which the safe layer stops what the operator takes |
-//! | `portable_since` | the first release, such as `8.1.0`, that has to take the call as the case's own release does; absent is not asked |
+//! | `portable_since` | the first release, such as `8.1.0`, that has to take the call as the case's own release does; absent: no other release has to |
 //!
 //! An absent attribute has the operator's default ([`Arguments`](crate::spec::fia::Arguments)); an absent `atten_mask_kind`
 //! follows from whether there is an `atten_mask`, and of `atol` and `rtol` one may be left out for 0. Types of 4 bits are
@@ -49,8 +49,8 @@
 //! | `softmax_atol`, `softmax_rtol` | tolerance of `softmax_max` and `softmax_sum`; `atol` and `rtol` are that of the others then |
 //! | `group`, `group_role` | free text: cases that belong together, and the part of this one |
 //!
-//! What a tensor updated in place holds before the call is not part of a case: such a tensor is what it should hold after it.
-//! `compressed` masks are BOOL there, in mode 6 3072 x 2048.
+//! A case does not hold what a tensor updated in place contains before the call: such a tensor in the file is what it
+//! should contain after the call. `compressed` masks are BOOL in these cases, in mode 6 3072 x 2048.
 //!
 //! ```
 //! use ascend_attention::case::{Case, CaseTensor, Parameter, Verdict};
@@ -79,7 +79,7 @@
 //!
 //! [`Case::record`] makes a case of a live call, [`record_calls`] of every call in a closure, and the variable
 //! [`RECORD_VARIABLE`] lets refused and failing calls be written as files while a program runs. [`Recorder`] is for
-//! implementations of the operator's C functions: it writes the calls that they are given.
+//! implementations of the operator's C functions: it writes the calls that these receive.
 
 mod compare;
 mod launches;

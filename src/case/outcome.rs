@@ -1,4 +1,4 @@
-//! What running a case came to.
+//! The outcome of running a case.
 
 use std::time::Duration;
 
@@ -9,21 +9,21 @@ use crate::error::{Error, Result};
 use crate::runtime::Stream;
 use crate::tensor::AnyTensor;
 
-/// What a case came to.
+/// The outcome of running a case.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Outcome {
     /// Whether it passed.
     pub verdict: Verdict,
-    /// Each expected output against what came out.
+    /// Comparison of each expected output with the computed one.
     pub comparisons: Vec<Comparison>,
-    /// What came out by name, in the operator's output types; empty if nothing was launched.
+    /// The computed outputs by name, in the operator's output types; empty if nothing was launched.
     pub outputs: Vec<(&'static str, CaseTensor)>,
     /// How the call was refused, if it was.
     pub refusal: Option<Error>,
-    /// What the operator takes and then ignores, misreads or overruns. A case is replayed all the same.
+    /// The lints that the call breaks: the operator takes such a call, and ignores, misreads or overruns something.
     pub lints: Vec<Violation>,
-    /// From the launch until the outputs were there, on the host's clock.
+    /// Time from the launch until the outputs were there, on the host's clock.
     pub launch_time: Duration,
 }
 
@@ -31,13 +31,13 @@ pub struct Outcome {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// Everything that the case specifies is so.
+    /// Everything that the case specifies holds.
     Passed,
     /// The call ran, and the case expects no outputs to compare with.
     Computed,
-    /// Something is not as the case says.
+    /// Something differs from what the case specifies.
     Failed {
-        /// What, and where.
+        /// What differs, and where.
         reason: String,
     },
     /// This release cannot run the call.
@@ -53,7 +53,7 @@ pub(super) struct Expected<'a> {
     pub(super) rms_tolerance: Option<f64>,
 }
 
-/// What a case says should become of its call.
+/// Whether a case expects its call to run or to be refused, and by which rule.
 #[derive(Clone, Copy)]
 pub(super) struct Expectation<'a> {
     pub(super) expect: Expect,
@@ -69,7 +69,7 @@ impl Expectation<'_> {
             _ => None,
         };
         let recorded = self.rule;
-        // The operator would take it: only this crate does not.
+        // The operator would take the call: only this crate refuses it.
         if let Some(rule) = rule.filter(|rule| rule.level == Level::Lint) {
             if self.expect == Expect::Ok && recorded == Some(rule.id) {
                 return Verdict::Passed;
@@ -105,7 +105,7 @@ impl Expectation<'_> {
         }
     }
 
-    /// The outcome of a call that was refused; the error itself where that says nothing about the case.
+    /// Returns the outcome of a call that was refused, or the error itself where it decides nothing about the case.
     pub(super) fn outcome_of(&self, refusal: Error, status: Option<i32>) -> Result<Outcome> {
         if let Error::Unsupported(unsupported) = refusal {
             return Ok(Outcome::of(Verdict::Unsupported(unsupported)));
@@ -118,14 +118,15 @@ impl Expectation<'_> {
         Ok(outcome)
     }
 
-    /// The verdict on a call that the operator takes, if it settles the case: one that should be refused.
+    /// Returns the failure of a case that expects a refusal of its call, which the operator takes; `None` for other
+    /// cases.
     pub(super) fn taken(&self) -> Option<Verdict> {
         (self.expect != Expect::Ok).then(|| Verdict::Failed {
             reason: "the call should be refused, but the operator takes it".to_owned(),
         })
     }
 
-    /// The same for one that ran: it should have been stopped.
+    /// Returns the failure of a case that expects a rule or lint to stop its call, which ran; `None` for other cases.
     pub(super) fn ran(&self) -> Option<Verdict> {
         self.rule.map(|rule| Verdict::Failed {
             reason: format!("the call should be stopped by {rule}, but nothing stops it"),
@@ -145,7 +146,7 @@ impl Outcome {
         }
     }
 
-    /// Compares what came out with what is expected.
+    /// Compares the computed outputs with the expected ones, and sets the verdict.
     pub(super) fn judge(&mut self, expected: &[Expected<'_>]) {
         let mut reasons = Vec::new();
         for of in expected {
@@ -170,7 +171,7 @@ impl Outcome {
         }
     }
 
-    /// What came out at an output.
+    /// The computed tensor of an output.
     pub fn output(&self, name: &str) -> Option<&CaseTensor> {
         let mut outputs = self.outputs.iter();
         outputs
@@ -179,7 +180,7 @@ impl Outcome {
     }
 }
 
-/// Fills an output with what it must not hold.
+/// Fills an output with values that it must not hold after the call.
 pub(super) fn poison(stream: &Stream, tensor: &AnyTensor, want: Option<&CaseTensor>) -> Result<()> {
     let bytes = tensor.desc().byte_range().unwrap_or(0..0).end;
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -196,7 +197,7 @@ pub(super) fn poison(stream: &Stream, tensor: &AnyTensor, want: Option<&CaseTens
     tensor.overwrite_bytes(stream, &poison)
 }
 
-/// NaN, or in an integer type, which has none, what is furthest from the expected numbers.
+/// Fills bytes with NaN or, in an integer type, which has none, with the numbers furthest from the expected ones.
 fn fill(dtype: DType, want: Option<&CaseTensor>, poison: &mut [u8]) {
     poison.fill(match dtype {
         DType::HiFloat8 => 0x80,
@@ -247,7 +248,7 @@ fn compare(of: &Expected<'_>, got: Option<&CaseTensor>) -> std::result::Result<C
     }
 }
 
-/// Where an output is off, if it is.
+/// Describes where an output exceeds its tolerance; `None` if it does not.
 fn difference(comparison: &Comparison) -> Option<String> {
     let worst = comparison.worst.filter(|_| !comparison.passed())?;
     if comparison.outside == 0 {
@@ -271,7 +272,7 @@ fn difference(comparison: &Comparison) -> Option<String> {
     ))
 }
 
-/// An output as an expected one: FLOAT, and NaN wherever the case did not specify it before.
+/// Converts a computed output to an expected one: FLOAT, with NaN wherever `before`, the case's own, is NaN.
 pub(super) fn kept(
     name: &'static str,
     got: &CaseTensor,

@@ -16,20 +16,20 @@ use crate::tensor::AnyTensor;
 impl Case {
     /// Runs the call on a stream and compares what comes out with what the case expects.
     ///
-    /// The outputs hold NaN before the launch, those of integers what is furthest from the expected numbers, so that an
-    /// operator that writes nothing fails. A case that
-    /// expects a refusal passes only if the call is refused before it is launched, with the expected status and by the
-    /// expected rule if these are given. Waits for the stream. Other work may be queued there before; it is not touched.
+    /// Before the launch the outputs are filled with NaN, integers with the numbers furthest from the expected ones,
+    /// so that an operator that writes nothing fails. A case that expects a refusal passes only if the call is
+    /// refused before it is launched, with the expected status and by the expected rule if these are given. Waits for
+    /// the stream. Other work may be queued there before; it is not touched.
     ///
-    /// A call that breaks a lint which [overruns](ascend_spec::Rule::overruns) memory fails, refused by that lint, as does
-    /// one whose block table or padding names places outside of its tensors: a file makes no device leave them. Other
-    /// lints are reported in the outcome.
+    /// A call that breaks a lint which [overruns](ascend_spec::Rule::overruns) memory fails, refused by that lint,
+    /// and so does one whose block table or padding names positions outside of its tensors: no file may make the
+    /// device access memory outside of them. Other lints are reported in the outcome.
     ///
     /// A case that names a chip or a release ([`Case::soc_name`], [`Case::cann`]) runs on these: on the emulation of them if
     /// the stream is emulated, and on the stream if its device is of that product and its release not older.
     ///
     /// # Errors
-    /// Only for what says nothing about the case: a device that fails, memory that runs out, a CANN without the
+    /// Only for what decides nothing about the case: a device that fails, memory that runs out, a CANN without the
     /// operator; [`Error::OtherTarget`] for a device that is not what the case is for.
     pub fn run(&self, stream: &Stream) -> Result<Outcome> {
         let other = self.named_target().other_stream(stream)?;
@@ -122,12 +122,12 @@ impl Case {
         }
     }
 
-    /// The case with what came out as what is expected, so that it can be run elsewhere. What this case leaves
-    /// unspecified stays so; the tolerance is this case's, or 0.
+    /// Returns the case with the computed outputs as its expected ones, so that it can be run elsewhere. Elements
+    /// that this case leaves unspecified stay so; the tolerance is this case's, or 0.
     ///
     /// # Errors
-    /// [`CaseError::Contradiction`] if the outcome has no outputs; [`CaseError::NanOutput`] if NaN came out where the case
-    /// does not leave it unspecified.
+    /// [`CaseError::Contradiction`] if the outcome has no outputs; [`CaseError::NanOutput`] for a NaN in an element
+    /// that the case does not leave unspecified.
     pub fn with_outputs(&self, outcome: &Outcome) -> std::result::Result<Case, CaseError> {
         if outcome.outputs.is_empty() {
             return Err(CaseError::Contradiction("the case was not computed"));
@@ -144,7 +144,7 @@ impl Case {
         Ok(case)
     }
 
-    /// The call's arguments with the inputs uploaded; the outputs are still to be given.
+    /// Returns the call's arguments with the inputs uploaded, and without outputs.
     fn upload(&self, stream: &Stream) -> Result<Arguments> {
         let uploaded = self.arguments.try_map(|_, tensor| upload(stream, tensor))?;
         let mut arguments = Arguments::new(uploaded);
@@ -159,7 +159,7 @@ impl Case {
             let mask = masks.template(CompressedMask::Causal, masks.form())?;
             arguments.set(Parameter::AttenMask, mask);
         }
-        // A file is data: it must not make the device leave its tensors.
+        // A file is data: it must not make the device access memory outside of its tensors.
         let expected =
             |lint: &Rule| self.expect == Expect::Ok && self.expect_rule.as_deref() == Some(lint.id);
         let allowed = |lint: &Rule| lint.level == Level::Lint && !lint.overruns && !expected(lint);

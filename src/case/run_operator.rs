@@ -102,7 +102,8 @@ impl OperatorCase {
         Ok(outcome)
     }
 
-    /// The case with what came out as what is expected, as [`Case::with_outputs`](super::Case::with_outputs).
+    /// Returns the case with the computed outputs as its expected ones, as
+    /// [`Case::with_outputs`](super::Case::with_outputs) does.
     ///
     /// # Errors
     /// As for [`Case::with_outputs`](super::Case::with_outputs).
@@ -120,8 +121,8 @@ impl OperatorCase {
         Ok(case)
     }
 
-    /// Whether a lint keeps a case from being run: a file is data, which must not make the device leave its tensors or the
-    /// process end. `roomy` says that the drop mask has memory for whole loads.
+    /// Whether a lint keeps a case from being run: a file is data, which must not make the device access memory
+    /// outside of its tensors, nor end the process. `roomy` means that the drop mask has memory for whole loads.
     fn stops(&self, lint: &Violation, roomy: bool) -> bool {
         let expected =
             self.expect == Expect::Ok && self.expect_rule.as_deref() == Some(lint.rule.id);
@@ -129,7 +130,8 @@ impl OperatorCase {
         overruns || lint.rule.level == Level::HostCrash || expected
     }
 
-    /// The tensors of the call on the device: inputs as in the file, outputs with what they must not hold.
+    /// Returns the call's tensors on the device: inputs as in the file, outputs filled with values that they must not
+    /// hold afterwards.
     fn place_tensors(
         &self,
         stream: &Stream,
@@ -158,12 +160,13 @@ impl OperatorCase {
     }
 }
 
-/// The lint of a drop mask that ends before what the kernel loads at once does: a case's has the memory.
+/// The lint against a drop mask whose memory ends within a load of the kernel; [`upload_roomy`] gives a case's mask
+/// enough memory.
 const DROP_MASK_SHORT: &str = "flash.drop_mask_short";
-/// Bytes that the kernel loads of a drop mask at once.
+/// Bytes of a drop mask that the kernel loads at once.
 const DROP_UNIT: usize = 16;
 
-/// A drop mask with memory for whole loads behind its last byte.
+/// Uploads a drop mask into memory that is rounded up to whole loads of the kernel.
 fn upload_roomy(stream: &Stream, tensor: &CaseTensor) -> Result<AnyTensor> {
     let &[len] = tensor.shape() else {
         return upload(stream, tensor);
@@ -178,7 +181,7 @@ impl AnyCase {
     /// Runs the call, as [`Case::run`](super::Case::run) and [`OperatorCase::run`] do.
     ///
     /// # Errors
-    /// As for these.
+    /// As for [`Case::run`](super::Case::run) and [`OperatorCase::run`].
     pub fn run(&self, stream: &Stream) -> Result<Outcome> {
         match self {
             Self::Attention(case) => case.run(stream),
@@ -186,7 +189,7 @@ impl AnyCase {
         }
     }
 
-    /// The case with what came out as what is expected.
+    /// Returns the case with the computed outputs as its expected ones.
     ///
     /// # Errors
     /// As for [`Case::with_outputs`](super::Case::with_outputs).

@@ -1,4 +1,4 @@
-//! What the operator is told about a case: descriptors of all tensors, given and computed.
+//! Descriptors of all tensors of a case, inputs and outputs, as the operator takes them.
 
 use ascend_spec::fia::{Arguments, CheckedCall, ContentBounds, FiaCall};
 use ascend_spec::{Soc, SparseMode, TensorDesc, Violation};
@@ -14,8 +14,8 @@ pub struct Description {
 }
 
 impl Case {
-    /// Descriptors of the inputs, and of the outputs that the call implies ([`FiaCall::implied_outputs`]), of the element type
-    /// that the case gives the attention output, if it does.
+    /// Describes the inputs, and the outputs that the call implies ([`FiaCall::implied_outputs`]). The attention
+    /// output has the case's element type, if the case names one.
     pub fn describe(&self) -> Description {
         let mut arguments = self.arguments.map(|_, tensor| tensor.desc());
         if self.mask == MaskKind::Compressed {
@@ -34,8 +34,8 @@ impl Case {
 }
 
 impl Case {
-    /// What in the case's block table and sizes of left padding lies outside of the tensors of the call, which the operator
-    /// takes and overruns; a case that has such content is not run.
+    /// Refuses a block table and sizes of left padding that name positions outside of the call's tensors, which the
+    /// operator takes and overruns; a case with such content is not run.
     ///
     /// # Errors
     /// `block_table.range`, `block_table.row_short` or `padding_size.range`.

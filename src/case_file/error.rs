@@ -8,7 +8,7 @@ use ascend_spec::declared::DeclaredOperator;
 
 /// Why a file is not a case, or a case cannot be written.
 ///
-/// A reader refuses what it does not know by name: a case that is half understood proves nothing.
+/// A reader refuses whatever it does not know, and names it: a case that is half understood proves nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CaseError {
@@ -17,7 +17,7 @@ pub enum CaseError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A folder, device or pipe in the place of a file.
@@ -31,7 +31,7 @@ pub enum CaseError {
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// The most bytes.
+        /// Most bytes that the reader takes.
         most: u64,
     },
     /// The bytes are not a safetensors file: truncated, a broken header, or data that does not match it.
@@ -40,7 +40,7 @@ pub enum CaseError {
     /// A line is not a JSON object of the expected form.
     #[error("not a parameter case: {0}")]
     NotJson(String),
-    /// A name appears twice in the header, so that the file says two things.
+    /// A name appears twice in the header, so that the file is ambiguous.
     #[error("{} appears twice in the header; keep one of them", quoted(.0))]
     Duplicate(String),
     /// A metadata key that every case has is missing.
@@ -70,7 +70,7 @@ pub enum CaseError {
     /// An operator that this crate does not know.
     #[error("unknown op {}; this crate knows {}", quoted(.0), operators())]
     UnknownOp(String),
-    /// A case of another operator than FusedInferAttentionScore, where one of that is read.
+    /// A case of another operator than FusedInferAttentionScore, where a case of that operator is read.
     #[error("a case of {0}: `case::AnyCase` reads those of every operator")]
     OtherOp(&'static str),
     /// An argument that the version of the case does not have.
@@ -88,14 +88,14 @@ pub enum CaseError {
         "there are both `{0}` and `{0}.0`, `{0}.1`, ...: one tensor is `{0}`, a list has numbers"
     )]
     MixedList(String),
-    /// A metadata value that cannot be read as what the key needs.
+    /// A metadata value that does not have the form that its key needs.
     #[error("metadata key `{key}` is {value:?}; it takes {expected}")]
     Malformed {
         /// The key.
         key: &'static str,
         /// Its value, shortened.
         value: String,
-        /// What it takes.
+        /// The form that the key takes.
         expected: &'static str,
     },
     /// A tensor that the operator does not have.
@@ -145,7 +145,7 @@ pub enum CaseError {
         tensor: String,
         /// Its shape and size.
         given: String,
-        /// What would be right.
+        /// What is allowed.
         allowed: String,
     },
     /// NaN in an output that is to be expected, where it would stand for "not specified" and let any number pass.
@@ -156,18 +156,18 @@ pub enum CaseError {
     NanOutput {
         /// The output.
         tensor: &'static str,
-        /// How many elements.
+        /// Number of NaN elements.
         count: usize,
     },
-    /// A folder of recorded calls takes no more.
+    /// A folder of recorded calls that takes no more calls.
     #[error("{}: there are {most} recorded calls, the most that a folder takes; move them elsewhere", path.display())]
     FolderFull {
         /// The folder.
         path: PathBuf,
-        /// How many calls it takes.
+        /// Most calls that the folder takes.
         most: usize,
     },
-    /// The chip and the release of the case do not know each other.
+    /// The release of the case does not know its chip.
     #[error("`soc` and `cann`: {0}")]
     Unreleased(#[from] UnreleasedTarget),
     /// Two parts of the case that exclude each other.

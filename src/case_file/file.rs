@@ -34,7 +34,7 @@ impl Case {
     /// Writes a case file, as [`write_file`](super::write_file) does. Equal cases make equal files.
     ///
     /// # Errors
-    /// As [`Case::to_bytes`], and [`CaseError::Io`].
+    /// As for [`Case::to_bytes`]; [`CaseError::Io`].
     pub fn write(&self, path: impl AsRef<Path>) -> Result<(), CaseError> {
         write_file(path, &self.to_bytes()?)
     }
@@ -109,7 +109,7 @@ impl Case {
         Ok(case)
     }
 
-    /// What the metadata of its file says apart from arguments.
+    /// Returns the metadata of the case's file, apart from the arguments.
     fn metadata(&self) -> Metadata {
         Metadata {
             name: self.name.clone(),
@@ -129,7 +129,7 @@ impl Case {
         }
     }
 
-    /// The content of a file of this case.
+    /// Returns the content of a file of this case.
     ///
     /// # Errors
     /// [`CaseError`]: the parts do not fit together, a number is not finite, or safetensors lacks an element type.
@@ -139,7 +139,7 @@ impl Case {
         let mut entries = self.metadata().write(OPERATOR)?;
         for &parameter in Parameter::ALL {
             if parameter == Parameter::PseType && self.arguments.pse_type == 0 {
-                // Readers of earlier releases do not know it.
+                // Readers of earlier releases do not know the parameter, so that its default is left out.
                 continue;
             }
             let text = self.arguments.value(parameter).and_then(values::text);
@@ -148,7 +148,7 @@ impl Case {
         stored::write(entries, &self.named_tensors())
     }
 
-    /// Refuses what a file cannot hold: a scale that is no number, element types that safetensors lacks.
+    /// Refuses a scale that is no number and element types that safetensors lacks, which a file cannot hold.
     pub(super) fn writable(&self) -> Result<(), CaseError> {
         number("scale", &format!("{:?}", self.arguments.scale))?;
         self.metadata().write(OPERATOR)?;

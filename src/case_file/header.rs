@@ -13,9 +13,9 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
 use super::error::CaseError;
 
-/// What the file calls the free-form part of its header.
+/// Key of the free-form part of a file's header.
 const METADATA: &str = "__metadata__";
-/// Bytes of the number before the header.
+/// Bytes of the number that stands before the header.
 const PREFIX: usize = 8;
 
 /// Names and values of a header, in the order of the file, and where the data begins.
@@ -75,12 +75,12 @@ impl Header {
     pub(super) fn bytes<'a>(&self, file: &'a [u8], info: &TensorInfo) -> &'a [u8] {
         let (start, end) = info.data_offsets;
         let range: Range<usize> = self.data.saturating_add(start)..self.data.saturating_add(end);
-        // The check above has shown that the range lies in the file.
+        // The check above has shown that the range is within the file.
         file.get(range).unwrap_or_default()
     }
 }
 
-/// Makes a file of metadata and tensors: equal contents give equal files.
+/// Makes the content of a file from metadata and tensors: equal contents give equal files.
 pub(super) fn write(
     metadata: &BTreeMap<&str, String>,
     tensors: &BTreeMap<String, (safetensors::Dtype, &[usize], &[u8])>,

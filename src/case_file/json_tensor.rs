@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::CaseError;
 use super::error::shortened;
 
-/// What [`desc`] reads.
+/// Writes the JSON object that [`desc`] reads.
 pub(super) fn described(desc: &TensorDesc) -> Value {
     let dtype = desc.dtype.name().to_ascii_lowercase();
     let mut tensor = json!({ "shape": desc.shape.to_vec(), "dtype": dtype });
@@ -16,7 +16,7 @@ pub(super) fn described(desc: &TensorDesc) -> Value {
     tensor
 }
 
-/// A tensor's shape, dtype and, if they are given, strides.
+/// Reads a tensor's shape, dtype and, if they are given, strides.
 pub(super) fn desc(name: &str, value: &Value) -> Result<TensorDesc, CaseError> {
     let wrong = || {
         CaseError::Shape {

@@ -1,4 +1,4 @@
-//! What the metadata of a case says, whatever its operator is.
+//! The metadata of a case, whatever its operator is.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{CaseError, Expect, MaskKind, Tolerance};
 
 const FORMAT: &str = "ascend-attention-case";
 const VERSION: &str = "1";
-/// What the keys begin with that give the element types of tensors stored as U8.
+/// Prefix of the keys that give the element types of tensors stored as U8.
 const STORED: &str = "dtype.";
 
 /// The entries that are no arguments of the operator.
@@ -19,7 +19,7 @@ const STORED: &str = "dtype.";
 pub(super) struct Metadata {
     pub(super) name: String,
     pub(super) note: String,
-    /// Where the mask comes from, if it is said.
+    /// Where the mask comes from, if the file names it.
     pub(super) mask: Option<MaskKind>,
     pub(super) expect: Expect,
     pub(super) tolerance: Option<Tolerance>,
@@ -42,7 +42,7 @@ pub(super) fn operator(metadata: &[(String, String)]) -> Result<DeclaredOperator
             .map(|(_, value)| value)
             .ok_or(CaseError::MissingKey(key))
     };
-    // The three that say what the others mean come first.
+    // `format`, `version` and `op` come first: they decide what the other keys mean.
     if let Some(format) = Some(find("format")?).filter(|format| *format != FORMAT) {
         return Err(CaseError::UnknownFormat(format.clone()));
     }
@@ -54,8 +54,8 @@ pub(super) fn operator(metadata: &[(String, String)]) -> Result<DeclaredOperator
 }
 
 impl Metadata {
-    /// Reads the entries of a file of this operator; `argument` takes over those that give arguments, and is false for others.
-    /// What they say about the element types of tensors comes with them.
+    /// Reads the entries of a file of this operator. `argument` reads an entry that gives an argument, and returns
+    /// false for other entries. Also returns the element types of tensors that are stored as U8.
     pub(super) fn read(
         metadata: &[(String, String)],
         operator: DeclaredOperator,
@@ -144,7 +144,7 @@ impl Metadata {
         Ok((read, stored))
     }
 
-    /// The entries of a file of this operator.
+    /// Writes the entries of a file of this operator.
     pub(super) fn write(
         &self,
         operator: DeclaredOperator,
@@ -234,7 +234,7 @@ fn foreign(operator: DeclaredOperator, key: &str) -> CaseError {
 }
 
 impl MaskKind {
-    /// Its name in a file.
+    /// The kind's name in a file.
     const fn name(self) -> &'static str {
         match self {
             MaskKind::None => "none",
@@ -300,7 +300,7 @@ fn distance(key: &'static str, value: &str) -> Result<f64, CaseError> {
     Ok(number)
 }
 
-/// A distance as text, if it is one.
+/// Writes a tolerance as text; refuses one that is negative or not finite.
 fn written(key: &'static str, value: f64) -> Result<String, CaseError> {
     let text = format!("{value:?}");
     distance(key, &text).map(|_| text)

@@ -38,7 +38,7 @@ pub use ascend_spec::fia::Parameter;
 
 /// One call of FusedInferAttentionScore with its data.
 ///
-/// The fields are what a file says; nothing is checked against the operator's contract before the case runs.
+/// The fields are the content of a file; nothing is checked against the operator's contract before the case runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Case {
@@ -50,7 +50,7 @@ pub struct Case {
     pub arguments: Arguments<CaseTensor>,
     /// Where the mask comes from.
     pub mask: MaskKind,
-    /// What should become of the call.
+    /// Whether the call should run or be refused.
     pub expect: Expect,
     /// Expected output (FLOAT, NaN where not specified).
     pub attention_out: Option<CaseTensor>,
@@ -71,7 +71,8 @@ pub struct Case {
     /// lint by which the safe layer stops what the operator takes. `None` is any rule.
     pub expect_rule: Option<String>,
     /// The first release that has to take the call as the case's own does, as
-    /// [`FusedInferAttention::portable_since`](crate::FusedInferAttention::portable_since) asks; `None` asks for nothing.
+    /// [`FusedInferAttention::portable_since`](crate::FusedInferAttention::portable_since) requires it; `None`
+    /// requires nothing.
     pub portable_since: Option<Cann>,
     /// Element type of the attention output; `None` is the one that the inputs imply.
     pub out_dtype: Option<DType>,
@@ -91,7 +92,7 @@ pub enum MaskKind {
 }
 
 impl MaskKind {
-    /// Refuses a tensor `atten_mask` beside another kind, and this kind without the tensor.
+    /// Refuses a tensor `atten_mask` beside a kind other than [`MaskKind::Tensor`], and that kind without the tensor.
     fn agrees_with(self, has_tensor: bool) -> Result<(), CaseError> {
         match self {
             Self::Tensor if !has_tensor => Err(CaseError::MissingTensor("atten_mask".into())),
@@ -103,7 +104,7 @@ impl MaskKind {
     }
 }
 
-/// What should become of the call of a case.
+/// Whether the call of a case should run or be refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Expect {
@@ -112,7 +113,7 @@ pub enum Expect {
     Ok,
     /// The operator refuses it before doing any work.
     Reject {
-        /// CANN's status of the refusal, if the case says so.
+        /// CANN's status of the refusal, if the case names one.
         status: Option<i32>,
     },
 }
@@ -142,12 +143,12 @@ impl Case {
         }
     }
 
-    /// A tensor parameter, of a list its first; `None` is a null pointer.
+    /// The tensor of a parameter, of a list the first one; `None` is a null pointer.
     pub fn tensor(&self, parameter: Parameter) -> Option<&CaseTensor> {
         self.arguments.tensor(parameter)
     }
 
-    /// Whether its sparse mode has a standard mask.
+    /// Whether the case's sparse mode has a standard mask.
     fn takes_compressed_mask(&self) -> bool {
         SparseMode::from_acl(self.arguments.sparse_mode)
             .is_none_or(SparseMode::takes_compressed_mask)

@@ -15,8 +15,8 @@ use crate::mask::MaskForm;
 
 /// One call of a declared operator with its data.
 ///
-/// The operator is that of the arguments. The fields are what a file says; nothing is checked against the operator's
-/// contract before the case runs.
+/// The operator is that of the arguments. The fields are the content of a file; nothing is checked against the
+/// operator's contract before the case runs.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct OperatorCase {
@@ -30,13 +30,13 @@ pub struct OperatorCase {
     pub op_version: Option<u8>,
     /// Where the mask comes from.
     pub mask: MaskKind,
-    /// What should become of the call.
+    /// Whether the call should run or be refused.
     pub expect: Expect,
     /// Expected outputs by name (FLOAT, NaN where not specified).
     pub expected: Vec<(&'static str, CaseTensor)>,
     /// How far outputs may be from the expected ones.
     pub tolerance: Option<Tolerance>,
-    /// The same of `softmax_max` and `softmax_sum`; `None` is as the other outputs.
+    /// How far `softmax_max` and `softmax_sum` may be from the expected ones; `None` is as for the other outputs.
     pub softmax_tolerance: Option<Tolerance>,
     /// Element type of the attention output; `None` is the one that the inputs imply.
     pub out_dtype: Option<DType>,
@@ -76,7 +76,7 @@ impl OperatorCase {
         self.arguments.operator()
     }
 
-    /// What an output should be.
+    /// The expected tensor of an output.
     pub fn expected(&self, output: &str) -> Option<&CaseTensor> {
         let mut expected = self.expected.iter();
         expected
@@ -91,8 +91,8 @@ impl OperatorCase {
         softmax.or(self.tolerance).unwrap_or_default()
     }
 
-    /// Descriptors of the inputs, and of the outputs that the call implies, of the element type that the case gives the
-    /// attention output, if it does.
+    /// Describes the inputs, and the outputs that the call implies. The attention output has the case's element type,
+    /// if the case names one.
     pub fn describe(&self) -> AnyArguments<TensorDesc> {
         let described = self.arguments.try_map(|_, tensor| Ok(tensor.desc()));
         let described: Result<_, std::convert::Infallible> = described;
@@ -105,19 +105,20 @@ impl OperatorCase {
         described.imply_outputs(&shape);
         if let (Some(dtype), [out]) = (self.out_dtype, described.tensors("attention_out")) {
             let out = TensorDesc { dtype, ..*out };
-            // It has one, so it has the parameter.
+            // The call has an attention output, so that its operator has the parameter.
             let _ = described.set_tensor("attention_out", out);
         }
         described
     }
 
-    /// The version that is called: that of the case, or the oldest that has every argument given and runs on the target.
+    /// The version that is called: the case's, or the oldest that has every argument given and runs on the target.
     pub fn version(&self, described: &AnyArguments<TensorDesc>, target: Target) -> u8 {
         self.op_version
             .unwrap_or_else(|| described.oldest_on(target))
     }
 
-    /// The template that the operator reads masks of this mode from, if the case asks for that.
+    /// The template from which the operator reads the mask of the case's sparse mode; `None` if the mask is not
+    /// compressed.
     pub(crate) fn demand(&self) -> Option<ascend_spec::CompressedMask> {
         let mode = match self.arguments.value("sparse_mode") {
             Some(Value::Int(mode)) => SparseMode::from_acl(mode)?,
@@ -139,7 +140,7 @@ impl OperatorCase {
         Some(TensorDesc::packed(Self::mask_form().dtype(), shape))
     }
 
-    /// Checks what the call's tensors hold as far as the operator takes it for places.
+    /// Checks the content of the tensors whose elements the operator takes for positions in other tensors.
     ///
     /// # Errors
     /// The broken rule or lint.
@@ -300,14 +301,14 @@ impl OperatorCase {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum AnyCase {
-    /// Of FusedInferAttentionScore.
+    /// A case of FusedInferAttentionScore.
     Attention(Box<Case>),
-    /// Of another operator.
+    /// A case of another operator.
     Operator(Box<OperatorCase>),
 }
 
 impl AnyCase {
-    /// Reads a case file of whichever operator.
+    /// Reads a case file of any declared operator.
     ///
     /// # Errors
     /// As for [`Case::read`].
@@ -315,7 +316,7 @@ impl AnyCase {
         Self::from_bytes(&read_file(path, Case::MOST_BYTES)?)
     }
 
-    /// Reads a case of whichever operator from the content of a file.
+    /// Reads a case of any declared operator from the content of a file.
     ///
     /// # Errors
     /// As for [`Case::from_bytes`].
@@ -330,7 +331,7 @@ impl AnyCase {
         }
     }
 
-    /// The content of a file of this case.
+    /// Returns the content of a file of this case.
     ///
     /// # Errors
     /// As for [`Case::to_bytes`].
@@ -341,7 +342,7 @@ impl AnyCase {
         }
     }
 
-    /// Writes a case file, as [`Case::write`].
+    /// Writes a case file, as [`Case::write`] does.
     ///
     /// # Errors
     /// As for [`Case::write`].

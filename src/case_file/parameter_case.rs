@@ -19,22 +19,22 @@ use super::{CaseError, values};
 /// |---|---|
 /// | `expect` | `accept` or `reject`, or an object from release (`"9.1.0"`) to one of them |
 /// | `soc` | chip, as CANN names it |
-/// | `release` | the CANN release that the call is for, and `expect` is of |
+/// | `release` | the CANN release that the call is for, and that `expect` is the verdict of |
 /// | `op` | operator; without it FusedInferAttentionScore |
 /// | `op_version` | version of the operator; without it the oldest that can express the call |
 /// | `status` | CANN's status of a rejected call |
 /// | `artefact` | `true` if the verdict depends on something that a caller of the C API cannot express |
 ///
 /// `about` is free text. `area`, `family`, `mutations`, `kernel`, `host_crash_x86`, `artefact_why`,
-/// `invalid_row_correction` and `run_as_bsh` are labels, which are not looked at. Every other name is refused.
+/// `invalid_row_correction` and `run_as_bsh` are labels, which are ignored. Every other name is refused.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterCase {
     /// Stable name.
     pub id: String,
-    /// Whether the operator is said to accept the call, for each release that it is said of: `None` stands for whichever
-    /// release is asked about.
+    /// Whether the operator accepts the call according to the line, for each release that has a verdict; `None`
+    /// stands for every release.
     pub accepted: Vec<(Option<Cann>, bool)>,
-    /// Release that the call is for, also where nothing is said of a verdict.
+    /// Release that the call is for, also where the line has no verdict.
     pub release: Option<Cann>,
     /// Product that the verdicts are of.
     pub soc: Option<Soc>,
@@ -54,10 +54,11 @@ impl ParameterCase {
     /// Reads one line.
     ///
     /// # Errors
-    /// [`CaseError::NotJson`] for what is no such object; the errors of case files for unknown names and values.
+    /// [`CaseError::NotJson`] for a line that is no such object; the errors of case files for unknown names and
+    /// values.
     pub fn from_json(line: &str) -> Result<Self, CaseError> {
         let broken = |what: &dyn std::fmt::Display| {
-            // What is quoted of the line may hold anything.
+            // The quoted part of the line may hold anything.
             CaseError::NotJson(
                 what.to_string()
                     .escape_debug()
@@ -141,9 +142,10 @@ impl ParameterCase {
         Ok(case)
     }
 
-    /// Whether the operator is said to accept the call on `target`; `None` if nothing is said of it.
+    /// Whether the operator accepts the call on `target` according to the line; `None` if the line has no verdict for
+    /// it.
     ///
-    /// Atlas A2 and A3 have the same checks: what is said of one holds for the other.
+    /// Atlas A2 and A3 have the same checks: a verdict on one holds for the other.
     pub fn accepted_on(&self, target: Target) -> Option<bool> {
         if !self.soc.is_none_or(|soc| soc.is_kin(target.soc)) {
             return None;
@@ -168,7 +170,7 @@ impl ParameterCase {
         }
     }
 
-    /// The line, which [`ParameterCase::from_json`] reads.
+    /// Writes the line that [`ParameterCase::from_json`] reads.
     ///
     /// # Errors
     /// [`CaseError::Malformed`] for a number, such as `scale`, that is not finite.
@@ -183,7 +185,8 @@ impl ParameterCase {
             let Some(value) = self.arguments.value(name) else {
                 continue;
             };
-            // Readers of earlier releases do not know the argument; of other operators not every version has every one.
+            // Defaults are left out where a reader of an earlier release or a version of the operator may lack the
+            // argument.
             if plain.value(name) == Some(value) && (!fused || name == "pse_type") {
                 continue;
             }
@@ -301,7 +304,7 @@ impl ParameterCase {
     }
 }
 
-/// Names whose values are not looked at.
+/// Names whose values are ignored.
 const LABELS: [&str; 8] = [
     "area",
     "family",
@@ -313,7 +316,7 @@ const LABELS: [&str; 8] = [
     "run_as_bsh",
 ];
 
-/// What the value of a name is.
+/// Describes the value that a name takes; `None` for an unknown name.
 fn takes(name: &str) -> Option<&'static str> {
     Some(match name {
         "id" | "op" | "about" => "a string",
@@ -329,7 +332,7 @@ fn takes(name: &str) -> Option<&'static str> {
     })
 }
 
-/// A verdict.
+/// Reads a verdict.
 fn accepted(verdict: &str) -> Option<bool> {
     match verdict {
         "accept" => Some(true),
@@ -338,12 +341,12 @@ fn accepted(verdict: &str) -> Option<bool> {
     }
 }
 
-/// A release whose contract is known.
+/// Reads a release whose contract is known.
 fn known(release: &str) -> Option<Cann> {
     release.parse().ok()
 }
 
-/// What is allowed where an operator takes one tensor and is given several or none.
+/// Describes what is allowed where an operator takes one tensor and gets several or none.
 fn single(operator: DeclaredOperator) -> String {
     let lists = operator
         .parameters()

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use super::CaseError;
 
-/// The content of a regular file of at most `most` bytes. Devices and pipes, which may have no end or no writer, are refused
-/// before they are opened, and what waits for a writer gives what is there or an error.
+/// Reads a regular file of at most `most` bytes. Devices and pipes, which may have no end or no writer, are refused
+/// before they are opened; a file that would wait for a writer gives what is there or an error.
 ///
 /// # Errors
 /// [`CaseError::NotAFile`], [`CaseError::TooLarge`]; [`CaseError::Io`] for what the system refuses.
@@ -33,7 +33,7 @@ pub fn read_file(path: impl AsRef<Path>, most: u64) -> Result<Vec<u8>, CaseError
     content
         .try_reserve_exact(len)
         .map_err(|_| trouble(io::ErrorKind::OutOfMemory.into()))?;
-    // Files may grow meanwhile, and those of /proc say that they are empty.
+    // Files may grow meanwhile, and those of /proc report a length of 0.
     let file = open(path).map_err(trouble)?;
     if !file.metadata().map_err(trouble)?.is_file() {
         return Err(CaseError::NotAFile(path.to_owned()));
@@ -47,7 +47,7 @@ pub fn read_file(path: impl AsRef<Path>, most: u64) -> Result<Vec<u8>, CaseError
     }
 }
 
-/// Opens a file so that neither that nor reading waits for anybody.
+/// Opens a file so that neither opening nor reading it waits for a writer.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
@@ -58,7 +58,7 @@ fn open(path: &Path) -> io::Result<File> {
     {
         use std::os::unix::fs::OpenOptionsExt as _;
 
-        // Of the kernel's `asm-generic/fcntl.h`, which both go by.
+        // The value of the kernel's `asm-generic/fcntl.h`, which holds for both architectures.
         const O_NONBLOCK: i32 = 0o4000;
         options.custom_flags(O_NONBLOCK);
     }

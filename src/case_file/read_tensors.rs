@@ -9,7 +9,7 @@ use super::header::Header;
 use super::tensor::from_file;
 use super::{CaseError, CaseTensor, read_file};
 
-/// The tensors of a safetensors file by name, whatever else the file says. It may have at most `most` bytes.
+/// Reads the tensors of a safetensors file by name, and ignores its metadata. The file may have at most `most` bytes.
 ///
 /// # Errors
 /// As for [`read_file`]; [`CaseError`] if it is no such file, has a name twice, or an element type that CANN does not have.

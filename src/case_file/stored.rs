@@ -8,13 +8,13 @@ use super::CaseError;
 use super::header::{self, Header};
 use super::tensor::{CaseTensor, from_file, stored_name, stored_type, to_file};
 
-/// What the keys begin with that give the element types of tensors stored as U8.
+/// Prefix of the keys that give the element types of tensors stored as U8.
 const STORED: &str = "dtype.";
 
-/// What the metadata says about the element types of tensors that the file stores as U8.
+/// The element types that the metadata gives for tensors stored as U8.
 #[derive(Default)]
 pub(super) struct Stored {
-    /// Of a tensor or a list: element type, and whether there is such a tensor.
+    /// By the name of a tensor or list: its element type, and whether the file has such a tensor.
     entries: BTreeMap<String, (DType, bool)>,
 }
 
@@ -31,7 +31,8 @@ impl Stored {
         Ok(())
     }
 
-    /// Reads every tensor of a file, by name: those of a list in its order. `is_list` says of a parameter whether it is one.
+    /// Reads every tensor of a file with its name, those of a list in the list's order. `is_list` returns whether a
+    /// parameter is a list.
     pub(super) fn tensors(
         mut self,
         header: &Header,
@@ -82,7 +83,7 @@ impl Stored {
         Ok(tensors)
     }
 
-    /// The element type of a tensor; a key of its own goes before that of its list.
+    /// The element type of a tensor; a key of its own has precedence over that of its list.
     fn of(&mut self, tensor: &str) -> Option<DType> {
         let mut found = None;
         for label in [list_of(tensor), tensor] {
@@ -95,7 +96,7 @@ impl Stored {
     }
 }
 
-/// The content of a file of these entries and tensors.
+/// Writes the content of a file of these entries and tensors.
 pub(super) fn write(
     metadata: BTreeMap<&str, String>,
     named: &[(String, &CaseTensor)],
@@ -125,7 +126,7 @@ pub(super) fn writable(named: &[(String, &CaseTensor)]) -> Result<(), CaseError>
         let whole = tensor.stored_shape().is_some_and(|shape| {
             let bits = file_type(tensor.dtype()).map(|dtype| dtype.bitsize());
             let elements = |of: usize| shape.iter().try_fold(of, |n, size| n.checked_mul(*size));
-            // The format has no padding bits behind the last element.
+            // The format has no padding bits after the last element.
             bits.and_then(elements)
                 .is_some_and(|bits| bits.is_multiple_of(8))
         });
@@ -136,7 +137,7 @@ pub(super) fn writable(named: &[(String, &CaseTensor)]) -> Result<(), CaseError>
     Ok(())
 }
 
-/// The metadata that says what tensors stored as U8 hold: keys and element types. A list whose elements agree has one.
+/// Keys and element types for tensors that are stored as U8. A list whose tensors have one element type has one key.
 fn stored(named: &[(String, &CaseTensor)]) -> Vec<(String, &'static str)> {
     // The element type that all tensors of a list have, if they agree.
     let mut lists: BTreeMap<&str, Option<DType>> = BTreeMap::new();
@@ -158,7 +159,7 @@ fn stored(named: &[(String, &CaseTensor)]) -> Vec<(String, &'static str)> {
     stored
 }
 
-/// The name in a file of a tensor of a call: with its number, if it is one of several.
+/// The name of a call's tensor in a file: with its number, if it is one of several.
 pub(super) fn name_of(parameter: &str, index: usize, count: usize) -> String {
     match count {
         0 | 1 => parameter.to_owned(),
@@ -166,7 +167,7 @@ pub(super) fn name_of(parameter: &str, index: usize, count: usize) -> String {
     }
 }
 
-/// The list that a tensor is an element of, `key` for `key.3`; of others their own name.
+/// The list that a tensor is an element of, `key` for `key.3`; the tensor's own name if there is none.
 fn list_of(tensor: &str) -> &str {
     tensor.split_once('.').map_or(tensor, |(list, _)| list)
 }
@@ -195,11 +196,11 @@ fn list_index(name: &str, list: &str) -> Option<Option<usize>> {
     }
     let digits = rest.strip_prefix('.')?;
     let index: usize = digits.parse().ok()?;
-    // One spelling a number: neither `+1` nor `01`.
+    // A number has one spelling: neither `+1` nor `01`.
     (index.to_string() == digits).then_some(Some(index))
 }
 
-/// The tensors of a list, from the places that the file names.
+/// The tensors of a list in order, by the indices in the file. Refuses gaps, and a list that is also one tensor.
 fn members(
     name: &str,
     mut found: BTreeMap<Option<usize>, CaseTensor>,

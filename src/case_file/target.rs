@@ -7,8 +7,9 @@ use crate::error::{Error, Result};
 use crate::runtime::{Backend, Machine, Runtime, Stream};
 
 impl Case {
-    /// What the case is for; where it names no product or no release, those of `otherwise`, or the newest release if that
-    /// of `otherwise` does not know the case's product. A chip of no known family counts as none.
+    /// The product and release that the case is for. Where it names no product or no release, those of `otherwise`
+    /// stand in, or the newest release if that of `otherwise` does not know the case's product. A chip of no known
+    /// family counts as none.
     pub fn target(&self, otherwise: Target) -> Target {
         self.named_target().or(otherwise)
     }
@@ -22,7 +23,7 @@ impl Case {
 }
 
 impl OperatorCase {
-    /// What the case is for, as [`Case::target`].
+    /// The product and release that the case is for, as [`Case::target`] finds them.
     pub fn target(&self, otherwise: Target) -> Target {
         self.named_target().or(otherwise)
     }
@@ -35,7 +36,7 @@ impl OperatorCase {
     }
 }
 
-/// The chip and the release that a case names, if it does.
+/// The chip and the release that a case names, where it names them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NamedTarget<'a> {
     soc_name: Option<&'a str>,
@@ -67,11 +68,12 @@ impl NamedTarget<'_> {
         }
     }
 
-    /// A stream of an emulated machine that the case is for; `None` if the given one is of such a device already.
+    /// Returns a stream of the emulated machine that the case is for; `None` if the given stream's device already is
+    /// what the case is for.
     ///
     /// # Errors
-    /// [`Error::OtherTarget`] if it is not, and not emulated either; [`Error::Unreleased`] if the case and the device name a
-    /// chip and a release that do not know each other.
+    /// [`Error::OtherTarget`] for another device that is not emulated; [`Error::Unreleased`] if the case and the
+    /// device name a chip and a release that does not know it.
     pub(crate) fn other_stream(self, stream: &Stream) -> Result<Option<Stream>> {
         let device = stream.device();
         if self.soc_name.is_none() && self.cann.is_none() {
@@ -102,7 +104,7 @@ impl NamedTarget<'_> {
         runtime.device(device.id())?.stream().map(Some)
     }
 
-    /// What the case says that it is for.
+    /// Describes the target that the case names.
     fn wanted(self) -> String {
         match (self.soc_name, self.cann) {
             (Some(soc), Some(cann)) => format!("{soc} with CANN {cann}"),
@@ -113,7 +115,7 @@ impl NamedTarget<'_> {
     }
 }
 
-/// Whether a device can show what a call to this product and release does; if not, what could.
+/// Refuses a device that cannot show what a call to this product and release does; the error names one that could.
 fn admits(soc: Soc, cann: Cann, device: Target) -> std::result::Result<(), String> {
     if !soc.is_kin(device.soc) {
         return Err(format!("{soc}, or on the emulation"));

@@ -105,7 +105,7 @@ impl CaseTensor {
         }
     }
 
-    /// The same, with the axes as the operator counts them.
+    /// As [`CaseTensor::new`], but with the axes as the operator counts them.
     pub(crate) fn with_dims(dtype: DType, dims: Dims, bytes: Vec<u8>) -> Result<Self, CaseError> {
         let shape = dims.iter().map(|size| usize::try_from(*size).ok());
         let shape: Option<Vec<usize>> = shape.collect();
@@ -128,8 +128,9 @@ impl CaseTensor {
         }
     }
 
-    /// A tensor of these numbers, each rounded to the nearest of `dtype`: of two to the even one, of HIFLOAT8 to the one away
-    /// from 0, of FLOAT8_E8M0 to the larger one. Integers saturate; BOOL says whether a number is not 0.
+    /// A tensor of these numbers, each rounded to the nearest number of `dtype`. Ties go to the even number, in
+    /// HIFLOAT8 to the one away from 0, in FLOAT8_E8M0 to the larger one. Integers saturate; BOOL is whether a number
+    /// is not 0.
     ///
     /// # Errors
     /// [`CaseError::Dtype`] for a type other than FLOAT, FLOAT16, BF16, DOUBLE, INT8, UINT8, BOOL, INT32, INT64,
@@ -161,8 +162,8 @@ impl CaseTensor {
         Self::new(dtype, shape, bytes)
     }
 
-    /// The same bytes, elements of U8, as what they stand for: one element each, or two along the last axis. `None` for a
-    /// tensor without axes where two elements share a byte.
+    /// Reinterprets the bytes of a U8 tensor as elements of `dtype`: one element a byte, or two along the last axis.
+    /// `None` for a tensor without axes where two elements share a byte.
     pub(super) fn unpacked(self, dtype: DType) -> Option<Self> {
         let mut shape = self.shape;
         if dtype.bits() == 4 {
@@ -172,8 +173,8 @@ impl CaseTensor {
         Self::new(dtype, &shape, self.bytes).ok()
     }
 
-    /// The shape that a file gives the tensor: where two elements share a byte, that of the bytes. `None` if the last axis
-    /// is odd then, so that a byte would be of two rows.
+    /// The tensor's shape in a file: where two elements share a byte, the shape of the bytes. `None` if the last axis
+    /// is odd then, so that a byte would hold elements of two rows.
     pub(super) fn stored_shape(&self) -> Option<Vec<usize>> {
         let mut shape = self.shape.clone();
         if self.dtype.bits() == 4 {
@@ -203,12 +204,12 @@ impl CaseTensor {
         &mut self.bytes
     }
 
-    /// What an operator is told about this tensor.
+    /// The descriptor of this tensor.
     pub fn desc(&self) -> TensorDesc {
         TensorDesc::packed(self.dtype, self.dims)
     }
 
-    /// The elements as integers, of INT32 and INT64; `None` for other types.
+    /// The elements as integers, for INT32 and INT64; `None` for other types.
     pub fn to_i64(&self) -> Option<Vec<i64>> {
         let (quads, _) = self.bytes.as_chunks::<4>();
         let (octets, _) = self.bytes.as_chunks::<8>();

@@ -5,8 +5,8 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// Any JSON value, read for its names alone: one that an object has twice is an error, since readers differ in which of
-/// the two values they keep.
+/// Any JSON value, of which only the names are checked: a name that an object has twice is an error, since readers
+/// differ in which of the two values they keep.
 pub(super) struct UniqueNames;
 
 impl<'de> Deserialize<'de> for UniqueNames {

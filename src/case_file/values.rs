@@ -4,7 +4,7 @@ use ascend_spec::operator::{Kind, OwnedValue, ParameterInfo, Value};
 
 use super::error::CaseError;
 
-/// What an entry gives to a parameter; `None` if that is a tensor.
+/// Reads the value that an entry gives to a parameter; `None` for a tensor parameter.
 pub(super) fn read(parameter: &ParameterInfo, text: &str) -> Result<Option<OwnedValue>, CaseError> {
     let name = parameter.name;
     Ok(Some(match parameter.kind {
@@ -17,7 +17,7 @@ pub(super) fn read(parameter: &ParameterInfo, text: &str) -> Result<Option<Owned
     }))
 }
 
-/// The entry that [`read`] makes this value of. A null pointer has none.
+/// Writes the entry that [`read`] reads this value from; `None` for a null pointer.
 pub(super) fn text(value: Value<'_>) -> Option<String> {
     Some(match value {
         Value::Int(value) => value.to_string(),

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::CaseError;
 
-/// Writes a regular file: a new one beside it, which then takes its name. A reader at the same time sees the old content or
-/// the new one. A link with this name is replaced, and the file that it leads to stays. Devices, pipes and folders, and
-/// links to them, are refused.
+/// Writes a regular file by writing a new one beside it, which then takes its name. A reader at the same time sees
+/// the old content or the new one. A link with this name is replaced, and the file that it leads to stays. Devices,
+/// pipes and folders, and links to them, are refused.
 ///
 /// # Errors
 /// [`CaseError::Io`].
@@ -36,14 +36,14 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         .write_all(bytes)
         .and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
-        // Half a file is none.
+        // A file that was written only in part is removed.
         let _ = fs::remove_file(&temporary);
     }
     written
 }
 
-/// Writes a file with a name that is free: one of another name, which then gets this one too. `false` if there is a file
-/// of the name.
+/// Writes a file under a temporary name and links it to `path`. Returns `false` if there is a file of that name
+/// already.
 pub(super) fn write_new(
     path: &Path,
     write: impl FnOnce(&mut File) -> io::Result<()>,
@@ -53,7 +53,7 @@ pub(super) fn write_new(
         Err(error) if error.kind() != ErrorKind::AlreadyExists => take_name(&temporary, path),
         linked => linked,
     });
-    // Gone already where it took the name.
+    // Already gone where it was renamed to `path`.
     let _ = fs::remove_file(&temporary);
     match named {
         Ok(()) => Ok(true),
@@ -62,7 +62,7 @@ pub(super) fn write_new(
     }
 }
 
-/// Gives a file a name that is free, on a file system where no file has two.
+/// Renames a file to a name that is free, on a file system without hard links.
 fn take_name(temporary: &Path, path: &Path) -> io::Result<()> {
     File::create_new(path)?;
     fs::rename(temporary, path).inspect_err(|_| {
@@ -71,7 +71,7 @@ fn take_name(temporary: &Path, path: &Path) -> io::Result<()> {
     })
 }
 
-/// A new file in the folder of another.
+/// Makes a temporary file in the folder of `path`.
 fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     if path.file_name().is_none() {
@@ -86,7 +86,7 @@ fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
             .open(&temporary);
         match made {
             Ok(file) => return Ok((temporary, file)),
-            // Left by a process of the same number.
+            // An earlier process of the same id left the file.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }

@@ -171,7 +171,7 @@ impl Longest {
 /// A launch of a [`Varying`] call within the graph.
 #[derive(Debug)]
 pub(super) struct Launched {
-    /// Which call.
+    /// Index of the call among the graph's.
     pub(super) call: usize,
     bound: Bound,
     workspace: Option<Arc<Memory>>,
@@ -185,7 +185,7 @@ pub(super) struct Group(pub(super) sys::aclrtTaskGrp);
 
 // SAFETY: a name, not memory: CANN takes it from any thread whose context is the graph's.
 unsafe impl Send for Group {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Group {}
 
 impl Launched {
@@ -210,7 +210,7 @@ impl Launched {
         plan.replayed(&self.bound)
     }
 
-    /// Gives the launch within the graph the lengths of a plan, once the stream gets there.
+    /// Gives the captured launch the lengths of a plan, when the stream `side` gets there.
     pub(super) fn update(&self, api: &Api, side: &Stream, plan: &Plan) -> Result<()> {
         let raw = side.as_raw();
         // SAFETY: the stream is alive and not captured, and the group is one of the graph's, which lives.
@@ -221,13 +221,13 @@ impl Launched {
         };
         let outcome = plan.run(&queue, &self.bound);
         // Also after a failure: the stream has to leave the update.
-        // SAFETY: as above.
+        // SAFETY: the stream is alive and not captured.
         let end = unsafe { acl!(api, aclmdlRICaptureTaskUpdateEnd(raw)) };
         outcome.and(end)
     }
 }
 
-/// Where a call goes that takes the place of one within a graph.
+/// The queue of a launch that replaces a captured one.
 struct Updating<'a> {
     side: &'a Stream,
     workspace: Option<&'a Arc<Memory>>,
@@ -279,8 +279,8 @@ mod tests {
     use crate::attention::{BlockTable, Inputs, PerRequest};
     use crate::{Error, Layout, Runtime, Tensor, f16};
 
-    /// 15486 of vllm-project/vllm-ascend, where the declared lengths are right and the workspace is not: whatever the
-    /// operator asks for, it is compared with what there is.
+    /// Issue 15486 of vllm-project/vllm-ascend, where the declared lengths are right and the workspace is not:
+    /// whatever workspace the operator needs is compared with what there is.
     #[test]
     fn lengths_that_need_more_workspace_than_was_reserved_are_refused() {
         let device = Runtime::emulated().unwrap().device(0).unwrap();

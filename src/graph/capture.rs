@@ -29,12 +29,14 @@ use super::limits::KeyLimits;
 /// The graph shares the ownership of every tensor, mask and workspace that its launches use. After a launch, copy or merge
 /// has failed the capture fails, also if the error is ignored.
 ///
-/// While a thread captures, this crate refuses it what cannot be part of a graph and would happen at once: waiting,
-/// allocating, copies from and to the host, launches on other streams ([`Error::Capturing`]). Do that before.
+/// While a thread captures, this crate refuses on it what cannot be part of a graph and would happen at once:
+/// waiting, allocating, copies from and to the host, launches on other streams ([`Error::Capturing`]). Do that
+/// before.
 ///
-/// Other threads are free to do all of that, memory that they drop or run out of included, but for one thing: nobody waits
-/// for a device as a whole while one of its streams is being captured. CANN refuses
-/// [`Device::synchronize`](crate::Device::synchronize) then, and the capture goes on; wait for streams or events instead.
+/// Other threads may do all of that, and may drop memory or run out of it, with one exception: while a stream of a
+/// device is being captured, CANN refuses a wait for the whole device
+/// ([`Device::synchronize`](crate::Device::synchronize)), and the capture goes on. Wait for streams or events
+/// instead.
 pub struct Capturing<'a> {
     graph: u64,
     recorder: Recorder<'a>,
@@ -49,10 +51,10 @@ pub struct Capturing<'a> {
 pub(super) struct Captured {
     pub(super) calls: Vec<Varying>,
     pub(super) launches: Vec<Launched>,
-    /// Those of launches whose lengths stay.
+    /// Block tables of launches whose lengths stay the same in every replay.
     pub(super) tables: Vec<CapturedTable>,
     pub(super) kept: Vec<Arc<Memory>>,
-    /// The largest, for the next capture.
+    /// The largest workspace, for the next capture.
     pub(super) workspace: Option<Arc<Memory>>,
 }
 
@@ -60,7 +62,8 @@ pub(super) struct Captured {
 struct Recorder<'a> {
     stream: &'a Stream,
     kept: RefCell<Vec<Arc<Memory>>>,
-    /// The largest so far. Captured launches run one after the other, so one serves all that it is large enough for.
+    /// The largest workspace so far. Captured launches run one after the other, so that one workspace serves all for
+    /// which it is large enough.
     workspace: RefCell<Option<Arc<Memory>>>,
 }
 
@@ -128,17 +131,17 @@ impl<'a> Capturing<'a> {
         }
     }
 
-    /// Where captured launches go.
+    /// The queue that captured launches go to.
     pub(super) fn recorder(&self) -> &(impl Queue + use<'a>) {
         &self.recorder
     }
 
-    /// Has a table looked at before each replay, which reads it.
+    /// Adds a block table that is checked before each replay, which reads it.
     pub(super) fn read_by_replays(&mut self, table: Option<CapturedTable>) {
         self.tables.extend(table);
     }
 
-    /// Takes note of a failure.
+    /// Notes the first failure, which fails the capture.
     pub(super) fn note<R>(&mut self, outcome: Result<R>) -> Result<R> {
         if let (Err(error), None) = (&outcome, &self.failed) {
             self.failed = Some(error.clone());
@@ -150,9 +153,9 @@ impl<'a> Capturing<'a> {
         self.recorder.stream.context().bind()
     }
 
-    /// Plans a call whose lengths vary from replay to replay, for [`Capturing::launch`]: once for all layers of its
-    /// shapes. `longest` are the longest that will ever come: workspace is taken for them. Lengths that `call` has are
-    /// replaced by them.
+    /// Plans a call whose lengths vary from replay to replay, for [`Capturing::launch`]: one plan serves all layers
+    /// of its shapes. `longest` are the longest lengths of any replay, for which workspace is taken. They replace
+    /// lengths that `call` has.
     ///
     /// # Errors
     /// As for [`FusedInferAttention::plan_with`].
@@ -166,8 +169,8 @@ impl<'a> Capturing<'a> {
         Ok(self.planned(call, plan))
     }
 
-    /// The same over a paged cache with packed queries (TND), for requests that may be long each, and not all at once:
-    /// `rows` are the ends of their query rows, `limits` how many keys they may have.
+    /// As [`Capturing::attention`], but over a paged cache with packed queries (TND), for requests that may each be
+    /// long, but not all at once: `rows` are the ends of their query rows, `limits` how many keys they may have.
     ///
     /// # Errors
     /// [`CallRule::GraphLengths`] for limits that have no room for the rows; as for [`Capturing::attention`].
@@ -225,7 +228,7 @@ impl<'a> Capturing<'a> {
         let stream = self.recorder.stream;
         let event = ExternalEvent::new(stream.context())?;
         let bound = Bound::of(bindings)?;
-        // First the one that the updates need, which the launch itself can use too.
+        // The workspace that the updates need comes first: the launch itself can use it too.
         let workspace = match varying.workspace_bytes() {
             0 => None,
             bytes => Some(self.recorder.workspace(bytes)?),
@@ -240,7 +243,7 @@ impl<'a> Capturing<'a> {
         let outcome = plan.run(&self.recorder, bindings);
         let mut group = ptr::null_mut();
         // Also after a failure: a group that was begun has to end before the capture does.
-        // SAFETY: as above; `group` is a place for the result.
+        // SAFETY: the stream is alive and being captured; `group` is a place for the result.
         let end = unsafe { acl!(api, aclmdlRICaptureTaskGrpEnd(stream.as_raw(), &mut group)) };
         outcome.and(end)?;
         Ok(Launched::new(

@@ -22,17 +22,17 @@ use super::update::{Calls, Update};
 /// # Threads
 /// `Send` and `Sync` if the buffers are. Replays of one graph happen one after the other, on whatever streams.
 pub struct Graph<B> {
-    // Before the events and memory that it uses.
+    // Dropped before the events and memory that it uses.
     graph: Replayable,
     calls: Arc<Calls>,
     launches: Vec<Launched>,
     tables: Vec<CapturedTable>,
     kept: Vec<Arc<Memory>>,
-    /// Recorded behind the latest replay.
+    /// The event recorded after the latest replay.
     done: Option<Arc<Event>>,
     failed: bool,
     order: Arc<ReplayOrder>,
-    /// Where the graph was captured. CANN does not say that a graph may outlive that stream.
+    /// Where the graph was captured. CANN does not document that a graph may outlive that stream.
     _captures: Arc<Stream>,
     buffers: B,
 }
@@ -60,8 +60,8 @@ impl<B> Graph<B> {
         GraphGroup::new(device)?.capture(buffers, record)
     }
 
-    /// The same with a stream that nothing but captures uses, and a workspace that graphs of one order share: what is
-    /// there, or what this capture had to take.
+    /// As [`Graph::capture`](Self::capture), but with a stream that only captures use, and a workspace that graphs of
+    /// one order share; a capture that needs a larger one replaces it.
     pub(super) fn capture_in<R, E: From<Error>>(
         captures: &Arc<Stream>,
         workspace: &mut Option<Arc<Memory>>,
@@ -70,7 +70,7 @@ impl<B> Graph<B> {
         record: impl FnOnce(&mut Capturing<'_>, &B) -> Result<R, E>,
     ) -> Result<(Self, R), E> {
         let number = new_graph();
-        // Before the session, which is to end first should `record` panic.
+        // Made before the session, which has to end first if `record` panics.
         let mut capturing = Capturing::new(number, captures, workspace.clone());
         let session = Session::begin(captures)?;
         let outcome = record(&mut capturing, &buffers);
@@ -125,8 +125,8 @@ impl<B> Graph<B> {
         Update::new(&self.calls)
     }
 
-    /// Queues a replay with new lengths. Returns at once. It is done behind what the stream has queued, and behind the
-    /// graph's replay before, on whatever stream that was.
+    /// Queues a replay with new lengths. Returns at once. The replay runs after what the stream has queued, and after
+    /// the graph's previous replay, on whatever stream that was.
     ///
     /// Since CANN 8.1.
     ///
@@ -134,9 +134,9 @@ impl<B> Graph<B> {
     /// Before anything is launched: [`CallRule::GraphUpdate`] for a call without lengths, or an update of another graph;
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a stream of another device;
     /// [`Error::Violation`](crate::Error::Violation) by `block_table.row_short` for a table that does not name the blocks of
-    /// the keys that the replay reads. After a failure of CANN's, the replay that was queued runs with whatever lengths its
-    /// calls had: its results mean nothing, but nobody waits for ever. A replay that could not be ordered before the next is
-    /// the last ([`CallRule::GraphFailed`]).
+    /// the keys that the replay reads. After a failure of CANN's, the replay that was queued runs with whatever
+    /// lengths its calls had: its results mean nothing, but no stream waits for ever. A replay that could not be
+    /// ordered before the next is the last ([`CallRule::GraphFailed`]).
     #[doc(alias = "aclmdlRIExecuteAsync")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateBegin")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateEnd")]
@@ -163,10 +163,10 @@ impl<B> Graph<B> {
         order.behind_latest(stream, || self.launch(stream, &plans))
     }
 
-    /// Queues a replay behind the one before, and what gives it its lengths.
+    /// Queues a replay after the graph's previous one, and the updates that give it its lengths.
     fn launch(&mut self, stream: &Stream, plans: &[Plan]) -> (Option<Replayed>, Result<()>) {
         if let Some(done) = &self.done {
-            // The lengths must not change, nor the events be raised, while the replay before may look at them.
+            // The lengths must not change, nor the events be raised, while the previous replay may read them.
             let waits = stream.wait_event(done);
             if let Err(error) = waits.and_then(|()| self.order.updates.wait_event(done)) {
                 return (None, Err(error));
@@ -193,8 +193,8 @@ impl<B> Graph<B> {
         (Some(Replayed { number, done }), ordered.and(released))
     }
 
-    /// Gives the replay that was launched its lengths, call by call. After a failure the rest goes on without: the replay
-    /// waits for every event.
+    /// Gives the launched replay its lengths, call by call. After a failure the other calls keep the lengths that
+    /// they have, but every event is recorded, since the replay waits for all of them.
     fn release(&self, plans: &[Plan]) -> Result<()> {
         let updates = &self.order.updates;
         let api = updates.context().bind()?;

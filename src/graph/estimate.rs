@@ -5,9 +5,9 @@ use crate::refusal::{CallRule, Refused};
 /// Streams and events that captured graphs take of a device.
 ///
 /// A device has some two thousand streams. A graph takes one for its work and, as engines on this hardware found, one for
-/// each launch that can be updated; a device without streams left fails in the middle of a capture, with 207005 or 207008
-/// ([`Error::StreamsExhausted`](crate::Error::StreamsExhausted)). CANN does not say how many it will take: this counts the
-/// most.
+/// each launch that can be updated; a device without streams left fails in the middle of a capture, with 207005 or
+/// 207008 ([`Error::StreamsExhausted`](crate::Error::StreamsExhausted)). CANN does not document how many it will
+/// take: this estimate is the most.
 ///
 /// ```
 /// use ascend_attention::graph::CaptureEstimate;
@@ -30,20 +30,20 @@ impl CaptureEstimate {
     /// Streams of a device that graphs may take: vLLM-Ascend leaves the rest of 2048 to everything else.
     pub const STREAMS: usize = 1800;
 
-    /// For so many graphs of so many launches with varying lengths.
+    /// An estimate for `graphs` graphs, each with `varying` launches whose lengths vary.
     pub fn new(graphs: usize, varying: usize) -> Self {
         Self { graphs, varying }
     }
 
-    /// Streams, the two for captures and updates included.
+    /// Streams that the graphs take, including the two for captures and updates.
     pub fn streams(&self) -> usize {
         let each = self.varying.saturating_add(1);
         self.graphs.saturating_mul(each).saturating_add(2)
     }
 
-    /// Events.
+    /// Events that the graphs take.
     pub fn events(&self) -> usize {
-        // One behind the latest replay besides.
+        // One more event is recorded after the latest replay.
         let each = self.varying.saturating_add(1);
         self.graphs.saturating_mul(each)
     }
@@ -72,7 +72,7 @@ impl CaptureEstimate {
         ))
     }
 
-    /// Graphs of so many launches that some streams are enough for.
+    /// Most graphs, each with `varying` launches whose lengths vary, for which `streams` streams are enough.
     pub fn most_graphs(varying: usize, streams: usize) -> usize {
         streams.saturating_sub(2) / varying.saturating_add(1)
     }

@@ -18,14 +18,14 @@ pub(super) struct ExternalEvent {
 
 // SAFETY: `raw` is a name, not memory; CANN takes calls with one event from any thread whose context is the event's.
 unsafe impl Send for ExternalEvent {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for ExternalEvent {}
 
 impl ExternalEvent {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
         let api = context.bind()?;
         let mut raw = ptr::null_mut();
-        // Only events of this function can be reset.
+        // Only events that this function makes can be reset.
         // SAFETY: `raw` is a place for the result.
         unsafe {
             acl!(
@@ -40,7 +40,8 @@ impl ExternalEvent {
         })
     }
 
-    /// Lets what is captured from now on wait for the next record, and makes the event ready for the one after.
+    /// Lets work that is captured from now on wait for the next record of the event, and resets the event for the one
+    /// after.
     pub(super) fn await_in(&self, api: &Api, capturing: &Stream) -> Result<()> {
         // SAFETY: event and stream are alive; the graph keeps the event.
         unsafe {
@@ -49,7 +50,7 @@ impl ExternalEvent {
         }
     }
 
-    /// Records the event behind what is queued on a stream.
+    /// Records the event after what is queued on a stream.
     pub(super) fn record(&self, api: &Api, stream: &Stream) -> Result<()> {
         // SAFETY: event and stream are alive; the mark keeps the event until the stream has passed it.
         let outcome = unsafe { acl!(api, aclrtRecordEvent(self.raw, stream.as_raw())) };

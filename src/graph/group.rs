@@ -13,9 +13,9 @@ use super::captured::Graph;
 /// Captures graphs that share one workspace, one stream for captures and one for updates: those of the layers of a model,
 /// or of several batch sizes.
 ///
-/// Replays of a group's graphs happen one after the other: one on another stream than the replay before waits, on the
-/// device, until that is over. They may be replayed in any order, on whatever streams and threads, also while another
-/// thread captures a further one.
+/// Replays of a group's graphs happen one after the other: a replay on another stream than the previous one waits on
+/// the device until that is over. They may be replayed in any order, on whatever streams and threads, also while
+/// another thread captures a further graph.
 pub struct GraphGroup {
     /// Nothing but captures uses it, so that no replay queues anything on a stream that is being captured.
     captures: Arc<Stream>,
@@ -39,8 +39,8 @@ impl GraphGroup {
         })
     }
 
-    /// Captures a graph, as [`Graph::capture`] does. Its workspace is that of the graphs before, if it is large enough: capture
-    /// the largest graph first.
+    /// Captures a graph, as [`Graph::capture`] does. It shares the workspace of the graphs captured before, if that
+    /// is large enough: capture the largest graph first.
     ///
     /// # Errors
     /// What `record` returns; as for [`Graph::capture`].
@@ -68,7 +68,7 @@ impl fmt::Debug for GraphGroup {
 
 /// The replays of graphs with one workspace.
 pub(super) struct ReplayOrder {
-    /// Where the replays are given their lengths. It is never captured.
+    /// The stream on which the replays get their lengths. It is never captured.
     pub(super) updates: Stream,
     latest: Mutex<Option<Latest>>,
 }
@@ -82,12 +82,12 @@ struct Latest {
 pub(super) struct Replayed {
     /// Its number on the stream.
     pub(super) number: u64,
-    /// Recorded behind it; `None` if that failed.
+    /// The event recorded after the replay; `None` if recording failed.
     pub(super) done: Option<Arc<Event>>,
 }
 
 impl ReplayOrder {
-    /// Queues a replay behind the latest one. `launch` says what it has queued, if anything, and how it went.
+    /// Queues a replay after the latest one. `launch` returns the replay that it has queued, if any, and the outcome.
     pub(super) fn behind_latest(
         &self,
         stream: &Stream,
@@ -107,7 +107,7 @@ impl ReplayOrder {
 }
 
 impl Latest {
-    /// Makes what the stream is given from now on wait for this replay.
+    /// Lets work that is queued on the stream from now on wait for this replay.
     fn precede(&self, stream: &Stream) -> Result<()> {
         if Arc::ptr_eq(&self.progress, stream.progress()) {
             return Ok(());

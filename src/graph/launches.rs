@@ -13,8 +13,8 @@ use crate::tensor::Tensor;
 use super::Capturing;
 
 impl Capturing<'_> {
-    /// Captures a launch of PromptFlashAttention or IncreFlashAttention. A block table is read on the device by every replay,
-    /// and looked at on the host before it, as that of [`Capturing::launch_plan`].
+    /// Captures a launch of PromptFlashAttention or IncreFlashAttention. Every replay reads a block table on the
+    /// device; the table is checked on the host before each replay, as for [`Capturing::launch_plan`].
     ///
     /// # Errors
     /// As for [`InferencePlan::launch_with_into`].
@@ -32,8 +32,8 @@ impl Capturing<'_> {
     /// Captures a launch of FlashAttentionScore. The output is one of the plan's: [`FlashPlan::output`].
     ///
     /// # Errors
-    /// As for [`FlashPlan::launch_with_into`]; [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for an output whose state
-    /// is of other rows.
+    /// As for [`FlashPlan::launch_with_into`]; [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for an output
+    /// whose state describes other rows.
     pub fn flash<T: Element>(
         &mut self,
         plan: &FlashPlan,
@@ -47,8 +47,8 @@ impl Capturing<'_> {
     /// Captures a merge of two parts. The merged part is one of the plan's: [`RingPlan::output`].
     ///
     /// # Errors
-    /// As for [`RingPlan::launch_into`]; [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for a merged part whose state is
-    /// of other rows.
+    /// As for [`RingPlan::launch_into`]; [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for a merged part whose
+    /// state describes other rows.
     pub fn ring<T: Element>(
         &mut self,
         plan: &RingPlan,
@@ -60,7 +60,7 @@ impl Capturing<'_> {
         self.note(outcome)
     }
 
-    /// Captures the copies of keys and values out of a paged cache, of the sequences that the plan was made for.
+    /// Captures the copies of keys and values out of a paged cache, for the sequences that the plan was made for.
     ///
     /// # Errors
     /// As for [`GatherPlan::launch_into`].

@@ -5,9 +5,9 @@ use crate::refusal::{CallRule, Refused};
 
 /// How many keys the requests of a captured call may have, each and together.
 ///
-/// A packed call is refused unless the cache has at least as many blocks as the keys of all its requests take. Many requests
-/// that may each become long would take more together than there are, so that two limits are declared: the keys of one
-/// request, and the blocks of all.
+/// A packed call is refused unless the cache has at least as many blocks as the keys of all its requests take. Many
+/// requests that may each become long would together take more blocks than there are, so that two limits are
+/// declared: the keys of one request, and the blocks of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyLimits {
     /// Most keys of a request.
@@ -20,13 +20,13 @@ pub struct KeyLimits {
 }
 
 impl KeyLimits {
-    /// Blocks that so many keys take.
+    /// Number of blocks that `keys` keys take.
     fn blocks_of(&self, keys: usize) -> usize {
         keys.div_ceil(self.block_size.max(1))
     }
 
-    /// Lengths at the limits for requests of these query rows: one request after the other as long as it may be, and all
-    /// of them alike.
+    /// Returns key lengths at the limits for requests of these query rows: once with one request after the other as
+    /// long as the blocks that are left allow, and once with all requests equally long.
     pub(super) fn extremes(&self, rows: &Cumulative) -> Result<Vec<PerRequest>, Refused> {
         let rows = rows.per_request();
         // Lengths that the operator counts.
@@ -66,7 +66,7 @@ impl KeyLimits {
         Ok(extremes)
     }
 
-    /// Refuses requests of so many keys each that are beyond the limits.
+    /// Refuses requests that are beyond the limits; `keys` has the number of keys of each.
     ///
     /// # Errors
     /// [`CallRule::GraphLengths`].

@@ -11,13 +11,13 @@
 //!   every replay, as an [`Update`], which a replay consumes: it cannot be forgotten, nor used twice. Only calls of
 //!   FusedInferAttentionScore do; launches of other operators ([`Capturing::flash`], [`Capturing::ring`],
 //!   [`Capturing::inference`], [`Capturing::gather`]) keep the lengths of their plans.
-//! - **Workspace** is taken at the longest lengths, which the capture declares, and belongs to the graph. Longer lengths,
-//!   and calls that want more workspace than there is, are refused before anything is launched.
+//! - **Workspace** is taken at the longest lengths, which the capture declares, and belongs to the graph. Longer
+//!   lengths, and calls that need more workspace than there is, are refused before anything is launched.
 //!
-//! Under the hood each such call waits for an event of its own. [`Graph::replay`] launches the graph, then replaces the
-//! calls' lengths on a second stream and records the events, in the order that CANN needs; when the lengths are replaced
-//! the replay before is over, because the second stream waits for that. No order of calls to this module makes a stream
-//! wait for ever.
+//! Under the hood each such call waits for an event of its own. [`Graph::replay`] launches the graph, then replaces
+//! the calls' lengths on a second stream and records the events, in the order that CANN needs; when the lengths are
+//! replaced the previous replay is over, because the second stream waits for that. No order of calls to this module
+//! makes a stream wait for ever.
 //!
 //! ```
 //! use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};

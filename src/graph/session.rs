@@ -18,11 +18,11 @@ pub(super) struct Replayable {
 
 // SAFETY: `raw` is a name, not memory; CANN takes calls with one graph from any thread whose context is the graph's.
 unsafe impl Send for Replayable {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Replayable {}
 
 impl Replayable {
-    /// Queues a replay; its number on the stream.
+    /// Queues a replay. Returns its number on the stream, and the outcome.
     ///
     /// # Safety
     /// The caller keeps all that the graph uses until the stream has passed that number, also after a failure.
@@ -60,9 +60,9 @@ impl<'a> Session<'a> {
     pub(super) fn begin(stream: &'a Stream) -> Result<Self> {
         let scope = capturing::begin()?;
         let api = stream.context().bind()?;
-        // Other threads go on as they like; what this one must not do meanwhile, the scope refuses.
+        // Other threads are not restricted; the scope refuses what this thread must not do meanwhile.
         let mode = sys::aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is alive, and known to nobody but captures.
+        // SAFETY: the stream is alive, and only captures use it.
         unsafe { acl!(api, aclmdlRICaptureBegin(stream.as_raw(), mode)) }?;
         Ok(Self {
             stream,
@@ -71,7 +71,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Ends the capture: the graph.
+    /// Ends the capture and returns the graph.
     pub(super) fn end(mut self) -> Result<Replayable> {
         self.close()
     }

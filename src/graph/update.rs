@@ -19,7 +19,7 @@ pub(super) struct Calls {
 /// New lengths for every call of a graph that takes them: checked, planned, and used up by one replay. From
 /// [`Graph::update`](super::Graph::update).
 ///
-/// It can be made while the replay before is still running.
+/// It can be made while the previous replay is still running.
 #[must_use = "an update does nothing until replayed"]
 pub struct Update {
     calls: Arc<Calls>,

@@ -17,11 +17,11 @@ use super::key::{Content, MaskKey};
 
 /// The mask tensors of a device. From [`Device::masks`](crate::Device::masks) with [`Masks::cache`](super::Masks::cache).
 ///
-/// A tensor is made and copied to the device when it is first asked for, by one of the threads that ask, and shared from
-/// then on; the others wait for it. Nothing can be written to it. The cache holds at most [`MaskCache::bound`] bytes: to
-/// make room it frees the tensors that were not asked for the longest, but never one that anybody else holds or that
-/// queued work may still read, which would free nothing. A tensor for which there is no room is made all the same and
-/// belongs to the caller alone.
+/// A tensor is made and copied to the device at the first request for it, by one of the requesting threads, and
+/// shared from then on; the other threads wait for it. Nothing can be written to it. The cache holds at most
+/// [`MaskCache::bound`] bytes: to make room it frees the least recently requested tensors, but never one that the
+/// program still holds or that queued work may still read, which would free nothing. A tensor for which there is no
+/// room is made nevertheless and belongs to the caller alone.
 #[derive(Default)]
 pub struct MaskCache(Mutex<State>);
 
@@ -65,7 +65,7 @@ struct Ready {
     asked: u64,
 }
 
-/// A tensor that the thread with the lock makes.
+/// A tensor that the thread which holds the lock is making.
 #[derive(Default)]
 struct Pending {
     tensor: Option<AnyTensor>,
@@ -112,7 +112,7 @@ impl MaskCache {
         }
     }
 
-    /// Lets go of every tensor. Those that anybody else holds or that queued work reads live on until then.
+    /// Drops every tensor. One that the program still holds, or that queued work reads, stays allocated until then.
     pub fn clear(&self) {
         let mut state = lock(&self.0);
         let mut gone = Vec::new();
@@ -129,8 +129,8 @@ impl MaskCache {
         drop(gone);
     }
 
-    /// What `view` makes of the tensor of a key; for the causal square of one with at least `least` rows. Where the tensor
-    /// is there, `view` sees it in its place: copies of copies are most of what a hit costs.
+    /// Returns `view` of the tensor of a key, which for the causal square has at least `least` rows. On a hit `view`
+    /// gets the cache's own tensor by reference: clones would be most of the cost.
     #[inline]
     pub(super) fn get<T>(
         &self,
@@ -146,7 +146,7 @@ impl MaskCache {
         Ok(view(&tensor))
     }
 
-    /// The same, where the tensor was not there a moment ago.
+    /// Returns the tensor of a key that the cache did not have a moment ago, and makes it unless another thread has.
     #[cold]
     fn get_or_make(&self, device: &Device, key: &MaskKey, least: u64) -> Result<AnyTensor> {
         loop {
@@ -184,7 +184,7 @@ impl MaskCache {
                     state.counts.hits = state.counts.hits.saturating_add(1);
                     return Ok(tensor.clone());
                 }
-                // Made meanwhile, for somebody who needs less.
+                // Another thread made it meanwhile, for a request of fewer rows.
                 Some(_) => continue,
                 None => {}
             }
@@ -224,7 +224,7 @@ impl MaskCache {
         }
     }
 
-    /// Makes a tensor; whether there is room to keep it.
+    /// Makes a tensor. Returns it, and whether there is room to keep it.
     fn make(
         &self,
         device: &Device,
@@ -243,7 +243,7 @@ impl MaskCache {
             Content::Local(chunks) => self.make_of(device, &chunks, key.form),
             Content::CausalSquare => {
                 let doubled = least.max(grown_from.saturating_mul(2));
-                // Growing ahead is for nothing where it fills the cache.
+                // Doubling the side is of no use where it fills the cache.
                 let fits = bytes_for(key.form, doubled, doubled)
                     .is_ok_and(|bytes| bytes <= self.bound() / 2);
                 let side = if fits { doubled } else { least };
@@ -270,7 +270,7 @@ impl MaskCache {
             }
             let kept = sum.is_some();
             drop(state);
-            // What is freed is freed before anything is allocated.
+            // Evicted tensors are freed before anything is allocated.
             drop(freed);
             kept
         };
@@ -288,7 +288,7 @@ impl MaskCache {
 }
 
 impl State {
-    /// The tensor of a key if it is there, and for the causal square large enough.
+    /// Returns the tensor of a key if the cache has it and, for the causal square, it has enough rows.
     #[inline]
     fn hit(&mut self, key: &MaskKey, least: u64) -> Option<&AnyTensor> {
         self.now = self.now.saturating_add(1);
@@ -303,8 +303,8 @@ impl State {
         Some(&ready.tensor)
     }
 
-    /// Takes tensors out that are not in use, those first that were not asked for the longest, until `bytes` more fit. If
-    /// they never would, none is taken out.
+    /// Removes tensors that are not in use, the least recently requested first, until `bytes` more bytes fit, and
+    /// returns them. Removes none if `bytes` exceeds the bound.
     fn make_room(&mut self, bytes: usize) -> Vec<AnyTensor> {
         let mut freed = Vec::new();
         if bytes > self.bound {

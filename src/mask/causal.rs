@@ -15,8 +15,8 @@ use super::value::Mask;
 pub enum CausalOrigin {
     /// The first query sees the first key alone: `j <= i` (sparse mode 2).
     LeftUp,
-    /// The last query sees the last key too: `j <= i + Skv - Sq` (sparse mode 3). Right for decoding and for chunks of a
-    /// prompt behind a cache.
+    /// The last query sees the last key too: `j <= i + Skv - Sq` (sparse mode 3). Right for decoding and for chunks
+    /// of a prompt after a cache.
     RightDown,
 }
 
@@ -28,14 +28,14 @@ impl CausalOrigin {
         }
     }
 
-    /// The mask of so many rows and keys.
+    /// The geometry of a mask of `rows` rows and `keys` keys.
     pub(super) fn geometry(self, rows: u64, keys: u64) -> MaskGeometry {
         MaskGeometry::new(self.mode(), true, rows, keys, 0, 0)
     }
 }
 
-/// Most elements of a square that serves a mask of so many: as many as the compressed masks have, or a few times the
-/// mask's. A few rows over many keys are not worth the square of the keys.
+/// Most elements of a causal square that serves a mask of `elements` elements: as many as the compressed masks have,
+/// or 8 times the mask's. A few rows over many keys are not worth the square of the keys.
 fn most_shared(elements: usize) -> usize {
     const TIMES: usize = 8;
     const SMALL: usize =
@@ -53,8 +53,8 @@ impl Masks<'_> {
         self.mode(origin.mode())
     }
 
-    /// What a call with chunks of prompts and decoding rows together takes (chunked prefill, split-fuse): sparse mode 3
-    /// with the INT8 template, as vLLM-Ascend.
+    /// The mask of a call that holds chunks of prompts and decoding rows together (chunked prefill, split-fuse):
+    /// sparse mode 3 with the INT8 template, as in vLLM-Ascend.
     ///
     /// # Errors
     /// Those of an upload.
@@ -62,8 +62,8 @@ impl Masks<'_> {
         self.causal(CausalOrigin::RightDown)
     }
 
-    /// What vLLM-Ascend's pooling runner takes: sparse mode 3 with the template in BOOL, or no mask for a model that is
-    /// not causal.
+    /// The mask of vLLM-Ascend's pooling runner: sparse mode 3 with the template in BOOL, or no mask for a model that
+    /// is not causal.
     ///
     /// # Errors
     /// Those of an upload.
@@ -113,7 +113,7 @@ impl Masks<'_> {
     /// A full causal mask `[rows, keys]` as a view of one square that serves all lengths and grows by doubling: nothing
     /// is made anew for a smaller one. A mask that a square would exceed by far is a contiguous tensor of its own. The
     /// view is strided, which FusedInferAttentionScore does not take (the lint `tensor.strided`): for it there is
-    /// [`Masks::causal_full`], for other operators that want packed elements [`Masks::causal_matrix`].
+    /// [`Masks::causal_full`], for other operators that need packed elements [`Masks::causal_matrix`].
     ///
     /// # Errors
     /// Those of an upload.
@@ -150,8 +150,8 @@ impl Masks<'_> {
         }
     }
 
-    /// What `view` makes of the rows of the causal square from the first of a mask on, if the mask is part of it and
-    /// the square not much larger than the mask.
+    /// Returns `view` of the causal square from the mask's first row on; `None` if the mask is no part of the square,
+    /// or the square is much larger than the mask.
     #[inline]
     fn causal_rows<T>(
         &self,

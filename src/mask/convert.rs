@@ -1,4 +1,4 @@
-//! From one form of a mask to another, and from the elements of a tensor.
+//! Conversion of masks to other forms, and from the elements of a tensor.
 
 use ascend_spec::DType;
 use half::{bf16, f16};
@@ -12,7 +12,7 @@ use super::host::HostMask;
 const HIDES: f32 = -9984.0;
 
 impl HostMask {
-    /// The same mask in another form: what is hidden stays hidden, with the value of the new form.
+    /// Converts the mask to another form: what is hidden stays hidden, with the value of the new form.
     ///
     /// # Errors
     /// As for [`HostMask::of`].
@@ -27,7 +27,8 @@ impl HostMask {
     ///
     /// In the one-byte types everything but 0 hides, as the operators take it. In float types 0 shows, and -9984
     /// (which is -10000 in bf16) and below hide, `-inf` among them; or 0 shows and 1 hides. The mask has the value that
-    /// hides in the tensor, of several the lowest.
+    /// (which is -10000 in bf16) and below hide, `-inf` among them; or 0 shows and 1 hides. The mask takes the value
+    /// that hides in the tensor, the lowest if there are several.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another type or shape, another number of bytes, and for elements that are no mask:
@@ -83,7 +84,7 @@ impl HostMask {
     }
 }
 
-/// An element of a mask as a number; of the one-byte types everything but 0 is 1.
+/// An element of a mask as a number; in the one-byte types everything but 0 is 1.
 fn value(dtype: DType, element: &[u8]) -> f32 {
     match (dtype, element) {
         (DType::Float16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),

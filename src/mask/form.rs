@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 /// |---|---|---|---|
 /// | [`BOOL`](Self::BOOL), [`INT8`](Self::INT8), [`UINT8`](Self::UINT8), [`ones`](Self::ones) | those, and the floats | 1 | the operators of this crate (1 byte); latent attention (floats) |
 /// | [`infinite`](Self::infinite) | f16, bf16, f32 | `-inf` | masks that are added to the scores |
-/// | [`lowest`](Self::lowest) | f16, bf16, f32 | -65504, -3.39e38, -3.40e38 | the same, safe for rows that see nothing |
-/// | [`additive`](Self::additive) | f16, bf16, f32 | any negative number, such as -10000 | the same, for operators that say so |
+/// | [`lowest`](Self::lowest) | f16, bf16, f32 | -65504, -3.39e38, -3.40e38 | masks that are added to the scores, safe for rows that see nothing |
+/// | [`additive`](Self::additive) | f16, bf16, f32 | any negative number, such as -10000 | masks that are added to the scores, for operators that document such a number |
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MaskForm {
     dtype: DType,
@@ -30,8 +30,8 @@ impl MaskForm {
     /// UINT8, 1 hides.
     pub const UINT8: Self = Self::byte(DType::UInt8);
 
-    /// The form of the masks that this crate makes: on Ascend 950 BOOL, since some quantised keys take no other there, on the
-    /// Atlas inference series BOOL, which takes no other at all, elsewhere INT8.
+    /// The form of the masks that this crate makes: BOOL on Ascend 950, where some quantised keys take no other, and
+    /// on the Atlas inference series, which takes no other at all; INT8 elsewhere.
     pub(crate) fn made_for(soc: Option<Soc>) -> Self {
         match soc {
             Some(Soc::Ascend950 | Soc::AtlasInference) => Self::BOOL,
@@ -118,7 +118,7 @@ impl MaskForm {
         }
     }
 
-    /// Whether hiding is `-inf`.
+    /// Whether the value that hides is `-inf`.
     pub fn is_infinite(self) -> bool {
         self.hidden_value() == f32::NEG_INFINITY
     }
@@ -128,7 +128,7 @@ impl MaskForm {
         self.dtype.size().unwrap_or(1)
     }
 
-    /// The element that hides, as it lies in memory, and zeros behind it.
+    /// The bytes in memory of the element that hides, followed by zeros.
     pub(super) const fn hidden_bytes(self) -> [u8; 4] {
         self.hidden.to_le_bytes()
     }

@@ -21,15 +21,15 @@ pub struct HostMask {
 }
 
 impl HostMask {
-    /// Most bytes of a mask, where axes of 0 count as 1: no axis is longer, either. A full mask grows with the square of
-    /// the length: what is longer wants a sparse mode, whose template serves every length.
+    /// Most bytes of a mask, where axes of 0 count as 1; no axis is longer than that, either. A full mask grows with
+    /// the square of the length: a longer one needs a sparse mode, whose template serves every length.
     pub const MAX_BYTES: usize = 1 << 32;
 
     /// The tensor `[Sq, Skv]` of a formula.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for more than [`HostMask::MAX_BYTES`] or than the host's memory, and for a row that
-    /// sees nothing in a form with `-inf`.
+    /// [`Error::InvalidArgument`] for a mask of more bytes than [`HostMask::MAX_BYTES`] or than the host's memory
+    /// holds, and for a row that sees nothing in a form with `-inf`.
     pub fn of(mask: &(impl Visibility + ?Sized), form: MaskForm) -> Result<Self> {
         let mut bytes = Vec::new();
         Self::paint(mask, form, &mut bytes)?;
@@ -37,11 +37,11 @@ impl HostMask {
         Self::whole(form, None, rows, keys, bytes)
     }
 
-    /// The elements of [`HostMask::of`], row by row, into a vector that is used again and again. What was in it is
+    /// Writes the elements of [`HostMask::of`], row by row, into a vector that can be reused. Its previous content is
     /// dropped.
     ///
     /// # Errors
-    /// As there, but rows that see nothing are not looked for.
+    /// As for [`HostMask::of`], but rows that see nothing are not refused.
     pub fn paint(
         mask: &(impl Visibility + ?Sized),
         form: MaskForm,
@@ -95,7 +95,7 @@ impl HostMask {
         Self::whole(form, Some(masks.len()), rows, keys, bytes)
     }
 
-    /// The tensor `[rows, keys]` in which a key is hidden where `visible` says false.
+    /// The tensor `[rows, keys]` in which a key is hidden where `visible` returns false.
     ///
     /// # Errors
     /// As for [`HostMask::of`].
@@ -110,8 +110,8 @@ impl HostMask {
         Self::from_flags(form, None, (rows, keys), hidden)
     }
 
-    /// The tensor `[B, rows, keys]` in which a key of a sequence's row is hidden where `visible`, given the three, says
-    /// false.
+    /// The tensor `[B, rows, keys]` in which a key is hidden where `visible`, called with sequence, row and key,
+    /// returns false.
     ///
     /// # Errors
     /// As for [`HostMask::of`].
@@ -139,7 +139,7 @@ impl HostMask {
         let wanted = checked_bytes(form, &[batch.unwrap_or(1), rows, keys])?;
         reserve(&mut bytes, wanted)?;
         let (size, hides) = (form.size(), form.hidden_bytes());
-        // Rows without keys are not walked through: there may be billions.
+        // Rows without keys are not visited: there may be billions.
         let elements = wanted.checked_div(size).unwrap_or(0);
         for hidden in hidden.take(elements) {
             let element = if hidden { hides } else { [0; 4] };
@@ -170,7 +170,7 @@ impl HostMask {
         })
     }
 
-    /// A mask whose elements are there already.
+    /// Makes a mask of all its elements. Refuses a row that sees nothing in a form with `-inf`.
     fn whole(
         form: MaskForm,
         batch: Option<usize>,
@@ -219,12 +219,12 @@ impl HostMask {
         self.batch.unwrap_or(1)
     }
 
-    /// The elements as they lie in the tensor.
+    /// The bytes of the elements, in the tensor's order.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Whether row `i` of entry `b` hides key `j`. What lies outside of the tensor is hidden.
+    /// Whether row `i` of entry `b` hides key `j`. Positions outside of the tensor are hidden.
     pub fn hides(&self, b: usize, i: usize, j: usize) -> bool {
         if b >= self.batch() || i >= self.rows || j >= self.keys {
             return true;
@@ -242,7 +242,7 @@ impl HostMask {
     /// Entry and number of each row that sees no key.
     pub fn fully_masked_rows(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let sees_nothing = |&(b, i): &(usize, usize)| (0..self.keys).all(|j| self.hides(b, i, j));
-        // Without keys no row is asked: there may be billions.
+        // Rows without keys are not visited: there may be billions.
         let (batch, rows) = match self.bytes.is_empty() {
             true => (0, 0),
             false => (self.batch(), self.rows),
@@ -251,7 +251,7 @@ impl HostMask {
         rows.filter(sees_nothing)
     }
 
-    /// One entry, to be drawn or asked.
+    /// One entry, as a mask that can be drawn or queried.
     pub fn entry(&self, b: usize) -> impl Visibility + '_ {
         Entry { mask: self, b }
     }
@@ -332,7 +332,7 @@ impl Painter {
         }
     }
 
-    /// Row `i`, with `keys` elements, whatever runs the mask hands over: those that are not in order are cut.
+    /// Appends row `i` of `keys` elements to `out`. Runs of the mask that are out of order are cut.
     fn row(&self, mask: &(impl Visibility + ?Sized), i: u64, keys: usize, out: &mut Vec<u8>) {
         let mut done = 0usize;
         mask.each_run(i, &mut |run| {

@@ -1,4 +1,4 @@
-//! What a cached mask is known by.
+//! The key of a cached mask.
 
 use ascend_spec::geometry::{LocalChunks, TriangleMix, TrianglePart, TriangleRows};
 use ascend_spec::{CompressedMask, MaskGeometry};

@@ -15,8 +15,8 @@ use super::value::Mask;
 
 /// The masks of a device. From [`Device::masks`].
 ///
-/// Tensors come out of the device's [`MaskCache`]: asking twice gives the same one. Wherever a tensor has to be made, the
-/// first request fails as an upload does: [`Error::OutOfMemory`](crate::Error::OutOfMemory),
+/// Tensors come from the device's [`MaskCache`]: equal requests give the same one. Wherever a tensor has to be made,
+/// the first request fails as an upload does: [`Error::OutOfMemory`](crate::Error::OutOfMemory),
 /// [`Error::Acl`](crate::Error::Acl), and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for more than
 /// [`HostMask::MAX_BYTES`](super::HostMask::MAX_BYTES).
 ///
@@ -87,7 +87,7 @@ impl<'a> Masks<'a> {
         self.get(MaskKey { content, form }, 0, AnyTensor::clone)
     }
 
-    /// What `view` makes of the tensor of a key.
+    /// Returns `view` of the tensor of a key, which for the causal square has at least `least` rows.
     #[inline]
     pub(super) fn get<T>(
         &self,

@@ -17,16 +17,16 @@
 //! | local chunks | [`Masks::local`] | Llama 4 |
 //! | context parallel | [`Masks::context_parallel`] | decoding with drafts on several ranks, vLLM-Ascend |
 //! | token tree | [`Masks::tree`] | speculative verification, SGLang |
-//! | token tree without its context | [`Masks::drafts`], [`Masks::packed_drafts`] | the same from CANN 9.1 on, with rotary parts |
+//! | token tree without its context | [`Masks::drafts`], [`Masks::packed_drafts`] | speculative verification from CANN 9.1 on, with rotary parts |
 //! | TriangleMix | [`Masks::triangle_mix`], [`TriangleLayers`], [`TriangleProbe`] | sparse prefill of long prompts |
 //! | custom | [`Masks::custom`] | everything else |
 //!
 //! # Rows that see nothing
 //!
 //! A softmax over a row of `-inf` is NaN. The operators of this crate take flags instead, and
-//! [`InnerPrecise`](crate::InnerPrecise)'s corrected forms make such a row 0. Where another operator wants an additive
-//! mask, [`MaskForm::infinite`] is refused for a mask with such a row: [`MaskForm::lowest`] makes it the mean of the
-//! values, which is finite. `f32::MIN` and -1e6 do not help in f16: there both are `-inf`.
+//! [`InnerPrecise`](crate::InnerPrecise)'s corrected forms make such a row 0. Where another operator takes an
+//! additive mask, [`MaskForm::infinite`] is refused for a mask with such a row: [`MaskForm::lowest`] makes it the
+//! mean of the values, which is finite. `f32::MIN` and -1e6 do not help in f16: there both are `-inf`.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 

@@ -20,8 +20,9 @@ impl Masks<'_> {
         Ok(Mask::all_mask(tensor))
     }
 
-    /// The same as a tensor in any form: what sparse mode 5 of the training operators takes. Mode 6 takes
-    /// [`Masks::template`] with [`CompressedMask::Prefix`](ascend_spec::CompressedMask::Prefix), whatever the prefix.
+    /// The mask of [`Masks::prefix`] as a tensor in any form, which sparse mode 5 of the training operators takes.
+    /// Mode 6 takes [`Masks::template`] with [`CompressedMask::Prefix`](ascend_spec::CompressedMask::Prefix),
+    /// whatever the prefix.
     ///
     /// # Errors
     /// Those of an upload.

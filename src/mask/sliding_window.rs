@@ -25,7 +25,7 @@ impl SlidingWindow {
     /// Most keys of a window.
     pub const MAX_KEYS: usize = u32::MAX as usize;
 
-    /// A window of so many keys.
+    /// A window of `keys_including_self` keys, the query's own among them.
     ///
     /// # Errors
     /// [`CallRule::MaskWindow`] for 0 keys or more than [`MAX_KEYS`](Self::MAX_KEYS).
@@ -63,7 +63,7 @@ impl SlidingWindow {
 impl TryFrom<NonZeroUsize> for SlidingWindow {
     type Error = Refused;
 
-    /// As [`SlidingWindow::new`].
+    /// Makes a window of this number of keys, as [`SlidingWindow::new`] does.
     fn try_from(keys_including_self: NonZeroUsize) -> Result<Self, Refused> {
         Self::new(keys_including_self.get())
     }
@@ -89,8 +89,8 @@ impl Masks<'_> {
         self.band(window.pre_tokens(), 0)
     }
 
-    /// The same as a full tensor `[rows, keys]`, the last row at the last key: 2048 x 2048 in BOOL is what vLLM-Ascend
-    /// once made. Sparse mode 4 takes the compressed mask, never this one.
+    /// The mask of [`Masks::sliding_window`] as a full tensor `[rows, keys]`, the last row at the last key: 2048 x
+    /// 2048 in BOOL is what vLLM-Ascend once made. Sparse mode 4 takes the compressed mask, never this one.
     ///
     /// # Errors
     /// As for [`Masks::sliding_window`].

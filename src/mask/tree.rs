@@ -11,9 +11,10 @@ use super::masks::Masks;
 use super::value::Mask;
 
 impl Masks<'_> {
-    /// The tree of each request, behind its context ([`TokenTree::behind`](ascend_spec::geometry::TokenTree::behind)), as
-    /// a full INT8 tensor `[B, rows, keys]` for sparse mode 1: `rows` and `keys` are those of the call's tensors. What a
-    /// request does not have is hidden. It changes with every step, so that it is not cached.
+    /// The tree of each request, after its context ([`TokenTree::behind`](ascend_spec::geometry::TokenTree::behind)),
+    /// as a full INT8 tensor `[B, rows, keys]` for sparse mode 1: `rows` and `keys` are those of the call's tensors.
+    /// Rows and keys that a request does not have are hidden. The mask changes with every step, so that it is not
+    /// cached.
     ///
     /// A chain of drafts needs none of this: it is [`Masks::causal`]. The packed forms of other kernels, and the links
     /// for the walk that accepts drafts, are `CustomMask` and `DraftTree` of `ascend-serving`.
@@ -25,9 +26,9 @@ impl Masks<'_> {
         Ok(Mask::all_mask(upload(self.device, &mask)?))
     }
 
-    /// The drafted tree of each request for sparse mode 9, without its context: INT8 `[B, rows, rows]`, where `rows` is the
-    /// number of query rows of the call's tensors. A sequence of `q` rows and `k` keys sees all of its first `k - q` keys,
-    /// and of the last `q` what the mask shows, so that the mask need not grow with the context.
+    /// The drafted tree of each request for sparse mode 9, without its context: INT8 `[B, rows, rows]`, where `rows`
+    /// is the number of query rows of the call's tensors. A sequence of `q` rows and `k` keys sees all of its first
+    /// `k - q` keys, and the last `q` as the mask shows them, so that the mask need not grow with the context.
     ///
     /// A smaller tree stands in the first rows and columns. Pass its size in
     /// [`actual_seq_lengths`](crate::FusedInferAttention::actual_seq_lengths): otherwise all `rows` count, and the tree's
@@ -76,7 +77,8 @@ impl Masks<'_> {
         Ok(Mask::compressed(SparseMode::Tree, tensor))
     }
 
-    /// The same for packed layouts: INT8 of one axis, the square of each request's tree behind that of the request before.
+    /// As [`Masks::drafts`], but for packed layouts: INT8 of one axis, on which the squares of the requests' trees
+    /// follow one another.
     /// A request has as many query rows as its tree has tokens.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ impl TriangleLayers {
     /// Most layers of a model.
     pub const MAX_LAYERS: usize = 1 << 12;
 
-    /// These layers.
+    /// A selection of exactly these layers.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a layer that is not below [`MAX_LAYERS`](Self::MAX_LAYERS), or a list of more than
@@ -28,7 +28,7 @@ impl TriangleLayers {
     pub fn explicit(layers: impl IntoIterator<Item = usize>) -> Result<Self> {
         let mut known = BTreeSet::new();
         for (at, layer) in layers.into_iter().enumerate() {
-            // So that a list of the same layers for ever ends.
+            // Ends an endless list of the same layers.
             Self::check(at.max(layer).saturating_add(1))?;
             known.insert(layer);
         }
@@ -37,7 +37,7 @@ impl TriangleLayers {
         })
     }
 
-    /// All layers from `start` on, of `layers`, as in the paper.
+    /// All layers from `start` on, in a model of `layers` layers, as in the paper.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for more than [`MAX_LAYERS`](Self::MAX_LAYERS).
@@ -54,7 +54,7 @@ impl TriangleLayers {
         Self::from_start(0, count)
     }
 
-    /// Refuses a model of more layers than there are.
+    /// Refuses a model of more than [`MAX_LAYERS`](Self::MAX_LAYERS) layers.
     pub(super) fn check(layers: usize) -> Result<()> {
         if layers <= Self::MAX_LAYERS {
             return Ok(());
@@ -72,8 +72,8 @@ impl TriangleLayers {
         }
     }
 
-    /// The `count` layers with the smallest contribution of the middle; of equal ones the deeper. A contribution that is
-    /// no number counts as the largest.
+    /// The `count` layers in which the middle contributes least; of equal ones the deeper. A contribution that is no
+    /// number counts as the largest.
     pub fn least(contributions: &[f64], count: usize) -> Self {
         let key = |layer: usize| {
             let middle = contributions.get(layer).copied().unwrap_or(f64::INFINITY);
@@ -110,7 +110,7 @@ impl TriangleLayers {
 }
 
 impl fmt::Display for TriangleLayers {
-    /// As runs: `0-11, 14`.
+    /// Writes the layers as runs: `0-11, 14`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let runs = self.layers.chunk_by(|a, b| a.checked_add(1) == Some(*b));
         for (at, run) in runs.enumerate() {

@@ -15,7 +15,7 @@ impl Masks<'_> {
     /// 3, whose template serves every length; so is a triangle that leaves nothing out.
     ///
     /// The tensor has as many rows as the call and as many keys as are there. Parts that leave rows without keys
-    /// ([`TrianglePart::Last`], [`TrianglePart::Middle`]) want corrected
+    /// ([`TrianglePart::Last`], [`TrianglePart::Middle`]) need a corrected
     /// [`inner_precise`](crate::FusedInferAttention::inner_precise).
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What is published about which layers of which model leave out the middle.
+//! Published layers and sizes, by model, for leaving out the middle of the causal triangle.
 
 use ascend_spec::geometry::TriangleMix;
 
@@ -17,9 +17,9 @@ pub enum PresetSource {
 
 /// Layers and sizes that are published for a model.
 ///
-/// For another model nothing is: its layers are measured with [`TriangleProbe`](super::TriangleProbe), and until then all of
-/// them stay dense. A depth that is right for one model says little about the next: half of the layers in one of the
-/// paper's models, under a third in the other.
+/// Nothing is published for other models: their layers are measured with [`TriangleProbe`](super::TriangleProbe), and
+/// until then all of them stay dense. A depth that is right for one model says little about the next: half of the
+/// layers in one of the paper's models, under a third in the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrianglePreset {
     /// Name of the model.
@@ -88,7 +88,7 @@ impl TrianglePreset {
         Self::QWEN_3_32B,
     ];
 
-    /// That of a model, whatever the case of its name; `None` if nothing is published about it.
+    /// The preset of a model, whatever the case of its name; `None` if nothing is published about it.
     pub fn of_model(model: &str) -> Option<Self> {
         let mut all = Self::ALL.into_iter();
         all.find(|preset| preset.model.eq_ignore_ascii_case(model))

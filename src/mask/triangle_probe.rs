@@ -38,12 +38,12 @@ pub struct Contribution {
 /// gradient of the logit of the first right token with respect to each attention weight is recorded, and summed up over
 /// each part. In deep layers the middle's sum is next to nothing.
 ///
-/// Where the framework does not give out the gradient of the weights, [`TriangleProbe::record_sample`] computes it from the
-/// layer's values and the gradient of its output on the host, and
-/// [`WeightGradientSample`](crate::weight_gradient::WeightGradientSample) does so on a device. Without a backward pass, [`SampleMeasure::AttentionMass`] says how much
-/// attention the middle gets. That is another question: the paper finds layers whose middle gets attention that does not
-/// matter for the tokens to come, and these a forward pass cannot tell from the others. A layer whose middle gets next to
-/// no attention can leave it out in any case.
+/// Where the framework does not give out the gradient of the weights, [`TriangleProbe::record_sample`] computes it
+/// from the layer's values and the gradient of its output on the host, and
+/// [`WeightGradientSample`](crate::weight_gradient::WeightGradientSample) does so on a device. Without a backward
+/// pass, [`SampleMeasure::AttentionMass`] measures how much attention the middle gets. That is another question: the
+/// paper finds layers whose middle gets attention that does not matter for the tokens to come, and a forward pass
+/// cannot tell these from the others. A layer whose middle gets next to no attention can leave it out in any case.
 ///
 /// ```
 /// use ascend_attention::mask::TriangleProbe;
@@ -66,12 +66,12 @@ pub struct TriangleProbe {
     sizes: TriangleMix,
     /// Sums over the samples.
     layers: Vec<(PartSums, u64)>,
-    /// That of the first sample.
+    /// The measure of the first sample.
     measure: Option<ProbeMeasure>,
 }
 
 impl TriangleProbe {
-    /// A probe of so many layers. The paper takes [`TriangleMix::PROBE`].
+    /// A probe of `layers` layers. The paper takes [`TriangleMix::PROBE`].
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for more than [`TriangleLayers::MAX_LAYERS`].
@@ -84,8 +84,8 @@ impl TriangleProbe {
         })
     }
 
-    /// Adds a sample of one layer: the gradient `[tokens, tokens]` with respect to the attention weights, row-major, summed
-    /// or averaged over heads. What lies above the diagonal does not count.
+    /// Adds a sample of one layer: the gradient `[tokens, tokens]` with respect to the attention weights, row-major,
+    /// summed or averaged over heads. Elements above the diagonal do not count.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a layer that the probe does not have, another number of elements, an element that is
@@ -122,8 +122,8 @@ impl TriangleProbe {
         self.add(layer, ProbeMeasure::WeightGradient, sums)
     }
 
-    /// Adds a sample of one layer from its queries, keys and values; [`LayerSample::parts`] says what is summed up. Each
-    /// head counts by itself, and their mean is taken.
+    /// Adds a sample of one layer from its queries, keys and values; [`LayerSample::parts`] describes what is summed
+    /// up. Each head counts by itself, and their mean is taken.
     ///
     /// ```
     /// use ascend_attention::mask::{LayerSample, SampleMeasure, TriangleProbe};

@@ -27,7 +27,7 @@ pub struct LayerSample<'a, R> {
     pub tokens: usize,
     /// Heads of the queries.
     pub heads: usize,
-    /// Heads of keys and values, of which each serves the same number of query heads.
+    /// Heads of keys and values; each serves the same number of query heads.
     pub kv_heads: usize,
     /// Elements of a head of queries and keys.
     pub dim: usize,
@@ -43,8 +43,8 @@ pub struct LayerSample<'a, R> {
     pub value: &'a [R],
 }
 
-/// What is summed up over the parts. With scores `S = scale Q Kᵀ`, weights `P = softmax(S)`, outputs `O = P V` and the
-/// gradient `dO` with respect to these, `[tokens, heads, value_dim]`.
+/// What is summed up over the parts, with scores `S = scale Q Kᵀ`, weights `P = softmax(S)`, outputs `O = P V` and
+/// the gradient `dO` with respect to the outputs, `[tokens, heads, value_dim]`.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum SampleMeasure<'a, R> {
@@ -99,7 +99,7 @@ impl<R: SampleReal> LayerSample<'_, R> {
         let threads = thread::available_parallelism().map_or(1, NonZero::get);
         let mut sums = thread::scope(|scope| {
             let helpers = 1..threads.min(items);
-            // A thread that cannot be had leaves its work to the others.
+            // The other threads do the work of one that cannot be started.
             let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
             let helpers: Vec<_> = helpers.filter_map(start).collect();
             let mut sums = work();
@@ -223,7 +223,7 @@ impl<R: SampleReal> LayerSample<'_, R> {
             for ((row, softmax), (scores, gradients)) in
                 rows.clone().zip(&softmax).zip(tile.rows_mut())
             {
-                // What counts of each cell, in the place of its score.
+                // Replaces the score of each cell by the value that is summed up.
                 for (cell, gradient) in scores.iter_mut().zip(gradients) {
                     *cell = match measure {
                         SampleMeasure::WeightGradient(_) => gradient.abs(),
@@ -254,7 +254,7 @@ mod tests {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            // What f32 holds too.
+            // A number that f32 holds exactly.
             f64::from((state >> 40) as f32 / (1u32 << 23) as f32 - 1.0)
         };
         (0..count).map(next).collect()

@@ -41,8 +41,9 @@ impl Mask {
         Self::new(SparseMode::DefaultMask, Some(tensor.into())).window(pre_tokens, next_tokens)
     }
 
-    /// A query among the last `Sq` keys sees those of them where the tensor is 0, and all keys in front of them (sparse mode 9):
-    /// drafts behind a context. [`Masks::drafts`](super::Masks::drafts) makes such a tensor, and says its shapes.
+    /// A query among the last `Sq` keys sees those of them where the tensor is 0, and all keys before them (sparse
+    /// mode 9): drafts after a context. [`Masks::drafts`](super::Masks::drafts) makes such a tensor, and documents
+    /// its shapes.
     pub fn tree_mask(tensor: impl Into<AnyTensor>) -> Self {
         Self::compressed(SparseMode::Tree, tensor.into())
     }

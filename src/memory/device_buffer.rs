@@ -33,7 +33,7 @@ impl<T: Element> DeviceBuffer<T> {
         })
     }
 
-    /// Memory of somebody else, such as another framework. Dropping it does not free the memory.
+    /// Wraps memory of another owner, such as another framework. Dropping the buffer does not free the memory.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a null address with elements, or more bytes than can be addressed.
@@ -69,8 +69,8 @@ impl<T: Element> DeviceBuffer<T> {
         self.len == 0
     }
 
-    /// The address on the device, valid while this object is; null if there is no element. Work queued behind this
-    /// crate's back has to be over before the buffer is dropped.
+    /// The address on the device, valid while this object is; null if there is no element. Work that other libraries
+    /// queue with it has to be over before the buffer is dropped.
     pub fn as_raw(&self) -> *mut c_void {
         self.memory.address()
     }

@@ -16,7 +16,7 @@ mod sealed {
 ///
 /// # Safety
 /// The type has the size of its [`DTYPE`](Element::DTYPE), no padding, all zero bits are a value of it, and any bits are
-/// one where [`ANY_BITS`](Element::ANY_BITS) says so. Implemented by this crate alone.
+/// one where [`ANY_BITS`](Element::ANY_BITS) is true. Implemented by this crate alone.
 pub unsafe trait Element: Copy + Send + Sync + sealed::Sealed + 'static {
     /// CANN's type.
     const DTYPE: DType;
@@ -51,7 +51,7 @@ elements! {
 }
 
 impl sealed::Sealed for bool {}
-// SAFETY: one byte; 0 is a value, and `ANY_BITS` says that not all are.
+// SAFETY: one byte; 0 is a value, and `ANY_BITS` is false, since not all are.
 unsafe impl Element for bool {
     const DTYPE: DType = DType::Bool;
     const ANY_BITS: bool = false;
@@ -78,7 +78,7 @@ pub(super) unsafe fn normalise<T: Element>(at: *mut T, len: usize) {
     }
 }
 
-/// Room for `len` elements on the host. What a device holds need not fit there.
+/// An empty vector with room for `len` elements on the host, which need not have as much memory as a device.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`].
@@ -94,7 +94,7 @@ pub(crate) fn room<T>(len: usize) -> Result<Vec<T>> {
     }
 }
 
-/// So many bytes of 0 on the host.
+/// A vector of `len` zero bytes on the host.
 ///
 /// # Errors
 /// As for [`room`].

@@ -27,7 +27,7 @@ pub struct HostBuffer<T: Element> {
 
 // SAFETY: owns its elements like a `Box<[T]>`; elements are Send.
 unsafe impl<T: Element> Send for HostBuffer<T> {}
-// SAFETY: as above; elements are Sync, and a shared buffer is only read.
+// SAFETY: as for `Send`; elements are Sync, and a shared buffer is only read.
 unsafe impl<T: Element> Sync for HostBuffer<T> {}
 
 impl<T: Element> HostBuffer<T> {
@@ -52,7 +52,7 @@ impl<T: Element> HostBuffer<T> {
                 Err(Error::OutOfMemory { .. }) if context.reclaim() => malloc()?,
                 outcome => outcome?,
             };
-            // SAFETY: the memory is new and has that many elements; CANN aligns it to at least 64 bytes.
+            // SAFETY: the memory is new and has `len` elements; CANN aligns it to at least 64 bytes.
             unsafe { start.as_ptr().write_bytes(0, len) };
         }
         Ok(Self {
@@ -73,8 +73,8 @@ impl<T: Element> HostBuffer<T> {
         self.start.as_ptr().cast()
     }
 
-    /// Queues a copy of all elements to or from device memory, a byte from its start on. The caller has checked that both
-    /// are the stream's device's.
+    /// Queues a copy of all elements to or from device memory, from byte `offset` of that memory on. The caller has
+    /// checked that both belong to the stream's device.
     pub(crate) fn transfer(
         self,
         memory: &Memory,
@@ -120,7 +120,8 @@ impl<T: Element> Deref for HostBuffer<T> {
 
 impl<T: Element> DerefMut for HostBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above; no queued copy reads them either.
+        // SAFETY: the memory has `len` valid elements, and no queued copy writes or reads them: one that does owns
+        // the buffer.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }

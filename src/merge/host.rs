@@ -9,7 +9,7 @@ use super::LseNat;
 /// Attention over a part of the keys, in host memory.
 #[derive(Clone, Copy, Debug)]
 pub struct HostPart<'a, R> {
-    /// The rows, one behind the other, all of one length.
+    /// The rows, one after the other, all of one length.
     pub attention: &'a [R],
     /// The log-sum-exp of each row, in the same order.
     pub softmax_lse: LseNat<&'a [R]>,
@@ -52,8 +52,8 @@ impl HostReal for f64 {
     const NO_KEYS: Self = f64::NEG_INFINITY;
 }
 
-/// Merges parts in host memory, in the precision they are in. The [module](super) says what becomes of rows without keys
-/// and of NaN.
+/// Merges parts in host memory, in the precision they are in. The [module](super) describes what becomes of rows
+/// without keys and of NaN.
 ///
 /// ```
 /// use ascend_attention::merge::{HostPart, LseNat, merge_on_host};
@@ -106,7 +106,7 @@ pub fn merge_on_host<R: HostReal>(parts: &[HostPart<'_, R>]) -> Result<Merged<R>
     Ok(merged)
 }
 
-/// Rows, and elements of a row.
+/// Returns the number of rows, and of elements in a row.
 fn sizes<R>(parts: &[HostPart<'_, R>]) -> Result<(usize, usize)> {
     let Some(first) = parts.first() else {
         return Err(Error::invalid("parts", "none", "at least one"));

@@ -14,14 +14,14 @@ macro_rules! lse {
             /// The sum over no keys.
             pub const EMPTY: Self = Self($real::NEG_INFINITY);
 
-            /// The same to the other base.
+            /// Converts the log-sum-exp to the other base.
             pub fn $convert(self) -> $other<$real> {
                 $other(self.0 * std::$real::consts::$factor)
             }
         }
 
         impl $name<Vec<$real>> {
-            /// The same to the other base.
+            /// Converts the log-sum-exps to the other base.
             pub fn $convert(self) -> $other<Vec<$real>> {
                 let all = self.0.into_iter();
                 $other(all.map(|lse| $name(lse).$convert().0).collect())

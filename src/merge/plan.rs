@@ -27,10 +27,10 @@ pub struct Part<'a, T: Element> {
 }
 
 impl<'a, T: Element> Part<'a, T> {
-    /// What a launch of attention has computed.
+    /// The part that a launch of attention has computed.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a call that was not asked for log-sum-exps.
+    /// [`Error::InvalidArgument`] for a call that did not compute log-sum-exps.
     pub fn of(output: &'a Output<T>) -> Result<Self> {
         match &output.softmax_lse {
             Some(lse) => Ok(Self {
@@ -65,13 +65,13 @@ pub enum EmptyRows {
     ThroughHost,
 }
 
-/// A merge of attention over 2 to 16 parts of the keys into attention over all of them. The [module](super) says what
-/// becomes of rows without keys and of NaN.
+/// A merge of attention over 2 to 16 parts of the keys into attention over all of them. The [module](super) describes
+/// what becomes of rows without keys and of NaN.
 ///
-/// The operator takes rows one behind the other. Log-sum-exps that attention writes as `[B, N, S, 1]` are in the order of
-/// the outputs BNSD; those of packed calls, `[T, N, 1]`, in that of the outputs TND. They are taken as they are. In other
-/// layouts they are too with a single head, or (BSND, BSH) a single row a sequence; elsewhere they have to be put in order,
-/// which takes [`EmptyRows::ThroughHost`].
+/// The operator takes rows one after the other. Log-sum-exps that attention writes as `[B, N, S, 1]` are in the order
+/// of BNSD outputs; those of packed calls, `[T, N, 1]`, are in the order of TND outputs. The merge takes them as they
+/// are, and also those of other layouts with a single head, or (BSND, BSH) with a single row a sequence; others have
+/// to be put in order, which takes [`EmptyRows::ThroughHost`].
 ///
 /// Source: aclnnAttentionUpdate. Not in CANN 8.1, where planning is an [`Error::MissingOperator`]:
 /// [`merge_on_host`](super::merge_on_host) does without.
@@ -96,7 +96,7 @@ impl MergeState {
         self.layout
     }
 
-    /// How rows are treated that a part has no keys for. Unset: [`EmptyRows::None`].
+    /// Sets how rows are treated for which a part has no keys. Unset: [`EmptyRows::None`].
     pub fn empty_rows(mut self, empty_rows: EmptyRows) -> Self {
         self.empty_rows = empty_rows;
         self
@@ -165,7 +165,7 @@ impl MergeState {
         })
     }
 
-    /// The operator's view of an output and its log-sum-exps: rows.
+    /// Describes an output and its log-sum-exps as the rows that the operator takes.
     fn flatten(&self, out: &TensorDesc, lse: &TensorDesc) -> Result<Rows> {
         let refused = || {
             Error::invalid(
@@ -196,8 +196,8 @@ impl MergeState {
     }
 }
 
-/// Order of the axes of log-sum-exps in which their rows are those of the output; `None` where they are as they come.
-/// Each order is its own reverse.
+/// Order of axes that puts log-sum-exps into the order of the output's rows; `None` where they are in that order
+/// already. Each order is its own inverse.
 fn order(layout: Layout) -> Option<&'static [usize]> {
     match layout.output() {
         Axes::Bsh | Axes::Bsnd => Some(&[0, 2, 1, 3]),
@@ -207,7 +207,7 @@ fn order(layout: Layout) -> Option<&'static [usize]> {
     }
 }
 
-/// The descriptions of the outputs that the operator is given.
+/// Descriptors of the outputs, as the operator takes them.
 struct Rows {
     out: TensorDesc,
     lse: TensorDesc,
@@ -342,7 +342,7 @@ impl MergePlan {
         }
     }
 
-    /// Refuses tensors of other shapes; the output's log-sum-exps.
+    /// Refuses tensors that differ from the planned ones. Returns the output's log-sum-exps.
     fn check<'o, T: Element>(
         &self,
         parts: &[Part<'_, T>],
@@ -384,7 +384,7 @@ impl MergePlan {
         prepared.check(queue, &given)?.launch()
     }
 
-    /// The operator's view of a launch with these log-sum-exps of the parts.
+    /// The tensors of a launch as the operator takes them, with these log-sum-exps of the parts.
     fn given<T: Element>(
         &self,
         parts: &[Part<'_, T>],
@@ -405,8 +405,9 @@ impl MergePlan {
         Ok(Given(given))
     }
 
-    /// Puts the log-sum-exps in order and rows without keys at -inf, by way of the host. Rows that no part has keys for
-    /// are returned; they stand at 0 in the first part, with which the operator can compute.
+    /// Copies the log-sum-exps through the host, which puts them into the order of the output's rows and sets rows
+    /// without keys to -inf. Also returns the rows for which no part has keys; these are 0 in the first part, so that
+    /// the operator can compute.
     fn fetch<T: Element>(
         &self,
         stream: &Stream,
@@ -437,7 +438,7 @@ impl MergePlan {
     }
 }
 
-/// Refuses a tensor of another shape. Rows that do not lie one behind the other are refused when they are viewed as such.
+/// Refuses a tensor of another shape or type. Rows with gaps between them are refused when the tensor is reshaped.
 pub(super) fn same(argument: &'static str, tensor: &AnyTensor, planned: &TensorDesc) -> Result<()> {
     if tensor.desc().shape == planned.shape && tensor.dtype() == planned.dtype {
         Ok(())

@@ -14,20 +14,20 @@ use crate::tensor::{AnyTensor, Tensor};
 
 use super::plan::{MergePlan, MergeState, Part, not_as_planned};
 
-/// Rows one behind the other, and the parts that have keys for them.
+/// Consecutive rows, and the parts that have keys for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PartsOfRows {
     /// Number of rows of the first axis: packed tokens in TND, requests in BNSD.
     pub rows: usize,
-    /// Bit `i`: part `i` has keys for each of them.
+    /// Bit `i` is set if part `i` has keys for each of the rows.
     pub parts: u16,
 }
 
 /// A merge of parts that was checked and prepared, each with keys for some of the rows. From [`MergeState::plan_rows`].
 ///
-/// What a part holds in rows that it has no keys for is not looked at. So nothing goes by way of the host, which a merge
-/// of whole parts has to do for such rows ([`EmptyRows`](super::EmptyRows)): rows with several parts are merged, those
-/// with one are copied, and those with none become 0 with log-sum-exp -inf.
+/// The merge ignores what a part holds in rows for which it has no keys. So nothing goes through the host, as it has
+/// to in a merge of whole parts with such rows ([`EmptyRows`](super::EmptyRows)): rows with several parts are merged,
+/// those with one are copied, and those with none become 0 with log-sum-exp -inf.
 pub struct RowMergePlan {
     context: Arc<Context>,
     parts: usize,
@@ -45,7 +45,7 @@ struct Run {
 enum How {
     Merge(u16, Box<MergePlan>),
     Copy(usize),
-    /// The rows as they have to be.
+    /// The attention and log-sum-exps to copy into rows without keys.
     Fill(Box<[AnyTensor; 2]>),
 }
 
@@ -56,10 +56,10 @@ fn named(bits: u16) -> impl Iterator<Item = usize> {
 
 impl MergeState {
     /// Checks a merge of parts that have keys for some of the rows, and prepares it for parts of these shapes. `rows`
-    /// says for all rows, in order, which parts have keys for them.
+    /// lists all rows, in order, with the parts that have keys for them.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for rows that are not as many as the outputs have, for parts that there are not, and
+    /// [`Error::InvalidArgument`] for another number of rows than the outputs have, for parts that do not exist, and
     /// for layouts whose outputs do not begin with the axis of their log-sum-exps' rows (all but BNSD and TND);
     /// otherwise as for [`MergeState::plan`].
     pub fn plan_rows<T: Element>(
@@ -174,7 +174,7 @@ fn cut<T: Element>(
         .collect()
 }
 
-/// Rows without keys.
+/// Makes attention of 0 and log-sum-exps of -inf for `rows` rows without keys.
 fn fill(
     context: &Arc<Context>,
     out: &TensorDesc,

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 
-/// Lints by id: those that stay within the call's tensors, and those that a caller has answered for.
+/// Lints by id: those that stay within the call's tensors, and those that a caller has allowed as unsafe.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AllowedLints {
     safe: Vec<String>,
@@ -14,7 +14,7 @@ pub(crate) struct AllowedLints {
 }
 
 impl AllowedLints {
-    /// Allows a lint that stays within the call's tensors; another one is refused by [`AllowedLints::ids`].
+    /// Allows a lint that stays within the call's tensors; [`AllowedLints::ids`] refuses one that does not.
     pub(crate) fn lint(&mut self, id: impl Into<String>) {
         self.safe.push(id.into());
     }
@@ -22,13 +22,13 @@ impl AllowedLints {
     /// Allows any lint.
     ///
     /// # Safety
-    /// Whatever the operator reads and writes in launches of the call lies in memory that the call's tensors are views of,
-    /// and nobody else uses the part that it writes.
+    /// All that the operator reads and writes in launches of the call is in memory that the call's tensors are views
+    /// of, and nothing else uses the part that it writes.
     pub(crate) unsafe fn overrun(&mut self, id: impl Into<String>) {
         self.overruns.push(id.into());
     }
 
-    /// All lints that are allowed, of those that a call may break.
+    /// Returns all allowed lints; `lints` are those that a call of the operator may break.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for any other lint, and for one that overruns memory and was allowed as

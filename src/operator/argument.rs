@@ -30,7 +30,7 @@ pub trait Parameter: DeclaredParameter {
 
 /// The tensors of a call or a launch.
 pub(crate) trait Tensors<P> {
-    /// Calls `visit` with each, outputs first and lists in their order, until it fails.
+    /// Calls `visit` with each tensor, outputs first and lists in their order, until it fails.
     fn each<'t>(
         &'t self,
         visit: impl FnMut(Argument<P>, &'t AnyTensor) -> Result<()>,
@@ -59,7 +59,8 @@ pub(crate) fn addressed<P>(tensors: &impl Tensors<P>) -> Result<SmallVec<[Addres
     Ok(addressed)
 }
 
-/// The tensors of a call that has none yet, outputs first, at one address that stands in until a launch brings theirs.
+/// Describes the tensors of a call that is only planned, outputs first, all at the address of `stand_in` until a
+/// launch gives others.
 pub(crate) fn standing_in<'d, P: Parameter>(
     call: impl Iterator<Item = (Argument<P>, &'d TensorDesc)>,
     stand_in: &AnyTensor,

@@ -1,14 +1,14 @@
-//! Numbers of callers as operators count them: INT64.
+//! Numbers of callers as the operators' INT64.
 
 use crate::error::{Error, Result};
 use crate::refusal::{CallRule, Refused};
 
-/// A list of lengths as operators count, or the first that they cannot.
+/// A list of lengths as INT64, or the refusal of the first that INT64 cannot hold.
 #[derive(Clone, Debug)]
 pub(crate) struct Lengths(std::result::Result<Vec<i64>, Refused>);
 
 impl Lengths {
-    /// The same lengths, in the same memory.
+    /// Converts the lengths to INT64, in the same memory.
     pub(crate) fn new(argument: &str, lengths: Vec<usize>) -> Self {
         let mut each = lengths.iter().enumerate();
         if let Some((at, len)) = each.find(|(_, len)| i64::try_from(**len).is_err()) {
@@ -25,7 +25,7 @@ impl Lengths {
         Self(Ok(counted.collect()))
     }
 
-    /// A list that the caller has given, or none.
+    /// Returns the lengths that the caller has set, if any; an error if one of them was refused.
     pub(crate) fn given(lengths: &Option<Lengths>) -> Result<Option<&[i64]>> {
         match lengths {
             None => Ok(None),
@@ -35,7 +35,7 @@ impl Lengths {
     }
 }
 
-/// A number of heads.
+/// Converts a number of heads to INT64.
 pub(crate) fn heads(argument: &'static str, given: Option<usize>) -> Result<Option<i64>> {
     let counted = given.map(i64::try_from).transpose();
     counted.map_err(|_| {

@@ -1,4 +1,4 @@
-//! Descriptors: what CANN is told about tensors, lists and arrays. Each is destroyed once, by its owner here.
+//! Descriptors of tensors, lists and arrays, as CANN takes them. Each is destroyed once, by its owner here.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -52,7 +52,7 @@ impl<T: Object> Owned<T> {
     /// Takes over what a creating function returned.
     ///
     /// # Safety
-    /// `raw` is null, or an object that belongs to nobody else.
+    /// `raw` is null, or an object that has no other owner.
     pub(crate) unsafe fn new(
         context: &Arc<Context>,
         function: &'static str,
@@ -88,10 +88,10 @@ impl<T: Object> Drop for Owned<T> {
     }
 }
 
-// SAFETY: the object is data of CANN's that no thread owns; whoever has this has the only access to it.
+// SAFETY: the object is data of CANN's that no thread owns; the owner of this value has the only access to it.
 unsafe impl<T: Object> Send for Owned<T> {}
 
-/// A tensor that lies at an address.
+/// Makes the descriptor of a tensor at an address.
 pub(crate) fn tensor(
     context: &Arc<Context>,
     desc: &TensorDesc,
@@ -121,8 +121,8 @@ pub(crate) fn tensor(
     }
 }
 
-/// The shape of the memory that a tensor is a view of. Operators that make contiguous copies of strided views go by the number
-/// of its elements; PyTorch tells them of one axis too.
+/// The shape of the memory that a tensor is a view of. A strided view has one axis, as in PyTorch: operators that
+/// make contiguous copies of such views use the number of elements alone.
 fn storage(desc: &TensorDesc) -> Dims {
     let reach = || {
         let bytes = desc.byte_range()?.end;
@@ -135,7 +135,7 @@ fn storage(desc: &TensorDesc) -> Dims {
     }
 }
 
-/// A list, which takes over its members: destroying it destroys them.
+/// Makes a list, which takes over its members: destroying it destroys them.
 pub(crate) fn tensor_list(
     context: &Arc<Context>,
     members: SmallVec<[Owned<aclTensor>; 1]>,
@@ -145,7 +145,7 @@ pub(crate) fn tensor_list(
         .iter()
         .map(|tensor| tensor.as_ptr().cast_const())
         .collect();
-    // SAFETY: the array has that many live tensors; the function copies it; the result is new.
+    // SAFETY: the array has `raw.len()` live tensors; the function copies it; the result is new.
     let list = unsafe {
         let list = api.aclCreateTensorList()?(raw.as_ptr(), raw.len() as u64);
         Owned::new(context, "aclCreateTensorList", list)?
@@ -159,10 +159,10 @@ pub(crate) fn tensor_list(
     Ok(list)
 }
 
-/// An array.
+/// Makes an array.
 pub(crate) fn int_array(context: &Arc<Context>, values: &[i64]) -> Result<Owned<aclIntArray>> {
     let api = context.runtime().api();
-    // SAFETY: the array has that many values, which the function copies; the result is new.
+    // SAFETY: the array has `values.len()` values, which the function copies; the result is new.
     unsafe {
         let raw = api.aclCreateIntArray()?(values.as_ptr(), values.len() as u64);
         Owned::new(context, "aclCreateIntArray", raw)

@@ -1,4 +1,4 @@
-//! What one executor is made of.
+//! The descriptors that one executor is made of.
 
 use std::ffi::{CString, c_char};
 use std::ptr;
@@ -17,12 +17,12 @@ use super::{Addressed, Parameter};
 /// The tensors of a list.
 type Members = SmallVec<[Owned<aclTensor>; 1]>;
 
-/// Where an entry point has a parameter.
+/// The numbers of a parameter in an entry point.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Numbers {
-    /// Among its inputs.
+    /// Its number among the inputs.
     pub(super) input: Option<usize>,
-    /// Among its outputs.
+    /// Its number among the outputs.
     pub(super) output: Option<usize>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Descriptors<P> {
 }
 
 impl<P: Parameter> Descriptors<P> {
-    /// Describes these tensors, those of a list in its order. The device must be bound.
+    /// Describes these tensors, those of a list in the list's order. The device must be bound.
     pub(super) fn new(context: &Arc<Context>, given: &[Addressed<P>]) -> Result<Self> {
         let mut tensors = Vec::with_capacity(given.len());
         let mut lists: Vec<(P, Members)> = Vec::new();
@@ -96,7 +96,7 @@ impl<P: Parameter> Descriptors<P> {
         })
     }
 
-    /// Says which entry point gets the descriptors, and so what their numbers are.
+    /// Sets the numbers of the descriptors to those that the entry point `of` gives their parameters.
     pub(crate) fn number(&mut self, of: EntryPoint<P>) {
         for tensor in &mut self.tensors {
             tensor.numbers = Numbers::of(tensor.parameter, of);
@@ -128,8 +128,8 @@ impl<P: Parameter> Descriptors<P> {
         given.map_or(ptr::null_mut(), |list| list.raw.as_ptr())
     }
 
-    /// Adds an array; null if there is none. An empty one goes as such: some checks of operators ask only whether there is
-    /// one.
+    /// Adds an array; null if there is none. An empty array is passed as such: some operators only check whether
+    /// there is an array.
     pub(crate) fn ints(&mut self, values: Option<&[i64]>) -> Result<*const aclIntArray> {
         let Some(values) = values else {
             return Ok(ptr::null());

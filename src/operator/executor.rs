@@ -18,7 +18,7 @@ use super::{Descriptors, Parameter};
 pub(super) struct Executor<P> {
     raw: NonNull<aclOpExecutor>,
     context: Arc<Context>,
-    /// After `raw`, which refers to them, is destroyed.
+    /// Dropped after `raw`, which refers to them, is destroyed.
     descriptors: Descriptors<P>,
 }
 
@@ -56,7 +56,7 @@ impl<P> Executor<P> {
 
 impl<P: Parameter> Executor<P> {
     /// Gives a tensor another address, for launches from now on. The device must be bound, and the memory laid out as the
-    /// tensor's description says.
+    /// tensor's descriptor requires.
     pub(super) fn set_address(
         &mut self,
         api: &Api,

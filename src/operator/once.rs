@@ -34,8 +34,8 @@ where
 /// Queues one call that the contract has accepted.
 ///
 /// # Safety
-/// `phase_one` calls the operator's function of that name with what the descriptors give, and returns the executor that came
-/// of it, or null.
+/// `phase_one` calls the operator's function of that name with pointers of the descriptors, and returns the
+/// executor that this function makes, or null.
 pub(crate) unsafe fn launch_once<A>(
     stream: &Stream,
     phases: &Phases,

@@ -101,7 +101,7 @@ macro_rules! entry_points {
 
 pub(crate) use entry_points;
 
-/// What C gets of one argument.
+/// Converts one argument to what the C function takes.
 macro_rules! argument {
     (list $field:ident, $parameter:ident::$variant:ident, $call:ident, $descriptors:ident) => {
         $descriptors.list($parameter::$variant)
@@ -130,12 +130,12 @@ macro_rules! argument {
 pub(crate) use argument;
 
 impl Phases {
-    /// Whether both are installed.
+    /// Whether both functions are installed.
     pub(crate) fn are_installed(&self, api: &Api) -> bool {
         (self.one)(api).is_ok() && (self.two)(api).is_ok()
     }
 
-    /// Refuses a CANN without the operator; `instead` says what to do there.
+    /// Refuses a CANN that lacks the operator; `instead` is the error's advice.
     pub(crate) fn required(
         &self,
         api: &Api,

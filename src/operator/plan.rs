@@ -26,19 +26,19 @@ pub(crate) struct Plan<P> {
     context: Arc<Context>,
     function: &'static str,
     phase_two: PhaseTwo,
-    /// What each launch brings, outputs first.
+    /// The tensors that each launch provides, outputs first.
     planned: Vec<Planned<P>>,
-    /// What stays the same for all launches, with its addresses.
+    /// The tensors that stay the same for all launches, with their addresses.
     fixed: SmallVec<[(P, AnyTensor, Range<usize>); 1]>,
     workspace_bytes: usize,
     state: Mutex<State<P>>,
 }
 
-/// A tensor that each launch brings.
+/// A tensor that each launch provides.
 struct Planned<P> {
     argument: Argument<P>,
     desc: TensorDesc,
-    /// From its address on.
+    /// Bytes from the tensor's address to the end of its last element.
     bytes: usize,
 }
 
@@ -57,12 +57,12 @@ pub(crate) struct Checked<'l, P, Q, T> {
 }
 
 impl<P: Parameter> Plan<P> {
-    /// Prepares a call that the contract has accepted, with these tensors, outputs first, and those that stay the same for
-    /// all launches. Addresses stand in until a launch replaces them.
+    /// Prepares a call that the contract has accepted, with these tensors, outputs first, and those that stay the
+    /// same for all launches. The addresses of `tensors` are placeholders until a launch replaces them.
     ///
     /// # Safety
-    /// `phase_one` calls the operator's function of that name with what the descriptors give, and returns the executor that
-    /// came of it, or null.
+    /// `phase_one` calls the operator's function of that name with pointers of the descriptors, and returns the
+    /// executor that this function makes, or null.
     pub(crate) unsafe fn new(
         context: &Arc<Context>,
         phases: &Phases,
@@ -137,7 +137,7 @@ impl<P: Parameter> Plan<P> {
         self.fixed.iter().map(|(of, tensor, _)| (*of, tensor))
     }
 
-    /// How a tensor that launches bring is laid out.
+    /// The descriptor of a tensor that launches provide.
     pub(crate) fn desc(&self, parameter: P) -> Option<TensorDesc> {
         let argument = Argument::from(parameter);
         let mut planned = self.planned.iter();
@@ -145,7 +145,7 @@ impl<P: Parameter> Plan<P> {
         planned.map(|planned| planned.desc)
     }
 
-    /// Place of a tensor among the planned ones: mostly the one where it stands in a launch.
+    /// Index of a tensor among the planned ones: mostly `at`, its index among the tensors of the launch.
     #[inline]
     fn position(&self, at: usize, argument: Argument<P>) -> Option<usize> {
         match self.planned.get(at) {
@@ -278,7 +278,7 @@ impl<P: Parameter, Q: Queue, T: Tensors<P>> Checked<'_, P, Q, T> {
 }
 
 impl<P: Parameter> State<P> {
-    /// Sees to it that the executor has a tensor's address.
+    /// Gives the executor a tensor's address, unless it has that already.
     #[inline]
     fn point(
         &mut self,
@@ -300,7 +300,7 @@ impl<P: Parameter> State<P> {
     }
 }
 
-/// Refuses a tensor that does not lie as the planned one does.
+/// Refuses a tensor whose layout in memory differs from the planned one's.
 #[inline]
 pub(crate) fn lies_as_planned<P: Parameter>(
     parameter: P,

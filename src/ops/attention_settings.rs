@@ -1,4 +1,4 @@
-//! What the attention operators of inference are told alike, beside tensors and masks.
+//! Settings that the attention operators of inference share, beside tensors and masks.
 
 use ascend_spec::Layout;
 use ascend_spec::fia::FiaCall;
@@ -13,7 +13,7 @@ pub enum InnerPrecise {
     /// High precision. Rows without keys come out as the mean of the values.
     #[default]
     HighPrecision = 0,
-    /// High performance (matters for f16 alone). Rows without keys as above.
+    /// High performance (matters for f16 alone). Rows without keys come out as the mean of the values.
     HighPerformance = 1,
     /// High precision; rows without keys come out as 0. With a single query row a sequence from CANN 8.5 on.
     HighPrecisionCorrected = 2,
@@ -74,7 +74,7 @@ impl Settings {
         Lengths::given(&self.actual_seq_lengths_kv)
     }
 
-    /// What is set, and the defaults of the rest, which are the same for all of these operators.
+    /// Returns the settings as numbers, with the defaults that all of these operators have for what is not set.
     pub(crate) fn numbers(&self) -> Result<Numbers> {
         let defaults = FiaCall::new(self.layout.as_str());
         let key_heads = heads("num_key_value_heads", self.num_key_value_heads)?;

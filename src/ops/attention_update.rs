@@ -1,4 +1,4 @@
-//! AttentionUpdate: merges attention over parts of the keys. [`merge`](crate::merge) is its safe noun.
+//! AttentionUpdate: merges attention over parts of the keys. [`merge`](crate::merge) is its safe interface.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl operator::Parameter for Parameter {
     }
 }
 
-/// Phase one of a call that the contract has accepted. One address stands in for all.
+/// Prepares a call that the contract has accepted, with one placeholder address for all tensors.
 pub(crate) fn prepare(
     context: &Arc<Context>,
     call: &UpdateCall<'_>,
@@ -51,12 +51,12 @@ pub(crate) fn prepare(
             1 phase_one { api.aclnnAttentionUpdateGetWorkspaceSize, Parameter, call, descriptors }
         } }
     };
-    // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
+    // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
     unsafe { operator::Plan::new(context, &PHASES, &tensors, &[], phase_one) }
 }
 
-/// The tensors of a launch as the operator is told of them: both outputs, log-sum-exps of the parts, then their attention.
-/// The most it takes fit without an allocation.
+/// The tensors of a launch in the operator's order: both outputs, log-sum-exps of the parts, then their attention. As
+/// many parts as the operator takes fit without an allocation.
 pub(crate) struct Given(pub(crate) SmallVec<[AnyTensor; 2 * UpdateCall::MAX_PARTS + 2]>);
 
 impl Tensors<Parameter> for Given {

@@ -1,4 +1,4 @@
-//! Calls of which launches and refusals are recorded for those who want to know.
+//! Prepared calls whose launches and refusals are recorded.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::operator::{Parameter, Plan, Tensors};
 use crate::runtime::{Context, Queue};
 use crate::tensor::AnyTensor;
 
-/// A prepared call that knows what a case file of it says.
+/// A prepared call, with the description that a case file of it needs.
 pub(super) struct RecordedPlan<P> {
     prepared: Plan<P>,
     call: AnyArguments<TensorDesc>,
@@ -42,8 +42,8 @@ impl<P: Parameter> RecordedPlan<P> {
         self.prepared.workspace_bytes()
     }
 
-    /// Checks the tensors of a launch, then what `admits` looks at, and queues it. The outer error is that of a launch of which
-    /// nothing was queued.
+    /// Checks the tensors of a launch, calls `admits`, and queues the launch. The outer result is an error if nothing
+    /// was queued, the inner one if only a part may have been.
     #[inline]
     pub(super) fn run(
         &self,
@@ -71,7 +71,8 @@ impl<P: Parameter> RecordedPlan<P> {
     }
 }
 
-/// Records why a call is not planned for these tensors, and others that would have stayed the same for all launches.
+/// Records the refusal of a call that was to be planned with these tensors, and with `fixed`, the same for all
+/// launches.
 pub(super) fn recorded<R, P: Parameter>(
     planned: Result<R>,
     context: &Arc<Context>,

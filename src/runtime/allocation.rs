@@ -19,7 +19,7 @@ pub(crate) struct Memory {
     address: *mut c_void,
     bytes: usize,
     owned: bool,
-    /// Whether others rely on what is in it.
+    /// Whether other owners rely on the content.
     frozen: AtomicBool,
     uses: Uses,
 }
@@ -27,7 +27,7 @@ pub(crate) struct Memory {
 // SAFETY: `address` is a place on the device: the host reads and writes nothing through it, and CANN's copies are given it
 // from any thread.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -57,14 +57,14 @@ impl Memory {
             }
         };
         match malloc() {
-            // What was dropped but is still in use may be what is missing.
+            // Memory that was dropped but is still in use may be what is missing.
             Err(Error::OutOfMemory { .. }) if context.reclaim() => malloc()?,
             outcome => outcome?,
         }
         Ok(memory)
     }
 
-    /// Memory of somebody else.
+    /// Wraps memory that another owner has allocated.
     ///
     /// # Safety
     /// As for [`DeviceBuffer::from_raw_borrowed`](super::DeviceBuffer::from_raw_borrowed).
@@ -103,7 +103,8 @@ impl Memory {
         &self.uses
     }
 
-    /// Whether no queued work is known to use it. If some may, the device is asked to tell when that is over.
+    /// Whether all queued work that uses the memory is known to be over. If not, an event is recorded so that a later
+    /// call knows.
     pub(crate) fn is_idle(&self) -> bool {
         let api = self.context.bind();
         api.is_ok_and(|api| self.uses.are_over(api))
@@ -116,7 +117,7 @@ impl Memory {
             .wrapping_byte_add(if self.address.is_null() { 0 } else { offset })
     }
 
-    /// Whether `len` bytes from an offset on lie in this memory.
+    /// Refuses a range of `len` bytes from an offset on that is not within this memory.
     fn holds(&self, offset: usize, len: usize) -> Result<()> {
         match offset.checked_add(len) {
             Some(end) if end <= self.bytes => Ok(()),
@@ -128,12 +129,12 @@ impl Memory {
         }
     }
 
-    /// From now on nothing is written to it but by [`Memory::renew`].
+    /// Lets only [`Memory::renew`] write to the memory from now on.
     pub(crate) fn freeze(&self) {
         self.frozen.store(true, Ordering::Relaxed);
     }
 
-    /// Refuses to have something written to memory that others rely on.
+    /// Refuses to write to memory whose content other owners rely on.
     pub(crate) fn writable(&self, argument: &'static str) -> Result<()> {
         if !self.frozen.load(Ordering::Relaxed) {
             return Ok(());
@@ -152,7 +153,7 @@ impl Memory {
         self.renew(offset, bytes)
     }
 
-    /// The same for frozen memory, by its owner.
+    /// As [`Memory::write`], but also for frozen memory, for its owner.
     pub(crate) fn renew(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         self.holds(offset, bytes.len())?;
         if bytes.is_empty() {
@@ -161,7 +162,8 @@ impl Memory {
         capturing::refuse("a copy that the host waits for", "copy before the capture")?;
         let api = self.context.bind()?;
         let kind = sys::aclrtMemcpyKind::ACL_MEMCPY_HOST_TO_DEVICE;
-        // SAFETY: source and destination have that many bytes, as checked; the copy is over when the call returns.
+        // SAFETY: source and destination have `bytes.len()` bytes, as checked; the copy is over when the call
+        // returns.
         unsafe {
             acl!(
                 api,
@@ -185,7 +187,8 @@ impl Memory {
         capturing::refuse("a copy that the host waits for", "copy before the capture")?;
         let api = self.context.bind()?;
         let kind = sys::aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_HOST;
-        // SAFETY: source and destination have that many bytes, as checked; the copy is over when the call returns.
+        // SAFETY: source and destination have `bytes.len()` bytes, as checked; the copy is over when the call
+        // returns.
         unsafe {
             acl!(
                 api,
@@ -207,14 +210,14 @@ impl Memory {
         }
         capturing::refuse("a copy that the host waits for", "copy before the capture")?;
         let api = self.context.bind()?;
-        // SAFETY: the memory has that many bytes; the call returns when it is done.
+        // SAFETY: the memory has `bytes` bytes; the call returns when it is done.
         unsafe { acl!(api, aclrtMemset(self.address, self.bytes, 0, self.bytes)) }
     }
 
     /// Queues a copy between this memory and pinned host memory.
     ///
     /// # Safety
-    /// `host` has `len` bytes of pinned memory that nobody else touches until the stream has passed the copy.
+    /// `host` has `len` bytes of pinned memory that nothing else touches until the stream has passed the copy.
     pub(crate) unsafe fn copy_async(
         &self,
         offset: usize,
@@ -246,8 +249,8 @@ impl Memory {
         let outcome = if len == 0 {
             Ok(())
         } else {
-            // SAFETY: both have that many bytes: the device's as checked, the host's by the caller, who keeps it; the mark
-            // below keeps the device's.
+            // SAFETY: both have `len` bytes: the device's as checked, the host's by the caller, who keeps it; the
+            // mark below keeps the device's.
             unsafe {
                 acl!(
                     api,
@@ -279,7 +282,7 @@ impl Memory {
         let raw = queue.raw()?;
         let kind = sys::aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_DEVICE;
         let (to, from) = (self.at(offset), source.at(source_offset));
-        // SAFETY: both have that many bytes, as checked; they are kept below for as long as the copy may use them.
+        // SAFETY: both have `len` bytes, as checked; they are kept below for as long as the copy may use them.
         let outcome = unsafe {
             acl!(
                 api,

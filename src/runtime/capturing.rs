@@ -49,7 +49,7 @@ fn refusal(what: &'static str, instead: &'static str) -> Error {
     Error::Capturing { what, instead }
 }
 
-/// Does what the capture itself needs although others are refused it.
+/// Runs `body` without the refusals of a capture, for what the capture itself needs.
 pub(crate) fn lifted<R>(body: impl FnOnce() -> R) -> R {
     struct Restore(bool);
     impl Drop for Restore {

@@ -26,7 +26,7 @@ pub(crate) struct Context {
 // SAFETY: `raw` is a name, not memory: CANN lets any thread make any context its current one, at the same time as others.
 // Everything else is Send and Sync by itself.
 unsafe impl Send for Context {}
-// SAFETY: as above; no method changes `raw`.
+// SAFETY: as for `Send`; no method changes `raw`.
 unsafe impl Sync for Context {}
 
 impl Context {
@@ -106,15 +106,15 @@ impl Context {
 
     /// Whether two handles are of one device of one runtime and may meet in one call.
     ///
-    /// Equal raw contexts do not say so: those of two runtimes are numbers or addresses of their own, which may happen to
-    /// be equal. A runtime has one context for each device as long as a handle on the device is left.
+    /// Equal raw contexts do not prove it: those of two runtimes are numbers or addresses of their own, which may
+    /// happen to be equal. A runtime has one context for each device as long as a handle on the device is left.
     #[inline]
     pub(crate) fn is(&self, other: &Self) -> bool {
         ptr::eq(self, other)
     }
 
     /// Refuses a handle of another device, or of the same device of another runtime, for a call that goes to this
-    /// context. Everything that brings a tensor, buffer, stream or event to a call asks here.
+    /// context. Every function that takes a tensor, buffer, stream or event into a call uses this check.
     #[inline]
     pub(crate) fn admits(&self, argument: &'static str, of: &Self) -> Result<()> {
         if self.is(of) {
@@ -151,13 +151,13 @@ impl Context {
         }
     }
 
-    /// Frees what retired resources are no longer used. The device must be bound.
+    /// Frees the retired resources that are no longer used. The device must be bound.
     pub(crate) fn sweep(&self) {
         self.deferred.sweep(self.runtime.api());
     }
 
-    /// Waits for the work that retired resources are used by, and for no other, and frees them; whether there was such
-    /// work. The device must be bound.
+    /// Waits for the work that uses retired resources, and for no other, and frees them. Returns whether there was
+    /// such work. The device must be bound.
     pub(crate) fn reclaim(&self) -> bool {
         self.deferred.reclaim(self.runtime.api())
     }

@@ -10,7 +10,7 @@ use crate::error::{Result, acl};
 use crate::runtime::lock;
 use crate::runtime::stream_progress::{StreamProgress, Use, Uses};
 
-/// Something that CANN has to be told to free.
+/// A resource that is freed by a function of CANN.
 #[derive(Debug)]
 pub(crate) enum Resource {
     /// From `aclrtMalloc`.
@@ -101,8 +101,8 @@ impl DeferredFrees {
             return;
         }
         let mut deferred = lock(&self.deferred);
-        // Entries are in the order in which they were dropped: once an operation of a stream is not over, later ones of the same
-        // stream are not asked for.
+        // Entries are in the order in which they were dropped: once an operation of a stream is not over, later ones
+        // of the same stream are not queried.
         let mut stuck: Option<Use> = None;
         let mut over = |(progress, number): &Use| {
             let known = stuck

@@ -49,7 +49,8 @@ impl Device {
         &self.0.context
     }
 
-    /// The device's only value of a type, made when it is first asked for; it lives as long as the device's handles.
+    /// The device's only value of a type, made at the first call for the type; it lives as long as the device's
+    /// handles.
     pub(crate) fn kept<T: Any + Send + Sync + Default>(&self) -> &T {
         self.0.kept.of()
     }
@@ -78,8 +79,8 @@ impl Device {
         self.context().soc()
     }
 
-    /// The product and the CANN release whose rules calls on this device are checked by: what CANN says about the chip and
-    /// about itself. Of a release newer than all known ones, the rules of the newest known stand in.
+    /// The product and the CANN release whose rules calls on this device are checked by, as CANN reports them. For a
+    /// release newer than all known ones the rules of the newest known one stand in.
     ///
     /// # Errors
     /// [`Error::UnknownProduct`](crate::Error::UnknownProduct).
@@ -105,11 +106,11 @@ impl Device {
         Ok(MemoryInfo { free, total })
     }
 
-    /// Waits for everything queued on the device, by whomever.
+    /// Waits for everything queued on the device, by any thread or library.
     ///
-    /// While any thread captures a graph on the device there is no such wait: the capturing thread is refused by this
-    /// crate, others by CANN, and the capture goes on. [`Stream::synchronize`] of another stream is possible on the
-    /// others.
+    /// While any thread captures a graph on the device this wait is refused, by this crate on the capturing thread
+    /// and by CANN on others, and the capture goes on. Other threads may call [`Stream::synchronize`] of another
+    /// stream.
     ///
     /// Since CANN 8.1.
     ///

@@ -29,7 +29,7 @@ pub struct Event {
 // SAFETY: `raw` is a name, not memory; CANN takes calls with one event from any thread whose context is the event's,
 // which each function here sees to.
 unsafe impl Send for Event {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Event {}
 
 impl Event {
@@ -53,7 +53,7 @@ impl Event {
         Ok(event)
     }
 
-    /// An event of somebody else, which has been recorded. Dropping it does not destroy the raw event.
+    /// Wraps an event of another owner, which has been recorded. Dropping it does not destroy the raw event.
     ///
     /// # Safety
     /// `raw` is an event (`aclrtEvent`) of the device's default context, which stays alive as long as this object and
@@ -73,7 +73,8 @@ impl Event {
         self.raw
     }
 
-    /// Moves the mark behind everything queued on a stream so far. Waits that were queued before still wait for the old mark.
+    /// Moves the mark to the end of everything queued on a stream so far. Waits that were queued before still wait
+    /// for the old mark.
     ///
     /// Since CANN 8.1.
     ///
@@ -92,7 +93,7 @@ impl Event {
     pub(super) fn wait_on(&self, stream: &Stream) -> Result<()> {
         self.queue(stream, |raw| {
             let api = self.context.bind()?;
-            // SAFETY: as for `record`.
+            // SAFETY: event and stream are alive, and the event is kept until the stream has passed it.
             unsafe { acl!(api, aclrtStreamWaitEvent(raw, self.raw)) }
         })
     }
@@ -132,7 +133,7 @@ impl Event {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Timeout`] when the time is up; otherwise as [`Event::synchronize`].
+    /// [`Error::Timeout`] when the time is up; otherwise as for [`Event::synchronize`].
     #[doc(alias = "aclrtSynchronizeEventWithTimeout")]
     pub fn synchronize_timeout(&self, limit: Duration) -> Result<()> {
         capturing::refuse("waiting for an event", "wait before or after the capture")?;

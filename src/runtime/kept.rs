@@ -1,9 +1,9 @@
-//! What other modules keep with a device.
+//! Values that other modules keep with a device.
 
 use std::any::Any;
 use std::sync::OnceLock;
 
-/// One value of each type, made when it is first asked for.
+/// One value of each type, made at the first call for the type.
 #[derive(Default)]
 pub(super) struct Kept(OnceLock<Box<Entry>>);
 

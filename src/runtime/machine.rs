@@ -1,4 +1,4 @@
-//! What the emulation passes for.
+//! The machine that the emulation stands for.
 
 use ascend_spec::fia::Version;
 use ascend_spec::{Cann, Soc};
@@ -31,8 +31,8 @@ impl Machine {
     #[cfg(not(feature = "emulation"))]
     pub const DEFAULT_CANN: Cann = Cann::NEWEST;
 
-    /// A chip of a product, with a release. One that does not know the product makes no machine: asking for its runtime
-    /// is an error.
+    /// A chip of a product, with a release. For a release that does not know the product
+    /// [`Runtime::emulated_as`](super::Runtime::emulated_as) returns an error.
     pub fn new(soc: Soc, cann: Cann) -> Self {
         Self::named(soc.chip_name(), cann)
     }

@@ -47,7 +47,7 @@ pub enum Backend {
     Npu,
     /// The emulation, on the CPU.
     Emulated,
-    /// A function table that the program brought.
+    /// A function table that the program provides.
     Custom,
 }
 
@@ -94,9 +94,9 @@ impl fmt::Display for Version {
 
 /// The process's connection to CANN or to its emulation.
 ///
-/// There is one for each backend, or machine that is emulated, and process: asking again gives the same one. It is
-/// initialised when first asked for and never finalised, since CANN cannot be initialised twice in a process. Cloning is
-/// cheap; all clones are equal.
+/// There is one for each backend, or machine that is emulated, and process: every request gives the same one. It is
+/// initialised at the first request and never finalised, since CANN cannot be initialised twice in a process. Cloning
+/// is cheap; all clones are equal.
 ///
 /// # Threads
 /// `Send` and `Sync`. CANN's current device is a property of each thread; every function of this crate makes its own
@@ -131,12 +131,12 @@ impl Runtime {
     /// The NPU when there is one, otherwise the emulation; `ASCEND_BACKEND` (`auto`, `npu`, `emulated`) overrides.
     ///
     /// The emulation is chosen only where CANN is not installed or sees no device. Any other problem of the NPU is an
-    /// error, never a reason to go on slowly. [`Runtime::backend`] says what was chosen.
+    /// error, never a reason to go on slowly. [`Runtime::backend`] returns what was chosen.
     ///
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown value of the variable; otherwise as [`Runtime::npu`] and
+    /// [`Error::InvalidArgument`] for an unknown value of the variable; otherwise as for [`Runtime::npu`] and
     /// [`Runtime::emulated`].
     #[doc(alias = "aclInit")]
     pub fn auto() -> Result<Self> {
@@ -214,18 +214,18 @@ impl Runtime {
         Err(Error::NoEmulation)
     }
 
-    /// The emulation of a product and a CANN release of the program's choice, whatever `ASCEND_EMU_SOC` and
-    /// `ASCEND_EMU_CANN` say. A process may use several side by side.
+    /// The emulation of a product and a CANN release of the program's choice, whatever the variables `ASCEND_EMU_SOC`
+    /// and `ASCEND_EMU_CANN` are. A process may use several side by side.
     ///
-    /// A process has one runtime for each machine: asking again for an equal one, of the same chip's name, release and
-    /// newest operator, gives the same runtime, and anything else another. That of [`Runtime::emulated`] is always one by
-    /// itself. Tensors, streams and events of two runtimes do not go together.
+    /// A process has one runtime for each machine: equal machines, of the same chip's name, release and newest
+    /// operator, give the same runtime, and others another. The runtime of [`Runtime::emulated`] is always separate.
+    /// Tensors, streams and events of two runtimes cannot be used together.
     ///
     /// # Errors
-    /// As for [`Runtime::emulated`]; [`Error::UnknownProduct`] for a chip of no known family; [`Error::Unreleased`] for a
-    /// release that does not know the chip; [`Error::InvalidArgument`] when a process asks for more than 32 machines of
-    /// different products, releases or newest operators, that of the environment among them, or for more than 128 names of
-    /// chips.
+    /// As for [`Runtime::emulated`]; [`Error::UnknownProduct`] for a chip of no known family; [`Error::Unreleased`]
+    /// for a release that does not know the chip; [`Error::InvalidArgument`] when a process uses more than 32
+    /// machines of different products, releases or newest operators, that of the environment among them, or more than
+    /// 128 names of chips.
     pub fn emulated_as(machine: &Machine) -> Result<Self> {
         #[cfg(feature = "emulation")]
         return Self::emulation(Some(machine.emulated()?));
@@ -252,7 +252,7 @@ impl Runtime {
         Ok(runtime)
     }
 
-    /// A function table that the program brings: one that records or forwards calls, or lacks some.
+    /// A function table that the program provides: one that records or forwards calls, or lacks some.
     ///
     /// Unlike the other constructors this makes a new runtime each time.
     ///
@@ -273,7 +273,7 @@ impl Runtime {
         // SAFETY: a null path stands for the default configuration.
         let status = unsafe { api.aclInit()?(ptr::null()) };
         match status {
-            // Something else in this process has initialised it: as good.
+            // Another library in this process has initialised it already, which is as good.
             sys::ACL_SUCCESS | sys::ACL_ERROR_REPEAT_INITIALIZE => {}
             failed => return Err(acl_error(&api, "aclInit", failed, 0)),
         }
@@ -316,7 +316,7 @@ impl Runtime {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`], also from drivers that report having no device so.
+    /// [`Error::Acl`], which some drivers also return for a machine without a device.
     #[doc(alias = "aclrtGetDeviceCount")]
     pub fn device_count(&self) -> Result<usize> {
         let mut count = 0u32;
@@ -386,7 +386,7 @@ impl fmt::Debug for Runtime {
     }
 }
 
-/// Whether a failure says that the machine has no device, as some drivers do instead of counting to 0.
+/// Whether a failure means that the machine has no device, as some drivers return it instead of a count of 0.
 fn is_no_device(error: &Error) -> bool {
     matches!(error, Error::Acl { status, .. } if status.0 == sys::ACL_ERROR_RT_NO_DEVICE)
 }

@@ -13,13 +13,13 @@ pub(crate) trait Queue {
     /// The device's context.
     fn context(&self) -> &Arc<Context>;
 
-    /// The stream that the functions of CANN are given.
+    /// The stream to pass to the functions of CANN.
     ///
     /// # Errors
     /// If no work may be queued here now.
     fn raw(&self) -> Result<sys::aclrtStream>;
 
-    /// Whether what is queued here runs once, with the memory as it is then; otherwise replays run it.
+    /// Whether a launch that is queued here runs once, with the memory as it is then; otherwise replays run it.
     fn runs_now(&self) -> bool {
         true
     }
@@ -33,7 +33,7 @@ pub(crate) trait Queue {
     /// Keeps memory for as long as the launch of this number may use it.
     fn keep(&self, number: u64, memory: &Arc<Memory>);
 
-    /// The stream that does what is queued here; none for a graph, which does it when it is replayed.
+    /// The stream that runs what is queued here; none for a graph, which runs it when it is replayed.
     fn stream(&self) -> Option<&Stream> {
         None
     }

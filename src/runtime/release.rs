@@ -1,4 +1,4 @@
-//! Which release of CANN a runtime is of, and how that is known.
+//! The release of CANN that a runtime has, and how it is known.
 
 use std::env;
 use std::ffi::CStr;
@@ -18,25 +18,25 @@ pub struct Installed {
     pub release: Release,
     /// The version that CANN states, if it states one.
     pub version: Option<String>,
-    /// Where it stands.
+    /// Where the version was found.
     pub source: VersionSource,
 }
 
-/// Where the version of CANN stands.
+/// Where the version of CANN was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VersionSource {
-    /// `aclsysGetCANNVersion` says it.
+    /// `aclsysGetCANNVersion` returned it.
     Call,
-    /// A file of the toolkit says it.
+    /// A file of the toolkit states it.
     File(PathBuf),
-    /// Nothing does.
+    /// It was not found.
     Nothing,
 }
 
 impl Installed {
-    /// What the functions of a table, or the files beside the libraries that they come from, say. Where they say nothing,
-    /// the newest known release stands in.
+    /// Finds the version by the functions of a table, or else in the files beside the libraries that they come from.
+    /// Where neither states one, the newest known release stands in.
     pub(super) fn of(api: &Api) -> Self {
         let stated = PACKAGES
             .into_iter()
@@ -81,7 +81,7 @@ impl fmt::Display for Installed {
     }
 }
 
-/// The contract for a version: of unknown ones, that of the end of the list that they are nearer to.
+/// The contract for a version. For an unknown one it is the oldest or the newest contract, whichever is nearer.
 fn release_of(version: Option<&str>) -> Release {
     let newest = Release::Newer(Cann::NEWEST);
     let Some(version) = version else {
@@ -96,7 +96,7 @@ fn release_of(version: Option<&str>) -> Release {
     })
 }
 
-/// The packages that say which release it is, those that everybody has first.
+/// The packages that state which release it is, those first that every installation has.
 const PACKAGES: [sys::aclCANNPackageName; 4] = [
     sys::aclCANNPackageName::ACL_PKG_NAME_CANN,
     sys::aclCANNPackageName::ACL_PKG_NAME_TOOLKIT,
@@ -134,7 +134,7 @@ fn folders(origin: &Origin) -> impl Iterator<Item = PathBuf> {
         .into_iter()
         .flatten()
         .filter(|value| !value.is_empty());
-    // What a program brings or emulates has nothing to do with what is installed.
+    // What is installed does not matter for functions that a program provides or emulates.
     let installed = !matches!(origin, Origin::Functions(_));
     around.chain(named.filter(move |_| installed).map(PathBuf::from))
 }

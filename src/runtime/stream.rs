@@ -33,7 +33,7 @@ pub struct Stream {
 // SAFETY: `raw` is a name, not memory; CANN takes calls with one stream from any thread whose context is the stream's,
 // which each function here sees to, and orders them itself.
 unsafe impl Send for Stream {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Stream {}
 
 impl Stream {
@@ -55,7 +55,7 @@ impl Stream {
         }
     }
 
-    /// A stream of somebody else, such as another framework. Dropping it neither waits nor destroys.
+    /// Wraps a stream of another owner, such as another framework. Dropping it neither waits nor destroys.
     ///
     /// # Safety
     /// `raw` is a stream (`aclrtStream`) of the device's default context, which stays alive as long as this object and
@@ -64,14 +64,14 @@ impl Stream {
         Self::new(device.clone(), raw, false)
     }
 
-    /// The raw stream (`aclrtStream`), valid while this object is. Memory that work queued behind this crate's back
+    /// The raw stream (`aclrtStream`), valid while this object is. Memory that other libraries' work on the stream
     /// uses has to outlive that work.
     ///
-    /// [`Graph`](crate::Graph) captures graphs. This crate does not know of those that are captured from the stream
-    /// behind its back (`aclmdlRICaptureBegin`): what it queues meanwhile runs whenever the graph does, while it takes
-    /// that work to be over once the stream was synchronised. The capturing program has to keep every tensor and plan of such
-    /// launches, and the stream with its workspace, which a later launch may replace by a larger one, until the graph is
-    /// destroyed.
+    /// [`Graph`](crate::Graph) captures graphs. This crate does not know of those that other code captures from the
+    /// stream (`aclmdlRICaptureBegin`): what it queues meanwhile runs whenever the graph does, while it takes that
+    /// work to be over once the stream was synchronised. The capturing program has to keep every tensor and plan of
+    /// such launches, and the stream with its workspace, which a later launch may replace by a larger one, until the
+    /// graph is destroyed.
     pub fn as_raw(&self) -> *mut c_void {
         self.raw
     }
@@ -117,7 +117,7 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Timeout`](crate::Error::Timeout) when the time is up; otherwise as [`Stream::synchronize`].
+    /// [`Error::Timeout`](crate::Error::Timeout) when the time is up; otherwise as for [`Stream::synchronize`].
     #[doc(alias = "aclrtSynchronizeStreamWithTimeout")]
     pub fn synchronize_timeout(&self, limit: Duration) -> Result<()> {
         capturing::refuse("waiting for a stream", "wait before or after the capture")?;
@@ -127,7 +127,7 @@ impl Stream {
         self.finish(|| unsafe { acl!(api, aclrtSynchronizeStreamWithTimeout(self.raw, limit)) })
     }
 
-    /// Runs a synchronisation and takes note of what is over because of it. After a failure, that of a fault included,
+    /// Runs a synchronisation and notes what is over because of it. After a failure, that of a fault included,
     /// nothing is known to be over: by default CANN goes on with a stream after a fault.
     fn finish(&self, synchronize: impl FnOnce() -> Result<()>) -> Result<()> {
         let number = self.progress.issued();
@@ -161,7 +161,7 @@ impl Stream {
         Ok(idle)
     }
 
-    /// Records a new event behind everything queued so far. Other streams and the host can wait for it.
+    /// Records a new event after everything queued so far. Other streams and the host can wait for it.
     ///
     /// Since CANN 8.1.
     ///
@@ -216,12 +216,12 @@ impl Stream {
             .map_or(0, |memory| memory.bytes())
     }
 
-    /// Waits for the work of a stream that is being dropped; whether it is known to be over.
+    /// Waits for the work of a stream that is being dropped. Returns whether the work is known to be over.
     fn drain(&self, api: &Api) -> bool {
         let mut outcome = synchronise_stream(api, self.raw);
         if let Err(error) = &outcome {
             tracing::error!("work on a dropped stream failed: {error}");
-            // A fault is told once, while the work behind it goes on: whether all is over tells the second wait.
+            // CANN reports a fault once, while the work after it goes on: the second wait shows whether all is over.
             outcome = synchronise_stream(api, self.raw);
         }
         if let Some(fault) = self.progress.take_fault() {
@@ -243,7 +243,7 @@ impl Stream {
     }
 
     fn destroy(&self, api: &Api) {
-        // Of its own, for what was queued behind this crate's back has none.
+        // A number of its own, since work that other libraries queued has none.
         let number = self.progress.advance();
         self.progress.seal();
         if self.drain(api) {

@@ -1,4 +1,4 @@
-//! Points in the work of a stream that the host can ask and wait for.
+//! Points in the work of a stream that the host can query and wait for.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use crate::runtime::{Context, Stream, StreamProgress, capturing};
 
 /// The end of what was queued on a stream when the mark was made. From [`Stream::mark`]; it may outlive the stream.
 ///
-/// It is passed when an event behind that is reached, which is recorded at once or, should that fail, when somebody asks;
-/// or when the stream was synchronised.
+/// It is passed when the stream has reached an event after that end, or was synchronised. The event is recorded at
+/// once or, should that fail, when the mark is queried.
 ///
 /// # Threads
-/// `Send` and `Sync`: several threads may ask one mark at a time.
+/// `Send` and `Sync`: several threads may query one mark at a time.
 #[derive(Clone)]
 pub struct StreamMark {
     context: Arc<Context>,
@@ -21,8 +21,8 @@ pub struct StreamMark {
 }
 
 impl Stream {
-    /// Marks the end of everything queued so far, also by other libraries. Nothing that CANN fails at is lost: the mark then
-    /// is passed later.
+    /// Marks the end of everything queued so far, also by other libraries. A failure of CANN loses nothing: the mark
+    /// then is passed later.
     pub fn mark(&self) -> StreamMark {
         let progress = Arc::clone(self.progress());
         let context = Arc::clone(self.context());
@@ -44,7 +44,7 @@ impl StreamMark {
     /// Whether everything before the mark is over.
     ///
     /// # Errors
-    /// [`Error::Acl`](crate::Error::Acl) if the device cannot be asked.
+    /// [`Error::Acl`](crate::Error::Acl) if the device cannot be queried.
     pub fn is_passed(&self) -> Result<bool> {
         let api = self.context.bind()?;
         let passed = self.progress.is_complete(api, self.number);
@@ -54,8 +54,8 @@ impl StreamMark {
         Ok(passed)
     }
 
-    /// Waits until everything before the mark is over; whether it is known to be. Other streams are not waited for, and a
-    /// fault of this one is told by its next synchronisation.
+    /// Waits until everything before the mark is over. Returns whether it is known to be. Other streams are not
+    /// waited for, and a fault of this one is reported by its next synchronisation.
     ///
     /// # Errors
     /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures; [`Error::Acl`](crate::Error::Acl).
@@ -65,7 +65,7 @@ impl StreamMark {
         Ok(self.progress.wait(api, self.number))
     }
 
-    /// A mark behind everything queued on the stream by now, also of a stream that was dropped.
+    /// A mark after everything queued on the stream by now, also of a stream that was dropped.
     #[must_use = "the mark itself stays where it is"]
     pub fn latest(&self) -> Self {
         Self {

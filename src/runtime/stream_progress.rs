@@ -44,13 +44,13 @@ struct State {
     /// Events, each recorded after the operations up to a number; the numbers ascend.
     markers: VecDeque<(u64, sys::aclrtEvent)>,
     spare: Vec<sys::aclrtEvent>,
-    /// A fault that another wait than the stream's own was told: the next synchronisation of the stream reports it.
+    /// A fault that [`StreamProgress::wait`] received: the next synchronisation of the stream reports it.
     fault: Option<Error>,
 }
 
 // SAFETY: the handles are names that CANN lets any thread use; the mutex orders their uses and their end.
 unsafe impl Send for StreamProgress {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for StreamProgress {}
 
 impl StreamProgress {
@@ -93,7 +93,7 @@ impl StreamProgress {
         self.completed.fetch_max(number, Ordering::AcqRel);
     }
 
-    /// Whether an operation is known to be over, without asking the device.
+    /// Whether an operation is known to be over, without a query of the device.
     fn passed(&self, number: u64) -> bool {
         self.completed.load(Ordering::Acquire) >= number
     }
@@ -115,9 +115,9 @@ impl StreamProgress {
         self.passed(number)
     }
 
-    /// Records an event behind an operation, unless one is recorded there, so that [`StreamProgress::is_complete`] can answer
-    /// later. On failure, and once the stream is gone, nothing is recorded: the answer then comes
-    /// from a later mark, a successful synchronisation or the end of the stream. The device must be bound.
+    /// Records an event after an operation, unless there is one, so that [`StreamProgress::is_complete`] can answer
+    /// later. On failure, and once the stream is gone, nothing is recorded: the answer then comes from a later mark,
+    /// a successful synchronisation or the end of the stream. The device must be bound.
     pub(crate) fn mark(&self, api: &Api, number: u64) {
         let mut state = lock(&self.state);
         if state.open {
@@ -205,8 +205,8 @@ impl StreamProgress {
         lock(&self.state).open = true;
     }
 
-    /// Records an event behind everything queued so far, for a sealed stream that is still there. Returns whether the end of its
-    /// work can be known without the stream from now on. The device must be bound.
+    /// Records an event after everything queued so far, for a sealed stream that is still there. Returns whether the
+    /// end of its work can be known without the stream from now on. The device must be bound.
     pub(super) fn mark_end(&self, api: &Api) -> bool {
         let number = self.issued();
         let mut state = lock(&self.state);
@@ -215,7 +215,7 @@ impl StreamProgress {
         self.passed(number) || last >= number
     }
 
-    /// Takes the fault that another wait was told.
+    /// Takes the fault that [`StreamProgress::wait`] received.
     pub(super) fn take_fault(&self) -> Option<Error> {
         lock(&self.state).fault.take()
     }
@@ -259,7 +259,7 @@ impl State {
         }
     }
 
-    /// The first marker behind an operation.
+    /// Removes the first marker that was recorded after an operation.
     fn take_marker(&mut self, number: u64) -> Option<(u64, sys::aclrtEvent)> {
         let mut markers = self.markers.iter();
         let at = markers.position(|&(upto, _)| upto >= number)?;
@@ -373,8 +373,8 @@ impl Uses {
         others.push((Arc::clone(progress), number));
     }
 
-    /// Whether all uses are known to be over. Behind each other use an event is recorded, so that a later call knows. The device
-    /// must be bound.
+    /// Whether all uses are known to be over. For each one that is not, an event is recorded after it, so that a
+    /// later call knows. The device must be bound.
     pub(crate) fn are_over(&self, api: &Api) -> bool {
         let mut all = true;
         let mut look = |progress: &StreamProgress, number: u64| {

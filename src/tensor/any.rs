@@ -27,9 +27,9 @@ pub struct AnyTensor {
     pub(super) memory: Arc<Memory>,
     /// Byte of the memory at which the tensor begins.
     pub(super) start: usize,
-    /// `offset` is 0: it is in `start`.
+    /// The descriptor. Its `offset` is 0, since `start` has it.
     desc: TensorDesc,
-    /// Those of `desc`.
+    /// Sizes of the axes of `desc`.
     sizes: Sizes,
 }
 
@@ -62,7 +62,7 @@ impl AnyTensor {
         Self::new(Arc::new(Memory::alloc(context, bytes)?), 0, desc)
     }
 
-    /// Whether nobody else holds the memory and no queued work is known to use it.
+    /// Whether this tensor alone holds the memory and no queued work is known to use it.
     pub(crate) fn is_idle(&self) -> bool {
         Arc::strong_count(&self.memory) == 1 && self.memory.is_idle()
     }
@@ -72,13 +72,13 @@ impl AnyTensor {
         &self.memory
     }
 
-    /// What operators are told about the tensor. Its offset is 0: a view's begins at [`AnyTensor::as_raw`].
+    /// The tensor's descriptor, as operators take it. Its offset is 0: a view begins at [`AnyTensor::as_raw`].
     #[inline]
     pub fn desc(&self) -> &TensorDesc {
         &self.desc
     }
 
-    /// Addresses on the device that the tensor's elements lie in; empty without elements.
+    /// Range of the device addresses of the tensor's elements; empty without elements.
     pub(crate) fn addresses(&self) -> Range<usize> {
         let bytes = self.desc.byte_range().unwrap_or(0..0);
         let len = usize::try_from(bytes.end).unwrap_or(0);
@@ -89,7 +89,7 @@ impl AnyTensor {
         start..start.saturating_add(len)
     }
 
-    /// Whether another tensor lies, in part or whole, where this one does: from its first byte to its last, so that
+    /// Whether another tensor shares memory with this one. Both count from their first byte to their last, so that
     /// interleaved views overlap too.
     pub fn overlaps(&self, other: &AnyTensor) -> bool {
         overlap(&self.addresses(), &other.addresses())
@@ -153,13 +153,13 @@ impl AnyTensor {
         self.len() == 0
     }
 
-    /// Whether the elements lie packed in row-major order.
+    /// Whether the elements are packed in row-major order.
     pub fn is_contiguous(&self) -> bool {
         self.desc.is_contiguous()
     }
 
-    /// Address of the first element on the device, valid while this tensor is; null without memory. Work queued behind
-    /// this crate's back has to be over before the tensor is dropped.
+    /// Address of the first element on the device, valid while this tensor is; null without memory. Work that other
+    /// libraries queue with it has to be over before the tensor is dropped.
     #[inline]
     pub fn as_raw(&self) -> *mut c_void {
         self.memory.at(self.start)
@@ -185,8 +185,8 @@ impl AnyTensor {
         Self::new(Arc::clone(&self.memory), self.start, desc)
     }
 
-    /// A view of the elements' bits as elements of another type of the same size, such as INT8 as FLOAT8_E4M3FN: for work that
-    /// moves numbers and is there for one of the types alone.
+    /// A view of the elements' bits as elements of another type of the same size, such as INT8 as FLOAT8_E4M3FN: for
+    /// operations that only move elements and exist for one of the types alone.
     ///
     /// ```
     /// use ascend_attention::spec::DType;
@@ -286,8 +286,8 @@ impl AnyTensor {
     /// A view of part of an axis.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such axis, the range does not lie in it, or the view would not begin at
-    /// a whole byte, or not end at one before the tensor does: its last byte would also be another element's.
+    /// [`Error::InvalidArgument`] if there is no such axis, the range is not within it, or the view would not begin
+    /// at a whole byte, or not end at one before the tensor does: its last byte would also be another element's.
     pub fn narrow(&self, axis: usize, range: Range<usize>) -> Result<Self> {
         let (dim, stride) = match (self.desc.shape.get(axis), self.desc.strides.get(axis)) {
             (Some(&dim), Some(&stride)) => (dim, stride),
@@ -338,7 +338,8 @@ impl AnyTensor {
         }
     }
 
-    /// Whether a view from a bit on shares no byte with elements behind it. The last byte of all is the tensor's own.
+    /// Whether a view from bit `first` on ends at a whole byte, or where the tensor ends, so that no later element
+    /// shares a byte with it.
     fn parts_at(&self, first: u64, view: &TensorDesc) -> bool {
         if view.dtype.bits().is_multiple_of(8) {
             return true;
@@ -347,8 +348,8 @@ impl AnyTensor {
         end.is_some_and(|end| end.is_multiple_of(8) || Some(end) == end_bit(&self.desc))
     }
 
-    /// Waits for a stream and copies the elements out, packed in row-major order whatever the strides. What elements
-    /// smaller than a byte leave of the last byte is 0.
+    /// Waits for a stream and copies the elements out, packed in row-major order whatever the strides. Bits of the
+    /// last byte that elements smaller than a byte leave unused are 0.
     ///
     /// Since CANN 8.1.
     ///
@@ -379,7 +380,7 @@ impl AnyTensor {
                 "a contiguous tensor, for elements smaller than a byte",
             ));
         };
-        // All that lies between the first and the last element, then one element after the other.
+        // Copies all bytes between the first and the last element, then picks one element after the other.
         let mut all = zeros(self.addresses().len())?;
         self.memory.read(self.start, &mut all)?;
         let mut index = [0i64; Dims::MAX_RANK];
@@ -408,14 +409,14 @@ impl AnyTensor {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for tensors that are not so, or of another device; [`Error::Capturing`] on a thread that
-    /// captures; [`Error::Acl`].
+    /// [`Error::InvalidArgument`] for strided or overlapping tensors, other shapes or element types, or another
+    /// device; [`Error::Capturing`] on a thread that captures; [`Error::Acl`].
     #[doc(alias = "aclrtMemcpyAsync")]
     pub fn copy_from(&self, stream: &Stream, source: &Self) -> Result<()> {
         self.copy_by(stream, source)
     }
 
-    /// The same, queued anywhere.
+    /// As [`AnyTensor::copy_from`], but queued on any queue.
     pub(crate) fn copy_by(&self, queue: &impl Queue, source: &Self) -> Result<()> {
         self.on("tensor", queue.context())?;
         source.on("source", queue.context())?;
@@ -457,7 +458,7 @@ impl AnyTensor {
         memory.write(start, bytes)
     }
 
-    /// From now on the elements change by [`AnyTensor::renew`] alone.
+    /// Lets only [`AnyTensor::renew`] change the elements from now on.
     pub(crate) fn freeze(&self) {
         self.memory.freeze();
     }
@@ -482,7 +483,7 @@ impl AnyTensor {
         self.memory.read(self.start.saturating_add(byte), bytes)
     }
 
-    /// The same tensor with its element type known.
+    /// Returns the same tensor with element type `T`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the elements are of another type.
@@ -495,7 +496,8 @@ impl AnyTensor {
     }
 }
 
-/// Bits from a view's first element to behind its last one, where no stride is negative; `None` if 64 bits do not hold it.
+/// Bits from a view's first element to the end of its last one, where no stride is negative; `None` if 64 bits do not
+/// hold it.
 fn end_bit(view: &TensorDesc) -> Option<u64> {
     let mut last = 0i64;
     for (&dim, &stride) in view.shape.iter().zip(view.strides.iter()) {

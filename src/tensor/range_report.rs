@@ -8,7 +8,7 @@ use crate::runtime::Stream;
 
 use super::Tensor;
 
-/// The range of some numbers, and the first that is none or too large.
+/// The range of some numbers, and the first element that is NaN, infinite or too large.
 ///
 /// NaN is no number: it counts apart and takes no part in the range.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,12 +29,12 @@ pub struct RangeReport {
 }
 
 impl RangeReport {
-    /// The range of elements of which none should be farther than `limit` from 0.
+    /// The range of elements; those farther than `limit` from 0 are too large.
     pub fn of(elements: &[f64], limit: f64) -> Self {
         Self::over(elements.iter().copied(), limit)
     }
 
-    /// The same of elements of any type that is a number.
+    /// As [`RangeReport::of`], but for elements of any type that is a [`Number`].
     pub fn of_elements<T: Number>(elements: &[T], limit: f64) -> Self {
         Self::over(elements.iter().map(|element| element.to_f64()), limit)
     }
@@ -78,7 +78,7 @@ impl RangeReport {
 
 /// An element that is a number.
 pub trait Number: Element {
-    /// The same number.
+    /// Returns the number as `f64`.
     fn to_f64(self) -> f64;
 }
 

@@ -79,26 +79,26 @@ impl<T: Element> Tensor<T> {
         self.overwrite_bytes(stream, as_bytes(elements))
     }
 
-    /// As [`AnyTensor::reshape`].
+    /// A view of the elements in another shape, as [`AnyTensor::reshape`] makes it.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`AnyTensor::reshape`].
     pub fn reshape(&self, shape: impl AsRef<[usize]>) -> Result<Self> {
         self.tensor.reshape(shape).map(Self::of)
     }
 
-    /// As [`AnyTensor::permute`].
+    /// A view with the axes in another order, as [`AnyTensor::permute`] makes it.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`AnyTensor::permute`].
     pub fn permute(&self, order: impl AsRef<[usize]>) -> Result<Self> {
         self.tensor.permute(order).map(Self::of)
     }
 
-    /// As [`AnyTensor::narrow`].
+    /// A view of part of an axis, as [`AnyTensor::narrow`] makes it.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`AnyTensor::narrow`].
     pub fn narrow(&self, axis: usize, range: Range<usize>) -> Result<Self> {
         self.tensor.narrow(axis, range).map(Self::of)
     }
@@ -117,9 +117,10 @@ impl<T: Element> Tensor<T> {
         stream.upload_desc(as_bytes(&elements), desc).map(Self::of)
     }
 
-    /// A contiguous copy whose last axis has `size` elements, the new ones 0: for heads of a size that the operator does
-    /// not take. [`HeadShape::padded`](ascend_spec::fia::HeadShape::padded) says which size it does. The copy goes through
-    /// the host and waits for the stream: pad a model's weights once rather than its activations in each step.
+    /// A contiguous copy whose last axis has `size` elements, the new ones 0: for heads of a size that the operator
+    /// does not take. [`HeadShape::padded`](ascend_spec::fia::HeadShape::padded) returns a size that it takes. The
+    /// copy goes through the host and waits for the stream: pad a model's weights once rather than its activations in
+    /// each step.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a size below the axis' own, or a tensor without

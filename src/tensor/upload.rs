@@ -31,8 +31,8 @@ impl Stream {
         self.upload_desc(as_bytes(elements), desc).map(Tensor::of)
     }
 
-    /// The same for an element type known at run time. Elements smaller than a byte are packed, the first in the low
-    /// bits.
+    /// As [`Stream::upload`], but for an element type known at run time. Elements smaller than a byte are packed, the
+    /// first in the low bits.
     ///
     /// Since CANN 8.1.
     ///

@@ -1,4 +1,4 @@
-//! A call of whichever operator, on its way into a file.
+//! A live call of any declared operator, to be written to a file.
 
 use super::Recorded;
 use super::live::LiveCall;
@@ -8,9 +8,9 @@ use crate::case_file::{Expect, ParameterCase, Tolerance};
 /// A call and its tensors.
 #[derive(Clone)]
 pub(crate) enum AnyLive {
-    /// Of FusedInferAttentionScore.
+    /// A call of FusedInferAttentionScore.
     Attention(Box<LiveCall>),
-    /// Of another operator.
+    /// A call of another operator.
     Operator(Box<LiveOperator>),
 }
 
@@ -26,7 +26,7 @@ impl From<LiveOperator> for AnyLive {
     }
 }
 
-/// What is written beside a call that was refused or failed.
+/// The labels that are written with a call that was refused or failed.
 pub(super) struct Failure<'a> {
     pub(super) name: &'a str,
     pub(super) note: &'a str,
@@ -50,7 +50,7 @@ impl Failure<'_> {
 }
 
 impl AnyLive {
-    /// Shapes, element types and attributes.
+    /// Returns the call without data: its shapes, element types and attributes.
     pub(super) fn parameters(
         &self,
         id: &str,
@@ -63,7 +63,7 @@ impl AnyLive {
         }
     }
 
-    /// The call with its data, or why no case of at most `room` bytes can have them.
+    /// Returns the call with its data, or the reason why no case of at most `room` bytes can hold them.
     pub(super) fn failed(&self, failure: &Failure<'_>, room: u64) -> Result<Recorded, String> {
         Ok(match self {
             Self::Attention(call) => {
@@ -91,7 +91,7 @@ impl AnyLive {
         })
     }
 
-    /// The call with its data and the outputs that came out, or why no case can have them.
+    /// Returns the call with its data and its computed outputs, or the reason why no case can hold them.
     pub(super) fn launched(&self, tolerance: Tolerance, name: &str) -> Result<Recorded, String> {
         Ok(match self {
             Self::Attention(call) => {

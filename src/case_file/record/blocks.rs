@@ -5,18 +5,19 @@ use std::collections::BTreeMap;
 use ascend_spec::TensorDesc;
 use ascend_spec::fia::{AntiquantMode, Arguments, Parameter};
 
-/// Which blocks a call reads, and the table with these numbered anew.
+/// The blocks that a call reads, and its block table with these numbered anew.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Blocks {
-    /// Their numbers in the cache; their places here are their new numbers.
+    /// Old numbers of the blocks, in the call's cache; the index of a block here is its new number.
     pub(super) read: Vec<usize>,
     /// The new table, row by row.
     pub(super) table: Vec<i32>,
 }
 
 impl Blocks {
-    /// Of a table of rows of `columns` entries, over a cache of `blocks`. Entries that no sequence reaches become 0;
-    /// entries that are no blocks of the cache stay as they are, which is wrong for the new cache too.
+    /// Renumbers a table with rows of `columns` entries, over a cache of `blocks` blocks. Entries that no sequence
+    /// reaches become 0; entries that are no blocks of the cache stay as they are, which is wrong for the new cache
+    /// too.
     pub(super) fn new(
         table: &[i32],
         columns: usize,
@@ -41,7 +42,7 @@ impl Blocks {
             }
         }
         if read.is_empty() && blocks > 0 {
-            // A cache has a block at least.
+            // A cache has at least one block.
             read.push(0);
         }
         Self {
@@ -51,7 +52,7 @@ impl Blocks {
     }
 }
 
-/// Entries of its row that sequence `b` reaches; `None` for all.
+/// Number of entries that sequence `b` reaches in its row; `None` for all.
 fn reached(arguments: &Arguments<TensorDesc>, b: usize) -> Option<usize> {
     let lengths = arguments.actual_seq_lengths_kv.as_deref()?;
     let keys = match lengths {
@@ -113,7 +114,7 @@ mod tests {
             read(&arguments),
             (vec![4, 1], vec![0, 1, 0, 1, 0, 0, 0, 0, 0])
         );
-        // Wrong lengths or block sizes: whatever may be meant is kept.
+        // With wrong lengths or block sizes every block is kept that may be meant.
         arguments.block_size = 0;
         assert_eq!(read(&arguments), (vec![4, 1, 9, 3], all.clone()));
         arguments.block_size = 16;

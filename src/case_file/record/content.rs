@@ -11,15 +11,15 @@ use super::too_large;
 use crate::case_file::{Case, CaseTensor, MaskKind, ParameterCase, Tolerance};
 use crate::mask::{HostMask, MaskForm};
 
-/// Copies a part of a packed tensor, which begins so many bytes behind the tensor's first element.
+/// Copies a part of a packed tensor, which begins the given number of bytes after the tensor's first element.
 pub(super) type Read<'a> = dyn Fn(Argument, usize, &mut [u8]) -> Result<(), String> + 'a;
 
-/// A call, wherever its tensors are.
+/// A call whose tensors are read by a function, in whatever memory they are.
 pub(super) struct Content<'a> {
     /// The chip's name.
     pub(super) soc_name: Option<&'a str>,
     pub(super) target: Option<Target>,
-    /// The version that the call goes to, or where none was chosen yet, the oldest that it may go to.
+    /// The version that the call goes to or, before one is chosen, the oldest that it may go to.
     pub(super) version: Version,
     pub(super) portable_since: Option<Cann>,
     pub(super) arguments: Arguments<TensorDesc>,
@@ -39,7 +39,7 @@ impl Content<'_> {
         all.filter(|(argument, _)| argument.is_output())
     }
 
-    /// Shapes, element types and attributes.
+    /// Returns the call without data: its shapes, element types and attributes.
     pub(super) fn parameters(
         &self,
         id: &str,
@@ -61,7 +61,7 @@ impl Content<'_> {
         case
     }
 
-    /// Whether a case could hold what the call computes; if not, why.
+    /// Refuses a call whose outputs no case can hold, with the reason.
     pub(super) fn admits(&self) -> Result<(), String> {
         packed(named(self.outputs()))?;
         let call = self.arguments.call();
@@ -74,8 +74,8 @@ impl Content<'_> {
         Ok(())
     }
 
-    /// The call with its data, or why no case can have them: also if these exceed `room` bytes, or if what the case says
-    /// would have another verdict than the call.
+    /// Returns the call with its data, or the reason why no case can hold them, such as data of more than `room`
+    /// bytes, or a case for which the contract has another verdict than `verdict`, the call's own.
     pub(super) fn case(&self, room: u64, verdict: Option<&'static str>) -> Result<Case, String> {
         packed(named(self.inputs()))?;
         let blocks = self.blocks()?;
@@ -101,7 +101,7 @@ impl Content<'_> {
     ) -> Result<(), String> {
         let outputs = self.outputs();
         for (argument, desc) in outputs.filter(|(of, _)| (self.has_memory)(of.parameter)) {
-            // Of other types nothing is expected.
+            // Outputs of types that cannot be converted to FLOAT are not expected.
             let bytes = self.bytes(argument, 0..bytes_of(desc))?;
             let expected = expectation(argument.name(), desc, bytes, &mut case.note);
             match argument.parameter {
@@ -113,7 +113,7 @@ impl Content<'_> {
         Ok(())
     }
 
-    /// Copies the data.
+    /// Makes a case of the call and its data; from a paged cache it copies only `blocks`, if they are known.
     fn with_data(&self, blocks: Option<&Blocks>, room: u64) -> Result<Case, String> {
         let parts = |of: Parameter| blocks.filter(|_| has_blocks(of, &self.arguments));
         let bytes = self.inputs().map(|(argument, desc)| {
@@ -173,7 +173,8 @@ impl Content<'_> {
         Ok(case)
     }
 
-    /// The blocks that a paged call reads; `None` for other calls, and where its tensors do not say.
+    /// The blocks that a paged call reads; `None` for other calls, and for tensors that are not those of a paged
+    /// cache.
     fn blocks(&self) -> Result<Option<Blocks>, String> {
         let Some(table) = &self.arguments.block_table else {
             return Ok(None);
@@ -201,8 +202,8 @@ impl Content<'_> {
         )))
     }
 
-    /// What the contract says of a call that goes to this one's version on its target: the rule that refuses the call, the
-    /// feature that is not there, or nothing.
+    /// Checks `call` against the contract, for this call's version and target. Returns the rule that refuses it, or
+    /// the feature that is not supported; `None` if neither.
     pub(super) fn verdict(&self, call: &FiaCall<'_>) -> Option<&'static str> {
         let target = self.target?;
         match call.check(Version::oldest_on(call, self.version, target), target) {
@@ -220,7 +221,7 @@ impl Content<'_> {
         Ok(data)
     }
 
-    /// Some parts of a tensor along its first axis, in this order.
+    /// Reads some entries of a tensor's first axis, in this order.
     fn read_blocks(
         &self,
         argument: Argument,
@@ -246,7 +247,7 @@ fn named<'a>(
     tensors.map(|(argument, desc)| (argument.name(), desc))
 }
 
-/// Refuses tensors that a case cannot describe.
+/// Refuses tensors that a case cannot describe, such as strided ones.
 pub(super) fn packed<'a>(
     mut tensors: impl Iterator<Item = (&'static str, &'a TensorDesc)>,
 ) -> Result<(), String> {
@@ -257,8 +258,8 @@ pub(super) fn packed<'a>(
     }
 }
 
-/// What a case expects of an output that came out. With NaN, which would say that elements are not specified, nothing is
-/// expected, and the case's note says so.
+/// Returns the computed output that a case expects. An output with NaN, which would mean that elements are not
+/// specified, is not expected, and the case's note reports it.
 pub(super) fn expectation(
     name: &'static str,
     desc: &TensorDesc,
@@ -291,7 +292,7 @@ pub(crate) fn nans(expected: &CaseTensor) -> usize {
     values.iter().filter(|value| value.is_nan()).count()
 }
 
-/// Whether a mask is the one that a reader makes for itself.
+/// Whether a mask is the compressed causal mask, which a reader of the case makes by itself.
 fn is_compressed(soc: Option<Soc>, desc: &TensorDesc, bytes: &[u8]) -> bool {
     is_template(CompressedMask::Causal, MaskForm::made_for(soc), desc, bytes)
 }

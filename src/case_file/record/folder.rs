@@ -16,7 +16,7 @@ use crate::runtime::lock;
 const MOST_CALLS: usize = 256;
 /// Most bytes that one process writes.
 const MOST_BYTES: u64 = 1 << 30;
-/// Extensions of recorded calls: a number is used with one of them alone.
+/// Extensions of recorded calls: each number is used with only one of them.
 const EXTENSIONS: [&str; 2] = ["safetensors", "jsonl"];
 
 /// A folder, and what this process has written there.
@@ -28,7 +28,7 @@ pub(super) struct Folder {
 
 #[derive(Debug, Default)]
 struct Written {
-    /// The calls by their lines.
+    /// Lines of the calls that were taken so far.
     known: BTreeSet<String>,
     bytes: u64,
     full: bool,
@@ -42,8 +42,8 @@ impl Folder {
         }
     }
 
-    /// Whether a call is new here and there is room for it; it is not new any more then. `line` is the call without its
-    /// data.
+    /// Takes a call if this process has not taken it before and the folder has room. Returns whether it was taken.
+    /// `line` is the call without its data.
     pub(super) fn takes(&self, line: &str) -> bool {
         let mut written = lock(&self.written);
         !written.full && written.known.len() < MOST_CALLS && written.known.insert(line.to_owned())
@@ -59,7 +59,7 @@ impl Folder {
         MOST_BYTES.saturating_sub(lock(&self.written).bytes)
     }
 
-    /// Writes a call. What goes wrong is logged: the program has an error of its own to see to.
+    /// Writes a call. An error is logged and not returned: the program has an error of its own to handle.
     pub(super) fn write(&self, call: &Recorded, error: &str) {
         match self.store(call) {
             Ok(path) => tracing::warn!("recorded as {}: {error}", path.display()),
@@ -101,7 +101,7 @@ pub(super) fn write(folder: &Path, extension: &str, bytes: &[u8]) -> Result<Path
             continue;
         }
         let path = path(extension);
-        // Another process may be quicker.
+        // Another process may have taken the name meanwhile.
         if write_new(&path, |file| file.write_all(bytes)).map_err(|source| io(&path, source))? {
             return Ok(path);
         }

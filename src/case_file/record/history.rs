@@ -23,7 +23,7 @@ struct Launched {
 
 static LAUNCHED: Mutex<VecDeque<Launched>> = Mutex::new(VecDeque::new());
 
-/// Takes note of a launch, of which nothing is kept alive.
+/// Notes a launch, without keeping any of its memory alive.
 pub(super) fn note(progress: &Arc<StreamProgress>, call: &AnyLive) {
     let note = Launched {
         progress: Arc::clone(progress),
@@ -37,7 +37,8 @@ pub(super) fn note(progress: &Arc<StreamProgress>, call: &AnyLive) {
     launched.push_back(note);
 }
 
-/// Takes note of how a wait for a stream ended, which had been given operations up to a number.
+/// Notes how a wait for the stream's operations up to `number` ended: their calls are forgotten or, after a failure,
+/// written out.
 #[cold]
 pub(super) fn waited(progress: &Arc<StreamProgress>, number: u64, outcome: &Result<()>) {
     let Some(folder) = folder() else { return };

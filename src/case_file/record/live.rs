@@ -1,4 +1,4 @@
-//! A call on a device, on its way into a file.
+//! A call of FusedInferAttentionScore on a device, to be written to a file.
 
 use std::sync::Arc;
 use std::thread;
@@ -14,14 +14,14 @@ use crate::operator::Tensors;
 use crate::runtime::{Context, capturing};
 use crate::tensor::AnyTensor;
 
-/// How long work on other streams that uses the inputs may take until these are given up.
+/// Longest wait for work on other streams that uses the inputs; after it they are not recorded.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A call and its tensors.
 #[derive(Clone)]
 pub(crate) struct LiveCall {
     context: Arc<Context>,
-    /// The version that the call goes to, or where none was chosen yet, the oldest that it may go to.
+    /// The version that the call goes to or, before one is chosen, the oldest that it may go to.
     version: Version,
     portable_since: Option<Cann>,
     arguments: Arguments<LiveTensor>,
@@ -77,12 +77,12 @@ impl LiveCall {
         }
     }
 
-    /// Notes that every release from this one on was asked to take the call.
+    /// Notes that every release from this one on has to take the call.
     pub(crate) fn portable_since(&mut self, release: Option<Cann>) {
         self.portable_since = release;
     }
 
-    /// Shows the call with a way to its bytes.
+    /// Calls `body` with the call and a function that reads its tensors.
     fn with_content<R>(&self, body: impl FnOnce(&Content<'_>) -> R) -> R {
         body(&Content {
             soc_name: Some(self.context.soc_name()),
@@ -106,7 +106,7 @@ impl LiveCall {
         })
     }
 
-    /// Shapes, element types and attributes.
+    /// Returns the call without data: its shapes, element types and attributes.
     pub(super) fn parameters(
         &self,
         id: &str,
@@ -116,19 +116,20 @@ impl LiveCall {
         self.with_content(|content| content.parameters(id, accepted, about))
     }
 
-    /// The call with its data, or why no case can have them. Work on the stream that it is launched on has to be over.
+    /// Returns the call with its data, or the reason why no case can hold them. Work on the call's stream has to be
+    /// over.
     pub(crate) fn case(&self) -> Result<Case, String> {
         self.case_within(u64::MAX)
     }
 
-    /// The case with its data, and with the current outputs as the expected ones.
+    /// Returns the case with its data, and with the current outputs as the expected ones.
     pub(super) fn case_with_outputs(&self, tolerance: Tolerance) -> Result<Case, String> {
         let mut case = self.case()?;
         self.with_content(|content| content.expect_outputs(&mut case, tolerance))?;
         Ok(case)
     }
 
-    /// The case with its data, refused if these exceed `room` bytes.
+    /// Returns the case with its data; refuses more than `room` bytes of them.
     pub(super) fn case_within(&self, room: u64) -> Result<Case, String> {
         refuse_in_captures()?;
         self.with_content(|content| {

@@ -1,4 +1,4 @@
-//! A call of any other operator on a device, on its way into a file.
+//! A call of another operator than FusedInferAttentionScore on a device, to be written to a file.
 
 use std::sync::Arc;
 
@@ -21,12 +21,12 @@ pub(crate) struct LiveOperator {
     /// The version that the call goes to, counted from 1.
     version: u8,
     call: AnyArguments<TensorDesc>,
-    /// By name and number in a list; an output may have no memory yet.
+    /// The tensors, each with its parameter's name and its index in a list; an output may have no memory yet.
     memory: Vec<(&'static str, usize, AnyTensor)>,
 }
 
 impl LiveOperator {
-    /// A call without its tensors. Where no version was chosen yet it is the oldest that takes the call.
+    /// A call without its tensors. Without a `version` it goes to the oldest that takes the call.
     pub(crate) fn new(
         context: &Arc<Context>,
         call: &AnyArguments<TensorDesc>,
@@ -62,7 +62,7 @@ impl LiveOperator {
         all.filter(|(at, _)| !at.parameter.kind.is_output())
     }
 
-    /// What it writes: a reserved output without elements is none.
+    /// The outputs that the call writes; a reserved output without elements is none of them.
     fn outputs(&self) -> impl Iterator<Item = (AnyArgument, &TensorDesc)> {
         let all = self.call.each_tensor();
         all.filter(|(at, desc)| at.parameter.kind.is_output() && !desc.is_empty())
@@ -86,7 +86,7 @@ impl LiveOperator {
         Ok(bytes)
     }
 
-    /// Shapes, element types and attributes.
+    /// Returns the call without data: its shapes, element types and attributes.
     pub(super) fn parameters(
         &self,
         id: &str,
@@ -108,7 +108,8 @@ impl LiveOperator {
         }
     }
 
-    /// The case with its data, refused if these exceed `room` bytes, or if what the case says would have another verdict.
+    /// Returns the case with its data. Refuses more than `room` bytes of them, and a case with another verdict than
+    /// the call's.
     pub(super) fn case_within(&self, room: u64) -> Result<OperatorCase, String> {
         let case = self.case(room)?;
         match self.verdict(&case.describe()) == self.verdict(&self.call) {
@@ -117,7 +118,7 @@ impl LiveOperator {
         }
     }
 
-    /// The case with its data, and with the current outputs as the expected ones.
+    /// Returns the case with its data, and with the current outputs as the expected ones.
     pub(super) fn case_with_outputs(&self, tolerance: Tolerance) -> Result<OperatorCase, String> {
         let mut case = self.case(u64::MAX)?;
         packed(self.outputs().map(|(at, desc)| (at.parameter.name, desc)))?;
@@ -193,8 +194,8 @@ impl LiveOperator {
         }
     }
 
-    /// What the contract says of a call that goes to this one's version on its target: the rule that refuses the call, the
-    /// feature that is not there, or nothing.
+    /// Checks `call` against the contract, for this call's version and target. Returns the rule that refuses it, or
+    /// the feature that is not supported; `None` if neither.
     fn verdict(&self, call: &AnyArguments<TensorDesc>) -> Option<&'static str> {
         let target = self.context.target().ok()?;
         match call.check(self.version, target, &mut |_| {}) {

@@ -1,7 +1,7 @@
 //! Live calls, recorded as cases.
 //!
-//! Nothing is recorded unless a program asks for it, by [`record_calls`] or the variable [`RECORD_VARIABLE`]; a launch
-//! then costs one look at a number more than without this module.
+//! Nothing is recorded unless a program requests it, by [`record_calls`] or the variable [`RECORD_VARIABLE`]; without
+//! a request this module costs a launch the load of one number.
 
 mod any_live;
 mod blocks;
@@ -31,9 +31,10 @@ pub use scope::{record_calls, tentatively};
 use folder::Folder;
 
 /// The environment variable that names a folder for calls that are refused or fail, of every operator that case files hold.
-/// (The emulation's C library, of the crate `ascend-emu-c`, writes every call of FusedInferAttentionScore that it is given
-/// there; see [`Recorder`].) Each is written there when it happens: as a case file (`call-001.safetensors`) with its inputs,
-/// or, where these cannot be had, as a line of shapes and attributes (`call-001.jsonl`), which `ascend-attn check` reads.
+/// (The emulation's C library, of the crate `ascend-emu-c`, writes every call of FusedInferAttentionScore that it
+/// receives into this folder; see [`Recorder`].) Each call is written when it happens: as a case file
+/// (`call-001.safetensors`) with its inputs, or, where these cannot be copied, as a line of shapes and attributes
+/// (`call-001.jsonl`), which `ascend-attn check` reads.
 ///
 /// Nothing is overwritten, a call that fails again in the same way is not written again, and a folder takes 256 calls, a
 /// process 1 GiB of them. The variable is read once.
@@ -43,15 +44,15 @@ pub const RECORD_VARIABLE: &str = "ASCEND_RECORD";
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Recorded {
-    /// Of FusedInferAttentionScore, with its data.
+    /// A call of FusedInferAttentionScore with its data.
     Case(Box<Case>),
-    /// Of another operator, with its data.
+    /// A call of another operator with its data.
     Operator(Box<OperatorCase>),
     /// Shapes, element types and attributes alone.
     Parameters {
         /// The call.
         call: Box<ParameterCase>,
-        /// Why its data could not be had.
+        /// Why its data could not be copied.
         why: String,
     },
 }
@@ -89,13 +90,13 @@ impl Recorded {
     }
 }
 
-/// Stands for the variable, which was not looked at yet.
+/// Bit of [`RECORDERS`] that is set until [`RECORD_VARIABLE`] has been read.
 const UNKNOWN: usize = 1 << (usize::BITS - 1);
 
-/// How many want to know of calls: threads within [`record_calls`], and the folder of the variable.
+/// Number of recorders: threads within [`record_calls`], and the folder that [`RECORD_VARIABLE`] names.
 static RECORDERS: AtomicUsize = AtomicUsize::new(UNKNOWN);
 
-/// Whether anybody wants to know of calls.
+/// Whether there is any recorder.
 #[inline]
 pub(crate) fn is_on() -> bool {
     RECORDERS.load(Ordering::Relaxed) != 0 && is_on_now()
@@ -107,7 +108,7 @@ fn is_on_now() -> bool {
     RECORDERS.load(Ordering::Relaxed) != 0
 }
 
-/// The folder that the variable names.
+/// The folder that [`RECORD_VARIABLE`] names.
 fn folder() -> Option<&'static Folder> {
     static FOLDER: OnceLock<Option<Folder>> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
@@ -122,7 +123,7 @@ fn folder() -> Option<&'static Folder> {
     folder.as_ref()
 }
 
-/// What a call's data are too large for: a case, or the `room` that there is.
+/// Describes the limit that a call's data exceed, a case's or the remaining `room`; `None` if they fit.
 fn too_large(bytes: u64, room: u64) -> Option<String> {
     match bytes {
         _ if bytes > LARGEST => Some(format!(

@@ -22,17 +22,17 @@ pub struct OperatorCall<'a> {
     pub target: Target,
     /// The name of the chip.
     pub soc_name: &'a str,
-    /// Copies bytes of a tensor, from the byte of this number behind the tensor's base address on.
+    /// Copies bytes of a tensor, from the given number of bytes after the tensor's base address on.
     pub read: &'a dyn Fn(Argument, usize, &mut [u8]),
 }
 
-/// Writes the calls that an implementation of the operator is given into a folder, as
-/// [`RECORD_VARIABLE`] has those of a program that uses this crate.
+/// Writes the calls that an implementation of the operator receives into a folder, as [`RECORD_VARIABLE`] does for
+/// the calls of a program that uses this crate.
 ///
-/// A call that ran becomes a case with what came out as what is expected, within a few units in the last place of the
-/// output's element type: [`Case::run`] replays it. A refused one becomes a case that expects the refusal; its tensors hold
-/// zeros, since it was refused before they were read. Where no case can hold a call, its shapes and attributes become a
-/// line ([`ParameterCase`](crate::case::ParameterCase)).
+/// A call that ran becomes a case with its computed outputs as the expected ones, within a few units in the last
+/// place of the output's element type: [`Case::run`] replays it. A refused one becomes a case that expects the
+/// refusal; its tensors hold zeros, since it was refused before they were read. Where no case can hold a call, its
+/// shapes and attributes become a line ([`ParameterCase`](crate::case::ParameterCase)).
 ///
 /// Nothing is overwritten. A folder takes 256 calls, a process writes 1 GiB, a case has 256 MiB of data at most; the same
 /// refusal is written once.
@@ -42,24 +42,24 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Of a folder, which is made with the first call.
+    /// A recorder into a folder, which is created with the first call.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self {
             folder: Folder::new(folder.into()),
         }
     }
 
-    /// Of the folder that [`RECORD_VARIABLE`] names, if it is set.
+    /// A recorder into the folder that [`RECORD_VARIABLE`] names, if it is set.
     pub fn from_environment() -> Option<Self> {
         let folder = std::env::var_os(RECORD_VARIABLE).filter(|name| !name.is_empty());
         folder.map(|name| Self::new(PathBuf::from(name)))
     }
 
-    /// Writes a call that ran, or that failed while it did. The outputs are to be read still.
+    /// Writes a call that ran, or that failed while it ran. Its outputs must still be readable.
     ///
     /// # Errors
-    /// What keeps the recorder from writing this call and any other: a folder that cannot be written, or is full. Later calls
-    /// are passed over without an error.
+    /// An error of the folder, which cannot be written, or is full. The recorder then writes no other call, and
+    /// ignores later calls without an error.
     pub fn ran(&self, call: &OperatorCall<'_>, outcome: Result<(), &str>) -> Result<(), CaseError> {
         if self.folder.is_closed() {
             return Ok(());
@@ -82,7 +82,7 @@ impl Recorder {
     /// Writes a call that was refused before any work was done.
     ///
     /// # Errors
-    /// As [`Recorder::ran`].
+    /// As for [`Recorder::ran`].
     pub fn refused(&self, call: &OperatorCall<'_>, message: &str) -> Result<(), CaseError> {
         if self.folder.is_closed() {
             return Ok(());
@@ -150,16 +150,16 @@ impl Recorder {
 }
 
 impl OperatorCall<'_> {
-    /// Shows the call with a way to the bytes of its tensors.
+    /// Calls `body` with the call and a function that reads its tensors.
     fn with_content<R>(&self, body: impl FnOnce(&Content<'_>) -> R) -> R {
         let mut arguments = self.call.to_arguments();
         if !arguments.softmax_lse_flag {
-            // The operator does not look at a log-sum-exp that was not asked for.
+            // The operator ignores a log-sum-exp that the call does not request.
             arguments.softmax_lse = None;
         }
         let read: &Read<'_> = &|argument, start, to| {
             let desc = self.call.tensor(argument);
-            // Packed: the first element stands where the range begins.
+            // The tensor is packed: its first element is where the byte range begins.
             let base = desc
                 .and_then(TensorDesc::byte_range)
                 .map_or(0, |range| range.start);
@@ -179,7 +179,8 @@ impl OperatorCall<'_> {
     }
 }
 
-/// The rule that refuses a call, if one does: among them those by which the host's code dies, which nothing allows.
+/// The rule that refuses a call, if one does. A lint that makes the host's code crash counts as one, since nothing
+/// allows it.
 fn refusal(call: &OperatorCall<'_>) -> Option<Violation> {
     let checked = match call.call.check(call.version, call.target) {
         Ok(checked) => checked,
@@ -195,12 +196,12 @@ fn refusal(call: &OperatorCall<'_>) -> Option<Violation> {
     crash
 }
 
-/// How far outputs may be from the recorded ones where other instructions add up in another order.
+/// How far outputs may be from the recorded ones on a machine that sums in another order.
 fn tolerance(call: &OperatorCall<'_>) -> Tolerance {
     let (atol, rtol) = match call.call.attention_out.map(|out| out.dtype) {
         Some(DType::Float16) => (1e-3, 4e-3),
         Some(DType::Bf16) => (8e-3, 2e-2),
-        // A step of the grid.
+        // One step of the integer grid.
         Some(DType::Int8) => (1.0, 0.0),
         _ => (2e-2, 0.25),
     };

@@ -14,11 +14,11 @@ use crate::runtime::Stream;
 /// What the calling thread records.
 #[derive(Default)]
 struct Session {
-    /// Of the innermost [`record_calls`].
+    /// Tolerance and recorded calls of the innermost [`record_calls`].
     calls: Option<(Tolerance, Vec<Recorded>)>,
-    /// How many [`tentatively`] lie around.
+    /// Number of [`tentatively`] closures that are running.
     attempts: usize,
-    /// Refused within them.
+    /// Calls that were refused within these closures.
     held: Vec<(AnyLive, Error)>,
 }
 
@@ -26,7 +26,7 @@ thread_local! {
     static SESSION: RefCell<Session> = RefCell::default();
 }
 
-/// Changes what the thread records; nothing where the thread is ending.
+/// Calls `body` with the thread's session; does nothing while the thread is ending.
 fn with<R>(body: impl FnOnce(&mut Session) -> R) -> Option<R> {
     SESSION
         .try_with(|session| {
@@ -43,11 +43,11 @@ fn with<R>(body: impl FnOnce(&mut Session) -> R) -> Option<R> {
 /// `ascend-serving`'s `Attention`, of whatever launches them.
 ///
 /// A call that is launched is waited for and recorded with its inputs, as [`Case::record`](crate::case::Case::record)
-/// does; the case expects the outputs that came out, within `tolerance`. A call that is refused or fails is recorded with
-/// the error as its note, and the case of a refused one expects the refusal by the same rule or lint. Of an output with
-/// NaN, which a case cannot expect, nothing is expected, and the case's note says so. When a step tries several backends,
-/// the calls that they refuse are recorded only if no backend serves the step. Calls that a graph captures or replays are
-/// recorded without data.
+/// does; the case expects the computed outputs, within `tolerance`. A call that is refused or fails is recorded with
+/// the error as its note, and the case of a refused one expects the refusal by the same rule or lint. A case cannot
+/// expect an output with NaN: it leaves the output out, and its note reports it. When a step tries several backends,
+/// the calls that they refuse are recorded only if no backend serves the step. Calls that a graph captures or replays
+/// are recorded without data.
 ///
 /// Calls of every operator that case files hold are recorded ([`DeclaredOperator`](crate::spec::declared::DeclaredOperator)):
 /// those of FusedInferAttentionScore are a [`Recorded::Case`], those of others a [`Recorded::Operator`].
@@ -91,8 +91,8 @@ pub fn record_calls<R>(tolerance: Tolerance, body: impl FnOnce() -> R) -> (R, Ve
     (value, calls.map_or_else(Vec::new, |(_, calls)| calls))
 }
 
-/// Runs a closure that tries ways to compute one after the other: with [`RECORD_VARIABLE`](super::RECORD_VARIABLE) set, the
-/// calls that are refused meanwhile are recorded only if the closure fails, and so none of the ways serves.
+/// Runs a closure that tries several ways to compute something: with [`RECORD_VARIABLE`](super::RECORD_VARIABLE) set,
+/// the calls that are refused meanwhile are recorded only if the closure fails, because none of the ways has worked.
 ///
 /// # Errors
 /// What the closure returns.
@@ -157,7 +157,7 @@ pub(crate) fn failed(call: impl Into<AnyLive>, stream: Option<&Stream>, error: &
         None
     });
     let Some(call) = held.flatten() else { return };
-    // What breaks a lint, the operator takes.
+    // The operator takes a call that breaks only a lint.
     let lint = matches!(error, Error::Violation(violation) if violation.rule.level == Level::Lint);
     let status = refusal_status(error).filter(|_| !lint);
     let about = error.to_string();
@@ -176,7 +176,7 @@ pub(crate) fn failed(call: impl Into<AnyLive>, stream: Option<&Stream>, error: &
         return;
     }
     let room = folder.map_or(u64::MAX, |folder| folder.room());
-    // After a fault of the device the stream says so at once.
+    // After a fault of the device the stream reports it at once.
     let settled = stream.map_or(Ok(()), |stream| {
         let settled = stream.synchronize();
         settled.map_err(|error| error.to_string())
@@ -206,7 +206,7 @@ pub(crate) fn failed(call: impl Into<AnyLive>, stream: Option<&Stream>, error: &
     keep(recorded);
 }
 
-/// Records a call that was launched on a stream; `None` for one of a graph.
+/// Records a call that was launched on a stream, or, with `None`, in a graph.
 #[cold]
 pub(crate) fn launched(stream: Option<&Stream>, call: impl Into<AnyLive>) {
     let call = call.into();

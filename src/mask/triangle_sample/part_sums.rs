@@ -18,7 +18,7 @@ pub struct PartSums {
 }
 
 impl PartSums {
-    /// One value for each part, of what is asked of the part.
+    /// Calls `value` for each part.
     pub(crate) fn of(mut value: impl FnMut(TrianglePart) -> f64) -> Self {
         Self {
             streaming: value(TrianglePart::Streaming),
@@ -41,7 +41,7 @@ impl PartSums {
         }
     }
 
-    /// The sums themselves, if they are numbers. `instead` says what gives smaller ones.
+    /// Returns the sums if they are finite. `instead` is the error's advice on how to get smaller ones.
     pub(crate) fn finite(self, instead: &str) -> Result<Self> {
         if (self.streaming + self.last + self.middle).is_finite() {
             return Ok(self);
@@ -63,7 +63,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Of a prompt of so many tokens.
+    /// The parts of a prompt of `tokens` tokens.
     pub(crate) fn new(sizes: TriangleMix, tokens: usize) -> Self {
         let rows = TriangleRows::whole(tokens as u64);
         let geometry = |part| sizes.geometry(part, rows);
@@ -74,7 +74,7 @@ impl Parts {
         }
     }
 
-    /// The sums of the cells of one row, of which there is one for each of `keys`.
+    /// Sums the cells of one row by part; `cells` has one for each of `keys`.
     pub(crate) fn row_sums(&self, row: usize, keys: &Range<usize>, cells: &[f64]) -> PartSums {
         PartSums {
             streaming: part_sum(&self.streaming, row, keys, cells),
@@ -84,7 +84,7 @@ impl Parts {
     }
 }
 
-/// The sum of the cells of one row that a part sees, of a tile's keys.
+/// Sums the cells of one row that a part sees; `cells` has one for each of `keys`.
 fn part_sum(part: &MaskGeometry, row: usize, keys: &Range<usize>, cells: &[f64]) -> f64 {
     let place = |key: u64| {
         let key = usize::try_from(key).unwrap_or(usize::MAX);

@@ -2,16 +2,16 @@
 
 use std::ops::Range;
 
-/// Rows and keys of a tile: what is held at once of the attention weights.
+/// Rows and keys of a tile, the part of the attention weights that is in memory at once.
 pub(super) const ROWS: usize = 32;
 pub(super) const KEYS: usize = 64;
 
-/// A row's softmax as its keys come in.
+/// Online softmax of a row: running maximum and sums.
 #[derive(Clone, Copy)]
 pub(super) struct Softmax {
     largest: f64,
     sum: f64,
-    /// The weights' sum of what they weigh.
+    /// Sum of the gradients, each multiplied by its weight.
     weighed: f64,
 }
 
@@ -54,7 +54,7 @@ pub(super) enum Values {
     Gradients,
 }
 
-/// Scores and gradients of some rows and keys; keys behind a row's own have the score -inf and the gradient 0.
+/// Scores and gradients of some rows and keys; keys after a row's own have the score -inf and the gradient 0.
 pub(super) struct Tile {
     scores: Box<[[f64; KEYS]; ROWS]>,
     gradients: Box<[[f64; KEYS]; ROWS]>,

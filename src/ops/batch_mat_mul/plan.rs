@@ -26,19 +26,19 @@ entry_points! {
 /// What to do where the installed CANN has no such operator.
 const INSTEAD: &str = "multiply in host memory";
 
-/// What the cube units may make of FLOAT (`cubeMathType`). Other elements are multiplied as they are. The emulation
-/// multiplies FLOAT as it is whatever is asked for.
+/// The type to which the cube units may convert FLOAT (`cubeMathType`). Other elements are multiplied as they are.
+/// The emulation multiplies FLOAT as it is, whatever is set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CubeMathType {
-    /// Nothing. Not on 310P and 910A, whose cube units take FLOAT16 alone.
+    /// FLOAT is not converted. Not on 310P and 910A, whose cube units take FLOAT16 alone.
     #[default]
     KeepDtype,
-    /// Fewer digits: HFLOAT32, on 310P and 910A FLOAT16.
+    /// FLOAT becomes a type of fewer digits: HFLOAT32, on 310P and 910A FLOAT16.
     AllowFp32DownPrecision,
-    /// FLOAT16.
+    /// FLOAT becomes FLOAT16.
     UseFp16,
-    /// HFLOAT32. Not on 310P and 910A.
+    /// FLOAT becomes HFLOAT32. Not on 310P and 910A.
     UseHf32,
 }
 
@@ -55,9 +55,9 @@ impl CubeMathType {
 
 /// A call of BatchMatMul, which multiplies matrices `[A, M, K]` by matrices `[B, K, N]` of the same number or one for all.
 ///
-/// Describe it, plan it for tensors of certain shapes and strides, and launch the [`BatchMatMulPlan`] with them or others laid
-/// out alike. Factors may be views: a transposed factor is [`Tensor::permute`] of the tensor as it lies, part of one
-/// [`Tensor::narrow`].
+/// Describe it, plan it for tensors of certain shapes and strides, and launch the [`BatchMatMulPlan`] with them or
+/// others laid out alike. Factors may be views: [`Tensor::permute`] gives a transposed factor, [`Tensor::narrow`] a
+/// part of one.
 ///
 /// Source: aclnnBatchMatMul, for `f16` and `f32`, and on other products than 310P and 910A for `bf16`.
 ///
@@ -86,12 +86,12 @@ pub struct BatchMatMul {
 }
 
 impl BatchMatMul {
-    /// Elements are multiplied as they are.
+    /// A call that multiplies elements as they are.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What the cube units may make of FLOAT. Unset: [`CubeMathType::KeepDtype`].
+    /// Sets the type to which the cube units may convert FLOAT. Unset: [`CubeMathType::KeepDtype`].
     pub fn cube_math_type(mut self, cube_math_type: CubeMathType) -> Self {
         self.cube_math_type = cube_math_type;
         self
@@ -153,7 +153,7 @@ impl BatchMatMul {
 
 impl operator::Parameter for Parameter {}
 
-/// Phase one of a call that the contract has accepted. One address stands in for all.
+/// Prepares a call that the contract has accepted, with one placeholder address for all tensors.
 fn prepare(
     context: &Arc<Context>,
     call: &BatchMatMulCall<'_>,
@@ -163,7 +163,7 @@ fn prepare(
     let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
         phase_one(api, Version::V1, call, descriptors)
     };
-    // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
+    // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
     unsafe { Plan::new(context, &phases_of(Version::V1), &tensors, &[], phase_one) }
 }
 
@@ -250,7 +250,7 @@ impl BatchMatMulPlan {
         if let Some(prepared) = &self.prepared {
             return prepared.check(queue, &given)?.launch();
         }
-        // Nothing to compute; stream and tensors are looked at nevertheless.
+        // Nothing to compute; stream and tensors are checked nevertheless.
         self.context.admits("stream", queue.context())?;
         let [left, right] = self.factors;
         given.each(|argument, tensor| {

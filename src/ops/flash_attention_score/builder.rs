@@ -24,10 +24,11 @@ const CORRECTED: i64 = 2;
 /// A call of FlashAttentionScore, forward: `dropout(softmax(scale * Q K^T)) V` over the keys that a [`FlashMask`] shows, and
 /// the maximum and sum of each row.
 ///
-/// Describe it once, [`plan`](Self::plan) it for tensors of certain shapes, and launch the [`FlashPlan`] with as many tensors of
-/// these shapes as there are layers. What is not set has the operator's default, except [`scale`](Self::scale), which has to be
-/// set. Query, key and value are FLOAT16, BF16 or FLOAT32, all the same, with head dimensions up to 768; the value's may be
-/// smaller. As many key heads as the key has; they divide the query heads.
+/// Describe it once, [`plan`](Self::plan) it for tensors of certain shapes, and launch the [`FlashPlan`] with as many
+/// tensors of these shapes as there are layers. What is not set has the operator's default, except
+/// [`scale`](Self::scale), which has to be set. Query, key and value are FLOAT16, BF16 or FLOAT32, all the same, with
+/// head dimensions up to 768; the value's may be smaller. The number of key heads is that of the key tensor; it
+/// divides the number of query heads.
 ///
 /// Atlas A2, Atlas A3 and Ascend 950, since CANN 8.1.
 ///
@@ -108,8 +109,9 @@ impl FlashAttention {
         self
     }
 
-    /// Where the query rows of each packed sequence end, cumulative (`actualSeqQLen`): `[3, 8]` for 3 rows and 5. Where query
-    /// and key both have rows behind the last sequence, both lists end with a 0: those rows of the outputs become 0.
+    /// Where the query rows of each packed sequence end, cumulative (`actualSeqQLen`): `[3, 8]` for 3 rows and 5.
+    /// Where query and key both have rows after the last sequence, both lists end with a 0: those rows of the outputs
+    /// become 0.
     pub fn actual_seq_lengths(mut self, ends: impl Into<Vec<usize>>) -> Self {
         self.actual_seq_lengths = Some(Lengths::new("actual_seq_lengths", ends.into()));
         self
@@ -128,8 +130,8 @@ impl FlashAttention {
         self
     }
 
-    /// Maxima and sums of packed sequences lie as the query does, `[T, N, 8]` ([`SoftmaxOrder::SameAsInput`],
-    /// `softmaxOutLayout`). Unset: a block `[N, Sq, 8]` for each sequence, one behind the other.
+    /// Gives maxima and sums of packed sequences the order of the query, `[T, N, 8]` ([`SoftmaxOrder::SameAsInput`],
+    /// `softmaxOutLayout`). Unset: a block `[N, Sq, 8]` for each sequence, one after the other.
     ///
     /// Since V4 of the operator for packed sequences, after CANN 8.1.
     pub fn softmax_like_query(mut self) -> Self {
@@ -145,11 +147,13 @@ impl FlashAttention {
         self
     }
 
-    /// The same for any lint, also one that overruns memory, such as `flash.drop_mask_short`.
+    /// As [`allow_lint`](Self::allow_lint), but for any lint, also one that overruns memory, such as
+    /// `flash.drop_mask_short`.
     ///
     /// # Safety
-    /// Whatever the operator reads and writes in launches of the call lies in memory that the call's tensors are views of,
-    /// and nobody else uses the part that it writes. [`Rule::reach`](ascend_spec::Rule::reach) says where the lint leads.
+    /// All that the operator reads and writes in launches of the call is in memory that the call's tensors are views
+    /// of, and nothing else uses the part that it writes. [`Rule::reach`](ascend_spec::Rule::reach) describes where
+    /// the lint leads.
     pub unsafe fn allow_overrun(mut self, id: &str) -> Self {
         // SAFETY: handed on to the caller.
         unsafe { self.allowed.overrun(id) };
@@ -177,8 +181,8 @@ impl FlashAttention {
         self.plan_with(&FlashInputs::new(query, key, value))
     }
 
-    /// The same for calls that read more than query, key and value. Each launch then brings [`FlashInputs`] of the same kinds,
-    /// shapes and element types.
+    /// As [`plan`](Self::plan), but for calls that read more than query, key and value. Each launch then provides
+    /// [`FlashInputs`] of the same kinds, shapes and element types.
     ///
     /// # Errors
     /// As for [`FlashAttention::plan`].
@@ -210,7 +214,7 @@ impl FlashAttention {
             0
         };
         call.softmax_out_layout = self.like_query.then_some(FlashAttentionCall::SAME_AS_INPUT);
-        // What stands in where inputs imply nothing is refused for the inputs.
+        // A placeholder: the contract refuses inputs that imply no outputs.
         let (attention, softmax) = call.implied_outputs().unwrap_or((
             *query.desc(),
             TensorDesc::packed(DType::Float, Dims::of([0])),

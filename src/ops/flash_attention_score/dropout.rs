@@ -10,20 +10,20 @@ use crate::tensor::Tensor;
 /// Which probabilities are dropped, and the share of them that is kept (`dropMask`, `keepProb`): what is kept is divided by
 /// that share.
 ///
-/// A bit for each score, 1 keeps it, in the order `[B, N, Sq, Skv]`, of packed sequences `[N, Sq, Skv]` of each, one behind the
-/// other without padding. The maxima and sums of the rows are those before dropout. Without a dropout nothing is dropped.
-/// Cloning shares the mask.
+/// The mask has a bit for each score, 1 keeps it, in the order `[B, N, Sq, Skv]`; for packed sequences `[N, Sq, Skv]`
+/// of each sequence, one after the other without padding. The maxima and sums of the rows are those before dropout.
+/// Without a dropout nothing is dropped. Cloning shares the mask.
 #[derive(Clone, Debug)]
 pub struct Dropout {
     mask: Tensor<u8>,
     keep_prob: f64,
-    /// Scores that it was made for; `None` if nobody said.
+    /// Number of scores that the mask was made for; `None` if that is not known.
     scores: Option<u64>,
 }
 
 impl Dropout {
-    /// Packs whether each score is kept, in the order above, and copies it to the device. A call with another number of
-    /// scores is refused.
+    /// Packs whether each score is kept, in the order that [`Dropout`] describes, and copies it to the device. A call
+    /// with another number of scores is refused.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a share that is not above 0 and at most 1, and no score; otherwise as for
@@ -72,7 +72,7 @@ impl Dropout {
         })
     }
 
-    /// Bytes of a mask for so many scores: the operator loads 16 at once.
+    /// Bytes of a mask for `scores` scores: the operator loads 16 at once.
     pub const fn bytes(scores: u64) -> u64 {
         FlashAttentionProblem::drop_mask_bytes(scores)
     }

@@ -13,9 +13,10 @@ use super::{Dropout, PositionBias};
 
 /// The tensors of a call that differ from layer to layer, or from step to step.
 ///
-/// The same value describes a call to [`plan_with`](super::FlashAttention::plan_with) and is what
-/// [`launch_with`](super::FlashPlan::launch_with) reads: a launch brings exactly what its plan was made with, each tensor of
-/// the planned shape and element type, at any address. It borrows the tensors and is cheap to make and copy.
+/// One value describes a call to [`plan_with`](super::FlashAttention::plan_with) and is what
+/// [`launch_with`](super::FlashPlan::launch_with) reads: a launch provides exactly what its plan was made with, each
+/// tensor of the planned shape and element type, at any address. It borrows the tensors and is cheap to make and
+/// copy.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a description of tensors does nothing until planned or launched"]
 pub struct FlashInputs<'a> {
@@ -57,7 +58,7 @@ impl<'a> FlashInputs<'a> {
         self
     }
 
-    /// Which probabilities are dropped. A launch may bring another mask of the same size and share.
+    /// Which probabilities are dropped. A launch may use another mask of the same size and share.
     pub fn dropout(mut self, dropout: &'a Dropout) -> Self {
         self.dropout = Some(dropout);
         self
@@ -76,7 +77,7 @@ impl<'a> FlashInputs<'a> {
         self.query
     }
 
-    /// The attributes that the tensors bring.
+    /// The attributes that come with the tensors.
     #[inline]
     pub(super) fn features(&self) -> Features {
         Features {
@@ -125,10 +126,10 @@ impl Tensors<P> for FlashInputs<'_> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Features {
     pse_type: i64,
-    /// Of query and key.
+    /// First places of query and key.
     starts: Option<[i64; 2]>,
     keep_prob: f64,
-    /// Scores that the dropout was made for, if it says so.
+    /// Number of scores that the dropout was made for, if it is known.
     scores: Option<u64>,
 }
 
@@ -144,7 +145,7 @@ impl Features {
         })
     }
 
-    /// Writes them into a call.
+    /// Writes the attributes into a call.
     pub(super) fn describe<'c>(&'c self, call: &mut FlashAttentionCall<'c>) {
         call.pse_type = self.pse_type;
         call.keep_prob = self.keep_prob;

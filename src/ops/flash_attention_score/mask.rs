@@ -70,8 +70,9 @@ impl FlashMask {
         Self::band(masks, window.pre_tokens(), 0)
     }
 
-    /// A row sees the first keys of its sequence, as many as its entry of `prefix` says, and those up to its own place:
-    /// sparse mode 6, whose compressed mask serves every length. An entry for each sequence, from `Skv - Sq` (or 0) to `Skv`.
+    /// A row sees the first keys of its sequence, as many as the sequence's entry of `prefix`, and those up to its
+    /// own place: sparse mode 6, whose compressed mask serves every length. An entry for each sequence, from
+    /// `Skv - Sq` (or 0) to `Skv`.
     ///
     /// # Errors
     /// Those of an upload.
@@ -81,9 +82,10 @@ impl FlashMask {
         Ok(mask)
     }
 
-    /// The same by a full tensor for each sequence, `[B, 1, Sq, Skv]` or `[B, N, Sq, Skv]`: sparse mode 5, which goes with a
-    /// batch axis. The tensor has to hide what the prefix hides: the operator leaves out whole blocks by the prefix, and
-    /// goes by the tensor alone elsewhere. A plan does not check this, because the tensor is on the device:
+    /// As [`FlashMask::prefix`], but by a full tensor for each sequence, `[B, 1, Sq, Skv]` or `[B, N, Sq, Skv]`:
+    /// sparse mode 5, which goes with a batch axis. The tensor has to hide what the prefix hides: the operator leaves
+    /// out whole blocks by the prefix, and uses the tensor alone elsewhere. A plan does not check this, because the
+    /// tensor is on the device:
     /// [`FlashAttentionProblem::admits_mask`](ascend_spec::ops::flash_attention_score::FlashAttentionProblem::admits_mask)
     /// does, by the elements on the host.
     pub fn prefix_matrix(tensor: impl Into<AnyTensor>, prefix: impl Into<Vec<usize>>) -> Self {
@@ -94,10 +96,10 @@ impl FlashMask {
         }
     }
 
-    /// Packed sequences, each causal from its last row and key (as [`CausalOrigin::RightDown`]), of which the last one with
-    /// rows is cut: in it row `i` sees `i + Skv - Sq - pre_tokens <= j <= i + Skv - Sq + next_tokens`. Sparse mode 7: a rank
-    /// of a ring whose last sequence goes on in the next rank's rows. `pre_tokens` is at least that sequence's keys,
-    /// `next_tokens` from `Sq - Skv` to 0.
+    /// Packed sequences, each causal from its last row and key (as [`CausalOrigin::RightDown`]). The last sequence
+    /// with rows is cut: in it row `i` sees `i + Skv - Sq - pre_tokens <= j <= i + Skv - Sq + next_tokens`. Sparse
+    /// mode 7: a rank of a ring whose last sequence goes on in the next rank's rows. `pre_tokens` is at least that
+    /// sequence's keys, `next_tokens` from `Sq - Skv` to 0.
     ///
     /// # Errors
     /// Those of an upload.
@@ -106,10 +108,10 @@ impl FlashMask {
         Ok(mask.window(pre_tokens, next_tokens))
     }
 
-    /// Packed sequences, each causal from its first row and key (as [`CausalOrigin::LeftUp`]), of which the first one with
-    /// rows is cut: in it row `i` sees the band of [`FlashMask::last_cut`]. Sparse mode 8: a rank of a ring whose first
-    /// sequence has begun in the rows of the rank before. `pre_tokens` is at least that sequence's keys, `next_tokens` at
-    /// least `Sq - Skv`.
+    /// Packed sequences, each causal from its first row and key (as [`CausalOrigin::LeftUp`]). The first sequence
+    /// with rows is cut: in it row `i` sees the band of [`FlashMask::last_cut`]. Sparse mode 8: a rank of a ring
+    /// whose first sequence has begun in the previous rank's rows. `pre_tokens` is at least that sequence's keys,
+    /// `next_tokens` at least `Sq - Skv`.
     ///
     /// # Errors
     /// Those of an upload.
@@ -147,7 +149,7 @@ impl FlashMask {
         self.tensor.as_ref()
     }
 
-    /// Writes it into a call.
+    /// Writes the mask into a call.
     pub(super) fn describe<'c>(&'c self, call: &mut FlashAttentionCall<'c>) -> Result<()> {
         call.atten_mask = self.tensor.as_ref().map(|tensor| *tensor.desc());
         call.sparse_mode = self.sparse_mode.acl();

@@ -26,7 +26,7 @@ pub struct FlashOutput<T: Element> {
 /// The outputs of a planned call.
 pub(crate) struct PlannedOutput {
     pub(crate) attention: TensorDesc,
-    /// Of maxima and of sums.
+    /// Descriptor of the maxima, and of the sums.
     pub(crate) softmax: TensorDesc,
     pub(crate) rows: StateRows,
     pub(crate) keyless: Keyless,

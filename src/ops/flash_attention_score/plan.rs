@@ -150,7 +150,8 @@ impl FlashPlan {
         self.run(queue, inputs, output)?
     }
 
-    /// The outer error is that of a launch of which nothing was queued.
+    /// Queues a launch. The outer result is an error if nothing was queued, the inner one if only a part may have
+    /// been.
     fn run<T: Element>(
         &self,
         queue: &impl Queue,

@@ -7,9 +7,9 @@ use crate::tensor::{AnyTensor, Tensor};
 
 /// What is added to the scores for the places of query and key (`realShift`, `pseType`).
 ///
-/// A tensor has the query's element type and is `[B, N, Sq, Skv]`, `[B, N, 1, Skv]`, or for a bias that depends on the distance
-/// of row and key alone its last rows `[B, N, 1024, Skv]`; B may be 1. Of packed sequences it has one axis:
-/// `[N, Sq, Skv]` or `[N, 1, Skv]` of each, one behind the other.
+/// A tensor has the query's element type and is `[B, N, Sq, Skv]`, `[B, N, 1, Skv]`, or for a bias that depends on
+/// the distance of row and key alone its last rows `[B, N, 1024, Skv]`; B may be 1. For packed sequences it has one
+/// axis, on which the biases `[N, Sq, Skv]` or `[N, 1, Skv]` of the sequences follow one another.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum PositionBias<'a> {
@@ -19,10 +19,10 @@ pub enum PositionBias<'a> {
     AfterScale(&'a AnyTensor),
     /// `q k * scale - slope * distance`, with a slope for each head. Since V2 of the operator, CANN 8.1.
     ///
-    /// The distance of row `i` and key `j` is `|j + key_start - i - query_start|`, or its root, whatever the sparse mode: both are
-    /// counted from the beginning of their sequence. With a batch axis there are as many rows as keys. Of packed sequences with
-    /// more keys than rows, whose last rows are meant to be the last keys', `query_start` is the difference; one start serves
-    /// all sequences, but in sparse mode 8 the first alone.
+    /// The distance of row `i` and key `j` is `|j + key_start - i - query_start|`, or its root, whatever the sparse
+    /// mode: both are counted from the beginning of their sequence. With a batch axis there are as many rows as keys.
+    /// For packed sequences with more keys than rows, whose last rows are meant to be the last keys', `query_start`
+    /// is the difference; one start serves all sequences, but in sparse mode 8 the first alone.
     ///
     /// The emulation bounds a distance to INT32 before it takes the root or multiplies with the slope.
     Slopes {

@@ -12,9 +12,9 @@ use crate::tensor::{AnyTensor, Tensor};
 
 /// The maximum of each row's scores, and the sum of `exp(score - maximum)`: what the softmax over other keys goes on from.
 ///
-/// Only [`FlashAttention`](super::FlashAttention) and [`RingUpdate`](crate::ring::RingUpdate) make it, and it knows what its
-/// tensors do not say: in which order they lie, and where packed sequences end. Both tensors are FLOAT32 `[B, N, S, 8]`, of
-/// packed sequences `[T, N, 8]`, with eight equal numbers for a row.
+/// Only [`FlashAttention`](super::FlashAttention) and [`RingUpdate`](crate::ring::RingUpdate) make it, and it knows
+/// what its tensors do not show: their order in memory, and where packed sequences end. Both tensors are FLOAT32
+/// `[B, N, S, 8]`, for packed sequences `[T, N, 8]`, with eight equal numbers for a row.
 ///
 /// A clone has the same device memory, and goes on describing what was computed when it was made: after a launch into the
 /// original, or into the clone, use that value alone.
@@ -29,7 +29,7 @@ pub struct SoftmaxState {
     keyless: Keyless,
 }
 
-/// Which packed sequences have rows and no keys; none where no sequence is so.
+/// For each packed sequence whether it has rows and no keys; `None` if no sequence is so.
 pub(crate) type Keyless = Option<Arc<[bool]>>;
 
 /// Finds the sequences that have rows and no keys by where rows and keys end.
@@ -44,7 +44,7 @@ pub(super) fn keyless(ends: &[i64], key_ends: &[i64]) -> Keyless {
     of.contains(&true).then_some(of)
 }
 
-/// Which rows a state describes, and where they lie.
+/// The rows that a state describes, and their order in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StateRows {
     pub(crate) layout: InputLayout,
@@ -110,7 +110,7 @@ impl SoftmaxState {
         &self.rows
     }
 
-    /// What a launch is about to write into it.
+    /// Notes what a launch is about to write into the state.
     pub(crate) fn rewrite(&mut self, rows: &StateRows, keyless: Keyless) {
         if self.rows != *rows {
             self.rows = rows.clone();
@@ -118,7 +118,8 @@ impl SoftmaxState {
         self.keyless = keyless;
     }
 
-    /// Refuses a state whose tensors are about to hold that of other rows, where it cannot be told.
+    /// Refuses a state that describes other rows or keyless sequences, for a capture, which cannot change the
+    /// description.
     pub(crate) fn is_of(
         &self,
         argument: &'static str,
@@ -135,7 +136,7 @@ impl SoftmaxState {
         })
     }
 
-    /// The packed sequences of which it holds maximum and sum 0.
+    /// The packed sequences whose maximum and sum are 0, since they have no keys.
     pub(crate) fn keyless(&self) -> &Keyless {
         &self.keyless
     }

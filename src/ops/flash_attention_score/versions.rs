@@ -64,7 +64,7 @@ fn why(oldest: Version) -> &'static str {
 /// Both functions of each entry point, and how its arguments are listed.
 macro_rules! versions {
     ($($version:ident: $one:ident, $two:ident, $arguments:ident $select:tt;)*) => {
-        /// Both functions of an entry point.
+        /// Returns both functions of an entry point.
         pub(crate) fn phases_of(version: Version) -> Phases {
             match version {
                 $(Version::$version => phases!($one, $two),)*
@@ -107,7 +107,8 @@ versions! {
 
 impl operator::Parameter for Parameter {}
 
-/// Phase one of a call that the contract has accepted, with tensors that stay the same. One address stands in for all others.
+/// Prepares a call that the contract has accepted, with the tensors that stay the same for all launches, and with one
+/// placeholder address for all others.
 pub(super) fn prepare(
     context: &Arc<Context>,
     version: Version,
@@ -124,6 +125,6 @@ pub(super) fn prepare(
     let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
         phase_one(api, version, call, descriptors)
     };
-    // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
+    // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
     unsafe { Plan::new(context, &phases_of(version), &tensors, fixed, phase_one) }
 }

@@ -17,7 +17,7 @@ pub(super) struct Allowed {
 }
 
 impl Allowed {
-    /// Allows a lint that stays within the call's tensors; another one is refused by [`Allowed::ids`].
+    /// Allows a lint that stays within the call's tensors; [`Allowed::ids`] refuses one that does not.
     pub(super) fn lint(&mut self, id: impl Into<String>) {
         self.lints.lint(id);
     }
@@ -41,7 +41,7 @@ impl Allowed {
         self.oldest.unwrap_or(Version::V1)
     }
 
-    /// Asks for a call that every release from this one on takes alike.
+    /// Requires that every release from this one on takes the call alike.
     pub(super) fn portable_since(&mut self, since: Cann) {
         self.portable_since = Some(since);
     }

@@ -22,7 +22,8 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// A call with these arguments. Of [`FiaCall`](fia::FiaCall)'s, `FiaCall::attributes` makes those without tensors.
+    /// A call with these arguments. `FiaCall::attributes` gives those of a [`FiaCall`](fia::FiaCall) without its
+    /// tensors.
     pub fn new(arguments: fia::Arguments<AnyTensor>) -> Self {
         Self {
             given: arguments,
@@ -30,8 +31,8 @@ impl Arguments {
         }
     }
 
-    /// Gives a tensor: another one than before, or one more to a list (`key`, `value`). A parameter that is no tensor stays
-    /// as it is.
+    /// Sets the tensor of a parameter, or adds one to a list (`key`, `value`). A parameter that is no tensor stays as
+    /// it is.
     pub fn set(&mut self, parameter: Parameter, tensor: impl Into<AnyTensor>) -> &mut Self {
         self.given.set_tensor(parameter, tensor.into());
         self
@@ -60,19 +61,19 @@ impl Arguments {
         self
     }
 
-    /// Asks for a call that every release from `release` on takes alike, as
+    /// Requires that every release from `release` on takes the call alike, as
     /// [`FusedInferAttention::portable_since`](super::FusedInferAttention::portable_since) does.
     pub fn portable_since(&mut self, release: Cann) -> &mut Self {
         self.allowed.portable_since(release);
         self
     }
 
-    /// A tensor given before, of a list the first.
+    /// The tensor of a parameter, of a list the first one.
     pub fn get(&self, parameter: Parameter) -> Option<&AnyTensor> {
         self.given.tensor(parameter)
     }
 
-    /// Checks the call and prepares it. Outputs that are not given are taken as their shapes follow from the inputs.
+    /// Checks the call and prepares it. Outputs that are not set have the shapes that follow from the inputs.
     ///
     /// # Errors
     /// As for [`FusedInferAttention::plan`](super::FusedInferAttention::plan).
@@ -91,11 +92,11 @@ impl Arguments {
         )
     }
 
-    /// Launches a plan with these tensors, all of which replace those that the plan was made with. The outputs have to
-    /// be given.
+    /// Launches a plan with these tensors, all of which replace those that the plan was made with. The outputs have
+    /// to be set.
     ///
-    /// A block table and sizes of left padding are positions in other tensors: the launch waits for the stream, checks them on
-    /// the host, and reads copies that nobody can change any more.
+    /// A block table and sizes of left padding are positions in other tensors: the launch waits for the stream,
+    /// checks them on the host, and reads copies that nothing can change any more.
     ///
     /// # Errors
     /// As for [`Plan::launch_into`]; [`Error::Violation`] by `block_table.range`, `block_table.row_short` or
@@ -146,7 +147,7 @@ impl Arguments {
         Ok(copies)
     }
 
-    /// Gives new output tensors, of the shapes and dtypes that a plan has.
+    /// Sets new output tensors, of the shapes and dtypes that a plan has.
     ///
     /// # Errors
     /// As for [`Device::alloc`].

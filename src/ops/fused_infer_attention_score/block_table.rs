@@ -1,4 +1,4 @@
-//! Where the keys of each sequence lie in a paged cache.
+//! The blocks of a paged cache that hold the keys of each sequence.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -16,9 +16,9 @@ use crate::tensor::Tensor;
 /// `[B, M]`, INT32 on the device: row `b` names the blocks that hold the keys and values of sequence `b`, in order. Key and
 /// value cache are one tensor each, of the same shape: `[blocks, block_size, N * D]`, `[blocks, N, block_size, D]` or, where
 /// the path takes it, `[blocks, N, D / c, block_size, c]` with `c` elements in 32 bytes;
-/// [`Cache::shape`](ascend_spec::fia::Cache::shape) computes them. A call with a table needs the number of keys of each
-/// sequence ([`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv)); entries of a row behind the
-/// blocks that these need are ignored.
+/// [`Cache::shape`](ascend_spec::fia::Cache::shape) computes them. A call with a table needs the number of keys of
+/// each sequence ([`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv)); entries of a row
+/// after the blocks that these keys need are ignored.
 ///
 /// The table remembers what it was filled with. Each plan and each launch compares that with the cache and the lengths: a
 /// block that the cache does not have is refused by `block_table.range`, a row that does not name enough blocks for its
@@ -60,9 +60,9 @@ use crate::tensor::Tensor;
 pub struct BlockTable {
     tensor: Tensor<i32>,
     block_size: usize,
-    /// The same as the operator counts it.
+    /// The block size as the operator counts it.
     acl_block_size: i64,
-    /// First row of the content.
+    /// Row of the content at which the table begins.
     first: usize,
     content: Arc<Mutex<Content>>,
 }
@@ -76,12 +76,13 @@ struct Content {
     largest: Option<usize>,
     /// Blocks that each row names; empty if that is not known, or if rows are full.
     rows: Vec<usize>,
-    /// Blocks of the smallest cache that a launch has read by the table: what is queued or captured may still do so.
+    /// Number of blocks of the smallest cache that a launch has read by the table: queued or captured work may still
+    /// do so.
     blocks: Option<usize>,
 }
 
 impl Content {
-    /// Takes note of rows from `first` on, of a table of so many columns.
+    /// Notes new rows from `first` on, of a table of `columns` columns.
     fn replace(&mut self, first: usize, rows: &[impl AsRef<[usize]>], columns: usize) {
         let (largest, lengths) = (largest(rows), rows.iter().map(|row| row.as_ref().len()));
         if rows.len() == self.sequences {
@@ -140,7 +141,7 @@ impl BlockTable {
         Self::owned(tensor, block_size, content)
     }
 
-    /// A table that is on the device already, `[B, M]`. Its content is not looked at.
+    /// A table that is on the device already, `[B, M]`. Its content is not checked.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another number of axes, a strided tensor, one without elements, or blocks of no
@@ -206,10 +207,10 @@ impl BlockTable {
         Self::owned(stream.upload(&flat, [rows, columns])?, block_size, content)
     }
 
-    /// Some of the sequences, whose rows stay in the same memory: overwriting either table changes both.
+    /// A table of some of the sequences, whose rows stay in the same memory: overwriting either table changes both.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for rows that there are not, or none.
+    /// [`Error::InvalidArgument`] for rows that the table does not have, or for none.
     pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
         Ok(Self {
             tensor: self.tensor.narrow(0, rows.clone())?,
@@ -218,7 +219,7 @@ impl BlockTable {
         })
     }
 
-    /// A table in memory that nobody else has.
+    /// A table in memory that it alone uses.
     fn owned(tensor: Tensor<i32>, block_size: usize, content: Content) -> Result<Self> {
         tensor.freeze();
         Self::new(tensor, block_size, content)
@@ -255,7 +256,7 @@ impl BlockTable {
     ///
     /// # Errors
     /// As for [`BlockTable::with_columns`], for another number of rows, and for a table of another device;
-    /// [`Error::Violation`] by `block_table.range` for a block that the cache of a launch before does not have.
+    /// [`Error::Violation`] by `block_table.range` for a block that the cache of an earlier launch does not have.
     pub fn overwrite(&self, stream: &Stream, rows: &[impl AsRef<[usize]>]) -> Result<()> {
         if rows.len() != self.sequences() {
             return Err(Error::invalid(
@@ -266,7 +267,7 @@ impl BlockTable {
         }
         let flat = flat(rows, self.columns())?;
         self.tensor.on("block_table", stream.context())?;
-        // Not while the content is held: what the stream waits for may be a launch that looks at it.
+        // The content is not locked meanwhile: the stream may be waiting for a launch that locks it.
         stream.synchronize()?;
         let mut content = lock(&self.content);
         let largest = largest(rows);
@@ -287,14 +288,14 @@ impl BlockTable {
         if written.is_ok() {
             content.replace(self.first, rows, self.columns());
         } else {
-            // Part of it may have arrived.
+            // A part of the rows may have been written.
             content.largest = content.largest.max(largest);
         }
         written
     }
 
-    /// Refuses a table that does not fit a call; what is captured is read later, so its rows are not looked at. A launch
-    /// makes the table remember the cache.
+    /// Refuses a table that does not fit a call. `rows` is false for a captured call, whose rows are checked before
+    /// each replay. `launched` makes the table remember the call's cache.
     pub(crate) fn admitted(
         &self,
         bounds: &ContentBounds,
@@ -321,8 +322,7 @@ impl BlockTable {
         Ok(bounds.admits_rows(rows.iter().copied())?)
     }
 
-    /// The table on the device, `[B, M]`. Nothing can be written to one that was made on the host, but by
-    /// [`BlockTable::overwrite`].
+    /// The table on the device, `[B, M]`. Only [`BlockTable::overwrite`] can write to one that was made on the host.
     pub fn tensor(&self) -> &Tensor<i32> {
         &self.tensor
     }
@@ -353,7 +353,7 @@ impl BlockTable {
     }
 }
 
-/// Rows one behind the other, each filled up to `columns`, as the device has them.
+/// Concatenates rows, each filled up to `columns` entries, as the device has them.
 fn flat(rows: &[impl AsRef<[usize]>], columns: usize) -> Result<Vec<i32>> {
     let mut flat = Vec::new();
     let entries = rows.len().saturating_mul(columns);

@@ -12,7 +12,7 @@ use super::inputs::Features;
 use super::padding_size::PaddingSize;
 use super::plan::Bindings;
 
-/// The tensors of a launch and the attributes that came with them, owned: what refers to a launch that is done later.
+/// The tensors of a launch and the attributes that came with them, owned, for a launch that runs later.
 #[derive(Debug)]
 pub(crate) struct Bound {
     tensors: Vec<(Argument, AnyTensor)>,

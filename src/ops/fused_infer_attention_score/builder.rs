@@ -53,16 +53,17 @@ impl FusedInferAttention {
     ///
     /// **Unset: all, also those of later tokens**, as for encoders and for decoding a single token. The prefill of a language
     /// model needs [`Masks::causal`](crate::mask::Masks::causal): without it the operator computes other numbers, and no rule
-    /// is broken. [`Mask::none`] says that every key is meant.
+    /// is broken. [`Mask::none`] states that every key is meant.
     pub fn mask(mut self, mask: Mask) -> Self {
         self.mask = mask;
         self
     }
 
-    /// Lengths of the queries (`actualSeqLengths`). In batched layouts the number of valid query rows of each sequence, or
-    /// one number for all; unset, all rows; the rows behind are not computed. In packed layouts (TND, NTD) where the rows of
-    /// each sequence end, cumulative: `[3, 8]` for 3 rows and 5. [`CallLengths`](super::CallLengths) applies
-    /// both lists in the form that a call asks for. A length beyond INT64 is refused when the call is planned.
+    /// Lengths of the queries (`actualSeqLengths`). In batched layouts the number of valid query rows of each
+    /// sequence, or one number for all; unset, all rows; the rows after them are not computed. In packed layouts
+    /// (TND, NTD) where the rows of each sequence end, cumulative: `[3, 8]` for 3 rows and 5.
+    /// [`CallLengths`](super::CallLengths) applies both lists in the form that a call needs. A length beyond INT64 is
+    /// refused when the call is planned.
     pub fn actual_seq_lengths(mut self, lengths: impl Into<Vec<usize>>) -> Self {
         self.settings.give_queries(lengths.into());
         self
@@ -98,21 +99,23 @@ impl FusedInferAttention {
         self
     }
 
-    /// The same for any lint, also one that overruns memory, such as `attention_out.shape_unchecked`: the operator goes by
-    /// other sizes than the tensors have.
+    /// As [`allow_lint`](Self::allow_lint), but for any lint, also one that overruns memory, such as
+    /// `attention_out.shape_unchecked`: the operator goes by other sizes than the tensors have.
     ///
     /// # Safety
-    /// Whatever the operator reads and writes in launches of the call lies in memory that the call's tensors are views of,
-    /// and nobody else uses the part that it writes. [`Rule::reach`](ascend_spec::Rule::reach) says where the lint leads.
+    /// All that the operator reads and writes in launches of the call is in memory that the call's tensors are views
+    /// of, and nothing else uses the part that it writes. [`Rule::reach`](ascend_spec::Rule::reach) describes where
+    /// the lint leads.
     pub unsafe fn allow_overrun(mut self, id: &str) -> Self {
         // SAFETY: handed on to the caller.
         unsafe { self.allowed.overrun(id) };
         self
     }
 
-    /// Asks for a call that every known release of CANN from `release` on takes on this product, and of which each makes
-    /// the same. What another release would refuse, compute otherwise or ignore is named by the lints `portable.refused` and
-    /// `portable.meaning`, which [`allow_lint`](Self::allow_lint) lets through; planning costs a check for each release.
+    /// Requires that every known release of CANN from `release` on takes the call on this product, and that all of
+    /// them compute the same. The lints `portable.refused` and `portable.meaning` name what another release would
+    /// refuse, compute otherwise or ignore; [`allow_lint`](Self::allow_lint) lets them through. Planning costs a
+    /// check for each release.
     ///
     /// ```
     /// use ascend_attention::spec::Cann;
@@ -162,9 +165,9 @@ impl FusedInferAttention {
         self.plan_with(&Inputs::new(query, key, value))
     }
 
-    /// The same for calls that read more than query, key and value, or integers: page attention, a key and value for each
-    /// sequence, rotary parts, a shared prefix, quantisation and so on. Each launch then brings [`Inputs`] of the same
-    /// kinds, shapes and element types.
+    /// As [`plan`](Self::plan), but for calls that read more than query, key and value, or integers: paged attention,
+    /// a key and value for each sequence, rotary parts, a shared prefix, quantisation and so on. Each launch then
+    /// provides [`Inputs`] of the same kinds, shapes and element types.
     ///
     /// Since CANN 8.1.
     ///
@@ -175,7 +178,8 @@ impl FusedInferAttention {
         self.plan_bindings(inputs, Reading::Planned)
     }
 
-    /// The same for tensors in whatever form, read when the plan is launched or by replays.
+    /// As [`plan_with`](Self::plan_with), but for tensors in any form; `reading` is when the device reads their
+    /// content.
     pub(crate) fn plan_bindings(&self, bindings: &impl Bindings, reading: Reading) -> Result<Plan> {
         let (mut key, mut value) = (Descs::new(), Descs::new());
         let mut context = None;
@@ -227,7 +231,7 @@ impl FusedInferAttention {
         }
         let named = |error| unset::block_table(self.heads_named(error, &call), &call);
         if self.settings.scale.is_none() {
-            // A broken rule says more.
+            // The error of a broken rule is more useful.
             let (api, target) = (context.runtime().api(), context.target()?);
             let allowed = self.allowed.ids()?;
             let broken =
@@ -253,7 +257,7 @@ impl FusedInferAttention {
         .map_err(named)
     }
 
-    /// Says in a refusal that the heads are not set.
+    /// Adds to a refusal that the heads are not set.
     fn heads_named(&self, error: Error, call: &FiaCall<'_>) -> Error {
         match self.settings.num_heads {
             Some(_) => error,

@@ -1,4 +1,4 @@
-//! What a launch reads on the device and takes for positions in other tensors.
+//! Tensors that a launch reads on the device and takes for positions in other tensors.
 
 use ascend_spec::fia::{ContentBounds, Parameter};
 
@@ -16,7 +16,7 @@ pub(crate) struct GivenContents<'a> {
     pub(super) kv_padding: Option<&'a PaddingSize>,
 }
 
-/// When the device reads them.
+/// When the device reads tensors of positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reading {
     /// Never: the call is only planned.
@@ -28,7 +28,7 @@ pub(crate) enum Reading {
 }
 
 impl Reading {
-    /// By a launch on a queue.
+    /// When the device reads them for a launch on this queue.
     pub(crate) fn on(queue: &impl Queue) -> Self {
         match queue.runs_now() {
             true => Self::Launched,

@@ -17,11 +17,12 @@ use super::shared_prefix::SharedPrefix;
 
 /// The tensors of a call that differ from layer to layer, or from step to step.
 ///
-/// The same value describes a call to [`plan_with`](crate::FusedInferAttention::plan_with) and is what
-/// [`launch_with`](super::Plan::launch_with) reads: a launch brings exactly what its plan was made with, each tensor of
-/// the planned shape and element type, at any address. It borrows the tensors and is cheap to make and copy.
+/// One value describes a call to [`plan_with`](crate::FusedInferAttention::plan_with) and is what
+/// [`launch_with`](super::Plan::launch_with) reads: a launch provides exactly what its plan was made with, each
+/// tensor of the planned shape and element type, at any address. It borrows the tensors and is cheap to make and
+/// copy.
 ///
-/// Calls with nothing but query, key and value need none: [`plan`](crate::FusedInferAttention::plan) and
+/// Calls of query, key and value alone need none: [`plan`](crate::FusedInferAttention::plan) and
 /// [`launch`](super::Plan::launch) take those.
 ///
 /// ```
@@ -117,7 +118,7 @@ impl<'a> Inputs<'a> {
         self.rope_of_any(query_rope, key_rope)
     }
 
-    /// The same for tensors whose element type is known at run time.
+    /// As [`rope`](Self::rope), but for tensors whose element type is known at run time.
     pub fn rope_of_any(mut self, query_rope: &'a AnyTensor, key_rope: &'a AnyTensor) -> Self {
         self.rope = Some([query_rope, key_rope]);
         self
@@ -143,7 +144,7 @@ impl<'a> Inputs<'a> {
         self.learnable_sink_of_any(sink)
     }
 
-    /// The same for a tensor whose element type is known at run time.
+    /// As [`learnable_sink`](Self::learnable_sink), but for a tensor whose element type is known at run time.
     pub fn learnable_sink_of_any(mut self, sink: &'a AnyTensor) -> Self {
         self.learnable_sink = Some(sink);
         self
@@ -158,8 +159,8 @@ impl<'a> Inputs<'a> {
         self
     }
 
-    /// The same for the rows of key and value (`kvPaddingSize`). Needs
-    /// [`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv).
+    /// The rows of key and value are at the end of each sequence, before `padding` unused ones (`kvPaddingSize`).
+    /// Needs [`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv).
     ///
     /// Since CANN 8.1.
     pub fn kv_padding(mut self, padding: &'a PaddingSize) -> Self {
@@ -173,7 +174,7 @@ impl<'a> Inputs<'a> {
         self
     }
 
-    /// The attributes that the tensors bring.
+    /// The attributes that come with the tensors.
     #[inline]
     pub(crate) fn features(&self) -> Features {
         Features {
@@ -257,12 +258,12 @@ pub(crate) struct Features {
     modes: Modes,
     shared_prefix_len: Option<i64>,
     pse_type: i64,
-    /// Of query and key.
+    /// First places of query and key.
     starts: Option<[i64; 2]>,
 }
 
 impl Features {
-    /// Writes them into a call.
+    /// Writes the attributes into a call.
     pub(super) fn describe<'c>(&'c self, call: &mut FiaCall<'c>) {
         call.block_size = self.block_size;
         call.antiquant_mode = self.modes.merged;

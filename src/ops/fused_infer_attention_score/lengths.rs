@@ -36,14 +36,16 @@ impl TryFrom<Vec<usize>> for PerRequest {
     }
 }
 
-/// What [`FusedInferAttention::actual_seq_lengths_kv`](super::FusedInferAttention::actual_seq_lengths_kv) takes.
+/// Converts to what [`FusedInferAttention::actual_seq_lengths_kv`](super::FusedInferAttention::actual_seq_lengths_kv)
+/// takes.
 impl From<PerRequest> for Vec<usize> {
     fn from(lengths: PerRequest) -> Self {
         lengths.0
     }
 }
 
-/// As above, without giving the lengths away.
+/// Copies into what [`FusedInferAttention::actual_seq_lengths_kv`](super::FusedInferAttention::actual_seq_lengths_kv)
+/// takes.
 impl From<&PerRequest> for Vec<usize> {
     fn from(lengths: &PerRequest) -> Self {
         lengths.0.clone()
@@ -81,7 +83,7 @@ fn uncountable(request: usize, tokens: usize) -> Refused {
     )
 }
 
-/// Refuses an end in front of the one before.
+/// Refuses an end that is below the previous one.
 #[inline]
 fn behind(before: usize, request: usize, end: usize) -> Result<(), Refused> {
     match end >= before {
@@ -116,7 +118,7 @@ impl Cumulative {
         Ok(Self(ends))
     }
 
-    /// From the form with a leading 0 (`cu_seqlens`, `qo_indptr`).
+    /// Converts from the form with a leading 0 (`cu_seqlens`, `qo_indptr`).
     ///
     /// # Errors
     /// [`CallRule::LengthsEnds`] if the first entry is not 0, or the others are no ends.
@@ -132,7 +134,7 @@ impl Cumulative {
         }
     }
 
-    /// With a leading 0.
+    /// Returns the ends with a leading 0.
     pub fn with_zero(&self) -> Vec<usize> {
         std::iter::once(0).chain(self.0.iter().copied()).collect()
     }
@@ -154,7 +156,7 @@ impl Cumulative {
         self.0.last().copied().unwrap_or(0)
     }
 
-    /// The first requests, and the others counted from their own first token.
+    /// Splits off the first `requests` requests; the others are counted from their own first token.
     pub fn split_at(&self, requests: usize) -> (Self, Self) {
         let (first, rest) = self.0.split_at(requests.min(self.0.len()));
         let start = first.last().copied().unwrap_or(0);
@@ -167,14 +169,15 @@ impl Cumulative {
         &self.0
     }
 
-    /// Of each request the tokens of these that are new, and those that were cached before: the rest of `keys`.
+    /// Returns for each request its new tokens, which are its length here, and those that were cached before: the
+    /// rest of its `keys`.
     pub fn new_and_cached(&self, keys: &PerRequest) -> impl Iterator<Item = (usize, usize)> {
         let new = self.per_request().0.into_iter();
         new.zip(keys.lengths())
             .map(|(new, keys)| (new, keys.saturating_sub(new)))
     }
 
-    /// Adds a request whose tokens end there.
+    /// Adds a request whose tokens end at `end`.
     ///
     /// # Errors
     /// As for [`Cumulative::new`]; nothing is added then.
@@ -187,7 +190,7 @@ impl Cumulative {
         Ok(())
     }
 
-    /// Takes all requests out, and keeps the memory for others.
+    /// Removes all requests, and keeps the memory for others.
     pub fn clear(&mut self) {
         self.0.clear();
     }
@@ -223,7 +226,7 @@ impl PerRequest {
         Ok(Cumulative(ends))
     }
 
-    /// The first requests, and the others.
+    /// Splits off the first `requests` requests.
     pub fn split_at(&self, requests: usize) -> (Self, Self) {
         let (first, rest) = self.0.split_at(requests.min(self.0.len()));
         (Self(first.to_vec()), Self(rest.to_vec()))
@@ -245,7 +248,7 @@ impl PerRequest {
         Ok(())
     }
 
-    /// Takes all requests out, and keeps the memory for others.
+    /// Removes all requests, and keeps the memory for others.
     pub fn clear(&mut self) {
         self.0.clear();
     }
@@ -317,7 +320,7 @@ impl CallLengths<'_> {
         }
     }
 
-    /// Keys of each request, in whatever form the operator wants them.
+    /// Keys of each request, in whatever form the operator takes them.
     pub fn keys(&self) -> PerRequest {
         match self {
             Self::PackedDense { kv, .. } => kv.per_request(),
@@ -325,7 +328,7 @@ impl CallLengths<'_> {
         }
     }
 
-    /// The form.
+    /// Describes the form, for refusals.
     pub(crate) fn form(&self) -> &'static str {
         match self {
             Self::PackedPaged { .. } => "packed over a paged cache",
@@ -334,7 +337,7 @@ impl CallLengths<'_> {
         }
     }
 
-    /// Gives both to a call.
+    /// Sets both lists of a call.
     pub fn apply(&self, call: FusedInferAttention) -> FusedInferAttention {
         let call = call.actual_seq_lengths_kv(self.actual_seq_lengths_kv());
         match self.actual_seq_lengths() {

@@ -4,8 +4,8 @@ use crate::error::{Error, Result};
 use crate::runtime::Stream;
 use crate::tensor::Tensor;
 
-/// Unused rows behind the last one of every sequence, whose rows then stand at the end of the axis before them
-/// (`queryPaddingSize`, `kvPaddingSize`).
+/// Number of unused rows after the last row of every sequence, whose rows are then at the end of the axis, right
+/// before the unused ones (`queryPaddingSize`, `kvPaddingSize`).
 ///
 /// INT64 `[1]`, read on the device when the operator runs. Made from a number on the host it is checked by each call that
 /// uses it: with the sequence's own rows it has to fit in the axis. Cloning shares the memory.
@@ -19,7 +19,7 @@ pub struct PaddingSize {
 }
 
 impl PaddingSize {
-    /// So many unused rows.
+    /// A padding of `rows` unused rows.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a number beyond INT64; otherwise as for [`Stream::upload`].
@@ -34,7 +34,7 @@ impl PaddingSize {
         })
     }
 
-    /// A size that is on the device already, `[1]`. It is not looked at.
+    /// A size that is on the device already, `[1]`. It is not checked.
     ///
     /// # Safety
     /// Whenever a call that was launched with it runs, it holds at most the rows of the call's axis less those of its

@@ -25,7 +25,7 @@ use super::versions;
 pub struct Output<T: Element> {
     /// The attention output (`attentionOut`), in the output order of the layout.
     pub attention: Tensor<T>,
-    /// The log-sum-exp of each row's scores, `[B, N, Sq, 1]` (`softmaxLse`), if asked for. A row that saw no key has
+    /// The log-sum-exp of each row's scores, `[B, N, Sq, 1]` (`softmaxLse`), if requested. A row that saw no key has
     /// +inf.
     pub softmax_lse: Option<Tensor<f32>>,
 }
@@ -44,7 +44,7 @@ pub struct Plan {
     features: Features,
     /// Bounds of what launches read on the device as positions.
     bounds: Option<ContentBounds>,
-    /// What was planned, to be recorded.
+    /// The attributes that were planned, to be recorded.
     attributes: Arguments<()>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct CapturedTable {
 }
 
 impl CapturedTable {
-    /// The table of a launch whose contents are bounded so.
+    /// The table of a launch with the bounds of its content; `None` if the launch has no table or no bounds.
     pub(crate) fn of(given: &GivenContents<'_>, bounds: Option<&ContentBounds>) -> Option<Self> {
         let (table, bounds) = (given.block_table?.clone(), bounds?.clone());
         Some(Self { bounds, table })
@@ -70,14 +70,14 @@ impl CapturedTable {
 
 /// The tensors of a call or a launch, and what comes with them.
 pub(crate) trait Bindings: Tensors<Parameter> {
-    /// The attributes that came with them; none where all attributes are the plan's.
+    /// The attributes that came with the tensors; none where all attributes are the plan's.
     fn features(&self) -> Option<Features>;
 
     /// The tensors whose elements are positions in others; none where the caller has checked them.
     fn contents(&self) -> GivenContents<'_>;
 }
 
-/// Describes the outputs that the inputs imply, where none is described.
+/// Describes the outputs that the inputs imply, where the call describes none.
 pub(super) fn imply_outputs(call: &mut FiaCall<'_>) {
     let (attention_out, softmax_lse) = call.implied_outputs();
     call.attention_out = call.attention_out.or(attention_out);
@@ -86,7 +86,7 @@ pub(super) fn imply_outputs(call: &mut FiaCall<'_>) {
 
 impl Plan {
     /// Checks and prepares a call with these tensors, and a mask that stays the same for all launches. The call
-    /// describes all of them, and the outputs. Tables of a call that is to be captured are not full yet.
+    /// describes all of them, and the outputs. The block table of a call that is to be captured need not be full yet.
     pub(super) fn new(
         context: &Arc<Context>,
         call: &FiaCall<'_>,
@@ -99,7 +99,7 @@ impl Plan {
             .map_err(|error| Self::refused(context, (call, allowed), mask, bindings, error))
     }
 
-    /// Why a call is not planned, recorded for those who want to know.
+    /// Records the refusal of a call, if there is any recorder, and returns it.
     #[cold]
     pub(super) fn refused(
         context: &Arc<Context>,
@@ -191,7 +191,7 @@ impl Plan {
             .admitted(self.bounds.as_ref(), Reading::Launched)
     }
 
-    /// The table that captured launches read, with what it has to name.
+    /// The table that captured launches read, with the bounds of its content.
     pub(crate) fn captured_table(&self, bindings: &impl Bindings) -> Option<CapturedTable> {
         CapturedTable::of(&bindings.contents(), self.bounds.as_ref())
     }
@@ -274,7 +274,7 @@ impl Plan {
     }
 
     /// As [`Plan::launch`], for a plan of [`plan_with`](super::FusedInferAttention::plan_with). `T` is the output's
-    /// element type: the query's unless the [`Quantisation`](super::Quantisation) says otherwise.
+    /// element type: the query's unless the [`Quantisation`](super::Quantisation) sets another.
     ///
     /// Since CANN 8.1.
     ///
@@ -319,7 +319,7 @@ impl Plan {
         outcome
     }
 
-    /// Records a launch for those who want to know.
+    /// Records a launch and its outcome.
     #[cold]
     fn record(&self, stream: Option<&Stream>, bindings: &impl Bindings, outcome: &Result<()>) {
         let live = self.live(bindings);
@@ -329,7 +329,7 @@ impl Plan {
         }
     }
 
-    /// A launch with these tensors.
+    /// Describes a launch with these tensors, to be recorded.
     pub(crate) fn live(&self, bindings: &impl Bindings) -> LiveCall {
         let no_tensors = Arguments::default();
         let mut call = self.attributes.call_of(&no_tensors);

@@ -35,7 +35,7 @@ impl<'a> Affine<'a> {
 
 /// How key and value of integers become numbers: `(stored + offset) * scale`.
 ///
-/// What a scale looks like in each mode is said at [`AntiquantMode`].
+/// [`AntiquantMode`] describes what a scale looks like in each mode.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Antiquantisation<'a> {
@@ -65,7 +65,7 @@ pub enum Antiquantisation<'a> {
 
 /// The quantisation of a call: a scheme that the operator has, with exactly the tensors that it takes.
 ///
-/// Part of [`Inputs`](super::Inputs): the scales differ from layer to layer, so each launch brings its own, of the
+/// Part of [`Inputs`](super::Inputs): the scales differ from layer to layer, so each launch provides its own, of the
 /// planned shapes.
 ///
 /// Since CANN 8.1.
@@ -105,16 +105,16 @@ pub enum Quantisation<'a> {
         quant_scale1: &'a Tensor<f32>,
         /// Factor after P V (`deqScale2`): UINT64 or FLOAT32.
         deq_scale2: &'a AnyTensor,
-        /// As [`Quantisation::Output`].
+        /// Quantises the output, as [`Quantisation::Output`] does.
         output: Option<Affine<'a>>,
     },
     /// FLOAT16 or BF16 query, key and value of INT8 or INT4 (also packed as INT32, eight in each), on Ascend 950 also of
-    /// FLOAT8_E4M3FN, HIFLOAT8 or FLOAT4_E2M1. The output has the query's type, or is INT8 with `output`, or what
-    /// [`out_dtype`](super::FusedInferAttention::out_dtype) says.
+    /// FLOAT8_E4M3FN, HIFLOAT8 or FLOAT4_E2M1. The output has the query's type, or is INT8 with `output`, or has the
+    /// type that [`out_dtype`](super::FusedInferAttention::out_dtype) sets.
     KeyValue {
         /// Scales of key and value.
         antiquantisation: Antiquantisation<'a>,
-        /// As [`Quantisation::Output`].
+        /// Quantises the output, as [`Quantisation::Output`] does.
         output: Option<Affine<'a>>,
     },
     /// Multi-head latent attention, absorbed form, all in INT8 but the rotary parts: INT8 query, key and value, BF16
@@ -129,8 +129,9 @@ pub enum Quantisation<'a> {
         value_scale: &'a Tensor<f32>,
     },
     /// Ascend 950: query, key and value of FLOAT8_E4M3FN in groups of 32 that share a scale (MXFP8; `queryQuantMode` and
-    /// `keyAntiquantMode` 6, `valueAntiquantMode` 8). FLOAT16 or BF16 out, which
-    /// [`out_dtype`](super::FusedInferAttention::out_dtype) says; BF16 with BF16 rotary parts, which are not quantised.
+    /// `keyAntiquantMode` 6, `valueAntiquantMode` 8). FLOAT16 or BF16 out, as
+    /// [`out_dtype`](super::FusedInferAttention::out_dtype) sets; BF16 with BF16 rotary parts, which are not
+    /// quantised.
     ///
     /// The groups run along the head dimension of query and key, and along the tokens of each sequence's value; two of
     /// them are a pair. T rows of all sequences, N heads, D head dimension, G query heads for each of the Nk key heads.
@@ -149,7 +150,7 @@ pub enum Quantisation<'a> {
     },
 }
 
-/// The modes that a quantisation asks for.
+/// The modes of a quantisation, by CANN's numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Modes {
     pub(super) merged: i64,
@@ -202,7 +203,7 @@ impl<'a> Quantisation<'a> {
         }
     }
 
-    /// Its tensors, in the operator's order.
+    /// Visits the quantisation's tensors, in the operator's order.
     pub(super) fn each<E>(
         &self,
         visit: &mut impl FnMut(P, &'a AnyTensor) -> Result<(), E>,

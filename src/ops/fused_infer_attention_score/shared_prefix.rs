@@ -28,7 +28,7 @@ impl<'a> SharedPrefix<'a> {
         }
     }
 
-    /// The same for tensors whose element type is known at run time.
+    /// As [`SharedPrefix::new`], but for tensors whose element type is known at run time.
     pub fn of_any(key: &'a AnyTensor, value: &'a AnyTensor) -> Self {
         Self {
             key,
@@ -37,10 +37,10 @@ impl<'a> SharedPrefix<'a> {
         }
     }
 
-    /// Number of valid keys, from the first on. Part of the plan: a launch has to bring the same.
+    /// Number of valid keys, from the first on. Part of the plan: a launch has to have the same.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a number that CANN cannot be told.
+    /// [`Error::InvalidArgument`] for a number beyond INT64.
     pub fn valid(mut self, keys: usize) -> Result<Self, Error> {
         let len = i64::try_from(keys)
             .map_err(|_| Error::invalid("actual_shared_prefix_len", keys, i64::MAX))?;

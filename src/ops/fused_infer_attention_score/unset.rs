@@ -22,7 +22,8 @@ pub(super) fn scale(call: &FiaCall<'_>) -> Error {
     no_scale(dim)
 }
 
-/// Adds to a refusal of a call without a block table, whose key has the shape of a paged cache, how to bring the table.
+/// Adds to a refusal of a call without a block table, whose key has the shape of a paged cache, how to give the
+/// table.
 #[cold]
 pub(super) fn block_table(error: Error, call: &FiaCall<'_>) -> Error {
     match error {

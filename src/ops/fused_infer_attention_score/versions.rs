@@ -12,8 +12,9 @@ use crate::operator::{self, Addressed, Descriptors, Plan, entry_points, phase_on
 use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
-/// Checks a call against the contract, and finds the oldest version of the operator that is installed, runs on the
-/// product and can express the call, `at_least` one. With it come the bounds of what the call reads on the device as positions.
+/// Checks a call against the contract, and finds the oldest version of the operator, from `at_least` on, that is
+/// installed, runs on the product and can express the call. Also returns the bounds of what the call reads on the
+/// device as positions.
 pub(super) fn choose(
     api: &Api,
     target: Target,
@@ -26,9 +27,9 @@ pub(super) fn choose(
         let able = |version: &Version| *version >= oldest && version.runs_on(target);
         Version::ALL.into_iter().filter(able)
     };
-    // Where no version runs on the product, the contract says so.
+    // Where no version runs on the product, the contract refuses the call.
     let first = candidates().next().unwrap_or(oldest);
-    // Newer releases are asked only where this one refuses.
+    // Newer releases are checked only where this one refuses.
     let told = |mut violation: Violation| {
         violation.taken_by = call.taken_by(at_least, target, allowed);
         violation
@@ -54,7 +55,7 @@ pub(super) fn choose(
     Ok((version, checked.content_bounds()))
 }
 
-/// Whether every release of the product from `since` on takes a call and makes the same of it.
+/// Refuses a call that some release of the product from `since` on refuses, or computes otherwise.
 pub(super) fn portable(
     target: Target,
     version: Version,
@@ -107,7 +108,8 @@ impl operator::Parameter for Parameter {
     }
 }
 
-/// Phase one of a call that the contract has accepted, with these tensors and a mask that stays the same.
+/// Prepares a call that the contract has accepted, with these tensors and a mask that stays the same for all
+/// launches.
 pub(super) fn prepare(
     context: &Arc<Context>,
     version: Version,
@@ -119,7 +121,7 @@ pub(super) fn prepare(
     let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
         phase_one(api, version, call, descriptors)
     };
-    // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
+    // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
     unsafe {
         Plan::new(
             context,

@@ -32,8 +32,9 @@ const INSTEAD: &str = "copy the rows out of their blocks with aclrtMemcpyAsync";
 
 /// A call of GatherPaKvCache, which copies the keys and values of sequences out of a paged cache.
 ///
-/// Describe it, plan it for caches of certain shapes, and launch the [`GatherPlan`] once a layer. Prefill over a cached
-/// prefix that attention cannot read by its table, and moving a cache to another machine, begin so.
+/// Describe it, plan it for caches of certain shapes, and launch the [`GatherPlan`] once a layer. Prefill over a
+/// cached prefix that attention cannot read by its table, and moving a cache to another machine, begin with such a
+/// call.
 ///
 /// Source: aclnnGatherPaKvCache, since CANN 8.5; before, planning is an [`Error::MissingOperator`].
 ///
@@ -65,12 +66,12 @@ pub struct GatherPaKvCache {
 }
 
 impl GatherPaKvCache {
-    /// Out of caches in the order [`CacheOrder::Norm`].
+    /// A call that reads caches in the order [`CacheOrder::Norm`].
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Out of caches in this order (`cacheMode`).
+    /// Sets the order of the caches (`cacheMode`).
     pub fn cache_order(mut self, order: CacheOrder) -> Self {
         self.order = order;
         self
@@ -159,7 +160,7 @@ impl GatherPaKvCache {
 
 impl operator::Parameter for Parameter {}
 
-/// Phase one of a call that the contract has accepted. One address stands in for all.
+/// Prepares a call that the contract has accepted, with one placeholder address for all tensors.
 fn prepare(
     context: &Arc<Context>,
     call: &GatherCall<'_>,
@@ -169,7 +170,7 @@ fn prepare(
     let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
         phase_one(api, Version::V1, call, descriptors)
     };
-    // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
+    // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
     unsafe { Plan::new(context, &phases_of(Version::V1), &tensors, &[], phase_one) }
 }
 

@@ -17,10 +17,10 @@ pub type IncrePlan = InferencePlan<Parameter>;
 /// A call of IncreFlashAttention, `softmax(scale * Q K^T) V` with one query row a sequence, over a cache that may be paged.
 ///
 /// It is the fused attention of the Atlas inference series (310P), which has no
-/// [`FusedInferAttention`](crate::FusedInferAttention), and runs on Atlas A2 and A3 too. Against that it has no sparse modes,
-/// rotary parts, shared prefix, log-sum-exp and separate scales of key and value. The layouts BSH, BSND and BNSD. What is not
-/// set has the operator's default, except [`inner_precise`](Self::inner_precise), which is high precision, and
-/// [`scale`](Self::scale), which has to be set.
+/// [`FusedInferAttention`](crate::FusedInferAttention), and runs on Atlas A2 and A3 too. Unlike that, it has no
+/// sparse modes, rotary parts, shared prefix, log-sum-exp and separate scales of key and value. It takes the layouts
+/// BSH, BSND and BNSD. What is not set has the operator's default, except [`inner_precise`](Self::inner_precise),
+/// which is high precision, and [`scale`](Self::scale), which has to be set.
 ///
 /// Source: aclnnIncreFlashAttentionV4, since CANN 8.1. Ascend 950 refuses it.
 ///
@@ -108,9 +108,10 @@ impl IncreFlashAttention {
         self.plan_with(&Inputs::new(query, key, value))
     }
 
-    /// The same for calls over a paged cache, with a key and value for each sequence, a position bias, left padding of the
-    /// keys, or a [`Quantisation`](crate::attention::Quantisation) of `Output`, `Int8` or `KeyValue` by merged scales a channel
-    /// or a tensor. Each launch then brings [`Inputs`] of the same kinds, shapes and element types.
+    /// As [`plan`](Self::plan), but for calls over a paged cache, with a key and value for each sequence, a position
+    /// bias, left padding of the keys, or a [`Quantisation`](crate::attention::Quantisation) of `Output`, `Int8` or
+    /// `KeyValue` by merged scales a channel or a tensor. Each launch then provides [`Inputs`] of the same kinds,
+    /// shapes and element types.
     ///
     /// # Errors
     /// As for [`IncreFlashAttention::plan`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for other kinds of

@@ -22,7 +22,8 @@ pub trait InferenceParameter: operator::Parameter {
     /// The output.
     const ATTENTION_OUT: Self;
 
-    /// Its parameter for what FusedInferAttentionScore reads as another one; `None` if it has none.
+    /// The operator's parameter for an input that FusedInferAttentionScore reads as `parameter`; `None` if it has
+    /// none.
     fn of_fused(parameter: fia::Parameter) -> Option<Self>;
 }
 
@@ -61,7 +62,7 @@ pub(crate) struct Described<'t, P> {
 }
 
 impl<'t, P: InferenceParameter> Described<'t, P> {
-    /// Refuses what the operator has no arguments for.
+    /// Describes inputs, and refuses those for which the operator has no arguments.
     pub(crate) fn new(inputs: &Inputs<'t>) -> Result<Self> {
         let (mut query, mut tensors) = (None, SmallVec::new());
         visit::<P>(inputs, |argument, tensor| {
@@ -93,7 +94,8 @@ impl<'t, P: InferenceParameter> Described<'t, P> {
         of_list.map(|(_, desc)| *desc).collect()
     }
 
-    /// The output that a call writes. What stands in where its inputs imply none is refused for the inputs.
+    /// The output that a call writes. Where the inputs imply none, the query's descriptor is a placeholder: the
+    /// contract refuses the inputs.
     pub(crate) fn output_of(&self, call: &fia::FiaCall<'_>) -> TensorDesc {
         let (implied, _) = call.implied_outputs();
         implied.unwrap_or(*self.query.desc())

@@ -1,8 +1,8 @@
 //! What PromptFlashAttention and IncreFlashAttention have in common: inputs, planning and launches.
 //!
-//! Both compute what FusedInferAttentionScore does, for fewer kinds of [`Inputs`](crate::attention::Inputs). An operator says
-//! which of its parameters reads an input ([`InferenceParameter`]) and how its newest version takes a call
-//! ([`InferenceCall`]); the rest is the same for both.
+//! Both compute what FusedInferAttentionScore does, for fewer kinds of [`Inputs`](crate::attention::Inputs). An
+//! operator states which of its parameters reads an input ([`InferenceParameter`]) and how its newest version takes a
+//! call ([`InferenceCall`]); the rest is the same for both.
 
 mod call;
 mod inputs;

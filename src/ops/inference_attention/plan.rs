@@ -43,7 +43,7 @@ pub struct InferencePlan<P> {
 /// The tensors of a launch.
 struct Launch<'a> {
     inputs: &'a Inputs<'a>,
-    /// None of a call that is only planned.
+    /// `None` for a call that is only planned.
     attention: Option<&'a AnyTensor>,
 }
 
@@ -103,7 +103,7 @@ impl<P: InferenceParameter> InferencePlan<P> {
         let api = context.runtime().api();
         let phases = C::phases();
         phases.required(api, C::VERSION.info(), INSTEAD)?;
-        // Its own, and those of the path that it shares.
+        // The operator's own lints, and those of FusedInferAttentionScore, with which it shares a path.
         let lints = || lints_of::<C::Version>().chain(lints_of::<fia::Version>());
         call.lint(&allowed.ids(lints)?)?;
         if settings.scale.is_none() {
@@ -126,7 +126,7 @@ impl<P: InferenceParameter> InferencePlan<P> {
         let mask = mask.map(|mask| (P::ATTEN_MASK, mask));
         let phase_one =
             |api: &Api, descriptors: &mut Descriptors<P>| call.phase_one(api, descriptors);
-        // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
+        // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
         let prepared =
             unsafe { Plan::new(context, &phases, &tensors, mask.as_slice(), phase_one) }?;
         let version = C::VERSION.info().number();
@@ -244,7 +244,7 @@ impl<P: InferenceParameter> InferencePlan<P> {
         })?
     }
 
-    /// The table that captured launches read, with what it has to name.
+    /// The table that captured launches read, with the bounds of its content.
     pub(crate) fn captured_table(&self, inputs: &Inputs<'_>) -> Option<CapturedTable> {
         CapturedTable::of(&inputs.contents(), self.bounds.as_ref())
     }

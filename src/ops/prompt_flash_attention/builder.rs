@@ -19,10 +19,11 @@ pub type PromptPlan = InferencePlan<Parameter>;
 /// sequence.
 ///
 /// It is the fused attention of the Atlas inference series (310P), which has no
-/// [`FusedInferAttention`](crate::FusedInferAttention), and runs on Atlas A2 and A3 too. Against that it has no paged cache,
-/// no tensor lists, no rotary parts, no shared prefix, no left padding and no log-sum-exp. FLOAT16, on Atlas A2 and A3 BF16,
-/// or INT8; the layouts BSH, BSND, BNSD, BNSD_BSND and TND; sparse modes 0 to 4. What is not set has the operator's default,
-/// except [`inner_precise`](Self::inner_precise), which is high precision, and [`scale`](Self::scale), which has to be set.
+/// [`FusedInferAttention`](crate::FusedInferAttention), and runs on Atlas A2 and A3 too. Unlike that, it has no paged
+/// cache, no tensor lists, no rotary parts, no shared prefix, no left padding and no log-sum-exp. It takes FLOAT16,
+/// on Atlas A2 and A3 BF16, or INT8; the layouts BSH, BSND, BNSD, BNSD_BSND and TND; sparse modes 0 to 4. What is not
+/// set has the operator's default, except [`inner_precise`](Self::inner_precise), which is high precision, and
+/// [`scale`](Self::scale), which has to be set.
 ///
 /// Source: aclnnPromptFlashAttentionV3, since CANN 8.1. Ascend 950 refuses it.
 ///
@@ -79,7 +80,7 @@ impl PromptFlashAttention {
         self
     }
 
-    /// Lengths of the keys (`actualSeqLengthsKv`), in the same form.
+    /// Lengths of the keys (`actualSeqLengthsKv`), in the form of [`actual_seq_lengths`](Self::actual_seq_lengths).
     pub fn actual_seq_lengths_kv(mut self, lengths: impl Into<Vec<usize>>) -> Self {
         self.settings.give_keys(lengths.into());
         self
@@ -111,8 +112,9 @@ impl PromptFlashAttention {
         self.plan_with(&Inputs::new(query, key, value))
     }
 
-    /// The same for calls with a position bias or a [`Quantisation`](crate::attention::Quantisation) of `Output` or `Int8`.
-    /// Each launch then brings [`Inputs`] of the same kinds, shapes and element types.
+    /// As [`plan`](Self::plan), but for calls with a position bias or a
+    /// [`Quantisation`](crate::attention::Quantisation) of `Output` or `Int8`. Each launch then provides [`Inputs`]
+    /// of the same kinds, shapes and element types.
     ///
     /// # Errors
     /// As for [`PromptFlashAttention::plan`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for other kinds of

@@ -38,7 +38,7 @@ impl InferenceCall for PromptCall<'_> {
         self.lint(VERSION, allowed)
     }
 
-    /// It has neither paged caches nor left padding.
+    /// The operator has neither paged caches nor left padding.
     fn content_bounds(&self) -> Result<Option<ContentBounds>, Refusal> {
         Ok(None)
     }

@@ -18,7 +18,8 @@ use super::keyless::merged_keyless;
 use super::plan::Launch;
 use super::versions::{choose, prepare};
 
-/// A call of RingAttentionUpdate: of attention over two parts of the keys, with the maxima and sums of each, that over both.
+/// A call of RingAttentionUpdate, which merges attention over two parts of the keys, with the maxima and sums of each
+/// part.
 ///
 /// `M = max(m1, m2)`, `S = s1 exp(m1 - M) + s2 exp(m2 - M)`, `O = (o1 s1 exp(m1 - M) + o2 s2 exp(m2 - M)) / S`. Describe it,
 /// plan it for outputs of certain shapes, and launch the [`RingPlan`] for each part that arrives. The parts come from
@@ -28,13 +29,12 @@ use super::versions::{choose, prepare};
 /// A row whose keys are all hidden in one part takes what it has in the other. One that sees none in both ends with an infinite
 /// sum, and the next merge with NaN: merge first a part in which every row sees a key, such as the rank's own.
 ///
-/// A packed sequence that has no keys at all in a part has maximum and sum 0 there, which the merge takes for a score of 0: where
-/// the other part's maximum is far below 0 its row is lost, as NaN. Such parts are refused by the lint `ring.one_empty`, which
-/// [`allow_lint`](Self::allow_lint) lets through where maxima are known to be above; without keys in both, by
-/// `ring.both_empty`. Marked rows behind the last
-/// sequence belong to none and cannot be merged.
+/// A packed sequence that has no keys at all in a part has maximum and sum 0 there, which the merge takes for a score
+/// of 0: where the other part's maximum is far below 0 its row is lost, as NaN. Such parts are refused by the lint
+/// `ring.one_empty`, which [`allow_lint`](Self::allow_lint) lets through where maxima are known to be above; without
+/// keys in both, by `ring.both_empty`. Marked rows after the last sequence belong to none and cannot be merged.
 ///
-/// Atlas A2, Atlas A3 and Ascend 950, since CANN 8.1; maxima and sums that lie like the query of packed sequences
+/// Atlas A2, Atlas A3 and Ascend 950, since CANN 8.1; maxima and sums of packed sequences in the query's order
 /// ([`softmax_like_query`](crate::flash::FlashAttention::softmax_like_query)) need a newer one.
 ///
 /// Source: aclnnRingAttentionUpdate V1 and V2; the oldest version that can express the call is used.
@@ -197,7 +197,7 @@ fn describe<T: Element>(
     }
 }
 
-/// A new tensor of the same shape.
+/// Describes a contiguous tensor of the same shape.
 fn packed(tensor: &AnyTensor) -> TensorDesc {
     let desc = tensor.desc();
     TensorDesc::packed(desc.dtype, desc.shape)

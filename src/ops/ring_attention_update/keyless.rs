@@ -6,10 +6,10 @@ use crate::error::Result;
 use crate::operator::{AllowedLints, lints_of};
 use crate::ops::flash_attention_score::{Keyless, SoftmaxState};
 
-/// The sequences that are without keys in two parts, and so when these are merged.
+/// Returns the sequences that have no keys in either part, and so none in the merged one.
 ///
 /// # Errors
-/// The lint that a sequence breaks which is without keys in a part.
+/// The lint that is broken by a sequence without keys in a part.
 #[inline]
 pub(super) fn merged_keyless(
     previous: &SoftmaxState,

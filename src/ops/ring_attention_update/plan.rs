@@ -31,7 +31,7 @@ struct Part<'a>(&'a AnyTensor, &'a SoftmaxState);
 pub(super) struct Launch<'a> {
     previous: Part<'a>,
     current: Part<'a>,
-    /// None of a merge that is only planned.
+    /// `None` for a merge that is only planned.
     merged: Option<Part<'a>>,
 }
 
@@ -169,7 +169,8 @@ impl RingPlan {
         merged_keyless(&previous.softmax, &current.softmax, &self.allowed)
     }
 
-    /// The outer error is that of a launch of which nothing was queued.
+    /// Queues a launch. The outer result is an error if nothing was queued, the inner one if only a part may have
+    /// been.
     fn run<T: Element>(
         &self,
         queue: &impl Queue,

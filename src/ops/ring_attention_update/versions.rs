@@ -62,7 +62,7 @@ entry_points! {
 
 impl operator::Parameter for Parameter {}
 
-/// Phase one of a call that the contract has accepted. One address stands in for those of the parts and of the result.
+/// Prepares a call that the contract has accepted, with one placeholder address for the parts and the result.
 pub(super) fn prepare(
     context: &Arc<Context>,
     version: Version,
@@ -76,6 +76,6 @@ pub(super) fn prepare(
     let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
         phase_one(api, version, call, descriptors)
     };
-    // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
+    // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
     unsafe { Plan::new(context, &phases_of(version), &tensors, fixed, phase_one) }
 }

@@ -19,7 +19,7 @@ use super::SlotMapping;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CacheOrder {
-    /// `[blocks, block size, N, D]`, the bytes of which are those of `[blocks, block size, N * D]`, as attention names it.
+    /// `[blocks, block size, N, D]`, with the same bytes as `[blocks, block size, N * D]`, as attention names it.
     #[default]
     Norm,
     /// `[blocks, N * D / c, block size, c]` or `[blocks, N, D / c, block size, c]`, where `c` elements are 32 bytes.
@@ -35,8 +35,8 @@ const INSTEAD: &str = "copy the rows to their slots with aclrtMemcpyAsync";
 ///
 /// Describe it, plan it for tensors of certain shapes, and launch the [`ScatterPlan`] once a layer. A cache given as
 /// attention names it, `[blocks, block size, N * D]`, or `[blocks, 1, block size, D]` of a single head, is viewed as
-/// `[blocks, block size, N, D]`, which has the same bytes. The order `[blocks, N, block size, D]` of several heads has
-/// others: this operator cannot fill it, nor can a shape alone always tell it from the right one.
+/// `[blocks, block size, N, D]`, which has the same bytes. The order `[blocks, N, block size, D]` of several heads
+/// has other bytes: this operator cannot fill it, nor can a shape alone always tell it from the right one.
 ///
 /// Rows go to slots in no order, and a slot that is there twice gets either of its rows: see [`SlotMapping`]. Caches are
 /// written as a whole as far as streams and events are concerned: another stream that uses any block of them has to be
@@ -50,12 +50,12 @@ pub struct ScatterPaKvCache {
 }
 
 impl ScatterPaKvCache {
-    /// Into caches in the order [`CacheOrder::Norm`].
+    /// A call that writes caches in the order [`CacheOrder::Norm`].
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Into caches in this order (`cacheModeOptional`).
+    /// Sets the order of the caches (`cacheModeOptional`).
     pub fn cache_order(mut self, order: CacheOrder) -> Self {
         self.order = order;
         self
@@ -81,7 +81,7 @@ impl ScatterPaKvCache {
         self.prepare(key, Some((value, value_cache)), slots, key_cache)
     }
 
-    /// The same for keys alone, such as the latent rows of multi-head latent attention.
+    /// As [`plan`](Self::plan), but for keys alone, such as the latent rows of multi-head latent attention.
     ///
     /// # Errors
     /// As for [`ScatterPaKvCache::plan`].
@@ -179,7 +179,7 @@ struct Given<'a> {
     key: &'a AnyTensor,
     key_cache: &'a AnyTensor,
     slot_mapping: &'a AnyTensor,
-    /// With their cache.
+    /// The values, with their cache.
     values: Option<(&'a AnyTensor, &'a AnyTensor)>,
 }
 
@@ -201,7 +201,7 @@ impl Tensors<Parameter> for Given<'_> {
     }
 }
 
-/// Phase one of a call that the contract has accepted.
+/// Prepares a call that the contract has accepted.
 fn prepare(
     context: &Arc<Context>,
     call: &ScatterCall<'_>,
@@ -217,7 +217,7 @@ fn prepare(
             }
         } }
     };
-    // SAFETY: phase one gets what the descriptors give, and nothing else is returned.
+    // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
     unsafe { Plan::new(context, &PHASES, &given, &[], phase_one) }
 }
 

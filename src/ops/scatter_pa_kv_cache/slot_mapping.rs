@@ -8,8 +8,8 @@ use crate::memory::as_bytes;
 use crate::runtime::Stream;
 use crate::tensor::{AnyTensor, has_len};
 
-/// The slot of each new token, INT64 on the device, as the lists are that it is made from: row `s % block_size` of block
-/// `s / block_size` for slot `s`.
+/// The slot of each new token, INT64 on the device as in the lists that it is made from. Slot `s` is row
+/// `s % block_size` of block `s / block_size`.
 ///
 /// Made from slots on the host, it is checked: each slot is one of the cache's, and none is there twice. Plans and launches
 /// refuse it for a smaller cache. Slots that the device has computed can be taken
@@ -22,7 +22,7 @@ pub struct SlotMapping {
     allowed: Vec<&'static str>,
 }
 
-/// The first fault of a mapping that is not allowed.
+/// Refuses a mapping by its first fault that is not allowed.
 fn check(mapping: &[i64], slots: usize, allowed: &[&'static str]) -> Result<(), Violation> {
     let mut first = None;
     slot_faults(mapping, slots as u64, &mut |fault| {
@@ -43,10 +43,12 @@ impl SlotMapping {
         Self::allowing(stream, mapping, slots, &[])
     }
 
-    /// The same, letting slots pass that break the lints of these ids: `slot_mapping.unique`, `slot_mapping.negative`.
+    /// As [`SlotMapping::new`], but lets slots pass that break the lints of these ids: `slot_mapping.unique`,
+    /// `slot_mapping.negative`.
     ///
-    /// Allow `slot_mapping.negative` where padding tokens have a negative slot, which the operator's kernels pass over, as the
-    /// emulation does. CANN's documents do not say so; leaving padding out of the call needs no such knowledge.
+    /// Allow `slot_mapping.negative` where padding tokens have a negative slot, which the operator's kernels pass
+    /// over, as the emulation does. CANN's documents do not state this; leaving padding out of the call needs no such
+    /// knowledge.
     ///
     /// # Errors
     /// As for [`SlotMapping::new`]; [`Error::InvalidArgument`] for a lint that overruns memory, `slot_mapping.range`.
@@ -75,7 +77,7 @@ impl SlotMapping {
         })
     }
 
-    /// Slots that are on the device already, `INT32` or `INT64`, `[tokens]`. What they say is not checked.
+    /// Slots that are on the device already, `INT32` or `INT64`, `[tokens]`. They are not checked.
     ///
     /// # Safety
     /// Whenever a call that was launched with them runs, each is below the slots of the call's caches: the device writes a
@@ -109,7 +111,7 @@ impl SlotMapping {
         self.tensor.renew(stream, as_bytes(mapping))
     }
 
-    /// The slots on the device. Nothing can be written to those that were checked, but by [`SlotMapping::overwrite`].
+    /// The slots on the device. Only [`SlotMapping::overwrite`] can write to those that were checked.
     pub fn tensor(&self) -> &AnyTensor {
         &self.tensor
     }
