@@ -1,4 +1,4 @@
-//! Memory full of NaN, which shows what is computed from bytes that nobody has written.
+//! Memory full of NaN, which exposes results computed from unwritten bytes.
 
 use super::{DeviceMemory, PhysicalMemory};
 use crate::lock::Lock;
@@ -6,17 +6,17 @@ use crate::lock::Lock;
 /// Each byte of poisoned memory: two, or four, are a NaN of `FLOAT16`, `BFLOAT16` and `FLOAT`.
 pub(crate) const POISON: u8 = 0xff;
 
-/// Bytes of the file of poison. Longer memory shows it again and again, and takes room only where it is written to.
+/// Bytes of the file of poison. Longer memory maps the file repeatedly, and takes room only where it is written to.
 const FILE: usize = 16 << 20;
 
-/// Where the file of poison is, once it was asked for: `None` if the system grants none.
+/// The file of poison, once it was needed; `Some(None)` if the system grants none.
 static POISONED: Lock<Option<Option<PhysicalMemory>>> = Lock::new(None);
 
 /// Makes the file; `scratch` is a place of `FILE` bytes to write it through.
 ///
 /// # Safety
 ///
-/// Whole pages of this crate's own, which nobody else accesses.
+/// `scratch` is whole pages of this crate's own, which no other thread accesses.
 unsafe fn file(scratch: *mut u8) -> Option<PhysicalMemory> {
     let mut file = PhysicalMemory::new(FILE).ok()?;
     let at = file.take(FILE)?;
@@ -33,7 +33,7 @@ impl DeviceMemory {
     ///
     /// # Safety
     ///
-    /// The pages lie in the device view, are allocated, and nobody else accesses them.
+    /// The pages lie in the device view, are allocated, and no other thread accesses them.
     pub(crate) unsafe fn poison(&self, address: usize, bytes: usize) {
         let host = self.host(address);
         if bytes < FILE {

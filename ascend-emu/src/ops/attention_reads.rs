@@ -1,12 +1,12 @@
-//! What attention reads of the keys and values of a paged cache, row by row.
+//! Which keys and values of a paged cache attention reads, row by row.
 //!
-//! They count as read where the geometry (lengths, causality, window) lets some row see them, rows that a mask tensor
-//! hides among them: hardware loads these, and weighs a value with 0, which is NaN if the value is. Rows behind a
+//! A row counts as read if the geometry (lengths, causality, window) lets some query row see it, also if a mask
+//! tensor hides it: hardware loads such rows, and weighs a value with 0, which is NaN if the value is. Rows past a
 //! sequence's length, blocks that no sequence names and blocks that a window has left are not read.
 //!
-//! Padding is nobody's to write: a sequence for which the block table names block 0 alone is none that is read, if it does
-//! so twice or there are other sequences. Rows of tensors that are no cache may be padding too: of these tensors only one
-//! that has no written byte at all is reported, and only if every sequence sees a key.
+//! Padding need not be written: a sequence whose block table row names only block 0 is not read, if the row names it
+//! twice or there are other sequences. Rows of tensors that are no cache may be padding too: such a tensor is
+//! reported only if it has no written byte at all and every sequence sees a key.
 
 use super::declared::{DeclaredOperator, ParameterOf};
 use crate::elements::{Elements, NamedTensor, Place, Reader};
@@ -19,14 +19,14 @@ use ascend_spec::attention_problem::{
 use ascend_spec::operator::Argument;
 use std::ops::Range;
 
-/// The tensors that have to be looked at, and who takes what is read of them.
+/// The tensors to be checked, and the reader that receives the rows that are read of them.
 struct RowReads<'a> {
-    /// The tensor that plays a role.
+    /// Finds the tensor with a role, if it is to be checked.
     find: &'a dyn Fn(TensorRole) -> Option<NamedTensor>,
     reader: &'a mut dyn Reader,
 }
 
-/// Rows of one tensor: the entry of its batch axis, and the number of their elements.
+/// Rows of one tensor: their entry on its batch axis, and the number of elements of each.
 struct Part {
     batch: usize,
     heads: usize,
@@ -34,7 +34,7 @@ struct Part {
     dim: usize,
 }
 
-/// Bytes that elements take, where these are whole bytes.
+/// Bytes that `elements` elements take; `None` unless these are whole bytes.
 fn bytes(elements: i64, bits: u32) -> Option<i64> {
     let bits = elements.checked_mul(bits.into())?;
     (bits % 8 == 0).then_some(bits / 8)
@@ -44,7 +44,7 @@ impl RowReads<'_> {
     fn rows(&mut self, role: TensorRole, rows: &Rows, part: &Part, place: Place) {
         let bits = rows.dtype.bits();
         let view = &rows.view;
-        // Lanes lie side by side, and so do the elements of rows that have none.
+        // The elements of a lane are contiguous, and so are those of a row that has no lanes.
         let (run, along) = match (rows.lanes, view.dim) {
             (0, 1) => (part.dim, (1, 0)),
             (0, step) => (1, (part.dim, step)),
@@ -70,7 +70,7 @@ impl RowReads<'_> {
         }
     }
 
-    /// Elements of some bytes each, from `first` on along two axes.
+    /// Passes elements of `size` bytes each, from `first` on along two axes, to the reader.
     fn grid(
         &mut self,
         role: TensorRole,
@@ -84,7 +84,7 @@ impl RowReads<'_> {
         self.elements(role, bytes(first), size, &axes, place);
     }
 
-    /// Runs of bytes, whose second axis counts rows.
+    /// Passes runs of bytes, whose second axis counts rows, to the reader.
     fn elements(
         &mut self,
         role: TensorRole,
@@ -104,7 +104,7 @@ impl RowReads<'_> {
     }
 }
 
-/// Scales with an entry for each token, which are read for the tokens that are.
+/// Whether a grid has an entry for each token. Such entries are read for the tokens that are read.
 fn by_token(grid: &Grid) -> bool {
     grid.view.batch != 0 || grid.view.row != 0
 }
@@ -118,7 +118,7 @@ fn token_grids<'a>(problem: &'a AttentionProblem<'_>) -> impl Iterator<Item = Gr
     grids.flatten().filter(by_token)
 }
 
-/// Hands over what attention reads of the tensors that `find` knows.
+/// Passes the rows that attention reads of the tensors that `reads` finds to its reader.
 ///
 /// # Safety
 ///
@@ -144,7 +144,7 @@ unsafe fn each_sequence(
             continue;
         }
         let at = problem.key_value(sequence);
-        // Rows of keys and values that lie one after another: where, and the place in the sequence of the first.
+        // Passes contiguous rows of keys and values; `token` is the position of the first in the sequence.
         let mut stored = |batch: usize, rows: Range<usize>, token: usize, place: Place| {
             let index = at.list_index;
             let all = [
@@ -183,7 +183,7 @@ unsafe fn each_sequence(
         let columns = seen.start / size..seen.end.div_ceil(size);
         // SAFETY: the caller keeps this contract.
         let Ok(blocks) = (unsafe { BlockIds::read(buffers, pages, sequence, seen.end) }) else {
-            // The launch fails by that.
+            // The launch fails with the same error.
             return;
         };
         let named = |column: usize| Some(blocks.find(column * size)?.0);
@@ -216,7 +216,7 @@ fn each_sees_a_key(problem: &AttentionProblem<'_>) -> bool {
     })
 }
 
-/// Hands over what a launch of an attention operator reads.
+/// Passes the elements that a launch of an attention operator reads to the reader.
 ///
 /// # Safety
 ///
