@@ -1,4 +1,4 @@
-//! What the environment chooses: [`ascend_sys::VARIABLES`] says which variables there are.
+//! Configuration from the environment variables that [`ascend_sys::VARIABLES`] lists.
 
 use crate::fault_plan::Plan;
 use crate::kernel::Level;
@@ -18,10 +18,10 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-/// How far misuse that hardware would let pass is let pass.
+/// How strictly the emulator treats misuse that hardware would let pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// Warn on stderr and go on where the real runtime would get away with it.
+    /// Warn on stderr and go on where the real runtime would go on.
     Compat,
     /// Every finding is an error of the call that shows it.
     Strict,
@@ -48,14 +48,14 @@ impl FromStr for Check {
     }
 }
 
-/// What becomes of lints: calls of which an operator ignores, misreads or overruns something.
+/// How the emulator treats lints. A lint is an argument that an operator ignores, misreads or overruns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lints {
-    /// Nobody is told.
+    /// Lints are not reported.
     Off,
-    /// They are told on stderr.
+    /// Lints are reported on stderr.
     Warn,
-    /// They are errors of the call.
+    /// A lint is an error of the call.
     Error,
 }
 
@@ -72,16 +72,16 @@ impl FromStr for Lints {
     }
 }
 
-/// Most devices that `ASCEND_EMU_DEVICES` may ask for.
+/// Largest number of devices that `ASCEND_EMU_DEVICES` may set.
 const MAX_DEVICES: u32 = 64;
 
-/// Most threads that `ASCEND_EMU_THREADS` may ask for: more than any host has cores.
+/// Largest number of threads that `ASCEND_EMU_THREADS` may set: more than any host has cores.
 const MAX_THREADS: u64 = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Config {
     pub check: Check,
-    /// What becomes of lints, if chosen.
+    /// How lints are treated, if chosen.
     pub lints: Option<Lints>,
     /// The machine of programs that do not choose one.
     pub machine: Machine,
@@ -104,7 +104,7 @@ fn refuse(name: &str, given: &str, allowed: &str) -> Failure {
 
 /// Opens a file to append to, and makes it if there is none.
 fn open_to_append(path: &Path) -> io::Result<File> {
-    // A pipe would keep the first call until somebody reads.
+    // Opening a pipe for writing would block the first call until a process reads from it.
     if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
         return Err(io::Error::other("it is a pipe, and has to be a file"));
     }
@@ -115,7 +115,7 @@ impl Config {
     /// Reads the variables through `var`, which gives `None` for those not set.
     fn read(var: impl Fn(&str) -> Option<OsString>) -> Outcome<Self> {
         let var = |name: &str| -> Outcome<Option<String>> {
-            // One that is set to nothing is not set.
+            // A variable that is set to the empty text counts as not set.
             let text = var(name).filter(|value| !value.is_empty());
             let text = text.map(OsString::into_string).transpose();
             text.map_err(|bytes| refuse(name, &bytes.to_string_lossy(), "text in UTF-8"))
@@ -239,12 +239,12 @@ fn loaded() -> &'static (Config, Option<Failure>) {
     })
 }
 
-/// The process's configuration: the environment as it was when first asked for.
+/// The process's configuration: the environment as it was at the first use.
 pub(crate) fn config() -> &'static Config {
     &loaded().0
 }
 
-/// What is wrong with the environment, for `aclInit` to report.
+/// Fails if the environment is wrong; `aclInit` reports the failure.
 pub(crate) fn validate() -> Outcome {
     loaded().1.clone().map_or(Ok(()), Err)
 }
@@ -404,7 +404,7 @@ mod tests {
         asked.into_inner()
     }
 
-    /// A variable that is read and not in the list would be told as unknown, and stand in no documentation.
+    /// A variable that is read but not listed would be reported as unknown and be missing from the documentation.
     #[test]
     fn what_is_read_is_listed() {
         for name in asked() {

@@ -7,7 +7,7 @@ use ascend_spec::{DType, Dims, Format, TensorDesc};
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Most elements of an array or list.
+/// Largest number of elements of an array or list.
 pub(crate) const MOST_ELEMENTS: u64 = 1 << 24;
 
 pub(crate) static TENSORS: Table<Tensor> = Table::new(Kind::Tensor);
@@ -18,7 +18,7 @@ pub(crate) static INT_ARRAYS: Table<Box<[i64]>> = Table::new(Kind::IntArray);
 pub(crate) static FLOAT_ARRAYS: Table<Box<[f32]>> = Table::new(Kind::FloatArray);
 pub(crate) static BOOL_ARRAYS: Table<Box<[bool]>> = Table::new(Kind::BoolArray);
 
-/// What a tensor's handle stands for.
+/// The contents of a tensor descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Described {
     pub desc: TensorDesc,
@@ -122,7 +122,7 @@ impl Tensor {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scalar {
     dtype: DType,
-    /// Its bytes, the first ones of which count.
+    /// Its bytes, of which the first ones hold the value.
     bytes: [u8; 16],
 }
 

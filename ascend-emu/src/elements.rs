@@ -4,13 +4,13 @@ use ascend_spec::TensorDesc;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Takes elements one after another.
+/// A visitor that is called with one set of elements after another.
 pub(crate) type Visit<'a> = dyn FnMut(&Elements) + 'a;
 
-/// Which part of a tensor elements are, for messages.
+/// The part of a tensor that elements belong to, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// All of it.
+    /// The whole tensor.
     Whole,
     /// All that a copy takes to the host.
     Copied,
@@ -32,18 +32,18 @@ pub(crate) struct NamedTensor {
     pub address: usize,
 }
 
-/// Takes what a launch reads.
+/// Receives the elements that a launch reads.
 pub(crate) trait Reader {
-    /// Whether nothing is to be said of these bytes, so that reads of single elements need not be listed.
+    /// Whether all of these bytes are known to be written, so that reads of single elements need not be listed.
     fn knows(&self, bytes: Range<usize>) -> bool;
 
-    /// Whether nobody has written any of these bytes.
+    /// Whether none of these bytes has been written.
     fn untouched(&self, bytes: Range<usize>) -> bool;
 
-    /// Takes elements that are read, and that somebody must have written.
+    /// Receives elements that a launch reads and that must have been written before.
     fn read(&mut self, elements: &Elements);
 
-    /// Takes elements that are read in an order.
+    /// Receives elements that a launch reads in the order [`Elements::order`].
     fn read_in_order(&mut self, elements: &Elements);
 }
 
@@ -140,7 +140,7 @@ impl Elements {
         Elements::new(tensor, first, size, &axes, None, Place::Whole)
     }
 
-    /// The same elements, in an order.
+    /// Adds the order that the elements are written or read in.
     #[must_use]
     pub(crate) fn in_order(self, order: Option<&'static str>) -> Self {
         Elements { order, ..self }

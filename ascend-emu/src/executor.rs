@@ -24,7 +24,7 @@ pub(crate) struct Executor {
     addresses: Lock<Addresses>,
     workspace_bytes: u64,
     repeatable: AtomicBool,
-    /// Used by phase two, and not repeatable.
+    /// Whether phase two has used the executor, which is not repeatable.
     consumed: AtomicBool,
 }
 
@@ -104,7 +104,7 @@ impl Executor {
         stream.submit(task, Some(&addresses), ACLNN_RUNTIME)?;
         drop(addresses);
         self.op.tell_shape(&|| {
-            // What is recorded has not run.
+            // A recorded launch has not run.
             if stream.records() {
                 return Ok(());
             }
@@ -214,7 +214,7 @@ impl Executor {
         })
     }
 
-    /// The operator has no list among its outputs.
+    /// The failure of a call that sets an element of an output list; no operator has output lists.
     pub(crate) fn refuse_output_list(&self, name: &str, index: usize) -> Failure {
         failure!(
             ACLNN_INVALID,
@@ -233,7 +233,7 @@ fn is_in_list(position: TensorPosition) -> bool {
     matches!(position, TensorPosition::Element { .. })
 }
 
-/// What the latest refused phase one of the process said.
+/// The failure of the latest phase one, of any thread, that gave no executor.
 static REFUSED: Lock<Option<Failure>> = Lock::new(None);
 
 /// Remembers why a phase one gave no executor.
@@ -241,8 +241,8 @@ pub(crate) fn refused(why: &Failure) {
     *REFUSED.lock() = Some(why.clone());
 }
 
-/// The failure of a phase two without an executor. Callers that did not look at the status of phase one learn from it what
-/// phase one said, also on another thread.
+/// The failure of a phase two without an executor. It includes the failure of the latest phase one, of any thread,
+/// for callers that did not check the status of phase one.
 #[cold]
 fn without_executor(name: &str, null: Failure) -> Failure {
     match &*REFUSED.lock() {

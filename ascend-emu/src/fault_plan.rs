@@ -50,7 +50,7 @@ struct Entry {
 pub(crate) struct Plan(Vec<Entry>);
 
 impl Plan {
-    /// Reads `malloc:3=207001,launch:1=507015`; an error says what is allowed.
+    /// Reads `malloc:3=207001,launch:1=507015`; an error has the allowed values.
     pub(crate) fn parse(text: &str) -> Result<Self, &'static str> {
         const FORM: &str = "a comma-separated list of SITE:N=STATUS with SITE one of malloc, launch, sync, memcpy, N from 1 on and STATUS not 0";
         let entry = |text: &str| {

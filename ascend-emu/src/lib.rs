@@ -25,17 +25,17 @@
 //! # Environment
 //!
 //! [`ascend_sys::VARIABLES`] lists the variables that choose the machine (`ASCEND_EMU_SOC`, `ASCEND_EMU_CANN`,
-//! `ASCEND_EMU_DEVICES`, ...) and how it is watched (`ASCEND_EMU_CHECK`, `ASCEND_EMU_TRACE`, ...). They are read once, at
-//! the first call. A value that is not allowed makes `aclInit` fail with a message that names it; a misspelt name is told
-//! on stderr.
+//! `ASCEND_EMU_DEVICES`, ...) and how it is watched (`ASCEND_EMU_CHECK`, `ASCEND_EMU_TRACE`, ...). They are read
+//! once, at the first call. A value that is not allowed makes `aclInit` fail with a message that names it; a misspelt
+//! name is reported on stderr.
 //!
 //! `ASCEND_RECORD=DIR` is for the shared library alone: `ascend-emu-c` writes calls of FusedInferAttentionScore as case
 //! files, by [`observe`].
 //!
 //! # Compat and strict
 //!
-//! The emulator knows which bytes each queued piece of work reads and writes, and what comes after what. From that it
-//! names misuse, as [`findings`]:
+//! The emulator knows which bytes each queued piece of work reads and writes, and which work happens before which.
+//! From that it reports misuse, as [`findings`]:
 //!
 //! | [`FindingKind`] | `compat` | `strict` |
 //! |---|---|---|
@@ -57,33 +57,36 @@
 //! | [`HostCrash`](FindingKind::HostCrash) | goes on as on aarch64, where a division by zero does not end the process: the call is taken, or refused with its status | error of the call |
 //! | [`Leak`](FindingKind::Leak) | the memory is released | the memory is released |
 //!
-//! With `ASCEND_EMU_CHECK=strict` a finding that spoils results, which are all but those of copies, infinities, events, stalled
-//! replays and leaks, ends its device: every later wait and copy fails with 507015 and the finding's text, until `aclrtResetDevice`
-//! has ended the device's last use, or `aclrtResetDeviceForce` or `aclrtDeviceTaskAbort` is called. [`check_scope`] ends no
-//! device.
+//! With `ASCEND_EMU_CHECK=strict` a finding that spoils results ends its device: every later wait and copy fails with
+//! 507015 and the finding's text, until `aclrtResetDevice` has ended the device's last use, or
+//! `aclrtResetDeviceForce` or `aclrtDeviceTaskAbort` is called. All findings spoil results except those of copies,
+//! infinite biases, events, stalled replays and leaks. [`check_scope`] ends no device.
 //!
-//! In `compat` each kind at each place is named on stderr once for each tensor, up to 16 tensors; the end of the process
-//! says how many findings of each kind there were. A race is found from what was queued and waited for, not from
-//! timing: the same program shows the same findings every time. [`check_scope`] chooses the mode for one thread,
-//! [`inject`] makes one of its calls fail, [`live()`] counts handles and memory not given back.
+//! In `compat` stderr names each kind of finding at each place once for each tensor, up to 16 tensors; a line at the
+//! end of the process has the number of findings of each kind. A race is found from what was queued and waited for,
+//! not from timing: the same program shows the same findings every time. [`check_scope`] chooses the mode for one
+//! thread, [`inject`] makes one of its calls fail, [`live()`] counts handles and memory not given back.
 //!
-//! # Memory that nothing has written
+//! # Unwritten memory
 //!
-//! Each allocation of a device knows which of its bytes were written since it was handed out. A read of others in a paged cache
-//! is an [`UnwrittenRead`](FindingKind::UnwrittenRead), which names the block and its tokens.
+//! The emulator records which bytes of each device allocation were written since it was handed out. A read of other
+//! bytes of a paged cache is an [`UnwrittenRead`](FindingKind::UnwrittenRead), which names the block and its tokens.
 //!
-//! - Attention reads the keys below each sequence's length that its geometry (causality, window) lets some row see, by
-//!   way of the block table. Keys that a mask tensor hides are among them: hardware loads them, and a value that is NaN
-//!   stays NaN when it is weighed with 0. The rest of a block, blocks that no row of the table names, and scales of rows
-//!   that are not read may be anything. A row of the table that names block 0 alone is padding, if it does so twice or
-//!   there are other rows, and none of its tokens was written.
+//! - Attention reads the keys below each sequence's length that its geometry (causality, window) lets some row see,
+//!   by way of the block table. Keys that a mask tensor hides are among them: hardware loads them, and a value that
+//!   is NaN stays NaN when it is weighed with 0. The rest of a block, blocks that no row of the table names, and
+//!   scales of rows that are not read may be anything. A row of the table that names only block 0 is padding, if it
+//!   names it twice or the table has other rows, and none of its tokens was written.
 //! - GatherPaKvCache reads the rows that lengths and table name.
-//! - Other tensors may hold rows that are padding, and are not followed. Where memory is poisoned, what is computed from
-//!   their bytes is NaN.
-//! - A copy within a device hands on what its source is, and is no finding; a copy to the host of bytes of which none is
-//!   written is an [`UnwrittenCopy`](FindingKind::UnwrittenCopy). Host memory, pinned or registered, counts as written, since the program writes it by itself.
-//! - All of an output counts as written, also rows that an operator leaves alone; of operators that write to places that
-//!   they look up, these places. So does the workspace, and what work should have written that failed.
+//! - Other tensors may hold rows that are padding. They are not checked row by row: an input of attention is reported if
+//!   none of its bytes was written and every sequence sees a key. Where memory is poisoned, what is
+//!   computed from their bytes is NaN.
+//! - A copy within a device copies the marks of its source, written or not, and is no finding; a copy to the host is
+//!   an [`UnwrittenCopy`](FindingKind::UnwrittenCopy) if none of its bytes was written. Host memory, pinned or registered, counts as written, since the
+//!   program writes it by itself.
+//! - All of an output counts as written, also rows that an operator leaves alone; if an operator looks up the places
+//!   that it writes to, only these places count. The workspace counts as written, and so do the outputs of work that
+//!   failed.
 //! - An allocator of the program's, such as PyTorch's, hands out parts of an allocation again: bytes that an earlier
 //!   tensor wrote count as written.
 //!
@@ -98,16 +101,16 @@
 //! | `process`, `thread` | the operating system's numbers |
 //! | `time` | when the call began, in seconds since 1970 |
 //! | `function` | the C name |
-//! | `arguments` | by the names of the headers: numbers; texts; enumerators by CANN's names; handles and addresses as `"0x.."`, null as null; of an `aclTensor` its `handle`, `dtype`, `shape`, `format` and `address`, and `strides`, `offset` and `storage` (the shape of its memory) if they say more; the same of each member of a list; the numbers of an array |
-//! | `out` | what a call that succeeded has written through its pointers |
+//! | `arguments` | by the names of the headers: numbers; texts; enumerators by CANN's names; handles and addresses as `"0x.."`, null as null; an `aclTensor` as its `handle`, `dtype`, `shape`, `format` and `address`, and `strides`, `offset` and `storage` (the shape of its memory) if the shape does not imply them; a list as its members; an array as its numbers |
+//! | `out` | the values that a successful call has written through its pointers |
 //! | `status`, `name` | what was returned, and CANN's name for it |
-//! | `returned` | the same of functions that return no status |
-//! | `message` | of a call that failed: what `aclGetRecentErrMsg` will tell |
+//! | `returned` | the result of a function that returns no status |
+//! | `message` | for a failed call, the text that `aclGetRecentErrMsg` will return |
 //! | `microseconds` | how long the call took |
 //!
-//! Of arrays the first 1024 numbers are written, of lists the first 64 members, of texts 4096 bytes; a text at the end of
-//! the array says how many are left out. [`functions`] decides when it is called: without the variable a call costs
-//! nothing more, and through the shared library one load of a byte.
+//! The first 1024 numbers of an array are written, the first 64 members of a list and the first 4096 bytes of a text;
+//! a text at the end of the array has the number of those left out. The variable takes effect when [`functions`] is
+//! called: without it a call costs nothing more, and through the shared library one load of a byte.
 //!
 //! # Differences from hardware
 //!
@@ -115,24 +118,26 @@
 //! - A device fault leaves the device usable; only a stream in the mode `ACL_STOP_ON_FAILURE` takes no further work until
 //!   it is aborted.
 //! - Limits of cores, and of the time that an operator runs, are stored and reported, and not enforced; that of
-//!   `aclrtSetOpWaitTimeout` is enforced. Of chips beside that of `ASCEND_EMU_SOC`,
-//!   [`functions_of`] tells the cores of the product's most common one.
+//!   `aclrtSetOpWaitTimeout` is enforced. For a chip other than that of `ASCEND_EMU_SOC`, [`functions_of`] reports
+//!   the cores of the product's most common chip.
 //! - Numbers out of range become infinities: `aclrtSetDeviceSatMode` refuses the other mode.
-//! - Devices reach each other's memory, and registered host memory, without having been told so; what is asked about it is
-//!   answered as the program has set it. Registered host memory has the host's own address on the device.
-//! - `aclrtUnmapMem` puts off what queued work uses; until that is over nothing can be mapped there. Physical memory is a
-//!   device's, in units of 2 MiB.
-//! - `aclrtLaunchHostFunc` calls on the stream's own thread. `aclrtValueWait` sees values that copies and fills write within
-//!   a millisecond. What a wait for a notify or a value that nobody has queued comes after is not known to the sanitizer: it
-//!   finds no race with that stream until the host has waited for it.
+//! - Devices reach each other's memory, and registered host memory, without being enabled to; queries return what the
+//!   program has set. Registered host memory has the host's own address on the device.
+//! - `aclrtUnmapMem` defers the unmapping of memory that queued work uses; until that work is over nothing can be
+//!   mapped there. Physical memory is a device's, in units of 2 MiB.
+//! - `aclrtLaunchHostFunc` calls on the stream's own thread. `aclrtValueWait` sees values that copies and fills write
+//!   within a millisecond. If a stream waits for a notify or a value whose record or write is not queued, the
+//!   sanitizer does not know what that wait comes after: it finds no race with that stream until the host has waited
+//!   for it.
 //! - Handles for other processes (`aclrtMemExportToShareableHandle`, IPC) are not emulated.
 //! - `aclFinalize` releases nothing, and `aclInit` cannot be called again after it.
 //! - `aclrtSynchronizeDevice` waits for the streams of the calling thread's context.
 //! - A process that was forked after `aclInit` gets an error from every call, whose text says so.
 //! - Workspaces are checked and not written.
-//! - `GetMaxWorkspaceSize` does not look at what length arrays hold, and its executor cannot be launched if there are any.
+//! - `GetMaxWorkspaceSize` does not read the values of length arrays, and its executor cannot be launched if the call
+//!   has such arrays.
 //! - `aclnnScatterPaKvCache` skips tokens with a negative slot; CANN's documents do not say what hardware does.
-//! - What else single operators do otherwise stands on their pages of the book.
+//! - The pages of the single operators in the book list further differences.
 //! - A captured graph is replayed in one stream, in the order of recording.
 
 #![warn(missing_docs)]
@@ -198,15 +203,15 @@ macro_rules! fill {
 
 ascend_sys::for_each_function! { fill }
 
-/// Every function of the C ABI that the emulated release has, as this crate implements it. The environment says which
-/// release and which product that is.
+/// Every function of the C ABI that the emulated release has, as this crate implements it. The environment chooses
+/// the release and the product.
 pub fn functions() -> ascend_sys::Functions {
     exported(&config::config().machine)
 }
 
-/// The functions of a machine of the caller's choice, whatever the environment says. A process may use several machines
-/// side by side: each table makes its own use of the devices by `aclrtSetDevice`, and a call is made on the machine of the
-/// calling thread's context.
+/// The functions of a machine that the caller chooses, whatever the environment says. A process may use several
+/// machines side by side: each table makes its own use of the devices by `aclrtSetDevice`, and a call is made on the
+/// machine of the calling thread's context.
 ///
 /// Machines whose chips have other names and that are alike otherwise are one machine under several names: their devices
 /// are the same.

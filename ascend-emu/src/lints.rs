@@ -1,7 +1,9 @@
-//! Lints: what an operator takes and then ignores, misreads or overruns, reported to programs that did not ask the contract.
+//! Lints: arguments that an operator takes and then ignores, misreads or overruns. They are reported to programs that
+//! did not check their calls against the contract.
 //!
-//! The safe layer checks each call for lints itself, so that calls through [`functions`](crate::functions) report none unless
-//! `ASCEND_EMU_LINTS` says so. Programs in C and Python check nothing: the shared library turns [reports](report_lints) on.
+//! The safe layer checks each call for lints itself, so that calls through [`functions`](crate::functions) report
+//! none unless `ASCEND_EMU_LINTS` asks for them. Programs in C and Python check nothing: the shared library turns
+//! [reports](report_lints) on.
 
 use crate::config::{Check, Lints, check, config};
 use crate::lock::Lock;
@@ -11,22 +13,23 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The most sites of one lint of an operator that are reported. A loop may call with other shapes each time.
+/// Largest number of sites that are reported for one lint of an operator. A loop may call with other shapes each
+/// time.
 const MOST_SITES: usize = 8;
 
 /// The sites that were reported, by operator and lint; a site is a hash of the tensors' descriptions.
 static REPORTED: Lock<BTreeMap<(&str, &str), Vec<u64>>> = Lock::new(BTreeMap::new());
 
-/// Whether lints are reported where `ASCEND_EMU_LINTS` does not say.
+/// Whether lints are reported if `ASCEND_EMU_LINTS` is not set.
 static REPORTS: AtomicBool = AtomicBool::new(false);
 
-/// Reports lints on stderr from now on, unless `ASCEND_EMU_LINTS` says otherwise: for programs that do not check their calls
+/// Reports lints on stderr from now on, unless `ASCEND_EMU_LINTS` is set: for programs that do not check their calls
 /// against the contract.
 pub fn report_lints() {
     REPORTS.store(true, Ordering::Relaxed);
 }
 
-/// What becomes of lints.
+/// How lints are treated: as `ASCEND_EMU_LINTS` sets it, otherwise as [`report_lints`] has chosen.
 pub(crate) fn mode() -> Lints {
     config()
         .lints
@@ -39,7 +42,8 @@ pub(crate) fn mode() -> Lints {
 /// Reports a lint that a call breaks, once for each description of its tensors, which `tensors` writes.
 ///
 /// # Errors
-/// The lint, where lints are errors; one by which the device may leave the tensors also where checks are strict.
+/// The lint, where lints are errors. A lint by which the device may access memory outside of the tensors is also an
+/// error where checks are strict.
 pub(crate) fn report(
     symbol: &'static str,
     tensors: impl FnOnce() -> String,

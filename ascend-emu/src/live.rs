@@ -41,7 +41,7 @@ pub struct Live {
     pub task_groups: usize,
     /// Allocations of device memory.
     pub device_allocations: usize,
-    /// Bytes of the allocations of device memory, as asked for.
+    /// Bytes of the allocations of device memory, as requested.
     pub device_bytes: u64,
     /// Allocations of pinned host memory.
     pub host_allocations: usize,

@@ -52,7 +52,7 @@ impl Signal {
     }
 }
 
-/// Whether a deadline has passed; none never does.
+/// Whether a deadline has passed; `None` never passes.
 pub(crate) fn expired(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }

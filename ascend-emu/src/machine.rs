@@ -47,12 +47,12 @@ pub enum MachineError {
     /// The release does not know the product.
     #[error(transparent)]
     Unreleased(#[from] UnreleasedTarget),
-    /// The process has asked for as many machines already.
+    /// The process has the largest number of machines, or of chip names, already.
     #[error("one more of the {given} that this process emulates; allowed: {most}")]
     TooMany {
-        /// Machines or names, whichever are too many.
+        /// `machines` or their chip names, whichever are too many.
         given: &'static str,
-        /// How many there may be.
+        /// The largest number of them.
         most: usize,
     },
 }
@@ -159,7 +159,7 @@ impl Behaviour {
     /// Whether the machine's libraries export a function.
     pub(crate) fn exports(&self, function: &str) -> bool {
         match Version::of_function(function) {
-            // A machine may be told another newest version than its release's.
+            // A machine may have another newest version than its release ([`Machine::operator`]).
             Some(version) => version <= self.operator,
             None => ascend_spec::is_exported(function, self.target.cann),
         }

@@ -9,13 +9,13 @@ use crate::machine::{Behaviour, Machine, MachineError};
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
-/// The most machines of a process with different behaviour, with that of the environment.
+/// Largest number of machines of a process with different behaviour, that of the environment included.
 pub(crate) const MACHINES: usize = 32;
 
-/// The most chip names of a process, with that of the environment.
+/// Largest number of chip names of a process, that of the environment included.
 pub(crate) const NAMES: usize = 128;
 
-/// The machines after that of the environment, in the order in which they were asked for.
+/// The machines after that of the environment, in the order of their first use.
 static OTHERS: [OnceLock<Behaviour>; MACHINES - 1] = [const { OnceLock::new() }; MACHINES - 1];
 
 /// The names of chips after that of the environment.

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::OnceLock;
 
-/// Size of the reservation unless more is asked for; halved until the operating system agrees.
+/// Size of the reservation unless more is needed; halved until the operating system grants it.
 const RESERVED: u64 = 64 << 30;
 
 /// The smallest reservation that the emulator starts with.

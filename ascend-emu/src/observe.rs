@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 
 /// Sees each call of FusedInferAttentionScore.
 pub trait Observer: Send + Sync {
-    /// A call has been computed, or has failed meanwhile with a message. Runs on the thread of the call's stream, before
-    /// anything that was queued behind the call.
+    /// A call has been computed, or has failed meanwhile with a message. Runs on the thread of the call's stream,
+    /// before all work that was queued after the call.
     fn ran(&self, call: &ObservedCall<'_>, outcome: Result<(), &str>);
 
     /// The first phase has refused a call, with a message. The bytes of its tensors read as 0, since work that makes them may
@@ -49,11 +49,11 @@ impl<'a> ObservedCall<'a> {
         }
     }
 
-    /// The same call with tensors that can be read.
+    /// Returns this call with tensors that can be read.
     ///
     /// # Safety
     ///
-    /// The ranges are live, and nobody writes to them while this is there.
+    /// The ranges are live, and no thread writes to them as long as the result exists.
     pub(crate) unsafe fn with_tensors(
         self,
         memory: &'a DeviceMemory,
@@ -70,7 +70,8 @@ impl<'a> ObservedCall<'a> {
         }
     }
 
-    /// Copies bytes of a tensor, from `start` bytes behind its base address on. Bytes that the call does not access read as 0.
+    /// Copies bytes of a tensor to `to`, from byte `start` after its base address on. Bytes that the call does not
+    /// access read as 0.
     pub fn read(&self, argument: Argument, start: usize, to: &mut [u8]) {
         to.fill(0);
         let Some(tensors) = &self.tensors else { return };
@@ -89,8 +90,8 @@ impl<'a> ObservedCall<'a> {
                 continue;
             };
             let source = tensors.memory.host(base.saturating_add(from));
-            // SAFETY: the bytes lie in a range that is live and that nobody writes to (`with_tensors`); `to` is memory of the
-            // caller's own, which no tensor shares.
+            // SAFETY: the bytes lie in a range that is live and that no thread writes to (`with_tensors`); `to` is
+            // memory of the caller's own, which no tensor shares.
             unsafe { ptr::copy_nonoverlapping(source.cast_const(), part.as_mut_ptr(), count) };
         }
     }

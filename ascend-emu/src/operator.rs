@@ -1,4 +1,4 @@
-//! What the machinery of streams, graphs and executors knows about an operator.
+//! The interface of an operator for the machinery of streams, graphs and executors.
 
 use crate::descriptor::Described;
 use crate::elements::{Elements, Reader};
@@ -9,14 +9,14 @@ use ascend_spec::TensorDesc;
 use ascend_spec::operator::{Argument, ArgumentList, DeclaredParameter};
 use smallvec::SmallVec;
 
-/// Most inputs of an operator.
+/// Largest number of inputs of an operator.
 pub(crate) const INPUTS: usize = 31;
-/// Most outputs of an operator.
+/// Largest number of outputs of an operator.
 pub(crate) const OUTPUTS: usize = 4;
-/// Most inputs of an operator that are lists.
+/// Largest number of inputs of an operator that are lists.
 pub(crate) const LISTS: usize = 2;
 
-/// Base addresses of an operator's tensors, 0 for those it was not given. They may change from launch to launch.
+/// Base addresses of an operator's tensors, 0 for absent ones. They may change from launch to launch.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Addresses {
     /// By index among the inputs of the operator's newest version; entries of lists and of arrays in host memory stay 0.
@@ -47,7 +47,7 @@ impl Addresses {
         addresses
     }
 
-    /// Base address of a tensor, 0 where there is none. One that is updated in place is where it is as an output.
+    /// Base address of a tensor, 0 if there is none. A tensor that is updated in place has its output's address.
     pub(crate) fn get<P: DeclaredParameter>(&self, argument: Argument<P>) -> usize {
         let info = argument.parameter.info();
         let address = match (info.list, info.output, info.input) {
@@ -122,13 +122,13 @@ pub(crate) trait Operator: Send + Sync {
     /// Description of a tensor, if the operator was given it.
     fn tensor(&self, position: TensorPosition) -> Option<&TensorDesc>;
 
-    /// Why no launch of it can be queued, if so.
+    /// Why no launch of the operator can be queued; `None` if one can.
     fn unlaunchable(&self) -> Option<&'static str> {
         None
     }
 
-    /// Called by phase two when the launch is queued. An operator whose output has a shape that the data decide waits for
-    /// the launch, and tells the shape by the output's handle.
+    /// Called by phase two when the launch is queued. An operator whose output shape depends on the data waits for
+    /// the launch and writes the shape to the tensor of the output's handle.
     fn tell_shape(&self, _wait: &dyn Fn() -> Outcome) -> Outcome {
         Ok(())
     }
@@ -136,16 +136,17 @@ pub(crate) trait Operator: Send + Sync {
     /// Visits every byte range read or written by one launch with these addresses.
     fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access));
 
-    /// Hands over what a launch reads of its tensors and somebody must have written, element by element: ranges of
-    /// [`Operator::accesses`] hold bytes that no launch looks at, such as blocks of a cache that no table names. By default
-    /// that is nothing: rows of tensors that are no cache may be padding.
+    /// Passes the elements that a launch reads, and that must have been written before, to the reader. The ranges of
+    /// [`Operator::accesses`] also hold bytes that no launch reads, such as blocks of a cache that no table names.
+    /// The default passes nothing: rows of tensors that are no cache may be padding.
     ///
     /// # Safety
     ///
     /// As for [`Operator::run`].
     unsafe fn reads(&self, _: &Addresses, _: &DeviceMemory, _: &mut dyn Reader) {}
 
-    /// Hands over what a launch has written. What it may leave out of an output counts as written.
+    /// Calls `visit` with the elements that a launch has written. Output elements that a launch may leave out count
+    /// as written.
     ///
     /// # Safety
     ///
@@ -161,7 +162,7 @@ pub(crate) trait Operator: Send + Sync {
     ///
     /// # Safety
     ///
-    /// The ranges that [`Operator::accesses`] names are live while it runs, and nobody else writes them or reads those that
-    /// it writes.
+    /// The ranges that [`Operator::accesses`] names are live while it runs, and no other thread writes them or reads
+    /// those that it writes.
     unsafe fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault>;
 }

@@ -98,7 +98,7 @@ impl Failure {
         }
     }
 
-    /// The same failure as an `aclnn*` function reports failures of the runtime below it.
+    /// Turns this failure of the runtime into the failure that an `aclnn*` function returns for it.
     pub(crate) fn of_runtime(self) -> Self {
         Failure {
             message: format!("runtime error {}: {}", self.code, self.message).into(),
@@ -126,9 +126,9 @@ pub(crate) use failure;
 
 #[derive(Default)]
 struct Recent {
-    /// Message of the latest error, until it is asked for.
+    /// Message of the latest error, until [`take_message`] takes it.
     message: Option<CString>,
-    /// The message handed out last, kept alive for its reader.
+    /// The message that was taken last, kept alive for its reader.
     handed_out: Option<CString>,
     /// Status of the latest failing `acl*` call.
     code: i32,
@@ -149,7 +149,7 @@ fn recent<T: Default>(with: impl FnOnce(&mut Recent) -> T) -> T {
         .unwrap_or_default()
 }
 
-/// Takes the latest message as a C string that stays valid until the thread asks again; null if there is none.
+/// Takes the latest message as a C string that stays valid until the thread calls this again; null if there is none.
 pub(crate) fn take_message() -> *const c_char {
     let text = recent(|recent| {
         recent.handed_out = recent.message.take();
@@ -164,7 +164,7 @@ pub(crate) fn take_message() -> *const c_char {
 /// A pointer with a default value, as [`recent`] needs it.
 struct Pointer(*const c_char);
 
-/// The thread's latest `aclError`. With `forget` the next answer is success.
+/// The thread's latest `aclError`. With `forget` the next call returns success.
 pub(crate) fn last_error(forget: bool) -> i32 {
     recent(|recent| {
         let code = recent.code;
@@ -239,7 +239,7 @@ pub(crate) fn acl(body: impl FnOnce() -> Outcome) -> i32 {
     status_of(true, body)
 }
 
-/// Body of an `acl*` function whose failure is an answer: it sets the message and not the thread's last error.
+/// Body of an `acl*` function whose failure is a normal result: it sets the message but not the thread's last error.
 pub(crate) fn acl_answer(body: impl FnOnce() -> Outcome) -> i32 {
     status_of(false, body)
 }
@@ -266,7 +266,7 @@ pub(crate) fn aclnn(body: impl FnOnce() -> Outcome) -> i32 {
     }
 }
 
-/// Body of every function that returns something else, with what it returns on failure.
+/// Body of every function that returns something else; on failure it returns `on_failure`.
 pub(crate) fn value<T>(on_failure: T, body: impl FnOnce() -> Outcome<T>) -> T {
     let outcome = contain(INTERNAL, || refuse_forked().and_then(|()| body()));
     outcome.unwrap_or_else(|failure| {

@@ -1,7 +1,7 @@
 //! The functions of the C ABI, which write each call to the file that `ASCEND_EMU_TRACE` names.
 //!
-//! They call those of [`abi`](crate::abi), with the same contract. [`functions`](crate::functions) and the shared library
-//! have these functions; a program that calls `abi` itself is not traced.
+//! They call those of [`abi`](crate::abi), with the same contract. [`functions`](crate::functions) and the shared
+//! library provide these functions; a program that calls `abi` itself is not traced.
 
 use crate::trace::traced;
 

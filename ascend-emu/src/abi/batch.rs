@@ -46,7 +46,7 @@ impl Batch {
         }
         let mut attributes: Vec<(usize, aclrtMemcpyBatchAttr)> = Vec::new();
         for place in 0..self.attribute_count {
-            // SAFETY: within the arrays.
+            // SAFETY: `place` is within both arrays, which have `attribute_count` elements.
             let (start, attribute) = unsafe {
                 (
                     self.starts.add(place).read_unaligned(),
@@ -80,7 +80,7 @@ impl Batch {
     ///
     /// # Safety
     ///
-    /// The pointers are null or valid for as many elements as the counts say.
+    /// Each pointer is null or valid for the number of elements that its count gives.
     unsafe fn copies(&self) -> Outcome<Vec<Copy>> {
         let name = self.name;
         not_null(&format!("{name}: failIndex"), self.fail_index)?;

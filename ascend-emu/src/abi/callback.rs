@@ -10,9 +10,9 @@ use ascend_sys::bindings::{
 };
 use std::ffi::c_void;
 
-/// The number of the calling thread, as `pthread_self` gives it.
+/// The number of the calling thread, as `pthread_self` returns it.
 fn own_thread() -> u64 {
-    // SAFETY: the function asks nothing of its caller.
+    // SAFETY: the function has no precondition.
     unsafe { libc::pthread_self() as u64 }
 }
 
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn aclrtProcessReport(timeout: i32) -> aclError {
             return Err(refuse(&what, 0, "-1 (for ever), or milliseconds from 1 on"));
         }
         let deadline = deadline(NAME, timeout)?;
-        // SAFETY: who launched the callbacks promised that they can be called.
+        // SAFETY: the program that launched the callbacks promised that they can be called.
         unsafe { callback::process(NAME, own_thread(), deadline) }
     })
 }

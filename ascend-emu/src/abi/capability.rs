@@ -122,7 +122,7 @@ pub unsafe extern "C" fn aclrtGetDeviceInfo(
             Attr::ACL_DEV_ATTR_PHY_CHIP_ID => i64::from(deviceId),
             Attr::ACL_DEV_ATTR_IS_VIRTUAL => 0,
             Attr::ACL_DEV_ATTR_NPU_ARCH => architecture(soc),
-            // Products without such threads answer 0.
+            // Products without such threads return 0.
             Attr(other) if threads.contains(&other) && soc != Soc::Ascend950 => 0,
             Attr(other) => {
                 return Err(failure!(

@@ -157,7 +157,7 @@ impl Copy {
 
 /// # Safety
 ///
-/// As [`Task::run`].
+/// As for [`Task::run`].
 pub(super) unsafe fn run_now(task: &Task) -> Outcome {
     // SAFETY: the caller's promise.
     unsafe {
@@ -202,12 +202,12 @@ pub unsafe extern "C" fn aclrtMemcpy(
     })
 }
 
-/// Whether pageable host memory of an asynchronous copy is told. The copy waits for the stream in either case.
+/// Whether pageable host memory of an asynchronous copy is reported. The copy waits for the stream in either case.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pageable {
-    /// A finding.
+    /// It is reported as a finding.
     Finding,
-    /// The documented use of the function.
+    /// It is the documented use of the function.
     Allowed,
 }
 
@@ -237,7 +237,7 @@ pub(super) unsafe fn copy_async(
         let suspicion = Suspicion {
             kind: FindingKind::PageableCopy,
             site: (name, what),
-            // The device's end: host memory is another one each time.
+            // The device's end, since the host memory may differ with each call.
             tensor: if what == "dst" {
                 copy.src.address
             } else {
@@ -251,7 +251,7 @@ pub(super) unsafe fn copy_async(
         };
         report(check(), PARAM_INVALID, suspicion)?;
     }
-    // Pageable memory may end after the call: the copy is made now, in the order of the stream.
+    // Pageable memory may end after the call, so the copy is made now, in the order of the stream.
     stream.wait(name)?;
     for copy in copies {
         // SAFETY: host memory is valid, by the caller's promise.
@@ -294,7 +294,7 @@ pub unsafe extern "C" fn aclrtMemcpyAsyncWithCondition(
     })
 }
 
-/// Checks the range of a hint to the cache, of which the emulator has none.
+/// Checks the range of a hint to the cache. The emulator has no such cache.
 pub unsafe extern "C" fn aclrtCmoAsync(
     src: *mut c_void,
     size: usize,

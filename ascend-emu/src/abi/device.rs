@@ -11,7 +11,7 @@ use ascend_sys::bindings::{aclError, aclSysParamOpt, aclrtContext, aclrtRunMode}
 use std::time::Instant;
 
 pub unsafe extern "C" fn aclrtGetDevice(deviceId: *mut i32) -> aclError {
-    // Clients ask this to learn whether a device was chosen, so that a failure is not the thread's last error.
+    // Clients call this to find out whether a device was chosen, so a failure is not the thread's last error.
     acl_answer(|| {
         let device = context::current()?.device;
         // SAFETY: the caller's promise.
@@ -87,7 +87,8 @@ pub unsafe extern "C" fn aclrtSetSysParamOpt(opt: aclSysParamOpt, value: i64) ->
 
 pub unsafe extern "C" fn aclrtGetSysParamOpt(opt: aclSysParamOpt, value: *mut i64) -> aclError {
     acl(|| {
-        // Unlike a context, a process has every option from the start: programs ask before they set.
+        // Unlike a context, a process has every option from the start, since programs query options before they set
+        // them.
         let found = PROCESS.get("aclrtGetSysParamOpt", i64::from(opt.0))?;
         let found = found.unwrap_or_default();
         // SAFETY: the caller's promise.

@@ -1,4 +1,4 @@
-//! Faults of a device's hardware, of which the emulator has none, and aborting its work.
+//! Faults of a device's hardware, which never occur in the emulator, and aborting a device's work.
 
 use super::{not_null, refuse, store};
 use crate::runtime::context::{self, known_device};
@@ -62,7 +62,8 @@ pub unsafe extern "C" fn aclrtRepairError(
     })
 }
 
-/// Work that runs ends by itself before the call returns; the timeout is not needed.
+/// Aborts the work of a device. The work that runs ends by itself before the call returns, so the timeout is not
+/// needed.
 pub unsafe extern "C" fn aclrtDeviceTaskAbort(deviceId: i32, _timeout: u32) -> aclError {
     acl(|| context::abort_device(deviceId))
 }

@@ -40,7 +40,7 @@ fn register(name: &str, host: *mut c_void, bytes: u64, mapped: bool, pin: bool) 
     allocation_table::register_host(name, address, bytes, mapped, pin)
 }
 
-/// The device address of host memory, which is the host's own.
+/// Registers host memory. Its device address is the host's own.
 pub unsafe extern "C" fn aclrtHostRegister(
     ptr: *mut c_void,
     size: u64,

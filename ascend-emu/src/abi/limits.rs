@@ -1,4 +1,4 @@
-//! How many cores operators may use on a device, in a stream, from a thread.
+//! Limits of the cores that operators may use on a device, in a stream, from a thread.
 
 use super::{not_null, store};
 use crate::runtime::context::{current, known_device, stream};

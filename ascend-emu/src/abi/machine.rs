@@ -1,4 +1,4 @@
-//! Functions that depend on the emulated machine: setting its devices, and asking for its name and version.
+//! Functions that depend on the emulated machine: setting its devices, and querying its name and version.
 //!
 //! Each function exists once for every machine index; the C names are those of index 0, the machine of the environment.
 
@@ -176,7 +176,7 @@ of_machine! {
 ///
 /// Safe to call at any time; `unsafe` as each function of the C ABI.
 pub unsafe extern "C" fn aclrtGetSocName() -> *const c_char {
-    // SAFETY: the function asks nothing of its caller.
+    // SAFETY: the function has no precondition.
     unsafe { soc_name::<0>() }
 }
 

@@ -45,7 +45,7 @@ unsafe fn allocate(
 
 /// # Safety
 ///
-/// As [`allocate`].
+/// As for [`allocate`].
 unsafe fn allocate_device(
     name: &str,
     to: *mut *mut c_void,
@@ -82,11 +82,11 @@ pub unsafe extern "C" fn aclrtMallocAlign32(
     acl(|| unsafe { allocate_device("aclrtMallocAlign32", devPtr, size, policy) })
 }
 
-/// Most attributes of an allocation.
+/// Largest number of attributes of an allocation.
 const ATTRIBUTES: usize = 16;
 
-/// Checks the attributes of an allocation. Which module memory is for and that the device knows host memory by the
-/// host's addresses changes nothing here: the latter is always so.
+/// Checks the attributes of an allocation. The module that memory is for is ignored, and so is the flag that the
+/// device uses the host's addresses for host memory, because it always does.
 ///
 /// # Safety
 ///
@@ -106,7 +106,7 @@ unsafe fn check_attributes(name: &str, config: *const aclrtMallocConfig) -> Outc
         return Err(refuse(&what, config.numAttrs, "0 to 16"));
     }
     for place in 0..config.numAttrs {
-        // SAFETY: the array has that many attributes, by the caller's promise.
+        // SAFETY: the array has `numAttrs` attributes, by the caller's promise.
         let attribute = unsafe { config.attrs.add(place).read_unaligned() };
         match attribute.attr {
             aclrtMallocAttrType::ACL_RT_MEM_ATTR_RSV
@@ -199,7 +199,7 @@ fn fill(name: &str, device: *mut c_void, room: usize, value: i32, count: usize) 
     }
     Ok(Task::Fill {
         dst,
-        // As C's memset: the low byte.
+        // Like C's memset, only the low byte counts.
         value: value as u8,
         bytes: count as u64,
     })

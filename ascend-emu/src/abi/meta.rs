@@ -33,7 +33,7 @@ unsafe fn copy<T: Copy>(name: &str, from: *const T, count: u64) -> Outcome<Vec<T
         return Ok(Vec::new());
     }
     not_null_or(ACLNN_NULLPTR, name, from)?;
-    // SAFETY: not null, so valid for reading `count` elements; unaligned, since nothing says they are aligned.
+    // SAFETY: not null, so valid for reading `count` elements; read unaligned, because C need not align them.
     Ok((0..count)
         .map(|i| unsafe { from.add(i).read_unaligned() })
         .collect())
@@ -67,7 +67,7 @@ struct Arguments {
 impl Arguments {
     /// # Safety
     ///
-    /// The arrays are null or have as many elements as their ranks say; the strides, as the view.
+    /// The arrays are null or have the number of elements that their ranks give; the strides have the view's rank.
     unsafe fn read(&self) -> Outcome<Described> {
         // SAFETY: the caller's promise.
         let (view, storage) = unsafe {
@@ -217,7 +217,7 @@ unsafe fn create_list<T, M, H>(
     count: u64,
 ) -> *mut H {
     value(ptr::null_mut(), || {
-        // SAFETY: the caller's promise; handles are pointers, whatever they are said to point to.
+        // SAFETY: the caller's promise; handles are pointers, whatever type they point to.
         let handles = unsafe { copy("value", from.cast::<*const c_void>(), count) }?;
         Ok(lists.insert(List::new(members, &handles)?).raw())
     })

@@ -1,4 +1,4 @@
-//! The functions of the C ABI, one file for each area of the headers. Those of operators stand with the operators, in `ops`.
+//! The functions of the C ABI, one file for each area of the headers. The functions of operators are in `ops`.
 //!
 //! They carry C's names and types and can be called through [`functions`](crate::functions), or one by one. No
 //! unmangled symbol comes from here: a process may hold the emulator and CANN's own libraries side by side.
@@ -6,7 +6,7 @@
 //! # Safety
 //!
 //! All of them share one contract, that of the C headers. Pointers that a function reads or writes through are null
-//! where that is said to be allowed, or valid for what the header says: one value, the number of elements given beside
+//! where the header allows it, or valid for what the header documents: one value, the number of elements given beside
 //! them, or a NUL-terminated text. Handles need no care: they are numbers, and a wrong one is an error. Device
 //! addresses need none either, except that host memory named by a copy is valid, and stays so until an asynchronous
 //! copy is over.
@@ -93,7 +93,7 @@ unsafe fn store<T>(name: &str, to: *mut T, value: T) -> Outcome {
     Ok(())
 }
 
-/// The end of a timeout in milliseconds; -1 is none.
+/// The deadline of a timeout in milliseconds from now; `None` for -1.
 fn deadline(name: &str, milliseconds: i32) -> Outcome<Option<Instant>> {
     match u64::try_from(milliseconds) {
         Ok(ms) => Ok(Instant::now().checked_add(Duration::from_millis(ms))),

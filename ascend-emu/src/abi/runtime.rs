@@ -100,7 +100,7 @@ pub unsafe extern "C" fn aclDataTypeSize(dataType: aclDataType) -> usize {
     value(0, || {
         let dtype = DType::from_acl(dataType.0)
             .ok_or_else(|| failure!(NULL_PARAM, "dataType: {} is no aclDataType", dataType.0))?;
-        // CANN answers 0 for types without a fixed size, and 1 for types smaller than a byte.
+        // CANN returns 0 for types without a fixed size, and 1 for types smaller than a byte.
         Ok(match dtype.bits() {
             0 => 0,
             _ => dtype.size().unwrap_or(1),

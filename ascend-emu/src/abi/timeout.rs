@@ -7,7 +7,7 @@ use crate::runtime::event::limit_waits;
 use crate::status::acl;
 use ascend_sys::bindings::aclError;
 
-/// Microseconds of which multiples are counted, as products with 32-bit counters of nanoseconds do.
+/// Microseconds of the unit in which limits are counted, that of products with 32-bit counters of nanoseconds.
 const UNIT: u64 = (1 << 32) / 1000;
 
 /// Largest multiple of the unit.
@@ -16,7 +16,7 @@ const MOST: u64 = 254;
 /// Microseconds that an operator may run. The emulator reports the limit and does not enforce it.
 static LIMIT: Lock<u64> = Lock::new(UNIT * MOST);
 
-/// Sets the limit and returns the one that applies.
+/// Sets the limit, rounded up to whole units (0 is the largest limit), and returns it.
 fn set(microseconds: u64) -> u64 {
     let units = match microseconds {
         0 => MOST,

@@ -1,4 +1,4 @@
-//! Functions that the headers declare and the emulation does not compute: each refuses by its name.
+//! Functions that the headers declare and the emulator does not compute: each refuses the call by name.
 
 use crate::status::{ACLNN_RUNTIME, aclnn, failure};
 
@@ -12,7 +12,7 @@ macro_rules! refuse {
     };
 }
 
-/// The functions, a line each. Those that are emulated stand in the other files of this folder, operators in `ops`.
+/// The functions, a line each. Emulated functions are in the other files of this folder, operators in `ops`.
 #[rustfmt::skip]
 macro_rules! refuse_listed {
     (aclnnFlashAttentionVarLenScoreV5GetMaxWorkspaceSize $function:tt) => { refuse! { $function } };

@@ -25,7 +25,7 @@ pub unsafe extern "C" fn aclrtReserveMemAddress(
     const NAME: &str = "aclrtReserveMemAddress";
     acl(|| {
         not_null("virPtr", virPtr)?;
-        // Addresses belong to the process: clients reserve some before they set a device, to see whether that works.
+        // Addresses belong to the process: clients reserve some before they set a device, to test whether that works.
         initialized()?;
         let device = current().ok().map(|context| context.device);
         if size == 0 {
@@ -34,7 +34,7 @@ pub unsafe extern "C" fn aclrtReserveMemAddress(
         if alignment != 0 {
             return Err(refuse(&format!("{NAME}: alignment"), alignment, "0"));
         }
-        // Headers of before called ranges with huge pages 1; the others are none the less.
+        // Older headers use flag 1 for ranges with huge pages; the emulator treats both flags alike.
         if flags > 1 {
             return Err(refuse(&format!("{NAME}: flags"), flags, "0 or 1"));
         }

@@ -7,11 +7,11 @@ use ascend_spec::{DType, TensorDesc};
 use smallvec::SmallVec;
 use std::fmt::Display;
 
-/// Sizes of the axes of a tensor that is known to be countable.
+/// Sizes of the axes of a tensor that was checked to have a countable number of elements.
 pub(super) type Shape = SmallVec<[usize; 8]>;
 
-/// Most elements of a tensor, axes of size 0 left out. Chosen: views that repeat elements, or that have none, can claim to
-/// have more than anything could visit.
+/// Largest number of elements of a tensor, axes of size 0 left out. This is a choice of the emulator: views that
+/// repeat elements, or that have none, can claim more elements than a loop could visit.
 const MOST: usize = 1 << 32;
 
 /// How an operator uses a tensor.
@@ -33,7 +33,7 @@ pub(super) struct Argument {
     pub index: usize,
     pub position: TensorPosition,
     pub role: Role,
-    /// The tensor's handle when the call was prepared; 0 for inputs, whose handles nobody asks for.
+    /// The tensor's handle when the call was prepared; 0 for inputs, whose handles are not used.
     pub handle: usize,
 }
 
@@ -43,13 +43,13 @@ impl Argument {
         refuse(self.operator, self.name, given, allowed)
     }
 
-    /// Whether a launch writes to parts that indices name, and tells which.
+    /// Whether a launch writes only the parts that indices name, and reports these itself.
     pub(super) fn writes_parts(&self) -> bool {
         self.role == Role::Update
             && ["aclnnIndexPutImpl", "aclnnScatterNdUpdate"].contains(&self.operator)
     }
 
-    /// What holds for every tensor.
+    /// Checks what every tensor must satisfy.
     pub(super) fn check(&self) -> Outcome {
         let desc = &self.desc;
         if desc.dtype.size().is_none() {
@@ -97,17 +97,18 @@ impl Argument {
         self.shape().iter().product()
     }
 
-    /// In what its elements are computed with.
+    /// The domain that the elements are computed in.
     pub(super) fn domain(&self) -> Outcome<Domain> {
         Domain::of(self.dtype()).ok_or_else(|| self.refuse(self.dtype(), NAMES))
     }
 
-    /// An axis, counted from the end if negative. A tensor without axes counts as one with one.
+    /// The number of an axis, counted from the end if `dim` is negative. A tensor without axes counts as one with a
+    /// single axis.
     pub(super) fn axis(&self, parameter: &str, dim: i64) -> Outcome<usize> {
         axis_of(self.operator, parameter, dim, self.rank())
     }
 
-    /// Refuses a tensor of another shape.
+    /// Refuses a tensor whose shape is not `shape`.
     pub(super) fn expect_shape(&self, shape: &[usize]) -> Outcome {
         if self.shape().as_slice() == shape {
             Ok(())
@@ -128,7 +129,7 @@ impl Argument {
         }
     }
 
-    /// Refuses a tensor of another rank.
+    /// Refuses a tensor whose rank is not `rank`.
     pub(super) fn expect_rank(&self, rank: usize) -> Outcome {
         if self.rank() == rank {
             Ok(())
@@ -140,7 +141,7 @@ impl Argument {
         }
     }
 
-    /// Refuses a tensor whose elements are no positions.
+    /// Refuses a tensor whose elements are not of a type for positions.
     pub(super) fn expect_index(&self) -> Outcome {
         if matches!(self.dtype(), DType::Int32 | DType::Int64) {
             Ok(())
@@ -149,7 +150,7 @@ impl Argument {
         }
     }
 
-    /// Refuses a tensor whose elements share memory. As PyTorch finds it: where an axis repeats its elements.
+    /// Refuses a tensor whose elements share memory, by PyTorch's test: an axis that repeats its elements.
     pub(super) fn expect_apart(&self) -> Outcome {
         let mut axes = self.desc.shape.iter().zip(self.desc.strides.iter());
         let repeats = axes.any(|(&size, &stride)| size > 1 && stride == 0);
@@ -162,7 +163,7 @@ impl Argument {
         }
     }
 
-    /// Refuses a tensor of another element type.
+    /// Refuses a tensor whose element type is not `dtype`.
     pub(super) fn expect_dtype(&self, dtype: DType) -> Outcome {
         if self.dtype() == dtype {
             Ok(())
@@ -171,7 +172,8 @@ impl Argument {
         }
     }
 
-    /// Refuses an output that elements of another tensor cannot be converted to. Without a conversion, any type goes.
+    /// Refuses an output if elements of another tensor cannot be converted to its type. Equal types need no
+    /// conversion.
     pub(super) fn expect_convertible(&self, from: &Argument) -> Outcome {
         if self.dtype() != from.dtype() {
             from.domain()?;
@@ -194,7 +196,7 @@ pub(super) fn refuse(
     )
 }
 
-/// An axis of a rank, counted from the end if negative; without axes, 0.
+/// The number of an axis of a tensor of rank `rank`, counted from the end if `dim` is negative; 0 if the rank is 0.
 pub(super) fn axis_of(operator: &str, parameter: &str, dim: i64, rank: usize) -> Outcome<usize> {
     let count = rank.max(1) as i64;
     let axis = if dim < 0 {
@@ -250,7 +252,7 @@ pub(super) fn common_shape(arguments: &[Argument]) -> Outcome<Shape> {
     Ok(common)
 }
 
-/// In what tensors and scalars are computed with.
+/// The domain in which tensors and scalars are computed together.
 pub(super) fn common_domain(arguments: &[Argument], numbers: &[Number]) -> Outcome<Domain> {
     let mut domain = Domain::Int;
     for argument in arguments {

@@ -21,19 +21,19 @@ use std::ffi::c_void;
 use std::ptr::without_provenance;
 use std::sync::Arc;
 
-/// What a launch does. A text says what the data are that the operator cannot compute with.
+/// The computation of a launch. Its error describes data that the operator cannot compute with.
 type Body = Box<dyn Fn(&Views) -> Result<(), String> + Send + Sync>;
 
-/// The shape of an output that the data decide, by the output's position among the tensors.
+/// The shape of an output that depends on the data, with the output's position among the tensors.
 type Sized = (usize, Arc<Lock<Option<Vec<i64>>>>);
 
-/// What there is to do.
+/// The computation of a call, and the output whose shape it finds, if there is one.
 pub(super) struct Work {
     body: Body,
     sized: Option<Sized>,
 }
 
-/// Work from a closure.
+/// Makes work from a closure.
 pub(super) fn work(
     body: impl Fn(&Views) -> Result<(), String> + Send + Sync + 'static,
 ) -> Outcome<Work> {
@@ -43,7 +43,7 @@ pub(super) fn work(
     })
 }
 
-/// Work that finds out which shape an output has.
+/// Makes work from a closure that returns the shape of an output.
 pub(super) fn work_of_size(
     out: &Argument,
     body: impl Fn(&Views) -> Result<Vec<i64>, String> + Send + Sync + 'static,
@@ -60,7 +60,7 @@ pub(super) fn work_of_size(
     })
 }
 
-/// A call that phase one has taken.
+/// A call that phase one has accepted.
 struct GlueOperator {
     name: &'static str,
     tensors: Vec<Argument>,
@@ -71,7 +71,7 @@ struct GlueOperator {
 }
 
 impl GlueOperator {
-    /// Source and target of a copy of bytes as they are.
+    /// Source and target, if the call copies the bytes of a tensor unchanged.
     fn plain_copy(&self) -> Option<(&Argument, &Argument)> {
         let [to, from] = self.tensors.as_slice() else {
             return None;
@@ -125,7 +125,7 @@ impl Operator for GlueOperator {
             return Ok(());
         };
         wait()?;
-        // A launch that failed tells nothing, and its stream says why.
+        // After a failed launch there is no shape; its stream reports the failure.
         let shape = told.lock().take();
         let shape = shape.and_then(|shape| Dims::new(&shape));
         if let (Some(shape), Some(argument)) = (shape, self.tensors.get(*index)) {
@@ -151,7 +151,7 @@ impl Operator for GlueOperator {
     }
 
     unsafe fn writes(&self, at: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
-        // A launch has told of parts, and of what it copied, itself.
+        // A launch reports the parts that it wrote, and the bytes that it copied, itself.
         let told = |argument: &Argument| argument.writes_parts() || self.plain_copy().is_some();
         let written = self
             .tensors
@@ -189,7 +189,7 @@ impl Operator for GlueOperator {
     }
 }
 
-/// Phase one: `check` reads the arguments and says what there is to do.
+/// Phase one: `check` reads the arguments and returns the work.
 ///
 /// # Safety
 ///
@@ -219,7 +219,7 @@ pub(super) unsafe fn prepare(
             lists,
             work,
         };
-        // None of them needs a workspace.
+        // No operator here needs a workspace.
         Ok((operator, addresses, true))
     };
     // SAFETY: the caller's promise.
@@ -237,7 +237,7 @@ pub(super) fn launch(
     aclnn(|| executor::launch(name, workspace.addr(), bytes, executor.cast(), stream))
 }
 
-/// A call, written down.
+/// Writes a call to the trace, and makes it.
 ///
 /// # Safety
 ///

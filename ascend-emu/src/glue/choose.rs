@@ -8,7 +8,7 @@ use super::view::{Views, map};
 use crate::status::Outcome;
 use ascend_spec::DType;
 
-/// One of two inputs at each place.
+/// Takes each element from one of two inputs, as a condition selects.
 pub(super) fn by_condition(
     condition: Argument,
     yes: Argument,
@@ -34,7 +34,7 @@ fn fill_where(
     mask.expect_dtype(DType::Bool)?;
     let domain = target.domain()?;
     work(move |views: &Views| {
-        // A tensor of truth values takes any number but 0 as true, one of integers takes a real number without its fraction.
+        // A BOOL tensor takes every number but 0 as true; an integer tensor takes a real number without its fraction.
         let number = match target.dtype() {
             DType::Bool => Number::Int(i64::from(number(views)?.real() != 0.0)),
             _ => number(views)?,
@@ -58,7 +58,7 @@ pub(super) fn masked_fill(target: Argument, mask: Argument, value: Number) -> Ou
     fill_where(target, mask, move |_| Ok(value))
 }
 
-/// Puts the one element of a tensor where a mask is set.
+/// Puts the only element of a tensor where a mask is set.
 pub(super) fn masked_fill_tensor(
     target: Argument,
     mask: Argument,
@@ -77,7 +77,7 @@ pub(super) fn masked_fill_tensor(
     })
 }
 
-/// Keeps numbers between two bounds. NaN stays.
+/// Clamps numbers between two bounds. NaN stays NaN.
 pub(super) fn clamp(
     input: Argument,
     least: Option<Number>,
@@ -108,7 +108,7 @@ pub(super) fn clamp(
     )
 }
 
-/// Keeps numbers between those of two tensors.
+/// Clamps numbers between the elements of two tensors.
 pub(super) fn clamp_between(
     input: Argument,
     least: Option<Argument>,
@@ -129,7 +129,7 @@ pub(super) fn clamp_between(
     }
 }
 
-/// Puts numbers in the place of NaN and of the infinities.
+/// Replaces NaN and the infinities by numbers.
 pub(super) fn nan_to_num(
     input: Argument,
     nan: f32,

@@ -8,7 +8,7 @@ use super::view::{Views, map};
 use crate::status::Outcome;
 use ascend_spec::DType;
 
-/// Compares in what inputs and numbers have in common; the output says 1 where that holds.
+/// Tests inputs and numbers in their common domain; an output element is 1 where the test holds and 0 elsewhere.
 fn truth<const N: usize>(
     inputs: [Argument; N],
     numbers: &[Number],
@@ -56,13 +56,13 @@ relation! {
 }
 
 impl Relation {
-    /// The comparison of real numbers as numbers of a type.
+    /// Rounds real numbers to a type, then compares them.
     fn of_type(self, dtype: DType) -> impl Fn(f64, f64) -> bool {
         move |a, b| (self.real)(rounded(a, dtype), rounded(b, dtype))
     }
 }
 
-/// Compares two tensors, whose elements first become numbers of a type that both have in common.
+/// Compares two tensors, whose elements are first converted to their common type.
 pub(super) fn tensors(op: Relation) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
     move |a, b, out| {
         let common = common_float([a.dtype(), b.dtype()]).unwrap_or(DType::Double);
@@ -77,8 +77,8 @@ pub(super) fn tensors(op: Relation) -> impl Fn(Argument, Argument, Argument) -> 
     }
 }
 
-/// Compares a tensor with a scalar, which first becomes a number of the tensor's type; integers and a real scalar are
-/// compared as numbers of type FLOAT.
+/// Compares a tensor with a scalar, which is first converted to the tensor's type; an integer tensor and a real
+/// scalar are compared as FLOAT.
 pub(super) fn with_scalar(op: Relation) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
     move |input, number, out| {
         let real = op.of_type(common_float([input.dtype()]).unwrap_or(DType::Float));
@@ -92,7 +92,7 @@ pub(super) fn with_scalar(op: Relation) -> impl Fn(Argument, Number, Argument) -
     }
 }
 
-/// Whether a property holds.
+/// Tests whether each element has a property.
 pub(super) fn test(
     int: bool,
     real: fn(f64) -> bool,
@@ -100,7 +100,7 @@ pub(super) fn test(
     move |input, out| truth([input], &[], out, move |_| int, move |[value]| real(value))
 }
 
-/// A function of two truth values; other numbers are true unless they are 0.
+/// Applies a function of two truth values; every number but 0 counts as true.
 pub(super) fn logical(
     op: fn(bool, bool) -> bool,
 ) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
@@ -115,12 +115,12 @@ pub(super) fn logical(
     }
 }
 
-/// What is not true.
+/// Returns 1 for elements that are 0, and 0 for others.
 pub(super) fn logical_not(input: Argument, out: Argument) -> Outcome<Work> {
     truth([input], &[], out, |[v]| v == 0, |[v]| v == 0.0)
 }
 
-/// Whether two numbers differ by at most `atol` and `rtol` times the second.
+/// Tests whether two numbers differ by at most `atol` plus `rtol` times the second.
 pub(super) fn is_close(
     a: Argument,
     b: Argument,
@@ -142,7 +142,7 @@ pub(super) fn is_close(
     )
 }
 
-/// Whether two tensors have the same shape and equal elements: one truth value.
+/// Tests whether two tensors have the same shape and equal elements; the output is one truth value.
 pub(super) fn equal(a: Argument, b: Argument, out: Argument) -> Outcome<Work> {
     if out.elements() != 1 {
         return Err(out.refuse(out.desc.shape, "one element"));

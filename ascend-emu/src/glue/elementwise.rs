@@ -1,4 +1,4 @@
-//! Operators whose every element comes of the elements at the same place of broadcast inputs.
+//! Operators that compute each output element from the elements at the same place of broadcast inputs.
 
 use super::argument::{Argument, common_domain, common_shape};
 use super::call::{Work, work};
@@ -8,7 +8,7 @@ use super::view::{Views, map};
 use crate::status::Outcome;
 use ascend_spec::DType;
 
-/// Most inputs of one of them.
+/// Largest number of inputs of an elementwise operator.
 const INPUTS: usize = 3;
 
 /// Checks that inputs have the shape of the output after broadcasting. An input that is the output keeps its shape.
@@ -17,7 +17,7 @@ pub(super) fn check_shapes(inputs: &[Argument], out: &Argument) -> Outcome {
     out.expect_shape(&common)
 }
 
-/// Computes in what inputs, numbers and output have in common.
+/// Computes in the common domain of inputs, numbers and output.
 pub(super) fn numeric<const N: usize>(
     inputs: [Argument; N],
     numbers: &[Number],
@@ -38,7 +38,7 @@ pub(super) fn numeric<const N: usize>(
     })
 }
 
-/// A function of real numbers.
+/// Applies a function of real numbers to each element.
 pub(super) fn real(function: fn(f64) -> f64) -> impl Fn(Argument, Argument) -> Outcome<Work> {
     move |input, out| {
         numeric(
@@ -51,7 +51,7 @@ pub(super) fn real(function: fn(f64) -> f64) -> impl Fn(Argument, Argument) -> O
     }
 }
 
-/// A function of either kind of numbers.
+/// Applies a function to each element; integers and real numbers have a function each.
 pub(super) fn unary(
     int: fn(i64) -> i64,
     real: fn(f64) -> f64,
@@ -59,7 +59,7 @@ pub(super) fn unary(
     move |input, out| numeric([input], &[], out, move |[v]| int(v), move |[v]| real(v))
 }
 
-/// A function of two numbers.
+/// A function of two numbers, for integers and for real numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Binary {
     pub int: fn(i64, i64) -> i64,
@@ -80,7 +80,7 @@ pub(super) const MUL: Binary = Binary {
 };
 pub(super) const MAX: Binary = Binary {
     int: i64::max,
-    // NaN wins.
+    // If one of them is NaN, so is the result.
     real: |a, b| if a.is_nan() || a > b { a } else { b },
 };
 pub(super) const MIN: Binary = Binary {
@@ -119,10 +119,10 @@ pub(super) const POW: Binary = Binary {
     real: f64::powf,
 };
 
-/// A power by squaring, since exponents have more bits than `wrapping_pow` takes.
+/// A power by squaring, because exponents have more bits than `wrapping_pow` accepts.
 fn power(base: i64, exponent: i64) -> i64 {
     if exponent < 0 {
-        // Of integers only 1 and -1 have an inverse.
+        // The only integers with an inverse are 1 and -1.
         return match base {
             1 => 1,
             -1 => 1 - 2 * (exponent & 1),
@@ -140,7 +140,7 @@ fn power(base: i64, exponent: i64) -> i64 {
     result
 }
 
-/// Rounds down; 0 where the divisor is 0, which hardware leaves open.
+/// The quotient rounded down; 0 if the divisor is 0, a case that hardware leaves undefined.
 fn floor_divide(a: i64, b: i64) -> i64 {
     let quotient = a.checked_div(b).unwrap_or(0);
     let rest = a.checked_rem(b).unwrap_or(0);
@@ -151,7 +151,7 @@ fn floor_divide(a: i64, b: i64) -> i64 {
     }
 }
 
-/// Rounds the exact quotient down, as Python does: that of the division may have been rounded up to a whole number.
+/// The exact quotient rounded down, as in Python: the rounded quotient may have reached the next whole number.
 fn floor_divide_real(a: f64, b: f64) -> f64 {
     if b == 0.0 {
         return a / b;
@@ -168,7 +168,7 @@ fn floor_divide_real(a: f64, b: f64) -> f64 {
     }
 }
 
-/// A function of two tensors.
+/// Applies a function to the elements of two tensors.
 pub(super) fn binary(op: Binary) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
     move |a, b, out| {
         numeric(
@@ -181,7 +181,7 @@ pub(super) fn binary(op: Binary) -> impl Fn(Argument, Argument, Argument) -> Out
     }
 }
 
-/// A function of a tensor and a scalar.
+/// Applies a function to each element of a tensor and a scalar.
 pub(super) fn with_scalar(op: Binary) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
     move |input, number, out| {
         let number = number.beside(input.dtype());
@@ -196,7 +196,7 @@ pub(super) fn with_scalar(op: Binary) -> impl Fn(Argument, Number, Argument) -> 
     }
 }
 
-/// A function of a scalar and a tensor.
+/// Applies a function to a scalar and each element of a tensor.
 pub(super) fn of_scalar(op: Binary) -> impl Fn(Number, Argument, Argument) -> Outcome<Work> {
     move |number, input, out| {
         let number = number.beside(input.dtype());
@@ -211,7 +211,7 @@ pub(super) fn of_scalar(op: Binary) -> impl Fn(Number, Argument, Argument) -> Ou
     }
 }
 
-/// `op` of one tensor and `alpha` times another.
+/// Applies `op` to one tensor and `alpha` times another.
 pub(super) fn scaled(op: Binary) -> impl Fn(Argument, Argument, Number, Argument) -> Outcome<Work> {
     move |a, b, alpha, out| {
         let alpha = alpha.beside(out.dtype());
@@ -226,7 +226,7 @@ pub(super) fn scaled(op: Binary) -> impl Fn(Argument, Argument, Number, Argument
     }
 }
 
-/// `op` of a tensor and `alpha` times a scalar.
+/// Applies `op` to a tensor and `alpha` times a scalar.
 pub(super) fn scaled_scalar(
     op: Binary,
 ) -> impl Fn(Argument, Number, Number, Argument) -> Outcome<Work> {
@@ -239,7 +239,7 @@ pub(super) fn scaled_scalar(
     }
 }
 
-/// A scalar without `alpha` times a tensor.
+/// Subtracts `alpha` times a tensor from a scalar.
 pub(super) fn subtract_from(
     input: Argument,
     other: Number,
@@ -261,7 +261,7 @@ pub(super) fn sign(value: f64) -> f64 {
     if value == 0.0 { 0.0 } else { value.signum() }
 }
 
-/// Numbers above 0 as they are, 0 for others; NaN stays.
+/// The number if it is above 0, otherwise 0; NaN stays NaN.
 pub(super) fn relu(value: f64) -> f64 {
     if value < 0.0 { 0.0 } else { value }
 }
@@ -272,7 +272,7 @@ unsafe extern "C" {
     safe fn erf(value: f64) -> f64;
 }
 
-/// The Gaussian error linear unit: a number times the normal distribution's probability of a lesser one.
+/// The Gaussian error linear unit: a number times the probability that a standard normal variable is less than it.
 fn gelu_erf(value: f64) -> f64 {
     0.5 * value * (1.0 + erf(value * std::f64::consts::FRAC_1_SQRT_2))
 }
@@ -283,7 +283,7 @@ pub(super) fn gelu_tanh(value: f64) -> f64 {
     0.5 * value * (1.0 + (root * (value + 0.044715 * value.powi(3))).tanh())
 }
 
-/// The Gaussian error linear unit by the number of its approximation.
+/// The Gaussian error linear unit, with the approximation that a number names.
 pub(super) fn gelu(input: Argument, approximate: i64, out: Argument) -> Outcome<Work> {
     match approximate {
         0 => real(gelu_erf)(input, out),
@@ -297,7 +297,7 @@ pub(super) fn gelu(input: Argument, approximate: i64, out: Argument) -> Outcome<
     }
 }
 
-/// The quotient that a rounding mode means.
+/// The quotient for a rounding mode.
 fn quotient(out: &Argument, mode: i32) -> Outcome<Binary> {
     Ok(match mode {
         0 => Binary {
@@ -317,17 +317,17 @@ fn quotient(out: &Argument, mode: i32) -> Outcome<Binary> {
     })
 }
 
-/// Division in a rounding mode. Integers divide exactly where the output is of a floating type.
+/// Divides with a rounding mode. Integers are divided without rounding if the output has a floating-point type.
 pub(super) fn divide(mode: i32) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
     move |a, b, out| binary(quotient(&out, mode)?)(a, b, out)
 }
 
-/// Division by a scalar in a rounding mode.
+/// Divides by a scalar with a rounding mode.
 pub(super) fn divide_by_scalar(mode: i32) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
     move |input, other, out| with_scalar(quotient(&out, mode)?)(input, other, out)
 }
 
-/// Refuses tensors that have no bits to compute with.
+/// Refuses tensors whose types have no bitwise operations.
 fn expect_bits(arguments: &[Argument]) -> Outcome {
     for argument in arguments {
         if argument.domain()? == Domain::Real {
@@ -337,7 +337,7 @@ fn expect_bits(arguments: &[Argument]) -> Outcome {
     Ok(())
 }
 
-/// A function of the bits of two integers.
+/// Applies a function to the bits of two integers.
 pub(super) fn bitwise(
     op: fn(i64, i64) -> i64,
 ) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
@@ -350,7 +350,7 @@ pub(super) fn bitwise(
     }
 }
 
-/// A function of the bits of an integer and of a scalar.
+/// Applies a function to the bits of an integer and of a scalar.
 pub(super) fn bitwise_scalar(
     op: fn(i64, i64) -> i64,
 ) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
@@ -363,7 +363,7 @@ pub(super) fn bitwise_scalar(
     }
 }
 
-/// The other bits; of a truth value, the other one.
+/// Inverts the bits of an integer, or a truth value.
 pub(super) fn bitwise_not(input: Argument, out: Argument) -> Outcome<Work> {
     if input.dtype() == DType::Bool {
         return logical_not(input, out);

@@ -1,4 +1,4 @@
-//! Operators that copy, and those that make numbers of nothing.
+//! Operators that copy, and operators that generate numbers.
 
 use super::argument::{Argument, refuse};
 use super::call::{Work, work};
@@ -25,7 +25,7 @@ pub(super) fn cast(from: Argument, dtype: DType, out: Argument) -> Outcome<Work>
     copy(out, from)
 }
 
-/// Makes every element a number.
+/// Sets every element to a number.
 pub(super) fn fill(target: Argument, value: Number) -> Outcome<Work> {
     target.domain()?;
     work(move |views| {
@@ -34,7 +34,7 @@ pub(super) fn fill(target: Argument, value: Number) -> Outcome<Work> {
     })
 }
 
-/// Makes every byte 0, which is 0 in each type.
+/// Sets every byte to 0, which is 0 in each type.
 pub(super) fn zero(target: Argument) -> Outcome<Work> {
     if Domain::of(target.dtype()).is_some() {
         return fill(target, Number::Int(0));
@@ -45,7 +45,7 @@ pub(super) fn zero(target: Argument) -> Outcome<Work> {
     })
 }
 
-/// Makes every element the one of another tensor.
+/// Sets every element to the only element of another tensor.
 pub(super) fn fill_tensor(target: Argument, value: Argument) -> Outcome<Work> {
     if value.elements() != 1 {
         return Err(value.refuse(value.desc.shape, "one element"));
@@ -59,8 +59,8 @@ pub(super) fn fill_tensor(target: Argument, value: Argument) -> Outcome<Work> {
     })
 }
 
-/// Numbers that are a step apart; the output's length says how many. Integers begin at the whole part of `start`, and are
-/// the whole part of `step` apart.
+/// Writes numbers that are `step` apart; the output's length is their number. For integers, `start` and `step` lose
+/// their fractions first.
 pub(super) fn arange(start: Number, _end: Number, step: Number, out: Argument) -> Outcome<Work> {
     out.expect_rank(1)?;
     let domain = out.domain()?;
@@ -76,7 +76,7 @@ pub(super) fn arange(start: Number, _end: Number, step: Number, out: Argument) -
     })
 }
 
-/// Ones on the diagonal, zeros elsewhere.
+/// Writes ones on the diagonal and zeros elsewhere.
 pub(super) fn eye(n: i64, m: i64, out: Argument) -> Outcome<Work> {
     let size = |value: i64| usize::try_from(value).unwrap_or(usize::MAX);
     out.expect_shape(&[size(n), size(m)])?;
@@ -91,7 +91,7 @@ pub(super) fn eye(n: i64, m: i64, out: Argument) -> Outcome<Work> {
     })
 }
 
-/// The part of each matrix above (`upper`) or below a diagonal, itself included; zeros elsewhere.
+/// Copies the part of each matrix on and above (`upper`) or below a diagonal; writes zeros elsewhere.
 pub(super) fn triangle(upper: bool) -> impl Fn(Argument, i64, Argument) -> Outcome<Work> {
     move |from, diagonal, out| {
         if out.rank() < 2 {
@@ -105,7 +105,7 @@ pub(super) fn triangle(upper: bool) -> impl Fn(Argument, i64, Argument) -> Outco
             let (from, out) = (views.of(&from), views.of(&out));
             let width = out.shape()[columns];
             for row in 0..out.shape()[rows] {
-                // The first column that the upper triangle has, or the lower one has no more.
+                // The first column of the upper triangle, or the first column after the lower triangle.
                 let edge = (row as i64)
                     .saturating_add(diagonal)
                     .saturating_add(i64::from(!upper))
@@ -126,7 +126,7 @@ pub(super) fn triangle(upper: bool) -> impl Fn(Argument, i64, Argument) -> Outco
     }
 }
 
-/// A random word: the same for the same stream and place, whatever else was drawn.
+/// A random word, which depends only on the stream and the place.
 fn random_word(stream: u64, place: u64) -> u64 {
     // Steele, Lea, Flood: Fast splittable pseudorandom number generators (2014).
     let mix = |word: u64| {
@@ -138,17 +138,17 @@ fn random_word(stream: u64, place: u64) -> u64 {
     mix(mix(stream).wrapping_add(place.wrapping_mul(GAMMA)))
 }
 
-/// The stream of random words that a seed and an offset name.
+/// The stream of random words for a seed and an offset.
 fn stream(seed: u64, offset: u64) -> u64 {
     random_word(seed, offset.wrapping_add(1))
 }
 
-/// A random number from 0 to 1, without 1.
+/// A random number from 0 to 1, 1 excluded.
 fn random_unit(stream: u64, place: u64) -> f64 {
     (random_word(stream, place) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Random numbers, each made of its place alone.
+/// Writes random numbers, each of which depends only on its place.
 fn random(target: Argument, number: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Outcome<Work> {
     target.domain()?;
     work(move |views| {
@@ -157,7 +157,7 @@ fn random(target: Argument, number: impl Fn(u64) -> f64 + Send + Sync + 'static)
     })
 }
 
-/// Random numbers of a normal distribution. They are others than hardware's of the same seed.
+/// Writes random numbers of a normal distribution. They differ from hardware's for the same seed.
 pub(super) fn normal(
     target: Argument,
     mean: f32,
@@ -174,7 +174,7 @@ pub(super) fn normal(
     })
 }
 
-/// Random numbers of a uniform distribution. They are others than hardware's of the same seed.
+/// Writes random numbers of a uniform distribution. They differ from hardware's for the same seed.
 pub(super) fn uniform(
     target: Argument,
     from: f64,
@@ -195,7 +195,7 @@ pub(super) fn uniform(
     })
 }
 
-/// Random integers from `from` to `to`, without `to`. They are others than hardware's of the same seed.
+/// Writes random integers from `from` to `to`, `to` excluded. They differ from hardware's for the same seed.
 pub(super) fn random_integer(
     target: Argument,
     from: i64,
@@ -221,9 +221,9 @@ pub(super) fn random_integer(
     })
 }
 
-/// Which elements of a tensor of some shape a dropout keeps: a bit of each, the least significant first, up to a
-/// multiple of 128. A bit is 0 with a probability, which is rounded to a floating type. The bits are others than
-/// hardware's of the same seed.
+/// Writes the mask of a dropout of a tensor of some shape: a bit for each element, 1 if it is kept, the least
+/// significant bit first, padded to a multiple of 128. A bit is 0 with a probability, which is rounded to a
+/// floating-point type. The bits differ from hardware's for the same seed.
 pub(super) fn dropout_mask(
     shape: Vec<i64>,
     probability: f64,
@@ -271,7 +271,7 @@ pub(super) fn dropout_mask(
     })
 }
 
-/// A tensor several times along each axis; more counts than axes mean axes in front.
+/// Repeats a tensor along each axis; if there are more counts than axes, the tensor gets leading axes.
 pub(super) fn repeat(from: Argument, repeats: Vec<i64>, out: Argument) -> Outcome<Work> {
     let own = from.shape();
     let Some(more) = repeats.len().checked_sub(own.len()) else {
@@ -313,7 +313,7 @@ pub(super) fn repeat(from: Argument, repeats: Vec<i64>, out: Argument) -> Outcom
     })
 }
 
-/// Some axes backwards.
+/// Reverses some axes.
 pub(super) fn flip(from: Argument, dims: Vec<i64>, out: Argument) -> Outcome<Work> {
     let axes: Vec<usize> = (dims.iter())
         .map(|&dim| from.axis("dims", dim))
@@ -323,7 +323,7 @@ pub(super) fn flip(from: Argument, dims: Vec<i64>, out: Argument) -> Outcome<Wor
     work(move |views| {
         let mut from = views.of(&from).clone();
         for &axis in &axes {
-            // A tensor without axes counts as one with one.
+            // A tensor without axes counts as one with a single axis.
             if axis < from.rank() {
                 from = from.flip(axis);
             }
@@ -333,8 +333,8 @@ pub(super) fn flip(from: Argument, dims: Vec<i64>, out: Argument) -> Outcome<Wor
     })
 }
 
-/// A tensor with a margin of one number; `pad` names the margins before and after each axis, the last axis first. A
-/// negative margin cuts off.
+/// Adds a margin filled with one number; `pad` has the margins before and after each axis, the last axis first. A
+/// negative margin cuts off elements.
 pub(super) fn pad(from: Argument, pad: Vec<i64>, value: Number, out: Argument) -> Outcome<Work> {
     let own = from.shape();
     let bad = || {
@@ -349,7 +349,7 @@ pub(super) fn pad(from: Argument, pad: Vec<i64>, value: Number, out: Argument) -
         return Err(bad());
     }
     let mut shape = own.clone();
-    // Of each axis: where the kept part begins in the input and in the output, and its length.
+    // For each axis: where the kept part begins in the input and in the output, and its length.
     let mut parts: Vec<(usize, usize, usize)> = own.iter().map(|&size| (0, 0, size)).collect();
     for (margins, axis) in pad.chunks_exact(2).zip((0..own.len()).rev()) {
         let size = own[axis] as i64;

@@ -1,4 +1,4 @@
-//! Operators that make one tensor of several, or of one several times over.
+//! Operators that join several tensors, or repeat parts of one.
 
 use super::argument::{Argument, Shape, refuse};
 use super::call::{Work, work};
@@ -6,7 +6,7 @@ use super::view::Views;
 use crate::host_memory::{try_repeat, try_with_capacity};
 use crate::status::Outcome;
 
-/// Tensors one after the other along an axis.
+/// Joins tensors along an axis.
 pub(super) fn concatenate(tensors: Vec<Argument>, dim: i64, out: Argument) -> Outcome<Work> {
     if out.rank() == 0 {
         return Err(out.refuse(out.desc.shape, "at least one axis to join along"));
@@ -16,7 +16,7 @@ pub(super) fn concatenate(tensors: Vec<Argument>, dim: i64, out: Argument) -> Ou
     let mut joined = Vec::new();
     let mut size = 0;
     for tensor in tensors {
-        // PyTorch lets a tensor of one axis and no elements take part in anything.
+        // PyTorch ignores a tensor of one axis and no elements.
         if tensor.elements() == 0 && tensor.rank() == 1 {
             continue;
         }
@@ -44,7 +44,7 @@ pub(super) fn concatenate(tensors: Vec<Argument>, dim: i64, out: Argument) -> Ou
     })
 }
 
-/// Tensors of one shape along a new axis.
+/// Stacks tensors of one shape along a new axis.
 pub(super) fn stack(tensors: Vec<Argument>, dim: i64, out: Argument) -> Outcome<Work> {
     let axis = out.axis("dim", dim)?;
     let Some(first) = tensors.first() else {
@@ -66,7 +66,7 @@ pub(super) fn stack(tensors: Vec<Argument>, dim: i64, out: Argument) -> Outcome<
     })
 }
 
-/// Each element of an axis several times in a row; without an axis, of the flattened tensor.
+/// Repeats each part of an axis several times in a row; without an axis, each element of the flattened tensor.
 fn repeat_each(
     input: Argument,
     axis: Option<usize>,
@@ -83,7 +83,7 @@ fn repeat_each(
     };
     let along = axis.unwrap_or(0);
     if let (Some(size), Some(&given)) = (shape.get_mut(along), out.shape().get(along)) {
-        // How often is known on the device alone.
+        // The counts are known only on the device.
         *size = given;
     }
     out.expect_shape(&shape)?;
@@ -118,7 +118,7 @@ fn repeat_each(
     })
 }
 
-/// Counts that a tensor holds: one for each element, or one for all.
+/// Reads counts from a tensor: one for each element, or one for all.
 fn counts_of(
     repeats: Argument,
 ) -> Outcome<impl Fn(&Views, usize) -> Result<Vec<usize>, String> + Send + Sync + 'static> {
@@ -141,12 +141,12 @@ fn counts_of(
     })
 }
 
-/// A count of repetitions.
+/// Checks a count of repetitions.
 fn count_of(operator: &str, repeats: i64) -> Outcome<usize> {
     usize::try_from(repeats).map_err(|_| refuse(operator, "repeats", repeats, "0 or more"))
 }
 
-/// Each element as often as a tensor says.
+/// Repeats each element by its count in a tensor.
 pub(super) fn repeat_interleave(
     input: Argument,
     repeats: Argument,
@@ -156,7 +156,7 @@ pub(super) fn repeat_interleave(
     repeat_each(input, None, counts_of(repeats)?, out)
 }
 
-/// Each part of an axis as often as a tensor says.
+/// Repeats each part of an axis by its count in a tensor.
 pub(super) fn repeat_interleave_along(
     input: Argument,
     repeats: Argument,
@@ -168,7 +168,7 @@ pub(super) fn repeat_interleave_along(
     repeat_each(input, Some(axis), counts_of(repeats)?, out)
 }
 
-/// Each element equally often.
+/// Repeats each element by the same count.
 pub(super) fn repeat_interleave_count(
     input: Argument,
     repeats: i64,
@@ -184,7 +184,7 @@ pub(super) fn repeat_interleave_count(
     )
 }
 
-/// Each part of an axis equally often.
+/// Repeats each part of an axis by the same count.
 pub(super) fn repeat_interleave_count_along(
     input: Argument,
     repeats: i64,
@@ -202,7 +202,7 @@ pub(super) fn repeat_interleave_count_along(
     )
 }
 
-/// Each number as often as the element at its place says.
+/// Writes each index of `repeats`, repeated by the element at that index.
 pub(super) fn repeat_places(repeats: Argument, _output_size: i64, out: Argument) -> Outcome<Work> {
     repeats.expect_rank(1)?;
     out.expect_rank(1)?;

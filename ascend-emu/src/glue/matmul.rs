@@ -8,22 +8,22 @@ use crate::host_memory::try_repeat;
 use crate::status::Outcome;
 use rayon::prelude::*;
 
-/// Takes a product, by its place in the stack.
+/// Receives a matrix of the product, with its place in the stack.
 type Take<'a> = &'a mut dyn FnMut(&[usize], &[f64]) -> Result<(), String>;
 
-/// A product of matrices, or of stacks of them, by sizes.
+/// A product of matrices, or of stacks of them, given by sizes.
 struct Product {
     /// Sizes of the stack.
     stack: Shape,
     rows: usize,
     inner: usize,
     columns: usize,
-    /// Whether the factors are vectors: their axis is put first (left) or last (right).
+    /// Whether the factors are vectors: a left vector gets a leading axis, a right vector a trailing one.
     vectors: [bool; 2],
 }
 
 impl Product {
-    /// Checks the sizes as `torch.matmul` understands them.
+    /// Checks the sizes by the rules of `torch.matmul`.
     fn new(a: &Argument, b: &Argument) -> Outcome<Self> {
         let vectors = [a.rank() == 1, b.rank() == 1];
         let (mut left, mut right) = (a.shape(), b.shape());
@@ -69,7 +69,7 @@ impl Product {
         shape
     }
 
-    /// Multiplies, and gives each matrix of the stack to `take`, with its place.
+    /// Multiplies, and passes each matrix of the stack to `take`, with its place.
     fn compute(&self, a: &View, b: &View, take: Take<'_>) -> Result<(), String> {
         let with_stack = |view: &View, vector: Option<usize>, last: [usize; 2]| {
             let view = match vector {
@@ -105,7 +105,8 @@ impl Product {
     }
 }
 
-/// The product of two tensors as `torch.matmul` understands it. The kind of arithmetic asked for makes no difference.
+/// Multiplies two tensors by the rules of `torch.matmul`. The argument that chooses the kind of arithmetic is
+/// ignored.
 pub(super) fn matmul(
     a: Argument,
     b: Argument,
@@ -127,7 +128,7 @@ pub(super) fn matmul(
     })
 }
 
-/// The product of tensors of a fixed rank.
+/// Multiplies tensors of a fixed rank.
 pub(super) fn ranked(rank: usize) -> impl Fn(Argument, Argument, Argument, i8) -> Outcome<Work> {
     move |a, b, out, cube_math_type| {
         a.expect_rank(rank)?;
@@ -136,7 +137,7 @@ pub(super) fn ranked(rank: usize) -> impl Fn(Argument, Argument, Argument, i8) -
     }
 }
 
-/// `beta` times a tensor and `alpha` times the product of two others.
+/// Adds `beta` times a tensor and `alpha` times the product of two others.
 pub(super) fn add_product(
     input: Argument,
     a: Argument,
@@ -158,7 +159,7 @@ pub(super) fn add_product(
         let (input, to) = (views.of(&input).broadcast(&shape), views.of(&out));
         product.compute(views.of(&a), views.of(&b), &mut |place, values| {
             let part = |view: &View| place.iter().fold(view.clone(), |view, &at| view.at(0, at));
-            // Without a part in it, what the input holds does not matter, NaN either.
+            // If `beta` is 0 the input's content does not matter, even NaN.
             let mut sums = match beta {
                 0.0 => try_repeat(0.0, values.len())?,
                 _ => part(&input).read::<f64>()?,

@@ -1,23 +1,22 @@
 //! The small operators that PyTorch code calls around attention: copies, arithmetic, indices, sums, products.
 //!
-//! They make programs run that use attention from Python, and are no more than that: plain loops over strided views, in
-//! `f64` and `i64` whatever the element types are, rounded once at the end. Nothing is said about their speed, and what they
-//! compute may differ from hardware in the last bit. [`for_each_glue_function!`](crate::for_each_glue_function) is the list
-//! of all of them.
+//! They let programs run that use attention from Python: plain loops over strided views, in `f64` and `i64` whatever
+//! the element types are, rounded once at the end. They are not written for speed, and their results may differ from
+//! hardware's in the last bit. [`for_each_glue_function!`](crate::for_each_glue_function) lists all of them.
 //!
 //! Each operator is a module here that holds its two functions. Their contract is that of [`abi`](crate::abi): phase
-//! one refuses null (161001) and tensors whose element types or shapes do not fit (161002), and says which operator,
-//! which parameter, and what would be allowed. What only the data show, such as an index that is no place of its axis,
-//! is a device fault of the launch. Tensors may have any strides, and may share memory: inputs are read before outputs
-//! are written. As in PyTorch, a tensor that is updated in place has no axis that repeats its elements, unless the
-//! update puts the same number there or PyTorch merely warns.
+//! one refuses null (161001) and tensors whose element types or shapes do not fit (161002), with a message that names
+//! the operator, the parameter, and the allowed values. An error that only the data show, such as an index past the
+//! end of its axis, is a device fault of the launch. Tensors may have any strides, and may share memory: inputs are
+//! read before outputs are written. As in PyTorch, a tensor that is updated in place has no axis that repeats its
+//! elements, unless the update puts the same number there or PyTorch merely warns.
 //!
-//! Where the data decide an output's shape (`aclnnMaskedSelect`, `aclnnNonzero`, `aclnnNonzeroV2`), the output has room for
-//! everything, and phase two waits for the launch and gives the tensor's handle its shape.
+//! Where the data decide an output's shape (`aclnnMaskedSelect`, `aclnnNonzero`, `aclnnNonzeroV2`), the output has
+//! room for the largest result; phase two waits for the launch and gives the tensor of the output's handle its shape.
 //!
-//! Element types are FLOAT, FLOAT16, BF16, DOUBLE, INT8, UINT8, INT16, INT32, INT64 and BOOL; where nothing is computed or
-//! converted, all that take whole bytes. Random numbers depend on seed, offset and place alone, and are others than
-//! hardware's of the same seed.
+//! Element types are FLOAT, FLOAT16, BF16, DOUBLE, INT8, UINT8, INT16, INT32, INT64 and BOOL; where elements are
+//! neither computed with nor converted, all types of whole bytes are allowed. Random numbers depend only on seed,
+//! offset and place, and differ from hardware's for the same seed.
 
 mod argument;
 mod call;

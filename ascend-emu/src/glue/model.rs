@@ -1,4 +1,4 @@
-//! Small operators of models that stand beside attention: rotary positions, norms, quantised rows, updated parts.
+//! Small operators of models, used beside attention: rotary positions, norms, quantised rows, updated parts.
 
 use super::argument::{Argument, refuse};
 use super::call::{Work, work};
@@ -9,14 +9,14 @@ use crate::host_memory::{try_repeat, try_with_capacity};
 use crate::status::Outcome;
 use ascend_spec::DType;
 
-/// Where a rotated line takes its elements from.
+/// The pairs of elements of a line that a rotation turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rotation {
-    /// An element turns with the one half a line away.
+    /// Elements half a line apart are a pair.
     Half,
-    /// Neighbours turn with each other.
+    /// Neighbours are a pair.
     Neighbours,
-    /// Neighbours turn with each other, and lie half a line apart afterwards.
+    /// Neighbours are a pair, and are half a line apart in the output.
     NeighboursApart,
 }
 
@@ -32,8 +32,8 @@ impl Rotation {
     }
 }
 
-/// Turns pairs of elements of each line of the last axis by angles whose cosines and sines are given for each place of the
-/// output.
+/// Rotates the pairs of elements of each line of the last axis by angles, given by their cosines and sines for each
+/// place of the output.
 pub(super) fn rotate(
     rotation: Rotation,
 ) -> impl Fn(Argument, Argument, Argument, Argument) -> Outcome<Work> {
@@ -92,7 +92,8 @@ pub(super) fn rotate_by_mode(
     rotate(rotation)(input, cos, sin, out)
 }
 
-/// Each line of the last axes, as many as the factors have, over the root of its mean square, times the factors.
+/// Divides each line of the last axes, as many axes as the factors have, by its root mean square, and multiplies it
+/// by the factors.
 pub(super) fn rms_norm(
     input: Argument,
     factors: Argument,
@@ -135,8 +136,9 @@ pub(super) fn rms_norm(
     })
 }
 
-/// Each line of the last axes, which `normalized_shape` names, less its mean and over its standard deviation, times a weight
-/// and plus a bias where there are some. The optional outputs are the mean and the reciprocal deviation of each line.
+/// Normalises each line of the last axes, which `normalized_shape` names: subtracts its mean and divides by its
+/// standard deviation, then multiplies by a weight and adds a bias, if there are any. The optional outputs are the
+/// mean and the reciprocal deviation of each line.
 #[allow(clippy::too_many_arguments, reason = "the operator's parameters")]
 pub(super) fn layer_norm(
     input: Argument,
@@ -209,7 +211,7 @@ pub(super) fn layer_norm(
     })
 }
 
-/// Each line of the last axis as INT8, and the scale that gives it back.
+/// Quantises each line of the last axis to INT8, and writes its scale.
 pub(super) fn quantise_lines(
     input: Argument,
     smooth: Option<Argument>,
@@ -245,7 +247,7 @@ pub(super) fn quantise_lines(
                 .fold(0.0, |most: f64, value| most.max(value.abs()));
             let scale = greatest / 127.0;
             for value in line {
-                // A line of zeros stays one.
+                // A line of zeros stays zero.
                 *value = if scale > 0.0 {
                     (*value / scale).round_ties_even()
                 } else {
@@ -260,7 +262,7 @@ pub(super) fn quantise_lines(
     })
 }
 
-/// Puts parts at places of the first axes; the last axis of the indices names one place.
+/// Replaces parts at places of the first axes; the last axis of the indices has one place in each line.
 pub(super) fn update_parts(
     target: Argument,
     indices: Argument,

@@ -4,11 +4,11 @@ use crate::descriptor::Scalar;
 use ascend_spec::DType;
 use half::{bf16, f16};
 
-/// The element types that are computed with, as messages name them.
+/// The element types that operators compute with, as messages name them.
 pub(super) const NAMES: &str =
     "FLOAT, FLOAT16, BF16, DOUBLE, INT8, UINT8, INT16, INT32, INT64, BOOL";
 
-/// In what an operator computes.
+/// The type in which an operator computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Domain {
     /// `i64`, for integers and truth values.
@@ -18,7 +18,7 @@ pub(super) enum Domain {
 }
 
 impl Domain {
-    /// That of one element type, `None` for those that are not computed with.
+    /// The domain of one element type; `None` for types that operators do not compute with.
     pub(super) fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::Int8
@@ -32,7 +32,7 @@ impl Domain {
         }
     }
 
-    /// What two kinds of numbers have in common.
+    /// The common domain of two: `Real` if either is.
     pub(super) fn with(self, other: Domain) -> Domain {
         if self == Domain::Real { self } else { other }
     }
@@ -46,7 +46,7 @@ pub(super) enum Number {
 }
 
 impl Number {
-    /// What a scalar's bytes say, `None` for types that are not computed with.
+    /// The value of a scalar; `None` for types that operators do not compute with.
     pub(super) fn of_scalar(scalar: &Scalar) -> Option<Self> {
         let from = scalar.bytes().as_ptr();
         let domain = Domain::of(scalar.dtype())?;
@@ -66,7 +66,7 @@ impl Number {
         }
     }
 
-    /// Towards zero, saturating.
+    /// The value rounded towards zero and saturated.
     pub(super) fn int(self) -> i64 {
         match self {
             Number::Int(value) => value,
@@ -81,7 +81,7 @@ impl Number {
         }
     }
 
-    /// As it takes part in arithmetic with tensors of a type: half types and FLOAT compute in single precision.
+    /// The value as it enters arithmetic with tensors of a type: half types and FLOAT compute in single precision.
     pub(super) fn beside(self, dtype: DType) -> Number {
         match (self, dtype) {
             (Number::Real(value), DType::Float | DType::Float16 | DType::Bf16) => {
@@ -92,7 +92,7 @@ impl Number {
     }
 }
 
-/// The nearest number of a floating type; for other types the number itself.
+/// The nearest number of a floating-point type; for other types the number itself.
 pub(super) fn rounded(value: f64, dtype: DType) -> f64 {
     match dtype {
         DType::Float => f64::from(value as f32),
@@ -102,8 +102,8 @@ pub(super) fn rounded(value: f64, dtype: DType) -> f64 {
     }
 }
 
-/// The floating type in which numbers of several types are compared, `None` if all are integers: integers count as numbers
-/// of the other type, and FLOAT16 and BF16 have FLOAT in common.
+/// The floating-point type in which numbers of several types are compared; `None` if all are integers. Integers are
+/// compared in the other number's type; the common type of FLOAT16 and BF16 is FLOAT.
 pub(super) fn common_float(dtypes: impl IntoIterator<Item = DType>) -> Option<DType> {
     let floats = dtypes
         .into_iter()
@@ -115,7 +115,7 @@ pub(super) fn common_float(dtypes: impl IntoIterator<Item = DType>) -> Option<DT
     })
 }
 
-/// What elements become while they are computed with.
+/// The type of elements while operators compute with them.
 pub(super) trait Wide: Copy + Default + PartialOrd + Send + Sync + 'static {
     /// Reads elements that are `step` bytes apart.
     ///
@@ -136,11 +136,11 @@ pub(super) trait Wide: Copy + Default + PartialOrd + Send + Sync + 'static {
     fn is_nan(self) -> bool;
 }
 
-/// One element.
+/// Reads one element.
 ///
 /// # Safety
 ///
-/// It is valid for reading.
+/// `from` is valid for reading the element.
 unsafe fn one<W: Wide>(dtype: DType, from: *const u8) -> W {
     let mut value = [W::default()];
     // SAFETY: the caller's promise.
@@ -152,7 +152,7 @@ unsafe fn one<W: Wide>(dtype: DType, from: *const u8) -> W {
 ///
 /// # Safety
 ///
-/// As [`Wide::load`].
+/// As for [`Wide::load`].
 unsafe fn gather<T: Copy, W>(from: *const u8, step: isize, to: &mut [W], widen: impl Fn(T) -> W) {
     for (i, to) in to.iter_mut().enumerate() {
         // SAFETY: the caller's promise; no slice has more than `isize::MAX` elements.
@@ -165,7 +165,7 @@ unsafe fn gather<T: Copy, W>(from: *const u8, step: isize, to: &mut [W], widen: 
 ///
 /// # Safety
 ///
-/// As [`Wide::store`].
+/// As for [`Wide::store`].
 unsafe fn scatter<T, W: Copy>(to: *mut u8, step: isize, from: &[W], narrow: impl Fn(W) -> T) {
     for (i, &from) in from.iter().enumerate() {
         // SAFETY: the caller's promise; no slice has more than `isize::MAX` elements.
@@ -177,7 +177,7 @@ unsafe fn scatter<T, W: Copy>(to: *mut u8, step: isize, from: &[W], narrow: impl
     }
 }
 
-/// Implements [`Wide`]: how to get there from each type but BOOL, and back.
+/// Implements [`Wide`]: the conversions from each type but BOOL, and back.
 macro_rules! wide {
     ($wide:ty, $half:expr, $bhalf:expr, $is_nan:expr) => {
         impl Wide for $wide {
@@ -196,7 +196,7 @@ macro_rules! wide {
                         DType::Int64 => gather(from, step, to, |v: i64| v as $wide),
                         // A byte that is neither 0 nor 1 counts as true.
                         DType::Bool => gather(from, step, to, |v: u8| u8::from(v != 0) as $wide),
-                        // No view of another type is computed with.
+                        // Operators do not compute with views of another type.
                         _ => {}
                     }
                 }
@@ -237,18 +237,19 @@ macro_rules! wide {
 wide!(i64, |v| to_f16(v as f64), |v| to_bf16(v as f64), |_| false);
 wide!(f64, to_f16, to_bf16, f64::is_nan);
 
-/// The FLOAT16 that is nearest.
+/// The nearest FLOAT16.
 fn to_f16(value: f64) -> f16 {
     f16::from_f32(rounded_to_odd(value))
 }
 
-/// The BF16 that is nearest.
+/// The nearest BF16.
 fn to_bf16(value: f64) -> bf16 {
     bf16::from_f32(rounded_to_odd(value))
 }
 
-/// The FLOAT of the two around a number whose last bit is 1, or the number itself. Rounding that to a type of at least two
-/// bits less gives what rounding the number at once gives (Boldo and Melquiond, "When double rounding is odd").
+/// Rounds to odd: the number itself if it is a FLOAT, otherwise the one of its two FLOAT neighbours whose last bit is
+/// 1. Rounding the result to a type with at least two bits less gives the same as rounding the number at once (Boldo
+/// and Melquiond, "When double rounding is odd").
 fn rounded_to_odd(value: f64) -> f32 {
     let near = value as f32;
     if f64::from(near) == value || value.is_nan() {

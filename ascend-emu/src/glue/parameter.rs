@@ -1,6 +1,7 @@
-//! The C types of parameters, and what a call of one of the operators makes of its arguments.
+//! The C types of parameters, and the conversion of a call's arguments to what the operators take.
 //!
-//! Each type has the ABI of the C type that its documentation names, and says by itself whether a tensor is read or written.
+//! Each type has the ABI of the C type that its documentation names, and determines whether a tensor is read or
+//! written.
 
 use super::argument::{Argument, Role};
 use super::number::Number;
@@ -48,16 +49,16 @@ c_types! {
     Flag(u8);
 }
 
-/// What phase one has read so far.
+/// The arguments that phase one has read so far.
 #[derive(Debug)]
 pub(super) struct Arguments {
     pub operator: &'static str,
     pub tensors: Vec<Argument>,
     pub addresses: Addresses,
-    /// Number of parameters that are inputs, lists among them.
+    /// Number of parameters that are inputs, lists included.
     pub inputs: usize,
     pub outputs: usize,
-    /// Places among the inputs that are lists.
+    /// Positions of the lists among the inputs.
     pub lists: Vec<usize>,
 }
 
@@ -77,7 +78,7 @@ impl Arguments {
         failure!(ACLNN_NULLPTR, "{}: {name} is null", self.operator)
     }
 
-    /// The table has more parameters of a kind than the machinery keeps addresses of.
+    /// The failure of a call with more parameters of a kind than [`Addresses`] has room for.
     fn too_many(&self) -> Failure {
         failure!(
             ACLNN_INNER,
@@ -170,11 +171,11 @@ impl Arguments {
 
 const _: () = assert!(OUTPUTS >= 3 && LISTS >= 1);
 
-/// A parameter, and what the functions that compute take for it.
+/// A parameter, and its conversion to the value that the computing functions take.
 pub(super) trait Parameter {
     type Value;
 
-    /// The argument as a trace writes it down.
+    /// The argument as a trace writes it.
     fn traced(&self) -> Traced;
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Self::Value>;
@@ -220,7 +221,7 @@ impl Parameter for Ins {
             .map_err(|inner| failure!(inner.code, "{}: {}", call.operator, inner.message))?
             .ok_or_else(|| call.null(name))?;
         let input = call.next_input()?;
-        // Views look for an element's address in the first list alone.
+        // Views look for an element's address only in the first list.
         let Some(addresses) = (call.addresses.lists.first_mut()).filter(|_| call.lists.is_empty())
         else {
             return Err(call.too_many());
@@ -382,7 +383,7 @@ impl Parameter for Flag {
     }
 }
 
-/// Numbers that mean themselves.
+/// Implements [`Parameter`] for numbers that are passed on unchanged.
 macro_rules! plain {
     ($($type:ty as $wide:ident),*) => {$(
         impl Parameter for $type {

@@ -8,7 +8,7 @@ use crate::host_memory::try_with_capacity;
 use crate::status::Outcome;
 use ascend_spec::DType;
 
-/// Which axes are looked at.
+/// The axes that are reduced, and those that are kept.
 pub(super) struct Axes {
     reduced: Vec<usize>,
     kept: Vec<usize>,
@@ -33,7 +33,7 @@ impl Axes {
         if dims.is_empty() {
             reduced = (0..input.rank()).collect();
         }
-        // A tensor without axes counts as one with one.
+        // A tensor without axes counts as one with a single axis.
         reduced.retain(|&axis| axis < input.rank());
         reduced.sort_unstable();
         let kept = (0..input.rank())
@@ -42,13 +42,13 @@ impl Axes {
         Ok(Axes { reduced, kept })
     }
 
-    /// Elements of each line.
+    /// The number of elements of each line.
     pub(super) fn line(&self, input: &Argument) -> usize {
         let shape = input.shape();
         self.reduced.iter().map(|&axis| shape[axis]).product()
     }
 
-    /// Refuses an output of another shape than is left.
+    /// Refuses an output whose shape is not that of the result.
     pub(super) fn expect_output(&self, input: &Argument, keep: bool, out: &Argument) -> Outcome {
         let shape: Shape = (input.shape().iter().enumerate())
             .filter(|(axis, _)| keep || self.kept.contains(axis))
@@ -57,7 +57,7 @@ impl Axes {
         out.expect_shape(&shape)
     }
 
-    /// The view with the kept axes first, all others after them.
+    /// Permutes a view so that the kept axes come first and the reduced axes after them.
     pub(super) fn arrange(&self, view: &View) -> View {
         let order: Vec<usize> = self.kept.iter().chain(&self.reduced).copied().collect();
         view.permute(&order)
@@ -80,13 +80,13 @@ impl Axes {
         })
     }
 
-    /// How many lines there are.
+    /// The number of lines.
     pub(super) fn count(&self, view: &View) -> usize {
         self.kept.iter().map(|&axis| view.shape()[axis]).product()
     }
 }
 
-/// What is made of a line, in either kind of numbers.
+/// A function from a line to a number, for integers and for real numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Fold {
     pub int: fn(&[i64]) -> i64,
@@ -95,12 +95,12 @@ pub(super) struct Fold {
     pub of_nothing: bool,
 }
 
-/// The greatest, and its place: of several equal ones the first; NaN is greater than any number.
+/// The index of the greatest element: the first of equal ones; NaN counts as greater than any number.
 pub(super) fn greatest<W: Wide>(values: &[W]) -> usize {
     best(values, |a, b| a > b)
 }
 
-/// The least, likewise; NaN is less than any number.
+/// The index of the least element: the first of equal ones; NaN counts as less than any number.
 pub(super) fn least<W: Wide>(values: &[W]) -> usize {
     best(values, |a, b| a < b)
 }
@@ -162,12 +162,12 @@ pub(super) const ALL: Fold = Fold {
     of_nothing: true,
 };
 
-/// In what lines are computed: integers stay such unless the result is of a floating type.
+/// The domain in which lines are computed: integers, unless input or output has a floating-point type.
 fn line_domain(input: &Argument, out: &Argument) -> Outcome<Domain> {
     Ok(input.domain()?.with(out.domain()?))
 }
 
-/// One number for each line.
+/// Reduces each line to one number.
 fn fold(fold: Fold, input: Argument, dims: &[i64], keep: bool, out: Argument) -> Outcome<Work> {
     let axes = Axes::new(&input, "dim", dims)?;
     axes.expect_output(&input, keep, &out)?;
@@ -196,12 +196,12 @@ fn fold(fold: Fold, input: Argument, dims: &[i64], keep: bool, out: Argument) ->
     })
 }
 
-/// One number for each line along the axes that are named, all if none is.
+/// Reduces each line along the named axes to one number; without names, along all axes.
 pub(super) fn over(op: Fold) -> impl Fn(Argument, Vec<i64>, bool, Argument) -> Outcome<Work> {
     move |input, dims, keep, out| fold(op, input, &dims, keep, out)
 }
 
-/// As [`over`], with the output's type among the arguments.
+/// As [`over`], but the output's type is an argument.
 pub(super) fn over_as(
     op: Fold,
 ) -> impl Fn(Argument, Vec<i64>, bool, DType, Argument) -> Outcome<Work> {
@@ -211,12 +211,12 @@ pub(super) fn over_as(
     }
 }
 
-/// One number for the whole tensor.
+/// Reduces the whole tensor to one number.
 pub(super) fn whole(op: Fold) -> impl Fn(Argument, Argument) -> Outcome<Work> {
     move |input, out| fold(op, input, &[], false, out)
 }
 
-/// One number for the whole tensor, with the output's type among the arguments.
+/// Reduces the whole tensor to one number; the output's type is an argument.
 pub(super) fn whole_as(op: Fold) -> impl Fn(Argument, DType, Argument) -> Outcome<Work> {
     move |input, dtype, out| {
         out.expect_dtype(dtype)?;
@@ -224,7 +224,7 @@ pub(super) fn whole_as(op: Fold) -> impl Fn(Argument, DType, Argument) -> Outcom
     }
 }
 
-/// One number for each line along an axis, with the output's type among the arguments.
+/// Reduces each line along an axis to one number; the output's type is an argument.
 pub(super) fn along_as(op: Fold) -> impl Fn(Argument, i64, bool, DType, Argument) -> Outcome<Work> {
     move |input, dim, keep, dtype, out| {
         out.expect_dtype(dtype)?;
@@ -232,7 +232,7 @@ pub(super) fn along_as(op: Fold) -> impl Fn(Argument, i64, bool, DType, Argument
     }
 }
 
-/// One real number for each line; `real` are the tensors that may not hold integers, the output at least.
+/// Reduces each line to one real number; `real` has the tensors that must not hold integers, at least the output.
 fn fold_real(
     input: Argument,
     dims: &[i64],
@@ -266,7 +266,7 @@ fn log_of_exponentials(line: &[f64]) -> f64 {
     shift + sum.ln()
 }
 
-/// The logarithm of the sum of exponentials of each line, of whatever numbers.
+/// Computes the logarithm of the sum of the exponentials of each line, whatever the input's type.
 pub(super) fn log_sum_exp(
     input: Argument,
     dims: Vec<i64>,
@@ -276,8 +276,8 @@ pub(super) fn log_sum_exp(
     fold_real(input, &dims, keep, out, &[out], log_of_exponentials)
 }
 
-/// The norm of each line: of the power `p`, the number of elements that are not 0 for 0, the greatest or the least for
-/// infinity.
+/// Computes the norm of each line for the power `p`. For 0 it is the number of elements that are not 0; for plus or
+/// minus infinity it is the greatest or the least absolute value.
 pub(super) fn norm(
     input: Argument,
     p: Number,
@@ -304,7 +304,7 @@ pub(super) fn norm(
     })
 }
 
-/// The variance of each line, or its root; `correction` is taken off the count.
+/// Computes the variance of each line, or its root; the divisor is the number of elements less `correction`.
 pub(super) fn variance(
     root: bool,
 ) -> impl Fn(Argument, Vec<i64>, i64, bool, Argument) -> Outcome<Work> {
@@ -327,7 +327,7 @@ pub(super) fn expect_real(argument: &Argument) -> Outcome {
     }
 }
 
-/// A line of real numbers for each line.
+/// Replaces each line by a line of real numbers that `change` computes.
 fn each_line(
     input: Argument,
     dim: i64,
@@ -354,7 +354,7 @@ fn each_line(
     })
 }
 
-/// Exponentials over their sum, of each line along an axis.
+/// Divides the exponentials of each line along an axis by their sum.
 pub(super) fn softmax(input: Argument, dim: i64, out: Argument) -> Outcome<Work> {
     each_line(input, dim, out, |line| {
         let greatest = line.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -368,10 +368,10 @@ pub(super) fn softmax(input: Argument, dim: i64, out: Argument) -> Outcome<Work>
     })
 }
 
-/// The logarithm of [`softmax`].
+/// Computes the logarithm of [`softmax`].
 pub(super) fn log_softmax(input: Argument, dim: i64, out: Argument) -> Outcome<Work> {
     each_line(input, dim, out, |line| {
-        // As in `softmax`, infinity less infinity is NaN, and makes the whole line NaN.
+        // As in `softmax`, infinity less infinity is NaN, which makes the whole line NaN.
         let greatest = line.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = line.iter().map(|value| (value - greatest).exp()).sum();
         let log_sum = sum.ln();
@@ -381,7 +381,7 @@ pub(super) fn log_softmax(input: Argument, dim: i64, out: Argument) -> Outcome<W
     })
 }
 
-/// Sums of each line up to each place.
+/// Computes the running sums of each line.
 pub(super) fn cumulate(input: Argument, dim: i64, dtype: DType, out: Argument) -> Outcome<Work> {
     out.expect_dtype(dtype)?;
     out.expect_shape(&input.shape())?;

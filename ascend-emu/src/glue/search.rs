@@ -1,4 +1,4 @@
-//! Operators that look for elements in lines: the greatest, the order, the first few.
+//! Operators that search lines: for the greatest element, the order, the first few elements.
 
 use super::argument::{Argument, refuse};
 use super::call::{Work, work};
@@ -8,12 +8,13 @@ use super::view::View;
 use crate::host_memory::{HostMemoryExhausted, try_collect, try_with_capacity};
 use crate::status::Outcome;
 
-/// What is looked for in a line.
+/// What to find in a line.
 #[derive(Clone, Copy)]
 enum Sought {
     /// The greatest or the least element.
     Extreme { largest: bool },
-    /// The first elements in order, all of them without a count; equal ones keep their order, NaN is the greatest number.
+    /// The first `count` elements in order, or all of them; equal ones keep their order, NaN counts as the greatest
+    /// number.
     First {
         descending: bool,
         count: Option<usize>,
@@ -21,7 +22,7 @@ enum Sought {
 }
 
 impl Sought {
-    /// Where it is.
+    /// The places of the elements found.
     fn places<W: Wide>(self, line: &[W]) -> Result<Vec<usize>, HostMemoryExhausted> {
         Ok(match self {
             Sought::Extreme { largest: true } => vec![greatest(line)],
@@ -44,7 +45,7 @@ impl Sought {
         })
     }
 
-    /// How many elements it is in a line of so many.
+    /// The number of elements found in a line of `line` elements.
     fn count(self, line: usize) -> usize {
         match self {
             Sought::Extreme { .. } => 1,
@@ -53,7 +54,7 @@ impl Sought {
     }
 }
 
-/// Finds elements in each line along an axis, as many in each: their values and their places.
+/// Finds the same number of elements in each line along an axis: their values and their places.
 fn find(
     input: Argument,
     axes: Axes,
@@ -66,7 +67,7 @@ fn find(
     }
     places.expect_index()?;
     let domain = input.domain()?;
-    // Without the axis, an output is in the order of the lines already.
+    // An output without the axis has the order of the lines already.
     let rank = input.rank();
     let arrange = move |axes: &Axes, view: &View| match view.rank() == rank {
         true => axes.arrange(view),
@@ -109,7 +110,7 @@ fn find(
     })
 }
 
-/// The greatest or the least element of each line along an axis.
+/// Finds the greatest or the least element of each line along an axis.
 fn extreme(
     largest: bool,
     input: Argument,
@@ -130,7 +131,7 @@ fn extreme(
     find(input, axes, values, places, Sought::Extreme { largest })
 }
 
-/// The greatest or the least element of each line along an axis, and where it is.
+/// Finds the greatest or the least element of each line along an axis, and its place.
 pub(super) fn extreme_along(
     largest: bool,
 ) -> impl Fn(Argument, i64, bool, Argument, Argument) -> Outcome<Work> {
@@ -139,14 +140,14 @@ pub(super) fn extreme_along(
     }
 }
 
-/// Where the greatest or the least element of each line along an axis is.
+/// Finds the place of the greatest or the least element of each line along an axis.
 pub(super) fn extreme_place(
     largest: bool,
 ) -> impl Fn(Argument, i64, bool, Argument) -> Outcome<Work> {
     move |input, dim, keep, places| extreme(largest, input, (dim, keep), None, places)
 }
 
-/// Lines in order. Equal elements keep theirs, asked for or not.
+/// Sorts lines. Equal elements always keep their order.
 pub(super) fn sort(
     input: Argument,
     _stable: bool,
@@ -164,7 +165,7 @@ pub(super) fn sort(
     find(input, axes, Some(values), places, sought)
 }
 
-/// The `k` greatest or least elements of each line, in order, asked for or not.
+/// Finds the `k` greatest or least elements of each line, always in order.
 pub(super) fn top(
     input: Argument,
     k: i64,

@@ -1,4 +1,4 @@
-//! Operators that move elements from places to places: joined tensors, indices, masks.
+//! Operators that select or replace elements by positions, indices or masks.
 
 use super::argument::{Argument, Shape, broadcast, common_shape, refuse};
 use super::call::{Work, work, work_of_size};
@@ -8,7 +8,7 @@ use crate::host_memory::try_with_capacity;
 use crate::status::Outcome;
 use ascend_spec::DType;
 
-/// A place of an axis, counted from its end if negative.
+/// The place on an axis of a position, which counts from the end of the axis if negative.
 pub(super) fn place_on(
     argument: &Argument,
     axis: usize,
@@ -31,13 +31,13 @@ pub(super) fn place_on(
         })
 }
 
-/// Indices as `tensor[i, :, j]` in PyTorch has them: tensors of positions, one for each of some axes.
+/// Indices of `tensor[i, :, j]` in PyTorch: tensors of positions, each for one axis.
 struct Indices {
     /// Axes that are indexed, with their positions.
     given: Vec<(usize, Argument)>,
-    /// What the positions broadcast to.
+    /// The common shape that the positions broadcast to.
     common: Shape,
-    /// Where the axes of `common` stand in the result.
+    /// The first axis of `common` in the result.
     at: usize,
     /// Shape of the result.
     shape: Shape,
@@ -59,7 +59,7 @@ impl Indices {
                 ),
             ));
         }
-        // Those of shape [0] stand for a whole axis, as callers of CANN put them.
+        // Callers of CANN write an index of shape [0] for a whole axis.
         let given: Vec<(usize, Argument)> = (indices.into_iter().enumerate())
             .filter(|(_, index)| index.rank() != 1 || index.elements() > 0)
             .collect();
@@ -74,7 +74,7 @@ impl Indices {
             })?;
         }
         let axes: Vec<usize> = given.iter().map(|&(axis, _)| axis).collect();
-        // Positions of neighbouring axes stand in their place, others in front.
+        // The axes of positions replace the indexed axes if these are neighbours, and come first otherwise.
         let together = axes.windows(2).all(|pair| pair[1] == pair[0] + 1);
         let at = axes.first().copied().filter(|_| together).unwrap_or(0);
         let mut shape: Shape = (own.iter().enumerate())
@@ -91,7 +91,7 @@ impl Indices {
         })
     }
 
-    /// Visits the parts of the indexed tensor with the parts of the result that belong to them.
+    /// Visits each selected part of the indexed tensor with its part of the result.
     fn each(
         &self,
         views: &Views,
@@ -112,7 +112,7 @@ impl Indices {
         let mut count = 0;
         View::places(&self.common, &mut |place| {
             let mut own = input.clone();
-            // The last axis first, so that the places of the others stay.
+            // The last axis first, so that the numbers of the other axes stay valid.
             for (axis, places) in positions.iter().rev() {
                 own = own.at(*axis, places[count]);
             }
@@ -126,10 +126,10 @@ impl Indices {
     }
 }
 
-/// The parts of a tensor at given positions.
+/// Selects the parts of a tensor at given positions.
 pub(super) fn index(input: Argument, indices: Vec<Argument>, out: Argument) -> Outcome<Work> {
     if out.elements() == 0 {
-        // One of the indices may be empty in earnest.
+        // An index may really be empty here.
         return work(|_| Ok(()));
     }
     let indices = Indices::new(&input, indices)?;
@@ -142,7 +142,7 @@ pub(super) fn index(input: Argument, indices: Vec<Argument>, out: Argument) -> O
     })
 }
 
-/// Puts values at given positions, or adds them there. Of several at one position the last stays.
+/// Puts values at given positions, or adds them there. If several have one position the last one stays.
 pub(super) fn index_put(
     target: Argument,
     indices: Vec<Argument>,
@@ -170,14 +170,14 @@ pub(super) fn index_put(
     })
 }
 
-/// What becomes of an element that is there already.
+/// How a new element is combined with the element in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reduction {
     Add,
     Multiply,
 }
 
-/// Puts elements where others are.
+/// Combines the elements of a view with those of another, or replaces them.
 fn combine(to: &View, from: &View, how: Option<(Reduction, Domain)>) {
     match how {
         None => to.copy_from(from),
@@ -194,7 +194,7 @@ fn combine(to: &View, from: &View, how: Option<(Reduction, Domain)>) {
     }
 }
 
-/// The parts of a tensor at positions of one axis.
+/// Selects the parts of a tensor at positions of one axis.
 pub(super) fn index_select(
     input: Argument,
     dim: i64,
@@ -227,13 +227,13 @@ pub(super) fn index_select(
     })
 }
 
-/// Rows of a table.
+/// Selects rows of a table.
 pub(super) fn embedding(table: Argument, indices: Argument, out: Argument) -> Outcome<Work> {
     table.expect_rank(2)?;
     index(table, vec![indices], out)
 }
 
-/// Checks that an index has at most the sizes of another tensor, but on one axis.
+/// Checks that no axis of an index is longer than that of another tensor, `free` excepted.
 fn expect_within(index: &Argument, other: &Argument, free: Option<usize>) -> Outcome {
     let (own, sizes) = (index.shape(), other.shape());
     let fits = (own.iter().zip(&sizes).enumerate())
@@ -247,7 +247,7 @@ fn expect_within(index: &Argument, other: &Argument, free: Option<usize>) -> Out
     ))
 }
 
-/// Visits each place of an index with the place on an axis that it names.
+/// Visits each place of an index, and the same place with its coordinate on `axis` replaced by the index's element.
 fn each_place(
     index: &Argument,
     views: &Views,
@@ -269,7 +269,7 @@ fn each_place(
     })
 }
 
-/// Elements of a tensor, one for each position on an axis.
+/// Selects elements of a tensor by their positions on one axis.
 pub(super) fn gather(input: Argument, dim: i64, index: Argument, out: Argument) -> Outcome<Work> {
     let axis = input.axis("dim", dim)?;
     index.expect_index()?;
@@ -285,7 +285,7 @@ pub(super) fn gather(input: Argument, dim: i64, index: Argument, out: Argument) 
     })
 }
 
-/// How elements are put, as CANN numbers it.
+/// The reduction that a CANN number names.
 fn reduction(argument: &Argument, reduce: i64) -> Outcome<Option<Reduction>> {
     match reduce {
         0 => Ok(None),
@@ -382,8 +382,7 @@ pub(super) fn scatter_value(
     put_along(input, (dim, index), None, value, reduce, out)
 }
 
-/// The elements at which a mask is set, one after the other. The output has room for all; phase two tells how many there
-/// are.
+/// Selects the elements where a mask is set. The output has room for all; phase two sets its shape to their number.
 pub(super) fn masked_select(input: Argument, mask: Argument, out: Argument) -> Outcome<Work> {
     let shape = common_shape(&[input, mask])?;
     out.expect_shape(&[shape.iter().product()])?;
@@ -408,8 +407,8 @@ pub(super) fn masked_select(input: Argument, mask: Argument, out: Argument) -> O
     })
 }
 
-/// The places of the elements that are not 0: one in a row, or one in a column. The output has room for all, and phase two
-/// tells how many there are.
+/// Finds the places of the elements that are not 0, each as a row or as a column. The output has room for all; phase
+/// two sets its shape to their number.
 pub(super) fn nonzero(rows: bool) -> impl Fn(Argument, Argument) -> Outcome<Work> {
     move |input, out| {
         let (rank, room) = (input.rank(), input.elements());

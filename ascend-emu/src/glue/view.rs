@@ -11,15 +11,15 @@ use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Bytes from element to element of each axis.
+/// Byte strides of the axes.
 type Steps = SmallVec<[isize; 8]>;
 
-/// Elements that are computed with at once.
+/// Number of elements that are computed at once.
 const CHUNK: usize = 256;
 
-/// Elements of memory that stays valid while the launch runs which made the view.
+/// Elements of memory that stays valid while the launch that made the view runs.
 ///
-/// All methods keep to these elements; those that write are for views of outputs.
+/// All methods access only these elements; methods that write are for views of outputs.
 #[derive(Clone, Debug)]
 pub(super) struct View {
     first: *mut u8,
@@ -30,16 +30,16 @@ pub(super) struct View {
     steps: Steps,
 }
 
-/// Takes a run of elements: offsets of the first, how many, and steps.
+/// Receives a run of elements: the offset of its first in each view, its length, and its step in each view.
 type Row<'a> = &'a mut dyn FnMut(&[isize], usize, &[isize]);
 
-/// Visits the runs of elements that lie a step apart in each of several views of one shape: `row` gets the byte offset of
-/// the run's first element in each, the length of the run, and the step in each.
+/// Visits the runs of elements that are a step apart in each of several views of one shape: `row` gets the byte
+/// offset of the run's first element in each view, the length of the run, and the step in each view.
 fn walk(shape: &[usize], steps: &[&[isize]], row: Row<'_>) {
     if shape.contains(&0) {
         return;
     }
-    // Axes, the last first, that are not of size 1; those that continue each other in every view are one.
+    // Axes that are not of size 1, the last first; axes that continue each other in every view are merged.
     let mut axes: SmallVec<[(usize, SmallVec<[isize; 4]>); 8]> = SmallVec::new();
     for axis in (0..shape.len()).rev().filter(|&axis| shape[axis] > 1) {
         let own: SmallVec<[isize; 4]> = steps.iter().map(|steps| steps[axis]).collect();
@@ -84,11 +84,11 @@ fn walk(shape: &[usize], steps: &[&[isize]], row: Row<'_>) {
     }
 }
 
-/// Copies elements as they are.
+/// Copies elements unchanged.
 ///
 /// # Safety
 ///
-/// Each of the elements is valid for reading and for writing, and no two of a different place share bytes.
+/// Each of the elements is valid for reading and for writing, and no two at different places share bytes.
 unsafe fn copy_row(size: usize, src: (*const u8, isize), dst: (*mut u8, isize), count: usize) {
     unsafe fn each<T: Copy>(src: (*const u8, isize), dst: (*mut u8, isize), count: usize) {
         for i in 0..count as isize {
@@ -127,7 +127,7 @@ impl View {
         self.shape.iter().product()
     }
 
-    /// This view with axes of size 1 repeated, and axes put in front; the shape must be one that it broadcasts to.
+    /// Broadcasts the view to `shape`: repeats axes of size 1, and adds leading axes. It must broadcast to the shape.
     pub(super) fn broadcast(&self, shape: &[usize]) -> View {
         let skipped = shape.len() - self.rank();
         let steps = (0..shape.len())
@@ -152,7 +152,7 @@ impl View {
         self
     }
 
-    /// A part of an axis, in steps.
+    /// A view of `count` places of an axis, from place `start` on.
     pub(super) fn narrow(&self, axis: usize, start: usize, count: usize) -> View {
         assert!(
             start
@@ -168,7 +168,7 @@ impl View {
         view
     }
 
-    /// One place of an axis, without that axis.
+    /// A view of one place of an axis, without that axis.
     pub(super) fn at(&self, axis: usize, index: usize) -> View {
         let mut view = self.narrow(axis, index, 1);
         view.shape.remove(axis);
@@ -176,7 +176,7 @@ impl View {
         view
     }
 
-    /// The same elements, the axes in another order.
+    /// A view of these elements with the axes in another order.
     pub(super) fn permute(&self, axes: &[usize]) -> View {
         View {
             shape: axes.iter().map(|&axis| self.shape[axis]).collect(),
@@ -185,7 +185,7 @@ impl View {
         }
     }
 
-    /// The same elements with an axis of size 1 more.
+    /// A view of these elements with another axis, of size 1.
     pub(super) fn insert_axis(&self, axis: usize) -> View {
         let mut view = self.clone();
         view.shape.insert(axis, 1);
@@ -193,7 +193,7 @@ impl View {
         view
     }
 
-    /// The first elements of contiguous ones, in another shape.
+    /// A view of the first elements, in another shape. The view must be contiguous.
     pub(super) fn packed(&self, shape: &[usize]) -> View {
         assert!(shape.iter().product::<usize>() <= self.elements());
         let mut steps = Steps::from_elem(0, shape.len());
@@ -209,7 +209,7 @@ impl View {
         }
     }
 
-    /// The same elements, an axis backwards.
+    /// A view of these elements with an axis reversed.
     pub(super) fn flip(&self, axis: usize) -> View {
         let last = self.shape[axis].saturating_sub(1);
         let mut view = self.clone().moved(axis, last);
@@ -217,7 +217,7 @@ impl View {
         view
     }
 
-    /// One element, by its place on each axis.
+    /// A view of one element, by its place on each axis.
     pub(super) fn element(&self, place: &[usize]) -> View {
         let mut view = self.clone();
         for (axis, &at) in place.iter().enumerate() {
@@ -229,7 +229,7 @@ impl View {
         view
     }
 
-    /// One element, by its number with the last axis fastest.
+    /// A view of one element, by its number in row-major order.
     pub(super) fn nth(&self, number: usize) -> View {
         let mut rest = number;
         let mut place = self.shape.clone();
@@ -240,7 +240,7 @@ impl View {
         self.element(&place)
     }
 
-    /// All elements, the last axis fastest.
+    /// Reads all elements in row-major order.
     pub(super) fn read<W: Wide>(&self) -> Result<Vec<W>, String> {
         let count = self.elements();
         let mut values = try_repeat(W::default(), count)?;
@@ -248,7 +248,7 @@ impl View {
         Ok(values)
     }
 
-    /// As many elements as there is room for, the last axis fastest.
+    /// Reads the first `values.len()` elements in row-major order.
     pub(super) fn read_into<W: Wide>(&self, values: &mut [W]) {
         let mut rest = values;
         walk(&self.shape, &[&self.steps], &mut |at, count, step| {
@@ -260,7 +260,7 @@ impl View {
         });
     }
 
-    /// Writes elements, the last axis fastest.
+    /// Writes elements in row-major order.
     pub(super) fn write<W: Wide>(&self, values: &[W]) {
         let mut rest = values;
         walk(&self.shape, &[&self.steps], &mut |at, count, step| {
@@ -271,7 +271,7 @@ impl View {
         });
     }
 
-    /// Writes the number of each place, counted with the last axis fastest.
+    /// Writes a number to each element, computed from its number in row-major order.
     pub(super) fn write_each<W: Wide>(&self, number: &dyn Fn(u64) -> W) {
         let mut place = 0;
         let mut numbers = [W::default(); CHUNK];
@@ -291,7 +291,7 @@ impl View {
         });
     }
 
-    /// Makes every byte of each element 0.
+    /// Sets every byte of each element to 0.
     pub(super) fn clear(&self) {
         walk(&self.shape, &[&self.steps], &mut |at, count, step| {
             for i in 0..count as isize {
@@ -323,7 +323,7 @@ impl View {
         }
     }
 
-    /// A view of one number, without axes, for as long as the bytes stay where they are.
+    /// A view of one number, without axes; `bytes` holds the number and must outlive the view.
     pub(super) fn of_number(bytes: &mut [u8; 16], dtype: DType, value: Number) -> View {
         let one = View {
             first: bytes.as_mut_ptr(),
@@ -339,9 +339,9 @@ impl View {
         one
     }
 
-    /// Makes every element the same number.
+    /// Sets every element to one number.
     pub(super) fn fill(&self, value: Number) {
-        // One element, written as the others will be.
+        // One element in its written form.
         let mut bytes = [0u8; 16];
         View::of_number(&mut bytes, self.dtype, value);
         let element = bytes.get(..self.size).unwrap_or_default();
@@ -359,7 +359,7 @@ impl View {
         });
     }
 
-    /// Visits places of a shape, the last axis fastest.
+    /// Visits the places of a shape in row-major order.
     pub(super) fn places(
         shape: &[usize],
         visit: &mut dyn FnMut(&[usize]) -> Result<(), String>,
@@ -386,7 +386,7 @@ impl View {
     }
 }
 
-/// Computes an output of elements at the same place of inputs, all of one shape after broadcasting to the output's.
+/// Computes an output from the elements at the same place of inputs, all of which broadcast to the output's shape.
 pub(super) fn map<const N: usize, I: Wide, O: Wide>(
     inputs: [&View; N],
     out: &View,
@@ -420,24 +420,24 @@ pub(super) fn map<const N: usize, I: Wide, O: Wide>(
 /// The views of one launch.
 pub(super) struct Views {
     views: Vec<View>,
-    /// What views of inputs show that share memory with outputs.
+    /// Copies of inputs that share memory with outputs, for the views of these inputs.
     _copies: Vec<Vec<u8>>,
-    /// The addresses of each tensor, and where the host has the first of them.
+    /// The address range of each tensor, and the host's address of its start.
     places: Vec<(Range<usize>, usize)>,
-    /// Addresses that a launch wrote to which tells of parts.
+    /// Addresses written by a launch that reports the parts it writes.
     parts: RefCell<Vec<Range<usize>>>,
 }
 
 impl Views {
-    /// Views of a launch's tensors. Inputs that share memory with an output are read first.
+    /// Makes the views of a launch's tensors. Inputs that share memory with an output are copied first.
     ///
     /// # Errors
-    /// What there is no memory for.
+    /// There is no host memory for the copies.
     ///
     /// # Safety
     ///
-    /// While the views live, the byte range of each tensor, counted from its address, is valid memory that nobody else
-    /// touches.
+    /// While the views exist, the byte range of each tensor, counted from its address, is valid memory that no other
+    /// thread touches.
     pub(super) unsafe fn new(
         tensors: &[Argument],
         at: &Addresses,
@@ -468,7 +468,7 @@ impl Views {
                 .map(|&dim| dim as usize)
                 .collect();
             let strides = argument.desc.strides.iter();
-            // Without elements the strides may be anything, and lead nowhere.
+            // A tensor without elements may have any strides, which must not be followed.
             let step = |&stride: &i64| match shape.contains(&0) {
                 true => 0,
                 false => (stride as isize).wrapping_mul(size as isize),
@@ -498,9 +498,9 @@ impl Views {
         })
     }
 
-    /// Notes that elements of an output were written, and perhaps no others.
+    /// Notes that some elements of an output, perhaps not all, were written.
     pub(super) fn wrote_part(&self, argument: &Argument, part: &View) {
-        /// Beyond so many, all of the output counts as written.
+        /// Past this number of parts, all of the output counts as written.
         const MOST: usize = 1 << 12;
         let (all, host) = &self.places[argument.index];
         let mut parts = self.parts.borrow_mut();
@@ -522,7 +522,7 @@ impl Views {
         });
     }
 
-    /// Tells the sanitizer of the parts that were written.
+    /// Reports to the sanitizer the parts that were written.
     pub(super) fn tell_parts(&self) {
         for part in self.parts.borrow_mut().drain(..) {
             allocation_table::wrote(part);
@@ -534,12 +534,12 @@ impl Views {
     }
 }
 
-/// Address of a tensor, 0 where there is none.
+/// Address of a tensor, 0 if there is none.
 pub(super) fn address(position: TensorPosition, at: &Addresses) -> usize {
     let address = match position {
         TensorPosition::Input(input) => at.inputs.get(input),
         TensorPosition::Output(output) => at.outputs.get(output),
-        // A second list is refused where arguments are read.
+        // A second list is refused when arguments are read.
         TensorPosition::Element { element, .. } => {
             at.lists.first().and_then(|list| list.get(element))
         }
@@ -547,7 +547,7 @@ pub(super) fn address(position: TensorPosition, at: &Addresses) -> usize {
     address.copied().unwrap_or(0)
 }
 
-/// The addresses that a tensor takes; empty for one without elements.
+/// The address range of a tensor; empty for a tensor without elements.
 pub(super) fn range(argument: &Argument, at: &Addresses) -> Range<usize> {
     let bytes = argument.desc.byte_range().unwrap_or(0..u64::MAX);
     let address_at = |bytes: u64| {

@@ -22,8 +22,8 @@ use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// One call. A *query* is one row of one head. The queries that share a key head are numbered row by row, and within a row
-/// head by head, so that neighbours see nearly the same keys.
+/// One call. A *query* is one row of one head. The queries that share a key head are numbered row by row, and within
+/// a row head by head, so that queries with neighbouring numbers see nearly the same keys.
 #[derive(Debug)]
 pub(super) struct Attention {
     pub(super) sequences: Vec<Sequence>,
@@ -44,8 +44,8 @@ pub(super) struct Attention {
     query: InputTensor,
     query_rope: Option<InputTensor>,
     query_quantisation: Option<Quantisation>,
-    /// Factor of the query's rotary part, beside the scale of its row: the scale of the keys, if it applies to their rotary
-    /// part.
+    /// Factor of the query's rotary part, besides the scale of its row: the scale of the keys, if that applies to
+    /// their rotary part.
     rope_scale: Option<f32>,
     pub(super) key_quantisation: Option<Quantisation>,
     pub(super) value_quantisation: Option<Quantisation>,
@@ -55,7 +55,7 @@ pub(super) struct Attention {
     pub(super) bias: Option<Bias>,
     /// The attention sink of each head: a logit without a value.
     pub(super) sink: Option<Vec<f32>>,
-    /// The drop mask, whose share of kept weights `output_scale` makes up for.
+    /// The drop mask. `output_scale` compensates for the dropped weights.
     pub(super) dropout: Option<DropMask>,
     /// Element type that weights are rounded to.
     pub(super) weight_dtype: DType,
@@ -65,15 +65,15 @@ pub(super) struct Attention {
     pub(super) output_scale: f32,
     /// Summand of the log-sum-exp.
     pub(super) lse_offset: f32,
-    /// Whether a row whose keys the mask tensor hides all is written as zeros, and not as the mean of the values.
+    /// Whether a row is written as zeros if the mask tensor hides all of its keys, and not as the mean of the values.
     pub(super) zeroes_masked_rows: bool,
 }
 
 impl Attention {
-    /// The call of a problem.
+    /// Prepares a problem's call for the kernels.
     ///
     /// # Errors
-    /// A list that there is no memory for.
+    /// There is no host memory for a list.
     ///
     /// # Safety
     ///
@@ -131,7 +131,8 @@ impl Attention {
         // Without keys the number of key heads does not matter, and no rule has checked it.
         let (kv_heads, group) = match (attends, problem.group()) {
             (false, _) => (problem.heads, 1),
-            // Fewer query heads than key heads: the operator's loops over key heads and groups come to none of them.
+            // With fewer query heads than key heads, the operator's loops over key heads and groups compute none of
+            // them.
             (true, 0) => (0, 1),
             (true, group) => (problem.kv_heads, group),
         };
@@ -221,7 +222,8 @@ impl Attention {
         }
     }
 
-    /// Summarises the mask tensor, once for all sequences that see the same part of it. Gives the bytes of the summaries.
+    /// Summarises the mask tensor, once for all sequences that see the same part of it. Returns the bytes of the
+    /// summaries.
     pub(super) fn summarise_mask(&mut self) -> usize {
         let Some(mask) = &self.mask else {
             return 0;
@@ -237,7 +239,7 @@ impl Attention {
                 sequence.mask_summary = Some(Arc::clone(mask_summary));
                 continue;
             }
-            // What the summary would save is computed where there is no memory for it.
+            // Without memory for a summary, the kernels read the mask itself.
             let Ok(mut mask_summary) = MaskSummary::new(sequence) else {
                 continue;
             };
@@ -253,7 +255,7 @@ impl Attention {
         bytes
     }
 
-    /// Whether the values of a sequence are the beginning of its keys, so that a loaded tile of keys has them, too.
+    /// Whether the values of a sequence are the beginning of its keys, so that a loaded tile of keys contains them.
     pub(super) fn values_are_keys(&self, sequence: &Sequence) -> bool {
         let plain = self.key_quantisation.is_none() && self.value_quantisation.is_none();
         plain && sequence.kv.values_are_keys()
@@ -361,11 +363,11 @@ impl Kernel for ReadQuery<'_> {
     }
 }
 
-/// Reads the lengths of the padding from its tensors. Those that cannot be read are 0.
+/// Reads the lengths of the padding from its tensors. Lengths that cannot be read are 0.
 ///
 /// # Safety
 ///
-/// Their bytes may be read.
+/// The bytes of the padding tensors may be read.
 pub(crate) unsafe fn read_padding(
     problem: &AttentionProblem<'_>,
     buffers: &Buffers<'_>,

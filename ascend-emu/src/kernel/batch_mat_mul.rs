@@ -15,16 +15,16 @@ use ascend_spec::{TensorDesc, View};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Vectors of columns that are packed together.
+/// Number of vectors of columns that are packed together.
 const PANEL: usize = 4;
 
 /// Elements of the inner axis that a pass over the columns takes: as many rows of a tile stay in the caches.
 const INNER: usize = 256;
 
-/// Most rows of a task.
+/// Largest number of rows of a task.
 const ROWS: usize = 48;
 
-/// Floats of a task's rows of products, above which it takes fewer rows.
+/// Largest number of floats in a task's rows of products; a task with longer rows takes fewer of them.
 const FLOATS: usize = 1 << 20;
 
 const _: () = assert!(ROWS.is_multiple_of(Shape::ROWS));
@@ -37,7 +37,7 @@ pub(crate) struct Matrices<'a> {
 }
 
 impl Matrices<'_> {
-    /// Where rows lie. A first axis of 1 serves every product.
+    /// The positions of the rows. If the first axis is 1, its matrix is used for every product.
     fn rows(&self) -> Rows {
         let stride = |axis: usize| self.desc.strides.get(axis).copied().unwrap_or(0);
         let one = self.desc.shape.first() == Some(&1);
@@ -81,13 +81,13 @@ impl Matrices<'_> {
 /// Multiplies. Runs on the current rayon pool.
 ///
 /// # Errors
-/// What there is no memory for.
+/// There is no host memory for the buffers.
 ///
 /// # Safety
 ///
-/// Every element of the factors may be read, and every one of `out` read and written by nobody else, for the duration of the
-/// call; `out` shares no memory with the factors. The descriptions are those of the call that `problem` is of. Alignment is
-/// not required.
+/// Every element of the factors may be read, and every element of `out` read and written by no other thread, for the
+/// duration of the call; `out` shares no memory with the factors. The descriptions are those of the call that
+/// `problem` was made from. Alignment is not required.
 pub(crate) unsafe fn run(
     problem: &BatchMatMulProblem,
     [left, right]: [Matrices<'_>; 2],
@@ -105,7 +105,7 @@ pub(crate) unsafe fn run(
         rows,
         dim,
     };
-    // SAFETY: the caller's promise; threads write different rows, and only one thread writes where rows share memory.
+    // SAFETY: the caller's promise; threads write different rows, and if rows share memory only one thread writes.
     let (of_left, of_right, of_out) = unsafe {
         (
             left.input(sizes(rows, inner)),
@@ -161,7 +161,7 @@ pub(crate) unsafe fn run(
     Ok(())
 }
 
-/// Vectors of zeros.
+/// Allocates vectors of zeros.
 fn vectors(rows: usize, width: usize) -> Result<Vec<Vector>, String> {
     let mut vectors = Vec::new();
     let count = rows.checked_mul(width);
@@ -175,7 +175,7 @@ fn vectors(rows: usize, width: usize) -> Result<Vec<Vector>, String> {
     }
 }
 
-/// Packs columns of the right factor: vector by vector of columns, the whole inner axis of each.
+/// Packs columns of the right factor: for each vector of columns, the whole inner axis.
 struct Pack<'a> {
     from: &'a InputTensor,
     matrix: usize,
@@ -205,7 +205,7 @@ impl Kernel for Pack<'_> {
     }
 }
 
-/// The rows of a task: those of the left factor, and of the products.
+/// The rows of a task: rows of the left factor, and rows of products.
 struct Tile {
     left: Vec<Vector>,
     out: Vec<Vector>,
@@ -271,7 +271,7 @@ impl Kernel for Multiply<'_> {
     }
 }
 
-/// Products of all rows of a tile along a part of the inner axis.
+/// Adds the products of all rows of a tile along a part of the inner axis.
 struct Part<'a> {
     panels: &'a [Vector],
     tile: &'a mut Tile,
@@ -283,7 +283,8 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Adds those with some columns, so many at a time; the columns are a multiple of that.
+    /// Adds the products of `columns` vectors of columns, `COLUMNS` at a time; their number is a multiple of
+    /// `COLUMNS`.
     #[inline(always)]
     fn multiply<S: Simd, const ROWS: usize, const COLUMNS: usize>(
         &mut self,

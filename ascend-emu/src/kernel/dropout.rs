@@ -4,7 +4,8 @@ use super::Buffers;
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole};
 use std::ops::Range;
 
-/// The drop mask of a problem. [`DropRows`](ascend_spec::attention_problem::DropRows) say where a sequence has its bits.
+/// The drop mask of a problem. [`DropRows`](ascend_spec::attention_problem::DropRows) have the positions of a
+/// sequence's bits.
 #[derive(Debug)]
 pub(super) struct DropMask {
     base: *const u8,
@@ -33,14 +34,15 @@ impl DropMask {
         })
     }
 
-    /// Whether the weight with this bit is kept. One without a bit is.
+    /// Whether the weight of this bit is kept. A weight outside of the mask is kept.
     #[inline(always)]
     pub(super) fn keeps(&self, bit: u64) -> bool {
         let byte = bit / 8;
         if !self.bytes.contains(&byte) {
             return true;
         }
-        // SAFETY: the byte may be read, by the contract of `new`; it lies within memory, so that its number is an isize.
+        // SAFETY: the byte may be read, by the contract of `new`; it lies within memory, so that its index fits an
+        // `isize`.
         let byte = unsafe { self.base.wrapping_add(byte as usize).read() };
         byte >> (bit % 8) & 1 != 0
     }

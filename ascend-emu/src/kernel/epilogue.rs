@@ -1,8 +1,8 @@
 //! The epilogue of attention: from running sums to output and log-sum-exp.
 //!
-//! The output is divided by the running sum, after the attention sink has joined maximum and sum. Rows without keys are
-//! written as zeros, rows whose keys the mask tensor hides all as zeros or as the mean of the values. Calls with softmax
-//! outputs have maximum and sum written in place of the log-sum-exp.
+//! The output is divided by the running sum, after the attention sink was added to maximum and sum. Rows without keys
+//! are written as zeros; rows whose keys are all hidden by the mask tensor are written as zeros or as the mean of the
+//! values. Calls with softmax outputs write maximum and sum instead of the log-sum-exp.
 
 use super::attention::Attention;
 use super::kv::tile_load::{Destination, TileLoad, stride};
@@ -77,7 +77,7 @@ impl Kernel for Epilogue<'_> {
 /// The mean of the values of some keys.
 type Mean = Option<(Runs, Vec<Vector>)>;
 
-/// Writes the mean of the values of `keys` to `out`. Rows side by side often see the same keys, and share their mean.
+/// Writes the mean of the values of `keys` to `out`. Neighbouring rows often see the same keys, and share their mean.
 #[inline(always)]
 fn write_mean<S: Simd>(
     simd: S,
@@ -95,7 +95,8 @@ fn write_mean<S: Simd>(
     }
 }
 
-/// Finishes a row of a call with softmax outputs: gives the output in `out`, and its maximum and sum as they are written.
+/// Finishes a row of a call with softmax outputs: leaves its output in `out`, and returns maximum and sum to be
+/// written.
 #[inline(always)]
 fn finish<S: Simd>(
     simd: S,
@@ -133,14 +134,14 @@ fn finish<S: Simd>(
     }
 }
 
-/// The natural logarithm of the sum of a row's exponentials, of a maximum in powers of two. It includes the sink, as is
-/// known of one product alone (`FiaCall::lse_counts_sink`).
+/// The natural logarithm of the sum of a row's exponentials; `max` is to base 2. It includes the sink, which is known
+/// of only one product (`FiaCall::lse_counts_sink`).
 #[inline(always)]
 fn log_sum_exp(max: f32, sum: f32) -> f32 {
     ((f64::from(max) + f64::from(sum).log2()) * std::f64::consts::LN_2) as f32
 }
 
-/// Divides the output by the running sum, after the sink has joined maximum and sum. Gives both.
+/// Divides the output by the running sum, after the sink was added to maximum and sum. Returns maximum and sum.
 #[inline(always)]
 fn divide(
     out: &mut [Vector],
@@ -177,7 +178,8 @@ fn hides_all(attention: &Attention, sequence: &Sequence, row: (u64, usize), keys
     })
 }
 
-/// The mean of the values of `keys`, which attention with equal weights gives, of which those count that are kept.
+/// The mean of the values of `keys`, as attention with equal weights computes it. Values of keys that are not kept
+/// count as zero.
 #[inline(always)]
 fn mean_value<S: Simd>(
     simd: S,

@@ -1,7 +1,8 @@
 //! Combining attention over parts of the keys, as the operator AttentionUpdate does.
 //!
 //! The kernel computes in single precision and rounds once at the end. A log-sum-exp of +inf counts as -inf where the
-//! operator's kernel replaces it; elsewhere it makes the row NaN, as -inf in every part does everywhere.
+//! operator's kernel replaces it; elsewhere it makes the row NaN. A row whose log-sum-exp is -inf in every part is
+//! always NaN.
 
 use ascend_spec::DType;
 use ascend_spec::update::{UpdateCall, UpdateProblem, visible, weigh};
@@ -21,11 +22,11 @@ pub(crate) struct Buffers<'a> {
 // SAFETY: the contract of `run` covers the memory of the pointers, and threads write different rows through them.
 unsafe impl Sync for Buffers<'_> {}
 
-/// A row that has no result but NaN.
+/// A row whose only possible result is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EmptyRow {
     row: usize,
-    /// The part at +inf, where that makes NaN; `None` where no part has keys.
+    /// The part whose log-sum-exp is +inf, if that makes the row NaN; `None` if no part has keys.
     part: Option<usize>,
 }
 
@@ -46,7 +47,7 @@ impl fmt::Display for EmptyRow {
     }
 }
 
-/// Log-sum-exps of a row, in `row_of`, as the operator takes them.
+/// Reads the log-sum-exps of a row into `row_of`, as the operator uses them.
 ///
 /// # Safety
 ///
@@ -69,7 +70,7 @@ unsafe fn read_lse<'a>(
     &mut row_of[..count]
 }
 
-/// The first row that has no result but NaN although no log-sum-exp of it is NaN.
+/// The first row whose only possible result is NaN although none of its log-sum-exps is NaN.
 ///
 /// # Safety
 ///
@@ -92,9 +93,9 @@ pub(crate) unsafe fn empty_row(problem: &UpdateProblem, buffers: &Buffers<'_>) -
 ///
 /// # Safety
 ///
-/// Each address in `buffers` is valid for all elements of its tensor, for the duration of the call: there are
-/// `problem.parts` lists elements of each kind, for reads; the outputs are for writes and overlap nothing else. Alignment
-/// is not required.
+/// Each address in `buffers` is valid for all elements of its tensor, for the duration of the call: the list inputs
+/// of each kind have `problem.parts` elements, valid for reads; the outputs are valid for writes and overlap nothing
+/// else. Alignment is not required.
 pub(crate) unsafe fn run(problem: &UpdateProblem, buffers: &Buffers<'_>) {
     // SAFETY: the caller keeps this contract; the contract takes no other dtypes.
     unsafe {
@@ -186,7 +187,7 @@ unsafe fn one<T: Number>(
         }
     }
     for (d, &sum) in sum.iter().enumerate() {
-        // SAFETY: so has the output.
+        // SAFETY: the output has this row, too.
         unsafe {
             buffers
                 .out
@@ -196,7 +197,7 @@ unsafe fn one<T: Number>(
         };
     }
     if let Some(lse_out) = buffers.lse_out {
-        // SAFETY: and it has a log-sum-exp for each row.
+        // SAFETY: the output of log-sum-exps has an element for each row.
         unsafe { lse_out.cast::<f32>().add(row).write_unaligned(merged) };
     }
 }

@@ -9,21 +9,21 @@
 //! |---|---|
 //! | `schedule` | cuts a call into tasks: query blocks, and key ranges where there are few blocks; runs them on threads |
 //! | `prefill` | the loop over KV tiles for many queries: tiled matrix products |
-//! | `decode` | the loop over KV tiles for a few queries: dot products with keys and values where they lie |
+//! | `decode` | the loop over KV tiles for a few queries: dot products with keys and values in place |
 //! | `online_softmax`, `exp2` | running maximum and sum; the exponential |
 //! | `split_kv` | combines the partial results of key ranges |
 //! | `epilogue` | divides by the sum, handles rows without keys, writes output and log-sum-exp |
 //! | `attention`, `sequence` | the call as the kernels see it: tensors, and the sequences of the batch |
-//! | `kv` | where keys and values lie (tensor, pages, shared prefix), and loading tiles of them |
+//! | `kv` | where keys and values are stored (tensor, pages, shared prefix), and loading tiles of them |
 //! | `mask` | which queries see which keys of a tile, and the mask tensor |
 //! | `position_bias` | the additive bias: a tensor, or one slope for each head |
 //! | `dropout` | the drop mask |
 //! | `dequantise` | scales and offsets of quantised tensors |
-//! | `prefetch` | bringing cache lines before they are read |
+//! | `prefetch` | prefetching of cache lines |
 //! | `tensor` | strided tensors in memory, by element type |
 //! | `simd` | instruction sets |
-//! | `roofline` | what the machine can do at best, for benchmarks |
-//! | `scatter`, `merge`, `ring_update`, `batch_mat_mul` | the operators beside attention: rows into a paged cache; partial results into one; products of matrices |
+//! | `roofline` | the best performance that the machine allows, for benchmarks |
+//! | `scatter`, `merge`, `ring_update`, `batch_mat_mul` | the other operators: rows into a paged cache; partial results into one; products of matrices |
 //!
 //! Layouts have no kernels of their own: packed sequences, paged caches, shared prefixes, rotary parts and quantised
 //! elements are handled where rows are loaded into tiles of single precision.
@@ -40,7 +40,7 @@
 //! The kernels never allocate a score matrix. The largest allocation is a summary of a mask tensor, with one byte for 256
 //! elements and at most 16 MB. A thread keeps its tiles between calls. A call that is split over its keys also keeps the
 //! combined output of each query block, and the partial results that arrived before their turn.
-//! [`RunOptions::working_memory`] reports what a call took.
+//! [`RunOptions::working_memory`] receives the bytes that a call took.
 
 mod attention;
 pub(crate) mod batch_mat_mul;
@@ -83,7 +83,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Base addresses of the tensors of one call; null where the call has none.
 ///
-/// An address is that of element 0 in the descriptor's count; the descriptor's offset comes on top.
+/// An address is that of element 0 in the descriptor's count; the descriptor's offset is added to it.
 #[derive(Clone, Copy)]
 pub struct Buffers<'a>(pub &'a dyn Fn(TensorRole) -> *mut u8);
 
@@ -106,7 +106,7 @@ pub enum KernelError {
     /// An element type that they do not compute with.
     #[error("the attention kernel does not compute with {}", .0.name())]
     UnsupportedType(DType),
-    /// There is no host memory for a list of so many sequences, blocks or tasks.
+    /// There is no host memory for a list of this number of sequences, blocks or tasks.
     #[error("no host memory for {0} elements")]
     NoHostMemory(usize),
 }
@@ -164,7 +164,7 @@ pub unsafe fn run_with(
     if let Some(dtype) = unsupported(problem) {
         return Err(KernelError::UnsupportedType(dtype));
     }
-    // SAFETY: the caller keeps this contract; the tensors have the type that problem and `beyond` say.
+    // SAFETY: the caller keeps this contract; the tensors have the types of `problem` and `options`.
     let done = unsafe { run_under(Level::chosen(), problem, buffers, options) };
     Ok(done?)
 }

@@ -59,8 +59,8 @@ pub(super) fn rescale_factor(max: f32, score: f32) -> f32 {
     }
 }
 
-/// Replaces scores by their weights `2^(score - shift)`, rounded to the element type of the weights. The scores are vector
-/// `at` of every `STRIDE` vectors. Gives the sum of the weights before rounding.
+/// Replaces scores by their weights `2^(score - shift)`, rounded to the element type of the weights. The scores are
+/// vector `at` of every `STRIDE` vectors. Returns the sum of the weights before rounding.
 #[inline(always)]
 pub(super) fn weights<S: Simd, const STRIDE: usize>(
     simd: S,

@@ -14,9 +14,9 @@ use std::ops::Range;
 /// The position bias of a problem.
 #[derive(Debug)]
 pub(super) enum Bias {
-    /// A bias tensor, and the factor of its elements, which makes of them what is added to scores.
+    /// A bias tensor. Each element times `factor` is added to a score.
     Tensor { of: InputTensor, factor: f32 },
-    /// The part of a bias tensor that each sequence has, and the same factor.
+    /// The part of a bias tensor that each sequence has. Each element times `factor` is added to a score.
     OfSequences { of: Vec<SequenceBias>, factor: f32 },
     /// Distances times slopes: one for each head, or one for each sequence and head.
     Slopes { of: Slopes, slopes: Vec<f32> },
@@ -25,10 +25,10 @@ pub(super) enum Bias {
 /// The bias of one sequence.
 #[derive(Debug)]
 pub(super) struct SequenceBias {
-    /// Rows and keys of the sequence; or its last row alone.
+    /// Rows and keys of the sequence, or only its last row.
     rows: InputTensor,
-    /// Whether the bias depends on the distance of row and key alone, none for keys behind the row, and `rows` is its last
-    /// row, which ends with distance 0.
+    /// Whether the bias depends only on the distance of row and key, and there is none for keys after the row. `rows`
+    /// is then the last row, which ends with distance 0.
     by_distance: bool,
 }
 
@@ -36,7 +36,7 @@ impl Bias {
     /// The bias of a problem, if it has one.
     ///
     /// # Errors
-    /// A list that there is no memory for.
+    /// There is no host memory for a list.
     ///
     /// # Safety
     ///
@@ -86,7 +86,8 @@ impl Bias {
         Ok(Some(Bias::Tensor { of: source, factor }))
     }
 
-    /// Writes the bias of the keys `keys` of a row to `out`, as scores are. Elements that a bias tensor does not have are 0.
+    /// Writes the bias of the keys `keys` of a row to `out`, in the units of scores. Elements outside of the bias
+    /// tensor are 0.
     #[inline(always)]
     pub(super) fn read<S: Simd>(
         &self,
@@ -203,7 +204,7 @@ impl Kernel for SlopeBias<'_> {
     }
 }
 
-/// Reads the position bias of a row, which must exist, as what is added to its scores. Says whether the call has a bias.
+/// Reads the position bias of a row, which must exist, in the units of scores. Returns whether the call has a bias.
 #[inline(always)]
 pub(super) fn read_bias<S: Simd>(
     simd: S,

@@ -1,4 +1,4 @@
-//! Prefetching: bringing cache lines into a cache before they are read.
+//! Prefetching: loading cache lines into a cache before they are read.
 //!
 //! A processor has few line fill buffers and stalls when they are full, so prefetches are spread over the computation. The
 //! prefill kernel prefetches the rows of the next KV tile into L2, a few cache lines at each step of its products
@@ -20,7 +20,7 @@ const MAX_PAGES: usize = 16;
 /// Segments that a [`TilePrefetch`] has room for: keys, rotary parts and values of a KV tile in pages of 16 keys.
 const SEGMENTS: usize = 24;
 
-/// The cache that a line is brought into.
+/// The cache that a line is loaded into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CacheLevel {
     /// For rows that are read next.
@@ -29,7 +29,7 @@ pub(super) enum CacheLevel {
     L2,
 }
 
-/// The address of rows that lie a constant pitch apart.
+/// The address of rows that are a constant pitch apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Pitched {
     first: *const u8,
@@ -74,7 +74,7 @@ impl PrefetchRows {
         bytes: 0,
     };
 
-    /// `rows` rows of `elements` elements, each `pitch` elements behind the one before.
+    /// Makes `rows` rows of `elements` elements, each `pitch` elements after the one before.
     pub(super) fn new<T>(first: *const T, pitch: isize, rows: usize, elements: usize) -> Self {
         PrefetchRows {
             at: Pitched {
@@ -134,18 +134,18 @@ impl PrefetchRows {
     }
 }
 
-/// Rows to prefetch while as many other rows are read, one row for each: some into L1 and some into L2. Each may lie in two
-/// segments, since a page may end among them.
+/// Rows to prefetch while the same number of other rows are read, one row for each: some into L1 and some into L2.
+/// Each group may be in two segments, since a page may end among its rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PrefetchPlan {
     l1: [PrefetchRows; 2],
     l2: [PrefetchRows; 2],
-    /// An address that is in L1 anyway, to prefetch where there is no row.
+    /// An address that is in L1 already, to prefetch where there is no row.
     at_hand: Pitched,
 }
 
 impl PrefetchPlan {
-    /// Prefetches these rows, and `at_hand`, an address in use, where there are none.
+    /// Makes a plan that prefetches these rows, and `at_hand`, an address in use, where there are none.
     pub(super) fn new(l1: [PrefetchRows; 2], l2: [PrefetchRows; 2], at_hand: *const u8) -> Self {
         let at_hand = Pitched {
             first: at_hand,
@@ -154,13 +154,13 @@ impl PrefetchPlan {
         PrefetchPlan { l1, l2, at_hand }
     }
 
-    /// Prefetches nothing but `at_hand`, an address in use.
+    /// Makes a plan that prefetches nothing but `at_hand`, an address in use.
     pub(super) fn none(at_hand: *const u8) -> Self {
         PrefetchPlan::new([PrefetchRows::NONE; 2], [PrefetchRows::NONE; 2], at_hand)
     }
 
-    /// Cuts `range`, which counts rows that are read, so that the rows to prefetch lie a constant pitch apart in each piece:
-    /// gives the pieces with their cursors.
+    /// Cuts `range`, which counts rows that are read, so that the rows to prefetch are a constant pitch apart in each
+    /// piece. Returns the pieces with their cursors.
     #[inline(always)]
     pub(super) fn cursors(
         &self,
@@ -233,7 +233,7 @@ pub(super) struct TilePrefetch {
 }
 
 impl TilePrefetch {
-    /// Without rows.
+    /// Makes a prefetch without rows.
     pub(super) fn none() -> Self {
         TilePrefetch {
             segments: [PrefetchRows::NONE; SEGMENTS],

@@ -1,9 +1,9 @@
 //! The reference kernel: attention by its definition, one score after the other, in double precision.
 //!
-//! It is slow and simple, and the oracle of the fast kernels in tests and benchmarks. It shares nothing with them but the
-//! contract: what a [`AttentionProblem`] says about lengths, strides, grids and visible keys. Weights are not rounded to
-//! the element type, which the tolerance of the comparison has to allow for. The weights of an `INT8` query are quantised
-//! relative to the final maximum of the row, where the operator uses the running maximum.
+//! It is slow and simple, and the oracle of the fast kernels in tests and benchmarks. It shares nothing with them but
+//! the contract: the lengths, strides, grids and visible keys of an [`AttentionProblem`]. Weights are not rounded to
+//! the element type, which the tolerance of the comparison has to allow for. The weights of an `INT8` query are
+//! quantised relative to the final maximum of the row, where the operator uses the running maximum.
 
 mod number;
 
@@ -19,7 +19,7 @@ pub struct Inputs<'a> {
     /// Element type of the tensors whose description has the type of the query: [`AttentionProblem::dtype`], or `FLOAT` to
     /// test the kernels in single precision.
     pub dtype: DType,
-    /// Gives the bytes of a tensor.
+    /// Returns the bytes of a tensor.
     pub bytes: &'a dyn Fn(TensorRole) -> &'a [u8],
     /// Visible keys, replacing the problem's.
     pub geometry: Option<&'a MaskGeometry>,
@@ -33,8 +33,8 @@ impl std::fmt::Debug for Inputs<'_> {
     }
 }
 
-/// The outputs of a call. Rows past a sequence's length, and rows without a key to see, have log-sum-exp +inf. Rows
-/// of no sequence are NaN. Maximum and sum are those of [`SoftmaxOutputs`](ascend_spec::attention_problem::SoftmaxOutputs),
+/// The outputs of a call. Rows past a sequence's length, and rows that see no key, have log-sum-exp +inf. Rows of no
+/// sequence are NaN. Maximum and sum are those of [`SoftmaxOutputs`](ascend_spec::attention_problem::SoftmaxOutputs),
 /// and NaN in calls that do not write them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outputs {
@@ -56,7 +56,7 @@ struct Row {
     softmax: (f64, f64),
 }
 
-/// Computes `problem` over `inputs`. Elements that the given bytes do not hold are NaN.
+/// Computes `problem` over `inputs`. Elements outside of the given bytes are NaN.
 pub fn attention(problem: &AttentionProblem<'_>, inputs: &Inputs<'_>) -> Outputs {
     let batch = if problem.packed { 1 } else { problem.batch };
     let rows = match problem.work {
@@ -120,7 +120,7 @@ struct Call<'c, 'p, 'i> {
     groups_before: Vec<usize>,
 }
 
-/// Where the row of a key is stored: in the shared prefix or not, batch (or block), and row.
+/// The position of a key's row: whether it is in the shared prefix, its batch (or block), and its row.
 struct RowPosition {
     in_prefix: bool,
     batch: usize,
@@ -183,7 +183,7 @@ impl Call<'_, '_, '_> {
             Some(_) => problem.positions(b, of),
             None => problem.origin(of),
         };
-        // A dropped weight does not count in the output, and the others make up for it.
+        // A dropped weight does not count in the output, and the others are scaled up to compensate.
         let kept = |j: usize| match (problem.dropout, problem.terms_of(b)) {
             (Some(dropout), Some(terms)) => {
                 let bit = terms.dropped.map_or(0, |dropped| dropped.bit(head, i, j));
@@ -344,7 +344,7 @@ impl Call<'_, '_, '_> {
             .collect()
     }
 
-    /// Where key `j` of a sequence is stored; `None` if the cache does not have its block.
+    /// The position of key `j` of a sequence; `None` if the cache does not have its block.
     fn position(&self, b: usize, of: &SequenceRows, j: usize) -> Option<RowPosition> {
         let Some(own) = j.checked_sub(of.prefix) else {
             return Some(RowPosition {
@@ -401,7 +401,7 @@ impl Call<'_, '_, '_> {
         (stored + affine.offset.as_ref().map_or(0.0, offset)) * scale
     }
 
-    /// Quantises the values of a row as the output holds them.
+    /// Quantises the values of a row to the type of the output.
     fn quantise_output(&self, values: Vec<f64>, head: usize) -> Vec<f64> {
         let Some(affine) = &self.problem.out_quantisation else {
             return values;
@@ -418,8 +418,8 @@ impl Call<'_, '_, '_> {
         values.into_iter().enumerate().map(store).collect()
     }
 
-    /// Position bias of a key as it is added to scaled scores; 0 without a bias. Beside the place of row and key, which
-    /// positions count from, it takes their numbers in the sequence.
+    /// Position bias of a key in the units of scaled scores; 0 without a bias. `at` and `key` are the places of row
+    /// and key that positions count from, `i` and `j` their numbers in the sequence.
     fn bias(&self, at: (usize, usize, usize), key: usize, (i, j): (usize, usize)) -> f64 {
         if let Some(slopes) = &self.problem.slopes {
             let slope = self.factor(&slopes.grid, (at.0, at.1, 0), 0);
@@ -444,13 +444,13 @@ impl Call<'_, '_, '_> {
         element.unwrap_or(f64::NAN) * factor
     }
 
-    /// The entry of a grid for element `d` of a row; NaN if the tensor does not hold it.
+    /// The entry of a grid for element `d` of a row; NaN if the tensor does not have it.
     fn factor(&self, grid: &Grid, at: (usize, usize, usize), d: usize) -> f64 {
         self.number(grid.tensor.role, grid.tensor.dtype, grid.at(at, d))
             .unwrap_or(f64::NAN)
     }
 
-    /// Element `d` of a row; NaN if the tensor does not hold it.
+    /// Element `d` of a row; NaN if the tensor does not have it.
     fn element(
         &self,
         role: TensorRole,
@@ -463,7 +463,7 @@ impl Call<'_, '_, '_> {
         self.number(role, dtype, index).unwrap_or(f64::NAN)
     }
 
-    /// The type that a tensor holds whose description has the type `described`.
+    /// The type of the elements of a tensor whose description has the type `described`.
     fn stored(&self, described: DType) -> DType {
         if described == self.problem.dtype() {
             self.inputs.dtype
@@ -472,7 +472,7 @@ impl Call<'_, '_, '_> {
         }
     }
 
-    /// An element of a tensor; `None` if the tensor does not hold it.
+    /// An element of a tensor; `None` if the tensor does not have it.
     fn number(&self, role: TensorRole, dtype: DType, index: i64) -> Option<f64> {
         number::decode((self.inputs.bytes)(role), dtype, index)
     }

@@ -2,7 +2,8 @@
 //! of ring attention (Liu, Zaharia and Abbeel 2023).
 //!
 //! A row's new maximum is the larger one, and its new sum and attention are those of both parts, weighted by the
-//! exponential of how far their maxima lie below it. The kernel computes in single precision and rounds once at the end.
+//! exponential of how far their maxima are below the new one. The kernel computes in single precision and rounds once
+//! at the end.
 
 use super::merge::Number;
 use ascend_spec::ops::flash_attention_score::{Sequence, SoftmaxOrder};
@@ -17,7 +18,7 @@ pub(crate) struct Elements {
     /// The first byte that the view touches.
     first: *mut u8,
     desc: TensorDesc,
-    /// Number of the element, in elements from the base address, that lies at `first`.
+    /// Number of the element at `first`, in elements from the base address.
     lowest: i64,
     contiguous: bool,
 }
@@ -28,7 +29,7 @@ unsafe impl Sync for Elements {}
 unsafe impl Send for Elements {}
 
 impl Elements {
-    /// The tensor whose first byte touched lies at `first`.
+    /// The tensor whose first touched byte is at `first`.
     pub(crate) fn new(first: *mut u8, desc: TensorDesc) -> Self {
         let bits = u64::from(desc.dtype.bits()).max(8);
         let start = desc.byte_range().map_or(0, |range| range.start);
@@ -67,7 +68,7 @@ impl Elements {
     ///
     /// # Safety
     ///
-    /// The tensor has the element, as a `T` that is live and written by nobody else.
+    /// The tensor has the element, as a `T` that is live and written by no other thread.
     pub(crate) unsafe fn read<T: Copy>(&self, element: usize) -> T {
         // SAFETY: the caller's promise. No alignment is assumed.
         unsafe { self.at::<T>(element).read_unaligned() }
@@ -124,7 +125,7 @@ fn rows<'a>(
     })
 }
 
-/// The first row whose merge leaves no sum to go on with, and why.
+/// The first row whose merged sum is lost, so that it cannot be merged again, and why.
 ///
 /// # Safety
 ///
@@ -139,7 +140,7 @@ pub(crate) unsafe fn lost_row(
             // SAFETY: the caller keeps this contract.
             let (prev, cur) = unsafe { parts(problem, buffers, row) };
             let violation = admits(prev, cur).err()?;
-            // A part without keys beside one with keys only moves the maximum, unless that loses the sum.
+            // If only one part has keys, a merge only moves the maximum, unless the sum is lost by that.
             let lost = !merge(prev, cur).part.sum.is_normal();
             let Row { of, head, row } = row;
             lost.then(|| {
@@ -193,7 +194,7 @@ unsafe fn typed<T: Number>(problem: &RingUpdateProblem, ends: &[i64], buffers: &
     let out = &buffers.out;
     // Elements of a view may share memory, so only one thread writes to one.
     let apart = [out.attn, out.max, out.sum].iter().all(|of| of.contiguous);
-    // Ends that descend make sequences overlap, so they are merged one after the other.
+    // Sequences with descending ends overlap, so they are merged one after the other.
     for of in problem.sequences(ends) {
         let rows = rows(problem, &of);
         let least = if apart { ROWS } else { usize::MAX };

@@ -6,14 +6,14 @@
 use super::simd::{Kernel, Level, Shape, Simd, Vector, WIDTH};
 use std::hint::black_box;
 
-/// Computes independent multiply-adds, which only the arithmetic units limit. Gives the number of floating-point operations,
-/// about `rounds` thousand.
+/// Computes independent multiply-adds, which only the arithmetic units limit. Returns the number of floating-point
+/// operations, about `rounds` thousand.
 pub fn multiply_add(rounds: u64) -> u64 {
     Level::chosen().run(MultiplyAdd(rounds))
 }
 
-/// Reads all of `data` once with plain loads, which the hardware prefetcher alone helps. The decode kernel, which also
-/// prefetches, can read faster. Gives a number that depends on the data, so that the compiler keeps the loads.
+/// Reads all of `data` once with plain loads, which only the hardware prefetcher helps. The decode kernel, which also
+/// prefetches, can read faster. Returns a number that depends on the data, so that the compiler keeps the loads.
 pub fn read(data: &[f32]) -> f32 {
     Level::chosen().run(Read(data))
 }

@@ -9,8 +9,8 @@ type Base<'a> = &'a dyn Fn(Parameter) -> *mut u8;
 ///
 /// # Safety
 ///
-/// Each address that `base` gives is valid for the bytes that [`ScatterProblem::touches`] reports for its tensor: for reads,
-/// and those of the caches for writes; the caches overlap nothing else.
+/// Each address that `base` returns is valid for the bytes that [`ScatterProblem::touches`] reports for its tensor:
+/// for reads, and those of the caches for writes; the caches overlap nothing else.
 pub(crate) unsafe fn run(problem: &ScatterProblem, slots: &[i64], base: Base<'_>) {
     let pairs = [
         (Some(problem.key), Parameter::Key, Parameter::KeyCache),

@@ -53,10 +53,10 @@ struct Split {
     results: SplitKv,
 }
 
-/// Computes a call. Gives the bytes of working memory that it took.
+/// Computes a call. Returns the bytes of working memory that it took.
 ///
 /// # Errors
-/// Tasks that there is no memory for.
+/// There is no host memory for the tasks.
 pub(super) fn compute(level: Level, attention: &Attention) -> Result<usize, HostMemoryExhausted> {
     let blocks = longest_first(blocks(attention)?)?;
     let busy = blocks.iter().filter(|block| !block.keys.is_empty()).count();
@@ -160,7 +160,7 @@ fn longest_first(blocks: Vec<Task>) -> Result<Vec<Task>, HostMemoryExhausted> {
             order.push((Reverse(work), number, Reverse(block.work()), place));
         }
     }
-    // Blocks of as much work keep their order.
+    // Blocks with the same amount of work keep their order.
     order.sort_unstable();
     let sorted = order
         .into_iter()
@@ -176,8 +176,8 @@ fn split_length(block: &Task, count: usize) -> usize {
     even.max(MIN_SPLIT_KEYS).next_multiple_of(TILE_KEYS)
 }
 
-/// Calls `work` with each number below `count`, started in order: on the current rayon pool if `parallel`, otherwise on
-/// this thread. Gives the bytes of working memory that it took.
+/// Calls `work` with each number below `count`, started in order: on the current rayon pool if `parallel`, otherwise
+/// on this thread. Returns the bytes of working memory that it took.
 fn in_parallel(parallel: bool, count: usize, work: impl Fn(usize, &mut Scratch) + Sync) -> usize {
     let (next, bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let worker = || {
@@ -208,7 +208,7 @@ fn in_parallel(parallel: bool, count: usize, work: impl Fn(usize, &mut Scratch) 
     bytes.into_inner()
 }
 
-/// A task, and what it is computed with.
+/// A task, and the arguments of its computation.
 pub(super) struct TaskContext<'a, 's> {
     pub(super) attention: &'a Attention,
     pub(super) sequence: &'a Sequence,

@@ -64,7 +64,7 @@ impl Scratch {
     }
 }
 
-/// Takes the first `count` elements off `rest`.
+/// Splits the first `count` elements off `rest`.
 pub(super) fn take<'a, T>(rest: &mut &'a mut [T], count: usize) -> &'a mut [T] {
     let (head, tail) = std::mem::take(rest).split_at_mut(count);
     *rest = tail;

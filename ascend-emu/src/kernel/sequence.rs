@@ -1,4 +1,4 @@
-//! The sequences of a call: their visible keys, and where their rows are.
+//! The sequences of a call: their visible keys, and the positions of their rows.
 
 use super::Buffers;
 use super::kv::block_table::BlockIds;
@@ -22,17 +22,17 @@ pub(super) struct Sequence {
     pub(super) kv: KeyValues,
     /// Index on the batch axis of query and output.
     pub(super) batch: usize,
-    /// Number of rows to write: those of the geometry, and then those around them, which have no keys.
+    /// Number of rows to write: those of the geometry, followed by the rows around them, which have no keys.
     pub(super) rows: usize,
     /// Index of the first row on the tensors' row axis.
     first: usize,
-    /// Size of that axis.
+    /// Size of the tensors' row axis.
     end: usize,
     /// Position of row 0 and key 0 in the position bias.
     pub(super) origin: (usize, usize),
-    /// Where the mask tensor has the rows of the sequence, if it is read.
+    /// The positions of the sequence's rows in the mask tensor, if it is read.
     pub(super) mask: Option<MaskRows>,
-    /// Where the drop mask has the bits of the sequence, if there is one.
+    /// The positions of the sequence's bits in the drop mask, if there is one.
     pub(super) dropped: Option<DropRows>,
     /// Maximum and sum of each row, if they are written.
     pub(super) softmax: Option<[WriteTensor<f32>; 2]>,
@@ -44,11 +44,11 @@ impl Sequence {
     /// Sequence number `b` of a problem.
     ///
     /// # Errors
-    /// Blocks of a cache that there is no memory for.
+    /// There is no host memory for the blocks of a cache.
     ///
     /// # Safety
     ///
-    /// As for [`super::run`], for as long as the value is used; tensors hold the element types that `types` says.
+    /// As for [`super::run`], for as long as the value is used; tensors have the element types in `types`.
     pub(super) unsafe fn new(
         problem: &AttentionProblem<'_>,
         buffers: &Buffers<'_>,
@@ -139,7 +139,7 @@ impl Sequence {
         })
     }
 
-    /// Sequence number `batch` of a problem without keys: all rows of the tensors.
+    /// Sequence number `batch` of a problem without keys: it has all rows of the tensors.
     ///
     /// # Safety
     ///
@@ -181,7 +181,7 @@ impl Sequence {
         }
     }
 
-    /// Whether its rows end before those of `next`, or are of another batch entry.
+    /// Whether the sequence's rows end before those of `next`, or are of another batch entry.
     pub(super) fn ends_before(&self, next: &Self) -> bool {
         self.batch != next.batch || self.first + self.rows <= next.first
     }
@@ -209,7 +209,8 @@ impl Sequence {
 ///
 /// # Safety
 ///
-/// As long as the value is used, what the problem touches of both may be written, and nothing else reads or writes it.
+/// As long as the value is used, the bytes of both that the problem touches may be written, and no other code
+/// accesses them.
 unsafe fn softmax_outputs(
     problem: &AttentionProblem<'_>,
     buffers: &Buffers<'_>,

@@ -53,7 +53,8 @@ impl Partial {
     }
 }
 
-/// Combines the partial results of a query block. Threads start them in the order of their keys, so that few have to wait.
+/// Combines the partial results of a query block. Threads start its tasks in the order of their keys, so that few
+/// results wait.
 #[derive(Debug)]
 pub(super) struct SplitKv(Mutex<Combining>);
 
@@ -117,7 +118,7 @@ impl SplitKv {
         None
     }
 
-    /// The largest number of bytes that it kept at once.
+    /// The largest number of bytes of partial results that were kept at once.
     pub(super) fn bytes(&self) -> usize {
         let combining = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         combining.most * combining.bytes

@@ -78,7 +78,7 @@ impl PhysicalMemory {
         ))
     }
 
-    /// Takes a part of so many bytes, which read as zero, and returns its offset in the file.
+    /// Takes a part of `bytes` bytes, which read as zero, and returns its offset in the file.
     pub(crate) fn take(&mut self, bytes: usize) -> Option<usize> {
         self.parts.take(bytes)
     }
@@ -88,7 +88,7 @@ impl PhysicalMemory {
         #[cfg(target_os = "linux")]
         {
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-            // SAFETY: the part lies in this object's file, and nobody maps it.
+            // SAFETY: the part lies in this object's file, and is mapped nowhere.
             let punched = unsafe {
                 libc::fallocate(
                     self.file.as_raw_fd(),
@@ -116,7 +116,7 @@ impl PhysicalMemory {
         unsafe { self.show_as(libc::MAP_SHARED, host, at, bytes) }
     }
 
-    /// Maps a part of the file as [`PhysicalMemory::show`] does, but what is written stays apart from the file.
+    /// Maps a part of the file like [`PhysicalMemory::show`], but writes do not change the file.
     ///
     /// # Safety
     ///
@@ -170,7 +170,7 @@ fn file_limit() -> u64 {
 ///
 /// As for [`PhysicalMemory::show`].
 pub(crate) unsafe fn hide(host: *mut u8, bytes: usize) {
-    // SAFETY: the caller's promise. Should the system refuse, the old memory stays to be seen, which harms nobody.
+    // SAFETY: the caller's promise. If the system refuses, the old memory stays mapped, which is harmless.
     unsafe {
         libc::mmap(
             host.cast(),

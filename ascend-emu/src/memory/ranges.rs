@@ -58,7 +58,7 @@ impl Ranges {
         Some(range.backing + (address - range.base))
     }
 
-    /// Reserves a range of at least so many bytes.
+    /// Reserves a range of at least `bytes` bytes.
     pub(crate) fn reserve(&self, bytes: usize) -> Outcome<Range> {
         let len = bytes
             .checked_next_multiple_of(Self::ALIGNMENT)

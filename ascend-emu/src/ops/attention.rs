@@ -1,5 +1,5 @@
-//! What attention operators have in common: what they refuse beyond their contracts (calls that end the host process, and
-//! those that the kernels cannot take on), and how they run the kernels.
+//! What attention operators share: the calls that they refuse beyond their contracts (those that end the host process
+//! or that the kernels cannot compute), and how they run the kernels.
 
 use crate::config::check;
 use crate::fault::Fault;
@@ -21,7 +21,7 @@ pub(super) fn refused(symbol: &'static str, refusal: Refusal) -> Failure {
     }
 }
 
-/// Files the end of a host process; in strict mode the call fails with `code`.
+/// Reports the end of a host process; in strict mode the call fails with `code`.
 pub(super) fn report_crash(symbol: &'static str, violation: &Violation, code: i32) -> Outcome {
     let suspicion = Suspicion {
         kind: FindingKind::HostCrash,
@@ -32,11 +32,11 @@ pub(super) fn report_crash(symbol: &'static str, violation: &Violation, code: i3
     report(check(), code, suspicion)
 }
 
-/// Blocks of queries, and blocks of cached keys, that a launch keeps a list of.
+/// Largest number of query blocks, and of cached key blocks, that a launch keeps a list of.
 const MOST_BLOCKS: usize = 1 << 26;
 
-/// Whether the kernel can take on a call. Tensors of stride 0 are small however many rows they have, so that memory sets
-/// no limit to them.
+/// Checks that the kernel can compute a call. Tensors of stride 0 are small however many rows they have, so memory
+/// alone does not limit their rows.
 pub(super) fn within_reach(problem: &AttentionProblem<'_>) -> Result<(), Unsupported> {
     let unsupported = |feature| Err(Unsupported::new(feature));
     if problem.batch > MOST_BLOCKS {
@@ -62,11 +62,11 @@ pub(super) fn within_reach(problem: &AttentionProblem<'_>) -> Result<(), Unsuppo
     Ok(())
 }
 
-/// Computes a problem. What the kernels cannot do is a device fault.
+/// Computes a problem. If the kernels cannot compute it, the result is a device fault.
 ///
 /// # Safety
 ///
-/// That of [`kernel::run`].
+/// As for [`kernel::run`].
 pub(super) unsafe fn run(
     problem: &AttentionProblem<'_>,
     buffers: &Buffers<'_>,
@@ -84,7 +84,7 @@ mod tests {
     use ascend_spec::fia::{FiaCall, Version};
     use ascend_spec::{DType, Dims, Soc, Target, TensorDesc};
 
-    /// A tensor of one element that claims to be larger.
+    /// A tensor of one element in memory, whose shape claims more.
     fn stretched(dtype: DType, shape: &[i64]) -> TensorDesc {
         let shape = Dims::new(shape).unwrap();
         let strides = Dims::new(&vec![0; shape.rank()]).unwrap();

@@ -1,6 +1,6 @@
-//! What the contents of an attention call's tensors show that its description does not. Each look costs little beside
-//! the attention itself, and is taken in every mode: table entries are read once, a bias is read once more, and a mask
-//! up to the first row that sees its own key.
+//! Checks of the contents of an attention call's tensors, for misuse that its description does not show. Each check
+//! costs little beside the attention itself, and runs in every mode: table entries are read once, a bias is read once
+//! more, and a mask up to the first row that sees its own key.
 
 use super::declared::DeclaredOperator;
 use super::launch::Launch;
@@ -38,7 +38,7 @@ impl fmt::Display for RepeatedBlock {
     }
 }
 
-/// An element of a position bias that is no finite number and no NaN.
+/// An element of a position bias that is plus or minus infinity.
 struct InfiniteBias {
     sequence: usize,
     head: usize,
@@ -70,7 +70,8 @@ impl fmt::Display for InfiniteBias {
     }
 }
 
-/// A mask tensor that is a causal one in the other sense: each row sees the keys after its own alone, and the last row none.
+/// A causal mask tensor with the opposite sense: each row sees only the keys after its own, and the last row sees
+/// none.
 struct HiddenRow {
     sequence: usize,
     row: usize,
@@ -88,7 +89,7 @@ impl fmt::Display for HiddenRow {
     }
 }
 
-/// The first infinity of a row of elements `step` apart: its number, and the value.
+/// The first infinity of a row of elements `step` apart: its index and its value.
 ///
 /// # Safety
 ///
@@ -99,7 +100,7 @@ unsafe fn first_infinite(
     step: isize,
     count: usize,
 ) -> Option<(usize, f32)> {
-    /// Looks at chunks without a branch for each element, which compilers make vectors of.
+    /// Looks at chunks without a branch for each element, so that compilers vectorise the loop.
     fn find(count: usize, infinite: impl Fn(usize) -> bool) -> Option<usize> {
         const CHUNK: usize = 64;
         let chunks = (0..count).step_by(CHUNK);
@@ -108,7 +109,7 @@ unsafe fn first_infinite(
         chunks.find(any)?.find(|&at| infinite(at))
     }
     let at = |at: usize| at as isize * step;
-    // SAFETY: the caller's promise, for each of them.
+    // SAFETY: the caller's promise, for each of the elements.
     unsafe {
         let half = |index| {
             first
@@ -163,7 +164,7 @@ impl Bytes<'_> {
             named.clear();
             named.try_reserve(columns.len()).ok()?;
             let entries = columns.filter_map(|at| Some((blocks.find(at * size)?.0, at)));
-            // Engines fill tables with zeros, and have zeros stand for blocks that a window has left.
+            // Engines fill tables with zeros, and zeros also replace the blocks that a window has left.
             named.extend(entries.filter(|&(block, _)| block != 0));
             named.sort_unstable();
             // Rows of a block that are read for a column.
@@ -200,7 +201,7 @@ impl Bytes<'_> {
             true => 1,
             false => problem.heads.min(heads.max(1)),
         };
-        // Sequences of all rows that share one bias read the same of it.
+        // Sequences of all rows that share one bias read the same elements of it.
         let alike = batch == 1
             && problem.terms.is_empty()
             && problem.query_lengths == SequenceLengths::All
@@ -292,7 +293,7 @@ impl Bytes<'_> {
             };
             for row in 0..of.q_len {
                 let own = (row + keys).checked_sub(of.q_len)?;
-                // The own key first: nearly every mask shows it.
+                // The own key first, because nearly every mask shows it.
                 let mut all = std::iter::once(own).chain(0..keys);
                 if !all.all(|key| hides(row, key) == Some(key <= own)) {
                     return None;
@@ -307,7 +308,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Files what the contents of a call's tensors show. In strict mode the first is a device fault.
+/// Reports the misuse that the contents of a call's tensors show. In strict mode the first one is a device fault.
 ///
 /// # Safety
 ///

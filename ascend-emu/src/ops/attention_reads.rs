@@ -1,7 +1,7 @@
-//! What attention reads of the keys and values of a paged cache, row by row.
+//! Which keys and values of a paged cache attention reads, row by row.
 //!
-//! They count as read where the geometry (lengths, causality, window) lets some row see them, rows that a mask tensor
-//! hides among them: hardware loads these, and weighs a value with 0, which is NaN if the value is. Rows behind a
+//! A row counts as read if the geometry (lengths, causality, window) lets some query row see it, also if a mask
+//! tensor hides it: hardware loads such rows, and weighs a value with 0, which is NaN if the value is. Rows past a
 //! sequence's length, blocks that no sequence names and blocks that a window has left are not read.
 //!
 //! Padding is not written by anyone: where the block table names block 0 alone for a sequence, and does so twice or has other
@@ -19,16 +19,16 @@ use ascend_spec::attention_problem::{
 use ascend_spec::operator::Argument;
 use std::ops::Range;
 
-/// The tensors that have to be looked at, and who takes what is read of them.
+/// The tensors to be checked, and the reader that receives the rows that are read of them.
 struct RowReads<'a> {
-    /// The tensor that plays a role.
+    /// Finds the tensor with a role, if it is to be checked.
     find: &'a dyn Fn(TensorRole) -> Option<NamedTensor>,
     reader: &'a mut dyn Reader,
     /// Whether the rows may be padding, which is not reported if none of it was written.
     may_be_padding: bool,
 }
 
-/// Rows of one tensor: the entry of its batch axis, and the number of their elements.
+/// Rows of one tensor: their entry on its batch axis, and the number of elements of each.
 struct Part {
     batch: usize,
     heads: usize,
@@ -36,7 +36,7 @@ struct Part {
     dim: usize,
 }
 
-/// Bytes that elements take, where these are whole bytes.
+/// Bytes that `elements` elements take; `None` unless these are whole bytes.
 fn bytes(elements: i64, bits: u32) -> Option<i64> {
     let bits = elements.checked_mul(bits.into())?;
     (bits % 8 == 0).then_some(bits / 8)
@@ -46,7 +46,7 @@ impl RowReads<'_> {
     fn rows(&mut self, role: TensorRole, rows: &Rows, part: &Part, place: Place) {
         let bits = rows.dtype.bits();
         let view = &rows.view;
-        // Lanes lie side by side, and so do the elements of rows that have none.
+        // The elements of a lane are contiguous, and so are those of a row that has no lanes.
         let (run, along) = match (rows.lanes, view.dim) {
             (0, 1) => (part.dim, (1, 0)),
             (0, step) => (1, (part.dim, step)),
@@ -72,7 +72,7 @@ impl RowReads<'_> {
         }
     }
 
-    /// Elements of some bytes each, from `first` on along two axes.
+    /// Passes elements of `size` bytes each, from `first` on along two axes, to the reader.
     fn grid(
         &mut self,
         role: TensorRole,
@@ -86,7 +86,7 @@ impl RowReads<'_> {
         self.elements(role, bytes(first), size, &axes, place);
     }
 
-    /// Runs of bytes, whose second axis counts rows.
+    /// Passes runs of bytes, whose second axis counts rows, to the reader.
     fn elements(
         &mut self,
         role: TensorRole,
@@ -109,7 +109,7 @@ impl RowReads<'_> {
     }
 }
 
-/// Scales with an entry for each token, which are read for the tokens that are.
+/// Whether a grid has an entry for each token. Such entries are read for the tokens that are read.
 fn by_token(grid: &Grid) -> bool {
     grid.view.batch != 0 || grid.view.row != 0
 }
@@ -123,7 +123,7 @@ fn token_grids<'a>(problem: &'a AttentionProblem<'_>) -> impl Iterator<Item = Gr
     grids.flatten().filter(by_token)
 }
 
-/// Hands over what attention reads of the tensors that `find` knows.
+/// Passes the rows that attention reads of the tensors that `reads` finds to its reader.
 ///
 /// # Safety
 ///
@@ -159,7 +159,7 @@ unsafe fn each_sequence(
         let more = problem.batch > 1 || columns.len() > 1;
         reads.may_be_padding = more && columns.clone().all(|column| named(column) == Some(0));
         let at = problem.key_value(sequence);
-        // Rows of keys and values that lie one after another: where, and the place in the sequence of the first.
+        // Passes contiguous rows of keys and values; `token` is the position of the first in the sequence.
         let mut stored = |batch: usize, rows: Range<usize>, token: usize, place: Place| {
             let index = at.list_index;
             let all = [
@@ -219,7 +219,7 @@ fn each_sees_a_key(problem: &AttentionProblem<'_>) -> bool {
     })
 }
 
-/// Hands over what a launch of an attention operator reads.
+/// Passes the elements that a launch of an attention operator reads to the reader.
 ///
 /// # Safety
 ///

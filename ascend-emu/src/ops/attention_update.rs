@@ -18,12 +18,12 @@ use ascend_spec::{Refusal, Target, TensorDesc, arguments_of_version, attention_u
 use std::ops::Range;
 use std::ptr;
 
-/// A call that holds every rule.
+/// A call that satisfies every rule.
 #[derive(Debug)]
 struct UpdateOperator {
     arguments: Arguments<TensorDesc>,
     problem: UpdateProblem,
-    /// How far misuse that shows on the device is let pass.
+    /// How strictly misuse that is found on the device is treated.
     check: Check,
 }
 
@@ -39,14 +39,15 @@ impl UpdateOperator {
     }
 }
 
-/// The elements of a view of one or two axes, one behind the other.
+/// Copies the elements of a view of one or two axes to contiguous memory.
 ///
 /// # Errors
-/// Elements that there is no memory for.
+/// There is no host memory for the elements.
 ///
 /// # Safety
 ///
-/// `first` leads to the bytes that [`TensorDesc::byte_range`] counts, live and written by nobody else.
+/// `first` is the first of the bytes that [`TensorDesc::byte_range`] counts, which are live and written by no other
+/// thread.
 unsafe fn side_by_side(
     desc: &TensorDesc,
     first: *const u8,
@@ -65,7 +66,8 @@ unsafe fn side_by_side(
         for column in 0..columns {
             let element = desc.offset + row * down + column * across;
             let place = (element as usize * size).saturating_sub(start);
-            // SAFETY: every element of the view lies within its range of bytes, by the caller's promise behind `first`.
+            // SAFETY: every element of the view lies within its range of bytes, which starts at `first` by the
+            // caller's promise.
             copy.extend_from_slice(unsafe { std::slice::from_raw_parts(first.add(place), size) });
         }
     }
@@ -117,8 +119,8 @@ impl DeclaredOperator for UpdateOperator {
             if desc.is_contiguous() {
                 list.push(first);
             } else {
-                // SAFETY: `first` is where `touches` says that the bytes of the view start: live (the allocation table let the launch
-                // in) and locked for the task that runs this.
+                // SAFETY: `first` is the start of the view's bytes in `touches`: live (the allocation table let the
+                // launch in) and locked for the task that runs this.
                 let copy = unsafe { side_by_side(desc, first) };
                 let mut copy = copy.map_err(|why| launch.fault(why))?;
                 list.push(copy.as_mut_ptr());

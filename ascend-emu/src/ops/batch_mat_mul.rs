@@ -1,6 +1,6 @@
 //! BatchMatMul as an operator of the emulator.
 //!
-//! What `cubeMathType` asks for makes no difference: factors are multiplied as they are, in single precision.
+//! `cubeMathType` makes no difference: factors are multiplied as they are, in single precision.
 
 use super::declared::DeclaredOperator;
 use super::entry_point::{phase_one, phase_two};
@@ -19,7 +19,7 @@ use ascend_spec::ops::batch_mat_mul::{
 use ascend_spec::{Soc, TensorDesc, arguments_of_version, batch_mat_mul_arguments};
 use std::ops::Range;
 
-/// A call that holds every rule.
+/// A call that satisfies every rule.
 #[derive(Debug)]
 struct BatchMatMulOperator {
     arguments: Arguments<TensorDesc>,
@@ -38,7 +38,8 @@ impl BatchMatMulOperator {
     }
 }
 
-/// The bytes of a tensor as they were before the output was written, from where its base address would be.
+/// Copies the bytes of a tensor before the output is written. Returns the copy, and the base address from which the
+/// description leads to the copy.
 ///
 /// # Safety
 ///
@@ -106,7 +107,7 @@ impl DeclaredOperator for BatchMatMulOperator {
         let written = bytes(&out);
         let factors = [(Parameter::SelfMatrices, left), (Parameter::Mat2, right)];
         let mut factors = factors.map(|(parameter, desc)| placed(parameter, desc));
-        // PyTorch may have views of one tensor interleave: factors are read before the output is written.
+        // PyTorch may let views of one tensor interleave: factors are read before the output is written.
         let mut copies = Vec::new();
         let mut multiply = || {
             for factor in &mut factors {
@@ -118,8 +119,8 @@ impl DeclaredOperator for BatchMatMulOperator {
                     factor.base = base;
                 }
             }
-            // SAFETY: the ranges of `touches` are live and locked for the task that runs this, and what of them the output has
-            // too was copied; the problem is of these descriptions.
+            // SAFETY: the ranges of `touches` are live and locked for the task that runs this, and the parts that
+            // they share with the output were copied; the problem is of these descriptions.
             unsafe { batch_mat_mul::run(&self.problem, factors, out) }
         };
         multiply().map_err(|why| Fault {

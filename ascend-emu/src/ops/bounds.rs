@@ -1,12 +1,12 @@
-//! What a launch touches, held against the call's tensors.
+//! Compares the bytes that a launch touches with the call's tensors.
 
 use super::declared::DeclaredOperator;
 use ascend_spec::operator::ArgumentList;
 use ascend_spec::{TensorDesc, Unsupported};
 
-/// Refuses a call whose launch would touch bytes outside of its tensors, unless a lint says that it does. The operators
-/// take some calls without work, or with sizes that they do not compare, of which the arguments say more than the
-/// tensors have.
+/// Refuses a call whose launch would touch bytes outside of its tensors, unless a lint reports that it does. The
+/// operators take some calls without work, or with sizes that they do not compare, whose arguments claim more than
+/// the tensors have.
 pub(super) fn refuse_beyond_tensors<O: DeclaredOperator>(op: &O) -> Result<(), Unsupported> {
     let mut inside = true;
     op.touches(&mut |argument, touched| {

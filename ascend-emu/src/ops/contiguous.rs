@@ -29,7 +29,7 @@ fn each_element(desc: &TensorDesc, mut visit: impl FnMut(isize)) {
 /// The elements of a tensor at `base`, in row-major order.
 ///
 /// # Errors
-/// Elements that there is no memory for.
+/// There is no host memory for the elements.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! Operators whose arguments the contract declares.
+//! Operators whose arguments are declared in the contract.
 
 use crate::elements::{Elements, NamedTensor, Reader};
 use crate::fault::Fault;
@@ -9,13 +9,13 @@ use ascend_spec::operator::{Argument, ArgumentList, DeclaredParameter, EntryPoin
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Tensors of a launch, each with the addresses that the launch touches of it.
+/// Tensors of a launch, each with the addresses of it that the launch touches.
 pub(super) type Touched<O> = SmallVec<[(Argument<ParameterOf<O>>, Range<usize>); 8]>;
 
 /// The parameters of an operator.
 pub(crate) type ParameterOf<O> = <<O as DeclaredOperator>::Arguments as ArgumentList>::Parameter;
 
-/// A checked call of an operator whose arguments are declared: which tensors it has, the declaration says.
+/// A checked call of an operator whose arguments are declared; the declaration lists its tensors.
 pub(crate) trait DeclaredOperator: Send + Sync {
     type Arguments: ArgumentList<Tensor = TensorDesc>;
 
@@ -37,22 +37,22 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     /// Whether a launch has nothing to do.
     fn is_idle(&self) -> bool;
 
-    /// Why no launch of it can be queued, if so.
+    /// Why no launch of the call can be queued; `None` if one can.
     fn unlaunchable(&self) -> Option<&'static str> {
         None
     }
 
-    /// Whether the call breaks a lint that says that the device may leave the call's tensors. No other call's launch
-    /// touches bytes outside of them.
+    /// Whether the call breaks a lint by which the device may access memory outside of the call's tensors. Launches
+    /// of all other calls stay within them.
     fn overruns(&self) -> bool {
         false
     }
 
-    /// Visits the bytes of each tensor that a launch touches, from the tensor's base address, by the strides with which
-    /// it walks them.
+    /// Visits the bytes of each tensor that a launch touches, counted from the tensor's base address and given the
+    /// strides with which the launch walks them.
     fn touches(&self, visit: &mut dyn FnMut(Argument<ParameterOf<Self>>, Range<u64>));
 
-    /// A tensor's name and where it is.
+    /// A tensor's name and its base address.
     fn named(&self, argument: Argument<ParameterOf<Self>>, at: &Addresses) -> NamedTensor {
         NamedTensor {
             what: argument.acl_name(),
@@ -70,7 +70,7 @@ pub(crate) trait DeclaredOperator: Send + Sync {
             .saturating_add(usize::try_from(start).unwrap_or(usize::MAX))
     }
 
-    /// The inputs with bytes in reach of a launch that nobody has written.
+    /// The inputs that have unwritten bytes among those that a launch touches.
     fn doubtful(&self, at: &Addresses, reader: &dyn Reader) -> Touched<Self>
     where
         Self: Sized,
@@ -91,7 +91,7 @@ pub(crate) trait DeclaredOperator: Send + Sync {
         doubtful
     }
 
-    /// Hands over all elements of the outputs that a launch writes.
+    /// Visits all elements of the outputs that a launch writes.
     fn written(
         &self,
         at: &Addresses,
@@ -108,15 +108,16 @@ pub(crate) trait DeclaredOperator: Send + Sync {
         });
     }
 
-    /// Hands over what a launch reads and somebody must have written, as [`Operator::reads`].
+    /// Passes the elements that a launch reads, and that must have been written before, to the reader, like
+    /// [`Operator::reads`].
     ///
     /// # Safety
     ///
     /// As for [`DeclaredOperator::compute`].
     unsafe fn reads(&self, _: &Addresses, _: &DeviceMemory, _: &mut dyn Reader) {}
 
-    /// Hands over what a launch writes: all elements of its outputs, but for operators that write to places that they
-    /// look up.
+    /// Visits the elements that a launch writes: by default all elements of its outputs. Operators that look up the
+    /// places they write to override this.
     ///
     /// # Safety
     ///
@@ -129,8 +130,8 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     ///
     /// # Safety
     ///
-    /// The ranges of [`DeclaredOperator::touches`] are live while it runs, and nobody else writes them or reads those that it
-    /// writes.
+    /// The ranges of [`DeclaredOperator::touches`] are live while it runs, and no other thread writes them or reads
+    /// those that it writes.
     unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault>;
 }
 
@@ -180,7 +181,7 @@ impl<O: DeclaredOperator> Operator for O {
     fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access)) {
         self.touches(&mut |argument, range| {
             let info = argument.parameter.info();
-            // A sum beyond the address space is no memory, and no allocation answers for it.
+            // An address beyond the address space is no memory, and the allocation table refuses it.
             let start = usize::try_from(range.start).unwrap_or(usize::MAX);
             visit(Access {
                 address: at.get(argument).saturating_add(start),

@@ -1,6 +1,6 @@
-//! The C functions of an operator, made of the declaration of its arguments.
+//! Defines the C functions of an operator from the declaration of its arguments.
 //!
-//! Their contract is that of [`abi`](crate::abi), which has them too.
+//! Their contract is that of [`abi`](crate::abi), which provides them too.
 
 /// The C type of a kind of argument.
 macro_rules! c_type {
@@ -19,7 +19,7 @@ macro_rules! c_type {
     (optional_text) => { *mut std::ffi::c_char };
 }
 
-/// What a C argument stands for.
+/// Reads the value of a C argument.
 macro_rules! read_argument {
     (list $argument:ident $name:literal) => {
         $crate::descriptor::optional_list($name, $argument)?.unwrap_or_default()
@@ -56,7 +56,7 @@ macro_rules! read_argument {
     };
 }
 
-/// Defines a phase one: it reads its arguments when `prepare(with, read, workspace_size, executor)` asks for them.
+/// Defines a phase one. It reads its arguments when `prepare(with, read, workspace_size, executor)` calls `read`.
 macro_rules! phase_one {
     (
         { $function:ident, $arguments:ident, $prepare:ident($($with:expr),*) }

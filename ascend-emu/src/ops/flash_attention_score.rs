@@ -29,7 +29,7 @@ use ascend_spec::{
 use std::ops::Range;
 use std::ptr;
 
-/// A call that holds every rule.
+/// A call that satisfies every rule.
 #[derive(Debug)]
 struct FlashAttentionOperator {
     arguments: Arguments<TensorDesc>,
@@ -38,13 +38,13 @@ struct FlashAttentionOperator {
     problem: AttentionProblem<'static>,
     /// Bytes of each tensor that a launch touches, from the tensor's base address.
     touches: Vec<(Argument, Range<u64>)>,
-    /// How far misuse that shows on the device is let pass.
+    /// How strictly misuse that is found on the device is treated.
     check: Check,
     /// The order of maxima and sums, where it makes a difference.
     softmax_order: Option<SoftmaxOrder>,
 }
 
-/// Tensors that the kernels know in row-major order alone: the operator makes contiguous ones of others.
+/// Tensors that the kernels read and write only in row-major order: the operator makes contiguous copies of others.
 const IN_ORDER: [(TensorRole, Parameter); 5] = [
     (TensorRole::Mask, Parameter::AttenMask),
     (TensorRole::Bias, Parameter::RealShift),
@@ -53,7 +53,7 @@ const IN_ORDER: [(TensorRole, Parameter); 5] = [
     (TensorRole::SoftmaxSum, Parameter::SoftmaxSum),
 ];
 
-/// Most elements of a contiguous copy. Tensors of stride 0 are small however many elements they have.
+/// Largest number of elements of a contiguous copy. Tensors of stride 0 are small however many elements they have.
 const MOST_COPIED: u64 = 1 << 32;
 
 impl FlashAttentionOperator {
@@ -92,7 +92,7 @@ impl FlashAttentionOperator {
                 Some(desc) => {
                     let elements = desc.elements().unwrap_or(u64::MAX);
                     large |= elements > MOST_COPIED;
-                    // The copy has the elements one behind the other.
+                    // The elements of the copy are contiguous.
                     let copy = TensorDesc::packed(desc.dtype, desc.shape).byte_range();
                     let walked = range.zip(copy);
                     let inside = walked.is_some_and(|(range, copy)| range.end <= copy.end);
@@ -100,7 +100,7 @@ impl FlashAttentionOperator {
                 }
                 None => range,
             };
-            // A range that no memory could hold is one that no allocation answers for.
+            // A range that no memory could hold is refused by the allocation table.
             touches.push((parameter.into(), range.unwrap_or(0..u64::MAX)));
         });
         match large {
@@ -112,12 +112,12 @@ impl FlashAttentionOperator {
         }
     }
 
-    /// The description of the tensor that plays a role, if its elements are read or written by way of a contiguous copy.
+    /// The description of the tensor with a role, if its elements are read or written through a contiguous copy.
     fn copied(&self, role: TensorRole) -> Option<&TensorDesc> {
         let (_, parameter) = IN_ORDER.iter().find(|(of, _)| *of == role)?;
         let by_order = match role {
             TensorRole::Mask => self.problem.mask == MaskUse::OfSequences,
-            // Slopes are read where they are.
+            // Slopes are read in place.
             TensorRole::Bias => self.problem.bias.is_some(),
             _ => true,
         };

@@ -25,7 +25,7 @@ use ascend_spec::{
 use ascend_sys::bindings::aclOpExecutor;
 use std::ops::Range;
 
-/// A call that holds every rule.
+/// A call that satisfies every rule.
 #[derive(Debug)]
 struct FiaOperator {
     arguments: Arguments<TensorDesc>,
@@ -35,11 +35,11 @@ struct FiaOperator {
     problem: AttentionProblem<'static>,
     /// Bytes of each tensor that a launch touches, from the tensor's base address.
     touches: Vec<(Argument, Range<u64>)>,
-    /// Whether a lint says that the device may leave the call's tensors.
+    /// Whether the call breaks a lint by which the device may access memory outside of the call's tensors.
     overruns: bool,
-    /// How far misuse that shows on the device is let pass.
+    /// How strictly misuse that is found on the device is treated.
     check: Check,
-    /// Whether the length arrays are stand-ins, with which nothing can be computed.
+    /// Whether the length arrays are placeholders, with which nothing can be computed.
     measured: bool,
 }
 
@@ -74,7 +74,7 @@ impl FiaOperator {
         lints::report(version.symbol(), &arguments, |report| {
             checked.each_lint(&mut |lint| {
                 overruns |= lint.rule.overruns;
-                // Stand-ins for lengths say nothing of those to come.
+                // Lints about placeholder lengths do not apply to the later lengths.
                 if !measured || lint.rule.level == Level::HostCrash {
                     report(lint);
                 }
@@ -82,7 +82,7 @@ impl FiaOperator {
         })?;
         within_reach(&checked.problem).map_err(Refusal::from)?;
         checked.touches(&mut |argument, range| {
-            // A range that no memory could hold is one that no allocation answers for.
+            // A range that no memory could hold is refused by the allocation table.
             touches.push((argument, range.unwrap_or(0..u64::MAX)));
         });
         let problem = checked.problem.into_owned();
@@ -98,7 +98,7 @@ impl FiaOperator {
         })
     }
 
-    /// Checks a call whose lengths the operator is not shown, to say how much workspace any lengths need.
+    /// Checks a call whose lengths the operator does not know, to find the workspace that is enough for all lengths.
     fn measured(
         mut arguments: Arguments<TensorDesc>,
         version: Version,
@@ -133,7 +133,7 @@ impl DeclaredOperator for FiaOperator {
 
     fn is_idle(&self) -> bool {
         match self.measured {
-            // Other lengths may have something to do.
+            // A call with other lengths may have something to compute.
             true => (self.arguments.query.as_ref()).is_none_or(TensorDesc::is_empty),
             false => self.touches.is_empty(),
         }
@@ -169,12 +169,12 @@ impl DeclaredOperator for FiaOperator {
             let call = self.arguments.call();
             let base = |argument| at.get(argument);
             let observed = ObservedCall::unread(&call, self.version, self.target);
-            // SAFETY: the ranges are those of `touches`: live, and locked for the task that runs this, whose own writing is
-            // over.
+            // SAFETY: the ranges are those of `touches`: live, and locked for the task that runs this, which has
+            // finished writing.
             let observed = unsafe { observed.with_tensors(memory, &self.touches, &base) };
             let told = outcome.as_ref().map(|_| ());
             let told = told.map_err(|fault| fault.message.as_str());
-            // Looking on fails no call.
+            // A failure of the observer fails no call.
             let _ = contain(DEVICE_INTERNAL, || {
                 observer.ran(&observed, told);
                 Ok(())
@@ -199,12 +199,12 @@ impl FiaOperator {
     }
 }
 
-/// What a phase one is for.
+/// The purpose of a phase one.
 #[derive(Clone, Copy)]
 enum Purpose {
     /// `GetWorkspaceSize`.
     Launch,
-    /// `GetMaxWorkspaceSize`: the workspace that any lengths need.
+    /// `GetMaxWorkspaceSize`: the workspace that is enough for all lengths.
     Measure,
 }
 

@@ -22,12 +22,12 @@ use ascend_spec::{Soc, TensorDesc, arguments_of_version, gather_pa_kv_cache_argu
 use std::ops::Range;
 use std::ptr;
 
-/// A call that holds every rule.
+/// A call that satisfies every rule.
 #[derive(Debug)]
 struct GatherOperator {
     arguments: Arguments<TensorDesc>,
     problem: GatherProblem,
-    /// How far misuse that shows on the device is let pass.
+    /// How strictly misuse that is found on the device is treated.
     check: Check,
 }
 
@@ -45,7 +45,7 @@ impl GatherOperator {
         })
     }
 
-    /// Files a number that leads nowhere; in strict mode that is a device fault.
+    /// Reports a source that is not in the cache; in strict mode that is a device fault.
     fn inspect(&self, launch: &Launch<'_, Self>, source: Source) -> Result<(), Fault> {
         let (tensor, text) = match source {
             Source::Row { .. } => return Ok(()),
@@ -118,7 +118,7 @@ impl DeclaredOperator for GatherOperator {
                 numbers(Parameter::SeqLens),
                 numbers(Parameter::SeqOffset),
             ) else {
-                // The launch fails by that.
+                // The launch fails with the same error.
                 return;
             };
             let (tensor, first) = (self.named(argument, at), self.first_byte(argument, at));
@@ -146,8 +146,8 @@ impl DeclaredOperator for GatherOperator {
         // SAFETY: the caller's promise.
         let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
         let numbers = |parameter: Parameter| {
-            // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the outputs, which alone are
-            // written, share no memory with them, as the launch has found.
+            // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found
+            // that the outputs, the only tensors written, share no memory with them.
             unsafe { launch.integers(parameter) }
         };
         let table = numbers(Parameter::BlockTables)?;

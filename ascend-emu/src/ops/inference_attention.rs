@@ -16,24 +16,24 @@ use ascend_spec::{Refusal, TensorDesc};
 use std::ops::Range;
 use std::ptr;
 
-/// A call that holds every rule, of the operator with these arguments.
+/// A call that satisfies every rule, of the operator with these arguments.
 #[derive(Debug)]
 pub(crate) struct InferenceAttention<A: ArgumentList> {
     arguments: A,
     symbol: &'static str,
     version: u8,
-    /// What the call computes; `None` for nothing.
+    /// What the call computes; `None` if it computes nothing.
     problem: Option<AttentionProblem<'static>>,
     /// Bytes of each tensor that a launch touches, from the tensor's base address.
     touches: Vec<(Argument<A::Parameter>, Range<u64>)>,
-    /// Which argument plays a role.
+    /// Finds the argument with a role.
     of_role: fn(TensorRole) -> Option<Argument<A::Parameter>>,
-    /// How far misuse that shows on the device is let pass.
+    /// How strictly misuse that is found on the device is treated.
     check: Check,
 }
 
 impl<A: ArgumentList<Tensor = TensorDesc>> InferenceAttention<A> {
-    /// What a launch of a checked call computes: `problem`, of which `None` is nothing.
+    /// Makes a checked call whose launch computes `problem`, or nothing if that is `None`.
     pub(crate) fn new(
         arguments: A,
         (symbol, version): (&'static str, u8),
@@ -44,7 +44,7 @@ impl<A: ArgumentList<Tensor = TensorDesc>> InferenceAttention<A> {
         if let Some(problem) = &problem {
             within_reach(problem)?;
             problem.touches(&mut |role, range| {
-                // A range that no memory could hold is one that no allocation answers for.
+                // A range that no memory could hold is refused by the allocation table.
                 let range = range.unwrap_or(0..u64::MAX);
                 touches.extend(of_role(role).map(|argument| (argument, range)));
             });

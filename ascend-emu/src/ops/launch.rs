@@ -1,4 +1,4 @@
-//! One launch of a declared operator: where its tensors are, and what it finds out about them.
+//! One launch of a declared operator: the addresses of its tensors, and the misuse that it finds in them.
 
 use super::declared::{DeclaredOperator, ParameterOf};
 use super::overlap::refuse_overlap;
@@ -24,15 +24,15 @@ pub(super) struct Launch<'a, O> {
 }
 
 impl<'a, O: DeclaredOperator> Launch<'a, O> {
-    /// The launch of `op` with the tensors at these addresses. `check` says how far misuse that shows on the device is let
-    /// pass.
+    /// The launch of `op` with the tensors at these addresses. `check` is how strictly misuse that is found on the
+    /// device is treated.
     ///
     /// # Errors
     /// A device fault if an output shares memory with another tensor.
     ///
     /// # Safety
     ///
-    /// That of [`DeclaredOperator::compute`], as long as the launch exists.
+    /// As for [`DeclaredOperator::compute`], as long as the launch exists.
     pub(super) unsafe fn new(
         op: &'a O,
         check: Check,
@@ -48,7 +48,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         })
     }
 
-    /// Base address of a tensor; null where the call has no such tensor.
+    /// Base address of a tensor; null if the call has no such tensor.
     pub(super) fn base(&self, argument: impl Into<Argument<ParameterOf<O>>>) -> *mut u8 {
         match self.at.get(argument.into()) {
             0 => ptr::null_mut(),
@@ -56,7 +56,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         }
     }
 
-    /// First byte that a tensor's view touches; null where the call has no such tensor.
+    /// First byte that a tensor's view touches; null if the call has no such tensor.
     pub(super) fn first(&self, argument: impl Into<Argument<ParameterOf<O>>>) -> *mut u8 {
         let argument = argument.into();
         match self.op.arguments().tensor(argument) {
@@ -73,14 +73,14 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         }
     }
 
-    /// The numbers of a contiguous tensor of `INT32` or `INT64`; none where the call has no such tensor.
+    /// The numbers of a contiguous tensor of `INT32` or `INT64`; none if the call has no such tensor.
     ///
     /// # Errors
     /// A device fault if there is no host memory for them.
     ///
     /// # Safety
     ///
-    /// The tensor's bytes are live and written by nobody else.
+    /// The tensor's bytes are live and written by no other thread.
     pub(super) unsafe fn integers(
         &self,
         argument: impl Into<Argument<ParameterOf<O>>>,
@@ -90,7 +90,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         all.map_err(|why| self.fault(why))
     }
 
-    /// Files misuse that `tensor` shows.
+    /// Reports misuse that `tensor` shows.
     ///
     /// # Errors
     /// A device fault in strict mode.
@@ -114,14 +114,14 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
     }
 }
 
-/// The numbers of a contiguous tensor of `INT32` or `INT64` of an operator; none where the call has no such tensor.
+/// The numbers of a contiguous tensor of `INT32` or `INT64` of an operator; none if the call has no such tensor.
 ///
 /// # Errors
 /// There is no host memory for them.
 ///
 /// # Safety
 ///
-/// The tensor's bytes are live and written by nobody else.
+/// The tensor's bytes are live and written by no other thread.
 pub(super) unsafe fn integers<O: DeclaredOperator>(
     op: &O,
     memory: &DeviceMemory,

@@ -26,7 +26,7 @@ pub(super) fn report<A: ArgumentList<Tensor = TensorDesc>>(
     outcome
 }
 
-/// As [`report`], for a contract that returns the first lint that is not allowed.
+/// As [`report`], but for a contract that returns the first lint that is not in the list of allowed ones.
 pub(super) fn report_first<A: ArgumentList<Tensor = TensorDesc>>(
     symbol: &'static str,
     arguments: &A,

@@ -1,4 +1,4 @@
-//! Operators: what a launch of each computes, and its C functions.
+//! Operators: the computation of a launch of each, and its C functions.
 
 mod attention;
 mod attention_contents;

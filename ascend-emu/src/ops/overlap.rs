@@ -16,7 +16,7 @@ fn overlap(accesses: &[Access]) -> Option<(&Access, &Access)> {
     })
 }
 
-/// A device fault if a launch would write memory that another of its tensors has too.
+/// Returns a device fault if a launch would write memory that is also part of another of its tensors.
 pub(super) fn refuse_overlap(op: &dyn Operator, at: &Addresses) -> Result<(), Fault> {
     let mut accesses: SmallVec<[Access; 16]> = SmallVec::new();
     op.accesses(at, &mut |access| {

@@ -12,11 +12,11 @@ use ascend_spec::operator::ArgumentList;
 use ascend_sys::bindings::aclOpExecutor;
 use std::sync::Arc;
 
-/// Device workspace of a call that computes something: what operators ask for their system workspace.
+/// Device workspace of a call that computes something: the amount that operators use as system workspace.
 const WORKSPACE_BYTES: u64 = 16 << 20;
 
-/// The end of every phase one: an executor of the operator that `make` checks and prepares, with the addresses of its
-/// tensors, and the bytes of workspace it needs: none where there is nothing to do.
+/// The end of every phase one. Writes an executor of the operator that `make` checks and prepares, with the addresses
+/// of its tensors, and the bytes of workspace that it needs: none if there is nothing to compute.
 ///
 /// # Safety
 ///
@@ -39,7 +39,8 @@ pub(crate) unsafe fn phase_one<O: Operator + 'static>(
     Ok(())
 }
 
-/// Phase one of a declared operator: the executor of the call that `new` checks and prepares of its arguments.
+/// Phase one of a declared operator. Writes the executor of the call that `new` checks and prepares from the
+/// arguments that `read` returns.
 ///
 /// # Safety
 ///

@@ -23,13 +23,13 @@ use ascend_spec::ops::ring_attention_update::{
 use ascend_spec::{Target, TensorDesc, arguments_of_version, ring_attention_update_arguments};
 use std::ops::Range;
 
-/// A call that holds every rule.
+/// A call that satisfies every rule.
 #[derive(Debug)]
 struct RingUpdateOperator {
     arguments: Arguments<TensorDesc>,
     version: Version,
     problem: RingUpdateProblem,
-    /// How far misuse that shows on the device is let pass.
+    /// How strictly misuse that is found on the device is treated.
     check: Check,
 }
 
@@ -135,8 +135,8 @@ impl DeclaredOperator for RingUpdateOperator {
         };
         let ends = match elements(P::ActualSeqQlen) {
             Some(of) => {
-                // SAFETY: the check has found that many entries of INT64, which are live and locked for the task that
-                // runs this.
+                // SAFETY: the check has found that the tensor has these entries of INT64, which are live and locked
+                // for the task that runs this.
                 let entry = |entry| unsafe { of.read::<i64>(entry) };
                 try_collect((0..entries).map(entry)).map_err(|why| launch.fault(why))?
             }
@@ -159,7 +159,7 @@ impl DeclaredOperator for RingUpdateOperator {
     }
 }
 
-/// Whether a tensor has maxima or sums.
+/// Whether a tensor holds maxima or sums.
 fn is_softmax(parameter: Parameter) -> bool {
     use Parameter as P;
     let maxima = [P::PrevSoftmaxMax, P::CurSoftmaxMax, P::SoftmaxMax];

@@ -21,12 +21,12 @@ use ascend_spec::scatter::{
 use ascend_spec::{Soc, TensorDesc, arguments_of_version, scatter_pa_kv_cache_arguments};
 use std::ops::Range;
 
-/// A call that holds every rule.
+/// A call that satisfies every rule.
 #[derive(Debug)]
 struct ScatterOperator {
     arguments: Arguments<TensorDesc>,
     problem: ScatterProblem,
-    /// How far misuse that shows on the device is let pass.
+    /// How strictly misuse that is found on the device is treated.
     check: Check,
 }
 
@@ -45,7 +45,7 @@ impl ScatterOperator {
         })
     }
 
-    /// A device fault if a cache lies elsewhere as an output than as an input.
+    /// Returns a device fault if the address of a cache as an output differs from its address as an input.
     fn refuse_two_places(&self, at: &Addresses) -> Result<(), Fault> {
         for cache in [Parameter::KeyCache, Parameter::ValueCache] {
             let info = cache.info();
@@ -65,7 +65,7 @@ impl ScatterOperator {
         Ok(())
     }
 
-    /// The slots of a launch that the cache has, with the numbers of their tokens.
+    /// The slots of a launch that exist in the cache, each with the number of its token.
     ///
     /// # Safety
     ///
@@ -73,7 +73,7 @@ impl ScatterOperator {
     unsafe fn slots(&self, at: &Addresses, memory: &DeviceMemory) -> Vec<(usize, usize)> {
         // SAFETY: the caller's promise.
         let slots = unsafe { integers(self, memory, at, Parameter::SlotMapping) };
-        // A launch that has no memory for them fails.
+        // Without memory for the slots, the launch itself fails.
         let slots = slots.unwrap_or_default();
         let inside = |slot: i64| {
             u64::try_from(slot)
@@ -93,7 +93,7 @@ impl ScatterOperator {
         }
     }
 
-    /// Files the faults of the slots; in strict mode the first is a device fault.
+    /// Reports the faults of the slots; in strict mode the first is a device fault.
     fn inspect(&self, launch: &Launch<'_, Self>, slots: &[i64]) -> Result<(), Fault> {
         let mut outcome = Ok(());
         slot_faults(slots, self.problem.slots(), &mut |fault| {

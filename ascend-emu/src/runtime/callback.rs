@@ -1,4 +1,4 @@
-//! Functions of the program that streams call: on the stream's own thread, or on a thread that the program has named.
+//! Functions of the program that streams call, on the stream's own thread or on a thread that the program has chosen.
 
 use crate::fault::Fault;
 use crate::lock::{Lock, Signal, expired};
@@ -50,7 +50,7 @@ struct Report {
     state: Arc<Lock<State>>,
 }
 
-/// The calls that wait for one thread of the program, which runs those of its streams.
+/// The calls that wait for one thread of the program. The thread runs the calls of its streams.
 #[derive(Debug)]
 struct Inbox {
     thread: u64,
@@ -60,7 +60,7 @@ struct Inbox {
 
 static INBOXES: Lock<Vec<Inbox>> = Lock::new(Vec::new());
 
-/// Notified when a call was added, made or dropped.
+/// Notified when a call is added, made or dropped.
 static CHANGED: Signal = Signal::new();
 
 /// The time after which a waiting thread reads again whether its stream was aborted.
@@ -139,7 +139,7 @@ pub(crate) fn subscribed(name: &str, stream: StreamId) -> Outcome {
     ))
 }
 
-/// Hands a call to the thread of a stream, and with `block` waits until it was made.
+/// Passes a call to the thread of a stream, and with `block` waits until it was made.
 pub(crate) fn deliver(
     stream: StreamId,
     call: HostCall,
@@ -174,11 +174,11 @@ pub(crate) fn deliver(
     Ok(())
 }
 
-/// `aclrtProcessReport` of a thread: waits for a call, then makes all that are there.
+/// `aclrtProcessReport` of a thread: waits for a call, then makes all calls that are waiting.
 ///
 /// # Safety
 ///
-/// As for [`HostCall::run`], of every call of the thread's streams.
+/// As for [`HostCall::run`], for every call of the thread's streams.
 pub(crate) unsafe fn process(name: &str, thread: u64, deadline: Option<Instant>) -> Outcome {
     let mut calls = {
         let mut inboxes = INBOXES.lock();
@@ -203,7 +203,8 @@ pub(crate) unsafe fn process(name: &str, thread: u64, deadline: Option<Instant>)
         // SAFETY: the caller's promise.
         unsafe { report.call.run() };
         *report.state.lock() = State::Done;
-        // A waiting thread reads the state while it holds the inboxes: taking them here loses no notification.
+        // A waiting thread reads the state while it holds the lock on the inboxes: taking the lock here loses no
+        // notification.
         drop(INBOXES.lock());
         CHANGED.notify_all();
     }

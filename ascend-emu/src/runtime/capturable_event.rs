@@ -39,7 +39,7 @@ impl CapturableEvent {
         &self.event
     }
 
-    /// Queues a record behind the work of a stream.
+    /// Queues a record after the work of a stream.
     pub(crate) fn queue_record(&self, stream: StreamId, faults: &Arc<StreamFaults>) -> Mark {
         *self.captured.lock() = None;
         self.event.queue_record(stream, faults)
@@ -56,19 +56,19 @@ impl CapturableEvent {
         *self.captured.lock() = Some((Arc::downgrade(capture), position));
     }
 
-    /// The capture that the latest record belongs to, if it goes on.
+    /// The capture that the latest record belongs to, if the capture is not over.
     pub(crate) fn capture(&self) -> Option<(Arc<Capture>, Position)> {
         let (capture, position) = self.captured.lock().clone()?;
         let capture = capture.upgrade().filter(|capture| capture.active())?;
         Some((capture, position))
     }
 
-    /// Whether a record outside of captures is the latest.
+    /// Whether the latest record is outside of captures.
     pub(crate) fn recorded_eagerly(&self) -> bool {
         self.captured.lock().is_none() && self.event.recorded()
     }
 
-    /// Refuses a question about an event whose record is part of a capture; the capture becomes invalid.
+    /// Refuses a query of an event whose record is part of a capture; the capture becomes invalid.
     fn refuse_captured(&self, name: &str) -> Outcome {
         let Some((capture, _)) = self.capture() else {
             return Ok(());
@@ -81,7 +81,7 @@ impl CapturableEvent {
         Err(failure)
     }
 
-    /// Whether the latest record is reached.
+    /// Whether the latest record was reached.
     pub(crate) fn query(&self, name: &str) -> Outcome<bool> {
         self.refuse_captured(name)?;
         Ok(self.event.query())

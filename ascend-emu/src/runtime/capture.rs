@@ -13,25 +13,26 @@ use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 
-/// Which threads must not call what CANN takes for unsafe during the capture: copies and fills that the host waits for.
-/// Allocating and freeing are allowed.
+/// Which threads must not make calls that CANN considers unsafe during the capture: copies and fills that the host
+/// waits for. Allocating and freeing are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Every thread.
     Global,
-    /// The thread that began it.
+    /// The thread that began the capture.
     ThreadLocal,
-    /// Nobody.
+    /// No thread.
     Relaxed,
 }
 
-/// A point in a captured stream: for each stream of the capture, how many of its steps and records come before.
+/// A point in a captured stream: for each stream of the capture, how many of its steps and records happen before the
+/// point.
 pub(crate) type Position = VectorClock;
 
 #[derive(Debug)]
 struct CapturedStream {
     id: StreamId,
-    /// Steps and records so far.
+    /// The number of steps and records so far.
     count: u64,
     /// What happens before the next step.
     seen: Position,
@@ -75,7 +76,7 @@ fn any_active(captures: &mut Vec<Weak<Capture>>) -> bool {
     !captures.is_empty()
 }
 
-/// Refuses a copy or fill that the host waits for, with a status, while a capture forbids these.
+/// Refuses a copy or fill that the host waits for, with status `code`, while a capture forbids such calls.
 pub(crate) fn forbid_unsafe(code: i32, name: &str) -> Outcome {
     let refused = match MODE.try_with(Cell::get).unwrap_or(Mode::Relaxed) {
         Mode::Relaxed => false,
@@ -135,7 +136,7 @@ impl Capture {
         self.state.lock().invalid.is_none()
     }
 
-    /// Makes the capture invalid; its end fails with the reason.
+    /// Makes the capture invalid; ending it fails with the reason.
     pub(crate) fn invalidate(&self, why: &str) {
         self.state
             .lock()
@@ -183,7 +184,7 @@ impl Capture {
         })
     }
 
-    /// Records an event, which other streams can wait for to join the capture; the position of the record.
+    /// Records an event, which other streams can wait for to join the capture; returns the position of the record.
     pub(crate) fn record(&self, stream: StreamId) -> Outcome<Position> {
         self.with_stream(stream, |stream, _| {
             stream.count += 1;
@@ -193,7 +194,7 @@ impl Capture {
         })
     }
 
-    /// Adds a stream to the capture, if it is not in it, and orders its next step after a position.
+    /// Adds a stream to the capture, if it is not in it yet, and orders its next step after a position.
     pub(crate) fn join(&self, stream: StreamId, position: &Position) -> Outcome {
         let mut state = self.state.lock();
         if let Some(why) = &state.invalid {
@@ -263,7 +264,7 @@ impl Capture {
         })
     }
 
-    /// Refuses to end the capture from another stream or thread than it began on.
+    /// Refuses to end the capture from another stream or thread than the one that began it.
     pub(crate) fn check_end(&self, stream: StreamId) -> Outcome {
         if stream != self.origin {
             return Err(failure!(
@@ -280,7 +281,8 @@ impl Capture {
         Ok(())
     }
 
-    /// Ends the capture, which its streams leave: its graph is complete, or gone if the capture failed.
+    /// Ends the capture and takes its streams out of it. The graph is then complete, or destroyed if the capture
+    /// failed.
     pub(crate) fn end(&self) -> Outcome {
         let mut state = self.state.lock();
         state.over = true;
@@ -344,7 +346,7 @@ impl CapturedStream {
     }
 }
 
-/// Whether a task may be recorded: host memory in it has to be pinned.
+/// Whether a task may be recorded. Its host memory has to be pinned.
 pub(crate) fn recordable(task: &Task) -> Outcome {
     let Task::Copy { dst, src, .. } = task else {
         return Ok(());

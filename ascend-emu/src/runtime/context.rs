@@ -1,4 +1,4 @@
-//! Devices and contexts, and which one is the calling thread's.
+//! Devices and contexts, and the current context of each thread.
 
 use crate::chip::Chip;
 use crate::config::{check, config, validate};
@@ -63,7 +63,7 @@ impl Options {
         Ok(self.0.lock().get(place).copied().flatten())
     }
 
-    /// The value that was set; without one the query fails.
+    /// The value that was set; fails if none was.
     pub(crate) fn get_set(&self, name: &str, option: i64) -> Outcome<i64> {
         let value = self.get(name, option)?;
         value.ok_or_else(|| failure!(SYSPARAM_NOT_SET, "{name}: option {option} was not set"))
@@ -73,12 +73,12 @@ impl Options {
 /// A context of a device, which has streams.
 #[derive(Debug)]
 pub(crate) struct Context {
-    /// No other context of the process has this number.
+    /// The number of the context, unique in the process.
     number: ContextNumber,
     pub device: i32,
     /// The machine that is emulated in this context.
     pub machine: Behaviour,
-    /// Set if `aclrtCreateContext` made it, and not `aclrtSetDevice`.
+    /// Whether `aclrtCreateContext` made it, and not `aclrtSetDevice`.
     explicit: bool,
     default_stream: Lock<Option<Arc<Stream>>>,
     /// Explicitly created streams, by handle.
@@ -136,7 +136,7 @@ pub(crate) fn finalize() -> Outcome {
     }
 }
 
-/// Refuses calls outside of the time between `aclInit` and `aclFinalize`.
+/// Refuses calls before `aclInit` and after `aclFinalize`.
 pub(crate) fn initialized() -> Outcome {
     match PHASE.load(Ordering::Acquire) {
         DURING => Ok(()),
@@ -212,7 +212,7 @@ pub(crate) fn reset_device(device: i32, index: usize, force: bool) -> Outcome {
                 "device {device} was reset with {count} allocations of {bytes} bytes not freed"
             ),
         };
-        // A leak is reported, but the reset has happened: it is no failure in either mode.
+        // The leak is reported, but the reset has happened, so the call succeeds in either mode.
         let _ = report(check(), PARAM_INVALID, suspicion);
     }
     Ok(())
@@ -304,7 +304,8 @@ pub(crate) fn machine() -> Behaviour {
     current().map_or_else(|_| behaviour_at(0), |context| context.machine)
 }
 
-/// The chip of the calling thread's machine. A machine beside the environment's has the product's own chip.
+/// The chip of the calling thread's machine. A machine other than the environment's has its product's most common
+/// chip.
 pub(crate) fn chip() -> Chip {
     let machine = machine();
     let soc = machine.target.soc;
@@ -315,7 +316,7 @@ pub(crate) fn chip() -> Chip {
     }
 }
 
-/// The stream behind a handle, which has to belong to the calling thread's context; null is that context's default.
+/// The stream of a handle, which has to belong to the calling thread's context; null is that context's default.
 pub(crate) fn stream(name: &str, raw: *const c_void) -> Outcome<Arc<Stream>> {
     let context = current()?;
     if raw.is_null() {
@@ -393,8 +394,8 @@ impl Context {
         streams
     }
 
-    /// Waits for the work of every stream and reports the first fault. While one of them is being captured the call is refused
-    /// before it waits.
+    /// Waits for the work of every stream and reports the first fault. While a stream is being captured the call is
+    /// refused before it waits.
     pub(crate) fn synchronize(&self, name: &'static str, deadline: Option<Instant>) -> Outcome {
         let mut waits = Vec::new();
         for stream in self.all_streams() {
@@ -413,7 +414,7 @@ impl Context {
     fn end(&self, at_once: bool) {
         let streams = std::mem::take(&mut *self.streams.lock());
         for (id, weak) in streams {
-            // Gone already if the caller destroyed it.
+            // The handle is gone already if the caller destroyed the stream.
             let _ = STREAMS.remove_id(id);
             if let Some(stream) = weak.upgrade() {
                 stream.end(at_once);

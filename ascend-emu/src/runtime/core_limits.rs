@@ -23,7 +23,7 @@ impl CoreKind {
         }
     }
 
-    /// How many cores of it a chip has.
+    /// The number of cores of this kind that a chip has.
     pub(super) fn of(self, chip: Chip) -> u32 {
         match self {
             CoreKind::Cube => chip.cube_cores,
@@ -52,7 +52,7 @@ impl CoreLimits {
         }
     }
 
-    /// Takes a limit, of at most as many cores as the chip has.
+    /// Sets a limit, which must be at most the chip's number of cores.
     pub(super) fn set(&mut self, name: &str, chip: Chip, kind: CoreKind, value: u32) -> Outcome {
         let most = kind.of(chip);
         if value > most {

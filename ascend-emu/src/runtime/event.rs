@@ -58,9 +58,9 @@ enum Last {
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     stream: StreamId,
-    /// Ticket of the last one queued.
+    /// Ticket of the last record queued.
     queued: u64,
-    /// Ticket of the last one reached.
+    /// Ticket of the last record reached.
     reached: u64,
 }
 
@@ -68,17 +68,17 @@ struct Pending {
 struct State {
     tickets: u64,
     last: Last,
-    /// Streams with records queued and not reached.
+    /// Streams with records that are queued and not reached.
     pending: SmallVec<[Pending; 4]>,
     /// When the record with a ticket was reached.
     reached: Option<(u64, Instant)>,
-    /// Whether the latest record or reset that was reached is a record: what waits within graphs look at.
+    /// Whether the latest record or reset that was reached is a record. Waits within graphs read this.
     raised: bool,
-    /// Records that were reached since the last reset.
+    /// The number of records that were reached since the last reset.
     records: u64,
-    /// Records that the last reset found beyond the one that counts.
+    /// The number of records that the last reset cleared, less the one that counts.
     lost: u64,
-    /// Waits queued and not over.
+    /// The number of waits that are queued and not over.
     waits: u32,
     /// What happens before the latest record.
     clock: VectorClock,
@@ -98,7 +98,7 @@ impl State {
             None => self.pending.push(Pending {
                 stream: mark.stream,
                 queued: mark.ticket,
-                // Without an entry, the stream has reached all it had queued.
+                // A stream without an entry has reached all records that it had queued.
                 reached: mark.ticket - 1,
             }),
         }
@@ -136,7 +136,7 @@ impl State {
 /// An event.
 #[derive(Debug)]
 pub(crate) struct Event {
-    /// The number by which programs and their traces know it.
+    /// The handle by which programs and their traces know the event.
     pub handle: usize,
     external: bool,
     timed: bool,
@@ -174,7 +174,7 @@ impl Event {
 
     // Called when a stream queues.
 
-    /// Queues a record behind the work of a stream.
+    /// Queues a record after the work of a stream.
     pub(crate) fn queue_record(&self, stream: StreamId, faults: &Arc<StreamFaults>) -> Mark {
         let mut state = self.state.lock();
         let mark = Mark {
@@ -208,7 +208,7 @@ impl Event {
 
     // Called by a stream's thread.
 
-    /// Marks a record as reached; one whose stream was aborted as well.
+    /// Marks a record as reached, also a record whose stream was aborted.
     pub(crate) fn reach_record(&self, mark: Mark) {
         let mut state = self.state.lock();
         state.reach(mark);
@@ -284,7 +284,7 @@ impl Event {
         (!state.raised).then(|| state.pending.iter().map(|pending| pending.stream).collect())
     }
 
-    /// How many records the last reset found beyond the one that counts.
+    /// The number of records that the last reset cleared, less the one that counts.
     pub(crate) fn lost_records(&self) -> u64 {
         self.state.lock().lost
     }
@@ -302,7 +302,7 @@ impl Event {
 
     // Called by the host.
 
-    /// Whether the latest record is reached.
+    /// Whether the latest record was reached.
     pub(crate) fn query(&self) -> bool {
         let state = self.state.lock();
         let Last::Record(mark) = state.last else {
@@ -320,8 +320,8 @@ impl Event {
         self.state.lock().waits == 0
     }
 
-    /// Waits for the latest record, and reports a fault of the work before it. Without a deadline it calls `look` again and
-    /// again meanwhile, with the stream that has to reach the record.
+    /// Waits for the latest record, and reports a fault of the work before it. Without a deadline it calls `look`
+    /// repeatedly meanwhile, with the stream that has to reach the record.
     pub(crate) fn synchronize(
         &self,
         name: &'static str,
@@ -363,7 +363,7 @@ impl Event {
         allocation_table::host_waited(&state.clock);
         let faults = state.faults.upgrade();
         drop(state);
-        // Without its stream the event tells nothing of another device than the thread's.
+        // Without its stream the event has no known device, so the thread's own device is checked.
         let Some(faults) = faults else {
             return failed_device::check(name);
         };
@@ -373,7 +373,7 @@ impl Event {
         }
     }
 
-    /// Refuses to ask an event for times that was created without them.
+    /// Refuses to return times of an event that was created without them.
     pub(crate) fn check_timed(&self, name: &str, which: &str) -> Outcome {
         if self.timed {
             return Ok(());
@@ -384,7 +384,7 @@ impl Event {
         ))
     }
 
-    /// When the latest record was reached.
+    /// The time at which the latest record was reached.
     pub(crate) fn time(&self, name: &str, which: &str) -> Outcome<Instant> {
         let state = self.state.lock();
         match (state.last, state.reached) {

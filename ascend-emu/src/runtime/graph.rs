@@ -13,8 +13,8 @@ use std::sync::{Arc, Weak};
 pub(crate) static GRAPHS: Table<Graph> = Table::new(Kind::Graph);
 pub(crate) static GROUPS: Table<Group> = Table::new(Kind::TaskGroup);
 
-/// One recorded step, with the addresses of the task's tensors in `A`. Records and waits inside the capture are no steps: a
-/// graph is replayed in the order of recording, which implies them.
+/// One recorded step, with the addresses of the task's tensors in `A`. Records and waits inside the capture are no
+/// steps: a graph is replayed in the order of recording, which implies them.
 #[derive(Clone, Debug)]
 pub(crate) enum Step<A = Box<Addresses>> {
     Task(Task, A),
@@ -96,7 +96,7 @@ impl Graph {
         }
     }
 
-    /// Describes the graph, one node a line.
+    /// Describes the graph, one line for each node.
     pub(crate) fn describe(&self) -> String {
         let steps = self.0.lock();
         let mut text = format!("graph of {} steps\n", steps.nodes.len());

@@ -1,7 +1,8 @@
 //! The runtime: devices and their contexts, streams and what they run, events, notifies, captured graphs.
 //!
-//! Each module uses only those named before it: faults of streams, callbacks, values in memory, limits of cores; events and
-//! notifies; streams that stall; tasks; graphs; queues of streams, captures; events in captures; streams; contexts; limits of resources.
+//! Each module uses only modules named before it: faults of streams, callbacks, values in memory, limits of cores;
+//! events and notifies; streams that stall; tasks; graphs; queues of streams, captures; events in captures; streams;
+//! contexts; limits of resources.
 
 pub(crate) mod callback;
 pub(crate) mod capturable_event;

@@ -40,7 +40,7 @@ impl Notify {
 
     /// Notes a record that a stream queues.
     pub(crate) fn queue_record(&self, stream: StreamId) {
-        /// Records are kept up to this number, for programs that never wait.
+        /// Largest number of records that are kept, for programs that never wait.
         const MOST: usize = 64;
         let mut clock = VectorClock::new();
         allocation_table::snapshot_clock(stream, &mut clock);
@@ -50,8 +50,8 @@ impl Notify {
         }
     }
 
-    /// Orders a stream, which queues a wait, after the earliest record that no wait has taken. Without such a record the order
-    /// is unknown.
+    /// Orders a stream, which queues a wait, after the earliest record that no wait has taken. If there is no such
+    /// record the order is unknown.
     pub(crate) fn queue_wait(&self, stream: StreamId) {
         match self.state.lock().records.pop_front() {
             Some(clock) => allocation_table::order_after(stream, &clock),
@@ -59,7 +59,7 @@ impl Notify {
         }
     }
 
-    /// Sets the notify, when a stream reaches a record or drops it.
+    /// Sets the notify. A stream calls this when it reaches or drops a record.
     pub(crate) fn raise(&self) {
         self.state.lock().raised = true;
         self.changed.notify_all();

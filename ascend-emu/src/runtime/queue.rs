@@ -1,4 +1,4 @@
-//! The ring of commands waiting in a stream. It never grows, and queueing allocates nothing.
+//! The ring of commands that wait in a stream. It never grows, and queueing allocates nothing.
 
 use crate::config::Check;
 use crate::fault::Fault;
@@ -10,13 +10,14 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most commands that a stream holds; the next one waits for room, as with the hardware's queues.
+/// Largest number of commands that a stream holds; the next one waits for room, as with the hardware's queues.
 const CAPACITY: usize = 1024;
 
 /// One command.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// The addresses of a task's tensors are kept in the queue, beside it. The mode is that of who queued it.
+    /// Runs a task. The addresses of its tensors are kept beside it in the queue. The mode is that of the thread that
+    /// queued the task.
     Task(Task, Check),
     Record {
         event: Arc<Event>,
@@ -33,7 +34,7 @@ pub(crate) enum Command {
     },
     Replay(Arc<Graph>, Check),
     Update(Arc<Group>, Vec<(Task, Addresses)>),
-    /// Work that must not run and fails instead.
+    /// Work that must not run and fails with the fault instead.
     Broken(Fault),
 }
 
@@ -80,7 +81,7 @@ impl Queue {
         self.len == self.entries.len()
     }
 
-    /// Appends a command. The caller has waited until the queue is not full; a command beyond that is lost.
+    /// Appends a command. The caller has waited until the queue is not full; a command that does not fit is lost.
     pub(crate) fn push(&mut self, command: Command, addresses: Option<&Addresses>) {
         debug_assert!(!self.is_full());
         if self.len == 0 {
@@ -97,7 +98,7 @@ impl Queue {
         }
     }
 
-    /// Takes the first command, and its addresses in exchange for those given.
+    /// Takes the first command, and swaps its addresses with `addresses`.
     pub(crate) fn take(&mut self, addresses: &mut Addresses) -> Option<Command> {
         let entry = self.entries.get_mut(self.first)?;
         let command = entry.command.take()?;
@@ -108,7 +109,7 @@ impl Queue {
         Some(command)
     }
 
-    /// Takes the first command, which is not to run.
+    /// Removes the first command, which will not run.
     pub(crate) fn drop_first(&mut self) -> Option<Command> {
         let command = self.entries.get_mut(self.first)?.command.take()?;
         self.advance();

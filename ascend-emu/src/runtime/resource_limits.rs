@@ -1,5 +1,5 @@
-//! How many cores operators may use on a device, in a stream, from a thread. The emulator keeps and reports the numbers; it
-//! computes on its own threads.
+//! Limits of the cores that operators may use on a device, in a stream, from a thread. The emulator keeps and reports
+//! the numbers; it computes on its own threads.
 
 use super::context;
 use super::core_limits::{CoreKind, CoreLimits};
@@ -32,7 +32,7 @@ pub(crate) fn reset_device(device: i32) {
     DEVICES.lock().remove(&device);
 }
 
-/// How many cores of a kind a device may use.
+/// The number of cores of a kind that operators may use on a device.
 pub(crate) fn of_device(device: i32, kind: CoreKind) -> u32 {
     let limits = DEVICES.lock().get(&device).copied();
     limits
@@ -54,7 +54,7 @@ pub(crate) fn reset_stream(stream: &Stream) {
     *stream.settings.limits.lock() = CoreLimits::NONE;
 }
 
-/// How many cores of a kind a stream of a device may use.
+/// The number of cores of a kind that operators may use in a stream of a device.
 pub(crate) fn of_stream(stream: &Stream, device: i32, kind: CoreKind) -> u32 {
     let limits = *stream.settings.limits.lock();
     limits.get(kind).unwrap_or_else(|| of_device(device, kind))
@@ -74,7 +74,7 @@ pub(crate) fn unuse_stream(stream: &Arc<Stream>) {
     });
 }
 
-/// How many cores of a kind the calling thread may use of a device.
+/// The number of cores of a kind that operators of the calling thread may use on a device.
 pub(crate) fn of_thread(device: i32, kind: CoreKind) -> u32 {
     match USED.with_borrow(Weak::upgrade) {
         Some(stream) => of_stream(&stream, device, kind),

@@ -1,5 +1,5 @@
-//! Streams that do not go on by themselves: a replayed graph waits for an event that nothing queued records, or for a value that
-//! nothing queued writes.
+//! Streams that do not go on by themselves: a replayed graph waits for an event that no queued work records, or for a
+//! value that no queued work writes.
 
 use crate::config::check;
 use crate::lock::Lock;
@@ -21,10 +21,10 @@ pub(crate) enum Wait {
     Value(usize),
 }
 
-/// What each stream waits for whose thread waits.
+/// For each stream whose thread waits, what it waits for.
 static WAITS: Lock<BTreeMap<StreamId, Wait>> = Lock::new(BTreeMap::new());
 
-/// The thread of a stream waits until this is dropped.
+/// Marks the thread of a stream as waiting until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiting(StreamId);
 
@@ -65,13 +65,13 @@ fn waits_forever(
             Some(streams) => all_wait(&streams),
             None => false,
         },
-        // Any task may write the value.
+        // Any task of any stream may write the value.
         Wait::Value(_) => all_wait(&allocation_table::busy_streams()),
     }
 }
 
-/// What keeps a stream from going on, itself or by way of other streams, and how to end that. `None` for a stream that goes
-/// on by itself.
+/// Describes the wait that keeps a stream from going on, its own or that of a stream it waits for, and how to end it.
+/// `None` for a stream that goes on by itself.
 fn stalled_by(stream: StreamId) -> Option<String> {
     let waits = WAITS.lock();
     if !waits_forever(&waits, stream, &mut BTreeSet::new()) {
@@ -93,7 +93,7 @@ fn stalled_by(stream: StreamId) -> Option<String> {
     None
 }
 
-/// Which record a replayed graph waits for.
+/// Describes the record that a replayed graph waits for.
 fn missing_record(event: &Event) -> String {
     let queued = match event.awaited_streams() {
         Some(streams) if !streams.is_empty() => {
@@ -115,7 +115,7 @@ fn missing_record(event: &Event) -> String {
     )
 }
 
-/// Measures how long a wait of the host without a deadline has been for a stalled stream.
+/// Measures how long the host has been waiting, without a deadline, for a stalled stream.
 #[derive(Debug, Default)]
 pub(crate) struct StallWatch {
     since: Option<Instant>,
@@ -123,16 +123,16 @@ pub(crate) struct StallWatch {
 }
 
 impl StallWatch {
-    /// The time after which such a wait is a finding.
+    /// The time after which a wait for a stalled stream is a finding.
     const LIMIT: Duration = Duration::from_secs(1);
 
-    /// When the stream is to be looked at again.
+    /// The time of the next call of [`StallWatch::look`].
     pub(crate) fn next_look() -> Option<Instant> {
         Instant::now().checked_add(Duration::from_millis(100))
     }
 
-    /// Looks at the stream that the host waits for. A stalled one is a finding once in a wait, after a second: other threads may
-    /// queue the record, but a program whose only thread waits here would wait for ever.
+    /// Checks the stream that the host waits for. A stalled stream is reported once in a wait, after a second: other
+    /// threads may queue the record, but a program whose only thread waits here would wait for ever.
     pub(crate) fn look(&mut self, name: &'static str, stream: StreamId) -> Outcome {
         let Some(missing) = stalled_by(stream) else {
             self.since = None;

@@ -34,7 +34,7 @@ use std::thread::{self, JoinHandle};
 
 pub(crate) static STREAMS: Table<Stream> = Table::new(Kind::Stream);
 
-/// The number of a context, which no other context of the process gets.
+/// The number of a context, unique in the process.
 pub(crate) type ContextNumber = u64;
 
 /// What a stream does with submitted work.
@@ -51,13 +51,13 @@ enum Mode {
 
 #[derive(Debug, Default)]
 struct Submission {
-    /// Commands queued so far.
+    /// The number of commands queued so far.
     seq: u64,
     mode: Mode,
 }
 
 impl Submission {
-    /// The mode of work that is submitted now. A stream whose capture is over queues again.
+    /// The mode of work that is submitted now. After its capture is over, a stream queues again.
     fn mode(&mut self) -> &mut Mode {
         if matches!(&self.mode, Mode::Captured(capture) if !capture.active()) {
             self.mode = Mode::Eager;
@@ -69,10 +69,10 @@ impl Submission {
 #[derive(Debug, Default)]
 struct Shared {
     queue: Queue,
-    /// Commands over so far.
+    /// The number of commands that are over.
     completed: u64,
     running: bool,
-    /// Set when the thread is to end after the queue's last command.
+    /// Whether the thread is to end after the queue's last command.
     ending: bool,
     /// The event that the thread is waiting for.
     waiting: Option<Arc<Event>>,
@@ -87,13 +87,13 @@ pub(crate) struct Stream {
     /// Locked while a command is checked and queued, so that commands are queued in the order of their numbers.
     submission: Lock<Submission>,
     shared: Lock<Shared>,
-    /// Notified when the queue got a command, or the stream ends.
+    /// Notified when a command was queued, or the stream ends.
     filled: Signal,
     /// Notified when a command is over, or taken out of the queue.
     advanced: Signal,
     progress: StreamProgress,
     faults: Arc<StreamFaults>,
-    /// Set while waits are to end at once.
+    /// Whether waits are to end at once.
     abort: AtomicBool,
     thread: Lock<Option<JoinHandle<()>>>,
 }
@@ -157,7 +157,8 @@ impl Stream {
         self.filled.notify_all();
     }
 
-    /// Waits until the queue takes another command. Nobody else fills it while the caller holds `submission`.
+    /// Waits until the queue has room for another command. No other thread fills it while the caller holds
+    /// `submission`.
     fn wait_for_room(&self, name: &'static str, _held: &Submission) -> Outcome {
         let mut watch = StallWatch::default();
         let mut shared = self.shared.lock();
@@ -205,7 +206,7 @@ impl Stream {
                 self.push(&mut submission, Command::Task(task, check()), at);
             }
             Some(fault) => {
-                // That nobody writes what this should have written is no finding besides the fault.
+                // The missing write of a broken task is no finding besides its fault.
                 allocation_table::spare(&visit);
                 self.push(&mut submission, Command::Broken(fault), None);
             }
@@ -350,7 +351,7 @@ impl Stream {
 
     // Ending.
 
-    /// Drops what is queued, ends waits, and returns when the command that runs is over.
+    /// Drops what is queued, ends waits, and returns when the running command is over.
     pub(crate) fn abort(&self) {
         let submission = self.submission.lock();
         self.drop_queued(&submission);
@@ -381,7 +382,7 @@ impl Stream {
         self.advanced.notify_all();
     }
 
-    /// Ends the stream: after its work, or at once. A capture that it is in becomes invalid.
+    /// Ends the stream: after its work, or at once. A capture that the stream is in becomes invalid.
     pub(crate) fn end(&self, at_once: bool) {
         if let Some(capture) = self.capture() {
             capture.invalidate("a stream in the capture was destroyed");
@@ -401,7 +402,7 @@ impl Stream {
         drop(submission);
         let thread = self.thread.lock().take();
         if let Some(thread) = thread {
-            // The thread contains panics; should it die all the same, there is nothing left to wait for.
+            // The thread contains panics. If it panics all the same, there is nothing left to wait for.
             let _ = thread.join();
         }
         callback::end_stream(self.id);
@@ -410,7 +411,7 @@ impl Stream {
     }
 }
 
-/// The failure of a call that takes no default stream.
+/// The failure of a call that does not accept the default stream.
 pub(crate) fn refuse_default(code: i32, name: &str) -> Failure {
     failure!(
         code,

@@ -1,4 +1,4 @@
-//! What went wrong in a stream and has not been told yet.
+//! Faults of a stream that were not reported yet.
 
 use crate::fault::Fault;
 use crate::lock::Lock;
@@ -20,7 +20,7 @@ pub(crate) struct StreamFaults {
 }
 
 impl StreamFaults {
-    /// Of a stream of a device.
+    /// Keeps the faults of a stream of a device.
     pub(crate) fn new(device: i32) -> Self {
         Self {
             state: Lock::default(),
@@ -42,7 +42,7 @@ impl StreamFaults {
         state.first.get_or_insert(fault);
     }
 
-    /// Takes the first fault since the last time; of a stream that stopped, always the one that stopped it.
+    /// Takes the first fault since the last call. If there is none, returns the fault that stopped the stream.
     pub(crate) fn take(&self) -> Option<Fault> {
         let mut state = self.state.lock();
         state.first.take().or_else(|| state.stopped.clone())

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How a value in memory is compared with the one that a stream waits for.
+/// How a value in memory is compared with the operand of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
     /// Their difference is not negative.
@@ -35,14 +35,15 @@ impl Comparison {
 /// For each address, the value of the latest queued write, and what happens before it.
 static QUEUED: Lock<BTreeMap<usize, (u64, VectorClock)>> = Lock::new(BTreeMap::new());
 
-/// Notified when a value was written.
+/// Notified when a stream has written a value.
 static WRITTEN: Signal = Signal::new();
 static WRITES: Lock<()> = Lock::new(());
 
-/// The time after which a waiting stream reads the value again: copies and fills write values as well, without notice.
+/// The interval at which a waiting stream reads the value again, because copies and fills write values without
+/// notice.
 const POLL: Duration = Duration::from_millis(1);
 
-/// The most addresses whose writes are remembered. Forgetting them loses findings and makes none up.
+/// Largest number of addresses whose writes are remembered. Forgetting them may lose findings but adds none.
 const MOST: usize = 4096;
 
 /// Notes a write that a stream queues.
@@ -56,7 +57,8 @@ pub(crate) fn queue_write(stream: StreamId, at: usize, value: u64) {
     queued.insert(at, (value, clock));
 }
 
-/// Orders a stream, which queues a wait, after the latest write if that ends the wait. Otherwise the order is unknown.
+/// Orders a stream, which queues a wait, after the latest write if that write ends the wait. Otherwise the order is
+/// unknown.
 pub(crate) fn queue_wait(stream: StreamId, at: usize, value: u64, comparison: Comparison) {
     match QUEUED.lock().get(&at) {
         Some((written, clock)) if comparison.holds(*written, value) => {
@@ -90,7 +92,7 @@ pub(crate) unsafe fn write(memory: &DeviceMemory, at: usize, value: u64) {
     WRITTEN.notify_all();
 }
 
-/// Waits until a value is there, or `abort` is set.
+/// Waits until the value at an address passes the comparison, or `abort` is set.
 ///
 /// # Safety
 ///
@@ -104,7 +106,7 @@ pub(crate) unsafe fn wait(
 ) {
     loop {
         let writes = WRITES.lock();
-        // Locked for one read only: a waiting stream must not keep others from writing.
+        // Locked for one read only, so that a waiting stream does not keep others from writing.
         let locked = lock_accesses(&[bytes(at, false)]);
         // SAFETY: live by the caller's promise, and locked.
         let found = unsafe { memory.host(at).cast::<u64>().read_unaligned() };

@@ -48,7 +48,7 @@ pub(crate) enum Task {
         block: bool,
     },
     Raise(Arc<Notify>),
-    /// Waits for a notify and lowers it.
+    /// Waits for a notify and clears it.
     AwaitNotify {
         notify: Arc<Notify>,
         limit: Option<Duration>,
@@ -98,7 +98,7 @@ impl Task {
             | Task::Report { .. }
             | Task::Raise(_)
             | Task::AwaitNotify { .. } => {}
-            // Streams synchronise by the value, so its writes and waits are no race with each other: both count as reads.
+            // Streams synchronise by the value, so its writes and waits are not a race: both count as reads.
             Task::Write { at, .. } | Task::AwaitValue { at, .. } => {
                 access(*at, 8, false, "devAddr");
             }
@@ -152,7 +152,7 @@ impl Task {
         }
     }
 
-    /// Tells the sanitizer what the task has written.
+    /// Reports to the sanitizer what the task has written.
     ///
     /// # Safety
     ///
@@ -171,8 +171,8 @@ impl Task {
         }
     }
 
-    /// Does the task's work on memory; calls and waits are done by the stream. `scratch` is reused from task to task. A
-    /// read of what nobody has written fails with a status in strict mode.
+    /// Does the task's work on memory; calls and waits are done by the stream. `scratch` is reused from task to task.
+    /// In strict mode a read of unwritten bytes fails with a status.
     ///
     /// # Safety
     ///
@@ -209,7 +209,7 @@ impl Task {
             // SAFETY: the ranges are live (the caller's promise) and locked.
             Task::Launch { op, .. } => unsafe { launch(op.as_ref(), at, memory) },
             Task::Copy { dst, src, bytes } => {
-                // SAFETY: both ranges are valid (the caller's promise) and locked, so nobody else touches them;
+                // SAFETY: both ranges are valid (the caller's promise) and locked, so no other thread touches them;
                 // `copy` lets them overlap. Ranges that exist fit in the address space.
                 unsafe {
                     std::ptr::copy(memory.host(*src), memory.host(*dst), *bytes as usize);
@@ -223,7 +223,7 @@ impl Task {
             }
         };
         let outcome = inspected.map_err(Fault::from).and_then(|()| work());
-        // SAFETY: as above. What a launch that failed should have written is no finding besides that.
+        // SAFETY: as above. The missing writes of a failed launch are no finding besides its fault.
         unsafe { self.tell_written(at, memory) };
         allocation_table::written(
             scratch
@@ -267,7 +267,7 @@ impl fmt::Debug for Task {
 ///
 /// # Safety
 ///
-/// That of [`Operator::run`].
+/// As for [`Operator::run`].
 unsafe fn launch(op: &dyn Operator, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
     let device = failed_device::of_thread();
     let body = || {

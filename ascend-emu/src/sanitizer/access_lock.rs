@@ -1,8 +1,8 @@
 //! Locks on the bytes that running work touches.
 //!
-//! Work on different streams, and the host's own copies, may touch the same bytes without any order between them: that
-//! is the caller's mistake, which the sanitizer reports. So that it never becomes a data race of this process, running work
-//! locks its bytes first: readers share them, a writer has them alone.
+//! Work on different streams, and the host's own copies, may touch the same bytes without any order between them:
+//! that is the caller's mistake, which the sanitizer reports. So that it never becomes a data race of this process,
+//! running work locks its bytes first: readers share the lock, a writer holds it alone.
 
 use crate::lock::{Lock, Signal};
 use crate::operator::Access;
@@ -27,13 +27,13 @@ static LOCKS: Lock<Locks> = Lock::new(Locks {
 });
 static RELEASED: Signal = Signal::new();
 
-/// The lock on bytes, until dropped.
+/// The lock on bytes, held until dropped.
 #[derive(Debug)]
 #[must_use = "the bytes are locked only until this is dropped"]
 pub(crate) struct AccessLock(u64);
 
-/// Waits until no conflicting lock is held, then locks the given accesses. All are taken at once and nothing waits while it
-/// holds a lock, so there is no deadlock.
+/// Waits until no conflicting lock is held, then locks the given accesses. A thread takes all of its locks at once
+/// and waits for none while it holds one, so there is no deadlock.
 pub(crate) fn lock_accesses(accesses: &[Access]) -> AccessLock {
     let span = |access: &Access| {
         let bytes = usize::try_from(access.bytes).unwrap_or(usize::MAX);

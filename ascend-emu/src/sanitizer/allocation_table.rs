@@ -1,7 +1,7 @@
 //! Who owns which bytes, and which queued work accesses them.
 //!
-//! Two accesses of the same bytes, one of them a write, neither of which happens before the other are a race, whether or
-//! not they happened to meet.
+//! Two accesses of the same bytes, at least one of them a write, are a race if neither happens before the other,
+//! whether or not they ran at the same time.
 
 mod contents;
 mod hazards;
@@ -34,7 +34,7 @@ use std::ops::Range;
 use virtual_memory::Virtual;
 use written::WrittenBytes;
 
-/// Where memory is.
+/// The location of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum MemoryLocation {
@@ -52,7 +52,7 @@ pub struct Allocation {
     pub id: u64,
     /// First address.
     pub base: usize,
-    /// Bytes asked for.
+    /// The size that was requested.
     pub bytes: u64,
     /// The device, or pinned host memory.
     pub location: MemoryLocation,
@@ -78,11 +78,11 @@ struct Region {
     reach: usize,
     owner: Owner,
     accesses: Vec<QueuedAccess>,
-    /// What was written of memory of a device; of mapped memory, the physical memory knows.
+    /// The written bytes of device memory. For mapped memory, the physical memory records them instead.
     written: WrittenBytes,
-    /// It was handed out full of NaN.
+    /// Whether the memory was handed out full of NaN.
     poisoned: bool,
-    /// The order that parts were written in last, by their offsets.
+    /// The order in which parts were written last, by their offsets.
     orders: Vec<(Range<usize>, &'static str)>,
 }
 
@@ -104,16 +104,16 @@ struct AllocationTable {
     registered: BTreeMap<usize, Registration>,
     memory: Virtual,
     order: StreamOrder,
-    /// Regions that were freed while work in flight accesses them; their memory is given back when that work is over.
+    /// Freed regions that work in flight still accesses; their memory is given back when that work is over.
     deferred_frees: Vec<Region>,
-    /// The ranges freed last, by which messages tell stale addresses from wrong ones.
+    /// The ranges that were freed last, so that messages can distinguish stale addresses from wrong ones.
     freed: VecDeque<Range<usize>>,
     /// Bytes of live allocations.
     used: BTreeMap<MemoryLocation, u64>,
     allocations: u64,
 }
 
-/// The most freed ranges that are remembered.
+/// Largest number of freed ranges that are remembered.
 const FREED: usize = 1024;
 
 impl AllocationTable {
@@ -123,7 +123,7 @@ impl AllocationTable {
         (address < region.reach).then_some(region)
     }
 
-    /// Takes out the deferred frees that no work in flight accesses any more.
+    /// Removes the deferred frees that no work in flight accesses any more.
     fn take_finished_frees(&mut self) -> Vec<Region> {
         if self.deferred_frees.is_empty() {
             return Vec::new();
@@ -152,7 +152,7 @@ impl AllocationTable {
         self.regions.insert(region.info.base, region);
     }
 
-    /// Takes a region out, and remembers its addresses as freed.
+    /// Removes a region, and remembers its addresses as freed.
     fn remove(&mut self, base: usize) -> Option<Region> {
         let region = self.regions.remove(&base)?;
         if region.owner == Owner::Emulator
@@ -174,13 +174,13 @@ fn with<T>(body: impl FnOnce(&mut AllocationTable) -> T) -> T {
     body(TABLE.lock().get_or_insert_default())
 }
 
-/// Bytes of memory that each device has, and as many of pinned host memory.
+/// Bytes of memory of each device; pinned host memory has the same capacity.
 pub(crate) fn capacity() -> Outcome<u64> {
     let len = DeviceMemory::get()?.len() as u64;
     Ok(config().memory.map_or(len, |bytes| bytes.min(len)))
 }
 
-/// Allocates memory. That of a device reads as zero, or as NaN of every floating-point type where memory is poisoned.
+/// Allocates memory. Device memory reads as zero, or, where memory is poisoned, as NaN of every floating-point type.
 pub(crate) fn allocate(location: MemoryLocation, bytes: u64) -> Outcome<usize> {
     let memory = DeviceMemory::get()?;
     let page = memory.page();
@@ -239,7 +239,7 @@ pub(crate) fn allocate(location: MemoryLocation, bytes: u64) -> Outcome<usize> {
         Ok(base)
     })?;
     if poisoned {
-        // SAFETY: the memory was handed out just now, and nobody knows its address yet.
+        // SAFETY: the memory was handed out just now, and no other code knows its address yet.
         unsafe { memory.poison(base, reserved) };
     }
     Ok(base)
@@ -252,7 +252,7 @@ fn allocate_host(align: usize, bytes: usize) -> Option<usize> {
     (status == 0 && !at.is_null()).then(|| at.expose_provenance())
 }
 
-/// Gives the memory of regions back to where it came from.
+/// Gives the memory of regions back to its source.
 fn release(regions: Vec<Region>) {
     let Ok(memory) = DeviceMemory::get() else {
         return;
@@ -263,7 +263,7 @@ fn release(regions: Vec<Region>) {
                 memory.discard(region.info.base, region.reserved(), region.poisoned);
             }
             (Owner::Emulator, MemoryLocation::PinnedHost) => {
-                // SAFETY: the region came from `posix_memalign`, and left the table once: nobody else frees it.
+                // SAFETY: the region came from `posix_memalign`, and left the table once: no other code frees it.
                 unsafe { libc::free(std::ptr::with_exposed_provenance_mut(region.info.base)) };
             }
             (Owner::Program | Owner::Mapped(_), _) => {}
@@ -292,7 +292,7 @@ fn settle() {
     }
 }
 
-/// Frees memory that [`allocate`] returned, or defers that while work in flight accesses it.
+/// Frees memory that [`allocate`] returned; defers this while work in flight accesses the memory.
 pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usize) -> Outcome {
     let found = with(|table| {
         let Some(region) = table.regions.get(&address) else {
@@ -342,7 +342,7 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
         let region = table
             .remove(address)
             .ok_or_else(|| not_allocated(table, name, address))?;
-        // Registered parts end with the memory.
+        // Registrations within the memory end with it.
         table
             .registered
             .retain(|start, _| !(address..region.reach).contains(start));
@@ -461,7 +461,7 @@ pub(crate) fn totals() -> (usize, u64, usize) {
     })
 }
 
-/// Counts a write to an allocation.
+/// Counts a write to each allocation that one of the addresses lies in.
 pub(crate) fn written(addresses: impl Iterator<Item = usize>) {
     with(|table| {
         for address in addresses {

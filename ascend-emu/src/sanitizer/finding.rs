@@ -1,4 +1,4 @@
-//! Findings: misuse that hardware would answer with wrong numbers or not at all.
+//! Findings: misuse to which hardware reacts with wrong numbers or not at all.
 
 use crate::config::Check;
 use crate::failed_device;
@@ -13,7 +13,7 @@ use std::fmt;
 pub enum FindingKind {
     /// Memory was freed while queued work uses it, or without a synchronisation after that work.
     FreeInUse,
-    /// Work names memory that was freed.
+    /// Work refers to memory that was freed.
     UseAfterFree,
     /// Work or a copy reaches past the end of an allocation.
     OutOfBounds,
@@ -33,16 +33,16 @@ pub enum FindingKind {
     RepeatedBlock,
     /// A position bias holds an infinity.
     InfiniteBias,
-    /// A mask hides from each row its own key and all before it, and so from the last row every key, as a causal mask
-    /// does whose sense is the other.
+    /// A mask hides from each row its own key and all keys before it, and so every key from the last row, like a
+    /// causal mask whose sense is inverted.
     HiddenRow,
-    /// Softmax statistics are read in another order of memory than they were written in.
+    /// Softmax statistics are read in another memory order than they were written in.
     SoftmaxOrder,
     /// A slot mapping names a slot that the cache does not have.
     SlotOutOfRange,
     /// A slot mapping names a slot twice.
     DuplicateSlot,
-    /// A merge is given a row without keys in either part, of which it or the next merge makes NaN.
+    /// A merge gets a row without keys in either part, which makes the row, or its next merge, NaN.
     EmptyRow,
     /// A synchronisation with an event that was never recorded.
     UnrecordedEvent,
@@ -55,7 +55,8 @@ pub enum FindingKind {
 }
 
 impl FindingKind {
-    /// Whether results behind the finding mean nothing. A wait that tells of something else than work leaves them right.
+    /// Whether results after the finding are meaningless. A finding about a wait for something other than work leaves
+    /// them right.
     fn spoils_results(self) -> bool {
         !matches!(
             self,
@@ -112,9 +113,9 @@ impl fmt::Display for FindingKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// What kind.
+    /// The kind of misuse.
     pub kind: FindingKind,
-    /// Which operator or function, which of its arguments, which addresses.
+    /// A text that names the operator or function, its arguments and addresses.
     pub message: String,
 }
 
@@ -127,21 +128,21 @@ impl fmt::Display for Finding {
 /// The operator or function of a finding, and its argument.
 pub(crate) type Site = (&'static str, &'static str);
 
-/// A finding not reported yet.
+/// A finding that was not reported yet.
 #[derive(Debug)]
 pub(crate) struct Suspicion {
     pub kind: FindingKind,
     pub site: Site,
-    /// The address that tells findings of one kind and place apart: that of the tensor that is about; 0 where there is
+    /// The address that distinguishes findings of one kind and place: that of the tensor concerned; 0 if there is
     /// none.
     pub tensor: usize,
     pub message: String,
 }
 
-/// The most findings that are kept for [`findings`]; later ones are dropped.
+/// Largest number of findings that are kept for [`findings`]; later ones are dropped.
 const KEPT: usize = 4096;
 
-/// The most tensors that stderr names for one kind and place; findings about others are counted.
+/// Largest number of tensors that stderr names for one kind and place; findings about others are counted.
 const TOLD: usize = 16;
 
 #[derive(Default)]
@@ -149,16 +150,17 @@ struct Log {
     kept: Vec<Finding>,
     /// The tensors that stderr has named, by kind and place.
     told: HashMap<(FindingKind, Site), Vec<usize>>,
-    /// How many there were of each kind, told or not.
+    /// The number of findings of each kind, whether stderr has named them or not.
     counts: BTreeMap<FindingKind, u64>,
 }
 
 impl Log {
-    /// Keeps a finding, and says whether stderr is to name it, and as the last one of its kind and place.
+    /// Keeps a finding. Returns whether stderr is to name it, and whether it is the last one named of its kind and
+    /// place.
     fn add(&mut self, finding: Finding, site: Site, tensor: usize) -> (bool, bool) {
         let kind = finding.kind;
         if self.counts.is_empty() {
-            // SAFETY: a function of this library without arguments. Should the system refuse, there is no total.
+            // SAFETY: a function of this library without arguments. If the system refuses it, no total is reported.
             let _ = unsafe { libc::atexit(tell_total) };
         }
         *self.counts.entry(kind).or_default() += 1;
@@ -185,7 +187,7 @@ impl Log {
     }
 }
 
-/// Says at the end of the process how many findings there were.
+/// Writes the number of findings to stderr at the end of the process.
 extern "C" fn tell_total() {
     let total = LOG.lock().as_ref().and_then(Log::total);
     if let Some(total) = total.filter(|_| !crate::fork::forked()) {
@@ -203,7 +205,7 @@ pub fn findings() -> Vec<Finding> {
         .unwrap_or_default()
 }
 
-/// Keeps a finding. In compat mode, and for what only warns, stderr names it once for each kind, site and tensor, and the
+/// Keeps a finding. In compat mode, and for warnings, stderr names it once for each kind, site and tensor, and the
 /// call goes on; in strict mode the call fails with `code`.
 pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
     let Suspicion {

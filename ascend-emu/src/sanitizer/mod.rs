@@ -1,4 +1,4 @@
-//! The sanitizer: who owns which bytes, which queued work touches them, and what is wrong with that.
+//! The sanitizer: which allocation each byte belongs to, which queued work accesses it, and which of that is misuse.
 
 pub(crate) mod access_lock;
 pub(crate) mod allocation_table;

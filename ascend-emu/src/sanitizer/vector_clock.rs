@@ -1,9 +1,10 @@
-//! Which queued operations happen before which, by a vector clock for each stream.
+//! Happens-before between queued operations, by a vector clock for each stream.
 //!
-//! The operations of a stream are numbered from 1. A stream's clock has, for each other stream, the number of the last
-//! operation that its next one is known to come after; recording and waiting for an event copies clocks between streams.
-//! What the host has waited for happens before everything that is queued from then on. (Lamport, "Time, Clocks, and the
-//! Ordering of Events in a Distributed System"; Mattern, "Virtual Time and Global States of Distributed Systems".)
+//! The operations of a stream are numbered from 1. A stream's clock has, for each other stream, the number of its
+//! last operation that happens before the next operation of the stream; recording and waiting for an event copies
+//! clocks between streams. Operations that the host has waited for happen before everything that is queued from then
+//! on. (Lamport, "Time, Clocks, and the Ordering of Events in a Distributed System"; Mattern, "Virtual Time and
+//! Global States of Distributed Systems".)
 
 use crate::handle::IdHasher;
 use std::collections::HashMap;
@@ -11,13 +12,13 @@ use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of a stream, which no other stream of the process gets.
+/// The number of a stream, unique in the process.
 pub(crate) type StreamId = u64;
 
-/// For each stream, the number of its last operation that is known to come before.
+/// For each stream, the number of its last operation that is known to happen before.
 pub(crate) type VectorClock = Vec<(StreamId, u64)>;
 
-/// How many operations of a stream are over; the stream's thread counts them.
+/// The number of finished operations of a stream; the stream's thread counts them.
 pub(crate) type StreamProgress = Arc<AtomicU64>;
 
 /// One operation of a stream.
@@ -45,7 +46,7 @@ struct Stream {
     host_waited: u64,
     progress: StreamProgress,
     clock: VectorClock,
-    /// Operations after this one wait for something that the sanitizer does not know: they are taken as ordered.
+    /// Operations after this one wait for something that the sanitizer does not know: they count as ordered.
     unknown_after: Option<u64>,
 }
 
@@ -69,7 +70,7 @@ impl StreamOrder {
         );
     }
 
-    /// Forgets a stream whose work is over: all of it happens before whatever comes.
+    /// Removes a stream whose work is over: all of it happens before every later operation.
     pub(super) fn remove_stream(&mut self, stream: StreamId) {
         self.streams.remove(&stream);
         for other in self.streams.values_mut() {
@@ -141,7 +142,7 @@ impl StreamOrder {
 
     /// Orders the next operation of a stream after everything in a clock.
     pub(super) fn order_after(&mut self, stream: StreamId, clock: &[(StreamId, u64)]) {
-        // Entries of streams that are gone would only pile up.
+        // Entries of removed streams would only pile up.
         let alive = |id: StreamId| self.streams.contains_key(&id);
         let kept: VectorClock;
         let clock = if clock.iter().any(|&(id, _)| !alive(id)) {
@@ -171,7 +172,7 @@ impl StreamOrder {
         }
     }
 
-    /// Notes that the host has waited for the first `number` operations of a stream, and with them for the stream's clock.
+    /// Notes that the host has waited for the first `number` operations of a stream, and so for the stream's clock.
     pub(super) fn host_waited_for_stream(&mut self, stream: StreamId, number: u64) {
         let Some(found) = self.streams.get_mut(&stream) else {
             return;
@@ -182,7 +183,7 @@ impl StreamOrder {
             found.clock = clock;
             found.host_waited = found.host_waited.max(number);
             if found.host_waited >= found.queued {
-                // What was not known is over.
+                // The unknown wait is over.
                 found.unknown_after = None;
             }
         }

@@ -1,7 +1,7 @@
-//! Arguments and results of a call as JSON, with what handles and pointers stand for.
+//! Decodes arguments and results of a call to JSON, including the contents of handles and pointers.
 //!
-//! Only memory is read that the function itself may read: arrays for as many elements as the caller says, results of a call
-//! that succeeded. Handles are looked up and not followed.
+//! Only memory that the function itself may access is read: the caller's number of elements of an array, and the
+//! results of a call that succeeded. Handles are looked up and not followed.
 
 use super::json::Json;
 use super::value::{Element, Handle, Name, Pointee, Value};
@@ -15,13 +15,13 @@ use half::{bf16, f16};
 use std::ffi::{c_char, c_void};
 use std::ptr;
 
-/// Most characters of a text that are shown.
+/// Largest number of characters of a text that are shown.
 const TEXT: usize = 4096;
 
-/// Most elements of an array that are shown.
+/// Largest number of elements of an array that are shown.
 const ARRAY: usize = 1024;
 
-/// Most members of a list that are shown.
+/// Largest number of members of a list that are shown.
 const LIST: usize = 64;
 
 /// A call's arguments by name.
@@ -48,7 +48,7 @@ pub(super) unsafe fn argument(
             unsafe { self::text(json, text) }
         }
         Value::Elements(element, array) => match count(name, arguments) {
-            // SAFETY: the caller's promise for an array and the argument that says its length.
+            // SAFETY: the caller's promise for an array and the argument that has its length.
             Some(count) if !array.is_null() => unsafe { elements(json, element, array, count) },
             _ => json.address(array.addr()),
         },
@@ -56,7 +56,7 @@ pub(super) unsafe fn argument(
             let count = batch(name, arguments).unwrap_or(0);
             let bytes = pointee.bytes();
             json.bounded(0..count, ARRAY, |json, at| {
-                // SAFETY: the caller's promise for an array and the argument that says its length.
+                // SAFETY: the caller's promise for an array and the argument that has its length.
                 unsafe { self::pointee(json, pointee, array.byte_add(at * bytes)) }
             });
         }
@@ -71,7 +71,7 @@ pub(super) unsafe fn argument(
 ///
 /// # Safety
 ///
-/// As [`argument`], after the call.
+/// As for [`argument`], after the call.
 pub(super) unsafe fn written(
     json: &mut Json,
     function: &str,
@@ -115,12 +115,12 @@ fn reads_text(function: &str, argument: &str) -> bool {
     function.starts_with("aclnn") || argument == "pkgName"
 }
 
-/// The name of an argument in the headers, where Rust has another one.
+/// The name that an argument has in the headers, where its Rust name differs.
 fn shown(name: &str) -> &str {
     name.trim_end_matches('_')
 }
 
-/// The number of elements of an array, from the argument that has it.
+/// The number of elements of an array, read from the argument that holds it.
 fn count(array: &str, arguments: Arguments<'_>) -> Option<usize> {
     let by = match array {
         "viewDims" | "stride" => "viewDimsNum",
@@ -230,7 +230,7 @@ fn plain(json: &mut Json, value: &Value) {
     }
 }
 
-/// Writes what a handle stands for, or the bare handle if it stands for nothing.
+/// Writes the contents of a handle, or the bare handle if no object has it.
 fn handle(json: &mut Json, kind: Handle, handle: usize) {
     let raw: *const c_void = ptr::without_provenance(handle);
     match kind {
@@ -269,7 +269,7 @@ fn handle(json: &mut Json, kind: Handle, handle: usize) {
     }
 }
 
-/// Writes a scalar as its number; of types that are no numbers the type alone.
+/// Writes a scalar as its number, or only its type if the type is not a number.
 fn scalar(json: &mut Json, scalar: &Scalar) {
     /// The first bytes of a scalar.
     fn first<const N: usize>(scalar: &Scalar) -> [u8; N] {
@@ -294,7 +294,7 @@ fn scalar(json: &mut Json, scalar: &Scalar) {
     }
 }
 
-/// Writes a tensor; strides, offset and storage only where they say more than the shape.
+/// Writes a tensor; strides, offset and storage only where the shape does not imply them.
 fn tensor(json: &mut Json, handle: Option<usize>, tensor: &Described) {
     let desc = &tensor.desc;
     let dims = |json: &mut Json, dims: &Dims| {

@@ -55,8 +55,8 @@ impl Json {
         let _ = write!(self.text, "{}", value.into());
     }
 
-    /// A number as its own type prints it, since 0.1 of single precision is not 0.1 of double precision. JSON has no
-    /// numbers that are not finite: they are texts.
+    /// Writes a number as its own type prints it, since 0.1 of single precision is not 0.1 of double precision.
+    /// Numbers that are not finite are written as texts, because JSON has none.
     pub(super) fn real(&mut self, value: impl Into<f64> + std::fmt::Debug + Copy) {
         if !value.into().is_finite() {
             return self.string(&format!("{value:?}"));
@@ -65,7 +65,7 @@ impl Json {
         let _ = write!(self.text, "{value:?}");
     }
 
-    /// Writes a number with so many digits after the point.
+    /// Writes a number with `digits` digits after the point.
     pub(super) fn fixed(&mut self, value: f64, digits: usize) {
         self.separate();
         let _ = write!(self.text, "{value:.digits$}");
@@ -97,7 +97,7 @@ impl Json {
         self.comma = true;
     }
 
-    /// Writes an array of the first `shown` values, and a text with the number of the others.
+    /// Writes an array of the first `shown` values, and a text with the number of values left out.
     pub(super) fn bounded<T>(
         &mut self,
         values: impl ExactSizeIterator<Item = T>,
@@ -115,13 +115,13 @@ impl Json {
         });
     }
 
-    /// The names and values of another object.
+    /// Appends the names and values of another object.
     pub(super) fn append(&mut self, other: Json) {
         self.separate();
         self.text.push_str(&other.text);
     }
 
-    /// The line, with its line end.
+    /// The finished object as a line, with its line end.
     pub(super) fn into_line(mut self) -> String {
         self.text.push('\n');
         self.text

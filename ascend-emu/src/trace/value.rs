@@ -26,7 +26,7 @@ pub(crate) enum Value {
     /// Characters that the function reads or writes.
     Characters(*const c_char),
     Handle(Handle, usize),
-    /// Elements that the function reads; another argument says how many.
+    /// Elements that the function reads; another argument has their number.
     Elements(Element, *const c_void),
     /// One value that the function writes.
     Out(Pointee, *const c_void),
@@ -200,7 +200,7 @@ impl<T: Enumeration> EnumerationOut for &&Argument<*mut T> {
     }
 }
 
-/// Pointers to anything else, of which the address is shown.
+/// Pointers to anything else, of which only the address is shown.
 pub(crate) trait Pointer {
     fn value(&self) -> Value;
 }

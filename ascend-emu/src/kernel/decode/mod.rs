@@ -14,8 +14,8 @@
 //! # Prefetching
 //!
 //! A KV tile is computed in two sub-tiles, whose keys and values fit the L1 cache. While the scores of a sub-tile are
-//! computed, its values are prefetched into L1; while its output is computed, the keys of the next sub-tile are. Both loops
-//! also prefetch the rows behind those into L2, which can wait for more cache lines at a time than L1. The products' own
+//! computed, its values are prefetched into L1; while its output is computed, the keys of the next sub-tile are. Both
+//! loops also prefetch later rows into L2, which can wait for more cache lines at a time than L1. The products' own
 //! loops issue the prefetches, one beside each vector that they read.
 
 mod products;
@@ -50,7 +50,7 @@ const _: () =
 struct DecodeBuffers<'s> {
     /// Queries; those of a query tile are interleaved, vector by vector.
     queries: &'s mut [Vector],
-    /// For each query tile, key by key, the scores of a sub-tile, which the softmax replaces by their weights.
+    /// For each query tile, key by key, the scores of a sub-tile; the softmax replaces them by weights.
     scores: &'s mut [Vector],
     /// Output of each query, row by row, not yet divided by the running sum.
     out: &'s mut [Vector],
@@ -71,7 +71,8 @@ impl DecodeBuffers<'_> {
     }
 }
 
-/// Runs the decode kernel on a task of at most [`QUERIES`] queries: gives running maximum, running sum and output of each.
+/// Runs the decode kernel on a task of at most [`QUERIES`] queries: computes running maximum, running sum and output
+/// of each.
 pub(crate) struct Attend<'a, 's>(pub(crate) TaskContext<'a, 's>);
 
 impl<'s> Kernel for Attend<'_, 's> {
@@ -192,7 +193,7 @@ fn attend<'s, S: Simd>(simd: S, context: TaskContext<'_, 's>) -> OnlineSoftmax<'
     }
 }
 
-/// Cuts `count` queries into query tiles: gives the first query of each, and how many it has.
+/// Cuts `count` queries into query tiles: returns the first query of each, and its number of queries.
 #[inline(always)]
 fn query_tiles(count: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut next = 0;

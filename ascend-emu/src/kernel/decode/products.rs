@@ -30,8 +30,8 @@ impl SubTile<'_> {
         let scores = buffers.scores[query * SCORES..][..R * SCORES].as_flattened_mut();
         let of_steps = scores[range.start * R..].chunks_exact_mut(J * R);
         for (first, scores) in (0..count).step_by(J).zip(of_steps) {
-            // Past the last key the first one is multiplied again: the products are overwritten by those of the next keys, or
-            // hidden.
+            // Past the last key the first one is multiplied again: its products are overwritten by those of the next
+            // keys, or are hidden.
             let mut of = [keys.row(first); J];
             if first + J <= count {
                 of = keys.rows(first);
@@ -208,7 +208,7 @@ pub(super) struct Scores<'a, 's, R> {
     pub(super) sub_tile: &'a SubTile<'a>,
     pub(super) buffers: &'a mut DecodeBuffers<'s>,
     pub(super) keys: R,
-    /// Which keys of the sub-tile they are.
+    /// The keys of the sub-tile whose products are computed.
     pub(super) range: Range<usize>,
     /// The rows to prefetch.
     pub(super) cursor: PrefetchCursor,
@@ -220,7 +220,7 @@ impl<R: TileRows> Kernel for Scores<'_, '_, R> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let (sub_tile, buffers, keys) = (self.sub_tile, self.buffers, (self.keys, &self.range));
-        // Every query tile prefetches the same rows: to prefetch what is in the cache already costs little.
+        // Every query tile prefetches the same rows: prefetching a line that is in the cache already costs little.
         let cursor = self.cursor;
         for (query, together) in query_tiles(sub_tile.count()) {
             match (together, S::SHAPE) {
@@ -251,7 +251,7 @@ pub(super) struct Outputs<'a, 's, R> {
     pub(super) sub_tile: &'a SubTile<'a>,
     pub(super) buffers: &'a mut DecodeBuffers<'s>,
     pub(super) values: R,
-    /// Which keys of the sub-tile they belong to.
+    /// The keys of the sub-tile whose values are added.
     pub(super) range: Range<usize>,
     /// The rows to prefetch.
     pub(super) cursor: PrefetchCursor,

@@ -156,7 +156,7 @@ impl Kernel for UpdateSoftmax<'_, '_> {
     }
 }
 
-/// Combines each of the first `R` lanes with all lanes that lie a multiple of `R` behind it. `R` is a power of two.
+/// Combines each of the first `R` lanes with all lanes a multiple of `R` after it. `R` is a power of two.
 #[inline(always)]
 fn fold<const R: usize>(vector: &Vector, combine: impl Fn(f32, f32) -> f32) -> [f32; R] {
     let mut lanes = *vector;

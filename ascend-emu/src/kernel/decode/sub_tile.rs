@@ -1,4 +1,5 @@
-//! A sub-tile of the decode kernel: its keys and values, in place or loaded, and what is prefetched meanwhile.
+//! A sub-tile of the decode kernel: its keys and values, in place or loaded, and the rows that are prefetched
+//! meanwhile.
 
 use super::products::{Outputs, Scores};
 use super::softmax::{CorrectScores, UpdateSoftmax};
@@ -19,13 +20,13 @@ use half::{bf16, f16};
 use std::iter;
 use std::ops::Range;
 
-/// Segments that the keys of a sub-tile may lie in: pages of 16 keys, the first of them cut anywhere.
+/// Largest number of segments of the keys of a sub-tile: pages of 16 keys, the first of them cut anywhere.
 const SEGMENTS: usize = SUB_TILE_KEYS / 16 + 1;
 
 /// Prefetch distance of the L2 cache, in keys.
 const L2_DISTANCE: usize = SUB_TILE_KEYS;
 
-/// Some keys of a task, and which queries see them.
+/// Some keys of a task, and the queries that see them.
 #[derive(Clone)]
 pub(super) struct SubTile<'a> {
     pub(super) attention: &'a Attention,
@@ -37,10 +38,10 @@ pub(super) struct SubTile<'a> {
     pub(super) hidden: Option<&'a [u16]>,
 }
 
-/// Keys of a sub-tile that lie a constant distance apart, as do their values.
+/// Keys of a sub-tile that are a constant distance apart, and whose values are, too.
 #[derive(Clone, Copy)]
 struct Segment<R> {
-    /// Index of the first key, counted from the sub-tile's.
+    /// Index of the segment's first key in the sub-tile.
     first: usize,
     count: usize,
     keys: R,
@@ -51,7 +52,7 @@ struct Segment<R> {
 type Segments<R> = [Option<Segment<R>>; SEGMENTS];
 
 impl SubTile<'_> {
-    /// The sub-tile of the keys `keys`, which count from the first.
+    /// The sub-tile of the keys `keys`, numbered from this sub-tile's first key.
     pub(super) fn part(&self, keys: Range<usize>) -> Self {
         let first = self.rows.start;
         SubTile {
@@ -66,8 +67,8 @@ impl SubTile<'_> {
         self.task.queries.len().min(QUERIES)
     }
 
-    /// Attends to keys and values in place. Gives `None`, and does nothing, unless they are whole vectors of FLOAT16, BFLOAT16
-    /// or INT8.
+    /// Attends to keys and values in place. Returns `None`, and does nothing, unless they are whole vectors of
+    /// FLOAT16, BFLOAT16 or INT8.
     #[inline(always)]
     pub(super) fn attend_in_place<S: Simd>(
         &self,
@@ -118,7 +119,7 @@ impl SubTile<'_> {
         let (kv, head) = (&self.sequence.kv, self.task.kv_head);
         let plans = self.plan_prefetch(&segments, prefetched);
         let (key, value) = (of_key.of_head(head), of_value.of_head(head));
-        // The common forms have kernels of their own, which do not decide for each vector what to multiply it by.
+        // The common forms have kernels of their own, which avoid a branch for each vector.
         if let (Some(key), Some(value)) = (key.per_channel(), value.per_channel()) {
             let none = [(0.0, 0.0); SUB_TILE_KEYS];
             let (keys, values) = ((key, &none[..]), (value, &none[..]));
@@ -137,8 +138,8 @@ impl SubTile<'_> {
         Some(())
     }
 
-    /// Attends to INT8 keys and values in place, given for each how to dequantise a row of the head, and scale and offset of
-    /// each row.
+    /// Attends to INT8 keys and values in place, with a dequantiser for the keys' rows and one for the values' rows,
+    /// and scale and offset of each row.
     #[inline(always)]
     fn attend_dequantised<S: Simd, H: HeadDequantise>(
         &self,
@@ -167,8 +168,8 @@ impl SubTile<'_> {
         self.attend(simd, buffers, segments, plans);
     }
 
-    /// Fills `segments` with the places of keys and values. Gives `None` unless they are whole vectors of `T`, in at most
-    /// [`SEGMENTS`] segments, and keys without a rotary part.
+    /// Fills `segments` with the addresses of keys and values. Returns `None` unless they are whole vectors of `T`,
+    /// in at most [`SEGMENTS`] segments, and keys without a rotary part.
     #[inline(always)]
     fn find_segments<T: InPlaceElement>(
         &self,
@@ -197,7 +198,7 @@ impl SubTile<'_> {
         (start == end).then_some(())
     }
 
-    /// The rows to prefetch while scores, and while outputs are computed.
+    /// The rows to prefetch while scores are computed, and while outputs are computed.
     #[inline(always)]
     fn plan_prefetch<T: InPlaceElement>(
         &self,
@@ -299,7 +300,7 @@ impl SubTile<'_> {
         }
     }
 
-    /// Attends to keys and values that it loads into `keys` and `values` first.
+    /// Loads keys and values into `keys` and `values`, then attends to them.
     #[inline(always)]
     pub(super) fn attend_loaded<S: Simd>(
         &self,

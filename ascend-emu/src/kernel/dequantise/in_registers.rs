@@ -4,16 +4,17 @@ use crate::kernel::simd::{Simd, Vector};
 
 /// Dequantises the rows of a head, vector by vector.
 pub(crate) trait HeadDequantise: Copy {
-    /// The same for rows without their first `i` vectors.
+    /// As this value, but for rows without their first `i` vectors.
     fn skip_vectors(self, i: usize) -> Self;
 
-    /// Number of vectors of a row that there are scales for; without limit unless they are per channel.
+    /// Number of vectors of a row that have scales; unlimited unless the scales are per channel.
     #[inline(always)]
     fn vectors(self) -> usize {
         usize::MAX
     }
 
-    /// Dequantises vector `i` of a row. `of_row` is scale and offset of the row, for those that are not per channel.
+    /// Dequantises vector `i` of a row. `of_row` is scale and offset of the row; per-channel dequantisation ignores
+    /// it.
     fn dequantise<S: Simd>(
         self,
         simd: S,
@@ -72,7 +73,7 @@ impl HeadDequantise for PerToken {
     }
 }
 
-/// Per-channel scales and offsets of a head; those that are empty are per token.
+/// Per-channel scales and offsets of a head. If a slice is empty, the row's own scale or offset is used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PerChannelOrToken<'a> {
     pub(super) scales: &'a [Vector],
@@ -119,7 +120,7 @@ impl<'a> HeadDequantise for PerChannelOrToken<'a> {
     }
 }
 
-/// Vector `i` of `channels`, or `of_row` in every lane if there is none.
+/// Vector `i` of `channels`, or `of_row` in every lane if `channels` has no such vector.
 #[inline(always)]
 fn channel_or_row<S: Simd>(simd: S, channels: &[Vector], i: usize, of_row: f32) -> S::Register {
     match channels.get(i) {

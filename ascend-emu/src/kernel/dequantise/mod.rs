@@ -13,7 +13,7 @@ use ascend_spec::attention_problem::{AttentionProblem, Counts, Grid, ScaleOffset
 use in_registers::PerChannelOrToken;
 use scale_grid::ScaleGrid;
 
-/// Where a row is, for grids that count tokens and for grids that count stored rows.
+/// The position of a row, for grids that count tokens and for grids that count stored rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScalePosition {
     /// Sequence, and token in the sequence.
@@ -22,7 +22,7 @@ pub(crate) struct ScalePosition {
     pub(crate) stored: (usize, usize),
 }
 
-/// Scale and offset of a quantised tensor: dequantises as `(stored + offset) * scale`, and quantises as
+/// Scale and offset of a quantised tensor. It dequantises as `(stored + offset) * scale`, and quantises as
 /// `value * scale + offset`.
 #[derive(Debug)]
 pub(crate) struct Quantisation {
@@ -80,7 +80,8 @@ impl Quantisation {
         (batch, head, row)
     }
 
-    /// Dequantises a row of `dim` elements, whose vectors lie `step` apart. Adds NaN to `nonfinite` if a value is not finite.
+    /// Dequantises a row of `dim` elements into vectors `step` apart. Adds NaN to `nonfinite` if a value is not
+    /// finite.
     #[inline(always)]
     pub(crate) fn dequantise<S: Simd>(
         &self,
@@ -116,7 +117,7 @@ impl Quantisation {
         }
     }
 
-    /// Scale and offset of a row, each 0 unless all elements share it.
+    /// Scale and offset of a row; either is 0 unless all elements of the row share it.
     pub(crate) fn of_row(&self, at: ScalePosition, head: usize) -> (f32, f32) {
         let at = self.at(at, head);
         let scale = self.scale.row_entry(at);

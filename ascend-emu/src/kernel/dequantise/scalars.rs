@@ -59,7 +59,7 @@ impl ScalarTensor {
             DType::Float => f32::from_ne_bytes(self.element(index)?),
             DType::Float16 => f16::from_ne_bytes(self.element(index)?).to_f32(),
             DType::Bf16 => bf16::from_ne_bytes(self.element(index)?).to_f32(),
-            // The hardware's format of scales: single precision in the lower half.
+            // The hardware stores scales as single precision in the lower half.
             DType::UInt64 => f32::from_bits(u64::from_ne_bytes(self.element(index)?) as u32),
             DType::Float8E8M0 => Float8E8M0::from_bits(self.element::<1>(index)?[0]).to_f32(),
             _ => return None,

@@ -10,7 +10,7 @@ use ascend_spec::attention_problem::{Cuts, Grid};
 pub(crate) struct ScaleGrid {
     scalars: ScalarTensor,
     grid: Grid,
-    /// Whether groups of neighbouring elements share an entry, which is then read anew for each row.
+    /// Whether groups of neighbouring elements share an entry; such entries are read again for each row.
     per_group: bool,
     /// The entries of a per-channel grid, `vectors` vectors for each head. Empty for other grids.
     channels: Vec<Vector>,
@@ -53,18 +53,18 @@ impl ScaleGrid {
         self.per_group
     }
 
-    /// The entry of a row that has one for all elements; NaN if the tensor does not hold it.
+    /// The entry of a row whose elements share one; NaN if the tensor does not have it.
     pub(crate) fn of_row(&self, at: (usize, usize, usize)) -> f32 {
         self.of_element(at, 0)
     }
 
-    /// The entry of element `d` of a row; NaN if the tensor does not hold it.
+    /// The entry of element `d` of a row; NaN if the tensor does not have it.
     fn of_element(&self, at: (usize, usize, usize), d: usize) -> f32 {
         let entry = self.scalars.float(self.grid.at(at, d));
         entry.unwrap_or(f32::NAN)
     }
 
-    /// The entries of vector `i` of a row; `of_row` is the one for all elements, if there is one.
+    /// The entries of vector `i` of a row; `of_row` is the entry that all elements share, if there is one.
     #[inline(always)]
     pub(super) fn vector(&self, at: (usize, usize, usize), i: usize, of_row: f32) -> Vector {
         if self.per_group {
@@ -88,7 +88,7 @@ impl ScaleGrid {
         channels.get(..self.vectors).unwrap_or_default()
     }
 
-    /// The entry of a row that has one for all elements; 0 for other grids.
+    /// The entry of a row whose elements share one; 0 for other grids.
     #[inline(always)]
     pub(super) fn row_entry(&self, at: (usize, usize, usize)) -> f32 {
         if self.channels.is_empty() && !self.per_group {

@@ -47,7 +47,7 @@ impl BlockIds {
     /// Reads the row of the table that belongs to a sequence with `keys` keys in the cache.
     ///
     /// # Errors
-    /// Blocks that there is no memory for.
+    /// There is no host memory for the blocks.
     ///
     /// # Safety
     ///
@@ -82,7 +82,7 @@ impl BlockIds {
     }
 }
 
-/// Hands the entries of a sequence's row of the table to `visit`, in order.
+/// Calls `visit` with the entries of a sequence's row of the table, in order.
 ///
 /// # Safety
 ///

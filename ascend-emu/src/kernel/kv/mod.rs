@@ -1,4 +1,4 @@
-//! Where the keys and values of a sequence are stored: in rows of a tensor, in the pages of a cache, in a shared prefix.
+//! The storage of a sequence's keys and values: rows of a tensor, pages of a cache, and a shared prefix.
 
 pub(crate) mod block_table;
 pub(crate) mod tile_load;
@@ -42,7 +42,7 @@ pub(crate) struct KeyValues {
 /// How a sequence's own rows are stored.
 #[derive(Debug)]
 pub(crate) enum Storage {
-    /// One after the other, from row `first` on, at `batch` of the batch axis.
+    /// Consecutive rows, from row `first` on, at `batch` of the batch axis.
     Rows {
         batch: usize,
         first: usize,
@@ -53,7 +53,7 @@ pub(crate) enum Storage {
     Pages(BlockIds),
 }
 
-/// Where the row of a key is stored.
+/// The position of a key's row in memory.
 #[derive(Clone, Copy, Debug)]
 struct RowPosition {
     in_prefix: bool,
@@ -82,7 +82,7 @@ impl PrefetchedRows {
     }
 }
 
-/// The segments that `find` gives for `keys`, one after the other.
+/// Iterates over consecutive segments of `keys` that `find` returns.
 #[inline(always)]
 fn segments<T: InPlaceElement>(
     mut keys: Range<usize>,
@@ -96,7 +96,7 @@ fn segments<T: InPlaceElement>(
 }
 
 impl KeyValues {
-    /// Where the row of a key is stored; `None` if the cache does not have its block.
+    /// The position of a key's row; `None` if the cache does not have its block.
     #[inline(always)]
     fn position(&self, key: usize) -> Option<RowPosition> {
         let at = |in_prefix, batch, row, token| RowPosition {
@@ -125,8 +125,8 @@ impl KeyValues {
         })
     }
 
-    /// Widens the row of a key of `tensor`, followed by its rotary part: vector `i` goes to `out[i * step]`. Adds NaN to
-    /// `nonfinite` if an element is not finite. A key whose block the cache does not have is zeros.
+    /// Widens the row of a key of `tensor`, followed by its rotary part: vector `i` goes to `out[i * step]`. Adds NaN
+    /// to `nonfinite` if an element is not finite. If the cache does not have a key's block, the row is zeros.
     #[inline(always)]
     pub(crate) fn read<S: Simd>(
         &self,
@@ -163,8 +163,8 @@ impl KeyValues {
         of_rows
     }
 
-    /// The longest segment at the beginning of the rows `keys` of `tensor`, without the rotary part. Gives `None` unless the
-    /// rows are whole vectors of `T`.
+    /// The longest segment at the beginning of the rows `keys` of `tensor`, without the rotary part. Returns `None`
+    /// unless the rows are whole vectors of `T`.
     #[inline(always)]
     pub(crate) fn rows_in_place<T: InPlaceElement>(
         &self,
@@ -175,7 +175,8 @@ impl KeyValues {
         self.find_rows([&tensor.prefix, &tensor.own], tensor.dim, head, keys)
     }
 
-    /// The longest segment at the beginning of the rotary parts of `keys`. Gives `None` unless they are whole vectors of `T`.
+    /// The longest segment at the beginning of the rotary parts of `keys`. Returns `None` unless they are whole
+    /// vectors of `T`.
     #[inline(always)]
     pub(crate) fn rope_in_place<T: InPlaceElement>(
         &self,

@@ -14,12 +14,13 @@ use std::ops::Range;
 /// Prefetch distance within a segment, in rows.
 const PREFETCH_DISTANCE: usize = 8;
 
-/// Vectors of a row in a slice. A loaded tile is stored in slices along the head dimension: first the first `SLICE` vectors
-/// of every row, then the next ones. The rows of a slice are a constant distance apart, whatever the head dimension.
+/// Vectors of a row in a slice. A loaded tile is stored in slices along the head dimension: first the first `SLICE`
+/// vectors of every row, then the next `SLICE`. The rows of a slice are a constant distance apart, whatever the head
+/// dimension.
 pub(crate) const SLICE: usize = 8;
 
-/// Vectors from row to row of a slice. The number is odd, because rows that lie a power of two apart fall into the same
-/// cache set.
+/// Vectors from row to row of a slice. The number is odd, because rows a power of two apart fall into the same cache
+/// set.
 pub(crate) const PITCH: usize = SLICE + 1;
 
 /// Number of vectors in a tile that is stored in slices, for rows of `vectors` vectors.
@@ -33,13 +34,13 @@ pub(crate) fn tile_index(j: usize, i: usize) -> usize {
     i / SLICE * (TILE_KEYS * PITCH) + j * PITCH + i % SLICE
 }
 
-/// Vectors from row to row of a buffer of whole rows of `vectors` vectors; odd, as [`PITCH`] is.
+/// Vectors from row to row of a buffer of whole rows of `vectors` vectors; odd, like [`PITCH`].
 #[inline(always)]
 pub(crate) fn stride(vectors: usize) -> usize {
     vectors | 1
 }
 
-/// Where loaded rows are stored.
+/// The destination of loaded rows.
 pub(crate) enum Destination<'a> {
     /// As whole rows, a [`stride`] apart.
     Rows(&'a mut [Vector]),
@@ -63,7 +64,7 @@ pub(crate) struct TileLoad<'a> {
 }
 
 impl TileLoad<'_> {
-    /// Loads the keys. With `check_finite`, says whether all of them are finite.
+    /// Loads the keys. With `check_finite`, returns whether all of them are finite.
     #[inline(always)]
     pub(crate) fn keys<S: Simd>(&self, simd: S, destination: Destination<'_>) -> bool {
         simd.outline(LoadRows {
@@ -75,7 +76,7 @@ impl TileLoad<'_> {
         })
     }
 
-    /// Loads the values. With `check_finite`, says whether all of them are finite.
+    /// Loads the values. With `check_finite`, returns whether all of them are finite.
     #[inline(always)]
     pub(crate) fn values<S: Simd>(&self, simd: S, destination: Destination<'_>) -> bool {
         simd.outline(LoadRows {
@@ -88,7 +89,7 @@ impl TileLoad<'_> {
     }
 }
 
-/// Loads the rows of a tile from one tensor. With `check_finite`, says whether all elements are finite.
+/// Loads the rows of a tile from one tensor. With `check_finite`, returns whether all elements are finite.
 struct LoadRows<'a> {
     load: &'a TileLoad<'a>,
     tensor: &'a KvTensor,
@@ -98,8 +99,8 @@ struct LoadRows<'a> {
 }
 
 impl Destination<'_> {
-    /// The places of vector `i` of row `j` and of the vectors behind it, up to the end of the slice, for rows of `vectors`
-    /// vectors.
+    /// The places of vector `i` of row `j` and of the vectors after it, up to the end of the slice, for rows of
+    /// `vectors` vectors.
     #[inline(always)]
     fn places(&mut self, vectors: usize, j: usize, i: usize) -> &mut [Vector] {
         let (all, first) = match self {
@@ -111,7 +112,8 @@ impl Destination<'_> {
 }
 
 impl LoadRows<'_> {
-    /// Loads the segment that begins with row number `done`, if it is whole vectors of `T`. Gives its number of rows.
+    /// Loads the segment that begins with row number `done`, if it is whole vectors of `T`. Returns its number of
+    /// rows.
     #[inline(always)]
     fn load_segment<T: InPlaceElement, S: Simd>(
         &self,

@@ -23,7 +23,7 @@ pub(crate) trait TileRows: Copy {
     /// `COUNT` rows from number `j` on.
     fn rows<const COUNT: usize>(self, j: usize) -> [Self::Row; COUNT];
 
-    /// The same rows without their first `i` vectors.
+    /// These rows without their first `i` vectors.
     fn skip_vectors(self, i: usize) -> Self;
 
     /// The rows from number `j` on.
@@ -50,7 +50,7 @@ pub(crate) struct StridedRows<T> {
 }
 
 impl<T: Element> StridedRows<T> {
-    /// `count` rows of `vectors` vectors, each `pitch` elements behind the one before.
+    /// Makes `count` rows of `vectors` vectors, each `pitch` elements after the one before.
     ///
     /// # Safety
     ///
@@ -69,7 +69,7 @@ impl<T: Element> StridedRows<T> {
         self.count
     }
 
-    /// The same rows, to prefetch.
+    /// These rows, to prefetch.
     pub(crate) fn to_prefetch(self) -> PrefetchRows {
         PrefetchRows::new(self.first, self.pitch, self.count, self.vectors * WIDTH)
     }
@@ -222,7 +222,7 @@ impl<T: Element, H: HeadDequantise> TileRow for DequantisedRow<T, H> {
 pub(crate) struct LoadedRows<'a> {
     pub(crate) vectors: &'a [Vector],
     pub(crate) row: usize,
-    /// The vector of each row that counts as its first.
+    /// Index of the vector that counts as the first of each row.
     pub(crate) first: usize,
 }
 

@@ -58,9 +58,9 @@ impl Lanes {
     }
 }
 
-/// Finds which keys of the KV tile `tile` the queries of `rows` see, whose lanes are `lanes`. Gives the smallest range
-/// that contains every visible key, counted from the first of the tile, and whether some of its keys are hidden from some
-/// queries; if so, `hidden` says which. The task's keys end at `end`.
+/// Finds the keys of the KV tile `tile` that the queries of `rows`, in the lanes `lanes`, see. Returns the smallest
+/// range that contains every visible key, counted from the first of the tile, and whether some of its keys are hidden
+/// from some queries; if so, `hidden` has these. The task's keys end at `end`.
 #[inline(always)]
 pub(crate) fn find_visible(
     attention: &Attention,
@@ -130,7 +130,8 @@ pub(crate) fn find_visible(
     (visible, mixed)
 }
 
-/// Reads the mask bytes of a row of a head into `out`. Gives `None` if there is no mask tensor or the row does not exist.
+/// Reads the mask bytes of a row of a head into `out`. Returns `None` if there is no mask tensor or the row does not
+/// exist.
 #[inline(always)]
 pub(crate) fn read_mask<'a>(
     attention: &Attention,

@@ -15,7 +15,7 @@ const CELL: usize = 16;
 /// Keys that are read at a time.
 const CHUNK_KEYS: usize = 64 * CELL;
 
-/// Largest number of cells of a sequence: those of 65536 rows and 65536 keys.
+/// Largest number of cells of a sequence: 65536 rows by 65536 keys.
 const MAX_CELLS: u64 = 1 << 24;
 
 /// Some key of a cell is hidden from some row.
@@ -31,7 +31,7 @@ pub(crate) enum Coverage {
     Hidden,
     /// No key from any row.
     Visible,
-    /// Some keys from some rows, as far as the summary tells.
+    /// Some keys from some rows, or unknown from the summary.
     Mixed,
 }
 
@@ -56,7 +56,7 @@ impl MaskSummary {
     /// An empty summary for a sequence, whose rows are filled by [`MaskSummary::fill`].
     ///
     /// # Errors
-    /// Cells that there is no memory for.
+    /// There is no host memory for the cells.
     pub(crate) fn new(sequence: &Sequence) -> Result<Self, HostMemoryExhausted> {
         let count = |rows: u64| (rows as usize).div_ceil(CELL);
         let across = count(sequence.geometry.kv_len());

@@ -8,8 +8,8 @@ use std::ops::Range;
 /// Prefetch distance, in rows of the mask.
 const PREFETCH_DISTANCE: usize = 2;
 
-/// The mask tensor: one byte for each element, and any byte but 0 hides. The [`MaskRows`] of a sequence say where its
-/// elements are.
+/// The mask tensor: one byte for each element, and any byte but 0 hides. The [`MaskRows`] of a sequence have the
+/// positions of its elements.
 #[derive(Clone, Debug)]
 pub(crate) struct MaskTensor {
     base: *const u8,
@@ -58,8 +58,8 @@ impl MaskTensor {
         }
     }
 
-    /// Adds `lanes` to the entry in `hidden` of each key that the mask hides from a row. The entries are those of the keys
-    /// from `first_key` on. Prefetches the same keys of a row below.
+    /// Adds `lanes` to the entry in `hidden` of each key that the mask hides from a row. The entries are those of the
+    /// keys from `first_key` on. Prefetches the same keys of a later row.
     #[inline(always)]
     pub(crate) fn hide(
         &self,
@@ -103,7 +103,7 @@ impl MaskTensor {
         }
     }
 
-    /// The address of the bytes of `count` keys from key `key` on, if they lie side by side and may be read.
+    /// The address of the bytes of `count` keys from key `key` on, if they are contiguous and may be read.
     #[inline(always)]
     fn contiguous(&self, at: &MaskRows, row: usize, key: usize, count: usize) -> Option<*const u8> {
         let first = at.element(row, key)?;
@@ -113,7 +113,7 @@ impl MaskTensor {
     }
 }
 
-/// The number of keys, of `count` from `first_key` on, that precede those that the tensor has elements for.
+/// The number of keys, among the `count` from `first_key` on, that precede the first element of the tensor.
 #[inline(always)]
 fn before_tensor(at: &MaskRows, first_key: usize, count: usize) -> usize {
     at.context.saturating_sub(first_key).min(count)

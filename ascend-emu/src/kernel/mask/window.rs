@@ -1,7 +1,7 @@
 //! A window of the mask tensor: the bits of several KV tiles, read together.
 //!
-//! The rows of a mask lie far apart, often at a distance that is a power of two. Reading a whole window of each row uses the
-//! cache lines that it brings in, which reading one KV tile at a time would evict before the next one.
+//! The rows of a mask are far apart, often at a distance that is a power of two. Reading a whole window of each row
+//! uses the cache lines that it loads; reading one KV tile at a time would evict them before the next tile.
 
 use crate::kernel::attention::Attention;
 use crate::kernel::mask::summary::Coverage;
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Largest number of keys of a window.
 pub(crate) const WINDOW_KEYS: usize = 8 * TILE_KEYS;
 
-/// What the mask tensor hides from the queries of a lane group.
+/// The keys that the mask tensor hides from the queries of a lane group.
 #[derive(Debug)]
 pub(crate) struct MaskWindow<'s> {
     /// The keys of the window, at most [`WINDOW_KEYS`].
@@ -27,9 +27,9 @@ impl<'s> MaskWindow<'s> {
         MaskWindow { keys: 0..0, hidden }
     }
 
-    /// For each key of `tile`, the lanes that the tensor hides it from. Lanes that belong to no row of `rows` are not set.
-    /// Moves the window to `tile` unless it contains it: to the tile and those behind it, before key `end`, that the summary
-    /// calls mixed.
+    /// For each key of `tile`, the lanes that the tensor hides it from. Lanes that belong to no row of `rows` are not
+    /// set. Unless the window contains `tile`, it is moved to the tile and those after it, before key `end`, whose
+    /// coverage in the summary is mixed.
     #[inline(always)]
     pub(crate) fn of_tile(
         &mut self,
@@ -60,7 +60,7 @@ impl<'s> MaskWindow<'s> {
     }
 }
 
-/// The end of the KV tiles that are worth reading together with `tile`.
+/// The end of the KV tiles that are to be read together with `tile`.
 #[inline(always)]
 fn reach(sequence: &Sequence, rows: &Range<u64>, tile: &Range<usize>, end: usize) -> usize {
     let end = end.min(tile.start + WINDOW_KEYS);

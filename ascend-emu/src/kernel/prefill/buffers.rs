@@ -55,7 +55,7 @@ pub(super) struct QueryTile<'s> {
     pub(super) keys: &'s [Vector],
     /// Values of the KV tile, in slices.
     pub(super) values: &'s [Vector],
-    /// For each key the scores of all queries, which the softmax replaces by their weights.
+    /// For each key the scores of all queries; the softmax replaces them by weights.
     pub(super) scores: &'s mut [Vector],
     /// Output of each query, not yet divided by the running sum.
     pub(super) out: &'s mut [Vector],

@@ -49,7 +49,7 @@ pub(crate) const QUERIES: usize = 384;
 /// Query tiles of a query block.
 const QUERY_TILES: usize = QUERIES / TILE_QUERIES;
 
-/// KV tiles that are skipped together where no query sees any of them.
+/// Number of KV tiles that are skipped together if no query sees any of them.
 const SKIPPED_TILES: usize = 16;
 
 const _: () = assert!((QUERIES / 2).is_multiple_of(TILE_QUERIES));
@@ -64,7 +64,7 @@ struct QueryBlock<'a> {
     values_are_keys: bool,
 }
 
-/// Runs the prefill kernel on a task: gives running maximum, running sum and output of each of its queries.
+/// Runs the prefill kernel on a task: computes running maximum, running sum and output of each of its queries.
 pub(crate) struct Attend<'a, 's>(pub(crate) TaskContext<'a, 's>);
 
 impl<'s> Kernel for Attend<'_, 's> {
@@ -177,7 +177,7 @@ impl QueryBlock<'_> {
         }
     }
 
-    /// Finds which keys of a KV tile each query tile sees. Gives the range of keys that some query sees.
+    /// Finds which keys of a KV tile each query tile sees. Returns the range of keys that some query sees.
     #[inline(always)]
     fn find_visible(self, tile: &Range<usize>, buffers: &mut BlockBuffers<'_>) -> Range<usize> {
         let (attention, sequence) = (self.attention, self.sequence);
@@ -203,7 +203,8 @@ impl QueryBlock<'_> {
         all
     }
 
-    /// Loads the keys `visible` of a KV tile, and their values. With `check_finite`, says whether the values are finite.
+    /// Loads the keys `visible` of a KV tile, and their values. With `check_finite`, returns whether the values are
+    /// finite.
     #[inline(always)]
     fn load<S: Simd>(
         self,

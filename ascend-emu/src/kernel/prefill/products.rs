@@ -1,12 +1,12 @@
 //! The two matrix products of the prefill kernel: queries with keys, and weights with values.
 //!
 //! Both are register-tiled: a step keeps as many sums as the registers hold, [`Shape`] rows by vectors. The loops are
-//! ordered so that what is read again stays in the L1 cache: the queries of a query tile, or a slice of them along the
-//! head dimension, while all keys pass; its weights and a few columns of values while all queries pass. Keys and values
-//! of the KV tile come from the L2 cache once for each query tile.
+//! ordered so that data that is read again stays in the L1 cache: the queries of a query tile, or a slice of them
+//! along the head dimension, while the loop passes over all keys; its weights and a few columns of values while the
+//! loop passes over all queries. Keys and values of the KV tile come from the L2 cache once for each query tile.
 //!
-//! The inner loops are loads and multiply-adds only. The rows of a slice lie a constant distance apart, so all of them are
-//! addressed from one register, and bounds are checked outside of the loops.
+//! The inner loops are loads and multiply-adds only. The rows of a slice are a constant distance apart, so all of
+//! them are addressed from one register, and bounds are checked outside of the loops.
 
 use super::buffers::QueryTile;
 use crate::kernel::kv::tile_load::{PITCH, SLICE, tile_index};

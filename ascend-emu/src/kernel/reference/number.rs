@@ -3,7 +3,7 @@
 use ascend_spec::DType;
 use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, Float8E8M0, HiFloat8};
 
-/// Element `index` of bytes that hold elements of `dtype`; `None` if they do not hold it.
+/// Decodes element `index` of bytes that are elements of `dtype`; `None` past their end.
 pub(super) fn decode(bytes: &[u8], dtype: DType, index: i64) -> Option<f64> {
     let index = usize::try_from(index).ok()?;
     if let DType::Int4 | DType::Float4E2M1 = dtype {
@@ -23,7 +23,7 @@ pub(super) fn decode(bytes: &[u8], dtype: DType, index: i64) -> Option<f64> {
     Some(match dtype {
         DType::Float16 => half(bits as u16),
         DType::Bf16 => brain(bits as u16),
-        // The hardware's format of scales: single precision in the lower half.
+        // The hardware stores scales as single precision in the lower half.
         DType::Float | DType::UInt64 => f64::from(f32::from_bits(bits as u32)),
         DType::Int8 => f64::from(bits as u8 as i8),
         DType::UInt8 => f64::from(bits as u8),

@@ -169,8 +169,8 @@ impl Simd for Avx512 {
         }
     }
 
-    /// Transposes as [`Avx512::transpose`] does, and adds columns up two by two on the way, which takes fewer instructions than
-    /// four times four sums.
+    /// Transposes like [`Avx512::transpose`], but adds columns pairwise on the way, which takes fewer instructions
+    /// than four times four sums.
     #[inline(always)]
     fn horizontal_sums(self, sums: [__m512; WIDTH]) -> Vector {
         let mut fours = [self.zero_sum(); 4];
@@ -247,8 +247,8 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn widen_f16(self, bits: &[u16; WIDTH]) -> __m512 {
-        // Without a word on rounding, of which there is none, the conversion may read memory itself: that leaves an arithmetic
-        // unit free.
+        // With the current rounding direction (an exact conversion needs none) the conversion may read memory itself,
+        // which leaves an arithmetic unit free.
         // SAFETY: as above; the transmuted types are 32 bytes of plain bits.
         unsafe {
             _mm512_cvt_roundph_ps::<_MM_FROUND_CUR_DIRECTION>(transmute::<[u16; WIDTH], __m256i>(

@@ -7,7 +7,7 @@ use super::{Kernel, Shape, Simd, Vector, WIDTH, total};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Portable;
 
-/// `a * b + c`, in one rounding where that is one instruction.
+/// `a * b + c`, with one rounding if that is one instruction.
 #[inline(always)]
 fn mul_add(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {

@@ -14,12 +14,12 @@ use std::ops::Range;
 pub(crate) struct ElementTypes {
     /// The type of the query in its description.
     pub(crate) query: DType,
-    /// The type that tensors with that description hold.
+    /// The element type of tensors whose description has the query's type.
     pub(crate) stored: DType,
 }
 
 impl ElementTypes {
-    /// The type that a tensor holds whose description has the type `described`.
+    /// The type of the elements of a tensor whose description has the type `described`.
     pub(crate) fn stored(self, described: DType) -> DType {
         if described == self.query {
             self.stored
@@ -87,7 +87,7 @@ impl InputTensor {
         }
     }
 
-    /// Whether each row begins at the same element as the row of the same number of `other`, with the same strides.
+    /// Whether row `i` of both tensors begins at the same element for every `i`, with the same strides.
     pub(crate) fn coincides(&self, other: &Self) -> bool {
         match (self, other) {
             (InputTensor::F32(one), InputTensor::F32(other)) => one.coincides(other),
@@ -120,8 +120,8 @@ impl InputTensor {
     }
 }
 
-/// Reads a row of any type. Gives NaN in some lane if an element is not finite, and zeros otherwise. Compiled once for all
-/// callers, because there are many of them.
+/// Reads a row of any type. Returns NaN in some lane if an element is not finite, and zeros otherwise. Compiled once
+/// for all callers, because there are many of them.
 struct ReadRow<'a> {
     of: &'a InputTensor,
     at: (usize, usize, usize),
@@ -201,7 +201,7 @@ pub(crate) fn reads(dtype: DType, own: DType) -> bool {
     dtype == own || all.contains(&dtype)
 }
 
-/// Sets the first `count` vectors that lie `step` apart to zeros.
+/// Sets the first `count` vectors, `step` apart, to zeros.
 #[inline(always)]
 pub(crate) fn clear(out: &mut [Vector], step: usize, count: usize) {
     for out in out.iter_mut().step_by(step).take(count) {
@@ -234,7 +234,7 @@ impl FourBitTensor {
         FourBitTensor { grid, floats }
     }
 
-    /// As [`InputTensor::read`]; the elements are always finite.
+    /// As [`InputTensor::read`], but the elements are always finite.
     #[inline(always)]
     fn read(
         &self,
@@ -252,7 +252,7 @@ impl FourBitTensor {
         }
     }
 
-    /// As [`FourBitTensor::read`], with `value` giving the value of an element in the upper half of a byte.
+    /// As [`FourBitTensor::read`], but `value` computes an element's value from the upper half of a byte.
     #[inline(always)]
     fn read_as(
         &self,
@@ -273,7 +273,7 @@ impl FourBitTensor {
         {
             let index = first.wrapping_add(grid.column(at));
             if grid.is_dense() && index & 1 == 0 && at + WIDTH <= columns.end {
-                // SAFETY: as below, the bytes of elements that lie side by side.
+                // SAFETY: as below; the bytes of elements that are contiguous.
                 let bytes = unsafe {
                     base.wrapping_offset(index >> 1)
                         .cast::<[u8; WIDTH / 2]>()

@@ -28,7 +28,7 @@ impl Sizes {
         dim: 0,
     };
 
-    /// The same sizes as [`Extents`].
+    /// These sizes as [`Extents`].
     fn extents(self) -> Extents {
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         Extents {
@@ -57,10 +57,11 @@ impl From<Extents> for Sizes {
 pub(crate) struct Strided<T> {
     base: *mut T,
     view: View,
-    /// Elements that lie side by side in an NZ cache, a multiple of [`WIDTH`]; 0 for rows that are not cut into fractals.
+    /// Number of contiguous elements in an NZ cache, a multiple of [`WIDTH`]; 0 for rows that are not cut into
+    /// fractals.
     lanes: usize,
     sizes: Sizes,
-    /// Whether the elements of a vector lie side by side.
+    /// Whether the elements of a vector are contiguous.
     dense: bool,
 }
 
@@ -80,7 +81,7 @@ impl<T> Strided<T> {
         } else {
             0
         };
-        // A view that reaches outside of what an address can name has no rows.
+        // A view that reaches outside of the address space has no rows.
         let bytes = |elements: u64| elements.checked_mul(size_of::<T>() as u64);
         let runs = Sizes {
             dim: sizes.dim.checked_div(lanes).unwrap_or(sizes.dim),
@@ -113,7 +114,7 @@ impl<T> Strided<T> {
         self.sizes
     }
 
-    /// Whether each row begins at the same element as the row of the same number of `other`, with the same strides.
+    /// Whether row `i` of both tensors begins at the same element for every `i`, with the same strides.
     fn coincides(&self, other: &Self) -> bool {
         self.base == other.base && self.view == other.view && self.lanes == other.lanes
     }
@@ -145,7 +146,7 @@ impl<T> Strided<T> {
         true
     }
 
-    /// Whether the elements of a vector lie side by side.
+    /// Whether the elements of a vector are contiguous.
     pub(crate) fn is_dense(&self) -> bool {
         self.dense
     }
@@ -208,13 +209,13 @@ impl<T: Element> ReadTensor<T> {
         self.0.sizes
     }
 
-    /// Whether each row begins at the same element as the row of the same number of `other`, with the same strides.
+    /// Whether row `i` of both tensors begins at the same element for every `i`, with the same strides.
     pub(crate) fn coincides(&self, other: &Self) -> bool {
         self.0.coincides(&other.0)
     }
 
-    /// The address of a row, and the number of elements from each row to the next. Gives `None` unless `count` rows from it on
-    /// exist and each is whole vectors whose elements lie side by side.
+    /// The address of a row, and the number of elements from each row to the next. Returns `None` unless `count` rows
+    /// from it on exist and each is whole vectors whose elements are contiguous.
     #[inline(always)]
     pub(crate) fn rows_in_place(
         &self,
@@ -250,8 +251,8 @@ impl<T: Element> ReadTensor<T> {
             let whole = columns.len() / WIDTH;
             let first = first.wrapping_add(columns.start);
             for (i, out) in (0..whole).zip(&mut out) {
-                // SAFETY: `row` checked that the row exists; the vector lies within its elements, which lie side by
-                // side and are readable by the contract of `new`. No alignment is assumed.
+                // SAFETY: `row` checked that the row exists; the vector lies within its elements, which are
+                // contiguous and readable by the contract of `new`. No alignment is assumed.
                 let values = unsafe {
                     first
                         .wrapping_add(i * WIDTH)
@@ -312,7 +313,7 @@ impl<T: Element> WriteTensor<T> {
     /// # Safety
     ///
     /// As long as the value is used, every element of `rows` within `sizes`, counted from `base`, may be written, and
-    /// nothing else reads or writes them. If the tensor is not disjoint, only one thread at a time writes.
+    /// no other code reads or writes them. If the tensor is not disjoint, only one thread at a time writes.
     pub(crate) unsafe fn new(base: *mut u8, rows: &Rows, sizes: Sizes) -> Self {
         WriteTensor(Strided::new(base, rows, sizes))
     }

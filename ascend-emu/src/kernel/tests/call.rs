@@ -7,7 +7,7 @@ use ascend_spec::DType;
 use ascend_spec::attention_problem::AttentionProblem;
 
 impl Call {
-    /// Hands the call and its data to `work`; the tensors of the query's type hold `held`.
+    /// Calls `work` with the call and its data; the tensors of the query's type have elements of type `held`.
     pub(super) fn with<R>(
         &self,
         held: Option<DType>,

@@ -48,7 +48,7 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// Causal or not, without lengths.
+    /// A case, causal or not, without lengths.
     pub(super) fn plain(
         dtype: DType,
         [batch, kv_heads, group, rows, keys, dim]: [usize; 6],
@@ -98,7 +98,7 @@ impl Case {
         }
     }
 
-    /// Hands the call and its data to `work`.
+    /// Calls `work` with the call and its data.
     pub(super) fn with<R>(&self, work: impl FnOnce(&AttentionProblem<'_>, &mut Data) -> R) -> R {
         let described = self.described_dtype();
         let axes = self.layout.input();

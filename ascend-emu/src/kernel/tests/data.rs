@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::ptr;
 use std::sync::atomic::AtomicUsize;
 
-/// The instruction sets to test: the one that the environment asks for, or all.
+/// The instruction sets to test: the one that the environment selects, or all.
 pub(super) fn levels() -> Vec<Level> {
     Level::of_environment().map_or_else(Level::all, |level| vec![level])
 }
@@ -60,18 +60,18 @@ impl Fenced {
 /// The data of one call.
 #[derive(Clone, Debug)]
 pub(super) struct Data {
-    /// Element type of the tensors that have the call's own.
+    /// Element type of the tensors whose description has the call's type.
     dtype: DType,
     of: HashMap<Argument, Fenced>,
     /// Visible keys in place of the problem's.
     pub(super) geometry: Option<MaskGeometry>,
-    /// Bytes that the last run took beside these.
+    /// Bytes of working memory that the last run took.
     pub(super) working_memory: usize,
 }
 
 impl Data {
-    /// Random numbers in every input, poison in the outputs. With `dtype` FLOAT, the tensors of the problem's own type
-    /// hold single precision instead.
+    /// Random numbers in every input, poison in the outputs. With `dtype` FLOAT, the tensors of the problem's own
+    /// type hold single precision instead.
     pub(super) fn new(checked: &CheckedCall<'_>, dtype: DType, seed: u64) -> Self {
         let (call, problem) = (checked.call, &checked.problem);
         let mut random = Random(seed);
@@ -98,7 +98,7 @@ impl Data {
         }
     }
 
-    /// Replaces what an input holds.
+    /// Replaces the content of an input.
     pub(super) fn put(
         &mut self,
         argument: impl Into<Argument>,
@@ -116,7 +116,7 @@ impl Data {
         self.of.get_mut(&argument.into()).unwrap().bytes_mut()
     }
 
-    /// Hands the addresses of the tensors to `work`.
+    /// Calls `work` with the addresses of the tensors.
     pub(super) fn with_buffers<R>(&mut self, work: impl FnOnce(&Buffers<'_>) -> R) -> R {
         let base: HashMap<Argument, *mut u8> = self
             .of
@@ -148,7 +148,7 @@ impl Data {
         self.working_memory = bytes.into_inner();
     }
 
-    /// What the oracle computes.
+    /// Computes the oracle's outputs.
     pub(super) fn oracle(&self, problem: &AttentionProblem<'_>) -> Outputs {
         let bytes = |role| self.bytes(Argument::of_role(role));
         let inputs = Inputs {

@@ -1,4 +1,4 @@
-//! Rows without keys, numbers that are none, empty tensors, threads.
+//! Rows without keys, infinities and NaN, empty tensors, threads.
 
 use super::calls::contents::encode;
 use super::case::{Case, Mask};
@@ -61,7 +61,7 @@ fn rows_and_sequences_past_their_length_are_blank() {
     case.q_lens = Some(vec![7, 100, 0]);
     case.kv_lens = Some(vec![205, 0, 9]);
     each(&case, |problem, tensors, level| {
-        // What lies past the lengths is not looked at.
+        // Rows past the lengths are not read.
         let rows = 205 * 32 * 2;
         tensors.bytes_mut(Parameter::Key)[rows..2 * rows].fill(0xff);
         tensors.bytes_mut(Parameter::Value)[rows..2 * rows].fill(0xff);
@@ -388,8 +388,8 @@ fn refusals_name_the_type() {
     );
 }
 
-/// Packed calls of query heads that are no multiple of the key heads: the heads of whole groups are computed, the others
-/// stay as they were.
+/// Packed calls whose query heads are no multiple of the key heads: the heads of whole groups are computed, the
+/// others stay as they were.
 #[test]
 fn heads_that_the_key_heads_leave_over_are_not_written() {
     for (heads, kv_heads) in [(5, 2), (4, 3), (3, 2), (7, 1), (2, 4), (1, 2)] {

@@ -23,7 +23,7 @@ const OUTPUTS: [Parameter; 3] = [
 /// The bytes of each tensor.
 type Data = HashMap<Parameter, Vec<u8>>;
 
-/// Runs the kernels, and gives the outputs.
+/// Runs the kernels, and returns the outputs.
 pub(super) fn compute(data: &Data, problem: &AttentionProblem<'_>, level: Level) -> Data {
     let mut data = data.clone();
     let base: HashMap<Parameter, *mut u8> = data
@@ -41,7 +41,7 @@ pub(super) fn compute(data: &Data, problem: &AttentionProblem<'_>, level: Level)
     data
 }
 
-/// What the oracle says of the elements of each output, where the tensors have them; NaN where nothing is written.
+/// Computes the oracle's elements of each output, at their positions in the tensors; NaN where nothing is written.
 fn expect(
     arguments: &Arguments<TensorDesc>,
     data: &Data,
@@ -203,7 +203,8 @@ fn golden_cases_of_flash_attention_score_are_met() {
     assert_eq!(golden::naming(&own, &operators), 10);
 }
 
-/// A call whose output says which keys each row sees: all scores are equal, and the value of key `j` is 1 at `j` alone.
+/// A call whose output shows which keys each row sees: all scores are equal, and the value of key `j` is 1 only at
+/// `j`.
 fn seen(
     mode: SparseMode,
     (rows, keys): (usize, usize),
@@ -220,7 +221,7 @@ fn seen(
         let shape: Vec<i64> = shape.iter().map(|&size| size as i64).collect();
         TensorDesc::contiguous(dtype, &shape).unwrap()
     };
-    // Another sequence of two rows and two keys, which the cut one stands behind or before.
+    // Another sequence of two rows and two keys, which is before or after the cut one.
     let before = if last { 2 } else { 0 };
     let (all_rows, all_keys) = if packed {
         (rows + 2, keys + 2)

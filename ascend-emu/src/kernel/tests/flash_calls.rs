@@ -14,7 +14,7 @@ pub(super) const TARGET: Target = Target {
     cann: Cann::NEWEST,
 };
 
-/// A call that holds every rule, with its data. Outputs are poisoned.
+/// A call that satisfies every rule, with its data. Outputs are poisoned.
 #[derive(Clone, Debug)]
 pub(super) struct FlashCall {
     pub(super) version: Version,
@@ -32,7 +32,7 @@ struct Sizes {
     value_dim: usize,
     /// Rows and keys of each sequence.
     lengths: Vec<(usize, usize)>,
-    /// Rows and keys behind the last one.
+    /// Rows and keys after the last sequence.
     tail: (usize, usize),
 }
 
@@ -146,7 +146,8 @@ fn desc(dtype: DType, shape: &[usize]) -> TensorDesc {
 }
 
 impl FlashCall {
-    /// A call that follows from `seed`: of anything, or, if `plain`, without what FusedInferAttentionScore does not know.
+    /// A random call from `seed`: of anything, or, if `plain`, without features that FusedInferAttentionScore does
+    /// not have.
     pub(super) fn random(seed: u64, plain: bool) -> Self {
         let mut random = Random(seed);
         loop {

@@ -1,7 +1,7 @@
-//! Random calls against attention written out over the raw tensors, with the place of every element as a formula.
+//! Random calls compared with attention written out over the raw tensors; the place of every element is a formula.
 //!
-//! Kernels and oracle both take places from the contract's views. These tests do not, so that a view that is wrong for
-//! both shows.
+//! Kernels and oracle both take places from the contract's views. These tests do not, so that they find a view that
+//! is wrong for both.
 
 use super::calls::{Call, Random, cached, desc};
 use super::data::Data;
@@ -31,7 +31,7 @@ fn single(data: &Data, argument: impl Into<Argument>, at: usize) -> f64 {
     f64::from(f32::from_le_bytes(bytes.try_into().unwrap()))
 }
 
-/// The block of a sequence's key, and its place in it, by a table of so many columns.
+/// The block of a sequence's key, and its place in the block, from a table with `columns` columns.
 fn block(data: &Data, (b, j): (usize, usize), columns: usize, block_size: usize) -> (usize, usize) {
     let at = b * columns + j / block_size;
     let id = &data.bytes(Parameter::BlockTable)[4 * at..][..4];
@@ -61,7 +61,7 @@ fn shaped(layout: Layout, of: Extents) -> TensorDesc {
     TensorDesc::packed(HALF, layout.input().shape(of))
 }
 
-/// Where the numbers of a call are. `key` and `query` have the rotary part behind the rest.
+/// The places of a call's numbers. `key` and `query` have the rotary part at the end.
 struct Formulas<Q, K, V, O> {
     rows: Vec<usize>,
     keys: Vec<usize>,

@@ -1,5 +1,5 @@
-//! Numbers do not depend on where rows lie: the same keys in one tensor, or scattered over blocks of any size, give the same
-//! bits.
+//! Results do not depend on the placement of rows: the same keys in one tensor, or scattered over blocks of any size,
+//! produce the same bits.
 
 use super::calls::contents::fill;
 use super::calls::{Call, Random, desc};
@@ -41,7 +41,7 @@ impl Numbers {
         }
     }
 
-    /// The output where keys and values lie in a tensor of this shape.
+    /// The output if keys and values are in a tensor of this shape.
     fn output(&self, shape: &[usize], table: Option<&[i32]>, level: Level) -> Vec<u8> {
         let query = Extents {
             batch: 1,

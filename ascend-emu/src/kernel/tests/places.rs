@@ -1,7 +1,7 @@
-//! Which number lies where: small calls computed by hand. Kernels and reference find elements by the same contract, so that
-//! a comparison of the two does not show an error in it.
+//! The place of every number, in small calls computed by hand. Kernels and reference find elements by the same
+//! contract, so a comparison of the two does not show an error in it.
 //!
-//! With one key, or with scores that are all the same, the output says which values were read.
+//! With one key, or with equal scores, the output shows which values were read.
 
 use super::calls::{Call, desc};
 use super::data::Data;
@@ -42,13 +42,13 @@ fn of(batch: i64, heads: i64, rows: i64, dim: i64) -> Extents {
     }
 }
 
-/// Runs a call; both the kernels and the oracle have to give what `want` says of head, row and element, in every batch
-/// entry.
+/// Runs a call and checks that both the kernels and the oracle compute `want` of head, row and element, in every
+/// batch entry.
 fn gives(call: &Call, want: impl Fn(usize, usize, usize) -> f64) {
     gives_each(call, |_, head, row, d| want(head, row, d));
 }
 
-/// [`gives`], by batch entry.
+/// Like [`gives`], but `want` also depends on the batch entry.
 fn gives_each(call: &Call, want: impl Fn(usize, usize, usize, usize) -> f64) {
     call.with(None, |problem: &AttentionProblem<'_>, data: &mut Data| {
         let oracle = data.oracle(problem);
@@ -109,7 +109,7 @@ fn nz_blocks_keep_runs_of_thirty_two_channels() {
         match (block, token) {
             (2, 0) => (run * 32 + lane) as u8,
             (1, _) => 0,
-            // What the table does not name, or the length leaves out, may be anything.
+            // Blocks that the table does not name, and rows past the length, may hold anything.
             _ => 100,
         }
     };
@@ -298,7 +298,7 @@ fn each_sequence_of_a_list_has_its_own_rotary_part() {
 
 #[test]
 fn padding_is_before_what_counts() {
-    // 4 rows, 2 valid, 1 of padding behind them: rows 1 and 2. Of 5 keys the 2 before the last.
+    // 4 rows, of them rows 1 and 2 valid: 1 row of padding follows. Of 5 keys, the 2 before the last are valid.
     let mut call = Call::new(Layout::Bnsd, DType::Float16, of(1, 1, 4, 16), 1);
     call.keys(DType::Float16, of(1, 1, 5, 16), 16);
     (call.q_lens, call.kv_lens) = (Some(vec![2]), Some(vec![2]));

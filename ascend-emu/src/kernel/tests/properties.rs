@@ -266,7 +266,7 @@ fn decode() -> impl Strategy<Value = Case> {
     })
 }
 
-/// The oracle is slow: half of what `PROPTEST_CASES` says, and little shrinking.
+/// Half of the cases that `PROPTEST_CASES` sets, because the oracle is slow, and little shrinking.
 fn config() -> ProptestConfig {
     let default = ProptestConfig::default();
     ProptestConfig {
@@ -276,7 +276,7 @@ fn config() -> ProptestConfig {
     }
 }
 
-/// A prompt of one layer of TriangleMix, or what is left of it.
+/// A prompt of one layer of TriangleMix, or the rest of it.
 fn triangle() -> impl Strategy<Value = (Case, MaskGeometry)> {
     let sizes = (1usize..300, 0u64..30, 0u64..60, 0u64..60, 0u64..40);
     let part = proptest::sample::select(TrianglePart::ALL.to_vec());

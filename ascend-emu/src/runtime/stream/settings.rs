@@ -22,7 +22,7 @@ pub(crate) struct Values {
     pub flags: u32,
     /// Whether operators are to look for numbers out of range.
     pub overflow_switch: bool,
-    /// Which streams look for them together.
+    /// Tag of the streams that look for numbers out of range together.
     pub tag: u32,
     /// Whether recorded work is to keep the descriptions of its operators.
     pub cache_op_info: bool,

@@ -9,7 +9,8 @@ use crate::status::{Outcome, STREAM_CAPTURED, STREAM_SYNC_TIMEOUT, failure};
 use std::time::Instant;
 
 impl Stream {
-    /// The number of commands to wait for. Refused while the stream is being captured; the capture becomes invalid.
+    /// The number of queued commands, which a wait waits for. Refused while the stream is being captured; the capture
+    /// becomes invalid.
     fn target(&self, name: &str) -> Outcome<u64> {
         let mut submission = self.submission.lock();
         if let Mode::Captured(capture) = submission.mode() {
@@ -20,8 +21,8 @@ impl Stream {
         Ok(submission.seq)
     }
 
-    /// The number of commands to wait for, in a wait for the whole context. Refused while the stream is being captured; the
-    /// capture stays valid.
+    /// The number of queued commands, which a wait for the whole context waits for. Refused while the stream is being
+    /// captured; the capture stays valid.
     pub(crate) fn queued(&self, name: &str) -> Outcome<u64> {
         let mut submission = self.submission.lock();
         if let Mode::Captured(_) = submission.mode() {
@@ -35,7 +36,7 @@ impl Stream {
         Ok(submission.seq)
     }
 
-    /// Waits until that many commands are over. Returns `false` when the deadline has passed before.
+    /// Waits until `target` commands are over. Returns `false` if the deadline passes first.
     pub(super) fn wait_completed(
         &self,
         name: &'static str,
@@ -60,13 +61,13 @@ impl Stream {
         Ok(true)
     }
 
-    /// Waits for the work queued so far and reports the first fault since the last time.
+    /// Waits for the work queued so far and reports the first fault since the last synchronisation.
     pub(crate) fn synchronize(&self, name: &'static str, deadline: Option<Instant>) -> Outcome {
         let target = self.target(name)?;
         self.synchronize_to(name, target, deadline)
     }
 
-    /// Waits for the first `target` commands and reports the first fault since the last time.
+    /// Waits for the first `target` commands and reports the first fault since the last synchronisation.
     pub(crate) fn synchronize_to(
         &self,
         name: &'static str,

@@ -1,9 +1,9 @@
-//! What was written to allocations, and reads of what nobody has written.
+//! Written bytes of allocations, and reads of unwritten bytes.
 //!
 //! Memory of a device is unwritten when it is handed out, and again when it is handed out anew. What launches and
-//! copies write counts as written, by the byte; a copy between devices hands on what its source is, written or not.
-//! Host memory counts as written, since programs write it themselves. Allocators that hand out parts of an allocation
-//! are not seen: bytes that an earlier tensor wrote stay written.
+//! copies write counts as written, by the byte; a copy between devices copies, for each byte, whether its source is
+//! written. Host memory counts as written, since programs write it themselves. Allocators of the program that hand
+//! out parts of an allocation are not seen: bytes that an earlier tensor wrote stay written.
 
 use super::hazards::Visit as Accesses;
 use super::written::WrittenBytes;
@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use std::ops::Range;
 
 impl AllocationTable {
-    /// What is written of a region; `None` if all of it counts as written.
+    /// The written bytes of a region; `None` if all of it counts as written.
     fn written_of<'a>(&'a self, region: &'a Region) -> Option<&'a WrittenBytes> {
         match (region.owner, region.info.location) {
             (Owner::Emulator, MemoryLocation::Device(_)) => Some(&region.written),
@@ -32,7 +32,7 @@ impl AllocationTable {
             && let Some(region) = self.region(at)
         {
             let base = region.info.base;
-            // What lies behind the bytes that were asked for is out of bounds, which has a finding of its own.
+            // Bytes past the requested size are out of bounds, which has a finding of its own.
             let end = bytes.end.min(region.requested_end());
             if at < end && !visit(region, at - base..end - base) {
                 return;
@@ -41,7 +41,7 @@ impl AllocationTable {
         }
     }
 
-    /// The first of these bytes that nobody has written. Addresses outside of all memory count as written.
+    /// The first unwritten bytes among these. Addresses outside of all memory count as written.
     fn first_unwritten(&self, bytes: Range<usize>) -> Option<Range<usize>> {
         let mut gap = None;
         self.each_part(bytes, &mut |region, part| {
@@ -125,7 +125,7 @@ impl AllocationTable {
         }
     }
 
-    /// The order that some of these bytes were written in, if it is another one.
+    /// The order that some of these bytes were written in, if it differs from `order`.
     fn other_order(&self, bytes: &Range<usize>, order: &str) -> Option<&'static str> {
         let region = self.region(bytes.start)?;
         let base = region.info.base;
@@ -143,7 +143,7 @@ const ORDERS: usize = 64;
 /// The most gaps that a copy hands on. Beyond, all of the copy counts as written.
 const MOST_GAPS: usize = 1 << 12;
 
-/// Collects reads of what nobody has written.
+/// Collects reads of unwritten bytes.
 struct UnwrittenReads<'a> {
     table: &'a AllocationTable,
     name: &'static str,
@@ -182,7 +182,7 @@ impl Reader for UnwrittenReads<'_> {
 
     fn read(&mut self, elements: &Elements) {
         let NamedTensor { what, address } = elements.tensor;
-        // The first place says what is wrong with a tensor.
+        // One finding for a tensor is enough.
         if self.found.iter().any(|known| known.site.1 == what) || self.knows(elements.bounds()) {
             return;
         }
@@ -246,7 +246,7 @@ impl Reader for UnwrittenReads<'_> {
     }
 }
 
-/// Reports reads of what nobody has written. `visit` hands over what is read.
+/// Reports reads of unwritten bytes. `visit` passes the elements that are read to a reader.
 pub(crate) fn inspect_reads(
     name: &'static str,
     (check, code): (Check, i32),
@@ -264,7 +264,7 @@ pub(crate) fn inspect_reads(
     report_all(check, code, found)
 }
 
-/// Counts as written what work that never runs should have written.
+/// Counts the bytes that work should have written as written; the work never runs.
 pub(crate) fn spare(accesses: Accesses<'_>) {
     let mut written: SmallVec<[Range<usize>; 4]> = SmallVec::new();
     accesses(&mut |access| {
@@ -285,7 +285,7 @@ pub(crate) fn wrote(bytes: Range<usize>) {
     with(|table| table.add_written(bytes));
 }
 
-/// Notes that elements were written. `visit` hands them over.
+/// Notes that elements were written. `visit` calls its argument with them.
 pub(crate) fn wrote_elements(visit: &mut dyn FnMut(&mut Visit<'_>)) {
     with(|table| {
         visit(&mut |elements| {
@@ -294,7 +294,7 @@ pub(crate) fn wrote_elements(visit: &mut dyn FnMut(&mut Visit<'_>)) {
     });
 }
 
-/// Notes that bytes were copied: what is written of the source is written of its copy, and nothing else.
+/// Notes that bytes were copied: each byte of the copy is written if its source byte is.
 pub(crate) fn copied(src: usize, dst: usize, bytes: usize) {
     with(|table| {
         let source = src..src.saturating_add(bytes);

@@ -1,4 +1,4 @@
-//! What queued work accesses, and what is wrong with that.
+//! The accesses of queued work, and the findings about them.
 
 use super::{AllocationTable, Owner, Region, with};
 use crate::config::Check;
@@ -19,13 +19,13 @@ pub(super) struct QueuedAccess {
     pub(super) site: (&'static str, &'static str),
 }
 
-/// The most accesses that are kept for one region. Forgetting the oldest loses findings and makes none up.
+/// Largest number of accesses that are kept for one region. Forgetting the oldest may lose findings but adds none.
 const ACCESSES: usize = 4096;
 
 /// Visits the accesses of one operation.
 pub(crate) type Visit<'a> = &'a dyn Fn(&mut dyn FnMut(Access));
 
-/// What is wrong with the accesses of an operation.
+/// The findings about the accesses of an operation.
 #[derive(Default)]
 pub(super) struct Examined {
     pub(super) suspicions: Vec<Suspicion>,
@@ -34,7 +34,7 @@ pub(super) struct Examined {
 }
 
 impl AllocationTable {
-    /// Checks that a range lies in one allocation. `Err` is a range outside of all memory.
+    /// Checks that a range lies in one allocation. `Err` is for a range outside of all memory.
     pub(super) fn bounds(
         &self,
         name: &'static str,
@@ -88,8 +88,8 @@ impl AllocationTable {
         }
     }
 
-    /// Splits an access at the borders of regions that are mapped side by side, which programs see as one. What lies past
-    /// the last region is a part as well.
+    /// Splits an access at the borders of regions that are mapped side by side, which programs see as one. The bytes
+    /// past the last region are a part as well.
     fn parts(&self, access: Access, visit: &mut dyn FnMut(Access)) {
         let mut rest = access;
         while let Some(region) = self.region(rest.address)
@@ -201,9 +201,9 @@ impl AllocationTable {
     }
 }
 
-/// Checks the operation about to be queued in a stream with a number, and records what it accesses. In strict mode a
-/// finding refuses it. An operation on bytes that are no memory must not run: the result is the fault that its stream
-/// reports instead.
+/// Checks the operation about to be queued in a stream with a number, and records its accesses. In strict mode a
+/// finding refuses the operation. An operation on bytes outside of all memory must not run: the result is the fault
+/// that its stream reports instead.
 pub(crate) fn admit(
     stream: StreamId,
     number: u64,

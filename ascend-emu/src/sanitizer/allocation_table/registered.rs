@@ -12,9 +12,9 @@ use crate::status::{
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Registration {
     end: usize,
-    /// The memory is the program's, so that its region ends with the registration.
+    /// Whether the memory is the program's, so that its region ends with the registration.
     foreign: bool,
-    /// The device can access it.
+    /// Whether the device can access it.
     mapped: bool,
 }
 
@@ -153,14 +153,14 @@ pub(crate) fn unregister_host(check: Check, name: &'static str, address: usize) 
             .remove(&address)
             .ok_or_else(|| missing(name, address))?;
         if registration.foreign {
-            // What the program does with the memory now is its own affair.
+            // The sanitizer does not follow what the program does with the memory now.
             table.regions.remove(&address);
         }
         Ok(())
     })
 }
 
-/// How many ranges are registered.
+/// The number of registered ranges.
 pub(crate) fn registrations() -> usize {
     TABLE
         .lock()

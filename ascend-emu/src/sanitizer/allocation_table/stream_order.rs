@@ -1,14 +1,14 @@
-//! The order of streams as the process keeps it. What the host has waited for may end a deferred free.
+//! The order of streams in the whole process. A wait of the host may end a deferred free.
 
 use super::{settle, with};
 use crate::sanitizer::vector_clock::{StreamId, StreamProgress, VectorClock};
 
-/// Adds a stream, whose thread counts in `progress` what is over.
+/// Adds a stream, whose thread counts its finished operations in `progress`.
 pub(crate) fn add_stream(stream: StreamId, progress: StreamProgress) {
     with(|table| table.order.add_stream(stream, progress));
 }
 
-/// Forgets a stream whose work is over.
+/// Removes a stream whose work is over.
 pub(crate) fn remove_stream(stream: StreamId) {
     with(|table| table.order.remove_stream(stream));
     settle();
@@ -40,7 +40,7 @@ pub(crate) fn host_waited(clock: &[(StreamId, u64)]) {
     settle();
 }
 
-/// Notes that the host has waited for the first `number` operations of a stream, and with them for the stream's clock.
+/// Notes that the host has waited for the first `number` operations of a stream, and so for the stream's clock.
 pub(crate) fn host_waited_for_stream(stream: StreamId, number: u64) {
     with(|table| table.order.host_waited_for_stream(stream, number));
     settle();

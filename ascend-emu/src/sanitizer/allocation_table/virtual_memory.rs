@@ -1,4 +1,4 @@
-//! Virtual memory: reserved ranges of addresses, physical memory, and what is mapped where.
+//! Virtual memory: reserved ranges of addresses, physical memory, and its mappings.
 
 use super::written::WrittenBytes;
 use super::{Allocation, AllocationTable, MemoryLocation, Owner, Region, capacity, settle, with};
@@ -17,27 +17,27 @@ static HANDLES: Table<u64> = Table::new(Kind::Physical);
 #[derive(Debug)]
 struct Physical {
     device: i32,
-    /// The size that was asked for.
+    /// The size that was requested.
     bytes: u64,
-    /// Where its part of the file begins, and how long that is.
+    /// Start of its part of the file; `len` is the part's length.
     at: usize,
     len: usize,
-    /// How many mappings it has.
+    /// The number of its mappings.
     mappings: usize,
-    /// The program has its handle.
+    /// Whether the program has its handle.
     held: bool,
-    /// What was written of it, wherever it was mapped.
+    /// The written bytes, wherever they were mapped when they were written.
     written: WrittenBytes,
-    /// It is to be filled with NaN when it is mapped first.
+    /// Whether it is to be filled with NaN when it is mapped first.
     unpoisoned: bool,
 }
 
 /// A range that a program has reserved.
 #[derive(Clone, Copy, Debug)]
 struct Reserved {
-    /// May be longer than what was asked for.
+    /// The range, which may be longer than the requested size.
     range: Range,
-    /// What was asked for, in whole units.
+    /// The requested size, in whole units.
     len: usize,
     /// The device of the thread that reserved it.
     device: Option<i32>,
@@ -54,12 +54,12 @@ pub(super) struct Virtual {
 }
 
 impl Virtual {
-    /// What was written of the physical memory with a number.
+    /// The written bytes of the physical memory with a number.
     pub(super) fn written(&self, number: u64) -> Option<&WrittenBytes> {
         self.physical.get(&number).map(|physical| &physical.written)
     }
 
-    /// As [`Virtual::written`], to be changed.
+    /// As [`Virtual::written`], but mutable.
     pub(super) fn written_mut(&mut self, number: u64) -> Option<&mut WrittenBytes> {
         let physical = self.physical.get_mut(&number);
         physical.map(|physical| &mut physical.written)
@@ -168,7 +168,7 @@ pub(crate) fn allocate_physical(device: i32, bytes: u64) -> Outcome<Id> {
     Ok(HANDLES.insert(number))
 }
 
-/// `aclrtFreePhysical`: what is mapped stays until it is unmapped.
+/// `aclrtFreePhysical`: mappings of the memory stay until they are unmapped.
 pub(crate) fn free_physical(handle: *const c_void) -> Outcome {
     let number = *HANDLES.remove(handle)?;
     with(|table| {
@@ -256,14 +256,14 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
         let file = virtuals.file.as_ref();
         let file =
             file.ok_or_else(|| failure!(PARAM_INVALID, "{name}: the physical memory is gone"))?;
-        // SAFETY: the part of the backing view belongs to the reserved range, and no mapping, living or dying, is in
-        // it. Another range may show the same physical memory: then bytes have two addresses, of which locks on
-        // accesses and the check for outputs that overlap, both by address, do not know that they are one. What runs on
-        // both at once reads or writes the bytes through raw pointers, never through references, and finds any of the
-        // values that are written there, as on hardware.
+        // SAFETY: the part of the backing view belongs to the reserved range, and no mapping, live or ending, is in
+        // it. Another range may map the same physical memory: then bytes have two addresses, and neither locks on
+        // accesses nor the check for overlapping outputs, both of which go by address, know that these are the same
+        // bytes. Work that runs on both at once reads or writes the bytes through raw pointers, never through
+        // references, and reads any of the values that are written there, as on hardware.
         unsafe { file.show(memory.host(address), physical.at, bytes) }?;
         if std::mem::take(&mut physical.unpoisoned) {
-            // SAFETY: the bytes were mapped just now, for the first time: nobody knows them.
+            // SAFETY: the bytes were mapped just now, for the first time: no other code has their address.
             unsafe { memory.host(address).write_bytes(POISON, bytes) };
         }
         physical.mappings += 1;

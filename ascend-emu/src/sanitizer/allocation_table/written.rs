@@ -1,14 +1,14 @@
-//! Which bytes of an allocation were written.
+//! The written bytes of an allocation.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, Range};
 
-/// The most ranges of one allocation. Beyond, a new one joins its neighbour, and the gap between them counts as
-/// written: that loses findings and makes none up.
+/// Largest number of ranges of one allocation. A further range is joined with its neighbour, and the gap between them
+/// counts as written: that may lose findings but adds none.
 const MOST: usize = 1 << 16;
 
-/// Bytes that were written, by their offset in the allocation. Ranges that touch are one, so that a paged cache has
-/// about one for each sequence, and work on it takes the time of a few look-ups.
+/// Written bytes, by their offset in the allocation. Ranges that touch are merged, so that a paged cache has about
+/// one range for each sequence, and an access takes the time of a few look-ups.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WrittenBytes {
     /// End of each range by its start; none touches another.
@@ -50,7 +50,7 @@ impl WrittenBytes {
         self.ranges.insert(start, end);
     }
 
-    /// Notes that bytes are again what nobody has written.
+    /// Notes that bytes are unwritten again.
     pub(super) fn remove(&mut self, bytes: Range<usize>) {
         while let Some((&start, &end)) = self.ranges.range(..bytes.end).next_back()
             && end > bytes.start
@@ -66,7 +66,7 @@ impl WrittenBytes {
         }
     }
 
-    /// The first bytes among these that nobody has written.
+    /// The first unwritten bytes among these.
     pub(super) fn first_gap(&self, bytes: Range<usize>) -> Option<Range<usize>> {
         let start = match self.ranges.range(..=bytes.start).next_back() {
             Some((_, &end)) => bytes.start.max(end),
