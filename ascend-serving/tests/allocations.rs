@@ -13,7 +13,7 @@ mod allocations;
 #[path = "../../tests/harness/mod.rs"]
 mod harness;
 
-use allocations::in_steady_state;
+use allocations::{MOST_ROUNDS, in_steady_state};
 use ascend_attention::attention::PerRequest;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Element, Machine, Output, Runtime, Stream, Tensor, bf16, f16};
@@ -27,29 +27,34 @@ use ascend_serving::{
     StatePolicy,
 };
 
-/// Layers of a decode step after the first with each of these masks, which plans: keys and values written, then attended to.
+/// Layers of a decode step: keys and values written, then attended to. Each round queues four layers, with these masks; the first
+/// round plans them.
 fn layers_of_a_step<T: Element + Default>(
     backends: Backends<T>,
     masks: impl Fn(usize) -> Option<MaskKind>,
 ) -> usize {
     let stream = harness::stream();
-    let cache = PagedKvCache::new(
-        stream.device(),
-        8,
-        128,
-        cache_shape(),
-        PadPolicy::SkipNegative,
-    );
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::new(stream.device(), 8, BLOCK, cache_shape(), pad);
     layers_over(&stream, cache.unwrap(), backends, masks)
 }
 
+/// Layers of a round.
 const LAYERS: usize = 4;
+/// Tokens of a block: caches of so many layers are small.
+const BLOCK: usize = 32;
 
+/// A step queues each layer once, so that there is one for each round.
 fn cache_shape() -> CacheShape {
-    CacheShape::new(LAYERS, 2, 64)
+    CacheShape::new(LAYERS * MOST_ROUNDS, 2, 64)
 }
 
-/// The same over a cache.
+fn uniform_scales(shape: &CacheShape) -> Vec<ChannelScales> {
+    let scales = ChannelScales::uniform(shape, 0.1, 0.1).unwrap();
+    vec![scales; shape.layers]
+}
+
+/// As [`layers_of_a_step`], over a cache.
 fn layers_over<T: Element + Default>(
     stream: &Stream,
     cache: PagedKvCache<T>,
@@ -86,11 +91,13 @@ fn layers_over<T: Element + Default>(
         .collect();
     let masks: Vec<_> = (0..LAYERS).map(masks).collect();
     let mut step = engine.begin(stream, &metadata).unwrap();
+    let mut layer = 0..;
     in_steady_state(|| {
-        for (at, ([query, key, value], output)) in layers.iter().zip(&mut outputs).enumerate() {
+        for (([query, key, value], output), mask) in layers.iter().zip(&mut outputs).zip(&masks) {
             let mut options = LayerOptions::default();
-            options.mask = masks[at].as_ref();
-            step.forward_with_into(at, query, key, value, options, output)
+            options.mask = mask.as_ref();
+            let layer = layer.next().unwrap();
+            step.forward_with_into(layer, query, key, value, options, output)
                 .unwrap();
         }
         stream.synchronize().unwrap();
@@ -110,8 +117,8 @@ fn a_decoding_layer_over_an_int8_cache_allocates_nothing() {
     let stream = harness::stream();
     let pad = PadPolicy::SkipNegative;
     let shape = cache_shape();
-    let scales = [(); LAYERS].map(|()| ChannelScales::uniform(&shape, 0.1, 0.1).unwrap());
-    let cache = PagedKvCache::<bf16>::quantised(&stream, 8, 128, shape, pad, &scales).unwrap();
+    let scales = uniform_scales(&shape);
+    let cache = PagedKvCache::<bf16>::quantised(&stream, 8, BLOCK, shape, pad, &scales).unwrap();
     let backends = Backends::none().with(QuantisedDecode);
     let decode = layers_over(&stream, cache, backends, |_| None);
     assert_eq!(decode, 0, "200 layers allocated {decode} times");
@@ -128,10 +135,10 @@ fn a_decoding_layer_over_floats_of_a_byte_allocates_nothing() {
     let runtime = Runtime::emulated_as(&machine).unwrap();
     let stream = runtime.device(0).unwrap().stream().unwrap();
     let (pad, shape) = (PadPolicy::SkipNegative, cache_shape());
-    let scales = [(); LAYERS].map(|()| ChannelScales::uniform(&shape, 0.1, 0.1).unwrap());
+    let scales = uniform_scales(&shape);
     for stored in [QuantisedType::Float8E4M3Fn, QuantisedType::HiFloat8] {
         let cache =
-            PagedKvCache::<bf16>::quantised_as(&stream, 8, 128, shape, pad, stored, &scales);
+            PagedKvCache::<bf16>::quantised_as(&stream, 8, BLOCK, shape, pad, stored, &scales);
         let backends = Backends::none().with(QuantisedDecode);
         let decode = layers_over(&stream, cache.unwrap(), backends, |_| None);
         assert_eq!(
@@ -165,7 +172,8 @@ fn layers_over_an_encoder_allocate_nothing() {
     let stream = harness::stream();
     let cache = || {
         let pad = PadPolicy::SkipNegative;
-        PagedKvCache::<bf16>::new(stream.device(), 8, 128, cache_shape(), pad).unwrap()
+        let shape = CacheShape::new(LAYERS, 2, 64);
+        PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, pad).unwrap()
     };
     let mut cross = CrossAttention::new(AttentionShape::new(4, 2, 64), cache()).unwrap();
     let mut encoded = Sequence::new(cross.cache().pool());
@@ -219,20 +227,20 @@ fn layers_over_an_encoder_allocate_nothing() {
 
 /// Layers of a decode step in turn from a full and a windowed group, after the first of each, which plan.
 fn mixed_layers_of_a_step() -> usize {
-    const LAYERS: usize = 4;
     let stream = harness::stream();
     let device = stream.device();
     let window = std::num::NonZeroUsize::new(100).map_or(Causality::Causal, Causality::Window);
-    let group = |layers: [usize; 2], causality| {
-        let shape = CacheShape::new(layers.len(), 2, 64);
+    let all = LAYERS * MOST_ROUNDS;
+    let group = |first: usize, causality| {
+        let shape = CacheShape::new(all / 2, 2, 64);
         let pad = PadPolicy::SkipNegative;
-        let cache = PagedKvCache::<bf16>::new(device, 8, 128, shape, pad).unwrap();
+        let cache = PagedKvCache::<bf16>::new(device, 12, BLOCK, shape, pad).unwrap();
         let shape = AttentionShape::new(4, 2, 64);
         let attention = Attention::new(shape, cache, Backends::none().with(Fused));
-        LayerGroup::new(layers, causality, attention)
+        LayerGroup::new((first..all).step_by(2), causality, attention)
     };
-    let groups = [group([0, 2], Causality::Causal), group([1, 3], window)];
-    let mut engine = GroupedAttention::new(LAYERS, groups).unwrap();
+    let groups = [group(0, Causality::Causal), group(1, window)];
+    let mut engine = GroupedAttention::new(all, groups).unwrap();
     let mut sequences = [3, 230].map(|len| {
         let mut sequence = engine.sequence();
         engine.grow(&stream, &mut sequence, len).unwrap();
@@ -259,9 +267,10 @@ fn mixed_layers_of_a_step() -> usize {
     };
     let mut outputs: Vec<_> = (0..LAYERS).map(|_| output()).collect();
     let mut step = engine.begin(&stream, &metadata).unwrap();
+    let mut layer = 0..;
     in_steady_state(|| {
-        for (at, ([query, key, value], output)) in layers.iter().zip(&mut outputs).enumerate() {
-            step.forward_into(at, query, key, value, None, output)
+        for ([query, key, value], output) in layers.iter().zip(&mut outputs) {
+            step.forward_into(layer.next().unwrap(), query, key, value, None, output)
                 .unwrap();
         }
         stream.synchronize().unwrap();

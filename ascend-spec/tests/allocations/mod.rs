@@ -12,6 +12,13 @@ pub(crate) fn allocations() -> usize {
     ALLOCATIONS.get()
 }
 
+const FIRST_ROUNDS: usize = 8;
+const TRIES: usize = 6;
+
+/// The most rounds of [`in_steady_state`].
+#[allow(dead_code, reason = "for programs whose rounds differ")]
+pub(crate) const MOST_ROUNDS: usize = FIRST_ROUNDS + TRIES * 50;
+
 /// Allocations of 50 rounds, after the first ones made the workspace.
 ///
 /// A queue grows where the device falls behind further than ever before, which a busy machine may bring about at any time,
@@ -19,7 +26,7 @@ pub(crate) fn allocations() -> usize {
 /// tenth, does so in all of them.
 #[allow(dead_code, reason = "for programs that launch")]
 pub(crate) fn in_steady_state(mut round: impl FnMut()) -> usize {
-    for _ in 0..8 {
+    for _ in 0..FIRST_ROUNDS {
         round();
     }
     let mut fifty_rounds = || {
@@ -29,7 +36,7 @@ pub(crate) fn in_steady_state(mut round: impl FnMut()) -> usize {
         }
         allocations() - before
     };
-    let tries = std::iter::repeat_with(&mut fifty_rounds).take(6);
+    let tries = std::iter::repeat_with(&mut fifty_rounds).take(TRIES);
     let mut last = 0;
     for allocated in tries {
         last = allocated;
