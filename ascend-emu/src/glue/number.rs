@@ -247,9 +247,9 @@ fn to_bf16(value: f64) -> bf16 {
     bf16::from_f32(rounded_to_odd(value))
 }
 
-/// Rounds to odd: the number itself if it is a FLOAT, otherwise the one of its two FLOAT neighbours whose last bit is
-/// 1. Rounding the result to a type with at least two bits less gives the same as rounding the number at once (Boldo
-/// and Melquiond, "When double rounding is odd").
+/// Rounds to odd: the number itself if it is a FLOAT, otherwise that one of its two FLOAT neighbours whose last bit
+/// is 1. Rounding the result to a type with at least two bits less gives the same as rounding the number at once
+/// (Boldo and Melquiond, "When double rounding is odd").
 fn rounded_to_odd(value: f64) -> f32 {
     let near = value as f32;
     if f64::from(near) == value || value.is_nan() {
