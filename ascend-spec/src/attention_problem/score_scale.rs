@@ -6,8 +6,8 @@ pub fn score_scale(given: f64) -> f32 {
     given as f32
 }
 
-/// The factor that is likely meant where the root of a head dimension is given instead of one over it; none of 1
-/// element.
+/// The factor that was likely meant where the square root of a head dimension is given instead of its reciprocal.
+/// Head dimensions of 1 are not considered.
 pub(crate) fn inverted_scale(
     given: f64,
     head_dims: impl IntoIterator<Item = usize>,
