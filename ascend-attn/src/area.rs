@@ -1,13 +1,13 @@
-//! What a call is about, for counts.
+//! The area of a call, by which calls are counted.
 
 use ascend_attention::spec::declared::{AnyArguments, DeclaredOperator};
 use ascend_attention::spec::fia::FiaCall;
 use ascend_attention::spec::{DType, Layout, TensorDesc};
 
-/// Area of a call: the first of its features in this order.
+/// The area of a call: the first of these features that it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Area {
-    /// Rotary parts of their own.
+    /// The call has separate rotary parts.
     Mla,
     /// Quantised keys under a half-precision query.
     Antiquantised,

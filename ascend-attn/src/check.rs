@@ -61,7 +61,7 @@ pub(super) struct Arguments {
 /// Most bytes of a file of JSON lines.
 const MOST_LINES: u64 = 1 << 30;
 
-/// Where a call stands.
+/// The file and line of a call.
 struct CallLocation<'a> {
     file: &'a Path,
     /// The line of a file of JSON lines, from 1 on.
@@ -88,22 +88,22 @@ pub(super) struct Checked {
     pub(super) rule: Option<&'static str>,
     status: i32,
     pub(super) message: Option<String>,
-    /// Where a refused call is accepted.
+    /// A target that accepts a refused call.
     taken_by: Option<Target>,
     lints: Vec<Violation>,
-    /// What is otherwise than `expect_rule` or the status says.
+    /// How the verdict differs from the expected rule or status.
     other_rule: Option<String>,
-    /// The lint that a case expects, if it is there.
+    /// The lint that a case expects, if the call breaks it.
     stopped_by: Option<String>,
-    /// What a line is taken for that does not say it.
+    /// The default that is assumed for an argument that a line leaves out.
     taken_for: Option<&'static str>,
 }
 
-/// What a line of FusedInferAttentionScore without `inner_precise` is taken for.
+/// The note on a line of FusedInferAttentionScore without `inner_precise`.
 const DEFAULT_PRECISE: &str = "inner_precise is not given and taken for 1, the operator's default; PyTorch passes 0, which other checks judge";
 
 impl Checked {
-    /// Compares with the rule or lint that a case says it was refused by.
+    /// Compares the verdict with the rule or lint that a case records as the cause of its refusal.
     fn compare_rule(&mut self, recorded: &str) {
         if self.expected != Some(self.accepted) {
             return;
@@ -123,7 +123,7 @@ impl Checked {
         }
     }
 
-    /// Compares with the status that a refused call is said to end with.
+    /// Compares the verdict's status with the recorded status of a refused call.
     fn compare_status(&mut self, recorded: Option<i64>) {
         let Some(recorded) = recorded else { return };
         let refused = self.expected == Some(false) && !self.accepted;
@@ -135,28 +135,28 @@ impl Checked {
         }
     }
 
-    /// The same for a case, which may expect a refusal without naming a status.
+    /// As [`Checked::compare_status`], for a case, which may expect a refusal without naming a status.
     fn compare_expected(&mut self, expect: Expect) {
         if let Expect::Reject { status } = expect {
             self.compare_status(status.map(i64::from));
         }
     }
 
-    /// Whether the verdict is what is expected; `None` if nothing is.
+    /// Whether the verdict is the expected one; `None` if nothing is expected.
     fn agrees(&self) -> Option<bool> {
         let expected = self.expected?;
         Some(expected == self.accepted && self.other_rule.is_none())
     }
 }
 
-/// Verdicts, counted apart.
+/// Numbers of verdicts by kind.
 #[derive(Clone, Copy, Default)]
 struct Counts {
     accepted_right: usize,
     accepted_wrong: usize,
     rejected_right: usize,
     rejected_wrong: usize,
-    /// Accepted, and rejected, where nothing is expected.
+    /// Accepted and rejected calls of which nothing is expected.
     accepted_unasked: usize,
     rejected_unasked: usize,
     artefacts: usize,
@@ -189,7 +189,7 @@ impl Counts {
     }
 }
 
-/// Counts of all calls, and of those of each area.
+/// Counts of all calls, and of the calls of each area.
 #[derive(Default)]
 struct Totals {
     all: Counts,
@@ -225,7 +225,8 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                     let named = case.accepted.iter().filter_map(|(release, _)| *release);
                     let inference = DeclaredOperator::FusedInferAttentionScore;
                     let otherwise = match case.arguments.operator() == inference {
-                        // What states verdicts of no release was recorded before there were several.
+                        // A line that states verdicts without naming a release was recorded before there were
+                        // several.
                         true if !case.accepted.is_empty() => Cann::V8_1,
                         _ => Machine::DEFAULT_CANN,
                     };
@@ -296,17 +297,17 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     Ok(ExitCode::from(u8::from(totals.all.failed() > 0)))
 }
 
-/// Takes a call, or what is wrong where one should be.
+/// Is called with a call, or with the error of a file or line that should describe one.
 type Take<'t> = dyn FnMut(&CallLocation<'_>, Result<Read, String>) -> Result<(), Stop> + 't;
 
-/// What a file says of a call.
+/// A call as a file or a line describes it.
 enum Read {
     Case(Box<AnyCase>),
-    /// A line, and whether it says `inner_precise`.
+    /// A line, and whether it has `inner_precise`.
     Line(Box<ParameterCase>, bool),
 }
 
-/// Calls `take` with every call of a file, or with what is wrong with the file or the line; empty lines are passed over.
+/// Calls `take` with every call of a file, or with the error of the file or the line; empty lines are ignored.
 fn each_call(file: &Path, take: &mut Take<'_>) -> Result<(), Stop> {
     let whole = CallLocation { file, line: None };
     if !replay::has_extension(file, replay::CALLS) {
@@ -380,14 +381,14 @@ fn of_operator(case: &OperatorCase, asked: &Targets) -> Result<Vec<Checked>, Sto
     Ok(targets.into_iter().map(one).collect())
 }
 
-/// Whether a case that is for a target, perhaps for its product alone, expects that another accepts its call: what it
-/// expects is of the release that it names, or of the one that it would run on.
+/// Whether a case expects `target` to accept its call: it expects something only in the release that it names or
+/// would run on, and, if it names a product, only on that product.
 fn expected((expect, names_soc, own): (Expect, bool, Target), target: Target) -> Option<bool> {
     let same = !names_soc || own.soc.is_kin(target.soc);
     (target.cann == own.cann && same).then_some(expect == Expect::Ok)
 }
 
-/// What a call's tensors hold, if it is known.
+/// The contents of a call's tensors, if they are known.
 #[derive(Clone, Copy)]
 enum Content<'a> {
     None,
@@ -395,8 +396,8 @@ enum Content<'a> {
     Operator(&'a OperatorCase),
 }
 
-/// The verdict on a call. `expected` is what its file or line expects, and whether that is of a product by name: nothing is
-/// expected of others that have not the operator at all.
+/// The verdict on a call. `expected` is what its file or line expects, and whether that names a product: if it names
+/// none, nothing is expected of products that do not have the operator at all.
 fn check(
     id: String,
     (expected, names_soc): (Option<bool>, bool),
@@ -429,7 +430,7 @@ fn check(
                 checked.lints.extend(misplaced.err());
             }
         },
-        // The operator takes it; this crate alone does not compute it.
+        // The operator takes the call; only this crate does not compute it.
         Err(Refusal::Unsupported(unsupported)) => checked.message = Some(unsupported.to_string()),
         Err(Refusal::Violation(violation)) => {
             checked.accepted = false;
@@ -458,15 +459,15 @@ fn check(
     checked
 }
 
-/// The version of FusedInferAttentionScore of this number.
+/// The version of FusedInferAttentionScore with this number.
 fn attention_version(number: u8) -> Version {
     let mut all = Version::ALL.into_iter();
     all.find(|version| version.number() == number)
         .unwrap_or(Version::V1)
 }
 
-/// The lints that a case of FusedInferAttentionScore breaks by what its tensors hold, and where releases differ that it
-/// asks about.
+/// Adds the lints that a case of FusedInferAttentionScore breaks by the contents of its tensors, and by differences
+/// to releases that it names.
 fn attention_lints(case: &Case, version: u8, target: Target, lints: &mut Vec<Violation>) {
     let description = case.describe();
     let (call, version) = (description.call(), attention_version(version));

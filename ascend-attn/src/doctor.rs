@@ -30,7 +30,7 @@ pub(super) struct Arguments {
     json: bool,
 }
 
-/// A platform that somebody depends on.
+/// A platform that a caller requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Required {
     /// An NPU with a CANN release that has the operator
@@ -63,7 +63,7 @@ struct Findings {
     toolkits: Vec<Folder>,
     driver: Folder,
     device_files: Vec<String>,
-    /// Every path tried for a library, and what came of it.
+    /// Every path tried for a library, and its outcome.
     attempts: Vec<Attempt>,
     npu: Result<Usable, Error>,
     emulation: Result<Usable, Error>,
@@ -77,9 +77,9 @@ struct Usable {
     devices: Result<usize, Error>,
     /// Name of the chip of device 0.
     soc: Result<String, Error>,
-    /// The release whose contract calls are checked by, and why.
+    /// The release by whose contract calls are checked, and why.
     contract: Installed,
-    /// Versions of the operator whose two functions are there.
+    /// Versions of the operator whose two functions are available.
     operator: Vec<Version>,
 }
 
@@ -187,7 +187,7 @@ impl Findings {
         Some(format!("--require {name}: {why}"))
     }
 
-    /// Why `auto` chooses what it chooses.
+    /// Why `auto` chooses its platform.
     fn reason(&self) -> String {
         let variable = |name| {
             let found = self.variables.iter().find(|(known, _)| *known == name);
@@ -359,7 +359,7 @@ impl Findings {
     }
 }
 
-/// An error without the list of paths, which stands elsewhere in the report.
+/// An error without the list of paths, which the report has elsewhere.
 fn brief(error: &Error) -> String {
     let text = error.to_string();
     text.lines().next().unwrap_or_default().to_owned()

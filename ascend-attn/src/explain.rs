@@ -7,13 +7,13 @@ use ascend_attention::spec::{Level, Span, every_rule};
 use super::Stop;
 use super::output::Output;
 
-/// Names that are suggested for one that is not known.
+/// Most names that are suggested for an unknown one.
 const SUGGESTIONS: usize = 4;
 
-/// How alike (of 1) two names must be for one to be meant by the other.
+/// How similar (of 1) two names must be for one to be suggested for the other.
 const ALIKE: f64 = 0.8;
 
-/// Prints what a rule or lint asks for, what follows if it is broken, where it comes from and what mends a call.
+/// Prints what a rule or lint requires, what follows if it is broken, where it comes from, and how to fix a call.
 pub(super) fn rule(id: &str, output: &mut Output) -> Result<ExitCode, Stop> {
     let Some(rule) = every_rule().find(|rule| rule.id == id) else {
         return Err(Stop::Trouble(unknown(id)));
@@ -55,7 +55,7 @@ pub(super) fn rule(id: &str, output: &mut Output) -> Result<ExitCode, Stop> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is said of a name that no rule has.
+/// The message for a name that no rule has.
 fn unknown(id: &str) -> String {
     let near = near(id);
     if near.is_empty() {
@@ -67,7 +67,7 @@ fn unknown(id: &str) -> String {
     )
 }
 
-/// The names most like `id`: those that hold it, then those spelt nearly so.
+/// The names most similar to `id`: those that contain it, then those spelt similarly.
 fn near(id: &str) -> Vec<&'static str> {
     let id = id.to_lowercase();
     let likeness = |name: &str| {

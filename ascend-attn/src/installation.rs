@@ -1,4 +1,4 @@
-//! What is installed on this machine, as far as files tell.
+//! What is installed on this machine, judging by files.
 
 use std::env;
 use std::fs;
@@ -13,8 +13,8 @@ const LOADER: &str = "LD_LIBRARY_PATH";
 /// Folders that the installers choose by default, below `/usr/local/Ascend` for root and `~/Ascend` for others.
 const TOOLKITS: [&str; 2] = ["ascend-toolkit/latest", "latest"];
 
-/// The values of the variables, `None` where one is not set; of those of the emulation and of tests only the ones that are
-/// set.
+/// The variables with their values, `None` for one that is not set; variables of the emulation and of tests are
+/// included only if they are set.
 pub(super) fn variables() -> Vec<(&'static str, Option<String>)> {
     let value = |name| {
         let value = env::var_os(name).filter(|value| !value.is_empty())?;
@@ -34,7 +34,7 @@ pub(super) fn variables() -> Vec<(&'static str, Option<String>)> {
 /// A folder where a toolkit or a driver may be.
 pub(super) struct Folder {
     pub(super) path: PathBuf,
-    /// Why it was looked at.
+    /// Why the folder was looked at.
     pub(super) source: &'static str,
     pub(super) exists: bool,
     /// The version that a file in it states, and that file.

@@ -25,9 +25,9 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 use output::Output;
 
-/// Exit code of a wrong command line, or of a machine that cannot run what was asked for.
+/// Exit code for a wrong command line, or for a machine that cannot run the command.
 const TROUBLE: u8 = 2;
-/// Exit code when nobody reads the output any more: what a shell shows for a program that SIGPIPE ended.
+/// Exit code when the output's reader is gone: what a shell shows for a program that SIGPIPE ended.
 const CLOSED: u8 = 141;
 
 #[derive(Parser)]
@@ -81,9 +81,9 @@ impl BackendChoice {
 
 /// Why a command ends early.
 enum Stop {
-    /// It cannot be carried out.
+    /// The command cannot be carried out.
     Trouble(String),
-    /// Nobody reads the output any more.
+    /// The output's reader is gone.
     Closed,
 }
 
@@ -97,12 +97,13 @@ fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Printing fails where nobody reads it, which is nobody's loss.
+            // Printing fails only if the output's reader is gone, so the error is ignored.
             let _ = error.print();
             return ExitCode::from(if error.use_stderr() { TROUBLE } else { 0 });
         }
     };
-    // All of them are named here, or in the report of `doctor`: the library and the emulation need not name the misspelt ones.
+    // All unknown variables are reported here, or in the report of `doctor`: the library and the emulation need not
+    // report the misspelt ones.
     sys::misspelt_variables_once();
     if !matches!(arguments.command, Command::Doctor(_)) {
         for variable in sys::unknown_variables() {

@@ -1,4 +1,4 @@
-//! Standard output that may go away.
+//! Standard output whose reader may go away.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, StdoutLock, Write as _};
@@ -13,7 +13,7 @@ impl Output {
         Self(io::stdout().lock())
     }
 
-    /// Writes one line, at once, so that a reader sees it when it is known.
+    /// Writes one line at once, so that a reader sees it when it is known.
     pub(super) fn line(&mut self, line: impl Display) -> Result<(), Stop> {
         let written = writeln!(self.0, "{line}").and_then(|()| self.0.flush());
         written.map_err(|error| match error.kind() {
@@ -23,12 +23,12 @@ impl Output {
     }
 }
 
-/// Writes a message to standard error, if anybody reads it.
+/// Writes a message to standard error, ignoring errors.
 pub(super) fn complain(message: &str) {
     let _ = writeln!(io::stderr(), "error: {message}");
 }
 
-/// Writes what is worth knowing beside the output to standard error, if anybody reads it.
+/// Writes a remark on the output to standard error, ignoring errors.
 pub(super) fn remark(message: &str) {
     let _ = writeln!(io::stderr(), "note: {message}");
 }

@@ -1,4 +1,4 @@
-//! What executed the calls of a command, for its first line and its JSON.
+//! The platform that executed the calls of a command, for its first line and its JSON.
 
 use std::fmt;
 
@@ -26,7 +26,7 @@ impl Platform {
         }
     }
 
-    /// What stands in a command's last object, or in its only one.
+    /// The platform's fields in a command's last or only JSON object.
     pub(super) fn json(&self) -> Map<String, Value> {
         let of = [
             ("backend", json!(self.backend.to_string())),
@@ -38,7 +38,7 @@ impl Platform {
             .collect()
     }
 
-    /// A command's last object: sums of something, and what computed it.
+    /// A command's last JSON object: sums, and the platform that computed them.
     pub(super) fn summary(&self, mut sums: Value) -> Value {
         if let Value::Object(sums) = &mut sums {
             sums.extend(self.json());

@@ -73,7 +73,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     Ok(ExitCode::from(u8::from(tally.failed > 0)))
 }
 
-/// Replays one file; whatever goes wrong with it is its failure, and the next one is tried all the same.
+/// Replays one file; any error is a failure of this file, and the next one is tried all the same.
 fn replay(file: &Path, stream: &Stream, out: Option<&Written>) -> Report {
     let begin = Instant::now();
     let mut report = Report {
@@ -116,7 +116,7 @@ fn replay(file: &Path, stream: &Stream, out: Option<&Written>) -> Report {
 
 /// Extension of case files.
 pub(super) const CASES: &str = "safetensors";
-/// Extension of files of calls without data, one in a line.
+/// Extension of files of calls without data, one call a line.
 pub(super) const CALLS: &str = "jsonl";
 
 pub(super) fn has_extension(file: &Path, extension: &str) -> bool {
@@ -129,7 +129,7 @@ pub(super) fn stem(file: &Path) -> String {
     stem.to_string_lossy().into_owned()
 }
 
-/// The files meant by the arguments, folders replaced by the files in them that have one of these extensions.
+/// The files that the arguments name, with folders replaced by the files in them that have one of these extensions.
 pub(super) fn collect(arguments: &[PathBuf], extensions: &[&str]) -> Result<Vec<PathBuf>, Stop> {
     let mut files = Vec::new();
     for path in arguments {
@@ -169,7 +169,7 @@ pub(super) fn collect(arguments: &[PathBuf], extensions: &[&str]) -> Result<Vec<
 struct Written(PathBuf);
 
 impl Written {
-    /// Makes the folder, and makes sure that no file of it is an input or is written twice.
+    /// Makes the folder, and checks that no file in it is an input or is written twice.
     fn into(folder: &Path, files: &[PathBuf]) -> Result<Self, Stop> {
         let trouble = |error| {
             Stop::Trouble(format!(

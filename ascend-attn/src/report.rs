@@ -1,4 +1,4 @@
-//! What is said about a case, as text and as JSON.
+//! The report on a case, as text and as JSON.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,24 +7,24 @@ use std::time::Duration;
 use ascend_attention::case::{Comparison, Outcome, Verdict};
 use serde_json::{Value, json};
 
-/// What became of one file.
+/// The result of replaying one file.
 #[derive(Default)]
 pub(super) struct Report {
     pub(super) file: PathBuf,
     pub(super) stem: String,
     pub(super) name: String,
-    /// What the case came to, if it could be run.
+    /// The case's outcome, if it could be run.
     pub(super) outcome: Option<Outcome>,
-    /// What went wrong apart from that: reading, running, writing.
+    /// An error apart from the outcome: of reading, running or writing.
     pub(super) failure: Option<String>,
     /// Why the case was not run: it is for another device.
     pub(super) skipped: Option<String>,
-    /// What a recorded case says of itself.
+    /// The note of a recorded case.
     pub(super) note: String,
     pub(super) elapsed: Duration,
 }
 
-/// The word for what became of a case.
+/// The word for a case's result.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Word {
     Passed,
@@ -87,7 +87,7 @@ impl Report {
             line += &format!("  lints: {}", lints.join(", "));
         }
         if self.word() == Word::Failed && !self.note.is_empty() {
-            // A file may say anything.
+            // A file may contain any text.
             line += &format!("\n    note: {}", self.note.escape_debug());
         }
         line
@@ -186,7 +186,7 @@ pub(super) fn number(value: f64) -> Value {
     }
 }
 
-/// How many cases came to what.
+/// Counts of cases by result.
 #[derive(Default)]
 pub(super) struct Tally {
     pub(super) passed: usize,

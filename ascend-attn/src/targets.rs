@@ -5,15 +5,15 @@ use ascend_attention::{Error, Machine};
 
 use super::{Stop, output};
 
-/// What the command line says of the targets.
+/// The targets that the command line names.
 pub(super) struct Targets {
     socs: Vec<Soc>,
     canns: Vec<Cann>,
-    /// Whether there is a table of verdicts.
+    /// Whether a table of verdicts is printed.
     pub(super) all: bool,
 }
 
-/// The products that have an operator of the contract.
+/// The products that have one of the contract's operators.
 const PRODUCTS: [Soc; 4] = [
     Soc::AtlasA2,
     Soc::AtlasA3,
@@ -21,7 +21,7 @@ const PRODUCTS: [Soc; 4] = [
     Soc::AtlasInference,
 ];
 
-/// Says by which release's contract one is judged that has none of its own.
+/// Writes a remark on the release whose contract stands in for one that has none of its own.
 fn remark_of_stand_in(name: &str, cann: Cann) {
     let behind = name.trim().strip_prefix(cann.name());
     if behind.is_none_or(|rest| rest.starts_with(|c: char| c.is_ascii_digit())) {
@@ -33,7 +33,7 @@ fn remark_of_stand_in(name: &str, cann: Cann) {
 }
 
 impl Targets {
-    /// Those of `--soc` and `--cann`.
+    /// The targets of `--soc` and `--cann`.
     pub(super) fn of(soc: Option<&str>, cann: Option<&str>) -> Result<Self, Stop> {
         let socs = match soc {
             None => Vec::new(),
@@ -68,8 +68,8 @@ impl Targets {
         })
     }
 
-    /// The targets of a call whose file or line names a product, or releases; `otherwise` is the release where none is
-    /// named. Of several releases those are left out that do not know the product.
+    /// The targets of a call whose file or line names a product, or releases; `otherwise` is the release if none is
+    /// named. Releases that do not know the product are left out if others do.
     pub(super) fn of_call(
         &self,
         soc: Option<Soc>,

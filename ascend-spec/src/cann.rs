@@ -7,8 +7,8 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Cann {
-    /// 8.1 to 8.4. Of them only the headers are known; the checks are those of a development snapshot of late 2025,
-    /// which no release equals and which stands in for all of them.
+    /// Releases 8.1 to 8.4. Only their headers are known; the checks are those of a development snapshot of late
+    /// 2025, which equals no release and stands in for all of them.
     V8_1,
     /// 8.5.
     V8_5,
@@ -35,9 +35,9 @@ impl Cann {
         }
     }
 
-    /// The contract of the toolkit that calls itself `version`, such as `8.5.0` or `9.0.RC1`. `None` for what begins with
-    /// no `major.minor`, and for releases before 8.1. What follows is not looked at: installed toolkits call themselves as
-    /// they like. What a user writes is read by [`Cann::from_str`].
+    /// Returns the contract of the toolkit whose version is `version`, such as `8.5.0` or `9.0.RC1`: `None` for a
+    /// text that does not begin with `major.minor`, and for releases before 8.1. The rest of the text is ignored,
+    /// because toolkits name their versions freely. [`Cann::from_str`] reads what a user writes.
     ///
     /// ```
     /// use ascend_spec::{Cann, Release, Target};
@@ -70,8 +70,8 @@ impl Cann {
 impl FromStr for Cann {
     type Err = UnknownRelease;
 
-    /// The release that somebody names, in the forms of CANN's own names: `9.1`, `9.1.0`, `9.1.RC1`, `9.1.0.beta1`,
-    /// `9.1.0-beta.1`, `9.1.T5`.
+    /// Parses a release that a user writes, in the forms of CANN's own names: `9.1`, `9.1.0`, `9.1.RC1`,
+    /// `9.1.0.beta1`, `9.1.0-beta.1`, `9.1.T5`.
     ///
     /// # Errors
     /// [`UnknownRelease`] for other texts, and for releases whose contract is not known.
@@ -86,13 +86,14 @@ impl FromStr for Cann {
     }
 }
 
-/// Whether a text is numbers and the words of versions, the first two of which are numbers: `9.1`, `9.1.RC1.alpha002`.
+/// Whether a text consists of numbers and the words of versions, beginning with two numbers: `9.1`,
+/// `9.1.RC1.alpha002`.
 fn is_version(text: &str) -> bool {
-    /// What CANN's versions have besides numbers.
+    /// The words that CANN's versions contain besides numbers.
     const WORDS: [&str; 12] = [
         "rc", "alpha", "beta", "t", "b", "c", "p", "spc", "sph", "hp", "patch", "dev",
     ];
-    // At most one number behind a word: `RC1`, but not `1RC1RC1`.
+    // At most one number after a word: `RC1`, but not `1RC1RC1`.
     let is_word = |part: &str| {
         let word = part.trim_end_matches(|c: char| c.is_ascii_digit());
         word.is_empty() || WORDS.iter().any(|known| word.eq_ignore_ascii_case(known))
@@ -103,7 +104,7 @@ fn is_version(text: &str) -> bool {
     let (Some(major), Some(minor)) = (parts.next(), parts.next()) else {
         return false;
     };
-    // `8.5RC2` does without the dot.
+    // `8.5RC2` has no dot before the word.
     let word = minor.trim_start_matches(|c: char| c.is_ascii_digit());
     is_number(major)
         && minor.len() > word.len()
@@ -111,7 +112,7 @@ fn is_version(text: &str) -> bool {
         && parts.all(|part| !part.is_empty() && is_word(part))
 }
 
-/// What names no release whose contract is known.
+/// The error for a text that names no release whose contract is known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{given:?} is no release whose contract is known; allowed: {}, or a version of these such as 9.1.0 or 8.5.RC1",
@@ -123,7 +124,7 @@ pub struct UnknownRelease {
 }
 
 impl UnknownRelease {
-    /// Most letters of the text that are kept.
+    /// The text is cut to this number of letters.
     const MOST: usize = 64;
 }
 
@@ -137,7 +138,7 @@ impl fmt::Display for Cann {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Release {
-    /// That of the release itself.
+    /// The contract is that of the release itself.
     Known(Cann),
     /// The release is newer than every known one: the contract of the newest known one stands in.
     Newer(Cann),

@@ -1,4 +1,4 @@
-//! What an operator's own folder says of it, in one form for all operators.
+//! The traits by which each operator's folder describes its operator.
 
 use crate::operator::{
     ArgumentList, ArgumentValues, DeclaredParameter, DeclaredVersion, ParameterInfo,
@@ -21,19 +21,20 @@ pub(crate) trait DescribedOperator {
     }
 }
 
-/// Whether the libraries of a release export a function of a version; `None` for functions of none.
+/// Whether the libraries of a release export a function of one of the versions `V`; `None` for a function that no
+/// version has.
 pub(crate) fn exported_version<V: DeclaredVersion>(function: &str, cann: Cann) -> Option<bool> {
     let mut versions = V::ALL.iter().map(|version| version.info());
     let version = versions.find(|version| version.has_function(function));
     version.map(|version| version.is_exported(cann))
 }
 
-/// An operator whose calls case files hold: what they have to be, and what follows from them.
+/// An operator whose calls case files can hold: how a call is checked, and what follows from its arguments.
 pub(crate) trait CallContract: DescribedOperator {
     /// Every argument of a call.
     type Arguments: ArgumentValues<Parameter = Self::Parameter, Tensor = TensorDesc>;
 
-    /// The version of a number, counted from 1.
+    /// Returns version `number`, counted from 1.
     fn version(number: u8) -> Option<Self::Version> {
         let mut versions = Self::Version::ALL.iter().copied();
         versions.find(|version| version.info().number() == number)
@@ -47,7 +48,8 @@ pub(crate) trait CallContract: DescribedOperator {
         report: &mut dyn FnMut(Violation),
     ) -> Result<(), Refusal>;
 
-    /// Gives a call the outputs that it lacks; those that the inputs do not imply have the shape that `expected` has for them.
+    /// Gives a call the outputs that it lacks; an output whose shape the inputs do not imply has the shape that
+    /// `expected` returns.
     fn imply_outputs(of: &mut Self::Arguments, expected: &dyn Fn(&str) -> Option<Dims>);
 
     /// The first argument that is given and that a version does not have.
@@ -66,16 +68,16 @@ pub(crate) trait CallContract: DescribedOperator {
         Self::unread(of, version).is_none()
     }
 
-    /// The oldest version that computes with every argument given and that the product has in the release; the newest where
-    /// none is so.
+    /// The oldest version that computes with every given argument and that the product has in the release; the newest
+    /// version where none does.
     fn oldest_on(of: &Self::Arguments, target: Target) -> Option<Self::Version> {
         let mut able = Self::Version::ALL.iter().copied();
         able.find(|&version| version.info().runs_on(target) && Self::computes(of, version))
             .or_else(|| Self::Version::ALL.last().copied())
     }
 
-    /// Checks the contents of tensors that the operator takes for indices; `integers` gives those of a tensor of integers. An
-    /// operator that takes none for indices says nothing here.
+    /// Checks the contents of tensors that the operator reads as indices; `integers` returns the contents of an
+    /// integer tensor. By default the operator reads none as indices, and this returns `Ok`.
     fn check_contents(
         _: &Self::Arguments,
         _: Self::Version,
@@ -86,7 +88,8 @@ pub(crate) trait CallContract: DescribedOperator {
     }
 }
 
-/// Reports every lint that a call breaks, of a function that finds the first that is not allowed.
+/// Reports every lint that a call breaks. `first` returns the first broken lint that is not in the list of allowed
+/// ids.
 pub fn each_lint(
     mut first: impl FnMut(&[&str]) -> Result<(), Violation>,
     report: &mut dyn FnMut(Violation),

@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 /// At most [`Dims::MAX_RANK`] signed numbers, one an axis: a shape, or strides in elements.
 ///
-/// The numbers are what a caller wrote, so they may be negative; [`Dims::elements`] says whether they make a shape.
+/// The numbers are what a caller wrote, so they may be negative; [`Dims::elements`] is then `None`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Dims {
     len: u8,

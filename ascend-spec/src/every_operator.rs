@@ -1,10 +1,10 @@
-//! What is asked of all operators together.
+//! Queries over all operators: every rule, and which functions a release exports.
 
 use crate::contract::DescribedOperator;
 use crate::ops::for_each_operator;
 use crate::{Cann, Rule};
 
-/// What an operator's folder says of it, as data.
+/// The description of an operator from its folder, as data.
 struct Description {
     rules: fn() -> Box<dyn Iterator<Item = &'static Rule>>,
     exported: fn(&str, Cann) -> Option<bool>,
@@ -33,8 +33,8 @@ pub fn every_rule() -> impl Iterator<Item = &'static Rule> {
     EVERY.iter().flat_map(|operator| (operator.rules)())
 }
 
-/// Whether the libraries of a release export a function: true of those that are no operator's. Of operators that came after
-/// 8.1, in which release is not known, this says so of all releases.
+/// Whether the libraries of a release export a function. The answer is true for functions of no operator, and, for
+/// operators added after 8.1 in an unknown release, for every release.
 pub fn is_exported(function: &str, cann: Cann) -> bool {
     let mut known = (EVERY.iter()).filter_map(|operator| (operator.exported)(function, cann));
     known.next().unwrap_or(true)

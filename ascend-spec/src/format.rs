@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How a tensor's elements lie in memory. The discriminant is CANN's `aclFormat` value.
+/// How a tensor's elements are laid out in memory. The discriminant is CANN's `aclFormat` value.
 ///
 /// Operators take every [plain](Format::is_plain) format for [`Format::Nd`]: PyTorch's plugin names a tensor of three axes
 /// [`Format::Ncl`], one of four [`Format::Nchw`] and one of five [`Format::Ncdhw`], whatever the axes mean.
@@ -60,8 +60,8 @@ impl Format {
         self as i32
     }
 
-    /// Whether the axes lie in memory as they are described, row by row. The other formats are private to the device:
-    /// blocks of a fixed size, or nothing that is known.
+    /// Whether the elements are stored row by row in the order of the described axes. The other formats are private
+    /// to the device: they store blocks of a fixed size, or their layout is unknown.
     pub const fn is_plain(self) -> bool {
         match self {
             Format::Nd

@@ -45,7 +45,7 @@ impl Axes {
         }
     }
 
-    /// Whether sequences are packed one behind the other without a batch axis.
+    /// Whether sequences are packed one after the other without a batch axis.
     pub const fn is_packed(self) -> bool {
         matches!(self, Axes::Tnd | Axes::Ntd)
     }
@@ -94,8 +94,8 @@ impl Axes {
         }
     }
 
-    /// Where the logical axes of `desc` lie in memory. `dim` is the head dimension, needed to split `H`.
-    /// `None` if the rank differs.
+    /// The strides and the first element of the logical axes of `desc`. `dim` is the head dimension, needed to split
+    /// `H`. `None` if the rank differs.
     pub fn view(self, desc: &TensorDesc, dim: i64) -> Option<View> {
         let view = |batch, head, row, dim| {
             Some(View {
@@ -130,7 +130,7 @@ pub struct View {
 }
 
 impl View {
-    /// The view of nothing.
+    /// A view whose offset and strides are all 0.
     pub(crate) const NONE: View = View {
         offset: 0,
         batch: 0,
@@ -149,7 +149,7 @@ impl View {
             .saturating_add(step(row, self.row))
     }
 
-    /// The view from entry `batch` of the batch axis on.
+    /// The view that begins at entry `batch` of the batch axis.
     pub(crate) fn of_batch(self, batch: usize) -> View {
         View {
             offset: self.at(batch, 0, 0),

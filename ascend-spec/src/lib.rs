@@ -1,8 +1,8 @@
 //! The contract of the Ascend CANN attention operators, as pure data and functions.
 //!
-//! What a call may look like and what it computes is written here once: the safe layer asks before a call, the emulator
-//! inside it, and the kernels ask which keys a query row sees. Nothing here touches memory or a device, and checking a
-//! call that holds every rule allocates nothing.
+//! What a call may look like and what it computes is written here once: the safe layer checks a call before it is
+//! made, the emulator checks it inside the call, and the kernels compute which keys a query row sees. Nothing here
+//! touches memory or a device, and checking a call that breaks no rule allocates nothing.
 //!
 //! ```
 //! use ascend_spec::fia::{FiaCall, Version};

@@ -1,4 +1,4 @@
-//! Public reports of hardware that differs, by the rules that are about the same calls.
+//! Public reports that hardware behaves differently, by the rules about the same calls.
 
 use crate::rule::Rule;
 
@@ -20,8 +20,8 @@ const HARDWARE: [(&str, &str); 13] = [
 ];
 
 impl Rule {
-    /// Where the book has public reports of hardware that makes something else of calls that this rule is about: a page of
-    /// `docs/src`, and a part of it.
+    /// Returns where the book lists public reports of hardware that treats calls under this rule differently: a page
+    /// of `docs/src`, and a part of it.
     pub fn hardware_reports(&self) -> Option<String> {
         let mut known = HARDWARE.into_iter();
         let (_, part) = known.find(|(id, _)| *id == self.id)?;

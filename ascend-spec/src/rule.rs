@@ -12,9 +12,9 @@ pub enum Level {
     /// The operator takes the call and then ignores, misreads or overruns something. The emulator takes it too; the
     /// safe layer stops it unless the caller allows the lint by name.
     Lint,
-    /// The operator's host code ends the process: by a division by zero, which goes on on aarch64, or by a read through
-    /// a null pointer. The verdict is that of a host where the call goes on: the rule's status, or 0 where it is taken.
-    /// Nothing allows the call.
+    /// The operator's host code ends the process: by a division by zero, which does not trap on aarch64, or by a read
+    /// through a null pointer. The verdict is that of a host where the call continues: the rule's status, or 0 where
+    /// such a host takes the call. Nothing allows the call.
     HostCrash,
 }
 
@@ -28,7 +28,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Whether `cann` is one of them.
+    /// Whether `cann` is in the span.
     pub const fn holds(self, cann: Cann) -> bool {
         let before = match self.until {
             Some(until) => cann as u8 > until as u8,
@@ -53,10 +53,10 @@ impl fmt::Display for Span {
 /// On which products and in which releases a rule holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scope {
-    /// Atlas A2 and A3, whose checks are the same; 310P, for operators that run there; and, before CANN 9.0 knows it,
-    /// Ascend 950.
+    /// The releases on Atlas A2 and A3, whose checks are the same; also for 310P, in operators that run there, and
+    /// for Ascend 950 in releases before 9.0, which do not know that product.
     pub a2_a3: Option<Span>,
-    /// Ascend 950.
+    /// The releases on Ascend 950.
     pub ascend950: Option<Span>,
 }
 
@@ -85,13 +85,13 @@ impl Scope {
         ..Scope::ALL
     };
 
-    /// 310P alone: neither of the others.
+    /// 310P alone: neither Atlas A2 and A3 nor Ascend 950.
     pub const ATLAS_INFERENCE: Scope = Scope {
         a2_a3: None,
         ascend950: None,
     };
 
-    /// The same from release `cann` on, on Atlas A2 and A3.
+    /// This scope, on Atlas A2 and A3 from release `cann` on only.
     #[must_use]
     pub const fn since(self, cann: Cann) -> Scope {
         Scope {
@@ -106,7 +106,7 @@ impl Scope {
         }
     }
 
-    /// The same up to release `cann` on Atlas A2 and A3.
+    /// This scope, on Atlas A2 and A3 up to release `cann` only.
     #[must_use]
     pub const fn until(self, cann: Cann) -> Scope {
         Scope {
@@ -121,7 +121,7 @@ impl Scope {
         }
     }
 
-    /// Whether `target` is within.
+    /// Whether `target` is within the scope.
     pub fn holds(self, target: Target) -> bool {
         if self == Scope::ATLAS_INFERENCE {
             return target.soc == Soc::AtlasInference;
@@ -143,11 +143,11 @@ pub struct Rule {
     pub id: &'static str,
     /// The condition that must hold, in one sentence.
     pub holds: &'static str,
-    /// What to change in a call that breaks it, in one sentence.
+    /// What to change in a call that breaks the rule, in one sentence.
     pub fix: &'static str,
     /// Where the condition comes from: an entry of the operator's check list, or a section of its documentation.
     pub source: &'static str,
-    /// CANN's status for a call that breaks it; 0 for a lint, and for a crash that other hosts take.
+    /// CANN's status for a call that breaks the rule; 0 for a lint, and for a crash where other hosts take the call.
     pub status: i32,
     /// The operator that the condition applies to, from this version on.
     pub since: OperatorVersion,
@@ -158,12 +158,13 @@ pub struct Rule {
     pub overruns: bool,
     /// Why the lint overruns memory or does not, or how the process ends, in one sentence; empty for a rule.
     pub reach: &'static str,
-    /// On which products and in which releases the condition is asked.
+    /// On which products and in which releases the condition is checked.
     pub scope: Scope,
 }
 
 impl Rule {
-    /// A call that breaks the rule: the value, and the values that would not. The fix is the rule's own.
+    /// Builds the violation of this rule by the value `given`, where `allowed` names the values that hold. The fix is
+    /// the rule's own.
     #[cold]
     pub fn broken(
         &'static self,
@@ -174,7 +175,7 @@ impl Rule {
     }
 }
 
-/// Status of a null required argument; of FlashAttentionScore also that of a call that its shape inference or its tiling
+/// Status of a null required argument; in FlashAttentionScore also of a call that its shape inference or its tiling
 /// refuses.
 pub const PARAM_NULLPTR: i32 = 161_001;
 /// Status of an argument outside the operator's registered dtypes and formats.
@@ -188,7 +189,7 @@ pub const RUNTIME_ERROR: i32 = 361_001;
 /// Status of a call for which no kernel exists.
 pub const FIND_KERNEL_ERROR: i32 = 561_003;
 
-/// A call that breaks a rule: which, by what value, what is allowed, and how to mend it.
+/// The refusal of a call that breaks a rule: the rule, the value that breaks it, the allowed values, and the fix.
 ///
 /// `{:?}` is the text of `{}`, so that a program whose `main` returns it prints what a person can read; `{:#?}` shows the fields.
 #[derive(Clone, PartialEq, thiserror::Error)]
@@ -199,16 +200,16 @@ pub struct Violation {
     pub rule: &'static Rule,
     /// The value that breaks it.
     pub given: String,
-    /// The values that would not.
+    /// The values that would hold the rule.
     pub allowed: String,
     /// What to change: the rule's own advice, or one that fits this call better.
     pub fix: String,
     /// The changes that the fix begins with, where they can be made without knowing more than the call: see
-    /// [`Arguments::changed`](crate::fia::Arguments::changed). The contents of a tensor that is given or converted are for the
-    /// caller to make, as the rest of the fix says.
+    /// [`Arguments::changed`](crate::fia::Arguments::changed). Where a change gives or converts a tensor, the caller
+    /// makes its contents, as the rest of the fix describes.
     pub changes: Vec<Change>,
-    /// Another target that takes the call as it is, where it was looked for
-    /// ([`FiaCall::taken_by`](crate::fia::FiaCall::taken_by)) and found.
+    /// Another target that takes the call unchanged, if [`FiaCall::taken_by`](crate::fia::FiaCall::taken_by) was
+    /// called and found one.
     pub taken_by: Option<Target>,
 }
 
@@ -233,24 +234,24 @@ impl fmt::Debug for Violation {
 #[error("unsupported: {feature} is not supported by this crate")]
 #[non_exhaustive]
 pub struct Unsupported {
-    /// The feature, by the name of the argument or value that asks for it.
+    /// The feature, by the name of the argument or value that selects it.
     pub feature: &'static str,
 }
 
 impl Unsupported {
-    /// The refusal of a call that asks for `feature`, for a layer above the contract that does not compute it.
+    /// The refusal of a call that needs `feature`, for a layer above the contract that does not compute it.
     pub const fn new(feature: &'static str) -> Self {
         Unsupported { feature }
     }
 }
 
-/// Why a call goes no further.
+/// Why a call is refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refusal {
-    /// It breaks a rule.
+    /// The call breaks a rule.
     #[error(transparent)]
     Violation(#[from] Violation),
-    /// It asks for something not supported yet.
+    /// The call needs something that is not supported yet.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
 }
@@ -284,8 +285,9 @@ pub(crate) fn broken(
     }
 }
 
-/// Returns the violation of a rule unless its condition holds. The texts are evaluated only when it does not. Without a
-/// fix of the call's own, the rule's stands. With `for target =>` in front, a rule is asked only where it holds.
+/// Returns the violation of a rule unless its condition holds. The texts are evaluated only when it does not. Without
+/// a fix for the call, the rule's own fix is used. With a leading `for target =>`, the rule is checked only on
+/// targets in its scope.
 macro_rules! require {
     (for $target:expr => $holds:expr, $rule:path, $given:expr, $allowed:expr $(,)?) => {
         $crate::rule::require!(
@@ -315,8 +317,8 @@ macro_rules! require {
     };
 }
 
-/// Reports a lint unless its condition holds. The texts are evaluated only when it does not. Without a fix of the call's
-/// own, the lint's stands.
+/// Reports a lint unless its condition holds. The texts are evaluated only when it does not. Without a fix for the
+/// call, the lint's own fix is used.
 macro_rules! lint {
     ($report:expr, $holds:expr, $rule:path, $given:expr, $allowed:expr $(,)?) => {
         $crate::rule::lint!($report, $holds, $rule, $given, $allowed, $rule.fix)
@@ -328,11 +330,11 @@ macro_rules! lint {
     };
 }
 
-/// Declares the rules of one file: a static for each and the file's table `RULES`. In the place of a rule's status a lint
-/// has `Lint("why it stays within the tensors")` or `Overrun("why it may not")`, a crash `HostCrash("how")` where other
-/// hosts take the call, `TilingCrash("how")` or `NullptrCrash("how")` where they refuse it with that status. The scope in
-/// front is that of every rule that names none of its own after its source. A file has the operator's `Version` in scope,
-/// whose versions the rules name.
+/// Declares the rules of one file: a static for each and the file's table `RULES`. In the place of a rule's status a
+/// lint has `Lint("why it stays within the tensors")` or `Overrun("why it may not")`, a crash `HostCrash("how")`
+/// where other hosts take the call, `TilingCrash("how")` or `NullptrCrash("how")` where they refuse it with that
+/// status. The scope at the head of the table applies to every rule that names none of its own after its source. A
+/// file has the operator's `Version` in scope, whose versions the rules name.
 macro_rules! rules {
     (in $scope:expr; $($name:ident = $id:literal, $status:ident $(($reach:literal))?, $since:ident,
         $source:literal $(in $own:expr)?, $holds:literal, $fix:literal;)*) => {

@@ -31,8 +31,8 @@ impl Soc {
     pub const NAME_FORMS: &str = "Ascend910B1 to Ascend910B4, Ascend910_93xx, Ascend950PR_95xx, Ascend950DT_95xx, \
                                   Ascend310P1 to Ascend310P9, Ascend310B1 to Ascend310B9, Ascend910A, Ascend910ProA";
 
-    /// The family of a chip name as `aclrtGetSocName` gives it, or `None` for a name of no known form. A family's name
-    /// without what tells its chips apart, such as `Ascend910B`, is known too.
+    /// The family of a chip name as `aclrtGetSocName` returns it, or `None` for a name of no known form. A family's
+    /// name without a chip's suffix, such as `Ascend910B`, is also known.
     ///
     /// ```
     /// use ascend_spec::Soc;
@@ -69,7 +69,7 @@ impl Soc {
         self != Soc::Ascend950 || cann >= Cann::V9_0
     }
 
-    /// A chip of the product, by the name that `aclrtGetSocName` gives it.
+    /// A chip of the product, by the name that `aclrtGetSocName` returns for it.
     pub const fn chip_name(self) -> &'static str {
         match self {
             Soc::AtlasA2 => "Ascend910B3",
@@ -100,12 +100,12 @@ impl fmt::Display for Soc {
     }
 }
 
-/// Two letters or digits, such as `91` in `Ascend910_9391`.
+/// Whether `rest` is two letters or digits, such as `91` in `Ascend910_9391`.
 fn is_bin(rest: &str) -> bool {
     rest.len() == 2 && rest.bytes().all(|of| of.is_ascii_alphanumeric())
 }
 
-/// A digit, perhaps with a letter or with a second digit behind a dash: `3`, `2C`, `4-1`.
+/// Whether `rest` is a digit, perhaps with a letter or with a second digit after a dash: `3`, `2C`, `4-1`.
 fn is_variant(rest: &str) -> bool {
     match rest.as_bytes() {
         [b'1'..=b'9'] => true,
@@ -115,13 +115,13 @@ fn is_variant(rest: &str) -> bool {
     }
 }
 
-/// `PR` or `DT`, perhaps with a chip of the 95 series: `PR_9599`.
+/// Whether `rest` is `PR` or `DT`, perhaps with a chip of the 95 series: `PR_9599`.
 fn is_package(rest: &str) -> bool {
     let chip = rest.strip_prefix("PR").or_else(|| rest.strip_prefix("DT"));
     chip.is_some_and(|chip| chip.is_empty() || chip.strip_prefix("_95").is_some_and(is_bin))
 }
 
-/// `A`, `ProA`, `PremiumA` and the like.
+/// Whether `rest` is `A`, `ProA`, `PremiumA` or the like.
 fn is_grade(rest: &str) -> bool {
     matches!(rest, "A" | "ProA" | "ProB" | "PremiumA" | "PremiumB")
 }

@@ -60,14 +60,14 @@ impl Target {
     }
 }
 
-/// A product with a release that does not know it: there is no such machine, and no contract for one.
+/// The error for a release that does not know the product: no such machine exists, and no contract for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{target}: that release does not know the product; allowed: {}; fix: choose one of these releases, or another chip",
     target.soc.releases().map(Cann::name).collect::<Vec<_>>().join(", ")
 )]
 pub struct UnreleasedTarget {
-    /// The two.
+    /// The product and the release.
     pub target: Target,
 }
 

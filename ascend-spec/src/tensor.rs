@@ -1,4 +1,4 @@
-//! What an operator is told about a tensor: everything but its data.
+//! The description of a tensor that an operator receives: everything but its data.
 
 use crate::{DType, Dims, Format};
 use std::fmt;
@@ -41,7 +41,7 @@ impl TensorDesc {
         self.shape.elements()
     }
 
-    /// Whether the view has no element. A shape that is none counts as not empty, so that rules look at it.
+    /// Whether the view has no element. A malformed shape counts as not empty, so that the rules check it.
     pub fn is_empty(&self) -> bool {
         self.elements() == Some(0)
     }
@@ -54,12 +54,12 @@ impl TensorDesc {
                 .is_some_and(|count| i64::try_from(count).is_ok())
     }
 
-    /// Whether the elements lie packed in row-major order (axes of size 1 may have any stride).
+    /// Whether the elements are packed in row-major order (axes of size 1 may have any stride).
     pub fn is_contiguous(&self) -> bool {
         self.is_contiguous_from(0)
     }
 
-    /// Whether the elements of the axes from `first` on lie side by side, whatever the steps of the axes before.
+    /// Whether the elements of the axes from `first` on are contiguous, whatever the strides of the axes before.
     pub fn is_contiguous_from(&self, first: usize) -> bool {
         if self.strides.rank() != self.shape.rank() {
             return false;
@@ -75,7 +75,7 @@ impl TensorDesc {
         true
     }
 
-    /// Whether every element lies where the element of the same indices lies in `other`, with the same type, format and
+    /// Whether every element is at the offset that `other` has for the same indices, with the same type, format and
     /// shape: strides of axes of size 1 do not count.
     pub fn lies_as(&self, other: &Self) -> bool {
         let kind = |of: &Self| (of.dtype, of.format, of.shape, of.offset, of.strides.rank());
@@ -86,8 +86,8 @@ impl TensorDesc {
         kind(self) == kind(other) && strides.all(|(&dim, (own, other))| dim == 1 || own == other)
     }
 
-    /// The bytes that a walk of these axes touches with the view's strides, from its base address. Of what no memory
-    /// could hold, and of another number of axes, it is more than any tensor has.
+    /// The bytes, from the base address, that a walk over axes of these sizes touches with the view's strides. Where
+    /// no memory could hold them, or the number of axes differs, the range is larger than any tensor.
     pub(crate) fn walked<const AXES: usize>(&self, axes: [usize; AXES]) -> Range<u64> {
         let axes = axes.map(|size| i64::try_from(size).unwrap_or(i64::MAX));
         let shape = Dims::of(axes);
@@ -96,8 +96,8 @@ impl TensorDesc {
             .unwrap_or(0..u64::MAX)
     }
 
-    /// So many bytes from the view's first one on, from its base address. Of what no memory could hold it is more than
-    /// any tensor has.
+    /// The first `count` bytes from the start of the view, as offsets from its base address. Where no memory could
+    /// hold the view, the range is larger than any tensor.
     pub(crate) fn first_bytes(&self, count: u64) -> Range<u64> {
         match self.byte_range() {
             Some(range) => range.start..range.start.saturating_add(count),

@@ -1,4 +1,4 @@
-//! The function table that callers use: each function is found on first use.
+//! The function table that callers use: each function is looked up on first use.
 
 use std::fmt;
 use std::path::Path;
@@ -9,7 +9,8 @@ use crate::library::Library;
 use crate::load::{Attempt, LoadError, Loaded, Outcome};
 use crate::search::Search;
 
-/// A function that the libraries at hand do not have, mostly because the installed CANN is older than it.
+/// The error for a function that the libraries in use do not have, usually because the installed CANN is older than
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{library} does not export {symbol}; the CANN in use has no such function")]
 pub struct MissingSymbol {
@@ -23,11 +24,11 @@ pub struct MissingSymbol {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Origin {
-    /// Libraries that were opened; all paths tried, in order.
+    /// Libraries that were opened, with all paths tried, in order.
     Loaded(Vec<Attempt>),
     /// Libraries that the program is linked against.
     Linked,
-    /// A table, under the name that its maker gave it.
+    /// A table of functions, under the name that its maker gave it.
     Functions(String),
 }
 
@@ -65,13 +66,13 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Where a function that is not known yet is looked for.
+/// Where a function that has not been looked up yet is searched for.
 #[derive(Debug)]
 enum Source {
     /// Nowhere: the table was complete from the start.
     Nothing,
     Loaded(Loaded),
-    /// Among everything that the process has loaded.
+    /// Among all libraries that the process has loaded.
     #[cfg(all(feature = "link", unix))]
     Process(libloading::Library),
 }
@@ -82,10 +83,10 @@ impl Source {
     unsafe fn find<F: Copy>(&self, library: Library, symbol: &'static [u8]) -> Option<F> {
         match self {
             Self::Nothing => None,
-            // SAFETY: handed on to the caller.
+            // SAFETY: the caller must uphold the same condition.
             Self::Loaded(loaded) => unsafe { loaded.find(library, symbol) },
             #[cfg(all(feature = "link", unix))]
-            // SAFETY: handed on to the caller.
+            // SAFETY: the caller must uphold the same condition.
             Self::Process(process) => unsafe { process.get::<Option<F>>(symbol) }
                 .ok()
                 .and_then(|found| *found),
@@ -95,7 +96,7 @@ impl Source {
 
 macro_rules! define {
     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
-        /// What is known of each function: nothing yet, that it is missing, or its address.
+        /// The state of each function: not looked up yet, missing, or its address.
         #[derive(Default)]
         #[allow(non_snake_case, reason = "the names are those of the C functions")]
         struct Resolved {
@@ -103,7 +104,8 @@ macro_rules! define {
         }
 
         impl Resolved {
-            /// Takes over a table; what it lacks is missing when `complete`, and looked up later otherwise.
+            /// Makes the state from a table. Functions that the table lacks are missing if it is `complete`, and
+            /// looked up later otherwise.
             fn from_functions(functions: &Functions, complete: bool) -> Self {
                 let resolved = Self::default();
                 $(
@@ -119,8 +121,8 @@ macro_rules! define {
         /// Every function of the ABI and the library that exports it, in the order of the headers.
         pub const FUNCTIONS: &[(&str, Library)] = &[$( (stringify!($name), Library::$library) ),*];
 
-        /// One accessor for each function of the C ABI, named like the function. Each finds its function on first
-        /// use and remembers it; calling what it returns is `unsafe` and follows the function's C documentation.
+        /// One accessor for each function of the C ABI, named like the function. Each looks its function up on first
+        /// use and remembers it; calling the returned pointer is `unsafe` and follows the function's C documentation.
         #[allow(non_snake_case, reason = "the names are those of the C functions")]
         impl Api {
             $(
@@ -145,7 +147,8 @@ macro_rules! define {
                 }
             )*
 
-            /// Whether the function of this name is there. False for names that are not part of the ABI covered here.
+            /// Whether the function of this name is available. False for names that are not part of the ABI covered
+            /// here.
             pub fn has(&self, name: &str) -> bool {
                 match name {
                     $( stringify!($name) => self.$name().is_ok(), )*
@@ -175,20 +178,20 @@ pub struct Api {
 
 impl Api {
     /// Opens the libraries of the installed CANN: in `$ASCEND_HOME_PATH/lib64`, in `$ASCEND_TOOLKIT_HOME/lib64`, then
-    /// where the dynamic loader looks by itself.
+    /// in the dynamic loader's own search path.
     ///
     /// # Errors
-    /// No usable `libascendcl.so`, `libnnopbase.so` or operator library; the error says what was tried.
+    /// No usable `libascendcl.so`, `libnnopbase.so` or operator library; the error lists what was tried.
     ///
     /// # Safety
-    /// Opening a library runs its initialisers, and its functions are called by the types declared here: what these
-    /// places hold must be the libraries of CANN, or others of the same ABI.
+    /// Opening a library runs its initialisers, and its functions are called by the types declared here: these
+    /// folders must contain the libraries of CANN, or others with the same ABI.
     pub unsafe fn load() -> Result<Self, LoadError> {
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller must uphold the same condition.
         unsafe { Self::load_with(&Search::standard()) }
     }
 
-    /// Opens the libraries in a folder; those that it does not have are looked for as by [`load`](Self::load).
+    /// Opens the libraries in a folder; those that it does not have are searched for as by [`load`](Self::load).
     ///
     /// # Errors
     /// As for [`load`](Self::load).
@@ -196,7 +199,7 @@ impl Api {
     /// # Safety
     /// As for [`load`](Self::load).
     pub unsafe fn load_from(folder: &Path) -> Result<Self, LoadError> {
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller must uphold the same condition.
         unsafe { Self::load_with(&Search::new().folder(folder).environment().loader_path()) }
     }
 
@@ -208,7 +211,7 @@ impl Api {
     /// # Safety
     /// As for [`load`](Self::load).
     pub unsafe fn load_with(search: &Search) -> Result<Self, LoadError> {
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller must uphold the same condition.
         let loaded = unsafe { Loaded::open(search) }?;
         Ok(Self {
             resolved: Resolved::default(),
@@ -232,7 +235,7 @@ impl Api {
         }
     }
 
-    /// Uses another implementation of the ABI, named by `origin`. What the table leaves out is missing.
+    /// Uses another implementation of the ABI, named by `origin`. Functions that the table leaves out are missing.
     pub fn from_functions(functions: Functions, origin: &str) -> Self {
         Self {
             resolved: Resolved::from_functions(&functions, true),
@@ -309,7 +312,7 @@ mod tests {
     fn every_function_has_a_library_by_its_name() {
         assert!(FUNCTIONS.len() > 100);
         for (name, library) in FUNCTIONS {
-            // What has a phase one is an operator.
+            // A function with a phase one is an operator's.
             let end = name.find("Get").unwrap_or(name.len());
             let phase_one = format!("{}GetWorkspaceSize", &name[..end]);
             let is_operator = FUNCTIONS.iter().any(|(name, _)| *name == phase_one);

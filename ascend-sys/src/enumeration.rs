@@ -1,12 +1,12 @@
 //! Enumerations of the headers.
 
-/// An enumeration of C: a number, of which the headers name some values.
+/// A C enumeration: a number, for some values of which the headers have names.
 pub trait Enumeration: Copy {
     /// The number.
     fn code(self) -> i64;
 
-    /// CANN's name of the value, such as `ACL_FORMAT_ND`; `None` for numbers that the headers do not name. Of two names of
-    /// one number it is the one that the headers declare first.
+    /// CANN's name of the value, such as `ACL_FORMAT_ND`; `None` for numbers that the headers do not name. If a
+    /// number has two names, this is the one that the headers declare first.
     fn name(self) -> Option<&'static str>;
 }
 

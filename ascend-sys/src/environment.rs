@@ -1,14 +1,14 @@
-//! The environment variables that the crates read, and names that are nearly theirs.
+//! The environment variables that the crates read, and detection of misspelt names.
 
 use std::env;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Who reads a variable.
+/// The crate or program that reads a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum VariableReader {
-    /// The safe layer, and what it loads CANN's libraries with.
+    /// The safe layer, and the code that loads CANN's libraries for it.
     Library,
     /// The emulation of CANN, in process or as a shared library.
     Emulation,
@@ -22,15 +22,15 @@ pub enum VariableReader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EnvironmentVariable {
-    /// Its name.
+    /// The variable's name.
     pub name: &'static str,
-    /// Who reads it.
+    /// The crate or program that reads it.
     pub reader: VariableReader,
     /// Which values are allowed, in Markdown.
     pub values: &'static str,
-    /// What holds where it is not set or empty, in Markdown.
+    /// What applies if the variable is not set or empty, in Markdown.
     pub default: &'static str,
-    /// What it decides, in Markdown.
+    /// What the variable decides, in Markdown.
     pub meaning: &'static str,
 }
 
@@ -97,7 +97,7 @@ variables! {
     "ASCEND_VECTORS" Tests, "a folder", "none", "golden cases besides the repository's own";
 }
 
-/// Variables of CANN, its tools and PyTorch's extension, which these crates pass over.
+/// Variables of CANN, its tools and PyTorch's extension, which these crates ignore.
 const FOREIGN: [&str; 38] = [
     "ASCEND_AICPU_PATH",
     "ASCEND_ALLOW_LINK",
@@ -139,18 +139,18 @@ const FOREIGN: [&str; 38] = [
     "ASCEND_WORK_PATH",
 ];
 
-/// A variable that is set, whose name begins with `ASCEND_`, and that nobody is known to read.
+/// A variable that is set, whose name begins with `ASCEND_`, and that no known program reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UnknownVariable {
-    /// Its name.
+    /// The variable's name.
     pub name: String,
-    /// The variable that is meant, as far as its name tells.
+    /// The variable that was probably meant, judging by the name.
     pub meant: Option<&'static str>,
 }
 
 impl UnknownVariable {
-    /// What is unknown about a name; `None` for names that do not begin with `ASCEND_`, and for known ones.
+    /// Looks a name up; `None` for names that do not begin with `ASCEND_`, and for known ones.
     pub fn of(name: &str) -> Option<Self> {
         let upper = name.to_uppercase();
         let own = upper.strip_prefix(PREFIX)?;
@@ -176,8 +176,8 @@ impl UnknownVariable {
         })
     }
 
-    /// Whether it can only have been meant for these crates: it is nearly the name of one of their variables, or begins as
-    /// those of the emulation do.
+    /// Whether the variable can only have been meant for these crates: its name is close to that of one of their
+    /// variables, or begins like those of the emulation.
     pub fn is_misspelt(&self) -> bool {
         self.meant.is_some() || self.name.to_uppercase().starts_with("ASCEND_EMU")
     }
@@ -185,7 +185,7 @@ impl UnknownVariable {
 
 impl fmt::Display for UnknownVariable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Anything may stand in an environment.
+        // An environment may contain any bytes.
         let name = self.name.escape_debug();
         match self.meant {
             Some(meant) => write!(
@@ -197,13 +197,13 @@ impl fmt::Display for UnknownVariable {
     }
 }
 
-/// How the names of all variables begin.
+/// The prefix of all variables' names.
 const PREFIX: &str = "ASCEND_";
-/// Most letters that are added, left out, replaced or exchanged in a name that is still recognised.
+/// Most letters that may be added, left out, replaced or exchanged in a name that is still recognised.
 const MOST_EDITS: usize = 2;
 
-/// The variables of this process that have a value, whose names begin with `ASCEND_`, and that nobody is known to read; in the
-/// order of their names.
+/// The variables of this process that have a value, whose names begin with `ASCEND_`, and that no known program
+/// reads; in the order of their names.
 pub fn unknown_variables() -> Vec<UnknownVariable> {
     let set = env::vars_os().filter(|(_, value)| !value.is_empty());
     let mut unknown: Vec<_> = set
@@ -213,8 +213,8 @@ pub fn unknown_variables() -> Vec<UnknownVariable> {
     unknown
 }
 
-/// The [unknown variables](unknown_variables) that are [misspelt](UnknownVariable::is_misspelt), to the first caller in this
-/// process: each is reported once. Empty for all later callers.
+/// Returns the [unknown variables](unknown_variables) that are [misspelt](UnknownVariable::is_misspelt) to the first
+/// caller in this process, so that each is reported once. Returns an empty list to all later callers.
 pub fn misspelt_variables_once() -> Vec<UnknownVariable> {
     static REPORTED: AtomicBool = AtomicBool::new(false);
     match REPORTED.swap(true, Ordering::Relaxed) {
@@ -267,7 +267,7 @@ mod tests {
         {
             assert_eq!(UnknownVariable::of(foreign), None);
         }
-        // Those of somebody else's program.
+        // A variable of an unrelated program.
         let unknown = UnknownVariable::of("ASCEND_SCHEDULER_WINDOW").unwrap();
         assert!(unknown.meant.is_none() && !unknown.is_misspelt());
         let unknown = UnknownVariable::of("ASCEND_EMU_STRICTNESS").unwrap();

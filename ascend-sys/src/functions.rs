@@ -4,8 +4,9 @@ macro_rules! define {
     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
         /// One optional pointer for every function of the C ABI.
         ///
-        /// An implementation of the ABI fills it and hands it to [`Api::from_functions`](crate::Api::from_functions);
-        /// what it leaves out is a [`MissingSymbol`](crate::MissingSymbol) there.
+        /// An implementation of the ABI fills the table and passes it to
+        /// [`Api::from_functions`](crate::Api::from_functions); a function that it leaves out is a
+        /// [`MissingSymbol`](crate::MissingSymbol) there.
         #[derive(Clone, Default)]
         #[allow(non_snake_case, reason = "the names are those of the C functions")]
         pub struct Functions {

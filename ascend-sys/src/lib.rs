@@ -1,8 +1,8 @@
 //! Raw bindings to the C ABI of Huawei Ascend CANN: types, constants and functions for running the fused attention
 //! operators.
 //!
-//! Most programs want the safe layer, the crate `ascend-attention`. This one is for those who build such a layer, who
-//! call a function that it does not cover, or who bring another implementation of the ABI.
+//! Most programs want the safe layer, the crate `ascend-attention`. This crate is for programs that build such a
+//! layer, call a function that it does not cover, or provide another implementation of the ABI.
 //!
 //! - [`bindings`]: the declarations, as `bindgen` reads them from the headers. The names are those of C. C
 //!   enumerations are newtypes with constants, so that a value that a newer CANN returns is not undefined behaviour.
@@ -45,7 +45,7 @@
 //!
 //! # Features
 //!
-//! None is on by default, and without any the build script looks at nothing: no toolkit, no libclang.
+//! None is on by default, and without any the build script reads nothing: no toolkit, no libclang.
 //!
 //! - `link`: the linker binds `libascendcl`, `libnnopbase` and `libopapi` of the toolkit that `ASCEND_HOME_PATH` or
 //!   `ASCEND_TOOLKIT_HOME` names. Costs: the program builds and starts only where these are.

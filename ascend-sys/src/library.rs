@@ -15,10 +15,10 @@ pub enum Library {
 }
 
 impl Library {
-    /// All of them, in the order in which they have to be opened: each needs those before it.
+    /// All libraries, in the order in which they have to be opened: each needs those before it.
     pub const ALL: [Self; 3] = [Self::Ascendcl, Self::Nnopbase, Self::Opapi];
 
-    /// Its usual file.
+    /// The usual file name of the library.
     pub const fn file_name(self) -> &'static str {
         match self {
             Self::Ascendcl => "libascendcl.so",
@@ -27,7 +27,7 @@ impl Library {
         }
     }
 
-    /// The files any one of which can stand for it, in the order in which they are opened.
+    /// The files of which any one can stand for the library, in the order in which they are opened.
     pub(crate) const fn files(self) -> &'static [&'static str] {
         match self {
             Self::Ascendcl => &["libascendcl.so"],

@@ -10,14 +10,14 @@ use std::{env, error, fs, io};
 use crate::library::{CUSTOM, Library};
 use crate::search::{HOMES, OPP, Search};
 
-/// What came of one path.
+/// The outcome of trying one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The library is open.
     Opened,
     /// There is no such file.
     Absent,
-    /// The file is there and cannot be opened: the loader's text.
+    /// The file exists and cannot be opened: the loader's error text.
     Failed(String),
 }
 
@@ -26,10 +26,10 @@ pub enum Outcome {
 pub struct Attempt {
     /// The file looked for.
     pub file: &'static str,
-    /// The path given to the loader; one without a folder means the loader's own search path. Of an open library, the
-    /// file that the loader found, where the system tells.
+    /// The path given to the loader; one without a folder means the loader's own search path. For an open library,
+    /// the file that the loader found, if the system reports it.
     pub path: PathBuf,
-    /// What came of it.
+    /// The outcome of trying this path.
     pub outcome: Outcome,
 }
 
@@ -49,8 +49,8 @@ impl fmt::Display for Attempt {
 
 /// Why the libraries could not be loaded.
 ///
-/// Plain data: printing it needs nothing of the libraries. It says which libraries are missing, every path tried with
-/// its error, and what to set.
+/// Plain data: printing it needs nothing of the libraries. It lists which libraries are missing, every path tried
+/// with its error, and what to set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadError {
     /// The libraries that are needed and could not be opened.
@@ -63,14 +63,15 @@ pub struct LoadError {
 
 impl LoadError {
     /// Whether no file of any needed library was found: CANN is not installed, or not where this search looked.
-    /// Otherwise something is there and cannot be used.
+    /// Otherwise a file exists and cannot be used.
     pub fn is_absent(&self) -> bool {
         self.attempts
             .iter()
             .all(|attempt| attempt.outcome == Outcome::Absent)
     }
 
-    /// Whether what cannot be opened needs the driver's libraries, which come with the driver, not with the toolkit.
+    /// Whether the files that cannot be opened need the driver's libraries, which come with the driver, not with the
+    /// toolkit.
     pub fn lacks_driver(&self) -> bool {
         self.attempts.iter().any(|attempt| match &attempt.outcome {
             Outcome::Failed(text) => {
@@ -126,13 +127,14 @@ pub(crate) struct Loaded {
     pub(crate) attempts: Vec<Attempt>,
 }
 
-/// A library that is never closed: those of CANN own threads that run their code, and pointers into them are handed
-/// out without a lifetime.
+/// A library that is never closed: CANN's libraries own threads that run their code, and pointers into them are
+/// returned without a lifetime.
 type Opened = ManuallyDrop<libloading::Library>;
 
 impl Loaded {
     /// # Safety
-    /// Runs the initialisers of whatever the search finds: they must be the libraries of CANN or equal to them.
+    /// Runs the initialisers of all libraries that the search finds: they must be the libraries of CANN or
+    /// equivalent.
     pub(crate) unsafe fn open(search: &Search) -> Result<Self, LoadError> {
         let mut attempts = Vec::new();
         let mut libraries = Vec::new();
@@ -158,14 +160,15 @@ impl Loaded {
                 variables: variables.map(|name| (name, value(name))).to_vec(),
             });
         }
-        // They need the others, so they are opened last, and they take precedence, so they are asked first.
+        // User-built operators need the other libraries, so they are opened last; they take precedence, so they are
+        // searched first.
         let mut ordered = Vec::new();
         for path in search.candidates(CUSTOM) {
             // SAFETY: as above.
             let opened = unsafe { open_first(CUSTOM, vec![path], &mut attempts) };
             ordered.extend(opened.map(|opened| (CUSTOM, opened)));
         }
-        // Operators before what they build on; the transformer library before the general one.
+        // Operator libraries come before those that they build on; the transformer library before the general one.
         let rank = |file: &str| match file {
             "libopapi_transformer.so" => 0,
             "libopapi.so" => 1,
@@ -210,7 +213,7 @@ impl fmt::Debug for Loaded {
     }
 }
 
-/// Opens the first of the candidates that can be opened and notes all that were tried.
+/// Opens the first of the candidates that can be opened, and records all that were tried.
 ///
 /// # Safety
 /// As for [`Loaded::open`].
@@ -273,8 +276,8 @@ unsafe fn open_first(
 #[cfg(unix)]
 unsafe fn open(path: &OsStr) -> Result<libloading::Library, libloading::Error> {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
-    // Global, since operator libraries find the symbols of those opened before them; lazy, since not all are there on
-    // every machine.
+    // Global, since operator libraries find the symbols of those opened before them; lazy, since some symbols do not
+    // exist on every machine.
     // SAFETY: the caller vouches for the library's initialisers.
     unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) }.map(Into::into)
 }
@@ -287,7 +290,7 @@ unsafe fn open(path: &OsStr) -> Result<libloading::Library, libloading::Error> {
     unsafe { libloading::Library::new(path) }
 }
 
-/// The file of an open library, which the loader found by itself.
+/// The file of an open library that the loader found by itself.
 fn mapped(file: &str) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let paths: BTreeSet<&Path> = maps

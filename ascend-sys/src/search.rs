@@ -1,4 +1,4 @@
-//! Where libraries are looked for.
+//! Where libraries are searched for.
 
 use std::env;
 use std::ffi::OsString;
@@ -12,12 +12,12 @@ pub(crate) const HOMES: [&str; 2] = ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"];
 /// The variable that names the folder of the operator packages.
 pub(crate) const OPP: &str = "ASCEND_OPP_PATH";
 
-/// Where the dynamic loader looks by itself, apart from what its cache and a program's run path say.
+/// Folders that the dynamic loader searches by itself, besides those in its cache and in a program's run path.
 const SYSTEM: [&str; 5] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib"];
 
-/// An ordered list of places to look for the libraries in.
+/// An ordered list of places in which libraries are searched for.
 ///
-/// [`Search::standard`] is what [`Api::load`](crate::Api::load) uses. Other lists are for programs that bring their
+/// [`Search::standard`] is what [`Api::load`](crate::Api::load) uses. Other lists are for programs that ship their
 /// own libraries and for tests that must not find an installed toolkit:
 ///
 /// ```
@@ -38,7 +38,7 @@ pub struct Search {
 }
 
 impl Search {
-    /// Nowhere.
+    /// A search without places.
     pub fn new() -> Self {
         Self::default()
     }
@@ -48,7 +48,7 @@ impl Search {
         Self::new().environment().loader_path()
     }
 
-    /// Adds a folder that holds the libraries themselves.
+    /// Adds a folder that contains the libraries themselves.
     #[must_use]
     pub fn folder(mut self, folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
@@ -88,9 +88,9 @@ impl Search {
         self.folders.iter().map(PathBuf::as_path)
     }
 
-    /// Whether a file of each library that is needed is there. Opens nothing and runs no foreign code, so it is cheap,
-    /// cannot fail, and does not prove that loading succeeds. Libraries that only the loader's cache or a program's
-    /// run path knows are not seen.
+    /// Whether a file of each needed library exists. Opens nothing and runs no foreign code, so it is cheap, cannot
+    /// fail, and does not prove that loading succeeds. Libraries in folders that only the loader's cache or a
+    /// program's run path names are not found.
     pub fn is_available(&self) -> bool {
         let mut folders = self.folders.clone();
         if self.loader_path {
@@ -106,7 +106,7 @@ impl Search {
             .all(|library| library.files().iter().any(present))
     }
 
-    /// What to open for a file, in order. The loader searches for a path without a folder by itself.
+    /// The paths to open for a file, in order. The loader searches for a path without a folder by itself.
     pub(crate) fn candidates(&self, file: &str) -> Vec<PathBuf> {
         let folders = match file {
             CUSTOM => &self.custom,

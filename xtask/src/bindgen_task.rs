@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::generate::{Generated, generate};
 
-/// Differing lines shown of each file.
+/// Most differing lines that are shown for each file.
 const SHOWN: usize = 40;
 
 /// Regenerates the files in place.

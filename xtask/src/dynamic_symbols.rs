@@ -1,13 +1,13 @@
 //! Takes names out of a shared library, so that neither loaders nor linkers find them in it.
 
-/// Section of the symbols that a loader looks at.
+/// Type of the section of symbols that a loader reads.
 const DYNAMIC_SYMBOLS: u64 = 11;
 /// Bytes of a symbol, and of a section's header.
 const SYMBOL: usize = 24;
 const SECTION: usize = 64;
 
-/// Makes every defined symbol that `hides` names one that the library would like to have from elsewhere and does without:
-/// an undefined weak symbol. Returns their names.
+/// Makes every defined symbol that `hides` names an undefined weak symbol, which the library would import if another
+/// library had it, and does without otherwise. Returns their names.
 ///
 /// # Errors
 /// If the bytes are no 64-bit little-endian ELF file.
@@ -30,7 +30,7 @@ pub(crate) fn hide(elf: &mut [u8], hides: impl Fn(&str) -> bool) -> Result<Vec<S
     Ok(hidden)
 }
 
-/// Places and names of all dynamic symbols; `None` if the file is of another kind, or broken.
+/// Offsets and names of all dynamic symbols; `None` if the file is of another kind, or broken.
 fn symbols(elf: &[u8]) -> Option<Vec<(usize, String)>> {
     if elf.get(..6)? != b"\x7fELF\x02\x01" {
         return None;

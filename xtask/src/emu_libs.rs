@@ -7,12 +7,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What cargo builds.
+/// The file that cargo builds.
 const BUILT: &str = "libascend_emu_c.so";
 /// The one real file among the libraries.
 const FILE: &str = "libascend_emu.so";
-/// The names that programs link and load, of older and of newer releases. All lead to one file, so that a process has one
-/// emulator. `libcust_opapi.so` is not among them: it exists where users have installed operators of their own.
+/// The names that programs link and load, in older and newer releases. All link to one file, so that a process has
+/// one emulator. `libcust_opapi.so` is not among them: it exists only where users have installed operators of their
+/// own.
 const NAMES: [&str; 13] = [
     "libacl_op_compiler.so",
     "libacl_rt.so",
@@ -29,8 +30,8 @@ const NAMES: [&str; 13] = [
     "libopapi_transformer.so",
 ];
 
-/// Makes `folder` a toolkit of the shared library: what `ASCEND_HOME_PATH` names. With `cann`, one that exports the entry
-/// points of that release alone.
+/// Makes `folder` a toolkit with the shared library, for `ASCEND_HOME_PATH` to name. With `cann`, the toolkit exports
+/// only the entry points of that release.
 pub(crate) fn lay_out(
     root: &Path,
     folder: &Path,
@@ -59,7 +60,8 @@ pub(crate) fn lay_out(
     ))
 }
 
-/// Leaves the library of a folder that [`place`] made the entry points of one release. Returns the names of the others.
+/// Hides the entry points that a release does not have, in the library of a folder that [`place`] made. Returns their
+/// names.
 pub(crate) fn keep(folder: &Path, cann: Cann) -> Result<Vec<String>, String> {
     let file = folder.join(FILE);
     let failed = |error: io::Error| format!("{}: {error}", file.display());
@@ -95,7 +97,7 @@ pub(crate) fn build(root: &Path, release: bool) -> Result<PathBuf, String> {
     built_file(&messages).ok_or_else(|| format!("cargo build -p ascend-emu-c made no {BUILT}"))
 }
 
-/// The path of the library in cargo's messages, where it stands as a JSON string.
+/// The path of the library in cargo's messages, where it is a JSON string.
 fn built_file(messages: &str) -> Option<PathBuf> {
     let path = messages.split('"').find(|text| {
         let path = Path::new(text);
@@ -108,7 +110,7 @@ fn built_file(messages: &str) -> Option<PathBuf> {
 pub(crate) fn place(library: &Path, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     for name in NAMES.into_iter().chain([FILE]) {
-        // A new file instead of new content: programs that have the old one open keep it.
+        // Removes the old file instead of overwriting it: programs that have it open keep it.
         match fs::remove_file(folder.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -121,7 +123,7 @@ pub(crate) fn place(library: &Path, folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies a folder of folders of files over another.
+/// Copies a folder, whose entries are folders of files, over another.
 fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {

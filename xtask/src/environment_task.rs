@@ -11,7 +11,7 @@ const TABLES: Marked<'_> = Marked {
     task: "environment",
 };
 
-/// Who reads variables, in the order of the page.
+/// The readers of variables, in the order of the page.
 const READERS: [(VariableReader, &str); 4] = [
     (VariableReader::Library, "The library"),
     (VariableReader::Emulation, "The emulation"),

@@ -1,5 +1,5 @@
-//! `features`: writes or checks the book's table of features by product and release, by asking the contract about
-//! probing calls for each row.
+//! `features`: writes or checks the book's table of features by product and release, which it finds by checking
+//! probing calls for each row against the contract.
 
 use crate::marked::Marked;
 use ascend_spec::fia::{FiaCall, Version};
@@ -56,14 +56,15 @@ fn table() -> Result<String, String> {
     Ok(text)
 }
 
-/// Whether a target takes a call, by the oldest entry point that can express it or by one that is asked for.
+/// Whether a target takes a call, by `version` if one is given, otherwise by the oldest entry point that can express
+/// the call.
 fn answer(call: &FiaCall<'_>, version: Option<Version>, target: Target) -> &'static str {
     let oldest = match target.soc {
         Soc::Ascend950 => Version::V5,
         _ => Version::oldest_for(call),
     };
     let version = version.unwrap_or(oldest);
-    // The snapshot that is checked in the place of 8.1 has a newer entry point than the release.
+    // The snapshot that is checked in place of 8.1 has a newer entry point than the release.
     if version > Version::newest_of(target.cann) {
         return "–";
     }
@@ -74,14 +75,14 @@ fn answer(call: &FiaCall<'_>, version: Option<Version>, target: Target) -> &'sta
     }
 }
 
-/// A row: a feature, and calls that need it, by the entry point where the feature is one.
+/// A row: a feature, and calls that need it, with the entry point if the feature is one.
 struct Row {
     feature: &'static str,
     calls: Vec<(Option<Version>, FiaCall<'static>)>,
 }
 
 impl Row {
-    /// What a target makes of the calls, which it has to take or refuse together.
+    /// A target's answer to the calls, all of which it must take or all refuse.
     fn answer(&self, target: Target) -> Result<&'static str, String> {
         let answers = self.calls.iter();
         let mut answers = answers.map(|(version, call)| answer(call, *version, target));
@@ -112,7 +113,7 @@ const BATCH: i64 = 2;
 const KEYS: i64 = 100;
 const BLOCKS: i64 = 4;
 
-/// The table is made once: what its calls borrow may live as long as the program.
+/// Keeps what the table's calls borrow until the program ends, since the table is made only once.
 fn kept<T>(all: Vec<T>) -> &'static [T] {
     Box::leak(all.into_boxed_slice())
 }
@@ -251,7 +252,7 @@ impl Probe {
         }
     }
 
-    /// Single rows over keys of another dtype, a scale for each channel.
+    /// Single rows over keys of another dtype, with a scale for each channel.
     fn over(self, keys: DType) -> FiaCall<'static> {
         let scale = of(self.dtype, &[1, self.kv_heads, 1, self.dim]);
         let small = self.of_dtype(keys).dense();

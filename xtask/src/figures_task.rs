@@ -22,8 +22,8 @@ pub(crate) fn write(root: &Path) -> Result<String, String> {
     ))
 }
 
-/// Draws every figure elsewhere and compares, and looks for figures that no page shows or that nothing draws, and for
-/// chapters that are missing.
+/// Draws every figure into another folder and compares, and reports figures that no page shows or that no entry
+/// draws, and chapters that are missing.
 pub(crate) fn check(root: &Path) -> Result<String, String> {
     let figures = list(root)?;
     let drawn = std::env::temp_dir().join(format!("figure-{}.svg", std::process::id()));

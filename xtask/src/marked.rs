@@ -1,15 +1,15 @@
-//! Parts of pages that are made: what stands between two marks, written or compared.
+//! Generated parts of pages: the text between two marks, written or compared.
 
 use std::fs;
 use std::path::Path;
 
-/// A part of a page that a task of this program makes.
+/// A part of a page that a task of this program generates.
 pub(crate) struct Marked<'a> {
     /// The page, from the root of the workspace.
     pub(crate) page: &'a str,
-    /// What the marks call the part.
+    /// The part's name in the marks.
     pub(crate) name: &'a str,
-    /// The task.
+    /// The task that generates the part.
     pub(crate) task: &'a str,
 }
 
@@ -34,7 +34,7 @@ impl Marked<'_> {
         }
     }
 
-    /// The page as it is, and with the part in the place of the one between the marks.
+    /// The page as it is, and the page with `part` between the marks.
     fn renewed(&self, root: &Path, part: &str) -> Result<(String, String), String> {
         let Self { page, name, task } = self;
         let old =

@@ -13,7 +13,7 @@ const PLACES: usize = 3;
 /// The references from a module to a sibling, by the names of both.
 type Dependencies = BTreeMap<(String, String), Vec<Reference>>;
 
-/// Modules below one parent that depend on each other, with the references that make it so.
+/// Modules below one parent that depend on each other, with the references between them.
 struct Cycle {
     parent: ModulePath,
     modules: BTreeSet<String>,
@@ -23,9 +23,9 @@ struct Cycle {
 /// A library or a program of the workspace.
 struct Member {
     package: String,
-    /// How reports call it: as the package, and a program beside a library by its own name too.
+    /// The name in reports: the package's, for a program beside a library with its own name too.
     name: String,
-    /// Its root file.
+    /// The root file of the crate.
     file: PathBuf,
 }
 

@@ -10,10 +10,10 @@ use syn::{Attribute, Expr, Item, ItemMod, ItemUse, Lit, Meta, UseTree};
 /// The path of a module from the crate's root, which is the empty path.
 pub(crate) type ModulePath = Vec<String>;
 
-/// One mention of a module, or of an item in it, by code of another.
+/// One mention of a module, or of an item in it, in the code of another module.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Reference {
-    /// The module whose code has the path.
+    /// The module whose code contains the path.
     pub from: ModulePath,
     /// The module in which the path's item is declared.
     pub to: ModulePath,
@@ -21,7 +21,7 @@ pub(crate) struct Reference {
     pub line: usize,
 }
 
-/// A path as the source has it, from the crate's root.
+/// A path in the source, converted to begin at the crate's root.
 struct Mention {
     from: ModulePath,
     path: Vec<String>,
@@ -33,9 +33,9 @@ struct Mention {
 #[derive(Default)]
 struct Declared {
     items: BTreeSet<String>,
-    /// Names that `use` brings in, with their paths from the crate's root.
+    /// Names that `use` imports, with their paths from the crate's root.
     imports: BTreeMap<String, Vec<String>>,
-    /// The modules whose names a `use` with `*` brings in.
+    /// The modules whose names a `use` with `*` imports.
     globs: Vec<Vec<String>>,
 }
 
@@ -55,7 +55,7 @@ impl ModuleTree {
         Ok(tree)
     }
 
-    /// Reads one source file, the body of `module`, whose child modules stand in `folder`.
+    /// Reads one source file, the body of `module`, whose child modules are in `folder`.
     fn read_file(&mut self, file: &Path, module: ModulePath, folder: &Path) -> Result<(), String> {
         let text =
             fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
@@ -138,7 +138,7 @@ impl ModuleTree {
         });
     }
 
-    /// Finds the paths that begin with `crate` or `super` in code, macros' tokens included.
+    /// Finds the paths that begin with `crate` or `super` in code, including macros' tokens.
     fn find_mentions(&mut self, tokens: TokenStream, file: &Path, module: &[String]) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let mut at = 0;
@@ -171,7 +171,7 @@ impl ModuleTree {
         }
     }
 
-    /// Every path of the crate's code, with the module that declares what it names.
+    /// Every path in the crate's code, with the module that declares the item it names.
     pub(crate) fn references(&self) -> Vec<Reference> {
         let mut found: Vec<Reference> = self
             .mentions
@@ -188,7 +188,7 @@ impl ModuleTree {
         found
     }
 
-    /// The module that declares what `path` names: re-exports are followed to it.
+    /// The module that declares the item that `path` names; re-exports are followed.
     fn declaring_module(&self, path: &[String], depth: usize) -> ModulePath {
         let mut module: ModulePath = Vec::new();
         for (index, segment) in path.iter().enumerate() {
@@ -212,7 +212,7 @@ impl ModuleTree {
         module
     }
 
-    /// The path of a name that `module` does not declare itself, as its imports have it.
+    /// The path of a name that `module` does not declare itself, by the module's imports.
     fn imported(&self, module: &[String], name: &str, depth: usize) -> Option<Vec<String>> {
         let declared = self.modules.get(module)?;
         if declared.items.contains(name) {
@@ -236,8 +236,8 @@ fn joined(module: &[String], name: &str) -> ModulePath {
     module.iter().cloned().chain([name.to_owned()]).collect()
 }
 
-/// A path from the crate's root, if it lies in this crate as far as its first segment says. A path that begins with a
-/// name is taken as one from the module itself: that of another crate then leads to no module.
+/// The path from the crate's root, if its first segment does not show that it leaves this crate. A path that begins
+/// with a name is read as one from the module itself: if the name is another crate's, the path leads to no module.
 fn from_root(path: &[String], module: &[String]) -> Option<Vec<String>> {
     let (first, rest) = path.split_first()?;
     match first.as_str() {
@@ -255,7 +255,7 @@ fn from_root(path: &[String], module: &[String]) -> Option<Vec<String>> {
     }
 }
 
-/// Calls `found` with each path of a `use` and the name that it gets, or none for `*`.
+/// Calls `found` with each path of a `use` and the name that it imports, or none for `*`.
 fn flatten(
     tree: &UseTree,
     path: &mut Vec<String>,
@@ -322,7 +322,8 @@ fn read_path(tokens: &[TokenTree], path: &mut Vec<String>, paths: &mut Vec<Vec<S
     path.truncate(length);
 }
 
-/// Where the item ends that `#[cfg(test)]` at this token makes one of tests.
+/// The index after an item that `#[cfg(test)]` at token `at` compiles only for tests; `None` if there is no such
+/// attribute.
 fn behind_test_item(tokens: &[TokenTree], at: usize) -> Option<usize> {
     if !is_punctuation(tokens.get(at)?, '#') {
         return None;
@@ -429,7 +430,7 @@ fn item_name(item: &Item) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// The arrows of a crate whose files are these, `from -> to`.
+    /// The references of a crate with these files, as lines `from -> to`.
     fn arrows(files: &[(&str, &str)]) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {

@@ -30,7 +30,7 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
     each(|part, tables| part.check(root, tables))
 }
 
-/// Does something with the part of each page that is made, and what belongs there.
+/// Calls `act` with the generated part of each page, and the text that belongs there.
 fn each(act: impl Fn(Marked<'_>, &str) -> Result<String, String>) -> Result<(), String> {
     for (page, operators) in pages() {
         let part = Marked {
@@ -57,7 +57,7 @@ fn tables(operators: &[DeclaredOperator]) -> String {
         }
     }
     text.push_str("\n## Arguments\n\n| argument | CANN's name | kind | version | default | |\n|---|---|---|---|---|---|\n");
-    // Operators of one page have one list of arguments.
+    // The operators of one page have one list of arguments.
     if let Some(&operator) = operators.first() {
         let plain = AnyArguments::<()>::new(operator);
         for parameter in operator.parameters() {
@@ -84,7 +84,7 @@ fn tables(operators: &[DeclaredOperator]) -> String {
     text
 }
 
-/// Whether a rule that holds from a version on is the operator's.
+/// Whether a rule that holds since a version belongs to the operator.
 fn is_of(operator: DeclaredOperator, since: OperatorVersion) -> bool {
     operator.versions().any(|version| version == since)
 }

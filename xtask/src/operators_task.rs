@@ -1,4 +1,5 @@
-//! `operators`: writes or checks the guide's list of what in PyTorch calls the small operators of the emulation.
+//! `operators`: writes or checks the guide's list of the PyTorch functions that call the small operators of the
+//! emulation.
 
 use crate::marked::Marked;
 use std::fmt::Write as _;
@@ -33,7 +34,7 @@ fn list(table: &str) -> Result<String, String> {
     let mut callers = None;
     for line in table.lines().map(str::trim) {
         if let Some(text) = line.strip_prefix("/// ") {
-            // What a caller needs it for stands behind a colon or a semicolon.
+            // The text after a colon or a semicolon explains why a caller needs the operator, and is left out.
             callers = text.trim_end_matches('.').split([':', ';']).next();
         } else if let Some(title) = line.strip_prefix("// ") {
             groups.push((title.trim_end_matches('.'), Vec::new()));

@@ -3,7 +3,7 @@
 use ascend_spec::{Level, Rule, Span};
 use std::fmt::Write as _;
 
-/// The tables of these rules, of lints and of crashes; none where there are none.
+/// The tables of the rules, lints and crashes in `all`; a level without rules has no table.
 pub(crate) fn tables(all: &[&Rule]) -> String {
     let mut text = String::new();
     let levels = [
@@ -58,7 +58,7 @@ pub(crate) fn tables(all: &[&Rule]) -> String {
     text
 }
 
-/// The releases of a product in which a rule is asked.
+/// The releases of a product in which a rule is checked.
 fn releases(span: Option<Span>) -> String {
     span.map_or_else(|| "–".to_owned(), |span| span.to_string())
 }

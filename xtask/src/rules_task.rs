@@ -30,7 +30,7 @@ checks are those of a development snapshot of late 2025. Which of the operator's
 |---|---|---|---|
 ";
 
-/// What stands behind the table of checkers.
+/// The text after the table of checkers.
 const BEHIND: &str = "
 *In the decode path* and *in the prefill path* in a rule mean calls that the last column judges. A *crash* is a call with which
 the operator's host code ends the process, by a division by zero on x86 hosts or by a wrong pointer: the verdict is that of a host

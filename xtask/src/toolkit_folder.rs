@@ -1,5 +1,5 @@
-//! What clients expect of an installed toolkit beside libraries and headers: the folders of its packages, the files that
-//! state its version, and `set_env.sh`.
+//! Parts of an installed toolkit that clients expect besides libraries and headers: the folders of its packages, the
+//! files that state its version, and `set_env.sh`.
 
 use ascend_spec::Cann;
 use std::env::consts::ARCH;
@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Packages of a toolkit that are looked for as folders, each with a `version.info`.
+/// Packages of a toolkit that clients look for as folders, each with a `version.info`.
 const PACKAGES: [&str; 3] = ["compiler", "opp", "runtime"];
 
 /// The script, which finds its own folder, so that the toolkit can be moved.
@@ -23,8 +23,8 @@ export ASCEND_GLOBAL_LOG_LEVEL=${ASCEND_GLOBAL_LOG_LEVEL:-2}
 unset _toolkit
 "#;
 
-/// Makes a folder with libraries a toolkit of a release. `chosen` is the release if the libraries are those of that release
-/// alone; a program that uses the others may ask for any. Returns how PyTorch is started on it.
+/// Makes a folder with libraries a toolkit of a release. `chosen` is the release whose entry points the libraries are
+/// limited to; without one, a program may choose any release. Returns how PyTorch is started on it.
 pub(crate) fn furnish(folder: &Path, chosen: Option<Cann>) -> io::Result<String> {
     let version = format!("{}.0", chosen.unwrap_or(Cann::NEWEST));
     for package in PACKAGES {

@@ -89,7 +89,7 @@ pub(super) struct Arguments {
     json: bool,
 }
 
-/// Backends of caches of 16 bits under masks that recorded steps can have.
+/// Backends for caches of 16-bit elements under masks that recorded steps can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
     Fused,
@@ -99,11 +99,11 @@ enum Name {
     SharedPrefixDecode,
     PromptAndIncre,
     ChunkedLocal,
-    /// In parts of so many keys.
+    /// Splits the keys into parts of this number of keys.
     SplitDecode(NonZeroUsize),
 }
 
-/// Backends that need nothing but their name, as the type of the serving layer is called.
+/// Backends without parameters: the name on the command line, the name of the serving layer's type, and the backend.
 const NAMES: [(&str, &str, Name); 7] = [
     ("fused", "Fused", Name::Fused),
     ("fused_in_two", "FusedInTwo", Name::FusedInTwo),
@@ -118,7 +118,7 @@ const NAMES: [(&str, &str, Name); 7] = [
     ("chunked_local", "ChunkedLocal", Name::ChunkedLocal),
 ];
 
-/// The backend of a name.
+/// Parses the name of a backend.
 fn name(text: &str) -> Result<Name, String> {
     if let Some((.., name)) = NAMES.iter().find(|(known, ..)| *known == text) {
         return Ok(*name);
@@ -133,14 +133,14 @@ fn name(text: &str) -> Result<Name, String> {
     Err(format!("one of {known}, and split_decode:KEYS"))
 }
 
-/// A distance that elements may be apart.
+/// Parses a distance that elements may be apart.
 fn distance(text: &str) -> Result<f64, String> {
     let distance = text.parse().ok();
     let distance = distance.filter(|distance: &f64| distance.is_finite() && *distance >= 0.0);
     distance.ok_or_else(|| "a finite number of at least 0".to_owned())
 }
 
-/// What the serving layer says of a backend that would serve, in the words of the command line.
+/// The serving layer's text on a backend that would serve a step, in the words of the command line.
 fn as_flag(why: &str) -> String {
     let names = NAMES.iter();
     names.fold(why.to_owned(), |why, (name, of, _)| {
@@ -148,7 +148,7 @@ fn as_flag(why: &str) -> String {
     })
 }
 
-/// How a cache lies.
+/// The memory layout of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Format {
     #[default]

@@ -1,4 +1,4 @@
-//! What is said about steps that two backends ran, as text and as JSON.
+//! The report on steps that two backends ran, as text and as JSON.
 
 use std::time::Duration;
 

@@ -11,16 +11,16 @@ use ascend_attention::{bf16, f16};
 use ascend_emu::kernel::{self, Buffers, RunOptions};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Which keys are visible.
+/// The keys that a row sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sight {
     All,
     Causal,
-    /// So many keys up to the row's own.
+    /// This number of keys up to the row's own.
     Window(i64),
     /// A mask tensor that hides each tenth key, at random.
     Random,
-    /// A mask tensor that says the same as `Causal`.
+    /// A mask tensor that hides the same keys as `Causal`.
     Triangular,
     /// Sinks, window and last rows of a deep layer of TriangleMix, which the kernels take as a geometry.
     Triangle(TriangleMix),
@@ -36,13 +36,13 @@ pub(crate) struct Case {
     rows: i64,
     keys: i64,
     dim: i64,
-    /// Elements of the rotary part.
+    /// Number of elements in the rotary part.
     rope: i64,
     sight: Sight,
     paged: bool,
     /// Whether keys and values are stored as `INT8`, with a scale for each channel.
     stored: bool,
-    /// Whether FlashAttentionScore computes it, whose maximum and sum of each row are written too.
+    /// Whether FlashAttentionScore computes the case, and writes maximum and sum of each row too.
     training: bool,
 }
 
@@ -67,7 +67,7 @@ const fn case(
     }
 }
 
-/// All of them.
+/// All cases.
 pub(crate) const CASES: &[Case] = &[
     case(
         "causal_1024_h8_d128",
@@ -143,7 +143,7 @@ pub(crate) const CASES: &[Case] = &[
     },
 ];
 
-/// A long prompt.
+/// Sizes of a long prompt.
 const LONG: [i64; 6] = [1, 4, 1, 32768, 32768, 128];
 
 /// Tokens in a block of a paged cache.
@@ -164,7 +164,7 @@ pub(crate) struct Prepared {
 }
 
 impl Case {
-    /// Scores that are computed if no visible one is left out and no hidden one is computed.
+    /// Number of scores that a kernel computes if it leaves out no visible and computes no hidden one.
     fn scores(&self) -> f64 {
         let (rows, keys) = (self.rows as f64, self.keys as f64);
         let a_head = match self.sight {
@@ -192,12 +192,12 @@ impl Case {
         self.scores() * 2.0 * (self.dim + self.rope + self.dim) as f64
     }
 
-    /// Bytes that have to move at least: each tensor once.
+    /// Least number of bytes that have to move: those of each tensor once.
     pub(crate) fn bytes(&self, held: DType) -> f64 {
         let size = held.size().unwrap_or(0) as f64;
         let query = self.batch * self.heads * self.rows * (2 * self.dim + self.rope);
         let cached = match self.rope {
-            // The value is a part of the key.
+            // The value is a part of the key's tensor.
             1.. => self.dim + self.rope,
             _ => 2 * self.dim,
         };
@@ -206,7 +206,7 @@ impl Case {
         query as f64 * size + cache as f64 * cached_size
     }
 
-    /// Describes the call and fills its tensors; `FLOAT` goes to the kernels in single precision.
+    /// Describes the call and fills its tensors; `FLOAT` is passed to the kernels in single precision.
     pub(crate) fn prepare(self, held: DType) -> Result<Prepared, String> {
         let described = match held {
             DType::Float => DType::Float16,
@@ -296,7 +296,7 @@ impl Prepared {
         }
     }
 
-    /// The same call of FlashAttentionScore, which takes `FLOAT`.
+    /// This call as a call of FlashAttentionScore, which takes `FLOAT`.
     fn training_call<'a>(&self, call: &FiaCall<'_>) -> Result<FlashAttentionCall<'a>, String> {
         let rows = [
             self.case.batch,
@@ -324,7 +324,7 @@ impl Prepared {
         })
     }
 
-    /// Hands the call to `work`, resolved.
+    /// Resolves the call and passes it to `work`.
     pub(crate) fn with<R>(&mut self, work: impl FnOnce(&mut Ready<'_>) -> R) -> Result<R, String> {
         let mut tensors = std::mem::take(&mut self.tensors);
         let mut softmax = std::mem::take(&mut self.softmax);
@@ -356,7 +356,7 @@ impl Prepared {
         Ok(result)
     }
 
-    /// Numbers for every tensor of the call.
+    /// Fills every tensor of the call with numbers.
     fn fill(&mut self) -> Result<(), String> {
         let call = self.call();
         let parameters = [
@@ -426,7 +426,7 @@ impl Prepared {
     }
 }
 
-/// A call, resolved, and the memory of its tensors.
+/// A resolved call, and the memory of its tensors.
 #[derive(Debug)]
 pub(crate) struct Ready<'a> {
     single: bool,
@@ -438,12 +438,12 @@ pub(crate) struct Ready<'a> {
 }
 
 impl Ready<'_> {
-    /// Bytes that the last run took beside its tensors, over all threads.
+    /// Number of bytes that the last run used besides its tensors, over all threads.
     pub(crate) fn working_memory(&self) -> usize {
         self.working_memory.load(Ordering::Relaxed)
     }
 
-    /// Computes it once on the current pool.
+    /// Computes the call once on the current pool.
     pub(crate) fn run(&mut self) -> Result<(), String> {
         let base: Vec<(Argument, *mut u8)> = self
             .tensors
@@ -477,7 +477,7 @@ impl Ready<'_> {
     }
 }
 
-/// Numbers of a xorshift generator.
+/// Random numbers of a xorshift generator.
 struct Random(u64);
 
 impl Random {
@@ -492,13 +492,13 @@ impl Random {
         ((self.next() >> 33) as usize) % end
     }
 
-    /// Between -1 and 1.
+    /// Returns a number between -1 and 1.
     fn number(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
 }
 
-/// An integer that tensors are filled with, by its bytes in memory.
+/// An integer type that tensors are filled with, by its bytes in memory.
 trait Bits: Copy {
     const SIZE: usize;
     fn widen(self) -> u64;
@@ -517,7 +517,7 @@ macro_rules! bits {
 
 bits!(u8, u16, u32);
 
-/// Puts number after number into memory, in the machine's order of bytes.
+/// Writes number after number into memory, in the machine's byte order.
 fn each<T: Bits>(words: &mut [u64], mut number: impl FnMut(usize) -> T) {
     let lanes = 8 / T::SIZE;
     for (index, word) in words.iter_mut().enumerate() {

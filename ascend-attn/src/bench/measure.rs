@@ -1,4 +1,4 @@
-//! Time of a call, next to what the machine can do at that moment.
+//! The time of a call, compared with the machine's own peak at that moment.
 
 use super::cases::{Case, Ready};
 use ascend_attention::spec::DType;
@@ -7,22 +7,22 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Runs at least.
+/// Least number of runs.
 const RUNS: usize = 5;
 
-/// More runs until this has passed.
+/// The runs are repeated until this time has passed.
 const ENOUGH: Duration = Duration::from_millis(800);
 
-/// Runs at most.
+/// Largest number of runs.
 const MOST_RUNS: usize = 40;
 
-/// Thousands of operations of one burst of arithmetic: some milliseconds.
+/// Thousands of operations in one burst of arithmetic, which takes some milliseconds.
 const BURST: u64 = 300_000;
 
-/// Floats that memory is measured with, more than caches hold.
+/// Number of floats by which memory is measured, more than caches hold.
 const MEMORY: usize = 96 << 20;
 
-/// Threads, and memory to measure them with.
+/// Threads, and memory to measure their bandwidth with.
 #[derive(Debug)]
 pub(crate) struct Bench {
     pool: ThreadPool,
@@ -30,24 +30,24 @@ pub(crate) struct Bench {
     memory: Vec<f32>,
 }
 
-/// What came of one case.
+/// The measurements of one case.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
-    /// Median.
+    /// Median time of the runs.
     pub(crate) seconds: f64,
-    /// Operations a second, by the median.
+    /// Billions of operations a second, by the median time.
     pub(crate) gflops: f64,
-    /// Time at the roof over time: the roof is the slower of all operations at the measured peak and all bytes at the
-    /// measured rate of reading, both taken right before and after each run. Median of the runs.
+    /// Time at the roof divided by the measured time: the roof is the slower of all operations at the measured peak
+    /// and all bytes at the measured rate of reading, both taken right before and after each run. Median of the runs.
     pub(crate) fraction_of_peak: f64,
     pub(crate) bytes_per_second: f64,
-    /// Whether the roof is that of memory.
+    /// Whether the roof is the memory's.
     pub(crate) memory_bound: bool,
     pub(crate) peak_gflops: f64,
     pub(crate) read_bytes_per_second: f64,
     pub(crate) copy_bytes_per_second: f64,
     pub(crate) runs: usize,
-    /// Bytes that a run takes beside its tensors.
+    /// Number of bytes that a run uses besides its tensors.
     pub(crate) scratch_bytes: usize,
 }
 
@@ -79,8 +79,9 @@ impl Bench {
         })
     }
 
-    /// The work of all threads in a second, as the sum of the rates of each. Measured until the last thread is done, one that
-    /// was held up would slow all of them; the work of a call goes to the threads that are free.
+    /// The work of all threads in a second, as the sum of each thread's own rate. If the time were measured until the
+    /// last thread is done, one slow thread would lower the rate of all; in a call the work goes to the threads that
+    /// are free.
     fn rate(&self, work: impl Fn(usize) -> f64 + Sync) -> f64 {
         let rates = self.pool.broadcast(|at| {
             let start = Instant::now();
@@ -119,7 +120,7 @@ impl Bench {
             self.pool.install(|| ready.run())?;
             Ok::<f64, String>(start.elapsed().as_secs_f64())
         };
-        // The first run also brings memory in.
+        // The first run also touches the memory for the first time.
         run(ready)?;
         let (mut seconds, mut fractions) = (Vec::new(), Vec::new());
         let (mut peaks, mut reads) = (Vec::new(), Vec::new());
@@ -158,7 +159,7 @@ impl Bench {
     }
 }
 
-/// The middle one, or the mean of the two in the middle.
+/// The middle value, or the mean of the two in the middle.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);

@@ -48,7 +48,8 @@ const TYPES: [(&str, DType); 3] = [
 
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
     let chosen = choose(arguments)?;
-    // The kernels are called without it, and pass over a variable that it refuses.
+    // This reports a variable that the emulation refuses; the kernels are called without the emulation, and ignore
+    // such a variable.
     Runtime::emulated()?;
     let threads = match arguments.threads {
         Some(threads) => usize::from(threads),
@@ -80,7 +81,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
 /// A case and the element type to run it in, with its name.
 type Choice = (&'static Case, (&'static str, DType));
 
-/// Cases and element types that the arguments ask for.
+/// The cases and element types that the arguments select.
 fn choose(arguments: &Arguments) -> Result<Vec<Choice>, Stop> {
     let wanted = |case: &&Case| match &arguments.filter {
         Some(filter) => filter.split(',').any(|part| case.name.contains(part)),
@@ -111,7 +112,7 @@ fn choose(arguments: &Arguments) -> Result<Vec<Choice>, Stop> {
         .collect())
 }
 
-/// A bar on standard error; nothing where that is no terminal.
+/// A progress bar on standard error; hidden if that is no terminal.
 fn progress(count: usize) -> ProgressBar {
     let progress = ProgressBar::new(count as u64);
     if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} {msg}") {

@@ -8,7 +8,8 @@ use super::Checked;
 use crate::Stop;
 use crate::output::Output;
 
-/// Prints the verdicts on one call: a row for each product, a column for each release, and below which rule refuses.
+/// Prints the verdicts on one call: a row for each product, a column for each release, and below them the rules that
+/// refuse it.
 pub(super) fn print(all: &[Checked], output: &mut Output) -> Result<(), Stop> {
     let mut canns: Vec<Cann> = all.iter().map(|checked| checked.target.cann).collect();
     canns.sort_unstable();
@@ -50,7 +51,7 @@ pub(super) fn print(all: &[Checked], output: &mut Output) -> Result<(), Stop> {
     Ok(())
 }
 
-/// The targets of verdicts, the releases of each product behind its name.
+/// The targets of verdicts, with the releases of each product after its name.
 fn targets<'a>(all: impl Iterator<Item = &'a Checked>) -> String {
     let mut text = String::new();
     let mut product = None;

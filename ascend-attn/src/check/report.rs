@@ -7,7 +7,7 @@ use super::{CallLocation, Checked, Counts, Totals};
 use crate::Stop;
 use crate::output::Output;
 
-/// Prints a verdict; as text with its target where the call has several.
+/// Prints a verdict; as text it includes the target if the call has several.
 pub(super) fn verdict(
     location: &CallLocation<'_>,
     checked: &Checked,
@@ -67,17 +67,17 @@ pub(super) fn verdict(
     ))
 }
 
-/// A call's name behind its location, in brackets; the name inside a case file is often the file's.
+/// A call's name for the text after its location, in brackets; the name inside a case file is often that of the file.
 pub(super) fn named(location: &CallLocation<'_>, id: &str) -> String {
     if id.is_empty() || location.to_string().ends_with(id) {
         String::new()
     } else {
-        // A file may call it anything.
+        // A file may contain any name.
         format!(" ({})", id.escape_debug())
     }
 }
 
-/// Says that a file or a line is none that describes a call.
+/// Reports a file or a line that does not describe a call.
 pub(super) fn unreadable(
     location: &CallLocation<'_>,
     error: &str,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ascend_attention::case::CaseTensor;
 
-/// The tensor with these parts of one axis, one behind the other.
+/// A tensor of these parts along one axis, one after the other.
 pub(super) fn take(
     tensor: &CaseTensor,
     axis: usize,

@@ -11,7 +11,7 @@ use super::sequences::{Sequences, ends};
 /// The call on some query rows of sequence `b` alone.
 ///
 /// # Errors
-/// Why the sequence cannot be cut: what its rows see is not stated row by row.
+/// Why the sequence cannot be cut: what its rows see is not defined row by row.
 pub(super) fn chunk(
     of: &Sequences,
     b: usize,
@@ -34,7 +34,7 @@ fn sees_the_same(whole: &Sequences, cut: &Sequences, chunk: Range<usize>) -> Res
     if let Some((i, _)) = other {
         return Err(format!("row {i} of a sequence sees other keys in a chunk"));
     }
-    // Of single rows some masks are read in another way.
+    // With single rows some masks are read in another way.
     match (whole.problem.mask.is_tensor(), cut.problem.mask.is_tensor()) {
         (false, true) => Err("a chunk reads the mask element by element".to_owned()),
         (true, false) => Err("a chunk ignores the mask".to_owned()),
@@ -69,7 +69,7 @@ fn chunk_of(of: &Sequences, chunk: Range<usize>) -> Result<Case, String> {
             causal(of, &mut case, &chunk, chunk.end.min(at.kv_len))?;
             let beyond = chunk.end.saturating_sub(at.kv_len);
             if beyond > 0 && chunk.len() > 1 {
-                // Rows behind the last key see all of them: the last row's place is no key's.
+                // Rows after the last key see all keys: the last row's position is beyond the keys.
                 case.arguments.sparse_mode = SparseMode::Band.acl();
                 case.arguments.pre_tokens = i64::from(i32::MAX);
                 case.arguments.next_tokens = beyond as i64;
@@ -88,7 +88,7 @@ fn chunk_of(of: &Sequences, chunk: Range<usize>) -> Result<Case, String> {
     Ok(case)
 }
 
-/// What of a tensor belongs to these query rows.
+/// The part of a tensor that belongs to these query rows.
 fn cut(
     of: &Sequences,
     parameter: Parameter,
@@ -116,13 +116,13 @@ fn cut(
     }
 }
 
-/// Whether the mask is the standard one, which all rows share.
+/// Whether the parameter is a compressed mask, which all rows share.
 fn compressed(of: &Sequences, parameter: Parameter) -> bool {
     parameter == Parameter::AttenMask && of.problem.mode.takes_compressed_mask()
 }
 
-/// Counts the keys that are visible before and after the diagonal from a diagonal `rows` rows further on. Bounds that
-/// bound nothing stay.
+/// Moves the diagonal by `rows` rows in the counts of visible keys before and after it. Counts that mean no bound
+/// stay.
 fn shift(case: &mut Case, rows: i64) {
     const NO_BOUND: i64 = i32::MAX as i64;
     let arguments = &mut case.arguments;
@@ -134,7 +134,7 @@ fn shift(case: &mut Case, rows: i64) {
     }
 }
 
-/// Leaves the `keys` first keys, the last of which the chunk's last row sees.
+/// Keeps the first `keys` keys, the last of which is the last that the chunk's last row sees.
 fn causal(
     of: &Sequences,
     case: &mut Case,
@@ -143,7 +143,7 @@ fn causal(
 ) -> Result<(), String> {
     case.arguments.sparse_mode = SparseMode::RightDownCausal.acl();
     if chunk.len() == 1 {
-        // A single row sees all that is left, and the operator wants no standard mask for it.
+        // A single row sees all keys that are left, and the operator takes no compressed mask for it.
         case.arguments.sparse_mode = SparseMode::DefaultMask.acl();
         case.arguments.atten_mask = None;
         case.mask = MaskKind::None;
@@ -151,7 +151,7 @@ fn causal(
     keep_keys(of, case, keys)
 }
 
-/// Leaves the first `count` keys of the only sequence, behind a shared prefix.
+/// Keeps the first `count` keys of the only sequence, after a shared prefix.
 fn keep_keys(of: &Sequences, case: &mut Case, count: usize) -> Result<(), String> {
     if count == 0 {
         return Err("its first rows see no keys of their own".to_owned());

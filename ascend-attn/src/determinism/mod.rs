@@ -84,7 +84,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     Ok(ExitCode::from(u8::from(failed)))
 }
 
-/// Everything about one file; whatever goes wrong with it is its failure, and the next one is tried all the same.
+/// Examines one file; any error is a failure of this file, and the next one is tried all the same.
 fn examine(file: &Path, stream: &Stream, target: Target) -> CaseReport {
     let mut report = CaseReport::new(file, stem(file));
     let case = match AnyCase::read(file) {
@@ -114,9 +114,9 @@ fn examine(file: &Path, stream: &Stream, target: Target) -> CaseReport {
 
 /// Why a case or one of its variations has no outputs.
 enum Why {
-    /// It is for another device.
+    /// The case is for another device.
     Elsewhere(String),
-    /// It cannot be computed.
+    /// The case cannot be computed.
     Failure(String),
 }
 
@@ -179,7 +179,7 @@ fn compared(
     Ok(difference)
 }
 
-/// What comes out of a case.
+/// The outputs of a case.
 fn computed(case: &Case, stream: &Stream) -> Result<Vec<(&'static str, CaseTensor)>, Why> {
     match case.run(stream) {
         Ok(outcome) => match outcome.verdict {

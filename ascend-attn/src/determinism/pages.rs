@@ -7,10 +7,11 @@ use ascend_attention::spec::fia::AntiquantMode;
 
 use super::sequences::Sequences;
 
-/// The call with its keys and values in blocks of `block_size` tokens, in the order of the sequences or in the reverse.
+/// The call with its keys and values in blocks of `block_size` tokens, in the order of the sequences or in reverse
+/// order.
 ///
 /// # Errors
-/// What of the case does not lie in pages.
+/// The part of the case that cannot be stored in pages.
 pub(super) fn paged(of: &Sequences, block_size: usize, reverse: bool) -> Result<Case, String> {
     let problem = &of.problem;
     if problem.key_padding.is_some() || problem.query_padding.is_some() {
@@ -73,7 +74,7 @@ pub(super) fn paged(of: &Sequences, block_size: usize, reverse: bool) -> Result<
     Ok(case)
 }
 
-/// A cache and which of its blocks hold which tokens.
+/// The sizes of a paged cache, and the tokens that its blocks hold.
 struct Pages<'a> {
     block_size: usize,
     blocks: usize,
@@ -133,7 +134,7 @@ impl Pages<'_> {
     }
 }
 
-/// Entry of the batch axis, or block, and row of a token of sequence `b`.
+/// Batch entry (or block) and row of a token of sequence `b`.
 fn place(of: &Sequences, b: usize, token: usize) -> Result<(usize, usize), String> {
     let first = of.rows(b).kv_first;
     let Some(pages) = &of.problem.pages else {
@@ -149,7 +150,7 @@ fn place(of: &Sequences, b: usize, token: usize) -> Result<(usize, usize), Strin
     Ok((block, token % pages.block_size))
 }
 
-/// The tensor with `size` entries on its last axis, those behind its own filled with `byte`.
+/// The tensor with `size` entries on its last axis; new entries are filled with `byte`.
 fn widened(tensor: &CaseTensor, size: usize, byte: u8) -> Result<CaseTensor, String> {
     let mut shape = tensor.shape().to_vec();
     let (Some(last), Some(element)) = (shape.last_mut(), tensor.dtype().size()) else {

@@ -1,4 +1,4 @@
-//! What is said about a case and its variations, as text and as JSON.
+//! The report on a case and its variations, as text and as JSON.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::rows::Difference;
 use crate::report::{counted, number};
 
-/// What was found for one case.
+/// The findings on one case.
 pub(super) struct CaseReport {
     file: PathBuf,
     stem: String,
@@ -21,7 +21,7 @@ pub(super) struct CaseReport {
     pub(super) skipped: Option<String>,
 }
 
-/// What was found for one variation: how it differs, or why it cannot be computed.
+/// The finding on one variation: how its rows differ, or why it cannot be computed.
 pub(super) struct Found {
     name: String,
     difference: Result<Difference, String>,
@@ -101,7 +101,7 @@ impl CaseReport {
         }
     }
 
-    /// The variation that is impossible for the same reason as this one, and stands before it.
+    /// The name of an earlier variation that is impossible for the same reason as this one.
     fn said_at(&self, at: usize) -> Option<&str> {
         let why = self.found.get(at)?.difference.as_ref().err()?;
         let mut before = self.found.iter().take(at);
@@ -149,7 +149,7 @@ impl fmt::Display for CaseReport {
     }
 }
 
-/// How many cases and variations came to what.
+/// Counts of cases and variations by result.
 #[derive(Default)]
 pub(super) struct Tally {
     cases: usize,

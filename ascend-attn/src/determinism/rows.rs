@@ -14,9 +14,9 @@ pub(super) struct ComputedRows(Vec<OutputRows>);
 struct OutputRows {
     output: &'static str,
     dtype: DType,
-    /// Elements of a row.
+    /// Number of elements in a row.
     dim: usize,
-    /// Of each sequence the elements, token by token, in a token head by head.
+    /// The elements of each sequence: token by token, and within a token head by head.
     sequences: Vec<Vec<f32>>,
 }
 
@@ -24,7 +24,7 @@ impl ComputedRows {
     /// The rows in the outputs of a case's call.
     ///
     /// # Errors
-    /// What did not come out.
+    /// An output that is missing or cannot be read.
     pub(super) fn of(
         sequences: &Sequences,
         outputs: &[(&'static str, CaseTensor)],
@@ -75,7 +75,7 @@ impl ComputedRows {
     }
 }
 
-/// Where the numbers of two computations differ.
+/// The place and the numbers of an element that differs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Offender {
     pub(super) output: &'static str,
@@ -92,22 +92,22 @@ pub(super) struct Offender {
 pub(super) struct Difference {
     /// Rows that were compared: one for each token, head and output.
     pub(super) rows: usize,
-    /// Rows of which some element has other bits.
+    /// Number of rows with an element that has other bits.
     pub(super) differing: usize,
-    /// The most steps from one number of the output's type to the next between two elements, where the type is FLOAT, FLOAT16
-    /// or BF16.
+    /// The largest difference of two elements in units in the last place of the output's type, if that is FLOAT,
+    /// FLOAT16 or BF16.
     pub(super) ulps: u64,
-    /// The largest distance of two elements; infinite where only one of them is NaN.
+    /// The largest absolute difference of two elements; infinite if only one of them is NaN.
     pub(super) distance: f64,
     /// The first of the elements that differ.
     pub(super) first: Option<Offender>,
 }
 
 impl Difference {
-    /// Compares rows of one sequence: those from `token` on in `before`, and all of sequence `of` in `after`.
+    /// Compares the rows of one sequence: those from `token` on in `before`, and all of sequence `of` in `after`.
     ///
     /// # Errors
-    /// That they are not as many, or not of the same outputs.
+    /// The rows differ in number, or belong to different outputs.
     pub(super) fn add(
         &mut self,
         before: &ComputedRows,
@@ -168,9 +168,9 @@ impl Difference {
     }
 }
 
-/// Steps from one number of a type to the next that lead from one to the other; 0 for types whose numbers are not counted.
+/// The number of representable steps of a type between two numbers; 0 for types that are not counted.
 fn ulps(dtype: DType, one: f32, other: f32) -> u64 {
-    // Numbers in their order, both zeros in the same place.
+    // Maps numbers to integers in the same order, with both zeros at 0.
     let ordered = |bits: u32, sign: u32| {
         let size = i64::from(bits & !sign);
         if bits & sign == 0 { size } else { -size }
@@ -212,7 +212,7 @@ mod tests {
         let first = all.first.unwrap();
         assert_eq!((first.token, first.head, first.element), (1, 1, 0));
         assert_eq!((first.before, first.after), (6.0, 6.003_906_3));
-        // A part of the rows against a call that computes these alone.
+        // A part of the rows, compared with a call that computes only these.
         let mut part = Difference::default();
         let tail = computed(&after[8..]);
         part.add(&old, (0, 2), &tail, 0, 2).unwrap();

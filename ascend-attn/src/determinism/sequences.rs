@@ -1,4 +1,4 @@
-//! A case taken apart into its sequences, and put together again of some of them.
+//! Takes a case apart into its sequences, and makes cases from some of them.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use ascend_attention::spec::{Axes, Layout, Target};
 
 use super::axis::take;
 
-/// A case, and where its call has the rows of its sequences.
+/// A case, and the places of its sequences' rows in its call.
 #[derive(Clone)]
 pub(super) struct Sequences {
     case: Case,
@@ -72,7 +72,7 @@ impl Sequences {
         self.problem.sequence(b, self.padding)
     }
 
-    /// Whether the keys lie one sequence behind another on one axis.
+    /// Whether the keys of all sequences are one after another on one axis.
     pub(super) fn packs_keys(&self) -> bool {
         matches!(self.problem.key_lengths, SequenceLengths::Ends(_))
     }
@@ -80,7 +80,7 @@ impl Sequences {
     /// The call on these sequences alone, in this order; one may be named several times.
     ///
     /// # Errors
-    /// What of the case cannot be taken apart.
+    /// The part of the case that cannot be taken apart.
     pub(super) fn select(&self, order: &[usize]) -> Result<Case, String> {
         self.mask_can_be_cut()?;
         let mut case = self.case.clone();
@@ -112,7 +112,8 @@ impl Sequences {
         self.case.arguments.key.len() > 1
     }
 
-    /// The entries of an array that has one for each sequence; one that stands for all is left alone.
+    /// The entries of an array that belong to the sequences in `order`; an array with a single entry for all
+    /// sequences stays.
     fn of_each(&self, entries: &Option<Vec<i64>>, order: &[usize]) -> Option<Vec<i64>> {
         let entries = entries.as_ref()?;
         if entries.len() <= 1 {
@@ -122,7 +123,7 @@ impl Sequences {
         Some(each.collect())
     }
 
-    /// What of a tensor belongs to these sequences; all of it where they share it.
+    /// The part of a tensor that belongs to the sequences in `order`; the whole tensor if all sequences share it.
     fn selected(
         &self,
         parameter: Parameter,
@@ -166,12 +167,12 @@ impl Sequences {
         }
     }
 
-    /// Whether a tensor has an entry for each of several sequences on an axis.
+    /// Whether there are several sequences and a tensor has an entry for each on an axis.
     fn is_of_each(&self, tensor: &CaseTensor, axis: usize) -> bool {
         self.count() > 1 && tensor.shape().get(axis) == Some(&self.count())
     }
 
-    /// Whether each of several sequences has its own part of the mask.
+    /// Whether there are several sequences and each has its own part of the mask.
     fn has_mask_of_each(&self) -> bool {
         let (MaskUse::Full(mask) | MaskUse::Tree(TreeMask::Square(mask))) = self.problem.mask
         else {
@@ -180,7 +181,7 @@ impl Sequences {
         self.count() > 1 && mask.batch != 0
     }
 
-    /// Refuses masks that say by a sequence's place in the batch what it sees, and that cannot be cut.
+    /// Refuses masks that cannot be cut although what a sequence sees depends on its index in the batch.
     fn mask_can_be_cut(&self) -> Result<(), String> {
         let tensor = self.case.tensor(Parameter::AttenMask);
         if let MaskUse::Tree(TreeMask::Packed { .. }) = self.problem.mask {
@@ -193,7 +194,7 @@ impl Sequences {
         }
     }
 
-    /// The axis of sequences in scales that single tokens have; `None` for what all sequences share.
+    /// The axis of sequences in scales of single tokens; `None` for scales that all sequences share.
     fn scales_of_tokens(&self, parameter: Parameter, rank: usize) -> Option<usize> {
         let behind = match self.antiquant_mode(parameter)? {
             AntiquantMode::PerToken => 2,
@@ -232,7 +233,7 @@ fn part(first: usize, len: usize) -> Range<usize> {
     first..first + len
 }
 
-/// Where each of these lengths ends, one behind another.
+/// The end of each sequence when sequences of these lengths follow one another.
 pub(super) fn ends(lengths: impl Iterator<Item = usize>) -> Vec<i64> {
     lengths
         .scan(0, |end, length| {

@@ -1,4 +1,5 @@
-//! The same call on other numbers of the emulation's threads, which a process chooses once: each in a process of its own.
+//! Repeats a call with other numbers of emulation threads. A process chooses the number once, so each runs in a
+//! process of its own.
 
 use std::env;
 use std::path::Path;
@@ -7,16 +8,16 @@ use std::process::Command;
 use ascend_attention::Backend;
 use ascend_attention::case::{Case, CaseTensor};
 
-/// Numbers of threads.
+/// The numbers of threads.
 pub(super) const COUNTS: [usize; 4] = [1, 2, 3, 8];
 
 /// The variable that the emulation reads.
 const VARIABLE: &str = "ASCEND_EMU_THREADS";
 
-/// What comes out of a case on this number of threads.
+/// The outputs of a case with this number of threads.
 ///
 /// # Errors
-/// Why that is not known: an NPU has no such choice, or the process ended otherwise than it should.
+/// Why the outputs are not known: an NPU has no such choice, or the process failed.
 pub(super) fn outputs(
     case: &Case,
     threads: usize,

@@ -9,46 +9,46 @@ use super::chunks::chunk;
 use super::pages::paged;
 use super::sequences::Sequences;
 
-/// Query rows of a call in which a prompt is computed piece by piece.
+/// Numbers of query rows in a chunk when a prompt is computed in chunks.
 const CHUNKS: [usize; 4] = [1, 16, 64, 256];
 
-/// Tokens in a block of a paged cache.
+/// Numbers of tokens in a block of a paged cache.
 const BLOCKS: [usize; 5] = [16, 32, 64, 128, 256];
 
 /// Most calls of a variation.
 const MOST_CALLS: usize = 1024;
 
-/// Calls that compute what one call does.
+/// Calls that together compute the same as one call.
 pub(super) struct Variation {
     pub(super) name: String,
     /// The calls, or why there are none.
     pub(super) calls: Result<Vec<Call>, String>,
 }
 
-/// A call to be made of the original's, one at a time, since each holds the keys again.
+/// How to make a call from the original. Calls are made one at a time, since each holds a copy of the keys.
 pub(super) enum Call {
     /// The original once more.
     Again,
-    /// These sequences.
+    /// The call on these sequences.
     Batch(Vec<usize>),
-    /// Some rows of a sequence.
+    /// The call on some rows of a sequence.
     Chunk(usize, Range<usize>),
-    /// Keys in blocks of so many tokens, in the order of the sequences or in the reverse.
+    /// The call with its keys in blocks of this number of tokens, in the order of the sequences or in reverse order.
     Blocks(usize, bool),
 }
 
 /// A call on some of the original's rows.
 pub(super) struct Piece {
     pub(super) case: Case,
-    /// Of each sequence of the call: the original's sequence, and which of its rows.
+    /// For each sequence of the call, the original's sequence and the range of its rows.
     pub(super) rows: Vec<(usize, Range<usize>)>,
 }
 
 impl Call {
-    /// The call, made.
+    /// Makes the call.
     ///
     /// # Errors
-    /// What of the original cannot be taken apart so.
+    /// The part of the original that cannot be taken apart.
     pub(super) fn make(&self, of: &Sequences, target: Target) -> Result<Piece, String> {
         let all: Vec<usize>;
         let (case, order) = match self {
@@ -114,7 +114,7 @@ pub(super) fn variations(of: &Sequences) -> Vec<Variation> {
     all
 }
 
-/// Rows in runs of at most `size`.
+/// The rows in runs of at most `size`.
 fn chunks(rows: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     let firsts = (0..rows).step_by(size);
     firsts.map(move |first| first..rows.min(first + size))

@@ -1,4 +1,4 @@
-//! What the call of a case file sees.
+//! The keys that the call of a case file sees.
 
 use std::path::Path;
 

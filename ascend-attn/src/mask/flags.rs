@@ -9,10 +9,10 @@ use crate::Stop;
 const DENSE: &[&str] = &["--sq", "--skv"];
 /// Rows and keys of one sequence or of several.
 const LENGTHS: &[&str] = &["--sq", "--skv", "--q-ends", "--kv-ends"];
-/// Sizes of TriangleMix, which all its parts depend on or are named by.
+/// Sizes of TriangleMix, which determine or name all its parts.
 const TRIANGLE: &[&str] = &["--sink", "--window", "--last", "--prompt-len", "--preset"];
 
-/// The flags that say what a mask is, in groups. Those that say what becomes of it belong to every mask.
+/// The flags that define a mask of this kind, in groups. Flags for what is done with the mask belong to every kind.
 fn taken(kind: Kind) -> &'static [&'static [&'static str]] {
     match kind {
         Kind::Mode0 => &[LENGTHS, &["--pre", "--next", "--tensor"]],
@@ -35,7 +35,7 @@ fn takes(kind: Kind, flag: &str) -> bool {
 }
 
 impl Arguments {
-    /// The flags given that say what the mask is.
+    /// The given flags that define the mask.
     fn given(&self) -> impl Iterator<Item = &'static str> {
         [
             ("--sq", self.sq.is_some()),
@@ -59,7 +59,7 @@ impl Arguments {
     }
 }
 
-/// Refuses the flags that the mask would not look at.
+/// Refuses flags that the mask does not use.
 pub(super) fn belong(arguments: &Arguments, kind: Kind) -> Result<(), Stop> {
     let Some(flag) = arguments.given().find(|flag| !takes(kind, flag)) else {
         return Ok(());
@@ -77,7 +77,7 @@ pub(super) fn belong(arguments: &Arguments, kind: Kind) -> Result<(), Stop> {
     )))
 }
 
-/// Refuses the flags that a case answers itself.
+/// Refuses flags whose values follow from a case.
 pub(super) fn of_case(arguments: &Arguments) -> Result<(), Stop> {
     match arguments.given().next() {
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! What is drawn: a formula that knows what each of its cells is for.
+//! The mask that is drawn: a formula, with the reason for each of its cells.
 
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -16,7 +16,7 @@ const PRINTED_RUNS: u64 = 16;
 
 /// A mask with reasons.
 pub(super) enum Formula {
-    /// A sparse mode, sequence behind sequence.
+    /// A sparse mode, with its sequences one after another.
     Sparse(Blocks),
     /// A sparse mode with a tensor that hides more.
     Masked {
@@ -50,19 +50,19 @@ pub(super) struct Part {
     dense: MaskGeometry,
 }
 
-/// What a cell is for.
+/// Why a cell is visible or hidden.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Label {
     Hidden,
-    /// Visible for no special reason.
+    /// Visible, for none of the reasons below.
     Seen,
     Sink,
     Window,
     Last,
     Prefix,
-    /// Hidden, though the whole triangle has it.
+    /// Hidden, although it is in the causal triangle.
     LeftOut,
-    /// Keys that others could not see either: between packed sequences.
+    /// Between packed sequences, where the rows of one see no keys of another.
     Elsewhere,
 }
 
@@ -98,7 +98,7 @@ impl Formula {
         })
     }
 
-    /// Whether what a block of rows shows is counted row by row.
+    /// Whether finding the visible cells of a block of rows takes a step for each row.
     pub(super) fn is_counted_by_rows(&self) -> bool {
         match self {
             Self::Masked { .. } | Self::Tree { .. } => true,
@@ -106,8 +106,8 @@ impl Formula {
         }
     }
 
-    /// How the tiles of `step` keys of some rows stand, from the first key on. Each row is looked at once at most, however
-    /// many tiles there are.
+    /// The kinds of the tiles of `step` keys of some rows, from the first key on. Examines each row at most once,
+    /// however many tiles there are.
     pub(super) fn tiles(&self, rows: Range<u64>, step: u64) -> Vec<Tile> {
         let step = NonZeroU64::new(step).unwrap_or(NonZeroU64::MIN);
         let mut tiles = Vec::new();
@@ -126,7 +126,7 @@ impl Formula {
         })
     }
 
-    /// A mode that shows what its geometry shows and the tensor does not hide.
+    /// A mode in which rows see the keys that its geometry shows and the tensor does not hide.
     pub(super) fn masked(geometry: MaskGeometry, mode: SparseMode, tensor: HostMask) -> Self {
         Self::Masked {
             geometry,
@@ -135,7 +135,7 @@ impl Formula {
         }
     }
 
-    /// What a cell is for.
+    /// Why a cell is visible or hidden.
     pub(super) fn label(&self, i: u64, j: u64) -> Label {
         let seen = self.sees(i, j);
         match self {
@@ -174,7 +174,7 @@ impl Formula {
         }
     }
 
-    /// What a label means here.
+    /// The meaning of a label in this mask.
     pub(super) fn meaning(&self, label: Label) -> &'static str {
         match (self, label) {
             (Self::Tree { .. }, Label::Prefix) => "context",
@@ -192,7 +192,7 @@ impl Formula {
         }
     }
 
-    /// Why row `i` sees key `j`, or why not, line by line. There are such a row and such a key.
+    /// Why row `i` sees key `j`, or why not, line by line. The row and the key must exist.
     pub(super) fn explain(&self, i: u64, j: u64) -> Vec<String> {
         let seen = self.sees(i, j);
         let verdict = if seen { "visible" } else { "hidden" };
@@ -281,11 +281,11 @@ impl Blocks {
     /// The sequence of a row.
     fn at(&self, i: u64) -> Option<(u64, u64, MaskGeometry, u64)> {
         let before = self.blocks.partition_point(|&(row, ..)| row <= i);
-        // Of several that begin at a row, all but the last are empty.
+        // If several sequences begin at a row, all but the last are empty.
         self.blocks.get(before.checked_sub(1)?).copied()
     }
 
-    /// How a block of rows and keys stands: no two sequences have rows or keys in common.
+    /// The kind of a block of rows and keys: no two sequences have rows or keys in common.
     fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
         let end = self.blocks.last().map_or((0, 0), |(row, key, of, _)| {
             (row + of.q_len(), key + of.kv_len())
@@ -386,7 +386,7 @@ impl Visibility for Formula {
             Self::Masked {
                 geometry, tensor, ..
             } => {
-                // One run a row in these modes, which the tensor cuts.
+                // In these modes a row has one run, which the tensor cuts.
                 let row = geometry.row(i);
                 tensor.entry(0).each_run(i, &mut |run| {
                     let run = run.start.max(row.start)..run.end.min(row.end);

@@ -168,7 +168,7 @@ pub(crate) enum Preset {
 /// Most rows of a picture of a tree or of a mask's tensor.
 const MOST_ROWS: u64 = 1 << 20;
 
-/// Most characters of a text form, of which a row has one for each key and its end.
+/// Most characters of a text form; a row has one for each key and one for its end.
 const MOST_CELLS: u64 = 1 << 28;
 
 pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode, Stop> {
@@ -224,7 +224,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes a picture and a drawing, where they are asked for.
+/// Writes the picture and the drawing that the arguments request.
 fn draw(
     title: &str,
     formula: &Formula,
@@ -242,7 +242,7 @@ fn draw(
     Ok(())
 }
 
-/// Writes what a layer of TriangleMix sees of a prompt that is computed at once.
+/// Draws what a layer of TriangleMix sees of a prompt that is computed in one call.
 pub(super) fn draw_triangle(
     title: &str,
     sizes: TriangleMix,
@@ -259,7 +259,7 @@ pub(super) fn draw_triangle(
     draw(title, &formula, Some(block), files)
 }
 
-/// One line a row.
+/// Writes one line for each row.
 fn text(formula: &Formula, output: &mut Output) -> Result<(), Stop> {
     let (rows, keys) = (formula.q_len(), formula.kv_len());
     let characters = keys.checked_add(1).and_then(|line| rows.checked_mul(line));

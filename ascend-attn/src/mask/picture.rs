@@ -5,9 +5,9 @@ use ascend_attention::spec::{Tile, Visibility};
 use super::formula::{Formula, Label};
 use super::scene::{Anchor, Box, Colour, Scene, Size, Text};
 
-/// Dots that the cells may take in each direction.
+/// Most dots that the cells take up in each direction.
 const ROOM: u64 = 960;
-/// Largest and smallest side of a cell that is drawn by itself.
+/// Largest side of a cell that is drawn by itself.
 const LARGEST: u64 = 26;
 /// From this side on, cells have a line between them.
 const LINED: u32 = 8;
@@ -28,16 +28,16 @@ const fn colour(label: Label) -> Colour {
     }
 }
 
-/// A tile that some of its cells are visible of, where cells are too small to be drawn.
+/// The colour of a tile with visible and hidden cells, where cells are too small to be drawn.
 const MIXED: Colour = [0x9f, 0xb8, 0xd3];
 
-/// Where the cells lie.
+/// The position of the cells in the picture.
 struct Grid {
     left: u32,
     top: u32,
-    /// Dots of a side of what is drawn as one.
+    /// Number of dots in the side of a drawn square.
     side: u32,
-    /// Rows and keys that are drawn as one.
+    /// Number of rows and of keys in a drawn square.
     step: u64,
 }
 
@@ -55,7 +55,7 @@ impl Grid {
     }
 }
 
-/// Most letters of a title, which may be of a file or list any number of sequences.
+/// Most letters of a title, which may come from a file or list any number of sequences.
 const TITLE: usize = 160;
 
 /// Draws a formula. Tiles of `block` rows and keys are counted, and outlined where there are several.
@@ -75,7 +75,7 @@ pub(super) fn draw(title: &str, formula: &Formula, block: Option<u64>) -> Scene 
         65..=256 => 16,
         _ => 128,
     });
-    // Tiles that one would not see are merged for the picture.
+    // Tiles too small to be seen are merged for the picture.
     let block = block.max(most.div_ceil(256));
 
     let (letter, line) = Size::Small.letter();
@@ -184,7 +184,7 @@ pub(super) fn draw(title: &str, formula: &Formula, block: Option<u64>) -> Scene 
     scene
 }
 
-/// Draws the cells, and says which labels there are.
+/// Draws the cells, and returns the labels that occur.
 fn cells(formula: &Formula, grid: &Grid, scene: &mut Scene) -> Vec<Label> {
     let (rows, keys) = (formula.q_len(), formula.kv_len());
     let mut labels = Vec::new();
@@ -201,7 +201,7 @@ fn cells(formula: &Formula, grid: &Grid, scene: &mut Scene) -> Vec<Label> {
             1 => Vec::new(),
             step => formula.tiles(row..row + step, step),
         };
-        // The cells of a tile that is of one kind are mostly for one purpose: that of its last row's first.
+        // The cells of a full or empty tile mostly have one label: that of the first cell of its last row.
         let end = (row + grid.step).min(rows) - 1;
         for (at, key) in (0..keys).step_by(size(grid.step)).enumerate() {
             let colour = match tiles.get(at) {
@@ -275,7 +275,7 @@ fn blocks(formula: &Formula, grid: &Grid, block: u64, scene: &mut Scene) -> [u64
     counts
 }
 
-/// How many rows or keys from one number to the next, so that numbers of so many dots do not touch.
+/// The number of rows or keys from one printed number to the next, so that numbers of `dots` dots do not touch.
 fn every(dots: u32, side: u32, step: u64, count: u64) -> usize {
     let cells = u64::from(dots.div_ceil(side.max(1))) * step;
     let round = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];

@@ -50,7 +50,7 @@ pub(super) fn bytes(scene: &Scene) -> Result<Vec<u8>, png::EncodingError> {
     Ok(file)
 }
 
-/// Where the dots are set; white at first.
+/// The picture's pixels; white at first.
 struct Canvas {
     width: u32,
     height: u32,

@@ -1,4 +1,4 @@
-//! From the command line to a formula.
+//! Makes a formula from the command line.
 
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -19,7 +19,7 @@ const LONGEST: u64 = 1 << 40;
 /// Most bytes of the file of a tree or of a mask.
 const MOST_BYTES: u64 = 1 << 28;
 
-/// Title and formula of what is asked for.
+/// Title and formula of the mask that the arguments describe.
 pub(super) fn resolve(of: &Arguments, kind: Kind) -> Result<(String, Formula), Stop> {
     let sq = of.sq.unwrap_or(16);
     let skv = of.skv.unwrap_or(sq);
@@ -155,7 +155,7 @@ fn sparse(of: &Arguments, mode: SparseMode) -> Result<(String, Formula), Stop> {
         (Some(next), _) => next,
         (None, SparseMode::RightDownCausalBand) => 0,
         (None, SparseMode::BandLeftUpCausal) => {
-            // The band that is causal from the upper left.
+            // These tokens make the band of the cut sequence causal from the upper left.
             let (q_len, kv_len) = call.cut_sequence().map_or((0, 0), |b| lengths.of(b));
             q_len as i64 - kv_len as i64
         }
@@ -185,7 +185,7 @@ fn sparse(of: &Arguments, mode: SparseMode) -> Result<(String, Formula), Stop> {
     Ok((title, formula))
 }
 
-/// Refuses prefixes that are not one for each sequence.
+/// Checks that there is one prefix for each sequence.
 fn prefixes(prefix: &[i64], sequences: usize) -> Result<(), Stop> {
     if !prefix.is_empty() && prefix.len() != sequences {
         return Err(Stop::Trouble(format!(
@@ -236,7 +236,7 @@ fn mla(of: &Arguments) -> Result<(String, Formula), Stop> {
     Ok((title, Formula::sparse(&call)))
 }
 
-/// Keys before a row's own in a window that counts it.
+/// The number of keys before a row's own, in a window that counts its own.
 fn before_own(window: u64) -> Result<u64, Stop> {
     window.checked_sub(1).ok_or_else(|| {
         Stop::Trouble("--window 0: a row's own key is in its window, so 1 or more".to_owned())
@@ -244,7 +244,7 @@ fn before_own(window: u64) -> Result<u64, Stop> {
 }
 
 impl Preset {
-    /// The sizes of its name.
+    /// The sizes that the preset names.
     pub(crate) fn sizes(self) -> TriangleMix {
         match self {
             Preset::Paper => TriangleMix::PAPER,

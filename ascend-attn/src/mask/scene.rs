@@ -1,4 +1,4 @@
-//! A picture as rectangles and texts, whatever the file.
+//! A picture as rectangles and texts, for every file format.
 
 /// Red, green, blue.
 pub(super) type Colour = [u8; 3];
@@ -31,7 +31,7 @@ pub(super) struct Text {
     pub(super) text: String,
 }
 
-/// What `x` is of a text.
+/// The point of a text that `x` is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Anchor {
     Start,

@@ -49,7 +49,7 @@ fn escaped(text: &str) -> String {
             '&' => escaped.push_str("&amp;"),
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
-            // Control characters are not allowed in XML, and a name from a file may have some.
+            // Control characters are not allowed in XML, and a name from a file may contain some.
             letter if letter.is_control() => escaped.push(' '),
             letter => escaped.push(letter),
         }

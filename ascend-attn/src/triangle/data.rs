@@ -44,7 +44,7 @@ pub(super) struct Data {
 }
 
 impl Data {
-    /// Numbers between -1 and 1, or why there are none.
+    /// Makes numbers between -1 and 1, or returns why it cannot.
     pub(super) fn random(tokens: usize, shape: AttentionShape, seed: u64) -> Result<Self, String> {
         let row = shape.heads.saturating_mul(shape.head_dim);
         let elements = tokens.saturating_mul(row);
@@ -56,7 +56,7 @@ impl Data {
         let numbers = |stream: u64, heads: usize| {
             let mut state = seed.wrapping_mul(3).wrapping_add(stream);
             let next = |_| {
-                // SplitMix64: any state is a good one, and neighbours have nothing in common.
+                // SplitMix64: any state is a good one, and neighbouring states are unrelated.
                 state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
                 let mut bits = state;
                 bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -76,7 +76,8 @@ impl Data {
         })
     }
 
-    /// Those of a file, of a case's sequence `sequence`, or what is wrong with it.
+    /// Reads the numbers of a file, or of sequence `sequence` of a case file; the error describes what is wrong with
+    /// it.
     pub(super) fn read(file: &Path, sequence: Option<usize>) -> Result<Self, String> {
         let say = |what: String| format!("{}: {what}", file.display());
         let read = case::read_file(file, MOST_BYTES).and_then(|bytes| AnyCase::from_bytes(&bytes));
@@ -148,7 +149,7 @@ fn half(tensor: &CaseTensor) -> Option<Half> {
     }
 }
 
-/// The numbers of one sequence of a case, where that is a dense causal prompt.
+/// The numbers of one sequence of a case, if it is a dense causal prompt.
 fn of_case(case: &Case, sequence: usize) -> Result<Data, String> {
     let description = case.describe();
     let call = description.call();

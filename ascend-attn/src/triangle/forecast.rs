@@ -1,4 +1,4 @@
-//! What is known before anything runs: pairs, blocks and bytes.
+//! What is known before anything runs: numbers of pairs, blocks and bytes.
 
 use std::num::NonZeroU64;
 
@@ -8,7 +8,7 @@ use ascend_attention::spec::geometry::{
 };
 use ascend_serving::{AttentionShape, TrianglePrefill};
 
-/// Bytes of an element of keys, values and outputs, which are of half precision.
+/// Bytes of an element of keys, values and outputs, which have half precision.
 const HALF: usize = 2;
 
 /// Counts of a dense layer and of one that leaves out the middle.
@@ -19,19 +19,19 @@ pub(super) struct Forecast {
     pub(super) layers: usize,
     /// The layers that leave out the middle.
     pub(super) sparse: TriangleLayers,
-    /// Pairs of row and key, of one head.
+    /// Pairs of row and key in one head of a dense layer.
     pub(super) dense_pairs: u128,
     pub(super) triangle_pairs: u128,
     pub(super) block: u64,
     pub(super) dense_blocks: BlockCounts,
     pub(super) triangle_blocks: BlockCounts,
-    /// Keys and values of all layers.
+    /// Bytes of the keys and values of all layers.
     pub(super) cache_bytes: u128,
-    /// What a mask of every row and key would take.
+    /// Bytes of a mask of every row and key.
     pub(super) whole_mask_bytes: u128,
-    /// What the compressed mask takes.
+    /// Bytes of the compressed mask.
     pub(super) mask_bytes: u128,
-    /// Outputs of a layer that are merged.
+    /// Bytes of the outputs of a layer that are merged.
     pub(super) part_bytes: u128,
 }
 
@@ -72,29 +72,29 @@ impl Forecast {
         }
     }
 
-    /// Share of the pairs that a layer computes which leaves out the middle.
+    /// Share of the pairs that a sparse layer, which leaves out the middle, computes.
     pub(super) fn share(&self) -> f64 {
         self.triangle_pairs as f64 / self.dense_pairs.max(1) as f64
     }
 
-    /// Share of the blocks.
+    /// Share of the blocks that a sparse layer computes.
     pub(super) fn block_share(&self) -> f64 {
         self.triangle_blocks.computed() as f64 / self.dense_blocks.computed().max(1) as f64
     }
 
-    /// What all layers together have of something, of which a dense and a sparse layer have so much.
+    /// The sum over all layers of a quantity that is `dense` in a dense and `sparse` in a sparse layer.
     pub(super) fn model(&self, dense: f64, sparse: f64) -> f64 {
         let count = self.sparse.indices().len();
         dense * (self.layers - count) as f64 + sparse * count as f64
     }
 
-    /// The same of pairs.
+    /// The number of pairs over all layers.
     pub(super) fn model_pairs(&self) -> u128 {
         let count = self.sparse.indices().len() as u128;
         self.dense_pairs * (self.layers as u128 - count) + self.triangle_pairs * count
     }
 
-    /// Operations of a dense layer: a multiplication and an addition for each element of keys and values.
+    /// Operations of a dense layer: a multiplication and an addition for each pair and each element of key and value.
     pub(super) fn dense_flops(&self, shape: &AttentionShape) -> f64 {
         4.0 * self.dense_pairs as f64 * shape.heads as f64 * shape.head_dim as f64
     }

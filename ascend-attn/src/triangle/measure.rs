@@ -1,4 +1,4 @@
-//! A dense layer and one that leaves out the middle, run with the same numbers.
+//! Runs a dense layer and one that leaves out the middle with the same numbers.
 
 use std::time::Instant;
 
@@ -10,16 +10,16 @@ use super::Stop;
 use super::data::{Data, Half};
 use crate::platform::Platform;
 
-/// What came of the runs.
+/// The measurements of the runs.
 pub(super) struct Measured {
-    /// Medians.
+    /// Median time of a dense layer.
     pub(super) dense_seconds: f64,
     pub(super) triangle_seconds: f64,
     pub(super) runs: usize,
-    /// What computed them.
+    /// The platform that ran them.
     pub(super) platform: Platform,
     pub(super) difference: Difference,
-    /// Shares of the attention.
+    /// The share of the attention in each part.
     pub(super) mass: Option<PartSums>,
 }
 
@@ -27,12 +27,12 @@ pub(super) struct Measured {
 #[derive(Default)]
 pub(super) struct Difference {
     pub(super) largest: f64,
-    /// Row, head and element of the largest.
+    /// Row, head and element of the largest difference.
     pub(super) place: [usize; 3],
     pub(super) mean: f64,
-    /// Root of the sum of the differences' squares over that of the dense outputs'.
+    /// The root of the sum of squared differences, relative to that of the dense outputs.
     pub(super) relative: f64,
-    /// Elements that are not finite in one of the outputs.
+    /// Number of elements that are not finite in one of the outputs.
     pub(super) not_finite: usize,
 }
 
@@ -70,7 +70,8 @@ fn trouble(error: Error) -> Stop {
     Stop::Trouble(error.to_string())
 }
 
-/// Runs both layers in the element type so many times, and once more before; with the shares of the attention or not.
+/// Runs both layers `runs` times in the element type `half`, after one more run that does not count; with `mass`,
+/// also computes the shares of the attention.
 pub(super) fn measure(
     stream: &Stream,
     prefill: &TrianglePrefill,
@@ -142,7 +143,7 @@ fn run<T: Number>(
     })
 }
 
-/// The middle one, or the upper of the two in the middle.
+/// The middle value, or the upper of the two in the middle.
 fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
     seconds.get(seconds.len() / 2).copied().unwrap_or(0.0)

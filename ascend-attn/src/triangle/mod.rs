@@ -105,7 +105,7 @@ pub(super) struct Arguments {
     /// Write a picture of what a layer that leaves out the middle sees
     #[arg(long, value_name = "FILE")]
     png: Option<PathBuf>,
-    /// The same as a drawing
+    /// Write a drawing of what a layer that leaves out the middle sees
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -125,10 +125,10 @@ enum When {
     Never,
 }
 
-/// Multiply-adds, twice, that [`When::Auto`] lets the emulation compute.
+/// Operations (two for each multiply-add) that [`When::Auto`] lets the emulation compute.
 const PATIENCE: f64 = 2e12;
 
-/// What was found.
+/// The command's results.
 struct Findings {
     forecast: Forecast,
     dtype: Half,
@@ -244,7 +244,7 @@ fn published(model: &str) -> Result<TrianglePreset, Stop> {
     })
 }
 
-/// How many layers there are, and which leave out the middle.
+/// The number of layers, and the layers that leave out the middle.
 fn layers(
     arguments: &Arguments,
     model: Option<TrianglePreset>,
@@ -272,7 +272,7 @@ fn layers(
     }
 }
 
-/// Numbers and ranges between commas.
+/// Parses numbers and ranges between commas.
 fn listed(list: &str) -> Result<TriangleLayers, Stop> {
     let wrong = || {
         Stop::Trouble(format!(

@@ -118,7 +118,7 @@ fn source(model: &TrianglePreset) -> &'static str {
     }
 }
 
-/// What the times are of: those of the emulation say nothing of the chip whose name it has.
+/// The platform of the times: those of the emulation do not predict the times of the chip whose name it has.
 fn on(measured: &Measured) -> String {
     let Platform { backend, soc, .. } = &measured.platform;
     match backend {
@@ -128,7 +128,7 @@ fn on(measured: &Measured) -> String {
     }
 }
 
-/// One object.
+/// The findings as one JSON object.
 pub(super) fn json(of: &Findings) -> String {
     let it = &of.forecast;
     let (shape, sizes) = (it.shape, it.sizes);
@@ -208,7 +208,7 @@ pub(super) fn json(of: &Findings) -> String {
     object.to_string()
 }
 
-/// A count as a number of JSON: what prompts of any allowed length have fits.
+/// A count as a JSON number: counts of prompts of any allowed length fit.
 fn exact(count: u128) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }

@@ -34,7 +34,7 @@ impl Cut {
         Cut::new(size, size, 0)
     }
 
-    /// Groups of `size` elements, in runs of `run` elements whose entries lie `step` apart. Both are at least 1.
+    /// Groups of `size` elements, in runs of `run` elements whose entries are `step` apart. Both are at least 1.
     pub(crate) const fn new(size: i64, run: i64, step: i64) -> Self {
         Cut {
             size: if size < 1 { 1 } else { size },
@@ -52,7 +52,7 @@ impl Cut {
     fn at(&self, place: usize, stride: i64) -> i64 {
         let place = place as i64;
         if self.size == 1 {
-            // The common case, read for each token, does without divisions.
+            // The common case, read for each token, needs no division.
             return place.saturating_mul(stride);
         }
         let (part, within) = (place / self.size, place % self.size / self.run);
@@ -61,7 +61,7 @@ impl Cut {
     }
 }
 
-/// How the axes of a [`Grid`] are grouped. Its batch axis never is.
+/// How the axes of a [`Grid`] are grouped. The batch axis never is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cuts {
     /// Heads.

@@ -1,8 +1,8 @@
 //! What a kernel computes: attention, stated without the arguments of any operator.
 //!
-//! An operator's own code checks a call and resolves it into an [`AttentionProblem`]: sizes, the places of all rows in
-//! memory, lengths, visible keys, scales. Tensors go by their [`TensorRole`]; the operator maps each role to the argument
-//! that plays it.
+//! An operator's own code checks a call and resolves it into an [`AttentionProblem`]: sizes, the places of all rows
+//! in memory, lengths, visible keys, scales. Tensors are named by their [`TensorRole`]; the operator maps each role
+//! to the argument that plays it.
 
 mod grid;
 mod pages;
@@ -33,10 +33,10 @@ use crate::layout::Extents;
 use crate::{DType, SparseMode};
 pub(crate) use rows::KeyValueList;
 
-/// How much there is to do.
+/// What a kernel has to do for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
-    /// Nothing is written, because the query is empty, or every output.
+    /// Nothing is written, because the query or every output is empty.
     Nothing,
     /// The output and the softmax outputs are filled with 0 and the log-sum-exp with +inf, because an input is empty.
     Fill,
@@ -51,13 +51,14 @@ pub enum Work {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct AttentionProblem<'a> {
-    /// How much there is to do.
+    /// What a kernel has to do.
     pub work: Work,
     /// Number of sequences.
     pub batch: usize,
     /// Number of query heads.
     pub heads: usize,
-    /// Number of key and value heads. It divides `heads` but in packed calls that break the lint `split_fuse.heads_divide`.
+    /// Number of key and value heads. It divides `heads` except in packed calls that break the lint
+    /// `split_fuse.heads_divide`.
     pub kv_heads: usize,
     /// Size of the query's row axis: the rows of one sequence, or of all sequences if they are packed.
     pub query_rows: usize,
@@ -69,7 +70,7 @@ pub struct AttentionProblem<'a> {
     pub value_dim: usize,
     /// Head dimension of the rotary parts; 0 without them.
     pub rope_dim: usize,
-    /// Whether the sequences are packed one behind another on the row axis, without a batch axis.
+    /// Whether the sequences are packed one after another on the row axis, without a batch axis.
     pub packed: bool,
     /// Factor of the scores.
     pub scale: f64,
@@ -79,9 +80,9 @@ pub struct AttentionProblem<'a> {
     pub key_lengths: SequenceLengths<'a>,
     /// Whether a key length may exceed what the block table holds; the keys beyond are in no block.
     pub keys_beyond_table: bool,
-    /// Number of rows behind the last valid query row of each sequence, if the query is left padded. `INT64`.
+    /// Number of rows after the last valid query row of each sequence, if the query is left padded. `INT64`.
     pub query_padding: Option<SmallTensor>,
-    /// Number of rows behind the last valid key of each sequence, if the keys are left padded. `INT64`.
+    /// Number of rows after the last valid key of each sequence, if the keys are left padded. `INT64`.
     pub key_padding: Option<SmallTensor>,
     /// Sparse mode in force.
     pub mode: SparseMode,
@@ -91,8 +92,8 @@ pub struct AttentionProblem<'a> {
     pub mask: MaskUse,
     /// The bytes of the mask tensor by its description; `None` without one, or if no memory could hold it.
     pub mask_described: Option<ByteRange>,
-    /// Whether a row whose keys the mask tensor hides all is written as 0. Otherwise it is the mean of the values that
-    /// [`AttentionProblem::geometry`] lets it see. Rows that the geometry leaves without keys are always 0.
+    /// Whether a row is written as 0 if the mask tensor hides all its keys. Otherwise it is the mean of the values
+    /// that [`AttentionProblem::geometry`] lets it see. Rows that the geometry leaves without keys are always 0.
     pub zeroes_masked_rows: bool,
     /// Query.
     pub query: Rows,
@@ -129,10 +130,11 @@ pub struct AttentionProblem<'a> {
     pub out_quantisation: Option<ScaleOffset>,
     /// Dropout.
     pub dropout: Option<Dropout>,
-    /// Maximum and sum of each row, if they are written. Rows whose keys a mask tensor hides all are then the mean of all
-    /// values, unless they are zeros.
+    /// Maximum and sum of each row, if they are written. A row whose keys are all hidden by a mask tensor is then the
+    /// mean of all values, unless such rows are zeros.
     pub softmax: Option<SoftmaxOutputs>,
-    /// What the scores of each sequence are made of; empty where the fields above say it for all of them.
+    /// Visible keys, mask, bias and softmax outputs of each sequence; empty where the fields above hold for all
+    /// sequences.
     pub terms: Vec<SequenceTerms>,
     /// Key and value of the first tensor; the others of a list differ in their strides.
     pub(crate) first: KeyValue,
@@ -143,7 +145,7 @@ pub struct AttentionProblem<'a> {
 }
 
 impl<'a> AttentionProblem<'a> {
-    /// A problem of tensors of `dtype` with nothing in it, of which an operator fills in what its call has.
+    /// A problem of size 0 with tensors of `dtype`; an operator fills in the fields that its call has.
     pub(crate) fn blank(dtype: DType) -> AttentionProblem<'a> {
         let none = Rows::none(dtype);
         AttentionProblem {
@@ -201,8 +203,8 @@ impl<'a> AttentionProblem<'a> {
 }
 
 impl AttentionProblem<'_> {
-    /// Number of query heads that share a key head. Heads that a division leaves over belong to no key head, and nothing
-    /// is computed of them.
+    /// Number of query heads that share a key head. Query heads left over by the division belong to no key head, and
+    /// nothing is computed for them.
     pub fn group(&self) -> usize {
         self.heads.checked_div(self.kv_heads).unwrap_or(0)
     }
@@ -212,7 +214,7 @@ impl AttentionProblem<'_> {
         self.kv_heads.saturating_mul(self.group()) == self.heads
     }
 
-    /// Element type that the weights have: the query's, or for a quantised query the output's half-precision type.
+    /// Element type of the weights: the query's, or for a quantised query the output's half-precision type.
     pub fn dtype(&self) -> DType {
         match (self.query.dtype, self.out.dtype) {
             (DType::Int8 | DType::Float8E4M3Fn | DType::HiFloat8, out) if out.is_half() => out,
@@ -243,7 +245,7 @@ fn extents(sizes: [usize; 4]) -> Extents {
     }
 }
 
-/// A size of a description; what is none counts as 0.
+/// A dimension of a description as a size; a negative one counts as 0.
 fn size(value: i64) -> usize {
     usize::try_from(value).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! Keys and values that sequences do not have for themselves: the pages of a cache, and a shared prefix.
+//! Keys and values that are not stored per sequence: the pages of a cache, and a shared prefix.
 
 use super::{Rows, SmallTensor};
 

@@ -2,8 +2,9 @@
 
 use super::{Grid, Rows};
 
-/// An additive position bias from a tensor of batch, heads, query rows and keys. An axis of rows or keys that ends early
-/// adds 0 behind its end. Where the problem has [`SequenceTerms`](super::SequenceTerms), they say where its elements are.
+/// An additive position bias from a tensor of batch, heads, query rows and keys. An axis of rows or keys that ends
+/// early adds 0 after its end. Where the problem has [`SequenceTerms`](super::SequenceTerms), they locate its
+/// elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BiasTensor {
     /// Strides; `dim` steps over keys, and a batch axis of size 1 has stride 0.
@@ -23,7 +24,8 @@ pub struct Slopes {
     pub grid: Grid,
     /// Whether the square root of the distance is used.
     pub root: bool,
-    /// Distance of the first key's position from the first query's, beside that of [`SequenceTerms`](super::SequenceTerms).
+    /// Distance of the first key's position from the first query's, in addition to that of
+    /// [`SequenceTerms`](super::SequenceTerms).
     pub key_offset: i64,
 }
 

@@ -8,7 +8,7 @@ pub enum TensorRole {
     Query,
     /// Keys, by number in their list; 0 if there is one tensor.
     Key(usize),
-    /// Values, as the keys.
+    /// Values, by number in their list; 0 if there is one tensor.
     Value(usize),
     /// Rotary part of the queries.
     QueryRope,

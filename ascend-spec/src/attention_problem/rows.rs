@@ -11,7 +11,7 @@ use std::ops::Range;
 pub struct ByteRange {
     /// The first byte.
     pub start: u64,
-    /// The byte behind the last one.
+    /// The byte after the last one.
     pub end: u64,
 }
 
@@ -22,7 +22,7 @@ impl ByteRange {
         Some(ByteRange { start, end })
     }
 
-    /// The same bytes as a [`Range`].
+    /// These bytes as a [`Range`].
     pub fn range(self) -> Range<u64> {
         self.start..self.end
     }
@@ -31,10 +31,10 @@ impl ByteRange {
 /// The rows of one tensor: where they are, and the type of their elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// Strides of the axes in elements; of `INT4`, in half bytes. Where `lanes` is not 0, `dim` is the stride from one group
-    /// of `lanes` elements, which lie side by side, to the next.
+    /// Strides of the axes in elements; of `INT4`, in half bytes. Where `lanes` is not 0, `dim` is the stride from
+    /// one group of `lanes` contiguous elements to the next.
     pub view: View,
-    /// Elements that lie side by side in an NZ cache; 0 where `view.dim` is the stride of single elements.
+    /// Number of contiguous elements in an NZ cache; 0 where `view.dim` is the stride of single elements.
     pub lanes: usize,
     /// Element type.
     pub dtype: DType,
@@ -54,7 +54,7 @@ impl Rows {
     pub(crate) fn new(axes: Axes, desc: &TensorDesc, dim: i64) -> Self {
         let view = axes.view(desc, dim).unwrap_or(View::NONE);
         let (view, dtype) = match desc.dtype {
-            // Eight INT4 elements in each, which lie side by side whatever the stride says.
+            // Each INT32 holds eight INT4 elements, which are contiguous whatever the stride says.
             DType::Int32 => {
                 let view = View {
                     offset: view.offset.saturating_mul(8),
@@ -110,23 +110,24 @@ impl Rows {
     }
 }
 
-/// Where key and value of one sequence are.
+/// Where the keys and values of one sequence are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyValue {
-    /// Index of the tensor in the list of keys and in that of values.
+    /// Index of the sequence's tensors in the list of keys and in the list of values.
     pub list_index: usize,
     /// Index of the sequence on the batch axis of all three tensors; of no use if the cache is paged.
     pub batch: usize,
     /// Key tensor; its batch axis counts blocks if the cache is paged.
     pub key: Rows,
-    /// Value tensor, as the key.
+    /// Value tensor; its batch axis counts blocks if the cache is paged.
     pub value: Rows,
-    /// Rotary part of the key, as the key. Beside a list, whose tensors have no batch axis, there is one tensor for all
-    /// sequences, and the view begins at this one.
+    /// Rotary part of the key; its batch axis counts blocks if the cache is paged. Beside a list of keys, whose
+    /// tensors have no batch axis, there is one rotary tensor for all sequences, and the view begins at this
+    /// sequence.
     pub key_rope: Option<Rows>,
 }
 
-/// Keys and values of which every sequence has its own tensors.
+/// Keys and values where every sequence has its own tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct KeyValueList<'a> {
     pub(crate) keys: Cow<'a, [TensorDesc]>,
@@ -136,7 +137,7 @@ pub(crate) struct KeyValueList<'a> {
 }
 
 impl KeyValueList<'_> {
-    /// The same tensors, in lists of their own.
+    /// These tensors in owned lists.
     pub(super) fn into_owned(self) -> KeyValueList<'static> {
         KeyValueList {
             keys: self.keys.into_owned().into(),
@@ -147,7 +148,7 @@ impl KeyValueList<'_> {
 }
 
 impl AttentionProblem<'_> {
-    /// Where key and value of sequence `b` are.
+    /// Where the keys and values of sequence `b` are.
     pub fn key_value(&self, b: usize) -> KeyValue {
         let Some(list) = &self.list else {
             let shared = self.packed || self.pages.is_some();
@@ -175,7 +176,8 @@ impl AttentionProblem<'_> {
         }
     }
 
-    /// Size of the row axis of the key tensor of sequence `b`; of a paged cache, what its row of the table can hold.
+    /// Size of the row axis of the key tensor of sequence `b`; of a paged cache, the number of tokens that a row of
+    /// the block table can hold.
     pub(crate) fn key_rows_of(&self, b: usize) -> usize {
         match self.list {
             Some(_) => self.key_axis_of(b),

@@ -6,8 +6,8 @@ pub fn score_scale(given: f64) -> f32 {
     given as f32
 }
 
-/// The factor that is likely meant where the root of a head dimension is given instead of one over it. A head of 1 element has
-/// no inverse to mistake.
+/// The factor that was likely meant where the square root of a head dimension is given instead of its reciprocal.
+/// Head dimensions of 1 are not considered.
 pub fn inverted_scale(given: f64, head_dims: impl IntoIterator<Item = usize>) -> Option<f64> {
     let roots = head_dims
         .into_iter()

@@ -1,11 +1,11 @@
-//! What the scores of single sequences are made of, where an operator has it for each sequence.
+//! Masks, biases and softmax outputs of single sequences, for operators where they differ between sequences.
 
 use super::{AttentionProblem, ByteRange, MaskRows, Rows, extents};
 use crate::layout::{Extents, View};
 use crate::{DType, MaskGeometry};
 
-/// What the scores of one sequence are made of: visible keys, and where the tensors with an element for each score, or for
-/// each row, have those of the sequence. Rows and keys count from the first of the sequence.
+/// What differs between the scores of sequences: the visible keys of one sequence, and where its elements are in the
+/// tensors that have one for each score or for each row. Rows and keys count from the sequence's first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceTerms {
     /// Visible keys of each row, before a mask tensor.
@@ -22,7 +22,7 @@ pub struct SequenceTerms {
     pub softmax: SoftmaxRows,
 }
 
-/// Where a bias tensor has the elements of one sequence. Those of neighbouring keys lie side by side.
+/// Where the elements of one sequence are in a bias tensor. Elements of neighbouring keys are contiguous.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BiasRows {
     /// Element for head 0, row 0 and key 0.
@@ -31,7 +31,7 @@ pub struct BiasRows {
     pub head: i64,
     /// Elements from one row to the next.
     pub row: i64,
-    /// Whether the tensor has elements for keys up to the row's own number alone: `row` is then -1.
+    /// Whether row `i` has elements for keys 0 to `i` only; `row` is then -1.
     pub up_to_row: bool,
 }
 
@@ -45,7 +45,7 @@ impl BiasRows {
     }
 }
 
-/// Where a drop mask has the bits of one sequence.
+/// Where the bits of one sequence are in a drop mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DropRows {
     /// Bit for head 0, row 0 and key 0.
@@ -65,7 +65,7 @@ impl DropRows {
     }
 }
 
-/// Where the softmax outputs have the numbers of one sequence: [`SoftmaxRows::COPIES`] equal ones for each row.
+/// Where the numbers of one sequence are in the softmax outputs: [`SoftmaxRows::COPIES`] equal ones for each row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SoftmaxRows {
     /// First element of head 0 and row 0.
@@ -81,8 +81,8 @@ impl SoftmaxRows {
     pub const COPIES: usize = 8;
 }
 
-/// Dropout: weights whose bit is 0 do not count, and the others are divided by the share of those that are kept. Maximum and
-/// sum are those of all weights.
+/// Dropout: weights whose bit is 0 are dropped, and the others are divided by the share of weights that are kept.
+/// Maximum and sum are taken over all weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
     /// The bytes of the drop mask that are read, from its base address.
@@ -91,10 +91,11 @@ pub struct Dropout {
     pub keep_prob: f64,
 }
 
-/// The softmax outputs: maximum and sum of each row, in tensors of `FLOAT` that lie alike.
+/// The softmax outputs: maximum and sum of each row, in tensors of `FLOAT` with the same layout.
 ///
-/// A row without visible keys has the lowest and the highest finite number if such rows are zeros, and otherwise the lowest
-/// and the number of keys. With a sink it has the sink and 1. Rows of a sequence without keys have 0 and 0, and are zeros.
+/// Maximum and sum of a row without visible keys are the lowest and the highest finite number if such rows are zeros,
+/// and otherwise the lowest finite number and the number of keys. With a sink they are the sink and 1. Rows of a
+/// sequence without keys have 0 and 0, and are zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SoftmaxOutputs {
     /// The first element, from the base address of the maxima.
@@ -110,8 +111,8 @@ impl AttentionProblem<'_> {
     }
 
     /// The elements of the bias tensor for the rows and keys of sequence `b`, as the rows of a tensor of one batch
-    /// entry and their extents, where [`SequenceTerms`] say where they are. Of a bias that has elements for keys up to
-    /// a row's own number alone it is one row, the last one, whose last element is that of distance 0.
+    /// entry and their extents, where [`SequenceTerms`] locate them. If row `i` has elements for keys 0 to `i` only,
+    /// this is one row, the last one, whose last element is that of distance 0.
     pub fn bias_rows(&self, b: usize) -> Option<(Rows, Extents)> {
         let (bias, at) = (self.bias?, self.terms_of(b)?.bias?);
         let [.., longest] = bias.sizes;

@@ -17,7 +17,7 @@ pub enum SequenceLengths<'a> {
 }
 
 impl<'a> SequenceLengths<'a> {
-    /// The lengths in an array that a call may leave out, and that holds ends if the sequences are `packed`.
+    /// Wraps the optional array of lengths of a call, which holds the ends of the sequences if they are `packed`.
     pub fn new(lengths: Option<&'a [i64]>, packed: bool) -> Self {
         match (lengths, packed) {
             (_, true) => SequenceLengths::Ends(Cow::Borrowed(lengths.unwrap_or(&[]))),
@@ -26,7 +26,7 @@ impl<'a> SequenceLengths<'a> {
         }
     }
 
-    /// Length of sequence `b`, as the array has it, of a tensor with `rows` rows.
+    /// Length of sequence `b` by the array, for a tensor with `rows` rows.
     pub fn of(&self, b: usize, rows: i64) -> i64 {
         match self {
             SequenceLengths::All => rows,
@@ -51,7 +51,7 @@ impl<'a> SequenceLengths<'a> {
         before.copied().unwrap_or(0)
     }
 
-    /// The same lengths, in an array of their own.
+    /// These lengths in an owned array.
     fn into_owned(self) -> SequenceLengths<'static> {
         match self {
             SequenceLengths::All => SequenceLengths::All,
@@ -69,12 +69,12 @@ impl<'a> SequenceLengths<'a> {
     }
 }
 
-/// The left padding, read from the device: the number of unused rows behind the last valid one.
+/// The left padding, read from the device: the number of unused rows after the last valid one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Padding {
-    /// Rows behind the last valid query row.
+    /// Rows after the last valid query row.
     pub query: i64,
-    /// Rows behind the last valid key row.
+    /// Rows after the last valid key row.
     pub key: i64,
 }
 
@@ -103,7 +103,7 @@ impl SequenceRows {
 }
 
 impl AttentionProblem<'_> {
-    /// The same problem, with lists of its own, to be kept beside the call that it came from.
+    /// This problem with owned lists, so that it can be stored beside the call that it came from.
     pub fn into_owned(self) -> AttentionProblem<'static> {
         AttentionProblem {
             query_lengths: self.query_lengths.into_owned(),
@@ -119,8 +119,8 @@ impl AttentionProblem<'_> {
         size(self.query_lengths.of(b, rows)).min(self.query_rows)
     }
 
-    /// Rows of the query's rotary part that are read: those of packed sequences with terms of their own end with the last
-    /// sequence that has keys.
+    /// Number of rows of the query's rotary part that are read. If the sequences are packed and have
+    /// [`SequenceTerms`](super::SequenceTerms), it ends with the last sequence that has keys.
     pub fn query_rope_rows(&self) -> usize {
         if self.terms.is_empty() || !self.packed {
             return self.query_rows;
@@ -164,7 +164,7 @@ impl AttentionProblem<'_> {
         if self.key_padding.is_some() {
             kv_first = padded(self.key_rows_of(b), kv_len, padding.key);
         }
-        // Ends may lead nowhere where the operator does not check them.
+        // Where the operator does not check the ends, they may exceed the row axis.
         let kv_most = match self.packed && self.pages.is_none() {
             true => self.key_rows - kv_first,
             false => kv_len,
@@ -182,13 +182,13 @@ impl AttentionProblem<'_> {
         }
     }
 
-    /// The sequences that may differ from one another; those behind are like the last of them. A batch axis may be of any
-    /// size.
+    /// The first sequences, of which any two may differ; all later ones are like the last of these. A batch axis may
+    /// be of any size, so callers look at these alone.
     pub fn distinct_sequences(&self) -> Range<usize> {
         let listed = self.list.as_ref().map_or(1, |list| list.keys.len());
         let told = self.query_lengths.entries();
         let told = told.max(self.key_lengths.entries()).max(listed);
-        // Behind the last of cumulative ends comes one more sequence that differs.
+        // After the last of cumulative ends, one more sequence may differ.
         0..self.batch.min(told.saturating_add(2))
     }
 }

@@ -97,7 +97,7 @@ impl AttentionProblem<'_> {
         }
     }
 
-    /// The small tensors, of which kernels read nothing outside of their descriptions.
+    /// The small tensors. Kernels read nothing outside of their descriptions.
     fn described_tensors(&self) -> impl Iterator<Item = (TensorRole, Option<ByteRange>)> {
         let small = |tensor: SmallTensor| (tensor.role, tensor.bytes);
         let grid = move |grid: Grid| small(grid.tensor);

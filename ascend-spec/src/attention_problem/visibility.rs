@@ -10,11 +10,11 @@ use std::ops::Range;
 pub struct MaskTensor {
     /// First element.
     pub offset: i64,
-    /// From one batch entry to the next.
+    /// Elements from one batch entry to the next.
     pub batch: i64,
-    /// From one query row to the next.
+    /// Elements from one query row to the next.
     pub row: i64,
-    /// From one key to the next.
+    /// Elements from one key to the next.
     pub key: i64,
 }
 
@@ -23,7 +23,8 @@ pub struct MaskTensor {
 pub enum TreeMask {
     /// One square for each sequence; a shorter sequence uses its upper left corner.
     Square(MaskTensor),
-    /// The squares of packed sequences one after another, as many rows and columns as the sequence has query rows.
+    /// The squares of packed sequences one after another, each with as many rows and columns as its sequence has
+    /// query rows.
     Packed {
         /// First element.
         offset: i64,
@@ -41,8 +42,8 @@ pub enum MaskUse {
     Full(MaskTensor),
     /// It hides some of the last keys, as many as there are query rows: any byte but 0 hides.
     Tree(TreeMask),
-    /// It hides further keys from rows: any byte but 0 hides. [`SequenceTerms`](super::SequenceTerms) say where its
-    /// elements are.
+    /// It hides further keys from rows: any byte but 0 hides. [`SequenceTerms`](super::SequenceTerms) locate its
+    /// elements.
     OfSequences,
 }
 
@@ -56,15 +57,15 @@ impl MaskUse {
     }
 }
 
-/// Where the mask tensor has the rows of one sequence. Rows and keys count from the first of the sequence, or of its shared
-/// prefix.
+/// Where the rows of one sequence are in the mask tensor. Rows and keys count from the first of the sequence, or of
+/// its shared prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaskRows {
     /// Number of keys before the first that the tensor has an element for. The tensor hides them from no row.
     pub context: usize,
     /// Elements from one key to the next.
     pub key: i64,
-    /// Element for row 0 and the first key behind the context.
+    /// Element for row 0 and the first key after the context.
     first: i64,
     row: i64,
     /// Elements from one head to the next; 0 where all heads have the same mask.
@@ -72,8 +73,8 @@ pub struct MaskRows {
 }
 
 impl MaskRows {
-    /// The rows of a mask whose neighbouring keys lie side by side, with the element for head 0, row 0 and key 0 and the
-    /// steps from one head and from one row to the next.
+    /// The rows of a mask in which neighbouring keys are contiguous: `first` is the element for head 0, row 0 and key
+    /// 0, `head` and `row` are the steps from one head and from one row to the next.
     pub const fn new(first: i64, head: i64, row: i64) -> Self {
         MaskRows {
             context: 0,
@@ -89,7 +90,7 @@ impl MaskRows {
         self.head != 0
     }
 
-    /// The same rows of head `head`.
+    /// These rows for head `head`.
     #[inline(always)]
     #[must_use]
     pub fn of_head(&self, head: usize) -> Self {
@@ -146,8 +147,8 @@ impl AttentionProblem<'_> {
         )
     }
 
-    /// Index of a sequence's row 0 and key 0 in tensors with axes of rows and keys: a full mask and a position bias. It is
-    /// that on the row axes of query and key, and 0 for packed sequences.
+    /// Index of a sequence's row 0 and key 0 in tensors with axes of rows and keys: a full mask and a position bias.
+    /// It equals the index on the row axes of query and key, and is 0 for packed sequences.
     pub fn origin(&self, of: &SequenceRows) -> (usize, usize) {
         match self.packed {
             true => (0, 0),
@@ -155,9 +156,10 @@ impl AttentionProblem<'_> {
         }
     }
 
-    /// Positions of the first query and the first key of sequence `b`, whose distance weighs with the slopes.
+    /// Positions of the first query and the first key of sequence `b`, from which a bias by slopes takes its
+    /// distances.
     pub fn positions(&self, b: usize, of: &SequenceRows) -> (usize, usize) {
-        // Farther keys weigh nothing in any case, and sums with their positions do not overflow.
+        // Keys farther away have no weight in any case, and sums of positions up to this bound do not overflow.
         const MOST: i64 = 1 << 40;
         match self.terms_of(b) {
             Some(terms) => {
@@ -238,7 +240,7 @@ impl AttentionProblem<'_> {
         }
         let byte = |element: i64| u64::try_from(element).unwrap_or(0);
         let mut bytes = described;
-        // Like sequences follow one another, so that none reaches farther than the first and the last of them.
+        // Sequences that are alike follow one another, so none reaches farther than the first and the last of them.
         let distinct = self.distinct_sequences().end;
         let last = (distinct..self.batch).next_back().map(|b| {
             let of = self.sequence(b, Padding::default());

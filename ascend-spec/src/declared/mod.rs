@@ -1,6 +1,6 @@
-//! Every declared operator in one list, and calls of whichever of them.
+//! Every declared operator in one list, and a type for a call of any of them.
 //!
-//! What works on calls of any operator, case files for one, asks this list and knows none of them by name.
+//! Code that works on calls of any operator, such as case files, uses this list and names no operator.
 
 mod not_an_argument;
 
@@ -11,7 +11,7 @@ use crate::operator::{Change, OwnedValue, ParameterInfo, Value, WrongKind};
 use crate::ops::for_each_operator;
 use crate::{Dims, OperatorVersion, Refusal, Target, TensorDesc, Unsupported, Violation};
 
-/// Makes [`DeclaredOperator`] and [`AnyArguments`] of the list of operators.
+/// Makes [`DeclaredOperator`] and [`AnyArguments`] from the list of operators.
 macro_rules! declared_operators {
     (
         cases { $($variant:ident: $($module:ident)::+, $name:literal, $page:expr;)* }
@@ -28,7 +28,7 @@ macro_rules! declared_operators {
             /// Every operator.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// Its name in case files.
+            /// The operator's name in case files.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
@@ -43,14 +43,14 @@ macro_rules! declared_operators {
                 }
             }
 
-            /// The version of this number, counted from 1.
+            /// Version `number` of the operator, counted from 1.
             pub fn version(self, number: u8) -> Option<OperatorVersion> {
                 match self {
                     $(Self::$variant => crate::$($module)::+::$variant::version(number).map(|version| version.info()),)*
                 }
             }
 
-            /// Its parameter of this number, counted from 0 in the operator's order.
+            /// Parameter `number` of the operator, counted from 0 in the operator's order.
             pub fn parameter(self, number: usize) -> Option<&'static ParameterInfo> {
                 match self {
                     $(Self::$variant => {
@@ -96,7 +96,7 @@ macro_rules! declared_operators {
             /// Gives a tensor to the parameter of this name, as the operator's own arguments do.
             ///
             /// # Errors
-            /// A name that is no tensor's. Nothing is changed.
+            /// An error for a name of no tensor parameter. Nothing is changed.
             pub fn set_tensor(&mut self, name: &str, tensor: T) -> Result<(), NotAnArgument> {
                 let operator = self.operator();
                 match self {
@@ -112,7 +112,7 @@ macro_rules! declared_operators {
                 Ok(())
             }
 
-            /// What is given to the parameter of this name, if that is no tensor.
+            /// The value of the parameter of this name, if the parameter is not a tensor.
             pub fn value(&self, name: &str) -> Option<Value<'_>> {
                 match self {
                     $(Self::$variant(of) => of.value(crate::$($module)::+::Parameter::from_name(name)?),)*
@@ -122,7 +122,8 @@ macro_rules! declared_operators {
             /// Gives a value to a parameter that is no tensor.
             ///
             /// # Errors
-            /// A name that is no parameter's; the parameter's kind, if the value is of another one. Nothing is changed.
+            /// An error for a name of no parameter, and for a value of another kind than the parameter's. Nothing is
+            /// changed.
             pub fn set_value(&mut self, name: &str, value: OwnedValue) -> Result<(), NotAnArgument> {
                 let operator = self.operator();
                 match self {
@@ -134,7 +135,7 @@ macro_rules! declared_operators {
                 }
             }
 
-            /// The same call with other tensors, if all of them can be made.
+            /// This call with other tensors: `tensor` makes each of them from the old one.
             ///
             /// # Errors
             /// The first error of `tensor`, after which no more tensors are made.
@@ -174,8 +175,8 @@ macro_rules! declared_operators {
                 }
             }
 
-            /// The call after changes of it, as a fix says them ([`Violation::changes`]). Those of parameters that the operator
-            /// does not have change nothing.
+            /// The call with the changes of a fix ([`Violation::changes`]) applied. A change of a parameter that the
+            /// operator does not have is ignored.
             ///
             /// # Errors
             /// A parameter's kind, if a value is of another one.
@@ -185,8 +186,8 @@ macro_rules! declared_operators {
                 })
             }
 
-            /// Gives a call the outputs that it lacks, as far as its inputs say what they are. What they do not say, the rows
-            /// of a gathered cache, is the shape that `expected` has for the output.
+            /// Gives a call the outputs that it lacks. An output whose shape the inputs do not imply, such as the
+            /// rows of a gathered cache, has the shape that `expected` returns.
             pub fn imply_outputs(&mut self, expected: &dyn Fn(&str) -> Option<Dims>) {
                 match self {
                     $(Self::$variant(of) => crate::$($module)::+::$variant::imply_outputs(of, expected),)*
@@ -203,8 +204,9 @@ macro_rules! declared_operators {
                 }
             }
 
-            /// The version, counted from 1, that the call goes to: the oldest that computes with every argument given and that
-            /// the product has in the release. Where it has none, one that the check refuses.
+            /// The version, counted from 1, that the call is checked for: the oldest that computes with every
+            /// argument given and that the product has in the release. Where there is none, this is a version that
+            /// the check refuses.
             pub fn oldest_on(&self, target: Target) -> u8 {
                 match self {
                     $(Self::$variant(of) => {
@@ -214,11 +216,11 @@ macro_rules! declared_operators {
                 }
             }
 
-            /// Checks what the call's tensors hold, as far as the operator takes it for indices: a call that is launched in
-            /// spite of an error leaves its tensors. `integers` gives the contents of a tensor of integers.
+            /// Checks the contents of tensors that the operator reads as indices: a call that is launched in spite of
+            /// an error accesses memory outside of its tensors. `integers` returns the contents of an integer tensor.
             ///
             /// # Errors
-            /// The broken rule or lint. Nothing is said of calls that the contract refuses.
+            /// The broken rule or lint. Calls that the contract refuses are not examined.
             pub fn check_contents(
                 &self,
                 version: u8,
@@ -245,17 +247,17 @@ impl DeclaredOperator {
         all.find(|operator| operator.name() == name)
     }
 
-    /// Its parameters, in its own order.
+    /// The operator's parameters, in its own order.
     pub fn parameters(self) -> impl Iterator<Item = &'static ParameterInfo> {
         (0..).map_while(move |number| self.parameter(number))
     }
 
-    /// Its parameter of this name in snake case.
+    /// The operator's parameter of this name in snake case.
     pub fn parameter_named(self, name: &str) -> Option<&'static ParameterInfo> {
         self.parameters().find(|parameter| parameter.name == name)
     }
 
-    /// Its versions, oldest first.
+    /// The operator's versions, oldest first.
     pub fn versions(self) -> impl Iterator<Item = OperatorVersion> {
         (1..).map_while(move |number| self.version(number))
     }
@@ -266,17 +268,17 @@ impl DeclaredOperator {
 pub struct AnyArgument {
     /// The parameter.
     pub parameter: &'static ParameterInfo,
-    /// The number in the list; 0 for what is no list.
+    /// The index in the list; 0 for a parameter that is not a list.
     pub index: usize,
 }
 
 impl<T> AnyArguments<T> {
-    /// The same attributes and arrays without tensors.
+    /// This call's attributes and arrays, without its tensors.
     pub fn attributes<U>(&self) -> AnyArguments<U> {
         let mut attributes = AnyArguments::new(self.operator());
         for parameter in self.operator().parameters() {
             if let Some(value) = self.value(parameter.name) {
-                // The same operator's parameter, and a value of its kind.
+                // This cannot fail: the parameter is this operator's own, and the value is of its kind.
                 let _ = attributes.set_value(parameter.name, value.into());
             }
         }

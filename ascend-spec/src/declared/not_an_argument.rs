@@ -1,10 +1,11 @@
-//! Why an operator does not take what is given to it by name.
+//! The error for arguments that an operator has no parameter for.
 
 use super::DeclaredOperator;
 use crate::operator::{ParameterInfo, WrongKind};
 use std::fmt;
 
-/// A name or a kind that an operator has no parameter of.
+/// The error for an argument by a name that the operator does not have, or of a kind that the parameter does not
+/// take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotAnArgument {
@@ -12,10 +13,10 @@ pub enum NotAnArgument {
     Unknown {
         /// The operator.
         operator: DeclaredOperator,
-        /// What stands for the parameter's name.
+        /// The name that was given.
         name: String,
     },
-    /// A tensor was given to a parameter that is none.
+    /// A tensor was given to a parameter that is not a tensor.
     NoTensor(WrongKind),
     /// A value was given to a parameter of another kind.
     WrongKind(WrongKind),

@@ -4,9 +4,9 @@
 /// `valueAntiquantMode`). The discriminant is CANN's number.
 ///
 /// B sequences, N key heads, S keys, D head dimension; a paged cache has `blocks` blocks of `block_size` tokens. The
-/// shapes are those of separate scales on Ascend 950, and on Atlas A2 and A3 with one query row a sequence; with several
-/// rows these want them without the leading 1. A refusal by [`FiaCall::check`](super::FiaCall::check) names the shapes
-/// that the call may have.
+/// shapes are those of separate scales on Ascend 950, and on Atlas A2 and A3 with one query row a sequence; with
+/// several rows Atlas A2 and A3 take them without the leading 1. A refusal by
+/// [`FiaCall::check`](super::FiaCall::check) names the shapes that the call may have.
 ///
 /// Source: aclnnFusedInferAttentionScore V2, parameter tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,9 +21,9 @@ pub enum AntiquantMode {
     PerTensorHead = 2,
     /// A scale for each token and head: FLOAT32 `[B, N, S]`.
     PerTokenHead = 3,
-    /// A scale for each place in a paged cache: FLOAT32 `[blocks, block_size]`.
+    /// A scale for each slot of a paged cache: FLOAT32 `[blocks, block_size]`.
     PerTokenPaged = 4,
-    /// A scale for each place and head in a paged cache: FLOAT32 `[blocks, N, block_size]`.
+    /// A scale for each slot and head of a paged cache: FLOAT32 `[blocks, N, block_size]`.
     PerTokenHeadPaged = 5,
     /// A scale for each token, head and 32 elements: FLOAT8_E8M0 `[1, B, N, S, D/32]`, for FLOAT4_E2M1 keys of Ascend 950.
     PerTokenGroup = 6,

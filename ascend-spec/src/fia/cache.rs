@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{DType, Dims};
 
-/// How a paged cache lies.
+/// The memory layout of a paged cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cache {
     /// `[blocks, block size, heads * dim]`.
@@ -16,9 +16,9 @@ pub enum Cache {
 }
 
 impl Cache {
-    /// Shape of a cache with `heads` key heads of `dim` elements; `None` where the sizes go into no such shape.
+    /// Shape of a cache with `heads` key heads of `dim` elements; `None` where the sizes do not fit the layout.
     ///
-    /// Eight INT4 lie in one element of INT32, along the last axis.
+    /// One element of INT32 holds eight INT4, along the last axis.
     ///
     /// ```
     /// use ascend_spec::DType;
@@ -59,7 +59,7 @@ impl Cache {
     }
 }
 
-/// The quotient where nothing is left over.
+/// The quotient, if the division leaves no remainder.
 fn exact(size: i64, by: i64) -> Option<i64> {
     (size.checked_rem(by)? == 0).then_some(size / by)
 }

@@ -1,4 +1,4 @@
-//! What a call of FusedInferAttentionScore says of itself.
+//! Limits and defaults of a call of FusedInferAttentionScore.
 
 use super::FiaCall;
 use crate::{Cann, DType, Target, TensorDesc};
@@ -28,9 +28,9 @@ impl<'a> FiaCall<'a> {
         }
     }
 
-    /// Whether the scales of an MXFP8 query lie by key heads, `[Nk, T, G, D/64, 2]`, or by rows, `[T, N, D/64, 2]`. The operator
-    /// admits both; CANN's documents choose by the rows of the longest sequence and the query heads of a key head, and the kernel
-    /// reads what they choose.
+    /// Whether the scales of an MXFP8 query are grouped by key heads, `[Nk, T, G, D/64, 2]`, or by rows, `[T, N,
+    /// D/64, 2]`. The operator admits both; CANN's documents choose by the rows of the longest sequence and the
+    /// number of query heads for each key head, and the kernel reads the form that they choose.
     pub fn mxfp8_query_by_key_heads(rows: i64, heads_of_key_head: i64) -> bool {
         rows.saturating_mul(heads_of_key_head) <= 80
     }
@@ -50,7 +50,7 @@ impl<'a> FiaCall<'a> {
         i64::from(self.sparse_mode as i32)
     }
 
-    /// The mask that counts: one without elements is as good as none.
+    /// The mask; `None` for one without elements, which counts as not given.
     pub fn mask(&self) -> Option<&TensorDesc> {
         self.atten_mask.as_ref().filter(|mask| !mask.is_empty())
     }

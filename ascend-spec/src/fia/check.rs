@@ -14,7 +14,7 @@ use crate::{Cann, DType, Level, Refusal, SparseMode, Target, TensorDesc, Violati
 impl<'a> FiaCall<'a> {
     /// Checks the call against the contract of `version` for `target`, and resolves it.
     ///
-    /// Allocates nothing unless it refuses. [`FiaCall::taken_by`] tells who takes a call that is refused.
+    /// Allocates nothing unless it refuses. [`FiaCall::taken_by`] finds a target that takes a refused call.
     ///
     /// # Errors
     /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this crate does not
@@ -27,8 +27,8 @@ impl<'a> FiaCall<'a> {
             })
     }
 
-    /// A violation whose changes have been tried: where the changed call breaks the rule again, or a changed call that broke
-    /// a lint is refused, the rule's own words take their place.
+    /// Tries the changes of a violation. They are dropped, and the fix is the rule's own, if the changed call breaks
+    /// the same rule again, breaks any rule where the violation is of a lint, or is unsupported.
     pub(super) fn tried(&self, mut of: Violation, version: Version, target: Target) -> Violation {
         if of.changes.is_empty() {
             return of;
@@ -50,16 +50,16 @@ impl<'a> FiaCall<'a> {
         of
     }
 
-    /// [`FiaCall::check`], with fixes as the rules say them.
+    /// As [`FiaCall::check`], but the changes of a fix are not tried.
     fn judged(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Refusal> {
         let facts = self.facts(version, target)?;
         if version == Version::V5 && target.cann == Cann::V9_1 && !target.is_950() {
-            // The API layer of this version and release looks at strides, whichever checks follow.
+            // The API layer of this version and release checks strides, whichever checks follow.
             unified::lists::contiguous(&facts)?;
         }
         let verdict = match facts.checker {
             Checker::Prefill => {
-                // A check before the path, which the older operator of the same path lacks.
+                // This check comes before the path; the older operator with the same path does not have it.
                 entry::several_rows(&facts)?;
                 prefill(&facts)
             }
@@ -70,8 +70,8 @@ impl<'a> FiaCall<'a> {
         Ok(resolve(&facts, verdict)?)
     }
 
-    /// What the prefill or the decode path says of the call, wherever FusedInferAttentionScore would send it: the older
-    /// operators have one of them each.
+    /// The verdict of the prefill or the decode path on the call, whichever path FusedInferAttentionScore would
+    /// choose: each of the older operators has one of the two paths.
     pub(crate) fn judge(&'a self, checker: Checker, target: Target) -> Result<Verdict, Refusal> {
         let facts = self.facts_by(Version::V1, target, Some(checker))?;
         match checker {
@@ -80,8 +80,8 @@ impl<'a> FiaCall<'a> {
         }
     }
 
-    /// What the call computes by a verdict of [`FiaCall::judge`], which may be that of another call: one whose head dimensions
-    /// are filled up, of the same work, mode and mask.
+    /// Resolves the call by a verdict of [`FiaCall::judge`]. The verdict may be that of another call with the same
+    /// work, mode and mask, whose head dimensions are padded.
     pub(crate) fn resolve_by(
         &'a self,
         verdict: Verdict,
@@ -92,7 +92,7 @@ impl<'a> FiaCall<'a> {
         Ok(resolve(&facts, verdict)?)
     }
 
-    /// First checks, and what the rest needs to know.
+    /// Runs the first checks, and collects the facts that the later ones need.
     pub(super) fn facts(&'a self, version: Version, target: Target) -> Result<Facts<'a>, Refusal> {
         self.facts_by(version, target, None)
     }
@@ -115,11 +115,11 @@ impl<'a> FiaCall<'a> {
         let forgotten = entry::Remainder::Forgotten;
         let dim = |desc: &TensorDesc| {
             if target.cann < Cann::V8_5 {
-                // Nothing asks.
+                // Before 8.5 no check reads it.
                 return 0;
             }
             let dim = match (self.block_table.is_some(), &desc.shape[..]) {
-                // The operator forgets the remainder.
+                // The operator drops the remainder.
                 (true, &[_, _, hidden]) if kv_heads > 0 => hidden / kv_heads,
                 (true, &[_, _, _, dim]) => dim,
                 (true, &[_, _, runs, _, run]) => runs.saturating_mul(run),
@@ -216,7 +216,7 @@ impl<'a> FiaCall<'a> {
             k: counted(cache, at.key).unwrap_or(none),
             v: match counted(value_cache, at.value) {
                 Some(of) => of,
-                // It forgets the remainder of the last axis.
+                // The split-fuse path drops the remainder of the last axis.
                 None if checker == Checker::SplitFuse => Extents {
                     dim: routing.value_dim,
                     ..none
@@ -248,7 +248,7 @@ fn prefill(f: &Facts<'_>) -> Result<Verdict, Refusal> {
         return Ok((Work::Nothing, unmasked.0, unmasked.1));
     }
     if !f.packed() && (f.k.dim, f.v.dim) != (f.q.dim, f.q.dim) {
-        // INT32 beside INT4 shows here first.
+        // INT32 beside INT4 is found here first.
         lists::dtypes(f)?;
         heads::equal_dims(f)?;
     }
@@ -351,7 +351,7 @@ fn split_fused(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     Ok((Work::Attend, mode, usage))
 }
 
-/// The unified checker: what is given, then each feature, then all of it together.
+/// Checks by the unified checker: what is given, then each feature, then all of it together.
 fn checked_as_one(f: &Facts<'_>) -> Result<Verdict, Refusal> {
     use unified::{features, form, lengths, lists, masks, output, pages, quant, rope};
     let nothing = |work| Ok((work, SparseMode::DefaultMask, MaskUse::None));

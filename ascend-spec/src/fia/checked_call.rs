@@ -15,7 +15,7 @@ pub enum Route {
     Decode,
 }
 
-/// A call that holds every rule, and the computation that it asks for. Made by [`FiaCall::check`].
+/// A call that holds every rule, and the computation that it describes. Made by [`FiaCall::check`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CheckedCall<'a> {

@@ -15,7 +15,7 @@ pub enum Checker {
     Prefill,
     /// The path of one query row a sequence, and of the absorbed form.
     Decode,
-    /// The path of packed rows without rotary parts, which looks at little.
+    /// The path of packed rows without rotary parts, which checks little.
     SplitFuse,
     /// One checker for all calls of half precision, and for every call on Ascend 950.
     Unified,
@@ -43,7 +43,7 @@ impl Checker {
     ];
 }
 
-/// What the routing looks at.
+/// The properties of a call that decide which checker judges it.
 #[derive(Clone, Copy)]
 pub(super) struct Routing<'a> {
     pub(super) call: &'a FiaCall<'a>,
@@ -73,8 +73,8 @@ impl Routing<'_> {
         self.legacy(at)
     }
 
-    /// One query row a sequence in a layout that says so, without rotary parts: but on Ascend 950 the unified checker drops
-    /// what such a call says of mode, tokens and query.
+    /// Whether the call has one query row a sequence in a layout with a batch axis, and no rotary parts. The unified
+    /// checker ignores mode, tokens, query lengths and query padding of such calls, except on Ascend 950.
     pub(super) fn one_row(&self) -> bool {
         matches!(self.layout, Layout::Bsh | Layout::Bsnd | Layout::Bnsd)
             && self.q.rows == 1
@@ -82,7 +82,8 @@ impl Routing<'_> {
             && self.call.query_rope.is_none()
     }
 
-    /// Decode over an NZ cache of INT8 keys looks at lengths and table before it knows that they are there.
+    /// Refuses null pointers in decode over an NZ cache of INT8 keys, which reads lengths and block table before
+    /// checking that they are given.
     pub(super) fn null_lengths(&self) -> Result<(), Refusal> {
         let call = self.call;
         let read = self.layout == Layout::Tnd
@@ -187,7 +188,7 @@ impl Routing<'_> {
         let bs = call.block_size;
         let cache = !paged
             || match self.key.shape[..] {
-                // Blocks of 128 rows alone leave the unified checker.
+                // Only caches with blocks of 128 rows leave the unified checker.
                 [_, _, _] if cann == Cann::V8_5 && self.as_one() => bs == 128,
                 [_, _, _] => bs % 16 == 0 && bs <= 512,
                 [_, _, _, _, c] => {
@@ -258,7 +259,7 @@ impl Routing<'_> {
         common || dims == (512, 64, 512) || (!classic && !wide)
     }
 
-    /// Single rows that stay with the decode path because its kernels are faster there.
+    /// Whether single rows stay with the decode path, whose kernels are faster for them.
     fn kept_single(&self) -> bool {
         let call = self.call;
         let prefix = call.key_shared_prefix.is_some() || call.value_shared_prefix.is_some();

@@ -1,13 +1,13 @@
-//! Which heads the operator takes, asked before there is a call.
+//! Which heads the operator takes, checked before there is a call.
 
 use super::{FiaCall, Version};
 use crate::layout::Extents;
 use crate::{DType, Layout, Refusal, Target, TensorDesc};
 
-/// The heads of a model, and how calls would bring them: a question to the contract that needs no tensors.
+/// The heads of a model, with the layout and the dtype of its calls, for checks that need no tensors.
 ///
-/// The answer is that of the rules for the plainest call with these heads, one sequence without a mask. Other arguments
-/// (a cache, sinks, quantisation) bring rules of their own.
+/// The answer is that of the rules for the plainest call with these heads, one sequence without a mask. Other
+/// arguments (a cache, sinks, quantisation) have rules of their own.
 ///
 /// ```
 /// use ascend_spec::fia::{HeadShape, Version};
@@ -36,12 +36,12 @@ pub struct HeadShape {
     pub query_dim: i64,
     /// Elements of a value's head.
     pub value_dim: i64,
-    /// Query rows of a sequence: 1 asks for decoding, more for prefill.
+    /// Query rows of a sequence: 1 for decoding, more for prefill.
     pub rows: i64,
 }
 
 impl HeadShape {
-    /// As many key heads as query heads, all of one size, in prefill.
+    /// Heads for prefill, with as many key heads as query heads and `head_dim` elements in each.
     pub fn new(layout: Layout, dtype: DType, heads: i64, head_dim: i64) -> Self {
         Self {
             layout,
@@ -54,8 +54,8 @@ impl HeadShape {
         }
     }
 
-    /// Whether the operator takes them. What it takes and then misreads, such as packed query heads that are no multiple of
-    /// the key heads, is found by the lints of the call.
+    /// Checks whether the operator takes these heads. The lints of a call find heads that the operator takes and then
+    /// misreads, such as packed query heads that are no multiple of the key heads.
     ///
     /// # Errors
     /// The rule that they break, as a call with them would.
@@ -88,8 +88,8 @@ impl HeadShape {
         call.check(version, target).map(drop)
     }
 
-    /// The least heads that the operator takes and that hold these when filled up with zeros: themselves, or head
-    /// dimensions of a multiple of 16. `None` if padding does not help.
+    /// The smallest heads that the operator takes and that have room for these, padded with zeros: these heads
+    /// themselves, or ones whose dimensions are multiples of 16. `None` if padding does not help.
     ///
     /// Zeros at the end of query and key change no score, so the scale stays that of the heads as they were; those at the
     /// end of the value come out as zeros.

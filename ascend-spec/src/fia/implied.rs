@@ -6,10 +6,10 @@ use crate::{DType, Layout, Target, TensorDesc};
 
 impl FiaCall<'_> {
     /// Descriptions of `attentionOut` and, if the call writes it, `softmaxLse`, as they follow from inputs and
-    /// attributes, whatever the call says of its outputs.
+    /// attributes, whatever outputs the call has.
     ///
-    /// Where a wrong call implies no output shape, the output has the query's: a check then names what is wrong rather
-    /// than a missing output. What no memory could hold is left out.
+    /// Where a wrong call implies no output shape, the output has the query's: a check then reports what is wrong
+    /// rather than a missing output. An output that no memory could hold is left out.
     ///
     /// ```
     /// use ascend_spec::fia::FiaCall;
@@ -41,15 +41,15 @@ impl FiaCall<'_> {
         )
     }
 
-    /// Whether `softmaxLse` of a call with a learnable sink is known to count the sink, as the maximum and the denominator of
-    /// its softmax do: on Ascend 950. Of other products nothing is documented, so that results with sinks are no parts to be
-    /// merged by their log-sum-exps there.
+    /// Whether `softmaxLse` of a call with a learnable sink is known to include the sink, as the maximum and the
+    /// denominator of its softmax do: true on Ascend 950. For other products nothing is documented, so partial
+    /// results with sinks cannot be merged there by their log-sum-exps.
     pub fn lse_counts_sink(target: Target) -> bool {
         target.is_950()
     }
 
-    /// INT8 with an output quantisation; with a quantised query the type of its rotary part, or FLOAT16; else the
-    /// query's.
+    /// The output's type: INT8 with an output quantisation; with a quantised query the type of its rotary part, or
+    /// FLOAT16; else the query's.
     fn output_dtype(&self) -> DType {
         let dtype = |tensor: &Option<TensorDesc>| tensor.map(|tensor| tensor.dtype);
         if self.quant_scale2.is_some() {
@@ -91,7 +91,7 @@ impl FiaCall<'_> {
             layout.input().extents(&value.shape, heads)?.dim
         };
         match value.dtype {
-            // Eight INT4 in each.
+            // Each INT32 holds eight INT4.
             DType::Int32 => dim.checked_mul(8),
             _ => Some(dim),
         }

@@ -1,5 +1,5 @@
-//! Where the scales of MXFP8 lie: one for 32 elements along the head dimension of query and key, and along the tokens of
-//! the value, in pairs.
+//! Where the scales of MXFP8 are in memory: one for 32 elements along the head dimension of query and key, and along
+//! the tokens of the value, in pairs.
 
 use super::rules::Facts;
 use super::{Cache, FiaCall};
@@ -10,7 +10,7 @@ use crate::{TensorDesc, View};
 const GROUP: i64 = FiaCall::MXFP8_GROUP;
 /// Elements that share a pair of scales.
 pub(super) const PAIR: i64 = 2 * GROUP;
-/// Rows or elements that lie side by side in the scales of an NZ cache.
+/// Rows or elements that are contiguous in the scales of an NZ cache.
 pub(super) const LANES: i64 = 16;
 
 /// Scales of the query, `[T, N, D/64, 2]`, or grouped by key heads, `[Nk, T, G, D/64, 2]`.

@@ -1,4 +1,4 @@
-//! Whether other releases take a call, and compute the same of it.
+//! Whether other releases take a call, and compute the same result.
 
 use super::rules::lints::portable::{MEANING, REFUSED};
 use super::{CheckedCall, FiaCall, Version};
@@ -7,11 +7,11 @@ use crate::rule::broken;
 use crate::{Cann, Refusal, Soc, Target, Violation};
 
 impl FiaCall<'_> {
-    /// Calls `report` with what releases of `target`'s product from `since` on would make of the call other than
-    /// `target`'s own: the rule by which one refuses it, what one computes otherwise, or a lint that it breaks there
-    /// alone, such as an ignored argument.
+    /// Calls `report` for each way in which another release of `target`'s product, from `since` on, treats the call
+    /// differently from `target`: the rule by which it refuses the call, what it computes otherwise, or a lint that
+    /// the call breaks there alone, such as an ignored argument.
     ///
-    /// A call that `target` refuses is reported to be refused there. What a release takes and this crate does not
+    /// A call that `target` refuses is reported as refused there. A call that a release takes and this crate does not
     /// compute is not compared.
     ///
     /// ```
@@ -65,9 +65,9 @@ impl FiaCall<'_> {
         }
     }
 
-    /// Who takes a call that `target` refuses: the oldest newer release of its product, or else another product with the
-    /// oldest release from `target`'s on. Taken is what breaks no rule there, and no lint but the `allowed` ones, in the
-    /// oldest version of the operator from `at_least` on.
+    /// Finds a target that takes a call that `target` refuses: the oldest newer release of its product, or else
+    /// another product with the oldest release from `target`'s on. A target takes a call that breaks no rule there,
+    /// and no lint but the `allowed` ones, in the oldest version of the operator from `at_least` on.
     ///
     /// ```
     /// use ascend_spec::fia::{FiaCall, Version};
@@ -148,7 +148,7 @@ fn compare(own: &CheckedCall<'_>, other: &CheckedCall<'_>, report: &mut dyn FnMu
     });
 }
 
-/// In what two readings of one call differ.
+/// How two readings of one call differ.
 fn difference(own: &CheckedCall<'_>, other: &CheckedCall<'_>) -> Option<&'static str> {
     let (a, b) = (&own.problem, &other.problem);
     if a.work != b.work {
@@ -166,7 +166,7 @@ fn difference(own: &CheckedCall<'_>, other: &CheckedCall<'_>) -> Option<&'static
     }
     let sequence = |p: &AttentionProblem<'_>, at| (p.q_len(at), p.kv_len(at));
     let padded = |p: &AttentionProblem<'_>| (p.query_padding.is_some(), p.key_padding.is_some());
-    // The lengths that the two read are the same arrays.
+    // Both readings have the lengths from the same arrays.
     let both = || a.distinct_sequences();
     if both().any(|at| sequence(a, at) != sequence(b, at)) || padded(a) != padded(b) {
         return Some("lengths of sequences");
@@ -194,7 +194,7 @@ fn difference(own: &CheckedCall<'_>, other: &CheckedCall<'_>) -> Option<&'static
     None
 }
 
-/// What is read of a mask tensor: element, and the strides of the axes that are walked.
+/// The elements of a mask tensor that are read: the first one, and the strides of the axes that are walked.
 fn mask(p: &AttentionProblem<'_>) -> Option<[i64; 4]> {
     match p.mask {
         MaskUse::Full(mask) => {

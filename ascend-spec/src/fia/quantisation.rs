@@ -8,7 +8,7 @@ use crate::{Axes, TensorDesc, View};
 /// Elements of a token that share a scale in [`AntiquantMode::PerTokenGroup`].
 const GROUP: i64 = 32;
 
-/// The view of a grid with one entry for everything.
+/// The view of a grid with one entry for all elements.
 fn scalar(offset: i64) -> View {
     View {
         offset,
@@ -74,7 +74,7 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<ScaleOffset> {
         of /= 2;
         first = of * half;
     }
-    // The operator holds the shape of merged mode 2 against that of mode 0.
+    // The operator checks the shape of merged mode 2 as that of mode 0.
     let mode = if merged && mode == 2 { 0 } else { mode };
     let value_dim = output::value_dim(f);
     let (n, d) = (f.kv_heads, if half == 0 { f.q.dim } else { value_dim });

@@ -9,15 +9,15 @@ use crate::attention_problem::{
 };
 use crate::{DType, SparseMode, TensorDesc, Unsupported, View};
 
-/// What is to be done, with the mode in force and the use of the mask.
+/// The work to do, the mode in force and the use of the mask.
 pub(crate) type Verdict = (Work, SparseMode, MaskUse);
 
 /// Resolves a call whose verdict is known.
 ///
 /// # Errors
-/// [`Unsupported`] for calls that the operator leaves unchecked and that hold together too little to compute: a scale
-/// that its mode's grid outgrows, a position bias of another shape, caches of key and value that differ in their axes.
-/// Scales of single tokens with a shared prefix, and prefixes of INT32.
+/// [`Unsupported`] for calls that the operator leaves unchecked and that are too inconsistent to compute: a scale
+/// that is smaller than its mode's grid, a position bias of another shape, caches of key and value with different
+/// axes. Also for scales of single tokens with a shared prefix, and for prefixes of INT32.
 pub(super) fn resolve<'a>(f: &Facts<'a>, verdict: Verdict) -> Result<CheckedCall<'a>, Unsupported> {
     Ok(CheckedCall {
         call: f.call,
@@ -45,7 +45,7 @@ fn problem<'a>(
         false => TensorDesc::packed(f.out.dtype, shape),
     };
     let out = match f.checker {
-        // It has not looked at the output's dtype, and writes the query's.
+        // This path has not checked the output's dtype, and writes the query's.
         Checker::SplitFuse => TensorDesc {
             dtype: f.query.dtype,
             ..out
@@ -113,7 +113,7 @@ fn problem<'a>(
             feature: "a shared prefix (keySharedPrefix) of INT32",
         });
     }
-    // One row over quantised keys sees them all, wherever the query's padding puts it.
+    // A single row over quantised keys sees them all, wherever the query's padding puts it.
     let sees_all = f.target.is_950() && f.kind() == Kind::Antiquant && f.most_rows() == 1;
     let pads_query = f.prefill() && call.query_padding_size.is_some() && !f.packed() && !sees_all;
     let small = |role, desc: &TensorDesc| SmallTensor::new(role, desc, DType::Int64);
@@ -136,7 +136,7 @@ fn problem<'a>(
     }
     if pse::slopes(call, f.target) {
         if problem.prefix.is_some() {
-            // Which positions its keys have is written nowhere.
+            // Which positions the prefix's keys have is not documented.
             return Err(Unsupported {
                 feature: "slopes as position bias (pseType 2 and 3) with a shared prefix (keySharedPrefix)",
             });
@@ -148,7 +148,7 @@ fn problem<'a>(
         });
     } else if let Some(pse) = pse::read(f) {
         if f.packed() && pse.dtype != f.query.dtype {
-            // No check has looked at it.
+            // No check has looked at the dtype of the bias.
             return Err(Unsupported {
                 feature: "a position bias (pseShift) of packed rows in another dtype than the query's",
             });
@@ -190,7 +190,7 @@ fn problem<'a>(
     if problem.prefix.is_some()
         && (by_token(&problem.key_quantisation) || by_token(&problem.value_quantisation))
     {
-        // Which of them belong to the prefix is written nowhere.
+        // Which of the scales belong to the prefix is not documented.
         return Err(Unsupported {
             feature: "scales of single tokens with a shared prefix (keySharedPrefix)",
         });
@@ -199,9 +199,9 @@ fn problem<'a>(
     Ok(problem)
 }
 
-/// Whether rows whose keys the mask tensor hides all are written as 0: with `inner_precise` 2 and 3, and on Ascend 950
-/// also in latent attention, and in mode 0 with padding or where tokens leave a row without keys. Elsewhere the operator's
-/// additive masking makes them the mean of the values.
+/// Whether a row is written as 0 if the mask tensor hides all its keys: with `inner_precise` 2 and 3, and on Ascend
+/// 950 also in latent attention, and in mode 0 with padding or where tokens leave a row without keys. Elsewhere the
+/// operator's additive masking makes such a row the mean of the values.
 fn zeroes_masked_rows(f: &Facts<'_>, problem: &AttentionProblem<'_>) -> bool {
     if f.call.inner_precise & 2 != 0 {
         return true;
@@ -276,7 +276,7 @@ fn quantised(f: &Facts<'_>, problem: &mut AttentionProblem<'_>) -> Result<(), Un
     Ok(())
 }
 
-/// Refuses paged caches that the operator does not check and the place of whose elements is not known.
+/// Refuses paged caches that the operator does not check and whose elements cannot be located.
 fn fitting(f: &Facts<'_>) -> Result<(), Unsupported> {
     if !f.paged() {
         return Ok(());
@@ -318,18 +318,18 @@ fn keys(f: &Facts<'_>, value_dim: i64) -> KeyValue {
             .as_ref()
             .filter(|_| f.rope())
             .map(|rope| Rows {
-                // INT32 is no pack of INT4 here.
+                // INT32 does not stand for packed INT4 here.
                 dtype: rope.dtype,
                 ..one(rope, 64)
             }),
     }
 }
 
-/// Rows of a paged cache. A cache that does not have the shape that its arguments imply is read as if it had.
+/// Rows of a paged cache. A cache of another shape than its arguments imply is read as if it had the implied shape.
 fn cached(f: &Facts<'_>, cache: Cache, desc: &TensorDesc, dim: i64) -> Rows {
     let (n, bs) = (f.kv_heads, f.call.block_size);
     let dtype = super::rules::unpacked(desc.dtype);
-    // Ascend 950 cuts quantised keys of a half-precision query as if they were of half precision, too.
+    // Ascend 950 groups the elements of quantised keys as if they had the half-precision type of their query.
     let halves = f.target.is_950() && f.kind() == Kind::Antiquant;
     let lanes = match cache {
         Cache::Nz if halves => 16,
@@ -395,7 +395,7 @@ fn pages(f: &Facts<'_>) -> Option<Pages> {
     })
 }
 
-/// The shared prefix, at which the split-fuse path does not look.
+/// The shared prefix, which the split-fuse path ignores.
 fn shared_prefix(f: &Facts<'_>) -> Option<Prefix> {
     if f.checker == Checker::SplitFuse {
         return None;

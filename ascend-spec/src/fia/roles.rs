@@ -34,7 +34,7 @@ impl Argument {
             TensorRole::OutputOffset => Parameter::QuantOffset2,
             TensorRole::Output => Parameter::AttentionOut,
             TensorRole::LogSumExp => Parameter::SoftmaxLse,
-            // The operator has no such argument: a key that no list holds.
+            // The operator has no such argument, so this is a key beyond every list.
             TensorRole::DropMask | TensorRole::SoftmaxMax | TensorRole::SoftmaxSum => {
                 return Argument::element(Parameter::Key, usize::MAX);
             }

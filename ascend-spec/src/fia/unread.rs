@@ -1,11 +1,12 @@
-//! Calls that are only measured: `GetMaxWorkspaceSize` tells the operator which length arrays there are, not what they hold.
+//! Calls that are only measured: `GetMaxWorkspaceSize` passes the operator the presence of each length array, not its
+//! contents.
 
 use super::rules::packed;
 use super::{Checker, FiaCall, Version};
 use crate::rule::require;
 use crate::{Refusal, Target};
 
-/// Arrays that stand for those of a measured call: as many entries, of values that the rules on values hold with.
+/// Arrays that stand for those of a measured call: with as many entries, and with values that hold the rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UnreadLengths {
@@ -18,9 +19,9 @@ pub struct UnreadLengths {
 }
 
 impl FiaCall<'_> {
-    /// The arrays with which a measured call is checked. Whatever the call's own hold, no rule on values, masks or block
-    /// tables refuses these for their values, since the operator does not see them: packed rows are shared out evenly, all
-    /// else is 0.
+    /// The arrays with which a measured call is checked. The operator does not see the contents of the call's own
+    /// arrays, so these hold values that no rule on values, masks or block tables refuses: the ends of evenly
+    /// distributed packed rows, otherwise 0.
     ///
     /// # Errors
     /// The broken rule, if the release measures no such call, or if tensors and attributes alone break one.
@@ -54,7 +55,7 @@ impl FiaCall<'_> {
     }
 }
 
-/// Ends of so many sequences, none of which has over a row more than another.
+/// Ends of `sequences` sequences over `rows` rows, whose lengths differ by at most one.
 fn shared_out(rows: i64, sequences: usize) -> Vec<i64> {
     let count = i128::try_from(sequences).unwrap_or(i128::MAX).max(1);
     let end = |b: i128| i64::try_from(i128::from(rows) * b / count).unwrap_or(rows);

@@ -1,4 +1,4 @@
-//! Versions of FusedInferAttentionScore, which one a call needs, and what entry points answer before they look at it.
+//! Versions of FusedInferAttentionScore, which one a call needs, and what entry points check before any argument.
 
 use crate::Cann::{V8_1, V8_5, V9_0};
 use crate::fia::rules::entry::entry_point;
@@ -40,7 +40,7 @@ impl Version {
         exported.unwrap_or(Version::V1)
     }
 
-    /// What the entry points answer before they look at any argument: those before V5 refuse Ascend 950 where it is known.
+    /// What the entry points check before any argument: those before V5 refuse Ascend 950 in releases that know it.
     ///
     /// # Errors
     /// The broken rule.
@@ -48,8 +48,8 @@ impl Version {
         entry_point(self, target)
     }
 
-    /// The version that a call goes to: the oldest, `at_least` one, that can express it and that the product has in the
-    /// release. Where it has none, the oldest that can express it, which the check refuses.
+    /// The version that a call is made with: the oldest one from `at_least` on that can express it and that the
+    /// product has in the release. Where there is none, the oldest that can express it, which the check refuses.
     pub fn oldest_on(call: &FiaCall<'_>, at_least: Version, target: Target) -> Version {
         let oldest = Version::oldest_for(call).max(at_least);
         let able = |version: &Version| *version >= oldest && version.runs_on(target);
@@ -60,7 +60,7 @@ impl Version {
     pub fn oldest_for(call: &FiaCall<'_>) -> Version {
         let int32 = |list: &[TensorDesc]| list.iter().any(|desc| desc.dtype == DType::Int32);
         let oldest = match Parameter::oldest_version(call.given()) {
-            // Only from V2 on are they eight INT4 each.
+            // Only from V2 on does INT32 stand for eight INT4 each.
             1 if int32(call.key) || int32(call.value) => 2,
             oldest => oldest,
         };

@@ -1,15 +1,15 @@
-//! A mask as a map of blocks: which a kernel computes whole, which with a mask, which it leaves out.
+//! A mask as a map of blocks: which ones a kernel computes whole, computes with a mask, or leaves out.
 
 use super::{Tile, Visibility, tile_row};
 use std::fmt;
 use std::num::NonZeroU64;
 use std::ops::Range;
 
-/// A mask cut into blocks of so many rows and keys, each [full](Tile::All), [partial](Tile::Mixed) or
+/// A mask cut into blocks of `height` rows and `width` keys, each [full](Tile::All), [partial](Tile::Mixed) or
 /// [empty](Tile::None).
 ///
-/// It is asked of the formula, row of blocks by row of blocks: the mask itself is nowhere. The last blocks have the rows
-/// and keys that are left.
+/// The map is computed from the mask's formula, one row of blocks at a time: the mask itself is never stored. The
+/// last blocks have the rows and keys that are left.
 ///
 /// ```
 /// use ascend_spec::geometry::{BlockMap, TriangleMix, TrianglePart, TriangleRows};
@@ -34,11 +34,11 @@ pub struct BlockMap<'a, V: ?Sized> {
 /// How many blocks of a mask there are of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BlockCounts {
-    /// Blocks of which every row sees every key: computed without a mask.
+    /// Blocks in which every row sees every key: computed without a mask.
     pub full: u128,
-    /// Blocks of which some rows see some keys: computed with a mask.
+    /// Blocks in which some rows see some keys: computed with a mask.
     pub partial: u128,
-    /// Blocks of which no row sees a key: left out.
+    /// Blocks in which no row sees a key: left out.
     pub empty: u128,
 }
 
@@ -63,24 +63,24 @@ impl BlockCounts {
     }
 }
 
-/// Neighbouring blocks of one row of blocks that are alike.
+/// Neighbouring blocks of the same kind in one row of blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockRun {
-    /// Which row of blocks.
+    /// Index of the row of blocks.
     pub row: u64,
-    /// Which blocks of it, from the first to behind the last.
+    /// The blocks in this row of blocks, from the first to the one after the last.
     pub blocks: Range<u64>,
-    /// How each of them stands.
+    /// The kind of each of these blocks.
     pub tile: Tile,
 }
 
 impl<'a, V: Visibility + ?Sized> BlockMap<'a, V> {
-    /// Blocks of `side` rows and keys.
+    /// Cuts `of` into blocks of `side` rows and keys.
     pub const fn new(of: &'a V, side: NonZeroU64) -> Self {
         Self::of_sides(of, side, side)
     }
 
-    /// Blocks of `height` rows and `width` keys.
+    /// Cuts `of` into blocks of `height` rows and `width` keys.
     pub const fn of_sides(of: &'a V, height: NonZeroU64, width: NonZeroU64) -> Self {
         Self { of, height, width }
     }
@@ -90,12 +90,12 @@ impl<'a, V: Visibility + ?Sized> BlockMap<'a, V> {
         self.of.q_len().div_ceil(self.height.get())
     }
 
-    /// Number of blocks of each of these rows.
+    /// Number of blocks in each row of blocks.
     pub fn columns(&self) -> u64 {
         self.of.kv_len().div_ceil(self.width.get())
     }
 
-    /// How a block stands; one that does not exist is [`Tile::None`].
+    /// The kind of a block; [`Tile::None`] for one that does not exist.
     pub fn tile(&self, row: u64, column: u64) -> Tile {
         if row >= self.rows() || column >= self.columns() {
             return Tile::None;
@@ -104,7 +104,7 @@ impl<'a, V: Visibility + ?Sized> BlockMap<'a, V> {
         self.of.tile(rows, tile_row::block(column, self.width))
     }
 
-    /// The blocks of one row of blocks, from the first key on, neighbours that are alike together.
+    /// The blocks of one row of blocks, from the first key on, with neighbours of the same kind as one run.
     pub fn row(&self, row: u64) -> Vec<BlockRun> {
         let mut runs = Vec::new();
         if row < self.rows() {
@@ -120,7 +120,7 @@ impl<'a, V: Visibility + ?Sized> BlockMap<'a, V> {
         self.of.each_tile(rows, self.width, visit);
     }
 
-    /// All blocks, row of blocks by row of blocks, neighbours that are alike together.
+    /// All blocks, one row of blocks after another, with neighbours of the same kind as one run.
     pub fn runs(&self) -> impl Iterator<Item = BlockRun> + '_ {
         (0..self.rows()).flat_map(|row| self.row(row))
     }
@@ -172,7 +172,7 @@ mod tests {
         NonZeroU64::new(of).unwrap()
     }
 
-    /// Compares everything a map says with the predicate, cell by cell.
+    /// Compares every answer of a map with the predicate, cell by cell.
     fn follows<V: Visibility>(of: &V, (height, width): (u64, u64)) -> Result<(), TestCaseError> {
         let map = BlockMap::of_sides(of, nonzero(height), nonzero(width));
         let (rows, keys) = (of.q_len(), of.kv_len());

@@ -5,8 +5,8 @@ use super::region::Region;
 use super::tokens::FAR;
 use crate::{Dims, SparseMode};
 
-/// A mask template. The operator reads the mask of a tile of the scores out of it, at a place that depends on where the
-/// tile lies to the diagonal: so one template serves every length and window.
+/// A mask template. The operator reads the mask of a tile of scores from it, at a position that depends on the tile's
+/// distance from the diagonal: so one template serves every length and window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CompressedMask {
@@ -23,7 +23,7 @@ impl CompressedMask {
     /// Columns of every template, and rows of its causal part.
     const SIDE: u64 = SparseMode::COMPRESSED_MASK_SIZE as u64;
 
-    /// The most rows and keys of a tile that can be read out of a template.
+    /// The most rows and keys of a tile that can be read from a template.
     pub const TILE: u64 = Self::SIDE / 2;
 
     /// Rows and columns.
@@ -45,7 +45,7 @@ impl CompressedMask {
         }
     }
 
-    /// The template as a mask of its own: what it shows is 0 in it.
+    /// The template as a mask of its own, in which rows see the keys where it is 0.
     pub fn geometry(self) -> MaskGeometry {
         let [rows, columns] = match self {
             CompressedMask::Causal => [Self::SIDE, Self::SIDE],
@@ -68,9 +68,9 @@ impl CompressedMask {
         })
     }
 
-    /// Row and column of the template at which the mask `key > row + bound` begins for a tile whose first row and key are
-    /// given. Rows and keys count within the sequence; the tile has at most [`CompressedMask::TILE`] of each. For the
-    /// lower bound of a band the operator reads the same mask for `bound = low - 1` and turns it over.
+    /// Row and column of the template at which the mask `key > row + bound` begins for a tile with this first row and
+    /// key. Rows and keys count within the sequence; the tile has at most [`CompressedMask::TILE`] of each. For the
+    /// lower bound of a band the operator reads the same mask for `bound = low - 1` and inverts it.
     pub fn causal_origin(first_row: u64, first_key: u64, bound: i64) -> (u64, u64) {
         let ahead = i128::from(first_key) - i128::from(first_row) - i128::from(bound);
         let within = |distance: i128| {
@@ -79,8 +79,8 @@ impl CompressedMask {
         (within(-ahead), within(ahead))
     }
 
-    /// Row and column of [`CompressedMask::Prefix`] at which the mask `key >= prefix` begins for a tile whose first key is
-    /// given. What a row sees in mode 6 is what this mask or the causal one shows.
+    /// Row and column of [`CompressedMask::Prefix`] at which the mask `key >= prefix` begins for a tile with this
+    /// first key. In mode 6 a row sees a key that this mask or the causal one shows.
     pub fn prefix_origin(first_key: u64, prefix: u64) -> (u64, u64) {
         let left = prefix.saturating_sub(first_key).min(Self::TILE);
         (Self::SIDE, Self::TILE - left)

@@ -1,11 +1,11 @@
-//! Context parallelism in decoding: the keys of a sequence are dealt out to ranks, and each rank masks its own.
+//! Context parallelism in decoding: the keys of a sequence are distributed over ranks, and each rank masks its own.
 
 use super::visibility::run;
 use super::{Tile, Visibility};
 use std::num::NonZeroU64;
 use std::ops::Range;
 
-/// How the keys of every sequence are dealt out: runs of `interleave` keys go to the ranks in turn.
+/// How the keys of every sequence are distributed: runs of `interleave` keys go to the ranks in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContextShard {
     ranks: NonZeroU64,
@@ -23,7 +23,7 @@ impl ContextShard {
         })
     }
 
-    /// How many of the first `len` keys the rank has. Never negative, and the ranks' shares sum up to `len`.
+    /// How many of the first `len` keys the rank has. The ranks' shares sum up to `len`.
     pub fn local_len(&self, len: u64) -> u64 {
         let (ranks, run) = (self.ranks.get(), self.interleave.get());
         let whole = len / run / ranks * run;
@@ -31,17 +31,18 @@ impl ContextShard {
         whole + rest.saturating_sub(self.rank.saturating_mul(run)).min(run)
     }
 
-    /// What rows at all places below `end` see of the rank's keys, together: a key at place `p` is seen by `end - p`.
+    /// The number of the rank's keys that rows at all positions below `end` see, summed over the rows: a key at
+    /// position `p` is seen by `end - p` rows.
     fn seen_below(&self, end: u64) -> u128 {
         let wide = u128::from;
         let (end, run, rank) = (wide(end), wide(self.interleave.get()), wide(self.rank));
         let round = run * wide(self.ranks.get());
-        // Of `count` places from `first` on, one each `step`: the sum of what is behind them.
+        // The sum of `end - position` over `count` positions from `first` on, `step` apart.
         let behind = |first: u128, count: u128, step: u128| {
             count * end.saturating_sub(first) - step * (count * count.saturating_sub(1) / 2)
         };
         let (rounds, rest) = (end / round, end % round);
-        // Each of the whole rounds counts from its own run's first key; within a run keys are one apart.
+        // Each of the whole rounds counts from its own run's first key; keys within a run are one apart.
         let whole = match rounds {
             0 => 0,
             _ => run * behind(rank * run, rounds, round) - rounds * (run * (run - 1) / 2),
@@ -50,7 +51,7 @@ impl ContextShard {
         whole + behind(rounds * round + rank * run, part, 1)
     }
 
-    /// What the query rows behind `history` keys see of the rank's keys.
+    /// What `q_len` query rows after `history` keys see of the rank's keys.
     pub const fn rows(self, history: u64, q_len: u64) -> RankRows {
         RankRows {
             shard: self,
@@ -60,9 +61,9 @@ impl ContextShard {
     }
 }
 
-/// Rows of a decoding step (several with speculation) on one rank: row `i` stands at place `history + i` and sees the
-/// rank's keys up to there. A row for which the rank has no key sees nothing: its output is 0 and its log-sum-exp -inf,
-/// which a merge gives no weight.
+/// Rows of a decoding step (several with speculation) on one rank: row `i` is at position `history + i` and sees the
+/// rank's keys up to there. A row for which the rank has no key sees nothing: its output is 0 and its log-sum-exp
+/// -inf, so a merge gives it no weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RankRows {
     shard: ContextShard,
@@ -82,7 +83,7 @@ impl Visibility for RankRows {
         self.q_len
     }
 
-    /// The rank's keys, those of the rows among them.
+    /// Number of the rank's keys, those of the rows among them.
     fn kv_len(&self) -> u64 {
         self.shard
             .local_len(self.history.saturating_add(self.q_len))
@@ -97,7 +98,7 @@ impl Visibility for RankRows {
     /// In constant time.
     fn visible(&self) -> u128 {
         let end = self.history.saturating_add(self.q_len);
-        // Rows whose place no number has see what the last one with a place sees.
+        // Rows whose position exceeds the number type see what the last row with a position sees.
         let counted = end - self.history;
         let all = self.shard.seen_below(end) - self.shard.seen_below(self.history);
         all + u128::from(self.q_len - counted) * u128::from(self.kv_len())
@@ -136,7 +137,7 @@ mod tests {
             let mut total = 0;
             for rank in 0..ranks {
                 let of = shard(ranks, interleave, rank);
-                // Places of the rank's keys in the sequence.
+                // Positions of the rank's keys in the sequence.
                 let places: Vec<u64> = (0..history + q_len).filter(|p| p / interleave % ranks == rank).collect();
                 let mask = of.rows(history, q_len);
                 prop_assert_eq!(mask.kv_len(), places.len() as u64);

@@ -6,8 +6,8 @@ use super::{Tile, Visibility};
 use std::num::NonZeroU64;
 use std::ops::Range;
 
-/// Causal attention within chunks of fixed size, as in Llama 4: a row at place `p` sees the keys `p / chunk * chunk ..= p`.
-/// The last row stands at the last key.
+/// Causal attention within chunks of fixed size, as in Llama 4: a row at position `p` sees the keys `p / chunk *
+/// chunk ..= p`. The last row is at the position of the last key.
 ///
 /// ```
 /// use ascend_spec::Visibility;
@@ -26,7 +26,7 @@ pub struct LocalChunks {
     kv_len: u64,
 }
 
-/// The rows of a sequence that lie in one chunk, as a sequence of their own for an operator that knows no chunks: its mask
+/// The rows of a sequence that lie in one chunk, as a sequence of their own for an operator without chunks: its mask
 /// is causal from the lower right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VirtualSequence {
@@ -34,12 +34,12 @@ pub struct VirtualSequence {
     pub q_len: u64,
     /// Keys.
     pub kv_len: u64,
-    /// First key, counted in the whole sequence: a multiple of the chunk.
+    /// First key, counted in the whole sequence: a multiple of the chunk size.
     pub kv_start: u64,
 }
 
 impl LocalChunks {
-    /// Chunks for `q_len` rows, the last of which stands at the last of `kv_len` keys. Rows that would stand before the
+    /// Chunks for `q_len` rows, the last of which is at the position of the last of `kv_len` keys. Rows before the
     /// first key see nothing.
     pub const fn new(chunk: NonZeroU64, q_len: u64, kv_len: u64) -> Self {
         LocalChunks {
@@ -49,9 +49,9 @@ impl LocalChunks {
         }
     }
 
-    /// Place of row `i` among the keys, if it has one.
+    /// Position of row `i` among the keys, if it has one.
     fn place(&self, i: u64) -> Option<u64> {
-        // Places count back from the last row, which avoids a sign.
+        // Positions count back from the last row, which avoids a sign.
         let from_last = self.q_len.checked_sub(i)?;
         if from_last == 0 {
             return None;
@@ -63,7 +63,7 @@ impl LocalChunks {
         place - place % self.chunk
     }
 
-    /// The sequence cut at the chunks, first rows first.
+    /// The sequence cut at the chunk boundaries, first rows first.
     pub fn virtual_sequences(&self) -> impl Iterator<Item = VirtualSequence> + use<> {
         let of = *self;
         let mut next = of.kv_len.saturating_sub(of.q_len);
@@ -107,7 +107,7 @@ impl Visibility for LocalChunks {
 
     /// In constant time.
     fn visible(&self) -> u128 {
-        // A row at place `p` sees `p % chunk + 1` keys: what the rows at all places below `end` see.
+        // A row at position `p` sees `p % chunk + 1` keys: `below` sums this over all positions below `end`.
         let below = |end: u64| {
             let (whole, rest) = (end / self.chunk, end % self.chunk);
             steps(self.chunk.get()) * u128::from(whole) + steps(rest)
@@ -126,7 +126,7 @@ impl Visibility for LocalChunks {
         let (Some(first_place), Some(last_place)) = (self.place(first), self.place(last)) else {
             return Tile::None;
         };
-        // Both ends of what a row sees rise with the row.
+        // Both ends of the range that a row sees rise with the row.
         if last_place < keys.start || self.chunk_start(first_place) > keys.end - 1 {
             return Tile::None;
         }
@@ -152,11 +152,11 @@ impl Visibility for LocalChunks {
         let Some((first_place, last_place)) = places else {
             return tiles_of_spans(blocks, 0..0, 0..0, visit);
         };
-        // Each key from the first chunk's start to the last row's place is seen by the row at its place, or, before the
-        // first row, by that row.
+        // Each key from the first chunk's start to the last row's position is seen by the row at its position, or, if
+        // it is before the first row, by that row.
         let touched = self.chunk_start(first_place) / width..(last_place + 1).div_ceil(width.get());
         let full = match first == rows.start {
-            // Every row has a place, and sees the last row's chunk up to the first row's place.
+            // Every row has a position, and sees the last row's chunk up to the first row's position.
             true => {
                 let start = self.chunk_start(last_place).div_ceil(width.get());
                 let end = match first_place + 1 == self.kv_len {
@@ -201,7 +201,7 @@ mod tests {
             let local = local(chunk, q, kv);
             for i in 0..15u64 {
                 for j in 0..15u64 {
-                    // The row's place; negative for rows before the first key.
+                    // The row's position; negative for rows before the first key.
                     let p = i as i64 + kv as i64 - q as i64;
                     let want = i < q && j < kv && j as i64 <= p && j / chunk == p as u64 / chunk;
                     prop_assert_eq!(local.sees(i, j), want, "{} {}", i, j);

@@ -17,7 +17,7 @@ use std::ops::Range;
 pub struct MaskGeometry {
     q_len: i64,
     kv_len: i64,
-    /// Disjoint; the first `count` count.
+    /// Disjoint regions, of which the first `count` are used.
     regions: [Region; Runs::MAX],
     count: u8,
 }
@@ -63,7 +63,7 @@ impl MaskGeometry {
         Self::of(q_len, kv_len, |all| [all, Region::NOTHING, Region::NOTHING])
     }
 
-    /// A union of disjoint regions, made from the one that is everything. Those that have no cell are dropped.
+    /// A union of the disjoint regions that `regions` makes from the region of all cells. Empty regions are dropped.
     pub(super) fn of(
         q_len: u64,
         kv_len: u64,
@@ -135,8 +135,8 @@ impl MaskGeometry {
         }))
     }
 
-    /// The keys from the first to the last that row `i` sees; empty for rows that see none and for rows past the query
-    /// length. Where [`MaskGeometry::is_one_run`] holds it sees all of them.
+    /// The keys from the first to the last that row `i` sees; empty for rows that see none and for rows past the
+    /// query length. If [`MaskGeometry::is_one_run`], the row sees all keys of this range.
     pub fn row(&self, i: u64) -> Range<u64> {
         self.span(i..i.saturating_add(1))
     }
@@ -168,8 +168,8 @@ impl MaskGeometry {
         start as u64..end as u64
     }
 
-    /// How a block of rows and keys stands. Rows and keys that do not exist are left out of the question; a block
-    /// without any that do is [`Tile::None`]. Exact, in constant time.
+    /// The kind of a block of rows and keys. Rows and keys that do not exist are ignored; a block of only such ones
+    /// is [`Tile::None`]. Exact, in constant time.
     pub fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
         let (Some(rows), Some(keys)) = (self.clip(rows, self.q_len), self.clip(keys, self.kv_len))
         else {
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The definition of each mode, one line a mode; `shift` is key length less query length.
+    /// The definition of each mode, one line a mode; `shift` is the key length minus the query length.
     fn sees(
         mode: SparseMode,
         tensor: bool,
@@ -239,7 +239,7 @@ mod tests {
         }
     }
 
-    /// Asks a geometry everything about 13 rows and keys and compares with a definition.
+    /// Compares every answer of a geometry about 13 rows and keys with a definition.
     fn follows(
         geometry: MaskGeometry,
         (rows, keys): (Range<u64>, Range<u64>),

@@ -1,8 +1,8 @@
 //! Which keys a query row sees: the formulas of the sparse modes and of the masks that serving systems use.
 //!
 //! [`MaskGeometry`] is a union of at most three bands, which covers every sparse mode and the regions of
-//! [`TriangleMix`]; what is no band has a type of its own. All of them are [`Visibility`], which is what tensors and
-//! drawings are made of.
+//! [`TriangleMix`]; each mask that is no band has a type of its own. All of them implement [`Visibility`], from which
+//! tensors and drawings are made.
 
 mod block_map;
 mod compressed;

@@ -1,4 +1,4 @@
-//! A band within a rectangle, and how many of its cells lie in a block.
+//! A band within a rectangle, and how many of its cells are in a block.
 
 use super::Tile;
 use super::tokens::FAR;
@@ -20,7 +20,7 @@ impl Region {
         high: 0,
     };
 
-    /// Every cell of so many rows and keys.
+    /// Every cell of `q_len` rows and `kv_len` keys.
     pub(super) const fn all(q_len: i64, kv_len: i64) -> Self {
         Region {
             rows: (0, q_len),
@@ -30,8 +30,8 @@ impl Region {
         }
     }
 
-    /// The keys, first and end, from the first that a row of `first..=last` sees to the last that one of them sees. The
-    /// rows lie among the region's.
+    /// The keys, first and end, from the first to the last that any row of `first..=last` sees; empty is `(0, 0)`.
+    /// The rows are within the region's rows.
     fn hull(&self, first: i64, last: i64) -> (i64, i64) {
         let start = (first + self.low).max(self.keys.0);
         let end = (last + self.high).saturating_add(1).min(self.keys.1);
@@ -42,7 +42,8 @@ impl Region {
         }
     }
 
-    /// The same for rows `first..end` that need not be the region's; empty is `(0, 0)`.
+    /// The keys, first and end, from the first to the last that any row of `rows` sees; empty is `(0, 0)`. The rows
+    /// may exceed the region's.
     #[inline]
     pub(super) fn span(&self, rows: (i64, i64)) -> (i64, i64) {
         let (first, end) = (rows.0.max(self.rows.0), rows.1.min(self.rows.1));
@@ -63,7 +64,7 @@ impl Region {
         if start < end { (start, end) } else { (0, 0) }
     }
 
-    /// The verdict on a block that is not empty.
+    /// The kind of a block that is not empty.
     #[inline]
     pub(super) fn tile(&self, rows: (i64, i64), keys: (i64, i64)) -> Tile {
         let (i0, i1) = (rows.0.max(self.rows.0), rows.1.min(self.rows.1) - 1);
@@ -83,7 +84,7 @@ impl Region {
         }
     }
 
-    /// How many cells of a block the region has.
+    /// Number of cells that a block and the region share.
     pub(super) fn count(&self, rows: (i64, i64), keys: (i64, i64)) -> u128 {
         let (i0, i1) = (rows.0.max(self.rows.0), rows.1.min(self.rows.1));
         let (j0, j1) = (keys.0.max(self.keys.0), keys.1.min(self.keys.1));
@@ -91,7 +92,7 @@ impl Region {
             return 0;
         }
         let (rows, keys) = (i128::from(i1 - i0), i128::from(j1 - j0));
-        // Cells with `key - row <= bound`: row `i0 + t` has `first + t` of them, kept within 0 and `keys`.
+        // Number of cells with `key - row <= bound`: row `i0 + t` has `first + t` of them, clamped to 0 and `keys`.
         let upto = |bound: i64| {
             let first = i128::from(i0 + bound - j0 + 1);
             ramp(first + rows - 1, keys) - ramp(first - 1, keys)
@@ -100,7 +101,7 @@ impl Region {
         u128::try_from(count).unwrap_or(0)
     }
 
-    /// The rows, first and end, that see a key.
+    /// The rows, first and end, that see any key.
     pub(super) fn seeing(&self) -> (i64, i64) {
         if self.keys.0 >= self.keys.1 || self.low > self.high {
             return (0, 0);
@@ -111,7 +112,7 @@ impl Region {
     }
 }
 
-/// Sum of `v` kept within 0 and `most` over all `v <= x`.
+/// Sum over all `v <= x` of `v` clamped to 0 and `most`.
 fn ramp(x: i128, most: i128) -> i128 {
     if x <= 0 {
         0

@@ -15,7 +15,7 @@ impl Runs {
     /// Most runs of a row.
     pub const MAX: usize = 3;
 
-    /// Adds a run that begins at or behind the start of the last, and joins it to that if nothing lies between them.
+    /// Adds a run that does not begin before the last one, and joins the two if no key lies between them.
     fn push(&mut self, run: Range<u64>) {
         if run.is_empty() {
             return;
@@ -30,7 +30,7 @@ impl Runs {
         }
     }
 
-    /// Runs in any order, some of them empty, as this list.
+    /// This list from runs in any order, some of which may be empty.
     pub(super) fn of(mut runs: [Range<u64>; Runs::MAX]) -> Self {
         runs.sort_unstable_by_key(|run| run.start);
         let mut sorted = Runs::default();

@@ -5,16 +5,17 @@ use std::fmt;
 
 /// The sparse modes of CANN's attention operators. The discriminant is CANN's attribute value.
 ///
-/// `i` is a query row, `j` a key, `Sq` and `Skv` the actual lengths of one sequence (`Skv` counts a shared prefix too).
-/// [`Operator::sparse_modes`] says which operator takes which; [`MaskGeometry`](crate::MaskGeometry) and
-/// [`Sparsity`](crate::Sparsity) say what a row sees.
+/// `i` is a query row, `j` a key, `Sq` and `Skv` the actual lengths of one sequence (`Skv` counts a shared prefix
+/// too). [`Operator::sparse_modes`] lists the modes that an operator takes; [`MaskGeometry`](crate::MaskGeometry) and
+/// [`Sparsity`](crate::Sparsity) compute what a row sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum SparseMode {
-    /// Without a mask tensor: everything. With one: the band `i - pre <= j <= i + next` where the tensor is 0.
+    /// A row sees every key without a mask tensor, and with one the keys of the band `i - pre <= j <= i + next` where
+    /// the tensor is 0.
     DefaultMask = 0,
-    /// Where the tensor is 0; a full tensor is required.
+    /// A row sees the keys where the tensor is 0; a full tensor is required.
     AllMask = 1,
     /// `j <= i`; takes the compressed 2048 x 2048 tensor.
     LeftUpCausal = 2,
@@ -24,7 +25,7 @@ pub enum SparseMode {
     Band = 4,
     /// `j <= i + Skv - Sq`, or `j < prefix[b]`; takes a full tensor of that content. Not for packed sequences.
     Prefix = 5,
-    /// As mode 5; takes the compressed 3072 x 2048 tensor.
+    /// `j <= i + Skv - Sq`, or `j < prefix[b]`; takes the compressed 3072 x 2048 tensor. Not for packed sequences.
     PrefixCompress = 6,
     /// Mode 3, but the last sequence that has rows is a band: the first rows of a sequence that was cut. Packed
     /// sequences alone; takes the compressed 2048 x 2048 tensor.
@@ -32,12 +33,12 @@ pub enum SparseMode {
     /// Mode 2, but the first sequence that has rows is a band: the last rows of a sequence that was cut. Packed
     /// sequences alone; takes the compressed 2048 x 2048 tensor.
     BandLeftUpCausal = 8,
-    /// `j < Skv - Sq`, or where the tensor is 0 at column `j - (Skv - Sq)`: a tree of `Sq` draft tokens behind a context
-    /// that all of them see. Inference with rotary parts alone; takes a tensor of the drafts.
+    /// `j < Skv - Sq`, or where the tensor is 0 at column `j - (Skv - Sq)`: a tree of `Sq` draft tokens after a
+    /// context that all of them see. Inference with rotary parts alone; takes a tensor of the drafts.
     Tree = 9,
 }
 
-/// What a mode wants of `attenMask`.
+/// The mask tensor that a mode needs as `attenMask`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MaskDemand {
@@ -47,8 +48,8 @@ pub enum MaskDemand {
     Full,
     /// A template from which the operator reads any size.
     Compressed(CompressedMask),
-    /// A tensor of the last `Sq` keys of each sequence: `[B, S, S]`, or of packed sequences one axis with their squares
-    /// one after another.
+    /// A tensor of the last `Sq` keys of each sequence: `[B, S, S]`, or for packed sequences one axis with their
+    /// squares one after another.
     Drafts,
 }
 
@@ -96,7 +97,7 @@ impl SparseMode {
         }
     }
 
-    /// What a row sees, as CANN's documents put it: row `i`, key `j`, lengths `Sq` and `Skv`.
+    /// What a row sees, as CANN's documents write it: row `i`, key `j`, lengths `Sq` and `Skv`.
     pub const fn formula(self) -> &'static str {
         match self {
             SparseMode::DefaultMask => {
@@ -117,7 +118,7 @@ impl SparseMode {
         }
     }
 
-    /// What the mode wants of `attenMask`.
+    /// The mask tensor that the mode needs as `attenMask`.
     pub const fn demand(self) -> MaskDemand {
         match self {
             SparseMode::DefaultMask => MaskDemand::MayBeFull,

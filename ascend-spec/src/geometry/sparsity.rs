@@ -4,10 +4,10 @@ use super::MaskGeometry;
 use super::tokens::TOKENS_UNBOUNDED;
 use crate::SparseMode;
 
-/// How the sequences of a call lie.
+/// How the sequences of a call are arranged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lengths<'a> {
-    /// Every sequence has as many rows and keys.
+    /// Every sequence has the same number of rows and of keys.
     Dense {
         /// Number of sequences.
         batch: usize,
@@ -16,7 +16,7 @@ pub enum Lengths<'a> {
         /// Keys of each.
         kv_len: u64,
     },
-    /// Sequences behind one another: the ends of their rows and of their keys, cumulative, without a leading 0.
+    /// Sequences one after another: the ends of their rows and of their keys, cumulative, without a leading 0.
     Packed {
         /// `actualSeqQLen`.
         q_ends: &'a [i64],
@@ -54,7 +54,7 @@ impl Lengths<'_> {
     }
 }
 
-/// The arguments of a call that say which keys its rows see, for every mode of every operator.
+/// The arguments of a call that determine which keys its rows see, for every mode of every operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sparsity<'a> {
     /// `sparseMode`.
@@ -84,7 +84,8 @@ impl<'a> Sparsity<'a> {
         }
     }
 
-    /// What the rows of sequence `b` see. Looks for the cut sequence each time: [`Sparsity::geometries`] does it once for all.
+    /// What the rows of sequence `b` see. Searches for the cut sequence each time: [`Sparsity::geometries`] does it
+    /// once for all.
     pub fn geometry(&self, b: usize) -> MaskGeometry {
         self.geometry_with(b, self.cut_sequence())
     }
@@ -115,7 +116,7 @@ impl<'a> Sparsity<'a> {
     pub fn cut_sequence(&self) -> Option<usize> {
         let has_rows = |&b: &usize| self.lengths.of(b).0 > 0;
         let batch = self.lengths.batch();
-        // Sequences of equal lengths are looked at once: there may be any number of them.
+        // Of sequences with equal lengths only one is examined: there may be any number of them.
         let looked_at = match self.lengths {
             Lengths::Dense { .. } => batch.min(1),
             Lengths::Packed { .. } => batch,
@@ -230,7 +231,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any sequence cut at any row, in both modes, on its two cards.
+        /// Any sequence cut at any row, in both modes, on its two devices.
         #[test]
         fn a_sequence_cut_anywhere_sees_what_it_saw(
             sq in 2i64..12, skv in 1i64..12, cut in 1i64..11, others in proptest::array::uniform2((1i64..6, 0i64..6)),

@@ -1,6 +1,6 @@
 //! Blocks of rows and keys.
 
-/// What a geometry says about a block of rows and keys.
+/// Which scores of a block of rows and keys are visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tile {
     /// No row sees any of the keys.
@@ -12,7 +12,7 @@ pub enum Tile {
 }
 
 impl Tile {
-    /// The verdict on a block of `cells` cells of which `seen` are visible. Without cells it is [`Tile::None`].
+    /// The kind of a block with `cells` cells of which `seen` are visible. Without cells it is [`Tile::None`].
     pub(super) const fn of(seen: u128, cells: u128) -> Self {
         if seen == 0 {
             Tile::None

@@ -1,14 +1,14 @@
-//! A row of blocks: the verdicts on all blocks of some rows, neighbours of one verdict together.
+//! The kinds of all blocks in one row of blocks, with neighbours of the same kind as one run.
 
 use super::region::Region;
 use super::{MaskGeometry, Tile, Visibility};
 use std::num::NonZeroU64;
 use std::ops::Range;
 
-/// What is called with a run of blocks, counted from the first key on, and the verdict on each of them.
+/// Is called with a run of blocks, counted from the first key on, and the kind of each of them.
 pub type TileVisitor<'a> = &'a mut dyn FnMut(Range<u64>, Tile);
 
-/// Hands runs on, those that touch and are alike as one.
+/// Passes runs of blocks on, joining neighbours of the same kind.
 struct Joined<'a> {
     last: Option<(Range<u64>, Tile)>,
     visit: TileVisitor<'a>,
@@ -42,7 +42,7 @@ pub(super) fn block(at: u64, width: NonZeroU64) -> Range<u64> {
     at.saturating_mul(width.get())..end
 }
 
-/// The verdicts on the blocks of `width` keys of some rows, by asking for each block.
+/// Visits the blocks of `width` keys of some rows, calling [`Visibility::tile`] for each block.
 pub fn tiles_one_by_one<V: Visibility + ?Sized>(
     of: &V,
     rows: Range<u64>,
@@ -57,7 +57,8 @@ pub fn tiles_one_by_one<V: Visibility + ?Sized>(
     joined.end();
 }
 
-/// The same by looking at each row once, however many blocks there are.
+/// Visits the blocks of `width` keys of some rows, as [`tiles_one_by_one`], but examines each row once, however many
+/// blocks there are.
 pub fn tiles_by_rows<V: Visibility + ?Sized>(
     of: &V,
     rows: Range<u64>,
@@ -108,19 +109,20 @@ pub fn tiles_by_rows<V: Visibility + ?Sized>(
     joined.end();
 }
 
-/// By block: how many cells of it runs see that begin or end there, and how many more rows see it whole than the one before.
+/// For each block: how many of its cells are seen by runs that begin or end in it, and the change from the block
+/// before in the number of rows that see the whole block.
 #[derive(Default)]
 struct Events {
     of: Vec<(u64, u128, i128)>,
-    /// How many there were when each block was there once at most.
+    /// Number of events when each block last had at most one.
     distinct: usize,
 }
 
 impl Events {
-    /// So many events are kept without a look.
+    /// Up to this number events are kept without compacting.
     const FEW: usize = 1 << 10;
 
-    /// The runs of a row come in order, so that mostly the last block is meant again.
+    /// Adds to a block's event. The runs of a row come in order, so usually it is the last event again.
     fn add(&mut self, at: u64, seen: u128, more: i128) {
         if let Some(last) = self.of.last_mut().filter(|last| last.0 == at) {
             last.1 = last.1.saturating_add(seen);
@@ -133,7 +135,7 @@ impl Events {
         self.of.push((at, seen, more));
     }
 
-    /// Leaves one event a block, in order.
+    /// Leaves one event for each block, in order.
     fn compact(&mut self) {
         self.of.sort_unstable_by_key(|event| event.0);
         self.of.dedup_by(|event, before| {
@@ -148,7 +150,8 @@ impl Events {
     }
 }
 
-/// The same where the blocks that some rows see of, and those that all of them see whole, are known.
+/// Visits the blocks of some rows, where those that some row sees a key of (`touched`) and those that all rows see
+/// entirely (`full`) are known.
 pub(super) fn tiles_of_spans(
     blocks: u64,
     touched: Range<u64>,
@@ -157,7 +160,7 @@ pub(super) fn tiles_of_spans(
 ) {
     let mut joined = Joined { last: None, visit };
     let within = |at: u64| at.clamp(touched.start, touched.end);
-    // Full blocks are touched ones.
+    // Full blocks are touched, so `full` is cut to `touched`.
     let start = within(full.start);
     let end = within(full.end).max(start);
     joined.push(0..touched.start, Tile::None);
@@ -168,12 +171,13 @@ pub(super) fn tiles_of_spans(
     joined.end();
 }
 
-/// Rows that see blocks whole.
+/// Number of rows that see whole blocks.
 fn whole(through: i128) -> u128 {
     u128::try_from(through).unwrap_or(0)
 }
 
-/// The same for a union of bands, in time that does not grow with the number of blocks but along their edges.
+/// Visits the blocks of some rows of a union of bands, in time that grows with the number of blocks along the bands'
+/// edges, not with the number of all blocks.
 pub(super) fn tiles_of_regions(
     of: &MaskGeometry,
     regions: &[Region],
@@ -191,7 +195,7 @@ pub(super) fn tiles_of_regions(
         joined.end();
         return;
     }
-    // Blocks that a region touches, and those that it has whole.
+    // Blocks that a region touches, and those that lie entirely in it.
     let bounds = |region: &Region| {
         let (start, stop) = region.span((first, end));
         let touched = start as u64 / width..(stop as u64).div_ceil(width.get());
@@ -220,7 +224,7 @@ pub(super) fn tiles_of_regions(
             let tile = [Tile::None, Tile::Mixed][touching];
             joined.push(start..stop, tile);
         } else {
-            // Regions side by side may have a block whole between them.
+            // Adjacent regions may cover a block together.
             for at in start..stop {
                 joined.push(at..at + 1, of.tile(rows.clone(), block(at, width)));
             }

@@ -5,13 +5,13 @@
 /// Sequences are shorter than this, so a clamped token count means "no bound".
 pub const TOKENS_UNBOUNDED: i64 = 214_748_647;
 
-/// No bound on the diagonal at all; far beyond every length, far from overflow.
+/// Stands for no bound on the distance from the diagonal; far above every length, far from overflow.
 pub(super) const FAR: i64 = 1 << 60;
 
-/// The longest length that counts; longer ones count as this.
+/// The greatest length that is distinguished; longer ones count as this.
 pub(super) const LONGEST: i64 = FAR / 2;
 
-/// A length as a signed number that sums of several do not overflow.
+/// A length as a signed number, small enough that sums of several do not overflow.
 pub(super) fn clamp_len(len: u64) -> i64 {
     i64::try_from(len).unwrap_or(i64::MAX).min(LONGEST)
 }

@@ -4,7 +4,7 @@ use super::Visibility;
 use super::tokens::clamp_len;
 use std::ops::Range;
 
-/// A tree (or several) of draft tokens that one step verifies, from the parent of each.
+/// A tree (or several) of draft tokens that one step verifies, given by the parent of each token.
 ///
 /// ```
 /// use ascend_spec::Visibility;
@@ -25,11 +25,11 @@ pub struct TokenTree {
     paths: Vec<u64>,
 }
 
-/// A parent list that makes no tree.
+/// The error for a list of parents that is no tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {
-    /// The parent is no earlier token.
+    /// The parent is not an earlier token.
     #[error(
         "token {token} has parent {parent}; allowed: -1 for a root, or an earlier token (below {token}); \
          fix: order the tokens so that parents come first"
@@ -121,12 +121,13 @@ impl TokenTree {
             .map(|parent| parent as usize)
     }
 
-    /// Number of ancestors: the token's place is the length of the context plus this. `None` if there is no such token.
+    /// Number of ancestors: the token's position is the length of the context plus this. `None` if there is no such
+    /// token.
     pub fn depth(&self, token: usize) -> Option<usize> {
         self.depths.get(token).map(|&depth| depth as usize)
     }
 
-    /// Whether `token` is `ancestor` or continues it.
+    /// Whether `token` is `ancestor` or one of its descendants.
     pub fn continues(&self, token: usize, ancestor: usize) -> bool {
         ancestor < self.len()
             && self
@@ -135,8 +136,8 @@ impl TokenTree {
                 .is_some_and(|word| word >> (ancestor % 64) & 1 == 1)
     }
 
-    /// Bits of a token's ancestors and its own, the first token in the lowest bit of the first word; empty if there is no
-    /// such token.
+    /// Bits of a token's ancestors and its own, the first token in the lowest bit of the first word; empty if there
+    /// is no such token.
     pub fn path(&self, token: usize) -> &[u64] {
         let words = self.len().div_ceil(64);
         let start = token.saturating_mul(words);
@@ -145,7 +146,7 @@ impl TokenTree {
             .unwrap_or_default()
     }
 
-    /// The mask of the tree behind `context` keys that every token sees.
+    /// The mask of the tree after `context` keys that every token sees.
     pub const fn behind(&self, context: u64) -> TreeGeometry<'_> {
         TreeGeometry {
             tree: self,
@@ -154,7 +155,8 @@ impl TokenTree {
     }
 }
 
-/// The columns of a mask that has the drafts alone: the last `Sq` of `Skv` keys. Every row sees the keys before them.
+/// The columns of a mask that covers only the drafts: the last `Sq` of `Skv` keys. Every row sees the keys before
+/// them.
 ///
 /// This is how sparse mode 9 reads its mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,14 +166,14 @@ pub struct DraftColumns {
 }
 
 impl DraftColumns {
-    /// Those of a sequence of so many rows and keys.
+    /// The columns for a sequence of `q_len` rows and `kv_len` keys.
     pub fn new(q_len: u64, kv_len: u64) -> Self {
         DraftColumns {
             first: clamp_len(kv_len) - clamp_len(q_len),
         }
     }
 
-    /// Keys that no column stands for.
+    /// Number of keys before column 0.
     pub fn context(self) -> u64 {
         u64::try_from(self.first).unwrap_or(0)
     }
@@ -182,7 +184,7 @@ impl DraftColumns {
     }
 }
 
-/// What the tokens of a tree see: a row and a key for each token, the keys behind those of the context.
+/// What the tokens of a tree see: a row and a key for each token, with the keys after those of the context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TreeGeometry<'a> {
     tree: &'a TokenTree,
@@ -222,7 +224,7 @@ impl Visibility for TreeGeometry<'_> {
             return;
         };
         let end = self.kv_len();
-        // The run so far; tokens that the path has in a row prolong it.
+        // The run so far; consecutive tokens of the path extend it.
         let mut run = 0..self.context;
         for (word, &bits) in self.tree.path(token).iter().enumerate() {
             let mut left = bits;

@@ -4,8 +4,8 @@ use super::region::Region;
 use super::tokens::{FAR, clamp_len};
 use super::{MaskGeometry, Runs};
 
-/// Sizes of TriangleMix, a sparse prefill that needs no training: shallow layers attend densely, deep ones leave out the
-/// *middle* of the causal triangle.
+/// Sizes of TriangleMix, a sparse prefill that needs no training: shallow layers attend densely, deep layers leave
+/// out the *middle* of the causal triangle.
 ///
 /// With row `q` and key `j <= q` counted from 0 and a prompt of `N` tokens:
 ///
@@ -15,9 +15,9 @@ use super::{MaskGeometry, Runs};
 /// | last | not streaming, `q >= N - num_last_tokens` |
 /// | middle | not streaming, `q < N - num_last_tokens`: what is left out |
 ///
-/// The three are disjoint and make up the triangle. A row's window has `sliding_window_size + 1` keys, its own among them,
-/// and the first row that leaves out a key is `num_sink_tokens + sliding_window_size + 1`. `N` is the length of the whole
-/// prompt, also while a chunk of it is computed.
+/// The three parts are disjoint and make up the triangle. A row's window has `sliding_window_size + 1` keys, its own
+/// among them, and the first row that leaves out a key is `num_sink_tokens + sliding_window_size + 1`. `N` is the
+/// length of the whole prompt, also while a chunk of it is computed.
 ///
 /// Source: arXiv 2507.21526, whose indices count from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,9 +35,9 @@ pub struct TriangleMix {
 pub enum TrianglePart {
     /// Sinks and window.
     Streaming,
-    /// What the last rows see besides.
+    /// The keys outside of sinks and window that the last rows see.
     Last,
-    /// What the other rows could see besides.
+    /// The keys outside of sinks and window that the other rows could see.
     Middle,
     /// Streaming and last: what a deep layer sees.
     Triangle,
@@ -59,7 +59,7 @@ impl TrianglePart {
 /// Rows of a prompt that one call computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TriangleRows {
-    /// Place of the first row in the prompt; the keys before it are there already.
+    /// Position of the first row in the prompt; the keys before it are already in the cache.
     pub first_row: u64,
     /// Number of rows.
     pub rows: u64,
@@ -68,7 +68,7 @@ pub struct TriangleRows {
 }
 
 impl TriangleRows {
-    /// A prompt that is computed in one call.
+    /// The rows of a prompt that is computed in one call.
     pub const fn whole(prompt_len: u64) -> Self {
         TriangleRows {
             first_row: 0,
@@ -77,7 +77,7 @@ impl TriangleRows {
         }
     }
 
-    /// Keys that are there: those before the first row and one a row.
+    /// Number of keys in the cache: those before the first row and one for each row.
     pub const fn keys(&self) -> u64 {
         self.first_row.saturating_add(self.rows)
     }
@@ -90,10 +90,10 @@ impl TriangleMix {
     pub const GUIDE: Self = Self::new(4, 32, 64);
     /// The sizes of [`TriangleMix::GUIDE`]'s source for long contexts.
     pub const GUIDE_LONG_CONTEXT: Self = Self::new(8, 64, 128);
-    /// The sizes with which the paper measures what the parts contribute.
+    /// The sizes with which the paper measures how much each part contributes.
     pub const PROBE: Self = Self::new(64, 128, 128);
 
-    /// Sinks, window and last rows.
+    /// TriangleMix with these numbers of sinks, window keys before a row's own, and last rows.
     pub const fn new(num_sink_tokens: u64, sliding_window_size: u64, num_last_tokens: u64) -> Self {
         TriangleMix {
             num_sink_tokens,
@@ -102,7 +102,7 @@ impl TriangleMix {
         }
     }
 
-    /// First row of a prompt that leaves out a key, if there is one.
+    /// First row of a prompt that leaves out a key, if any row does.
     pub fn first_sparse_row(&self, prompt_len: u64) -> Option<u64> {
         let first = self
             .num_sink_tokens
@@ -111,7 +111,7 @@ impl TriangleMix {
         (first < self.first_last_row(prompt_len)).then_some(first)
     }
 
-    /// Whether some of these rows leave out a key.
+    /// Whether any of these rows leaves out a key.
     pub fn leaves_out(&self, of: TriangleRows) -> bool {
         let first = self.first_sparse_row(of.prompt_len);
         first.is_some_and(|first| {
@@ -125,7 +125,7 @@ impl TriangleMix {
         prompt_len.saturating_sub(self.num_last_tokens)
     }
 
-    /// What rows of a prompt see of a part.
+    /// The keys of a part that rows of a prompt see.
     pub fn geometry(&self, part: TrianglePart, of: TriangleRows) -> MaskGeometry {
         let at = clamp_len(of.first_row);
         let sinks = clamp_len(self.num_sink_tokens);

@@ -1,4 +1,4 @@
-//! What every mask formula can be asked.
+//! What every mask formula can answer: which keys a row sees, and which blocks are full, partial or empty.
 
 use super::tile_row::tiles_of_regions;
 use super::{Runs, Tile, TileVisitor, tiles_by_rows};
@@ -13,7 +13,8 @@ pub trait Visibility {
     /// Number of keys.
     fn kv_len(&self) -> u64;
 
-    /// Hands over the runs of keys that row `i` sees: ascending, not empty, with a hidden key between any two.
+    /// Calls `visit` with each run of keys that row `i` sees: ascending, not empty, with a hidden key between any
+    /// two.
     fn each_run(&self, i: u64, visit: &mut dyn FnMut(Range<u64>));
 
     /// Whether row `i` sees key `j`.
@@ -23,10 +24,10 @@ pub trait Visibility {
         seen
     }
 
-    /// How many keys the rows see, all together.
+    /// How many keys the rows see, summed over the rows.
     fn visible(&self) -> u128 {
         let mut visible = 0u128;
-        // Rows without keys are not walked through: there may be any number of them.
+        // Without keys the rows are not visited: there may be any number of them.
         let rows = if self.kv_len() == 0 { 0 } else { self.q_len() };
         for i in 0..rows {
             self.each_run(i, &mut |run| {
@@ -37,19 +38,19 @@ pub trait Visibility {
         visible
     }
 
-    /// How a block of rows and keys stands; a block without rows or keys that exist is [`Tile::None`].
+    /// The kind of a block of rows and keys; [`Tile::None`] for a block without rows or keys that exist.
     fn tile(&self, rows: Range<u64>, keys: Range<u64>) -> Tile {
         tile_by_rows(self, rows, keys)
     }
 
-    /// Hands over how the blocks of `width` keys of some rows stand: from the first key on, each block once, neighbours
-    /// that are alike together. See [`BlockMap`](super::BlockMap).
+    /// Calls `visit` with the kinds of the blocks of `width` keys of some rows: from the first key on, each block
+    /// once, neighbours of the same kind as one run. See [`BlockMap`](super::BlockMap).
     fn each_tile(&self, rows: Range<u64>, width: NonZeroU64, visit: TileVisitor<'_>) {
         tiles_by_rows(self, rows, width, visit);
     }
 }
 
-/// The verdict on a block by looking at each of its rows.
+/// The kind of a block, found by looking at each of its rows.
 pub fn tile_by_rows<V: Visibility + ?Sized>(of: &V, rows: Range<u64>, keys: Range<u64>) -> Tile {
     let rows = rows.start..rows.end.min(of.q_len());
     let keys = keys.start..keys.end.min(of.kv_len());
@@ -67,7 +68,7 @@ pub fn tile_by_rows<V: Visibility + ?Sized>(of: &V, rows: Range<u64>, keys: Rang
     Tile::of(seen, len(&rows) * len(&keys))
 }
 
-/// The run of keys from `first` to `end`, if there is one among `kv_len`.
+/// Calls `visit` with the keys from `first` to `end` that exist among `kv_len` keys, if there are any.
 pub(super) fn run(first: u64, end: u64, kv_len: u64, visit: &mut dyn FnMut(Range<u64>)) {
     let end = end.min(kv_len);
     if first < end {

@@ -3,7 +3,7 @@
 use super::minifloat;
 
 minifloat! {
-    /// FLOAT4_E2M1: one of 0, 0.5, 1, 1.5, 2, 3, 4 and 6, with a sign. In memory two share a byte: see
+    /// FLOAT4_E2M1: one of 0, 0.5, 1, 1.5, 2, 3, 4 and 6, with a sign. In memory two numbers share a byte: see
     /// [`pack_nibbles`](super::pack_nibbles).
     ///
     /// ```
@@ -30,13 +30,14 @@ const fn decode(code: u8) -> f32 {
 }
 
 impl Float4E2M1 {
-    /// The nearest value, of two the one whose code is even; 6 past the largest, and -0 for NaN, which the type cannot hold.
+    /// The nearest value, and of two equally near ones the one whose code is even; 6 past the largest, and -0 for
+    /// NaN, which the type cannot represent.
     pub fn from_f32(value: f32) -> Self {
         if value.is_nan() {
             return Float4E2M1(8);
         }
         let sign = if value.is_sign_negative() { 8 } else { 0 };
-        // Middles between the magnitudes: those whose upper neighbour is even belong to it.
+        // Midpoints between neighbouring magnitudes: a midpoint rounds up where the upper neighbour's code is even.
         let code = match value.abs() {
             0.0..=0.25 => 0,
             0.25..0.75 => 1,

@@ -26,8 +26,9 @@ const fn decode(code: u8) -> f32 {
 }
 
 impl Float8E4M3Fn {
-    /// The nearest value, of two the one whose code is even. Past 464, the middle between the largest value and what
-    /// would follow it, NaN; that the hardware does so is what its conversion is declared to do, not observed.
+    /// The nearest value, and of two equally near ones the one whose code is even. Above 464, the midpoint between
+    /// the largest value and the one that would follow it, NaN; this is what the hardware's conversion is declared to
+    /// do, not what was observed.
     pub fn from_f32(value: f32) -> Self {
         let sign = if value.is_sign_negative() { 0x80 } else { 0 };
         let magnitude = value.abs();
@@ -37,7 +38,7 @@ impl Float8E4M3Fn {
         // The exponent of the number, or that of the smallest normal one.
         let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(-6);
         let steps = (magnitude / power_of_two(exponent - 3)).round_ties_even() as u8;
-        // Of normal numbers, 8 is the hidden bit; a mantissa that is carried adds to the exponent.
+        // For normal numbers, 8 is the hidden bit; a mantissa that is carried adds to the exponent.
         let code = ((exponent + 6) as u8) << 3;
         Float8E4M3Fn(sign | (code + steps))
     }

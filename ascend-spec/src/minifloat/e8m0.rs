@@ -22,12 +22,13 @@ const fn decode(code: u8) -> f32 {
 }
 
 impl Float8E8M0 {
-    /// The nearest power of two, of two the larger one; NaN for what is not positive and finite.
+    /// The nearest power of two, and of two equally near ones the larger; NaN for a value that is not positive and
+    /// finite.
     pub fn from_f32(value: f32) -> Self {
         if !(value > 0.0 && value.is_finite()) {
             return Float8E8M0(255);
         }
-        // What is not normal is below 2^-126: the middle to the smallest power lies at 1.5 times that.
+        // Subnormal numbers are below 2^-126: the midpoint to the smallest power is 1.5 times 2^-127.
         let middle = 1.5 * power_of_two(-127);
         let bits = value.to_bits();
         let code = match bits >> 23 {

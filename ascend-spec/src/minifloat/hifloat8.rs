@@ -3,8 +3,8 @@
 use super::{minifloat, power_of_two};
 
 minifloat! {
-    /// HIFLOAT8: a sign, a prefix that says how many bits the exponent has, exponent and mantissa. The closer to 1, the more
-    /// bits are left to the mantissa.
+    /// HIFLOAT8: a sign, a prefix that states how many bits the exponent has, exponent and mantissa. The closer to 1,
+    /// the more bits are left to the mantissa.
     ///
     /// | bits 6 to 0 | exponent E | value |
     /// |---|---|---|
@@ -45,7 +45,7 @@ const fn decode(code: u8) -> f32 {
     let exponent = if width == 0 {
         0
     } else {
-        // Its highest bit is always set and not stored; the sign has the place of it.
+        // The exponent's highest bit is always set and not stored; the sign is stored in its place.
         let highest = 1 << (width - 1);
         let field = rest >> mantissa_bits & (2 * highest - 1);
         let magnitude = (field | highest) as i32;
@@ -60,7 +60,7 @@ const fn decode(code: u8) -> f32 {
 }
 
 impl HiFloat8 {
-    /// The nearest value, of two the one away from 0; an infinity from 40960 on.
+    /// The nearest value, and of two equally near ones the one away from 0; an infinity from 40960 on.
     ///
     /// The hardware's own conversion is a hybrid, whose rounding of numbers below 2^-4 and from 16 on also depends on
     /// their lower bits; it differs from this by at most a step there.
@@ -83,7 +83,7 @@ impl HiFloat8 {
             8..=15 => 1,
             _ => 0,
         };
-        // Half a step, added to the bits, is carried into the exponent where need be: the mantissa is then 0.
+        // Half a step, added to the bits, is carried into the exponent if necessary: the mantissa is then 0.
         let bits = magnitude.to_bits();
         let step = 23 - mantissa_bits(exponent(bits));
         let rounded = bits.saturating_add(1 << (step - 1));

@@ -7,8 +7,8 @@
 //! | [`Float8E8M0`] | 0, 8, 0 | 2^-127 to 2^127, no 0 | NaN |
 //! | [`Float4E2M1`] | 1, 2, 1 | 0.5 to 6 | nothing |
 //!
-//! Decoding is a look-up in a table. Encoding rounds to the nearest value. What the hardware does past the largest value is
-//! said at each type; the conversions of the operator do not saturate, where a type has something else to become.
+//! Decoding is a look-up in a table. Encoding rounds to the nearest value. Each type documents what the hardware does
+//! past the largest value; the operator's conversions do not saturate where a type has an infinity or NaN.
 //!
 //! Two types of 4 bits share a byte: see [`pack_nibbles`].
 
@@ -22,7 +22,7 @@ pub use e4m3::Float8E4M3Fn;
 pub use e8m0::Float8E8M0;
 pub use hifloat8::HiFloat8;
 
-/// Declares what the types have in common, for codes from 0 up to a largest one.
+/// Declares what all types have in common, for codes from 0 up to a largest one.
 macro_rules! minifloat {
     ($(#[$doc:meta])* $name:ident, $codes:literal, $decode:path) => {
         $(#[$doc])*
@@ -50,13 +50,13 @@ macro_rules! minifloat {
                 $name(code & ($codes - 1) as u8)
             }
 
-            /// Its code.
+            /// The number's code.
             #[inline(always)]
             pub const fn to_bits(self) -> u8 {
                 self.0
             }
 
-            /// Its value, exactly.
+            /// The number's value, exactly.
             #[inline(always)]
             pub fn to_f32(self) -> f32 {
                 const VALUES: &[f32; $codes] = &$name::VALUES;
@@ -95,8 +95,8 @@ const fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits(bits)
 }
 
-/// Codes of 4 bits as memory holds them: two in a byte, the first in its lower half. The upper half of the last byte is 0
-/// where their number is odd.
+/// Codes of 4 bits as they are stored in memory: two in a byte, the first in its lower half. The upper half of the
+/// last byte is 0 if the number of codes is odd.
 ///
 /// ```
 /// use ascend_spec::minifloat::{Float4E2M1, pack_nibbles};
@@ -145,7 +145,7 @@ mod tests {
             0x6f | 0xef => return sign * f64::INFINITY,
             _ => {}
         }
-        // Width of the exponent and the highest bit behind the prefix.
+        // Width of the exponent and the highest bit after the prefix.
         let (width, next) = match (bit(6), bit(5), bit(4), bit(3)) {
             (1, 1, ..) => (4, 4),
             (1, 0, ..) => (3, 4),
@@ -216,10 +216,11 @@ mod tests {
         }
     }
 
-    /// The finite value of HIFLOAT8 nearest to a finite number, of two the one away from 0, found by looking at all.
+    /// The finite value of HIFLOAT8 nearest to a finite number, and of two equally near ones the one away from 0,
+    /// found by a search over all codes.
     fn nearest_hifloat8(value: f32) -> f32 {
         let value = f64::from(value).clamp(-1e6, 1e6);
-        // Past the largest value counts the place of an infinity where the next one would be.
+        // An infinity counts as the value that would follow the largest one.
         let of = |code| match hifloat8(code) {
             of if of.is_infinite() => of.signum() * 1.5 * 32768.0,
             of => of,
@@ -289,7 +290,7 @@ mod tests {
         #[test]
         fn numbers_are_rounded_as_another_implementation_does(bits: u32, small in -600f32..600.0) {
             for value in [f32::from_bits(bits), small, small / 300.0] {
-                // A middle that it takes for an overflow.
+                // The conversion treats this midpoint as an overflow.
                 if value.abs() != 464.0 {
                     let theirs = f8e4m3fn::from_f32(value).to_f32();
                     prop_assert!(same(Float8E4M3Fn::from_f32(value).to_f32(), theirs), "{value}");

@@ -1,4 +1,4 @@
-//! What a fix changes in a call, in a form that a program can apply.
+//! The changes that a fix makes in a call, in a form that a program can apply.
 
 use super::{DeclaredParameter, OwnedValue, ParameterInfo};
 use crate::{DType, Dims, TensorDesc};
@@ -9,25 +9,25 @@ use std::fmt;
 pub struct Change {
     /// The argument.
     pub parameter: &'static ParameterInfo,
-    /// What becomes of it.
+    /// The new argument.
     pub to: NewArgument,
 }
 
-/// What an argument becomes.
+/// The new value or description of an argument.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum NewArgument {
-    /// An argument that is no tensor has this value.
+    /// An argument that is not a tensor has this value.
     Value(OwnedValue),
     /// A tensor is not given.
     Nothing,
     /// A tensor has this dtype. Every tensor of a list has it.
     DType(DType),
-    /// A tensor has this shape and lies packed. Every tensor of a list has it.
+    /// A tensor has this shape and is contiguous. Every tensor of a list has it.
     Shape(Dims),
     /// A tensor is given, whether or not there was another one.
     Given(TensorDesc),
-    /// A tensor lies packed, in the format ND. Every tensor of a list does.
+    /// A tensor is contiguous, in the format ND. Every tensor of a list is.
     Packed,
 }
 
@@ -43,10 +43,10 @@ impl Change {
         }
     }
 
-    /// What becomes of a tensor.
+    /// The tensor after the change; `None` if the change drops it or gives another one.
     fn of(&self, tensor: &TensorDesc) -> Option<TensorDesc> {
         match &self.to {
-            // One that is given is so afterwards, in a list once.
+            // A tensor that a change gives is added separately, once also in a list.
             NewArgument::Nothing | NewArgument::Given(_) => None,
             NewArgument::Value(_) => Some(*tensor),
             NewArgument::DType(dtype) => Some(TensorDesc {
@@ -101,7 +101,8 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// What these changes make of a tensor of a parameter; `None` if it is not there afterwards, or given anew.
+/// The description of a parameter's tensor after these changes; `None` if a change drops the tensor or gives another
+/// one.
 pub(crate) fn changed(
     changes: &[Change],
     parameter: &ParameterInfo,
@@ -111,7 +112,7 @@ pub(crate) fn changed(
     own.try_fold(*tensor, |tensor, change| change.of(&tensor))
 }
 
-/// What a fix may be written as: words, changes, or changes and words that say why.
+/// What a fix may be written as: words, changes, or changes with words that give the reason.
 pub(crate) trait Fix {
     /// The changes that a program can make, and the words.
     fn parts(self) -> (Vec<Change>, String);
@@ -147,14 +148,14 @@ impl Fix for Vec<Change> {
     }
 }
 
-/// Changes, and why or what else.
+/// Changes, with their reason or a further step in words.
 impl<F: Fix> Fix for (F, &str) {
     fn parts(self) -> (Vec<Change>, String) {
         (self.0.parts().0, self.1.to_owned())
     }
 }
 
-/// A fix where there is one of the call's own, otherwise the rule's.
+/// The call's own fix if there is one, otherwise the rule's.
 impl<F: Fix, G: Fix> Fix for Result<F, G> {
     fn parts(self) -> (Vec<Change>, String) {
         self.map_or_else(Fix::parts, Fix::parts)

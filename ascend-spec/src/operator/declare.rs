@@ -1,6 +1,6 @@
-//! What an operator's declaration becomes: its parameters, its owned arguments, and the call that its rules judge.
+//! What an operator's declaration expands to: its parameters, its owned arguments, and the call that its rules judge.
 
-/// Makes `Parameter`, `Arguments<T>` and the borrowed call of a table of arguments.
+/// Makes `Parameter`, `Arguments<T>` and the borrowed call from a table of arguments.
 macro_rules! declare_arguments {
     (
         { $operator:literal, $(#[$call_meta:meta])* $call:ident }
@@ -28,22 +28,22 @@ macro_rules! declare_arguments {
                     list: None,
                 },)*]);
 
-            /// What is declared of it.
+            /// The declaration of the parameter.
             pub const fn info(self) -> &'static $crate::operator::ParameterInfo {
                 &Self::TABLE[self as usize]
             }
 
-            /// Its name in snake case.
+            /// The parameter's name in snake case.
             pub const fn name(self) -> &'static str {
                 self.info().name
             }
 
-            /// CANN's name of it, without `Optional`.
+            /// CANN's name of the parameter, without `Optional`.
             pub const fn acl_name(self) -> &'static str {
                 self.info().acl_name
             }
 
-            /// Whether the operator writes it.
+            /// Whether the operator writes the parameter.
             pub const fn is_output(self) -> bool {
                 self.info().kind.is_output()
             }
@@ -98,7 +98,7 @@ macro_rules! declare_arguments {
             $(#[doc = $doc] pub $field: declare_arguments!(@owned $kind T),)*
         }
 
-        // By hand, since no derive reads types that macros make.
+        // Written by hand, since no derive reads types that macros make.
         impl<T: Clone> Clone for Arguments<T> {
             fn clone(&self) -> Self {
                 Arguments {
@@ -154,7 +154,7 @@ macro_rules! declare_arguments {
                 $crate::operator::ArgumentList::each_tensor(self)
             }
 
-            /// What is given to a parameter that is no tensor.
+            /// The value of a parameter that is not a tensor.
             pub fn value(&self, parameter: Parameter) -> Option<$crate::operator::Value<'_>> {
                 match parameter {
                     $(Parameter::$variant => declare_arguments!(@value $kind self.$field),)*
@@ -180,7 +180,7 @@ macro_rules! declare_arguments {
                 Ok(())
             }
 
-            /// The same call with other tensors.
+            /// This call with other tensors: `tensor` makes each of them from the old one.
             pub fn map<U>(&self, mut tensor: impl FnMut(Argument, &T) -> U) -> Arguments<U> {
                 let mapped: Result<_, std::convert::Infallible> =
                     self.try_map(|argument, of| Ok(tensor(argument, of)));
@@ -188,7 +188,7 @@ macro_rules! declare_arguments {
                 mapped
             }
 
-            /// The same call with other tensors, if all of them can be made.
+            /// As [`Arguments::map`], for a `tensor` that can fail.
             ///
             /// # Errors
             /// The first error of `tensor`, after which no more tensors are made.
@@ -239,9 +239,8 @@ macro_rules! declare_arguments {
                 self.call_of(self)
             }
 
-            /// The same arguments after changes of them, as a fix says them
-            /// ([`Violation::changes`]($crate::Violation::changes)). Those of parameters that the operator does not have change
-            /// nothing.
+            /// These arguments with the changes of a fix ([`Violation::changes`]($crate::Violation::changes))
+            /// applied. A change of a parameter that the operator does not have is ignored.
             ///
             /// # Errors
             /// A parameter's kind, if a value is of another one.
@@ -274,9 +273,9 @@ macro_rules! declare_arguments {
 
         #[doc = concat!("Every argument of a call of ", $operator, ", without data and without addresses.")]
         ///
-        /// The fields are the operator's arguments in snake case, without `Ref` and `Optional`; `None` and an empty list are
-        /// null pointers. The values are what a caller wrote, right or wrong: `check` tells. [`Arguments::call`] makes one of
-        /// owned arguments.
+        /// The fields are the operator's arguments in snake case, without `Ref` and `Optional`; `None` and an empty
+        /// list are null pointers. The values are what a caller wrote, right or wrong: `check` judges them.
+        /// [`Arguments::call`] makes a call from owned arguments.
         $(#[$call_meta])*
         #[derive(Clone, Debug, PartialEq)]
         pub struct $call<'a> {
@@ -311,7 +310,8 @@ macro_rules! declare_arguments {
                 $crate::operator::ArgumentList::each_tensor(self)
             }
 
-            /// Where the description of a tensor stands; `None` for lists and for what is no tensor.
+            /// The field that has the description of a tensor; `None` for lists and for parameters that are not
+            /// tensors.
             pub fn single_mut(&mut self, parameter: Parameter) -> Option<&mut Option<$crate::TensorDesc>> {
                 match parameter {
                     $(Parameter::$variant => declare_arguments!(@single $kind self.$field),)*
@@ -337,14 +337,14 @@ macro_rules! declare_arguments {
                 kept
             }
 
-            /// The same attributes and arrays without tensors.
+            /// This call's attributes and arrays, without its tensors.
             pub fn attributes<T>(&self) -> Arguments<T> {
                 Arguments {
                     $($field: declare_arguments!(@attribute $kind self.$field),)*
                 }
             }
 
-            /// The same arguments, owned.
+            /// An owned copy of these arguments.
             pub fn to_arguments(&self) -> Arguments<$crate::TensorDesc> {
                 Arguments {
                     $($field: declare_arguments!(@to_owned $kind self.$field),)*

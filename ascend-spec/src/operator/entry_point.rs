@@ -2,12 +2,12 @@
 
 use super::{DeclaredParameter, ParameterInfo};
 
-/// What the C function of one version takes: its parameters in its own order.
+/// The parameters of one version's C function, in its own order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryPoint<P: 'static> {
-    /// Those of a version, counted from 1, in the operator's order: each version extends the one before.
+    /// The parameters of a version, counted from 1, in the operator's order: each version extends the one before.
     Version(u8),
-    /// These.
+    /// These parameters.
     Own(&'static [P]),
 }
 
@@ -75,7 +75,7 @@ impl<P: DeclaredParameter> EntryPoint<P> {
     }
 }
 
-/// Those that have a number.
+/// The parameters that have a number.
 fn numbered<P: DeclaredParameter>(
     parameters: &[P],
     number: fn(&ParameterInfo) -> Option<usize>,

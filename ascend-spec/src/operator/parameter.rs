@@ -1,10 +1,10 @@
-//! Parameters of operators: what is declared of each.
+//! Parameters of operators, and the declaration of each.
 
 use super::Value;
 use std::fmt::Debug;
 use std::hash::Hash;
 
-/// What an argument is.
+/// The kind of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A tensor on the device that the operator reads (`tensor`).
@@ -34,7 +34,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether it is a tensor or a list of tensors.
+    /// Whether the kind is a tensor or a list of tensors.
     pub const fn is_tensor(self) -> bool {
         matches!(
             self,
@@ -42,7 +42,7 @@ impl Kind {
         )
     }
 
-    /// Whether it has a number among the operator's inputs.
+    /// Whether arguments of this kind have a number among the operator's inputs.
     pub const fn is_input(self) -> bool {
         matches!(
             self,
@@ -50,36 +50,37 @@ impl Kind {
         )
     }
 
-    /// Whether it has a number among the operator's outputs.
+    /// Whether arguments of this kind have a number among the operator's outputs.
     pub const fn is_output(self) -> bool {
         matches!(self, Kind::Output | Kind::InOut)
     }
 }
 
-/// What is declared of one parameter.
+/// The declaration of one parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParameterInfo {
-    /// Its name in snake case.
+    /// The parameter's name in snake case.
     pub name: &'static str,
     /// CANN's name, without `Optional`.
     pub acl_name: &'static str,
-    /// The first version of the operator that has it, counted from 1.
+    /// The first version of the operator that has the parameter, counted from 1.
     pub since: u8,
-    /// What it is for, in plain sentences.
+    /// What the parameter is for, in plain sentences.
     pub doc: &'static str,
-    /// What it is.
+    /// The parameter's kind.
     pub kind: Kind,
-    /// Its number among the inputs of the newest version, of which older ones that it extends have the first. An entry
-    /// point with an order of its own counts by that: [`EntryPoint`](super::EntryPoint).
+    /// The parameter's number among the inputs of the newest version; older versions that it extends have the first
+    /// of these inputs. An entry point with an order of its own counts by that order:
+    /// [`EntryPoint`](super::EntryPoint).
     pub input: Option<usize>,
-    /// Its number among the outputs.
+    /// The parameter's number among the outputs.
     pub output: Option<usize>,
-    /// Its number among the lists.
+    /// The parameter's number among the lists.
     pub list: Option<usize>,
 }
 
-/// The name of a parameter in C or in snake case, of a Rust name that stands for it: a word that Rust keeps for itself has an
-/// underscore behind it.
+/// The name of a parameter in C or in snake case, from the Rust name that stands for it: a word that Rust reserves
+/// has an underscore after it.
 ///
 /// ```
 /// assert_eq!(ascend_spec::operator::name_of_field("self_"), "self");
@@ -121,7 +122,7 @@ pub trait DeclaredParameter: Copy + Debug + Eq + Ord + Hash + Send + Sync + 'sta
     /// Every parameter, in the operator's order.
     const ALL: &'static [Self];
 
-    /// What is declared of it.
+    /// The declaration of the parameter.
     fn info(self) -> &'static ParameterInfo;
 
     /// The parameter of this name in snake case.
@@ -142,7 +143,7 @@ pub trait DeclaredParameter: Copy + Debug + Eq + Ord + Hash + Send + Sync + 'sta
         all.find(|parameter| parameter.info().output == Some(number))
     }
 
-    /// The oldest version that has all of these, of an operator whose versions extend each other.
+    /// The oldest version that has all of these parameters, of an operator whose versions extend each other.
     fn oldest_version(of: impl Iterator<Item = Self>) -> u8 {
         let since = of.map(|parameter| parameter.info().since);
         since.max().unwrap_or(1)
@@ -167,7 +168,7 @@ pub trait DeclaredParameter: Copy + Debug + Eq + Ord + Hash + Send + Sync + 'sta
 pub trait ArgumentList {
     /// The operator's parameters.
     type Parameter: DeclaredParameter;
-    /// What stands for a tensor.
+    /// The type that stands for a tensor.
     type Tensor;
 
     /// The tensors that are given to a parameter: none or one, or those of a list.
@@ -189,18 +190,19 @@ pub trait ArgumentList {
     }
 }
 
-/// The arguments of a call of any operator, those that are no tensors too. The default is a call without tensors.
+/// The arguments of a call of any operator, including those that are not tensors. The default is a call without
+/// tensors.
 pub trait ArgumentValues: ArgumentList + Default {
-    /// What is given to a parameter that is no tensor.
+    /// The value of a parameter that is not a tensor.
     fn value(&self, parameter: Self::Parameter) -> Option<Value<'_>>;
 }
 
-/// One tensor of a call: its parameter, and its number if that is a list.
+/// One tensor of a call: its parameter, and its index if the parameter is a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Argument<P> {
     /// The parameter.
     pub parameter: P,
-    /// The number in the list; 0 for what is no list.
+    /// The index in the list; 0 for a parameter that is not a list.
     pub index: usize,
 }
 
@@ -222,7 +224,7 @@ impl<P: DeclaredParameter> Argument<P> {
         self.parameter.info().acl_name
     }
 
-    /// Whether the operator writes it.
+    /// Whether the operator writes the argument.
     pub fn is_output(self) -> bool {
         self.parameter.info().output.is_some()
     }

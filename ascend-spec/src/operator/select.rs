@@ -1,6 +1,7 @@
 //! The arguments that one version of an operator has.
 
-/// Hands the arguments of a declaration that a version of the operator has to a macro, behind what comes with them.
+/// Passes the arguments of a declaration that a version of the operator has to the macro `then`, after the tokens
+/// `with`.
 ///
 /// `arguments_of_version! { {2 then with} table }` becomes `then! { with rows of version 2, without their versions }`.
 #[doc(hidden)]
@@ -10,7 +11,7 @@ macro_rules! arguments_of_version {
         $crate::arguments_of_version! { @ $version $then $with [] $($table)* }
     };
     (@ $version:tt $then:ident $with:tt [$($kept:tt)*]) => { $then! { $with $($kept)* } };
-    // What a newer version brought is dropped.
+    // An argument that a newer version added is dropped.
     (@ 1 $t:ident $w:tt $k:tt 2 $row:tt $($rest:tt)*) => { $crate::arguments_of_version! { @ 1 $t $w $k $($rest)* } };
     (@ 1 $t:ident $w:tt $k:tt 3 $row:tt $($rest:tt)*) => { $crate::arguments_of_version! { @ 1 $t $w $k $($rest)* } };
     (@ 1 $t:ident $w:tt $k:tt 4 $row:tt $($rest:tt)*) => { $crate::arguments_of_version! { @ 1 $t $w $k $($rest)* } };

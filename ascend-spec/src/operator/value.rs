@@ -1,19 +1,19 @@
-//! Arguments that are no tensors, whatever their kind.
+//! Arguments that are not tensors, whatever their kind.
 
 use super::Kind;
 
-/// What a call gives to a parameter that is no tensor.
+/// The value that a call gives to a parameter that is not a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value<'a> {
-    /// Of [`Kind::Int`] and [`Kind::Int8`].
+    /// A value of [`Kind::Int`] or [`Kind::Int8`].
     Int(i64),
-    /// Of [`Kind::Float`].
+    /// A value of [`Kind::Float`].
     Float(f64),
-    /// Of [`Kind::Flag`].
+    /// A value of [`Kind::Flag`].
     Flag(bool),
-    /// Of [`Kind::Text`] and [`Kind::OptionalText`]; `None` is a null pointer.
+    /// A value of [`Kind::Text`] or [`Kind::OptionalText`]; `None` is a null pointer.
     Text(Option<&'a str>),
-    /// Of [`Kind::Ints`] and [`Kind::IntList`]; `None` is a null pointer.
+    /// A value of [`Kind::Ints`] or [`Kind::IntList`]; `None` is a null pointer.
     Ints(Option<&'a [i64]>),
 }
 
@@ -62,12 +62,12 @@ impl From<Vec<i64>> for OwnedValue {
     }
 }
 
-/// A value was given to a parameter of another kind.
+/// The error of giving a value to a parameter of another kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrongKind {
     /// The parameter's name in snake case.
     pub parameter: &'static str,
-    /// What it takes.
+    /// The kind that the parameter takes.
     pub kind: Kind,
 }
 
@@ -80,8 +80,8 @@ impl std::fmt::Display for WrongKind {
 
 impl std::error::Error for WrongKind {}
 
-/// What a borrowed call holds of a value that it does not borrow: a detail of the macro that declares arguments. It names the call's
-/// lifetime where no other argument does.
+/// The type of a field for a value that the borrowed call does not borrow: a detail of the macro that declares
+/// arguments. It uses the call's lifetime where no other argument does.
 #[doc(hidden)]
 pub trait InCall<'a> {
     /// The value itself.

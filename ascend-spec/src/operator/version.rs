@@ -3,7 +3,7 @@
 use crate::{Cann, Soc, Target};
 use std::fmt;
 
-/// One version of an operator: a pair of functions, and where they are to be had.
+/// One version of an operator: a pair of functions, and the releases and products that have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OperatorVersion {
     number: u8,
@@ -38,12 +38,12 @@ impl OperatorVersion {
         }
     }
 
-    /// The same, which libraries before this release do not export.
+    /// This version, with libraries that export it from release `exported` on.
     pub(crate) const fn exported_since(self, exported: Cann) -> Self {
         OperatorVersion { exported, ..self }
     }
 
-    /// The same, which Atlas A2 and A3 have from this release on.
+    /// This version, on Atlas A2 and A3 from release `since` on.
     pub(crate) const fn on_a2_a3(self, since: Cann) -> Self {
         OperatorVersion {
             a2_a3: Some(since),
@@ -51,7 +51,7 @@ impl OperatorVersion {
         }
     }
 
-    /// The same, which Ascend 950 has from this release on.
+    /// This version, on Ascend 950 from release `since` on.
     pub(crate) const fn on_ascend950(self, since: Cann) -> Self {
         OperatorVersion {
             ascend950: Some(since),
@@ -59,7 +59,7 @@ impl OperatorVersion {
         }
     }
 
-    /// The same, which the Atlas inference series has from this release on.
+    /// This version, on the Atlas inference series from release `since` on.
     pub(crate) const fn on_inference_cards(self, since: Cann) -> Self {
         OperatorVersion {
             inference: Some(since),
@@ -67,7 +67,7 @@ impl OperatorVersion {
         }
     }
 
-    /// The same, which the Atlas training series has from this release on.
+    /// This version, on the Atlas training series from release `since` on.
     pub(crate) const fn on_training_cards(self, since: Cann) -> Self {
         OperatorVersion {
             training: Some(since),
@@ -75,12 +75,12 @@ impl OperatorVersion {
         }
     }
 
-    /// The same, which is shown by another text than its symbol.
+    /// This version, displayed as `label` instead of its symbol.
     pub(crate) const fn shown_as(self, label: &'static str) -> Self {
         OperatorVersion { label, ..self }
     }
 
-    /// Its number among the operator's versions: 1 for the first.
+    /// The version's number among the operator's versions: 1 for the first.
     pub const fn number(self) -> u8 {
         self.number
     }
@@ -90,24 +90,25 @@ impl OperatorVersion {
         self.symbol
     }
 
-    /// The CANN releases known to export it, as they stand behind "CANN": the first one, or `after` one that does not.
+    /// The CANN releases known to export this version, as text that follows "CANN": the first release, or `after` a
+    /// release that does not.
     pub const fn since_cann(self) -> &'static str {
         self.since_cann
     }
 
-    /// Whether a function is its phase one, its phase two or its `GetMaxWorkspaceSize`.
+    /// Whether a function is this version's phase one, its phase two or its `GetMaxWorkspaceSize`.
     pub fn has_function(self, name: &str) -> bool {
         let phase = name.strip_prefix(self.symbol);
         phase.is_some_and(|phase| ["", "GetWorkspaceSize", "GetMaxWorkspaceSize"].contains(&phase))
     }
 
-    /// Whether the libraries of a release export it. Of versions that came after 8.1, in which release is not known, this
-    /// says so of all releases.
+    /// Whether the libraries of a release export this version. For versions added after 8.1 in an unknown release the
+    /// answer is true for every release.
     pub fn is_exported(self, cann: Cann) -> bool {
         cann >= self.exported
     }
 
-    /// Whether a product has it in a release.
+    /// Whether a product has this version in a release.
     pub fn runs_on(self, target: Target) -> bool {
         let since = match target.soc {
             Soc::AtlasA2 | Soc::AtlasA3 => self.a2_a3,
@@ -131,11 +132,11 @@ pub trait DeclaredVersion: Copy + 'static {
     /// Every version, oldest first.
     const ALL: &'static [Self];
 
-    /// What is declared of it.
+    /// The declaration of the version.
     fn info(self) -> OperatorVersion;
 }
 
-/// Makes the enum `Version` of an operator: a line a version, with its documentation and what is declared of it.
+/// Makes the enum `Version` of an operator: one line for each version, with its documentation and its declaration.
 macro_rules! versions {
     ($(#[$meta:meta])* pub enum Version { $($(#[$doc:meta])+ $variant:ident = $info:expr,)+ }) => {
         $(#[$meta])*
@@ -148,14 +149,14 @@ macro_rules! versions {
             /// Every version, oldest first.
             pub const ALL: [Version; [$(stringify!($variant)),+].len()] = [$(Version::$variant),+];
 
-            /// What is declared of it.
+            /// The declaration of the version.
             pub const fn info(self) -> $crate::operator::OperatorVersion {
                 match self {
                     $(Version::$variant => $info,)+
                 }
             }
 
-            /// The version that this is declared of; `None` for those of other operators.
+            /// The version with this declaration; `None` for a version of another operator.
             pub fn of(info: $crate::operator::OperatorVersion) -> Option<Version> {
                 Version::ALL.into_iter().find(|version| version.info() == info)
             }
@@ -165,18 +166,18 @@ macro_rules! versions {
                 self.info().symbol()
             }
 
-            /// The CANN releases known to export it, as they stand behind "CANN": the first one, or `after` one that does
-            /// not.
+            /// The CANN releases known to export this version, as text that follows "CANN": the first release, or
+            /// `after` a release that does not.
             pub const fn since_cann(self) -> &'static str {
                 self.info().since_cann()
             }
 
-            /// Whether a product has it in a release.
+            /// Whether a product has this version in a release.
             pub fn runs_on(self, target: $crate::Target) -> bool {
                 self.info().runs_on(target)
             }
 
-            /// Its number: 1 for the first.
+            /// The version's number: 1 for the first.
             pub const fn number(self) -> u8 {
                 self.info().number()
             }

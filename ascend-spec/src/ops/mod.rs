@@ -1,4 +1,4 @@
-//! Operators, one folder each: the description of a call, its rules, and what a call that holds them asks to compute.
+//! Operators, one folder each: the description of a call, its rules, and what a call that holds them computes.
 
 pub mod batch_mat_mul;
 pub mod flash_attention_score;
@@ -7,8 +7,9 @@ pub mod incre_flash_attention;
 pub mod prompt_flash_attention;
 pub mod ring_attention_update;
 
-/// Hands the list of all operators to a macro. A line names the type that stands for the operator and the module it is in;
-/// of operators whose calls case files hold, also the name there, and the page of the book that has the operator's tables.
+/// Passes the list of all operators to a macro. A line names the type that stands for the operator and the module it
+/// is in; for operators whose calls case files can hold, also the operator's name there, and the page of the book
+/// with its tables.
 macro_rules! for_each_operator {
     ($then:ident) => {
         $then! {

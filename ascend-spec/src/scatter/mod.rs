@@ -1,7 +1,7 @@
-//! ScatterPaKvCache: new keys and values into a paged cache, each token into the slot that a mapping names.
+//! ScatterPaKvCache: writes new keys and values into a paged cache, each token into the slot that a mapping names.
 //!
-//! Slot `s` is row `s % block_size` of block `s / block_size`. What shapes and attributes have to be, [`ScatterCall`]
-//! checks; what the slots say is content, for which there is [`slot_faults`].
+//! Slot `s` is row `s % block_size` of block `s / block_size`. [`ScatterCall`] checks shapes and attributes;
+//! [`slot_faults`] checks the contents of the slot mapping.
 
 mod arguments;
 mod problem;

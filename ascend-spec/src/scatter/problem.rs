@@ -9,32 +9,32 @@ use std::ops::Range;
 pub struct ScatterProblem {
     /// Number of new tokens, and of slots.
     pub tokens: usize,
-    /// Blocks of the caches.
+    /// Number of blocks in each cache.
     pub blocks: usize,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_size: usize,
-    /// Bytes of a new key, and where they go.
+    /// The pieces of a new key, and their places in the cache.
     pub key: Pieces,
-    /// The same of a new value; `None` for keys alone.
+    /// The pieces of a new value, and their places in the cache; `None` for keys alone.
     pub value: Option<Pieces>,
 }
 
-/// The pieces in which the row of one token lies in a cache.
+/// The pieces in which the row of one token is stored in a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pieces {
-    /// Pieces of a row: one, or in the NZ order as many as `N * D` elements have units of 32 bytes.
+    /// Number of pieces of a row: one, or in the NZ order one for each 32 bytes of its `N * D` elements.
     pub count: usize,
-    /// Bytes of a piece.
+    /// Number of bytes in a piece.
     pub bytes: usize,
 }
 
 impl Pieces {
-    /// Bytes of one token's row.
+    /// Number of bytes in one token's row.
     pub const fn row_bytes(&self) -> usize {
         self.count.saturating_mul(self.bytes)
     }
 
-    /// Byte of the cache at which a piece of a row begins; the row lies in the cache.
+    /// Offset of the byte of the cache at which a piece of a row begins; the row must be within the cache.
     pub const fn place(&self, block_size: usize, block: usize, row: usize, piece: usize) -> usize {
         let piece = block.saturating_mul(self.count).saturating_add(piece);
         let row = piece.saturating_mul(block_size).saturating_add(row);
@@ -43,12 +43,13 @@ impl Pieces {
 }
 
 impl ScatterProblem {
-    /// Number of slots of the caches: slots are below it.
+    /// Number of slots in the caches; every slot is below it.
     pub const fn slots(&self) -> u64 {
         (self.blocks as u64).saturating_mul(self.block_size as u64)
     }
 
-    /// Byte of the cache at which a piece of the row in a slot begins. The slot is below [`ScatterProblem::slots`].
+    /// Offset of the byte of the cache at which a piece of the row in a slot begins. The slot is below
+    /// [`ScatterProblem::slots`].
     pub const fn place(&self, pieces: &Pieces, slot: usize, piece: usize) -> usize {
         let block_size = if self.block_size == 0 {
             1
@@ -59,8 +60,8 @@ impl ScatterProblem {
         pieces.place(self.block_size, block, row, piece)
     }
 
-    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address:
-    /// those of all tokens, and of a cache those of all slots. Nothing without tokens.
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base
+    /// address: those of all tokens, and in caches those of all slots. Visits nothing without tokens.
     pub fn touches(&self, call: &ScatterCall<'_>, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
         if self.tokens == 0 {
             return;

@@ -73,8 +73,8 @@ rules! {
 const UNIT: usize = 32;
 
 impl ScatterCall<'_> {
-    /// Checks the call against the contract of the operator on `soc`, and resolves it. The content of the slot mapping
-    /// is not part of it.
+    /// Checks the call against the contract of the operator on `soc`, and resolves it. The contents of the slot
+    /// mapping are not checked.
     ///
     /// Allocates nothing unless it refuses.
     ///
@@ -128,8 +128,8 @@ impl ScatterCall<'_> {
         })
     }
 
-    /// The first lint that the call breaks, leaving out those in `allowed` (by id). The content of the slot mapping is
-    /// not part of it: see [`slot_faults`](super::slot_faults).
+    /// Checks for lints: the first that the call breaks, leaving out those in `allowed` (by id). The contents of the
+    /// slot mapping are not checked: see [`slot_faults`](super::slot_faults).
     ///
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
@@ -171,7 +171,7 @@ impl ScatterCall<'_> {
         }
     }
 
-    /// Whether the caches are in the NZ order. Modes by their names.
+    /// Checks the modes by their names, and returns whether the caches are in the NZ order.
     fn modes(&self) -> Result<bool, Violation> {
         let cache_mode = self.cache_mode.unwrap_or(NORM);
         require!(
@@ -247,7 +247,7 @@ fn tensor(desc: &TensorDesc, parameter: Parameter, nz: bool) -> Result<(), Viola
     Ok(())
 }
 
-/// Dtypes of new rows and their cache.
+/// Checks the dtypes of new rows and their cache.
 fn pair(desc: &TensorDesc, cache: &TensorDesc, name: &str, soc: Soc) -> Result<(), Violation> {
     use DType::{Bf16, Float, Float8E4M3Fn, Float8E5M2, Float16, Int8, Int32};
     let allowed: &[DType] = match soc {
@@ -271,7 +271,7 @@ fn pair(desc: &TensorDesc, cache: &TensorDesc, name: &str, soc: Soc) -> Result<(
     Ok(())
 }
 
-/// The tokens of a key.
+/// Checks the shape of a key, and returns its number of tokens.
 fn key_shape(key: &TensorDesc) -> Result<i64, Violation> {
     match key.shape[..] {
         [tokens, heads, dim] if heads > 0 && dim > 0 => Ok(tokens),
@@ -298,7 +298,8 @@ fn value_shape(value: &TensorDesc, key: &TensorDesc) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Blocks of a cache, rows in a block, and the pieces of a row. The value's cache has those of the key's (`like`).
+/// Number of blocks in a cache, number of rows in a block, and the pieces of a row. The value's cache must have the
+/// two numbers of the key's (`like`).
 fn cache(
     rows: &TensorDesc,
     cache: &TensorDesc,
@@ -364,7 +365,7 @@ fn cache(
             },
         ));
     };
-    // A contiguous cache with bytes that can be addressed has rows that can.
+    // The bytes of a contiguous cache can be addressed, so those of its rows can.
     let row_bytes = size(heads)
         .saturating_mul(size(dim))
         .saturating_mul(rows.dtype.size().unwrap_or(1));

@@ -5,30 +5,30 @@ use crate::rule::broken;
 use crate::{Rule, Violation};
 use std::fmt;
 
-/// A slot that is no place of its own for its token.
+/// A fault in a slot mapping: a slot outside of the cache, or one that an earlier token has too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SlotFault {
-    /// Beyond the last slot of the cache.
+    /// The slot is beyond the last slot of the cache.
     OutOfRange {
-        /// Place in the mapping.
+        /// Index of the token in the mapping.
         token: usize,
         /// The slot.
         slot: i64,
-        /// Slots of the cache.
+        /// Number of slots in the cache.
         slots: u64,
     },
-    /// The slot of an earlier token too: which of them stays is undefined.
+    /// The slot is also that of an earlier token: which of the two tokens is stored is undefined.
     Duplicate {
-        /// Place in the mapping.
+        /// Index of the token in the mapping.
         token: usize,
-        /// Place of the earlier one.
+        /// Index of the earlier token.
         earlier: usize,
         /// The slot.
         slot: i64,
     },
-    /// Below 0, as padding is marked.
+    /// The slot is below 0, which marks padding.
     Negative {
-        /// Place in the mapping.
+        /// Index of the token in the mapping.
         token: usize,
         /// The slot.
         slot: i64,
@@ -45,7 +45,7 @@ impl SlotFault {
         }
     }
 
-    /// The same as a violation.
+    /// This fault as a violation of its lint.
     pub fn violation(&self) -> Violation {
         let rule = self.rule();
         match self {

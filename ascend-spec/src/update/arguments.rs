@@ -1,6 +1,7 @@
 //! The arguments of AttentionUpdate, in its own order.
 
-/// Hands the table of arguments to a macro ([`operator`](crate::operator) has the form), behind what comes with it.
+/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
+/// describes the table's form.
 ///
 /// Source: aclnnAttentionUpdate, parameter table.
 #[doc(hidden)]

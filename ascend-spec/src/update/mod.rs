@@ -1,4 +1,4 @@
-//! AttentionUpdate: attention over parts of the keys, merged by the log-sum-exps of the parts.
+//! AttentionUpdate: merges attention over parts of the keys by the log-sum-exps of the parts.
 //!
 //! With `L = ln sum(exp(lse_i))` the merged row is `sum(exp(lse_i - L) * out_i)`, which is attention over all the keys.
 

@@ -17,14 +17,14 @@ pub struct UpdateProblem {
     pub dtype: DType,
     /// Whether the merged log-sum-exps are written.
     pub writes_lse: bool,
-    /// Whether a log-sum-exp of +inf, with which attention marks a row without keys, counts as -inf, so that the part weighs
-    /// nothing; otherwise it makes the row NaN.
+    /// Whether a log-sum-exp of +inf, with which attention marks a row without keys, counts as -inf, so that the part
+    /// has weight 0; otherwise it makes the row NaN.
     pub infinity_is_empty: bool,
 }
 
 impl UpdateProblem {
-    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address,
-    /// by the strides of its description. Nothing without rows.
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base
+    /// address, by the strides of its description. Visits nothing without rows.
     pub fn touches(&self, call: &UpdateCall<'_>, visit: &mut dyn FnMut(Argument, Range<u64>)) {
         if self.rows == 0 {
             return;

@@ -51,7 +51,8 @@ rules! {
         "replace +inf by -inf; A2 and A3 do from CANN 8.5 on, Ascend 950 from 9.1 on";
 }
 
-/// Where the kernel takes log-sum-exps as they are. Elsewhere it replaces +inf by -inf before it looks for the largest.
+/// The releases whose kernel uses log-sum-exps as they are. The kernels of other releases replace +inf by -inf before
+/// they search for the largest.
 const BEFORE_REPLACED: Scope = Scope {
     a2_a3: Some(Span {
         since: Cann::V8_1,
@@ -64,7 +65,7 @@ const BEFORE_REPLACED: Scope = Scope {
 };
 
 impl UpdateCall<'_> {
-    /// Most parts that one call merges.
+    /// Largest number of parts that one call merges.
     pub const MAX_PARTS: usize = 16;
 
     /// Checks the call against the contract of the operator on `target`, and resolves it.
@@ -72,8 +73,8 @@ impl UpdateCall<'_> {
     /// Allocates nothing unless it refuses.
     ///
     /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for strided outputs, of which the
-    /// documents do not say what becomes. Inputs may be strided: serving systems pass parts of tensors that hold attention
+    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for strided outputs, which the
+    /// documents do not describe. Inputs may be strided: serving systems pass parts of tensors that hold attention
     /// and log-sum-exps side by side.
     pub fn check(&self, target: Target) -> Result<UpdateProblem, Refusal> {
         let (lse, local, out) = self.required()?;
@@ -159,7 +160,7 @@ impl UpdateCall<'_> {
         })
     }
 
-    /// First log-sum-exp, first part, output.
+    /// The required tensors: first log-sum-exp, first part, output.
     fn required(&self) -> Result<(&TensorDesc, &TensorDesc, &TensorDesc), Violation> {
         let missing = |name: &str| {
             broken(

@@ -57,9 +57,9 @@ real!(f32, f64);
 
 /// Merges the log-sum-exps of one row and replaces each by the weight of its part.
 ///
-/// Plain arithmetic, as the operator computes it of what [`visible`] gives where it counts +inf as no keys: with `m` the largest, `L = m + ln sum(exp(lse_i - m))` and the weight
-/// `exp(lse_i - L)`. A part at -inf has weight 0; a row at -inf in all parts, at +inf in one, or at NaN in one, has NaN
-/// throughout.
+/// Plain arithmetic, as the operator computes it; where it counts +inf as no keys, it is applied to the results of
+/// [`visible`]. With `m` the largest, `L = m + ln sum(exp(lse_i - m))` and the weight is `exp(lse_i - L)`. A part at
+/// -inf has weight 0; a row at -inf in all parts, at +inf in one, or at NaN in one, has NaN throughout.
 pub fn weigh<R: Real>(lse: &mut [R]) -> R {
     let largest = lse.iter().fold(R::EMPTY, |most, one| most.greater(*one));
     let sum = (lse.iter()).fold(R::ZERO, |sum, one| sum.plus(one.minus(largest).e_to()));
@@ -70,8 +70,8 @@ pub fn weigh<R: Real>(lse: &mut [R]) -> R {
     merged
 }
 
-/// A log-sum-exp as FusedInferAttentionScore writes it, as a merge has to read it: the operator marks a row without
-/// visible keys with +inf, where the sum over no keys is -inf.
+/// Converts a log-sum-exp of FusedInferAttentionScore for a merge: the operator marks a row without visible keys with
+/// +inf, where the log of a sum over no keys is -inf.
 pub fn visible<R: Real>(lse: R) -> R {
     if lse.plus_infinite() { R::EMPTY } else { lse }
 }
@@ -88,7 +88,7 @@ mod tests {
         for (weight, want) in lse.iter().zip([0.125, 0.375, 0.5]) {
             assert!((weight - want).abs() < 1e-15);
         }
-        // The largest differences do not overflow.
+        // Even the largest differences do not overflow.
         let mut far = [f32::MAX, f32::MIN];
         assert_eq!(weigh(&mut far), f32::MAX);
         assert_eq!(far, [1.0, 0.0]);

@@ -61,7 +61,7 @@ rules! {
         "use one mode for key and value";
 }
 
-/// Prefill path: what may be asked for when key and value are not quantised.
+/// Prefill path: the arguments that a call may have when key and value are not quantised.
 pub(in crate::fia) fn none_prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     require!(
@@ -73,7 +73,7 @@ pub(in crate::fia) fn none_prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Head dimensions of the decode path: it takes INT8 keys of any.
+/// Head dimensions of the decode path, which takes INT8 keys of any.
 pub(in crate::fia) fn decode_dim(f: &Facts<'_>) -> Result<(), Refusal> {
     require!(
         f.kv_dtype() != DType::Int4 || f.q.dim % 64 == 0,
@@ -383,7 +383,7 @@ fn decode_split(f: &Facts<'_>) -> Result<(), Refusal> {
         let fits = match mode {
             0 if nz_cache && !f.rope() => *shape == nz_channel(f),
             0 => channel(f, shape, 1) || **shape == [1],
-            // Beside per-channel keys the value's scale is not looked at.
+            // Beside per-channel keys the value's scale is not checked.
             1 if modes == (0, 1) => true,
             1 => {
                 matches!(shape[..], [b, s] | [1, b, s] if b == f.batch && s >= f.key_rows)
@@ -430,7 +430,7 @@ fn decode_split(f: &Facts<'_>) -> Result<(), Refusal> {
     nz(f)
 }
 
-/// Per-channel shape over an NZ cache: that of the layout's heads and head dimension.
+/// Per-channel shape over an NZ cache: the layout's order of heads and head dimension.
 fn nz_channel(f: &Facts<'_>) -> Dims {
     let (n, d) = (f.kv_heads, f.q.dim);
     match f.layout.input() {
@@ -440,7 +440,7 @@ fn nz_channel(f: &Facts<'_>) -> Dims {
     }
 }
 
-/// Packed rows over an NZ cache: at most 16 a sequence, and per-channel scales alone.
+/// Packed rows over an NZ cache: at most 16 a sequence, and only per-channel scales.
 fn packed_lengths(f: &Facts<'_>) -> Result<(), Refusal> {
     super::packed::lengths(f, 65_536, i64::MAX)?;
     let modes = (f.call.key_antiquant_mode, f.call.value_antiquant_mode);
@@ -529,7 +529,7 @@ fn nz(f: &Facts<'_>) -> Result<(), Refusal> {
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     let square = call.mask().is_some_and(|mask| *mask.shape == [size, size]);
     let fits = match (f.q.rows, call.mask()) {
-        // Packed single rows take either.
+        // Packed calls take either form with single rows.
         _ if f.packed() => match call.mask() {
             None => call.mode() == 0 && super::packed::longest_query(f) <= 1,
             Some(_) => call.mode() == 3 && square,

@@ -5,19 +5,20 @@ use crate::fia::Parameter;
 use crate::{DType, Violation};
 
 impl ContentBounds {
-    /// The tensors whose elements are positions in others.
+    /// The tensors whose elements are positions in other tensors.
     pub const PARAMETERS: [Parameter; 3] = [
         Parameter::BlockTable,
         Parameter::QueryPaddingSize,
         Parameter::KvPaddingSize,
     ];
 
-    /// Whether a tensor of positions is as the operator reads it: a table `[B, M]` in INT32, or a size in INT64.
+    /// Whether the operator reads a tensor of positions in this form: a table `[B, M]` in INT32, or a size in INT64.
     pub fn reads(dtype: DType, shape: &[usize]) -> bool {
         matches!((dtype, shape), (DType::Int32, [_, _]) | (DType::Int64, [1]))
     }
 
-    /// Holds the content of such a tensor, little-endian, against the call; one that is not as the operator reads it is none.
+    /// Checks the content of such a tensor, little-endian, against the call. Content in another form than
+    /// [`ContentBounds::reads`] names is not checked.
     ///
     /// # Errors
     /// As for [`ContentBounds::admits_table`] and [`ContentBounds::admits_padding`].

@@ -1,4 +1,4 @@
-//! What no description of a call shows: the numbers in device memory that name positions in other tensors.
+//! Rules on what no description of a call shows: the numbers in device memory that are positions in other tensors.
 
 use crate::attention_problem::Work;
 use crate::fia::Version;
@@ -23,17 +23,18 @@ rules! {
         "count the unused rows behind the sequence: rows of the axis less rows of the sequence at most";
 }
 
-/// Bounds of the numbers that a call reads on the device and takes for positions: the blocks of a table, the sizes of left
-/// padding.
+/// Bounds of the numbers that a call reads on the device and uses as positions: the blocks of a table, the sizes of
+/// left padding.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContentBounds {
-    /// Blocks of the paged cache; the ids of a table are below. 0 without one.
+    /// Number of blocks in the paged cache, which every id of a table must be below. 0 without a cache.
     blocks: usize,
     /// Number of sequences.
     batch: usize,
-    /// Blocks that each sequence needs; those behind need as many as the last.
+    /// Number of blocks that each of the first sequences needs; every later sequence needs as many as the last of
+    /// these.
     needed: Vec<usize>,
-    /// The largest of them.
+    /// The largest number in `needed`.
     most_needed: usize,
     /// Most left padding of the query, if it counts.
     query_padding: Option<i64>,
@@ -42,7 +43,8 @@ pub struct ContentBounds {
 }
 
 impl CheckedCall<'_> {
-    /// Bounds of what the call reads on the device and takes for positions; `None` if it reads nothing of the kind.
+    /// Bounds of the numbers that the call reads on the device and uses as positions; `None` if it reads no such
+    /// number.
     pub fn content_bounds(&self) -> Option<ContentBounds> {
         let problem = &self.problem;
         if problem.work == Work::Nothing {
@@ -90,7 +92,7 @@ impl CheckedCall<'_> {
 }
 
 impl ContentBounds {
-    /// Blocks of the cache, where there is a table.
+    /// Number of blocks in the cache, where there is a table.
     pub fn blocks(&self) -> usize {
         self.blocks
     }
@@ -100,7 +102,7 @@ impl ContentBounds {
         self.most_needed
     }
 
-    /// Checks a table whose largest block is `largest`, or that has none.
+    /// Checks a table whose largest block is `largest`; `None` is a table without blocks.
     ///
     /// # Errors
     /// `block_table.range`.
@@ -111,7 +113,7 @@ impl ContentBounds {
         }
     }
 
-    /// Checks how many blocks the rows of a table name; rows that are not known are left out.
+    /// Checks how many blocks each row of a table names. Rows beyond the end of `blocks` are not checked.
     ///
     /// # Errors
     /// `block_table.row_short`.
@@ -129,11 +131,11 @@ impl ContentBounds {
         Ok(())
     }
 
-    /// Checks the entries of a table that the call reads: `table` has a row of `columns` for each sequence. What lies
-    /// behind the blocks that a sequence needs may be anything.
+    /// Checks the entries of a table that the call reads: `table` has a row of `columns` for each sequence. Entries
+    /// after the blocks that a sequence needs may be anything.
     ///
     /// # Errors
-    /// `block_table.range`, or `block_table.row_short` for a table that ends before.
+    /// `block_table.range`, or `block_table.row_short` for a table that ends too early.
     pub fn admits_table(&self, table: &[i32], columns: usize) -> Result<(), Violation> {
         for (sequence, needed) in self.needed().enumerate() {
             let first = sequence.saturating_mul(columns);
@@ -162,7 +164,7 @@ impl ContentBounds {
             _ => None,
         };
         match most {
-            // The operator takes a negative size for 0.
+            // The operator treats a negative size as 0.
             Some(most) if size > most => Err(broken(
                 &PADDING,
                 format_args!("{} {size}", parameter.acl_name()),
@@ -173,7 +175,8 @@ impl ContentBounds {
         }
     }
 
-    /// Checks the contents of a call's tensors, its block table among them; `integers` gives those of a tensor by its name.
+    /// Checks the contents of a call's tensors, its block table among them; `integers` returns those of a tensor by
+    /// its name.
     ///
     /// # Errors
     /// `block_table.range`, `block_table.row_short`, `padding_size.range`.
@@ -198,7 +201,7 @@ impl ContentBounds {
         Ok(())
     }
 
-    /// Blocks that each sequence needs.
+    /// Number of blocks that each sequence needs.
     fn needed(&self) -> impl Iterator<Item = usize> {
         let last = self.needed.last().copied().unwrap_or(0);
         let all = self.needed.iter().copied().chain(iter::repeat(last));
@@ -256,7 +259,7 @@ mod tests {
             .unwrap();
         let bounds = problem.content_bounds().unwrap();
         assert_eq!((bounds.blocks(), bounds.most_needed()), (4, 3));
-        // What lies behind the blocks that are read may be anything.
+        // Entries after the blocks that are read may be anything.
         assert_eq!(bounds.admits_table(&[3, 0, 1, 2, -1, 1 << 30], 3), Ok(()));
         for table in [
             [3, 0, 4, 2, 0, 0],

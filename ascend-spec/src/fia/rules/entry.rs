@@ -90,7 +90,7 @@ pub(in crate::fia) fn main_tensors<'a>(call: &'a FiaCall<'a>) -> Result<MainTens
     })
 }
 
-/// The entry points that return before they look at anything.
+/// Refuses versions whose entry points return an error before they look at any argument.
 pub(in crate::fia) fn entry_point(version: Version, target: Target) -> Result<(), Refusal> {
     require!(
         for target => version == Version::V5,
@@ -111,7 +111,7 @@ pub(in crate::fia) fn product(version: Version, target: Target) -> Result<(), Re
     Ok(())
 }
 
-/// Dtypes and formats of the tensors that the API layer looks at.
+/// Checks dtypes and formats of the tensors that the API layer looks at.
 pub(in crate::fia) fn types(
     call: &FiaCall<'_>,
     at: &MainTensors<'_>,
@@ -147,7 +147,7 @@ pub(in crate::fia) fn types(
     one(at.out, "attentionOut", &[Float16, Bf16, Int8])
 }
 
-/// Dtypes and formats on Ascend 950.
+/// Checks dtypes and formats on Ascend 950.
 fn types_950(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Refusal> {
     use DType::{
         Bf16, Bool, Float, Float4E2M1, Float8E4M3Fn, Float16, HiFloat8, Int4, Int8, Int32, UInt8,
@@ -238,7 +238,7 @@ pub(in crate::fia) fn countable(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Res
     Ok(())
 }
 
-/// Whether a release knows a layout.
+/// Whether a release knows `layout`.
 fn known(layout: Layout, target: Target) -> bool {
     target.cann >= Cann::V8_5 || !matches!(layout, Layout::Ntd | Layout::BshBnsd | Layout::BsndBnsd)
 }
@@ -316,7 +316,7 @@ pub(in crate::fia) fn query(
     }
 }
 
-/// The query's hidden size divides by the number of heads.
+/// Checks that the query's hidden size is a multiple of the number of heads.
 pub(in crate::fia) fn divides(
     call: &FiaCall<'_>,
     layout: Layout,
@@ -338,8 +338,8 @@ fn indivisible(call: &FiaCall<'_>, query: &TensorDesc) -> Refusal {
     .into()
 }
 
-/// What becomes of a hidden size that does not divide by the number of heads: from 8.5 on the prefill path forgets the
-/// remainder.
+/// What the operator does with a hidden size that is no multiple of the number of heads: from 8.5 on the prefill path
+/// drops the remainder.
 #[derive(Clone, Copy)]
 pub(in crate::fia) enum Remainder {
     Refused,
@@ -367,7 +367,7 @@ impl Remainder {
     }
 }
 
-/// The layouts that put heads first in the output belong to the decode path.
+/// Refuses the layouts that put heads first in the output, which belong to the decode path.
 pub(in crate::fia) fn prefill_layout(layout: Layout) -> Result<(), Refusal> {
     require!(
         !matches!(layout.output(), Axes::Nbsd | Axes::Ntd),
@@ -378,7 +378,7 @@ pub(in crate::fia) fn prefill_layout(layout: Layout) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The layouts that the prefill and the decode path know in every release.
+/// Refuses layouts that the prefill and the decode path do not know in every release.
 pub(in crate::fia) fn old_layout(f: &Facts<'_>) -> Result<(), Refusal> {
     let target = Target::snapshot(f.target.soc);
     require!(
@@ -393,7 +393,7 @@ pub(in crate::fia) fn old_layout(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// BNSD_BSND has no single rows in the prefill path.
+/// Refuses single rows in BNSD_BSND, which the prefill path does not take.
 pub(in crate::fia) fn several_rows(f: &Facts<'_>) -> Result<(), Refusal> {
     require!(
         f.layout != Layout::BnsdBsnd || f.q.rows != 1,
@@ -411,7 +411,7 @@ pub(in crate::fia) fn several_rows(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether the query is empty, which the prefill path and the unified checker take as no work.
+/// Whether the query is empty: the prefill path and the unified checker then do nothing.
 pub(in crate::fia) fn empty_query(
     at: &MainTensors<'_>,
     route: Route,
@@ -447,8 +447,8 @@ pub(in crate::fia) fn empty_query(
     Ok(true)
 }
 
-/// A dequantisation scale of the query outside of the quantised absorbed form; `mode_counts` where the mode is looked
-/// at as well.
+/// Checks that a query outside of the quantised absorbed form has no dequantisation scale; `mode_counts` is whether
+/// the mode is checked as well.
 pub(in crate::fia) fn query_scale(call: &FiaCall<'_>, mode_counts: bool) -> Result<(), Refusal> {
     require!(
         call.dequant_scale_query.is_none() && !(mode_counts && call.query_quant_mode != 0),

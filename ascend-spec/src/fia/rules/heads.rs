@@ -36,7 +36,7 @@ rules! {
         "pad the head dimension of query, key and value with zeros; the scale stays";
 }
 
-/// Heads of key and value: what 0 stands for resolved.
+/// Number of heads of key and value; 0 stands for the number of query heads.
 pub(in crate::fia) fn kv_heads(call: &FiaCall<'_>) -> i64 {
     match call.num_key_value_heads {
         0 => call.num_heads,
@@ -44,7 +44,7 @@ pub(in crate::fia) fn kv_heads(call: &FiaCall<'_>) -> i64 {
     }
 }
 
-/// The number of query heads against the query.
+/// Checks the number of query heads against the query.
 pub(in crate::fia) fn query(f: &Facts<'_>) -> Result<(), Refusal> {
     let heads = f.call.num_heads;
     require!(
@@ -57,7 +57,7 @@ pub(in crate::fia) fn query(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Head counts of the attributes against each other and against the query.
+/// Checks the head counts of the attributes against each other and against the query.
 pub(in crate::fia) fn counts(f: &Facts<'_>) -> Result<(), Refusal> {
     query(f)?;
     let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
@@ -85,7 +85,7 @@ pub(in crate::fia) fn counts(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Heads of dense keys and values.
+/// Checks the heads of dense keys and values.
 pub(in crate::fia) fn key_value(f: &Facts<'_>) -> Result<(), Refusal> {
     for (desc, heads, name) in [(f.key, f.k.heads, "key"), (f.value, f.v.heads, "value")] {
         require!(
@@ -102,7 +102,7 @@ pub(in crate::fia) fn key_value(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The number of key heads that key and value say, if the query's heads divide by it.
+/// The number of key heads in the shapes of key and value, if the number of query heads is a multiple of it.
 pub(in crate::fia) fn of_key(f: &Facts<'_>) -> Option<Change> {
     let axes = f.layout.input();
     let heads_of = |desc: &TensorDesc| match (f.paged(), &desc.shape[..]) {
@@ -119,7 +119,7 @@ pub(in crate::fia) fn of_key(f: &Facts<'_>) -> Option<Change> {
     fits.then(|| Change::set(Parameter::NumKeyValueHeads, heads))
 }
 
-/// What mends numKeyValueHeads: the key's own heads, otherwise the rule's fix.
+/// The fix for numKeyValueHeads: the key's own number of heads, otherwise the rule's fix.
 pub(in crate::fia) fn own_heads(
     f: &Facts<'_>,
     rule: &'static Rule,
@@ -127,7 +127,7 @@ pub(in crate::fia) fn own_heads(
     of_key(f).ok_or(rule.fix)
 }
 
-/// Head dimensions of query, key and value against each other.
+/// Checks the head dimensions of query, key and value against each other.
 pub(in crate::fia) fn equal_dims(f: &Facts<'_>) -> Result<(), Refusal> {
     let (query, key, value) = (f.q.dim, f.k.dim, f.v.dim);
     require!(
@@ -140,7 +140,7 @@ pub(in crate::fia) fn equal_dims(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Packed rows [T, N, D] that are called BSH: what is meant by them.
+/// The fix for packed rows [T, N, D] that are passed with the layout BSH; `None` for other calls.
 pub(in crate::fia) fn packed_rows(f: &Facts<'_>) -> Option<&'static str> {
     let rows = |desc: &TensorDesc, heads: i64| matches!(desc.shape[..], [_, n, _] if n == heads);
     let packed = f.layout.input() == Axes::Bsh

@@ -1,4 +1,4 @@
-//! Actual sequence lengths of layouts with a batch axis, and what a length array says.
+//! Actual sequence lengths of layouts with a batch axis, and fixes for length arrays of any layout.
 
 use super::Facts;
 use crate::attention_problem::SequenceLengths;
@@ -24,10 +24,10 @@ rules! {
         "pass lengths of each sequence (not cumulative) within the key's rows";
 }
 
-/// Other lengths, and why; otherwise the rule's fix.
+/// A change to other lengths, and its reason; otherwise the rule's fix.
 type OtherLengths = Result<(Change, &'static str), &'static str>;
 
-/// What mends an array that is not cumulative: the sums, if its entries look like the lengths of sequences that fill
+/// The fix for an array that is not cumulative: the sums, if its entries look like the lengths of sequences that fill
 /// `rows`.
 pub(in crate::fia) fn summed(
     parameter: Parameter,
@@ -48,8 +48,8 @@ pub(in crate::fia) fn summed(
     }
 }
 
-/// What mends an array with an entry that is too large: the differences, if these are lengths of at most `most`. Whether the
-/// entries are meant as ends the call does not say.
+/// The fix for an array with an entry that is too large: the differences, if these are lengths of at most `most`. The
+/// call does not show whether its entries are meant as ends.
 pub(in crate::fia) fn apart(ends: &[i64], most: i64, otherwise: &str) -> String {
     let mut before = 0i64;
     let lengths = ends.iter().map(|&end| {
@@ -66,7 +66,7 @@ pub(in crate::fia) fn apart(ends: &[i64], most: i64, otherwise: &str) -> String 
     }
 }
 
-/// Query length of sequence `b` of `rows` rows.
+/// Query length of sequence `b`, for a query with `rows` rows.
 pub(in crate::fia) fn q_len(call: &FiaCall<'_>, layout: Layout, rows: i64, b: usize) -> i64 {
     SequenceLengths::new(call.actual_seq_lengths, layout.is_packed()).of(b, rows)
 }
@@ -83,18 +83,18 @@ pub(in crate::fia) fn kv_len(
     SequenceLengths::new(call.actual_seq_lengths_kv, cumulative).of(b, rows)
 }
 
-/// How many sequences from the first on are to be looked at so that none is left out: those behind what the arrays and
-/// the list of keys tell apart are like the last of these. A batch axis may be of any size.
+/// The number of first sequences that a check must examine so that none is left out: later ones, which have no entry
+/// of their own in the arrays or the list of keys, are like the last of these. A batch axis may be of any size.
 pub(in crate::fia) fn distinct(call: &FiaCall<'_>, batch: usize) -> usize {
     let entries = |lengths: Option<&[i64]>| lengths.map_or(0, <[i64]>::len);
     let told = entries(call.actual_seq_lengths)
         .max(entries(call.actual_seq_lengths_kv))
         .max(call.key.len());
-    // Behind the last of cumulative ends comes one sequence more that differs.
+    // After the last of cumulative ends, one more sequence may differ.
     batch.min(told.saturating_add(2))
 }
 
-/// The sum of what `of` says of each sequence.
+/// The sum of `of` over all sequences.
 pub(in crate::fia) fn total(call: &FiaCall<'_>, batch: usize, of: impl Fn(usize) -> i64) -> i64 {
     let looked_at = distinct(call, batch);
     let sum = (0..looked_at).fold(0i64, |sum, b| sum.saturating_add(of(b)));
@@ -116,7 +116,7 @@ pub(in crate::fia) fn query(f: &Facts<'_>) -> Result<(), Refusal> {
     q_range(f, lengths)
 }
 
-/// Each query length against the rows of the query.
+/// Checks each query length against the rows of the query.
 pub(super) fn q_range(f: &Facts<'_>, lengths: &[i64]) -> Result<(), Refusal> {
     for (b, &len) in lengths.iter().take(f.batch()).enumerate() {
         if !(0..=f.q.rows).contains(&len) {
@@ -149,8 +149,8 @@ pub(in crate::fia) fn key(f: &Facts<'_>) -> Result<(), Refusal> {
     kv_range(f, lengths, f.prefill())
 }
 
-/// Each key length against the rows of its keys. `longest` is whether one entry for a whole list is held against its
-/// longest tensor.
+/// Checks each key length against the rows of its keys. `longest` is whether a single entry for a whole list is
+/// checked against the list's longest tensor.
 pub(super) fn kv_range(f: &Facts<'_>, lengths: &[i64], longest: bool) -> Result<(), Refusal> {
     if fit(f, lengths) {
         return Ok(());
@@ -175,15 +175,15 @@ pub(super) fn kv_range(f: &Facts<'_>, lengths: &[i64], longest: bool) -> Result<
     Ok(())
 }
 
-/// Whether all lengths lie within keys that are the same for every sequence; where they are not, or the entries are no
-/// lengths, each is to be looked at.
+/// Whether all lengths lie within keys that are the same for every sequence. Where they do not, each sequence has to
+/// be checked.
 fn fit(f: &Facts<'_>, lengths: &[i64]) -> bool {
     let alike = !f.kv_list && (f.paged() || !f.packed());
     let mut used = lengths.iter().take(f.batch());
     alike && used.all(|len| (0..=f.key_rows).contains(len))
 }
 
-/// An empty array counts as none.
+/// Whether the array has enough entries; an empty array counts as none.
 fn counted(lengths: &[i64], batch: usize) -> bool {
     lengths.len() <= 1 || lengths.len() >= batch
 }

@@ -37,7 +37,8 @@ rules! {
         "give all tensors of the list the same heads and head dimension";
 }
 
-/// Elements in one of key and value: from V2 on, INT32 of both is eight INT4 in each.
+/// Number of key or value elements in one stored element: from V2 on eight INT4 if both tensors are INT32, otherwise
+/// 1.
 pub(in crate::fia) fn nibbles(version: Version, at: &MainTensors<'_>) -> i64 {
     let words = at.key.dtype == DType::Int32 && at.value.dtype == DType::Int32;
     if words && version != Version::V1 {
@@ -61,9 +62,9 @@ pub(in crate::fia) fn is_list(
         && (route == Route::Decode || call.key.len() >= 2)
 }
 
-/// Dtypes of key and value against each other and the query.
+/// Checks the dtypes of key and value against each other and the query.
 pub(in crate::fia) fn dtypes(f: &Facts<'_>) -> Result<(), Refusal> {
-    // The prefill path looks at the first tensors of a list alone.
+    // The prefill path checks only the first tensors of a list.
     let used = if f.kv_list && !f.prefill() {
         usize::MAX
     } else {
@@ -98,7 +99,7 @@ pub(in crate::fia) fn dtypes(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether there are no keys or no values. A list is empty as a whole or not at all.
+/// Whether there are no keys or no values. Refuses a list in which only some tensors are empty.
 pub(in crate::fia) fn empty(f: &Facts<'_>) -> Result<bool, Refusal> {
     if !f.kv_list {
         return Ok(f.key.is_empty() || f.value.is_empty());
@@ -157,7 +158,7 @@ pub(in crate::fia) fn batch(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Shapes of dense keys and values beyond heads and head dimension; for lists, of every tensor.
+/// Checks the shapes of dense keys and values beyond heads and head dimension; for lists, of every tensor.
 pub(in crate::fia) fn shapes(f: &Facts<'_>) -> Result<(), Refusal> {
     if !f.kv_list {
         // The prefill path compares heads and head dimension only.

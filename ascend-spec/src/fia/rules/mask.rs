@@ -51,7 +51,7 @@ rules! {
         "the band must reach into the shortest sequence";
 }
 
-/// Checks mask, mode and tokens, and says which mode is in force and what the tensor is for.
+/// Checks mask, mode and tokens, and returns the mode in force and what the tensor is for.
 pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
     match f.route {
         Route::Decode => decode(f),
@@ -59,8 +59,8 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refu
     }
 }
 
-/// The decode path looks at the mode only to tell compressed masks from full ones, and at the tokens never, except
-/// for the band of mode 4.
+/// Checks the decode path, which uses the mode only to tell compressed masks from full ones, and the tokens only for
+/// the band of mode 4.
 fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
     let Some(mask) = f.call.mask() else {
         return Ok((SparseMode::DefaultMask, MaskUse::None));
@@ -115,7 +115,7 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
         ),
     );
     let key = mask.strides.last().copied().unwrap_or(0);
-    // With a single axis the first axis is the last: there are no rows to step over.
+    // With a single axis the first axis is the last: there is no stride of rows.
     let batch = match mask.strides[..] {
         [batch, _, ..] => batch,
         _ => 0,
@@ -129,11 +129,11 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
     Ok((SparseMode::AllMask, MaskUse::Full(tensor)))
 }
 
-/// Changes and their reason, or words.
+/// The changes of a fix and their reason, or a fix in words alone.
 pub(in crate::fia) type OwnFix = Result<(Vec<Change>, &'static str), &'static str>;
 
-/// What a mode above 1 says of single rows, said in the mode 0 that they have: no mask where they see every key, otherwise a
-/// full one of `width` keys. `keys` are those of each sequence, a shared prefix among them.
+/// The fix for a mode above 1 with single rows, which have mode 0: no mask where the rows see every key, otherwise a
+/// full one of `width` keys. `keys` are the key counts of the sequences, with a shared prefix.
 pub(in crate::fia) fn fix_of_one_row(
     call: &FiaCall<'_>,
     mode: Option<SparseMode>,
@@ -144,7 +144,7 @@ pub(in crate::fia) fn fix_of_one_row(
         return Err("pass mode 0, with a mask [B, 1, 1, Skv] where a row does not see every key");
     };
     let (mode, tokens) = match mode {
-        // A causal window, as the lint on preTokens in this mode has it.
+        // This is a causal window: the lint on preTokens reads preTokens in this mode so.
         SparseMode::RightDownCausal if (1..TOKENS_UNBOUNDED).contains(&call.pre_tokens) => {
             (SparseMode::Band, (call.pre_tokens, 0))
         }
@@ -194,7 +194,7 @@ pub(in crate::fia) fn fix_of_one_row(
     })
 }
 
-/// [`fix_of_one_row`] of a call that a checker looks at, where its rows are single ones.
+/// As [`fix_of_one_row`], for a call with single rows that a checker judges; other calls have a fix in words.
 pub(in crate::fia) fn fix_of_rows(f: &Facts<'_>, width: i64) -> OwnFix {
     if f.q.rows != 1 {
         return Err("pass mode 0 with a mask [B, 1, rows, keys] that hides what the mode does");
@@ -266,7 +266,8 @@ pub(in crate::fia) fn width(f: &Facts<'_>) -> i64 {
     }
 }
 
-/// A full mask of the prefill path: rows and keys last, before them batch (1 or B) and an axis that is not looked at.
+/// Checks a full mask of the prefill path: rows and keys last, before them batch (1 or B) and an axis that is not
+/// checked.
 fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Refusal> {
     let (rows, batch, keys) = (f.q.rows, f.batch, width(f));
     let covers = match mask.shape[..] {
@@ -296,7 +297,7 @@ fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Refusal> {
     })
 }
 
-/// The mask that a mode goes by: the compressed one is the same for all calls.
+/// The fix for a mode without its mask: the compressed mask, which is the same for all calls.
 pub(in crate::fia) fn fix_of_missing(
     mode: SparseMode,
 ) -> Result<(Change, &'static str), &'static str> {
@@ -314,7 +315,7 @@ pub(in crate::fia) fn fix_of_missing(
     }
 }
 
-/// Checks the token counts and gives those in force.
+/// Checks the token counts and returns those in force.
 fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), Refusal> {
     let call = f.call;
     let (pre, next) = match mode {
@@ -352,7 +353,7 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), R
     Ok((pre, next))
 }
 
-/// What a call says of the band, in a message.
+/// The token counts and the mode of a call, in a message.
 struct Tokens<'a>(&'a Facts<'a>, SparseMode);
 
 impl fmt::Display for Tokens<'_> {
@@ -363,7 +364,7 @@ impl fmt::Display for Tokens<'_> {
     }
 }
 
-/// The token counts in force, held against each other.
+/// Checks the token counts in force against each other.
 pub(in crate::fia) fn band(
     f: &Facts<'_>,
     mode: SparseMode,
@@ -384,14 +385,14 @@ pub(in crate::fia) fn band(
     Ok(())
 }
 
-/// Which lengths a negative token count must stay below.
+/// The lengths that a negative token count must stay below.
 enum Limit {
     Rows,
     Keys,
 }
 
 impl Limit {
-    /// The shortest of them, over the batch; for mode 0 the padded size counts too.
+    /// The shortest of these lengths, over the batch; for mode 0 the padded size counts too.
     fn shortest(&self, f: &Facts<'_>, mode: SparseMode) -> i64 {
         let (shortest, all) = match self {
             Limit::Rows => (f.sequences().map(|b| f.q_len(b)).min(), f.q.rows),

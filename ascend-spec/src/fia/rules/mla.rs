@@ -74,7 +74,7 @@ rules! {
         "meet all of the conditions";
 }
 
-/// Rotary parts come in pairs.
+/// Checks that rotary parts come in pairs.
 pub(in crate::fia) fn paired(f: &Facts<'_>) -> Result<(), Refusal> {
     require!(
         f.call.query_rope.is_some() == f.call.key_rope.is_some(),
@@ -85,7 +85,7 @@ pub(in crate::fia) fn paired(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Rotary parts of the decode path: half precision, and given where the packed absorbed form needs them.
+/// Checks the rotary parts of the decode path: half precision, and given where the packed absorbed form needs them.
 pub(in crate::fia) fn decode_ropes(f: &Facts<'_>) -> Result<(), Refusal> {
     paired(f)?;
     let ropes = [&f.call.query_rope, &f.call.key_rope];
@@ -109,7 +109,7 @@ pub(in crate::fia) fn decode_ropes(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Pair and layout of the rotary parts in the prefill path.
+/// Checks pair and layout of the rotary parts in the prefill path.
 pub(in crate::fia) fn prefill_layout(f: &Facts<'_>) -> Result<(), Refusal> {
     paired(f)?;
     require!(
@@ -121,7 +121,7 @@ pub(in crate::fia) fn prefill_layout(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Rotary parts of the prefill path.
+/// Checks the rotary parts of the prefill path.
 pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     let (Some(q), Some(k)) = (&f.call.query_rope, &f.call.key_rope) else {
         return Ok(());
@@ -138,7 +138,7 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     };
     let key_fits = match f.cache {
         None => wanted(k, f.k),
-        // Blocks are not compared.
+        // The number of blocks is not compared.
         Some(cache) => super::paged::extents(cache, k, f.kv_heads).is_some_and(|of| {
             of.heads == f.k.heads && of.dim == 64 && (cache == Cache::Nz || of.rows == f.k.rows)
         }),
@@ -152,7 +152,7 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether the decode path hands the call to its newer checker: rotary parts and no quantisation.
+/// Whether the decode path passes the call to its newer checker: it has rotary parts and no quantisation.
 pub(in crate::fia) fn unified(f: &Facts<'_>) -> bool {
     f.call.query_rope.is_some()
         && f.call.key_rope.is_some()
@@ -160,7 +160,7 @@ pub(in crate::fia) fn unified(f: &Facts<'_>) -> bool {
         && f.query.dtype == f.key.dtype
 }
 
-/// The absorbed form without quantisation.
+/// Checks the absorbed form without quantisation.
 pub(in crate::fia) fn absorbed(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let (Some(q_rope), Some(k_rope)) = (&call.query_rope, &call.key_rope) else {
@@ -328,7 +328,7 @@ pub(super) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Extents of queryRope. The quantised form divides the last axis of BSH and forgets the remainder.
+/// Extents of queryRope. The quantised form divides the last axis of BSH and drops the remainder.
 fn rope_extents(f: &Facts<'_>, desc: &TensorDesc) -> Option<Extents> {
     let heads = f.call.num_heads;
     match (f.layout.input(), &desc.shape[..]) {
@@ -460,7 +460,7 @@ pub(super) fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The number of query heads of the absorbed form.
+/// Checks the number of query heads of the absorbed form.
 pub(in crate::fia) fn heads(f: &Facts<'_>) -> Result<(), Refusal> {
     let heads = f.call.num_heads;
     require!(
@@ -472,7 +472,7 @@ pub(in crate::fia) fn heads(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Query lengths, where they are looked at.
+/// Checks query lengths in the calls where the operator does.
 pub(super) fn rows_given(f: &Facts<'_>) -> Result<(), Refusal> {
     if let Some(lengths) = f.call.actual_seq_lengths {
         let fits = lengths.iter().all(|len| (0..=f.q.rows).contains(len));

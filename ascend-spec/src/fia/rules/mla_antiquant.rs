@@ -8,7 +8,7 @@ use super::{Facts, heads, lists};
 use crate::Refusal;
 use crate::rule::require;
 
-/// The absorbed form with a half-precision query over an INT8 or INT4 cache.
+/// Checks the absorbed form with a half-precision query over an INT8 or INT4 cache.
 pub(in crate::fia) fn antiquant(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let Some(k_rope) = &call.key_rope else {

@@ -9,7 +9,7 @@ use crate::layout::Extents;
 use crate::rule::require;
 use crate::{Cann, DType, Dims, Layout, Refusal, SparseMode, TensorDesc};
 
-/// The absorbed form with an INT8 query.
+/// Checks the absorbed form with an INT8 query.
 pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let (Some(q_rope), Some(k_rope)) = (&call.query_rope, &call.key_rope) else {
@@ -19,7 +19,7 @@ pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
     super::heads::query(f)?;
     dims(f)?;
     require!(f.out.dtype == DType::Bf16, OUT, f.out.dtype, DType::Bf16);
-    // The checks of the quantised query let it pass from 9.0 on.
+    // The checks of the quantised query accept it from 9.0 on.
     require!(
         !call.softmax_lse_flag || f.target.cann >= Cann::V9_0,
         LSE,
@@ -43,7 +43,7 @@ pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
         &call.pse_shift,
         &call.key_shared_prefix,
         &call.value_shared_prefix,
-        // Refused before the block table would make it ignored.
+        // This is refused before the block table would make the operator ignore it.
         &call.kv_padding_size,
     ];
     let query_scale = f.layout.input().shape(Extents { dim: 1, ..f.q });
@@ -122,12 +122,13 @@ pub(in crate::fia) fn full_quant(f: &Facts<'_>) -> Result<(), Refusal> {
     }
 }
 
-/// Whether the mask of a call with an INT8 query is that of a tree.
+/// Whether the mask of a call with an INT8 query is a tree mask.
 pub(in crate::fia) fn tree(f: &Facts<'_>) -> bool {
     f.target.cann >= Cann::V9_1 && f.call.mode() == TREE_MODE
 }
 
-/// What the tree mask is for: packed rows whose mask has another size than their squares see without one.
+/// How the tree mask is used: if the mask of packed rows has another size than their squares, the rows see without
+/// it.
 pub(in crate::fia) fn tree_use(f: &Facts<'_>) -> MaskUse {
     let Some(mask) = f.call.mask() else {
         return MaskUse::None;
@@ -140,7 +141,7 @@ pub(in crate::fia) fn tree_use(f: &Facts<'_>) -> MaskUse {
     }
 }
 
-/// The tree mask: of packed rows it is not looked at.
+/// Checks the tree mask, unless the rows are packed.
 fn tree_mask(f: &Facts<'_>) -> Result<(), Refusal> {
     if f.packed() {
         return Ok(());
@@ -159,7 +160,7 @@ fn tree_mask(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Sparse mode and mask of the absorbed form over a quantised cache.
+/// Checks sparse mode and mask of the absorbed form over a quantised cache.
 pub(super) fn quantised_modes(f: &Facts<'_>) -> Result<(), Refusal> {
     let mode = f.call.mode();
     let size = SparseMode::COMPRESSED_MASK_SIZE;

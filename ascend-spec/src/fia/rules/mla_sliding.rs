@@ -8,7 +8,7 @@ use crate::layout::Extents;
 use crate::rule::require;
 use crate::{Layout, Refusal, TensorDesc};
 
-/// Sparse mode 4 over keys that are not paged.
+/// Checks sparse mode 4 over keys that are not paged.
 pub(super) fn dense(f: &Facts<'_>, k_rope: &TensorDesc) -> Result<(), Refusal> {
     let extents = f.layout.input().extents(&k_rope.shape, 1);
     require!(
@@ -31,7 +31,7 @@ pub(super) fn dense(f: &Facts<'_>, k_rope: &TensorDesc) -> Result<(), Refusal> {
     rules(f)
 }
 
-/// Conditions of sparse mode 4, paged or not.
+/// Checks the conditions of sparse mode 4, paged or not.
 pub(super) fn rules(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let fits = f.layout == Layout::Bsnd

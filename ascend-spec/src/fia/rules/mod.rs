@@ -73,7 +73,7 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
     .chain(lints::all())
 }
 
-/// A tensor that may be missing, and its name, in a message.
+/// An optional tensor and its name, in a message.
 struct Given<'a>(Option<&'a TensorDesc>, &'static str);
 
 impl fmt::Display for Given<'_> {
@@ -85,7 +85,7 @@ impl fmt::Display for Given<'_> {
     }
 }
 
-/// What the rules have learnt about a call so far.
+/// The facts about a call that the rules read.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::fia) struct Facts<'a> {
     pub(in crate::fia) call: &'a FiaCall<'a>,
@@ -96,21 +96,21 @@ pub(in crate::fia) struct Facts<'a> {
     pub(in crate::fia) layout: Layout,
     pub(in crate::fia) target: Target,
     pub(in crate::fia) checker: Checker,
-    /// Whether the unified checker takes it for a single query row a sequence, of which it drops mode and tokens. Never on
-    /// Ascend 950.
+    /// Whether the unified checker treats the call as having a single query row a sequence, and ignores its mode and
+    /// tokens. Never on Ascend 950.
     pub(in crate::fia) single: bool,
-    /// Whether it has one query row a sequence, in a layout that says so, on Ascend 950 too.
+    /// Whether the call has one query row a sequence in a layout with a batch axis, on Ascend 950 too.
     pub(in crate::fia) one_row: bool,
     pub(in crate::fia) route: Route,
-    /// Number of sequences; packed layouts have it in the length array alone.
+    /// Number of sequences; with packed layouts, only the length array has it.
     pub(in crate::fia) batch: i64,
     /// Extents of the query; packed layouts have batch 1 and all rows.
     pub(in crate::fia) q: Extents,
     /// Heads of key and value, with 0 resolved.
     pub(in crate::fia) kv_heads: i64,
-    /// Elements in one of key and value: eight INT4 where both are INT32.
+    /// Number of key or value elements in one stored element: eight INT4 where both tensors are INT32, otherwise 1.
     pub(in crate::fia) nibbles: i64,
-    /// How the cache lies, if it is paged.
+    /// The memory layout of the cache, if it is paged.
     pub(in crate::fia) cache: Option<Cache>,
     /// Extents of the first key; of a paged cache: blocks and tokens in a block.
     pub(in crate::fia) k: Extents,
@@ -118,7 +118,7 @@ pub(in crate::fia) struct Facts<'a> {
     pub(in crate::fia) v: Extents,
     /// Whether every batch entry has its own key and value.
     pub(in crate::fia) kv_list: bool,
-    /// Most keys a sequence can have: rows of the longest key, or of a block table's row.
+    /// Most keys that a sequence can have: rows of the longest key, or of a block table's row.
     pub(in crate::fia) key_rows: i64,
     /// Rows of the shared prefix.
     pub(in crate::fia) prefix: i64,
@@ -129,7 +129,7 @@ impl Facts<'_> {
         self.cache.is_some()
     }
 
-    /// Blocks of a paged cache.
+    /// Number of blocks in a paged cache.
     pub(in crate::fia) fn blocks(&self) -> i64 {
         self.key.shape.first().copied().unwrap_or(0)
     }
@@ -146,7 +146,7 @@ impl Facts<'_> {
         self.route == Route::Prefill
     }
 
-    /// Dtype of key and value, with packed nibbles named for what they are.
+    /// Dtype of key and value; INT4 where they hold packed nibbles.
     pub(in crate::fia) fn kv_dtype(&self) -> DType {
         match self.nibbles {
             1 => self.key.dtype,
@@ -191,7 +191,7 @@ impl Facts<'_> {
         usize::try_from(self.batch).unwrap_or(usize::MAX)
     }
 
-    /// Sequences to be looked at: see [`lengths::distinct`].
+    /// The sequences that a check must examine: see [`lengths::distinct`].
     pub(in crate::fia) fn sequences(&self) -> Range<usize> {
         0..lengths::distinct(self.call, self.batch())
     }
@@ -209,7 +209,7 @@ impl Facts<'_> {
     }
 }
 
-/// `INT32` keys and values are eight packed `INT4` each.
+/// The dtype of the elements: `INT32` keys and values are eight packed `INT4` each.
 pub(in crate::fia) fn unpacked(dtype: DType) -> DType {
     if dtype == DType::Int32 {
         DType::Int4

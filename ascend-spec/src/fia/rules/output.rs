@@ -60,7 +60,8 @@ pub(in crate::fia) fn expected(query: Extents, value_dim: i64) -> Extents {
     }
 }
 
-/// Whether a single row in BSH over a paged cache has the head dimension of its value: the axes of the value tell.
+/// Whether a single row in BSH over a paged cache has an output with the head dimension of the value, which the
+/// value's axes show.
 pub(in crate::fia) fn own_value_dim(f: &Facts<'_>) -> bool {
     f.layout == Layout::Bsh
         && f.paged()
@@ -70,11 +71,11 @@ pub(in crate::fia) fn own_value_dim(f: &Facts<'_>) -> bool {
         && f.value.shape.rank() == 3
 }
 
-/// Head dimension of the output. Over a paged cache the older paths take one that differs from the query's only with
-/// packed queries, and with single rows in BSH.
+/// Head dimension of the output. Over a paged cache the older paths take a value dimension that differs from the
+/// query's only with packed queries, and with single rows in BSH.
 pub(in crate::fia) fn value_dim(f: &Facts<'_>) -> i64 {
     if own_value_dim(f) {
-        // The operator forgets the remainder.
+        // The operator drops the remainder.
         let hidden = f.value.shape.last().copied().unwrap_or(0);
         return hidden.saturating_mul(f.nibbles) / f.kv_heads.max(1);
     }
@@ -92,24 +93,24 @@ pub(in crate::fia) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
     let want = match f.layout {
         Layout::Bsh if own_value_dim(f) => implied,
         Layout::Bnsd if f.paged() => of_query,
-        // From 8.5 on the prefill path forgets a remainder of the query's hidden size.
+        // From 8.5 on the prefill path drops a remainder of the query's hidden size.
         Layout::Bsh | Layout::BshNbsd | Layout::BsndNbsd | Layout::BnsdNbsd | Layout::TndNtd => {
             of_query
         }
         _ => implied,
     };
     let holds = match (f.layout, f.route) {
-        // Before 8.5 the operator looks at nothing here in the prefill path, and at the rank alone in the decode path.
+        // Before 8.5 the operator checks nothing here in the prefill path, and only the rank in the decode path.
         (Layout::Bsnd, _) if f.target.cann >= Cann::V8_5 => *out == want,
         (Layout::Bsnd, Route::Prefill) => true,
         (Layout::Bsnd, Route::Decode) => f.paged() || out.rank() == 4,
-        // The prefill path compares the four axes and no others.
+        // The prefill path compares the four axes and ignores any others.
         (Layout::Bnsd, Route::Prefill) if !f.paged() => out.starts_with(&want),
         (Layout::BnsdBsnd, _) => out.starts_with(&want),
         _ => *out == want,
     };
     if !holds {
-        // With wrong heads or keys, what the output should be is wrong too: they come first.
+        // If heads or keys are wrong, the expected output is wrong too: report those first.
         plausible(f)?;
     }
     require!(
@@ -122,7 +123,7 @@ pub(in crate::fia) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What the shape of the output follows from, apart from the query.
+/// Checks what the output's shape follows from, apart from the query.
 fn plausible(f: &Facts<'_>) -> Result<(), Refusal> {
     super::heads::counts(f)?;
     super::lists::dtypes(f)?;
@@ -152,13 +153,13 @@ pub(in crate::fia) fn lse(f: &Facts<'_>) -> Result<(), Refusal> {
     lse_fits(lse, want)
 }
 
-/// A log-sum-exp of a shape.
+/// The change that gives a log-sum-exp of `shape`.
 pub(in crate::fia) fn lse_of(shape: Dims) -> Change {
     let given = TensorDesc::packed(DType::Float, shape);
     Change::to(Parameter::SoftmaxLse, NewArgument::Given(given))
 }
 
-/// Shape and dtype of the log-sum-exp.
+/// Checks shape and dtype of the log-sum-exp.
 pub(in crate::fia) fn lse_fits(lse: &TensorDesc, want: Dims) -> Result<(), Refusal> {
     require!(lse.shape == want, LSE_SHAPE, lse.shape, want, lse_of(want));
     require!(
@@ -171,7 +172,7 @@ pub(in crate::fia) fn lse_fits(lse: &TensorDesc, want: Dims) -> Result<(), Refus
     Ok(())
 }
 
-/// The log-sum-exp tensor that is written: the decode path takes a null or empty one as none.
+/// The log-sum-exp tensor that is written; the decode path treats a null or empty one as none.
 pub(in crate::fia) fn written_lse<'a>(call: &'a FiaCall<'a>) -> Option<&'a TensorDesc> {
     call.softmax_lse
         .as_ref()

@@ -55,7 +55,7 @@ rules! {
         "drop the argument, or use a layout with a batch axis";
 }
 
-/// Both length arrays, which say how many sequences there are.
+/// Both length arrays, whose number of entries is the number of sequences.
 pub(in crate::fia) fn arrays<'a>(f: &Facts<'a>) -> Result<(&'a [i64], &'a [i64]), Refusal> {
     let (q, kv) = (f.call.actual_seq_lengths, f.call.actual_seq_lengths_kv);
     match (q, kv) {
@@ -64,7 +64,7 @@ pub(in crate::fia) fn arrays<'a>(f: &Facts<'a>) -> Result<(&'a [i64], &'a [i64])
     }
 }
 
-/// Length arrays of packed sequences, whatever the path.
+/// Checks the length arrays of packed sequences, whatever the path.
 pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(), Refusal> {
     let (q, kv) = arrays(f)?;
     require!(
@@ -97,7 +97,7 @@ pub(in crate::fia) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(
     Ok(())
 }
 
-/// What mends arrays of different length.
+/// The fix for arrays of different length.
 pub(in crate::fia) fn counted(q: &[i64], kv: &[i64]) -> &'static str {
     match q {
         [0, ..] if q.len() == kv.len().saturating_add(1) => {
@@ -107,7 +107,7 @@ pub(in crate::fia) fn counted(q: &[i64], kv: &[i64]) -> &'static str {
     }
 }
 
-/// The last query ends with the last of `rows`.
+/// Checks that the last query ends at `rows`.
 pub(super) fn q_total(q: &[i64], rows: i64) -> Result<(), Refusal> {
     let last = q.last().copied().unwrap_or(0);
     require!(
@@ -120,7 +120,7 @@ pub(super) fn q_total(q: &[i64], rows: i64) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The last key ends with the last of `rows`.
+/// Checks that the last key ends at `rows`.
 pub(super) fn kv_total(kv: &[i64], rows: i64) -> Result<(), Refusal> {
     let last = kv.last().copied().unwrap_or(0);
     require!(
@@ -133,7 +133,7 @@ pub(super) fn kv_total(kv: &[i64], rows: i64) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Keys of each sequence that the block table holds.
+/// Checks the key length of each sequence against the capacity of the block table.
 pub(super) fn kv_range(f: &Facts<'_>, kv: &[i64]) -> Result<(), Refusal> {
     let capacity = f.key_rows;
     let Some(b) = kv.iter().position(|len| !(0..=capacity).contains(len)) else {
@@ -148,7 +148,7 @@ pub(super) fn kv_range(f: &Facts<'_>, kv: &[i64]) -> Result<(), Refusal> {
     .into())
 }
 
-/// Ends of sequences, none before the one in front of it.
+/// Checks the ends of sequences: none may be below the one before it.
 pub(super) fn ends(
     ends: &[i64],
     rows: i64,
@@ -176,7 +176,7 @@ pub(super) fn ends(
     Ok(())
 }
 
-/// TND takes no position bias, whatever else there is to do.
+/// Refuses a position bias in TND, whatever the work.
 pub(in crate::fia) fn no_bias(f: &Facts<'_>) -> Result<(), Refusal> {
     require!(
         f.layout != Layout::Tnd || f.call.pse_shift.is_none(),
@@ -187,7 +187,7 @@ pub(in crate::fia) fn no_bias(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Rules of the prefill path.
+/// Checks the rules of the prefill path.
 pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     require!(
@@ -239,7 +239,7 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
             "64 or 128 three times; 192, 192, 128; 192 three times with TND and numHeads key heads",
             longer_heads(dims.0.max(dims.1).max(dims.2).max(match alike {
                 true => 0,
-                // 192 is refused here: no shorter head is to be padded to it.
+                // 192 is refused here, so shorter heads must not be padded to it.
                 false if dims.0 > 128 => 193,
                 false => 0,
             })),
@@ -248,7 +248,7 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What mends packed heads of a length that no packed path takes.
+/// The fix for packed heads of a dimension that no packed path takes.
 pub(in crate::fia) fn longer_heads(dim: i64) -> String {
     match [64, 128, 192].into_iter().find(|longer| *longer >= dim) {
         Some(longer) => {
@@ -260,7 +260,7 @@ pub(in crate::fia) fn longer_heads(dim: i64) -> String {
     }
 }
 
-/// Query and key length of each sequence, one walk over both arrays.
+/// Query and key length of each sequence, in one walk over both arrays.
 fn sequences(f: &Facts<'_>) -> impl Iterator<Item = (i64, i64)> {
     let cumulative = !f.paged();
     let ends = f.call.actual_seq_lengths.unwrap_or(&[]);
@@ -276,7 +276,7 @@ fn sequences(f: &Facts<'_>) -> impl Iterator<Item = (i64, i64)> {
     })
 }
 
-/// Sparse mode, tokens and lengths together.
+/// Checks sparse mode, tokens and lengths together.
 pub(in crate::fia) fn masked(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refusal> {
     let unmasked = f.call.atten_mask.is_none();
     require!(
@@ -321,7 +321,7 @@ pub(in crate::fia) fn masked(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refu
     Ok(())
 }
 
-/// Number of sequences: only the length array says it.
+/// Number of sequences, which only the length array has.
 pub(in crate::fia) fn batch(call: &crate::fia::FiaCall<'_>) -> i64 {
     i64::try_from(call.actual_seq_lengths.map_or(0, <[i64]>::len)).unwrap_or(i64::MAX)
 }

@@ -79,7 +79,7 @@ fn lengths(f: &Facts<'_>) -> bool {
     lengths.is_some_and(|lengths| !lengths.is_empty())
 }
 
-/// The decode path ignores padding where it does not refuse it.
+/// Checks the decode path, which ignores padding where it does not refuse it.
 pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
     if f.call.kv_padding_size.is_none() {
         return Ok(());

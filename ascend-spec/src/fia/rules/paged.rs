@@ -81,7 +81,8 @@ pub(in crate::fia) fn of_rank(rank: usize) -> Option<Cache> {
     }
 }
 
-/// How the cache lies: the axes of the key tell, and the decode path takes what it does not know for BnBsH.
+/// The memory layout of the cache, by the number of the key's axes. The decode path treats other numbers of axes as
+/// BnBsH.
 pub(in crate::fia) fn cache(
     call: &FiaCall<'_>,
     key: &TensorDesc,
@@ -127,13 +128,13 @@ pub(in crate::fia) fn capacity(call: &FiaCall<'_>) -> i64 {
     columns.unwrap_or(0).saturating_mul(call.block_size)
 }
 
-/// Blocks that `len` keys take.
+/// Number of blocks that `len` keys take.
 pub(super) fn blocks(len: i64, bs: i64) -> i64 {
     let len = len.max(0);
     len / bs + i64::from(len % bs != 0)
 }
 
-/// Blocks that all sequences take together.
+/// Number of blocks that all sequences take together.
 fn all_blocks(lengths: &[i64], batch: i64, bs: i64) -> i64 {
     if let &[one] = lengths {
         return blocks(one, bs).saturating_mul(batch);
@@ -145,7 +146,7 @@ fn all_blocks(lengths: &[i64], batch: i64, bs: i64) -> i64 {
 }
 
 /// Whether the cache has a block for every key. The sum of the lengths bounds the number of blocks; the exact number
-/// takes a division for each sequence and is asked for only where the bound does not do.
+/// takes a division for each sequence and is computed only where the bound is too large.
 fn enough_blocks(f: &Facts<'_>, lengths: &[i64]) -> bool {
     let keys = match lengths {
         &[one] => one.max(0).saturating_mul(f.batch),
@@ -159,7 +160,7 @@ fn enough_blocks(f: &Facts<'_>, lengths: &[i64]) -> bool {
         || all_blocks(lengths, f.batch, bs) <= f.k.batch
 }
 
-/// Rules of the prefill path.
+/// Checks the rules of the prefill path.
 pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     let (Some(cache), Some(table)) = (f.cache, &f.call.block_table) else {
         return Ok(());
@@ -223,7 +224,7 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The blocks of the cache have the size that the table has.
+/// Checks that the blocks of the cache have the size that the table has.
 pub(super) fn cache_rows(f: &Facts<'_>, rule: &'static Rule) -> Result<(), Refusal> {
     let (rows, bs) = (f.k.rows, f.call.block_size);
     if rows == bs {
@@ -268,7 +269,7 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Rules of the decode path.
+/// Checks the rules of the decode path.
 pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
     let (Some(cache), Some(table)) = (f.cache, &f.call.block_table) else {
         return Ok(());
@@ -312,7 +313,7 @@ pub(in crate::fia) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
     decode_shapes(f, cache)
 }
 
-/// The decode path compares the axes of an NZ cache and takes the others as they are.
+/// Checks the shapes of the decode path, which compares the axes of an NZ cache and takes the others as they are.
 fn decode_shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
     let bs = f.call.block_size;
     require!(

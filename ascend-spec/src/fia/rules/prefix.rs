@@ -24,7 +24,7 @@ rules! {
         "copy the prefix into each sequence's keys";
 }
 
-/// Length of the prefix that is used, with its tensors checked.
+/// Checks the tensors of the shared prefix, and the length that is used.
 pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let (Some(key), Some(value)) = (&call.key_shared_prefix, &call.value_shared_prefix) else {
@@ -47,7 +47,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         "a shared prefix with one of them",
         "none of them",
     );
-    // INT32 is what it is here: only key and value hold eight INT4 in each.
+    // INT32 is not unpacked here: only key and value hold eight INT4 in each.
     let extents = |desc: &TensorDesc| f.layout.input().extents(&desc.shape, f.kv_heads);
     let fits = match (extents(key), extents(value)) {
         (Some(k), Some(v)) => {
@@ -84,7 +84,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The valid prefix length: all rows unless the call says otherwise.
+/// The valid prefix length: `actualSharedPrefixLen`, or all rows without it.
 pub(in crate::fia) fn length(f: &Facts<'_>) -> i64 {
     match f.call.actual_shared_prefix_len {
         Some(&[len]) if f.prefix > 0 => len.clamp(0, f.prefix),

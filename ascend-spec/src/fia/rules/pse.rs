@@ -37,8 +37,8 @@ pub(in crate::fia) fn slopes(call: &FiaCall<'_>, target: Target) -> bool {
     matches!(call.pse_type, 2 | 3) && SLOPES.scope.holds(target)
 }
 
-/// The bias tensor that is read: of packed rows the split-fuse path reads one that covers the longest sequence's rows and
-/// keys, and nothing else.
+/// The bias tensor that is read. With packed rows only the split-fuse path reads one, if it covers the rows and keys
+/// of the longest sequence.
 pub(in crate::fia) fn read<'f>(f: &'f Facts<'_>) -> Option<&'f TensorDesc> {
     let bias = f.call.pse_shift.as_ref().filter(|pse| !pse.is_empty())?;
     let longest = || {
@@ -69,12 +69,12 @@ fn starts(call: &FiaCall<'_>) -> Option<(i64, i64)> {
     start(call.q_start_idx).zip(start(call.kv_start_idx))
 }
 
-/// How far the first key's position is behind the first query's, in a call that holds the rules.
+/// The first key's position minus the first query's, in a call that holds the rules.
 pub(in crate::fia) fn key_offset(call: &FiaCall<'_>) -> i64 {
     starts(call).map_or(0, |(query, key)| key - query)
 }
 
-/// Slopes as position bias.
+/// Checks slopes as position bias.
 fn sloped(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let heads = call.num_heads;
@@ -125,7 +125,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
     };
     require!(pse.dtype == dtype, DTYPE, pse.dtype, dtype,);
     let (rows, keys) = match (f.prefill(), f.paged()) {
-        // Packed sequences are measured one by one.
+        // The longest packed sequence counts.
         (true, paged) if f.packed() => (
             packed::longest_query(f),
             if paged {
@@ -135,7 +135,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
             },
         ),
         (true, true) => (f.q.rows, super::mask::width(f)),
-        // A shared prefix is not counted here, though the operator reads its bias too.
+        // A shared prefix is not counted here, though the operator reads the bias of its keys too.
         (true, false) => (f.q.rows, f.key_rows),
         (false, true) => (1, f.key_rows),
         (false, false) => (1, f.longest_key().saturating_add(super::prefix::length(f))),
@@ -143,7 +143,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
     let fits = match pse.shape[..] {
         [b, n, i, j] => {
             let rows_fit = if f.prefill() { i >= rows } else { i == 1 };
-            // TND takes no bias at all; NTD_TND looks at the shape and ignores the values.
+            // TND takes no bias at all; NTD_TND checks the shape and ignores the values.
             (b == 1 || (b == f.batch && !f.packed()))
                 && n == f.call.num_heads
                 && rows_fit

@@ -55,7 +55,7 @@ fn given(tensor: &Option<TensorDesc>) -> bool {
     tensor.is_some()
 }
 
-/// Elements of a tensor; 0 for none.
+/// Number of elements of a tensor; 0 without one.
 fn count(tensor: &Option<TensorDesc>) -> u64 {
     tensor.as_ref().and_then(TensorDesc::elements).unwrap_or(0)
 }
@@ -64,7 +64,7 @@ fn dequantised<'a>(f: &Facts<'a>) -> [&'a Option<TensorDesc>; 3] {
     [&f.call.deq_scale1, &f.call.quant_scale1, &f.call.deq_scale2]
 }
 
-/// A call without keys, whose output is filled.
+/// Checks a call without keys, whose output is filled.
 pub(in crate::fia) fn filled(f: &Facts<'_>) -> Result<(), Refusal> {
     require!(
         f.query.dtype != DType::Int8,
@@ -124,7 +124,7 @@ pub(in crate::fia) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether every row sees a key, once the mask's mode is known; only an output offset asks.
+/// Checks that every row sees a key, once the mask's mode is known; this is required only with an output offset.
 pub(in crate::fia) fn rows(
     f: &Facts<'_>,
     mode: SparseMode,
@@ -197,7 +197,7 @@ fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Refusal> {
                 && if prefill {
                     offset.elements() == scale.elements()
                 } else {
-                    // The decode path compares the axes that the offset has.
+                    // The decode path compares only the axes that the offset has.
                     scale.shape.starts_with(&offset.shape)
                 },
             OFFSET,

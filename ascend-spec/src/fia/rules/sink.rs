@@ -47,7 +47,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What the operator is registered with, whichever checker is to judge the call.
+/// Checks the dtype that the operator is registered with, whichever checker is to judge the call.
 pub(in crate::fia) fn dtype(call: &FiaCall<'_>, target: Target) -> Result<(), Refusal> {
     let Some(sink) = call.learnable_sink.filter(|sink| !sink.is_empty()) else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The split-fuse path of packed rows: it looks at little, and takes the rest on trust.
+//! The split-fuse path of packed rows, which checks little of a call.
 
 use super::{Facts, packed, paged, sink};
 use crate::attention_problem::MaskUse;
@@ -61,7 +61,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refu
     Ok(verdict)
 }
 
-/// Of the lengths only the ends are looked at.
+/// Checks the lengths; only their last entries are compared.
 fn lengths(f: &Facts<'_>) -> Result<(), Refusal> {
     let (q, kv) = packed::arrays(f)?;
     packed::q_total(q, f.q.rows)?;

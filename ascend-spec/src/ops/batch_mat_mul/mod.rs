@@ -24,7 +24,7 @@ versions! {
     }
 }
 
-/// What `cubeMathType` may say.
+/// The values of `cubeMathType`.
 pub mod cube_math_type {
     /// FLOAT is multiplied as FLOAT. Not on 310P and 910A.
     pub const KEEP_DTYPE: i8 = 0;

@@ -6,7 +6,7 @@ use std::ops::Range;
 /// A call of BatchMatMul that holds every rule, resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchMatMulProblem {
-    /// Number of products; 0 where a factor has none.
+    /// Number of products; 0 if a factor has no elements.
     pub batch: usize,
     /// Rows of a product.
     pub rows: usize,
@@ -22,8 +22,8 @@ impl BatchMatMulProblem {
         self.batch == 0 || self.rows == 0 || self.columns == 0
     }
 
-    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address,
-    /// by the strides of its description. Nothing where there is no element to compute.
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base
+    /// address, by the strides of its description. Visits nothing if there is no element to compute.
     pub fn touches(
         &self,
         call: &BatchMatMulCall<'_>,

@@ -1,8 +1,9 @@
 //! The arguments of FlashAttentionScore, in its own order.
 //!
-//! Its fourth version has every argument of FlashAttentionVarLenScore too, which has them in an order of its own.
+//! Its fourth version also has every argument of FlashAttentionVarLenScore, which has them in an order of its own.
 
-/// Hands the table of arguments to a macro ([`operator`](crate::operator) has the form), behind what comes with it.
+/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
+/// describes the table's form.
 ///
 /// Source: aclnnFlashAttentionScore V1 to V4, parameter tables.
 #[doc(hidden)]

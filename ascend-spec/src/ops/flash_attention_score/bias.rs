@@ -1,60 +1,60 @@
-//! Position bias (`realShift`): how it lies, and where it has the number for a score.
+//! Position bias (`realShift`): its memory layout, and where the number for a score is.
 
 use super::Sequence;
 
-/// What is added to the scores, and where it lies.
+/// What is added to the scores, and where it is in memory.
 ///
-/// Elements count in row-major order whatever the strides: the operator makes a contiguous tensor of it.
+/// Elements count in row-major order whatever the strides: the operator makes a contiguous copy of the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bias {
     /// Nothing.
     None,
     /// Numbers from a tensor: `(q k + bias) * scale` (`pseType` 1) or `q k * scale + bias` (0).
     Tensor {
-        /// Whether it is added before the scale.
+        /// Whether the bias is added before the scale.
         before_scale: bool,
-        /// Where the numbers lie.
+        /// Where the numbers are.
         form: BiasForm,
     },
-    /// A slope a head times the distance of row and key, taken from `q k * scale` (`pseType` 2 and 3).
+    /// The slope of a head times the distance of row and key, subtracted from `q k * scale` (`pseType` 2 and 3).
     Slopes {
-        /// Whether the root of the distance counts (3).
+        /// Whether the square root of the distance is used (3).
         root: bool,
-        /// Whether each sequence has its own slopes, one behind the other.
+        /// Whether each sequence has its own slopes, one sequence after the other.
         per_sequence: bool,
     },
 }
 
-/// Where a bias has its numbers.
+/// Where the numbers of a bias are in its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BiasForm {
-    /// One number a row and key, or a key; what is shared has step 0.
+    /// One number for each row and key, or for each key; an axis along which numbers are shared has stride 0.
     Batched {
-        /// From one sequence to the next.
+        /// Elements from one sequence to the next.
         batch: u64,
-        /// From one head to the next.
+        /// Elements from one head to the next.
         head: u64,
-        /// From one row to the next.
+        /// Elements from one row to the next.
         row: u64,
     },
-    /// Of packed sequences one behind the other: for each `[N, Sq, Skv]`, or `[N, 1, Skv]`.
+    /// The biases of packed sequences one after the other: for each sequence `[N, Sq, Skv]`, or `[N, 1, Skv]`.
     Packed {
-        /// Whether each row has its own.
+        /// Whether each row has its own numbers.
         rows: bool,
     },
-    /// The last [`BiasForm::LAST_ROWS`] rows of a bias that depends on the distance of row and key alone, of which keys
-    /// behind the row are never asked for. The corner at the bottom right is distance 0.
+    /// The last [`BiasForm::LAST_ROWS`] rows of a bias that depends only on the distance of row and key. Keys after
+    /// the row are never read. The corner at the bottom right is distance 0.
     LastRows {
-        /// From one sequence to the next.
+        /// Elements from one sequence to the next.
         batch: u64,
-        /// Keys of a row.
+        /// Number of keys in a row.
         width: u64,
     },
 }
 
 impl BiasForm {
-    /// Rows of a bias that is given by its last rows.
+    /// Number of rows in a bias that is given by its last rows.
     pub const LAST_ROWS: i64 = 1024;
 
     /// The element for row `i` and key `j` of a sequence in head `head` of `heads`; `None` if it has none. Saturates beyond
@@ -99,7 +99,7 @@ impl BiasForm {
 }
 
 impl Bias {
-    /// The element of the slope of a head, if there are slopes.
+    /// The element that has the slope of a head, if the bias has slopes.
     pub fn slope(&self, of: &Sequence, (head, heads): (usize, usize)) -> Option<u64> {
         match self {
             Bias::Slopes { per_sequence, .. } => {

@@ -73,7 +73,8 @@ impl<'a> FlashAttentionCall<'a> {
     }
 }
 
-/// Sizes and lengths of a call. Without work lengths are not asked, and those of the tensors stand in.
+/// Sizes and lengths of a call. Unless there is attention to compute, length arrays are not read, and the lengths are
+/// those of the tensors.
 fn facts<'a>(
     call: FlashAttentionCall<'a>,
     version: Version,
@@ -185,7 +186,7 @@ fn resolve<'a>(
     mask: MaskKind,
     bias: Bias,
 ) -> FlashAttentionProblem<'a> {
-    // Of tensors with elements, whose sizes are at least 1 and fit in memory.
+    // This is called for tensors with elements, whose sizes are at least 1 and fit in memory.
     let size = |dim: i64| usize::try_from(dim).unwrap_or(0);
     let call = f.call;
     let same = call.softmax_out_layout == Some(FlashAttentionCall::SAME_AS_INPUT);

@@ -1,5 +1,5 @@
-//! What each entry point takes: none of FlashAttentionVarLenScore has the first arguments of another, and sinks come before
-//! older arguments.
+//! The parameters of each entry point: no version of FlashAttentionVarLenScore begins with the arguments of another,
+//! and sinks come before older arguments.
 
 use super::{Parameter, Version};
 use crate::operator::EntryPoint;
@@ -14,7 +14,7 @@ macro_rules! listed {
 }
 
 impl Version {
-    /// Its parameters, in its own order.
+    /// The entry point's parameters, in its own order.
     pub const fn parameters(self) -> &'static [Parameter] {
         match self {
             Version::V1 => {
@@ -37,12 +37,12 @@ impl Version {
         }
     }
 
-    /// Its parameters, with their numbers among its inputs and outputs.
+    /// The entry point's parameters, with their numbers among its inputs and outputs.
     pub const fn entry_point(self) -> EntryPoint<Parameter> {
         EntryPoint::Own(self.parameters())
     }
 
-    /// Whether it takes a parameter.
+    /// Whether the entry point has a parameter.
     pub fn has(self, parameter: Parameter) -> bool {
         self.parameters().contains(&parameter)
     }

@@ -1,4 +1,4 @@
-//! What the rules have learnt about a call.
+//! The facts about a call that the rules read.
 
 use super::{FlashAttentionCall, InputLayout, PackedLengths, Version};
 use crate::{Target, TensorDesc};
@@ -15,7 +15,7 @@ pub(super) struct Required<'a> {
     pub(super) attention_out: &'a TensorDesc,
 }
 
-/// What the rules have learnt about a call so far.
+/// The facts about a call that the rules read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts<'a> {
     /// The call as the entry point reads it.
@@ -26,7 +26,8 @@ pub(super) struct Facts<'a> {
     pub(super) key: TensorDesc,
     pub(super) value: TensorDesc,
     pub(super) layout: InputLayout,
-    /// Number of sequences, those without rows too; where packed ones are run as a batch, those with rows alone.
+    /// Number of sequences, including those without rows; if packed sequences are run as a batch, only those with
+    /// rows.
     pub(super) batch: i64,
     /// Query heads, as the host counts them.
     pub(super) heads: i64,
@@ -40,9 +41,9 @@ pub(super) struct Facts<'a> {
     pub(super) q_rows: i64,
     /// Rows of the longest key.
     pub(super) kv_rows: i64,
-    /// Ends of packed sequences; none with a batch axis.
+    /// Ends of packed sequences; `None` with a batch axis.
     pub(super) packed: Option<PackedLengths<'a>>,
-    /// Whether the host runs packed sequences as a batch, with the rules of one.
+    /// Whether the host runs packed sequences as a batch, with the rules of a batch.
     pub(super) as_batch: bool,
 }
 
@@ -57,7 +58,7 @@ impl<'a> Facts<'a> {
         self.packed.map(|lengths| lengths.sums())
     }
 
-    /// Scores of one head in all sequences.
+    /// Number of scores of one head in all sequences.
     pub(super) fn scores(&self) -> i128 {
         let times = |q: i64, kv: i64| i128::from(q) * i128::from(kv);
         match self.packed {

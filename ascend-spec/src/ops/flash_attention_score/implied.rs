@@ -5,8 +5,8 @@ use super::{FlashAttentionCall, InputLayout};
 use crate::{DType, TensorDesc};
 
 impl FlashAttentionCall<'_> {
-    /// The attention output that the inputs imply, and the maxima; the sums lie like these. `None` without heads, without
-    /// query, key and value of the layout's axes, or where memory cannot hold the outputs.
+    /// The attention output that the inputs imply, and the maxima; the sums have the same layout. `None` without
+    /// heads, without query, key and value of the layout's axes, or where memory cannot hold the outputs.
     ///
     /// ```
     /// use ascend_spec::ops::flash_attention_score::FlashAttentionCall;

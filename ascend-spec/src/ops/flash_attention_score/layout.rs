@@ -56,7 +56,7 @@ impl InputLayout {
         self.as_str().len()
     }
 
-    /// Whether sequences are packed behind one another without a batch axis.
+    /// Whether sequences are packed one after another without a batch axis.
     pub const fn is_packed(self) -> bool {
         matches!(self, InputLayout::Tnd)
     }
@@ -84,7 +84,7 @@ impl InputLayout {
         }
     }
 
-    /// Index of the axis of heads, where they have one of their own.
+    /// Index of the axis of heads, in layouts that have one.
     pub const fn head_axis(self) -> Option<usize> {
         match self {
             InputLayout::Bsh | InputLayout::Sbh => None,
@@ -93,12 +93,12 @@ impl InputLayout {
         }
     }
 
-    /// Index of the last axis: the head dimension, or heads times it.
+    /// Index of the last axis: the head dimension, or the number of heads times the head dimension.
     pub const fn last_axis(self) -> usize {
         self.rank() - 1
     }
 
-    /// Shape of the output of a query of shape `query`, whose heads have `heads` times `value_dim` elements; `H` saturates.
+    /// Shape of the output of a query of shape `query`, with `heads` heads of `value_dim` elements; `H` saturates.
     pub fn out_shape(self, query: Dims, heads: i64, value_dim: i64) -> Dims {
         let last = match self.is_hidden() {
             true => heads.saturating_mul(value_dim),
@@ -107,8 +107,8 @@ impl InputLayout {
         query.with(self.last_axis(), last)
     }
 
-    /// Shape of the maxima and sums for a query of shape `query`: eight equal numbers a row, `[B, N, S, 8]`, of packed
-    /// sequences `[T, N, 8]`.
+    /// Shape of the maxima and sums for a query of shape `query`: eight equal numbers for each row, `[B, N, S, 8]`,
+    /// with packed sequences `[T, N, 8]`.
     pub fn softmax_shape(self, query: Dims, heads: i64) -> Dims {
         let size = |axis: usize| query.get(axis).copied().unwrap_or(0);
         let (rows, copies) = (size(self.row_axis()), SoftmaxOrder::COPIES as i64);
@@ -118,8 +118,8 @@ impl InputLayout {
         }
     }
 
-    /// Where the logical axes of `desc` lie in memory. `dim` is the head dimension, needed to split `H`. `None` if the rank
-    /// differs.
+    /// The strides and the first element of the logical axes of `desc`. `dim` is the head dimension, needed to split
+    /// `H`. `None` if the rank differs.
     pub fn view(self, desc: &TensorDesc, dim: i64) -> Option<View> {
         if desc.strides.rank() != self.rank() {
             return None;

@@ -2,7 +2,7 @@
 
 use crate::{Lengths, SparseMode, Sparsity};
 
-/// Ends of packed sequences, cumulative, without a leading 0; as many of both.
+/// Ends of packed sequences, cumulative, without a leading 0; both arrays have the same number of entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackedLengths<'a> {
     /// `actualSeqQLen`.
@@ -14,7 +14,7 @@ pub struct PackedLengths<'a> {
 /// The rows and keys of one sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sequence {
-    /// Which one.
+    /// Index of the sequence.
     pub index: usize,
     /// First row on the query's row axis; 0 where there is a batch axis.
     pub q_first: usize,
@@ -24,7 +24,7 @@ pub struct Sequence {
     pub kv_first: usize,
     /// Keys.
     pub kv_len: usize,
-    /// Scores of one head in all sequences before: the sum of their rows times keys.
+    /// Scores of one head in all earlier sequences: the sum of their rows times keys.
     pub scores_before: u64,
 }
 
@@ -34,7 +34,7 @@ impl<'a> PackedLengths<'a> {
         self.q_ends.len()
     }
 
-    /// The ends as the geometry of the masks takes them, which says what their differences are.
+    /// The ends in the form that the geometry of the masks takes; it computes the lengths as their differences.
     fn lengths(self) -> Lengths<'a> {
         Lengths::Packed {
             q_ends: self.q_ends,
@@ -69,7 +69,7 @@ impl<'a> PackedLengths<'a> {
             .fold((0, 0), |(rows, keys), (q, kv)| (rows.max(q), keys.max(kv)))
     }
 
-    /// Sequences with query rows, and those with keys.
+    /// Number of sequences with query rows, and number of those with keys.
     pub(super) fn filled(self) -> (i64, i64) {
         self.each().fold((0, 0), |(rows, keys), (q, kv)| {
             (rows + i64::from(q > 0), keys + i64::from(kv > 0))

@@ -1,4 +1,4 @@
-//! What the mask tensor is for, and where it says what a row sees.
+//! What the mask tensor is for, and where its element for a row and key is.
 
 use super::Sequence;
 
@@ -6,36 +6,36 @@ use super::Sequence;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MaskKind {
-    /// There is none.
+    /// There is no mask tensor.
     None,
-    /// It is the compressed mask of its mode: [`MaskGeometry`](crate::MaskGeometry) says it all.
+    /// It is the compressed mask of its mode, which [`MaskGeometry`](crate::MaskGeometry) replaces.
     Compressed,
     /// It hides keys on top of the geometry: non-zero hides.
     Full(FullMask),
 }
 
-/// How the elements of a full mask lie, counted in row-major order whatever the strides: the operator makes a contiguous
-/// tensor of it.
+/// The layout of the elements of a full mask, counted in row-major order whatever the strides: the operator makes a
+/// contiguous copy of the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FullMask {
-    /// One mask for each sequence and head, or for several of them, in which case the steps are 0.
+    /// One mask for each sequence and head, or for several of them, in which case the strides are 0.
     Batched {
-        /// From one sequence to the next.
+        /// Elements from one sequence to the next.
         batch: u64,
-        /// From one head to the next.
+        /// Elements from one head to the next.
         head: u64,
-        /// From one row to the next.
+        /// Elements from one row to the next.
         row: u64,
     },
-    /// The masks of packed sequences one behind the other, each as large as the scores of its sequence. Shapes of four axes
-    /// promise another order: that of the longest sequence for all.
+    /// The masks of packed sequences one after the other, each as large as the scores of its sequence. Shapes of four
+    /// axes suggest another order: masks of the longest sequence's size for all.
     Packed {
         /// Whether each head has a mask of its own.
         heads: bool,
     },
-    /// One mask for the rows and keys of all packed sequences, of which each uses its block.
+    /// One mask for the rows and keys of all packed sequences, of which each sequence uses its block.
     Diagonal {
-        /// From one row to the next.
+        /// Elements from one row to the next.
         row: u64,
     },
 }

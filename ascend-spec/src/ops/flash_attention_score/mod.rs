@@ -1,9 +1,9 @@
 //! FlashAttentionScore and FlashAttentionVarLenScore: the attention operators of training, forward.
 //!
-//! All their versions are one operator with a growing list of arguments, so that one [`FlashAttentionCall`] describes a call
-//! of any of them. The rules are those of CANN 9.1 on Atlas A2 and A3; older releases are held to the same, and Ascend 950
-//! too, whose own checks are not known. Whatever the operator's shape inference or tiling refuses ends with 161001, as a
-//! null pointer does.
+//! All their versions are one operator with a growing list of arguments, so one [`FlashAttentionCall`] describes a
+//! call of any of them. The rules are those of CANN 9.1 on Atlas A2 and A3; they are applied to older releases too,
+//! and to Ascend 950, whose own checks are not known. Calls that the operator's shape inference or tiling refuses end
+//! with 161001, as null pointers do.
 
 mod arguments;
 mod bias;
@@ -37,7 +37,7 @@ use crate::contract::{CallContract, DescribedOperator, exported_version};
 use crate::operator::ParameterInfo;
 use crate::{Cann, DType, Dims, Refusal, Rule, Target, TensorDesc, Violation};
 
-/// One of both operators in the list of operators: they have one list of arguments, of which each version reads a part.
+/// Either operator in the list of operators: both have one list of arguments, of which each version reads a part.
 pub(crate) struct TrainingAttention<const PACKED: bool>;
 
 /// FlashAttentionScore in the list of operators.

@@ -1,4 +1,4 @@
-//! A call that holds every rule, resolved to what there is to compute.
+//! A call that holds every rule, resolved to what it computes.
 
 use super::rules::{
     drop_mask, entry, lengths, mask, outputs, prefix, pse, rope, start_index, tokens,
@@ -22,11 +22,12 @@ pub struct FlashAttentionProblem<'a> {
     pub version: Version,
     /// What the call was checked for.
     pub target: Target,
-    /// How much there is to do. Unless it is [`Work::Attend`], nothing below but the layout is known: the rest is 0 or none.
+    /// What a kernel has to do. Unless it is [`Work::Attend`], no field below except the layout is known: the others
+    /// are 0 or none.
     pub work: Work,
     /// Axis orders.
     pub layout: InputLayout,
-    /// Number of sequences, those without rows too.
+    /// Number of sequences, including those without rows.
     pub batch: usize,
     /// Query heads.
     pub heads: usize,
@@ -40,9 +41,9 @@ pub struct FlashAttentionProblem<'a> {
     pub head_dim: usize,
     /// Head dimension of value and output.
     pub value_dim: usize,
-    /// Head dimension of the rotary parts, 0 where there are none.
+    /// Head dimension of the rotary parts; 0 without them.
     pub rope_dim: usize,
-    /// Ends of packed sequences; none with a batch axis.
+    /// Ends of packed sequences; `None` with a batch axis.
     pub packed: Option<PackedLengths<'a>>,
     /// Whether the host runs packed sequences, which are of one length, as a batch.
     pub as_batch: bool,
@@ -104,7 +105,8 @@ impl<'a> FlashAttentionProblem<'a> {
         packed.chain(dense)
     }
 
-    /// Whether rows behind the last packed sequence are filled with 0; without a mark for them they are not written.
+    /// Whether rows after the last packed sequence are filled with 0. Without a mark for them, arrays that end with
+    /// 0, they are not written.
     pub fn fills_tail(&self) -> bool {
         self.packed.is_some_and(lengths::ends_with_zero)
     }
@@ -124,7 +126,8 @@ impl<'a> FlashAttentionProblem<'a> {
         MaskGeometry::new(mode, true, q_len, kv_len, pre, next)
     }
 
-    /// Keys that every row of a sequence sees in modes 5 and 6. Run as a batch, sequences without rows have no entry.
+    /// Number of keys that every row of a sequence sees in modes 5 and 6. If packed sequences are run as a batch,
+    /// those without rows have no entry.
     fn prefix(&self, of: &Sequence) -> i64 {
         let entry = match self.as_batch {
             true => of.q_first / self.q_rows.max(1),
@@ -134,8 +137,8 @@ impl<'a> FlashAttentionProblem<'a> {
         prefix.get(entry).copied().unwrap_or(0)
     }
 
-    /// How far the first key's position is behind the first query's, for slopes: `kvStartIdx - qStartIdx`. A lone array does
-    /// not count.
+    /// The first key's position minus the first query's, for slopes: `kvStartIdx - qStartIdx`; 0 if only one of the
+    /// arrays is given.
     pub fn key_offset(&self) -> i64 {
         let first = |indices: &[i64]| indices.first().copied().unwrap_or(0);
         match (self.call.q_start_idx, self.call.kv_start_idx) {
@@ -144,7 +147,8 @@ impl<'a> FlashAttentionProblem<'a> {
         }
     }
 
-    /// The same for one sequence: in mode 8 the arrays are those of sequence 0, whether it has rows or not.
+    /// As [`FlashAttentionProblem::key_offset`] for one sequence: in mode 8 the arrays are those of sequence 0,
+    /// whether it has rows or not, and the offset of every other sequence is 0.
     pub fn key_offset_of(&self, of: &Sequence) -> i64 {
         match self.mode == SparseMode::BandLeftUpCausal && of.index > 0 {
             true => 0,
@@ -152,7 +156,7 @@ impl<'a> FlashAttentionProblem<'a> {
         }
     }
 
-    /// Bits that `dropMask` has to have: one for each score of each head.
+    /// Number of bits that `dropMask` must have: one for each score of each head.
     pub fn drop_bits(&self) -> u64 {
         let scores = |rows: u64, keys: u64| rows.saturating_mul(keys);
         let all = match self.packed {
@@ -166,7 +170,7 @@ impl<'a> FlashAttentionProblem<'a> {
         all.saturating_mul(self.heads as u64)
     }
 
-    /// Bytes of a `dropMask` of so many bits: the operator loads 16 at once.
+    /// Number of bytes in a `dropMask` of `bits` bits: the operator loads 16 bytes at once.
     pub const fn drop_mask_bytes(bits: u64) -> u64 {
         bits.div_ceil(128).saturating_mul(16)
     }

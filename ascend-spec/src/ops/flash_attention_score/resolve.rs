@@ -9,8 +9,8 @@ use crate::attention_problem::{
 };
 use crate::{DType, MaskGeometry, TensorDesc, Unsupported, View};
 
-/// A tensor of which elements are counted in row-major order: as it is, or where its elements do not lie in that order, as
-/// the contiguous copy that the operator makes of it.
+/// A tensor whose elements are counted in row-major order: the tensor itself if it is contiguous, otherwise the
+/// contiguous copy that the operator makes of it.
 fn in_order(desc: &TensorDesc) -> TensorDesc {
     match desc.is_contiguous() {
         true => *desc,
@@ -18,12 +18,14 @@ fn in_order(desc: &TensorDesc) -> TensorDesc {
     }
 }
 
-/// Most sequences of a call that are resolved, one by one. Calls of FusedInferAttentionScore have fewer.
+/// Most sequences that one call may have, since they are resolved one by one. Calls of FusedInferAttentionScore have
+/// fewer.
 const MOST_BATCH: usize = 2 << 20;
 
-/// The first element, the step from one head to the next and that from one row to the next of what has these elements.
+/// The first element, and the strides from one head to the next and from one row to the next, of a tensor in which
+/// the element of head and row is `element(head, row)`.
 fn steps(element: impl Fn(usize, usize) -> u64) -> [i64; 3] {
-    // Elements that the tensor has are below 2^63; beyond them any number does.
+    // Elements that the tensor has are below 2^63; the number for any other element does not matter.
     let at = |head, row| i64::try_from(element(head, row)).unwrap_or(i64::MAX);
     let first = at(0, 0);
     [
@@ -36,12 +38,13 @@ fn steps(element: impl Fn(usize, usize) -> u64) -> [i64; 3] {
 impl<'a> FlashAttentionProblem<'a> {
     /// The problem that a kernel solves.
     ///
-    /// Mask, bias, drop mask and softmax outputs are taken for contiguous: where the call's are not, the operator reads a
-    /// contiguous copy, or copies what is written. The rows of a marked tail are one more sequence, which has no keys.
+    /// Mask, bias, drop mask and softmax outputs are treated as contiguous: where the call's are not, the operator
+    /// reads a contiguous copy, or copies what is written. The rows of a marked tail are one more sequence, which has
+    /// no keys.
     ///
     /// # Errors
-    /// [`Unsupported`] for more than 2097152 sequences, more than the operator's documents promise, or more than
-    /// there is host memory for. Tensors of stride 0 are small however many they have.
+    /// [`Unsupported`] for more than 2097152 sequences, which is more than the operator's documents promise, or for
+    /// more than host memory can hold. Tensors of stride 0 are small however many sequences they have.
     pub fn attention(&self) -> Result<AttentionProblem<'a>, Unsupported> {
         let batch = match self.work {
             Work::Attend => self.batch,
@@ -70,7 +73,7 @@ impl<'a> FlashAttentionProblem<'a> {
             .unwrap_or(0)
     }
 
-    /// A problem that has nothing of the call but its tokens.
+    /// A problem that has only the tokens of the call.
     fn blank(&self) -> AttentionProblem<'a> {
         AttentionProblem {
             tokens: (self.call.pre_tokens, self.call.next_tokens),
@@ -80,14 +83,14 @@ impl<'a> FlashAttentionProblem<'a> {
 
     fn attend(&self) -> Result<AttentionProblem<'a>, Unsupported> {
         let call = &self.call;
-        // The rows of a marked tail are one more.
+        // The rows of a marked tail are one more sequence.
         let mut sequences = listed(self.batch + 1, self.sequences())?;
         sequences.extend(self.tail(sequences.last()));
         let terms = listed(sequences.len(), sequences.iter().map(|of| self.terms(of)))?;
         let is_packed = self.packed.is_some();
         let lengths = |len: fn(&Sequence) -> usize| -> Result<SequenceLengths<'a>, Unsupported> {
             Ok(match is_packed {
-                // Sums of the lengths, whatever the ends are where they descend.
+                // Sums of the lengths are used, since the given ends may descend.
                 true => {
                     let sums = running_sums(sequences.iter().map(len));
                     SequenceLengths::Ends(listed(sequences.len(), sums)?.into())
@@ -164,7 +167,7 @@ impl<'a> FlashAttentionProblem<'a> {
         })
     }
 
-    /// A call whose outputs are filled with 0, or that has none.
+    /// The problem of a call whose outputs are filled with 0, or that has no outputs.
     fn without_keys(&self, work: Work, batch: usize) -> Result<AttentionProblem<'a>, Unsupported> {
         let call = &self.call;
         let heads = usize::try_from(call.num_heads).unwrap_or(0);
@@ -209,7 +212,8 @@ impl<'a> FlashAttentionProblem<'a> {
         })
     }
 
-    /// The rows behind the last sequence, if they are marked: they are filled with 0, as those of a sequence without keys.
+    /// The rows after the last sequence, if they are marked: they are filled with 0, like those of a sequence without
+    /// keys.
     fn tail(&self, last: Option<&Sequence>) -> Option<Sequence> {
         let last = last.filter(|_| self.fills_tail())?;
         let q_first = last.q_first.saturating_add(last.q_len);
@@ -238,7 +242,7 @@ impl<'a> FlashAttentionProblem<'a> {
             (Bias::Tensor { form, .. }, Some(bias)) => {
                 let up_to_row = matches!(form, BiasForm::LastRows { .. });
                 let element = |n, i| form.element(of, (n, heads), i, 0);
-                // Key 0 is in every row, and lies as far back as the row's number.
+                // Every row has key 0, whose distance is the row's number.
                 let [first, head, row] = steps(|n, i| element(n, i).unwrap_or(0));
                 Some(BiasRows {
                     first: first.saturating_add(in_order(bias).offset),
@@ -319,7 +323,7 @@ impl<'a> FlashAttentionProblem<'a> {
     }
 }
 
-/// Sums of the lengths up to each.
+/// The sums of the lengths up to and including each.
 fn running_sums(lengths: impl Iterator<Item = usize>) -> impl Iterator<Item = i64> {
     lengths.scan(0i64, |sum, len| {
         *sum = sum.saturating_add(i64::try_from(len).unwrap_or(i64::MAX));
@@ -327,7 +331,7 @@ fn running_sums(lengths: impl Iterator<Item = usize>) -> impl Iterator<Item = i6
     })
 }
 
-/// A list of what there is at most so much of.
+/// Collects at most `most` items into a list, and fails if host memory cannot hold that many.
 fn listed<T>(most: usize, all: impl Iterator<Item = T>) -> Result<Vec<T>, Unsupported> {
     let mut list = Vec::new();
     let reserved = list.try_reserve_exact(most);
@@ -338,7 +342,7 @@ fn listed<T>(most: usize, all: impl Iterator<Item = T>) -> Result<Vec<T>, Unsupp
     Ok(list)
 }
 
-/// A tensor of `FLOAT` with one number a head, or one for each sequence and head.
+/// A grid over a tensor of `FLOAT` with one number for each head, or for each sequence and head.
 fn by_head(role: TensorRole, desc: &TensorDesc, (batch, head): (i64, i64)) -> Grid {
     Grid {
         tensor: SmallTensor::new(role, desc, DType::Float),

@@ -1,23 +1,24 @@
-//! Where `softmaxMax` and `softmaxSum` have the number of a row.
+//! Where the number of a row is in `softmaxMax` and `softmaxSum`.
 
 use super::Sequence;
 use crate::attention_problem::SoftmaxRows;
 
-/// The order of `softmaxMax` and `softmaxSum` in memory. Each row has [`SoftmaxOrder::COPIES`] equal numbers side by side.
+/// The order of `softmaxMax` and `softmaxSum` in memory. Each row has [`SoftmaxOrder::COPIES`] equal, contiguous
+/// numbers.
 ///
 /// Source: FlashAttentionScore, softmaxMaxOut and softmaxOutLayout; the order of packed rows is that of the operator's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SoftmaxOrder {
     /// `[B, N, S, 8]`.
     Batches,
-    /// Of packed sequences: for each a block `[N, Sq, 8]`, one behind the other. The shape says `[T, N, 8]` all the same.
+    /// For each packed sequence a block `[N, Sq, 8]`, one after the other. The shape is `[T, N, 8]` all the same.
     SequenceBlocks,
-    /// `[T, N, 8]`, as the query lies (`same_as_input`).
+    /// `[T, N, 8]`, in the order of the query's rows (`same_as_input`).
     SameAsInput,
 }
 
 impl SoftmaxOrder {
-    /// Equal numbers of a row.
+    /// Number of equal numbers for a row.
     pub const COPIES: usize = SoftmaxRows::COPIES;
 
     /// The axes, in words.
@@ -29,13 +30,14 @@ impl SoftmaxOrder {
         }
     }
 
-    /// This order, where another one of as many numbers would be read wrongly: among several heads of packed rows.
+    /// This order if reading another order of the same size would give wrong numbers: with several heads of packed
+    /// rows.
     pub fn matters(self, packed: bool, heads: usize) -> Option<Self> {
         (packed && heads > 1).then_some(self)
     }
 
-    /// Index of the first number of row `row` of a sequence, which has `heads` heads. Exact where the tensor fits in memory;
-    /// saturates elsewhere.
+    /// Index of the first number of row `row` of a sequence with `heads` heads. Exact where the tensor fits in
+    /// memory; saturates elsewhere.
     pub fn element(self, of: &Sequence, heads: usize, head: usize, row: usize) -> usize {
         let block = |first: usize| {
             let before = first.saturating_mul(heads);

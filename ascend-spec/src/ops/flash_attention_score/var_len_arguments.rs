@@ -1,8 +1,8 @@
 //! The arguments of FlashAttentionVarLenScore, version by version, in its own order.
 
-/// Hands the arguments of a version of FlashAttentionVarLenScore to a macro, behind what comes with them, as
-/// [`arguments_of_version!`](crate::arguments_of_version) does: the versions do not extend each other, and their rows are
-/// those that FlashAttentionScore declares.
+/// Passes the arguments of a version of FlashAttentionVarLenScore to a macro, after the tokens that come with them,
+/// as [`arguments_of_version!`](crate::arguments_of_version) does: the versions do not extend each other, and their
+/// rows are those that FlashAttentionScore declares.
 ///
 /// Source: aclnnFlashAttentionVarLenScore V1 to V5, parameter tables.
 #[doc(hidden)]

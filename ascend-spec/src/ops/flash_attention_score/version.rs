@@ -5,7 +5,7 @@ use crate::Cann::{self, V8_1, V8_5, V9_0};
 use crate::Target;
 use crate::operator::{OperatorVersion, versions};
 
-/// A version that Atlas A2 and A3 have from a release on, and that no library before exports.
+/// A version that Atlas A2 and A3 have from release `since` on, and that no earlier library exports.
 const fn version(
     number: u8,
     symbol: &'static str,
@@ -45,7 +45,7 @@ versions! {
 }
 
 impl Version {
-    /// Whether it is one of FlashAttentionVarLenScore.
+    /// Whether the version is one of FlashAttentionVarLenScore.
     pub const fn is_var_len(self) -> bool {
         matches!(
             self,
@@ -63,19 +63,21 @@ impl Version {
         Version::ALL.into_iter().find(of)
     }
 
-    /// The oldest version of the call's kind that can express it, whatever the product; the newest where none can.
+    /// The oldest version of the call's kind that can express the call, whatever the product; the newest version
+    /// where none can.
     pub fn oldest_for(call: &FlashAttentionCall<'_>) -> Version {
         Self::able(call).next().unwrap_or(Version::V4)
     }
 
-    /// The version that a call goes to: the oldest that can express it and that the product has in the release. Where it
-    /// has none, the oldest that can express it, which the check refuses.
+    /// The version that a call is made with: the oldest that can express it and that the product has in the release.
+    /// Where there is none, the oldest that can express it, which the check refuses.
     pub fn oldest_on(call: &FlashAttentionCall<'_>, target: Target) -> Version {
         let found = Self::able(call).find(|version| version.runs_on(target));
         found.unwrap_or_else(|| Self::oldest_for(call))
     }
 
-    /// The versions that can express a call: those of its kind, oldest first, and the fourth, which has every argument.
+    /// The versions that can express a call: those of its kind, oldest first, and the fourth of FlashAttentionScore,
+    /// which has every argument.
     pub fn able(call: &FlashAttentionCall<'_>) -> impl Iterator<Item = Version> {
         let packed = call.input_layout == Some(InputLayout::Tnd.as_str())
             || call.actual_seq_lengths.is_some()

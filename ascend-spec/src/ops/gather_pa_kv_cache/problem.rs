@@ -11,20 +11,20 @@ pub struct GatherProblem {
     pub sequences: usize,
     /// Rows of the outputs.
     pub tokens: usize,
-    /// Blocks of the caches.
+    /// Number of blocks in each cache.
     pub blocks: usize,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_size: usize,
-    /// Blocks that a row of the table can name.
+    /// Number of blocks that a row of the table can name.
     pub columns: usize,
-    /// Whether lengths say where sequences begin.
+    /// Whether the lengths array has the start of each sequence (cumulative) rather than its length.
     pub cumulative: bool,
-    /// Whether offsets count columns of the table, as the kernels for caches in the NZ order on Atlas A2 and A3 have it,
+    /// Whether offsets count columns of the table, as in the kernels for caches in the NZ order on Atlas A2 and A3,
     /// rather than tokens.
     pub offsets_in_columns: bool,
     /// The pieces of a key in its cache.
     pub key: Pieces,
-    /// The same of a value.
+    /// The pieces of a value in its cache.
     pub value: Pieces,
 }
 
@@ -33,47 +33,48 @@ pub struct GatherProblem {
 pub enum Source {
     /// A row of a block.
     Row {
-        /// Row of the outputs.
+        /// Index of the row in the outputs.
         token: usize,
-        /// Block of the caches.
+        /// Index of the block in the caches.
         block: usize,
-        /// Row in the block.
+        /// Index of the row in the block.
         row: usize,
     },
     /// The table names a block that the caches do not have.
     NoBlock {
-        /// Sequence.
+        /// Index of the sequence.
         sequence: usize,
-        /// What the table names.
+        /// The block id in the table.
         block: i64,
     },
     /// The row of a sequence in the table ends before the sequence does.
     NoColumn {
-        /// Sequence.
+        /// Index of the sequence.
         sequence: usize,
-        /// Column of the table.
+        /// Index of the table's column.
         column: usize,
     },
     /// A length or an offset is below 0, or a sequence begins before the end of the one before.
     BadNumber {
-        /// Sequence.
+        /// Index of the sequence.
         sequence: usize,
         /// The number.
         given: i64,
     },
     /// The outputs end before a sequence does.
     NoToken {
-        /// Sequence.
+        /// Index of the sequence.
         sequence: usize,
-        /// Row of the outputs.
+        /// Index of the row in the outputs.
         token: usize,
     },
 }
 
 impl GatherProblem {
-    /// Calls `visit` with the source of every row that the call copies, and with what is wrong with the numbers on the way, of
-    /// each sequence once: the rest of that sequence is left out. `table`, `lengths` and `offsets` are the contents of the
-    /// tensors; missing numbers count as 0. Rows are visited once each, whatever the numbers are.
+    /// Calls `visit` with the source of every row that the call copies. Where the numbers are wrong it calls `visit`
+    /// once for a sequence with the fault, and leaves out the rest of that sequence. `table`, `lengths` and `offsets`
+    /// are the contents of the tensors; missing numbers count as 0. No row is visited twice, whatever the numbers
+    /// are.
     pub fn sources(
         &self,
         table: &[i64],
@@ -82,7 +83,7 @@ impl GatherProblem {
         visit: &mut dyn FnMut(Source),
     ) {
         let at = |values: &[i64], index: usize| values.get(index).copied().unwrap_or(0);
-        // Where the sequence before ends.
+        // The end of the sequence before.
         let mut end = 0;
         for sequence in 0..self.sequences {
             let (start, len) = match self.cumulative {
@@ -117,7 +118,7 @@ impl GatherProblem {
         }
     }
 
-    /// The source of token `t` of a sequence, whose row of the table is `named`.
+    /// The source of token `t` of a sequence; `named` is the sequence's row of the table.
     fn source(
         &self,
         named: &[i64],
@@ -144,8 +145,9 @@ impl GatherProblem {
         }
     }
 
-    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base address:
-    /// those of all tokens, of a cache those of all blocks, and all numbers of the others. Nothing without tokens.
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base
+    /// address: those of all tokens, in caches those of all blocks, and all numbers of the other tensors. Visits
+    /// nothing without tokens.
     pub fn touches(&self, call: &GatherCall<'_>, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
         if self.tokens == 0 {
             return;

@@ -66,8 +66,8 @@ const UNIT: usize = 32;
 const MOST_BYTES: usize = 148 << 10;
 
 impl GatherCall<'_> {
-    /// Checks the call against the contract of the operator on `soc`, and resolves it. What tables and lengths hold is not
-    /// part of it.
+    /// Checks the call against the contract of the operator on `soc`, and resolves it. The contents of tables and
+    /// lengths are not checked.
     ///
     /// Allocates nothing unless it refuses.
     ///
@@ -285,7 +285,7 @@ fn axis(desc: &TensorDesc, axis: usize) -> i64 {
     desc.shape.get(axis).copied().unwrap_or(0)
 }
 
-/// Blocks of a cache, and rows in a block.
+/// Number of blocks in a cache, and of rows in a block.
 fn paged(cache: &TensorDesc, nz: bool) -> (i64, i64) {
     (axis(cache, 0), axis(cache, if nz { 2 } else { 1 }))
 }

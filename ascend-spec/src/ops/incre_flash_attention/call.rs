@@ -4,7 +4,7 @@ use super::{IncreCall, Version};
 use crate::fia::FiaCall;
 
 impl<'a> IncreCall<'a> {
-    /// The layout of calls that name none.
+    /// The layout of calls that do not name one.
     pub const DEFAULT_LAYOUT: &'static str = "BSH";
 
     /// A call without tensors whose attributes have the operator's defaults.
@@ -15,14 +15,14 @@ impl<'a> IncreCall<'a> {
         }
     }
 
-    /// The call as `version` computes it: what the version has no argument for has its default, and the position bias that
-    /// V1 and V2 take is gone.
+    /// The call as `version` computes it: arguments that the version does not have are set to their defaults, and so
+    /// is the position bias that V1 and V2 take and ignore.
     #[must_use]
     pub fn computed_by(&self, version: Version) -> Self {
         self.keeping(|parameter| version.computes(parameter))
     }
 
-    /// The same attention as a call of FusedInferAttentionScore.
+    /// This call as a call of FusedInferAttentionScore that computes the same attention.
     pub fn as_fused(&self) -> FiaCall<'a> {
         FiaCall {
             query: self.query,

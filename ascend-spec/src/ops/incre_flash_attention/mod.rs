@@ -1,5 +1,5 @@
-//! IncreFlashAttention: attention of one query row a sequence, with the rules of FusedInferAttentionScore's decode path
-//! behind its own few.
+//! IncreFlashAttention: attention of one query row a sequence. It has a few rules of its own, followed by those of
+//! FusedInferAttentionScore's decode path.
 //!
 //! It is the fused attention of the Atlas inference series (310P) for decode, and runs on Atlas A2 and A3.
 

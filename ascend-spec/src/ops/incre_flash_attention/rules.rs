@@ -1,4 +1,4 @@
-//! The rules of IncreFlashAttention in front of those of FusedInferAttentionScore's decode path.
+//! The rules of IncreFlashAttention that come before those of FusedInferAttentionScore's decode path.
 
 use super::{IncreCall, Version};
 use crate::attention_problem::AttentionProblem;
@@ -152,7 +152,7 @@ impl IncreCall<'_> {
         Ok(then(checked))
     }
 
-    /// Bounds of the block table and of the left padding, of a call that has one.
+    /// Bounds of the block table and of the left padding, if the call has one.
     ///
     /// # Errors
     /// As for [`IncreCall::check`].
@@ -163,8 +163,8 @@ impl IncreCall<'_> {
         self.resolve(version, TILING, |checked| checked.content_bounds())
     }
 
-    /// The first lint that a call that holds every rule breaks, leaving out those in `allowed` (by id): those of the operator,
-    /// then those of FusedInferAttentionScore's decode path.
+    /// Checks a call that holds every rule for lints, and returns the first that it breaks, leaving out those in
+    /// `allowed` (by id): those of the operator, then those of FusedInferAttentionScore's decode path.
     ///
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
@@ -186,7 +186,7 @@ impl IncreCall<'_> {
     }
 }
 
-/// The tiling rules of 310P, by the sizes of the tensors.
+/// Checks the tiling rules of 310P, by the sizes of the tensors.
 fn card(of: &AttentionProblem<'_>) -> Result<(), Violation> {
     const MOST_KEYS: usize = 65_536;
     let most = IncreCall::MOST_CARD_SEQUENCES;
@@ -206,7 +206,7 @@ fn card(of: &AttentionProblem<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
-/// The target whose rules of the decode path the operator has, on every product and in every release.
+/// The target whose decode-path rules the operator has, on every product and in every release.
 const TILING: Target = Target::snapshot(Soc::AtlasA2);
 
 /// A refusal of the decode path, as the operator reports it.

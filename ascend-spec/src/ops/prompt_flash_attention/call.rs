@@ -13,15 +13,15 @@ impl<'a> PromptCall<'a> {
         }
     }
 
-    /// The call as `version` computes it: what the version has no argument for has its default, and the position bias that
-    /// V1 and V2 take is gone.
+    /// The call as `version` computes it: arguments that the version does not have are set to their defaults, and so
+    /// is the position bias that V1 and V2 take and ignore.
     #[must_use]
     pub fn computed_by(&self, version: Version) -> Self {
         self.keeping(|parameter| version.computes(parameter))
     }
 
-    /// The same attention as a call of FusedInferAttentionScore. A mask of FLOAT16, which the operator converts first, is
-    /// described as what it is converted to.
+    /// This call as a call of FusedInferAttentionScore that computes the same attention. A mask of FLOAT16, which the
+    /// operator converts first, is described by the type that it is converted to.
     pub fn as_fused(&'a self) -> FiaCall<'a> {
         let mask = self.atten_mask.map(|mask| TensorDesc {
             dtype: match mask.dtype {

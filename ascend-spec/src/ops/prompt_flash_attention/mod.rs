@@ -1,8 +1,8 @@
-//! PromptFlashAttention: attention of several query rows over dense keys, with the rules of FusedInferAttentionScore's
-//! prefill path behind its own.
+//! PromptFlashAttention: attention of several query rows over dense keys. It has rules of its own, followed by those
+//! of FusedInferAttentionScore's prefill path.
 //!
-//! It is the fused attention of the Atlas inference series (310P) for prefill, and runs on Atlas A2 and A3. What its tiling
-//! refuses ends with 561103; the refusal names the rule of FusedInferAttentionScore.
+//! It is the fused attention of the Atlas inference series (310P) for prefill, and runs on Atlas A2 and A3. Calls
+//! that its tiling refuses end with 561103; the refusal names the rule of FusedInferAttentionScore.
 
 mod arguments;
 mod call;

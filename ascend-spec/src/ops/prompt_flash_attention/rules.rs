@@ -1,4 +1,4 @@
-//! The rules of PromptFlashAttention in front of those of FusedInferAttentionScore's prefill path.
+//! The rules of PromptFlashAttention that come before those of FusedInferAttentionScore's prefill path.
 
 use super::{PromptCall, Version};
 use crate::attention_problem::AttentionProblem;
@@ -91,7 +91,7 @@ impl PromptCall<'_> {
     /// The most sequences of a call on 310P.
     pub const MOST_CARD_SEQUENCES: i64 = 128;
 
-    /// What query rows and keys of a call with a mask are a multiple of on 310P.
+    /// On 310P, query rows and keys of a call with a mask must be multiples of this number.
     pub const CARD_MASK_ROWS: i64 = 16;
 
     /// Checks the call against the contract of `version` for `target`.
@@ -184,8 +184,8 @@ impl PromptCall<'_> {
         Ok(Some(then(checked)))
     }
 
-    /// The first lint that a call that holds every rule breaks, leaving out those in `allowed` (by id): those of the operator,
-    /// then those of FusedInferAttentionScore's prefill path.
+    /// Checks a call that holds every rule for lints, and returns the first that it breaks, leaving out those in
+    /// `allowed` (by id): those of the operator, then those of FusedInferAttentionScore's prefill path.
     ///
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
@@ -273,7 +273,7 @@ impl PromptCall<'_> {
         Ok(())
     }
 
-    /// Heads of the query, and head dimensions of query and value.
+    /// Checks the shapes, and returns the number of query heads and the head dimensions of query and value.
     fn shapes(&self, at: &Required<'_>) -> Result<(i64, (i64, i64)), Violation> {
         require!(self.num_heads > 0, HEADS, self.num_heads, "1 and above");
         let rank = match at.layout {
@@ -320,8 +320,8 @@ impl PromptCall<'_> {
         Ok((self.num_heads, (dim, value_dim)))
     }
 
-    /// The rules of the prefill path, for head dimensions as the operator pads them: outside of TND those of query and value
-    /// to one.
+    /// Applies the rules of the prefill path to the head dimensions as the operator pads them: except in TND, query
+    /// and value are padded to one head dimension.
     fn tiling(&self, at: &Required<'_>, (dim, value_dim): (i64, i64)) -> Result<Verdict, Refusal> {
         let int8 = [at.query.dtype, at.out.dtype].contains(&DType::Int8);
         let step = if int8 { 32 } else { 16 };
@@ -341,7 +341,7 @@ impl PromptCall<'_> {
         verdict.map_err(of_prefill)
     }
 
-    /// The tiling rules of 310P, by the sizes of the tensors.
+    /// Checks the tiling rules of 310P, by the sizes of the tensors.
     fn card(&self, of: &AttentionProblem<'_>) -> Result<(), Violation> {
         const MOST_ROWS: usize = 65_536;
         let (rows, keys) = (of.query_rows, of.key_rows);
@@ -385,7 +385,7 @@ impl PromptCall<'_> {
     }
 }
 
-/// The target whose rules of the prefill path the operator has, on every product and in every release.
+/// The target whose prefill-path rules the operator has, on every product and in every release.
 const TILING: Target = Target::snapshot(Soc::AtlasA2);
 
 /// A refusal of the prefill path, as the operator reports it.
@@ -402,7 +402,8 @@ fn of_prefill(refusal: Refusal) -> Refusal {
     }
 }
 
-/// A tensor with another head dimension. Sizes that are not made of heads of `from` stay, to be refused.
+/// A tensor with another head dimension. A size that is no whole number of heads of `from` elements is left as it is,
+/// to be refused.
 fn resized(at: &Required<'_>, desc: &TensorDesc, from: i64, to: i64) -> TensorDesc {
     let axis = desc.shape.rank().saturating_sub(1);
     let size = desc.shape.last().copied().unwrap_or(0);
@@ -414,7 +415,7 @@ fn resized(at: &Required<'_>, desc: &TensorDesc, from: i64, to: i64) -> TensorDe
     }
 }
 
-/// Shape of the output for a query of so many heads.
+/// Shape of the output for a query of `heads` heads.
 fn out_shape(at: &Required<'_>, heads: i64, value_dim: i64) -> Dims {
     let query = at.query.shape;
     let axis = query.rank().saturating_sub(1);

@@ -4,7 +4,7 @@ use super::Parameter;
 use crate::Cann::V8_1;
 use crate::operator::{OperatorVersion, versions};
 
-/// What all versions have in common: the products. Ascend 950 exports them and refuses every call.
+/// The properties that all versions share: the products. Ascend 950 exports them and refuses every call.
 const fn version(number: u8, symbol: &'static str) -> OperatorVersion {
     OperatorVersion::new(number, symbol, "8.1")
         .on_a2_a3(V8_1)
@@ -24,7 +24,7 @@ versions! {
 }
 
 impl Version {
-    /// Whether it has a parameter and computes with it: V1 and V2 take a position bias and throw it away.
+    /// Whether the version has a parameter and computes with it: V1 and V2 take a position bias and ignore it.
     pub(super) fn computes(self, parameter: Parameter) -> bool {
         let since = match parameter {
             Parameter::PseShift => 3,

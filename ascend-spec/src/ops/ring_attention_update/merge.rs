@@ -14,17 +14,17 @@ pub struct Part {
 }
 
 impl Part {
-    /// What FlashAttentionScore writes for a row without visible keys that it corrects.
+    /// Maximum and sum that FlashAttentionScore writes for a row without visible keys that it corrects.
     pub const FULLY_MASKED: Part = Part {
         max: f32::MIN,
         sum: f32::MAX,
     };
 
-    /// What FlashAttentionScore writes for the rows of a sequence without keys.
+    /// Maximum and sum that FlashAttentionScore writes for the rows of a sequence without keys.
     pub const EMPTY: Part = Part { max: 0.0, sum: 0.0 };
 }
 
-/// A merged row: its maximum and sum, and what the attention of each part counts.
+/// A merged row: its maximum and sum, and the factor of each part's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Merged {
     /// Maximum and sum over all keys.
@@ -51,7 +51,7 @@ pub fn merge(prev: Part, cur: Part) -> Merged {
     }
 }
 
-/// Checks two parts of a row for what the formula has no answer to.
+/// Checks two parts of a row for values that the formula cannot merge.
 ///
 /// # Errors
 /// `ring.both_masked`, `ring.both_empty` or `ring.one_empty`.
@@ -73,8 +73,8 @@ pub fn admits(prev: Part, cur: Part) -> Result<(), Violation> {
     ))
 }
 
-/// Checks what is known of packed sequences before their maxima are: whether a sequence with rows is without keys in a part.
-/// An entry stands for a sequence; leaves out lints in `allowed` (by id).
+/// Checks packed sequences before their maxima are known: whether a sequence with rows has no keys in a part. Each
+/// entry of `prev` and `cur` stands for a sequence; lints in `allowed` (by id) are left out.
 ///
 /// # Errors
 /// `ring.both_empty`, or `ring.one_empty`, which then holds only if no maximum of the other part is below 0.

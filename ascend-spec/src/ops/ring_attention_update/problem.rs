@@ -27,7 +27,8 @@ pub struct RingUpdateProblem {
 }
 
 impl RingUpdateProblem {
-    /// The rows of each sequence, in order. `ends` are the contents of `actualSeqQlen`; with a batch axis they do not count.
+    /// The rows of each sequence, in order. `ends` are the contents of `actualSeqQlen`; with a batch axis they are
+    /// ignored.
     pub fn sequences<'a>(&self, ends: &'a [i64]) -> impl Iterator<Item = Sequence> + use<'a> {
         let (packed, rows) = (self.layout.is_packed(), self.rows);
         (0..self.batch).map(move |index| {

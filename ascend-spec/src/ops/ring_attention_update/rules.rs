@@ -69,7 +69,8 @@ rules! {
         "leave the sequence out of the merge";
 }
 
-/// Least and largest of what the operator takes of packed heads.
+/// Limits for packed heads: the head dimension is a multiple of `ALIGNMENT` up to `MOST_DIM`, and there are at most
+/// `MOST_HEADS` heads.
 const ALIGNMENT: i64 = 64;
 const MOST_DIM: i64 = 768;
 const MOST_HEADS: i64 = 256;
@@ -82,8 +83,8 @@ struct Triple<'a> {
 }
 
 impl RingUpdateCall<'_> {
-    /// Checks the call against the contract of `version` for `target`, and resolves it. The contents of the tensors are not
-    /// part of it.
+    /// Checks the call against the contract of `version` for `target`, and resolves it. The contents of the tensors
+    /// are not checked.
     ///
     /// Allocates nothing unless it refuses.
     ///
@@ -143,8 +144,8 @@ impl RingUpdateCall<'_> {
         Ok(problem)
     }
 
-    /// The first lint that the call breaks, leaving out those in `allowed` (by id). The contents of the tensors are not part
-    /// of it: see [`RingUpdateProblem::admits_lengths`] and [`admits`](super::admits).
+    /// Checks for lints: the first that the call breaks, leaving out those in `allowed` (by id). The contents of the
+    /// tensors are not checked: see [`RingUpdateProblem::admits_lengths`] and [`admits`](super::admits).
     ///
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
@@ -211,7 +212,7 @@ impl RingUpdateCall<'_> {
         Ok(())
     }
 
-    /// Packed rows. The operator compares no shapes here.
+    /// Resolves packed rows. The operator compares no shapes here.
     fn packed(
         &self,
         version: Version,
@@ -371,7 +372,7 @@ fn dense(prev: &Triple<'_>, cur: &Triple<'_>) -> Result<RingUpdateProblem, Refus
     })
 }
 
-/// What the operator takes and reads beyond, or leaves out of the merge.
+/// Refuses tensors that the operator takes, and then reads beyond or leaves partly unmerged.
 fn computed(
     prev: &Triple<'_>,
     cur: &Triple<'_>,

@@ -74,11 +74,11 @@ pub(super) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
     output(f, modes)
 }
 
-/// Whether keys of a dtype have a mode.
+/// Whether keys of this dtype take these modes.
 fn takes(f: &Facts<'_>, modes: (i64, i64)) -> bool {
     let tensor =
         |scale: &Option<TensorDesc>| scale.as_ref().is_some_and(|scale| *scale.shape == [1]);
-    // One factor for all of the keys is for INT8 alone.
+    // A single factor for all of the keys is for INT8 alone.
     let whole = tensor(&f.call.key_antiquant_scale) && modes.0 == 0 && !channel(f, &[1]);
     match (f.kv_dtype(), modes) {
         (DType::Int8, (0, 1)) => f.query.dtype == DType::Float16 && f.out.dtype == DType::Float16,
@@ -92,7 +92,7 @@ fn takes(f: &Facts<'_>, modes: (i64, i64)) -> bool {
     }
 }
 
-/// Shapes of one factor for each head and dimension.
+/// Whether a shape has one factor for each head and dimension.
 fn channel(f: &Facts<'_>, shape: &[i64]) -> bool {
     let (n, d) = (f.kv_heads, f.k.dim);
     let h = n.saturating_mul(d);

@@ -26,7 +26,7 @@ rules! {
         "pass the factors of Q K^T, of the probabilities and of P V";
 }
 
-/// The absorbed form.
+/// Checks the absorbed form.
 pub(super) fn absorbed(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     mla::heads(f)?;
@@ -121,7 +121,7 @@ pub(super) fn absorbed(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// One factor for each tensor. The checks take it, but the release has no kernel for it.
+/// Checks INT8 with one factor for each tensor. The checks take it, but the release has no kernel for it.
 pub(super) fn tensor(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     heads(f)?;

@@ -43,7 +43,7 @@ rules! {
         "use mode 3 for several rows, mode 0 without a mask for one";
 }
 
-/// What is quantised.
+/// Which tensors are quantised, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::fia) enum Kind {
     /// Nothing.
@@ -59,7 +59,7 @@ pub(in crate::fia) enum Kind {
 }
 
 impl Facts<'_> {
-    /// What is quantised: on products other than Ascend 950 it follows from dtypes and path alone.
+    /// Which tensors are quantised, and how. On products other than Ascend 950 it follows from dtypes and path alone.
     pub(in crate::fia) fn kind(&self) -> Kind {
         if !self.is_950() {
             return match (self.antiquant(), self.query.dtype, self.route) {
@@ -87,7 +87,7 @@ impl Facts<'_> {
     }
 }
 
-/// The dtype of the mask beside those of the other tensors.
+/// Checks the dtype of the mask in calls of a kind.
 fn mask_dtype(f: &Facts<'_>, kind: Kind) -> Result<(), Refusal> {
     use DType::{Bool, Float4E2M1, Float8E4M3Fn, Float16, HiFloat8, Int4, UInt8};
     let Some(mask) = &f.call.atten_mask else {
@@ -110,7 +110,7 @@ fn mask_dtype(f: &Facts<'_>, kind: Kind) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether a kind's rules hold.
+/// Checks the rules of the call's kind.
 pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
     let kind = f.kind();
     mask_dtype(f, kind)?;
@@ -124,7 +124,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
     }
 }
 
-/// Quantisation by block, which is refused before anything else.
+/// Refuses quantisation by block, before anything else.
 pub(in crate::fia) fn by_block(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let modes = [
@@ -154,7 +154,7 @@ fn layout(f: &Facts<'_>, kind: Kind) -> Result<(), Refusal> {
         },
         Kind::MxFp8 => layout == Layout::Tnd,
         Kind::Tensor => f.classic_layout(),
-        // The form of attention says the rest.
+        // The checks of the form of attention cover the rest.
         Kind::Absorbed => !(int8 && matches!(layout, Layout::Bnsd | Layout::BnsdNbsd)),
     };
     require!(
@@ -170,7 +170,7 @@ fn layout(f: &Facts<'_>, kind: Kind) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Head counts of fully quantised calls.
+/// Checks the head counts of fully quantised calls.
 fn heads(f: &Facts<'_>) -> Result<(), Refusal> {
     let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
     require!(
@@ -182,7 +182,7 @@ fn heads(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Sparse mode 0 without a mask, or 3 with one.
+/// Checks for sparse mode 0 without a mask, or 3 with one.
 fn modes(f: &Facts<'_>) -> Result<(), Refusal> {
     let masked = f.call.mask().is_some();
     require!(
@@ -198,7 +198,7 @@ fn modes(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Arguments that the absorbed form and MXFP8 exclude.
+/// Refuses arguments that the absorbed form and MXFP8 exclude.
 fn alone(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let excluded = [

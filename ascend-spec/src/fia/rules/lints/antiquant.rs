@@ -80,7 +80,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         call.antiquant_mode,
         "0 or 1",
     );
-    // Ascend 950 looks at them itself.
+    // Ascend 950 checks these dtypes itself.
     if !query && p.checker != Checker::Unified {
         dtypes(p, merged, report);
     }
@@ -100,7 +100,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     }
 }
 
-/// The tensors of scale and offset.
+/// The parameters of scale and offset.
 fn grids(of: &ScaleOffset) -> impl Iterator<Item = Parameter> + Clone {
     let parameter = |grid: Grid| Argument::of_role(grid.tensor.role).parameter;
     let offset = of.offset.map(parameter);
@@ -118,7 +118,7 @@ fn dtypes(p: &CheckedCall<'_>, merged: bool, report: Report<'_>) {
         .into_iter()
         .zip(modes)
     {
-        // Per-channel scales of few prefill rows are BF16 whatever the query is: a rule sees to it.
+        // Per-channel scales of few prefill rows are BF16 whatever the query is: a rule checks that.
         let own = matches!(mode, 0 | 2);
         let want = match (own, p.route) {
             (true, Route::Prefill) if !merged && p.problem.pages.is_none() => DType::Bf16,

@@ -1,4 +1,4 @@
-//! Keys and values that are not looked at, and limits that only the documents know.
+//! Keys and values that are not checked, and limits that only the documents know.
 
 use super::{Report, lint};
 use crate::fia::Version;
@@ -33,7 +33,7 @@ rules! {
         "pad the head dimension with zeros, or split the batch over several calls";
 }
 
-/// Without keys the output is filled, whatever the values are.
+/// Lints of a call without keys: its output is filled, whatever the values are.
 pub(super) fn filled(p: &CheckedCall<'_>, report: Report<'_>) {
     if let ([key, ..], [value, ..]) = (p.call.key, p.call.value) {
         lint!(

@@ -61,7 +61,7 @@ pub(super) fn check(p: &CheckedCall<'_>, caller: Caller, report: Report<'_>) {
                 "the operator takes what it does not know for it",
             ),
         );
-        // A single row sees every key in mode 3 as well as without any mask.
+        // A single row sees every key in mode 3, as it does without a mask.
         lint!(
             report,
             !unmasked
@@ -169,7 +169,7 @@ fn most_keys(p: &CheckedCall<'_>) -> i64 {
     (p.longest_key()).saturating_add(i64::try_from(prefix).unwrap_or(i64::MAX))
 }
 
-/// A window that no mask makes, as mode 4 has it: counted from each sequence's last key.
+/// The fix for a window without a mask: mode 4, whose tokens count from each sequence's last key.
 fn window(p: &CheckedCall<'_>, masked: bool) -> OwnFix {
     if masked {
         return Err(WINDOW.fix);
@@ -189,7 +189,7 @@ fn window(p: &CheckedCall<'_>, masked: bool) -> OwnFix {
     ))
 }
 
-/// [`mask::fix_of_one_row`] of a call that is checked already.
+/// As [`mask::fix_of_one_row`], for a call that is checked already.
 pub(super) fn fix_of_one_row(p: &CheckedCall<'_>, mode: Option<SparseMode>) -> OwnFix {
     let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
     let prefix = p.problem.prefix.map_or(0, |prefix| prefix.len);

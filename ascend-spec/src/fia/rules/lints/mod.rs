@@ -1,6 +1,7 @@
 //! Calls that the operator takes and then ignores, misreads or overruns an argument of.
 //!
-//! What follows from the contents of tensors (block ids, padding) no description of a call shows: the emulator finds it.
+//! What depends on the contents of tensors (block ids, padding) is not in the description of a call: the emulator
+//! finds it.
 
 pub mod antiquant;
 pub mod keys;
@@ -23,10 +24,10 @@ use crate::fia::{CheckedCall, Version};
 use crate::rule::lint;
 use crate::{Cann, Level, Rule, Violation};
 
-/// Where found lints go.
+/// Receives the lints that are found.
 type Report<'r> = &'r mut dyn FnMut(Violation);
 
-/// Which operator comes to a path.
+/// The operator that calls a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Caller {
     /// FusedInferAttentionScore.
@@ -72,8 +73,8 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
 }
 
 impl CheckedCall<'_> {
-    /// The first lint that the call breaks, leaving out those in `allowed` (by id). What stops the host process is not
-    /// left out.
+    /// Checks for lints: the first that the call breaks, leaving out those in `allowed` (by id). A crash of the host
+    /// process is never left out.
     ///
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
@@ -81,8 +82,8 @@ impl CheckedCall<'_> {
         first(allowed, |report| self.each_lint(report))
     }
 
-    /// The same of what the two paths themselves take and ignore, whichever operator comes to them: the older ones copy
-    /// strided tensors, and have other defaults for the tokens that no mask uses.
+    /// As [`CheckedCall::lint`], but only for what the two paths themselves take and ignore, whichever operator calls
+    /// them: the older operators copy strided tensors, and have other defaults for the tokens that no mask uses.
     ///
     /// # Errors
     /// As for [`CheckedCall::lint`].
@@ -97,7 +98,7 @@ impl CheckedCall<'_> {
 
     fn each_lint_of(&self, caller: Caller, report: &mut dyn FnMut(Violation)) {
         let target = self.target;
-        // One that the target has: its own check judges the changes of a fix.
+        // A version that the target has: its own check judges the changes of a fix.
         let version = match (target.is_950(), target.cann < Cann::V8_5) {
             (true, _) => Version::V5,
             (false, true) => Version::V3,
@@ -119,7 +120,7 @@ impl CheckedCall<'_> {
             Work::Attend => {}
         }
         if precision::bypass(self, report) {
-            // The operator looks at nothing else, and reads whatever there is.
+            // The operator checks nothing else, and reads whatever there is.
             return;
         }
         tensors::check(self, odd, report);

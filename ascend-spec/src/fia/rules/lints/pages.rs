@@ -46,7 +46,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         return;
     }
     let unified = p.checker == Checker::Unified;
-    // The unified checker looks at the table from 9.1 on.
+    // The unified checker checks the table from 9.1 on.
     let looked_at = unified && (p.target.is_950() || p.target.cann >= Cann::V9_1);
     let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
     lint!(

@@ -1,4 +1,4 @@
-//! Lints of calls that are to run on other releases as well, asked for by callers who want portable calls.
+//! Lints of calls that are to run on other releases as well, for callers who want portable calls.
 
 use crate::fia::Version;
 use crate::rule::rules;

@@ -19,7 +19,7 @@ rules! {
 
 /// Whether the operator leaves the call unchecked.
 pub(super) fn bypass(p: &CheckedCall<'_>, report: Report<'_>) -> bool {
-    // The absorbed form with an INT8 query is checked by itself.
+    // The absorbed form with an INT8 query has checks of its own.
     let unchecked = p.route == Route::Decode
         && (p.call.query_rope.is_none() || p.problem.query.dtype != DType::Int8)
         && p.call

@@ -95,7 +95,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     }
 }
 
-/// Whether a tensor, axes of size 1 aside, is one number or runs over heads and then the head dimension.
+/// Whether a tensor, ignoring axes of size 1, is one number or runs over heads and then the head dimension.
 fn channels(p: &CheckedCall<'_>, desc: &TensorDesc) -> bool {
     let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
     let (n, d) = (size(p.problem.heads), size(p.problem.value_dim));

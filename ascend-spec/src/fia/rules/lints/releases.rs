@@ -1,4 +1,4 @@
-//! What releases from 8.5 on take without a look: the split-fuse path, single rows of the unified checker, and sinks.
+//! What releases from 8.5 on take unchecked: the split-fuse path, single rows of the unified checker, and sinks.
 
 use super::masks::fix_of_one_row;
 use super::{Report, lint};
@@ -138,7 +138,8 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     }
 }
 
-/// What a single row is meant to see: by the mode, or by the full mask that comes with it.
+/// The fix for a single row with a mode: the mask that the mode stands for, or mode 0 with the full mask that the
+/// call has.
 fn single_mask(p: &CheckedCall<'_>) -> impl Fix {
     let square = SparseMode::COMPRESSED_MASK_SIZE;
     let mask = p.call.mask();

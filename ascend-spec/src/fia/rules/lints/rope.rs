@@ -24,7 +24,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         let Some(rope) = rope else { continue };
         lint!(
             report,
-            // A quantised query goes with BF16, which a rule sees to.
+            // A quantised query has BF16 rotary parts, which a rule checks.
             rope.dtype == p.problem.query.dtype || p.problem.query_quantisation.is_some(),
             DTYPE,
             format_args!("{name} {}", rope.dtype),

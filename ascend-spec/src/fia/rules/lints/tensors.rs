@@ -32,12 +32,12 @@ rules! {
         "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
 }
 
-/// What is odd about the tensors of a call, found in one pass: most calls have nothing of it.
+/// What is unusual about the tensors of a call, found in one pass: most calls have nothing of it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Odd {
     strided: bool,
     format: bool,
-    /// An input that a call may leave out is empty, or of more elements than can be counted.
+    /// An optional input is empty, or has more elements than can be counted.
     size: bool,
 }
 
@@ -59,7 +59,7 @@ impl Odd {
     }
 }
 
-/// Whether it is an input that a call may leave out.
+/// Whether the parameter is an input that a call may leave out.
 fn is_optional(parameter: Parameter) -> bool {
     use Parameter::{Key, Query, Value};
     !matches!(parameter, Query | Key | Value) && !parameter.is_output()

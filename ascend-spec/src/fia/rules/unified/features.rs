@@ -37,7 +37,7 @@ rules! {
         "drop the argument, or set innerPrecise to 0";
 }
 
-/// Position bias.
+/// Checks the position bias.
 pub(in crate::fia) fn bias(f: &Facts<'_>) -> Result<(), Refusal> {
     let Some(bias) = &f.call.pse_shift else {
         return Ok(());
@@ -77,20 +77,20 @@ pub(in crate::fia) fn bias(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Keys that a position bias covers.
+/// Number of keys that a position bias covers.
 fn bias_width(f: &Facts<'_>) -> i64 {
     let given = f.call.actual_shared_prefix_len.and_then(<[i64]>::first);
     let rows = match f.paged() && f.is_950() && f.kind() != Kind::Antiquant {
         true => super::super::mask::width(f),
         false => f.key_rows,
     };
-    // Until 9.0 a length without a prefix is ignored.
+    // Until 9.0 a prefix length without a prefix is ignored.
     let counts = f.since(Cann::V9_1) || f.call.key_shared_prefix.is_some();
     let given = given.copied().filter(|_| counts);
     rows.saturating_add(given.unwrap_or(0).max(0))
 }
 
-/// Left padding.
+/// Checks left padding.
 pub(in crate::fia) fn left_padding(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let ignored = f.single || (f.kind() == Kind::Antiquant && f.most_rows() == 1);
@@ -132,19 +132,19 @@ pub(in crate::fia) fn left_padding(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether the padding of the keys is looked at.
+/// Whether the padding of the keys is checked.
 pub(in crate::fia) fn key_padding(f: &Facts<'_>) -> bool {
     let counts = |size| !f.one_row || key_counts(f, size);
     f.call.kv_padding_size.as_ref().is_some_and(counts)
 }
 
-/// Whether the padding of a single row's keys counts rather than being ignored.
+/// Whether the padding of a single row's keys is used rather than ignored.
 fn key_counts(f: &Facts<'_>, size: &TensorDesc) -> bool {
     let ignored = size.is_empty() && f.is_950();
     f.call.actual_seq_lengths_kv.is_some() && !f.kv_list && !ignored && !f.paged()
 }
 
-/// Shared prefix.
+/// Checks the shared prefix.
 pub(in crate::fia) fn shared_prefix(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let (Some(key), Some(value)) = (&call.key_shared_prefix, &call.value_shared_prefix) else {
@@ -164,7 +164,7 @@ pub(in crate::fia) fn shared_prefix(f: &Facts<'_>) -> Result<(), Refusal> {
     );
     let extents = |desc: &TensorDesc| {
         let of = f.layout.input().extents(&desc.shape, f.kv_heads)?;
-        // Eight INT4 in each, as in the keys.
+        // Each INT32 holds eight INT4, as in the keys.
         let packed = if desc.dtype == DType::Int32 {
             f.nibbles
         } else {
@@ -221,7 +221,7 @@ pub(in crate::fia) fn shared_prefix(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Learnable sink.
+/// Checks the learnable sink.
 pub(in crate::fia) fn learnable_sink(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let Some(given) = &call.learnable_sink else {
@@ -255,7 +255,7 @@ pub(in crate::fia) fn learnable_sink(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Kinds of position bias.
+/// Checks the kind of position bias.
 pub(in crate::fia) fn bias_type(f: &Facts<'_>) -> Result<(), Refusal> {
     require!(
         for f.target => f.call.pse_type == 0,
@@ -266,7 +266,7 @@ pub(in crate::fia) fn bias_type(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What Ascend 950 still looks at where there are no keys.
+/// Checks what Ascend 950 still checks where there are no keys.
 pub(in crate::fia) fn filled(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     if f.packed() {

@@ -1,4 +1,4 @@
-//! The form of attention: which head dimensions and layouts go together.
+//! The form of attention: which head dimensions and layouts may be combined.
 
 use crate::fia::rules::ascend950::Kind;
 use crate::fia::rules::{Facts, heads, packed};
@@ -35,7 +35,7 @@ rules! {
         "pad the shorter heads of query and key with zeros";
 }
 
-/// Forms of attention that the unified checker tells apart.
+/// Forms of attention that the unified checker distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::fia) enum Form {
     /// Queries and keys of one part.
@@ -72,7 +72,7 @@ impl Facts<'_> {
     }
 }
 
-/// Head counts of the attributes, and of the query.
+/// Checks the head counts of the attributes and of the query.
 pub(in crate::fia) fn counts(f: &Facts<'_>) -> Result<(), Refusal> {
     let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
     require!(
@@ -92,7 +92,7 @@ pub(in crate::fia) fn counts(f: &Facts<'_>) -> Result<(), Refusal> {
     heads::query(f)
 }
 
-/// Layouts by form.
+/// Checks the layout by form.
 pub(in crate::fia) fn layout(f: &Facts<'_>) -> Result<(), Refusal> {
     let absorbed = matches!(
         f.layout,
@@ -122,7 +122,7 @@ pub(in crate::fia) fn layout(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Head dimensions against each other, and by layout.
+/// Checks head dimensions against each other, and by layout.
 pub(in crate::fia) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
     let (q, k, v) = (f.q.dim, f.k.dim, f.v.dim);
     for dim in [q, v] {
@@ -174,8 +174,8 @@ pub(in crate::fia) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What mends a head dimension of packed rows: the split-fuse path, where only innerPrecise keeps the call from it; zeros, where
-/// there is a longer head; otherwise another layout.
+/// The fix for a head dimension of packed rows: the split-fuse path, where only innerPrecise keeps the call from it;
+/// padding with zeros, where a longer head is taken; otherwise another layout.
 fn packed_dim(f: &Facts<'_>) -> Result<(Change, &'static str), String> {
     let split_fuse = crate::fia::FiaCall {
         inner_precise: 0,
@@ -188,10 +188,10 @@ fn packed_dim(f: &Facts<'_>) -> Result<(Change, &'static str), String> {
     Err(packed::longer_heads(f.q.dim.max(f.v.dim)))
 }
 
-/// What the head dimension is a multiple of.
+/// The number that the head dimension must be a multiple of.
 fn aligned(f: &Facts<'_>) -> i64 {
     let bnsd_bsnd = f.layout == Layout::BnsdBsnd;
-    // Without a scale, which 9.0 forgets to ask for, the rest of it goes unchecked too.
+    // Without a scale, which 9.0 does not require, this condition goes unchecked too.
     let int8 = f.out.dtype == DType::Int8 && f.call.quant_scale2.is_some();
     let unlooked_at = f.is_950() && (!bnsd_bsnd || f.kind() == Kind::Tensor);
     if f.form() != Form::Plain || unlooked_at {
@@ -200,13 +200,13 @@ fn aligned(f: &Facts<'_>) -> i64 {
     match (bnsd_bsnd, f.q.rows) {
         (true, _) if int8 => 32,
         (false, 1) => 1,
-        // Until 9.0 every INT8 output needs it.
+        // Until 9.0 every INT8 output needs a multiple of 32.
         (false, _) if int8 && !f.since(Cann::V9_1) => 32,
         _ => 16,
     }
 }
 
-/// Head dimensions of query and value that differ, on Ascend 950.
+/// Checks head dimensions of query and value that differ, on Ascend 950.
 fn different(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let halves = [f.query, f.key, f.value, f.out]

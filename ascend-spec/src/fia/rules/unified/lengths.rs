@@ -51,7 +51,7 @@ fn packed_arrays(f: &Facts<'_>) -> Result<(), Refusal> {
         packed::counted(q, kv),
     );
     packed::ends(q, f.q.rows, &packed::Q_ENDS, Parameter::ActualSeqLengths)?;
-    // Nor, where the heads come first, the ends with the number of rows.
+    // Until 9.0 the ends are not compared with the number of rows where the heads come first.
     let compared = f.since(Cann::V9_1) || f.layout.input() == Axes::Tnd;
     if compared {
         packed::q_total(q, f.q.rows)?;

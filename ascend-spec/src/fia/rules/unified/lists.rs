@@ -34,7 +34,7 @@ rules! {
         "shape the caches of key and value alike";
 }
 
-/// Numbers of tensors.
+/// Checks the numbers of tensors.
 pub(in crate::fia) fn counted(f: &Facts<'_>) -> Result<(), Refusal> {
     let (keys, values) = (f.call.key.len(), f.call.value.len());
     require!(
@@ -60,7 +60,7 @@ fn rank(f: &Facts<'_>, desc: &TensorDesc, name: &str) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Numbers of axes.
+/// Checks the numbers of axes.
 pub(in crate::fia) fn ranks(f: &Facts<'_>) -> Result<(), Refusal> {
     if !f.paged() {
         rank(f, f.key, "key")?;
@@ -82,10 +82,10 @@ pub(in crate::fia) fn ranks(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Keys and values lie packed, and what belongs to them.
+/// Checks that keys and values, and the tensors that belong to them, are contiguous.
 pub(in crate::fia) fn contiguous(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
-    // Blocks, and heads or rows, of these caches may lie apart.
+    // The first two axes of these caches, blocks and heads or rows, may be strided.
     let apart = match f.paged() && f.kind() == Kind::MxFp8 {
         true => 2,
         false => 0,
@@ -116,7 +116,7 @@ pub(in crate::fia) fn contiguous(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Dtypes of query, key, value and output.
+/// Checks the dtypes of query, key, value and output.
 pub(in crate::fia) fn dtypes(f: &Facts<'_>) -> Result<(), Refusal> {
     let other = (f.call.key.iter().chain(f.call.value)).find(|desc| desc.dtype != f.key.dtype);
     if let Some(other) = other {
@@ -144,9 +144,9 @@ pub(in crate::fia) fn dtypes(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The batch size.
+/// Checks the batch size.
 pub(in crate::fia) fn batch(f: &Facts<'_>) -> Result<(), Refusal> {
-    // Until 9.0 only packed layouts, whose arrays say the batch, are looked at.
+    // Until 9.0 only packed layouts, whose arrays define the batch, are checked.
     let bounded = f.since(Cann::V9_1) || f.packed();
     if f.packed() && f.batch == 0 {
         packed::arrays(f)?;
@@ -160,7 +160,7 @@ pub(in crate::fia) fn batch(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Shapes of keys and values that are not paged.
+/// Checks the shapes of keys and values that are not paged.
 pub(in crate::fia) fn shapes(f: &Facts<'_>) -> Result<(), Refusal> {
     if f.paged() {
         return Ok(());
@@ -188,7 +188,7 @@ pub(in crate::fia) fn shapes(f: &Facts<'_>) -> Result<(), Refusal> {
 fn list(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     let exact = f.since(Cann::V9_1);
-    // 8.5 looks at the layout of lists with rotary parts alone.
+    // 8.5 checks the layout only of lists with rotary parts.
     let reordered = !f.since(Cann::V9_0) && matches!(f.layout, Layout::BsndBnsd | Layout::BshBnsd);
     require!(
         (f.classic_layout() || reordered)
@@ -260,7 +260,7 @@ fn list(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether there is nothing in any key and value.
+/// Whether every key and value is empty.
 pub(in crate::fia) fn empty(f: &Facts<'_>) -> bool {
     let mut all = f.call.key.iter().chain(f.call.value);
     all.all(TensorDesc::is_empty)

@@ -43,7 +43,7 @@ rules! {
 pub(in crate::fia) const TREE_MODE: i64 = SparseMode::Tree.acl();
 
 impl Facts<'_> {
-    /// The sparse mode that counts: a single row has mode 0 whatever is said.
+    /// The sparse mode in force: a single row has mode 0 whatever the call has.
     pub(in crate::fia) fn mode(&self) -> i64 {
         match self.single {
             true => SparseMode::DefaultMask.acl(),
@@ -51,13 +51,13 @@ impl Facts<'_> {
         }
     }
 
-    /// Whether the mask is that of a tree.
+    /// Whether the mask is a tree mask.
     pub(in crate::fia) fn tree(&self) -> bool {
         self.mode() == TREE_MODE && self.since(Cann::V9_1) && !self.is_950()
     }
 }
 
-/// The mode that is in force and what the tensor is for.
+/// Checks mask, mode and tokens, and returns the mode in force and what the tensor is for.
 pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
     if f.tree() {
         let mask = tree(f)?;
@@ -104,7 +104,7 @@ pub(in crate::fia) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refu
     };
     if !one {
         let (pre, next) = tokens(f, mode, usage != MaskUse::None)?;
-        // From 9.1 on rows without keys are no matter for the offset.
+        // From 9.1 on an output offset is allowed with rows without keys.
         if !f.since(Cann::V9_1) && !f.single {
             quant::rows(f, mode, pre, next)?;
         }
@@ -133,7 +133,8 @@ fn compressed(given: &TensorDesc, mode: SparseMode) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A mask without elements is none, but its shape is looked at until 9.0, and later over a paged cache.
+/// Checks a mask without elements. It counts as none, but its shape is checked until 9.0, and later over a paged
+/// cache.
 fn empty(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refusal> {
     let looked_at = !f.is_950() && (!f.since(Cann::V9_1) || f.paged());
     match f.call.atten_mask.as_ref().filter(|mask| mask.is_empty()) {
@@ -142,7 +143,7 @@ fn empty(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refusal> {
     }
 }
 
-/// Keys that a full mask covers.
+/// Number of keys that a full mask covers.
 pub(super) fn width(f: &Facts<'_>) -> i64 {
     let prefix = prefix::length(f);
     if f.paged() {
@@ -157,7 +158,7 @@ pub(super) fn width(f: &Facts<'_>) -> i64 {
     }
 }
 
-/// Rows of the longest key: of packed sequences the longest one.
+/// Rows of the longest key; with packed sequences, the longest key length.
 fn longest_axis(f: &Facts<'_>) -> i64 {
     match f.packed() {
         true => f.longest_key(),
@@ -215,7 +216,7 @@ fn triangle(given: &TensorDesc) -> bool {
     given.shape.ends_with(&[size, size])
 }
 
-/// The token counts: of the relations between them only these are left.
+/// Checks the token counts and returns those in force: only these relations between them are left in this checker.
 fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), Refusal> {
     let call = f.call;
     let unbounded = (TOKENS_UNBOUNDED, TOKENS_UNBOUNDED);
@@ -275,8 +276,8 @@ fn tree(f: &Facts<'_>) -> Result<TreeMask, Refusal> {
     Ok(drafts(f, given))
 }
 
-/// How a tree mask is read: packed rows say where their squares begin, whatever axes the tensor has; rows with a batch
-/// axis go by the mask's last two, and where there is one axis alone as if it had those that the documents ask for.
+/// How a tree mask is read: packed rows define where their squares begin, whatever axes the tensor has; rows with a
+/// batch axis use the mask's strides, or those of a contiguous `[B, S, S]` where the mask has one axis alone.
 pub(in crate::fia) fn drafts(f: &Facts<'_>, given: &TensorDesc) -> TreeMask {
     let offset = given.offset;
     match given.strides[..] {

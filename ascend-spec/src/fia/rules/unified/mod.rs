@@ -1,7 +1,7 @@
 //! The unified checker: one set of rules for all half-precision calls, from CANN 8.5 on for some of them, from 9.0 on
 //! for nearly all; on Ascend 950 it judges every call.
 //!
-//! Where a condition is that of the older paths, their rule is applied.
+//! Where a condition is the same as in the older paths, their rule is applied.
 
 pub mod features;
 pub mod form;
@@ -24,7 +24,7 @@ impl Facts<'_> {
         self.target.is_950()
     }
 
-    /// Whether the checks are those of release `cann` or a later one. Of Ascend 950 those of 9.1 are known.
+    /// Whether the checks are those of release `cann` or a later one. On Ascend 950 the checks are those of 9.1.
     pub(super) fn since(&self, cann: Cann) -> bool {
         self.is_950() || self.target.cann >= cann
     }

@@ -14,8 +14,8 @@ rules! {
         "0 is high precision, 1 high performance; 2 and 3 also correct rows without visible keys";
 }
 
-/// The shape of the output. From 9.1 on only some of its axes are looked at where input and output differ in their
-/// order.
+/// Checks the shape of the output. From 9.1 on only some of its axes are checked where input and output have
+/// different axis orders.
 pub(in crate::fia) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
     let of = output::expected(f.q, f.v.dim);
     let want = f.layout.out_shape(of);
@@ -34,8 +34,8 @@ pub(in crate::fia) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The axes of a reordered output that are looked at: heads and rows; of BSH queries the hidden size alone; and the head
-/// dimension where the value is no cache.
+/// Whether a reordered output fits in the axes that are checked: heads and rows; of BSH queries only the hidden size;
+/// and the head dimension where the value is no cache.
 fn looked_at(f: &Facts<'_>, of: Extents) -> bool {
     let heads = f.call.num_heads;
     let Some(out) = f.layout.output().extents(&f.out.shape, heads) else {
@@ -62,7 +62,7 @@ pub(in crate::fia) fn precision(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The log-sum-exp is there when it is asked for.
+/// Checks that a log-sum-exp is given if the call writes one.
 pub(in crate::fia) fn lse_given(f: &Facts<'_>) -> Result<(), Refusal> {
     let given = f
         .call

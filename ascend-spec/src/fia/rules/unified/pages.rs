@@ -123,7 +123,7 @@ fn block_size(f: &Facts<'_>) -> Result<(), Refusal> {
 
 fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
     let (k, v, bs) = (f.k, f.v, f.call.block_size);
-    // Quantised keys under a half-precision query run in 16 whatever their dtype.
+    // Quantised keys under a half-precision query are in groups of 16 whatever their dtype.
     let bits = |desc: &TensorDesc| match f.kind() {
         Kind::Antiquant => 16,
         _ => i64::from(desc.dtype.bits().max(1)),

@@ -1,4 +1,4 @@
-//! Quantisation arguments of the unified checker: those that are left over, and those of an INT8 output.
+//! Quantisation arguments of the unified checker: those that the call does not use, and those of an INT8 output.
 
 use super::Form;
 use crate::fia::Version;
@@ -37,7 +37,7 @@ rules! {
         "quantise the output in a step of its own";
 }
 
-/// What a half-precision call carries although it has no use for it.
+/// Refuses quantisation arguments that a half-precision call does not use.
 pub(in crate::fia) fn left_over(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     if f.kind() != Kind::Half {
@@ -83,7 +83,7 @@ pub(in crate::fia) fn left_over(f: &Facts<'_>) -> Result<(), Refusal> {
         "one of them",
         "none of them",
     );
-    // 8.5 asks it of calls with rotary parts alone.
+    // 8.5 requires it only of calls with rotary parts.
     let asked = f.since(Cann::V9_0) || f.rope();
     require!(
         for f.target => call.quant_scale2.is_none() || !asked || !f.out.dtype.is_half(),
@@ -94,17 +94,17 @@ pub(in crate::fia) fn left_over(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Scale and offset of an INT8 output.
+/// Checks scale and offset of an INT8 output.
 pub(in crate::fia) fn output(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
     if f.out.dtype.is_half() {
-        // On Ascend 950 their dtype is looked at all the same.
+        // On Ascend 950 their dtype is checked all the same.
         let given = [&call.quant_scale2, &call.quant_offset2];
         let given = given.into_iter().flatten().filter(|_| f.is_950());
         return given.into_iter().try_for_each(|scale| dtype(f, scale));
     }
     let Some(scale) = &call.quant_scale2 else {
-        // 9.0 alone forgets to ask.
+        // 9.0 alone does not require a scale.
         if f.target.cann == Cann::V9_0 && !f.is_950() {
             return call
                 .quant_offset2
@@ -137,13 +137,13 @@ pub(in crate::fia) fn output(f: &Facts<'_>) -> Result<(), Refusal> {
     let count = i64::try_from(scale.elements().unwrap_or(0)).unwrap_or(i64::MAX);
     let fits = *scale.shape == [1]
         || match f.classic_layout() {
-            // Until 9.0 any shape of one element is as good as [1].
+            // Until 9.0 any shape of one element counts as [1].
             true => count == n.saturating_mul(d) || (count == 1 && !f.since(Cann::V9_1)),
             false => scale.shape == Dims::of([n, d]),
         };
     require!(fits, CHANNELS, scale.shape, format_args!("[1], [{n}, {d}]"),);
     let band = f.mode() == SparseMode::Band.acl();
-    // On Ascend 950 quantised keys ask it.
+    // On Ascend 950 only quantised keys require it.
     let asked = !f.is_950() || (f.kind() == Kind::Antiquant && f.out.dtype == DType::Int8);
     require!(
         for f.target => !band || !asked || (call.pre_tokens >= 0 && call.next_tokens >= 0),
@@ -157,7 +157,7 @@ pub(in crate::fia) fn output(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The dtype of a scale or offset.
+/// Checks the dtype of a scale or offset.
 fn dtype(f: &Facts<'_>, scale: &TensorDesc) -> Result<(), Refusal> {
     require!(
         scale.dtype == DType::Float || (scale.dtype == DType::Bf16 && f.query.dtype == DType::Bf16),

@@ -102,7 +102,7 @@ fn shapes(f: &Facts<'_>, q_rope: &TensorDesc, k_rope: &TensorDesc) -> Result<(),
         want,
     );
     let fits = match f.cache {
-        // Beside a list it has the batch axis that the keys have not.
+        // Beside a list of keys the rotary part has the batch axis that the keys do not have.
         None if f.kv_list => {
             let want = Extents {
                 batch: f.batch,

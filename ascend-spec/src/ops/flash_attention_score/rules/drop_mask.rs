@@ -62,8 +62,8 @@ pub(in crate::ops::flash_attention_score) fn check(f: &Facts<'_>) -> Result<(), 
 }
 
 impl FlashAttentionProblem<'_> {
-    /// Checks that a drop mask was made for as many scores as the call has. The operator sees bytes alone: a mask for other
-    /// rows or keys that fills as many drops the wrong scores.
+    /// Checks that a drop mask was made for as many scores as the call has. The operator sees only bytes: a mask for
+    /// other rows or keys with the same number of bytes drops the wrong scores.
     ///
     /// # Errors
     /// `flash.drop_mask_size`.

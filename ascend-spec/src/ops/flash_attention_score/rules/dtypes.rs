@@ -16,7 +16,7 @@ rules! {
         "convert the output afterwards";
 }
 
-/// What the operator computes with.
+/// The types that the operator computes with.
 const ALLOWED: &[DType] = &[DType::Float16, DType::Bf16, DType::Float];
 
 pub(in crate::ops::flash_attention_score) fn inputs(at: &Required<'_>) -> Result<(), Refusal> {
@@ -33,7 +33,7 @@ pub(in crate::ops::flash_attention_score) fn inputs(at: &Required<'_>) -> Result
     Ok(())
 }
 
-/// The versions that compare the output's type before anything is inferred.
+/// Checks the output's type in the versions that compare it before anything is inferred.
 pub(in crate::ops::flash_attention_score) fn output(
     version: Version,
     at: &Required<'_>,

@@ -124,7 +124,7 @@ pub(in crate::ops::flash_attention_score) fn format(
     Ok(())
 }
 
-/// What V4 takes and this crate does not compute.
+/// Refuses what V4 takes and this crate does not compute.
 pub(in crate::ops::flash_attention_score) fn computed(
     call: &FlashAttentionCall<'_>,
     target: Target,

@@ -41,7 +41,7 @@ rules! {
 /// The largest head dimension.
 const MOST_DIM: i64 = 768;
 
-/// Head dimensions and heads of the key; where the key has no heads, 0.
+/// Head dimensions of query and value, and the number of key heads; 0 where the key has no heads.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::ops::flash_attention_score) struct HeadDims {
     pub(in crate::ops::flash_attention_score) query: i64,
@@ -50,8 +50,8 @@ pub(in crate::ops::flash_attention_score) struct HeadDims {
 }
 
 impl HeadDims {
-    /// Those of query, key and value, and the head dimension of the key. Sizes that cannot be divided count as 0, or in the
-    /// key and value as the query's.
+    /// The sizes of these tensors, and the head dimension of the key. A size that cannot be divided counts as 0, or
+    /// in key and value as the query's.
     pub(in crate::ops::flash_attention_score) fn of(
         layout: InputLayout,
         num_heads: i64,
@@ -79,13 +79,13 @@ impl HeadDims {
     }
 }
 
-/// `headNum`, before anything is divided by it.
+/// Checks `headNum`, before anything is divided by it.
 pub(in crate::ops::flash_attention_score) fn head_num(num_heads: i64) -> Result<(), Refusal> {
     require!(num_heads > 0, HEAD_NUM, num_heads, "1 and above");
     Ok(())
 }
 
-/// Head dimensions of query, key and value. Key and value may have any rank here.
+/// Checks the head dimensions of query, key and value. Key and value may have any rank here.
 pub(in crate::ops::flash_attention_score) fn dims(
     layout: InputLayout,
     num_heads: i64,
@@ -123,7 +123,7 @@ pub(in crate::ops::flash_attention_score) fn dims(
     Ok(dims)
 }
 
-/// Heads of tensors that have elements.
+/// Checks the heads of tensors that have elements.
 pub(in crate::ops::flash_attention_score) fn counts(f: &Facts<'_>) -> Result<(), Refusal> {
     let num_heads = f.call.num_heads;
     let size = |axis: usize| f.query.shape.get(axis).copied().unwrap_or(0);
@@ -137,7 +137,7 @@ pub(in crate::ops::flash_attention_score) fn counts(f: &Facts<'_>) -> Result<(),
                 format_args!("a multiple of {num_heads}"),
             );
         }
-        // Run as a batch, the query is cut into as many heads as headNum says.
+        // If packed sequences are run as a batch, the query is split into `headNum` heads.
         Some(axis) => require!(
             f.as_batch || size(axis) == num_heads,
             QUERY_HEADS,
@@ -174,7 +174,8 @@ pub(in crate::ops::flash_attention_score) fn counts(f: &Facts<'_>) -> Result<(),
     Ok(())
 }
 
-/// Run as a batch, a query is cut into `headNum` heads whatever its shape says.
+/// Refuses packed sequences run as a batch whose query has another number of heads than `headNum`: the operator
+/// splits the query into `headNum` heads whatever its shape.
 pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Unsupported> {
     let heads = f
         .layout
@@ -189,7 +190,8 @@ pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(
     }
 }
 
-/// Without keys the operator does not look at the heads of the query, and fills outputs of its own counting.
+/// Refuses calls without keys whose query has another number of heads than `headNum`: the operator does not check it
+/// then, and fills outputs by its own count.
 pub(in crate::ops::flash_attention_score) fn computed_without_keys(
     f: &Facts<'_>,
 ) -> Result<(), Unsupported> {

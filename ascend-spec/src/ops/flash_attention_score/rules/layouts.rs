@@ -27,14 +27,14 @@ rules! {
         "repeat keys and values for each entry of the query's batch";
 }
 
-/// The layout of a call whose query has its axes.
+/// The layout of a call, if the query has its number of axes.
 pub(in crate::ops::flash_attention_score) fn layout(
     version: Version,
     at: &Required<'_>,
 ) -> Result<InputLayout, Refusal> {
     let (known, allowed) = match version {
         Version::V4 => (InputLayout::parse(at.layout), "BSH, SBH, BSND, BNSD, TND"),
-        // FlashAttentionScore lets TND through to the tiling, which lacks the lengths.
+        // FlashAttentionScore passes TND on to the tiling, which lacks the lengths.
         _ if !version.is_var_len() => (InputLayout::parse(at.layout), "BSH, SBH, BSND, BNSD"),
         _ => (
             InputLayout::parse(at.layout).filter(|_| at.layout == InputLayout::Tnd.as_str()),
@@ -54,8 +54,8 @@ pub(in crate::ops::flash_attention_score) fn layout(
     Ok(layout)
 }
 
-/// The key's axis of the head dimension, which is compared with the query's. Of heads and head dimension in one axis the
-/// operator divides before it compares.
+/// Checks that the key has an axis of the head dimension, which the operator compares with the query's. In layouts
+/// with one axis for heads and head dimension, the operator divides before it compares.
 pub(in crate::ops::flash_attention_score) fn key_axes(
     layout: InputLayout,
     at: &Required<'_>,
@@ -77,7 +77,7 @@ fn key_rank(layout: InputLayout, at: &Required<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The ranks of key and value, and that packed sequences come with their ends.
+/// Checks the ranks of key and value, and that packed sequences come with their ends.
 pub(in crate::ops::flash_attention_score) fn ranks(
     version: Version,
     layout: InputLayout,
@@ -118,8 +118,8 @@ pub(in crate::ops::flash_attention_score) fn batch(
     Ok(())
 }
 
-/// The operator compares the value with the key in the head dimension alone, and reads it as if it lay like the key. Packed
-/// rows behind the last sequence are not read.
+/// Refuses a value with another layout than the key: the operator compares only their head dimensions, and reads the
+/// value as if it had the key's layout. Packed rows after the last sequence are not read.
 pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Unsupported> {
     let keys = f.sums().map(|(_, keys)| keys);
     match lies_like(f.layout, &f.value, &f.key, keys) {
@@ -131,7 +131,8 @@ pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(
     }
 }
 
-/// Whether a tensor has the axes of another but for the last, of packed rows at least those of the sequences.
+/// Whether two tensors have the same axes except the last; of packed rows, `desc` must have at least those of the
+/// sequences.
 pub(super) fn lies_like(
     layout: InputLayout,
     desc: &TensorDesc,

@@ -33,7 +33,7 @@ rules! {
         "append a 0 to both arrays and give the key rows behind the last sequence too, or cut the query";
 }
 
-/// The lengths of packed sequences.
+/// Checks the lengths of packed sequences, and returns them.
 pub(in crate::ops::flash_attention_score) fn packed<'a>(
     call: &FlashAttentionCall<'a>,
     at: &Required<'_>,

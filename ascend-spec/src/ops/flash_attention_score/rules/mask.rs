@@ -44,7 +44,7 @@ rules! {
 /// Types of a mask.
 const ALLOWED: &[DType] = &[DType::Bool, DType::UInt8];
 
-/// Checks mask and mode, and says which mode is in force and what the tensor is for.
+/// Checks mask and mode, and returns the mode in force and what the tensor is for.
 pub(in crate::ops::flash_attention_score) fn check(
     f: &Facts<'_>,
 ) -> Result<(SparseMode, MaskKind), Refusal> {
@@ -75,7 +75,7 @@ pub(in crate::ops::flash_attention_score) fn check(
         return Err(broken(&MODE, f.call.sparse_mode, modes, MODE.fix).into());
     };
     let full = full(f, mask);
-    // A mask of four axes is held to the lengths even where it is a compressed one.
+    // A mask of four axes is checked against the lengths even if it is a compressed one.
     let shape = match (mode.demand(), mask.shape.rank()) {
         (MaskDemand::Compressed(_), 2) => None,
         _ => Some(full.ok_or_else(|| no_shape(f, mask))?),
@@ -97,7 +97,7 @@ pub(in crate::ops::flash_attention_score) fn check(
     Ok((prefix::check(f, mode, mask)?, usage))
 }
 
-/// How a mask of this shape lies if it is a full one.
+/// The layout of a mask of this shape, if it is a full one.
 fn full(f: &Facts<'_>, mask: &TensorDesc) -> Option<FullMask> {
     let (rows, keys) = (f.q_rows, f.kv_rows);
     let size = |dim: i64| u64::try_from(dim).unwrap_or(0);
@@ -151,7 +151,8 @@ pub(in crate::ops::flash_attention_score) fn lints(
     );
     if let (MaskKind::Full(FullMask::Packed { .. }), Some(lengths)) = (p.mask, p.packed) {
         let longest = lengths.longest();
-        // Run as a batch, empty sequences have no mask. Otherwise those in front of others have one that is not counted.
+        // If packed sequences are run as a batch, empty ones have no mask. Otherwise empty ones before others have
+        // one that is not counted.
         let filled = lengths.each().skip_while(|&of| of == longest);
         let mut unequal = filled.skip_while(|&of| of == (0, 0));
         lint!(
@@ -165,8 +166,9 @@ pub(in crate::ops::flash_attention_score) fn lints(
 }
 
 impl FlashAttentionProblem<'_> {
-    /// Checks the elements of a full mask, in row-major order, against the tokens of mode 0 and the prefix of mode 5. Which
-    /// of the keys that they hide and the mask shows are seen depends on the blocks in which the operator computes.
+    /// Checks the elements of a full mask, in row-major order, against the tokens of mode 0 and the prefix of mode 5.
+    /// If the mask shows keys that these hide, which of them a row sees depends on the blocks in which the operator
+    /// computes.
     ///
     /// # Errors
     /// `flash.atten_mask_loose`.

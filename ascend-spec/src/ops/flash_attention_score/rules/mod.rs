@@ -19,7 +19,7 @@ pub mod tokens;
 use crate::rule::lint;
 use crate::{Rule, Violation};
 
-/// Where found lints go.
+/// Receives the lints that are found.
 type Report<'r> = &'r mut dyn FnMut(Violation);
 
 /// Every rule and lint, in the order of the files.

@@ -20,7 +20,7 @@ rules! {
         "pass same_as_input to have [T, N, 8] as it reads, or nothing to have a block [N, Sq, 8] for each sequence";
 }
 
-/// Shapes and types of the outputs.
+/// Checks shapes and types of the outputs.
 pub(in crate::ops::flash_attention_score) fn check(
     f: &Facts<'_>,
     at: &Required<'_>,

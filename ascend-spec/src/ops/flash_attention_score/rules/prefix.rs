@@ -63,7 +63,7 @@ fn is_valid(f: &Facts<'_>) -> bool {
         }
 }
 
-/// Checks the prefix of a call with a mask, and says which mode is in force.
+/// Checks the prefix of a call with a mask, and returns the mode in force.
 pub(in crate::ops::flash_attention_score) fn check(
     f: &Facts<'_>,
     mode: SparseMode,
@@ -90,7 +90,8 @@ pub(in crate::ops::flash_attention_score) fn check(
     Ok(mode)
 }
 
-/// What a valid prefix has. Packed sequences differ in their bounds, so that the first one whose entry is outside is named.
+/// A description of the valid prefixes. Packed sequences have different bounds, so it names those of the first one
+/// whose entry is outside.
 #[cold]
 fn wanted(f: &Facts<'_>) -> String {
     let batch = f.batch;

@@ -54,12 +54,13 @@ rules! {
         "leave out the empty sequences";
 }
 
-/// The bias that counts: one without elements is as good as none.
+/// The bias; `None` for one without elements, which counts as not given.
 fn given<'c>(call: &'c FlashAttentionCall<'_>) -> Option<&'c TensorDesc> {
     call.real_shift.as_ref().filter(|bias| !bias.is_empty())
 }
 
-/// The types of bias and slopes. Whether sinks are looked at too: calls with slopes come to an end here.
+/// Checks the types of bias and slopes. Returns whether sinks are checked too: for calls with slopes these checks end
+/// here.
 pub(in crate::ops::flash_attention_score) fn dtype(
     call: &FlashAttentionCall<'_>,
     at: &Required<'_>,
@@ -84,7 +85,7 @@ pub(in crate::ops::flash_attention_score) fn dtype(
     Ok(true)
 }
 
-/// `pseType`.
+/// Checks `pseType`.
 pub(in crate::ops::flash_attention_score) fn known(
     call: &FlashAttentionCall<'_>,
 ) -> Result<(), Refusal> {
@@ -97,7 +98,7 @@ pub(in crate::ops::flash_attention_score) fn known(
     Ok(())
 }
 
-/// Checks the bias for the mode in force, and says how it lies.
+/// Checks the bias for the mode in force, and returns its layout.
 pub(in crate::ops::flash_attention_score) fn check(
     f: &Facts<'_>,
     mode: SparseMode,
@@ -127,7 +128,7 @@ pub(in crate::ops::flash_attention_score) fn check(
     })
 }
 
-/// Whether the host takes the mode for a causal one.
+/// Whether the host treats the mode as causal.
 fn is_causal(f: &Facts<'_>, mode: SparseMode) -> bool {
     let (pre, next) = (f.call.pre_tokens, f.call.next_tokens);
     match mode {
@@ -202,7 +203,7 @@ fn packed(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Vi
     let heads = i128::from(f.heads);
     let keys = f.sums().map_or(0, |(_, keys)| i128::from(keys));
     let [of_keys, of_scores] = [keys, f.scores()].map(|count| count.saturating_mul(heads));
-    // The operator asks the first axis alone.
+    // The operator checks only the first axis.
     let first = bias.shape.first().map_or(0, |&first| i128::from(first));
     if first == of_scores {
         return Ok(BiasForm::Packed { rows: true });
@@ -276,7 +277,7 @@ fn per_sequence(f: &Facts<'_>, slopes: &TensorDesc) -> Option<bool> {
     }
 }
 
-/// Of packed sequences the operator does not ask for the shape of the slopes, and reads whatever there is.
+/// Refuses slopes of packed sequences in another shape: the operator does not check it, and reads whatever there is.
 pub(in crate::ops::flash_attention_score) fn computed(
     f: &Facts<'_>,
     bias: Bias,
@@ -292,7 +293,7 @@ pub(in crate::ops::flash_attention_score) fn computed(
     }
 }
 
-/// Slopes beside a cut sequence.
+/// Checks slopes beside a cut sequence.
 fn cut(f: &Facts<'_>, mask: MaskKind) -> Result<(), Refusal> {
     let (Some(lengths), true) = (f.packed, mask != MaskKind::None) else {
         return Ok(());
@@ -302,7 +303,7 @@ fn cut(f: &Facts<'_>, mask: MaskKind) -> Result<(), Refusal> {
         8 => {
             let mut each = lengths.each();
             let (rows, keys) = each.next().unwrap_or_default();
-            // A lone array counts here, though not in the kernel.
+            // An array without its counterpart counts here, though not in the kernel.
             let [query, key] = [f.call.q_start_idx, f.call.kv_start_idx].map(Facts::start);
             let distance = [rows, key.saturating_neg()]
                 .into_iter()

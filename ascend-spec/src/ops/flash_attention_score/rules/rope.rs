@@ -121,7 +121,7 @@ pub(in crate::ops::flash_attention_score) fn lints(
     }
 }
 
-/// The operator does not compare the parts' rows and heads with those of query and key.
+/// Refuses rotary parts whose rows and heads differ from those of query and key, which the operator does not compare.
 pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Unsupported> {
     let (Some(query), Some(key)) = (&f.call.query_rope, &f.call.key_rope) else {
         return Ok(());

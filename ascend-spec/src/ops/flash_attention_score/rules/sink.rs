@@ -19,7 +19,7 @@ rules! {
         "pass one logit for each query head";
 }
 
-/// The type, where it is asked before anything is inferred.
+/// Checks the type of the sinks, in calls where the operator checks it before anything is inferred.
 pub(in crate::ops::flash_attention_score) fn dtype(
     call: &FlashAttentionCall<'_>,
 ) -> Result<(), Refusal> {

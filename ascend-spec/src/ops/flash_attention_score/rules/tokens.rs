@@ -1,4 +1,4 @@
-//! `preTokens` and `nextTokens`, and what the lengths have to be for a mode.
+//! `preTokens` and `nextTokens`, and the lengths that a mode requires.
 
 use super::{Report, lint};
 use crate::ops::flash_attention_score::Version;
@@ -72,8 +72,8 @@ pub(in crate::ops::flash_attention_score) fn check(
     }
 }
 
-/// Tokens counted from the top left corner, where they make a band: in mode 4, and in mode 0 unless they are those of a
-/// causal mask or hide nothing.
+/// The tokens counted from the top left corner, if they make a band: in mode 4, and in mode 0 unless they are those
+/// of a causal mask or hide nothing.
 fn top_left(f: &Facts<'_>, mode: SparseMode) -> Option<(i64, i64)> {
     let (pre, next) = (f.call.pre_tokens, f.call.next_tokens);
     match mode {
@@ -190,13 +190,13 @@ fn fewer_rows(lengths: PackedLengths<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether the host finds that some row has no key, and has such rows corrected.
+/// Whether the host finds that some row sees no key, and has such rows corrected.
 pub(in crate::ops::flash_attention_score) fn fully_masked_rows(
     f: &Facts<'_>,
     mode: SparseMode,
     mask: MaskKind,
 ) -> bool {
-    // The operator reads the lowest byte alone.
+    // The operator reads only the lowest byte.
     if f.call.inner_precise as u8 == 2 {
         return true;
     }
@@ -212,7 +212,7 @@ pub(in crate::ops::flash_attention_score) fn fully_masked_rows(
         }
         (Some(_), _) => false,
         (None, 3) => fewer_keys,
-        // A prefix that is dropped as a whole counts here all the same.
+        // A prefix that is dropped as a whole is counted here all the same.
         (None, 5 | 6) => {
             let batch = usize::try_from(f.batch).unwrap_or(usize::MAX);
             fewer_keys && prefix.iter().take(batch).any(|&prefix| prefix == 0)
