@@ -1,8 +1,8 @@
 //! What planning and launching cost on the host: `cargo bench --bench launch`.
 //!
 //! The call is a decoding step of many requests over a paged cache. Phase two is replaced by a function that does
-//! nothing, so that a launch is what the host does for it; everything else is the emulation. `by_table` makes the calls of
-//! the C ABI that cannot be left out; `by_plan` is this crate. Compare the fastest times.
+//! nothing, so that a launch is what the host does for it; everything else is the emulation. `by_table` makes the
+//! calls of the C ABI that cannot be left out; `by_plan` is this crate. Compare the fastest times.
 #![allow(clippy::unwrap_used, reason = "a bench fails by panicking")]
 
 use std::ffi::c_void;

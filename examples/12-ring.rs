@@ -1,5 +1,5 @@
-//! Attention of training over two ranks: each has half of the rows, keys and values go round, and what a rank computes over
-//! each half of the keys is merged into the attention over all of them.
+//! Attention of training over two ranks: each has half of the rows, keys and values go round, and what a rank
+//! computes over each half of the keys is merged into the attention over all of them.
 //!
 //! ```sh
 //! cargo run --release --example 12-ring
@@ -48,7 +48,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let first = |tensor: &Tensor<f32>| tensor.narrow(0, 0..ROWS);
     let second = |tensor: &Tensor<f32>| tensor.narrow(0, ROWS..2 * ROWS);
 
-    // Rank 0: sequence 0, and the beginning of sequence 1, which goes on elsewhere (sparse mode 7). No later key is visible.
+    // Rank 0: sequence 0, and the beginning of sequence 1, which goes on elsewhere (sparse mode 7). No later key is
+    // visible.
     let own = [first(&query)?, first(&key)?, first(&value)?];
     let plan = attention
         .clone()

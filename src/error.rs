@@ -14,8 +14,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong. Plain data: printing or sending it needs nothing of the libraries.
 ///
-/// `{:?}` is the text of `{}`, so that a program whose `main` returns a [`Result`] prints what a person can read; `{:#?}` shows
-/// variant and fields.
+/// `{:?}` is the text of `{}`, so that a program whose `main` returns a [`Result`] prints what a person can read;
+/// `{:#?}` shows variant and fields.
 ///
 /// ```
 /// use ascend_attention::Error;

@@ -1,10 +1,10 @@
-//! The fused attention operators of Huawei Ascend CANN, called directly and safely, and testable on a machine without an
-//! NPU.
+//! The fused attention operators of Huawei Ascend CANN, called directly and safely, and testable on a machine without
+//! an NPU.
 //!
 //! The crate calls `aclnnFusedInferAttentionScore` and its relatives through CANN's own C ABI. The functions of that
-//! ABI are either CANN's libraries, found at run time, or an emulation of them on the CPU that is part of the crate: the
-//! same two-phase calls, status codes, asynchronous streams, and device memory that the host cannot touch. One program
-//! runs on both.
+//! ABI are either CANN's libraries, found at run time, or an emulation of them on the CPU that is part of the crate:
+//! the same two-phase calls, status codes, asynchronous streams, and device memory that the host cannot touch. One
+//! program runs on both.
 //!
 //! ```
 //! use ascend_attention::{CausalOrigin, FusedInferAttention, Layout, Runtime, f16};
@@ -39,15 +39,17 @@
 //! - [`prelude`]: what most programs use, to import at once.
 //! - [`Runtime`], [`Device`], [`Stream`], [`Event`]: what executes the work, and in which order.
 //! - [`Tensor`], [`DeviceBuffer`], [`HostBuffer`]: memory.
-//! - [`FusedInferAttention`], [`Plan`], [`Mask`]: the operator of inference. [`attention::Arguments`] takes every argument
-//!   by name.
+//! - [`FusedInferAttention`], [`Plan`], [`Mask`]: the operator of inference. [`attention::Arguments`] takes every
+//!   argument by name.
 //! - [`mask`]: every mask that the operators take, and who uses which.
 //! - [`graph`]: calls captured once and replayed with other lengths.
 //! - [`merge`]: attention over parts of the keys, merged. [`scatter`]: new keys and values into a paged cache.
 //!   [`gather`]: keys and values out of one.
-//! - [`matmul`]: products of matrices. [`weight_gradient`]: which layers can do without the middle of the causal triangle.
+//! - [`matmul`]: products of matrices. [`weight_gradient`]: which layers can do without the middle of the causal
+//!   triangle.
 //! - [`prompt`], [`incre`]: attention of the Atlas inference series (310P), for prefill and for single rows.
-//! - [`flash`]: the attention of training, forward, with dropout and all sparse modes. [`ring`]: merges it over a ring of ranks.
+//! - [`flash`]: the attention of training, forward, with dropout and all sparse modes. [`ring`]: merges it over a
+//!   ring of ranks.
 //! - The crate `ascend-serving`: the paged cache itself, batches, backends, drafts.
 //! - [`Error`]: everything that can go wrong, as one type.
 //! - [`case`]: calls as files, for bug reports, golden tests and comparisons between machines.
@@ -55,26 +57,28 @@
 //!
 //! # Ownership
 //!
-//! Every handle is destroyed once, by its last owner, and may be dropped at any time. Memory that queued work still uses
-//! stays allocated until that work is over, without the drop waiting for it; the stream's progress is checked when
-//! memory is allocated, dropped or waited for. Dropping a [`Stream`] waits for its work. Failures while dropping are
-//! reported by [`tracing`].
+//! Every handle is destroyed once, by its last owner, and may be dropped at any time. Memory that queued work still
+//! uses stays allocated until that work is over, without the drop waiting for it; the stream's progress is checked
+//! when memory is allocated, dropped or waited for. Dropping a [`Stream`] waits for its work. Failures while dropping
+//! are reported by [`tracing`].
 //!
-//! Every handle has `as_raw`, and those that other frameworks may own `from_raw_borrowed`, so that streams and memory of
-//! another framework can be used without owning them. No safe function takes a raw pointer.
+//! Every handle has `as_raw`, and those that other frameworks may own `from_raw_borrowed`, so that streams and memory
+//! of another framework can be used without owning them. No safe function takes a raw pointer.
 //!
 //! # Threads
 //!
-//! Everything is `Send` and `Sync`. CANN's current device is a property of each thread: every function here makes its own
-//! device the calling thread's before it calls CANN, and leaves it so. What is queued on one stream happens in the order
-//! of the calls; what is queued on two is ordered by [`Event`]s alone, and two streams that touch the same tensor, at
-//! least one of them writing, without an event in between compute unspecified values. The emulation names such races.
+//! Everything is `Send` and `Sync`. CANN's current device is a property of each thread: every function here makes its
+//! own device the calling thread's before it calls CANN, and leaves it so. What is queued on one stream happens in
+//! the order of the calls; what is queued on two is ordered by [`Event`]s alone, and two streams that touch the same
+//! tensor, at least one of them writing, without an event in between compute unspecified values. The emulation names
+//! such races.
 //!
 //! # Errors and panics
 //!
-//! A call that breaks a rule of the operator is an [`Error::Violation`] before any of the operator's functions is called:
-//! it names the rule, the value, what is allowed and how to mend it. What CANN refuses has the function, its status with
-//! CANN's name for it, and the text of `aclGetRecentErrMsg`. No function of this crate panics, on any input.
+//! A call that breaks a rule of the operator is an [`Error::Violation`] before any of the operator's functions is
+//! called: it names the rule, the value, what is allowed and how to mend it. What CANN refuses has the function, its
+//! status with CANN's name for it, and the text of `aclGetRecentErrMsg`. No function of this crate panics, on any
+//! input.
 //!
 //! # Features
 //!
@@ -84,8 +88,8 @@
 //! | `link` | no | CANN's libraries linked at build time | builds and starts only where CANN is installed |
 //! | `bindgen` | no | raw bindings made anew at build time | needs libclang; slower builds |
 //!
-//! A package that depends on this one does not inherit its profiles, and a debug build of the emulation computes a hundred
-//! times slower than an optimised one. Put into the package's own `Cargo.toml`:
+//! A package that depends on this one does not inherit its profiles, and a debug build of the emulation computes a
+//! hundred times slower than an optimised one. Put into the package's own `Cargo.toml`:
 //!
 //! ```toml
 //! [profile.dev.package.ascend-emu]
@@ -99,12 +103,12 @@
 //!
 //! # Environment
 //!
-//! [`sys::VARIABLES`] lists every variable with its values: `ASCEND_BACKEND` chooses the platform of [`Runtime::auto`],
-//! `ASCEND_HOME_PATH` the toolkit, `ASCEND_RECORD` a folder for calls that are refused or fail
-//! ([`case::RECORD_VARIABLE`]), `ASCEND_EMU_CHECK=strict` makes errors of what the emulation finds, races among them, and
-//! `ASCEND_EMU_SOC` and `ASCEND_EMU_CANN` the emulated product and release, which [`Runtime::emulated_as`] chooses
-//! whatever they say. A name that is nearly one of these is reported once: on stderr by the emulation, as a warning
-//! of [`tracing`] on an NPU.
+//! [`sys::VARIABLES`] lists every variable with its values: `ASCEND_BACKEND` chooses the platform of
+//! [`Runtime::auto`], `ASCEND_HOME_PATH` the toolkit, `ASCEND_RECORD` a folder for calls that are refused or fail
+//! ([`case::RECORD_VARIABLE`]), `ASCEND_EMU_CHECK=strict` makes errors of what the emulation finds, races among them,
+//! and `ASCEND_EMU_SOC` and `ASCEND_EMU_CANN` the emulated product and release, which [`Runtime::emulated_as`]
+//! chooses whatever they say. A name that is nearly one of these is reported once: on stderr by the emulation, as a
+//! warning of [`tracing`] on an NPU.
 
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -4,8 +4,8 @@ use std::fmt;
 
 macro_rules! rules {
     ($($rule:ident = $id:literal, $holds:literal;)*) => {
-        /// A condition of lengths, windows or captured graphs: what holds between calls, or before there is one. What a single
-        /// call of an operator may look like is the contract's matter ([`spec`](crate::spec)).
+        /// A condition of lengths, windows or captured graphs: what holds between calls, or before there is one. What
+        /// a single call of an operator may look like is the contract's matter ([`spec`](crate::spec)).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum CallRule {
@@ -53,7 +53,8 @@ impl fmt::Display for CallRule {
 
 /// Something that breaks a [`CallRule`]: by what value, what is allowed, and how to mend it. Nothing was changed.
 ///
-/// `{:?}` is the text of `{}`, so that a program whose `main` returns it prints what a person can read; `{:#?}` shows the fields.
+/// `{:?}` is the text of `{}`, so that a program whose `main` returns it prints what a person can read; `{:#?}` shows
+/// the fields.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{rule}: {holds}; given {given}, allowed: {allowed}; fix: {fix}", holds = rule.holds())]
 #[non_exhaustive]

@@ -12,7 +12,8 @@ use ascend_sys::bindings as sys;
 pub struct AclStatus(pub i32);
 
 impl AclStatus {
-    /// CANN's name for the code, such as `ACL_ERROR_RT_MEMORY_ALLOCATION`; `None` for codes that the headers do not name.
+    /// CANN's name for the code, such as `ACL_ERROR_RT_MEMORY_ALLOCATION`; `None` for codes that the headers do not
+    /// name.
     pub const fn name(self) -> Option<&'static str> {
         ascend_sys::acl_error_name(self.0)
     }

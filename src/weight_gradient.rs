@@ -14,8 +14,8 @@ use crate::memory::{DeviceBuffer, HostBuffer, Transfer};
 use crate::runtime::Stream;
 use crate::tensor::{Number, Tensor};
 
-/// Bytes of products that are held at a time, on the device and on the host: half of them are summed up while the other half
-/// is computed.
+/// Bytes of products that are held at a time, on the device and on the host: half of them are summed up while the
+/// other half is computed.
 const BYTES: usize = 64 << 20;
 
 /// Most keys of a tile.
@@ -62,13 +62,13 @@ pub struct WeightGradientSample<T: Number> {
 }
 
 impl<T: Number> WeightGradientSample<T> {
-    /// A sample of `output_gradient` `[tokens, heads, value_dim]` and `value` `[tokens, kv_heads, value_dim]`, of `f32`, `f16`
-    /// or `bf16`; either may be a view. Each head of values serves the same number of query heads. The tensors are shared,
-    /// not copied.
+    /// A sample of `output_gradient` `[tokens, heads, value_dim]` and `value` `[tokens, kv_heads, value_dim]`, of
+    /// `f32`, `f16` or `bf16`; either may be a view. Each head of values serves the same number of query heads. The
+    /// tensors are shared, not copied.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for other shapes, without a token, head or element, query heads that are no multiple of
-    /// the others, or tensors of different devices.
+    /// [`Error::InvalidArgument`] for other shapes, without a token, head or element, query heads that are no
+    /// multiple of the others, or tensors of different devices.
     pub fn new(output_gradient: &Tensor<T>, value: &Tensor<T>) -> Result<Self> {
         value.on("value", output_gradient.memory().context())?;
         let &[tokens, heads, value_dim] = output_gradient.shape() else {
@@ -115,12 +115,12 @@ impl<T: Number> WeightGradientSample<T> {
         self
     }
 
-    /// What each part contributes: the mean over the query heads of the sum of `|dP|` over the part's cells. The products are
-    /// rounded to `T`. Waits for the work.
+    /// What each part contributes: the mean over the query heads of the sum of `|dP|` over the part's cells. The
+    /// products are rounded to `T`. Waits for the work.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a stream of another device, elements that are not finite, or that are so large that
-    /// products are not; as for [`BatchMatMul::plan`], [`BatchMatMulPlan::launch_into`],
+    /// [`Error::InvalidArgument`] for a stream of another device, elements that are not finite, or that are so large
+    /// that products are not; as for [`BatchMatMul::plan`], [`BatchMatMulPlan::launch_into`],
     /// [`Device::alloc`](crate::Device::alloc) and [`Tensor::download_async`].
     pub fn parts(&self, stream: &Stream, sizes: TriangleMix) -> Result<PartSums> {
         let device = stream.device();
@@ -163,8 +163,8 @@ impl<T: Number> WeightGradientSample<T> {
     /// Adds the sample to a probe, as [`TriangleProbe::record_sample`] does for one on the host.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layer that the probe does not have, or a probe that measures something else than
-    /// [`ProbeMeasure::WeightGradient`]; as for [`WeightGradientSample::parts`].
+    /// [`Error::InvalidArgument`] for a layer that the probe does not have, or a probe that measures something else
+    /// than [`ProbeMeasure::WeightGradient`]; as for [`WeightGradientSample::parts`].
     pub fn record(&self, stream: &Stream, probe: &mut TriangleProbe, layer: usize) -> Result<()> {
         probe.admits(layer, ProbeMeasure::WeightGradient)?;
         let sums = self.parts(stream, probe.sizes())?;

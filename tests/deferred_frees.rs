@@ -1,5 +1,5 @@
-//! What is dropped while queued work uses it is freed when that work is known to be over: not before, whatever fails, and
-//! without waiting for anything else. Each handle meets the streams of its own device and runtime alone.
+//! What is dropped while queued work uses it is freed when that work is known to be over: not before, whatever fails,
+//! and without waiting for anything else. Each handle meets the streams of its own device and runtime alone.
 
 #![cfg(feature = "emulation")]
 #![allow(
@@ -187,8 +187,8 @@ fn launch_and_drop(stream: &Stream) -> [usize; 4] {
     [&query, &key, &value, &output.attention].map(|tensor| tensor.as_raw().addr())
 }
 
-/// Allocates when there is no memory but what was dropped with work queued behind a gate, which opens when somebody waits
-/// for that work.
+/// Allocates when there is no memory but what was dropped with work queued behind a gate, which opens when somebody
+/// waits for that work.
 fn alloc_by_reclaim(device: &Device, gate: &Gate) -> Result<()> {
     let before = WAITS.load(Ordering::SeqCst);
     thread::scope(|scope| {

@@ -26,16 +26,16 @@ use super::{Stop, explain, replay, text_file};
 /// Say what the operator would make of calls, without running them
 ///
 /// Takes case files, JSON lines (*.jsonl) that describe calls by shapes, dtypes and attributes, and folders of both.
-/// Prints for each call its file, whether the operator accepts it, the rule that refuses it or the lints that it breaks,
-/// and whether that is what the file expects. Ends with the counts, and with exit code 1 if any verdict is not as expected
-/// or any file or line cannot be read. A verdict of which nothing is expected, which is so of cases that expect something
-/// of another release only, neither passes nor fails: it is counted apart.
+/// Prints for each call its file, whether the operator accepts it, the rule that refuses it or the lints that it
+/// breaks, and whether that is what the file expects. Ends with the counts, and with exit code 1 if any verdict is
+/// not as expected or any file or line cannot be read. A verdict of which nothing is expected, which is so of cases
+/// that expect something of another release only, neither passes nor fails: it is counted apart.
 ///
-/// A call is judged for a CANN release and a chip: those that are named here, otherwise those that its file or line names,
-/// otherwise those that the emulation passes for where nothing is chosen: Ascend910B3 with the default release, or the
-/// newest for a chip that the default one does not know. A verdict on FusedInferAttentionScore that a line states without a
-/// release is one of release 8.1, for which such a line is judged. With `all` in their place a call is judged for each
-/// release and chip, and a table shows the verdicts.
+/// A call is judged for a CANN release and a chip: those that are named here, otherwise those that its file or line
+/// names, otherwise those that the emulation passes for where nothing is chosen: Ascend910B3 with the default
+/// release, or the newest for a chip that the default one does not know. A verdict on FusedInferAttentionScore that a
+/// line states without a release is one of release 8.1, for which such a line is judged. With `all` in their place a
+/// call is judged for each release and chip, and a table shows the verdicts.
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     /// Case files, JSON lines, or folders: all *.safetensors and *.jsonl files in a folder, by name

@@ -16,12 +16,12 @@ use super::{BackendChoice, Stop};
 
 /// Replay case files and compare what comes out with what they expect
 ///
-/// A case is one operator call in a safetensors file. Prints a line for each: its name, `pass`, `FAIL`, `computed` (the
-/// file expects no outputs), `unsupported` or `skipped`, and the worst error against its tolerance. Ends with the counts,
-/// and with exit code 1 if any case failed.
+/// A case is one operator call in a safetensors file. Prints a line for each: its name, `pass`, `FAIL`, `computed`
+/// (the file expects no outputs), `unsupported` or `skipped`, and the worst error against its tolerance. Ends with
+/// the counts, and with exit code 1 if any case failed.
 ///
-/// A case that names a product or a CANN release runs on the emulation of these; an NPU that is another product or has an
-/// older release skips it.
+/// A case that names a product or a CANN release runs on the emulation of these; an NPU that is another product or
+/// has an older release skips it.
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     /// Case files, or folders: all *.safetensors files in a folder, by name

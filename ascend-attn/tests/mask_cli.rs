@@ -451,7 +451,8 @@ fn a_picture_is_as_wide_as_its_cells_and_not_as_its_title() {
 fn packed_tiles_stand_as_their_rows_say() {
     let (_folder, file) = scratch("mask.svg");
     let file = file.to_str().unwrap();
-    // Sequences of 4 rows and 4 keys, and of 4 and 8: of the tiles of 4 x 4 the first and the second sequence's are seen.
+    // Sequences of 4 rows and 4 keys, and of 4 and 8: of the tiles of 4 x 4 the first and the second sequence's are
+    // seen.
     let ends = [
         "--q-ends",
         "4,8",

@@ -1,8 +1,8 @@
 //! The emulator as a shared library: `libascend_emu_c.so` exports the C names of CANN's libraries.
 //!
-//! `cargo run -p xtask -- emu-libs DIR` lays it out as an installed toolkit, for programs that link CANN's libraries and
-//! for loaders that look for them. Implemented here is only what such programs take from CANN beside its C ABI: members of
-//! `op::fp16_t` and the copies of `libc_sec.so`.
+//! `cargo run -p xtask -- emu-libs DIR` lays it out as an installed toolkit, for programs that link CANN's libraries
+//! and for loaders that look for them. Implemented here is only what such programs take from CANN beside its C ABI:
+//! members of `op::fp16_t` and the copies of `libc_sec.so`.
 
 pub mod fp16;
 #[cfg(feature = "glue")]

@@ -1,10 +1,10 @@
 //! Functions of CANN that clients link and that are not emulated.
 //!
-//! A client with these names among its undefined symbols cannot be loaded without them. Each takes whatever it is given and
-//! touches none of it. One that returns something says by that and by `aclGetRecentErrMsg` that there is no such function
-//! here; one that returns nothing does nothing; `aclSetCompileopt` and `HcclSetConfig` accept settings that change nothing. A
-//! function that clients only look up is not in this list: to them a missing name means an older CANN, and they go another
-//! way.
+//! A client with these names among its undefined symbols cannot be loaded without them. Each takes whatever it is
+//! given and touches none of it. One that returns something says by that and by `aclGetRecentErrMsg` that there is no
+//! such function here; one that returns nothing does nothing; `aclSetCompileopt` and `HcclSetConfig` accept settings
+//! that change nothing. A function that clients only look up is not in this list: to them a missing name means an
+//! older CANN, and they go another way.
 
 use ascend_emu::{not_emulated, refused};
 use ascend_sys::bindings::{ACL_ERROR_FEATURE_UNSUPPORTED, ACL_ERROR_RT_FEATURE_NOT_SUPPORT};
@@ -17,8 +17,8 @@ const HCCL_NOT_SUPPORTED: i32 = 5;
 
 /// Makes a C function of each name, whose result is the expression behind the list.
 ///
-/// They are declared without parameters: the calling conventions of the platforms that CANN exists for leave the clearing
-/// of arguments to the caller.
+/// They are declared without parameters: the calling conventions of the platforms that CANN exists for leave the
+/// clearing of arguments to the caller.
 macro_rules! answered {
     ($( $result:ty = $answer:expr => $( $name:ident )*; )*) => {
         $($(
@@ -46,8 +46,8 @@ fn collective(name: &'static str) -> i32 {
     not_emulated(name, HCCL_NOT_SUPPORTED)
 }
 
-/// Runs an operator by its name, which the compiler of graphs would have to make. What a client calls when a toolkit has no
-/// function for the operator: the message says which one is missing.
+/// Runs an operator by its name, which the compiler of graphs would have to make. What a client calls when a toolkit
+/// has no function for the operator: the message says which one is missing.
 ///
 /// # Safety
 ///
@@ -71,15 +71,16 @@ thread_local! {
     static MISSING: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Writes to the log of CANN's own libraries, which is not kept. Clients look operators up by `dlsym`, and say here alone
-/// which they did not find: that name is remembered for the refusal of what they do instead.
+/// Writes to the log of CANN's own libraries, which is not kept. Clients look operators up by `dlsym`, and say here
+/// alone which they did not find: that name is remembered for the refusal of what they do instead.
 ///
-/// C declares the function with a format and any number of arguments behind it. The platforms that CANN exists for pass the
-/// first of these as they pass a sixth parameter.
+/// C declares the function with a format and any number of arguments behind it. The platforms that CANN exists for
+/// pass the first of these as they pass a sixth parameter.
 ///
 /// # Safety
 ///
-/// `format` is null or a text that ends with a zero, and so is `first` if the format begins with a text of a missing operator.
+/// `format` is null or a text that ends with a zero, and so is `first` if the format begins with a text of a missing
+/// operator.
 // SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "the name is that of the C function")]
@@ -109,8 +110,9 @@ pub unsafe extern "C" fn aclAppLog(
 /// `ACL_OP_JIT_COMPILE` of `aclCompileOpt`: whether operators are compiled when they are called.
 const JIT_COMPILE: i32 = 10;
 
-/// Sets an option of the compiler of operators, which is not there. Clients set most of them before they know whether they
-/// need it, and this one when they are about to run an operator by its name: here they hear of it while the caller waits.
+/// Sets an option of the compiler of operators, which is not there. Clients set most of them before they know whether
+/// they need it, and this one when they are about to run an operator by its name: here they hear of it while the
+/// caller waits.
 // SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "the name is that of the C function")]

@@ -156,7 +156,8 @@ impl Elements {
         self.start..end
     }
 
-    /// Visits runs of bytes until `visit` is false. Says whether these were all of them: beyond [`MOST_RUNS`] none is visited.
+    /// Visits runs of bytes until `visit` is false. Says whether these were all of them: beyond [`MOST_RUNS`] none is
+    /// visited.
     pub(crate) fn runs(&self, visit: &mut dyn FnMut(Range<usize>) -> bool) -> bool {
         let outer = self.axes.get(..self.outer).unwrap_or_default();
         let mut index: SmallVec<[usize; 5]> = SmallVec::from_elem(0, outer.len());

@@ -1,7 +1,7 @@
-//! Devices that have failed. Where `ASCEND_EMU_CHECK=strict` chooses the mode of the process, a finding that spoils results
-//! ends its device: every later wait and copy is answered with it until the device is reset. A caller that does not look at
-//! the status of the call that failed, such as a queue of tasks on another thread, cannot take what is left in memory for a
-//! result. [`check_scope`](crate::check_scope) fails no device.
+//! Devices that have failed. Where `ASCEND_EMU_CHECK=strict` chooses the mode of the process, a finding that spoils
+//! results ends its device: every later wait and copy is answered with it until the device is reset. A caller that
+//! does not look at the status of the call that failed, such as a queue of tasks on another thread, cannot take what
+//! is left in memory for a result. [`check_scope`](crate::check_scope) fails no device.
 
 use crate::config::{Check, config};
 use crate::lock::Lock;

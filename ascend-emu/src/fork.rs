@@ -1,8 +1,8 @@
 //! Processes that were forked from one that uses the emulator.
 //!
-//! A fork copies the forking thread alone. The threads of streams and of the kernels are missing in the child, and locks
-//! that they held stay held: nothing queued would ever run, and any call might wait for ever. Each call in the child is
-//! refused instead, by [`status`](crate::status).
+//! A fork copies the forking thread alone. The threads of streams and of the kernels are missing in the child, and
+//! locks that they held stay held: nothing queued would ever run, and any call might wait for ever. Each call in the
+//! child is refused instead, by [`status`](crate::status).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
-//! Allocations of the host whose size a call's descriptors decide. They can fail: a view of stride 0 takes few bytes of the
-//! device however many elements it has, and a launch may need memory for each element.
+//! Allocations of the host whose size a call's descriptors decide. They can fail: a view of stride 0 takes few bytes
+//! of the device however many elements it has, and a launch may need memory for each element.
 
 use std::fmt;
 

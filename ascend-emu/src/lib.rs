@@ -78,12 +78,12 @@
 //!   scales of rows that are not read may be anything. A row of the table that names only block 0 is padding, if it
 //!   names it twice or the table has other rows, and none of its tokens was written.
 //! - GatherPaKvCache reads the rows that lengths and table name.
-//! - Other tensors may hold rows that are padding. They are not checked row by row: an input of attention is reported if
-//!   none of its bytes was written and every sequence sees a key. Where memory is poisoned, what is
-//!   computed from their bytes is NaN.
+//! - Other tensors may hold rows that are padding. They are not checked row by row: an input of attention is reported
+//!   if none of its bytes was written and every sequence sees a key. Where memory is poisoned, what is computed from
+//!   their bytes is NaN.
 //! - A copy within a device copies the marks of its source, written or not, and is no finding; a copy to the host is
-//!   an [`UnwrittenCopy`](FindingKind::UnwrittenCopy) if none of its bytes was written. Host memory, pinned or registered, counts as written, since the
-//!   program writes it by itself.
+//!   an [`UnwrittenCopy`](FindingKind::UnwrittenCopy) if none of its bytes was written. Host memory, pinned or
+//!   registered, counts as written, since the program writes it by itself.
 //! - All of an output counts as written, also rows that an operator leaves alone; if an operator looks up the places
 //!   that it writes to, only these places count. The workspace counts as written, and so do the outputs of work that
 //!   failed.
@@ -92,8 +92,8 @@
 //!
 //! # Every call, decoded
 //!
-//! `ASCEND_EMU_TRACE=FILE` appends an object to the file for each call of a C function that comes by [`functions`] or the
-//! shared library, once the call has returned. A file may be shared by threads and processes: lines do not mix.
+//! `ASCEND_EMU_TRACE=FILE` appends an object to the file for each call of a C function that comes by [`functions`] or
+//! the shared library, once the call has returned. A file may be shared by threads and processes: lines do not mix.
 //!
 //! | name | what |
 //! |---|---|
@@ -115,8 +115,8 @@
 //! # Differences from hardware
 //!
 //! - A wrong handle, a second destruction or a consumed executor is an error with a message; hardware crashes.
-//! - A device fault leaves the device usable; only a stream in the mode `ACL_STOP_ON_FAILURE` takes no further work until
-//!   it is aborted.
+//! - A device fault leaves the device usable; only a stream in the mode `ACL_STOP_ON_FAILURE` takes no further work
+//!   until it is aborted.
 //! - Limits of cores, and of the time that an operator runs, are stored and reported, and not enforced; that of
 //!   `aclrtSetOpWaitTimeout` is enforced. For a chip other than that of `ASCEND_EMU_SOC`, [`functions_of`] reports
 //!   the cores of the product's most common chip.
@@ -187,7 +187,8 @@ pub use sanitizer::{Allocation, Finding, FindingKind, MemoryLocation, allocation
 
 macro_rules! fill {
     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
-        /// The functions that a machine's release has, with what tells machines apart as the environment's machine has it.
+        /// The functions that a machine's release has, with what tells machines apart as the environment's machine
+        /// has it.
         fn exported(machine: &Machine) -> ascend_sys::Functions {
             let traces = trace::trace().is_some();
             ascend_sys::Functions {
@@ -213,12 +214,12 @@ pub fn functions() -> ascend_sys::Functions {
 /// machines side by side: each table makes its own use of the devices by `aclrtSetDevice`, and a call is made on the
 /// machine of the calling thread's context.
 ///
-/// Machines whose chips have other names and that are alike otherwise are one machine under several names: their devices
-/// are the same.
+/// Machines whose chips have other names and that are alike otherwise are one machine under several names: their
+/// devices are the same.
 ///
 /// # Errors
-/// [`MachineError::TooMany`] if the process has asked for 32 machines of different products, releases or newest operators,
-/// that of the environment among them, or for 128 names of chips.
+/// [`MachineError::TooMany`] if the process has asked for 32 machines of different products, releases or newest
+/// operators, that of the environment among them, or for 128 names of chips.
 pub fn functions_of(machine: &Machine) -> Result<ascend_sys::Functions, MachineError> {
     let index = machines::index_of(machine)?;
     let mut table = exported(machine);

@@ -109,12 +109,12 @@ impl DeviceMemory {
         self.base
     }
 
-    /// The host's pointer to the byte at an address: into the backing view for device addresses, the address itself for host
-    /// memory.
+    /// The host's pointer to the byte at an address: into the backing view for device addresses, the address itself
+    /// for host memory.
     ///
-    /// The pointer is valid for the bytes of the allocation that the address lies in. The caller knows that there is one:
-    /// operations are checked against the live allocations before they are queued, and memory that is freed too early stays
-    /// mapped.
+    /// The pointer is valid for the bytes of the allocation that the address lies in. The caller knows that there is
+    /// one: operations are checked against the live allocations before they are queued, and memory that is freed too
+    /// early stays mapped.
     pub(crate) fn host(&self, address: usize) -> *mut u8 {
         let host = if self.views(address) {
             self.backing + (address - self.base)

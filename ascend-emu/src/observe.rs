@@ -13,8 +13,8 @@ pub trait Observer: Send + Sync {
     /// before all work that was queued after the call.
     fn ran(&self, call: &ObservedCall<'_>, outcome: Result<(), &str>);
 
-    /// The first phase has refused a call, with a message. The bytes of its tensors read as 0, since work that makes them may
-    /// still be under way.
+    /// The first phase has refused a call, with a message. The bytes of its tensors read as 0, since work that makes
+    /// them may still be under way.
     fn refused(&self, call: &ObservedCall<'_>, message: &str);
 }
 

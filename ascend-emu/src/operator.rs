@@ -19,7 +19,8 @@ pub(crate) const LISTS: usize = 2;
 /// Base addresses of an operator's tensors, 0 for absent ones. They may change from launch to launch.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Addresses {
-    /// By index among the inputs of the operator's newest version; entries of lists and of arrays in host memory stay 0.
+    /// By index among the inputs of the operator's newest version; entries of lists and of arrays in host memory stay
+    /// 0.
     pub inputs: [usize; INPUTS],
     pub outputs: [usize; OUTPUTS],
     /// Elements of the list inputs, in the order of those inputs.

@@ -92,7 +92,8 @@ fn plan_mixed_decode_step(bencher: Bencher<'_, '_>, requests: usize) {
     });
 }
 
-/// Layers of a decode step with and without a look at their numbers, until the device is done: 32 requests of 1000 tokens.
+/// Layers of a decode step with and without a look at their numbers, until the device is done: 32 requests of 1000
+/// tokens.
 #[divan::bench(args = ["off", "always"])]
 fn forward_with_range_check(bencher: Bencher<'_, '_>, check: &str) {
     const LAYERS: usize = 4;

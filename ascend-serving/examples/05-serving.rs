@@ -1,9 +1,9 @@
 //! A serving loop over a paged cache, checked against whole-sequence attention:
 //! `cargo run -p ascend-serving --example 05-serving`; with `-- --int8` over a cache of INT8.
 //!
-//! Requests arrive one after the other and share a prompt prefix. Their prompts are computed in chunks beside the decoding
-//! of others, one step verifies drafts, and blocks are used again by later requests. There is no model: a token's query,
-//! key and value are random numbers made from its number, and its "next token" too.
+//! Requests arrive one after the other and share a prompt prefix. Their prompts are computed in chunks beside the
+//! decoding of others, one step verifies drafts, and blocks are used again by later requests. There is no model: a
+//! token's query, key and value are random numbers made from its number, and its "next token" too.
 
 use std::error::Error;
 

@@ -84,7 +84,8 @@ impl Model {
         absorbed.into_iter().map(bf16::from_f64).collect()
     }
 
-    /// Keys and values of all heads. On an NPU these are the model's matrix products on the stream; this crate has none.
+    /// Keys and values of all heads. On an NPU these are the model's matrix products on the stream; this crate has
+    /// none.
     fn up_project(
         &self,
         stream: &Stream,

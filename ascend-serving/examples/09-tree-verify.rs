@@ -1,7 +1,7 @@
 //! Drafted trees: two requests cache and verify trees of drafts behind their tokens, keep what was right, and go on.
 //!
-//! A step of each: make room for the nodes and write their keys; verify; walk the tree; move the accepted nodes behind each
-//! other in the cache, and cut the sequence behind them.
+//! A step of each: make room for the nodes and write their keys; verify; walk the tree; move the accepted nodes
+//! behind each other in the cache, and cut the sequence behind them.
 //!
 //! ```sh
 //! cargo run --release -p ascend-serving --example 09-tree-verify
@@ -161,7 +161,8 @@ fn next(tokens: &[u64]) -> u64 {
     1_000_000 + mixed % 1_000_000
 }
 
-/// A token for each node of the tree. The first child of a node is right every other time, and the second one otherwise.
+/// A token for each node of the tree. The first child of a node is right every other time, and the second one
+/// otherwise.
 fn draft(request: &Request, tree: &DraftTree) -> Vec<u64> {
     let mut drafted = vec![request.last];
     for node in 1..tree.nodes() {

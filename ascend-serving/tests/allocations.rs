@@ -27,8 +27,8 @@ use ascend_serving::{
     StatePolicy,
 };
 
-/// Layers of a decode step: keys and values written, then attended to. Each round queues four layers, with these masks; the first
-/// round plans them.
+/// Layers of a decode step: keys and values written, then attended to. Each round queues four layers, with these
+/// masks; the first round plans them.
 fn layers_of_a_step<T: Element + Default>(
     backends: Backends<T>,
     masks: impl Fn(usize) -> Option<MaskKind>,

@@ -1,7 +1,8 @@
 //! Whatever fails in between, every handle, byte and block of the serving layer is given back.
 //!
-//! Each piece is run once undisturbed, and then again and again with one call of the C ABI failing, the first, the second
-//! and so on until none is left to fail. After each run nothing more may be alive than before, and no block held.
+//! Each piece is run once undisturbed, and then again and again with one call of the C ABI failing, the first, the
+//! second and so on until none is left to fail. After each run nothing more may be alive than before, and no block
+//! held.
 
 #![cfg(feature = "emulation")]
 #![allow(
@@ -369,7 +370,8 @@ fn graphs(stream: &Stream, _: &mut Pools) -> Result<()> {
     Ok(())
 }
 
-/// Full and windowed layers in one step, with a prompt whose prefix is found by its tokens, and blocks that are evicted.
+/// Full and windowed layers in one step, with a prompt whose prefix is found by its tokens, and blocks that are
+/// evicted.
 fn cached_prefixes(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let window = Causality::Window(NonZeroUsize::new(100).unwrap());
     let mut group = |layers: [usize; LAYERS], causality| -> Result<_> {

@@ -119,7 +119,8 @@ impl DType {
         }
     }
 
-    /// Bytes that `elements` packed elements take, rounded up to whole bytes; `None` on overflow or without a fixed size.
+    /// Bytes that `elements` packed elements take, rounded up to whole bytes; `None` on overflow or without a fixed
+    /// size.
     pub const fn bytes_for(self, elements: u64) -> Option<u64> {
         let bits = self.bits() as u64;
         if bits == 0 {

@@ -4,8 +4,8 @@ use std::fmt;
 
 /// How a tensor's elements are laid out in memory. The discriminant is CANN's `aclFormat` value.
 ///
-/// Operators take every [plain](Format::is_plain) format for [`Format::Nd`]: PyTorch's plugin names a tensor of three axes
-/// [`Format::Ncl`], one of four [`Format::Nchw`] and one of five [`Format::Ncdhw`], whatever the axes mean.
+/// Operators take every [plain](Format::is_plain) format for [`Format::Nd`]: PyTorch's plugin names a tensor of three
+/// axes [`Format::Ncl`], one of four [`Format::Nchw`] and one of five [`Format::Ncdhw`], whatever the axes mean.
 /// Source: `acl/acl_base.h`, CANN 8.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]

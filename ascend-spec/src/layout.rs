@@ -186,7 +186,8 @@ macro_rules! layouts {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $input:ident => $output:ident;)*) => {
         /// A value of `inputLayout`: the axis order of query, key and value, and that of the output.
         ///
-        /// Source: aclnnFusedInferAttentionScore, `inputLayout`; the layouts marked so are known to newer releases only.
+        /// Source: aclnnFusedInferAttentionScore, `inputLayout`; the layouts marked so are known to newer releases
+        /// only.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Layout {

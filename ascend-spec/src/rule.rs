@@ -191,7 +191,8 @@ pub const FIND_KERNEL_ERROR: i32 = 561_003;
 
 /// The refusal of a call that breaks a rule: the rule, the value that breaks it, the allowed values, and the fix.
 ///
-/// `{:?}` is the text of `{}`, so that a program whose `main` returns it prints what a person can read; `{:#?}` shows the fields.
+/// `{:?}` is the text of `{}`, so that a program whose `main` returns it prints what a person can read; `{:#?}` shows
+/// the fields.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[error("{}: {holds}; given {given}, allowed: {allowed}; fix: {fix}", rule.id, holds = rule.holds)]
 #[non_exhaustive]

@@ -1,4 +1,5 @@
-//! Keys written into a cache that an engine owns, by somebody who may only look at it; and into one that was given away.
+//! Keys written into a cache that an engine owns, by somebody who may only look at it; and into one that was given
+//! away.
 
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheWrite, PagedKvCache};

@@ -18,8 +18,8 @@ impl Case {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a call that no case file can hold: more than 256 MiB, a strided tensor, an element
-    /// type that safetensors lacks; [`Error::Acl`]: a copy, or work on the stream, failed.
+    /// [`Error::InvalidArgument`] for a call that no case file can hold: more than 256 MiB, a strided tensor, an
+    /// element type that safetensors lacks; [`Error::Acl`]: a copy, or work on the stream, failed.
     ///
     /// ```
     /// use ascend_attention::attention::{BlockTable, Inputs};

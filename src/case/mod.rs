@@ -39,10 +39,11 @@
 //!
 //! # Other operators
 //!
-//! [`AnyCase`] reads cases of every operator that [`DeclaredOperator`](crate::spec::declared::DeclaredOperator) lists, by
-//! the name in `op`; an [`OperatorCase`] is one of another operator than FusedInferAttentionScore. Arguments and tensors
-//! have that operator's own names in snake case, `op_version` is its version, counted from 1, and every output may be
-//! expected by its name. Beside the keys above, which hold for all but `portable_since` and `rms_rtol`, there are:
+//! [`AnyCase`] reads cases of every operator that [`DeclaredOperator`](crate::spec::declared::DeclaredOperator)
+//! lists, by the name in `op`; an [`OperatorCase`] is one of another operator than FusedInferAttentionScore.
+//! Arguments and tensors have that operator's own names in snake case, `op_version` is its version, counted from 1,
+//! and every output may be expected by its name. Beside the keys above, which hold for all but `portable_since` and
+//! `rms_rtol`, there are:
 //!
 //! | key | value |
 //! |---|---|

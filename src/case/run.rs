@@ -25,8 +25,8 @@ impl Case {
     /// and so does one whose block table or padding names positions outside of its tensors: no file may make the
     /// device access memory outside of them. Other lints are reported in the outcome.
     ///
-    /// A case that names a chip or a release ([`Case::soc_name`], [`Case::cann`]) runs on these: on the emulation of them if
-    /// the stream is emulated, and on the stream if its device is of that product and its release not older.
+    /// A case that names a chip or a release ([`Case::soc_name`], [`Case::cann`]) runs on these: on the emulation of
+    /// them if the stream is emulated, and on the stream if its device is of that product and its release not older.
     ///
     /// # Errors
     /// Only for what decides nothing about the case: a device that fails, memory that runs out, a CANN without the

@@ -19,8 +19,8 @@ impl OperatorCase {
     /// [`Case::run`](super::Case::run) does.
     ///
     /// # Errors
-    /// As for [`Case::run`](super::Case::run); [`Error::Unsupported`] for an operator that this crate declares and cannot
-    /// call yet.
+    /// As for [`Case::run`](super::Case::run); [`Error::Unsupported`] for an operator that this crate declares and
+    /// cannot call yet.
     pub fn run(&self, stream: &Stream) -> Result<Outcome> {
         let other = self.named_target().other_stream(stream)?;
         let stream = other.as_ref().unwrap_or(stream);

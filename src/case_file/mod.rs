@@ -58,8 +58,8 @@ pub struct Case {
     pub softmax_lse: Option<CaseTensor>,
     /// How far outputs may be from the expected ones.
     pub tolerance: Option<Tolerance>,
-    /// How far the attention output as a whole may be from the expected one: the root of the mean square error over that
-    /// of the mean square.
+    /// How far the attention output as a whole may be from the expected one: the root of the mean square error over
+    /// that of the mean square.
     pub rms_rtol: Option<f64>,
     /// Name of the chip that the call is for, such as `Ascend910B1`; `None` is any.
     pub soc_name: Option<String>,
@@ -67,8 +67,8 @@ pub struct Case {
     pub cann: Option<Cann>,
     /// The oldest version of the operator that the call goes to; `None` is the oldest that can express it.
     pub op_version: Option<Version>,
-    /// The rule or lint that refuses the call, by id: with [`Expect::Reject`] the operator's rule, with [`Expect::Ok`] the
-    /// lint by which the safe layer stops what the operator takes. `None` is any rule.
+    /// The rule or lint that refuses the call, by id: with [`Expect::Reject`] the operator's rule, with
+    /// [`Expect::Ok`] the lint by which the safe layer stops what the operator takes. `None` is any rule.
     pub expect_rule: Option<String>,
     /// The first release that has to take the call as the case's own does, as
     /// [`FusedInferAttention::portable_since`](crate::FusedInferAttention::portable_since) requires it; `None`

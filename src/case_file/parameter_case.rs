@@ -12,8 +12,8 @@ use super::{CaseError, values};
 
 /// One call described by shapes, dtypes and attributes alone.
 ///
-/// A line has `id`, `inputs` (parameter name to `{"shape", "dtype"}`, with `"strides"` for a tensor that is not packed, to
-/// a list of those, or to a list of integers), `attrs`, `outputs`, and optionally what it is judged for:
+/// A line has `id`, `inputs` (parameter name to `{"shape", "dtype"}`, with `"strides"` for a tensor that is not
+/// packed, to a list of those, or to a list of integers), `attrs`, `outputs`, and optionally what it is judged for:
 ///
 /// | name | meaning |
 /// |---|---|

@@ -12,7 +12,8 @@ use super::{CaseError, CaseTensor, read_file};
 /// Reads the tensors of a safetensors file by name, and ignores its metadata. The file may have at most `most` bytes.
 ///
 /// # Errors
-/// As for [`read_file`]; [`CaseError`] if it is no such file, has a name twice, or an element type that CANN does not have.
+/// As for [`read_file`]; [`CaseError`] if it is no such file, has a name twice, or an element type that CANN does not
+/// have.
 pub fn read_tensors(
     path: impl AsRef<Path>,
     most: u64,

@@ -90,7 +90,8 @@ impl CaseTensor {
     /// A tensor of these bytes, row-major.
     ///
     /// # Errors
-    /// [`CaseError::Shape`] if the shape has more than eight axes or one beyond INT64, or needs another number of bytes.
+    /// [`CaseError::Shape`] if the shape has more than eight axes or one beyond INT64, or needs another number of
+    /// bytes.
     pub fn new(dtype: DType, shape: &[usize], bytes: Vec<u8>) -> Result<Self, CaseError> {
         let sizes = shape.iter().map(|size| i64::try_from(*size).ok());
         let sizes: Option<Vec<i64>> = sizes.collect();
@@ -223,8 +224,8 @@ impl CaseTensor {
         }
     }
 
-    /// The elements as numbers, exact for FLOAT, FLOAT16, BF16, INT8, UINT8, BOOL and the floats of 8 bits but FLOAT8_E5M2;
-    /// `None` for other types.
+    /// The elements as numbers, exact for FLOAT, FLOAT16, BF16, INT8, UINT8, BOOL and the floats of 8 bits but
+    /// FLOAT8_E5M2; `None` for other types.
     pub fn to_f32(&self) -> Option<Vec<f32>> {
         let (pairs, _) = self.bytes.as_chunks::<2>();
         let (quads, _) = self.bytes.as_chunks::<4>();

@@ -26,8 +26,8 @@ use super::limits::KeyLimits;
 
 /// A graph being captured: what is launched through it becomes part of the graph, in this order, and does not run now.
 ///
-/// The graph shares the ownership of every tensor, mask and workspace that its launches use. After a launch, copy or merge
-/// has failed the capture fails, also if the error is ignored.
+/// The graph shares the ownership of every tensor, mask and workspace that its launches use. After a launch, copy or
+/// merge has failed the capture fails, also if the error is ignored.
 ///
 /// While a thread captures, this crate refuses on it what cannot be part of a graph and would happen at once:
 /// waiting, allocating, copies from and to the host, launches on other streams ([`Error::Capturing`]). Do that
@@ -313,8 +313,8 @@ impl<'a> Capturing<'a> {
     }
 
     /// The raw stream (`aclrtStream`) that is being captured, for work of other libraries. It is not to be used after
-    /// the capture. The graph does not know what that work uses: the caller keeps it alive until the graph and its replays
-    /// are over.
+    /// the capture. The graph does not know what that work uses: the caller keeps it alive until the graph and its
+    /// replays are over.
     pub fn as_raw(&self) -> *mut c_void {
         self.recorder.stream.as_raw()
     }

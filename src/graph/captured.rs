@@ -38,8 +38,8 @@ pub struct Graph<B> {
 }
 
 impl<B> Graph<B> {
-    /// Captures what `record` launches. The graph owns the buffers from then on; what `record` returns comes back beside
-    /// the graph. Nothing runs until the graph is replayed.
+    /// Captures what `record` launches. The graph owns the buffers from then on; what `record` returns comes back
+    /// beside the graph. Nothing runs until the graph is replayed.
     ///
     /// The capture goes on a stream of its own: nothing of the caller's is captured by accident, and no stream of the
     /// caller's is changed, whatever happens in `record`. After an error or a panic there everything is destroyed.
@@ -48,8 +48,8 @@ impl<B> Graph<B> {
     ///
     /// # Errors
     /// What `record` returns; [`Error::Capturing`](crate::Error::Capturing) within another capture;
-    /// [`Error::StreamsExhausted`](crate::Error::StreamsExhausted) if the device has not the streams that a graph needs;
-    /// [`Error::Acl`](crate::Error::Acl).
+    /// [`Error::StreamsExhausted`](crate::Error::StreamsExhausted) if the device has not the streams that a graph
+    /// needs; [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclmdlRICaptureBegin")]
     #[doc(alias = "aclmdlRICaptureEnd")]
     pub fn capture<R>(
@@ -131,12 +131,12 @@ impl<B> Graph<B> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// Before anything is launched: [`CallRule::GraphUpdate`] for a call without lengths, or an update of another graph;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a stream of another device;
-    /// [`Error::Violation`](crate::Error::Violation) by `block_table.row_short` for a table that does not name the blocks of
-    /// the keys that the replay reads. After a failure of CANN's, the replay that was queued runs with whatever
-    /// lengths its calls had: its results mean nothing, but no stream waits for ever. A replay that could not be
-    /// ordered before the next is the last ([`CallRule::GraphFailed`]).
+    /// Before anything is launched: [`CallRule::GraphUpdate`] for a call without lengths, or an update of another
+    /// graph; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a stream of another device;
+    /// [`Error::Violation`](crate::Error::Violation) by `block_table.row_short` for a table that does not name the
+    /// blocks of the keys that the replay reads. After a failure of CANN's, the replay that was queued runs with
+    /// whatever lengths its calls had: its results mean nothing, but no stream waits for ever. A replay that could
+    /// not be ordered before the next is the last ([`CallRule::GraphFailed`]).
     #[doc(alias = "aclmdlRIExecuteAsync")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateBegin")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateEnd")]

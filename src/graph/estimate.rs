@@ -4,9 +4,9 @@ use crate::refusal::{CallRule, Refused};
 
 /// Streams and events that captured graphs take of a device.
 ///
-/// A device has some two thousand streams. A graph takes one for its work and, as engines on this hardware found, one for
-/// each launch that can be updated; a device without streams left fails in the middle of a capture, with 207005 or
-/// 207008 ([`Error::StreamsExhausted`](crate::Error::StreamsExhausted)). CANN does not document how many it will
+/// A device has some two thousand streams. A graph takes one for its work and, as engines on this hardware found, one
+/// for each launch that can be updated; a device without streams left fails in the middle of a capture, with 207005
+/// or 207008 ([`Error::StreamsExhausted`](crate::Error::StreamsExhausted)). CANN does not document how many it will
 /// take: this estimate is the most.
 ///
 /// ```

@@ -10,8 +10,8 @@ use crate::runtime::{Device, Event, Memory, Stream, StreamProgress, lock};
 use super::capture::Capturing;
 use super::captured::Graph;
 
-/// Captures graphs that share one workspace, one stream for captures and one for updates: those of the layers of a model,
-/// or of several batch sizes.
+/// Captures graphs that share one workspace, one stream for captures and one for updates: those of the layers of a
+/// model, or of several batch sizes.
 ///
 /// Replays of a group's graphs happen one after the other: a replay on another stream than the previous one waits on
 /// the device until that is over. They may be replayed in any order, on whatever streams and threads, also while

@@ -12,8 +12,8 @@ use crate::refusal::{CallRule, Refused};
 pub struct KeyLimits {
     /// Most keys of a request.
     pub keys: usize,
-    /// Most blocks of all requests together, at most those of the cache. A block that requests share counts for each, and
-    /// a dummy request takes one.
+    /// Most blocks of all requests together, at most those of the cache. A block that requests share counts for each,
+    /// and a dummy request takes one.
     pub blocks: usize,
     /// Tokens in a block.
     pub block_size: usize,

@@ -3,13 +3,13 @@
 //! Launching a decode step layer by layer costs the host more than the device needs to compute it. A [`Graph`] is
 //! recorded once and replayed by one call. What a replay sees:
 //!
-//! - **Tensors** are captured by address: refill them in place (`overwrite`, `copy_from`), and the next replay reads the
-//!   new content. The graph owns the buffers it was captured with, and hands out shared references only
-//!   ([`Graph::buffers`]), so that none is dropped or replaced by another; it holds the memory of everything it captured
-//!   besides, masks and workspace included.
-//! - **Length arrays** are captured by value. A call captured by [`Capturing::attention`] therefore takes new lengths for
-//!   every replay, as an [`Update`], which a replay consumes: it cannot be forgotten, nor used twice. Only calls of
-//!   FusedInferAttentionScore do; launches of other operators ([`Capturing::flash`], [`Capturing::ring`],
+//! - **Tensors** are captured by address: refill them in place (`overwrite`, `copy_from`), and the next replay reads
+//!   the new content. The graph owns the buffers it was captured with, and hands out shared references only
+//!   ([`Graph::buffers`]), so that none is dropped or replaced by another; it holds the memory of everything it
+//!   captured besides, masks and workspace included.
+//! - **Length arrays** are captured by value. A call captured by [`Capturing::attention`] therefore takes new lengths
+//!   for every replay, as an [`Update`], which a replay consumes: it cannot be forgotten, nor used twice. Only calls
+//!   of FusedInferAttentionScore do; launches of other operators ([`Capturing::flash`], [`Capturing::ring`],
 //!   [`Capturing::inference`], [`Capturing::gather`]) keep the lengths of their plans.
 //! - **Workspace** is taken at the longest lengths, which the capture declares, and belongs to the graph. Longer
 //!   lengths, and calls that need more workspace than there is, are refused before anything is launched.

@@ -15,7 +15,8 @@ use super::form::MaskForm;
 use super::host::HostMask;
 use super::key::{Content, MaskKey};
 
-/// The mask tensors of a device. From [`Device::masks`](crate::Device::masks) with [`Masks::cache`](super::Masks::cache).
+/// The mask tensors of a device. From [`Device::masks`](crate::Device::masks) with
+/// [`Masks::cache`](super::Masks::cache).
 ///
 /// A tensor is made and copied to the device at the first request for it, by one of the requesting threads, and
 /// shared from then on; the other threads wait for it. Nothing can be written to it. The cache holds at most

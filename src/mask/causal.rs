@@ -44,8 +44,8 @@ fn most_shared(elements: usize) -> usize {
 }
 
 impl Masks<'_> {
-    /// A query sees the keys up to its own place: sparse mode 2 or 3 with the compressed mask. For prefill and decoding of
-    /// every length.
+    /// A query sees the keys up to its own place: sparse mode 2 or 3 with the compressed mask. For prefill and
+    /// decoding of every length.
     ///
     /// # Errors
     /// Those of an upload.
@@ -76,8 +76,8 @@ impl Masks<'_> {
     }
 
     /// The causal mask `[512, 512]` of latent attention in prefill: `-inf` hides in f16 and 1 in every other type, as
-    /// vLLM-Ascend and SGLang make it (their `f32::MIN` is `-inf` in f16; no row sees nothing, so that no softmax of it is
-    /// NaN). With context parallelism the operator takes 1 in every type: [`Masks::mla_matrix`].
+    /// vLLM-Ascend and SGLang make it (their `f32::MIN` is `-inf` in f16; no row sees nothing, so that no softmax of
+    /// it is NaN). With context parallelism the operator takes 1 in every type: [`Masks::mla_matrix`].
     ///
     /// # Errors
     /// Those of an upload; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a type that no mask has.

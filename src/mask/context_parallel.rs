@@ -12,8 +12,9 @@ use super::value::Mask;
 
 impl HostMask {
     /// The mask `[B, rows, keys]` of one rank for several sequences with drafts, BOOL, as vLLM-Ascend's
-    /// `[max_reqs, decode_threshold, max_model_len]`. Rows and keys that a sequence does not have are hidden; so is every
-    /// key from a row for which the rank has none, where vLLM-Ascend shows them all and relies on a key length of 0.
+    /// `[max_reqs, decode_threshold, max_model_len]`. Rows and keys that a sequence does not have are hidden; so is
+    /// every key from a row for which the rank has none, where vLLM-Ascend shows them all and relies on a key length
+    /// of 0.
     ///
     /// # Errors
     /// As for [`HostMask::stack`].

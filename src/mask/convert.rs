@@ -31,8 +31,8 @@ impl HostMask {
     /// that hides in the tensor, the lowest if there are several.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another type or shape, another number of bytes, and for elements that are no mask:
-    /// NaN, and numbers between, which are a bias. Rows that see nothing are refused as in [`HostMask::of`].
+    /// [`Error::InvalidArgument`] for another type or shape, another number of bytes, and for elements that are no
+    /// mask: NaN, and numbers between, which are a bias. Rows that see nothing are refused as in [`HostMask::of`].
     pub fn from_elements(dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Self> {
         let (batch, rows, keys) = match *shape {
             [rows, keys] => (None, rows, keys),

@@ -148,8 +148,8 @@ impl HostMask {
         Self::whole(form, batch, rows, keys, bytes)
     }
 
-    /// The tensor `[rows, keys]` of a bitmap in row-major order: a 1 shows the key. The first key is in the lowest bit of
-    /// the first byte, and rows follow each other without a gap.
+    /// The tensor `[rows, keys]` of a bitmap in row-major order: a 1 shows the key. The first key is in the lowest
+    /// bit of the first byte, and rows follow each other without a gap.
     ///
     /// # Errors
     /// As for [`HostMask::of`], and for another number of bytes.

@@ -7,8 +7,8 @@ use super::form::MaskForm;
 
 /// Everything that the content of a cached mask depends on. The device is the cache's own.
 ///
-/// A formula is its own key: window, sinks, lengths, alignment and the place of a chunk in its prompt are all part of it,
-/// so that none can be forgotten.
+/// A formula is its own key: window, sinks, lengths, alignment and the place of a chunk in its prompt are all part of
+/// it, so that none can be forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct MaskKey {
     pub(super) content: Content,

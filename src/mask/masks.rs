@@ -48,7 +48,8 @@ impl<'a> Masks<'a> {
         Mask::none()
     }
 
-    /// The compressed causal mask itself, which sparse modes 2, 3 and 4 take: INT8 `[2048, 2048]`, 1 above the diagonal.
+    /// The compressed causal mask itself, which sparse modes 2, 3 and 4 take: INT8 `[2048, 2048]`, 1 above the
+    /// diagonal.
     ///
     /// # Errors
     /// Those of an upload.

@@ -1,8 +1,8 @@
 //! Which keys a query sees: masks for the operators, on the host and on a device.
 //!
 //! A [`Mask`] is what an operator takes: sparse mode, tensor and window together. [`Masks`], from
-//! [`Device::masks`](crate::Device::masks), makes them and keeps their tensors in a [`MaskCache`]. A [`HostMask`] is the
-//! content of a tensor, in a [`MaskForm`]: which element type, and which value hides.
+//! [`Device::masks`](crate::Device::masks), makes them and keeps their tensors in a [`MaskCache`]. A [`HostMask`] is
+//! the content of a tensor, in a [`MaskForm`]: which element type, and which value hides.
 //!
 //! | mask | made by | who uses it |
 //! |---|---|---|

@@ -70,8 +70,8 @@ impl TryFrom<NonZeroUsize> for SlidingWindow {
 }
 
 impl Masks<'_> {
-    /// Query row `i` sees the keys from `i + Skv - Sq - pre_tokens` to `i + Skv - Sq + next_tokens`: sparse mode 4 with the
-    /// compressed mask and the operator's own numbers, `pre_tokens + next_tokens + 1` keys a row.
+    /// Query row `i` sees the keys from `i + Skv - Sq - pre_tokens` to `i + Skv - Sq + next_tokens`: sparse mode 4
+    /// with the compressed mask and the operator's own numbers, `pre_tokens + next_tokens + 1` keys a row.
     ///
     /// # Errors
     /// Those of an upload. A band without keys breaks a rule when the call is planned.

@@ -31,11 +31,11 @@ impl Masks<'_> {
     /// `k - q` keys, and the last `q` as the mask shows them, so that the mask need not grow with the context.
     ///
     /// A smaller tree stands in the first rows and columns. Pass its size in
-    /// [`actual_seq_lengths`](crate::FusedInferAttention::actual_seq_lengths): otherwise all `rows` count, and the tree's
-    /// keys are the first of the last `rows`.
+    /// [`actual_seq_lengths`](crate::FusedInferAttention::actual_seq_lengths): otherwise all `rows` count, and the
+    /// tree's keys are the first of the last `rows`.
     ///
-    /// The mode exists from CANN 9.1 on, on Atlas A2 and A3, for calls with rotary parts: 128 channels beside 64, and latent
-    /// attention. Elsewhere [`Masks::tree`] does it, or `ascend-serving`'s `TreeVerification`. Packed calls
+    /// The mode exists from CANN 9.1 on, on Atlas A2 and A3, for calls with rotary parts: 128 channels beside 64, and
+    /// latent attention. Elsewhere [`Masks::tree`] does it, or `ascend-serving`'s `TreeVerification`. Packed calls
     /// take [`Masks::packed_drafts`].
     ///
     /// ```

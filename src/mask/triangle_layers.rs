@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 
 /// The layers that attend to a triangle; the others are dense.
 ///
-/// The paper goes from the top: shallow layers stay dense. [`PresetSource::Guide`](super::PresetSource::Guide) goes from the
-/// bottom. Either is a [`TrianglePreset`](super::TrianglePreset); what is right for a model is measured with
+/// The paper goes from the top: shallow layers stay dense. [`PresetSource::Guide`](super::PresetSource::Guide) goes
+/// from the bottom. Either is a [`TrianglePreset`](super::TrianglePreset); what is right for a model is measured with
 /// [`TriangleProbe`](super::TriangleProbe).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TriangleLayers {
@@ -23,8 +23,8 @@ impl TriangleLayers {
     /// A selection of exactly these layers.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layer that is not below [`MAX_LAYERS`](Self::MAX_LAYERS), or a list of more than
-    /// that.
+    /// [`Error::InvalidArgument`] for a layer that is not below [`MAX_LAYERS`](Self::MAX_LAYERS), or a list of more
+    /// than that.
     pub fn explicit(layers: impl IntoIterator<Item = usize>) -> Result<Self> {
         let mut known = BTreeSet::new();
         for (at, layer) in layers.into_iter().enumerate() {

@@ -11,8 +11,8 @@ use super::triangle_layers::TriangleLayers;
 use super::value::Mask;
 
 impl Masks<'_> {
-    /// A part of the causal triangle for rows of a prompt, as a full INT8 tensor for sparse mode 1. Dense is sparse mode
-    /// 3, whose template serves every length; so is a triangle that leaves nothing out.
+    /// A part of the causal triangle for rows of a prompt, as a full INT8 tensor for sparse mode 1. Dense is sparse
+    /// mode 3, whose template serves every length; so is a triangle that leaves nothing out.
     ///
     /// The tensor has as many rows as the call and as many keys as are there. Parts that leave rows without keys
     /// ([`TrianglePart::Last`], [`TrianglePart::Middle`]) need a corrected

@@ -88,8 +88,8 @@ impl TriangleProbe {
     /// summed or averaged over heads. Elements above the diagonal do not count.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layer that the probe does not have, another number of elements, an element that is
-    /// not finite, or a probe that measures something else than [`ProbeMeasure::WeightGradient`].
+    /// [`Error::InvalidArgument`] for a layer that the probe does not have, another number of elements, an element
+    /// that is not finite, or a probe that measures something else than [`ProbeMeasure::WeightGradient`].
     pub fn record(&mut self, layer: usize, tokens: usize, gradient: &[f32]) -> Result<()> {
         self.admits(layer, ProbeMeasure::WeightGradient)?;
         if tokens.checked_mul(tokens) != Some(gradient.len()) {
@@ -170,8 +170,9 @@ impl TriangleProbe {
     }
 
     /// Adds the sums of one layer that were computed elsewhere, for the probe's own [sizes](TriangleProbe::sizes): as
-    /// [`LayerSample::parts`] and [`WeightGradientSample::parts`](crate::weight_gradient::WeightGradientSample::parts) give
-    /// them, the mean over the heads.
+    /// [`LayerSample::parts`] and
+    /// [`WeightGradientSample::parts`](crate::weight_gradient::WeightGradientSample::parts) give them, the mean over
+    /// the heads.
     ///
     /// ```
     /// use ascend_attention::mask::{PartSums, ProbeMeasure, TriangleProbe};
@@ -187,8 +188,8 @@ impl TriangleProbe {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layer that the probe does not have, a probe that measures something else, or sums that
-    /// are not finite or below 0.
+    /// [`Error::InvalidArgument`] for a layer that the probe does not have, a probe that measures something else, or
+    /// sums that are not finite or below 0.
     pub fn record_parts(
         &mut self,
         layer: usize,

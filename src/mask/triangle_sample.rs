@@ -66,14 +66,14 @@ fn vector<R>(of: &[R], heads: usize, dim: usize, row: usize, head: usize) -> &[R
 impl<R: SampleReal> LayerSample<'_, R> {
     /// What each part contributes: the mean over the query heads of the sum over the part's cells.
     ///
-    /// Scores are computed in tiles of 32 rows and 64 keys, so that memory does not grow with the square of the tokens, on
-    /// all processors; the result does not depend on their number. In `f32` the dot products are single precision,
-    /// everything else double.
+    /// Scores are computed in tiles of 32 rows and 64 keys, so that memory does not grow with the square of the
+    /// tokens, on all processors; the result does not depend on their number. In `f32` the dot products are single
+    /// precision, everything else double.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no token, head or element, the query heads are no multiple of the others, a
-    /// slice has another number of elements than its shape, an element or the scale is not finite, or the elements are so
-    /// large that sums are not.
+    /// [`Error::InvalidArgument`] if there is no token, head or element, the query heads are no multiple of the
+    /// others, a slice has another number of elements than its shape, an element or the scale is not finite, or the
+    /// elements are so large that sums are not.
     pub fn parts(&self, sizes: TriangleMix, measure: SampleMeasure<'_, R>) -> Result<PartSums> {
         self.check(measure)?;
         let parts = Parts::new(sizes, self.tokens);

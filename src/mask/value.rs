@@ -77,8 +77,8 @@ impl Mask {
         self.tensor.as_ref()
     }
 
-    /// Bytes of device memory that the tensor's elements take: 4 MiB for a compressed mask of any length, the product of
-    /// rows and keys for a full one, nothing without a tensor. Masks from the cache share them.
+    /// Bytes of device memory that the tensor's elements take: 4 MiB for a compressed mask of any length, the product
+    /// of rows and keys for a full one, nothing without a tensor. Masks from the cache share them.
     pub fn tensor_bytes(&self) -> usize {
         let bytes = |tensor: &AnyTensor| tensor.addresses().len();
         self.tensor.as_ref().map_or(0, bytes)

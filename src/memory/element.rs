@@ -15,8 +15,8 @@ mod sealed {
 /// A Rust type that is laid out like one of CANN's element types.
 ///
 /// # Safety
-/// The type has the size of its [`DTYPE`](Element::DTYPE), no padding, all zero bits are a value of it, and any bits are
-/// one where [`ANY_BITS`](Element::ANY_BITS) is true. Implemented by this crate alone.
+/// The type has the size of its [`DTYPE`](Element::DTYPE), no padding, all zero bits are a value of it, and any bits
+/// are one where [`ANY_BITS`](Element::ANY_BITS) is true. Implemented by this crate alone.
 pub unsafe trait Element: Copy + Send + Sync + sealed::Sealed + 'static {
     /// CANN's type.
     const DTYPE: DType;
@@ -110,8 +110,8 @@ pub(crate) fn vec_from<T: Element>(
     fill: impl FnOnce(&mut [u8]) -> Result<()>,
 ) -> Result<Vec<T>> {
     let mut elements: Vec<T> = room(len)?;
-    // SAFETY: the vector has room for `len` elements; zero bits are a value of each; the bytes that `fill` leaves are made
-    // valid before the vector counts them as elements.
+    // SAFETY: the vector has room for `len` elements; zero bits are a value of each; the bytes that `fill` leaves are
+    // made valid before the vector counts them as elements.
     unsafe {
         let start = elements.as_mut_ptr();
         start.write_bytes(0, len);

@@ -2,12 +2,12 @@
 //!
 //! Attention over a set of keys is known by its output and the log-sum-exp of its scores. Of two disjoint sets, the
 //! output over both is the mean of the outputs with the weights `exp(lse)`, and the log-sum-exp over both is
-//! `ln(exp(lse_a) + exp(lse_b))`. Cascades, context split over ranks, a shared prefix computed once, and drafts verified
-//! against a cached prefix all rest on this.
+//! `ln(exp(lse_a) + exp(lse_b))`. Cascades, context split over ranks, a shared prefix computed once, and drafts
+//! verified against a cached prefix all rest on this.
 //!
-//! [`MergeState`] merges on the device, by the operator that CANN has for it; [`merge_on_host`] in host memory, in single
-//! or double precision. Neither stands in for the other by itself. Where it is known which parts have keys for which rows,
-//! [`MergeState::plan_rows`] merges without looking at the others.
+//! [`MergeState`] merges on the device, by the operator that CANN has for it; [`merge_on_host`] in host memory, in
+//! single or double precision. Neither stands in for the other by itself. Where it is known which parts have keys for
+//! which rows, [`MergeState::plan_rows`] merges without looking at the others.
 //!
 //! # What every merge keeps to
 //!
@@ -17,8 +17,8 @@
 //! - A NaN among a row's log-sum-exps makes the row NaN, output and log-sum-exp.
 //! - The order of two parts makes no difference at all, grouping of more makes one of rounding.
 //!
-//! Log-sum-exps are to the base e in attention and to the base 2 in some other kernels, and the numbers alone do not tell:
-//! [`LseNat`] and [`LseLog2`] do.
+//! Log-sum-exps are to the base e in attention and to the base 2 in some other kernels, and the numbers alone do not
+//! tell: [`LseNat`] and [`LseLog2`] do.
 
 mod host;
 mod lse;

@@ -46,9 +46,9 @@ impl<'a, T: Element> Part<'a, T> {
     }
 }
 
-/// Which rows are without keys in some parts, and so how they are treated. Attention marks them with +inf. The operator's
-/// kernel takes that for no keys on Atlas A2 and A3 from CANN 8.5 on, and on Ascend 950 from 9.1 on; elsewhere it computes
-/// NaN, and no operator of CANN's known to this crate can replace it on the device.
+/// Which rows are without keys in some parts, and so how they are treated. Attention marks them with +inf. The
+/// operator's kernel takes that for no keys on Atlas A2 and A3 from CANN 8.5 on, and on Ascend 950 from 9.1 on;
+/// elsewhere it computes NaN, and no operator of CANN's known to this crate can replace it on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EmptyRows {
@@ -56,12 +56,12 @@ pub enum EmptyRows {
     /// launch is asynchronous; a row that breaks the promise becomes NaN, which the emulation reports.
     #[default]
     None,
-    /// Every row has a key in some part: the caller's promise, as it holds for new tokens beside a context that some requests
-    /// do not have. Where the operator takes +inf for no keys, the merge is that of [`EmptyRows::None`]; elsewhere that of
-    /// [`EmptyRows::ThroughHost`].
+    /// Every row has a key in some part: the caller's promise, as it holds for new tokens beside a context that some
+    /// requests do not have. Where the operator takes +inf for no keys, the merge is that of [`EmptyRows::None`];
+    /// elsewhere that of [`EmptyRows::ThroughHost`].
     SomeParts,
-    /// There may be rows without any key. A launch copies the log-sum-exps (not the attention) to the host and back, and waits for
-    /// the stream to do so; once more if a row has no keys at all.
+    /// There may be rows without any key. A launch copies the log-sum-exps (not the attention) to the host and back,
+    /// and waits for the stream to do so; once more if a row has no keys at all.
     ThroughHost,
 }
 
@@ -261,8 +261,8 @@ impl MergePlan {
         })
     }
 
-    /// Queues the merge with new output tensors, which are as attention over all keys would write them, except that rows
-    /// without keys have log-sum-exp -inf. They can be parts of a further merge.
+    /// Queues the merge with new output tensors, which are as attention over all keys would write them, except that
+    /// rows without keys have log-sum-exp -inf. They can be parts of a further merge.
     ///
     /// # Errors
     /// As for [`MergePlan::launch_into`] and [`MergePlan::output`].

@@ -103,8 +103,8 @@ pub(crate) fn tensor(
         return Err(Error::invalid("strides", strides, "one for each axis"));
     }
     let storage = storage(desc);
-    // SAFETY: dimensions and strides are arrays of that rank, which the function copies; the address is kept and not read
-    // here; the result is new.
+    // SAFETY: dimensions and strides are arrays of that rank, which the function copies; the address is kept and not
+    // read here; the result is new.
     unsafe {
         let raw = api.aclCreateTensor()?(
             shape.as_ptr(),

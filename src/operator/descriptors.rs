@@ -43,8 +43,8 @@ struct Numbered<P, T: Object> {
     raw: Owned<T>,
 }
 
-/// The descriptors of one call: its tensors and lists, and the arrays and texts that phase one adds. They live as long as
-/// the executor.
+/// The descriptors of one call: its tensors and lists, and the arrays and texts that phase one adds. They live as
+/// long as the executor.
 #[derive(Debug)]
 pub(crate) struct Descriptors<P> {
     context: Arc<Context>,

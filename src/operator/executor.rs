@@ -22,8 +22,8 @@ pub(super) struct Executor<P> {
     descriptors: Descriptors<P>,
 }
 
-// SAFETY: an executor is data of CANN's that belongs to no thread, and is reached through this value alone. The descriptors
-// are `Send` apart from their texts, which CANN alone reads.
+// SAFETY: an executor is data of CANN's that belongs to no thread, and is reached through this value alone. The
+// descriptors are `Send` apart from their texts, which CANN alone reads.
 unsafe impl<P: Send> Send for Executor<P> {}
 
 impl<P> Executor<P> {
@@ -55,8 +55,8 @@ impl<P> Executor<P> {
 }
 
 impl<P: Parameter> Executor<P> {
-    /// Gives a tensor another address, for launches from now on. The device must be bound, and the memory laid out as the
-    /// tensor's descriptor requires.
+    /// Gives a tensor another address, for launches from now on. The device must be bound, and the memory laid out as
+    /// the tensor's descriptor requires.
     pub(super) fn set_address(
         &mut self,
         api: &Api,
@@ -65,8 +65,8 @@ impl<P: Parameter> Executor<P> {
     ) -> Result<()> {
         let executor = self.as_ptr();
         let numbers = self.descriptors.numbers(parameter);
-        // SAFETY: the executor is repeatable and alive, the descriptors are those that it was made of, and the caller has
-        // checked the memory.
+        // SAFETY: the executor is repeatable and alive, the descriptors are those that it was made of, and the caller
+        // has checked the memory.
         unsafe {
             if let (Some(input), Kind::TensorList) = (numbers.input, parameter.info().kind) {
                 let list = self.descriptors.list(parameter);

@@ -53,8 +53,8 @@ macro_rules! phase_one {
         $descriptors.number(ascend_spec::operator::EntryPoint::Own(&[$($parameter::$variant),*]));
         $(let $field = $crate::operator::argument!($kind $field, $parameter::$variant, $call, $descriptors);)*
         let (mut workspace_bytes, mut executor) = (0, std::ptr::null_mut());
-        // SAFETY: every argument is null where the operator allows that, or a live object of the descriptors, which live as
-        // long as the executor; the last two are places for the results; the contract has accepted the call.
+        // SAFETY: every argument is null where the operator allows that, or a live object of the descriptors, which
+        // live as long as the executor; the last two are places for the results; the contract has accepted the call.
         unsafe {
             $crate::error::aclnn!($api, $function($($field,)* &mut workspace_bytes, &mut executor))
         }?;

@@ -42,7 +42,8 @@ struct Planned<P> {
     bytes: usize,
 }
 
-/// The executor, and the addresses that it has now, in the order of [`Plan::planned`]. After a failure they are unknown.
+/// The executor, and the addresses that it has now, in the order of [`Plan::planned`]. After a failure they are
+/// unknown.
 struct State<P> {
     executor: Executor<P>,
     addresses: Vec<Option<usize>>,
@@ -254,8 +255,8 @@ impl<P: Parameter, Q: Queue, T: Tensors<P>> Checked<'_, P, Q, T> {
             state.point(api, index, argument, tensor)
         })?;
         let executor = state.executor.as_ptr();
-        // SAFETY: the executor is repeatable; the tensors are laid out as planned, as checked; they and the workspace are
-        // kept for as long as the launch may use them, and borrowed until then.
+        // SAFETY: the executor is repeatable; the tensors are laid out as planned, as checked; they and the workspace
+        // are kept for as long as the launch may use them, and borrowed until then.
         let outcome = match unsafe { (plan.phase_two)(scratch, bytes, executor, stream) } {
             sys::ACLNN_SUCCESS => Ok(()),
             failed => Err(aclnn_error(api, plan.function, failed)),

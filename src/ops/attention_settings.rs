@@ -96,21 +96,22 @@ macro_rules! setters {
             self
         }
 
-        /// Number of key and value heads, a divisor of the query heads (`numKeyValueHeads`). Unset: as many as query heads.
+        /// Number of key and value heads, a divisor of the query heads (`numKeyValueHeads`). Unset: as many as query
+        /// heads.
         pub fn kv_heads(mut self, num_key_value_heads: usize) -> Self {
             self.settings.num_key_value_heads = Some(num_key_value_heads);
             self
         }
 
-        /// Factor of the scores, usually `1 / sqrt(D)` (`scaleValue`). It has no default: a call without one is refused, as
-        /// the operator's own, 1, is hardly ever meant.
+        /// Factor of the scores, usually `1 / sqrt(D)` (`scaleValue`). It has no default: a call without one is
+        /// refused, as the operator's own, 1, is hardly ever meant.
         pub fn scale(mut self, scale: f64) -> Self {
             self.settings.scale = Some(scale);
             self
         }
 
-        /// Precision (`innerPrecise`). Unset: [`InnerPrecise::HighPrecision`](crate::InnerPrecise::HighPrecision). The Atlas
-        /// inference series has high performance alone.
+        /// Precision (`innerPrecise`). Unset: [`InnerPrecise::HighPrecision`](crate::InnerPrecise::HighPrecision).
+        /// The Atlas inference series has high performance alone.
         pub fn inner_precise(mut self, inner_precise: crate::InnerPrecise) -> Self {
             self.settings.inner_precise = inner_precise;
             self

@@ -23,8 +23,8 @@ pub(crate) mod public {
     };
 }
 
-/// Hands the operators that case files call to a macro, FusedInferAttentionScore aside: a line each with the contract's name of
-/// the operator and the module, which is called the same here and there.
+/// Hands the operators that case files call to a macro, FusedInferAttentionScore aside: a line each with the
+/// contract's name of the operator and the module, which is called the same here and there.
 macro_rules! for_each_case_operator {
     ($then:ident) => {
         $then! {

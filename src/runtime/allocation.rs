@@ -24,8 +24,8 @@ pub(crate) struct Memory {
     uses: Uses,
 }
 
-// SAFETY: `address` is a place on the device: the host reads and writes nothing through it, and CANN's copies are given it
-// from any thread.
+// SAFETY: `address` is a place on the device: the host reads and writes nothing through it, and CANN's copies are
+// given it from any thread.
 unsafe impl Send for Memory {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Memory {}

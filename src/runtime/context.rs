@@ -23,8 +23,8 @@ pub(crate) struct Context {
     deferred: DeferredFrees,
 }
 
-// SAFETY: `raw` is a name, not memory: CANN lets any thread make any context its current one, at the same time as others.
-// Everything else is Send and Sync by itself.
+// SAFETY: `raw` is a name, not memory: CANN lets any thread make any context its current one, at the same time as
+// others. Everything else is Send and Sync by itself.
 unsafe impl Send for Context {}
 // SAFETY: as for `Send`; no method changes `raw`.
 unsafe impl Sync for Context {}

@@ -124,8 +124,8 @@ impl DeferredFrees {
         }
     }
 
-    /// Waits, stream by stream, for the work that uses deferred resources, then frees them. Returns whether it waited for any.
-    /// Other streams are not waited for. The device must be bound.
+    /// Waits, stream by stream, for the work that uses deferred resources, then frees them. Returns whether it waited
+    /// for any. Other streams are not waited for. The device must be bound.
     pub(super) fn reclaim(&self, api: &Api) -> bool {
         let mut last: SmallVec<[Use; 4]> = SmallVec::new();
         let entries = lock(&self.deferred);
@@ -146,8 +146,8 @@ impl DeferredFrees {
         waited
     }
 
-    /// Waits for the work that uses deferred resources and frees them. A resource whose work could not be waited for leaks. The
-    /// device must be bound.
+    /// Waits for the work that uses deferred resources and frees them. A resource whose work could not be waited for
+    /// leaks. The device must be bound.
     pub(super) fn close(&self, api: &Api) {
         self.reclaim(api);
         for Deferred { resource, .. } in std::mem::take(&mut *lock(&self.deferred)) {

@@ -29,7 +29,8 @@ pub struct MemoryInfo {
 #[derive(Clone)]
 pub struct Device(pub(super) Arc<Shared>);
 
-/// What all handles of a device share. Buffers hold the context alone, so that a cached mask does not keep itself alive.
+/// What all handles of a device share. Buffers hold the context alone, so that a cached mask does not keep itself
+/// alive.
 pub(super) struct Shared {
     context: Arc<Context>,
     kept: Kept,

@@ -54,9 +54,9 @@ pub enum Backend {
 impl Backend {
     /// Whether a request's attention is promised to be the same, bit for bit, whatever other requests are in the call.
     ///
-    /// It is not: CANN promises nothing of the kind, and the emulation splits long contexts by how much there is to do in
-    /// the call. Equal calls give equal bits in the emulation, on any number of threads; results that must not depend on
-    /// the batch take a call for each request.
+    /// It is not: CANN promises nothing of the kind, and the emulation splits long contexts by how much there is to
+    /// do in the call. Equal calls give equal bits in the emulation, on any number of threads; results that must not
+    /// depend on the batch take a call for each request.
     pub fn is_batch_invariant(self) -> bool {
         match self {
             Self::Npu | Self::Emulated | Self::Custom => false,

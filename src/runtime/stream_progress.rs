@@ -142,8 +142,8 @@ impl StreamProgress {
         }
     }
 
-    /// Waits until an operation is over. Returns whether it is known to be over. A fault of the stream is kept for its next
-    /// synchronisation. The device must be bound.
+    /// Waits until an operation is over. Returns whether it is known to be over. A fault of the stream is kept for
+    /// its next synchronisation. The device must be bound.
     pub(crate) fn wait(&self, api: &Api, number: u64) -> bool {
         if self.is_complete(api, number) {
             return true;
@@ -168,7 +168,8 @@ impl StreamProgress {
         over
     }
 
-    /// Waits for the stream itself, where no event could be recorded. Returns whether the operation is known to be over.
+    /// Waits for the stream itself, where no event could be recorded. Returns whether the operation is known to be
+    /// over.
     fn wait_for_stream(&self, api: &Api, number: u64) -> bool {
         let _stays = self
             .waited_for
@@ -190,7 +191,8 @@ impl StreamProgress {
         self.passed(number)
     }
 
-    /// Stops recording events, and returns when no other thread waits for the stream: before it ends, or is given to its owner.
+    /// Stops recording events, and returns when no other thread waits for the stream: before it ends, or is given to
+    /// its owner.
     pub(super) fn seal(&self) {
         lock(&self.state).open = false;
         drop(

@@ -403,8 +403,8 @@ impl AnyTensor {
         Ok(())
     }
 
-    /// Queues a copy of another tensor's elements into this one, on the device. Both are contiguous and of one shape and
-    /// element type; they may be views of the same memory that do not overlap.
+    /// Queues a copy of another tensor's elements into this one, on the device. Both are contiguous and of one shape
+    /// and element type; they may be views of the same memory that do not overlap.
     ///
     /// Since CANN 8.1.
     ///
@@ -463,22 +463,22 @@ impl AnyTensor {
         self.memory.freeze();
     }
 
-    /// Replaces the elements of a contiguous tensor that its owner has frozen, and waits for that. Does not wait for work
-    /// that uses the tensor.
+    /// Replaces the elements of a contiguous tensor that its owner has frozen, and waits for that. Does not wait for
+    /// work that uses the tensor.
     pub(crate) fn renew(&self, stream: &Stream, bytes: &[u8]) -> Result<()> {
         let (memory, start) = self.packed("tensor", stream)?;
         has_len("bytes", bytes.len(), bytes_of(&self.desc)?)?;
         memory.renew(start, bytes)
     }
 
-    /// Replaces some bytes of a contiguous tensor, from a byte on, and waits for that. Does not wait for work that uses the
-    /// tensor.
+    /// Replaces some bytes of a contiguous tensor, from a byte on, and waits for that. Does not wait for work that
+    /// uses the tensor.
     pub(crate) fn write_part(&self, byte: usize, bytes: &[u8]) -> Result<()> {
         self.memory.write(self.start.saturating_add(byte), bytes)
     }
 
-    /// Copies some bytes of a contiguous tensor out, from a byte on, and waits for that. Does not wait for work that uses
-    /// the tensor.
+    /// Copies some bytes of a contiguous tensor out, from a byte on, and waits for that. Does not wait for work that
+    /// uses the tensor.
     pub(crate) fn read_part(&self, byte: usize, bytes: &mut [u8]) -> Result<()> {
         self.memory.read(self.start.saturating_add(byte), bytes)
     }

@@ -99,8 +99,8 @@ numbers! {
 }
 
 impl<T: Number> Tensor<T> {
-    /// Waits for a stream and reports the range of the elements, in row-major order. Copies them to the host: for finding
-    /// an error, not for each step.
+    /// Waits for a stream and reports the range of the elements, in row-major order. Copies them to the host: for
+    /// finding an error, not for each step.
     ///
     /// # Errors
     /// As for [`Tensor::download`].

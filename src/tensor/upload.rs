@@ -15,9 +15,9 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the shape has another number of elements or more than
-    /// eight axes; [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Error::Capturing`](crate::Error::Capturing) on a
-    /// thread that captures; [`Error::Acl`](crate::Error::Acl).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the shape has another number of elements or more
+    /// than eight axes; [`Error::OutOfMemory`](crate::Error::OutOfMemory);
+    /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures; [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclrtMalloc")]
     #[doc(alias = "aclrtMemcpy")]
     pub fn upload<T: Element>(
@@ -37,8 +37,8 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// As for [`Stream::upload`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for types without a fixed
-    /// size.
+    /// As for [`Stream::upload`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for types without a
+    /// fixed size.
     #[doc(alias = "aclrtMalloc")]
     #[doc(alias = "aclrtMemcpy")]
     pub fn upload_bytes(

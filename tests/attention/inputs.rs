@@ -556,7 +556,8 @@ fn latent_attention_in_int8_is_right() {
     let out: Vec<bf16> = out.clone().typed().unwrap().download(&stream).unwrap();
     assert!(out == got, "other bits by name");
 
-    // One wide tensor of dequantised numbers, latent part first. The rotary parts are stored divided by the scales, too.
+    // One wide tensor of dequantised numbers, latent part first. The rotary parts are stored divided by the scales,
+    // too.
     let at = |token: usize, d: usize, parts: usize, c: usize| {
         ((blocks[token / SIZE] * parts + d / c) * SIZE + token % SIZE) * c + d % c
     };

@@ -1,7 +1,8 @@
-//! Calls with drawn numbers, each of which has to answer: no panic, no allocation of absurd size, no call that never ends.
+//! Calls with drawn numbers, each of which has to answer: no panic, no allocation of absurd size, no call that never
+//! ends.
 //!
-//! Allocations of more than [`LARGEST`] bytes fail in a program that includes this. A function that asks first reports an
-//! error; one that does not aborts the program. A call that takes longer than [`PATIENCE`] ends it too.
+//! Allocations of more than [`LARGEST`] bytes fail in a program that includes this. A function that asks first
+//! reports an error; one that does not aborts the program. A call that takes longer than [`PATIENCE`] ends it too.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
@@ -22,7 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// A device of 64 MiB, where it is emulated: absurd sizes are refused by a small device too, and cost nothing there.
 pub fn device() -> Device {
     static ONCE: Once = Once::new();
-    // SAFETY: whatever else this program does with its environment goes through the standard library, which takes turns.
+    // SAFETY: whatever else this program does with its environment goes through the standard library, which takes
+    // turns.
     ONCE.call_once(|| unsafe { std::env::set_var("ASCEND_EMU_MEMORY", (64 << 20).to_string()) });
     harness::device()
 }

@@ -1,4 +1,5 @@
-//! Whatever numbers a public function gets, it answers: no panic, no allocation of absurd size, no call that never ends.
+//! Whatever numbers a public function gets, it answers: no panic, no allocation of absurd size, no call that never
+//! ends.
 
 #![allow(
     unreachable_pub,

@@ -1,8 +1,8 @@
 //! What the tests share: the backend, data, and an attention of their own.
 //!
-//! `ASCEND_TEST_BACKEND=npu` runs the same tests through the dynamic loader: on hardware, or on the emulator laid out as a
-//! toolkit. A test that means nothing there says so by [`not_on_npu`]; the last line of the program counts them, and tells
-//! whether the toolkit was loaded.
+//! `ASCEND_TEST_BACKEND=npu` runs the same tests through the dynamic loader: on hardware, or on the emulator laid out
+//! as a toolkit. A test that means nothing there says so by [`not_on_npu`]; the last line of the program counts them,
+//! and tells whether the toolkit was loaded.
 
 #![allow(
     dead_code,

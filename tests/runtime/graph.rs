@@ -1,4 +1,5 @@
-//! Captured graphs: a replay is what the calls would compute now, in whatever order it is asked for, and nothing is lost.
+//! Captured graphs: a replay is what the calls would compute now, in whatever order it is asked for, and nothing is
+//! lost.
 
 use crate::harness;
 

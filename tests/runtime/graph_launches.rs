@@ -1,5 +1,5 @@
-//! Captured launches of the operators beside FusedInferAttentionScore: a replay computes what a launch would, with what the
-//! tensors hold then.
+//! Captured launches of the operators beside FusedInferAttentionScore: a replay computes what a launch would, with
+//! what the tensors hold then.
 
 use crate::harness;
 

@@ -104,8 +104,8 @@ fn replay_within_the_capture_of_another_thread() {
     }
 }
 
-/// The capture of a second graph goes on while another thread replays the first one and drops it: the replay is over before
-/// the capture is, and the second graph waits for no event of the first.
+/// The capture of a second graph goes on while another thread replays the first one and drops it: the replay is over
+/// before the capture is, and the second graph waits for no event of the first.
 #[test]
 fn a_graph_is_replayed_while_another_thread_captures_the_next_of_its_group() {
     // Should a wait be for ever after all, only this thread is left to say so.

@@ -1,4 +1,5 @@
-//! Calls of which the operator's host code dies: refused by name in strict mode, answered as by an aarch64 host in compat.
+//! Calls of which the operator's host code dies: refused by name in strict mode, answered as by an aarch64 host in
+//! compat.
 
 use ascend_attention::spec::fia::{Cache, Version};
 use ascend_attention::spec::{Cann, DType, Extents, Layout, Soc, Target};

@@ -1,5 +1,5 @@
-//! What releases from 8.5 on take without a look: each has a lint by name, strict emulation takes the call as hardware does,
-//! and the safe layer stops it.
+//! What releases from 8.5 on take without a look: each has a lint by name, strict emulation takes the call as
+//! hardware does, and the safe layer stops it.
 
 use ascend_attention::attention::Arguments;
 use ascend_attention::spec::fia::{Cache, Version, rules};

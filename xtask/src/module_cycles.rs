@@ -29,8 +29,8 @@ struct Member {
     file: PathBuf,
 }
 
-/// Checks the packages named, or all of the workspace: the top-level modules of each of their crates, and with `nested` the
-/// modules inside modules.
+/// Checks the packages named, or all of the workspace: the top-level modules of each of their crates, and with
+/// `nested` the modules inside modules.
 pub(crate) fn check(root: &Path, crates: &[&str], nested: bool) -> Result<String, String> {
     let members = members(root)?;
     for name in crates {

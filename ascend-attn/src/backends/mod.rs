@@ -22,9 +22,10 @@ use super::{BackendChoice, Stop, text_file};
 
 /// Compare two backends of the serving layer on recorded steps
 ///
-/// A step is a line of JSON, as `RecordedBatch` of ascend-serving writes it; docs/src/recorded-steps.md has the format. Runs the steps of all files, one after the other,
-/// by both sides over caches of their own with the same random numbers, and prints for each which backend served it and how
-/// long that took, how many elements are equal bit by bit, and the element that is furthest apart.
+/// A step is a line of JSON, as `RecordedBatch` of ascend-serving writes it; docs/src/recorded-steps.md has the
+/// format. Runs the steps of all files, one after the other, by both sides over caches of their own with the same
+/// random numbers, and prints for each which backend served it and how long that took, how many elements are equal
+/// bit by bit, and the element that is furthest apart.
 ///
 /// Exit code 1 if no step was compared, or with --most if an element is further apart.
 #[derive(clap::Args)]
@@ -32,8 +33,9 @@ pub(super) struct Arguments {
     /// Files of recorded steps, one in a line
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Backends of the first side, in the order in which they are tried: fused, fused_in_two, paged_decode, cascade_prefill,
-    /// shared_prefix_decode, prompt_and_incre, chunked_local, or split_decode:KEYS with the keys of a part
+    /// Backends of the first side, in the order in which they are tried: fused, fused_in_two, paged_decode,
+    /// cascade_prefill, shared_prefix_decode, prompt_and_incre, chunked_local, or split_decode:KEYS with the keys of
+    /// a part
     #[arg(
         long,
         required = true,

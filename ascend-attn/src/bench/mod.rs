@@ -20,9 +20,9 @@ use measure::{Bench, Measured};
 
 /// Measure the emulation's attention kernels on this machine
 ///
-/// Runs each case in f16, bf16 and f32 (which only the kernels have, not the operator), at least five times, and prints
-/// the median time, the rate of arithmetic and of memory, and the fraction of this machine's own peak, which is measured
-/// between the runs: multiply-adds for most cases, reading memory for those that are bound by it.
+/// Runs each case in f16, bf16 and f32 (which only the kernels have, not the operator), at least five times, and
+/// prints the median time, the rate of arithmetic and of memory, and the fraction of this machine's own peak, which
+/// is measured between the runs: multiply-adds for most cases, reading memory for those that are bound by it.
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     /// Only cases whose name contains this; several, separated by commas

@@ -36,15 +36,15 @@ pub(super) struct Arguments {
     /// Layers of the model [default: those of --model]
     #[arg(long, value_name = "N", required_unless_present = "model", value_parser = clap::value_parser!(u16).range(1..=4096))]
     layers: Option<u16>,
-    /// First layer that leaves out the middle, as all behind it do [default: half of the layers, which the paper found for
-    /// Llama 3.1 8B]
+    /// First layer that leaves out the middle, as all behind it do [default: half of the layers, which the paper
+    /// found for Llama 3.1 8B]
     #[arg(long, value_name = "LAYER", conflicts_with_all = ["model", "only"])]
     start: Option<u16>,
     /// The layers that leave out the middle, as numbers and ranges: 5,7,15-35
     #[arg(long, value_name = "LAYERS", conflicts_with = "model")]
     only: Option<String>,
-    /// Layers and sizes that are published for a model: Llama-3.1-8B, Llama-3-8B-262K, Qwen2.5-7B, Qwen3-8B, Qwen3-14B or
-    /// Qwen3-32B
+    /// Layers and sizes that are published for a model: Llama-3.1-8B, Llama-3-8B-262K, Qwen2.5-7B, Qwen3-8B,
+    /// Qwen3-14B or Qwen3-32B
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
     /// Keys at the start that every row sees
@@ -71,8 +71,8 @@ pub(super) struct Arguments {
     /// Element type [default: that of the data, or bf16]
     #[arg(long, value_name = "TYPE")]
     dtype: Option<Half>,
-    /// A safetensors file with `query` of [tokens, heads, dim], `key` and `value` of [tokens, kv_heads, dim]; or a case file,
-    /// of which one sequence is taken in the case's layout, with its scale
+    /// A safetensors file with `query` of [tokens, heads, dim], `key` and `value` of [tokens, kv_heads, dim]; or a
+    /// case file, of which one sequence is taken in the case's layout, with its scale
     #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "heads", "kv_heads", "dim", "seed"])]
     data: Option<PathBuf>,
     /// Which sequence of the case file [default: the first]

@@ -46,8 +46,8 @@ fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
                 .all(|name| hidden.iter().any(|hidden| hidden == name))
         );
         let gather = if cann < Cann::V8_5 { 2 } else { 0 };
-        // Of training attention: the third version, the fifth for packed sequences, the fourth, the measurement, the quantised
-        // form.
+        // Of training attention: the third version, the fifth for packed sequences, the fourth, the measurement, the
+        // quantised form.
         let training = match cann {
             Cann::V8_1 => 2 + 3 + 2 + 2,
             Cann::V8_5 => 2 + 1 + 2,

@@ -1,5 +1,5 @@
-//! Programs that misuse operators: lints of their calls reach stderr, and a device that failed in strict mode answers every
-//! later call with that failure.
+//! Programs that misuse operators: lints of their calls reach stderr, and a device that failed in strict mode answers
+//! every later call with that failure.
 
 use crate::{command, compile, lay_out, succeed};
 use std::path::Path;

@@ -109,8 +109,8 @@ fn child_runs_golden_cases_on_a_toolkit() {
     }
 }
 
-/// What the library records of golden cases are these cases: inputs, attributes, and outputs that pass where the golden ones
-/// do; of caches the blocks that are read.
+/// What the library records of golden cases are these cases: inputs, attributes, and outputs that pass where the
+/// golden ones do; of caches the blocks that are read.
 #[test]
 fn golden_cases_are_recorded_as_they_were_called() {
     let toolkit = tempfile::tempdir().unwrap();

@@ -170,8 +170,8 @@ impl Operator for GlueOperator {
         if self.work.sized.is_none() && outputs.all(|argument| argument.desc.is_empty()) {
             return Ok(());
         }
-        // SAFETY: the ranges are those of `accesses`: live (the allocation table let the launch in), and locked for the task that
-        // runs this.
+        // SAFETY: the ranges are those of `accesses`: live (the allocation table let the launch in), and locked for
+        // the task that runs this.
         let views = unsafe { Views::new(&self.tensors, at, memory) };
         let outcome = views.map_err(String::from).and_then(|views| {
             let outcome = (self.work.body)(&views);

@@ -3,8 +3,8 @@
 /// Calls a macro with every operator: what calls it, its C name, its parameters in C's order with the types of this
 /// module, and the function that checks a call and says what a launch does.
 ///
-/// The parameters are those of CANN's documentation of `aclnn<name>GetWorkspaceSize` before `workspaceSize`. What calls it
-/// is written as PyTorch code that reaches it through `torch_npu`.
+/// The parameters are those of CANN's documentation of `aclnn<name>GetWorkspaceSize` before `workspaceSize`. What
+/// calls it is written as PyTorch code that reaches it through `torch_npu`.
 #[macro_export]
 macro_rules! for_each_glue_function {
     ($with:ident) => {

@@ -77,8 +77,8 @@ impl Attention {
     ///
     /// # Safety
     ///
-    /// As for [`super::run`], for as long as the value is used; with `single`, for tensors of the problem's element type
-    /// that hold `FLOAT`.
+    /// As for [`super::run`], for as long as the value is used; with `single`, for tensors of the problem's element
+    /// type that hold `FLOAT`.
     pub(super) unsafe fn new(
         problem: &AttentionProblem<'_>,
         buffers: &Buffers<'_>,

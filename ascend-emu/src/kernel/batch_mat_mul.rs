@@ -1,9 +1,9 @@
 //! Products of matrices, as the operator BatchMatMul computes them.
 //!
-//! Blocked as in Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008): the right factor is packed
-//! by vectors of columns; a task owns some rows of the left one and passes over the columns, with a register tile of sums for
-//! each step. Sums are in single precision, in the order of the inner axis, and rounded once to the output's type; a result
-//! depends on the call and the instruction set alone.
+//! Blocked as in Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008): the right factor
+//! is packed by vectors of columns; a task owns some rows of the left one and passes over the columns, with a
+//! register tile of sums for each step. Sums are in single precision, in the order of the inner axis, and rounded
+//! once to the output's type; a result depends on the call and the instruction set alone.
 
 use super::simd::{Kernel, Level, Shape, Simd, Vector, WIDTH};
 use super::tensor::input::{ElementTypes, InputTensor};

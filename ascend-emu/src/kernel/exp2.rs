@@ -11,8 +11,8 @@ const SMALLEST: f32 = -127.0;
 /// 1.5 * 2^23 plus the exponent bias: adding it to a small number leaves the nearest integer, biased, in the low bits.
 const ROUNDING: f32 = 12_582_912.0 + 127.0;
 
-/// Coefficients of the minimax polynomial of `(2^f - 1) / f` on `[-1/2, 1/2]`, found with the Remez algorithm. The error of
-/// `2^f` is 2.6e-9 before rounding.
+/// Coefficients of the minimax polynomial of `(2^f - 1) / f` on `[-1/2, 1/2]`, found with the Remez algorithm. The
+/// error of `2^f` is 2.6e-9 before rounding.
 const POLYNOMIAL: [f32; 6] = [
     1.559_467_8e-4,
     1.340_664_3e-3,

@@ -1,9 +1,9 @@
 //! Attention on the processor: computes a resolved call, from the tensors in memory to the outputs.
 //!
-//! [`run`] is the entry point and [`mod@reference`] the slow oracle in double precision. The algorithm is FlashAttention-2
-//! (Dao 2023): a task owns a block of queries and passes over the KV tiles that any of them sees, while the online softmax
-//! (Milakov and Gimelshein 2018) keeps a running maximum and a running sum for each query. Calls with few query blocks are
-//! cut over their keys as well, as in flash decoding (split-KV).
+//! [`run`] is the entry point and [`mod@reference`] the slow oracle in double precision. The algorithm is
+//! FlashAttention-2 (Dao 2023): a task owns a block of queries and passes over the KV tiles that any of them sees,
+//! while the online softmax (Milakov and Gimelshein 2018) keeps a running maximum and a running sum for each query.
+//! Calls with few query blocks are cut over their keys as well, as in flash decoding (split-KV).
 //!
 //! | module | what it does |
 //! |---|---|
@@ -31,15 +31,15 @@
 //! # Precision
 //!
 //! The kernels compute as `innerPrecise` 0 does: scores, softmax and sums in single precision, weights rounded to the
-//! element type before they are multiplied with the values, one rounding at the end. A result depends on the call and the
-//! instruction set alone. How keys are split follows from the lengths and not from the number of threads, so every call
-//! is deterministic.
+//! element type before they are multiplied with the values, one rounding at the end. A result depends on the call and
+//! the instruction set alone. How keys are split follows from the lengths and not from the number of threads, so
+//! every call is deterministic.
 //!
 //! # Memory
 //!
-//! The kernels never allocate a score matrix. The largest allocation is a summary of a mask tensor, with one byte for 256
-//! elements and at most 16 MB. A thread keeps its tiles between calls. A call that is split over its keys also keeps the
-//! combined output of each query block, and the partial results that arrived before their turn.
+//! The kernels never allocate a score matrix. The largest allocation is a summary of a mask tensor, with one byte for
+//! 256 elements and at most 16 MB. A thread keeps its tiles between calls. A call that is split over its keys also
+//! keeps the combined output of each query block, and the partial results that arrived before their turn.
 //! [`RunOptions::working_memory`] receives the bytes that a call took.
 
 mod attention;
@@ -127,8 +127,8 @@ impl From<HostMemoryExhausted> for KernelError {
 /// # Safety
 ///
 /// Each address in `buffers` is valid, for the duration of the call, for the bytes that [`AttentionProblem::touches`]
-/// reports for its tensor: for reads, and for the output, the log-sum-exp and the softmax outputs for writes. The outputs
-/// overlap neither each other nor an input. Alignment is not required.
+/// reports for its tensor: for reads, and for the output, the log-sum-exp and the softmax outputs for writes. The
+/// outputs overlap neither each other nor an input. Alignment is not required.
 pub unsafe fn run(
     problem: &AttentionProblem<'_>,
     buffers: &Buffers<'_>,

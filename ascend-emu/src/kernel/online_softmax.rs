@@ -1,7 +1,7 @@
 //! The online softmax (Milakov and Gimelshein 2018), which the prefill and the decode kernel share.
 //!
-//! The softmax of a query is computed in one pass over its scores. `m` is the running maximum, `l` the running sum and `O`
-//! the output of the KV tiles so far; a KV tile with scores `s` and values `V` updates them to
+//! The softmax of a query is computed in one pass over its scores. `m` is the running maximum, `l` the running sum
+//! and `O` the output of the KV tiles so far; a KV tile with scores `s` and values `V` updates them to
 //!
 //! ```text
 //! m' = max(m, max s)
@@ -10,8 +10,8 @@
 //! O' = O * 2^(m - m') + p V
 //! ```
 //!
-//! and the result is `O / l`, as in FlashAttention-2 (Dao 2023). Scores are multiplied by `log2 e` beforehand, together with
-//! the scale, so that the powers are of two.
+//! and the result is `O / l`, as in FlashAttention-2 (Dao 2023). Scores are multiplied by `log2 e` beforehand,
+//! together with the scale, so that the powers are of two.
 
 use super::attention::Attention;
 use super::exp2::exp2;

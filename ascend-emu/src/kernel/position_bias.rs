@@ -1,4 +1,5 @@
-//! The additive position bias of attention scores: a tensor, or distances weighted with one slope for each head (ALiBi).
+//! The additive position bias of attention scores: a tensor, or distances weighted with one slope for each head
+//! (ALiBi).
 
 use super::Buffers;
 use super::attention::Attention;

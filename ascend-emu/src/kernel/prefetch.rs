@@ -1,9 +1,10 @@
 //! Prefetching: loading cache lines into a cache before they are read.
 //!
-//! A processor has few line fill buffers and stalls when they are full, so prefetches are spread over the computation. The
-//! prefill kernel prefetches the rows of the next KV tile into L2, a few cache lines at each step of its products
-//! ([`TilePrefetch`]). The decode kernel, which reads rows in place, prefetches one vector beside each vector that it reads
-//! ([`PrefetchPlan`]), and one cache line of each page of a new block, so that the page walks overlap.
+//! A processor has few line fill buffers and stalls when they are full, so prefetches are spread over the
+//! computation. The prefill kernel prefetches the rows of the next KV tile into L2, a few cache lines at each step of
+//! its products ([`TilePrefetch`]). The decode kernel, which reads rows in place, prefetches one vector beside each
+//! vector that it reads ([`PrefetchPlan`]), and one cache line of each page of a new block, so that the page walks
+//! overlap.
 
 use std::iter;
 use std::ops::Range;

@@ -16,8 +16,8 @@ use ascend_spec::{DType, MaskGeometry};
 /// The bytes of each tensor of a call, from its base address. They are empty for tensors that the call does not have.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a> {
-    /// Element type of the tensors whose description has the type of the query: [`AttentionProblem::dtype`], or `FLOAT` to
-    /// test the kernels in single precision.
+    /// Element type of the tensors whose description has the type of the query: [`AttentionProblem::dtype`], or
+    /// `FLOAT` to test the kernels in single precision.
     pub dtype: DType,
     /// Returns the bytes of a tensor.
     pub bytes: &'a dyn Fn(TensorRole) -> &'a [u8],

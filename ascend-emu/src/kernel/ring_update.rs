@@ -1,5 +1,5 @@
-//! Merging two outputs of FlashAttentionScore by their maxima and sums, as the operator RingAttentionUpdate does: one step
-//! of ring attention (Liu, Zaharia and Abbeel 2023).
+//! Merging two outputs of FlashAttentionScore by their maxima and sums, as the operator RingAttentionUpdate does: one
+//! step of ring attention (Liu, Zaharia and Abbeel 2023).
 //!
 //! A row's new maximum is the larger one, and its new sum and attention are those of both parts, weighted by the
 //! exponential of how far their maxima are below the new one. The kernel computes in single precision and rounds once

@@ -5,7 +5,8 @@ use ascend_spec::scatter::{Parameter, Pieces, ScatterProblem};
 /// Finds the address of a tensor's first element.
 type Base<'a> = &'a dyn Fn(Parameter) -> *mut u8;
 
-/// Writes each token's rows into its KV slot, in the order of the tokens. Slots that the cache does not have are skipped.
+/// Writes each token's rows into its KV slot, in the order of the tokens. Slots that the cache does not have are
+/// skipped.
 ///
 /// # Safety
 ///

@@ -1,7 +1,8 @@
 //! The schedule of a call: tasks of query blocks, longest first, with the keys split where there are few blocks.
 //!
-//! Query blocks are the outer loop of FlashAttention-2 (Dao 2023) and independent of each other. A call with few of them,
-//! such as decode, is split along the keys as well, as in flash decoding; `split_kv` combines the partial results.
+//! Query blocks are the outer loop of FlashAttention-2 (Dao 2023) and independent of each other. A call with few of
+//! them, such as decode, is split along the keys as well, as in flash decoding; `split_kv` combines the partial
+//! results.
 
 use super::attention::Attention;
 use super::epilogue::Epilogue;
@@ -18,8 +19,8 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// With fewer query blocks than this, each is split over its keys. This is a constant, and not the number of threads, so
-/// that results do not depend on the machine.
+/// With fewer query blocks than this, each is split over its keys. This is a constant, and not the number of threads,
+/// so that results do not depend on the machine.
 const FEW_BLOCKS: usize = 32;
 
 /// Number of tasks to split a call into.
@@ -122,7 +123,8 @@ fn blocks(attention: &Attention) -> Result<Vec<Task>, HostMemoryExhausted> {
         });
         blocks.fold(0, usize::saturating_add)
     };
-    // Where full-size blocks are few, smaller blocks are better than splitting the keys, whose results have to be combined.
+    // Where full-size blocks are few, smaller blocks are better than splitting the keys, whose results have to be
+    // combined.
     let size = if count(prefill::QUERIES) < FEW_BLOCKS {
         prefill::QUERIES / 2
     } else {
@@ -148,8 +150,9 @@ fn blocks(attention: &Attention) -> Result<Vec<Task>, HostMemoryExhausted> {
     Ok(blocks)
 }
 
-/// Sorts the key heads with the most work first, and the longest query blocks of each first. The tasks that run last are
-/// then short, and query blocks that read the same keys and values stay together, so that these may stay in a cache.
+/// Sorts the key heads with the most work first, and the longest query blocks of each first. The tasks that run last
+/// are then short, and query blocks that read the same keys and values stay together, so that these may stay in a
+/// cache.
 fn longest_first(blocks: Vec<Task>) -> Result<Vec<Task>, HostMemoryExhausted> {
     let head = |block: &Task| (block.sequence, block.kv_head);
     let mut order = try_with_capacity(blocks.len())?;

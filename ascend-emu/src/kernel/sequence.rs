@@ -186,7 +186,8 @@ impl Sequence {
         self.batch != next.batch || self.first + self.rows <= next.first
     }
 
-    /// Position of a row in query, output and log-sum-exp. Rows past the last one of the tensors wrap around to the first.
+    /// Position of a row in query, output and log-sum-exp. Rows past the last one of the tensors wrap around to the
+    /// first.
     #[inline(always)]
     pub(super) fn at(&self, head: usize, row: usize) -> (usize, usize, usize) {
         let row = self.first + row;

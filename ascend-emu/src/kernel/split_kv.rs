@@ -1,8 +1,8 @@
 //! Split-KV: combines the partial results of a query block whose keys are split among tasks, as in flash decoding.
 //!
-//! Two partial results with running maxima `m1` and `m2` combine into one with the maximum `m = max(m1, m2)`; sums and
-//! outputs are rescaled by `2^(m1 - m)` and `2^(m2 - m)` and added. They are combined in the order of their keys, whichever
-//! arrives first, so that the result does not depend on the threads' timing.
+//! Two partial results with running maxima `m1` and `m2` combine into one with the maximum `m = max(m1, m2)`; sums
+//! and outputs are rescaled by `2^(m1 - m)` and `2^(m2 - m)` and added. They are combined in the order of their keys,
+//! whichever arrives first, so that the result does not depend on the threads' timing.
 
 use super::online_softmax::{OnlineSoftmax, rescale_factor};
 use super::simd::Vector;

@@ -1,7 +1,7 @@
 //! Physical memory, which can be mapped to any number of ranges of addresses.
 //!
-//! It is one file without a name, in which every allocation has a part of its own. An allocation is mapped to a range by
-//! mapping its part of the file over the range's backing view.
+//! It is one file without a name, in which every allocation has a part of its own. An allocation is mapped to a range
+//! by mapping its part of the file over the range's backing view.
 
 use super::Arena;
 use crate::status::{MEMORY_ALLOCATION, NOT_SUPPORTED, Outcome, failure};
@@ -109,8 +109,8 @@ impl PhysicalMemory {
     ///
     /// # Safety
     ///
-    /// The range lies in a backing view of this crate and begins at a page. A read or write of it at the same time accesses
-    /// the memory before or the memory after.
+    /// The range lies in a backing view of this crate and begins at a page. A read or write of it at the same time
+    /// accesses the memory before or the memory after.
     pub(crate) unsafe fn show(&self, host: *mut u8, at: usize, bytes: usize) -> Outcome {
         // SAFETY: the caller's promise.
         unsafe { self.show_as(libc::MAP_SHARED, host, at, bytes) }

@@ -12,7 +12,8 @@ const FILE: usize = 16 << 20;
 /// Memory from this size on maps the file: to fill it would take longer.
 const MAPPED_FROM: usize = 1 << 20;
 
-/// The most mappings of the file for one allocation, since a process has some ten thousands. What is beyond reads as zero.
+/// The most mappings of the file for one allocation, since a process has some ten thousands. What is beyond reads as
+/// zero.
 const MOST_MAPPINGS: usize = 256;
 
 /// The file of poison, once it was made. Where the system grants none, the next allocation asks again.

@@ -15,8 +15,8 @@ use half::{bf16, f16};
 use std::fmt;
 use std::ops::Range;
 
-/// A row of the block table that names a block twice, with rows that are read for both columns. The first and the last column
-/// of a window may be two parts of one block.
+/// A row of the block table that names a block twice, with rows that are read for both columns. The first and the
+/// last column of a window may be two parts of one block.
 struct RepeatedBlock {
     sequence: usize,
     columns: [usize; 2],

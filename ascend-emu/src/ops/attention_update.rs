@@ -134,8 +134,8 @@ impl DeclaredOperator for UpdateOperator {
             lse_out,
         };
         // SAFETY: the places are those of `touches`, in the order of the lists and outputs, or copies of as many
-        // elements: live (the allocation table let the launch in), locked for the task that runs this, and, as the launch has
-        // found, with the outputs apart from everything else.
+        // elements: live (the allocation table let the launch in), locked for the task that runs this, and, as the
+        // launch has found, with the outputs apart from everything else.
         unsafe {
             if let Some(row) = merge::empty_row(&self.problem, &buffers) {
                 launch.suspect(FindingKind::EmptyRow, "lse", row)?;

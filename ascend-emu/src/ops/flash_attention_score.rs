@@ -130,7 +130,8 @@ impl FlashAttentionOperator {
         let mut copies: Vec<(TensorRole, Vec<u8>)> = Vec::new();
         for (role, parameter) in IN_ORDER {
             if let Some(desc) = self.copied(role) {
-                // SAFETY: the ranges of `touches`, which has all of this tensor, are live and locked for the task that runs this.
+                // SAFETY: the ranges of `touches`, which has all of this tensor, are live and locked for the task
+                // that runs this.
                 let copy = unsafe { gather(desc, launch.base(parameter)) };
                 let copy = copy.map_err(|why| launch.fault(why))?;
                 copies.push((role, copy));
@@ -149,9 +150,9 @@ impl FlashAttentionOperator {
             }
         };
         let name = |role| Parameter::of_role(role).map(|parameter| parameter.info().acl_name);
-        // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `touches`: live (the allocation table let the
-        // launch in), locked for the task that runs this, and, as the launch has found, with outputs apart from everything
-        // else. Copies have all elements of their tensors.
+        // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `touches`: live (the allocation
+        // table let the launch in), locked for the task that runs this, and, as the launch has found, with outputs
+        // apart from everything else. Copies have all elements of their tensors.
         unsafe { attention_contents::inspect(launch, &self.problem, &Buffers(&base), &name) }?;
         // SAFETY: as above.
         unsafe { attention::run(&self.problem, &Buffers(&base)) }?;

@@ -191,8 +191,8 @@ impl FiaOperator {
         let base = |role: TensorRole| launch.base(Argument::of_role(role));
         let buffers = Buffers(&base);
         let name = |role| Some(Argument::of_role(role).acl_name());
-        // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `touches`: live (the allocation table let
-        // the launch in), locked for the task that runs this, and with outputs apart from everything else.
+        // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `touches`: live (the allocation
+        // table let the launch in), locked for the task that runs this, and with outputs apart from everything else.
         unsafe { attention_contents::inspect(launch, problem, &buffers, &name) }?;
         // SAFETY: as above.
         unsafe { attention::run(problem, &buffers) }

@@ -108,9 +108,9 @@ where
         };
         let buffers = Buffers(&base);
         let name = |role| (self.of_role)(role).map(Argument::acl_name);
-        // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `touches`: live (the allocation table let the
-        // launch in), locked for the task that runs this, and, as the launch has found, with outputs apart from everything
-        // else.
+        // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `touches`: live (the allocation
+        // table let the launch in), locked for the task that runs this, and, as the launch has found, with outputs
+        // apart from everything else.
         unsafe { attention_contents::inspect(&launch, problem, &buffers, &name) }?;
         // SAFETY: as above.
         unsafe { attention::run(problem, &buffers) }

@@ -14,8 +14,8 @@ use ascend_spec::operator::{Argument, ArgumentList};
 use std::fmt::Display;
 use std::ptr;
 
-/// A launch that runs: the bytes that it touches are live and locked for it, and its outputs share no memory with its other
-/// tensors.
+/// A launch that runs: the bytes that it touches are live and locked for it, and its outputs share no memory with its
+/// other tensors.
 pub(super) struct Launch<'a, O> {
     op: &'a O,
     check: Check,

@@ -7,8 +7,8 @@ use crate::status::{ACLNN_INNER, Outcome};
 use ascend_spec::operator::{ArgumentList, DeclaredParameter as _};
 use ascend_spec::{Level, TensorDesc, Violation, each_lint};
 
-/// Reports every lint that `each` finds in a checked call. A call that crashes the operator's host code on some hosts is reported
-/// in every mode of lints.
+/// Reports every lint that `each` finds in a checked call. A call that crashes the operator's host code on some hosts
+/// is reported in every mode of lints.
 pub(super) fn report<A: ArgumentList<Tensor = TensorDesc>>(
     symbol: &'static str,
     arguments: &A,

@@ -145,9 +145,9 @@ impl DeclaredOperator for RingUpdateOperator {
         if let Err(violation) = self.problem.admits_lengths(&ends) {
             launch.suspect(FindingKind::OutOfBounds, "actualSeqQlen", violation)?;
         }
-        // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation table
-        // let the launch in) and locked for the task that runs this; the launch has found the outputs apart from
-        // everything else.
+        // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the
+        // allocation table let the launch in) and locked for the task that runs this; the launch has found the
+        // outputs apart from everything else.
         unsafe {
             if let Some((row, violation)) = ring_update::lost_row(&self.problem, &ends, &buffers) {
                 let text = format_args!("{row}: {violation}");

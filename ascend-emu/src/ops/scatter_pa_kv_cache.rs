@@ -179,9 +179,9 @@ impl DeclaredOperator for ScatterOperator {
         self.refuse_two_places(at)?;
         // SAFETY: the caller's promise.
         let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
-        // SAFETY: the ranges of `touches`, which begin at the first byte of each tensor, are live (the allocation table let the
-        // launch in), locked for the task that runs this, and, as the launch has found, with the caches apart from everything
-        // else.
+        // SAFETY: the ranges of `touches`, which begin at the first byte of each tensor, are live (the allocation
+        // table let the launch in), locked for the task that runs this, and, as the launch has found, with the caches
+        // apart from everything else.
         unsafe {
             let slots = launch.integers(Parameter::SlotMapping)?;
             self.inspect(&launch, &slots)?;

@@ -177,8 +177,9 @@ pub(crate) fn set_device(device: i32, index: usize) -> Outcome {
     Ok(())
 }
 
-/// `aclrtResetDevice` and `aclrtResetDeviceForce` of the machine with an index: ends one use of a device, or all. With the
-/// last use the default context ends, with its streams, and, unless the device has other contexts, so does its memory.
+/// `aclrtResetDevice` and `aclrtResetDeviceForce` of the machine with an index: ends one use of a device, or all.
+/// With the last use the default context ends, with its streams, and, unless the device has other contexts, so does
+/// its memory.
 pub(crate) fn reset_device(device: i32, index: usize, force: bool) -> Outcome {
     initialized()?;
     device_exists(device)?;

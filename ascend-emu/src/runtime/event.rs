@@ -227,7 +227,8 @@ impl Event {
         }
     }
 
-    /// Waits until a record is reached, or `abort` is set and [`Event::wake`] called. Returns `false` when the limit is over.
+    /// Waits until a record is reached, or `abort` is set and [`Event::wake`] called. Returns `false` when the limit
+    /// is over.
     pub(crate) fn wait_reached(
         &self,
         mark: Mark,
@@ -277,8 +278,8 @@ impl Event {
         }
     }
 
-    /// The streams on which a record of this event is queued. A wait within a graph ends once one of them reaches its record.
-    /// `None` if the event is raised, so that such a wait ends now.
+    /// The streams on which a record of this event is queued. A wait within a graph ends once one of them reaches its
+    /// record. `None` if the event is raised, so that such a wait ends now.
     pub(crate) fn awaited_streams(&self) -> Option<SmallVec<[StreamId; 4]>> {
         let state = self.state.lock();
         (!state.raised).then(|| state.pending.iter().map(|pending| pending.stream).collect())

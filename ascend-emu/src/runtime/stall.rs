@@ -41,8 +41,8 @@ impl Drop for Waiting {
     }
 }
 
-/// Whether a stream goes on only if the program queues more work: whether no way along the streams that it waits for leads to
-/// one that goes on. `seen` are the streams that were looked at, none of which goes on by itself.
+/// Whether a stream goes on only if the program queues more work: whether no way along the streams that it waits for
+/// leads to one that goes on. `seen` are the streams that were looked at, none of which goes on by itself.
 fn waits_forever(
     waits: &BTreeMap<StreamId, Wait>,
     stream: StreamId,

@@ -173,8 +173,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Submits a task, which the mode of the stream queues, records or collects. A task that strict checking refuses fails with
-    /// `code`.
+    /// Submits a task, which the mode of the stream queues, records or collects. A task that strict checking refuses
+    /// fails with `code`.
     pub(crate) fn submit(&self, task: Task, at: Option<&Addresses>, code: i32) -> Outcome {
         let none = Addresses::default();
         let mut submission = self.submission.lock();

@@ -33,7 +33,8 @@ impl StreamFaults {
         self.device
     }
 
-    /// Keeps a fault to be reported, if it is the first one since the last report; with `stop` the stream runs nothing more.
+    /// Keeps a fault to be reported, if it is the first one since the last report; with `stop` the stream runs
+    /// nothing more.
     pub(crate) fn add(&self, fault: Fault, stop: bool) {
         let mut state = self.state.lock();
         if stop {

@@ -125,8 +125,9 @@ impl Task {
         }
     }
 
-    /// Hands over what the task reads and that must have been written. A copy may take the unwritten rest of a block with it. A
-    /// copy to a device hands on what is unwritten; one to the host is handed over if none of its bytes was written.
+    /// Hands over what the task reads and that must have been written. A copy may take the unwritten rest of a block
+    /// with it. A copy to a device hands on what is unwritten; one to the host is handed over if none of its bytes
+    /// was written.
     ///
     /// # Safety
     ///

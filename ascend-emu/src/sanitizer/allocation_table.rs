@@ -410,8 +410,8 @@ pub(crate) fn lookup(address: usize) -> Option<Allocation> {
     with(|table| table.region(address).map(|region| region.info))
 }
 
-/// The location of live memory at `address`, and the number of bytes from there to the end of its allocation. Memory that is
-/// mapped side by side counts as one allocation.
+/// The location of live memory at `address`, and the number of bytes from there to the end of its allocation. Memory
+/// that is mapped side by side counts as one allocation.
 pub(crate) fn room(address: usize) -> Option<(MemoryLocation, u64)> {
     with(|table| {
         let first = table.region(address)?;

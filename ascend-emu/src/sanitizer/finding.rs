@@ -23,7 +23,8 @@ pub enum FindingKind {
     StreamRace,
     /// An asynchronous copy with host memory that is not pinned.
     PageableCopy,
-    /// An operator reads rows of a paged cache, or a whole tensor, that nothing has written since the memory was handed out.
+    /// An operator reads rows of a paged cache, or a whole tensor, that nothing has written since the memory was
+    /// handed out.
     UnwrittenRead,
     /// A copy takes memory to the host of which nothing has written a byte since it was handed out.
     UnwrittenCopy,

@@ -1,7 +1,7 @@
 //! The kind of an argument of a call, by its type.
 //!
-//! Method resolution chooses the trait, from the most special to the most general one, so that an argument of any type is
-//! traced.
+//! Method resolution chooses the trait, from the most special to the most general one, so that an argument of any
+//! type is traced.
 
 use ascend_sys::Enumeration;
 use ascend_sys::bindings::{

@@ -22,8 +22,8 @@ const LATENT: [Layout; 8] = [
     Layout::BnsdNbsd,
 ];
 
-/// The first call that the contract takes, and that leaves no tensor, of those that `draw` makes from this seed and the ones
-/// after it.
+/// The first call that the contract takes, and that leaves no tensor, of those that `draw` makes from this seed and
+/// the ones after it.
 pub fn accepted(draw: fn(u64) -> Call, seed: u64) -> Call {
     let mut random = Random(seed);
     let mut drawn = (0..1000).map(|_| draw(u64::from(random.unit().to_bits())));

@@ -1,4 +1,5 @@
-//! BatchMatMul through its C functions, against a product in double precision: strides, broadcast factors, dtypes, empty axes.
+//! BatchMatMul through its C functions, against a product in double precision: strides, broadcast factors, dtypes,
+//! empty axes.
 
 use crate::bench::*;
 use ascend_emu::abi::*;

@@ -124,7 +124,8 @@ impl Scatter {
         }
     }
 
-    /// Whether the caches hold, in slot `slots[t]`, the rows of token `t`, for those that are Some, and nothing else new.
+    /// Whether the caches hold, in slot `slots[t]`, the rows of token `t`, for those that are Some, and nothing else
+    /// new.
     #[track_caller]
     fn check(&self, slots: [Option<usize>; TOKENS]) {
         for (at, dim, seed) in [

@@ -1,5 +1,5 @@
-//! What concerns a whole process, in one test and in this order: before `aclInit`, the memory of refusals, launches that
-//! allocate nothing, a capture that every thread minds, the end.
+//! What concerns a whole process, in one test and in this order: before `aclInit`, the memory of refusals, launches
+//! that allocate nothing, a capture that every thread minds, the end.
 
 #![allow(
     clippy::undocumented_unsafe_blocks,

@@ -1,4 +1,5 @@
-//! The runtime through its C functions: memory, streams, events, graphs, executors, handles, and what the sanitizer finds.
+//! The runtime through its C functions: memory, streams, events, graphs, executors, handles, and what the sanitizer
+//! finds.
 
 #![allow(
     clippy::undocumented_unsafe_blocks,

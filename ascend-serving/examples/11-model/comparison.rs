@@ -20,14 +20,14 @@ struct Apart {
 
 /// Compares the logits that tokens were chosen by with those of the model's definition behind the same tokens.
 ///
-/// The operator takes queries, keys and values in bf16 and gives its output so: four roundings a layer, each by at most
-/// 2^-9 of the number. Errors that know nothing of each other add by their squares, so that a row of logits is expected
-/// to be off by 2^-9 * sqrt(4 * layers) of its root mean square at most. At four times that it is wrong. A window of one
-/// key too many makes rows that are off by many times as much again.
+/// The operator takes queries, keys and values in bf16 and gives its output so: four roundings a layer, each by at
+/// most 2^-9 of the number. Errors that know nothing of each other add by their squares, so that a row of logits is
+/// expected to be off by 2^-9 * sqrt(4 * layers) of its root mean square at most. At four times that it is wrong. A
+/// window of one key too many makes rows that are off by many times as much again.
 ///
-/// A key or value as INT8 is off by a step over the root of 12 on average, and a step is the token's largest number in 127
-/// parts. Of numbers like these the largest is hardly five times the root mean square: two more roundings by a hundredth,
-/// in each of `int8_layers` layers.
+/// A key or value as INT8 is off by a step over the root of 12 on average, and a step is the token's largest number
+/// in 127 parts. Of numbers like these the largest is hardly five times the root mean square: two more roundings by a
+/// hundredth, in each of `int8_layers` layers.
 pub(crate) fn check(
     model: &Model,
     finished: &[Request],

@@ -1,6 +1,7 @@
 //! A model's steps over paged caches: one cache for the layers that see every key, one for those with a window, which
-//! keep no more than a token to come sees. Steps run layer by layer; those that only decode are replayed from graphs. The cache of
-//! layers that see every key may be INT8, with scales of tokens, which the host makes: no graphs are captured then.
+//! keep no more than a token to come sees. Steps run layer by layer; those that only decode are replayed from graphs.
+//! The cache of layers that see every key may be INT8, with scales of tokens, which the host makes: no graphs are
+//! captured then.
 
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
@@ -108,7 +109,8 @@ impl<'a> Engine<'a> {
         self.attention.admits(requests.iter().copied()).is_ok()
     }
 
-    /// Whether there are blocks for so many more tokens of these sequences, or would be without what is only remembered.
+    /// Whether there are blocks for so many more tokens of these sequences, or would be without what is only
+    /// remembered.
     pub(crate) fn has_room(&self, requests: &[(&GroupedSequence, usize)]) -> bool {
         let wanted = requests.iter();
         let wanted = wanted.map(|(cached, new)| wanted_blocks(cached, *new));
@@ -174,7 +176,8 @@ impl<'a> Engine<'a> {
             })?
         };
 
-        // The results are here, but the stream may not have passed the step's end, behind which blocks are handed out again.
+        // The results are here, but the stream may not have passed the step's end, behind which blocks are handed out
+        // again.
         stream.synchronize()?;
         let width = model.config.width;
         let mut end = 0;

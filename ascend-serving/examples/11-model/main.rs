@@ -7,11 +7,11 @@
 //! cargo run --release -p ascend-serving --example 11-model -- MODEL.gguf    # a model of the architecture `llama` from a file
 //! ```
 //!
-//! Requests arrive one after the other and begin alike. Their prompts are computed in chunks beside the decoding of others
-//! ([`scheduler`]), what they begin with is computed once, and when the blocks run out the youngest gives its own back and
-//! computes them again later. Steps that only decode are replayed from graphs, and layers with a window have a small cache of
-//! their own ([`engine`]). In the end each request's tokens go through the model's definition in double
-//! precision ([`dense`]), and the logits are compared ([`comparison`]).
+//! Requests arrive one after the other and begin alike. Their prompts are computed in chunks beside the decoding of
+//! others ([`scheduler`]), what they begin with is computed once, and when the blocks run out the youngest gives its
+//! own back and computes them again later. Steps that only decode are replayed from graphs, and layers with a window
+//! have a small cache of their own ([`engine`]). In the end each request's tokens go through the model's definition
+//! in double precision ([`dense`]), and the logits are compared ([`comparison`]).
 
 mod comparison;
 mod dense;

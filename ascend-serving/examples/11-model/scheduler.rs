@@ -23,8 +23,8 @@ pub(crate) struct Request {
     /// The prompt and what was generated so far.
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompt: usize,
-    /// Tokens in front that other prompts begin with too. Nobody needs to know them but who prints the answer: the engine finds
-    /// what is cached by the tokens themselves.
+    /// Tokens in front that other prompts begin with too. Nobody needs to know them but who prints the answer: the
+    /// engine finds what is cached by the tokens themselves.
     pub(crate) shared: usize,
     /// Number of tokens with which it ends.
     pub(crate) end: usize,
@@ -187,8 +187,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Makes room for the next tokens of each request, the oldest first. When blocks run out, the youngest gives its own
-    /// back and waits.
+    /// Makes room for the next tokens of each request, the oldest first. When blocks run out, the youngest gives its
+    /// own back and waits.
     fn make_room(&mut self, engine: &mut Engine<'_>) -> Result<Vec<usize>> {
         let mut new: Vec<usize> = Vec::new();
         while let Some(running) = self.running.get(new.len()) {

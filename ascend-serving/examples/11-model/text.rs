@@ -27,8 +27,8 @@ impl Vocabulary {
         self.words.len()
     }
 
-    /// The tokens of a text. Words begin with the space in front of them; punctuation, digits and letters are not merged
-    /// with each other.
+    /// The tokens of a text. Words begin with the space in front of them; punctuation, digits and letters are not
+    /// merged with each other.
     pub(crate) fn encode(&self, text: &str) -> Vec<u32> {
         let kind = |c: char| match c {
             c if c.is_alphabetic() => 0,

@@ -55,8 +55,8 @@ impl AttentionShape {
         self
     }
 
-    /// Refuses query heads that are no multiple of the key heads, a scale that makes every key weigh the same or none anything,
-    /// and the inverse of the usual scale.
+    /// Refuses query heads that are no multiple of the key heads, a scale that makes every key weigh the same or none
+    /// anything, and the inverse of the usual scale.
     pub(crate) fn check(&self) -> Result<()> {
         let of_each = self.heads.checked_rem(self.kv_heads);
         if self.heads == 0 || of_each != Some(0) {

@@ -75,8 +75,8 @@ impl BatchRequest<'_> {
         Ok(())
     }
 
-    /// Refuses a row that names a block twice, whose keys would count twice. The blocks of a sequence are its own; those of a
-    /// window may be used in turn; and 0 may stand for blocks of padding.
+    /// Refuses a row that names a block twice, whose keys would count twice. The blocks of a sequence are its own;
+    /// those of a window may be used in turn; and 0 may stand for blocks of padding.
     pub(crate) fn check_blocks(
         &self,
         at: usize,

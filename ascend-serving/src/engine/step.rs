@@ -126,11 +126,10 @@ impl<T: Element> Step<'_, T> {
     /// for all layers.
     ///
     /// # Errors
-    /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes, [`Rule::StepLayers`] for sinks or latents
-    /// where the first layer of the step had none, or none where it had, [`Rule::StepLayerRepeated`] for a layer that was
-    /// queued before;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of another device;
-    /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for
+    /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes, [`Rule::StepLayers`] for sinks or
+    /// latents where the first layer of the step had none, or none where it had, [`Rule::StepLayerRepeated`] for a
+    /// layer that was queued before; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of
+    /// another device; [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for
     /// [`PagedKvCache::plan_write`](crate::kv::PagedKvCache::plan_write) and
     /// [`PagedKvCache::write`](crate::kv::PagedKvCache::write). Nothing is written unless attention could be planned
     /// too. With a [range check](Attention::set_range_check) also the errors of its copies; the layer is queued then.

@@ -1,5 +1,5 @@
-//! Schedules as a server has them: requests begin, bring chunks of tokens, decode, have drafts verified, share prefixes,
-//! are preempted and end. Tokens have names.
+//! Schedules as a server has them: requests begin, bring chunks of tokens, decode, have drafts verified, share
+//! prefixes, are preempted and end. Tokens have names.
 
 use ascend_attention::{Element, Stream};
 use ascend_serving::kv::{Audit, AuditRequest, BlockPool, PadPolicy, PagedKvCache, Sequence};

@@ -1,5 +1,5 @@
-//! Which backend serves which kind of step by product, release and kind of layer: what the book's table says, and what steps
-//! then do.
+//! Which backend serves which kind of step by product, release and kind of layer: what the book's table says, and
+//! what steps then do.
 
 use crate::harness;
 

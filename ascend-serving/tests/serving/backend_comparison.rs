@@ -1,5 +1,5 @@
-//! Two backends on the same recorded steps: over random schedules each is as far from dense attention in double precision as
-//! its element type lets it, and a number that is off is found in its place.
+//! Two backends on the same recorded steps: over random schedules each is as far from dense attention in double
+//! precision as its element type lets it, and a number that is off is found in its place.
 
 use crate::acts::config;
 use crate::harness;

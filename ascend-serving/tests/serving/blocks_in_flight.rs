@@ -63,8 +63,8 @@ fn growing_a_cache_waits_for_blocks_that_a_step_in_flight_may_read() {
     assert_eq!(next.len(), 48);
 }
 
-/// 13501 of vllm-project/vllm-ascend: blocks handed out again while a replay in flight reads them. The step's lease covers
-/// replays as it covers launches.
+/// 13501 of vllm-project/vllm-ascend: blocks handed out again while a replay in flight reads them. The step's lease
+/// covers replays as it covers launches.
 #[test]
 fn blocks_given_back_while_a_replay_reads_them() {
     let stream = harness::stream();

@@ -1,5 +1,5 @@
-//! What a step records: tokens that nothing computed are not read, metadata of an earlier step does not begin again, and a step
-//! without some of its layers does not count.
+//! What a step records: tokens that nothing computed are not read, metadata of an earlier step does not begin again,
+//! and a step without some of its layers does not count.
 
 use std::num::NonZeroUsize;
 

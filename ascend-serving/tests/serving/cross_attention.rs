@@ -1,5 +1,5 @@
-//! Cross attention: whatever the encoders' lengths and the decoder's steps, each token sees all encoder keys of its request
-//! and no others.
+//! Cross attention: whatever the encoders' lengths and the decoder's steps, each token sees all encoder keys of its
+//! request and no others.
 
 use crate::harness;
 use crate::tokens::{DIM, dense, packed};

@@ -1,5 +1,5 @@
-//! Heads of a model, of its cache and of a layer's tensors: what does not go together is refused where it is first said, and
-//! values may be narrower than keys where a call takes that.
+//! Heads of a model, of its cache and of a layer's tensors: what does not go together is refused where it is first
+//! said, and values may be narrower than keys where a call takes that.
 
 use crate::harness;
 

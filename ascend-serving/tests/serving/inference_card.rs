@@ -1,5 +1,5 @@
-//! Cards of the Atlas inference series (310P), which have neither FusedInferAttentionScore nor ScatterPaKvCache: whatever the
-//! schedule, PromptFlashAttention, IncreFlashAttention and copies give what one dense pass gives.
+//! Cards of the Atlas inference series (310P), which have neither FusedInferAttentionScore nor ScatterPaKvCache:
+//! whatever the schedule, PromptFlashAttention, IncreFlashAttention and copies give what one dense pass gives.
 
 use crate::harness;
 

@@ -1,5 +1,5 @@
-//! Layers that see different keys in one step, from one metadata: whatever the schedule, each has the attention that its own
-//! mask gives by its definition.
+//! Layers that see different keys in one step, from one metadata: whatever the schedule, each has the attention that
+//! its own mask gives by its definition.
 
 use crate::harness;
 
@@ -417,8 +417,8 @@ fn chunks_are_whole_blocks_and_begin_where_the_context_does() {
 proptest! {
     #![proptest_config(config(24))]
 
-    /// A model of global layers and of layers within chunks: the latter keep no more than a chunk and the step, and prefixes
-    /// are shared by both.
+    /// A model of global layers and of layers within chunks: the latter keep no more than a chunk and the step, and
+    /// prefixes are shared by both.
     #[test]
     fn layers_within_chunks_keep_a_chunk(blocks in 1usize..3, steps in prop::collection::vec(prop_oneof![2 => Just(1usize), 1 => 1usize..200], 1..9), cut in 0usize..40) {
         let stream = harness::stream();

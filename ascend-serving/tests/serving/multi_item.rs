@@ -1,4 +1,5 @@
-//! Multi-item scoring: each item of a prompt has the attention that it has alone behind the prefix, in one pass or in chunks.
+//! Multi-item scoring: each item of a prompt has the attention that it has alone behind the prefix, in one pass or in
+//! chunks.
 
 use crate::harness;
 use crate::tokens::{DIM, dense, packed};

@@ -1,5 +1,5 @@
-//! Caches of MXFP8 on Ascend 950: whatever the schedule, what is stored is near what was written, and attention is that over what
-//! is stored, by queries in groups.
+//! Caches of MXFP8 on Ascend 950: whatever the schedule, what is stored is near what was written, and attention is
+//! that over what is stored, by queries in groups.
 
 use crate::acts::{Act, Schedule, Turn, act, config};
 use crate::quantised_caches::{Layer, accuracies, ascend_950, emulated_as};
@@ -206,7 +206,8 @@ impl<'a, T: Number> Engine<'a, T> {
         Ok(())
     }
 
-    /// A row of the step's output against attention in double precision over what is stored, and that against what was written.
+    /// A row of the step's output against attention in double precision over what is stored, and that against what
+    /// was written.
     fn check(
         &self,
         layer: usize,

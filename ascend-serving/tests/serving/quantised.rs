@@ -77,7 +77,8 @@ fn halves_go_to_the_even_integer_and_what_is_too_large_is_cut() {
 proptest! {
     #![proptest_config(Config { cases: 24, failure_persistence: None, ..Config::default() })]
 
-    /// What is stored of each token is its numbers times the inverse of the rounded scale, in its slot and nowhere else.
+    /// What is stored of each token is its numbers times the inverse of the rounded scale, in its slot and nowhere
+    /// else.
     #[test]
     fn quantised_tokens_go_to_their_slots(
         stored in prop_oneof![2 => Just(QuantisedType::Int8), 1 => Just(QuantisedType::Float8E4M3Fn), 1 => Just(QuantisedType::HiFloat8)],

@@ -48,8 +48,8 @@ pub fn attention<T: Number>(cache: PagedKvCache<T>) -> Attention<T> {
     Attention::new(shape, cache, backends)
 }
 
-/// A prompt, a decode and a chunk behind cached tokens, of one request over a cache of two heads: what serves each, or why
-/// nothing does. Each head's values are all the same.
+/// A prompt, a decode and a chunk behind cached tokens, of one request over a cache of two heads: what serves each,
+/// or why nothing does. Each head's values are all the same.
 pub fn served<T: Number>(
     stream: &Stream,
     cache: PagedKvCache<T>,

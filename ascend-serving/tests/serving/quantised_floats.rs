@@ -1,4 +1,5 @@
-//! Caches of FLOAT8_E4M3FN and HIFLOAT8 on Ascend 950: what is stored, how near attention over it is, and what is refused.
+//! Caches of FLOAT8_E4M3FN and HIFLOAT8 on Ascend 950: what is stored, how near attention over it is, and what is
+//! refused.
 
 use crate::quantised_caches::{self, Layer, accuracies, ascend_950, emulated_as, served};
 
@@ -125,8 +126,8 @@ fn tokens_have_no_scale_of_hifloat8() {
     assert!(why.to_string().contains("HIFLOAT8"), "{why}");
 }
 
-/// How far attention over caches of each type is from that over 16 bits, where the calibration has seen tokens so many times
-/// as large, too.
+/// How far attention over caches of each type is from that over 16 bits, where the calibration has seen tokens so
+/// many times as large, too.
 fn of_each_type(stream: &Stream, larger: f32) -> Vec<(QuantisedType, bool, CacheAccuracy)> {
     let layer = Layer::random(stream, 1, DIM);
     let seen = |numbers: &[bf16]| -> Vec<bf16> {
@@ -161,7 +162,8 @@ fn of_each_type(stream: &Stream, larger: f32) -> Vec<(QuantisedType, bool, Cache
     found
 }
 
-/// Evenly spread numbers are nearer as integers; numbers far smaller than what their channels may be are nearer as floats.
+/// Evenly spread numbers are nearer as integers; numbers far smaller than what their channels may be are nearer as
+/// floats.
 #[test]
 fn the_accuracy_of_each_type() {
     let Some(stream) = ascend_950() else {

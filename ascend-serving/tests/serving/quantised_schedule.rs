@@ -1,5 +1,5 @@
-//! Whatever the schedule: over a quantised cache every token gets the attention that one dense pass gives it over what is
-//! stored times its scales.
+//! Whatever the schedule: over a quantised cache every token gets the attention that one dense pass gives it over
+//! what is stored times its scales.
 
 use crate::harness;
 use crate::quantised_caches::ascend_950;
@@ -63,7 +63,8 @@ fn model() -> impl Strategy<Value = Model> {
     })
 }
 
-/// The scale of a channel: the numbers are between -1 and 1, so that some channels of INT8 are cut and others have few steps.
+/// The scale of a channel: the numbers are between -1 and 1, so that some channels of INT8 are cut and others have
+/// few steps.
 fn scale(stored: QuantisedType, layer: usize, what: u64, channel: usize) -> f32 {
     let steps = match stored {
         QuantisedType::Int8 => [1.0 / 160.0, 0.07, 0.2, 0.011],

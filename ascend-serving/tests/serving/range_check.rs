@@ -1,4 +1,5 @@
-//! The range check finds the first offender of each tensor of each layer of the steps that it looks at, and nothing else.
+//! The range check finds the first offender of each tensor of each layer of the steps that it looks at, and nothing
+//! else.
 
 use crate::harness;
 

@@ -1,5 +1,5 @@
-//! Steps by several calls and a merge: a cascade, a shared prefix read once, TriangleMix. Whatever the batch, each row is
-//! what one dense pass over the keys that it sees gives it.
+//! Steps by several calls and a merge: a cascade, a shared prefix read once, TriangleMix. Whatever the batch, each
+//! row is what one dense pass over the keys that it sees gives it.
 
 use crate::harness;
 
@@ -80,8 +80,8 @@ fn fill(
     cache.mark_computed(sequence, sequence.len()).unwrap();
 }
 
-/// Runs a step and compares every row of it, or of long ones some. `sees` says which keys a row sees: request, layer, row,
-/// key.
+/// Runs a step and compares every row of it, or of long ones some. `sees` says which keys a row sees: request, layer,
+/// row, key.
 fn run(
     case: &Case,
     backends: Backends<bf16>,
@@ -492,8 +492,8 @@ fn two_that_share(causality: Causality) -> Case {
     }
 }
 
-/// Where a window hides keys, no part is seen whole by all rows: the ordinary backend serves the step, and the refusals say
-/// why.
+/// Where a window hides keys, no part is seen whole by all rows: the ordinary backend serves the step, and the
+/// refusals say why.
 #[test]
 fn windows_that_hide_what_is_cached_are_refused_by_name() {
     let window = Causality::from_flags(true, Some(40)).unwrap();
@@ -535,7 +535,8 @@ fn windows_that_hide_nothing_are_causal() {
     }
 }
 
-/// A window of 300 behind 256 shared tokens: of requests with 275 and 400 tokens both see the second shared block whole.
+/// A window of 300 behind 256 shared tokens: of requests with 275 and 400 tokens both see the second shared block
+/// whole.
 #[test]
 fn under_a_window_the_blocks_that_all_tokens_see_are_read_once() {
     let window = |keys| Causality::from_flags(true, Some(keys)).unwrap();

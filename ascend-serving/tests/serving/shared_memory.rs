@@ -1,4 +1,5 @@
-//! Outputs that share memory with what a layer reads are refused before anything is queued, however many calls compute it.
+//! Outputs that share memory with what a layer reads are refused before anything is queued, however many calls
+//! compute it.
 
 use crate::harness;
 
@@ -27,7 +28,8 @@ fn shares_memory(error: &Error) -> bool {
     )
 }
 
-/// Runs a step with the output at each place of a buffer that has query, key and value behind each other, and behind them.
+/// Runs a step with the output at each place of a buffer that has query, key and value behind each other, and behind
+/// them.
 fn check(stream: &Stream, cache: PagedKvCache<bf16>, backends: Backends<bf16>, mask: &MaskKind) {
     let shape = AttentionShape::new(HEADS, HEADS, DIM);
     let mut attention = Attention::new(shape, cache, backends);

@@ -1,4 +1,5 @@
-//! Caches that share a pool: ranks of one process with some heads each, one sequence, one growth and one metadata for all.
+//! Caches that share a pool: ranks of one process with some heads each, one sequence, one growth and one metadata for
+//! all.
 
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};

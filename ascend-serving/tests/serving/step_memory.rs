@@ -206,7 +206,8 @@ fn check(of: Of, requests: &[(usize, usize)]) -> Result<(), TestCaseError> {
         second.abs_diff(layer) <= BESIDES,
         "{of:?}: {second} bytes taken by a layer, {layer} said"
     );
-    // Masks are there already, and they are what is held of these. While it is planned, what is merged is there once more.
+    // Masks are there already, and they are what is held of these. While it is planned, what is merged is there once
+    // more.
     let masks = if of == Of::Masked { held } else { 0 };
     let taken = first + masks;
     prop_assert!(

@@ -1,5 +1,5 @@
-//! Tokens with names: a token's query, key and value are random numbers made from its name, and their attention in double
-//! precision, by its definition.
+//! Tokens with names: a token's query, key and value are random numbers made from its name, and their attention in
+//! double precision, by its definition.
 
 use ascend_attention::{Element, Stream, Tensor, bf16, f16};
 use ascend_serving::AttentionShape;
@@ -79,8 +79,8 @@ pub fn dense_with_sinks(
     attended(names, layer, shape, sees, |_, numbers, _| numbers, sinks)
 }
 
-/// The same over keys (1) and values (2) that a cache gives back as others: by the place of a token, its numbers and which
-/// they are.
+/// The same over keys (1) and values (2) that a cache gives back as others: by the place of a token, its numbers and
+/// which they are.
 pub fn dense_over(
     names: &[u64],
     layer: usize,

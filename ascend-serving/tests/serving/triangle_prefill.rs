@@ -186,8 +186,8 @@ fn same_as_the_explicit_mask(sizes: TriangleMix, prompt: usize, cuts: &[usize]) 
     }
 }
 
-/// With `S` the first row that leaves a key out: prompts of 1, S, S + 1 tokens and more, at once and in chunks that end at
-/// 1, at S, at S + 1, and at the first of the last rows.
+/// With `S` the first row that leaves a key out: prompts of 1, S, S + 1 tokens and more, at once and in chunks that
+/// end at 1, at S, at S + 1, and at the first of the last rows.
 #[test]
 fn calls_of_the_stock_operator_are_the_explicit_mask() {
     let sizes = TriangleMix::new(3, 12, 10);

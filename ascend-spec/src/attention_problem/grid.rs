@@ -8,16 +8,16 @@ use crate::View;
 pub enum Counts {
     /// Sequences, and the tokens of each.
     Tokens,
-    /// The batch axis and the rows of the tensor that the grid is for, or the blocks of a paged cache and the tokens in a
-    /// block.
+    /// The batch axis and the rows of the tensor that the grid is for, or the blocks of a paged cache and the tokens
+    /// in a block.
     Stored,
-    /// Tokens of each sequence, in groups that follow those of the sequence before it. `batch` is the number of groups before:
-    /// see [`AttentionProblem::groups_before`](super::AttentionProblem::groups_before).
+    /// Tokens of each sequence, in groups that follow those of the sequence before it. `batch` is the number of
+    /// groups before: see [`AttentionProblem::groups_before`](super::AttentionProblem::groups_before).
     Concatenated,
 }
 
-/// How an axis is grouped: into groups of `size` elements, each one stride of the axis further, and within a group into runs
-/// of elements that share an entry.
+/// How an axis is grouped: into groups of `size` elements, each one stride of the axis further, and within a group
+/// into runs of elements that share an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     size: i64,

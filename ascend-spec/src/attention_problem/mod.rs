@@ -46,8 +46,8 @@ pub enum Work {
 
 /// Attention to compute: sizes, strides, lengths and visibility of a call that an operator has checked.
 ///
-/// Only an operator's check makes one, so a kernel may rely on it: lengths lie within the tensors' axes, and the mask covers
-/// every row and key that is read.
+/// Only an operator's check makes one, so a kernel may rely on it: lengths lie within the tensors' axes, and the mask
+/// covers every row and key that is read.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct AttentionProblem<'a> {
@@ -121,8 +121,8 @@ pub struct AttentionProblem<'a> {
     pub value_quantisation: Option<ScaleOffset>,
     /// Whether the scales of query and key also apply to their rotary parts, which are stored divided by them.
     pub scaled_rope: bool,
-    /// Factor of the weights before they are rounded (MXFP8). It does not change the output and adds its logarithm to the
-    /// log-sum-exp.
+    /// Factor of the weights before they are rounded (MXFP8). It does not change the output and adds its logarithm to
+    /// the log-sum-exp.
     pub probability_scale: Option<Grid>,
     /// Factors of an `INT8` query that is multiplied with `INT8` keys.
     pub int8_query: Option<Int8Query>,

@@ -2,8 +2,8 @@
 
 use super::{AttentionProblem, Grid};
 
-/// Scale and offset of a quantised tensor. A stored input element means `(stored + offset) * scale`; an output is stored as
-/// `value * scale + offset`.
+/// Scale and offset of a quantised tensor. A stored input element means `(stored + offset) * scale`; an output is
+/// stored as `value * scale + offset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleOffset {
     /// Factor.

@@ -113,7 +113,8 @@ impl AttentionProblem<'_> {
         }
     }
 
-    /// Number of valid query rows of sequence `b`. The other rows of a padded query are written as 0, with log-sum-exp +inf.
+    /// Number of valid query rows of sequence `b`. The other rows of a padded query are written as 0, with
+    /// log-sum-exp +inf.
     pub fn q_len(&self, b: usize) -> usize {
         let rows = self.query_rows as i64;
         size(self.query_lengths.of(b, rows)).min(self.query_rows)

@@ -3,8 +3,8 @@
 use super::{ByteRange, TensorRole};
 use crate::{DType, TensorDesc};
 
-/// A small tensor: scales, offsets, slopes, a block table, a padding. It is read element by element, within the bytes of its
-/// description.
+/// A small tensor: scales, offsets, slopes, a block table, a padding. It is read element by element, within the bytes
+/// of its description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SmallTensor {
     /// Its role.

@@ -8,8 +8,8 @@ use crate::layout::Extents;
 use std::ops::Range;
 
 impl AttentionProblem<'_> {
-    /// Calls `visit` with every tensor that the problem touches and the bytes that it touches, from the tensor's base address.
-    /// The range is `None` if no memory could hold it. All of a paged cache counts as touched.
+    /// Calls `visit` with every tensor that the problem touches and the bytes that it touches, from the tensor's base
+    /// address. The range is `None` if no memory could hold it. All of a paged cache counts as touched.
     pub fn touches(&self, visit: &mut dyn FnMut(TensorRole, Option<Range<u64>>)) {
         if self.work == Work::Nothing {
             return;

@@ -228,8 +228,9 @@ impl AttentionProblem<'_> {
         }
     }
 
-    /// The bytes of the mask tensor that are read, from its base address: those of its description, and those beyond that
-    /// an operator reads without checking its size. Left padded rows and keys reach farthest with a padding of 0.
+    /// The bytes of the mask tensor that are read, from its base address: those of its description, and those beyond
+    /// that an operator reads without checking its size. Left padded rows and keys reach farthest with a padding of
+    /// 0.
     pub fn mask_bytes(&self) -> Option<Range<u64>> {
         if self.mask == MaskUse::None {
             return None;

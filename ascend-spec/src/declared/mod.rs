@@ -35,8 +35,8 @@ macro_rules! declared_operators {
                 }
             }
 
-            /// The page of the book that has its arguments and rules, without a suffix; `None` for the operator that most of
-            /// the book is about.
+            /// The page of the book that has its arguments and rules, without a suffix; `None` for the operator that
+            /// most of the book is about.
             pub const fn page(self) -> Option<&'static str> {
                 match self {
                     $(Self::$variant => $page,)*
@@ -156,7 +156,8 @@ macro_rules! declared_operators {
         }
 
         impl AnyArguments<TensorDesc> {
-            /// Checks the call against the contract of a version, counted from 1, and reports every lint that it breaks.
+            /// Checks the call against the contract of a version, counted from 1, and reports every lint that it
+            /// breaks.
             ///
             /// # Errors
             /// [`Refusal::Violation`] with the first broken rule; [`Refusal::Unsupported`] for what this crate does not

@@ -25,7 +25,8 @@ pub enum AntiquantMode {
     PerTokenPaged = 4,
     /// A scale for each slot and head of a paged cache: FLOAT32 `[blocks, N, block_size]`.
     PerTokenHeadPaged = 5,
-    /// A scale for each token, head and 32 elements: FLOAT8_E8M0 `[1, B, N, S, D/32]`, for FLOAT4_E2M1 keys of Ascend 950.
+    /// A scale for each token, head and 32 elements: FLOAT8_E8M0 `[1, B, N, S, D/32]`, for FLOAT4_E2M1 keys of Ascend
+    /// 950.
     PerTokenGroup = 6,
 }
 

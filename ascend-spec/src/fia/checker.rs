@@ -22,8 +22,8 @@ pub enum Checker {
 }
 
 impl Checker {
-    /// Which calls go to which checker, for each group of releases: the release or product, then the calls of the unified
-    /// checker, of the split-fuse path, and of the decode and prefill path.
+    /// Which calls go to which checker, for each group of releases: the release or product, then the calls of the
+    /// unified checker, of the split-fuse path, and of the decode and prefill path.
     pub const CALLS: [[&'static str; 4]; 4] = [
         ["8.1", "none", "none", "every call"],
         [

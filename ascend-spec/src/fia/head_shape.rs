@@ -91,8 +91,8 @@ impl HeadShape {
     /// The smallest heads that the operator takes and that have room for these, padded with zeros: these heads
     /// themselves, or ones whose dimensions are multiples of 16. `None` if padding does not help.
     ///
-    /// Zeros at the end of query and key change no score, so the scale stays that of the heads as they were; those at the
-    /// end of the value come out as zeros.
+    /// Zeros at the end of query and key change no score, so the scale stays that of the heads as they were; those at
+    /// the end of the value come out as zeros.
     pub fn padded(&self, version: Version, target: Target) -> Option<Self> {
         let takes = |heads: &Self| heads.check(version, target).is_ok();
         if takes(self) {

@@ -11,8 +11,8 @@ versions! {
     pub enum Version {
         /// CANN 7.0 and later.
         V1 = OperatorVersion::new(1, "aclnnFusedInferAttentionScore", "8.1").shown_as("V1").on_a2_a3(V8_1),
-        /// Adds separate key and value antiquantisation, keys and values of INT32 that hold eight INT4 each, and the shared
-        /// prefix.
+        /// Adds separate key and value antiquantisation, keys and values of INT32 that hold eight INT4 each, and the
+        /// shared prefix.
         V2 = OperatorVersion::new(2, "aclnnFusedInferAttentionScoreV2", "8.1").shown_as("V2").on_a2_a3(V8_1),
         /// Adds the rotary parts of multi-head latent attention.
         V3 = OperatorVersion::new(3, "aclnnFusedInferAttentionScoreV3", "8.1").shown_as("V3").on_a2_a3(V8_1),

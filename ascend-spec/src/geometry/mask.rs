@@ -12,7 +12,8 @@ use std::ops::Range;
 /// first). In modes 0 to 4, 7 and 8 a row sees one run of keys, in modes 5 and 6 up to two, in the regions of
 /// [`TriangleMix`](super::TriangleMix) up to [`Runs::MAX`].
 ///
-/// Source: aclnnFusedInferAttentionScore and aclnnFlashAttentionScore, `sparseMode`, `preTokens`, `nextTokens`, `prefix`.
+/// Source: aclnnFusedInferAttentionScore and aclnnFlashAttentionScore, `sparseMode`, `preTokens`, `nextTokens`,
+/// `prefix`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MaskGeometry {
     q_len: i64,
@@ -25,9 +26,9 @@ pub struct MaskGeometry {
 impl MaskGeometry {
     /// The geometry of `mode` for one sequence of `q_len` rows and `kv_len` keys.
     ///
-    /// `has_tensor` says whether a mask tensor is given: mode 0 uses `pre_tokens` and `next_tokens` only then. Modes 5 and
-    /// 6 come without their prefix; see [`MaskGeometry::prefix`]. Modes 7 and 8 are those of the sequence that was cut;
-    /// see [`Sparsity`](super::Sparsity). Lengths beyond 2^59 count as 2^59.
+    /// `has_tensor` says whether a mask tensor is given: mode 0 uses `pre_tokens` and `next_tokens` only then. Modes
+    /// 5 and 6 come without their prefix; see [`MaskGeometry::prefix`]. Modes 7 and 8 are those of the sequence that
+    /// was cut; see [`Sparsity`](super::Sparsity). Lengths beyond 2^59 count as 2^59.
     pub fn new(
         mode: SparseMode,
         has_tensor: bool,

@@ -3,8 +3,8 @@
 use super::{minifloat, power_of_two};
 
 minifloat! {
-    /// FLOAT8_E4M3FN: sign, 4 bits of exponent with bias 7, 3 bits of mantissa; exponent 0 counts in steps of 2^-9. Codes
-    /// 0x7F and 0xFF are NaN; there are no infinities.
+    /// FLOAT8_E4M3FN: sign, 4 bits of exponent with bias 7, 3 bits of mantissa; exponent 0 counts in steps of 2^-9.
+    /// Codes 0x7F and 0xFF are NaN; there are no infinities.
     ///
     /// ```
     /// use ascend_spec::minifloat::Float8E4M3Fn;

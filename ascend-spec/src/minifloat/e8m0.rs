@@ -3,7 +3,8 @@
 use super::{minifloat, power_of_two};
 
 minifloat! {
-    /// FLOAT8_E8M0: a power of two, 2^(code - 127), as the scale of a group of elements. Code 255 is NaN; there is no 0.
+    /// FLOAT8_E8M0: a power of two, 2^(code - 127), as the scale of a group of elements. Code 255 is NaN; there is no
+    /// 0.
     ///
     /// ```
     /// use ascend_spec::minifloat::Float8E8M0;

@@ -15,8 +15,8 @@ minifloat! {
     /// | `0001mmm` | 0 | 1 + m/8 |
     /// | `0000mmm` | | 2^(m - 23), and 0 for m = 0 |
     ///
-    /// The first bit of an exponent is its sign. Code 0x80 is NaN, so that there is no negative zero; 0x6F and 0xEF are the
-    /// infinities.
+    /// The first bit of an exponent is its sign. Code 0x80 is NaN, so that there is no negative zero; 0x6F and 0xEF
+    /// are the infinities.
     ///
     /// ```
     /// use ascend_spec::minifloat::HiFloat8;

@@ -141,8 +141,8 @@ macro_rules! declare_arguments {
                 self.tensors(parameter).get(index)
             }
 
-            /// Gives a tensor to a parameter: adds it to a list, or replaces the one that was given before. A parameter that
-            /// is no tensor stays as it is.
+            /// Gives a tensor to a parameter: adds it to a list, or replaces the one that was given before. A
+            /// parameter that is no tensor stays as it is.
             pub fn set_tensor(&mut self, parameter: Parameter, tensor: T) {
                 match parameter {
                     $(Parameter::$variant => declare_arguments!(@set_tensor $kind self.$field, tensor),)*

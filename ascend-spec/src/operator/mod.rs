@@ -1,4 +1,5 @@
-//! Operators as data: each declares its arguments once, and everything that lists them is generated from the declaration.
+//! Operators as data: each declares its arguments once, and everything that lists them is generated from the
+//! declaration.
 //!
 //! A declaration is a macro in the operator's `arguments.rs` that passes a table of its arguments, in the operator's
 //! own order, to another macro:

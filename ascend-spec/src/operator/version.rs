@@ -22,8 +22,8 @@ pub struct OperatorVersion {
 }
 
 impl OperatorVersion {
-    /// A version that every known release exports and no product has yet: `number` counts the operator's versions from 1,
-    /// `symbol` is the function of phase two, and `since_cann` is [`Self::since_cann`].
+    /// A version that every known release exports and no product has yet: `number` counts the operator's versions
+    /// from 1, `symbol` is the function of phase two, and `since_cann` is [`Self::since_cann`].
     pub(crate) const fn new(number: u8, symbol: &'static str, since_cann: &'static str) -> Self {
         OperatorVersion {
             number,

@@ -1,5 +1,5 @@
-//! The contract of each release and product gives the operator's own verdict: with `ASCEND_VECTORS`, on the recorded calls
-//! of `params/targets` there.
+//! The contract of each release and product gives the operator's own verdict: with `ASCEND_VECTORS`, on the recorded
+//! calls of `params/targets` there.
 
 use crate::recorded;
 use ascend_spec::{Cann, Refusal, Soc, Target};

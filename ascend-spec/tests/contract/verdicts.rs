@@ -1,5 +1,5 @@
-//! The contract gives the operator's own verdict on recorded calls: the repo's own sample, and with `ASCEND_VECTORS` the
-//! folder `params` there. A call that is accepted but not computed yet counts as accepted.
+//! The contract gives the operator's own verdict on recorded calls: the repo's own sample, and with `ASCEND_VECTORS`
+//! the folder `params` there. A call that is accepted but not computed yet counts as accepted.
 
 use crate::recorded;
 use ascend_spec::{Refusal, Target};

@@ -1,7 +1,8 @@
 //! Recent launches, written out when their stream reports a failure.
 //!
-//! A call that fails while it runs is reported when its stream is waited for. CANN does not say which call it was, and after
-//! a fault nothing can be copied from the device: the shapes and attributes of the calls since the last wait are written.
+//! A call that fails while it runs is reported when its stream is waited for. CANN does not say which call it was,
+//! and after a fault nothing can be copied from the device: the shapes and attributes of the calls since the last
+//! wait are written.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};

@@ -34,8 +34,8 @@ pub struct OperatorCall<'a> {
 /// refusal; its tensors hold zeros, since it was refused before they were read. Where no case can hold a call, its
 /// shapes and attributes become a line ([`ParameterCase`](crate::case::ParameterCase)).
 ///
-/// Nothing is overwritten. A folder takes 256 calls, a process writes 1 GiB, a case has 256 MiB of data at most; the same
-/// refusal is written once.
+/// Nothing is overwritten. A folder takes 256 calls, a process writes 1 GiB, a case has 256 MiB of data at most; the
+/// same refusal is written once.
 #[derive(Debug)]
 pub struct Recorder {
     folder: Folder,

@@ -49,8 +49,9 @@ fn with<R>(body: impl FnOnce(&mut Session) -> R) -> Option<R> {
 /// the calls that they refuse are recorded only if no backend serves the step. Calls that a graph captures or replays
 /// are recorded without data.
 ///
-/// Calls of every operator that case files hold are recorded ([`DeclaredOperator`](crate::spec::declared::DeclaredOperator)):
-/// those of FusedInferAttentionScore are a [`Recorded::Case`], those of others a [`Recorded::Operator`].
+/// Calls of every operator that case files hold are recorded
+/// ([`DeclaredOperator`](crate::spec::declared::DeclaredOperator)): those of FusedInferAttentionScore are a
+/// [`Recorded::Case`], those of others a [`Recorded::Operator`].
 ///
 /// ```
 /// use ascend_attention::case::{Tolerance, Verdict, record_calls};

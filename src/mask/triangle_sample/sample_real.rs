@@ -1,6 +1,7 @@
 //! The precisions of a sample.
 
-/// A type that [`LayerSample`](super::LayerSample) holds: `f32` or `f64`. Sums over tokens are in double precision in either.
+/// A type that [`LayerSample`](super::LayerSample) holds: `f32` or `f64`. Sums over tokens are in double precision in
+/// either.
 pub trait SampleReal: Copy + Send + Sync + sealed::Sealed {
     /// The dot product of two vectors, in this precision.
     fn dot(a: &[Self], b: &[Self]) -> f64;

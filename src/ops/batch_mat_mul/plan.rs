@@ -53,7 +53,8 @@ impl CubeMathType {
     }
 }
 
-/// A call of BatchMatMul, which multiplies matrices `[A, M, K]` by matrices `[B, K, N]` of the same number or one for all.
+/// A call of BatchMatMul, which multiplies matrices `[A, M, K]` by matrices `[B, K, N]` of the same number or one for
+/// all.
 ///
 /// Describe it, plan it for tensors of certain shapes and strides, and launch the [`BatchMatMulPlan`] with them or
 /// others laid out alike. Factors may be views: [`Tensor::permute`] gives a transposed factor, [`Tensor::narrow`] a
@@ -103,13 +104,14 @@ impl BatchMatMul {
         self
     }
 
-    /// Checks a call with factors `self_` `[A, M, K]` and `mat2` `[B, K, N]`, where `A` and `B` are the same or one of them is
-    /// 1, and prepares it for tensors of these shapes and strides. Nothing is launched, and the factors are not kept.
+    /// Checks a call with factors `self_` `[A, M, K]` and `mat2` `[B, K, N]`, where `A` and `B` are the same or one
+    /// of them is 1, and prepares it for tensors of these shapes and strides. Nothing is launched, and the factors
+    /// are not kept.
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`], [`Error::UnknownProduct`],
-    /// [`Error::MissingOperator`], [`Error::InvalidArgument`] for tensors of different devices or products that memory cannot
-    /// hold. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    /// [`Error::MissingOperator`], [`Error::InvalidArgument`] for tensors of different devices or products that
+    /// memory cannot hold. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnBatchMatMulGetWorkspaceSize")]
     pub fn plan<T: Element>(&self, self_: &Tensor<T>, mat2: &Tensor<T>) -> Result<BatchMatMulPlan> {
         let context = self_.memory().context();
@@ -221,8 +223,8 @@ impl BatchMatMulPlan {
         Ok(out)
     }
 
-    /// Queues the products into a contiguous tensor of the caller. Returns at once, and allocates no host memory from the
-    /// second launch on a stream on.
+    /// Queues the products into a contiguous tensor of the caller. Returns at once, and allocates no host memory from
+    /// the second launch on a stream on.
     ///
     /// # Errors
     /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;

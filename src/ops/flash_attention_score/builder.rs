@@ -21,8 +21,8 @@ use super::{FlashInputs, FlashMask, FlashPlan, versions};
 /// The value of `innerPrecise` that has rows without visible keys corrected.
 const CORRECTED: i64 = 2;
 
-/// A call of FlashAttentionScore, forward: `dropout(softmax(scale * Q K^T)) V` over the keys that a [`FlashMask`] shows, and
-/// the maximum and sum of each row.
+/// A call of FlashAttentionScore, forward: `dropout(softmax(scale * Q K^T)) V` over the keys that a [`FlashMask`]
+/// shows, and the maximum and sum of each row.
 ///
 /// Describe it once, [`plan`](Self::plan) it for tensors of certain shapes, and launch the [`FlashPlan`] with as many
 /// tensors of these shapes as there are layers. What is not set has the operator's default, except
@@ -32,8 +32,8 @@ const CORRECTED: i64 = 2;
 ///
 /// Atlas A2, Atlas A3 and Ascend 950, since CANN 8.1.
 ///
-/// Source: aclnnFlashAttentionScore V1 to V4 and, for packed sequences ([`InputLayout::Tnd`]), aclnnFlashAttentionVarLenScore V1
-/// to V5; the oldest version that can express the call is used.
+/// Source: aclnnFlashAttentionScore V1 to V4 and, for packed sequences ([`InputLayout::Tnd`]),
+/// aclnnFlashAttentionVarLenScore V1 to V5; the oldest version that can express the call is used.
 ///
 /// ```
 /// use ascend_attention::flash::{FlashAttention, FlashMask, InputLayout};
@@ -123,8 +123,8 @@ impl FlashAttention {
         self
     }
 
-    /// Fully masked rows, which see no key, come out as 0 (`innerPrecise` 2). Unset: as the operator finds by itself, else as
-    /// the mean of the values.
+    /// Fully masked rows, which see no key, come out as 0 (`innerPrecise` 2). Unset: as the operator finds by itself,
+    /// else as the mean of the values.
     pub fn zero_masked_rows(mut self) -> Self {
         self.zeroes_masked_rows = true;
         self
@@ -140,8 +140,9 @@ impl FlashAttention {
     }
 
     /// Lets the call through although it breaks a lint, by the lint's id: the operator takes the call and ignores or
-    /// misreads something. Lints that [overrun](ascend_spec::Rule::overruns) memory are not among them: planning then is an
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) that names [`allow_overrun`](Self::allow_overrun).
+    /// misreads something. Lints that [overrun](ascend_spec::Rule::overruns) memory are not among them: planning then
+    /// is an [`Error::InvalidArgument`](crate::Error::InvalidArgument) that names
+    /// [`allow_overrun`](Self::allow_overrun).
     pub fn allow_lint(mut self, id: &str) -> Self {
         self.allowed.lint(id);
         self
@@ -160,16 +161,17 @@ impl FlashAttention {
         self
     }
 
-    /// Checks the call against every rule of the operator and prepares it for tensors of these shapes. Nothing is launched,
-    /// and the tensors are not kept.
+    /// Checks the call against every rule of the operator and prepares it for tensors of these shapes. Nothing is
+    /// launched, and the tensors are not kept.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation) for a broken rule or
-    /// lint, [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
-    /// [`Error::OperatorVersion`](crate::Error::OperatorVersion), [`Error::InvalidArgument`](crate::Error::InvalidArgument)
-    /// without a scale or without elements, and for tensors of different devices,
-    /// [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond INT64. After that
-    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
+    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation) for a broken rule
+    /// or lint, [`Error::Unsupported`](crate::Error::Unsupported),
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`Error::OperatorVersion`](crate::Error::OperatorVersion),
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, and for tensors
+    /// of different devices, [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond
+    /// INT64. After that [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnFlashAttentionScoreGetWorkspaceSize")]
     #[doc(alias = "aclnnFlashAttentionVarLenScoreGetWorkspaceSize")]
     pub fn plan<T: Element>(

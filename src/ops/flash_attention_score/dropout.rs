@@ -7,8 +7,8 @@ use crate::memory::zeros;
 use crate::runtime::Stream;
 use crate::tensor::Tensor;
 
-/// Which probabilities are dropped, and the share of them that is kept (`dropMask`, `keepProb`): what is kept is divided by
-/// that share.
+/// Which probabilities are dropped, and the share of them that is kept (`dropMask`, `keepProb`): what is kept is
+/// divided by that share.
 ///
 /// The mask has a bit for each score, 1 keeps it, in the order `[B, N, Sq, Skv]`; for packed sequences `[N, Sq, Skv]`
 /// of each sequence, one after the other without padding. The maxima and sums of the rows are those before dropout.
@@ -52,8 +52,8 @@ impl Dropout {
         })
     }
 
-    /// A mask that is on the device already, of any shape, with at least [`Dropout::bytes`] bytes: a call with a smaller one is
-    /// refused.
+    /// A mask that is on the device already, of any shape, with at least [`Dropout::bytes`] bytes: a call with a
+    /// smaller one is refused.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a share that is not above 0 and at most 1.

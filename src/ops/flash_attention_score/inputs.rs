@@ -64,8 +64,8 @@ impl<'a> FlashInputs<'a> {
         self
     }
 
-    /// One more logit for each head, in the maximum and the denominator of the softmax but without a value (`sink`): FLOAT32
-    /// `[N]`.
+    /// One more logit for each head, in the maximum and the denominator of the softmax but without a value (`sink`):
+    /// FLOAT32 `[N]`.
     ///
     /// Since V3 of the operator, V5 for packed sequences, CANN 8.5.
     pub fn sink(mut self, sink: &'a Tensor<f32>) -> Self {

@@ -8,12 +8,13 @@ use crate::mask::{CausalOrigin, Mask, MaskForm, Masks, SlidingWindow};
 use crate::operator::Lengths;
 use crate::tensor::AnyTensor;
 
-/// Which keys a row sees: CANN's `sparseMode`, `attenMask`, `preTokens`, `nextTokens` and `prefix`, which mean something only
-/// together.
+/// Which keys a row sees: CANN's `sparseMode`, `attenMask`, `preTokens`, `nextTokens` and `prefix`, which mean
+/// something only together.
 ///
-/// Row `i` and key `j` are counted within their sequence, Sq rows and Skv keys. A mask tensor is BOOL or UINT8, 1 hides: INT8,
-/// which [`Masks`] makes for inference on Atlas A2 and A3, is refused by `flash.atten_mask_dtype`, so that compressed masks
-/// come from here. A [`Mask`] of a full tensor of these types becomes one of these by `into`. Cloning shares the tensor.
+/// Row `i` and key `j` are counted within their sequence, Sq rows and Skv keys. A mask tensor is BOOL or UINT8, 1
+/// hides: INT8, which [`Masks`] makes for inference on Atlas A2 and A3, is refused by `flash.atten_mask_dtype`, so
+/// that compressed masks come from here. A [`Mask`] of a full tensor of these types becomes one of these by `into`.
+/// Cloning shares the tensor.
 ///
 /// | mode | row `i` sees | made by |
 /// |---|---|---|

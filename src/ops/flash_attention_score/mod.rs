@@ -1,13 +1,13 @@
 //! FlashAttentionScore: the attention of training, forward, with what its backward and a ring of ranks go on from.
 //!
-//! [`FlashAttention`] describes a call, which is planned once and launched as often as there are layers and steps of its
-//! shapes. What a call reads beyond query, key and value (rotary parts, a [`PositionBias`], a [`Dropout`], sinks) comes with
-//! them, as [`FlashInputs`]. Which keys a row sees is a [`FlashMask`]: only here are there sparse modes 5 to 8. Beside the
-//! attention a launch gives a [`SoftmaxState`], the maxima and sums of its rows, which
+//! [`FlashAttention`] describes a call, which is planned once and launched as often as there are layers and steps of
+//! its shapes. What a call reads beyond query, key and value (rotary parts, a [`PositionBias`], a [`Dropout`], sinks)
+//! comes with them, as [`FlashInputs`]. Which keys a row sees is a [`FlashMask`]: only here are there sparse modes 5
+//! to 8. Beside the attention a launch gives a [`SoftmaxState`], the maxima and sums of its rows, which
 //! [`RingUpdate`](crate::ring::RingUpdate) merges with those over other keys.
 //!
-//! Its axis orders are an [`InputLayout`], since the operator has SBH and no packed order but TND, and none whose output differs
-//! from the query; the operators of inference take a [`Layout`](crate::Layout).
+//! Its axis orders are an [`InputLayout`], since the operator has SBH and no packed order but TND, and none whose
+//! output differs from the query; the operators of inference take a [`Layout`](crate::Layout).
 
 mod builder;
 mod dropout;

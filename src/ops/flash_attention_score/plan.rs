@@ -17,8 +17,8 @@ use super::{FlashInputs, FlashOutput, SoftmaxState};
 
 /// A call that was checked and prepared. From [`FlashAttention::plan`](super::FlashAttention::plan).
 ///
-/// All layers of a step share its shapes: one plan serves them all, and a launch swaps addresses and nothing else. Lengths of
-/// packed sequences, prefixes and first places are part of the plan: others need another plan.
+/// All layers of a step share its shapes: one plan serves them all, and a launch swaps addresses and nothing else.
+/// Lengths of packed sequences, prefixes and first places are part of the plan: others need another plan.
 ///
 /// # Threads
 /// `Send` and `Sync`. Launches of one plan from several threads take turns.
@@ -61,14 +61,14 @@ impl FlashPlan {
     /// New output tensors, to be used with [`FlashPlan::launch_into`] again and again. Their content is unspecified.
     ///
     /// # Errors
-    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `T` is not
-    /// the query's type.
+    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`](crate::Error::InvalidArgument) if
+    /// `T` is not the query's type.
     pub fn output<T: Element>(&self) -> Result<FlashOutput<T>> {
         self.output.empty(self.prepared.context())
     }
 
-    /// Queues the call with new output tensors. Returns at once; the output is there when the stream is synchronised, as
-    /// [`Tensor::download`] does. The tensors may be dropped at once.
+    /// Queues the call with new output tensors. Returns at once; the output is there when the stream is synchronised,
+    /// as [`Tensor::download`] does. The tensors may be dropped at once.
     ///
     /// # Errors
     /// As for [`FlashPlan::launch_into`] and [`FlashPlan::output`].
@@ -84,13 +84,15 @@ impl FlashPlan {
         self.launch_with(stream, &FlashInputs::new(query, key, value))
     }
 
-    /// Queues the call with output tensors of the caller. Allocates no host memory from the second launch on a stream on.
+    /// Queues the call with output tensors of the caller. Allocates no host memory from the second launch on a stream
+    /// on.
     ///
     /// # Errors
-    /// [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for tensors that differ from the planned ones in more than their
-    /// addresses; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of another device, or outputs that
-    /// share memory with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace;
-    /// [`Error::Aclnn`](crate::Error::Aclnn). A failure while it runs shows when the stream is synchronised.
+    /// [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for tensors that differ from the planned ones in more than
+    /// their addresses; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of another device, or
+    /// outputs that share memory with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the
+    /// workspace; [`Error::Aclnn`](crate::Error::Aclnn). A failure while it runs shows when the stream is
+    /// synchronised.
     #[doc(alias = "aclnnFlashAttentionScore")]
     pub fn launch_into<T: Element>(
         &self,

@@ -10,17 +10,18 @@ use crate::error::{Error, Result};
 use crate::runtime::Context;
 use crate::tensor::{AnyTensor, Tensor};
 
-/// The maximum of each row's scores, and the sum of `exp(score - maximum)`: what the softmax over other keys goes on from.
+/// The maximum of each row's scores, and the sum of `exp(score - maximum)`: what the softmax over other keys goes on
+/// from.
 ///
 /// Only [`FlashAttention`](super::FlashAttention) and [`RingUpdate`](crate::ring::RingUpdate) make it, and it knows
 /// what its tensors do not show: their order in memory, and where packed sequences end. Both tensors are FLOAT32
 /// `[B, N, S, 8]`, for packed sequences `[T, N, 8]`, with eight equal numbers for a row.
 ///
-/// A clone has the same device memory, and goes on describing what was computed when it was made: after a launch into the
-/// original, or into the clone, use that value alone.
+/// A clone has the same device memory, and goes on describing what was computed when it was made: after a launch into
+/// the original, or into the clone, use that value alone.
 ///
-/// A row that sees no key and is corrected has the least FLOAT32 as its maximum and the largest as its sum; rows of a packed
-/// sequence without keys have 0 and 0.
+/// A row that sees no key and is corrected has the least FLOAT32 as its maximum and the largest as its sum; rows of a
+/// packed sequence without keys have 0 and 0.
 #[derive(Clone, Debug)]
 pub struct SoftmaxState {
     max: Tensor<f32>,

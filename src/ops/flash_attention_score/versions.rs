@@ -19,8 +19,8 @@ use crate::operator::{
 use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
-/// Checks a call against the contract, and finds the oldest entry point that is installed, runs on the product and can express
-/// the call.
+/// Checks a call against the contract, and finds the oldest entry point that is installed, runs on the product and
+/// can express the call.
 pub(super) fn choose<'a>(
     api: &Api,
     target: Target,

@@ -38,8 +38,8 @@ impl Arguments {
         self
     }
 
-    /// Lets a call through that breaks a lint, as [`FusedInferAttention::allow_lint`](super::FusedInferAttention::allow_lint)
-    /// does.
+    /// Lets a call through that breaks a lint, as
+    /// [`FusedInferAttention::allow_lint`](super::FusedInferAttention::allow_lint) does.
     pub fn allow_lint(&mut self, id: impl Into<String>) -> &mut Self {
         self.allowed.lint(id);
         self

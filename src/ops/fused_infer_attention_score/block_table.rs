@@ -13,21 +13,21 @@ use crate::tensor::Tensor;
 
 /// The blocks of each sequence in a paged cache (`blockTable`), and the tokens in a block (`blockSize`).
 ///
-/// `[B, M]`, INT32 on the device: row `b` names the blocks that hold the keys and values of sequence `b`, in order. Key and
-/// value cache are one tensor each, of the same shape: `[blocks, block_size, N * D]`, `[blocks, N, block_size, D]` or, where
-/// the path takes it, `[blocks, N, D / c, block_size, c]` with `c` elements in 32 bytes;
-/// [`Cache::shape`](ascend_spec::fia::Cache::shape) computes them. A call with a table needs the number of keys of
-/// each sequence ([`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv)); entries of a row
-/// after the blocks that these keys need are ignored.
+/// `[B, M]`, INT32 on the device: row `b` names the blocks that hold the keys and values of sequence `b`, in order.
+/// Key and value cache are one tensor each, of the same shape: `[blocks, block_size, N * D]`,
+/// `[blocks, N, block_size, D]` or, where the path takes it, `[blocks, N, D / c, block_size, c]` with `c` elements in
+/// 32 bytes; [`Cache::shape`](ascend_spec::fia::Cache::shape) computes them. A call with a table needs the number of
+/// keys of each sequence ([`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv)); entries of a
+/// row after the blocks that these keys need are ignored.
 ///
-/// The table remembers what it was filled with. Each plan and each launch compares that with the cache and the lengths: a
-/// block that the cache does not have is refused by `block_table.range`, a row that does not name enough blocks for its
-/// sequence's keys by `block_table.row_short`. From the first launch on the table takes no block beyond that launch's
-/// cache.
+/// The table remembers what it was filled with. Each plan and each launch compares that with the cache and the
+/// lengths: a block that the cache does not have is refused by `block_table.range`, a row that does not name enough
+/// blocks for its sequence's keys by `block_table.row_short`. From the first launch on the table takes no block
+/// beyond that launch's cache.
 ///
 /// The operator reads the table on the device when it runs. A launch takes any table of the planned shape and block
-/// size: the same one with new content ([`BlockTable::overwrite`]), or another one, so that the next step's table can be
-/// filled while this step's is in use. Cloning shares the memory.
+/// size: the same one with new content ([`BlockTable::overwrite`]), or another one, so that the next step's table can
+/// be filled while this step's is in use. Cloning shares the memory.
 ///
 /// Since CANN 8.1.
 ///
@@ -148,8 +148,8 @@ impl BlockTable {
     /// token.
     ///
     /// # Safety
-    /// Whenever a call that was launched with the table runs, the entries for the blocks that the keys of each sequence need
-    /// are blocks of the call's cache.
+    /// Whenever a call that was launched with the table runs, the entries for the blocks that the keys of each
+    /// sequence need are blocks of the call's cache.
     pub unsafe fn from_tensor(tensor: Tensor<i32>, block_size: usize) -> Result<Self> {
         let content = Content {
             sequences: tensor.shape().first().copied().unwrap_or(0),
@@ -251,8 +251,8 @@ impl BlockTable {
         })
     }
 
-    /// Waits for a stream, then replaces the content, and waits for that. Rows may be shorter than the table's; they are
-    /// filled up with block 0. Other streams that use the table have to be waited for before.
+    /// Waits for a stream, then replaces the content, and waits for that. Rows may be shorter than the table's; they
+    /// are filled up with block 0. Other streams that use the table have to be waited for before.
     ///
     /// # Errors
     /// As for [`BlockTable::with_columns`], for another number of rows, and for a table of another device;

@@ -18,8 +18,8 @@ use super::{unset, versions};
 
 /// A call of FusedInferAttentionScore, `softmax(scale * Q K^T) V` over the keys that a [`Mask`] shows.
 ///
-/// Describe it once, [`plan`](Self::plan) it for tensors of certain shapes, and launch the [`Plan`] with as many tensors
-/// of these shapes as there are layers. What is not set has the operator's default, except
+/// Describe it once, [`plan`](Self::plan) it for tensors of certain shapes, and launch the [`Plan`] with as many
+/// tensors of these shapes as there are layers. What is not set has the operator's default, except
 /// [`inner_precise`](Self::inner_precise), which is high precision, and [`scale`](Self::scale), which has to be set.
 ///
 /// Source: aclnnFusedInferAttentionScore V1 to V5; the oldest version that can express the call is used.
@@ -48,12 +48,12 @@ impl FusedInferAttention {
 
     setters!();
 
-    /// Which keys a query sees (`sparseMode`, `attenMask`, `preTokens`, `nextTokens`). The tensor of the mask stays the same
-    /// for all launches of a plan.
+    /// Which keys a query sees (`sparseMode`, `attenMask`, `preTokens`, `nextTokens`). The tensor of the mask stays
+    /// the same for all launches of a plan.
     ///
-    /// **Unset: all, also those of later tokens**, as for encoders and for decoding a single token. The prefill of a language
-    /// model needs [`Masks::causal`](crate::mask::Masks::causal): without it the operator computes other numbers, and no rule
-    /// is broken. [`Mask::none`] states that every key is meant.
+    /// **Unset: all, also those of later tokens**, as for encoders and for decoding a single token. The prefill of a
+    /// language model needs [`Masks::causal`](crate::mask::Masks::causal): without it the operator computes other
+    /// numbers, and no rule is broken. [`Mask::none`] states that every key is meant.
     pub fn mask(mut self, mask: Mask) -> Self {
         self.mask = mask;
         self
@@ -69,9 +69,10 @@ impl FusedInferAttention {
         self
     }
 
-    /// Lengths of the keys (`actualSeqLengthsKv`). In batched layouts, and over a paged cache in all of them, the number of
-    /// valid keys of each sequence, or one number for all; unset, all rows. In packed layouts without a paged cache where
-    /// the keys of each sequence end, cumulative. [`CallLengths`](super::CallLengths) tells them apart by type.
+    /// Lengths of the keys (`actualSeqLengthsKv`). In batched layouts, and over a paged cache in all of them, the
+    /// number of valid keys of each sequence, or one number for all; unset, all rows. In packed layouts without a
+    /// paged cache where the keys of each sequence end, cumulative. [`CallLengths`](super::CallLengths) tells them
+    /// apart by type.
     pub fn actual_seq_lengths_kv(mut self, lengths: impl Into<Vec<usize>>) -> Self {
         self.settings.give_keys(lengths.into());
         self
@@ -83,17 +84,17 @@ impl FusedInferAttention {
         self
     }
 
-    /// Element type of the output. Unset: INT8 where the call quantises its output, else the query's, or that of the rotary
-    /// parts where the query is quantised. Ascend 950 also writes FLOAT8_E4M3FN and HIFLOAT8, and BF16 where a quantised
-    /// query has no rotary part.
+    /// Element type of the output. Unset: INT8 where the call quantises its output, else the query's, or that of the
+    /// rotary parts where the query is quantised. Ascend 950 also writes FLOAT8_E4M3FN and HIFLOAT8, and BF16 where a
+    /// quantised query has no rotary part.
     pub fn out_dtype(mut self, dtype: DType) -> Self {
         self.out_dtype = Some(dtype);
         self
     }
 
     /// Lets the call through although it breaks a lint, by the lint's id: the operator takes the call and ignores or
-    /// misreads something. Lints that [overrun](ascend_spec::Rule::overruns) memory are not among them: planning then is an
-    /// [`Error::InvalidArgument`] that names [`allow_overrun`](Self::allow_overrun).
+    /// misreads something. Lints that [overrun](ascend_spec::Rule::overruns) memory are not among them: planning then
+    /// is an [`Error::InvalidArgument`] that names [`allow_overrun`](Self::allow_overrun).
     pub fn allow_lint(mut self, id: &str) -> Self {
         self.allowed.lint(id);
         self
@@ -147,13 +148,14 @@ impl FusedInferAttention {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a
-    /// [`scale`](Self::scale), or for heads beyond INT64; [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow)
-    /// for lengths beyond INT64; [`Error::Violation`](crate::Error::Violation) for a broken rule or lint,
+    /// Before any function of the operator is called: [`Error::InvalidArgument`](crate::Error::InvalidArgument)
+    /// without a [`scale`](Self::scale), or for heads beyond INT64;
+    /// [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond INT64;
+    /// [`Error::Violation`](crate::Error::Violation) for a broken rule or lint,
     /// [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
-    /// [`Error::OperatorVersion`](crate::Error::OperatorVersion), [`Error::InvalidArgument`](crate::Error::InvalidArgument)
-    /// for tensors of different devices. After that [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the
-    /// call nevertheless.
+    /// [`Error::OperatorVersion`](crate::Error::OperatorVersion),
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of different devices. After that
+    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnFusedInferAttentionScoreGetWorkspaceSize")]
     #[doc(alias = "aclSetAclOpExecutorRepeatable")]
     pub fn plan<T: Element>(

@@ -256,8 +256,8 @@ impl PerRequest {
 
 /// Query and key lengths of a call, in the form that the query's layout and the keys' place need.
 ///
-/// The operator takes bare integers for all of them and computes something else if they come in the other form; here the
-/// forms are types, and the wrong one does not compile:
+/// The operator takes bare integers for all of them and computes something else if they come in the other form; here
+/// the forms are types, and the wrong one does not compile:
 ///
 /// ```
 /// use ascend_attention::attention::{CallLengths, PerRequest};

@@ -7,8 +7,8 @@ use crate::tensor::Tensor;
 /// Number of unused rows after the last row of every sequence, whose rows are then at the end of the axis, right
 /// before the unused ones (`queryPaddingSize`, `kvPaddingSize`).
 ///
-/// INT64 `[1]`, read on the device when the operator runs. Made from a number on the host it is checked by each call that
-/// uses it: with the sequence's own rows it has to fit in the axis. Cloning shares the memory.
+/// INT64 `[1]`, read on the device when the operator runs. Made from a number on the host it is checked by each call
+/// that uses it: with the sequence's own rows it has to fit in the axis. Cloning shares the memory.
 ///
 /// Since CANN 8.1.
 #[derive(Clone, Debug)]

@@ -233,8 +233,8 @@ impl Plan {
         })
     }
 
-    /// Queues the call with new output tensors. Returns at once; the output is there when the stream is synchronised, as
-    /// [`Tensor::download`] does. The tensors may be dropped at once.
+    /// Queues the call with new output tensors. Returns at once; the output is there when the stream is synchronised,
+    /// as [`Tensor::download`] does. The tensors may be dropped at once.
     ///
     /// Since CANN 8.1.
     ///
@@ -251,15 +251,16 @@ impl Plan {
         self.launch_with(stream, &Inputs::new(query, key, value))
     }
 
-    /// Queues the call with output tensors of the caller. Allocates no host memory from the second launch on a stream on.
+    /// Queues the call with output tensors of the caller. Allocates no host memory from the second launch on a stream
+    /// on.
     ///
     /// Since CANN 8.1.
     ///
     /// # Errors
     /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;
     /// [`Error::InvalidArgument`] for tensors of another device, or an output that shares memory with another tensor;
-    /// [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`] if the operator cannot be launched. A failure while it
-    /// runs shows when the stream is synchronised.
+    /// [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`] if the operator cannot be launched. A failure while
+    /// it runs shows when the stream is synchronised.
     #[doc(alias = "aclnnFusedInferAttentionScore")]
     #[doc(alias = "aclSetInputTensorAddr")]
     pub fn launch_into<T: Element>(

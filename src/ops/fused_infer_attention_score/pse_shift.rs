@@ -6,16 +6,17 @@ use crate::tensor::{AnyTensor, Tensor};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum PseShift<'a> {
-    /// A number for each score, added after the scale: `[B, N, Sq, Skv]`, where B may be 1 and Sq and Skv may be larger;
-    /// of the query's element type (FLOAT16 with an INT8 query). Not with packed sequences.
+    /// A number for each score, added after the scale: `[B, N, Sq, Skv]`, where B may be 1 and Sq and Skv may be
+    /// larger; of the query's element type (FLOAT16 with an INT8 query). Not with packed sequences.
     ///
     /// Since CANN 8.1.
     Added(&'a AnyTensor),
     /// `-slope * distance` of the places, with a slope for each head.
     ///
-    /// No known release computes it, so that a plan with it is refused everywhere: V5 of the operator was described with
-    /// slopes before its release, and on Ascend 950, which it is for, CANN 9.0 and 9.1 refuse them (`pse_type.zero`). It is
-    /// kept for calls of releases to come. A bias made on the host and given as [`Added`](Self::Added) does the same.
+    /// No known release computes it, so that a plan with it is refused everywhere: V5 of the operator was described
+    /// with slopes before its release, and on Ascend 950, which it is for, CANN 9.0 and 9.1 refuse them
+    /// (`pse_type.zero`). It is kept for calls of releases to come. A bias made on the host and given as
+    /// [`Added`](Self::Added) does the same.
     Slopes {
         /// FLOAT32 `[N]`.
         slopes: &'a Tensor<f32>,

@@ -93,9 +93,9 @@ pub enum Quantisation<'a> {
     /// FLOAT16 or BF16 throughout.
     #[default]
     None,
-    /// FLOAT16 or BF16 in, INT8 out: `round(x * scale + offset)`. FLOAT32, or BF16 with a BF16 query; one element, or one
-    /// for each head and dimension (`quantScale2`, `quantOffset2`). On Ascend 950 also FLOAT8_E4M3FN or HIFLOAT8 out: see
-    /// [`out_dtype`](super::FusedInferAttention::out_dtype).
+    /// FLOAT16 or BF16 in, INT8 out: `round(x * scale + offset)`. FLOAT32, or BF16 with a BF16 query; one element, or
+    /// one for each head and dimension (`quantScale2`, `quantOffset2`). On Ascend 950 also FLOAT8_E4M3FN or HIFLOAT8
+    /// out: see [`out_dtype`](super::FusedInferAttention::out_dtype).
     Output(Affine<'a>),
     /// INT8 in; FLOAT16 out, or INT8 with `output`. One element each.
     Int8 {
@@ -108,9 +108,9 @@ pub enum Quantisation<'a> {
         /// Quantises the output, as [`Quantisation::Output`] does.
         output: Option<Affine<'a>>,
     },
-    /// FLOAT16 or BF16 query, key and value of INT8 or INT4 (also packed as INT32, eight in each), on Ascend 950 also of
-    /// FLOAT8_E4M3FN, HIFLOAT8 or FLOAT4_E2M1. The output has the query's type, or is INT8 with `output`, or has the
-    /// type that [`out_dtype`](super::FusedInferAttention::out_dtype) sets.
+    /// FLOAT16 or BF16 query, key and value of INT8 or INT4 (also packed as INT32, eight in each), on Ascend 950 also
+    /// of FLOAT8_E4M3FN, HIFLOAT8 or FLOAT4_E2M1. The output has the query's type, or is INT8 with `output`, or has
+    /// the type that [`out_dtype`](super::FusedInferAttention::out_dtype) sets.
     KeyValue {
         /// Scales of key and value.
         antiquantisation: Antiquantisation<'a>,
@@ -118,8 +118,8 @@ pub enum Quantisation<'a> {
         output: Option<Affine<'a>>,
     },
     /// Multi-head latent attention, absorbed form, all in INT8 but the rotary parts: INT8 query, key and value, BF16
-    /// rotary parts and output (`queryQuantMode` 3). The scales are those of the rotary parts, too: store these divided by
-    /// them. On Ascend 950 also FLOAT8_E4M3FN or HIFLOAT8. Since V4 of the operator.
+    /// rotary parts and output (`queryQuantMode` 3). The scales are those of the rotary parts, too: store these
+    /// divided by them. On Ascend 950 also FLOAT8_E4M3FN or HIFLOAT8. Since V4 of the operator.
     Latent {
         /// A factor for each row and head of the query (`dequantScaleQuery`): its shape without the head dimension.
         dequant_scale_query: &'a Tensor<f32>,
@@ -128,15 +128,16 @@ pub enum Quantisation<'a> {
         /// The value's factor, `[1]` (`valueAntiquantScale`).
         value_scale: &'a Tensor<f32>,
     },
-    /// Ascend 950: query, key and value of FLOAT8_E4M3FN in groups of 32 that share a scale (MXFP8; `queryQuantMode` and
-    /// `keyAntiquantMode` 6, `valueAntiquantMode` 8). FLOAT16 or BF16 out, as
+    /// Ascend 950: query, key and value of FLOAT8_E4M3FN in groups of 32 that share a scale (MXFP8; `queryQuantMode`
+    /// and `keyAntiquantMode` 6, `valueAntiquantMode` 8). FLOAT16 or BF16 out, as
     /// [`out_dtype`](super::FusedInferAttention::out_dtype) sets; BF16 with BF16 rotary parts, which are not
     /// quantised.
     ///
     /// The groups run along the head dimension of query and key, and along the tokens of each sequence's value; two of
     /// them are a pair. T rows of all sequences, N heads, D head dimension, G query heads for each of the Nk key heads.
     MxFp8 {
-        /// For the query (`dequantScaleQuery`): `[T, N, D/64, 2]`, or `[Nk, T, G, D/64, 2]`, which is faster for few rows.
+        /// For the query (`dequantScaleQuery`): `[T, N, D/64, 2]`, or `[Nk, T, G, D/64, 2]`, which is faster for few
+        /// rows.
         query_scale: &'a Tensor<Float8E8M0>,
         /// For the key (`keyAntiquantScale`): `[T, Nk, D/64, 2]`; in the cache `[blocks, Nk, block_size, D/64, 2]`, or
         /// `[blocks, Nk, block_size/16, D/64, 16, 2]` for NZ.
@@ -144,8 +145,8 @@ pub enum Quantisation<'a> {
         /// For the value (`valueAntiquantScale`): `[pairs of groups, Nk, D, 2]`; in the cache
         /// `[blocks, Nk, block_size/64, D, 2]`, or `[blocks, Nk, D/16, block_size/64, 16, 2]` for NZ.
         value_scale: &'a Tensor<Float8E8M0>,
-        /// Factor of the probabilities before they are rounded, `[1]`, 1 to 448 (`quantScale1`). It leaves the output as it
-        /// is, and adds its logarithm to the log-sum-exp. Absent: 1.
+        /// Factor of the probabilities before they are rounded, `[1]`, 1 to 448 (`quantScale1`). It leaves the output
+        /// as it is, and adds its logarithm to the log-sum-exp. Absent: 1.
         quant_scale1: Option<&'a Tensor<f32>>,
     },
 }

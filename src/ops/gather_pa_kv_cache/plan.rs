@@ -84,13 +84,13 @@ impl GatherPaKvCache {
     }
 
     /// Checks a call with caches `[blocks, block size, N, D]` and `[blocks, block size, N, Dv]`, or in the order
-    /// [`CacheOrder::PaNz`] `[blocks, N * D / c, block size, c]` with `c` elements in 32 bytes, and prepares it for caches of
-    /// these shapes. Nothing is launched, and the caches are not kept.
+    /// [`CacheOrder::PaNz`] `[blocks, N * D / c, block size, c]` with `c` elements in 32 bytes, and prepares it for
+    /// caches of these shapes. Nothing is launched, and the caches are not kept.
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`], [`Error::UnknownProduct`],
-    /// [`Error::MissingOperator`], [`Error::InvalidArgument`] for tensors of different devices, or sequences that were checked
-    /// for another cache. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    /// [`Error::MissingOperator`], [`Error::InvalidArgument`] for tensors of different devices, or sequences that
+    /// were checked for another cache. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnGatherPaKvCacheGetWorkspaceSize")]
     pub fn plan<T: Element>(
         &self,
@@ -221,8 +221,8 @@ impl GatherPlan {
         (self.prepared.as_ref()).map_or(0, RecordedPlan::workspace_bytes)
     }
 
-    /// Queues the copies into new tensors: keys and values of all sequences, `[tokens, N, D]` and `[tokens, N, Dv]`, or in the
-    /// order [`CacheOrder::PaNz`] `[tokens, N * D]` and `[tokens, N * Dv]`. Returns at once.
+    /// Queues the copies into new tensors: keys and values of all sequences, `[tokens, N, D]` and `[tokens, N, Dv]`,
+    /// or in the order [`CacheOrder::PaNz`] `[tokens, N * D]` and `[tokens, N * Dv]`. Returns at once.
     ///
     /// # Errors
     /// As for [`GatherPlan::launch_into`], and for [`Device::alloc`](crate::Device::alloc).
@@ -240,8 +240,8 @@ impl GatherPlan {
         Ok((key, value))
     }
 
-    /// Queues the copies into tensors of the caller. Returns at once, and allocates no host memory from the second launch on
-    /// a stream on.
+    /// Queues the copies into tensors of the caller. Returns at once, and allocates no host memory from the second
+    /// launch on a stream on.
     ///
     /// # Errors
     /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;

@@ -9,8 +9,9 @@ use crate::tensor::Tensor;
 
 /// The blocks that hold each sequence in a paged cache, and the tokens of each sequence, on the device.
 ///
-/// Made on the host, it is checked: each block that a sequence reaches is one of the cache's, and each row names as many
-/// blocks as its sequence needs. Plans refuse it for a smaller cache, or one of another block size. Cloning shares the memory.
+/// Made on the host, it is checked: each block that a sequence reaches is one of the cache's, and each row names as
+/// many blocks as its sequence needs. Plans refuse it for a smaller cache, or one of another block size. Cloning
+/// shares the memory.
 #[derive(Clone, Debug)]
 pub struct SequenceBlocks {
     block_tables: Tensor<i32>,
@@ -21,15 +22,15 @@ pub struct SequenceBlocks {
 }
 
 impl SequenceBlocks {
-    /// Checks the blocks of each sequence, `rows`, and its tokens, `lengths`, for a cache of `blocks` blocks of `block_size`
-    /// tokens, and copies both to the device. Rows shorter than the longest are filled up with block 0.
+    /// Checks the blocks of each sequence, `rows`, and its tokens, `lengths`, for a cache of `blocks` blocks of
+    /// `block_size` tokens, and copies both to the device. Rows shorter than the longest are filled up with block 0.
     ///
-    /// To leave out the first tokens of a sequence, leave out their blocks: the operator's `seqOffset` counts in whole blocks
-    /// as well.
+    /// To leave out the first tokens of a sequence, leave out their blocks: the operator's `seqOffset` counts in
+    /// whole blocks as well.
     ///
     /// # Errors
-    /// [`Error::Violation`] by `gather.block`; [`Error::InvalidArgument`] for no sequence, another number of lengths than of
-    /// rows, blocks without tokens, and numbers beyond INT32; otherwise as for [`Stream::upload`].
+    /// [`Error::Violation`] by `gather.block`; [`Error::InvalidArgument`] for no sequence, another number of lengths
+    /// than of rows, blocks without tokens, and numbers beyond INT32; otherwise as for [`Stream::upload`].
     pub fn new(
         stream: &Stream,
         rows: &[impl AsRef<[usize]>],

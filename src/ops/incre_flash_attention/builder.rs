@@ -14,7 +14,8 @@ use crate::tensor::{AnyTensor, Tensor};
 /// A call that was checked and prepared. From [`IncreFlashAttention::plan`].
 pub type IncrePlan = InferencePlan<Parameter>;
 
-/// A call of IncreFlashAttention, `softmax(scale * Q K^T) V` with one query row a sequence, over a cache that may be paged.
+/// A call of IncreFlashAttention, `softmax(scale * Q K^T) V` with one query row a sequence, over a cache that may be
+/// paged.
 ///
 /// It is the fused attention of the Atlas inference series (310P), which has no
 /// [`FusedInferAttention`](crate::FusedInferAttention), and runs on Atlas A2 and A3 too. Unlike that, it has no
@@ -69,14 +70,15 @@ impl IncreFlashAttention {
     setters!();
 
     /// The keys that the row of each sequence does not see, where the tensor is 1 (`attenMask`): BOOL, INT8 or UINT8
-    /// `[B, Skv]`, `[B, 1, Skv]` or `[B, 1, 1, Skv]`. The tensor stays the same for all launches of a plan. Unset: it sees all.
+    /// `[B, Skv]`, `[B, 1, Skv]` or `[B, 1, 1, Skv]`. The tensor stays the same for all launches of a plan. Unset: it
+    /// sees all.
     pub fn mask(mut self, hidden: impl Into<AnyTensor>) -> Self {
         self.mask = Some(hidden.into());
         self
     }
 
-    /// Lengths of the keys (the operator's `actualSeqLengths`): the number of valid keys of each sequence, or one number for
-    /// all. A paged cache needs them.
+    /// Lengths of the keys (the operator's `actualSeqLengths`): the number of valid keys of each sequence, or one
+    /// number for all. A paged cache needs them.
     pub fn actual_seq_lengths_kv(mut self, lengths: impl Into<Vec<usize>>) -> Self {
         self.settings.give_keys(lengths.into());
         self
@@ -88,16 +90,17 @@ impl IncreFlashAttention {
         self
     }
 
-    /// Checks the call against every rule of the operator and prepares it for tensors of these shapes. Nothing is launched,
-    /// and the tensors are not kept.
+    /// Checks the call against every rule of the operator and prepares it for tensors of these shapes. Nothing is
+    /// launched, and the tensors are not kept.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation) for a broken rule or
-    /// lint, [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation) for a broken rule
+    /// or lint, [`Error::Unsupported`](crate::Error::Unsupported),
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
     /// [`Error::MissingOperator`](crate::Error::MissingOperator),
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, and for tensors of
-    /// different devices, [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond INT64. After that
-    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, and for tensors
+    /// of different devices, [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond
+    /// INT64. After that [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnIncreFlashAttentionV4GetWorkspaceSize")]
     pub fn plan<T: Element>(
         &self,
@@ -114,8 +117,8 @@ impl IncreFlashAttention {
     /// shapes and element types.
     ///
     /// # Errors
-    /// As for [`IncreFlashAttention::plan`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for other kinds of
-    /// inputs.
+    /// As for [`IncreFlashAttention::plan`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for other
+    /// kinds of inputs.
     #[doc(alias = "aclnnIncreFlashAttentionV4GetWorkspaceSize")]
     pub fn plan_with(&self, inputs: &Inputs<'_>) -> Result<IncrePlan> {
         let described = Described::new(inputs)?;

@@ -148,11 +148,12 @@ impl<P: InferenceParameter> InferencePlan<P> {
         self.prepared.workspace_bytes()
     }
 
-    /// A new output tensor, to be used with [`launch_into`](Self::launch_into) again and again. Its content is unspecified.
+    /// A new output tensor, to be used with [`launch_into`](Self::launch_into) again and again. Its content is
+    /// unspecified.
     ///
     /// # Errors
-    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `T` is not
-    /// the output's type.
+    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`](crate::Error::InvalidArgument) if
+    /// `T` is not the output's type.
     pub fn output<T: Element>(&self) -> Result<Tensor<T>> {
         let noun = P::ATTENTION_OUT.noun();
         new_output(self.prepared.context(), noun, self.attention)
@@ -207,15 +208,16 @@ impl<P: InferenceParameter> InferencePlan<P> {
         Ok(attention)
     }
 
-    /// Queues the call with an output tensor of the caller. Returns at once, and allocates no host memory from the second
-    /// launch on a stream on.
+    /// Queues the call with an output tensor of the caller. Returns at once, and allocates no host memory from the
+    /// second launch on a stream on.
     ///
     /// # Errors
-    /// [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for inputs that differ from the planned ones in more than their
-    /// addresses; [`Error::Violation`](crate::Error::Violation) for a table that names a block which the cache does not have,
-    /// or too few for its lengths; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of another device, or
-    /// an output that shares memory with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace;
-    /// [`Error::Aclnn`](crate::Error::Aclnn). A failure while it runs shows when the stream is synchronised.
+    /// [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for inputs that differ from the planned ones in more than
+    /// their addresses; [`Error::Violation`](crate::Error::Violation) for a table that names a block which the cache
+    /// does not have, or too few for its lengths; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for
+    /// tensors of another device, or an output that shares memory with another tensor;
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace; [`Error::Aclnn`](crate::Error::Aclnn). A
+    /// failure while it runs shows when the stream is synchronised.
     #[doc(alias = "aclnnPromptFlashAttentionV3")]
     #[doc(alias = "aclnnIncreFlashAttentionV4")]
     pub fn launch_with_into<T: Element>(

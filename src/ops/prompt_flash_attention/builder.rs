@@ -73,8 +73,8 @@ impl PromptFlashAttention {
         self
     }
 
-    /// Lengths of the queries (`actualSeqLengths`): the valid rows of each sequence, or one number for all; with TND where the
-    /// rows of each end, cumulative.
+    /// Lengths of the queries (`actualSeqLengths`): the valid rows of each sequence, or one number for all; with TND
+    /// where the rows of each end, cumulative.
     pub fn actual_seq_lengths(mut self, lengths: impl Into<Vec<usize>>) -> Self {
         self.settings.give_queries(lengths.into());
         self
@@ -92,16 +92,17 @@ impl PromptFlashAttention {
         self
     }
 
-    /// Checks the call against every rule of the operator and prepares it for tensors of these shapes. Nothing is launched,
-    /// and the tensors are not kept.
+    /// Checks the call against every rule of the operator and prepares it for tensors of these shapes. Nothing is
+    /// launched, and the tensors are not kept.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation) for a broken rule or
-    /// lint, [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation) for a broken rule
+    /// or lint, [`Error::Unsupported`](crate::Error::Unsupported),
+    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
     /// [`Error::MissingOperator`](crate::Error::MissingOperator),
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, and for tensors of
-    /// different devices, [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond INT64. After that
-    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, and for tensors
+    /// of different devices, [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond
+    /// INT64. After that [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnPromptFlashAttentionV3GetWorkspaceSize")]
     pub fn plan<T: Element>(
         &self,
@@ -117,8 +118,8 @@ impl PromptFlashAttention {
     /// of the same kinds, shapes and element types.
     ///
     /// # Errors
-    /// As for [`PromptFlashAttention::plan`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for other kinds of
-    /// inputs.
+    /// As for [`PromptFlashAttention::plan`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for other
+    /// kinds of inputs.
     #[doc(alias = "aclnnPromptFlashAttentionV3GetWorkspaceSize")]
     pub fn plan_with(&self, inputs: &Inputs<'_>) -> Result<PromptPlan> {
         let described = Described::new(inputs)?;

@@ -21,13 +21,14 @@ use super::versions::{choose, prepare};
 /// A call of RingAttentionUpdate, which merges attention over two parts of the keys, with the maxima and sums of each
 /// part.
 ///
-/// `M = max(m1, m2)`, `S = s1 exp(m1 - M) + s2 exp(m2 - M)`, `O = (o1 s1 exp(m1 - M) + o2 s2 exp(m2 - M)) / S`. Describe it,
-/// plan it for outputs of certain shapes, and launch the [`RingPlan`] for each part that arrives. The parts come from
-/// [`FlashAttention`](crate::flash::FlashAttention) with the same query, in the layout SBH or TND; packed heads have a
-/// multiple of 64 dimensions.
+/// `M = max(m1, m2)`, `S = s1 exp(m1 - M) + s2 exp(m2 - M)`, `O = (o1 s1 exp(m1 - M) + o2 s2 exp(m2 - M)) / S`.
+/// Describe it, plan it for outputs of certain shapes, and launch the [`RingPlan`] for each part that arrives. The
+/// parts come from [`FlashAttention`](crate::flash::FlashAttention) with the same query, in the layout SBH or TND;
+/// packed heads have a multiple of 64 dimensions.
 ///
-/// A row whose keys are all hidden in one part takes what it has in the other. One that sees none in both ends with an infinite
-/// sum, and the next merge with NaN: merge first a part in which every row sees a key, such as the rank's own.
+/// A row whose keys are all hidden in one part takes what it has in the other. One that sees none in both ends with
+/// an infinite sum, and the next merge with NaN: merge first a part in which every row sees a key, such as the rank's
+/// own.
 ///
 /// A packed sequence that has no keys at all in a part has maximum and sum 0 there, which the merge takes for a score
 /// of 0: where the other part's maximum is far below 0 its row is lost, as NaN. Such parts are refused by the lint
@@ -78,14 +79,14 @@ impl RingUpdate {
         self
     }
 
-    /// Checks a merge of outputs like these and prepares it. Nothing is merged, and the outputs are not kept; ends of packed
-    /// sequences are copied to the device by the stream.
+    /// Checks a merge of outputs like these and prepares it. Nothing is merged, and the outputs are not kept; ends of
+    /// packed sequences are copied to the device by the stream.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::InvalidArgument`] for parts of other orders or sequences, and of
-    /// different devices; [`Error::Violation`], [`Error::Unsupported`], [`Error::UnknownProduct`],
-    /// [`Error::OperatorVersion`]; as for [`Stream::upload`]. After that [`Error::Aclnn`], should the operator refuse the call
-    /// nevertheless.
+    /// Before any function of the operator is called: [`Error::InvalidArgument`] for parts of other orders or
+    /// sequences, and of different devices; [`Error::Violation`], [`Error::Unsupported`], [`Error::UnknownProduct`],
+    /// [`Error::OperatorVersion`]; as for [`Stream::upload`]. After that [`Error::Aclnn`], should the operator refuse
+    /// the call nevertheless.
     #[doc(alias = "aclnnRingAttentionUpdateGetWorkspaceSize")]
     pub fn plan<T: Element>(
         &self,

@@ -113,14 +113,15 @@ impl RingPlan {
         Ok(merged)
     }
 
-    /// Queues the merge into tensors of the caller. Returns at once, and allocates no host memory from the second launch on a
-    /// stream on.
+    /// Queues the merge into tensors of the caller. Returns at once, and allocates no host memory from the second
+    /// launch on a stream on.
     ///
     /// # Errors
-    /// [`Error::NotAsPlanned`] for parts that differ from the planned ones in more than their addresses, also in the order or
-    /// the ends of their sequences; [`Error::Violation`] for sequences without keys in a part; [`Error::InvalidArgument`] for
-    /// tensors of another device, or outputs that share memory with another tensor; [`Error::OutOfMemory`] for the workspace;
-    /// [`Error::Aclnn`]. A failure while it runs shows when the stream is synchronised.
+    /// [`Error::NotAsPlanned`] for parts that differ from the planned ones in more than their addresses, also in the
+    /// order or the ends of their sequences; [`Error::Violation`] for sequences without keys in a part;
+    /// [`Error::InvalidArgument`] for tensors of another device, or outputs that share memory with another tensor;
+    /// [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while it runs shows when the stream is
+    /// synchronised.
     #[doc(alias = "aclnnRingAttentionUpdate")]
     pub fn launch_into<T: Element>(
         &self,

@@ -38,9 +38,9 @@ const INSTEAD: &str = "copy the rows to their slots with aclrtMemcpyAsync";
 /// `[blocks, block size, N, D]`, which has the same bytes. The order `[blocks, N, block size, D]` of several heads
 /// has other bytes: this operator cannot fill it, nor can a shape alone always tell it from the right one.
 ///
-/// Rows go to slots in no order, and a slot that is there twice gets either of its rows: see [`SlotMapping`]. Caches are
-/// written as a whole as far as streams and events are concerned: another stream that uses any block of them has to be
-/// ordered by an event.
+/// Rows go to slots in no order, and a slot that is there twice gets either of its rows: see [`SlotMapping`]. Caches
+/// are written as a whole as far as streams and events are concerned: another stream that uses any block of them has
+/// to be ordered by an event.
 ///
 /// Source: aclnnScatterPaKvCache. Not in CANN 8.1, where planning is an [`Error::MissingOperator`].
 #[derive(Clone, Debug, Default)]
@@ -61,14 +61,14 @@ impl ScatterPaKvCache {
         self
     }
 
-    /// Checks a call with keys `[tokens, N, D]` and values `[tokens, N, Dv]` and prepares it for tensors of these shapes.
-    /// Nothing is launched, and the tensors are not kept.
+    /// Checks a call with keys `[tokens, N, D]` and values `[tokens, N, Dv]` and prepares it for tensors of these
+    /// shapes. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`], [`Error::Unsupported`],
-    /// [`Error::UnknownProduct`], [`Error::MissingOperator`], [`Error::InvalidArgument`] for tensors of different devices
-    /// or slots that were checked for a larger cache. After that [`Error::Aclnn`], should the operator refuse the call
-    /// nevertheless.
+    /// [`Error::UnknownProduct`], [`Error::MissingOperator`], [`Error::InvalidArgument`] for tensors of different
+    /// devices or slots that were checked for a larger cache. After that [`Error::Aclnn`], should the operator refuse
+    /// the call nevertheless.
     #[doc(alias = "aclnnScatterPaKvCacheGetWorkspaceSize")]
     pub fn plan<T: Element>(
         &self,
@@ -247,10 +247,10 @@ impl ScatterPlan {
     ///
     /// # Errors
     /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;
-    /// [`Error::InvalidArgument`] for tensors of another device, caches that share memory with another tensor, or slots
-    /// that were checked for a larger cache; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while
-    /// it runs, such as a slot beyond the cache in a mapping that was taken unchecked, shows when the stream is
-    /// synchronised, if the device notices.
+    /// [`Error::InvalidArgument`] for tensors of another device, caches that share memory with another tensor, or
+    /// slots that were checked for a larger cache; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A
+    /// failure while it runs, such as a slot beyond the cache in a mapping that was taken unchecked, shows when the
+    /// stream is synchronised, if the device notices.
     #[doc(alias = "aclnnScatterPaKvCache")]
     pub fn launch<T: Element>(
         &self,

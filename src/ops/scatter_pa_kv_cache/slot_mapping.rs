@@ -11,8 +11,8 @@ use crate::tensor::{AnyTensor, has_len};
 /// The slot of each new token, INT64 on the device as in the lists that it is made from. Slot `s` is row
 /// `s % block_size` of block `s / block_size`.
 ///
-/// Made from slots on the host, it is checked: each slot is one of the cache's, and none is there twice. Plans and launches
-/// refuse it for a smaller cache. Slots that the device has computed can be taken
+/// Made from slots on the host, it is checked: each slot is one of the cache's, and none is there twice. Plans and
+/// launches refuse it for a smaller cache. Slots that the device has computed can be taken
 /// [unchecked](Self::from_tensor_unchecked).
 #[derive(Clone, Debug)]
 pub struct SlotMapping {
@@ -80,8 +80,8 @@ impl SlotMapping {
     /// Slots that are on the device already, `INT32` or `INT64`, `[tokens]`. They are not checked.
     ///
     /// # Safety
-    /// Whenever a call that was launched with them runs, each is below the slots of the call's caches: the device writes a
-    /// row wherever its slot would be.
+    /// Whenever a call that was launched with them runs, each is below the slots of the call's caches: the device
+    /// writes a row wherever its slot would be.
     pub unsafe fn from_tensor_unchecked(tensor: impl Into<AnyTensor>) -> Self {
         Self {
             tensor: tensor.into(),
@@ -90,8 +90,8 @@ impl SlotMapping {
         }
     }
 
-    /// Waits for a stream, then replaces the slots, in the same memory: for plans that are launched, and graphs that are
-    /// replayed, again and again. Checked as the first ones were; a refused mapping leaves the old one in place.
+    /// Waits for a stream, then replaces the slots, in the same memory: for plans that are launched, and graphs that
+    /// are replayed, again and again. Checked as the first ones were; a refused mapping leaves the old one in place.
     ///
     /// # Errors
     /// As for [`SlotMapping::new`]; [`Error::InvalidArgument`] for another number of slots, or a mapping that was taken

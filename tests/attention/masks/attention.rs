@@ -237,7 +237,8 @@ fn attention_of_a_sequence_cut_between_two_cards_is_that_of_the_whole() {
     same(&parts.concat(), &whole);
 }
 
-/// Rows that a call with rotary parts and a mask computes; queries of `rows` and keys of `keys` a sequence, padded or packed.
+/// Rows that a call with rotary parts and a mask computes; queries of `rows` and keys of `keys` a sequence, padded or
+/// packed.
 fn with_rotary_parts(
     stream: &Stream,
     layout: Layout,

@@ -1,5 +1,5 @@
-//! Any one field of an accepted golden case made wrong: the call is refused by a rule of that field, or, where the operator
-//! itself does not look, stopped by a lint of it.
+//! Any one field of an accepted golden case made wrong: the call is refused by a rule of that field, or, where the
+//! operator itself does not look, stopped by a lint of it.
 //!
 //! The contract is asked as the safe layer asks it. Nothing is uploaded or launched.
 

@@ -2,8 +2,8 @@
 
 /// Fields, the ways in which they are made wrong, and the ids that may answer; `unsupported` is the typed refusal.
 ///
-/// Most rules compare fields with each other, so that several may be the first to see a wrong one: every id here is that of
-/// a condition of which the field is a part.
+/// Most rules compare fields with each other, so that several may be the first to see a wrong one: every id here is
+/// that of a condition of which the field is a part.
 pub const TABLE: &[(&str, &str, &str)] = &[
     // Tensors that every call has.
     ("query key value attention_out", "null", "call.required"),

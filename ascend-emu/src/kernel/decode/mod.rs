@@ -1,15 +1,15 @@
 //! The decode kernel: attention of up to eight queries that share a key head.
 //!
-//! The algorithm is that of the prefill kernel, FlashAttention-2 (Dao 2023) with the online softmax (Milakov and Gimelshein
-//! 2018), arranged for few queries. Decode reads each key and value once, so its speed is that of memory. Long key
-//! ranges are cut among tasks by `schedule`, as in flash decoding, and `split_kv` combines the results.
+//! The algorithm is that of the prefill kernel, FlashAttention-2 (Dao 2023) with the online softmax (Milakov and
+//! Gimelshein 2018), arranged for few queries. Decode reads each key and value once, so its speed is that of memory.
+//! Long key ranges are cut among tasks by `schedule`, as in flash decoding, and `split_kv` combines the results.
 //!
-//! Scores are dot products along the head dimension, since there are fewer queries than a vector has lanes. A query tile of
-//! one, two or four queries is computed at once, so that each vector of a key is read and widened once for it. The scores of
-//! a query tile are interleaved, key by key, so that the softmax works on full vectors.
+//! Scores are dot products along the head dimension, since there are fewer queries than a vector has lanes. A query
+//! tile of one, two or four queries is computed at once, so that each vector of a key is read and widened once for
+//! it. The scores of a query tile are interleaved, key by key, so that the softmax works on full vectors.
 //!
-//! Keys and values are read in place, without a copy, where they are whole vectors of one element type; INT8 elements are
-//! dequantised in registers. Other rows are loaded into a buffer first.
+//! Keys and values are read in place, without a copy, where they are whole vectors of one element type; INT8 elements
+//! are dequantised in registers. Other rows are loaded into a buffer first.
 //!
 //! # Prefetching
 //!
@@ -135,8 +135,9 @@ fn attend<'s, S: Simd>(simd: S, context: TaskContext<'_, 's>) -> OnlineSoftmax<'
         group: attention.group,
         queries: task.queries.clone(),
     };
-    // A hidden key adds nothing, even if its value is infinite or NaN, but values that are read in place are multiplied by
-    // their weight 0 unchecked, which gives NaN. Only where the output is not finite is the task computed again, checked.
+    // A hidden key adds nothing, even if its value is infinite or NaN, but values that are read in place are
+    // multiplied by their weight 0 unchecked, which gives NaN. Only where the output is not finite is the task
+    // computed again, checked.
     for check_finite in [false, true] {
         buffers.clear();
         let mut in_place = false;

@@ -121,8 +121,8 @@ impl SubTile<'_> {
                 sums[r][c] = simd.multiply(out, rescale);
             }
         }
-        // A pass over the rows prefetches the same columns of other rows. Where these are less than a cache line, each pass
-        // prefetches whole lines of a share of the rows.
+        // A pass over the rows prefetches the same columns of other rows. Where these are less than a cache line,
+        // each pass prefetches whole lines of a share of the rows.
         let lines = (C * V::BYTES).div_ceil(CACHE_LINE);
         let shares = (CACHE_LINE / (C * V::BYTES)).clamp(1, UNROLL);
         let (share, byte) = (
@@ -154,7 +154,8 @@ impl SubTile<'_> {
         }
     }
 
-    /// Computes [`Outputs`] where some values are infinite or NaN: a key of weight 0, such as a hidden one, adds nothing.
+    /// Computes [`Outputs`] where some values are infinite or NaN: a key of weight 0, such as a hidden one, adds
+    /// nothing.
     #[cold]
     pub(super) fn add_outputs_skipping_zero_weights(
         &self,

@@ -129,8 +129,8 @@ impl Kernel for CorrectScores<'_, '_> {
     }
 }
 
-/// Updates the online softmax of every query: raises the running maximum, replaces the scores of a sub-tile by their rounded
-/// weights and adds these to the running sum.
+/// Updates the online softmax of every query: raises the running maximum, replaces the scores of a sub-tile by their
+/// rounded weights and adds these to the running sum.
 pub(super) struct UpdateSoftmax<'a, 's> {
     pub(super) sub_tile: &'a SubTile<'a>,
     pub(super) buffers: &'a mut DecodeBuffers<'s>,

@@ -213,8 +213,8 @@ impl SubTile<'_> {
         let end = self.task.keys.end;
         let at_distance = |keys| end.min(self.rows.start + keys)..end.min(self.rows.end + keys);
         let [l2_values, next_keys, l2_keys] = prefetched;
-        // The TLB entries of a new block, those of its keys and of its values, are loaded together, which overlaps the page
-        // walks.
+        // The TLB entries of a new block, those of its keys and of its values, are loaded together, which overlaps
+        // the page walks.
         let farthest = at_distance(SUB_TILE_KEYS + L2_DISTANCE).start;
         if !l2_keys.contains(farthest) {
             for tensor in [&kv.key, &kv.value] {

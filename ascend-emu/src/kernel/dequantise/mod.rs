@@ -1,7 +1,8 @@
 //! Dequantisation of INT8, INT4, FP8 and FP4 tensors, and quantisation of the output.
 //!
-//! A stored element means `(stored + offset) * scale`. The offset is the negative zero point. CANN calls the two antiquant
-//! scale and antiquant offset. Each comes from a grid: per tensor, per head, per channel, per token or per group.
+//! A stored element means `(stored + offset) * scale`. The offset is the negative zero point. CANN calls the two
+//! antiquant scale and antiquant offset. Each comes from a grid: per tensor, per head, per channel, per token or per
+//! group.
 
 pub(crate) mod in_registers;
 pub(crate) mod scalars;

@@ -210,12 +210,13 @@ impl KeyValues {
             return None;
         }
         let (first, pitch) = tensor.rows_in_place((position.batch, head, position.row), count)?;
-        // SAFETY: the rows exist, as `ReadTensor::rows_in_place` checked, and may be read by the contract of their tensor.
+        // SAFETY: the rows exist, as `ReadTensor::rows_in_place` checked, and may be read by the contract of their
+        // tensor.
         Some(unsafe { StridedRows::new(first, pitch, count, dim / WIDTH) })
     }
 
-    /// The rows `keys` of `tensor` to prefetch, in at most two segments. Takes the first segment from `found` if it contains
-    /// the first key; otherwise finds it, up to key `end`, and stores it in `found`.
+    /// The rows `keys` of `tensor` to prefetch, in at most two segments. Takes the first segment from `found` if it
+    /// contains the first key; otherwise finds it, up to key `end`, and stores it in `found`.
     #[inline(always)]
     pub(crate) fn rows_to_prefetch<T: InPlaceElement>(
         &self,
@@ -241,8 +242,8 @@ impl KeyValues {
         [first, second]
     }
 
-    /// Adds the rows `keys` of `tensor` to `prefetch`. Rows that are not whole vectors of one type are left to the hardware
-    /// prefetcher.
+    /// Adds the rows `keys` of `tensor` to `prefetch`. Rows that are not whole vectors of one type are left to the
+    /// hardware prefetcher.
     pub(crate) fn prefetch(
         &self,
         tensor: &KvTensor,

@@ -1,7 +1,7 @@
 //! A summary of the mask tensor, in cells of sixteen rows by sixteen keys.
 //!
-//! It is made once for a call, so that a head need not read the bytes of KV tiles that are hidden or visible as a whole. It
-//! takes one byte for 256 of the tensor's.
+//! It is made once for a call, so that a head need not read the bytes of KV tiles that are hidden or visible as a
+//! whole. It takes one byte for 256 of the tensor's.
 
 use crate::host_memory::{HostMemoryExhausted, try_repeat};
 use crate::kernel::mask::tensor::MaskTensor;
@@ -44,8 +44,8 @@ pub(crate) struct MaskSummary {
 }
 
 impl MaskSummary {
-    /// Whether a summary pays: the sequence has enough rows for its mask, one for all heads, to be read often, and at most
-    /// [`MAX_CELLS`] cells.
+    /// Whether a summary pays: the sequence has enough rows for its mask, one for all heads, to be read often, and at
+    /// most [`MAX_CELLS`] cells.
     pub(crate) fn pays(sequence: &Sequence) -> bool {
         let count = |rows: u64| rows.div_ceil(CELL as u64);
         let (rows, keys) = (sequence.geometry.q_len(), sequence.geometry.kv_len());

@@ -44,7 +44,8 @@ impl MaskTensor {
         context.fill(0);
         let first_key = first_key + context.len();
         if let Some(from) = self.contiguous(at, row, first_key, out.len()) {
-            // SAFETY: all of the bytes may be read, as `contiguous` checked, by the contract of `new`; `out` is ours alone.
+            // SAFETY: all of the bytes may be read, as `contiguous` checked, by the contract of `new`; `out` is ours
+            // alone.
             unsafe { from.copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
             return;
         }

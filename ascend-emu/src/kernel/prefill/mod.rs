@@ -1,8 +1,8 @@
 //! The prefill kernel: attention of a block of many queries that share a key head.
 //!
-//! The algorithm is FlashAttention-2 (Dao 2023). The outer loop, over query blocks, is in `schedule`; this kernel passes
-//! over the KV tiles that its query block sees. For each KV tile it loads keys and values, widened to single precision,
-//! and then, for one query tile after the other,
+//! The algorithm is FlashAttention-2 (Dao 2023). The outer loop, over query blocks, is in `schedule`; this kernel
+//! passes over the KV tiles that its query block sees. For each KV tile it loads keys and values, widened to single
+//! precision, and then, for one query tile after the other,
 //!
 //! 1. computes the scores, `S = Q Kᵀ`;
 //! 2. updates the online softmax (Milakov and Gimelshein 2018): the running maximum `m`, the weights `P = 2^(S - m)`
@@ -20,8 +20,8 @@
 //! | lane group | 16 queries | one query in each lane of a vector |
 //! | KV tile | [`TILE_KEYS`] keys | the output is rescaled once for it |
 //!
-//! Scores are stored with keys down and queries across: a vector holds one key's scores of a lane group. Neither keys nor
-//! values need transposing, and maxima, exponentials and sums of the softmax work on whole vectors.
+//! Scores are stored with keys down and queries across: a vector holds one key's scores of a lane group. Neither keys
+//! nor values need transposing, and maxima, exponentials and sums of the softmax work on whole vectors.
 
 mod buffers;
 mod products;
@@ -87,8 +87,9 @@ fn attend<'s, S: Simd>(simd: S, context: TaskContext<'_, 's>) -> OnlineSoftmax<'
     let mut buffers = BlockBuffers::new(context.scratch, block);
     block.pack_queries(simd, &mut buffers);
     let (count, columns) = (block.count(), block.attention.columns());
-    // A hidden key adds nothing, even if its value is infinite or NaN, but the fast products multiply it by its weight 0,
-    // which gives NaN. Only where the output is not finite are the values checked, and the block computed again.
+    // A hidden key adds nothing, even if its value is infinite or NaN, but the fast products multiply it by its
+    // weight 0, which gives NaN. Only where the output is not finite are the values checked, and the block computed
+    // again.
     for check_finite in [false, true] {
         buffers.clear();
         block.attend_tiles(simd, &mut buffers, check_finite);
@@ -122,8 +123,8 @@ impl QueryBlock<'_> {
         start..self.task.queries.end.min(start + WIDTH)
     }
 
-    /// Widens the queries and transposes each lane group, so that a vector holds one element of its 16 queries. Rows past
-    /// the sequence's length become zeros.
+    /// Widens the queries and transposes each lane group, so that a vector holds one element of its 16 queries. Rows
+    /// past the sequence's length become zeros.
     #[inline(always)]
     fn pack_queries<S: Simd>(self, simd: S, buffers: &mut BlockBuffers<'_>) {
         let (attention, sequence, task) = (self.attention, self.sequence, self.task);
@@ -346,8 +347,8 @@ impl QueryBlock<'_> {
         }
     }
 
-    /// Scales the scores of a lane group, unless the queries were scaled, and adds the position bias. The keys `visible`
-    /// count from key `first`.
+    /// Scales the scores of a lane group, unless the queries were scaled, and adds the position bias. The keys
+    /// `visible` count from key `first`.
     #[inline(always)]
     fn add_bias<S: Simd>(
         self,

@@ -27,8 +27,8 @@ const _: () = assert!(TILE_QUERIES.is_multiple_of(Shape::ROWS));
 const _: () = assert!(TILE_KEYS.is_multiple_of(Shape::ROWS));
 const _: () = assert!(SLICE.is_multiple_of(4) && WIDTH.is_multiple_of(UNROLL));
 
-/// About how many times the products of a query tile prefetch a share of the next KV tile, for keys of `vectors` and values
-/// of `columns` vectors.
+/// About how many times the products of a query tile prefetch a share of the next KV tile, for keys of `vectors` and
+/// values of `columns` vectors.
 pub(super) fn prefetch_steps<S: Simd>(vectors: usize, columns: usize) -> usize {
     let (keys, queries, together) = match S::SHAPE {
         Shape::Wide => (8, 6, 4),

@@ -1,7 +1,7 @@
 //! The online softmax of the prefill kernel: from the scores of a KV tile to weights, running maximum and running sum.
 //!
-//! A lane group is updated at once: a vector holds one key's scores of its 16 queries (Milakov and Gimelshein 2018, with
-//! one recurrence in each lane).
+//! A lane group is updated at once: a vector holds one key's scores of its 16 queries (Milakov and Gimelshein 2018,
+//! with one recurrence in each lane).
 
 use super::buffers::QueryTile;
 use super::products::LANE_GROUPS;

@@ -1,8 +1,9 @@
 //! Instruction sets: the arithmetic that differs between them, and how to run a kernel with one of them.
 //!
-//! The kernels are ordinary Rust, generic over [`Simd`] and always inlined, so that the compiler emits them once for each
-//! instruction set: [`Level::run`] enters them through a function with the features enabled. The operations of inner loops
-//! are methods of [`Simd`]; rare work on single elements of a [`Vector`] is left to the compiler to vectorise.
+//! The kernels are ordinary Rust, generic over [`Simd`] and always inlined, so that the compiler emits them once for
+//! each instruction set: [`Level::run`] enters them through a function with the features enabled. The operations of
+//! inner loops are methods of [`Simd`]; rare work on single elements of a [`Vector`] is left to the compiler to
+//! vectorise.
 //!
 //! | name | needs | registers of a [`Vector`] | register tile of a product |
 //! |---|---|---|---|
@@ -61,8 +62,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// The register tile that fits its registers.
     const SHAPE: Shape;
 
-    /// Whether the decode kernel reads keys and values in place. The kernels for it, one for each element type, take long to
-    /// compile, so the portable baseline, which hardly any machine uses, loads the rows instead.
+    /// Whether the decode kernel reads keys and values in place. The kernels for it, one for each element type, take
+    /// long to compile, so the portable baseline, which hardly any machine uses, loads the rows instead.
     const IN_PLACE: bool = true;
 
     /// Loads a vector.
@@ -101,8 +102,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Partial sums of zero.
     fn zero_sum(self) -> Self::Sum;
 
-    /// Adds the products of each key with each query to their partial sums. Where a vector takes several registers, all of
-    /// them are added to the same partial sums, which leaves registers for more keys.
+    /// Adds the products of each key with each query to their partial sums. Where a vector takes several registers,
+    /// all of them are added to the same partial sums, which leaves registers for more keys.
     fn dots<const QUERIES: usize, const KEYS: usize>(
         self,
         queries: &[Vector; QUERIES],

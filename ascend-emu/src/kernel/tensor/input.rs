@@ -97,8 +97,8 @@ impl InputTensor {
         }
     }
 
-    /// Widens the elements `columns` of a row: vector `i` of them goes to `out[i * step]`, the last one padded with zeros. Adds
-    /// NaN to `nonfinite` if an element is not finite.
+    /// Widens the elements `columns` of a row: vector `i` of them goes to `out[i * step]`, the last one padded with
+    /// zeros. Adds NaN to `nonfinite` if an element is not finite.
     #[inline(always)]
     pub(crate) fn read<S: Simd>(
         &self,

@@ -1,8 +1,8 @@
 //! Strided tensors of one element type, read and written by the row.
 //!
-//! Each row is checked against the sizes that the caller vouched for. No reference to a tensor's memory is ever formed: the
-//! addresses come from C programs, so they need not be aligned, and other streams of a faulty program may write the memory
-//! while it is read.
+//! Each row is checked against the sizes that the caller vouched for. No reference to a tensor's memory is ever
+//! formed: the addresses come from C programs, so they need not be aligned, and other streams of a faulty program may
+//! write the memory while it is read.
 
 use super::element::Element;
 use crate::kernel::simd::{Simd, Vector, WIDTH};
@@ -119,7 +119,8 @@ impl<T> Strided<T> {
         self.base == other.base && self.view == other.view && self.lanes == other.lanes
     }
 
-    /// Whether no two elements share memory. The answer is `false` where strides interleave, even if no elements overlap.
+    /// Whether no two elements share memory. The answer is `false` where strides interleave, even if no elements
+    /// overlap.
     fn is_disjoint(&self) -> bool {
         let Sizes {
             batch,
@@ -230,8 +231,8 @@ impl<T: Element> ReadTensor<T> {
         (exist && whole && dense).then(|| (first(), self.0.view.row as isize))
     }
 
-    /// Widens the elements `columns` of a row: vector `i` of them goes to `out[i * step]`, the last one padded with zeros. Adds
-    /// NaN to `nonfinite` if an element is not finite.
+    /// Widens the elements `columns` of a row: vector `i` of them goes to `out[i * step]`, the last one padded with
+    /// zeros. Adds NaN to `nonfinite` if an element is not finite.
     #[inline(always)]
     pub(crate) fn read<S: Simd>(
         &self,

@@ -34,8 +34,8 @@ pub(super) fn compute(data: &Data, problem: &AttentionProblem<'_>, level: Level)
         let address = Parameter::of_role(role).and_then(|parameter| base.get(&parameter));
         address.copied().unwrap_or(ptr::null_mut())
     };
-    // SAFETY: the tensors have the sizes of the descriptions that the problem was made from, but for a compressed mask, which
-    // is not read.
+    // SAFETY: the tensors have the sizes of the descriptions that the problem was made from, but for a compressed
+    // mask, which is not read.
     unsafe { run_under(level, problem, &Buffers(&base), &RunOptions::default()) }.unwrap();
     data.retain(|parameter, _| parameter.is_output());
     data

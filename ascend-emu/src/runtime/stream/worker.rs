@@ -75,8 +75,8 @@ impl Stream {
         scratch: &mut Vec<Access>,
     ) -> Result<(), Fault> {
         match command {
-            // SAFETY: the allocation table admitted the task, so its ranges are live, and it keeps them until `completed` passes
-            // the task's number.
+            // SAFETY: the allocation table admitted the task, so its ranges are live, and it keeps them until
+            // `completed` passes the task's number.
             Command::Task(task, check) => unsafe { self.run_task(&task, at, check, scratch) },
             Command::Record { event, mark } => {
                 event.reach_record(mark);
@@ -142,8 +142,9 @@ impl Stream {
                         }
                         _ => None,
                     };
-                    // SAFETY: the allocation table admitted the replay, with every range of the graph at that time live.
-                    // Ranges of tasks put in by an update since were checked then; freed early, device memory stays mapped.
+                    // SAFETY: the allocation table admitted the replay, with every range of the graph at that time
+                    // live. Ranges of tasks put in by an update since were checked then; freed early, device memory
+                    // stays mapped.
                     unsafe { self.run_task(&task, at, check, scratch)? }
                 }
                 Some(Step::Raise(event)) => event.raise(self.id),

@@ -55,8 +55,8 @@ impl AllocationTable {
         gap
     }
 
-    /// Changes what is written of these bytes: `change` is given each region's written bytes, the region's first address, and
-    /// the part that lies in the region.
+    /// Changes what is written of these bytes: `change` is given each region's written bytes, the region's first
+    /// address, and the part that lies in the region.
     fn change_written(
         &mut self,
         bytes: Range<usize>,

@@ -371,8 +371,8 @@ impl AllocationTable {
     }
 }
 
-/// Ends the handles and ranges of a device whose mappings are gone, as a reset does. Returns the number of handles and their
-/// bytes.
+/// Ends the handles and ranges of a device whose mappings are gone, as a reset does. Returns the number of handles
+/// and their bytes.
 pub(super) fn clear(device: i32) -> (u64, u64) {
     let memory = DeviceMemory::get();
     let (numbers, bytes, ranges) = with(|table| {

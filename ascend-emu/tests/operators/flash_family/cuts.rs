@@ -1,5 +1,5 @@
-//! Causal attention cut into pieces over ranks: sparse modes 7 and 8, and pieces that RingAttentionUpdate merges, against the
-//! call that is not cut.
+//! Causal attention cut into pieces over ranks: sparse modes 7 and 8, and pieces that RingAttentionUpdate merges,
+//! against the call that is not cut.
 
 use super::call::{OnDevice, run};
 use super::case::numbers;

@@ -1,4 +1,5 @@
-//! IncreFlashAttention: golden cases, any lengths against double precision, paged caches, statuses by version and product.
+//! IncreFlashAttention: golden cases, any lengths against double precision, paged caches, statuses by version and
+//! product.
 
 use super::call::{OnDevice, PhaseTwo, on_chip, run};
 use super::case::{cases, numbers};

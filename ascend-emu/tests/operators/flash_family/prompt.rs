@@ -1,5 +1,5 @@
-//! PromptFlashAttention: golden cases, head dimensions of its own against double precision, strided tensors, statuses by
-//! version and product.
+//! PromptFlashAttention: golden cases, head dimensions of its own against double precision, strided tensors, statuses
+//! by version and product.
 
 use super::call::{OnDevice, PhaseTwo, on_chip, run};
 use super::case::{cases, numbers};

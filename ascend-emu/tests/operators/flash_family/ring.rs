@@ -1,4 +1,5 @@
-//! RingAttentionUpdate: golden cases, statuses, strided tensors, any numbers against double precision, rows without keys.
+//! RingAttentionUpdate: golden cases, statuses, strided tensors, any numbers against double precision, rows without
+//! keys.
 
 use super::call::{OnDevice, run};
 use super::case::{cases, numbers};

@@ -1,5 +1,5 @@
-//! FlashAttentionScore and FlashAttentionVarLenScore: golden cases, statuses with their texts, strided tensors, and the bytes
-//! that a launch touches.
+//! FlashAttentionScore and FlashAttentionVarLenScore: golden cases, statuses with their texts, strided tensors, and
+//! the bytes that a launch touches.
 
 use super::call::{OnDevice, run};
 use super::case::{Case, cases};

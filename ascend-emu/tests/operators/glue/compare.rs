@@ -111,7 +111,8 @@ pub(crate) fn rows() -> Vec<Row> {
         ("aclnnGtTensor", "aclnnGtScalar", [0, 0, 1, 0]),
         ("aclnnGeTensor", "aclnnGeScalar", [0, 1, 1, 0]),
     ];
-    // The first two are the same as numbers of the type on the right, to which both are rounded before they are compared.
+    // The first two are the same as numbers of the type on the right, to which both are rounded before they are
+    // compared.
     let steps = i64([3], [1 << 24, (1 << 24) + 1, (1 << 24) + 4].map(f64::from));
     let half_steps = i32([3], [2048, 2049, 2052]);
     for (with_tensor, with_scalar, [less, equal, greater, unordered]) in relations {

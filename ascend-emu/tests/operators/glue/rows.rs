@@ -288,7 +288,8 @@ take! {
     f64: { Given::Plain(Argument::Real(value)) => *value }
 }
 
-/// Defines `launch`, which calls an operator by its name; `None` if there is none, or if the arguments are not of its kinds.
+/// Defines `launch`, which calls an operator by its name; `None` if there is none, or if the arguments are not of its
+/// kinds.
 macro_rules! launch_by_name {
     ($( $(#[$doc:meta])* fn $name:ident ( $( $argument:ident : $kind:ident ),* ) = $compute:expr ; )*) => {
         fn launch(operator: &str, given: &[Given]) -> Option<i32> {

@@ -37,7 +37,8 @@ fn a_row_of_the_block_table_that_names_a_block_twice() {
     cache.destroy();
 }
 
-/// The status of two rows of one head with a window of keys, over a cache of two blocks of 128 that hold 302 keys in turn.
+/// The status of two rows of one head with a window of keys, over a cache of two blocks of 128 that hold 302 keys in
+/// turn.
 fn ring(window: i64) -> i32 {
     let (block, dim, keys) = (128, 16, 302);
     let half = |shape: &[usize], at| {

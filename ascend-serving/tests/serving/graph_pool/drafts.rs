@@ -1,5 +1,5 @@
-//! Graphs of steps with several new tokens a request, and under named masks: whatever the schedule, replayed where the graphs
-//! serve the step and eager otherwise, each layer has the attention that its mask gives by its definition.
+//! Graphs of steps with several new tokens a request, and under named masks: whatever the schedule, replayed where
+//! the graphs serve the step and eager otherwise, each layer has the attention that its mask gives by its definition.
 
 use std::num::NonZeroUsize;
 
@@ -263,7 +263,8 @@ fn named_masks_are_replayed_on_every_release_that_has_them() {
     }
 }
 
-/// Of a windowed group a request has few keys, and the one dummy of this step more: 5 requests of one token leave 43 of 48 rows.
+/// Of a windowed group a request has few keys, and the one dummy of this step more: 5 requests of one token leave 43
+/// of 48 rows.
 #[test]
 fn a_dummy_may_be_longer_than_a_window() {
     let stream = harness::stream();

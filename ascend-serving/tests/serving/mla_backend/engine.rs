@@ -80,8 +80,8 @@ impl<'a> Engine<'a> {
             .unwrap()
     }
 
-    /// Runs a step and checks some of its rows. With `absorb`, all queries are absorbed where none is too long, and those of
-    /// the decodes in front otherwise.
+    /// Runs a step and checks some of its rows. With `absorb`, all queries are absorbed where none is too long, and
+    /// those of the decodes in front otherwise.
     fn step(&mut self, turns: &[Turn], pad: usize, absorb_some: bool) -> Result<(), TestCaseError> {
         let metadata = self.schedule.metadata(turns, self.settings, pad);
         let mixed = metadata.decodes() > 0 && metadata.prefills() > 0 && metadata.decodes_lead();

@@ -64,8 +64,8 @@ fn chunks_stay_within_the_workspace_and_end_with_blocks() {
     assert_eq!(engine.schedule.requests.len(), 3);
     assert_eq!(chunks[..chunks.len() / 2], [12, 32, 25, 38]);
     assert_eq!(chunks[..4], chunks[4..]);
-    // The other way round, so that the queries have to be put in the order of the chunks: a half each of 33 and 73, then
-    // what is left of the longer.
+    // The other way round, so that the queries have to be put in the order of the chunks: a half each of 33 and 73,
+    // then what is left of the longer.
     let acts = [Act::Chunk(3, 4), Act::Chunk(5, 2), Act::Chunk(4, 1)];
     engine.act(&acts, 1, false).unwrap();
     let chunks = log(&engine);

@@ -166,8 +166,8 @@ fn a_shared_mask_changed_in_place() {
         .unwrap();
 }
 
-/// 4410, 6573, sgl-project/sglang 14271: masks of a type that the operator does not take hang it. They are refused before
-/// anything is launched.
+/// 4410, 6573, sgl-project/sglang 14271: masks of a type that the operator does not take hang it. They are refused
+/// before anything is launched.
 #[test]
 fn masks_of_the_wrong_dtype() {
     let call = Call::new(ROWS);
@@ -191,8 +191,8 @@ fn masks_of_the_wrong_dtype() {
     assert!(call.plan(mask).is_ok());
 }
 
-/// sgl-project/sglang 31948: a mask that a call has no use for is dropped without a word. Packed calls refuse one of their
-/// own making, and single rows refuse the mode that would misread it.
+/// sgl-project/sglang 31948: a mask that a call has no use for is dropped without a word. Packed calls refuse one of
+/// their own making, and single rows refuse the mode that would misread it.
 #[test]
 fn masks_that_are_dropped() {
     let call = Call::new(ROWS);
@@ -245,7 +245,8 @@ fn causal_without_a_mask() {
     }
 }
 
-/// 8508, 8387, sgl-project/sglang 24582: a window by the wrong mode or mask. There is one mask and one mode for all windows.
+/// 8508, 8387, sgl-project/sglang 24582: a window by the wrong mode or mask. There is one mask and one mode for all
+/// windows.
 #[test]
 fn windows_take_mode_4_and_the_standard_mask() {
     let device = harness::device();

@@ -1,10 +1,11 @@
-//! What users of serving engines on this hardware were hurt by, one test each: it is refused by name, or cannot be said.
+//! What users of serving engines on this hardware were hurt by, one test each: it is refused by name, or cannot be
+//! said.
 //!
-//! The numbers of the reports at each test are those of vllm-project/vllm-ascend unless another project is named. Here:
-//! query and key tokens, lists of lengths, paddings, slots, groups, sizes of blocks, blocks in flight, chunks; `shapes`: head
-//! dimensions and counts, strides; `masks`; `numbers`: rows that see nothing, bases of log-sum-exps, results that depend on
-//! the batch; `agreement`: a step and the cache, the layers and the requests that it is of. What concerns captured graphs is
-//! in `tests/runtime/graph.rs` and `graph_failures.rs`.
+//! The numbers of the reports at each test are those of vllm-project/vllm-ascend unless another project is named.
+//! Here: query and key tokens, lists of lengths, paddings, slots, groups, sizes of blocks, blocks in flight, chunks;
+//! `shapes`: head dimensions and counts, strides; `masks`; `numbers`: rows that see nothing, bases of log-sum-exps,
+//! results that depend on the batch; `agreement`: a step and the cache, the layers and the requests that it is of.
+//! What concerns captured graphs is in `tests/runtime/graph.rs` and `graph_failures.rs`.
 
 mod agreement;
 use crate::harness;
@@ -65,8 +66,8 @@ fn refused(metadata: &AttentionMetadata, tokens: [usize; 2]) -> String {
     error.to_string()
 }
 
-/// 6524, 6403, 6596: packed query tokens that are not the last length. Padding goes through dummy requests; a step whose
-/// tensors have other rows is refused before it is launched.
+/// 6524, 6403, 6596: packed query tokens that are not the last length. Padding goes through dummy requests; a step
+/// whose tensors have other rows is refused before it is launched.
 #[test]
 fn query_tokens_other_than_the_last_length() {
     let batch = [request(5, 1, &[3]), request(9, 1, &[4])];
@@ -241,8 +242,8 @@ fn blocks_given_back_while_a_step_reads_them() {
     assert_eq!(pool.allocate().unwrap().id(), 0);
 }
 
-/// sgl-project/sglang 22020, 12589: prefill in chunks that loses what came before. The lengths of a chunk count the cache,
-/// and a causal call with fewer keys than rows is refused.
+/// sgl-project/sglang 22020, 12589: prefill in chunks that loses what came before. The lengths of a chunk count the
+/// cache, and a causal call with fewer keys than rows is refused.
 #[test]
 fn chunks_that_lose_their_history() {
     let batch = [request(200, 7, &[3, 4])];

@@ -99,8 +99,8 @@ fn prompts_in_chunks_and_at_once() {
     }
 }
 
-/// sgl-project/sglang 35045: log-sum-exps to the base 2 merged with others to the base e. They are of two types, and what
-/// merges takes one. (`compile-fail` shows that the other is not taken.)
+/// sgl-project/sglang 35045: log-sum-exps to the base 2 merged with others to the base e. They are of two types, and
+/// what merges takes one. (`compile-fail` shows that the other is not taken.)
 #[test]
 fn log_sum_exps_of_two_bases() {
     let part = |lse| HostPart {

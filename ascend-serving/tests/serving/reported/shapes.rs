@@ -110,8 +110,8 @@ fn head_dimensions_of_packed_calls() {
     }
 }
 
-/// 14126, 9560, 15558, 15882: head counts that are no power of two, and ranks whose part of the context is empty. Attention
-/// takes any ratio up to 64, the absorbed latent form names its own, and an empty part changes nothing.
+/// 14126, 9560, 15558, 15882: head counts that are no power of two, and ranks whose part of the context is empty.
+/// Attention takes any ratio up to 64, the absorbed latent form names its own, and an empty part changes nothing.
 #[test]
 fn head_counts_and_empty_parts() {
     let heads = |heads, kv_heads| HeadShape {
@@ -173,8 +173,9 @@ fn strided_keys_and_values() {
     );
 }
 
-/// ggml-org/llama.cpp 20031, 13627: which heads the operator takes is found out by failing. The contract answers ahead,
-/// with the reason, and says whether zeros help. (A cap on the scores has no parameter at all, so that it cannot be lost.)
+/// ggml-org/llama.cpp 20031, 13627: which heads the operator takes is found out by failing. The contract answers
+/// ahead, with the reason, and says whether zeros help. (A cap on the scores has no parameter at all, so that it
+/// cannot be lost.)
 #[test]
 fn asking_which_heads_are_taken() {
     let heads = |layout, dtype, dim| HeadShape::new(layout, dtype, 4, dim);

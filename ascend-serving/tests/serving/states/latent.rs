@@ -19,8 +19,8 @@ fn metadata(policy: StatePolicy, padded: Option<usize>, requests: &Requests) -> 
     batch::metadata(Causality::Causal, policy, padded, requests).unwrap()
 }
 
-/// What the calls of a step say, of which the first tokens have absorbed queries, and whose workspace has room for so many
-/// cached tokens.
+/// What the calls of a step say, of which the first tokens have absorbed queries, and whose workspace has room for so
+/// many cached tokens.
 fn said(
     table: &Table,
     format: Cache,
@@ -196,8 +196,8 @@ fn prefill_with_context_chunks() {
         mask: compressed(),
         ..plain(30, 30, &[5, 8, 28, 30], &[5, 8, 28, 30])
     };
-    // Room for 80: 40 of each, of which the shorter has 9; then what there is room for, and the rest. The request without
-    // cached tokens and the dummy take no part, and the longest comes first.
+    // Room for 80: 40 of each, of which the shorter has 9; then what there is room for, and the rest. The request
+    // without cached tokens and the dummy take no part, and the longest comes first.
     let chunks = [
         plain(25, 49, &[20, 25], &[40, 49]),
         plain(20, 80, &[20], &[80]),

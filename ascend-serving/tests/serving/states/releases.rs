@@ -1,4 +1,5 @@
-//! One engine on machines of several releases: what each of them takes is used, the rest falls back or is refused by name.
+//! One engine on machines of several releases: what each of them takes is used, the rest falls back or is refused by
+//! name.
 
 use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::{AnyTensor, Machine, Runtime, Stream, bf16, f16};
@@ -177,8 +178,8 @@ impl Layer<'_> {
 const PACKED: Option<&str> = Some("fused");
 const ROWS: Option<&str> = Some("paged_decode");
 
-/// Packed calls serve wherever the release takes them; where it does not, single rows go by the decode path, and the rest is
-/// refused. Whoever serves, each row is what its definition gives.
+/// Packed calls serve wherever the release takes them; where it does not, single rows go by the decode path, and the
+/// rest is refused. Whoever serves, each row is what its definition gives.
 #[test]
 fn packed_calls_take_what_the_release_does() {
     let mut checked = Vec::new();
@@ -269,8 +270,8 @@ fn packed_calls_take_what_the_release_does() {
     assert_eq!(checked, [""; 0]);
 }
 
-/// Caches in NZ order are read by packed queries on every release, by single rows from 8.5 on, and with heads of any size on
-/// 9.1.
+/// Caches in NZ order are read by packed queries on every release, by single rows from 8.5 on, and with heads of any
+/// size on 9.1.
 #[test]
 fn nz_caches_are_read_as_the_release_allows() {
     let nz = |dim, block_size, requests| Layer {

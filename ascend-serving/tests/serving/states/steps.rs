@@ -297,8 +297,8 @@ fn not_causal() {
     }
 }
 
-/// vLLM-Ascend has another operator for models that only encode, and appends an end where the step is padded. The packed
-/// call without a mask is the same attention, and the padding is a request of its own.
+/// vLLM-Ascend has another operator for models that only encode, and appends an end where the step is padded. The
+/// packed call without a mask is the same attention, and the padding is a request of its own.
 #[test]
 fn encoders_that_pool() {
     let table = Table::new();

@@ -1,5 +1,5 @@
-//! The absorbed form of multi-head latent attention with a sliding window, sparse mode 4; its rules stand with the others
-//! in `mla`.
+//! The absorbed form of multi-head latent attention with a sliding window, sparse mode 4; its rules stand with the
+//! others in `mla`.
 
 use super::Facts;
 use super::mla::{CACHE, SLIDING, modes, rows_given};

@@ -57,8 +57,8 @@ impl BiasForm {
     /// Number of rows in a bias that is given by its last rows.
     pub const LAST_ROWS: i64 = 1024;
 
-    /// The element for row `i` and key `j` of a sequence in head `head` of `heads`; `None` if it has none. Saturates beyond
-    /// what fits in memory.
+    /// The element for row `i` and key `j` of a sequence in head `head` of `heads`; `None` if it has none. Saturates
+    /// beyond what fits in memory.
     pub fn element(
         &self,
         of: &Sequence,

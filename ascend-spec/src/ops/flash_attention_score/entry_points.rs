@@ -52,8 +52,8 @@ impl Version {
 mod tests {
     use super::*;
 
-    /// Counts of the signatures in `aclnn_flash_attention_score.h`: arguments, inputs among them, and the number of the mask
-    /// and of the prefix.
+    /// Counts of the signatures in `aclnn_flash_attention_score.h`: arguments, inputs among them, and the number of
+    /// the mask and of the prefix.
     const COUNTS: [(Version, usize, usize, usize, usize); 9] = [
         (Version::V1, 20, 8, 6, 7),
         (Version::V2, 23, 10, 6, 7),

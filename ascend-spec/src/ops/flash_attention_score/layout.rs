@@ -5,8 +5,8 @@ use crate::layout::View;
 use crate::{Dims, TensorDesc};
 use std::fmt;
 
-/// Axis order of query, key, value and output: B batch, N heads, S rows of a sequence, D head dimension, H = N * D, T rows
-/// of all sequences packed.
+/// Axis order of query, key, value and output: B batch, N heads, S rows of a sequence, D head dimension, H = N * D, T
+/// rows of all sequences packed.
 ///
 /// These are the orders of FlashAttentionScore and RingAttentionUpdate. The operators of inference have others, each a
 /// [`Layout`](crate::Layout).

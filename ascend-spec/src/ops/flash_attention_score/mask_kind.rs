@@ -41,8 +41,8 @@ pub enum FullMask {
 }
 
 impl FullMask {
-    /// The element for row `i` and key `j` of a sequence, counted from its first ones, in head `head` of `heads`. Saturates
-    /// beyond what fits in memory.
+    /// The element for row `i` and key `j` of a sequence, counted from its first ones, in head `head` of `heads`.
+    /// Saturates beyond what fits in memory.
     pub fn element(&self, of: &Sequence, (head, heads): (usize, usize), i: usize, j: usize) -> u64 {
         let step = |count: usize, stride: u64| (count as u64).saturating_mul(stride);
         let [first, row, j] = match *self {

@@ -11,8 +11,8 @@ use crate::{MaskGeometry, SparseMode, Target, TensorDesc, Violation};
 
 /// A call that holds every rule: sizes, lengths and visibility, ready to compute.
 ///
-/// Made by [`FlashAttentionCall::check`] alone, so that a kernel may rely on it: lengths lie within the tensors' axes, heads
-/// divide, mask and bias cover every row and key that is looked up.
+/// Made by [`FlashAttentionCall::check`] alone, so that a kernel may rely on it: lengths lie within the tensors'
+/// axes, heads divide, mask and bias cover every row and key that is looked up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct FlashAttentionProblem<'a> {
@@ -53,8 +53,8 @@ pub struct FlashAttentionProblem<'a> {
     pub mask: MaskKind,
     /// Position bias.
     pub bias: Bias,
-    /// Whether rows without visible keys are corrected: their output is 0, their maximum the least FLOAT and their sum the
-    /// largest. Otherwise the output is the mean of the values.
+    /// Whether rows without visible keys are corrected: their output is 0, their maximum the least FLOAT and their
+    /// sum the largest. Otherwise the output is the mean of the values.
     pub zeroes_masked_rows: bool,
     /// The sequence that modes 7 and 8 treat as a band.
     pub(super) cut_sequence: Option<usize>,

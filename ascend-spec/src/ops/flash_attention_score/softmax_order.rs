@@ -6,7 +6,8 @@ use crate::attention_problem::SoftmaxRows;
 /// The order of `softmaxMax` and `softmaxSum` in memory. Each row has [`SoftmaxOrder::COPIES`] equal, contiguous
 /// numbers.
 ///
-/// Source: FlashAttentionScore, softmaxMaxOut and softmaxOutLayout; the order of packed rows is that of the operator's code.
+/// Source: FlashAttentionScore, softmaxMaxOut and softmaxOutLayout; the order of packed rows is that of the
+/// operator's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SoftmaxOrder {
     /// `[B, N, S, 8]`.

@@ -19,8 +19,8 @@ const fn version(
 }
 
 versions! {
-    /// An entry point: FlashAttentionScore (`V1` to `V4`) has a batch axis, FlashAttentionVarLenScore (`VarLenV1` to `VarLenV5`)
-    /// packs its sequences.
+    /// An entry point: FlashAttentionScore (`V1` to `V4`) has a batch axis, FlashAttentionVarLenScore (`VarLenV1` to
+    /// `VarLenV5`) packs its sequences.
     pub enum Version {
         /// CANN 8.1 and older.
         V1 = version(1, "aclnnFlashAttentionScore", "8.1", V8_1),

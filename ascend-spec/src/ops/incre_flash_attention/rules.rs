@@ -53,13 +53,14 @@ impl IncreCall<'_> {
     /// Allocates nothing unless it refuses.
     ///
     /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this crate does not compute.
+    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this crate does not
+    /// compute.
     pub fn check(&self, version: Version, target: Target) -> Result<(), Refusal> {
         self.resolve(version, target, |_| ())
     }
 
-    /// Checks the call as [`IncreCall::check`] does, and resolves it into what a kernel computes: [`IncreCall::as_fused`] of
-    /// what the version reads ([`IncreCall::computed_by`]).
+    /// Checks the call as [`IncreCall::check`] does, and resolves it into what a kernel computes:
+    /// [`IncreCall::as_fused`] of what the version reads ([`IncreCall::computed_by`]).
     ///
     /// # Errors
     /// As for [`IncreCall::check`].

@@ -1,4 +1,5 @@
-//! What a version of PromptFlashAttention reads of a call, and the same attention as a call of FusedInferAttentionScore.
+//! What a version of PromptFlashAttention reads of a call, and the same attention as a call of
+//! FusedInferAttentionScore.
 
 use super::{PromptCall, Version};
 use crate::fia::FiaCall;

@@ -99,14 +99,15 @@ impl PromptCall<'_> {
     /// Allocates nothing unless it refuses.
     ///
     /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for layouts and masks that this crate
-    /// does not compute.
+    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for layouts and masks that this
+    /// crate does not compute.
     pub fn check(&self, version: Version, target: Target) -> Result<(), Refusal> {
         self.resolve(version, target, |_| ()).map(drop)
     }
 
-    /// Checks the call as [`PromptCall::check`] does, and resolves it into what a kernel computes: nothing if the output has
-    /// no elements, otherwise [`PromptCall::as_fused`] of what the version reads ([`PromptCall::computed_by`]).
+    /// Checks the call as [`PromptCall::check`] does, and resolves it into what a kernel computes: nothing if the
+    /// output has no elements, otherwise [`PromptCall::as_fused`] of what the version reads
+    /// ([`PromptCall::computed_by`]).
     ///
     /// # Errors
     /// As for [`PromptCall::check`].

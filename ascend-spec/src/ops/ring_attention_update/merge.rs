@@ -37,8 +37,8 @@ pub struct Merged {
 
 /// Merges two parts of a row.
 ///
-/// Plain arithmetic, as the operator computes it: with `M` the larger maximum, `S = s1 * exp(m1 - M) + s2 * exp(m2 - M)` and
-/// the factors `s * exp(m - M) / S`.
+/// Plain arithmetic, as the operator computes it: with `M` the larger maximum,
+/// `S = s1 * exp(m1 - M) + s2 * exp(m2 - M)` and the factors `s * exp(m - M) / S`.
 pub fn merge(prev: Part, cur: Part) -> Merged {
     let max = prev.max.max(cur.max);
     let weight = |part: Part| part.sum * (part.max - max).exp();

@@ -1,8 +1,8 @@
 //! RingAttentionUpdate: merges two outputs of FlashAttentionScore, each over a part of the keys, into the output over
 //! both parts.
 //!
-//! Each part has the maximum and the sum of each row beside its attention, in the orders in which FlashAttentionScore writes
-//! them ([`SoftmaxOrder`](crate::ops::flash_attention_score::SoftmaxOrder)).
+//! Each part has the maximum and the sum of each row beside its attention, in the orders in which FlashAttentionScore
+//! writes them ([`SoftmaxOrder`](crate::ops::flash_attention_score::SoftmaxOrder)).
 
 mod arguments;
 mod merge;

@@ -70,8 +70,8 @@ impl RingUpdateProblem {
         }
     }
 
-    /// Index of the first element of a row of a head among the elements of the attention. Exact where the tensor fits in
-    /// memory; saturates elsewhere.
+    /// Index of the first element of a row of a head among the elements of the attention. Exact where the tensor fits
+    /// in memory; saturates elsewhere.
     pub fn attention_element(&self, of: &Sequence, head: usize, row: usize) -> usize {
         let row = match self.layout.is_packed() {
             true => of.q_first.saturating_add(row),

@@ -89,8 +89,8 @@ impl RingUpdateCall<'_> {
     /// Allocates nothing unless it refuses.
     ///
     /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what the operator takes and this
-    /// crate does not compute: packed tensors of different shapes, and heads that do not divide the hidden size.
+    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what the operator takes and
+    /// this crate does not compute: packed tensors of different shapes, and heads that do not divide the hidden size.
     pub fn check(&self, version: Version, target: Target) -> Result<RingUpdateProblem, Refusal> {
         require!(
             version.runs_on(target),

@@ -1,5 +1,5 @@
-//! What is known of each release, one probing call a fact, with the verdicts of 8.1, 8.5, 9.0 and 9.1 on Atlas A2 as four
-//! letters: `a` accepted, `r` refused, `-` not said or not to be expressed there.
+//! What is known of each release, one probing call a fact, with the verdicts of 8.1, 8.5, 9.0 and 9.1 on Atlas A2 as
+//! four letters: `a` accepted, `r` refused, `-` not said or not to be expressed there.
 //!
 //! Where a fact has two classes of head dimension, the first letters are those of 64, the others those of 96.
 

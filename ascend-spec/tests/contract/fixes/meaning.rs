@@ -1,5 +1,5 @@
-//! What a call of FusedInferAttentionScore means, read from its arguments as their documentation has them, not as one of the
-//! operator's checkers takes them.
+//! What a call of FusedInferAttentionScore means, read from its arguments as their documentation has them, not as one
+//! of the operator's checkers takes them.
 
 use super::Call;
 use ascend_spec::declared::AnyArguments;

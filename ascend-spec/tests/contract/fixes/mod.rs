@@ -33,8 +33,8 @@ fn broken(call: &Call, version: u8, target: Target) -> Option<Vec<Violation>> {
     }
 }
 
-/// Makes every change that the call's fixes say, one fix after the other, and returns the rules that said them and the call
-/// at the end.
+/// Makes every change that the call's fixes say, one fix after the other, and returns the rules that said them and
+/// the call at the end.
 #[track_caller]
 pub(crate) fn follow(call: &Call, version: u8, target: Target) -> (Vec<&'static str>, Call) {
     let mut seen = vec![call.clone()];

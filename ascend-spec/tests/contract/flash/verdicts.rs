@@ -1,5 +1,5 @@
-//! The contract gives the operator's own verdict, with its status: on the repo's own calls, and with `ASCEND_VECTORS` on the
-//! recorded calls of `params/targets` and the case files of `train` there.
+//! The contract gives the operator's own verdict, with its status: on the repo's own calls, and with `ASCEND_VECTORS`
+//! on the recorded calls of `params/targets` and the case files of `train` there.
 
 use super::described::{self, Described};
 use ascend_spec::ops::flash_attention_score::{Version, Work};
