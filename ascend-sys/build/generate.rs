@@ -15,8 +15,7 @@ use bindgen::callbacks::{
 use quote::ToTokens;
 use syn::{FnArg, ForeignItem, ImplItem, Item, Pat, ReturnType, Type};
 
-/// The headers of runtime and operator calls that are read, relative to a folder `include`: each after those that it
-/// includes.
+/// The headers of runtime and operator calls that are read, relative to a folder `include`: each after those that it includes.
 const BASE_HEADERS: [&str; 6] = [
     "acl/acl_base.h",
     "acl/acl_rt.h",
@@ -29,8 +28,8 @@ const BASE_HEADERS: [&str; 6] = [
 /// The folder of the headers of operators; all are read.
 const OPERATOR_HEADERS: &str = "aclnnop";
 
-/// What our headers say of a function that the libraries of CANN 8.1.RC1 need not export: a program linked against
-/// those libraries looks it up when it runs instead.
+/// What our headers say of a function that the libraries of CANN 8.1.RC1 need not export: a program linked against those
+/// libraries looks it up when it runs instead.
 const OPTIONAL: &str = "Since a release after 8.1.";
 
 /// The generated sources.
@@ -424,8 +423,8 @@ fn print_table(functions: &[Function], optional: &BTreeSet<String>) -> String {
         "/// Hands every function of the C ABI to another macro.\n\
          ///\n\
          /// `for_each_function! { callback }` expands to `callback! { ... }` with one entry a function:\n\
-         /// `[Library] fn name(argument: Type, ...) -> Type;`, where `Library` is a variant of
-         /// [`Library`](crate::Library)\n\ and the types carry full paths. A macro with this pattern takes them:\n\
+         /// `[Library] fn name(argument: Type, ...) -> Type;`, where `Library` is a variant of [`Library`](crate::Library)\n\
+         /// and the types carry full paths. A macro with this pattern takes them:\n\
          ///\n\
          /// ```\n\
          /// macro_rules! count {\n\
