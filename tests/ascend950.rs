@@ -11,8 +11,8 @@ mod harness;
 use ascend_attention::attention::{
     Affine, AntiquantMode, Antiquantisation, Distance, Inputs, PseShift, Quantisation,
 };
-use ascend_attention::spec::fia::Version;
 use ascend_attention::spec::minifloat::pack_nibbles;
+use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, DType, Soc, Target};
 use ascend_attention::{
     Error, Float4E2M1, Float8E4M3Fn, Float8E8M0, FusedInferAttention, HiFloat8, Layout, Machine,

@@ -10,7 +10,7 @@ mod harness;
 
 use ascend_attention::attention::{Arguments, Parameter};
 use ascend_attention::spec::Level;
-use ascend_attention::spec::fia::FiaCall;
+use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_attention::{DType, Error, Stream};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
@@ -132,7 +132,7 @@ proptest! {
                 arguments.set(*parameter, tensor);
             }
         }
-        for lint in ascend_attention::spec::fia::rules::lints::all().filter(|lint| same && lint.level == Level::Lint && !lint.overruns) {
+        for lint in ascend_attention::spec::ops::fused_infer_attention_score::rules::lints::all().filter(|lint| same && lint.level == Level::Lint && !lint.overruns) {
             arguments.allow_lint(lint.id);
         }
         match arguments.plan(stream.device()) {

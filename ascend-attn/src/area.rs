@@ -1,7 +1,7 @@
 //! The area of a call, by which calls are counted.
 
 use ascend_attention::spec::declared::{AnyArguments, DeclaredOperator};
-use ascend_attention::spec::fia::FiaCall;
+use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_attention::spec::{DType, Layout, TensorDesc};
 
 /// The area of a call: the first of these features that it has.

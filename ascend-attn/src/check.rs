@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use ascend_attention::Machine;
 use ascend_attention::case::{AnyCase, Case, Expect, OperatorCase, ParameterCase};
 use ascend_attention::spec::declared::{AnyArguments, DeclaredOperator};
-use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{
     Cann, FIND_KERNEL_ERROR, Refusal, Soc, Target, TensorDesc, Violation,
 };

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::sys::{self, Attempt, Origin, UnknownVariable};
 use ascend_attention::{Error, Installed, Runtime};
 use clap::ValueEnum;

@@ -4,7 +4,7 @@ use crate::fault_plan::Plan;
 use crate::kernel::Level;
 use crate::machine::{Machine, MachineError};
 use crate::status::{Failure, Outcome, PARAM_INVALID, failure, warn};
-use ascend_spec::fia::Version;
+use ascend_spec::ops::fused_infer_attention_score::Version;
 use ascend_spec::{Cann, Soc};
 use std::cell::Cell;
 use std::env;

@@ -1,7 +1,7 @@
 //! An emulated machine: a product and a CANN release.
 
 use crate::status::{ACLNN_RUNTIME, Outcome, failure};
-use ascend_spec::fia::Version;
+use ascend_spec::ops::fused_infer_attention_score::Version;
 use ascend_spec::{Cann, Soc, Target, UnreleasedTarget};
 use std::ffi::{CStr, CString};
 

@@ -80,7 +80,7 @@ pub(crate) fn soc_name_at(index: usize) -> &'static CStr {
 mod tests {
     use super::*;
     use ascend_spec::Cann;
-    use ascend_spec::fia::Version;
+    use ascend_spec::ops::fused_infer_attention_score::Version;
 
     #[test]
     fn each_machine_has_an_index_of_its_own() {

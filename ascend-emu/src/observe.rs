@@ -2,7 +2,7 @@
 
 use crate::memory::DeviceMemory;
 use ascend_spec::Target;
-use ascend_spec::fia::{Argument, FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{Argument, FiaCall, Version};
 use std::ops::Range;
 use std::ptr;
 use std::sync::OnceLock;

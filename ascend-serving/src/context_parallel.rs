@@ -3,7 +3,7 @@
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use ascend_attention::spec::Layout;
-use ascend_attention::spec::update::UpdateCall;
+use ascend_attention::spec::ops::attention_update::UpdateCall;
 use ascend_attention::{CallRule, CausalOrigin, Element, Mask, Output, Plan, Stream, Tensor};
 
 use crate::backends::AttentionShape;

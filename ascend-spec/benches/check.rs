@@ -1,6 +1,6 @@
 //! Cost of checking a call: `cargo bench -p ascend-spec`.
 
-use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::{Cann, DType, Soc, Target, TensorDesc};
 
 fn main() {

@@ -20,9 +20,9 @@ impl Description {
 }
 
 macro_rules! described {
-    ($($list:ident { $($operator:ident: $($module:ident)::+ $(, $case:expr)*;)* })*) => {
+    ($($list:ident { $($operator:ident: $module:ident $(, $case:expr)*;)* })*) => {
         /// Every operator, in the order of the list.
-        const EVERY: &[Description] = &[$($(Description::of::<crate::$($module)::+::$operator>(),)*)*];
+        const EVERY: &[Description] = &[$($(Description::of::<crate::ops::$module::$operator>(),)*)*];
     };
 }
 
@@ -116,11 +116,11 @@ mod tests {
     }
 
     macro_rules! checks {
-        ($($list:ident { $($operator:ident: $($module:ident)::+ $(, $case:expr)*;)* })*) => {
+        ($($list:ident { $($operator:ident: $module:ident $(, $case:expr)*;)* })*) => {
             /// Both checks of each operator.
             const CHECKS: &[[fn(); 2]] = &[$($([
-                rules_name_their_operator::<crate::$($module)::+::$operator>,
-                names_and_numbers_are_unique::<crate::$($module)::+::$operator>,
+                rules_name_their_operator::<crate::ops::$module::$operator>,
+                names_and_numbers_are_unique::<crate::ops::$module::$operator>,
             ],)*)*];
         };
     }

@@ -5,7 +5,7 @@
 //! touches memory or a device, and checking a call that breaks no rule allocates nothing.
 //!
 //! ```
-//! use ascend_spec::fia::{FiaCall, Version};
+//! use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 //! use ascend_spec::{Cann, DType, Refusal, Soc, Target, TensorDesc};
 //!
 //! let shape = |s| TensorDesc::contiguous(DType::Float16, &[1, 8, s, 128]);
@@ -36,7 +36,6 @@ pub mod declared;
 mod dims;
 mod dtype;
 mod every_operator;
-pub mod fia;
 mod format;
 pub mod geometry;
 mod layout;
@@ -44,11 +43,9 @@ pub mod minifloat;
 pub mod ops;
 mod reports;
 mod rule;
-pub mod scatter;
 mod soc;
 mod target;
 mod tensor;
-pub mod update;
 
 pub use cann::{Cann, Release, UnknownRelease};
 pub use contract::each_lint;

@@ -206,10 +206,10 @@ pub struct Violation {
     /// What to change: the rule's own advice, or one that fits this call better.
     pub fix: String,
     /// The changes that the fix begins with, where they can be made without knowing more than the call: see
-    /// [`Arguments::changed`](crate::fia::Arguments::changed). Where a change gives or converts a tensor, the caller
+    /// [`Arguments::changed`](crate::ops::fused_infer_attention_score::Arguments::changed). Where a change gives or converts a tensor, the caller
     /// makes its contents, as the rest of the fix describes.
     pub changes: Vec<Change>,
-    /// Another target that takes the call unchanged, if [`FiaCall::taken_by`](crate::fia::FiaCall::taken_by) was
+    /// Another target that takes the call unchanged, if [`FiaCall::taken_by`](crate::ops::fused_infer_attention_score::FiaCall::taken_by) was
     /// called and found one.
     pub taken_by: Option<Target>,
 }

@@ -9,7 +9,7 @@
 mod allocations;
 
 use allocations::allocations;
-use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::{Cann, DType, Refusal, Soc, Target, TensorDesc};
 
 #[test]

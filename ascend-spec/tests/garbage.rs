@@ -3,7 +3,7 @@
 #![allow(clippy::expect_used, reason = "helpers of tests end them by a panic")]
 
 use ascend_spec::attention_problem::{Padding, Work};
-use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::{Cann, DType, Dims, Format, Soc, Target, TensorDesc};
 use proptest::prelude::*;
 

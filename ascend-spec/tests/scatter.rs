@@ -6,8 +6,8 @@
     reason = "helpers of tests end them by a panic"
 )]
 
-use ascend_spec::scatter::rules::RULES;
-use ascend_spec::scatter::{NORM, PA_NZ, Pieces, ScatterCall, ScatterProblem};
+use ascend_spec::ops::scatter_pa_kv_cache::rules::RULES;
+use ascend_spec::ops::scatter_pa_kv_cache::{NORM, PA_NZ, Pieces, ScatterCall, ScatterProblem};
 use ascend_spec::{DType, Dims, Format, Level, Refusal, Soc, TensorDesc};
 use proptest::prelude::*;
 

@@ -6,8 +6,8 @@
     reason = "helpers of tests end them by a panic"
 )]
 
-use ascend_spec::update::rules::RULES;
-use ascend_spec::update::{UpdateCall, UpdateProblem};
+use ascend_spec::ops::attention_update::rules::RULES;
+use ascend_spec::ops::attention_update::{UpdateCall, UpdateProblem};
 use ascend_spec::{Cann, DType, Dims, Format, Refusal, Soc, Target, TensorDesc};
 use proptest::prelude::*;
 

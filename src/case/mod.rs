@@ -33,7 +33,7 @@
 //! | `expect_rule` | id of the rule that refuses the call; where `expect` is `ok`, of the lint by which the safe layer stops what the operator takes |
 //! | `portable_since` | the first release, such as `8.1.0`, that has to take the call as the case's own release does; absent: no other release has to |
 //!
-//! An absent attribute has the operator's default ([`Arguments`](crate::spec::fia::Arguments)); an absent `atten_mask_kind`
+//! An absent attribute has the operator's default ([`Arguments`](crate::spec::ops::fused_infer_attention_score::Arguments)); an absent `atten_mask_kind`
 //! follows from whether there is an `atten_mask`, and of `atol` and `rtol` one may be left out for 0. Types of 4 bits are
 //! two to a byte along the last axis, the even one in the low half: the file's last axis is half the operator's.
 //!

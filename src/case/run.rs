@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use ascend_spec::fia::{Version, rules};
+use ascend_spec::ops::fused_infer_attention_score::{Version, rules};
 use ascend_spec::{CompressedMask, Level, Rule, TensorDesc};
 
 use super::outcome::{Expectation, Expected, download, kept, poison};

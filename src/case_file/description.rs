@@ -1,6 +1,8 @@
 //! Descriptors of all tensors of a case, inputs and outputs, as the operator takes them.
 
-use ascend_spec::fia::{Arguments, CheckedCall, ContentBounds, FiaCall};
+use ascend_spec::ops::fused_infer_attention_score::{
+    Arguments, CheckedCall, ContentBounds, FiaCall,
+};
 use ascend_spec::{Soc, SparseMode, TensorDesc, Violation};
 
 use crate::mask::MaskForm;

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use ascend_spec::declared::DeclaredOperator;
-use ascend_spec::fia::Version;
 use ascend_spec::operator::Kind;
+use ascend_spec::ops::fused_infer_attention_score::Version;
 
 use super::header::Header;
 use super::metadata::{self, Metadata};

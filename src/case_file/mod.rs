@@ -18,7 +18,7 @@ mod unique_names;
 mod values;
 mod write_file;
 
-use ascend_spec::fia::{Arguments, Version};
+use ascend_spec::ops::fused_infer_attention_score::{Arguments, Version};
 use ascend_spec::{Cann, DType, SparseMode};
 
 pub use description::Description;
@@ -34,7 +34,7 @@ pub use record::{OperatorCall, RECORD_VARIABLE, Recorded, Recorder, record_calls
 pub use tensor::CaseTensor;
 pub use write_file::write_file;
 
-pub use ascend_spec::fia::Parameter;
+pub use ascend_spec::ops::fused_infer_attention_score::Parameter;
 
 /// One call of FusedInferAttentionScore with its data.
 ///

@@ -364,7 +364,7 @@ fn single(operator: DeclaredOperator) -> String {
 
 #[cfg(test)]
 mod tests {
-    use ascend_spec::fia::Version;
+    use ascend_spec::ops::fused_infer_attention_score::Version;
 
     use super::*;
 

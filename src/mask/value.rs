@@ -1,7 +1,7 @@
 //! A mask: sparse mode, tensor and window, always together.
 
 use ascend_spec::SparseMode;
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::tensor::AnyTensor;
 

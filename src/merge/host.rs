@@ -1,6 +1,6 @@
 //! Merging in host memory.
 
-use ascend_spec::update::{Real, visible, weigh};
+use ascend_spec::ops::attention_update::{Real, visible, weigh};
 
 use crate::error::{Error, Result};
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::update::{Parameter, UpdateCall, UpdateProblem, visible};
+use ascend_spec::ops::attention_update::{Parameter, UpdateCall, UpdateProblem, visible};
 use ascend_spec::{Axes, Layout, TensorDesc};
 use smallvec::SmallVec;
 

@@ -156,7 +156,7 @@ impl Phases {
 
 #[cfg(test)]
 mod tests {
-    use ascend_spec::scatter::Version;
+    use ascend_spec::ops::scatter_pa_kv_cache::Version;
     use ascend_sys::Functions;
 
     use super::*;

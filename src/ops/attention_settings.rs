@@ -1,7 +1,7 @@
 //! Settings that the attention operators of inference share, beside tensors and masks.
 
 use ascend_spec::Layout;
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::error::Result;
 use crate::operator::{Lengths, heads};

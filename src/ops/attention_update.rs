@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ascend_spec::update::{Argument, Parameter, UpdateCall, Version};
+use ascend_spec::ops::attention_update::{Argument, Parameter, UpdateCall, Version};
 use ascend_spec::{arguments_of_version, attention_update_arguments};
 use ascend_sys::Api;
 use smallvec::SmallVec;

@@ -1,6 +1,6 @@
 //! The machine that the emulation stands for.
 
-use ascend_spec::fia::Version;
+use ascend_spec::ops::fused_infer_attention_score::Version;
 use ascend_spec::{Cann, Soc};
 
 /// An emulated chip with an installed CANN release, for [`Runtime::emulated_as`](super::Runtime::emulated_as).

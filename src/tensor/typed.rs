@@ -118,7 +118,7 @@ impl<T: Element> Tensor<T> {
     }
 
     /// A contiguous copy whose last axis has `size` elements, the new ones 0: for heads of a size that the operator
-    /// does not take. [`HeadShape::padded`](ascend_spec::fia::HeadShape::padded) returns a size that it takes. The
+    /// does not take. [`HeadShape::padded`](ascend_spec::ops::fused_infer_attention_score::HeadShape::padded) returns a size that it takes. The
     /// copy goes through the host and waits for the stream: pad a model's weights once rather than its activations in
     /// each step.
     ///

@@ -6,7 +6,7 @@ use ascend_attention::attention::{
     Affine, Arguments, BlockTable, Cache, Inputs, PaddingSize, Parameter, Quantisation,
     SharedPrefix,
 };
-use ascend_attention::spec::fia::FiaCall;
+use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_attention::{DType, Error, FusedInferAttention, Layout, Stream, Tensor, bf16, f16};
 use harness::reference::{Half, Logical, row};
 use harness::{halves, numbers, still_works, stream, tensor};

@@ -13,7 +13,7 @@ use ascend_attention::attention::{
 };
 use ascend_attention::case::{Case, CaseTensor, Expect, MaskKind, Verdict};
 use ascend_attention::spec::Level;
-use ascend_attention::spec::fia::rules;
+use ascend_attention::spec::ops::fused_infer_attention_score::rules;
 use ascend_attention::{
     AnyTensor, CausalOrigin, DType, Element, FusedInferAttention, InnerPrecise, Layout, Mask,
     Output, Stream, Tensor, bf16, f16,

@@ -10,8 +10,8 @@
 use ascend_attention::DType;
 use ascend_attention::case::{Case, CaseTensor, MaskKind, Parameter, Tolerance};
 use ascend_attention::spec::Cann;
-use ascend_attention::spec::fia::{Arguments, Version};
 use ascend_attention::spec::operator::Kind;
+use ascend_attention::spec::ops::fused_infer_attention_score::{Arguments, Version};
 
 /// Metadata that every case has.
 pub const BASE: &[(&str, &str)] = &[

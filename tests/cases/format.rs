@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use ascend_attention::DType;
 use ascend_attention::case::{Case, CaseError, CaseTensor, Expect, MaskKind, Parameter, Tolerance};
-use ascend_attention::spec::fia::Arguments;
-use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::ops::fused_infer_attention_score::Arguments;
+use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, Refusal, Release, Soc, Target};
 use case_files::{BASE, TENSORS, file, full, raw, tensor};
 

@@ -154,6 +154,6 @@ proptest! {
         // Describing whatever was read does not panic either.
         let description = case.describe();
         let call = description.call();
-        let _ = call.check(ascend_spec::fia::Version::V4, ascend_spec::Target::snapshot(ascend_spec::Soc::AtlasA2));
+        let _ = call.check(ascend_spec::ops::fused_infer_attention_score::Version::V4, ascend_spec::Target::snapshot(ascend_spec::Soc::AtlasA2));
     }
 }

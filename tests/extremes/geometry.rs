@@ -7,7 +7,7 @@ use ascend_attention::spec::geometry::{
     CompressedMask, ContextShard, Lengths, LocalChunks, MaskGeometry, RankRows, Sparsity,
     TokenTree, TriangleMix, TrianglePart, TriangleRows, Visibility,
 };
-use ascend_attention::spec::scatter::slot_faults;
+use ascend_attention::spec::ops::scatter_pa_kv_cache::slot_faults;
 
 use crate::Call;
 use crate::draw::Draw;

@@ -127,7 +127,7 @@ fn runtime_of(cann: Cann) -> Option<Runtime> {
     #[cfg(feature = "emulation")]
     {
         watch::begin();
-        use ascend_attention::spec::fia::Version;
+        use ascend_attention::spec::ops::fused_infer_attention_score::Version;
         let newest = Version::newest_of(cann).max(Version::V4);
         let machine = ascend_attention::Machine::new(Soc::AtlasA2, cann).operator(newest);
         Some(Runtime::emulated_as(&machine).unwrap())

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use ascend_attention::attention::{Arguments, Inputs, Parameter};
 use ascend_attention::spec::Cann;
-use ascend_attention::spec::fia::FiaCall;
+use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_attention::{
     BACKEND_VARIABLE, DType, Error, FusedInferAttention, InnerPrecise, Layout, Mask, Runtime,
     Tensor, bf16, f16,
@@ -242,12 +242,14 @@ fn lints_that_leave_the_tensors_are_allowed_by_unsafe_code_alone() {
             "{text}"
         );
     }
-    let mut arguments = Arguments::new(ascend_attention::spec::fia::Arguments {
-        num_heads: 4,
-        input_layout: "BNSD".to_owned(),
-        inner_precise: 0,
-        ..Default::default()
-    });
+    let mut arguments = Arguments::new(
+        ascend_attention::spec::ops::fused_infer_attention_score::Arguments {
+            num_heads: 4,
+            input_layout: "BNSD".to_owned(),
+            inner_precise: 0,
+            ..Default::default()
+        },
+    );
     arguments
         .set(Parameter::Query, &query)
         .set(Parameter::Key, &key)

@@ -13,7 +13,7 @@ use ascend_attention::attention::{
     Affine, AntiquantMode, Antiquantisation, Distance, Inputs, Plan, PseShift, Quantisation,
     SharedPrefix,
 };
-use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{

@@ -2,7 +2,7 @@
 
 use super::calls::contents::arguments_of;
 use super::calls::{Call, Random};
-use ascend_attention::spec::fia::{Argument, Parameter};
+use ascend_attention::spec::ops::fused_infer_attention_score::{Argument, Parameter};
 use ascend_attention::spec::{DType, Dims, Format, Layout, TensorDesc};
 
 fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {

@@ -1,7 +1,7 @@
 //! Calls of which the operator's host code dies: refused by name in strict mode, answered as by an aarch64 host in
 //! compat.
 
-use ascend_attention::spec::fia::{Cache, Version};
+use ascend_attention::spec::ops::fused_infer_attention_score::{Cache, Version};
 use ascend_attention::spec::{Cann, DType, Extents, Layout, Soc, Target};
 use ascend_attention::{Error, Stream};
 use ascend_emu::{Check, FindingKind, check_scope, findings};

@@ -1,6 +1,6 @@
 //! What the versions of the operator answer on each product and release.
 
-use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, DType, Dims, Extents, Layout, Soc, Target, TensorDesc};
 use ascend_attention::{Machine, Runtime};
 
@@ -293,7 +293,7 @@ fn v5_does_on_a2_and_a3_what_v4_does() {
                     let prepared = raw::prepare(&call, version, &memory);
                     assert_eq!(prepared.status, 0, "{}", raw::message());
                     assert_eq!(prepared.run(std::ptr::null_mut()), (0, 0));
-                    let out = &memory[&ascend_attention::spec::fia::Parameter::AttentionOut.into()];
+                    let out = &memory[&ascend_attention::spec::ops::fused_infer_attention_score::Parameter::AttentionOut.into()];
                     assert!(!out.is_untouched());
                     out.written().unwrap()
                 });

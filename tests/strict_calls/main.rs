@@ -22,7 +22,9 @@ use std::sync::{Mutex, PoisonError};
 
 use ascend_attention::attention::Arguments;
 use ascend_attention::spec::attention_problem::{AttentionProblem, Rows, Work};
-use ascend_attention::spec::fia::{Argument, Cache, CheckedCall, Parameter, Version, rules};
+use ascend_attention::spec::ops::fused_infer_attention_score::{
+    Argument, Cache, CheckedCall, Parameter, Version, rules,
+};
 use ascend_attention::spec::{
     Cann, DType, Extents, Format, Layout, Level, Refusal, Soc, Target, TensorDesc,
 };

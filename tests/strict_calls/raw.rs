@@ -2,7 +2,9 @@
 
 use super::calls::Call;
 use super::calls::contents::arguments_of;
-use ascend_attention::spec::fia::{Argument, FiaCall, Parameter, Version};
+use ascend_attention::spec::ops::fused_infer_attention_score::{
+    Argument, FiaCall, Parameter, Version,
+};
 use ascend_attention::spec::{DType, TensorDesc};
 use ascend_attention::sys::bindings::{
     aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclTensorList,

@@ -2,7 +2,7 @@
 //! hardware does, and the safe layer stops it.
 
 use ascend_attention::attention::Arguments;
-use ascend_attention::spec::fia::{Cache, Version, rules};
+use ascend_attention::spec::ops::fused_infer_attention_score::{Cache, Version, rules};
 use ascend_attention::spec::{Cann, DType, Extents, Layout, Level, Rule, Soc, SparseMode, Target};
 use ascend_attention::{Error, Stream};
 

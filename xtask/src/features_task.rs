@@ -2,7 +2,7 @@
 //! probing calls for each row against the contract.
 
 use crate::marked::Marked;
-use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::{Cann, DType, Dims, Extents, Layout, Refusal, Soc, Target, TensorDesc};
 use std::fmt::Write as _;
 use std::path::Path;

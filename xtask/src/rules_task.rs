@@ -3,7 +3,7 @@
 use crate::operator_tables;
 use crate::rule_tables::tables;
 use ascend_spec::every_rule;
-use ascend_spec::fia::Checker;
+use ascend_spec::ops::fused_infer_attention_score::Checker;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;

@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use ascend_attention::spec::fia::Cache;
+use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_attention::{Number, Stream, bf16, f16};
 use ascend_serving::{
     AttentionShape, BackendComparison, BackendTrial, Backends, CascadePrefill, ChunkedLocal, Fused,

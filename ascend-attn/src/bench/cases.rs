@@ -1,9 +1,11 @@
 //! The cases of the benchmark: attention calls by name, described, checked by the contract and filled with numbers.
 
 use ascend_attention::spec::attention_problem::{AttentionProblem, TensorRole};
-use ascend_attention::spec::fia::{Argument, FiaCall, Parameter, Version};
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::spec::ops::flash_attention_score::{self, FlashAttentionCall, SoftmaxOrder};
+use ascend_attention::spec::ops::fused_infer_attention_score::{
+    Argument, FiaCall, Parameter, Version,
+};
 use ascend_attention::spec::{
     DType, Extents, Layout, MaskGeometry, Refusal, Soc, SparseMode, Target, TensorDesc,
 };

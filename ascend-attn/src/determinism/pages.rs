@@ -3,7 +3,7 @@
 use ascend_attention::case::{Case, CaseTensor, Parameter};
 use ascend_attention::spec::DType;
 use ascend_attention::spec::attention_problem::MaskUse;
-use ascend_attention::spec::fia::AntiquantMode;
+use ascend_attention::spec::ops::fused_infer_attention_score::AntiquantMode;
 
 use super::sequences::Sequences;
 

@@ -6,7 +6,7 @@ use ascend_attention::case::{Case, CaseTensor, Expect, Parameter};
 use ascend_attention::spec::attention_problem::{
     AttentionProblem, MaskUse, Padding, SequenceLengths, SequenceRows, TreeMask, Work,
 };
-use ascend_attention::spec::fia::{AntiquantMode, Version};
+use ascend_attention::spec::ops::fused_infer_attention_score::{AntiquantMode, Version};
 use ascend_attention::spec::{Axes, Layout, Target};
 
 use super::axis::take;

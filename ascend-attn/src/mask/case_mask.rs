@@ -6,7 +6,7 @@ use ascend_attention::Machine;
 use ascend_attention::case::{Case, Parameter};
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::spec::attention_problem::Padding;
-use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Soc, Target};
 
 use super::formula::Formula;

@@ -5,7 +5,7 @@ use std::path::Path;
 use ascend_attention::Machine;
 use ascend_attention::case::{self, AnyCase, Case, CaseError, CaseTensor};
 use ascend_attention::spec::attention_problem::{Padding, Rows, Work};
-use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{DType, Soc, Target};
 use ascend_serving::AttentionShape;
 use clap::ValueEnum;

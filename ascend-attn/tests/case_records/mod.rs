@@ -9,7 +9,7 @@ use ascend_attention::case::{
     Tolerance, Verdict, record_calls,
 };
 use ascend_attention::prompt::PromptFlashAttention;
-use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{
     CausalOrigin, Error, FusedInferAttention, Layout, Machine, Mask, Output, Plan, Result, Runtime,

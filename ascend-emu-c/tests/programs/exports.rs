@@ -1,7 +1,7 @@
 //! What the library exports, as releases have it.
 
 use crate::{command, compile, emu_libs, lay_out, library, run, succeed};
-use ascend_spec::fia::Version;
+use ascend_spec::ops::fused_infer_attention_score::Version;
 use ascend_spec::{Cann, is_exported};
 use std::process::Command;
 

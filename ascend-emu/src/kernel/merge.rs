@@ -5,7 +5,7 @@
 //! always NaN.
 
 use ascend_spec::DType;
-use ascend_spec::update::{UpdateCall, UpdateProblem, visible, weigh};
+use ascend_spec::ops::attention_update::{UpdateCall, UpdateProblem, visible, weigh};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::fmt;

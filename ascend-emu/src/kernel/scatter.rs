@@ -1,6 +1,6 @@
 //! Scattering new rows of keys and values into a paged cache.
 
-use ascend_spec::scatter::{Parameter, Pieces, ScatterProblem};
+use ascend_spec::ops::scatter_pa_kv_cache::{Parameter, Pieces, ScatterProblem};
 
 /// Finds the address of a tensor's first element.
 type Base<'a> = &'a dyn Fn(Parameter) -> *mut u8;

@@ -7,7 +7,7 @@ use crate::kernel::{self, Buffers};
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::{AICORE_EXCEPTION, Failure, Outcome};
 use ascend_spec::attention_problem::AttentionProblem;
-use ascend_spec::fia::CheckedCall;
+use ascend_spec::ops::fused_infer_attention_score::CheckedCall;
 use ascend_spec::{Level, Refusal, Unsupported, Violation};
 
 /// The failure of a call that the contract refuses; a crash is reported as well.
@@ -81,7 +81,7 @@ pub(super) unsafe fn run(
 #[cfg(test)]
 mod tests {
     use super::within_reach;
-    use ascend_spec::fia::{FiaCall, Version};
+    use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
     use ascend_spec::{DType, Dims, Soc, Target, TensorDesc};
 
     /// A tensor of one element in memory, whose shape claims more.

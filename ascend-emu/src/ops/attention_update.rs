@@ -13,7 +13,7 @@ use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
-use ascend_spec::update::{Argument, Arguments, Parameter, UpdateProblem, Version};
+use ascend_spec::ops::attention_update::{Argument, Arguments, Parameter, UpdateProblem, Version};
 use ascend_spec::{Refusal, Target, TensorDesc, arguments_of_version, attention_update_arguments};
 use std::ops::Range;
 use std::ptr;

@@ -18,7 +18,7 @@ use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::status::{ACLNN_INNER, DEVICE_INTERNAL, Outcome, contain};
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole};
-use ascend_spec::fia::{Argument, Arguments, Version};
+use ascend_spec::ops::fused_infer_attention_score::{Argument, Arguments, Version};
 use ascend_spec::{
     Level, Refusal, Target, TensorDesc, arguments_of_version, fused_infer_attention_score_arguments,
 };

@@ -17,7 +17,7 @@ use crate::status::Outcome;
 use ascend_spec::ops::gather_pa_kv_cache::{
     Argument, Arguments, GatherProblem, Parameter, Source, Version,
 };
-use ascend_spec::scatter::Pieces;
+use ascend_spec::ops::scatter_pa_kv_cache::Pieces;
 use ascend_spec::{Soc, TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
 use std::ops::Range;
 use std::ptr;

@@ -15,7 +15,7 @@ use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
 use crate::status::{AICORE_EXCEPTION, Outcome};
-use ascend_spec::scatter::{
+use ascend_spec::ops::scatter_pa_kv_cache::{
     Argument, Arguments, Parameter, ScatterProblem, SlotFault, Version, slot_faults,
 };
 use ascend_spec::{Soc, TensorDesc, arguments_of_version, scatter_pa_kv_cache_arguments};

@@ -3,7 +3,7 @@
 use super::paths::{CACHES, HALVES, HEADS, ends, length, pick};
 use super::releases::sound;
 use super::{Call, Random, cached, desc};
-use ascend_spec::fia::{Cache, Parameter, Version};
+use ascend_spec::ops::fused_infer_attention_score::{Cache, Parameter, Version};
 use ascend_spec::{Cann, DType, Dims, Extents, Layout, Soc, SparseMode, Target, TensorDesc};
 
 const TARGET: Target = Target::new(Soc::Ascend950, Cann::V9_1);

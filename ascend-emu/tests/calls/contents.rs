@@ -1,8 +1,8 @@
 //! What the tensors of a call hold.
 
 use super::{Call, Random};
-use ascend_spec::fia::{Argument, FiaCall, Parameter};
 use ascend_spec::minifloat::{Float8E4M3Fn, Float8E8M0, HiFloat8};
+use ascend_spec::ops::fused_infer_attention_score::{Argument, FiaCall, Parameter};
 use ascend_spec::{DType, TensorDesc};
 use half::{bf16, f16};
 

@@ -2,7 +2,7 @@
 
 use super::paths::{HALVES, HEADS, length, pick};
 use super::{Call, Random, desc};
-use ascend_spec::fia::{FiaCall, Parameter};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Parameter};
 use ascend_spec::{DType, Dims, Extents, Layout, SparseMode, TensorDesc};
 
 /// A call of the prefill or the decode path.

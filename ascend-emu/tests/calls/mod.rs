@@ -12,7 +12,7 @@ pub mod paths;
 pub mod quantised;
 pub mod releases;
 
-use ascend_spec::fia::{Argument, Cache, FiaCall, Parameter, Version};
+use ascend_spec::ops::fused_infer_attention_score::{Argument, Cache, FiaCall, Parameter, Version};
 use ascend_spec::{DType, Extents, Layout, Soc, SparseMode, Target, TensorDesc};
 
 /// What a [`FiaCall`] borrows, owned, and contents that may not be random.

@@ -1,7 +1,7 @@
 //! Calls of the paths beyond the dense ones.
 
 use super::{Call, Random, cached, desc};
-use ascend_spec::fia::{Cache, Parameter, Version};
+use ascend_spec::ops::fused_infer_attention_score::{Cache, Parameter, Version};
 use ascend_spec::{DType, Extents, Layout, Soc, SparseMode, Target};
 
 pub const HALVES: [DType; 2] = [DType::Float16, DType::Bf16];

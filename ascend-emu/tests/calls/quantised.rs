@@ -2,7 +2,7 @@
 
 use super::paths::{CACHES, HALVES, HEADS, ends, length, pick};
 use super::{Call, Random, desc};
-use ascend_spec::fia::{Cache, Version};
+use ascend_spec::ops::fused_infer_attention_score::{Cache, Version};
 use ascend_spec::{Cann, DType, Extents, Layout, Soc, SparseMode, Target};
 
 /// INT8 keys in an NZ cache, one query row or several.

@@ -4,7 +4,7 @@ use super::contents::{arguments_of, reach};
 use super::paths::{CACHES, HALVES, ends, length, pick};
 use super::{Call, Random, cached, desc};
 use ascend_spec::attention_problem::Work;
-use ascend_spec::fia::{FiaCall, Parameter, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use ascend_spec::{DType, Extents, Layout, SparseMode, Target, TensorDesc};
 
 const LAYOUTS: [Layout; 9] = [

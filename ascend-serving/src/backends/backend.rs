@@ -6,7 +6,7 @@ use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::merge::{Part, RowMergePlan};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::attention_problem::{inverted_scale, score_scale};
-use ascend_attention::spec::fia::FiaCall;
+use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_attention::{AnyTensor, Element, FusedInferAttention, Output, Stream, Tensor};
 
 use crate::batch::{AttentionMetadata, Causality, MaskKind};

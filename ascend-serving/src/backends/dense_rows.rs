@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ascend_attention::attention::Inputs;
-use ascend_attention::spec::fia::{AntiquantMode, FiaCall};
+use ascend_attention::spec::ops::fused_infer_attention_score::{AntiquantMode, FiaCall};
 use ascend_attention::{AnyTensor, DType, Element, Output, Plan, Stream, Tensor};
 
 use crate::error::Result;

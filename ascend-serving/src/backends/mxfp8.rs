@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use ascend_attention::attention::{CallLengths, Inputs};
 use ascend_attention::spec::Layout;
-use ascend_attention::spec::fia::FiaCall;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, Float8E8M0};
+use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_attention::{Element, Output, Plan, Stream, Tensor};
 
 use crate::batch::Causality;

@@ -9,7 +9,7 @@ use ascend_attention::incre::{IncreFlashAttention, IncrePlan};
 use ascend_attention::prompt::{PromptFlashAttention, PromptPlan};
 use ascend_attention::spec::ops::incre_flash_attention::IncreCall;
 use ascend_attention::spec::ops::prompt_flash_attention::{self, PromptCall};
-use ascend_attention::spec::{Layout, fia};
+use ascend_attention::spec::{Layout, ops::fused_infer_attention_score as fia};
 use ascend_attention::{Device, Element, Mask, Output, Tensor};
 
 use crate::batch::{AttentionMetadata, Causality};

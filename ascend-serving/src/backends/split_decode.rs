@@ -6,7 +6,7 @@ use std::ops::Range;
 use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use ascend_attention::spec::Layout;
-use ascend_attention::spec::update::UpdateCall;
+use ascend_attention::spec::ops::attention_update::UpdateCall;
 use ascend_attention::{Element, Output, Plan};
 
 use crate::batch::{AttentionState, Causality};

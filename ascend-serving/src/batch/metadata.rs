@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
-use ascend_attention::spec::fia::FiaCall;
+use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::kv::{
     BlockPool, CacheEntry, GroupId, PadPolicy, PageTable, Sequence, SequenceStamp, StepProgress,

@@ -1,6 +1,6 @@
 //! What kind of step a batch is.
 
-use ascend_attention::spec::fia::FiaCall;
+use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 use serde::{Deserialize, Serialize};
 
 use super::request::BatchRequest;

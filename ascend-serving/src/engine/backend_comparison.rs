@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ascend_attention::case::CaseTensor;
-use ascend_attention::spec::fia::Cache;
+use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_attention::{Number, Stream, Tensor};
 
 use crate::backends::{AttentionShape, Backends};

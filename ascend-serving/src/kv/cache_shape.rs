@@ -1,7 +1,7 @@
 //! The shape and format of a paged cache.
 
 use ascend_attention::mask::TriangleLayers;
-use ascend_attention::spec::fia::Cache;
+use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_attention::{Device, Element, Stream, Tensor};
 
 use crate::error::{Error, Result};

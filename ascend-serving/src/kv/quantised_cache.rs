@@ -1,8 +1,8 @@
 //! A paged cache of quantised keys and values.
 
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
-use ascend_attention::spec::fia::{AntiquantMode, Cache};
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, Float8E8M0};
+use ascend_attention::spec::ops::fused_infer_attention_score::{AntiquantMode, Cache};
 use ascend_attention::{AnyTensor, Device, Element, FusedInferAttention, Layout, Stream, Tensor};
 
 use crate::error::{Error, Result};

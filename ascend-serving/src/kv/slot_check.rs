@@ -1,6 +1,6 @@
 //! Checks of a step's slots against their cache.
 
-use ascend_attention::spec::scatter::{SlotFault, slot_faults};
+use ascend_attention::spec::ops::scatter_pa_kv_cache::{SlotFault, slot_faults};
 
 use crate::refusal::{Refused, Rule, refused};
 

@@ -2,8 +2,8 @@
 
 use ascend_attention::graph::Capturing;
 use ascend_attention::scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan, SlotMapping};
-use ascend_attention::spec::fia::Cache;
-use ascend_attention::spec::scatter;
+use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
+use ascend_attention::spec::ops::scatter_pa_kv_cache as scatter;
 use ascend_attention::{Element, Stream, Tensor};
 
 use crate::error::Result;

@@ -3,7 +3,7 @@
 use crate::harness;
 
 use ascend_attention::attention::PerRequest;
-use ascend_attention::spec::fia::Version;
+use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::{CallRule, Error as CallError, Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_emu::{Site, inject};

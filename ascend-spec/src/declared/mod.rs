@@ -14,7 +14,7 @@ use crate::{Dims, OperatorVersion, Refusal, Target, TensorDesc, Unsupported, Vio
 /// Makes [`DeclaredOperator`] and [`AnyArguments`] from the list of operators.
 macro_rules! declared_operators {
     (
-        cases { $($variant:ident: $($module:ident)::+, $name:literal, $page:expr;)* }
+        cases { $($variant:ident: $module:ident, $name:literal, $page:expr;)* }
         others $others:tt
     ) => {
         /// An operator whose arguments are declared.
@@ -46,7 +46,7 @@ macro_rules! declared_operators {
             /// Version `number` of the operator, counted from 1.
             pub fn version(self, number: u8) -> Option<OperatorVersion> {
                 match self {
-                    $(Self::$variant => crate::$($module)::+::$variant::version(number).map(|version| version.info()),)*
+                    $(Self::$variant => crate::ops::$module::$variant::version(number).map(|version| version.info()),)*
                 }
             }
 
@@ -54,7 +54,7 @@ macro_rules! declared_operators {
             pub fn parameter(self, number: usize) -> Option<&'static ParameterInfo> {
                 match self {
                     $(Self::$variant => {
-                        let parameter = crate::$($module)::+::Parameter::ALL.get(number);
+                        let parameter = crate::ops::$module::Parameter::ALL.get(number);
                         parameter.map(|parameter| parameter.info())
                     })*
                 }
@@ -65,7 +65,7 @@ macro_rules! declared_operators {
         #[derive(Clone, Debug, PartialEq)]
         #[non_exhaustive]
         pub enum AnyArguments<T> {
-            $(#[doc = concat!("Of `", $name, "`.")] $variant(crate::$($module)::+::Arguments<T>),)*
+            $(#[doc = concat!("Of `", $name, "`.")] $variant(crate::ops::$module::Arguments<T>),)*
         }
 
         impl<T> AnyArguments<T> {
@@ -87,7 +87,7 @@ macro_rules! declared_operators {
             pub fn tensors(&self, name: &str) -> &[T] {
                 match self {
                     $(Self::$variant(of) => {
-                        let parameter = crate::$($module)::+::Parameter::from_name(name);
+                        let parameter = crate::ops::$module::Parameter::from_name(name);
                         parameter.map_or(&[], |parameter| of.tensors(parameter))
                     })*
                 }
@@ -101,7 +101,7 @@ macro_rules! declared_operators {
                 let operator = self.operator();
                 match self {
                     $(Self::$variant(of) => {
-                        let parameter = crate::$($module)::+::Parameter::from_name(name)
+                        let parameter = crate::ops::$module::Parameter::from_name(name)
                             .ok_or_else(|| NotAnArgument::unknown(operator, name))?;
                         if !parameter.info().kind.is_tensor() {
                             return Err(NotAnArgument::no_tensor(parameter.info()));
@@ -115,7 +115,7 @@ macro_rules! declared_operators {
             /// The value of the parameter of this name, if the parameter is not a tensor.
             pub fn value(&self, name: &str) -> Option<Value<'_>> {
                 match self {
-                    $(Self::$variant(of) => of.value(crate::$($module)::+::Parameter::from_name(name)?),)*
+                    $(Self::$variant(of) => of.value(crate::ops::$module::Parameter::from_name(name)?),)*
                 }
             }
 
@@ -128,7 +128,7 @@ macro_rules! declared_operators {
                 let operator = self.operator();
                 match self {
                     $(Self::$variant(of) => {
-                        let parameter = crate::$($module)::+::Parameter::from_name(name)
+                        let parameter = crate::ops::$module::Parameter::from_name(name)
                             .ok_or_else(|| NotAnArgument::unknown(operator, name))?;
                         Ok(of.set_value(parameter, value)?)
                     })*
@@ -169,8 +169,8 @@ macro_rules! declared_operators {
                 report: &mut dyn FnMut(Violation),
             ) -> Result<(), Refusal> {
                 match self {
-                    $(Self::$variant(of) => match crate::$($module)::+::$variant::version(version) {
-                        Some(version) => crate::$($module)::+::$variant::check(of, version, target, report),
+                    $(Self::$variant(of) => match crate::ops::$module::$variant::version(version) {
+                        Some(version) => crate::ops::$module::$variant::check(of, version, target, report),
                         None => Err(Unsupported::new("an operator's version of this number").into()),
                     })*
                 }
@@ -191,7 +191,7 @@ macro_rules! declared_operators {
             /// rows of a gathered cache, has the shape that `expected` returns.
             pub fn imply_outputs(&mut self, expected: &dyn Fn(&str) -> Option<Dims>) {
                 match self {
-                    $(Self::$variant(of) => crate::$($module)::+::$variant::imply_outputs(of, expected),)*
+                    $(Self::$variant(of) => crate::ops::$module::$variant::imply_outputs(of, expected),)*
                 }
             }
 
@@ -199,8 +199,8 @@ macro_rules! declared_operators {
             pub fn unread(&self, version: u8) -> Option<&'static ParameterInfo> {
                 match self {
                     $(Self::$variant(of) => {
-                        let version = crate::$($module)::+::$variant::version(version)?;
-                        crate::$($module)::+::$variant::unread(of, version)
+                        let version = crate::ops::$module::$variant::version(version)?;
+                        crate::ops::$module::$variant::unread(of, version)
                     })*
                 }
             }
@@ -211,7 +211,7 @@ macro_rules! declared_operators {
             pub fn oldest_on(&self, target: Target) -> u8 {
                 match self {
                     $(Self::$variant(of) => {
-                        let version = crate::$($module)::+::$variant::oldest_on(of, target);
+                        let version = crate::ops::$module::$variant::oldest_on(of, target);
                         version.map_or(1, |version| version.number())
                     })*
                 }
@@ -229,8 +229,8 @@ macro_rules! declared_operators {
                 integers: &dyn Fn(&str) -> Vec<i64>,
             ) -> Result<(), Violation> {
                 match self {
-                    $(Self::$variant(of) => match crate::$($module)::+::$variant::version(version) {
-                        Some(version) => crate::$($module)::+::$variant::check_contents(of, version, target, integers),
+                    $(Self::$variant(of) => match crate::ops::$module::$variant::version(version) {
+                        Some(version) => crate::ops::$module::$variant::check_contents(of, version, target, integers),
                         None => Ok(()),
                     })*
                 }
@@ -298,7 +298,7 @@ impl<T> AnyArguments<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Cann, DType, Soc, fia};
+    use crate::{Cann, DType, Soc, ops::fused_infer_attention_score as fia};
 
     #[test]
     fn operators_are_found_by_name_and_list_their_versions() {

@@ -87,7 +87,7 @@ fn numbered<P: DeclaredParameter>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fia::{Parameter, Version};
+    use crate::ops::fused_infer_attention_score::{Parameter, Version};
 
     #[test]
     fn versions_that_extend_each_other_count_as_their_own_lists_would() {

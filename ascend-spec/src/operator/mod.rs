@@ -35,8 +35,8 @@ pub use version::{DeclaredVersion, OperatorVersion};
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fia::{Arguments, FiaCall, Parameter, Version};
-    use crate::{DType, TensorDesc, scatter};
+    use crate::ops::fused_infer_attention_score::{Arguments, FiaCall, Parameter, Version};
+    use crate::{DType, TensorDesc, ops::scatter_pa_kv_cache as scatter};
 
     #[test]
     fn inputs_are_counted_by_version() {

@@ -1,11 +1,14 @@
 //! Operators, one folder each: the description of a call, its rules, and what a call that holds them computes.
 
+pub mod attention_update;
 pub mod batch_mat_mul;
 pub mod flash_attention_score;
+pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
 pub mod incre_flash_attention;
 pub mod prompt_flash_attention;
 pub mod ring_attention_update;
+pub mod scatter_pa_kv_cache;
 
 /// Passes the list of all operators to a macro. A line names the type that stands for the operator and the module it
 /// is in; for operators whose calls case files can hold, also the operator's name there, and the page of the book
@@ -14,18 +17,18 @@ macro_rules! for_each_operator {
     ($then:ident) => {
         $then! {
             cases {
-                FusedInferAttentionScore: fia, "fused_infer_attention_score", None;
-                FlashAttentionScore: ops::flash_attention_score, "flash_attention_score", Some("flash-attention-score");
-                FlashAttentionVarlenScore: ops::flash_attention_score, "flash_attention_varlen_score", Some("flash-attention-score");
-                RingAttentionUpdate: ops::ring_attention_update, "ring_attention_update", Some("ring-attention-update");
-                PromptFlashAttention: ops::prompt_flash_attention, "prompt_flash_attention", Some("prompt-flash-attention");
-                IncreFlashAttention: ops::incre_flash_attention, "incre_flash_attention", Some("incre-flash-attention");
-                GatherPaKvCache: ops::gather_pa_kv_cache, "gather_pa_kv_cache", Some("gather-pa-kv-cache");
+                FusedInferAttentionScore: fused_infer_attention_score, "fused_infer_attention_score", None;
+                FlashAttentionScore: flash_attention_score, "flash_attention_score", Some("flash-attention-score");
+                FlashAttentionVarlenScore: flash_attention_score, "flash_attention_varlen_score", Some("flash-attention-score");
+                RingAttentionUpdate: ring_attention_update, "ring_attention_update", Some("ring-attention-update");
+                PromptFlashAttention: prompt_flash_attention, "prompt_flash_attention", Some("prompt-flash-attention");
+                IncreFlashAttention: incre_flash_attention, "incre_flash_attention", Some("incre-flash-attention");
+                GatherPaKvCache: gather_pa_kv_cache, "gather_pa_kv_cache", Some("gather-pa-kv-cache");
             }
             others {
-                ScatterPaKvCache: scatter;
-                AttentionUpdate: update;
-                BatchMatMul: ops::batch_mat_mul;
+                ScatterPaKvCache: scatter_pa_kv_cache;
+                AttentionUpdate: attention_update;
+                BatchMatMul: batch_mat_mul;
             }
         }
     };

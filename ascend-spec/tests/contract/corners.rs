@@ -1,7 +1,7 @@
 //! Calls at the corners of the contract, with the answer that the check list gives: accepted, or refused by a rule.
 
 use crate::paged::paged;
-use ascend_spec::fia::{CheckedCall, FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{CheckedCall, FiaCall, Version};
 use ascend_spec::{Cann, DType, Refusal, Soc, Target, TensorDesc};
 
 pub(crate) fn of(dtype: DType, shape: &[i64]) -> TensorDesc {

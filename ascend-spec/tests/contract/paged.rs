@@ -1,7 +1,7 @@
 //! Corners of page attention in the decode path.
 
 use crate::corners::{answers, checked, half, int8, of, with};
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_spec::{DType, TensorDesc};
 
 /// Single rows over a paged cache of three axes.

@@ -1,7 +1,7 @@
 //! Calls that follow the book's recipe are taken by every release from 8.5 on, and mean the same on each.
 
 use crate::corners::{half, of};
-use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::{Cann, DType, Dims, Extents, Layout, Soc, Target, TensorDesc};
 use proptest::prelude::*;
 

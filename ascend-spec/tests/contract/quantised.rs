@@ -1,7 +1,7 @@
 //! Corners of quantised keys, values and queries in the decode path.
 
 use crate::corners::{answers, bf16, half, int8, of, with};
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_spec::{DType, TensorDesc};
 
 fn float(shape: &[i64]) -> Option<TensorDesc> {

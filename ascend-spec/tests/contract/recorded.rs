@@ -1,6 +1,6 @@
 //! Recorded calls of the operator: shapes, dtypes, attributes and the operator's own verdict, one JSON object a line.
 
-use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::{Cann, DType, Dims, Refusal, Release, Soc, Target, TensorDesc};
 use serde_json::Value;
 use std::collections::BTreeMap;

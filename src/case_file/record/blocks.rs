@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ascend_spec::TensorDesc;
-use ascend_spec::fia::{AntiquantMode, Arguments, Parameter};
+use ascend_spec::ops::fused_infer_attention_score::{AntiquantMode, Arguments, Parameter};
 
 /// The blocks that a call reads, and its block table with these numbered anew.
 #[derive(Debug, PartialEq, Eq)]

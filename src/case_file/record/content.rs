@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::fia::{Argument, Arguments, FiaCall, Parameter, Version};
+use ascend_spec::ops::fused_infer_attention_score::{
+    Argument, Arguments, FiaCall, Parameter, Version,
+};
 use ascend_spec::{Cann, CompressedMask, DType, Refusal, Soc, SparseMode, Target, TensorDesc};
 
 use super::blocks::{Blocks, has_blocks};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ascend_spec::fia::{Arguments, FiaCall, Parameter, Version};
+use ascend_spec::ops::fused_infer_attention_score::{Arguments, FiaCall, Parameter, Version};
 use ascend_spec::{Cann, TensorDesc};
 
 use super::content::Content;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ascend_spec::fia::{Argument, FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{Argument, FiaCall, Version};
 use ascend_spec::{DType, Level, Refusal, Target, TensorDesc, Violation};
 
 use super::content::{Content, Read};

@@ -2,7 +2,7 @@
 //! releases that have to take it.
 
 use ascend_spec::Cann;
-use ascend_spec::fia::Version;
+use ascend_spec::ops::fused_infer_attention_score::Version;
 use smallvec::SmallVec;
 
 use crate::error::Result;

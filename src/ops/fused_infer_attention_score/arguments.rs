@@ -1,7 +1,9 @@
 //! Every argument of the operator, by name.
 
 use ascend_spec::Cann;
-use ascend_spec::fia::{self, Argument, ContentBounds, Parameter, Version};
+use ascend_spec::ops::fused_infer_attention_score::{
+    self as fia, Argument, ContentBounds, Parameter, Version,
+};
 
 use crate::error::{Error, Result};
 use crate::operator::Tensors;

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use ascend_spec::fia::ContentBounds;
-use ascend_spec::fia::rules::contents::BLOCK;
+use ascend_spec::ops::fused_infer_attention_score::ContentBounds;
+use ascend_spec::ops::fused_infer_attention_score::rules::contents::BLOCK;
 
 use crate::error::{Error, Result};
 use crate::memory::as_bytes;
@@ -16,7 +16,7 @@ use crate::tensor::Tensor;
 /// `[B, M]`, INT32 on the device: row `b` names the blocks that hold the keys and values of sequence `b`, in order.
 /// Key and value cache are one tensor each, of the same shape: `[blocks, block_size, N * D]`,
 /// `[blocks, N, block_size, D]` or, where the path takes it, `[blocks, N, D / c, block_size, c]` with `c` elements in
-/// 32 bytes; [`Cache::shape`](ascend_spec::fia::Cache::shape) computes them. A call with a table needs the number of
+/// 32 bytes; [`Cache::shape`](ascend_spec::ops::fused_infer_attention_score::Cache::shape) computes them. A call with a table needs the number of
 /// keys of each sequence ([`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv)); entries of a
 /// row after the blocks that these keys need are ignored.
 ///

@@ -1,6 +1,6 @@
 //! The tensors of a launch, kept.
 
-use ascend_spec::fia::{Argument, Parameter};
+use ascend_spec::ops::fused_infer_attention_score::{Argument, Parameter};
 
 use crate::error::Result;
 use crate::operator::Tensors;

@@ -1,6 +1,6 @@
 //! A call, described step by step.
 
-use ascend_spec::fia::{FiaCall, Parameter};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Parameter};
 use ascend_spec::{Cann, DType, Layout, TensorDesc};
 use smallvec::SmallVec;
 

@@ -1,6 +1,6 @@
 //! Tensors that a launch reads on the device and takes for positions in other tensors.
 
-use ascend_spec::fia::{ContentBounds, Parameter};
+use ascend_spec::ops::fused_infer_attention_score::{ContentBounds, Parameter};
 
 use crate::error::Result;
 use crate::runtime::Queue;

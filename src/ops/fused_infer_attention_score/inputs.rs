@@ -1,6 +1,6 @@
 //! What a call reads, layer by layer.
 
-use ascend_spec::fia::{Argument, FiaCall, Parameter as P};
+use ascend_spec::ops::fused_infer_attention_score::{Argument, FiaCall, Parameter as P};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;

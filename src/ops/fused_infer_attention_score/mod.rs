@@ -22,7 +22,7 @@ mod versions;
 
 pub use crate::ops::attention_settings::InnerPrecise;
 pub use arguments::Arguments;
-pub use ascend_spec::fia::{AntiquantMode, Cache, Parameter};
+pub use ascend_spec::ops::fused_infer_attention_score::{AntiquantMode, Cache, Parameter};
 pub use block_table::BlockTable;
 pub(crate) use bound::Bound;
 pub use builder::FusedInferAttention;

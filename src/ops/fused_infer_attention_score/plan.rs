@@ -4,7 +4,9 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-use ascend_spec::fia::{Argument, Arguments, ContentBounds, FiaCall, Parameter, Version};
+use ascend_spec::ops::fused_infer_attention_score::{
+    Argument, Arguments, ContentBounds, FiaCall, Parameter, Version,
+};
 use ascend_spec::{Layout, TensorDesc};
 
 use crate::case_file::{self, LiveCall};

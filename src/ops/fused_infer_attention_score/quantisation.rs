@@ -1,6 +1,6 @@
 //! Quantised calls: which tensors are integers or small floats, and the scales that say what they stand for.
 
-use ascend_spec::fia::{AntiquantMode, Parameter as P};
+use ascend_spec::ops::fused_infer_attention_score::{AntiquantMode, Parameter as P};
 
 use ascend_spec::minifloat::Float8E8M0;
 

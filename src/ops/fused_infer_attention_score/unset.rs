@@ -1,7 +1,7 @@
 //! Refusals of calls whose scale, heads or block table were not set.
 
 use ascend_spec::Layout;
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::error::Error;
 use crate::operator::no_scale;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ascend_spec::fia::{ContentBounds, FiaCall, Parameter, Version};
+use ascend_spec::ops::fused_infer_attention_score::{ContentBounds, FiaCall, Parameter, Version};
 use ascend_spec::{Cann, Refusal, Target, Violation};
 use ascend_spec::{arguments_of_version, fused_infer_attention_score_arguments};
 use ascend_sys::{Api, Library};

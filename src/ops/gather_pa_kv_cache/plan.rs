@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::gather_pa_kv_cache::{Argument, GatherCall, Parameter, Version};
-use ascend_spec::scatter::{NORM, PA_NZ};
+use ascend_spec::ops::scatter_pa_kv_cache::{NORM, PA_NZ};
 use ascend_spec::{TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
 use ascend_sys::Api;
 

@@ -1,6 +1,6 @@
 //! Which of the operator's parameters read the inputs of FusedInferAttentionScore.
 
-use ascend_spec::fia;
+use ascend_spec::ops::fused_infer_attention_score as fia;
 use ascend_spec::ops::incre_flash_attention::Parameter;
 
 use crate::operator;

@@ -1,7 +1,7 @@
 //! The entry points of the operator, and its newest version, to which calls go.
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::fia::ContentBounds;
+use ascend_spec::ops::fused_infer_attention_score::ContentBounds;
 use ascend_spec::ops::incre_flash_attention::{IncreCall, Parameter, Version};
 use ascend_spec::{
     Refusal, Target, TensorDesc, Violation, arguments_of_version, incre_flash_attention_arguments,

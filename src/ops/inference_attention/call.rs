@@ -1,8 +1,8 @@
 //! Calls of the operators as plans are made of them.
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::fia::ContentBounds;
 use ascend_spec::operator::{ArgumentList, DeclaredVersion};
+use ascend_spec::ops::fused_infer_attention_score::ContentBounds;
 use ascend_spec::{Refusal, Target, TensorDesc, Violation};
 use ascend_sys::Api;
 

@@ -1,7 +1,7 @@
 //! What a call reads, as the operator's own arguments.
 
 use ascend_spec::operator::Argument;
-use ascend_spec::{TensorDesc, fia};
+use ascend_spec::{TensorDesc, ops::fused_infer_attention_score as fia};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};

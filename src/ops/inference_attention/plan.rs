@@ -3,8 +3,8 @@
 use std::fmt;
 
 use ascend_spec::TensorDesc;
-use ascend_spec::fia::{self, ContentBounds};
 use ascend_spec::operator::{Argument, DeclaredVersion};
+use ascend_spec::ops::fused_infer_attention_score::{self as fia, ContentBounds};
 use ascend_sys::Api;
 
 use crate::error::Result;

@@ -1,7 +1,7 @@
 //! The entry points of the operator, and its newest version, to which calls go.
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::fia::ContentBounds;
+use ascend_spec::ops::fused_infer_attention_score::ContentBounds;
 use ascend_spec::ops::prompt_flash_attention::{Parameter, PromptCall, Version};
 use ascend_spec::{
     Refusal, Target, TensorDesc, Violation, arguments_of_version, prompt_flash_attention_arguments,

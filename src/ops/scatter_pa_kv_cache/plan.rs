@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::scatter::{Argument, NORM, PA_NZ, Parameter, ScatterCall, Version};
+use ascend_spec::ops::scatter_pa_kv_cache::{
+    Argument, NORM, PA_NZ, Parameter, ScatterCall, Version,
+};
 use ascend_spec::{arguments_of_version, scatter_pa_kv_cache_arguments};
 use ascend_sys::Api;
 

@@ -1,7 +1,7 @@
 //! The slots that new tokens go to, checked before they reach the device.
 
 use ascend_spec::Violation;
-use ascend_spec::scatter::{rules, slot_faults};
+use ascend_spec::ops::scatter_pa_kv_cache::{rules, slot_faults};
 
 use crate::error::{Error, Result};
 use crate::memory::as_bytes;

@@ -3,7 +3,7 @@
 use super::call::Call;
 use super::{Case, Mutation};
 use ascend_attention::spec::Layout;
-use ascend_attention::spec::fia::{FiaCall, Route};
+use ascend_attention::spec::ops::fused_infer_attention_score::{FiaCall, Route};
 
 /// Numbers that no attribute allows.
 const WILD: [i64; 4] = [i64::MIN, i64::MAX, -1, 1 << 40];

@@ -1,7 +1,7 @@
 //! A call that owns what a [`FiaCall`] borrows, so that any of its fields can be changed.
 
 use ascend_attention::case::Case;
-use ascend_attention::spec::fia::{CheckedCall, FiaCall, Version};
+use ascend_attention::spec::ops::fused_infer_attention_score::{CheckedCall, FiaCall, Version};
 use ascend_attention::spec::{Layout, Refusal, Soc, Target, TensorDesc};
 
 /// A call of one golden case, or one with a field changed.

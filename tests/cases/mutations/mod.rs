@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use ascend_attention::spec::TensorDesc;
 use ascend_attention::spec::attention_problem::MaskUse;
-use ascend_attention::spec::fia::{Cache, Route, rules};
+use ascend_attention::spec::ops::fused_infer_attention_score::{Cache, Route, rules};
 use call::{Answer, Call};
 use table::TABLE;
 

@@ -3,7 +3,7 @@
 
 use super::call::Call;
 use super::{Case, Mutation};
-use ascend_attention::spec::fia::{FiaCall, Route};
+use ascend_attention::spec::ops::fused_infer_attention_score::{FiaCall, Route};
 use ascend_attention::spec::{DType, Dims, Format, TensorDesc};
 
 /// A tensor that is not in a list.

@@ -3,7 +3,7 @@
 use super::data::Data;
 use crate::kernel::simd::Level;
 use ascend_spec::attention_problem::AttentionProblem;
-use ascend_spec::fia::{FiaCall, Parameter, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use ascend_spec::{DType, Dims, Extents, Layout, Soc, SparseMode, Target, TensorDesc};
 use std::fmt;
 

@@ -7,7 +7,7 @@ use crate::kernel::reference::{self, Inputs, Outputs};
 use crate::kernel::simd::Level;
 use crate::kernel::{Buffers, RunOptions, run_under};
 use ascend_spec::attention_problem::{AttentionProblem, Rows, TensorRole};
-use ascend_spec::fia::{Argument, CheckedCall, Parameter};
+use ascend_spec::ops::fused_infer_attention_score::{Argument, CheckedCall, Parameter};
 use ascend_spec::{DType, MaskGeometry};
 use std::collections::HashMap;
 use std::ptr;

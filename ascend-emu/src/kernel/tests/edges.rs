@@ -6,7 +6,7 @@ use super::data::{Data, levels};
 use crate::kernel::simd::Level;
 use crate::kernel::{Buffers, KernelError, run};
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole, Work};
-use ascend_spec::fia::{FiaCall, Parameter, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use ascend_spec::{Cann, DType, Layout, Soc, SparseMode, Target, TensorDesc};
 use rayon::ThreadPoolBuilder;
 use std::ptr;

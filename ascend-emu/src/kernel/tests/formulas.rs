@@ -6,7 +6,7 @@
 use super::calls::{Call, Random, cached, desc};
 use super::data::Data;
 use crate::kernel::simd::Level;
-use ascend_spec::fia::{Argument, Cache, Parameter, Version};
+use ascend_spec::ops::fused_infer_attention_score::{Argument, Cache, Parameter, Version};
 use ascend_spec::{Cann, DType, Extents, Layout, Soc, Target, TensorDesc};
 use half::f16;
 

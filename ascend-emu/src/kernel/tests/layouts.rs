@@ -5,7 +5,7 @@ use super::calls::contents::fill;
 use super::calls::{Call, Random, desc};
 use super::data::levels;
 use crate::kernel::simd::Level;
-use ascend_spec::fia::Parameter;
+use ascend_spec::ops::fused_infer_attention_score::Parameter;
 use ascend_spec::{DType, Extents, Layout};
 
 const KV_HEADS: usize = 2;

@@ -8,7 +8,7 @@ use super::data::Data;
 use crate::kernel::bad_block;
 use crate::kernel::simd::Level;
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole};
-use ascend_spec::fia::{Argument, Parameter, Version};
+use ascend_spec::ops::fused_infer_attention_score::{Argument, Parameter, Version};
 use ascend_spec::{Cann, DType, Extents, Layout, Soc, Target, TensorDesc};
 use half::{bf16, f16};
 

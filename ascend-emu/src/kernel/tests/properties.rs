@@ -4,8 +4,8 @@ use super::case::{Case, Mask};
 use super::data::levels;
 use super::flash_calls::{FlashCall, TARGET};
 use crate::kernel::simd::Level;
-use ascend_spec::fia::{self, FiaCall};
 use ascend_spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
+use ascend_spec::ops::fused_infer_attention_score::{self as fia, FiaCall};
 use ascend_spec::{DType, Layout, MaskGeometry, Operator, SparseMode, TensorDesc};
 use proptest::prelude::*;
 

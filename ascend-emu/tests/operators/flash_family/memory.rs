@@ -6,7 +6,8 @@ use crate::bench::*;
 use ascend_emu::abi::*;
 use ascend_spec::ops::flash_attention_score::{Arguments, Version};
 use ascend_spec::{
-    DType, Dims, TensorDesc, arguments_of_version, attention_update_arguments, update,
+    DType, Dims, TensorDesc, arguments_of_version, attention_update_arguments,
+    ops::attention_update as update,
 };
 use ascend_sys::bindings::aclOpExecutor;
 use std::ffi::c_void;

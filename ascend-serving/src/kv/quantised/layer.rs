@@ -1,8 +1,8 @@
 //! The quantised keys and values of one layer.
 
 use ascend_attention::attention::{Affine, Antiquantisation, Quantisation};
-use ascend_attention::spec::fia::AntiquantMode;
 use ascend_attention::spec::minifloat::Float8E8M0;
+use ascend_attention::spec::ops::fused_infer_attention_score::AntiquantMode;
 use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor};
 
 use crate::error::Result;

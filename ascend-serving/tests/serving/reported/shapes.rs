@@ -2,7 +2,7 @@
 
 use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::merge::{HostPart, LseNat, merge_on_host};
-use ascend_attention::spec::fia::{HeadShape, Version};
+use ascend_attention::spec::ops::fused_infer_attention_score::{HeadShape, Version};
 use ascend_attention::spec::{DType, Refusal, Soc, Target};
 use ascend_attention::{Error, FusedInferAttention, Layout, Tensor, bf16};
 

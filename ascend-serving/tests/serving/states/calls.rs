@@ -4,7 +4,7 @@ use ascend_attention::attention::{
     Affine, AntiquantMode, Antiquantisation, BlockTable, CallLengths, Cumulative, Inputs,
     PerRequest, Quantisation,
 };
-use ascend_attention::spec::fia::{HeadShape, Version};
+use ascend_attention::spec::ops::fused_infer_attention_score::{HeadShape, Version};
 use ascend_attention::spec::{DType, Soc, Target};
 use ascend_attention::sys::bindings::aclDataType;
 use ascend_attention::{Error, FusedInferAttention, InnerPrecise, Layout, Tensor, bf16};

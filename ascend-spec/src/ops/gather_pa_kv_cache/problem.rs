@@ -1,7 +1,7 @@
 //! What a call that holds every rule copies.
 
 use super::{GatherCall, Parameter};
-use crate::scatter::Pieces;
+use crate::ops::scatter_pa_kv_cache::Pieces;
 use std::ops::Range;
 
 /// A call of GatherPaKvCache that holds every rule, resolved.

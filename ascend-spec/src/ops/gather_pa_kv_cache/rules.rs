@@ -3,8 +3,8 @@
 use super::{GatherCall, GatherProblem, Parameter};
 use crate::dtype::Names;
 use crate::ops::gather_pa_kv_cache::Version;
+use crate::ops::scatter_pa_kv_cache::{NORM, PA_NZ, Pieces};
 use crate::rule::{broken, require, rules};
-use crate::scatter::{NORM, PA_NZ, Pieces};
 use crate::{Cann, DType, Format, Refusal, Soc, Target, TensorDesc, Violation};
 
 rules! {

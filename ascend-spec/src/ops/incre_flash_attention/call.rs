@@ -1,7 +1,7 @@
 //! What a version of IncreFlashAttention reads of a call, and the same attention as a call of FusedInferAttentionScore.
 
 use super::{IncreCall, Version};
-use crate::fia::FiaCall;
+use crate::ops::fused_infer_attention_score::FiaCall;
 
 impl<'a> IncreCall<'a> {
     /// The layout of calls that do not name one.

@@ -2,7 +2,7 @@
 
 use super::{IncreCall, Version};
 use crate::attention_problem::AttentionProblem;
-use crate::fia::{CheckedCall, Checker, ContentBounds};
+use crate::ops::fused_infer_attention_score::{CheckedCall, Checker, ContentBounds};
 use crate::rule::{broken, require, rules};
 use crate::{DType, Refusal, Soc, Target, Violation};
 

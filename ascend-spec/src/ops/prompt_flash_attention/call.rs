@@ -2,7 +2,7 @@
 //! FusedInferAttentionScore.
 
 use super::{PromptCall, Version};
-use crate::fia::FiaCall;
+use crate::ops::fused_infer_attention_score::FiaCall;
 use crate::{DType, TensorDesc};
 
 impl<'a> PromptCall<'a> {

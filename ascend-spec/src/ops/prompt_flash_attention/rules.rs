@@ -3,7 +3,7 @@
 use super::{PromptCall, Version};
 use crate::attention_problem::AttentionProblem;
 use crate::dtype::Names;
-use crate::fia::{CheckedCall, Checker, Verdict};
+use crate::ops::fused_infer_attention_score::{CheckedCall, Checker, Verdict};
 use crate::rule::{broken, require, rules};
 use crate::{
     DType, Dims, Format, Layout, Refusal, Soc, Target, TensorDesc, Unsupported, Violation,

@@ -2,7 +2,7 @@
 
 use super::{Call, Fact, Probe, hold, kept, mask, of, probe, triangle, with};
 use ascend_spec::DType;
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 
 fn masked(call: Call, sparse_mode: i64, atten_mask: Option<ascend_spec::TensorDesc>) -> Call {
     FiaCall {

@@ -1,7 +1,7 @@
 //! Mask shapes, sparse modes and tokens.
 
 use super::{Call, Probe, hold, hold_for_both, kept, mask, probe, refusal, triangle};
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_spec::{Cann, Soc, Target, TensorDesc};
 
 fn masked(call: Call, sparse_mode: i64, atten_mask: Option<TensorDesc>) -> Call {

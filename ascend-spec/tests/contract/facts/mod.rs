@@ -13,7 +13,7 @@ mod plain;
 mod quantised;
 mod sinks;
 
-use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 
 use ascend_spec::{Cann, DType, Dims, Extents, Layout, Refusal, Soc, Target, TensorDesc};
 

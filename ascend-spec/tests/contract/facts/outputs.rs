@@ -1,7 +1,7 @@
 //! Lists of keys, outputs and log-sum-exp.
 
 use super::{Probe, float, hold, hold_for_both, kept, of, probe, with};
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_spec::{DType, TensorDesc};
 
 #[test]

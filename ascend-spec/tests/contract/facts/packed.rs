@@ -2,7 +2,7 @@
 
 use super::{Call, Probe, hold, kept, mask, of, probe, triangle, with};
 use ascend_spec::DType;
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 
 fn precise(call: Call, inner_precise: i64) -> Call {
     FiaCall {

@@ -2,7 +2,7 @@
 
 use super::{Call, hold, hold_for_both, kept, of, probe, with};
 use ascend_spec::DType;
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 
 #[test]
 fn block_sizes_and_formats() {

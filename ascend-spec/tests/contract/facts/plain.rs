@@ -1,7 +1,7 @@
 //! Heads, precision, layouts, lists, outputs, and what plain calls carry without need.
 
 use super::{Call, Probe, float, hold, hold_for_both, kept, mask, of, probe, with};
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_spec::{DType, TensorDesc};
 
 const NONE: [&str; 2] = ["rrrr"; 2];

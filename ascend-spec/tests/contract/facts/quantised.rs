@@ -1,7 +1,7 @@
 //! INT8 outputs, and INT8 keys.
 
 use super::{Call, Probe, float, hold, hold_for_both, kept, mask, of, probe, triangle, with};
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_spec::{DType, TensorDesc};
 
 /// A call with an INT8 output.

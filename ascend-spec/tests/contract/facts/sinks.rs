@@ -1,7 +1,7 @@
 //! Learnable sinks.
 
 use super::{Probe, hold, kept, of, probe};
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_spec::{DType, TensorDesc};
 
 #[test]

@@ -3,7 +3,7 @@
 
 use super::Call;
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::fia::{Arguments, FiaCall};
+use ascend_spec::ops::fused_infer_attention_score::{Arguments, FiaCall};
 use ascend_spec::{
     Layout, MaskGeometry, Operator, SparseMode, TOKENS_UNBOUNDED, Target, TensorDesc, Violation,
 };
@@ -166,7 +166,7 @@ impl Meaning {
         let AnyArguments::FusedInferAttentionScore(call) = call else {
             return;
         };
-        let mut versions = ascend_spec::fia::Version::ALL.into_iter();
+        let mut versions = ascend_spec::ops::fused_infer_attention_score::Version::ALL.into_iter();
         let version = versions.find(|of| of.number() == version).unwrap();
         let call = call.call();
         let problem = call.check(version, target).unwrap().problem;

@@ -5,9 +5,9 @@ mod words;
 
 use crate::{recorded, rules};
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::fia::{FiaCall, Version};
 use ascend_spec::ops::flash_attention_score;
-use ascend_spec::scatter::ScatterCall;
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
+use ascend_spec::ops::scatter_pa_kv_cache::ScatterCall;
 use ascend_spec::{
     Cann, Change, DType, Dims, Level, NewArgument, Refusal, Soc, Target, TensorDesc, Violation,
     every_rule,

@@ -5,7 +5,7 @@ mod portable;
 mod quantised;
 mod releases;
 
-use ascend_spec::fia::{FiaCall, Parameter, Version, rules};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Parameter, Version, rules};
 use ascend_spec::{DType, Dims, Level, Soc, Target, TensorDesc};
 use std::collections::BTreeSet;
 

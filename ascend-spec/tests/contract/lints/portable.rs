@@ -1,7 +1,7 @@
 //! Lints of calls that are to run on other releases as well.
 
 use super::{Found, half, mask, with};
-use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::{Cann, DType, Soc, Target, TensorDesc};
 
 /// What is reported: the lint, and the release that it tells of.

@@ -1,7 +1,7 @@
 //! Lints of quantised calls.
 
 use super::{Found, bf16, float, half, int8, of, with};
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_spec::{Cann, DType, Soc, Target};
 
 pub(super) fn quantised(found: &mut Found<'_>) {

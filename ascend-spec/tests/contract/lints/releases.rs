@@ -1,7 +1,7 @@
 //! Lints of releases from 8.5 on, and of Ascend 950.
 
 use super::{Found, bf16, half, int8, lints_on, mask, of, with};
-use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::{Cann, DType, Soc, Target};
 
 const A2: Target = Target::new(Soc::AtlasA2, Cann::V9_1);

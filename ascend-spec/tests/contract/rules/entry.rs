@@ -1,6 +1,6 @@
 //! Calls that break the rules on what the operator looks at first: tensors, layout, product.
 
-use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::{DType, Format, Soc, TensorDesc};
 
 use super::{Broken, Good, half};

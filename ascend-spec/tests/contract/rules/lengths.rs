@@ -1,6 +1,6 @@
 //! Calls that break the rules on lengths.
 
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 
 use super::{Broken, Good, half};
 

@@ -13,7 +13,7 @@ mod quant;
 mod targets;
 
 use crate::{fixes, recorded};
-use ascend_spec::fia::{FiaCall, Version, rules};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version, rules};
 use ascend_spec::{DType, Refusal, Soc, Target, TensorDesc};
 use std::collections::BTreeSet;
 

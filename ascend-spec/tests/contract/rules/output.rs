@@ -1,6 +1,6 @@
 //! Calls that break the rules on outputs and precision.
 
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_spec::{DType, TensorDesc};
 
 use super::{Broken, Good, desc, half};

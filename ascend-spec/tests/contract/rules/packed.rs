@@ -1,6 +1,6 @@
 //! Calls that break the rules on packed sequences and sinks.
 
-use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::{DType, Soc, Target};
 
 use super::{Broken, Good, bf16, desc, mask};

@@ -1,7 +1,7 @@
 //! Calls that break the rules on paged caches.
 
 use ascend_spec::DType;
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 
 use super::{Broken, Good, desc, half, int8};
 

@@ -1,6 +1,6 @@
 //! Calls that break the rules on position bias by slopes.
 
-use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::{DType, Soc};
 
 use super::{Broken, Good, desc, half};

@@ -1,7 +1,7 @@
 //! Rules of single releases and products that no recorded call breaks.
 
 use super::{Broken, Good, bf16, desc, half, int8, mask};
-use ascend_spec::fia::{FiaCall, Version};
+use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::{Cann, DType, Dims, Refusal, Soc, Target, TensorDesc};
 
 const A2_8_1: Target = Target::snapshot(Soc::AtlasA2);

@@ -3,12 +3,15 @@
 use super::calls::paths::{ends, pick};
 use super::calls::{Call, Random, ascend950, dense, desc, paths, quantised, releases};
 use super::mutation::one_in;
-use ascend_spec::fia::Cache;
+use ascend_spec::ops::fused_infer_attention_score::Cache;
 use ascend_spec::ops::{
     batch_mat_mul, flash_attention_score, gather_pa_kv_cache, incre_flash_attention,
     prompt_flash_attention, ring_attention_update,
 };
-use ascend_spec::{Cann, DType, Soc, Target, TensorDesc, scatter, update};
+use ascend_spec::{
+    Cann, DType, Soc, Target, TensorDesc, ops::attention_update as update,
+    ops::scatter_pa_kv_cache as scatter,
+};
 
 pub(super) const FUSED_SEEDS: u64 = 75;
 pub(super) const OTHER_SEEDS: u64 = 80;
@@ -109,7 +112,7 @@ fn split_fused(seed: u64) -> Call {
     let prefix = Some(desc(DType::Float16, &[1, pick(random, &[1, 4, 9]), dim]));
     (call.plain.key_shared_prefix, call.plain.value_shared_prefix) = (prefix, prefix);
     call.target = NEWEST;
-    call.version = ascend_spec::fia::Version::V5;
+    call.version = ascend_spec::ops::fused_infer_attention_score::Version::V5;
     call
 }
 

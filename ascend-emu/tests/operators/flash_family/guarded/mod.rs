@@ -13,7 +13,7 @@ mod placed;
 use crate::bench::*;
 use ascend_emu::abi::*;
 use ascend_emu::{Machine, functions_of};
-use ascend_spec::fia::{self, Version, rules};
+use ascend_spec::ops::fused_infer_attention_score::{self as fia, Version, rules};
 use ascend_spec::{Cann, Soc, Target, TensorDesc};
 use ascend_sys::bindings::aclrtStream;
 use calls::Random;

@@ -10,9 +10,10 @@ use ascend_spec::ops::{
     prompt_flash_attention, ring_attention_update,
 };
 use ascend_spec::{
-    TensorDesc, arguments_of_version, attention_update_arguments, batch_mat_mul_arguments, fia,
-    fused_infer_attention_score_arguments, gather_pa_kv_cache_arguments, scatter,
-    scatter_pa_kv_cache_arguments, update,
+    TensorDesc, arguments_of_version, attention_update_arguments, batch_mat_mul_arguments,
+    fused_infer_attention_score_arguments, gather_pa_kv_cache_arguments,
+    ops::attention_update as update, ops::fused_infer_attention_score as fia,
+    ops::scatter_pa_kv_cache as scatter, scatter_pa_kv_cache_arguments,
 };
 use std::ffi::c_void;
 use std::fmt::Debug;

@@ -1,8 +1,8 @@
 //! Groups of 32 numbers as FLOAT8_E4M3FN times a shared scale, a power of two of FLOAT8_E8M0: MXFP8 of the OCP
 //! Microscaling Formats.
 
-use ascend_attention::spec::fia::FiaCall;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, Float8E8M0};
+use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
 /// How many numbers share a scale.
 pub(crate) const GROUP: usize = FiaCall::MXFP8_GROUP as usize;

@@ -2,7 +2,7 @@
 
 use super::super::{Call, Probe, float, kept, mask, of, probe, triangle, with};
 use super::{hold, masked};
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_spec::{DType, TensorDesc};
 
 #[test]

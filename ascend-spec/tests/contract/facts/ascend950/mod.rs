@@ -5,7 +5,7 @@ mod plain;
 mod quantised;
 
 use super::{Call, refusal, verdict};
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_spec::{Cann, Soc, Target, TensorDesc};
 
 #[track_caller]

@@ -3,7 +3,7 @@
 use super::super::{Call, kept, mask, of, probe, triangle, with};
 use super::{hold, masked};
 use ascend_spec::DType;
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 
 #[test]
 fn layouts_and_head_dimensions() {

@@ -2,7 +2,7 @@
 
 use super::super::{Call, Probe, float, kept, of, probe, refusal, triangle, with};
 use super::{hold, masked};
-use ascend_spec::fia::FiaCall;
+use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_spec::{Cann, DType, Soc, Target, TensorDesc};
 
 /// Quantised keys under a half-precision query, with scales of a mode.

@@ -1,0 +1,158 @@
+//! Calls that the operator takes and then ignores, misreads or overruns an argument of.
+//!
+//! What depends on the contents of tensors (block ids, padding) is not in the description of a call: the emulator
+//! finds it.
+
+pub mod antiquant;
+pub mod keys;
+pub mod lengths;
+pub mod masks;
+pub mod outputs;
+pub mod padding;
+pub mod pages;
+pub mod portable;
+pub mod precision;
+pub mod prefix;
+pub mod pse;
+pub mod quant;
+pub mod releases;
+pub mod rope;
+pub mod tensors;
+
+use crate::attention_problem::Work;
+use crate::ops::fused_infer_attention_score::{CheckedCall, Version};
+use crate::rule::lint;
+use crate::{Cann, Level, Rule, Violation};
+
+/// Receives the lints that are found.
+type Report<'r> = &'r mut dyn FnMut(Violation);
+
+/// The operator that calls a path.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    /// FusedInferAttentionScore.
+    Fused,
+    /// PromptFlashAttention or IncreFlashAttention.
+    Older,
+}
+
+/// The first violation that `each` reports, leaving out lints in `allowed`.
+fn first(allowed: &[&str], each: impl FnOnce(Report<'_>)) -> Result<(), Violation> {
+    let mut first = None;
+    each(&mut |violation: Violation| {
+        let crash = violation.rule.level == Level::HostCrash;
+        if first.is_none() && (crash || !allowed.contains(&violation.rule.id)) {
+            first = Some(violation);
+        }
+    });
+    first.map_or(Ok(()), Err)
+}
+
+/// Every lint, in the order of the files.
+pub fn all() -> impl Iterator<Item = &'static Rule> {
+    [
+        tensors::RULES,
+        outputs::RULES,
+        precision::RULES,
+        keys::RULES,
+        lengths::RULES,
+        pages::RULES,
+        masks::RULES,
+        padding::RULES,
+        prefix::RULES,
+        pse::RULES,
+        quant::RULES,
+        antiquant::RULES,
+        rope::RULES,
+        releases::RULES,
+        portable::RULES,
+    ]
+    .into_iter()
+    .flatten()
+    .copied()
+}
+
+impl CheckedCall<'_> {
+    /// Checks for lints: the first that the call breaks, leaving out those in `allowed` (by id). A crash of the host
+    /// process is never left out.
+    ///
+    /// # Errors
+    /// The broken lint, with the same fields as a broken rule.
+    pub fn lint(&self, allowed: &[&str]) -> Result<(), Violation> {
+        first(allowed, |report| self.each_lint(report))
+    }
+
+    /// As [`CheckedCall::lint`], but only for what the two paths themselves take and ignore, whichever operator calls
+    /// them: the older operators copy strided tensors, and have other defaults for the tokens that no mask uses.
+    ///
+    /// # Errors
+    /// As for [`CheckedCall::lint`].
+    pub(crate) fn lint_of_path(&self, allowed: &[&str]) -> Result<(), Violation> {
+        first(allowed, |report| self.each_lint_of(Caller::Older, report))
+    }
+
+    /// Calls `report` with every lint that the call breaks.
+    pub fn each_lint(&self, report: &mut dyn FnMut(Violation)) {
+        self.each_lint_of(Caller::Fused, report);
+    }
+
+    fn each_lint_of(&self, caller: Caller, report: &mut dyn FnMut(Violation)) {
+        let target = self.target;
+        // A version that the target has: its own check judges the changes of a fix.
+        let version = match (target.is_950(), target.cann < Cann::V8_5) {
+            (true, _) => Version::V5,
+            (false, true) => Version::V3,
+            (false, false) => Version::V4,
+        };
+        let report: Report<'_> = &mut |violation: Violation| {
+            if violation.rule.scope.holds(target) {
+                report(self.call.tried(violation, version, target));
+            }
+        };
+        let odd = tensors::Odd::of(self.call);
+        if caller == Caller::Fused {
+            tensors::strided(self, odd, report);
+        }
+        outputs::check(self, report);
+        match self.problem.work {
+            Work::Nothing => return,
+            Work::Fill => return keys::filled(self, report),
+            Work::Attend => {}
+        }
+        if precision::bypass(self, report) {
+            // The operator checks nothing else, and reads whatever there is.
+            return;
+        }
+        tensors::check(self, odd, report);
+        precision::check(self, report);
+        keys::check(self, report);
+        lengths::check(self, report);
+        pages::check(self, report);
+        masks::check(self, caller, report);
+        padding::check(self, report);
+        prefix::check(self, report);
+        pse::check(self, report);
+        quant::check(self, report);
+        antiquant::check(self, report);
+        rope::check(self, report);
+        releases::check(self, report);
+    }
+
+    /// The most keys that a sequence has, without a shared prefix.
+    fn longest_key(&self) -> i64 {
+        match self.call.actual_seq_lengths_kv {
+            Some(lengths)
+                if !lengths.is_empty()
+                    && (!self.problem.packed || self.problem.pages.is_some()) =>
+            {
+                lengths
+                    .iter()
+                    .take(self.problem.batch)
+                    .copied()
+                    .max()
+                    .unwrap_or(0)
+            }
+            _ => i64::try_from(self.problem.key_rows).unwrap_or(i64::MAX),
+        }
+    }
+}

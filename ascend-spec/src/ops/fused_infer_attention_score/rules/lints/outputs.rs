@@ -1,0 +1,68 @@
+//! Outputs.
+
+use super::{Report, lint};
+use crate::layout::{Axes, Extents};
+use crate::ops::fused_infer_attention_score::CheckedCall;
+use crate::ops::fused_infer_attention_score::Version;
+use crate::ops::fused_infer_attention_score::rules::Given;
+use crate::rule::rules;
+use crate::{DType, TensorDesc};
+
+rules! {
+    in Scope::ALL;
+    LAYOUT = "input_layout.heads_first", Lint("the output has as many elements in either order"), V3, "FusedInferAttentionScore documentation, inputLayout",
+        "the layouts BSH_NBSD, BSND_NBSD and BNSD_NBSD go with multi-head latent attention in its absorbed form",
+        "use the layout without _NBSD, and put the heads first afterwards";
+    OUT_SHAPE = "attention_out.shape_unchecked", Overrun("the operator writes the whole of its own shape"), V1, "checks B9, J4",
+        "attentionOut has the shape that the operator writes",
+        "make attentionOut of this shape";
+    LSE_UNCHECKED = "softmax_lse.unchecked", Overrun("the operator writes a FLOAT for each row wherever softmaxLse points"), V1, "check J13",
+        "softmaxLse is a FLOAT tensor of shape [B, N, S, 1] when softmaxLseFlag is true",
+        "pass a softmaxLse of this shape, or set softmaxLseFlag to false";
+    LSE_IGNORED = "softmax_lse.ignored", Lint("nothing is written there"), V1, "FusedInferAttentionScore documentation, softmaxLse",
+        "softmaxLse is given when softmaxLseFlag is true, and otherwise stands in with one element at most",
+        "set softmaxLseFlag to true: otherwise softmaxLse comes back as it was";
+}
+
+pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
+    let call = p.call;
+    lint!(
+        report,
+        p.layout.output() != Axes::Nbsd || call.query_rope.is_some(),
+        LAYOUT,
+        p.layout,
+        "BSH, BSND, BNSD",
+    );
+    let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+    let mut of = Extents {
+        batch: size(p.problem.batch),
+        heads: size(p.problem.heads),
+        rows: size(p.problem.query_rows),
+        dim: size(p.problem.value_dim),
+    };
+    let want = p.layout.out_shape(of);
+    if let Some(out) = &call.attention_out {
+        lint!(report, out.shape == want, OUT_SHAPE, out.shape, want);
+    }
+    of.dim = 1;
+    let want = TensorDesc::packed(DType::Float, p.layout.lse_shape(of));
+    let lse = call.softmax_lse.as_ref();
+    if call.softmax_lse_flag {
+        lint!(
+            report,
+            lse.is_some_and(|lse| lse.shape == want.shape && lse.dtype == want.dtype),
+            LSE_UNCHECKED,
+            Given(lse, "softmaxLse"),
+            want,
+        );
+    } else {
+        lint!(
+            report,
+            lse.and_then(TensorDesc::elements)
+                .is_none_or(|count| count <= 1),
+            LSE_IGNORED,
+            Given(lse, "softmaxLse"),
+            "none",
+        );
+    }
+}

@@ -1,0 +1,102 @@
+//! Page attention.
+
+use super::{Report, lint};
+use crate::ops::fused_infer_attention_score::Version;
+use crate::ops::fused_infer_attention_score::{Cache, CheckedCall, Checker};
+use crate::rule::rules;
+use crate::{Cann, DType};
+
+rules! {
+    in Scope::ALL;
+    BLOCK_SIZE = "block_size.ignored", Lint("only an attribute is ignored"), V1, "FusedInferAttentionScore documentation, blockSize",
+        "blockSize is given with a block table only",
+        "pass the block table, or blockSize 0";
+    TABLE = "block_table.unchecked", Overrun("a row of INT32 is read for each sequence"), V1, "check J8",
+        "in the decode path, in the split-fuse path and for the unified checker until 9.0 blockTable is INT32 [B, M]",
+        "pass one row of INT32 block ids for each sequence";
+    BLOCKS = "cache.blocks_unchecked", Lint("the blocks that the table names are checked one by one"), V1, "checks E3.3, J8",
+        "outside of the prefill path the cache has as many blocks as its longest sequence needs",
+        "pass the whole cache, or shorter lengths";
+    SHAPE = "cache.shape_unchecked", Overrun("blocks are read by blockSize, numKeyValueHeads and the query's head dimension"), V1, "checks E3.4, F6",
+        "in the decode and the split-fuse path a BnBsH cache is [blocks, blockSize, numKeyValueHeads * head dimension], a BnNBsD cache \
+         [blocks, numKeyValueHeads, blockSize, head dimension]",
+        "shape the cache by blockSize, numKeyValueHeads and the query's head dimension";
+    VALUE = "cache.value_unchecked", Overrun("the value cache is read by the key cache's shape"), V1, "check J9",
+        "in the decode and the split-fuse path the value cache has the key cache's shape",
+        "give the value cache the key cache's shape";
+    HIDDEN = "cache.hidden_size_unchecked", Overrun("the step from row to row does not fit in its 16 bits"), V1, "checks E3.4, F6",
+        "in the decode path the last axis of a BnBsH cache is at most 65535",
+        "use a BnNBsD cache with BNSD queries";
+}
+
+pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
+    let call = p.call;
+    let (Some(pages), Some(cache), Some(table)) = (&p.problem.pages, p.cache, &call.block_table)
+    else {
+        lint!(
+            report,
+            call.block_size == 0,
+            BLOCK_SIZE,
+            call.block_size,
+            "0 without a block table",
+        );
+        return;
+    };
+    if p.checker == Checker::Prefill {
+        return;
+    }
+    let unified = p.checker == Checker::Unified;
+    // The unified checker checks the table from 9.1 on.
+    let looked_at = unified && (p.target.is_950() || p.target.cann >= Cann::V9_1);
+    let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+    lint!(
+        report,
+        looked_at
+            || table.dtype == DType::Int32
+                && matches!(table.shape[..], [rows, _] if rows == size(p.problem.batch)),
+        TABLE,
+        table,
+        format_args!("INT32 [{}, M]", p.problem.batch),
+    );
+    let longest = usize::try_from(p.longest_key()).unwrap_or(0);
+    let needed = longest.div_ceil(pages.block_size.max(1));
+    lint!(
+        report,
+        needed <= pages.blocks,
+        BLOCKS,
+        format_args!("{} blocks", pages.blocks),
+        format_args!("{needed} or more"),
+    );
+    let ([key, ..], [value, ..]) = (call.key, call.value) else {
+        return;
+    };
+    if unified {
+        return;
+    }
+    lint!(
+        report,
+        key.shape == value.shape,
+        VALUE,
+        format_args!("key {}, value {}", key.shape, value.shape),
+        key.shape,
+    );
+    let (blocks, bs) = (size(pages.blocks), size(pages.block_size));
+    let (heads, dim) = (size(p.problem.kv_heads), size(p.problem.head_dim));
+    if let Some(shape) = cache.shape(key.dtype, blocks, bs, heads, dim) {
+        lint!(
+            report,
+            key.shape == shape,
+            SHAPE,
+            format_args!("{}, read by a table of {bs} tokens a block", key.shape),
+            shape,
+        );
+    }
+    let hidden = key.shape.last().copied().unwrap_or(0);
+    lint!(
+        report,
+        cache != Cache::BnBsH || hidden <= 65_535,
+        HIDDEN,
+        hidden,
+        "65535 or less",
+    );
+}

@@ -1,0 +1,28 @@
+//! The absorbed form of multi-head latent attention over a quantised cache; its rules stand with the others in `mla`.
+//!
+//! The rules of quantised keys in the decode path hold beside these.
+
+use super::mla::{ALONE, LSE, PAGED, block_size, caches, dims, paired};
+use super::mla_int8::quantised_modes;
+use super::{Facts, heads, lists};
+use crate::Refusal;
+use crate::rule::require;
+
+/// Checks the absorbed form with a half-precision query over an INT8 or INT4 cache.
+pub(in crate::ops::fused_infer_attention_score) fn antiquant(f: &Facts<'_>) -> Result<(), Refusal> {
+    let call = f.call;
+    let Some(k_rope) = &call.key_rope else {
+        return paired(f);
+    };
+    require!(!call.softmax_lse_flag, LSE, "softmaxLseFlag true", "false");
+    require!(call.pse_shift.is_none(), ALONE, "pseShift", "none");
+    lists::dtypes(f)?;
+    heads::query(f)?;
+    dims(f)?;
+    let Some(cache) = f.cache else {
+        return Err(crate::rule::broken(&PAGED, "no blockTable", "a blockTable", PAGED.fix).into());
+    };
+    block_size(f, cache, false)?;
+    caches(f, cache, k_rope)?;
+    quantised_modes(f)
+}

@@ -1,0 +1,258 @@
+//! The rules of FusedInferAttentionScore, grouped as the operator's own checks are.
+//!
+//! Each file declares its rules as data and, below them, the code that applies them.
+
+pub mod antiquant;
+pub mod ascend950;
+mod content_bytes;
+pub mod contents;
+pub mod entry;
+pub mod heads;
+pub mod lengths;
+pub mod lints;
+pub mod lists;
+pub mod mask;
+pub mod mla;
+pub(in crate::ops::fused_infer_attention_score) mod mla_antiquant;
+pub(in crate::ops::fused_infer_attention_score) mod mla_int8;
+pub(in crate::ops::fused_infer_attention_score) mod mla_sliding;
+mod one_or;
+pub mod output;
+pub mod packed;
+pub mod padding;
+pub mod paged;
+pub mod prefix;
+pub mod pse;
+pub mod quant;
+pub mod sink;
+pub mod split_fuse;
+pub mod unified;
+
+use crate::layout::Extents;
+use crate::ops::fused_infer_attention_score::{Cache, Checker, FiaCall, Route};
+use crate::{DType, Layout, Rule, Target, TensorDesc};
+use std::fmt;
+use std::ops::Range;
+
+/// Every rule, in the order of the files.
+pub fn all() -> impl Iterator<Item = &'static Rule> {
+    [
+        entry::RULES,
+        heads::RULES,
+        lists::RULES,
+        lengths::RULES,
+        packed::RULES,
+        paged::RULES,
+        mask::RULES,
+        output::RULES,
+        padding::RULES,
+        prefix::RULES,
+        pse::RULES,
+        sink::RULES,
+        quant::RULES,
+        antiquant::RULES,
+        mla::RULES,
+        split_fuse::RULES,
+        unified::form::RULES,
+        unified::lists::RULES,
+        unified::masks::RULES,
+        unified::output::RULES,
+        unified::pages::RULES,
+        unified::quant::RULES,
+        unified::rope::RULES,
+        unified::features::RULES,
+        ascend950::RULES,
+        ascend950::antiquant::RULES,
+        ascend950::full_quant::RULES,
+        ascend950::mxfp8::RULES,
+        contents::RULES,
+    ]
+    .into_iter()
+    .flatten()
+    .copied()
+    .chain(lints::all())
+}
+
+/// An optional tensor and its name, in a message.
+struct Given<'a>(Option<&'a TensorDesc>, &'static str);
+
+impl fmt::Display for Given<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(desc) => desc.fmt(f),
+            None => write!(f, "no {}", self.1),
+        }
+    }
+}
+
+/// The facts about a call that the rules read.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::ops::fused_infer_attention_score) struct Facts<'a> {
+    pub(in crate::ops::fused_infer_attention_score) call: &'a FiaCall<'a>,
+    pub(in crate::ops::fused_infer_attention_score) query: &'a TensorDesc,
+    pub(in crate::ops::fused_infer_attention_score) key: &'a TensorDesc,
+    pub(in crate::ops::fused_infer_attention_score) value: &'a TensorDesc,
+    pub(in crate::ops::fused_infer_attention_score) out: &'a TensorDesc,
+    pub(in crate::ops::fused_infer_attention_score) layout: Layout,
+    pub(in crate::ops::fused_infer_attention_score) target: Target,
+    pub(in crate::ops::fused_infer_attention_score) checker: Checker,
+    /// Whether the unified checker treats the call as having a single query row a sequence, and ignores its mode and
+    /// tokens. Never on Ascend 950.
+    pub(in crate::ops::fused_infer_attention_score) single: bool,
+    /// Whether the call has one query row a sequence in a layout with a batch axis, on Ascend 950 too.
+    pub(in crate::ops::fused_infer_attention_score) one_row: bool,
+    pub(in crate::ops::fused_infer_attention_score) route: Route,
+    /// Number of sequences; with packed layouts, only the length array has it.
+    pub(in crate::ops::fused_infer_attention_score) batch: i64,
+    /// Extents of the query; packed layouts have batch 1 and all rows.
+    pub(in crate::ops::fused_infer_attention_score) q: Extents,
+    /// Heads of key and value, with 0 resolved.
+    pub(in crate::ops::fused_infer_attention_score) kv_heads: i64,
+    /// Number of key or value elements in one stored element: eight INT4 where both tensors are INT32, otherwise 1.
+    pub(in crate::ops::fused_infer_attention_score) nibbles: i64,
+    /// The memory layout of the cache, if it is paged.
+    pub(in crate::ops::fused_infer_attention_score) cache: Option<Cache>,
+    /// Extents of the first key; of a paged cache: blocks and tokens in a block.
+    pub(in crate::ops::fused_infer_attention_score) k: Extents,
+    /// Extents of the first value.
+    pub(in crate::ops::fused_infer_attention_score) v: Extents,
+    /// Whether every batch entry has its own key and value.
+    pub(in crate::ops::fused_infer_attention_score) kv_list: bool,
+    /// Most keys that a sequence can have: rows of the longest key, or of a block table's row.
+    pub(in crate::ops::fused_infer_attention_score) key_rows: i64,
+    /// Rows of the shared prefix.
+    pub(in crate::ops::fused_infer_attention_score) prefix: i64,
+}
+
+impl Facts<'_> {
+    pub(in crate::ops::fused_infer_attention_score) fn paged(&self) -> bool {
+        self.cache.is_some()
+    }
+
+    /// Number of blocks in a paged cache.
+    pub(in crate::ops::fused_infer_attention_score) fn blocks(&self) -> i64 {
+        self.key.shape.first().copied().unwrap_or(0)
+    }
+
+    pub(in crate::ops::fused_infer_attention_score) fn packed(&self) -> bool {
+        self.layout.is_packed()
+    }
+
+    pub(in crate::ops::fused_infer_attention_score) fn rope(&self) -> bool {
+        self.call.query_rope.is_some()
+    }
+
+    pub(in crate::ops::fused_infer_attention_score) fn prefill(&self) -> bool {
+        self.route == Route::Prefill
+    }
+
+    /// Dtype of key and value; INT4 where they hold packed nibbles.
+    pub(in crate::ops::fused_infer_attention_score) fn kv_dtype(&self) -> DType {
+        match self.nibbles {
+            1 => self.key.dtype,
+            _ => DType::Int4,
+        }
+    }
+
+    /// Whether key and value are quantised and the query is not.
+    pub(in crate::ops::fused_infer_attention_score) fn antiquant(&self) -> bool {
+        matches!(self.kv_dtype(), DType::Int8 | DType::Int4) && self.query.dtype != DType::Int8
+    }
+
+    /// Whether the call is multi-head latent attention over the compressed cache.
+    pub(in crate::ops::fused_infer_attention_score) fn absorbed(&self) -> bool {
+        self.rope() && self.q.dim == 512
+    }
+
+    /// Query length of sequence `b`.
+    pub(in crate::ops::fused_infer_attention_score) fn q_len(&self, b: usize) -> i64 {
+        lengths::q_len(self.call, self.layout, self.q.rows, b)
+    }
+
+    /// Key length of sequence `b`, without a shared prefix.
+    pub(in crate::ops::fused_infer_attention_score) fn kv_len(&self, b: usize) -> i64 {
+        lengths::kv_len(self.call, self.layout, self.paged(), self.rows_of(b), b)
+    }
+
+    /// Rows that the key of sequence `b` could have.
+    pub(in crate::ops::fused_infer_attention_score) fn rows_of(&self, b: usize) -> i64 {
+        if !self.kv_list {
+            return self.key_rows;
+        }
+        let extents = |key: &TensorDesc| self.layout.input().extents(&key.shape, self.kv_heads);
+        self.call
+            .key
+            .get(b)
+            .and_then(extents)
+            .map_or(0, |of| of.rows)
+    }
+
+    pub(in crate::ops::fused_infer_attention_score) fn batch(&self) -> usize {
+        usize::try_from(self.batch).unwrap_or(usize::MAX)
+    }
+
+    /// The sequences that a check must examine: see [`lengths::distinct`].
+    pub(in crate::ops::fused_infer_attention_score) fn sequences(&self) -> Range<usize> {
+        0..lengths::distinct(self.call, self.batch())
+    }
+
+    /// The longest key length, without a shared prefix.
+    pub(in crate::ops::fused_infer_attention_score) fn longest_key(&self) -> i64 {
+        match self.call.actual_seq_lengths_kv {
+            None | Some([]) => self.key_rows,
+            Some(&[one]) if self.batch > 0 && (self.paged() || !self.packed()) => one,
+            Some(all) if all.len() >= self.batch() && (self.paged() || !self.packed()) => {
+                all.iter().take(self.batch()).copied().max().unwrap_or(0)
+            }
+            Some(_) => self.sequences().map(|b| self.kv_len(b)).max().unwrap_or(0),
+        }
+    }
+}
+
+/// The dtype of the elements: `INT32` keys and values are eight packed `INT4` each.
+pub(in crate::ops::fused_infer_attention_score) fn unpacked(dtype: DType) -> DType {
+    if dtype == DType::Int32 {
+        DType::Int4
+    } else {
+        dtype
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Level;
+
+    #[test]
+    fn ids_are_unique_and_rules_complete() {
+        let mut ids: Vec<_> = all().map(|rule| rule.id).collect();
+        let count = ids.len();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), count);
+        for rule in all() {
+            assert!(rule.id.contains('.'), "{}", rule.id);
+            assert!(
+                !rule.source.is_empty() && !rule.holds.ends_with('.'),
+                "{}",
+                rule.id
+            );
+            assert!(
+                !rule.fix.is_empty() && !rule.fix.ends_with('.') && rule.fix != rule.holds,
+                "{}",
+                rule.id
+            );
+            match rule.level {
+                Level::Rule => assert_ne!(rule.status, 0, "{}", rule.id),
+                Level::Lint => assert_eq!(rule.status, 0, "{}", rule.id),
+                Level::HostCrash => {}
+            }
+            assert_eq!(
+                rule.reach.is_empty(),
+                rule.level == Level::Rule,
+                "{}",
+                rule.id
+            );
+        }
+    }
+}

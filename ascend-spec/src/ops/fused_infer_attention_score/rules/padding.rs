@@ -1,0 +1,104 @@
+//! Left padding of query and key.
+
+use super::{Facts, unified};
+use crate::ops::fused_infer_attention_score::Checker;
+use crate::ops::fused_infer_attention_score::Version;
+use crate::rule::{require, rules};
+use crate::{DType, Refusal, TensorDesc};
+
+rules! {
+    in Scope::A2_A3;
+    SHAPE = "padding_size.shape", TILING_ERROR, V1, "check C7" in Scope::ALL,
+        "in the prefill path queryPaddingSize and kvPaddingSize have one axis of one element",
+        "pass one INT64: the padding is the same for every sequence";
+    LENGTHS = "padding_size.lengths", TILING_ERROR, V1, "check C7" in Scope::ALL,
+        "in the prefill path queryPaddingSize needs actualSeqLengths, kvPaddingSize needs actualSeqLengthsKv",
+        "pass the matching length array";
+    ALONE = "padding_size.alone", TILING_ERROR, V1, "checks C6, C7",
+        "left padding goes with no tensor list, paging, packed layout or shared prefix in the prefill path",
+        "pad on the right and give the lengths";
+    DECODE = "padding_size.decode", TILING_ERROR, V1, "checks F7, F12, J10",
+        "in the decode path kvPaddingSize goes with neither INT4 keys nor rotary parts, nor with a shared prefix and key lengths",
+        "pad on the right and give the lengths";
+}
+
+/// Whether a call pads its query or its keys on the left.
+pub(in crate::ops::fused_infer_attention_score) fn given(f: &Facts<'_>) -> bool {
+    f.call.query_padding_size.is_some() || f.call.kv_padding_size.is_some()
+}
+
+pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
+    let call = f.call;
+    // NTD_TND ignores the padding of its query.
+    if !given(f) || (f.layout == crate::Layout::NtdTnd && call.kv_padding_size.is_none()) {
+        return Ok(());
+    }
+    require!(
+        !f.kv_list
+            && !f.paged()
+            && !f.packed()
+            && call.key_shared_prefix.is_none()
+            && call.value_shared_prefix.is_none(),
+        ALONE,
+        "left padding with one of them",
+        "none of them",
+    );
+    let sizes: [(&Option<TensorDesc>, _, _); 2] = [
+        (
+            &call.query_padding_size,
+            "queryPaddingSize",
+            call.actual_seq_lengths,
+        ),
+        (
+            &call.kv_padding_size,
+            "kvPaddingSize",
+            call.actual_seq_lengths_kv,
+        ),
+    ];
+    for (size, name, lengths) in sizes {
+        let Some(size) = size else { continue };
+        require!(
+            *size.shape == [1],
+            SHAPE,
+            format_args!("{name} {}", size.shape),
+            "[1]",
+        );
+        require!(
+            lengths.is_some(),
+            LENGTHS,
+            format_args!("{name} without lengths"),
+            "the lengths of the sequences",
+        );
+    }
+    Ok(())
+}
+
+/// Whether the decode path sees key lengths: an empty array counts as none.
+fn lengths(f: &Facts<'_>) -> bool {
+    let lengths = f.call.actual_seq_lengths_kv;
+    lengths.is_some_and(|lengths| !lengths.is_empty())
+}
+
+/// Checks the decode path, which ignores padding where it does not refuse it.
+pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
+    if f.call.kv_padding_size.is_none() {
+        return Ok(());
+    }
+    let prefix = f.call.key_shared_prefix.is_some() && lengths(f);
+    require!(
+        !prefix && f.kv_dtype() != DType::Int4 && !f.rope(),
+        DECODE,
+        "kvPaddingSize with one of them",
+        "none of them",
+    );
+    Ok(())
+}
+
+/// Whether the padding of the keys takes effect.
+pub(in crate::ops::fused_infer_attention_score) fn in_force(f: &Facts<'_>) -> bool {
+    if f.checker == Checker::Unified && f.prefill() {
+        return unified::features::key_padding(f) && !f.packed();
+    }
+    let ignored = f.paged() || f.kv_list || !lengths(f);
+    f.call.kv_padding_size.is_some() && !f.packed() && (f.prefill() || !ignored)
+}

@@ -1,0 +1,93 @@
+//! Shared prefix.
+
+use super::Facts;
+use crate::ops::fused_infer_attention_score::Version;
+use crate::rule::{require, rules};
+use crate::{DType, Refusal, TensorDesc};
+
+rules! {
+    in Scope::A2_A3;
+    PAIR = "shared_prefix.pair", TILING_ERROR, V2, "check E5.3" in Scope::ALL,
+        "keySharedPrefix and valueSharedPrefix are given together",
+        "pass the prefix of key and value";
+    SHAPE = "shared_prefix.shape", TILING_ERROR, V2, "check E5.3" in Scope::ALL,
+        "both prefixes have batch 1, at least one row, and the heads and head dimension of key and value",
+        "shape the prefixes as the keys, with batch 1";
+    DTYPE = "shared_prefix.dtype", TILING_ERROR, V2, "checks A5, E5.3, J21" in Scope::ALL,
+        "the prefixes have the key's dtype in the decode path",
+        "convert the prefixes to the key's dtype";
+    LENGTH = "shared_prefix.length", TILING_ERROR, V2, "checks E5.4, F4" in Scope::ALL,
+        "actualSharedPrefixLen has one entry from 0 to the rows of the prefix",
+        "pass the number of valid prefix rows";
+    ALONE = "shared_prefix.alone", TILING_ERROR, V2, "check E5.5",
+        "a shared prefix goes with no paging, left padding, packed layout, rotary parts, INT8 query, or in the prefill path tensor list",
+        "copy the prefix into each sequence's keys";
+}
+
+/// Checks the tensors of the shared prefix, and the length that is used.
+pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+    let call = f.call;
+    let (Some(key), Some(value)) = (&call.key_shared_prefix, &call.value_shared_prefix) else {
+        require!(
+            call.key_shared_prefix.is_none() && call.value_shared_prefix.is_none(),
+            PAIR,
+            "one of them",
+            "both or neither",
+        );
+        return Ok(());
+    };
+    let full_int8 = f.query.dtype == DType::Int8;
+    require!(
+        !f.paged()
+            && !f.packed()
+            && !f.rope()
+            && !full_int8
+            && !(f.prefill() && (f.kv_list || super::padding::given(f))),
+        ALONE,
+        "a shared prefix with one of them",
+        "none of them",
+    );
+    // INT32 is not unpacked here: only key and value hold eight INT4 in each.
+    let extents = |desc: &TensorDesc| f.layout.input().extents(&desc.shape, f.kv_heads);
+    let fits = match (extents(key), extents(value)) {
+        (Some(k), Some(v)) => {
+            k.batch == 1
+                && k.rows > 0
+                && (k.heads, k.dim) == (f.k.heads, f.k.dim)
+                && (v.batch, v.rows) == (1, k.rows)
+                && (v.heads, v.dim) == (f.v.heads, f.v.dim)
+        }
+        _ => false,
+    };
+    require!(
+        fits,
+        SHAPE,
+        format_args!("key prefix {}, value prefix {}", key.shape, value.shape),
+        format_args!("batch 1, {} heads of {}, equal rows", f.k.heads, f.k.dim),
+    );
+    require!(
+        f.prefill() || (key.dtype == f.kv_dtype() && key.dtype == value.dtype),
+        DTYPE,
+        format_args!("{} and {}", key.dtype, value.dtype),
+        f.kv_dtype(),
+    );
+    if let Some(lengths) = call.actual_shared_prefix_len
+        && !lengths.is_empty()
+    {
+        require!(
+            matches!(lengths, &[len] if (0..=f.prefix).contains(&len)),
+            LENGTH,
+            crate::operator::Shown(lengths),
+            format_args!("one entry from 0 to {}", f.prefix),
+        );
+    }
+    Ok(())
+}
+
+/// The valid prefix length: `actualSharedPrefixLen`, or all rows without it.
+pub(in crate::ops::fused_infer_attention_score) fn length(f: &Facts<'_>) -> i64 {
+    match f.call.actual_shared_prefix_len {
+        Some(&[len]) if f.prefix > 0 => len.clamp(0, f.prefix),
+        _ => f.prefix,
+    }
+}

@@ -1,0 +1,241 @@
+//! Quantised query and quantised output.
+
+use super::Facts;
+use crate::ops::fused_infer_attention_score::Version;
+use crate::rule::{require, rules};
+use crate::{DType, Refusal, SparseMode, TensorDesc};
+
+rules! {
+    in Scope::A2_A3;
+    INT8_IN = "quant.int8_query", TILING_ERROR, V1, "check D5",
+        "an INT8 query has deqScale1, quantScale1 and deqScale2",
+        "pass the scales of Q K^T, of the probabilities and of P V";
+    INT8_DECODE = "quant.int8_query_decode", TILING_ERROR, V1, "check F3",
+        "an INT8 query with one row a sequence is multi-head latent attention",
+        "dequantise the query";
+    INT8_EMPTY = "quant.int8_query_empty", TILING_ERROR, V1, "FusedInferAttentionScore documentation, empty tensors",
+        "an INT8 query goes with keys and values that are not empty",
+        "skip the call, or dequantise the query: without keys the output is 0";
+    FP_OUT = "quant.half_output", TILING_ERROR, V1, "check D6",
+        "an INT8 query with a FLOAT16 output has no quantScale2 and no quantOffset2",
+        "drop quantScale2 and quantOffset2, or make the output INT8";
+    FP_IN = "quant.half_query", TILING_ERROR, V1, "checks J18, F8",
+        "deqScale1, quantScale1 and deqScale2 are not given with a FLOAT16 query and INT8 output, nor in the decode path",
+        "drop deqScale1, quantScale1 and deqScale2: they belong to an INT8 query with several rows";
+    OUT_SCALE = "quant_scale2.required", TILING_ERROR, V1, "checks D7, F9" in Scope::ALL,
+        "an INT8 output has quantScale2",
+        "pass the scale of the output";
+    OUT_UNUSED = "quant_scale2.unused", TILING_ERROR, V1, "check F9",
+        "in the decode path quantScale2 and quantOffset2 go with an INT8 output only",
+        "drop quantScale2 and quantOffset2, or make the output INT8";
+    OUT_DTYPE = "quant_scale2.dtype", TILING_ERROR, V1, "checks D7, J18, F9" in Scope::ALL,
+        "quantScale2 is FLOAT, or BF16 with a BF16 query",
+        "convert quantScale2";
+    OUT_SIZE = "quant_scale2.size", TILING_ERROR, V1, "check D8",
+        "quantScale2 has one element, or one for each head and dimension",
+        "pass one scale, or one for each head and dimension";
+    OFFSET = "quant_offset2.like_scale", TILING_ERROR, V1, "checks D7, F9" in Scope::ALL,
+        "quantOffset2 has the dtype and size of quantScale2",
+        "shape the offset as the scale";
+    CHANNEL = "quant_scale2.channel", TILING_ERROR, V1, "check D9",
+        "a quantScale2 for each channel goes with no left padding, no softmaxLse, and no band with a negative token",
+        "use one scale for the whole output";
+    BAND = "quant.output_band", TILING_ERROR, V1, "check E4.8",
+        "an INT8 output with sparse mode 4 has no negative token",
+        "use a band around the diagonal";
+    ROWS = "quant_offset2.rows", TILING_ERROR, V1, "check E4.9",
+        "quantOffset2 goes with calls in which every query row sees a key",
+        "drop the offset, or the rows";
+    INT4_OUT = "quant.int4_output", TILING_ERROR, V1, "check F9",
+        "INT4 keys go with no INT8 output",
+        "quantise the output in a step of its own";
+}
+
+fn given(tensor: &Option<TensorDesc>) -> bool {
+    tensor.is_some()
+}
+
+/// Number of elements of a tensor; 0 without one.
+fn count(tensor: &Option<TensorDesc>) -> u64 {
+    tensor.as_ref().and_then(TensorDesc::elements).unwrap_or(0)
+}
+
+fn dequantised<'a>(f: &Facts<'a>) -> [&'a Option<TensorDesc>; 3] {
+    [&f.call.deq_scale1, &f.call.quant_scale1, &f.call.deq_scale2]
+}
+
+/// Checks a call without keys, whose output is filled.
+pub(in crate::ops::fused_infer_attention_score) fn filled(f: &Facts<'_>) -> Result<(), Refusal> {
+    require!(
+        f.query.dtype != DType::Int8,
+        INT8_EMPTY,
+        format_args!("key {}, value {}", f.key.shape, f.value.shape),
+        "at least one key",
+    );
+    Ok(())
+}
+
+pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
+    let call = f.call;
+    let int8_out = f.out.dtype == DType::Int8;
+    if f.query.dtype == DType::Int8 {
+        require!(
+            dequantised(f).into_iter().all(|tensor| count(tensor) > 0),
+            INT8_IN,
+            "not all of them",
+            "three tensors",
+        );
+        require!(
+            int8_out || !(given(&call.quant_scale2) || given(&call.quant_offset2)),
+            FP_OUT,
+            "one of them",
+            "neither",
+        );
+    } else {
+        require!(
+            !(int8_out && f.query.dtype == DType::Float16 && dequantised(f).into_iter().any(given)),
+            FP_IN,
+            "one of them",
+            "none of them",
+        );
+    }
+    if !int8_out {
+        return Ok(());
+    }
+    output(f, true)?;
+    let channel = count(&call.quant_scale2) > 1;
+    let band = SparseMode::from_acl(call.mode()) == Some(SparseMode::Band);
+    let negative = band && (call.pre_tokens < 0 || call.next_tokens < 0);
+    require!(
+        !channel || !(super::padding::given(f) || call.softmax_lse_flag || negative),
+        CHANNEL,
+        "one of them",
+        "none of them",
+    );
+    require!(
+        !negative,
+        BAND,
+        format_args!(
+            "preTokens {}, nextTokens {}",
+            call.pre_tokens, call.next_tokens
+        ),
+        "0 or more",
+    );
+    Ok(())
+}
+
+/// Checks that every row sees a key, once the mask's mode is known; this is required only with an output offset.
+pub(in crate::ops::fused_infer_attention_score) fn rows(
+    f: &Facts<'_>,
+    mode: SparseMode,
+    pre: i64,
+    next: i64,
+) -> Result<(), Refusal> {
+    if f.out.dtype != DType::Int8 || count(&f.call.quant_offset2) == 0 {
+        return Ok(());
+    }
+    let prefix = super::prefix::length(f);
+    for b in f.sequences() {
+        let (q, kv) = (f.q_len(b), f.kv_len(b).saturating_add(prefix));
+        let (pre, next) = match mode {
+            SparseMode::RightDownCausal => (pre, kv - q),
+            SparseMode::Band => (
+                pre.saturating_sub(kv).saturating_add(q),
+                next.saturating_add(kv).saturating_sub(q),
+            ),
+            _ => (pre, next),
+        };
+        require!(
+            pre.saturating_add(kv).saturating_sub(q) >= 0 && next >= 0,
+            ROWS,
+            format_args!("sequence {b}: {q} rows, {kv} keys"),
+            "no row without a key",
+        );
+    }
+    Ok(())
+}
+
+fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Refusal> {
+    let call = f.call;
+    let Some(scale) = &call.quant_scale2 else {
+        return Err(crate::rule::broken(
+            &OUT_SCALE,
+            "none",
+            "a FLOAT or BF16 tensor",
+            OUT_SCALE.fix,
+        )
+        .into());
+    };
+    let dtype = match scale.dtype {
+        DType::Float => true,
+        DType::Bf16 => f.query.dtype == DType::Bf16,
+        DType::Float16 => prefill && f.query.dtype == DType::Float16,
+        _ => false,
+    };
+    require!(
+        dtype,
+        OUT_DTYPE,
+        format_args!("{} with a {} query", scale.dtype, f.query.dtype),
+        "FLOAT, or BF16 with a BF16 query",
+    );
+    let size = count(&call.quant_scale2);
+    let channels =
+        u64::try_from(call.num_heads.saturating_mul(super::output::value_dim(f))).unwrap_or(0);
+    require!(
+        size == 1 || size == channels,
+        OUT_SIZE,
+        size,
+        format_args!("1 or {channels}"),
+    );
+    if let Some(offset) = call
+        .quant_offset2
+        .as_ref()
+        .filter(|offset| !(prefill && offset.is_empty()))
+    {
+        require!(
+            offset.dtype == scale.dtype
+                && if prefill {
+                    offset.elements() == scale.elements()
+                } else {
+                    // The decode path compares only the axes that the offset has.
+                    scale.shape.starts_with(&offset.shape)
+                },
+            OFFSET,
+            offset,
+            scale,
+        );
+    }
+    Ok(())
+}
+
+pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
+    let call = f.call;
+    require!(
+        f.query.dtype != DType::Int8 || f.rope(),
+        INT8_DECODE,
+        "INT8 without queryRope",
+        "FLOAT16 or BF16",
+    );
+    require!(
+        !dequantised(f).into_iter().any(given),
+        FP_IN,
+        "one of them",
+        "none of them",
+    );
+    if f.out.dtype != DType::Int8 {
+        require!(
+            !(given(&call.quant_scale2) || given(&call.quant_offset2)),
+            OUT_UNUSED,
+            "one of them",
+            "neither",
+        );
+        return Ok(());
+    }
+    require!(
+        f.kv_dtype() != DType::Int4,
+        INT4_OUT,
+        "INT8 output",
+        "the query's dtype",
+    );
+    output(f, false)
+}

@@ -1,0 +1,62 @@
+//! Learnable sink.
+
+use super::Facts;
+use crate::ops::fused_infer_attention_score::FiaCall;
+use crate::ops::fused_infer_attention_score::Version;
+use crate::rule::{require, rules};
+use crate::{Cann, DType, Refusal, Target};
+
+rules! {
+    in Scope::A2_A3;
+    LAYOUT = "learnable_sink.layout", TILING_ERROR, V4, "check B15" in Scope::A2_A3.until(V8_1),
+        "a learnable sink goes with TND and NTD_TND",
+        "pack the sequences";
+    DIM = "learnable_sink.head_dim", TILING_ERROR, V4, "checks B15, J5" in Scope::A2_A3.until(V8_1),
+        "a learnable sink goes with head dimensions of 64 or 128 for query and value",
+        "pad the head dimension with zeros";
+    SHAPE = "learnable_sink.shape", TILING_ERROR, V4, "check J5" in Scope::ALL,
+        "learnableSink has one entry for each query head",
+        "pass one logit for each query head";
+    DTYPE = "learnable_sink.dtype", PARAM_INVALID, V4, "check J5",
+        "learnableSink is BF16, from 9.0 on BF16 or FLOAT16",
+        "convert the sink to BF16";
+}
+
+pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+    let Some(sink) = f.call.learnable_sink.filter(|sink| !sink.is_empty()) else {
+        return Ok(());
+    };
+    require!(
+        for f.target => f.packed() && f.layout != crate::Layout::TndNtd,
+        LAYOUT,
+        f.layout,
+        "TND, NTD_TND",
+    );
+    require!(
+        for f.target => matches!(f.q.dim, 64 | 128) && matches!(f.v.dim, 64 | 128),
+        DIM,
+        format_args!("{} and {}", f.q.dim, f.v.dim),
+        "64 or 128",
+    );
+    require!(
+        *sink.shape == [f.call.num_heads],
+        SHAPE,
+        sink.shape,
+        format_args!("[{}]", f.call.num_heads),
+    );
+    Ok(())
+}
+
+/// Checks the dtype that the operator is registered with, whichever checker is to judge the call.
+pub(in crate::ops::fused_infer_attention_score) fn dtype(
+    call: &FiaCall<'_>,
+    target: Target,
+) -> Result<(), Refusal> {
+    let Some(sink) = call.learnable_sink.filter(|sink| !sink.is_empty()) else {
+        return Ok(());
+    };
+    let allowed =
+        sink.dtype == DType::Bf16 || (sink.dtype == DType::Float16 && target.cann >= Cann::V9_0);
+    require!(allowed, DTYPE, sink.dtype, "BF16, from 9.0 on also FLOAT16",);
+    Ok(())
+}

@@ -1,0 +1,269 @@
+//! Keys and values of the unified checker: their number, batch and shapes.
+
+use crate::layout::Extents;
+use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
+use crate::ops::fused_infer_attention_score::rules::{Facts, heads, lists, output, packed, paged};
+use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
+use crate::rule::{require, rules};
+use crate::{Cann, Change, DType, Layout, NewArgument, Refusal, TensorDesc};
+
+rules! {
+    in Scope::UNIFIED;
+    STRIDED = "tensor.contiguous", TILING_ERROR, V1, "entry points, strided tensors" in Scope::UNIFIED.since(V9_1),
+        "key, value, keyRope and the scales of key and value are contiguous, on Atlas A2 and A3 for V5 whatever checks the call; on \
+         Ascend 950 the first two axes of paged MXFP8 ones may be strided",
+        "copy the tensor to a contiguous one";
+    COUNT = "key.list_count", TILING_ERROR, V1, "checks G0.1, I2",
+        "key and value are lists of one length",
+        "pass a value for each key";
+    LAYOUT = "key.list_layout", TILING_ERROR, V1, "check I2; Ascend 950, tensor lists",
+        "a list of several keys goes with BSH, BSND, BNSD and BNSD_BSND, in 8.5 also with BSH_BNSD and BSND_BNSD, with no rotary parts on Atlas A2 and A3, and with no \
+         block table",
+        "use one key tensor, or pad the keys to one length and pass BNSD";
+    SHORT = "key.list_short", TilingCrash("some of these calls read past the end of the list, the others are refused"), V1, "status codes, short lists" in Scope::A2_A3.since(V8_5).until(V9_0),
+        "a list of keys with BNSD or BNSD_BSND has a tensor for each sequence",
+        "pass one key and one value a sequence";
+    MOST = "key.list_most", TILING_ERROR, V1, "check I2" in Scope::A2_A3.since(V8_5).until(V9_0),
+        "a list of keys serves a batch of at most 256",
+        "split the batch over several calls";
+    VALUE_ROWS = "value.rows_of_key", TILING_ERROR, V1, "checks G4.4, I8; Ascend 950, L5",
+        "the value has the key's batch size and rows",
+        "give the value its key's batch and rows";
+    RANK = "value.rank_of_key", TILING_ERROR, V1, "checks G0.3, G4.4; Ascend 950, A2",
+        "caches of key and value have one number of axes",
+        "shape the caches of key and value alike";
+}
+
+/// Checks the numbers of tensors.
+pub(in crate::ops::fused_infer_attention_score) fn counted(f: &Facts<'_>) -> Result<(), Refusal> {
+    let (keys, values) = (f.call.key.len(), f.call.value.len());
+    require!(
+        keys == values,
+        COUNT,
+        format_args!("{keys} keys, {values} values"),
+        keys,
+    );
+    if !f.paged() {
+        rank(f, f.value, "value")?;
+    }
+    Ok(())
+}
+
+fn rank(f: &Facts<'_>, desc: &TensorDesc, name: &str) -> Result<(), Refusal> {
+    let rank = f.layout.input().rank();
+    require!(
+        desc.shape.rank() == rank,
+        lists::KEY_RANK,
+        format_args!("{name} {} with {}", desc.shape, f.layout),
+        format_args!("{rank} axes"),
+    );
+    Ok(())
+}
+
+/// Checks the numbers of axes.
+pub(in crate::ops::fused_infer_attention_score) fn ranks(f: &Facts<'_>) -> Result<(), Refusal> {
+    if !f.paged() {
+        rank(f, f.key, "key")?;
+    }
+    require!(
+        f.key.shape.rank() == f.value.shape.rank(),
+        RANK,
+        format_args!("key {}, value {}", f.key.shape, f.value.shape),
+        format_args!("{} axes", f.key.shape.rank()),
+    );
+    if f.paged() {
+        require!(
+            paged::of_rank(f.key.shape.rank()).is_some(),
+            paged::CACHE_RANK,
+            f.key.shape,
+            "3, 4 or 5 axes",
+        );
+    }
+    Ok(())
+}
+
+/// Checks that keys and values, and the tensors that belong to them, are contiguous.
+pub(in crate::ops::fused_infer_attention_score) fn contiguous(
+    f: &Facts<'_>,
+) -> Result<(), Refusal> {
+    let call = f.call;
+    // The first two axes of these caches, blocks and heads or rows, may be strided.
+    let apart = match f.paged() && f.kind() == Kind::MxFp8 {
+        true => 2,
+        false => 0,
+    };
+    use Parameter::{Key, KeyAntiquantScale, KeyRope, Value, ValueAntiquantScale};
+    let strided = |parameter: Parameter| {
+        let mut tensors = call.tensors(parameter).iter().enumerate();
+        tensors.find(|(_, desc)| !desc.is_contiguous_from(apart))
+    };
+    let looked_at = [Key, Value, KeyRope, KeyAntiquantScale, ValueAntiquantScale];
+    let found = |parameter: &Parameter| strided(*parameter).is_some();
+    let Some(&parameter) = looked_at.iter().find(|parameter| found(parameter)) else {
+        return Ok(());
+    };
+    if let Some((at, desc)) = strided(parameter) {
+        let copied = looked_at.into_iter().filter(found);
+        require!(
+            for f.target => false,
+            STRIDED,
+            format_args!("{} {at}: {desc} strides {}", parameter.acl_name(), desc.strides),
+            "row-major strides",
+            match f.paged() {
+                true => Err("give the cache contiguous memory: a copy of it misses what is written later"),
+                false => Ok(copied.map(|parameter| Change::to(parameter, NewArgument::Packed)).collect::<Vec<_>>()),
+            },
+        );
+    }
+    Ok(())
+}
+
+/// Checks the dtypes of query, key, value and output.
+pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Result<(), Refusal> {
+    let other = (f.call.key.iter().chain(f.call.value)).find(|desc| desc.dtype != f.key.dtype);
+    if let Some(other) = other {
+        return Err(crate::rule::broken(
+            &lists::KEY_VALUE_DTYPE,
+            format_args!("{} beside {}", other.dtype, f.key.dtype),
+            f.key.dtype,
+            lists::KEY_VALUE_DTYPE.fix,
+        )
+        .into());
+    }
+    let quantised = match f.is_950() {
+        true => matches!(
+            f.out.dtype,
+            DType::Int8 | DType::Float8E4M3Fn | DType::HiFloat8
+        ),
+        false => f.out.dtype == DType::Int8,
+    };
+    require!(
+        f.kind() != Kind::Half || f.out.dtype == f.query.dtype || quantised,
+        output::OUT_DTYPE,
+        format_args!("{} for a {} query", f.out.dtype, f.query.dtype),
+        f.query.dtype,
+    );
+    Ok(())
+}
+
+/// Checks the batch size.
+pub(in crate::ops::fused_infer_attention_score) fn batch(f: &Facts<'_>) -> Result<(), Refusal> {
+    // Until 9.0 only packed layouts, whose arrays define the batch, are checked.
+    let bounded = f.since(Cann::V9_1) || f.packed();
+    if f.packed() && f.batch == 0 {
+        packed::arrays(f)?;
+    }
+    require!(
+        f.batch > 0 && (f.batch <= FiaCall::MOST_SEQUENCES || !bounded),
+        lists::BATCH_MAX,
+        f.batch,
+        "1 to 65536",
+    );
+    Ok(())
+}
+
+/// Checks the shapes of keys and values that are not paged.
+pub(in crate::ops::fused_infer_attention_score) fn shapes(f: &Facts<'_>) -> Result<(), Refusal> {
+    if f.paged() {
+        return Ok(());
+    }
+    if f.kv_list {
+        return list(f);
+    }
+    heads::key_value(f)?;
+    require!(
+        f.packed() || f.k.batch == f.batch,
+        lists::BATCH,
+        format_args!("{} in the key, {} in the query", f.k.batch, f.batch),
+        f.batch,
+    );
+    let of = |of: Extents| (of.batch, of.rows);
+    require!(
+        of(f.k) == of(f.v),
+        VALUE_ROWS,
+        format_args!("key {}, value {}", f.key.shape, f.value.shape),
+        format_args!("batch {}, {} rows", f.k.batch, f.k.rows),
+    );
+    Ok(())
+}
+
+fn list(f: &Facts<'_>) -> Result<(), Refusal> {
+    let call = f.call;
+    let exact = f.since(Cann::V9_1);
+    // 8.5 checks the layout only of lists with rotary parts.
+    let reordered = !f.since(Cann::V9_0) && matches!(f.layout, Layout::BsndBnsd | Layout::BshBnsd);
+    require!(
+        (f.classic_layout() || reordered)
+            && (f.is_950() || !f.rope())
+            // Until 9.0 a block table beside a list is ignored.
+            && (call.block_table.is_none() || !exact),
+        LAYOUT,
+        f.layout,
+        "BSH, BSND, BNSD, BNSD_BSND",
+    );
+    require!(
+        for f.target => f.batch <= 256,
+        MOST,
+        f.batch,
+        "1 to 256",
+    );
+    let fits = match exact {
+        true => call.key.len() == f.batch(),
+        false => call.key.len() >= f.batch(),
+    };
+    let heads_first = matches!(f.layout, Layout::Bnsd | Layout::BnsdBsnd);
+    require!(
+        for f.target => fits || !heads_first,
+        SHORT,
+        format_args!("{} keys for {} sequences", call.key.len(), f.batch),
+        f.batch,
+    );
+    require!(
+        fits,
+        lists::LIST_LENGTH,
+        format_args!("{} keys for {} sequences", call.key.len(), f.batch),
+        f.batch,
+    );
+    let axes = f.layout.input();
+    let of = |desc: &TensorDesc| axes.extents(&desc.shape, f.kv_heads);
+    for (index, (key, value)) in call.key.iter().zip(call.value).enumerate() {
+        let (k, v) = (of(key), of(value));
+        let batch = |of: Option<Extents>| of.is_some_and(|of| exact || of.batch == 1);
+        for (desc, of, name) in [(key, k, "key"), (value, v, "value")] {
+            require!(
+                batch(of),
+                lists::LIST_BATCH,
+                format_args!("{name} {index} is {}", desc.shape),
+                "batch 1",
+            );
+        }
+        let like = |of: Option<Extents>, first: Extents| {
+            of.is_some_and(|of| (of.heads, of.dim) == (f.kv_heads, first.dim))
+        };
+        require!(
+            like(k, f.k) && like(v, f.v),
+            lists::LIST_SHAPE,
+            format_args!(
+                "key {index} is {}, value {index} is {}",
+                key.shape, value.shape
+            ),
+            format_args!("{} heads of {} and {}", f.kv_heads, f.k.dim, f.v.dim),
+        );
+        require!(
+            k.map(|of| of.rows) == v.map(|of| of.rows),
+            VALUE_ROWS,
+            format_args!(
+                "key {index} is {}, value {index} is {}",
+                key.shape, value.shape
+            ),
+            "as many rows in both",
+        );
+    }
+    Ok(())
+}
+
+/// Whether every key and value is empty.
+pub(in crate::ops::fused_infer_attention_score) fn empty(f: &Facts<'_>) -> bool {
+    let mut all = f.call.key.iter().chain(f.call.value);
+    all.all(TensorDesc::is_empty)
+}

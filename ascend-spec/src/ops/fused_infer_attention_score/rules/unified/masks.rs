@@ -1,0 +1,303 @@
+//! Mask tensor, sparse mode and token window of the unified checker.
+
+use crate::attention_problem::{MaskTensor, MaskUse, TreeMask};
+use crate::geometry::TOKENS_UNBOUNDED;
+use crate::ops::fused_infer_attention_score::Version;
+use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
+use crate::ops::fused_infer_attention_score::rules::{Facts, mask, padding, prefix, quant};
+use crate::rule::{broken, require, rules};
+use crate::{Cann, Dims, Operator, Refusal, SparseMode, TensorDesc};
+
+use super::Form;
+use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
+
+rules! {
+    in Scope::UNIFIED;
+    MODE = "sparse_mode.unified", TILING_ERROR, V1, "check I4; Ascend 950, masks",
+        "sparseMode is from 0 to 4; on Atlas A2 and A3 from 9.1 on also 9, the tree mask",
+        "modes 5 to 8 belong to the training operators; mode 9, the tree mask, exists from CANN 9.1 on, on Atlas A2 and A3 with rotary \
+         parts: elsewhere pass the tree as a full mask in mode 1, or leave it to the safe layer's TreeVerification";
+    FORM_MODE = "sparse_mode.form", TILING_ERROR, V3, "check I4; Ascend 950, M7",
+        "the absorbed form takes sparse modes 0, 3, 4 and where there is one the tree mask of mode 9",
+        "use mode 3 for causal attention, mode 4 for a window, mode 0 for neither";
+    ONE_ROW = "sparse_mode.one_row", TILING_ERROR, V5, "Ascend 950, K3" in Scope::ASCEND_950,
+        "single rows over quantised keys have sparse mode 0",
+        "pass mode 0, with a full mask where the mode hides keys from a single row";
+    FULL = "atten_mask.full", TILING_ERROR, V1, "checks I4, I5; Ascend 950, M3",
+        "the mask of sparse modes 0 and 1 covers every query row and key in two, three or four axes; two axes go on Atlas A2 \
+         and A3 with BSH, BSND, BNSD and BNSD_BSND without rotary parts, four have one mask for all heads",
+        "expand the mask to [B, 1, rows, keys]: three and four axes go everywhere";
+    TREE = "tree_mask.form", TILING_ERROR, V3, "sparse mode 9, rules" in Scope::A2_A3.since(V9_1),
+        "the tree mask of sparse mode 9 goes with rotary parts, and with no left padding, position bias, shared prefix or \
+         INT8 output",
+        "use mode 1 with a full mask";
+    TREE_RANK = "tree_mask.rank", TILING_ERROR, V3, "sparse mode 9, shapes" in Scope::A2_A3.since(V9_1),
+        "the tree mask of sparse mode 9 has one axis or three",
+        "pass [B, S, S], or for packed sequences the squares of their rows one after another";
+    TREE_ROWS = "tree_mask.rows", TILING_ERROR, V3, "sparse mode 9, rules" in Scope::A2_A3.since(V9_1),
+        "in sparse mode 9 with actualSeqLengths no sequence that has keys has more query rows than keys",
+        "count the rows of the tree as keys too";
+}
+
+/// CANN's number of the tree mask.
+pub(in crate::ops::fused_infer_attention_score) const TREE_MODE: i64 = SparseMode::Tree.acl();
+
+impl Facts<'_> {
+    /// The sparse mode in force: a single row has mode 0 whatever the call has.
+    pub(in crate::ops::fused_infer_attention_score) fn mode(&self) -> i64 {
+        match self.single {
+            true => SparseMode::DefaultMask.acl(),
+            false => self.call.mode(),
+        }
+    }
+
+    /// Whether the mask is a tree mask.
+    pub(in crate::ops::fused_infer_attention_score) fn tree(&self) -> bool {
+        self.mode() == TREE_MODE && self.since(Cann::V9_1) && !self.is_950()
+    }
+}
+
+/// Checks mask, mode and tokens, and returns the mode in force and what the tensor is for.
+pub(in crate::ops::fused_infer_attention_score) fn check(
+    f: &Facts<'_>,
+) -> Result<(SparseMode, MaskUse), Refusal> {
+    if f.tree() {
+        let mask = tree(f)?;
+        return Ok((SparseMode::Tree, MaskUse::Tree(mask)));
+    }
+    let Some(mode) = Operator::FusedInferAttentionScore.sparse_mode(f.mode()) else {
+        return Err(broken(&MODE, f.mode(), "0 to 4", MODE.fix).into());
+    };
+    let one = f.kind() == Kind::Antiquant && f.most_rows() == 1;
+    require!(
+        !one || mode == SparseMode::DefaultMask,
+        ONE_ROW,
+        mode,
+        0,
+        mask::fix_of_rows(f, width(f)),
+    );
+    require!(
+        f.form() != Form::Absorbed
+            || matches!(
+                mode,
+                SparseMode::DefaultMask | SparseMode::RightDownCausal | SparseMode::Band
+            ),
+        FORM_MODE,
+        mode,
+        "0, 3, 4",
+    );
+    empty(f, mode)?;
+    let usage = match f.call.mask() {
+        None => {
+            require!(
+                mode == SparseMode::DefaultMask,
+                mask::REQUIRED,
+                format_args!("no mask in mode {mode}"),
+                "the compressed [2048, 2048] mask for modes 2, 3 and 4, a full mask for mode 1",
+                mask::fix_of_missing(mode),
+            );
+            MaskUse::None
+        }
+        Some(given) if mode.takes_compressed_mask() => {
+            compressed(given, mode)?;
+            MaskUse::Compressed
+        }
+        Some(given) => MaskUse::Full(full(f, given)?),
+    };
+    if !one {
+        let (pre, next) = tokens(f, mode, usage != MaskUse::None)?;
+        // From 9.1 on an output offset is allowed with rows without keys.
+        if !f.since(Cann::V9_1) && !f.single {
+            quant::rows(f, mode, pre, next)?;
+        }
+    }
+    // A single row sees what the mask leaves of all keys, whatever the tokens.
+    let mode = match (f.single, usage) {
+        (true, MaskUse::Full(_)) => SparseMode::AllMask,
+        _ => mode,
+    };
+    Ok((mode, usage))
+}
+
+fn compressed(given: &TensorDesc, mode: SparseMode) -> Result<(), Refusal> {
+    let size = SparseMode::COMPRESSED_MASK_SIZE;
+    let shapes = [
+        Dims::of([size, size]),
+        Dims::of([1, size, size]),
+        Dims::of([1, 1, size, size]),
+    ];
+    require!(
+        shapes.contains(&given.shape),
+        mask::COMPRESSED,
+        format_args!("{} in mode {mode}", given.shape),
+        "[2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]",
+    );
+    Ok(())
+}
+
+/// Checks a mask without elements. It counts as none, but its shape is checked until 9.0, and later over a paged
+/// cache.
+fn empty(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refusal> {
+    let looked_at = !f.is_950() && (!f.since(Cann::V9_1) || f.paged());
+    match f.call.atten_mask.as_ref().filter(|mask| mask.is_empty()) {
+        Some(given) if looked_at && !mode.takes_compressed_mask() => full(f, given).map(drop),
+        _ => Ok(()),
+    }
+}
+
+/// Number of keys that a full mask covers.
+pub(super) fn width(f: &Facts<'_>) -> i64 {
+    let prefix = prefix::length(f);
+    if f.paged() {
+        return match f.since(Cann::V9_1) {
+            true => mask::width(f),
+            false => f.key_rows,
+        };
+    }
+    match f.since(Cann::V9_1) {
+        true => f.longest_key().saturating_add(prefix),
+        false => longest_axis(f).saturating_add(prefix),
+    }
+}
+
+/// Rows of the longest key; with packed sequences, the longest key length.
+fn longest_axis(f: &Facts<'_>) -> i64 {
+    match f.packed() {
+        true => f.longest_key(),
+        false => f.key_rows,
+    }
+}
+
+fn full(f: &Facts<'_>, given: &TensorDesc) -> Result<MaskTensor, Refusal> {
+    let (rows, batch, keys) = (f.most_rows(), f.batch, width(f));
+    let two = !f.is_950() && f.classic_layout() && f.form() == Form::Plain;
+    let covers = match given.shape[..] {
+        // One row a sequence: the rows of the mask are the sequences.
+        [b, j] if f.q.rows == 1 && !f.packed() => {
+            two && j >= keys
+                && if f.since(Cann::V9_1) {
+                    b >= 1
+                } else {
+                    b == batch
+                }
+        }
+        [i, j] => two && i >= rows && j >= keys,
+        [b, i, j] | [b, 1, i, j] => (b == 1 || b == batch) && i >= rows && j >= keys,
+        _ => false,
+    };
+    require!(
+        covers,
+        FULL,
+        given.shape,
+        format_args!(
+            "[{one}, Sq, Skv] or [{one}, 1, Sq, Skv] with Sq at least {rows}, Skv at least {keys}",
+            one = OneOr(batch)
+        ),
+        match f.single && triangle(given) && f.call.mode() > SparseMode::AllMask.acl() {
+            true => Ok(mask::fix_of_rows(f, keys)),
+            false => Err(FULL.fix),
+        },
+    );
+    let (batch_stride, row, key) = match (&given.shape[..], &given.strides[..]) {
+        ([_, _], &[b, j]) if f.q.rows == 1 && !f.packed() => (b, 0, j),
+        ([_, _], &[i, j]) => (0, i, j),
+        ([b, ..], &[s, i, j] | &[s, _, i, j]) => (if *b == 1 { 0 } else { s }, i, j),
+        _ => (0, 0, 0),
+    };
+    Ok(MaskTensor {
+        offset: given.offset,
+        batch: batch_stride,
+        row,
+        key,
+    })
+}
+
+/// Whether a mask has the size of the compressed ones.
+fn triangle(given: &TensorDesc) -> bool {
+    let size = SparseMode::COMPRESSED_MASK_SIZE;
+    given.shape.ends_with(&[size, size])
+}
+
+/// Checks the token counts and returns those in force: only these relations between them are left in this checker.
+fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), Refusal> {
+    let call = f.call;
+    let unbounded = (TOKENS_UNBOUNDED, TOKENS_UNBOUNDED);
+    let (pre, next) = match mode {
+        _ if f.single => return Ok(unbounded),
+        SparseMode::DefaultMask if masked && !padding::given(f) => {
+            (call.pre_tokens, call.next_tokens)
+        }
+        SparseMode::LeftUpCausal | SparseMode::RightDownCausal => (TOKENS_UNBOUNDED, 0),
+        SparseMode::Band => (call.pre_tokens, call.next_tokens),
+        _ => return Ok(unbounded),
+    };
+    mask::band(f, mode, (pre, next))?;
+    Ok((pre, next))
+}
+
+fn tree(f: &Facts<'_>) -> Result<TreeMask, Refusal> {
+    let call = f.call;
+    require!(
+        f.rope()
+            && !padding::given(f)
+            && call.pse_shift.is_none()
+            && call.key_shared_prefix.is_none()
+            && call.value_shared_prefix.is_none()
+            && f.out.dtype.is_half(),
+        TREE,
+        "sparseMode 9 without queryRope, or with one of them",
+        "queryRope and keyRope, none of the others",
+    );
+    let Some(given) = call.mask() else {
+        return Err(broken(
+            &mask::REQUIRED,
+            "no mask in mode 9",
+            "a tree mask",
+            "pass the mask of the tree",
+        )
+        .into());
+    };
+    require!(
+        matches!(given.shape.rank(), 1 | 3),
+        TREE_RANK,
+        given.shape,
+        "[B, S, S], or one axis",
+    );
+    // Without query lengths nothing is compared.
+    let lengths = f.call.actual_seq_lengths.is_some();
+    let longer = |&b: &usize| f.kv_len(b) > 0 && f.q_len(b) > f.kv_len(b);
+    if let Some(b) = f.sequences().find(longer).filter(|_| lengths) {
+        return Err(broken(
+            &TREE_ROWS,
+            format_args!("sequence {b}: {} rows, {} keys", f.q_len(b), f.kv_len(b)),
+            "at least as many keys as rows",
+            TREE_ROWS.fix,
+        )
+        .into());
+    }
+    Ok(drafts(f, given))
+}
+
+/// How a tree mask is read: packed rows define where their squares begin, whatever axes the tensor has; rows with a
+/// batch axis use the mask's strides, or those of a contiguous `[B, S, S]` where the mask has one axis alone.
+pub(in crate::ops::fused_infer_attention_score) fn drafts(
+    f: &Facts<'_>,
+    given: &TensorDesc,
+) -> TreeMask {
+    let offset = given.offset;
+    match given.strides[..] {
+        _ if f.packed() => TreeMask::Packed { offset },
+        [batch, row, key] => TreeMask::Square(MaskTensor {
+            offset,
+            batch,
+            row,
+            key,
+        }),
+        _ => TreeMask::Square(MaskTensor {
+            offset,
+            batch: f.q.rows.saturating_mul(f.q.rows),
+            row: f.q.rows,
+            key: 1,
+        }),
+    }
+}

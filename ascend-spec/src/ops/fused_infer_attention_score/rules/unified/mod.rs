@@ -1,0 +1,40 @@
+//! The unified checker: one set of rules for all half-precision calls, from CANN 8.5 on for some of them, from 9.0 on
+//! for nearly all; on Ascend 950 it judges every call.
+//!
+//! Where a condition is the same as in the older paths, their rule is applied.
+
+pub mod features;
+pub mod form;
+pub(in crate::ops::fused_infer_attention_score) mod lengths;
+pub mod lists;
+pub mod masks;
+pub mod output;
+pub mod pages;
+pub mod quant;
+pub mod rope;
+
+pub(in crate::ops::fused_infer_attention_score) use form::Form;
+
+use super::Facts;
+use crate::Cann;
+
+impl Facts<'_> {
+    /// Whether the unified checks of Ascend 950 apply.
+    pub(super) fn is_950(&self) -> bool {
+        self.target.is_950()
+    }
+
+    /// Whether the checks are those of release `cann` or a later one. On Ascend 950 the checks are those of 9.1.
+    pub(super) fn since(&self, cann: Cann) -> bool {
+        self.is_950() || self.target.cann >= cann
+    }
+
+    /// Query rows of the longest sequence.
+    pub(in crate::ops::fused_infer_attention_score) fn most_rows(&self) -> i64 {
+        if self.packed() {
+            super::packed::longest_query(self)
+        } else {
+            self.q.rows
+        }
+    }
+}
