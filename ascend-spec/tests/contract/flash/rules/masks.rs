@@ -162,4 +162,8 @@ pub(super) fn prefixes(broken: &mut Broken) {
         with(5, &[24, 40], Some(&[16, 40])),
     );
     broken.lint("flash.prefix_unread", with(1, &[24, 40], Some(&[16, 40])));
+    // What PyTorch's extension passes where the caller gives no prefix.
+    let none = with(1, &[24, 40], Some(&[]));
+    let version = Version::oldest_on(&none, TARGET);
+    assert_eq!(none.check(version, TARGET).unwrap().lint(&[]), Ok(()));
 }

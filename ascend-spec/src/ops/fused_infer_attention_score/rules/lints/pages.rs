@@ -4,7 +4,8 @@ use super::{Report, lint};
 use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::{Cache, CheckedCall, Checker};
 use crate::rule::rules;
-use crate::{Cann, DType};
+use crate::{Cann, DType, TensorDesc};
+use std::slice;
 
 rules! {
     in Scope::ALL;
@@ -29,15 +30,29 @@ rules! {
         "use a BnNBsD cache with BNSD queries";
 }
 
+/// Whether a tensor may be a paged cache whose table was forgotten. Serving engines pass their block size with every
+/// call, also where the keys are in no cache.
+fn is_block_shaped(key: &TensorDesc, block_size: i64) -> bool {
+    let rows = match &key.shape[..] {
+        [_, rows, _] => slice::from_ref(rows),
+        [_, rest @ .., _] if rest.len() == 2 => rest,
+        _ => &[],
+    };
+    block_size != 0 && rows.contains(&block_size)
+}
+
 pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
     let (Some(pages), Some(cache), Some(table)) = (&p.problem.pages, p.cache, &call.block_table)
     else {
         lint!(
             report,
-            call.block_size == 0,
+            !call
+                .key
+                .iter()
+                .any(|key| is_block_shaped(key, call.block_size)),
             BLOCK_SIZE,
-            call.block_size,
+            format_args!("{} for keys of that many rows", call.block_size),
             "0 without a block table",
         );
         return;
