@@ -191,6 +191,6 @@ impl<T: Element> StepPlan<T> for MxFp8Step {
         let query = lock(&self.query);
         query.fill(step.stream, layer.query)?;
         let inputs = query.inputs(step, of, scales);
-        Ok(self.plan.launch_into(step.stream, &inputs, output)?)
+        Ok(self.plan.launch_into(step.stream, inputs, output)?)
     }
 }

@@ -113,7 +113,7 @@ impl EncoderAttention {
         };
         let packed = || {
             let inputs = Inputs::new(query, key, value);
-            let plan = call.apply(shape.call(Layout::Tnd)).plan(&inputs)?;
+            let plan = call.apply(shape.call(Layout::Tnd)).plan(inputs)?;
             Ok(Calls::Packed(Box::new(plan)))
         };
         let batched_calls = || {
@@ -316,7 +316,7 @@ impl EncoderPlan {
         match &self.calls {
             Calls::Packed(plan) => {
                 let inputs = Inputs::new(query, key, value);
-                Ok(plan.launch_into(stream, &inputs, output)?)
+                Ok(plan.launch_into(stream, inputs, output)?)
             }
             Calls::Batched(calls) => {
                 output_of(query, output)?;
@@ -327,7 +327,7 @@ impl EncoderPlan {
                         softmax_lse: None,
                     };
                     let inputs = Inputs::new(&query, &key, &value);
-                    plan.launch_into(stream, &inputs, &mut part)?;
+                    plan.launch_into(stream, inputs, &mut part)?;
                 }
                 Ok(())
             }
@@ -337,7 +337,7 @@ impl EncoderPlan {
                     let [query, key, value] = run.flat_parts(tensors)?;
                     let mut part = run.flat_part(&output.attention)?;
                     let inputs = Inputs::new(&query, &key, &value);
-                    plan.launch_into(stream, &inputs, &mut part)?;
+                    plan.launch_into(stream, inputs, &mut part)?;
                 }
                 Ok(())
             }

@@ -42,8 +42,8 @@ pub type IncrePlan = InferencePlan<Parameter>;
 /// let plan = IncreFlashAttention::new(Layout::Bsh)
 ///     .scale(1.0 / 128f64.sqrt())
 ///     .actual_seq_lengths_kv([20, 7])
-///     .plan(&inputs)?;
-/// let attention = plan.launch(&stream, &inputs)?;
+///     .plan(inputs)?;
+/// let attention = plan.launch(&stream, inputs)?;
 /// assert_eq!(attention.download(&stream)?, vec![f16::ONE; 2 * 128]);
 /// # }
 /// # Ok(())
