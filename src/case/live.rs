@@ -37,7 +37,7 @@ impl Case {
     /// let plan = call.actual_seq_lengths_kv([20]).plan(inputs)?;
     /// let output = plan.launch(&stream, inputs)?;
     ///
-    /// let case = Case::record(&plan, inputs))?;
+    /// let case = Case::record(&stream, &plan, inputs)?;
     /// assert_eq!(case.arguments.key[0].shape(), [2, 16, 128]); // the two blocks that the call reads
     /// let case = case.expecting(&stream, &output, Tolerance::default())?;
     /// assert_eq!(case.launch(&stream)?.verdict, Verdict::Passed);
