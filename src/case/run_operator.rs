@@ -16,12 +16,12 @@ use crate::tensor::AnyTensor;
 
 impl OperatorCase {
     /// Runs the call on a stream and compares what comes out with what the case expects, as
-    /// [`Case::run`](super::Case::run) does.
+    /// [`Case::launch`](super::Case::launch) does.
     ///
     /// # Errors
-    /// As for [`Case::run`](super::Case::run); [`Error::Unsupported`] for an operator that this crate declares and
+    /// As for [`Case::launch`](super::Case::launch); [`Error::Unsupported`] for an operator that this crate declares and
     /// cannot call yet.
-    pub fn run(&self, stream: &Stream) -> Result<Outcome> {
+    pub fn launch(&self, stream: &Stream) -> Result<Outcome> {
         let other = self.named_target().other_stream(stream)?;
         let stream = other.as_ref().unwrap_or(stream);
         let target = stream.device().target()?;
@@ -178,14 +178,14 @@ fn upload_roomy(stream: &Stream, tensor: &CaseTensor) -> Result<AnyTensor> {
 }
 
 impl AnyCase {
-    /// Runs the call, as [`Case::run`](super::Case::run) and [`OperatorCase::run`] do.
+    /// Launches the call, as [`Case::launch`](super::Case::launch) and [`OperatorCase::launch`] do.
     ///
     /// # Errors
-    /// As for [`Case::run`](super::Case::run) and [`OperatorCase::run`].
-    pub fn run(&self, stream: &Stream) -> Result<Outcome> {
+    /// As for [`Case::launch`](super::Case::launch) and [`OperatorCase::launch`].
+    pub fn launch(&self, stream: &Stream) -> Result<Outcome> {
         match self {
-            Self::Attention(case) => case.run(stream),
-            Self::Operator(case) => case.run(stream),
+            Self::Attention(case) => case.launch(stream),
+            Self::Operator(case) => case.launch(stream),
         }
     }
 

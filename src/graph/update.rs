@@ -40,7 +40,7 @@ impl Update {
     /// [`CallRule::GraphLengths`] for more keys than the capture declared or lengths in another form,
     /// [`CallRule::LengthsBatch`] for another number of requests, [`CallRule::GraphWorkspace`],
     /// [`CallRule::GraphUpdate`] for a call of another graph or one that has lengths already; otherwise as for
-    /// [`FusedInferAttention::plan_with`](crate::FusedInferAttention::plan_with).
+    /// [`FusedInferAttention::plan`](crate::FusedInferAttention::plan).
     pub fn lengths(mut self, call: CapturedCall, lengths: CallLengths<'_>) -> Result<Self> {
         self.set(call, lengths)?;
         Ok(self)
@@ -49,9 +49,19 @@ impl Update {
     /// Gives all calls the same lengths.
     ///
     /// # Errors
-    /// As for [`Update::lengths`].
+    /// As for [`Update::lengths`]; [`CallRule::GraphUpdate`] for a graph without such calls: launches of plans keep the
+    /// lengths of their plans.
     pub fn all(mut self, lengths: CallLengths<'_>) -> Result<Self> {
         let graph = self.calls.graph;
+        if self.plans.is_empty() {
+            return Err(Refused::new(
+                CallRule::GraphUpdate,
+                "lengths for a graph whose launches all keep the lengths of their plans",
+                "none",
+                "capture the call by `Capturing::attention` and `Capturing::launch_into`, or replay without lengths",
+            )
+            .into());
+        }
         for index in 0..self.plans.len() {
             self.set(CapturedCall { graph, index }, lengths)?;
         }

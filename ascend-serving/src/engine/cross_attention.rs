@@ -366,7 +366,7 @@ impl<T: Element> CrossStep<'_, T> {
         match planned {
             CrossPlan::Packed(plan) => {
                 let inputs = Inputs::new(query, &cache.key, &cache.value).paged(&self.block_table);
-                Ok(plan.launch_with_into(self.stream, &inputs, output)?)
+                Ok(plan.launch_into(self.stream, inputs, output)?)
             }
             CrossPlan::Rows(plan, layout) => {
                 let query = decode_rows(*layout, query)?;
@@ -376,7 +376,7 @@ impl<T: Element> CrossStep<'_, T> {
                     softmax_lse: None,
                 };
                 let inputs = inputs.paged(&self.block_table);
-                Ok(plan.launch_with_into(self.stream, &inputs, &mut rows)?)
+                Ok(plan.launch_into(self.stream, inputs, &mut rows)?)
             }
         }
     }
@@ -388,7 +388,7 @@ impl<T: Element> CrossStep<'_, T> {
             kv: &self.lengths,
         };
         let inputs = Inputs::new(query, &cache.key, &cache.value).paged(&self.block_table);
-        let packed = lengths.apply(shape.call(Layout::Tnd)).plan_with(&inputs);
+        let packed = lengths.apply(shape.call(Layout::Tnd)).plan(inputs);
         let mut refused = match packed {
             Ok(plan) => return Ok(CrossPlan::Packed(plan)),
             Err(why) => vec![self.told("packed call", why.into())],
@@ -401,7 +401,7 @@ impl<T: Element> CrossStep<'_, T> {
                 kv: &self.lengths,
             };
             let inputs = Inputs::new(&query, &cache.key, &cache.value).paged(&self.block_table);
-            match lengths.apply(shape.call(layout)).plan_with(&inputs) {
+            match lengths.apply(shape.call(layout)).plan(inputs) {
                 Ok(plan) => return Ok(CrossPlan::Rows(plan, layout)),
                 Err(why) => refused.push(self.told("decode path", why.into())),
             }

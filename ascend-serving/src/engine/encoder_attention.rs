@@ -113,14 +113,14 @@ impl EncoderAttention {
         };
         let packed = || {
             let inputs = Inputs::new(query, key, value);
-            let plan = call.apply(shape.call(Layout::Tnd)).plan_with(&inputs)?;
+            let plan = call.apply(shape.call(Layout::Tnd)).plan(inputs)?;
             Ok(Calls::Packed(Box::new(plan)))
         };
         let batched_calls = || {
             let runs = runs_of(lengths.lengths(), usize::MAX);
             let plan = |of: &Run| {
                 let [query, key, value] = of.parts([query, key, value])?;
-                Ok(shape.call(Layout::Bsnd).plan(&query, &key, &value)?)
+                Ok(shape.call(Layout::Bsnd).plan((&query, &key, &value))?)
             };
             Ok(Calls::Batched(planned(&runs, plan)?))
         };
@@ -132,7 +132,7 @@ impl EncoderAttention {
                     .heads(shape.heads)
                     .kv_heads(shape.kv_heads)
                     .scale(shape.scale);
-                Ok(call.plan(&query, &key, &value)?)
+                Ok(call.plan((&query, &key, &value))?)
             };
             Ok(Calls::Prompts(planned(&runs, plan)?))
         };
@@ -316,7 +316,7 @@ impl EncoderPlan {
         match &self.calls {
             Calls::Packed(plan) => {
                 let inputs = Inputs::new(query, key, value);
-                Ok(plan.launch_with_into(stream, &inputs, output)?)
+                Ok(plan.launch_into(stream, inputs, output)?)
             }
             Calls::Batched(calls) => {
                 output_of(query, output)?;
@@ -327,7 +327,7 @@ impl EncoderPlan {
                         softmax_lse: None,
                     };
                     let inputs = Inputs::new(&query, &key, &value);
-                    plan.launch_with_into(stream, &inputs, &mut part)?;
+                    plan.launch_into(stream, inputs, &mut part)?;
                 }
                 Ok(())
             }
@@ -337,7 +337,7 @@ impl EncoderPlan {
                     let [query, key, value] = run.flat_parts(tensors)?;
                     let mut part = run.flat_part(&output.attention)?;
                     let inputs = Inputs::new(&query, &key, &value);
-                    plan.launch_with_into(stream, &inputs, &mut part)?;
+                    plan.launch_into(stream, inputs, &mut part)?;
                 }
                 Ok(())
             }

@@ -263,7 +263,7 @@ impl CapturedGroup {
     /// Records a layer of a step: it writes its keys and values, then attends.
     pub(super) fn record<T: Element>(
         &self,
-        capture: &mut Capturing<'_>,
+        capture: &Capturing<'_>,
         (attention, layer): (&Attention<T>, usize),
         mask: Option<&Mask>,
         sink: Option<&AnyTensor>,
@@ -296,17 +296,17 @@ impl CapturedGroup {
             let of = cache.quantised_layer(layer)?;
             let (layout, call) = single_rows(shape, of);
             let query = single_row(layout, query)?;
-            let output = Output {
+            let mut output = Output {
                 attention: single_row(layout, &output.attention)?,
                 softmax_lse: None,
             };
             let inputs = single_row_inputs(&query, table, of);
-            let call = capture.attention(&call, longest, &inputs)?;
+            let call = capture.attention(&call, longest, inputs)?;
             let quantised = of.quantise(quantisers, capture, [key, value])?;
             let write = WriteViews::of(&self.shape, &of.cache, rows, quantised)?;
             let plan = write.scatter(&self.shape, slots)?;
             write.record(capture, &plan, slots)?;
-            return Ok(capture.launch(call, &inputs, &output)?);
+            return Ok(capture.launch_into(call, inputs, &mut output)?);
         }
         let cached = cache.layer(layer)?;
         let write = WriteViews::of(&self.shape, cached, rows, [key, value])?;
@@ -323,9 +323,9 @@ impl CapturedGroup {
             let rows = Cumulative::new(rows.collect())?;
             let inputs = inputs(query);
             let call = shape.call(Layout::Tnd).mask(mask.clone());
-            let call = capture.attention_within(&call, &rows, self.limits, &inputs)?;
+            let call = capture.attention_within(&call, &rows, self.limits, inputs)?;
             write.record(capture, &plan, slots)?;
-            return Ok(capture.launch(call, &inputs, output)?);
+            return Ok(capture.launch_into(call, inputs, &mut output.clone())?);
         }
         let own = self.layers.get(layer).and_then(MaskKind::named);
         let at = self.named().position(|mask| Some(mask) == own);
@@ -333,15 +333,15 @@ impl CapturedGroup {
             return Err(crate::kv::no_layer(layer, self.layers.len()));
         };
         let query = batched(query, requests)?;
-        let output = Output {
+        let mut output = Output {
             attention: batched(&output.attention, requests)?,
             softmax_lse: None,
         };
         let inputs = inputs(&query);
         let call = shape.call(Layout::Bsh).mask(Mask::all_mask(mask.clone()));
-        let call = capture.attention(&call, longest, &inputs)?;
+        let call = capture.attention(&call, longest, inputs)?;
         write.record(capture, &plan, slots)?;
-        Ok(capture.launch(call, &inputs, &output)?)
+        Ok(capture.launch_into(call, inputs, &mut output)?)
     }
 
     /// The lengths of a layer's call in a step.

@@ -57,10 +57,9 @@ impl<B> GraphPool<B> {
         device: &Device,
         sizes: &[usize],
         buffers: impl FnMut(usize) -> Result<B>,
-        mut record: impl FnMut(&mut Capturing<'_>, usize, &B) -> Result<()>,
+        mut record: impl FnMut(&Capturing<'_>, usize, &B) -> Result<()>,
     ) -> Result<Self> {
-        let record =
-            |capture: &mut Capturing<'_>, size, _, buffers: &B| record(capture, size, buffers);
+        let record = |capture: &Capturing<'_>, size, _, buffers: &B| record(capture, size, buffers);
         Self::capture_layers(device, sizes, 1, buffers, record)
     }
 
@@ -74,7 +73,7 @@ impl<B> GraphPool<B> {
         sizes: &[usize],
         layers: usize,
         mut buffers: impl FnMut(usize) -> Result<B>,
-        mut record: impl FnMut(&mut Capturing<'_>, usize, usize, &B) -> Result<()>,
+        mut record: impl FnMut(&Capturing<'_>, usize, usize, &B) -> Result<()>,
     ) -> Result<Self> {
         let most = AttentionMetadata::MAX_TOKENS;
         let outside = sizes.iter().find(|size| !(1..=most).contains(size));
@@ -103,7 +102,7 @@ impl<B> GraphPool<B> {
             let buffers = Arc::new(buffers(size)?);
             let mut graphs = Vec::new();
             for layer in 0..layers {
-                let record = |capture: &mut Capturing<'_>, buffers: &Arc<B>| {
+                let record = |capture: &Capturing<'_>, buffers: &Arc<B>| {
                     record(capture, size, layer, buffers)
                 };
                 let own = Arc::clone(&buffers);
@@ -268,7 +267,7 @@ impl<B> GraphPool<B> {
     /// once the stream has computed them.
     ///
     /// # Errors
-    /// As for [`GraphPool::begin`] and [`Graph::replay`].
+    /// As for [`GraphPool::begin`] and [`Graph::launch`].
     pub fn replay<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -346,7 +345,7 @@ impl<'a, B> GraphStep<'a, B> {
     ///
     /// # Errors
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does not exist,
-    /// [`Rule::GraphLayer`] for one that was replayed in this step; as for [`Graph::replay`].
+    /// [`Rule::GraphLayer`] for one that was replayed in this step; as for [`Graph::launch`].
     pub fn replay(&mut self, layer: usize) -> Result<()> {
         let outcome = self.replay_layer(layer);
         self.layers.note_outcome(layer, outcome)
@@ -368,7 +367,7 @@ impl<'a, B> GraphStep<'a, B> {
             .into());
         };
         self.layers.begin_write();
-        Ok(graph.replay(self.stream, update)?)
+        Ok(graph.launch(self.stream, update)?)
     }
 }
 

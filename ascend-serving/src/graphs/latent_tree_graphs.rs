@@ -155,7 +155,7 @@ impl LatentTreeVerification {
 
     fn record<T: Element>(
         &self,
-        capture: &mut Capturing<'_>,
+        capture: &Capturing<'_>,
         cache: &LayerCache<T>,
         extents: TreeExtents,
         buffers: &LatentBuffers<T>,
@@ -163,7 +163,7 @@ impl LatentTreeVerification {
         let inputs = buffers.inputs(cache);
         let mask = buffers.tables.mask.clone();
         let paged = latent_paged(&inputs);
-        let output = Output {
+        let mut output = Output {
             attention: buffers.tensors.attention.clone(),
             softmax_lse: buffers.two.as_ref().map(|(_, lse)| lse.clone()),
         };
@@ -173,8 +173,8 @@ impl LatentTreeVerification {
             return record_two(calls, capture, extents, [&own, &paged], parts, &output);
         }
         let call = self.one_call(mask);
-        let call = capture.attention(&call, of_both(&extents.longest()?), &paged)?;
-        Ok(capture.launch(call, &paged, &output)?)
+        let call = capture.attention(&call, of_both(&extents.longest()?), paged)?;
+        Ok(capture.launch_into(call, paged, &mut output)?)
     }
 }
 
