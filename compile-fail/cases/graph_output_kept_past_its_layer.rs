@@ -9,15 +9,15 @@ fn collected(
     step: &mut AttentionGraphStep<'_, bf16>,
     rows: &Tensor<bf16>,
 ) -> Result<Vec<bf16>, Error> {
-    let first = step.forward(0, rows, rows, rows)?;
-    step.forward(1, rows, rows, rows)?;
+    let first = step.forward(0, (rows, rows, rows))?;
+    step.forward(1, (rows, rows, rows))?;
     Ok(first.attention.download(stream)?)
 }
 
 fn looked_up(stream: &Stream, step: &mut AttentionGraphStep<'_, bf16>) -> Result<Vec<bf16>, Error> {
     let first = step.tensors(0)?;
-    step.replay(0)?;
-    step.replay(1)?;
+    step.launch(0)?;
+    step.launch(1)?;
     Ok(first.output.attention.download(stream)?)
 }
 

@@ -430,3 +430,11 @@ pub(crate) fn without_lse<T: Element>(output: &Output<T>) -> Result<()> {
         )),
     }
 }
+
+/// The output of a call that computes the attention alone, into a tensor.
+pub(crate) fn attention_alone<T: Element>(attention: Tensor<T>) -> Output<T> {
+    Output {
+        attention,
+        softmax_lse: None,
+    }
+}

@@ -7,7 +7,9 @@ use std::thread;
 
 use ascend_attention::merge::Part;
 use ascend_attention::{CallRule, Device, Event, Output, Tensor, bf16, f16};
-use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{
+    BlockPool, CacheShape, CacheWrite, Interleave, PadPolicy, PagedKvCache, Sequence,
+};
 use ascend_serving::{AttentionShape, BatchRequest, ContextParallel, ContextSplit, RankStep, Rule};
 use harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
@@ -54,7 +56,7 @@ impl<T: Half> Step<'_, T> {
         let of = CacheShape::new(1, self.shape.kv_heads, DIM);
         let mut cache = PagedKvCache::<T>::new(device, self.blocks, BLOCK_SIZE, of, PAD).unwrap();
         let mut write = |slots: &[i32], key: &Tensor<T>, value: &Tensor<T>| {
-            let write = cache.plan_write(&stream, slots, key, value).unwrap();
+            let write = CacheWrite::plan(&cache, &stream, slots, key, value).unwrap();
             cache.write(&stream, &write, 0, key, value).unwrap();
         };
         for (split, key, value) in &self.before {

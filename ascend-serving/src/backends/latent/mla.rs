@@ -8,7 +8,7 @@ use crate::backends::{
     AttentionBackend, LatentForm, LatentTensors, LayerTensors, StepContext, StepMemory, StepPlan,
     size,
 };
-use crate::batch::{AttentionMetadata, Causality, StatePolicy, StepPart};
+use crate::batch::{AttentionMetadata, Causality, MaskKind, StatePolicy, StepPart};
 use crate::error::Result;
 use crate::refusal::{Refused, Rule, refused};
 
@@ -81,22 +81,34 @@ fn latent<'a, T: Element>(
     step: &StepContext<'_>,
     layer: &LayerTensors<'a, T>,
 ) -> Result<LatentTensors<'a, T>, Refused> {
+    let causal = "give layers of latent attention the mask of `Causality::Causal`, by the step or by `LayerInputs::mask`";
+    if let (Some(_), MaskKind::Named(_)) = (layer.latent, step.mask) {
+        let allowed = "causal layers: no call of latent attention takes another mask";
+        return Err(refused(Rule::BackendMask, step.mask, allowed, causal));
+    }
     let causality = step.mask.causality()?;
-    let refused = |given: String| {
+    let refused = |given: String, fix| {
         refused(
             Rule::BackendLatent,
             given,
             "latents and rotary parts, one key head, causal, without window and sinks",
-            "call Step::forward_latent for layers of multi-head latent attention",
+            fix,
         )
     };
     match layer.latent {
-        None => Err(refused("a layer without rotary parts".to_owned())),
-        Some(_) if causality != Causality::Causal => Err(refused(format!("{causality:?}"))),
-        Some(_) if layer.learnable_sink.is_some() => Err(refused("sinks".to_owned())),
-        Some(_) if step.shape.kv_heads != 1 => {
-            Err(refused(format!("{} key heads", step.shape.kv_heads)))
-        }
+        None => Err(refused(
+            "a layer without rotary parts".to_owned(),
+            "make the inputs of layers of multi-head latent attention by `LayerInputs::latent`",
+        )),
+        Some(_) if causality != Causality::Causal => Err(refused(format!("{causality:?}"), causal)),
+        Some(_) if layer.learnable_sink.is_some() => Err(refused(
+            "sinks".to_owned(),
+            "leave the sinks out: no call of latent attention takes any",
+        )),
+        Some(_) if step.shape.kv_heads != 1 => Err(refused(
+            format!("{} key heads", step.shape.kv_heads),
+            "make the `AttentionShape` by `AttentionShape::latent`",
+        )),
         Some(latent) => Ok(latent),
     }
 }

@@ -5,7 +5,7 @@ use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, FusedInTwo, Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet,
+    Error, Fused, FusedInTwo, Hybrid, LatentForm, LatentRows, LatentTensors, LayerInputs, LayerSet,
     LayerTensors, Mla, PagedDecode, Phase, Result, StepContext, UpProjected,
 };
 
@@ -54,7 +54,7 @@ fn refused(
     };
     let mut step = attention.begin(stream, &metadata).unwrap();
     let error = step
-        .forward_latent(0, query, &latent, &key_rope, tensors)
+        .forward(0, LayerInputs::latent(query, &latent, &key_rope, tensors))
         .unwrap_err();
     drop(step);
     // Nothing was written.
