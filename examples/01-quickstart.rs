@@ -32,8 +32,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .kv_heads(KV_HEADS)
         .scale(scale)
         .mask(device.masks().causal(CausalOrigin::RightDown)?)
-        .plan(&query, &key, &value)?; // every rule is checked here; nothing has run yet
-    let output = plan.launch(&stream, &query, &key, &value)?; // once a layer
+        .plan((&query, &key, &value))?; // every rule is checked here; nothing has run yet
+    let output = plan.launch(&stream, (&query, &key, &value))?; // once a layer
     let got = output.attention.download(&stream)?; // waits for this stream alone
 
     let want = naive(&q, &k, &v, scale);

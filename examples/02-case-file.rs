@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The NPU if there is one, the emulation otherwise.
     let runtime = Runtime::auto()?;
     let stream = runtime.device(0)?.stream()?;
-    let outcome = read.run(&stream)?;
+    let outcome = read.launch(&stream)?;
     for comparison in &outcome.comparisons {
         println!(
             "{}: {} numbers compared",

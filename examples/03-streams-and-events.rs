@@ -26,10 +26,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = FusedInferAttention::new(Layout::Bnsd)
         .heads(4)
         .scale(0.125)
-        .plan(&query, &query, &query)?;
+        .plan((&query, &query, &query))?;
     let start = compute.record_timing_event()?;
-    let first = plan.launch(&compute, &query, &query, &query)?;
-    let second = plan.launch(&compute, &first.attention, &query, &query)?;
+    let first = plan.launch(&compute, (&query, &query, &query))?;
+    let second = plan.launch(&compute, (&first.attention, &query, &query))?;
     let end = compute.record_timing_event()?;
     drop(first); // safe at once: queued work keeps what it uses
 

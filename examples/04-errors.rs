@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("-- A broken rule is found before the operator is called, and says what to do:");
     let error = attention()
         .kv_heads(3)
-        .plan(&query, &cache, &cache)
+        .plan((&query, &cache, &cache))
         .map(drop);
     match error {
         Err(Error::Violation(violation)) => {
@@ -40,21 +40,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     show(
         attention()
             .mask(Mask::all_mask(mask))
-            .plan(&query, &cache, &cache),
+            .plan((&query, &cache, &cache)),
     )?;
 
     println!(
         "\n-- A lint: the operator would take the call and not do what is meant. It can be allowed by its id:"
     );
     let turned = half([1, 16, 8, 64])?.permute([0, 2, 1, 3])?;
-    show(attention().plan(&turned, &cache, &cache))?;
+    show(attention().plan((&turned, &cache, &cache)))?;
     attention()
         .allow_lint("tensor.strided")
-        .plan(&turned, &cache, &cache)?;
+        .plan((&turned, &cache, &cache))?;
 
     println!("\n-- Tensors other than the planned ones:");
-    let plan = attention().plan(&query, &cache, &cache)?;
-    show(plan.launch(&stream, &query, &half([1, 2, 49, 64])?, &cache))?;
+    let plan = attention().plan((&query, &cache, &cache))?;
+    show(plan.launch(&stream, (&query, &half([1, 2, 49, 64])?, &cache)))?;
 
     println!("\n-- Element types are checked by the compiler, or when a tensor becomes typed:");
     show(AnyTensor::from(&query).typed::<f32>())?;
@@ -70,7 +70,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     println!("\n-- Nothing of this hurts: the device still computes.");
     let output = plan
-        .launch(&stream, &query, &cache, &cache)?
+        .launch(&stream, (&query, &cache, &cache))?
         .attention
         .download(&stream)?;
     if output.iter().all(|x| *x == f16::ONE) {

@@ -40,8 +40,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .mask(FlashMask::causal(&masks, CausalOrigin::RightDown)?)
         .actual_seq_lengths(ends)
         .actual_seq_lengths_kv(ends)
-        .plan(&query, &key, &value)?;
-    let whole = plan.launch(&stream, &query, &key, &value)?;
+        .plan((&query, &key, &value))?;
+    let whole = plan.launch(&stream, (&query, &key, &value))?;
     let whole = whole.attention.download(&stream)?;
 
     // Each rank has the rows of its half, and their keys and values.
@@ -56,8 +56,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .mask(FlashMask::last_cut(&masks, ROWS as i64, 0)?)
         .actual_seq_lengths([LENGTHS[0], ROWS])
         .actual_seq_lengths_kv([LENGTHS[0], ROWS])
-        .plan(&own[0], &own[1], &own[2])?;
-    let rank0 = plan.launch(&stream, &own[0], &own[1], &own[2])?;
+        .plan((&own[0], &own[1], &own[2]))?;
+    let rank0 = plan.launch(&stream, (&own[0], &own[1], &own[2]))?;
     println!("rank 0: {}", plan.operator());
 
     // Rank 1: the rest of sequence 1, first with its own keys (sparse mode 8).
@@ -67,8 +67,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .mask(FlashMask::first_cut(&masks, ROWS as i64, 0)?)
         .actual_seq_lengths([ROWS])
         .actual_seq_lengths_kv([ROWS])
-        .plan(&own[0], &own[1], &own[2])?;
-    let near = plan.launch(&stream, &own[0], &own[1], &own[2])?;
+        .plan((&own[0], &own[1], &own[2]))?;
+    let near = plan.launch(&stream, (&own[0], &own[1], &own[2]))?;
 
     // Then rank 0 passes on its keys of sequence 1. Every row sees all of them: the band goes beyond the last key.
     let passed = |tensor: &Tensor<f32>| tensor.narrow(0, LENGTHS[0]..ROWS);
@@ -78,8 +78,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .mask(FlashMask::first_cut(&masks, keys as i64, ROWS as i64)?)
         .actual_seq_lengths([ROWS])
         .actual_seq_lengths_kv([keys])
-        .plan(&own[0], &key, &value)?;
-    let far = plan.launch(&stream, &own[0], &key, &value)?;
+        .plan((&own[0], &key, &value))?;
+    let far = plan.launch(&stream, (&own[0], &key, &value))?;
     let merge = RingUpdate::new().plan(&stream, &near, &far)?;
     let rank1 = merge.launch(&stream, &near, &far)?;
     println!("rank 1: {} twice, {}", plan.operator(), merge.operator());

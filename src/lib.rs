@@ -142,8 +142,8 @@ pub use memory::{DeviceBuffer, Element, HostBuffer, Transfer};
 pub use ops::public::*;
 pub use refusal::{CallRule, Refused};
 pub use runtime::{
-    BACKEND_VARIABLE, Backend, Device, Event, Installed, Machine, MemoryInfo, Runtime, Stream,
-    StreamMark, Version, VersionSource, file_version, toolkit_version,
+    BACKEND_VARIABLE, Backend, Device, Event, Installed, Machine, MemoryInfo, Queue, Runtime,
+    Stream, StreamMark, Version, VersionSource, file_version, toolkit_version,
 };
 pub use status::{AclStatus, AclnnStatus};
 pub use tensor::{AnyTensor, Number, RangeReport, Tensor};

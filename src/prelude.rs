@@ -10,8 +10,8 @@
 //! let stream = Runtime::auto()?.device(0)?.stream()?;
 //! let ones = stream.upload(&[bf16::ONE; 2 * 16 * 64], [1, 2, 16, 64])?;
 //! let attention = FusedInferAttention::new(Layout::Bnsd).heads(2).scale(0.125);
-//! let plan = attention.plan(&ones, &ones, &ones)?;
-//! let output: Output<bf16> = plan.launch(&stream, &ones, &ones, &ones)?;
+//! let plan = attention.plan((&ones, &ones, &ones))?;
+//! let output = plan.launch(&stream, (&ones, &ones, &ones))?;
 //! assert_eq!(output.attention.download(&stream)?[0], bf16::ONE);
 //! # Ok(())
 //! # }
@@ -25,5 +25,5 @@ pub use crate::graph::{Capturing, Graph};
 pub use crate::mask::{CausalOrigin, HostMask, Mask, MaskForm, Masks, SlidingWindow};
 pub use crate::{
     AnyTensor, Backend, DType, Device, DeviceBuffer, Element, Event, HostBuffer, Layout, Machine,
-    Number, Runtime, SparseMode, Stream, Tensor, bf16, f16,
+    Number, Queue, Runtime, SparseMode, Stream, Tensor, bf16, f16,
 };

@@ -54,12 +54,12 @@ fn small_floats_of_keys_and_values_are_scaled() {
     let queries = [f16::ZERO; DIM];
     let query = stream.upload(&queries, [1, 1, 1, DIM]).unwrap();
     let plain = |j: usize, d: usize| ((j * 7 + d) % 13) as f32 - 4.0;
-    let launch = |inputs: &Inputs<'_>| {
+    let launch = |inputs: &Inputs<'_, f16>| {
         let plan = FusedInferAttention::new(Layout::Bnsd)
             .scale(0.125)
-            .plan_with(inputs)
+            .plan(inputs)
             .unwrap();
-        let output = plan.launch_with::<f16>(&stream, inputs).unwrap();
+        let output = plan.launch(&stream, inputs).unwrap();
         let got = output.attention.download(&stream).unwrap();
         got.into_iter().map(f16::to_f32)
     };
@@ -143,10 +143,10 @@ fn groups_of_mxfp8_values_run_along_the_tokens_of_each_sequence() {
         .actual_seq_lengths([1usize, 2])
         .actual_seq_lengths_kv([TOKENS[0], all])
         .out_dtype(DType::Bf16)
-        .plan_with(&inputs)
+        .plan(&inputs)
         .unwrap();
     assert_eq!(plan.operator(), "aclnnFusedInferAttentionScoreV5");
-    let output = plan.launch_with::<bf16>(&stream, &inputs).unwrap();
+    let output = plan.launch(&stream, inputs.output_type::<bf16>()).unwrap();
     let got = output.attention.download(&stream).unwrap();
     let sequence = |first_token: usize, first_pair: usize, tokens: usize| {
         mean(tokens, DIM, |j, d| {
@@ -174,9 +174,9 @@ fn a_row_that_the_mask_leaves_without_keys_is_0_where_tokens_leave_another() {
         let plan = FusedInferAttention::new(Layout::Bnsd)
             .scale(0.25)
             .mask(Mask::default_mask(hidden.clone(), 10, next_tokens))
-            .plan(&x, &x, &x)
+            .plan((&x, &x, &x))
             .unwrap();
-        let output = plan.launch(&stream, &x, &x, &x).unwrap();
+        let output = plan.launch(&stream, (&x, &x, &x)).unwrap();
         output.attention.download(&stream).unwrap()[2 * 16]
     };
     // The mean of the values, until the first row sees no key either.
@@ -201,12 +201,12 @@ fn outputs_are_written_in_the_small_float_that_is_asked_for() {
         Inputs::new(&x, &x, &x).quantisation(Quantisation::Output(Affine::new(&scale, &offset)));
     let plan = |dtype| {
         let call = FusedInferAttention::new(Layout::Bnsd).scale(0.25);
-        call.out_dtype(dtype).plan_with(&inputs).unwrap()
+        call.out_dtype(dtype).plan(&inputs).unwrap()
     };
-    let output = plan(DType::HiFloat8).launch_with::<HiFloat8>(&stream, &inputs);
+    let output = plan(DType::HiFloat8).launch(&stream, inputs.output_type::<HiFloat8>());
     let got = output.unwrap().attention.download(&stream).unwrap();
     assert_eq!(got, vec![HiFloat8::from_f32(4.3); 4 * 16]);
-    let output = plan(DType::Float8E4M3Fn).launch_with::<Float8E4M3Fn>(&stream, &inputs);
+    let output = plan(DType::Float8E4M3Fn).launch(&stream, inputs.output_type::<Float8E4M3Fn>());
     let got = output.unwrap().attention.download(&stream).unwrap();
     assert_eq!(got, vec![Float8E4M3Fn::from_f32(4.3); 4 * 16]);
     harness::still_works(&stream);
@@ -229,14 +229,14 @@ fn a_query_of_int8_without_rotary_parts_is_named_for_lack_of_a_kernel() {
     let call = FusedInferAttention::new(Layout::Bnsd)
         .scale(0.25)
         .out_dtype(DType::Bf16);
-    match call.plan_with(&inputs) {
+    match call.plan(&inputs) {
         Err(Error::Violation(violation)) => {
             assert_eq!(violation.rule.id, "quant.per_tensor_kernel");
         }
         other => panic!("{other:?}"),
     }
     call.allow_lint("quant.per_tensor_kernel")
-        .plan_with(&inputs)
+        .plan(&inputs)
         .unwrap();
 }
 
@@ -257,7 +257,7 @@ fn slopes_are_refused_by_every_release_that_knows_the_product() {
                 key_start: 3,
             });
             let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0);
-            match call.plan_with(&inputs) {
+            match call.plan(&inputs) {
                 Err(Error::Violation(violation)) => {
                     assert_eq!(violation.rule.id, "pse_type.zero", "{cann}");
                 }

@@ -182,8 +182,8 @@ fn watched() -> Runtime {
 fn launch_and_drop(stream: &Stream) -> [usize; 4] {
     let [query, key, value] = Sample::new(1).upload(stream);
     let attention = Sample::attention(stream.device());
-    let plan = attention.plan(&query, &key, &value).unwrap();
-    let output = plan.launch(stream, &query, &key, &value).unwrap();
+    let plan = attention.plan((&query, &key, &value)).unwrap();
+    let output = plan.launch(stream, (&query, &key, &value)).unwrap();
     [&query, &key, &value, &output.attention].map(|tensor| tensor.as_raw().addr())
 }
 
@@ -423,10 +423,10 @@ fn during_a_capture_other_threads_reclaim_and_nobody_waits_for_the_device() {
             });
             other.join().unwrap()
         })?;
-        capture.copy(&to, &from)
+        to.copy_from(capture, &from)
     })
     .unwrap();
-    graph.replay(&stream, graph.update()).unwrap();
+    graph.launch(&stream, graph.update()).unwrap();
     assert_eq!(to.download(&stream).unwrap(), [7; 64]);
     device.synchronize().unwrap();
 }

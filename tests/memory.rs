@@ -30,11 +30,11 @@ fn what_is_dropped_with_work_queued_comes_back() {
     let sample = Sample::new(6);
     let [query, key, value] = sample.upload(&stream);
     let plan = Sample::attention(stream.device())
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
     let round = || {
         for _ in 0..50 {
-            drop(plan.launch(&stream, &query, &key, &value).unwrap());
+            drop(plan.launch(&stream, (&query, &key, &value)).unwrap());
         }
         stream.synchronize().unwrap();
         free(stream.device())
@@ -53,12 +53,12 @@ fn memory_used_by_a_stream_that_is_gone_is_free() {
     let other = device.stream().unwrap();
     let [query, key, value] = sample.upload(&other);
     let plan = Sample::attention(&device)
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
     let before = free(&device);
     for _ in 0..3 {
         let stream = device.stream().unwrap();
-        let output = plan.launch(&stream, &query, &key, &value).unwrap();
+        let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
         drop(stream);
         drop(output);
         assert!(free(&device) >= before);
@@ -77,11 +77,11 @@ fn events_do_not_pile_up() {
     let sample = Sample::new(8);
     let [query, key, value] = sample.upload(&stream);
     let plan = Sample::attention(stream.device())
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
     for _ in 0..100 {
         for _ in 0..3 {
-            drop(plan.launch(&stream, &query, &key, &value).unwrap());
+            drop(plan.launch(&stream, (&query, &key, &value)).unwrap());
         }
         stream.synchronize().unwrap();
     }
@@ -146,13 +146,13 @@ fn memory_of_dropped_buffers_is_waited_for_before_giving_up() {
     let sample = Sample::new(7);
     let [query, key, value] = sample.upload(&stream);
     let plan = Sample::attention(stream.device())
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
 
     // One failure, and a buffer that a long queue of work still uses: the second try comes after that work.
-    let output = plan.launch(&stream, &query, &key, &value).unwrap();
+    let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
     for _ in 0..200 {
-        plan.launch_into(&stream, &query, &key, &value, &mut output.clone())
+        plan.launch_into(&stream, (&query, &key, &value), &mut output.clone())
             .unwrap();
     }
     let used = ascend_emu::live().device_bytes;
@@ -191,6 +191,6 @@ fn memory_of_dropped_buffers_is_waited_for_before_giving_up() {
         "{error}"
     );
     drop(failure);
-    let output = plan.launch(&stream, &query, &key, &value).unwrap();
+    let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
     sample.check(&output.attention.download(&stream).unwrap());
 }

@@ -92,7 +92,7 @@ fn replay(file: &Path, stream: &Stream, out: Option<&Written>) -> Report {
         Ok(case) => {
             report.name = case.name().to_owned();
             report.note = case.note().to_owned();
-            match case.run(stream) {
+            match case.launch(stream) {
                 Err(error @ Error::OtherTarget { .. }) => report.skipped = Some(error.to_string()),
                 Err(error) => report.failure = Some(error.to_string()),
                 Ok(outcome) => {

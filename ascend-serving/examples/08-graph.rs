@@ -172,7 +172,7 @@ fn buffers(device: &Device, stream: &Stream, rows: usize) -> Result<Buffers> {
 
 /// A decode step of `size` requests: each layer writes its keys and values, then attends.
 fn record(
-    capture: &mut Capturing<'_>,
+    capture: &Capturing<'_>,
     call: &FusedInferAttention,
     cache: &PagedKvCache<bf16>,
     size: usize,
@@ -200,12 +200,12 @@ fn record(
             Some(planned) => planned,
             None => {
                 let write = ScatterPaKvCache::new();
-                let write = write.plan(key, value, slots, &cached.key, &cached.value)?;
+                let write = write.plan((key, value, slots, &cached.key, &cached.value))?;
                 (capture.attention(call, longest, &inputs)?, write)
             }
         };
-        capture.scatter(&write, key, value, slots, &cached.key, &cached.value)?;
-        capture.launch(call, &inputs, output)?;
+        write.launch(capture, (key, value, slots, &cached.key, &cached.value))?;
+        capture.launch_into(call, &inputs, &mut output.clone())?;
         planned = Some((call, write));
     }
     Ok(())

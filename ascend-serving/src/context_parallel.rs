@@ -240,7 +240,7 @@ impl ContextSplit {
     /// The result is attention over all keys, `[tokens, N, D]`.
     ///
     /// # Errors
-    /// As for [`MergeState::plan_rows`].
+    /// As for [`RowMerge::plan`](ascend_attention::merge::RowMerge::plan).
     pub fn plan_merge<T: Element>(&self, parts: &[Part<'_, T>]) -> Result<RowMergePlan> {
         let ranks = self.ranks.len();
         if self.new.is_some() && parts.len() == ranks {
@@ -251,7 +251,7 @@ impl ContextSplit {
             )
             .into());
         }
-        Ok(MergeState::new(Layout::Tnd).plan_rows(&self.rows, parts)?)
+        Ok(MergeState::new(Layout::Tnd).rows(&self.rows).plan(parts)?)
     }
 }
 
@@ -282,7 +282,7 @@ impl RankStep {
     /// `[tokens, N, D]`. One plan serves all layers.
     ///
     /// # Errors
-    /// As for [`FusedInferAttention::plan_with`](ascend_attention::FusedInferAttention::plan_with).
+    /// As for [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan).
     pub fn plan<T: Element>(
         &self,
         shape: AttentionShape,
@@ -300,12 +300,12 @@ impl RankStep {
                 let query = batched(query, out)?;
                 let kv = &self.kv_lengths;
                 let call = CallLengths::Batched { q: None, kv }.apply(call(Layout::Bnsd));
-                Some(call.plan_with(&paged(&query, cache, block_table))?)
+                Some(call.plan(&paged(&query, cache, block_table))?)
             }
             (true, false) => {
                 let (q, kv) = (&self.q_ends, &self.kv_lengths);
                 let call = CallLengths::PackedPaged { q, kv }.apply(call(Layout::Tnd));
-                Some(call.plan_with(&paged(query, cache, block_table))?)
+                Some(call.plan(&paged(query, cache, block_table))?)
             }
         };
         Ok(ContextPlan {
@@ -335,7 +335,7 @@ impl NewTokens {
         let lengths = CallLengths::PackedDense { q: ends, kv: ends };
         let call = shape.call(Layout::Tnd).mask(causal).softmax_lse(true);
         Ok(ContextPlan {
-            call: Some(lengths.apply(call).plan(query, key, value)?),
+            call: Some(lengths.apply(call).plan((query, key, value))?),
             shape: sizes(query)?,
             single: false,
         })
@@ -346,7 +346,7 @@ fn paged<'a, T: Element>(
     query: &'a Tensor<T>,
     cache: &'a LayerCache<T>,
     block_table: &'a BlockTable,
-) -> Inputs<'a> {
+) -> Inputs<'a, T> {
     Inputs::new(query, &cache.key, &cache.value).paged(block_table)
 }
 
@@ -373,7 +373,7 @@ impl ContextPlan {
     /// wait for an event of this one first ([`Stream::wait_event`]).
     ///
     /// # Errors
-    /// As for [`Plan::launch_with`](ascend_attention::Plan::launch_with).
+    /// As for [`Plan::launch`](ascend_attention::Plan::launch).
     pub fn launch<T: Element>(
         &self,
         stream: &Stream,
@@ -385,10 +385,10 @@ impl ContextPlan {
             return self.empty(stream);
         };
         if !self.single {
-            return Ok(call.launch_with(stream, &paged(query, cache, block_table))?);
+            return Ok(call.launch(stream, &paged(query, cache, block_table))?);
         }
         let query = batched(query, self.shape)?;
-        let output: Output<T> = call.launch_with(stream, &paged(&query, cache, block_table))?;
+        let output: Output<T> = call.launch(stream, &paged(&query, cache, block_table))?;
         let [rows, heads, _] = self.shape;
         let lse = output.softmax_lse.map(|lse| lse.reshape([rows, heads, 1]));
         Ok(Output {
@@ -409,7 +409,7 @@ impl ContextPlan {
         value: &Tensor<T>,
     ) -> Result<Output<T>> {
         match &self.call {
-            Some(call) => Ok(call.launch(stream, query, key, value)?),
+            Some(call) => Ok(call.launch(stream, (query, key, value))?),
             None => self.empty(stream),
         }
     }

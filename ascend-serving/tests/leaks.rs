@@ -360,13 +360,13 @@ fn graphs(stream: &Stream, _: &mut Pools) -> Result<()> {
             kv: &longest,
         };
         let call = capture.attention(&call, longest, &inputs)?;
-        capture.launch(call, &inputs, &buffers.output)
+        capture.launch_into(call, &inputs, &mut buffers.output.clone())
     })?;
     for keys in [5, 6] {
         let kv = PerRequest::new(vec![keys, 2 * keys])?;
         let lengths = CallLengths::PackedPaged { q: &ends, kv: &kv };
         let update = graph.update().all(lengths)?;
-        graph.replay(stream, update)?;
+        graph.launch(stream, update)?;
     }
     let output = graph.buffers().output.attention.download(stream)?;
     assert!(output.iter().all(|x| *x == bf16::ONE));
@@ -522,10 +522,10 @@ fn merges(stream: &Stream, _: &mut Pools) -> Result<()> {
         .actual_seq_lengths([1, 3])
         .actual_seq_lengths_kv([5, 5])
         .softmax_lse(true)
-        .plan(&query, &keys, &keys)?;
+        .plan((&query, &keys, &keys))?;
     let outputs = [
-        plan.launch(stream, &query, &keys, &keys)?,
-        plan.launch(stream, &query, &keys, &keys)?,
+        plan.launch(stream, (&query, &keys, &keys))?,
+        plan.launch(stream, (&query, &keys, &keys))?,
     ];
     let parts = [Part::of(&outputs[0])?, Part::of(&outputs[1])?];
     let merge = MergeState::new(Layout::Tnd).empty_rows(EmptyRows::ThroughHost);
@@ -549,8 +549,8 @@ fn masks(stream: &Stream, _: &mut Pools) -> Result<()> {
             .heads(HEADS)
             .mask(mask)
             .inner_precise(InnerPrecise::HighPrecisionCorrected)
-            .plan(&query, &query, &query)?;
-        drop(plan.launch(stream, &query, &query, &query)?);
+            .plan((&query, &query, &query))?;
+        drop(plan.launch(stream, (&query, &query, &query))?);
     }
     Ok(stream.synchronize()?)
 }

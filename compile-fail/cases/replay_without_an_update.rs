@@ -4,12 +4,12 @@ use ascend_attention::graph::Update;
 use ascend_attention::{Graph, Result, Stream};
 
 fn stale(graph: &mut Graph<()>, stream: &Stream, update: Update) -> Result<()> {
-    graph.replay(stream, update)?;
-    graph.replay(stream, update)
+    graph.launch(stream, update)?;
+    graph.launch(stream, update)
 }
 
 fn none(graph: &mut Graph<()>, stream: &Stream) -> Result<()> {
-    graph.replay(stream)
+    graph.launch(stream)
 }
 
 fn main() {}

@@ -34,22 +34,26 @@ impl Case {
     /// let table = BlockTable::from_rows(&stream, &[vec![4, 1]], 16)?;
     /// let inputs = Inputs::new(&query, &cache, &cache).paged(&table);
     /// let call = FusedInferAttention::new(Layout::Bsh).scale(1.0 / 128f64.sqrt());
-    /// let plan = call.actual_seq_lengths_kv([20]).plan_with(&inputs)?;
-    /// let output = plan.launch_with::<bf16>(&stream, &inputs)?;
+    /// let plan = call.actual_seq_lengths_kv([20]).plan(&inputs)?;
+    /// let output = plan.launch(&stream, &inputs)?;
     ///
     /// let case = Case::record(&stream, &plan, &inputs)?;
     /// assert_eq!(case.arguments.key[0].shape(), [2, 16, 128]); // the two blocks that the call reads
     /// let case = case.expecting(&stream, &output, Tolerance::default())?;
-    /// assert_eq!(case.run(&stream)?.verdict, Verdict::Passed);
+    /// assert_eq!(case.launch(&stream)?.verdict, Verdict::Passed);
     /// case.write(std::env::temp_dir().join("report.safetensors"))?;
     /// # std::fs::remove_file(std::env::temp_dir().join("report.safetensors"))?;
     /// # }
     /// # Ok(())
     /// # }
     /// ```
-    pub fn record(stream: &Stream, plan: &Plan, inputs: &Inputs<'_>) -> Result<Self> {
+    pub fn record<'a, T: Element>(
+        stream: &Stream,
+        plan: &Plan,
+        inputs: impl Into<Inputs<'a, T>>,
+    ) -> Result<Self> {
         stream.synchronize()?;
-        plan.live(inputs).case().map_err(|why| {
+        plan.live(&inputs.into().tensors()).case().map_err(|why| {
             Error::invalid(
                 "case",
                 why,

@@ -68,10 +68,10 @@
 //! assert_eq!(read, case);
 //!
 //! let stream = Runtime::auto()?.device(0)?.stream()?;
-//! let outcome = read.run(&stream)?;
+//! let outcome = read.launch(&stream)?;
 //! assert_eq!(outcome.verdict, Verdict::Computed); // the case expects no outputs
 //! let expecting = read.with_outputs(&outcome)?; // now it does
-//! assert_eq!(expecting.run(&stream)?.verdict, Verdict::Passed);
+//! assert_eq!(expecting.launch(&stream)?.verdict, Verdict::Passed);
 //! # Ok(())
 //! # }
 //! ```

@@ -31,7 +31,7 @@ impl Case {
     /// # Errors
     /// Only for what decides nothing about the case: a device that fails, memory that runs out, a CANN without the
     /// operator; [`Error::OtherTarget`] for a device that is not what the case is for.
-    pub fn run(&self, stream: &Stream) -> Result<Outcome> {
+    pub fn launch(&self, stream: &Stream) -> Result<Outcome> {
         let other = self.named_target().other_stream(stream)?;
         let stream = other.as_ref().unwrap_or(stream);
         let description = self.describe();

@@ -21,7 +21,7 @@ impl OperatorCase {
     /// # Errors
     /// As for [`Case::run`](super::Case::run); [`Error::Unsupported`] for an operator that this crate declares and
     /// cannot call yet.
-    pub fn run(&self, stream: &Stream) -> Result<Outcome> {
+    pub fn launch(&self, stream: &Stream) -> Result<Outcome> {
         let other = self.named_target().other_stream(stream)?;
         let stream = other.as_ref().unwrap_or(stream);
         let target = stream.device().target()?;
@@ -182,10 +182,10 @@ impl AnyCase {
     ///
     /// # Errors
     /// As for [`Case::run`](super::Case::run) and [`OperatorCase::run`].
-    pub fn run(&self, stream: &Stream) -> Result<Outcome> {
+    pub fn launch(&self, stream: &Stream) -> Result<Outcome> {
         match self {
-            Self::Attention(case) => case.run(stream),
-            Self::Operator(case) => case.run(stream),
+            Self::Attention(case) => case.launch(stream),
+            Self::Operator(case) => case.launch(stream),
         }
     }
 

@@ -9,7 +9,7 @@ use ascend_sys::{Api, bindings as sys};
 use crate::attention::{Bound, CallLengths, Cumulative, FusedInferAttention, Plan, Reading};
 use crate::error::{Result, acl};
 use crate::refusal::{CallRule, Refused};
-use crate::runtime::{Context, Memory, Queue, Stream};
+use crate::runtime::{Context, LaunchQueue, Memory, Stream};
 
 use super::external_event::ExternalEvent;
 use super::limits::KeyLimits;
@@ -233,7 +233,7 @@ struct Updating<'a> {
     workspace: Option<&'a Arc<Memory>>,
 }
 
-impl Queue for Updating<'_> {
+impl LaunchQueue for Updating<'_> {
     fn context(&self) -> &Arc<Context> {
         self.side.context()
     }
@@ -291,7 +291,7 @@ mod tests {
         let keys = PerRequest::new(vec![64]).unwrap();
         let longest = CallLengths::Batched { q: None, kv: &keys };
         let call = FusedInferAttention::new(Layout::Bsh).scale(1.0).heads(1);
-        let bound = Bound::of(&inputs).unwrap();
+        let bound = Bound::of(&inputs.tensors()).unwrap();
         let (mut varying, plan) = Varying::new(&call, longest, bound).unwrap();
         assert!(plan.workspace_bytes() > 0);
         assert!(varying.plan(longest).is_ok());

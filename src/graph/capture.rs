@@ -6,28 +6,53 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-use ascend_sys::Api;
+use ascend_sys::{Api, bindings as sys};
 
 use crate::attention::{
-    Bindings, Bound, CallLengths, CapturedTable, Cumulative, FusedInferAttention, Inputs, Launch,
-    Output, Plan,
+    Bound, CallLengths, CallTensors, Cumulative, FusedInferAttention, Inputs, Launch, Output, Plan,
 };
 use crate::error::{Error, Result, acl};
 use crate::memory::Element;
-use crate::merge::{MergePlan, Part};
 use crate::refusal::{CallRule, Refused};
-use crate::runtime::{Context, Memory, Queue, Stream, capturing};
-use crate::scatter::{ScatterPlan, SlotMapping};
-use crate::tensor::{AnyTensor, Tensor};
+use crate::runtime::{Context, LaunchQueue, Memory, Queue, ReplayCheck, Stream, capturing};
 
 use super::call::{CapturedCall, Group, Launched, Varying};
 use super::external_event::ExternalEvent;
 use super::limits::KeyLimits;
 
-/// A graph being captured: what is launched through it becomes part of the graph, in this order, and does not run now.
+/// A graph being captured: a [`Queue`]. What is launched on it becomes part of the graph, in this order, and does not
+/// run now.
 ///
 /// The graph shares the ownership of every tensor, mask and workspace that its launches use. After a launch, copy or
 /// merge has failed the capture fails, also if the error is ignored.
+///
+/// Every `launch_into` of a plan takes it in the place of a stream, and so does
+/// [`AnyTensor::copy_from`](crate::AnyTensor::copy_from). The graph owns its buffers, and lends them for reading only:
+/// a launch writes the memory of its output, which a clone shares. A `launch` that makes its output is refused.
+///
+/// ```
+/// use ascend_attention::{FusedInferAttention, Graph, Layout, Runtime, f16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let device = Runtime::emulated()?.device(0)?;
+/// let stream = device.stream()?;
+/// let x = stream.upload(&[f16::ONE; 2 * 16 * 64], [1, 2, 16, 64])?;
+/// let plan = FusedInferAttention::new(Layout::Bnsd).heads(2).scale(0.125).plan((&x, &x, &x))?;
+/// let output = plan.output::<f16>()?;
+/// let (mut graph, ()) = Graph::capture(&device, (x, output), |capture, (x, output)| {
+///     plan.launch_into(capture, (x, x, x), &mut output.clone())
+/// })?;
+/// graph.launch(&stream, graph.update())?;
+/// let (_, output) = graph.buffers();
+/// assert_eq!(output.attention.download(&stream)?, [f16::ONE; 2 * 16 * 64]);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A launch of a plan has the plan's lengths in every replay. Calls whose lengths vary from replay to replay are
+/// [`CapturedCall`]s, which [`attention`](Self::attention) plans and [`launch_into`](Self::launch_into) launches.
 ///
 /// While a thread captures, this crate refuses on it what cannot be part of a graph and would happen at once:
 /// waiting, allocating, copies from and to the host, launches on other streams ([`Error::Capturing`]). Do that
@@ -37,42 +62,57 @@ use super::limits::KeyLimits;
 /// device is being captured, CANN refuses a wait for the whole device
 /// ([`Device::synchronize`](crate::Device::synchronize)), and the capture goes on. Wait for streams or events
 /// instead.
+///
+/// It stays on the thread that captures and ends with the capture:
+///
+/// ```compile_fail,E0277
+/// # use ascend_attention::graph::Capturing;
+/// # fn send(capture: &Capturing<'_>) {
+/// std::thread::scope(|scope| scope.spawn(|| capture.as_raw()));
+/// # }
+/// ```
+///
+/// ```compile_fail
+/// # use ascend_attention::{Device, Graph, Result};
+/// # fn keep(device: &Device) -> Result<()> {
+/// let (_, capture) = Graph::capture(device, (), |capture, ()| Ok(capture))?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Capturing<'a> {
     graph: u64,
-    recorder: Recorder<'a>,
-    plans: Vec<Plan>,
-    calls: Vec<Varying>,
-    launches: Vec<Launched>,
-    tables: Vec<CapturedTable>,
-    failed: Option<Error>,
+    stream: &'a Stream,
+    kept: RefCell<Vec<Arc<Memory>>>,
+    /// The largest workspace so far. Captured launches run one after the other, so that one workspace serves all for
+    /// which it is large enough.
+    workspace: RefCell<Option<Arc<Memory>>>,
+    /// Calls whose lengths vary, planned at the longest.
+    calls: RefCell<Vec<(Varying, Plan)>>,
+    launches: RefCell<Vec<Launched>>,
+    checks: RefCell<Vec<Box<dyn ReplayCheck>>>,
+    failed: RefCell<Option<Error>>,
 }
 
 /// What a finished capture hands to the graph.
 pub(super) struct Captured {
     pub(super) calls: Vec<Varying>,
     pub(super) launches: Vec<Launched>,
-    /// Block tables of launches whose lengths stay the same in every replay.
-    pub(super) tables: Vec<CapturedTable>,
+    /// Checks of launches whose lengths stay the same in every replay.
+    pub(super) checks: Vec<Box<dyn ReplayCheck>>,
     pub(super) kept: Vec<Arc<Memory>>,
     /// The largest workspace, for the next capture.
     pub(super) workspace: Option<Arc<Memory>>,
 }
 
-/// The queue of a captured stream: keeps memory until the graph ends.
-struct Recorder<'a> {
-    stream: &'a Stream,
-    kept: RefCell<Vec<Arc<Memory>>>,
-    /// The largest workspace so far. Captured launches run one after the other, so that one workspace serves all for
-    /// which it is large enough.
-    workspace: RefCell<Option<Arc<Memory>>>,
-}
+impl Queue for Capturing<'_> {}
 
-impl Queue for Recorder<'_> {
+/// Keeps memory until the graph ends.
+impl LaunchQueue for Capturing<'_> {
     fn context(&self) -> &Arc<Context> {
         self.stream.context()
     }
 
-    fn raw(&self) -> Result<*mut c_void> {
+    fn raw(&self) -> Result<sys::aclrtStream> {
         Ok(self.stream.as_raw())
     }
 
@@ -99,74 +139,74 @@ impl Queue for Recorder<'_> {
             kept.push(Arc::clone(memory));
         }
     }
+
+    fn makes_outputs(&self) -> Result<()> {
+        Err(Error::Capturing {
+            what: "a launch that makes its output",
+            instead: "launch by `launch_into`, with an output that was made before the capture",
+        })
+    }
+
+    fn note<R>(&self, outcome: Result<R>) -> Result<R> {
+        if let Err(error) = &outcome {
+            let mut failed = self.failed.borrow_mut();
+            failed.get_or_insert_with(|| error.clone());
+        }
+        outcome
+    }
+
+    fn before_replays(&self, check: impl FnOnce() -> Option<Box<dyn ReplayCheck>>) {
+        self.checks.borrow_mut().extend(check());
+    }
 }
 
 impl<'a> Capturing<'a> {
     pub(super) fn new(graph: u64, stream: &'a Stream, workspace: Option<Arc<Memory>>) -> Self {
         Self {
             graph,
-            recorder: Recorder {
-                stream,
-                kept: RefCell::default(),
-                workspace: RefCell::new(workspace),
-            },
-            plans: Vec::new(),
-            calls: Vec::new(),
-            launches: Vec::new(),
-            tables: Vec::new(),
-            failed: None,
+            stream,
+            kept: RefCell::default(),
+            workspace: RefCell::new(workspace),
+            calls: RefCell::default(),
+            launches: RefCell::default(),
+            checks: RefCell::default(),
+            failed: RefCell::default(),
         }
     }
 
     pub(super) fn finish(self) -> Result<Captured> {
-        match self.failed {
-            Some(error) => Err(error),
-            None => Ok(Captured {
-                calls: self.calls,
-                launches: self.launches,
-                tables: self.tables,
-                kept: self.recorder.kept.into_inner(),
-                workspace: self.recorder.workspace.into_inner(),
-            }),
+        if let Some(error) = self.failed.into_inner() {
+            return Err(error);
         }
-    }
-
-    /// The queue that captured launches go to.
-    pub(super) fn recorder(&self) -> &(impl Queue + use<'a>) {
-        &self.recorder
-    }
-
-    /// Adds a block table that is checked before each replay, which reads it.
-    pub(super) fn read_by_replays(&mut self, table: Option<CapturedTable>) {
-        self.tables.extend(table);
-    }
-
-    /// Notes the first failure, which fails the capture.
-    pub(super) fn note<R>(&mut self, outcome: Result<R>) -> Result<R> {
-        if let (Err(error), None) = (&outcome, &self.failed) {
-            self.failed = Some(error.clone());
-        }
-        outcome
+        let calls = self.calls.into_inner().into_iter();
+        Ok(Captured {
+            calls: calls.map(|(varying, _)| varying).collect(),
+            launches: self.launches.into_inner(),
+            checks: self.checks.into_inner(),
+            kept: self.kept.into_inner(),
+            workspace: self.workspace.into_inner(),
+        })
     }
 
     fn api(&self) -> Result<&Api> {
-        self.recorder.stream.context().bind()
+        self.stream.context().bind()
     }
 
-    /// Plans a call whose lengths vary from replay to replay, for [`Capturing::launch`]: one plan serves all layers
-    /// of its shapes. `longest` are the longest lengths of any replay, for which workspace is taken. They replace
-    /// lengths that `call` has.
+    /// Plans a call whose lengths vary from replay to replay, for [`Capturing::launch_into`]: one plan serves all
+    /// layers of its shapes. `longest` are the longest lengths of any replay, for which workspace is taken. They
+    /// replace lengths that `call` has.
     ///
     /// # Errors
-    /// As for [`FusedInferAttention::plan_with`].
-    pub fn attention(
-        &mut self,
+    /// As for [`FusedInferAttention::plan`].
+    pub fn attention<'t, T: Element>(
+        &self,
         call: &FusedInferAttention,
         longest: CallLengths<'_>,
-        inputs: &Inputs<'_>,
+        inputs: impl Into<Inputs<'t, T>>,
     ) -> Result<CapturedCall> {
-        let (call, plan) = Varying::new(call, longest, Bound::of(inputs)?)?;
-        Ok(self.planned(call, plan))
+        self.planned(inputs.into().tensors(), |bound| {
+            Varying::new(call, longest, bound)
+        })
     }
 
     /// As [`Capturing::attention`], but over a paged cache with packed queries (TND), for requests that may each be
@@ -174,49 +214,57 @@ impl<'a> Capturing<'a> {
     ///
     /// # Errors
     /// [`CallRule::GraphLengths`] for limits that have no room for the rows; as for [`Capturing::attention`].
-    pub fn attention_within(
-        &mut self,
+    pub fn attention_within<'t, T: Element>(
+        &self,
         call: &FusedInferAttention,
         rows: &Cumulative,
         limits: KeyLimits,
-        inputs: &Inputs<'_>,
+        inputs: impl Into<Inputs<'t, T>>,
     ) -> Result<CapturedCall> {
-        let (call, plan) = Varying::within(call, rows, limits, Bound::of(inputs)?)?;
-        Ok(self.planned(call, plan))
+        self.planned(inputs.into().tensors(), |bound| {
+            Varying::within(call, rows, limits, bound)
+        })
     }
 
-    fn planned(&mut self, call: Varying, plan: Plan) -> CapturedCall {
-        let index = self.calls.len();
-        self.calls.push(call);
-        self.plans.push(plan);
-        CapturedCall {
+    fn planned(
+        &self,
+        tensors: CallTensors<'_>,
+        plan: impl FnOnce(Bound) -> Result<(Varying, Plan)>,
+    ) -> Result<CapturedCall> {
+        tensors.visit(|argument, tensor| tensor.on(argument.name(), self.stream.context()))?;
+        let planned = plan(Bound::of(&tensors)?)?;
+        let mut calls = self.calls.borrow_mut();
+        let index = calls.len();
+        calls.push(planned);
+        Ok(CapturedCall {
             graph: self.graph,
             index,
-        }
+        })
     }
 
     /// Captures a launch of a call with varying lengths.
     ///
     /// # Errors
-    /// As for [`Plan::launch_with_into`]; [`CallRule::GraphUpdate`] for a call of another graph;
+    /// As for [`Plan::launch_into`]; [`CallRule::GraphUpdate`] for a call of another graph;
     /// [`Error::StreamsExhausted`].
     #[doc(alias = "aclmdlRICaptureTaskGrpBegin")]
     #[doc(alias = "aclmdlRICaptureTaskGrpEnd")]
-    pub fn launch<T: Element>(
-        &mut self,
+    pub fn launch_into<'t, T: Element>(
+        &self,
         call: CapturedCall,
-        inputs: &Inputs<'_>,
-        output: &Output<T>,
+        inputs: impl Into<Inputs<'t, T>>,
+        output: &mut Output<T>,
     ) -> Result<()> {
-        let launched = self.launch_grouped(call, &Launch::new(inputs, output));
+        let launched = self.launch_grouped(call, &Launch::new(inputs.into().tensors(), output));
         let launched = self.note(launched)?;
-        self.launches.push(launched);
+        self.launches.borrow_mut().push(launched);
         Ok(())
     }
 
-    fn launch_grouped(&self, call: CapturedCall, bindings: &impl Bindings) -> Result<Launched> {
-        let known = self.plans.get(call.index).zip(self.calls.get(call.index));
-        let Some((plan, varying)) = known.filter(|_| call.graph == self.graph) else {
+    fn launch_grouped(&self, call: CapturedCall, launch: &Launch<'_>) -> Result<Launched> {
+        let calls = self.calls.borrow();
+        let known = calls.get(call.index);
+        let Some((varying, plan)) = known.filter(|_| call.graph == self.graph) else {
             return Err(Refused::new(
                 CallRule::GraphUpdate,
                 "a call of another graph",
@@ -225,22 +273,22 @@ impl<'a> Capturing<'a> {
             )
             .into());
         };
-        let stream = self.recorder.stream;
+        let stream = self.stream;
         let event = ExternalEvent::new(stream.context())?;
-        let bound = Bound::of(bindings)?;
+        let bound = Bound::of(launch)?;
         // The workspace that the updates need comes first: the launch itself can use it too.
         let workspace = match varying.workspace_bytes() {
             0 => None,
-            bytes => Some(self.recorder.workspace(bytes)?),
+            bytes => Some(self.workspace(bytes)?),
         };
         if let Some(workspace) = &workspace {
-            self.recorder.keep(0, workspace);
+            self.keep(0, workspace);
         }
         let api = self.api()?;
         event.await_in(api, stream)?;
         // SAFETY: the stream is alive and being captured.
         unsafe { acl!(api, aclmdlRICaptureTaskGrpBegin(stream.as_raw())) }?;
-        let outcome = plan.run(&self.recorder, bindings);
+        let outcome = plan.run(self, launch);
         let mut group = ptr::null_mut();
         // Also after a failure: a group that was begun has to end before the capture does.
         // SAFETY: the stream is alive and being captured; `group` is a place for the result.
@@ -255,76 +303,19 @@ impl<'a> Capturing<'a> {
         ))
     }
 
-    /// Captures a launch whose lengths are those of its plan in every replay.
-    ///
-    /// # Errors
-    /// As for [`Plan::launch_with_into`].
-    pub fn launch_plan<T: Element>(
-        &mut self,
-        plan: &Plan,
-        inputs: &Inputs<'_>,
-        output: &Output<T>,
-    ) -> Result<()> {
-        let outcome = plan.run(&self.recorder, &Launch::new(inputs, output));
-        self.tables.extend(plan.captured_table(inputs));
-        self.note(outcome)
-    }
-
-    /// Captures the writing of keys and values into a paged cache. The slots are read on the device, from the memory of
-    /// the mapping: [`SlotMapping::overwrite`] replaces them between replays.
-    ///
-    /// # Errors
-    /// As for [`ScatterPlan::launch`].
-    pub fn scatter<T: Element>(
-        &mut self,
-        plan: &ScatterPlan,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-        slots: &SlotMapping,
-        key_cache: &Tensor<T>,
-        value_cache: &Tensor<T>,
-    ) -> Result<()> {
-        let values: Option<(&AnyTensor, &AnyTensor)> = Some((value, value_cache));
-        let outcome = plan.run(&self.recorder, key, values, slots, key_cache);
-        self.note(outcome)
-    }
-
-    /// Captures a merge.
-    ///
-    /// # Errors
-    /// As for [`MergePlan::launch_into`]; [`Error::Capturing`] for a merge that goes through the host.
-    pub fn merge<T: Element>(
-        &mut self,
-        plan: &MergePlan,
-        parts: &[Part<'_, T>],
-        output: &Output<T>,
-    ) -> Result<()> {
-        let outcome = plan.record(&self.recorder, parts, output);
-        self.note(outcome)
-    }
-
-    /// Captures a copy on the device, of contiguous tensors of one shape.
-    ///
-    /// # Errors
-    /// As for [`AnyTensor::copy_from`].
-    pub fn copy(&mut self, to: &AnyTensor, from: &AnyTensor) -> Result<()> {
-        let outcome = to.copy_by(&self.recorder, from);
-        self.note(outcome)
-    }
-
     /// The raw stream (`aclrtStream`) that is being captured, for work of other libraries. It is not to be used after
     /// the capture. The graph does not know what that work uses: the caller keeps it alive until the graph and its
     /// replays are over.
     pub fn as_raw(&self) -> *mut c_void {
-        self.recorder.stream.as_raw()
+        self.stream.as_raw()
     }
 }
 
 impl fmt::Debug for Capturing<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Capturing")
-            .field("calls", &self.calls.len())
-            .field("launches", &self.launches.len())
+            .field("calls", &self.calls.borrow().len())
+            .field("launches", &self.launches.borrow().len())
             .finish_non_exhaustive()
     }
 }

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::attention::{CapturedTable, Plan};
+use crate::attention::Plan;
 use crate::error::{Error, Result};
 use crate::refusal::{CallRule, Refused};
-use crate::runtime::{Device, Event, Memory, Queue, Stream};
+use crate::runtime::{Device, Event, LaunchQueue, Memory, ReplayCheck, Stream};
 
 use super::call::{Launched, new_graph};
 use super::capture::{Captured, Capturing};
@@ -26,7 +26,7 @@ pub struct Graph<B> {
     graph: Replayable,
     calls: Arc<Calls>,
     launches: Vec<Launched>,
-    tables: Vec<CapturedTable>,
+    checks: Vec<Box<dyn ReplayCheck>>,
     kept: Vec<Arc<Memory>>,
     /// The event recorded after the latest replay.
     done: Option<Arc<Event>>,
@@ -55,7 +55,7 @@ impl<B> Graph<B> {
     pub fn capture<R>(
         device: &Device,
         buffers: B,
-        record: impl FnOnce(&mut Capturing<'_>, &B) -> Result<R>,
+        record: impl FnOnce(&Capturing<'_>, &B) -> Result<R>,
     ) -> Result<(Self, R)> {
         GraphGroup::new(device)?.capture(buffers, record)
     }
@@ -67,13 +67,13 @@ impl<B> Graph<B> {
         workspace: &mut Option<Arc<Memory>>,
         order: &Arc<ReplayOrder>,
         buffers: B,
-        record: impl FnOnce(&mut Capturing<'_>, &B) -> Result<R, E>,
+        record: impl FnOnce(&Capturing<'_>, &B) -> Result<R, E>,
     ) -> Result<(Self, R), E> {
         let number = new_graph();
         // Made before the session, which has to end first if `record` panics.
-        let mut capturing = Capturing::new(number, captures, workspace.clone());
+        let capturing = Capturing::new(number, captures, workspace.clone());
         let session = Session::begin(captures)?;
-        let outcome = record(&mut capturing, &buffers);
+        let outcome = record(&capturing, &buffers);
         let graph = session.end();
         let value = outcome?;
         let captured = capturing.finish()?;
@@ -81,7 +81,7 @@ impl<B> Graph<B> {
         let Captured {
             calls,
             launches,
-            tables,
+            checks,
             kept,
             workspace: taken,
         } = captured;
@@ -93,7 +93,7 @@ impl<B> Graph<B> {
                 calls,
             }),
             launches,
-            tables,
+            checks,
             kept,
             done: None,
             failed: false,
@@ -140,9 +140,10 @@ impl<B> Graph<B> {
     #[doc(alias = "aclmdlRIExecuteAsync")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateBegin")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateEnd")]
-    pub fn replay(&mut self, stream: &Stream, update: Update) -> Result<()> {
+    #[doc(alias = "replay")]
+    pub fn launch(&mut self, stream: &Stream, update: Update) -> Result<()> {
         stream.check_device("stream", self.order.updates.device())?;
-        Queue::raw(stream)?;
+        LaunchQueue::raw(stream)?;
         if self.failed {
             return Err(Refused::new(
                 CallRule::GraphFailed,
@@ -158,13 +159,15 @@ impl<B> Graph<B> {
                 launch.admits(plan)?;
             }
         }
-        self.tables.iter().try_for_each(CapturedTable::replayed)?;
+        self.checks
+            .iter()
+            .try_for_each(|check| check.admits_replay())?;
         let order = Arc::clone(&self.order);
-        order.behind_latest(stream, || self.launch(stream, &plans))
+        order.behind_latest(stream, || self.queue(stream, &plans))
     }
 
     /// Queues a replay after the graph's previous one, and the updates that give it its lengths.
-    fn launch(&mut self, stream: &Stream, plans: &[Plan]) -> (Option<Replayed>, Result<()>) {
+    fn queue(&mut self, stream: &Stream, plans: &[Plan]) -> (Option<Replayed>, Result<()>) {
         if let Some(done) = &self.done {
             // The lengths must not change, nor the events be raised, while the previous replay may read them.
             let waits = stream.wait_event(done);

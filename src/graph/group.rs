@@ -47,7 +47,7 @@ impl GraphGroup {
     pub fn capture<B, R, E: From<Error>>(
         &mut self,
         buffers: B,
-        record: impl FnOnce(&mut Capturing<'_>, &B) -> Result<R, E>,
+        record: impl FnOnce(&Capturing<'_>, &B) -> Result<R, E>,
     ) -> Result<(Graph<B>, R), E> {
         let Self {
             captures,

@@ -9,12 +9,12 @@
 //!   captured besides, masks and workspace included.
 //! - **Length arrays** are captured by value. A call captured by [`Capturing::attention`] therefore takes new lengths
 //!   for every replay, as an [`Update`], which a replay consumes: it cannot be forgotten, nor used twice. Only calls
-//!   of FusedInferAttentionScore do; launches of other operators ([`Capturing::flash`], [`Capturing::ring`],
-//!   [`Capturing::inference`], [`Capturing::gather`]) keep the lengths of their plans.
+//!   of FusedInferAttentionScore do; plans, of any operator, that are launched on the [`Capturing`] keep their
+//!   lengths.
 //! - **Workspace** is taken at the longest lengths, which the capture declares, and belongs to the graph. Longer
 //!   lengths, and calls that need more workspace than there is, are refused before anything is launched.
 //!
-//! Under the hood each such call waits for an event of its own. [`Graph::replay`] launches the graph, then replaces
+//! Under the hood each such call waits for an event of its own. [`Graph::launch`] launches the graph, then replaces
 //! the calls' lengths on a second stream and records the events, in the order that CANN needs; when the lengths are
 //! replaced the previous replay is over, because the second stream waits for that. No order of calls to this module
 //! makes a stream wait for ever.
@@ -50,13 +50,13 @@
 //!     let inputs = Inputs::new(query, cache, cache).paged(table);
 //!     let longest = CallLengths::Batched { q: None, kv: &longest };
 //!     let call = capture.attention(&call, longest, &inputs)?; // planned once
-//!     capture.launch(call, &inputs, output) // once a layer
+//!     capture.launch_into(call, &inputs, &mut output.clone()) // once a layer
 //! })?;
 //!
 //! for keys in [[20, 7], [21, 8]] {
 //!     let keys = PerRequest::new(keys.to_vec())?;
 //!     let update = graph.update().all(CallLengths::Batched { q: None, kv: &keys })?;
-//!     graph.replay(&stream, update)?;
+//!     graph.launch(&stream, update)?;
 //! }
 //! assert_eq!(graph.buffers().output.attention.download(&stream)?, [bf16::ONE; 2 * 128]);
 //! # }
@@ -79,8 +79,8 @@
 //! ```compile_fail,E0382
 //! # use ascend_attention::{Graph, Result, Stream, graph::Update};
 //! # fn twice(graph: &mut Graph<()>, stream: &Stream, update: Update) -> Result<()> {
-//! graph.replay(stream, update)?;
-//! graph.replay(stream, update)
+//! graph.launch(stream, update)?;
+//! graph.launch(stream, update)
 //! # }
 //! ```
 
@@ -90,7 +90,6 @@ mod captured;
 mod estimate;
 mod external_event;
 mod group;
-mod launches;
 mod limits;
 mod session;
 mod update;

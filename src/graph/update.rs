@@ -40,7 +40,7 @@ impl Update {
     /// [`CallRule::GraphLengths`] for more keys than the capture declared or lengths in another form,
     /// [`CallRule::LengthsBatch`] for another number of requests, [`CallRule::GraphWorkspace`],
     /// [`CallRule::GraphUpdate`] for a call of another graph or one that has lengths already; otherwise as for
-    /// [`FusedInferAttention::plan_with`](crate::FusedInferAttention::plan_with).
+    /// [`FusedInferAttention::plan`](crate::FusedInferAttention::plan).
     pub fn lengths(mut self, call: CapturedCall, lengths: CallLengths<'_>) -> Result<Self> {
         self.set(call, lengths)?;
         Ok(self)

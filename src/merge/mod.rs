@@ -7,7 +7,7 @@
 //!
 //! [`MergeState`] merges on the device, by the operator that CANN has for it; [`merge_on_host`] in host memory, in
 //! single or double precision. Neither stands in for the other by itself. Where it is known which parts have keys for
-//! which rows, [`MergeState::plan_rows`] merges without looking at the others.
+//! which rows, [`MergeState::rows`] merges without looking at the others.
 //!
 //! # What every merge keeps to
 //!
@@ -28,4 +28,4 @@ mod rows;
 pub use host::{HostPart, HostReal, Merged, merge_on_host};
 pub use lse::{LseLog2, LseNat};
 pub use plan::{EmptyRows, MergePlan, MergeState, Part};
-pub use rows::{PartsOfRows, RowMergePlan};
+pub use rows::{PartsOfRows, RowMerge, RowMergePlan};

@@ -10,9 +10,9 @@ use smallvec::SmallVec;
 use crate::attention::Output;
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator;
+use crate::operator::{self, into_new};
 use crate::ops::attention_update::{self, Given};
-use crate::runtime::{Context, Queue, Stream};
+use crate::runtime::{Context, LaunchQueue, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::LseNat;
@@ -265,12 +265,19 @@ impl MergePlan {
     /// rows without keys have log-sum-exp -inf. They can be parts of a further merge.
     ///
     /// # Errors
-    /// As for [`MergePlan::launch_into`] and [`MergePlan::output`].
+    /// As for [`MergePlan::launch_into`] and [`MergePlan::output`]; [`Error::Capturing`] for a graph that is captured,
+    /// whose launches write outputs that were there before.
     #[doc(alias = "aclnnAttentionUpdate")]
-    pub fn launch<T: Element>(&self, stream: &Stream, parts: &[Part<'_, T>]) -> Result<Output<T>> {
-        let mut output = self.output()?;
-        self.launch_into(stream, parts, &mut output)?;
-        Ok(output)
+    pub fn launch<T: Element>(
+        &self,
+        queue: &impl Queue,
+        parts: &[Part<'_, T>],
+    ) -> Result<Output<T>> {
+        into_new(
+            queue,
+            || self.output(),
+            |output| self.launch_into(queue, parts, output),
+        )
     }
 
     /// Queues the merge with output tensors of the caller. It returns at once, unless it goes by way of the host
@@ -280,21 +287,53 @@ impl MergePlan {
     /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;
     /// [`Error::InvalidArgument`] for tensors of another device, or an output that shares memory with another tensor;
     /// [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. By way of the host also [`Error::Acl`],
-    /// should the copies or earlier work on the stream fail.
+    /// should the copies or earlier work on the stream fail, and [`Error::Capturing`] for a graph that is captured.
     #[doc(alias = "aclnnAttentionUpdate")]
     pub fn launch_into<T: Element>(
         &self,
-        stream: &Stream,
+        queue: &impl Queue,
         parts: &[Part<'_, T>],
         output: &mut Output<T>,
     ) -> Result<()> {
+        queue.note(self.run(queue, parts, output))
+    }
+
+    fn run<T: Element>(
+        &self,
+        queue: &impl LaunchQueue,
+        parts: &[Part<'_, T>],
+        output: &Output<T>,
+    ) -> Result<()> {
+        self.context.admits("stream", queue.context())?;
         let lse_out = self.check(parts, output)?;
-        let Some(prepared) = &self.prepared else {
-            return Ok(());
-        };
         if !self.goes_through_host() {
-            return self.queue(prepared, stream, parts, output, lse_out);
+            return match &self.prepared {
+                Some(prepared) => self.queue(prepared, queue, parts, output, lse_out),
+                None => Ok(()),
+            };
         }
+        let Some(stream) = queue.stream() else {
+            return Err(Error::Capturing {
+                what: "a merge through the host",
+                instead: "merge parts that all have keys, with EmptyRows::None; or, on Atlas A2 and A3 from CANN 8.5 on and \
+                          on Ascend 950 from 9.1 on, rows that have keys in some part, with EmptyRows::SomeParts",
+            });
+        };
+        match &self.prepared {
+            Some(prepared) => self.through_host(prepared, stream, parts, output, lse_out),
+            None => Ok(()),
+        }
+    }
+
+    /// Queues the operator with log-sum-exps that the host has put in order, and waits if rows have no keys at all.
+    fn through_host<T: Element>(
+        &self,
+        prepared: &operator::Plan<Parameter>,
+        stream: &Stream,
+        parts: &[Part<'_, T>],
+        output: &Output<T>,
+        lse_out: &Tensor<f32>,
+    ) -> Result<()> {
         let (lse, empty) = self.fetch(stream, parts)?;
         let given = self.given(parts, lse.into_iter().map(Ok), output, lse_out)?;
         prepared.check(stream, &given)?.launch()?;
@@ -310,27 +349,6 @@ impl MergePlan {
             }
         }
         Ok(())
-    }
-
-    /// Records the merge into a graph.
-    pub(crate) fn record<T: Element>(
-        &self,
-        queue: &impl Queue,
-        parts: &[Part<'_, T>],
-        output: &Output<T>,
-    ) -> Result<()> {
-        let lse_out = self.check(parts, output)?;
-        if self.goes_through_host() {
-            return Err(Error::Capturing {
-                what: "a merge through the host",
-                instead: "merge parts that all have keys, with EmptyRows::None; or, on Atlas A2 and A3 from CANN 8.5 on and \
-                          on Ascend 950 from 9.1 on, rows that have keys in some part, with EmptyRows::SomeParts",
-            });
-        }
-        match &self.prepared {
-            Some(prepared) => self.queue(prepared, queue, parts, output, lse_out),
-            None => Ok(()),
-        }
     }
 
     /// Whether launches go by way of the host.
@@ -371,7 +389,7 @@ impl MergePlan {
     fn queue<T: Element>(
         &self,
         prepared: &operator::Plan<Parameter>,
-        queue: &impl Queue,
+        queue: &impl LaunchQueue,
         parts: &[Part<'_, T>],
         output: &Output<T>,
         lse_out: &Tensor<f32>,

@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 use crate::attention::Output;
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::runtime::{Context, Stream};
+use crate::operator::into_new;
+use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::plan::{MergePlan, MergeState, Part, not_as_planned};
@@ -23,7 +24,7 @@ pub struct PartsOfRows {
     pub parts: u16,
 }
 
-/// A merge of parts that was checked and prepared, each with keys for some of the rows. From [`MergeState::plan_rows`].
+/// A merge of parts that was checked and prepared, each with keys for some of the rows. From [`RowMerge::plan`].
 ///
 /// The merge ignores what a part holds in rows for which it has no keys. So nothing goes through the host, as it has
 /// to in a merge of whole parts with such rows ([`EmptyRows`](super::EmptyRows)): rows with several parts are merged,
@@ -54,26 +55,38 @@ fn named(bits: u16) -> impl Iterator<Item = usize> {
     (0..16).filter(move |part| bits >> part & 1 == 1)
 }
 
+/// A merge of parts that have keys for some of the rows only. From [`MergeState::rows`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a description does nothing until planned"]
+pub struct RowMerge<'a> {
+    merge: &'a MergeState,
+    rows: &'a [PartsOfRows],
+}
+
 impl MergeState {
-    /// Checks a merge of parts that have keys for some of the rows, and prepares it for parts of these shapes. `rows`
-    /// lists all rows, in order, with the parts that have keys for them.
+    /// A merge of parts that have keys for some of the rows. `rows` lists all rows, in order, with the parts that have
+    /// keys for them.
+    pub fn rows<'a>(&'a self, rows: &'a [PartsOfRows]) -> RowMerge<'a> {
+        RowMerge { merge: self, rows }
+    }
+}
+
+impl RowMerge<'_> {
+    /// Checks the merge and prepares it for parts of these shapes. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another number of rows than the outputs have, for parts that do not exist, and
     /// for layouts whose outputs do not begin with the axis of their log-sum-exps' rows (all but BNSD and TND);
     /// otherwise as for [`MergeState::plan`].
-    pub fn plan_rows<T: Element>(
-        &self,
-        rows: &[PartsOfRows],
-        parts: &[Part<'_, T>],
-    ) -> Result<RowMergePlan> {
+    pub fn plan<T: Element>(&self, parts: &[Part<'_, T>]) -> Result<RowMergePlan> {
+        let Self { merge, rows } = *self;
         let Some(first) = parts.first() else {
             return Err(Error::invalid("parts", "none", "1 to 16"));
         };
-        if !matches!(self.layout().output(), Axes::Bnsd | Axes::Tnd) {
+        if !matches!(merge.layout().output(), Axes::Bnsd | Axes::Tnd) {
             return Err(Error::invalid(
                 "layout",
-                self.layout(),
+                merge.layout(),
                 "BNSD or TND, whose outputs and log-sum-exps have the same first axis",
             ));
         }
@@ -117,7 +130,7 @@ impl MergeState {
             let how = match bits.count_ones() {
                 0 => fill(context, &out, &lse_out, rows.len())?,
                 1 => How::Copy(bits.trailing_zeros() as usize),
-                _ => How::Merge(bits, Box::new(self.plan_run(bits, &rows, parts)?)),
+                _ => How::Merge(bits, Box::new(plan_run(merge, bits, &rows, parts)?)),
             };
             runs.push(Run { rows, how });
         }
@@ -129,17 +142,18 @@ impl MergeState {
             runs,
         })
     }
+}
 
-    fn plan_run<T: Element>(
-        &self,
-        bits: u16,
-        rows: &Range<usize>,
-        parts: &[Part<'_, T>],
-    ) -> Result<MergePlan> {
-        let cut = cut(bits, rows, parts)?;
-        let cut: SmallVec<[Part<'_, T>; 4]> = cut.iter().map(Cut::part).collect();
-        self.plan(&cut)
-    }
+/// Plans the merge of rows that have keys in the parts that bits name.
+fn plan_run<T: Element>(
+    merge: &MergeState,
+    bits: u16,
+    rows: &Range<usize>,
+    parts: &[Part<'_, T>],
+) -> Result<MergePlan> {
+    let cut = cut(bits, rows, parts)?;
+    let cut: SmallVec<[Part<'_, T>; 4]> = cut.iter().map(Cut::part).collect();
+    merge.plan(&cut)
 }
 
 /// Some rows of a part.
@@ -223,11 +237,18 @@ impl RowMergePlan {
     /// Queues the merge with new output tensors. Returns at once.
     ///
     /// # Errors
-    /// As for [`RowMergePlan::launch_into`] and [`RowMergePlan::output`].
-    pub fn launch<T: Element>(&self, stream: &Stream, parts: &[Part<'_, T>]) -> Result<Output<T>> {
-        let mut output = self.output()?;
-        self.launch_into(stream, parts, &mut output)?;
-        Ok(output)
+    /// As for [`RowMergePlan::launch_into`] and [`RowMergePlan::output`]; [`Error::Capturing`] for a graph that is
+    /// captured, whose launches write outputs that were there before.
+    pub fn launch<T: Element>(
+        &self,
+        queue: &impl Queue,
+        parts: &[Part<'_, T>],
+    ) -> Result<Output<T>> {
+        into_new(
+            queue,
+            || self.output(),
+            |output| self.launch_into(queue, parts, output),
+        )
     }
 
     /// Queues the merge with output tensors of the caller. Returns at once.
@@ -236,10 +257,20 @@ impl RowMergePlan {
     /// As for [`MergePlan::launch_into`].
     pub fn launch_into<T: Element>(
         &self,
-        stream: &Stream,
+        queue: &impl Queue,
         parts: &[Part<'_, T>],
         output: &mut Output<T>,
     ) -> Result<()> {
+        queue.note(self.run(queue, parts, output))
+    }
+
+    fn run<T: Element>(
+        &self,
+        queue: &impl Queue,
+        parts: &[Part<'_, T>],
+        output: &Output<T>,
+    ) -> Result<()> {
+        self.context.admits("stream", queue.context())?;
         if parts.len() != self.parts {
             return Err(Error::NotAsPlanned {
                 argument: "parts",
@@ -269,7 +300,7 @@ impl RowMergePlan {
                         attention,
                         softmax_lse: Some(lse),
                     };
-                    plan.launch_into(stream, &cut, &mut output)?;
+                    plan.launch_into(queue, &cut, &mut output)?;
                 }
                 How::Copy(part) => {
                     let of = cut(1 << part, rows, parts)?;
@@ -278,14 +309,14 @@ impl RowMergePlan {
                         softmax_lse,
                     } in &of
                     {
-                        attention.copy_from(stream, from)?;
-                        lse.copy_from(stream, softmax_lse)?;
+                        attention.copy_from(queue, from)?;
+                        lse.copy_from(queue, softmax_lse)?;
                     }
                 }
                 How::Fill(filled) => {
                     let [zeros, empty] = &**filled;
-                    AnyTensor::copy_from(&attention, stream, zeros)?;
-                    AnyTensor::copy_from(&lse, stream, empty)?;
+                    AnyTensor::copy_from(&attention, queue, zeros)?;
+                    AnyTensor::copy_from(&lse, queue, empty)?;
                 }
             }
         }

@@ -6,7 +6,7 @@ use ascend_spec::TensorDesc;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::runtime::Context;
+use crate::runtime::{Context, LaunchQueue};
 use crate::tensor::{AnyTensor, Tensor};
 
 /// A new tensor for an output that a plan describes. `argument` is its name in errors.
@@ -21,10 +21,22 @@ pub(crate) fn new_output<T: Element>(
             format_args!("{} elements", T::DTYPE),
             format_args!(
                 "{} elements, which the plan computes: launch with the planned tensors, or name the type of the output, as in \
-                 `launch_with::<T>`",
+                 `Inputs::output_type::<T>`",
                 desc.dtype
             ),
         ));
     }
     AnyTensor::empty(context, desc)?.typed()
+}
+
+/// Makes an output, and launches into it.
+pub(crate) fn into_new<O>(
+    queue: &impl LaunchQueue,
+    output: impl FnOnce() -> Result<O>,
+    launch: impl FnOnce(&mut O) -> Result<()>,
+) -> Result<O> {
+    let made = queue.makes_outputs().and_then(|()| output());
+    let mut output = queue.note(made)?;
+    launch(&mut output)?;
+    Ok(output)
 }

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result, aclnn_error};
 use crate::memory::overlap;
-use crate::runtime::{Context, Queue, lock};
+use crate::runtime::{Context, LaunchQueue, lock};
 use crate::tensor::AnyTensor;
 
 use super::executor::Executor;
@@ -161,7 +161,7 @@ impl<P: Parameter> Plan<P> {
     /// Refuses a queue of another device, tensors that are not as planned, and outputs that share memory with another
     /// tensor.
     #[inline]
-    pub(crate) fn check<'l, Q: Queue, T: Tensors<P>>(
+    pub(crate) fn check<'l, Q: LaunchQueue, T: Tensors<P>>(
         &'l self,
         queue: &'l Q,
         tensors: &'l T,
@@ -228,7 +228,7 @@ impl<P: Parameter> Plan<P> {
     }
 }
 
-impl<P: Parameter, Q: Queue, T: Tensors<P>> Checked<'_, P, Q, T> {
+impl<P: Parameter, Q: LaunchQueue, T: Tensors<P>> Checked<'_, P, Q, T> {
     /// Queues the launch. Allocates no host memory from the second launch on a stream on.
     #[inline]
     pub(crate) fn launch(self) -> Result<()> {

@@ -8,7 +8,7 @@ use ascend_spec::declared::AnyArguments;
 use crate::case_file::{self, LiveOperator};
 use crate::error::{Error, Result};
 use crate::operator::{Parameter, Plan, Tensors};
-use crate::runtime::{Context, Queue};
+use crate::runtime::{Context, LaunchQueue};
 use crate::tensor::AnyTensor;
 
 /// A prepared call, with the description that a case file of it needs.
@@ -47,7 +47,7 @@ impl<P: Parameter> RecordedPlan<P> {
     #[inline]
     pub(super) fn run(
         &self,
-        queue: &impl Queue,
+        queue: &impl LaunchQueue,
         tensors: &impl Tensors<P>,
         admits: impl FnOnce() -> Result<()>,
     ) -> Result<Result<()>> {
@@ -61,7 +61,12 @@ impl<P: Parameter> RecordedPlan<P> {
     }
 
     #[cold]
-    fn record(&self, queue: &impl Queue, tensors: &impl Tensors<P>, outcome: &Result<Result<()>>) {
+    fn record(
+        &self,
+        queue: &impl LaunchQueue,
+        tensors: &impl Tensors<P>,
+        outcome: &Result<Result<()>>,
+    ) {
         let live = LiveOperator::new(self.context(), &self.call, Some(self.version));
         let live = live.with(tensors, self.prepared.each_fixed());
         match outcome {

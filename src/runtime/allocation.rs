@@ -10,7 +10,7 @@ use ascend_sys::bindings as sys;
 
 use crate::error::{Error, Result, acl, acl_error};
 
-use super::{Context, Queue, Resource, Stream, Uses, capturing};
+use super::{Context, LaunchQueue, Resource, Stream, Uses, capturing};
 
 /// One piece of device memory. Dropping it frees it, as soon as no queued work uses it.
 pub(crate) struct Memory {
@@ -270,7 +270,7 @@ impl Memory {
         source: &Arc<Self>,
         source_offset: usize,
         len: usize,
-        queue: &impl Queue,
+        queue: &impl LaunchQueue,
     ) -> Result<()> {
         self.writable("tensor")?;
         self.holds(offset, len)?;

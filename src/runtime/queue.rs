@@ -1,5 +1,6 @@
 //! Where launches go: a stream, or a graph that is captured from one.
 
+use std::fmt;
 use std::sync::Arc;
 
 use ascend_sys::bindings as sys;
@@ -8,8 +9,27 @@ use crate::error::Result;
 
 use super::{Context, Memory, Stream, capturing};
 
-/// Something that takes launches in order, and the memory that they need.
-pub(crate) trait Queue {
+/// Where launches go: a [`Stream`], which runs them in its order, or a graph that is being captured
+/// ([`Capturing`](crate::graph::Capturing)), whose replays run them.
+///
+/// Every `launch` and `launch_into` takes either, so that a launch is captured by giving it the other queue. Only this
+/// crate implements the trait.
+#[allow(
+    private_bounds,
+    reason = "sealed: nobody can implement what they cannot name"
+)]
+pub trait Queue: LaunchQueue {}
+
+impl Queue for Stream {}
+
+/// A check that each replay of a graph passes before it is queued.
+pub(crate) trait ReplayCheck: fmt::Debug + Send + Sync {
+    /// Refuses a replay that would read what it must not.
+    fn admits_replay(&self) -> Result<()>;
+}
+
+/// What launches need of a [`Queue`].
+pub(crate) trait LaunchQueue {
     /// The device's context.
     fn context(&self) -> &Arc<Context>;
 
@@ -37,9 +57,24 @@ pub(crate) trait Queue {
     fn stream(&self) -> Option<&Stream> {
         None
     }
+
+    /// Refuses a launch that makes the memory of its output, where that cannot be done.
+    fn makes_outputs(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Takes note of a launch's outcome, and returns it. The first failure fails a capture, also if it is ignored.
+    #[inline]
+    fn note<R>(&self, outcome: Result<R>) -> Result<R> {
+        outcome
+    }
+
+    /// Adds the check of a launch's tensors to those that replays pass; a launch that runs now needs none.
+    #[inline]
+    fn before_replays(&self, _check: impl FnOnce() -> Option<Box<dyn ReplayCheck>>) {}
 }
 
-impl Queue for Stream {
+impl LaunchQueue for Stream {
     #[inline]
     fn context(&self) -> &Arc<Context> {
         self.context()

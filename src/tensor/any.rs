@@ -9,7 +9,7 @@ use ascend_spec::{DType, Dims, TensorDesc};
 
 use crate::error::{Error, Result};
 use crate::memory::{Element, overlap, vec_from, zeros};
-use crate::runtime::{Context, Device, Memory, Queue, Stream};
+use crate::runtime::{Context, Device, LaunchQueue, Memory, Queue, Stream};
 
 use super::Tensor;
 use super::shape::{Sizes, bytes_of, dims, has_len};
@@ -410,14 +410,13 @@ impl AnyTensor {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for strided or overlapping tensors, other shapes or element types, or another
-    /// device; [`Error::Capturing`] on a thread that captures; [`Error::Acl`].
+    /// device; [`Error::Capturing`] for a stream on a thread that captures; [`Error::Acl`].
     #[doc(alias = "aclrtMemcpyAsync")]
-    pub fn copy_from(&self, stream: &Stream, source: &Self) -> Result<()> {
-        self.copy_by(stream, source)
+    pub fn copy_from(&self, queue: &impl Queue, source: &Self) -> Result<()> {
+        queue.note(self.queue_copy(queue, source))
     }
 
-    /// As [`AnyTensor::copy_from`], but queued on any queue.
-    pub(crate) fn copy_by(&self, queue: &impl Queue, source: &Self) -> Result<()> {
+    fn queue_copy(&self, queue: &impl LaunchQueue, source: &Self) -> Result<()> {
         self.on("tensor", queue.context())?;
         source.on("source", queue.context())?;
         let alike = (self.dtype(), self.shape()) == (source.dtype(), source.shape());

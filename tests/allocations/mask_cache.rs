@@ -350,11 +350,11 @@ fn a_mask_in_flight_is_never_freed() {
     for round in 0..20 {
         let plan = Sample::attention(&device)
             .mask(full())
-            .plan(&query, &key, &value)
+            .plan((&query, &key, &value))
             .unwrap();
         let mut output = poisoned(&plan, &stream);
         for _ in 0..3 {
-            plan.launch_into(&stream, &query, &key, &value, &mut output)
+            plan.launch_into(&stream, (&query, &key, &value), &mut output)
                 .unwrap();
         }
         // Nobody holds the mask any more but the cache and the queued work.

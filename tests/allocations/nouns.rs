@@ -30,12 +30,12 @@ fn a_launch_of_prompts_allocates_nothing() {
     let call = PromptFlashAttention::new(Layout::Bnsd)
         .heads(2)
         .scale(0.125);
-    let plan = call.mask(causal).plan(&layers[0], &layers[0], &layers[0]);
+    let plan = call.mask(causal).plan((&layers[0], &layers[0], &layers[0]));
     let plan = plan.unwrap();
     let mut outputs = layers.each_ref().map(|_| plan.output::<f16>().unwrap());
     let allocated = in_steady_state(|| {
         for (x, output) in layers.iter().zip(&mut outputs) {
-            plan.launch_into(&stream, x, x, x, output).unwrap();
+            plan.launch_into(&stream, (x, x, x), output).unwrap();
         }
         stream.synchronize().unwrap();
     });
@@ -55,12 +55,12 @@ fn a_launch_of_single_rows_over_a_paged_cache_allocates_nothing() {
         .each_ref()
         .map(|(query, cache, table)| Inputs::new(query, cache, cache).paged(table));
     let call = IncreFlashAttention::new(Layout::Bsh).scale(0.125);
-    let plan = call.actual_seq_lengths_kv([20, 32]).plan_with(&inputs[0]);
+    let plan = call.actual_seq_lengths_kv([20, 32]).plan(&inputs[0]);
     let plan = plan.unwrap();
     let mut outputs = layers.each_ref().map(|_| plan.output::<f16>().unwrap());
     let allocated = in_steady_state(|| {
         for (inputs, output) in inputs.iter().zip(&mut outputs) {
-            plan.launch_with_into(&stream, inputs, output).unwrap();
+            plan.launch_into(&stream, inputs, output).unwrap();
         }
         stream.synchronize().unwrap();
     });
@@ -81,11 +81,11 @@ fn a_launch_of_training_attention_allocates_nothing() {
         inputs.bias(PositionBias::AfterScale(bias))
     });
     let call = FlashAttention::new(InputLayout::Bnsd).heads(2).scale(0.125);
-    let plan = call.plan_with(&inputs[0]).unwrap();
+    let plan = call.plan(&inputs[0]).unwrap();
     let mut outputs = layers.each_ref().map(|_| plan.output::<f16>().unwrap());
     let allocated = in_steady_state(|| {
         for (inputs, output) in inputs.iter().zip(&mut outputs) {
-            plan.launch_with_into(&stream, inputs, output).unwrap();
+            plan.launch_into(&stream, inputs, output).unwrap();
         }
         stream.synchronize().unwrap();
     });
@@ -100,8 +100,8 @@ fn a_merge_of_a_ring_allocates_nothing() {
     let call = call
         .actual_seq_lengths([4, 9])
         .actual_seq_lengths_kv([4, 9]);
-    let plan = call.plan(&x, &x, &x).unwrap();
-    let parts = [(); 3].map(|()| plan.launch(&stream, &x, &x, &x).unwrap());
+    let plan = call.plan((&x, &x, &x)).unwrap();
+    let parts = [(); 3].map(|()| plan.launch(&stream, (&x, &x, &x)).unwrap());
     let plan = RingUpdate::new()
         .plan(&stream, &parts[0], &parts[1])
         .unwrap();

@@ -17,11 +17,11 @@ fn a_launch_allocates_nothing() {
     let layers: Vec<_> = (0..4).map(|_| sample.upload(&stream)).collect();
     let [query, key, value] = &layers[0];
     let attention = Sample::attention(stream.device()).softmax_lse(true);
-    let plan = attention.plan(query, key, value).unwrap();
+    let plan = attention.plan((query, key, value)).unwrap();
     let mut outputs: Vec<_> = (0..4).map(|_| poisoned(&plan, &stream)).collect();
     let allocated = in_steady_state(|| {
         for ([query, key, value], output) in layers.iter().zip(&mut outputs) {
-            plan.launch_into(&stream, query, key, value, output)
+            plan.launch_into(&stream, (query, key, value), output)
                 .unwrap();
         }
         stream.synchronize().unwrap();
@@ -66,12 +66,12 @@ fn a_launch_of_many_kinds_of_tensors_allocates_nothing() {
         .scale(1.0)
         .heads(2)
         .actual_seq_lengths_kv([40, 64])
-        .plan_with(&inputs[0])
+        .plan(&inputs[0])
         .unwrap();
     let mut outputs = layers.each_ref().map(|_| plan.output::<f16>().unwrap());
     let allocated = in_steady_state(|| {
         for (inputs, output) in inputs.iter().zip(&mut outputs) {
-            plan.launch_with_into(&stream, inputs, output).unwrap();
+            plan.launch_into(&stream, inputs, output).unwrap();
         }
         stream.synchronize().unwrap();
     });

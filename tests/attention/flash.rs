@@ -33,16 +33,19 @@ fn calls_of_training_that_break_a_rule_are_refused_by_name() {
     let masks = stream.device().masks();
     let [query, key, value] = tensors(&stream, 5, 7);
     let call = FlashAttention::new(InputLayout::Bnsd).heads(2).scale(0.25);
-    let plan = |call: FlashAttention| call.plan(&query, &key, &value);
+    let plan = |call: FlashAttention| call.plan((&query, &key, &value));
 
     let unset = plan(FlashAttention::new(InputLayout::Bnsd).heads(2)).unwrap_err();
     assert!(unset.to_string().contains("1.0 / 16f64.sqrt()"), "{unset}");
     assert_eq!(violated(plan(call.clone().heads(3))), "flash.query_heads");
     let rows = stream.upload(&[f16::ONE; 64], [1, 2, 32]).unwrap();
     let none = FlashAttention::new(InputLayout::Bsh).heads(0).scale(0.25);
-    assert_eq!(violated(none.plan(&rows, &rows, &rows)), "flash.head_num");
+    assert_eq!(violated(none.plan((&rows, &rows, &rows))), "flash.head_num");
     assert_eq!(violated(plan(call.clone().heads(0))), "flash.head_num");
-    assert_eq!(violated(call.plan(&query, &rows, &value)), "flash.key_rank");
+    assert_eq!(
+        violated(call.plan((&query, &rows, &value))),
+        "flash.key_rank"
+    );
     let inference = masks.causal_full(CausalOrigin::RightDown, 5, 7).unwrap();
     assert_eq!(
         violated(plan(call.clone().mask(inference))),
@@ -77,7 +80,7 @@ fn packed_calls_of_training_that_break_a_rule_are_refused_by_name() {
     };
     let (query, key) = (packed(8), packed(9));
     let call = FlashAttention::new(InputLayout::Tnd).heads(2).scale(0.25);
-    let plan = |call: FlashAttention| call.plan(&query, &key, &key);
+    let plan = |call: FlashAttention| call.plan((&query, &key, &key));
     assert_eq!(violated(plan(call.clone())), "flash.lengths_required");
     let call = call.actual_seq_lengths([3, 8]);
     let of_keys = call.clone().actual_seq_lengths_kv([3]);
@@ -105,21 +108,21 @@ fn calls_without_keys_write_their_outputs_alone() {
     let key = none([1, 2, 0, 64]);
     let call = FlashAttention::new(InputLayout::Bnsd).scale(1.0);
     for heads in [1, 3, 4, 40, 100_000] {
-        let refused = call.clone().heads(heads).plan(&query, &key, &key);
+        let refused = call.clone().heads(heads).plan((&query, &key, &key));
         let refused = refused.map(drop).unwrap_err();
         assert!(refused.to_string().contains("headNum"), "{refused}");
     }
     for empty in [none([1, 0, 5, 64]), none([1, 1, 5, 64])] {
-        let refused = call.clone().heads(2).plan(&empty, &key, &key);
+        let refused = call.clone().heads(2).plan((&empty, &key, &key));
         let refused = refused.map(drop).unwrap_err().to_string();
         assert!(refused.contains("headNum"), "{refused}");
     }
 
-    let plan = call.heads(2).plan(&query, &key, &key).unwrap();
+    let plan = call.heads(2).plan((&query, &key, &key)).unwrap();
     let around = stream.upload(&[7f32; 3 * 640], [3, 2, 5, 64]).unwrap();
     let mut outputs = plan.output::<f32>().unwrap();
     outputs.attention = around.narrow(0, 1..2).unwrap();
-    plan.launch_into(&stream, &query, &key, &key, &mut outputs)
+    plan.launch_into(&stream, (&query, &key, &key), &mut outputs)
         .unwrap();
     let written = around.download(&stream).unwrap();
     let (before, after) = (&written[..640], &written[1280..]);
@@ -137,7 +140,7 @@ fn masks_of_packed_sequences_behind_an_empty_one_are_a_lint() {
         call.mask(Mask::all_mask((*mask).clone()))
             .actual_seq_lengths(ends)
             .actual_seq_lengths_kv(ends)
-            .plan(&rows, &rows, &rows)
+            .plan((&rows, &rows, &rows))
     };
     assert_eq!(violated(plan([0, 2, 4])), "flash.atten_mask_packed");
     assert_eq!(violated(plan([2, 2, 4])), "flash.atten_mask_packed");
@@ -149,7 +152,7 @@ fn what_comes_with_query_key_and_value_is_checked() {
     let [query, key, value] = tensors(&stream, 5, 7);
     let call = FlashAttention::new(InputLayout::Bnsd).heads(2).scale(0.25);
     let inputs = FlashInputs::new(&query, &key, &value);
-    let plan = |inputs: FlashInputs<'_>| call.plan_with(&inputs);
+    let plan = |inputs: FlashInputs<'_, _>| call.plan(&inputs);
 
     let slopes = stream.upload(&[1f32, 0.5], [2]).unwrap();
     let of_slopes = PositionBias::Slopes {
@@ -294,8 +297,8 @@ fn packed_sequences_are_attended_to_in_modes_7_and_8() {
             if like_query {
                 call = call.softmax_like_query();
             }
-            let plan = call.plan(q, k, v).unwrap();
-            let output = plan.launch(&stream, q, k, v).unwrap();
+            let plan = call.plan((q, k, v)).unwrap();
+            let output = plan.launch(&stream, (q, k, v)).unwrap();
             let (mut want, mut max, mut sum) =
                 (vec![], vec![0.0; 12 * 2 * 8], vec![0.0; 12 * 2 * 8]);
             for i in 0..12 {
@@ -365,8 +368,8 @@ fn dropout_keeps_what_its_bits_say_and_the_state_is_that_before() {
         .heads(2)
         .scale(0.2)
         .mask(prefix);
-    let plan = call.plan_with(&inputs).unwrap();
-    let output = plan.launch_with::<f32>(&stream, &inputs).unwrap();
+    let plan = call.plan(&inputs).unwrap();
+    let output = plan.launch(&stream, &inputs).unwrap();
     let (mut want, mut sums) = (vec![], vec![0.0; 2 * ROWS * 8]);
     for i in 0..ROWS {
         for head in 0..2 {
@@ -394,12 +397,10 @@ fn dropout_keeps_what_its_bits_say_and_the_state_is_that_before() {
     );
 
     // A launch without the mask, or with another share, is another call.
-    let plain = plan.launch(&stream, &q, &k, &v).unwrap_err();
+    let plain = plan.launch(&stream, (&q, &k, &v)).unwrap_err();
     assert!(matches!(plain, Error::NotAsPlanned { .. }), "{plain}");
     let other = Dropout::from_tensor(dropout.mask().clone(), 0.5).unwrap();
-    let other = plan
-        .launch_with::<f32>(&stream, &inputs.dropout(&other))
-        .unwrap_err();
+    let other = plan.launch(&stream, &inputs.dropout(&other)).unwrap_err();
     assert!(other.to_string().contains("keep_prob 0.5"), "{other}");
 }
 
@@ -420,8 +421,8 @@ fn merged_parts_equal_attention_over_all_keys() {
             let call = call
                 .clone()
                 .actual_seq_lengths_kv([middle - first, last - first]);
-            let plan = call.plan(&query, &key, &value).unwrap();
-            plan.launch(&stream, &query, &key, &value).unwrap()
+            let plan = call.plan((&query, &key, &value)).unwrap();
+            plan.launch(&stream, (&query, &key, &value)).unwrap()
         };
         // Of one sequence's rows at a time: its keys, in two parts.
         for cut in [3, 10, 17] {
@@ -446,8 +447,8 @@ fn merged_parts_equal_attention_over_all_keys() {
             let (key, value) = (gathered(&keys), gathered(&values));
             let middle = cut / 2 + (cut + 20) / 2 - cut;
             let whole = call.clone().actual_seq_lengths_kv([middle, 20]);
-            let whole = whole.plan(&query, &key, &value).unwrap();
-            let whole = whole.launch(&stream, &query, &key, &value).unwrap();
+            let whole = whole.plan((&query, &key, &value)).unwrap();
+            let whole = whole.launch(&stream, (&query, &key, &value)).unwrap();
             for merged in [merged, again] {
                 assert_eq!(merged.softmax.order(), whole.softmax.order());
                 for (got, want) in [
@@ -478,8 +479,8 @@ fn rows_whose_keys_are_all_hidden_are_zeros_where_the_call_says_so() {
         (call.clone(), 1.5, f32::MIN, 4.0),
         (call.zero_masked_rows(), 0.0, f32::MIN, f32::MAX),
     ] {
-        let plan = call.plan(&query, &value, &value).unwrap();
-        let output = plan.launch(&stream, &query, &value, &value).unwrap();
+        let plan = call.plan((&query, &value, &value)).unwrap();
+        let output = plan.launch(&stream, (&query, &value, &value)).unwrap();
         let attention = output.attention.download(&stream).unwrap();
         let rows: Vec<f32> = attention.chunks(16).map(|row| row[0]).collect();
         assert_eq!(rows, [1.5, row, 1.5]);
@@ -496,8 +497,8 @@ fn parts_without_their_marked_tails_are_merged() {
     let part = |rows: &Tensor<f32>, ends: &[usize]| {
         let call = FlashAttention::new(InputLayout::Tnd).heads(2).scale(0.125);
         let call = call.actual_seq_lengths(ends).actual_seq_lengths_kv(ends);
-        let plan = call.plan(rows, rows, rows).unwrap();
-        plan.launch(&stream, rows, rows, rows).unwrap()
+        let plan = call.plan((rows, rows, rows)).unwrap();
+        plan.launch(&stream, (rows, rows, rows)).unwrap()
     };
     let tailed = part(&rows, &[3, 9, 0]);
     let refused = RingUpdate::new().plan(&stream, &tailed, &tailed);
@@ -528,8 +529,8 @@ fn parts_of_other_rows_are_not_merged() {
             call = call.softmax_like_query();
         }
         let call = call.actual_seq_lengths(ends).actual_seq_lengths_kv(ends);
-        let plan = call.plan(&rows, &rows, &rows).unwrap();
-        plan.launch(&stream, &rows, &rows, &rows).unwrap()
+        let plan = call.plan((&rows, &rows, &rows)).unwrap();
+        plan.launch(&stream, (&rows, &rows, &rows)).unwrap()
     };
     let first = part([3, 12], false);
     for other in [part([4, 12], false), part([3, 12], true)] {
@@ -551,8 +552,8 @@ fn parts_of_other_rows_are_not_merged() {
     // Batches in other layouts than SBH are not what the operator reads.
     let batch = rows.reshape([1, 12, 2, 64]).unwrap();
     let call = FlashAttention::new(InputLayout::Bsnd).heads(2).scale(0.125);
-    let plan = call.plan(&batch, &batch, &batch).unwrap();
-    let part = plan.launch(&stream, &batch, &batch, &batch).unwrap();
+    let plan = call.plan((&batch, &batch, &batch)).unwrap();
+    let part = plan.launch(&stream, (&batch, &batch, &batch)).unwrap();
     let refused = RingUpdate::new().plan(&stream, &part, &part).unwrap_err();
     assert!(
         refused.to_string().contains("in the layout SBH or TND"),

@@ -193,8 +193,8 @@ fn parts<T: Half>(
                 .actual_seq_lengths([query.rows])
                 .actual_seq_lengths_kv([len]);
         }
-        let plan = call.plan(&q, &k, &v).unwrap();
-        plan.launch(stream, &q, &k, &v).unwrap()
+        let plan = call.plan((&q, &k, &v)).unwrap();
+        plan.launch(stream, (&q, &k, &v)).unwrap()
     };
     ranges.map(one).collect()
 }
@@ -392,9 +392,9 @@ fn rows_with_keys_in_some_part_are_as_on_the_host() {
             let parts = [Part::of(&part).unwrap(); 2];
             let merge = MergeState::new(Layout::Bnsd).empty_rows(EmptyRows::SomeParts);
             let merge = merge.plan(&parts).unwrap();
-            let output = merge.output().unwrap();
+            let mut output = merge.output().unwrap();
             let captured = Graph::capture(stream.device(), (), |capture, ()| {
-                capture.merge(&merge, &parts, &output)
+                merge.launch_into(capture, &parts, &mut output)
             });
             match captured {
                 Ok(_) => assert!(!through_host, "{cann}"),

@@ -65,7 +65,7 @@ proptest! {
         let made: Vec<Made> = (0..parts).map(|part| made(seed, part, &runs)).collect();
         let outputs: Vec<_> = made.iter().map(|made| upload(&stream, made, layout)).collect();
         let parts: Vec<_> = outputs.iter().map(|output| Part::of(output).unwrap()).collect();
-        let plan = MergeState::new(layout).plan_rows(&runs, &parts).unwrap();
+        let plan = MergeState::new(layout).rows(&runs).plan(&parts).unwrap();
         let merged = plan.launch(&stream, &parts).unwrap();
         let host: Vec<_> = made
             .iter()
@@ -100,7 +100,7 @@ fn rows_and_parts_that_there_are_not_are_refused() {
         .collect();
     let merge = MergeState::new(Layout::Tnd);
     let argument =
-        |rows: &[PartsOfRows], parts: &[Part<'_, f16>]| match merge.plan_rows(rows, parts) {
+        |rows: &[PartsOfRows], parts: &[Part<'_, f16>]| match merge.rows(rows).plan(parts) {
             Err(Error::InvalidArgument { argument, .. }) => argument,
             other => panic!("{other:?}"),
         };
@@ -114,7 +114,9 @@ fn rows_and_parts_that_there_are_not_are_refused() {
         argument(&[PartsOfRows { rows: 3, parts: 4 }], &parts),
         "rows"
     );
-    let short = merge.plan_rows(&[PartsOfRows { rows: 3, parts: 4 }], &parts);
+    let short = merge
+        .rows(&[PartsOfRows { rows: 3, parts: 4 }])
+        .plan(&parts);
     let said = short.err().unwrap().to_string();
     assert!(said.contains("part 2, with 2 parts given"), "{said}");
     let endless = [PartsOfRows {
@@ -122,7 +124,7 @@ fn rows_and_parts_that_there_are_not_are_refused() {
         parts: 1,
     }; 2];
     assert_eq!(argument(&endless, &parts), "rows");
-    let other = MergeState::new(Layout::Bsnd).plan_rows(&runs, &parts);
+    let other = MergeState::new(Layout::Bsnd).rows(&runs).plan(&parts);
     assert!(matches!(
         other,
         Err(Error::InvalidArgument {
@@ -131,7 +133,7 @@ fn rows_and_parts_that_there_are_not_are_refused() {
         })
     ));
     // A launch with other tensors than planned.
-    let plan = merge.plan_rows(&runs, &parts).unwrap();
+    let plan = merge.rows(&runs).plan(&parts).unwrap();
     let short = [PartsOfRows {
         rows: 2,
         parts: 0b11,

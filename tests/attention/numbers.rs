@@ -204,15 +204,14 @@ fn check<T: Half>(call: &Call) -> Result<(), TestCaseError> {
         .map(|(key, value)| (&**key, &**value))
         .unzip();
     let inputs = Inputs::lists(&query, &keys, &values);
-    let plan = match attention.plan_with(&inputs) {
+    let plan = match attention.plan(&inputs) {
         Ok(plan) => plan,
         // Random windows need not hold the rules for windows.
         Err(Error::Violation(violation)) if violation.rule.id.contains("tokens") => return Ok(()),
         Err(error) => return Err(TestCaseError::fail(error.to_string())),
     };
     let mut output = harness::poisoned::<T>(&plan, &stream);
-    plan.launch_with_into(&stream, &inputs, &mut output)
-        .unwrap();
+    plan.launch_into(&stream, &inputs, &mut output).unwrap();
     let got = output.attention.download(&stream).unwrap();
     let lse = output.softmax_lse.map(|lse| lse.download(&stream).unwrap());
     prop_assert_eq!(got.len(), q.data.len());
@@ -452,13 +451,13 @@ fn empty_tensors_are_no_work_or_zeros() {
     let (none, some) = (tensor(0), tensor(8));
     assert!(none.is_empty() && none.as_raw().is_null());
 
-    let plan = attention.plan(&none, &some, &some).unwrap();
-    let output = plan.launch(&stream, &none, &some, &some).unwrap();
+    let plan = attention.plan((&none, &some, &some)).unwrap();
+    let output = plan.launch(&stream, (&none, &some, &some)).unwrap();
     assert_eq!(output.attention.download(&stream).unwrap(), []);
 
-    let plan = attention.plan(&some, &none, &none).unwrap();
+    let plan = attention.plan((&some, &none, &none)).unwrap();
     let mut output = harness::poisoned::<f16>(&plan, &stream);
-    plan.launch_into(&stream, &some, &none, &none, &mut output)
+    plan.launch_into(&stream, (&some, &none, &none), &mut output)
         .unwrap();
     assert_eq!(
         output.attention.download(&stream).unwrap(),

@@ -26,7 +26,7 @@ fn prompts_that_break_a_rule_are_refused_by_name() {
     let stream = harness::stream();
     let [query, key] = [5, 7].map(|rows| ones(&stream, &[1, 2, rows, 16]));
     let call = PromptFlashAttention::new(Layout::Bnsd).heads(2).scale(0.25);
-    let plan = |call: &PromptFlashAttention| call.plan(&query, &key, &key);
+    let plan = |call: &PromptFlashAttention| call.plan((&query, &key, &key));
 
     let unset = plan(&PromptFlashAttention::new(Layout::Bnsd).heads(2)).unwrap_err();
     assert!(unset.to_string().contains("1.0 / 16f64.sqrt()"), "{unset}");
@@ -42,15 +42,15 @@ fn prompts_that_break_a_rule_are_refused_by_name() {
     let floats = stream.upload(&[1f32; 70], [1, 1, 5, 14]).unwrap();
     let floats = PromptFlashAttention::new(Layout::Bnsd)
         .scale(0.25)
-        .plan(&floats, &floats, &floats);
+        .plan((&floats, &floats, &floats));
     assert_eq!(violation(floats).rule.id, "prompt.dtype");
 
     let table = BlockTable::from_rows(&stream, &[vec![0]], 16).unwrap();
-    let paged = call.plan_with(&Inputs::new(&query, &key, &key).paged(&table));
+    let paged = call.plan(&Inputs::new(&query, &key, &key).paged(&table));
     let paged = paged.unwrap_err().to_string();
     assert!(paged.contains("FusedInferAttention has"), "{paged}");
     let keys: [&ascend_attention::AnyTensor; 2] = [&key, &key];
-    let lists = call.plan_with(&Inputs::lists(&query, &keys, &keys));
+    let lists = call.plan(&Inputs::lists(&query, &keys, &keys));
     assert!(matches!(
         lists,
         Err(Error::InvalidArgument {
@@ -70,7 +70,7 @@ fn prompts_without_keys_that_say_more_heads_than_they_have_are_refused() {
     let key = Tensor::<f16>::empty(stream.device(), [1, 2, 0, 64]).unwrap();
     for heads in [3, 4, 50] {
         let call = PromptFlashAttention::new(Layout::Bnsd).heads(heads);
-        let refused = call.scale(1.0).plan(&query, &key, &key);
+        let refused = call.scale(1.0).plan((&query, &key, &key));
         let refused = refused.map(drop).unwrap_err().to_string();
         assert!(refused.starts_with("attention_out.shape"), "{refused}");
     }
@@ -83,10 +83,10 @@ fn single_rows_that_break_a_rule_are_refused_by_name() {
     let cache = ones(&stream, &[6, 16, 128]);
     let call = IncreFlashAttention::new(Layout::Bsh).scale(0.125);
     let several = ones(&stream, &[2, 3, 128]);
-    let rows = call.plan(&several, &several, &several);
+    let rows = call.plan((&several, &several, &several));
     assert_eq!(violation(rows).rule.id, "incre.rows");
     let packed = IncreFlashAttention::new(Layout::Tnd).scale(0.125);
-    let packed = packed.plan(&query, &query, &query);
+    let packed = packed.plan((&query, &query, &query));
     assert_eq!(violation(packed).rule.id, "incre.input_layout");
 
     // A table is held to the cache and the lengths, in plans and in launches.
@@ -98,7 +98,7 @@ fn single_rows_that_break_a_rule_are_refused_by_name() {
         (&beyond, "block_table.range"),
     ] {
         let inputs = Inputs::new(&query, &cache, &cache).paged(table);
-        assert_eq!(violation(call.plan_with(&inputs)).rule.id, rule);
+        assert_eq!(violation(call.plan(&inputs)).rule.id, rule);
     }
     // Lengths before the blocks that they would need.
     let inputs = Inputs::new(&query, &cache, &cache).paged(&beyond);
@@ -107,7 +107,7 @@ fn single_rows_that_break_a_rule_are_refused_by_name() {
         (&[20, 7, 7], "actual_seq_lengths.surplus"),
     ] {
         let call = call.clone().actual_seq_lengths_kv(lengths);
-        assert_eq!(violation(call.plan_with(&inputs)).rule.id, rule);
+        assert_eq!(violation(call.plan(&inputs)).rule.id, rule);
     }
     let scale = stream.upload(&[1f32], [1]).unwrap();
     let latent = Quantisation::Latent {
@@ -115,7 +115,7 @@ fn single_rows_that_break_a_rule_are_refused_by_name() {
         key_scale: &scale,
         value_scale: &scale,
     };
-    let latent = call.plan_with(&Inputs::new(&query, &cache, &cache).quantisation(latent));
+    let latent = call.plan(&Inputs::new(&query, &cache, &cache).quantisation(latent));
     let latent = latent.unwrap_err().to_string();
     assert!(
         latent.contains("IncreFlashAttention has no such"),
@@ -133,11 +133,11 @@ fn ascend_950_is_told_the_successor() {
     let (query, row) = (ones(&stream, &[1, 4, 128]), ones(&stream, &[1, 1, 128]));
     let prompt = PromptFlashAttention::new(Layout::Bsh).scale(1.0);
     let mask = stream.device().masks().causal(CausalOrigin::LeftUp);
-    let prompt = violation(prompt.mask(mask.unwrap()).plan(&query, &query, &query));
+    let prompt = violation(prompt.mask(mask.unwrap()).plan((&query, &query, &query)));
     let incre = violation(
         IncreFlashAttention::new(Layout::Bsh)
             .scale(1.0)
-            .plan(&row, &query, &query),
+            .plan((&row, &query, &query)),
     );
     for refused in [prompt, incre] {
         assert!(refused.rule.id.ends_with(".successor"), "{refused}");
@@ -155,17 +155,17 @@ fn prompts_are_computed_on_every_product_that_has_them() {
             .heads(2)
             .scale(Sample::SCALE)
             .mask(masks.causal(CausalOrigin::RightDown).unwrap())
-            .plan(&query, &key, &value)
+            .plan((&query, &key, &value))
             .unwrap();
         assert_eq!(plan.operator(), "aclnnPromptFlashAttentionV3");
         let mut output = plan.output::<f16>().unwrap();
         let poison = vec![f16::NAN; output.len()];
         output.overwrite(stream, &poison).unwrap();
         let inputs = Inputs::new(&query, &key, &value);
-        plan.launch_with_into(stream, &inputs, &mut output).unwrap();
+        plan.launch_into(stream, &inputs, &mut output).unwrap();
         sample.check(&output.download(stream).unwrap());
         let short = query.narrow(2, 0..5).unwrap();
-        let other = plan.launch(stream, &short, &key, &value).unwrap_err();
+        let other = plan.launch(stream, (&short, &key, &value)).unwrap_err();
         assert!(matches!(other, Error::NotAsPlanned { .. }), "{other}");
     };
     attend(&harness::stream());
@@ -214,9 +214,9 @@ fn single_rows_are_computed_over_dense_and_paged_keys() {
                 .heads(2)
                 .scale(Sample::SCALE)
         };
-        let plan = call(Layout::Bnsd).plan(&query, &key, &value).unwrap();
+        let plan = call(Layout::Bnsd).plan((&query, &key, &value)).unwrap();
         assert_eq!(plan.operator(), "aclnnIncreFlashAttentionV4");
-        let dense = plan.launch(stream, &query, &key, &value).unwrap();
+        let dense = plan.launch(stream, (&query, &key, &value)).unwrap();
         check(dense.download(stream).unwrap());
 
         let shape = [order.len(), BLOCK, 128];
@@ -226,12 +226,12 @@ fn single_rows_are_computed_over_dense_and_paged_keys() {
         let table = BlockTable::from_rows(stream, &[order.to_vec()], BLOCK).unwrap();
         let inputs = Inputs::new(&query, &key, &value).paged(&table);
         let call = call(Layout::Bsh).actual_seq_lengths_kv([ROWS]);
-        let plan = call.plan_with(&inputs).unwrap();
-        let output = plan.launch_with::<f16>(stream, &inputs).unwrap();
+        let plan = call.plan(&inputs).unwrap();
+        let output = plan.launch(stream, &inputs).unwrap();
         check(output.download(stream).unwrap());
         // Another table of the shape names another block, and not one that there is none of.
         table.overwrite(stream, &[vec![0, 1, 2, 3, 4, 5]]).unwrap();
-        plan.launch_with::<f16>(stream, &inputs).unwrap();
+        plan.launch(stream, &inputs).unwrap();
         let beyond = table.overwrite(stream, &[vec![0, 1, 2, 3, 4, 6]]);
         assert_eq!(violation(beyond).rule.id, "block_table.range");
     };

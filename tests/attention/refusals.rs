@@ -39,16 +39,16 @@ fn scales_that_are_no_finite_numbers_are_a_lint_of_every_operator() {
     let incre = IncreFlashAttention::new(Layout::Bnsd);
     let flash = FlashAttention::new(InputLayout::Bnsd);
     for scale in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1e39] {
-        let fused = fused.clone().scale(scale).plan(&rows, &rows, &rows);
+        let fused = fused.clone().scale(scale).plan((&rows, &rows, &rows));
         assert_eq!(violated(fused), "scale_value.finite");
         let call = prompt.clone().scale(scale);
-        let planned = call.plan(&rows, &rows, &rows);
+        let planned = call.plan((&rows, &rows, &rows));
         assert_eq!(violated(planned), "scale_value.finite");
         let call = call.allow_lint("scale_value.finite");
-        call.plan(&rows, &rows, &rows).unwrap();
-        let incre = incre.clone().scale(scale).plan(&row, &rows, &rows);
+        call.plan((&rows, &rows, &rows)).unwrap();
+        let incre = incre.clone().scale(scale).plan((&row, &rows, &rows));
         assert_eq!(violated(incre), "scale_value.finite");
-        let flash = flash.clone().scale(scale).plan(&rows, &rows, &rows);
+        let flash = flash.clone().scale(scale).plan((&rows, &rows, &rows));
         assert_eq!(violated(flash), "flash.scale_finite");
     }
 }
@@ -60,18 +60,18 @@ fn scales_of_zero_and_roots_of_the_head_dimension_are_lints_of_every_operator() 
     for (scale, id) in [(0.0, "zero"), (8.0, "inverse")] {
         let scale_value = format!("scale_value.{id}");
         let fused = FusedInferAttention::new(Layout::Bnsd).scale(scale);
-        assert_eq!(violated(fused.plan(&rows, &rows, &rows)), scale_value);
+        assert_eq!(violated(fused.plan((&rows, &rows, &rows))), scale_value);
         let prompt = PromptFlashAttention::new(Layout::Bnsd).scale(scale);
-        assert_eq!(violated(prompt.plan(&rows, &rows, &rows)), scale_value);
+        assert_eq!(violated(prompt.plan((&rows, &rows, &rows))), scale_value);
         let incre = IncreFlashAttention::new(Layout::Bnsd).scale(scale);
-        assert_eq!(violated(incre.plan(&row, &rows, &rows)), scale_value);
+        assert_eq!(violated(incre.plan((&row, &rows, &rows))), scale_value);
         let flash = FlashAttention::new(InputLayout::Bnsd).scale(scale);
-        let flash = violated(flash.plan(&rows, &rows, &rows));
+        let flash = violated(flash.plan((&rows, &rows, &rows)));
         assert_eq!(flash, format!("flash.scale_{id}"));
     }
     // The fix is the factor that was meant.
     let inverse = FusedInferAttention::new(Layout::Bnsd).scale(8.0);
-    assert!(text(inverse.plan(&rows, &rows, &rows)).contains("allowed: 0.125"));
+    assert!(text(inverse.plan((&rows, &rows, &rows))).contains("allowed: 0.125"));
 }
 
 #[test]
@@ -81,13 +81,13 @@ fn what_is_no_lint_of_the_operator_cannot_be_allowed() {
     // Of nobody, of another operator, and a rule, which nothing allows.
     for id in ["no.such_lint", "scatter.slot", "flash.keep_prob", ""] {
         let fused = FusedInferAttention::new(Layout::Bnsd).scale(0.1);
-        let fused = text(fused.allow_lint(id).plan(&rows, &rows, &rows));
+        let fused = text(fused.allow_lint(id).plan((&rows, &rows, &rows)));
         let prompt = PromptFlashAttention::new(Layout::Bnsd).scale(0.1);
-        let prompt = text(prompt.allow_lint(id).plan(&rows, &rows, &rows));
+        let prompt = text(prompt.allow_lint(id).plan((&rows, &rows, &rows)));
         let incre = IncreFlashAttention::new(Layout::Bnsd).scale(0.1);
-        let incre = text(incre.allow_lint(id).plan(&row, &rows, &rows));
+        let incre = text(incre.allow_lint(id).plan((&row, &rows, &rows)));
         let flash = FlashAttention::new(InputLayout::Bnsd).scale(0.1);
-        let flash = text(flash.allow_lint(id).plan(&rows, &rows, &rows));
+        let flash = text(flash.allow_lint(id).plan((&rows, &rows, &rows)));
         for (refused, lint) in [
             (fused, "scale_value.finite"),
             (prompt, "prompt.deprecated"),
@@ -102,7 +102,7 @@ fn what_is_no_lint_of_the_operator_cannot_be_allowed() {
     }
     let flash = FlashAttention::new(InputLayout::Bnsd).scale(0.1);
     let flash = flash.allow_lint("flash.keep_prob_unused");
-    flash.plan(&rows, &rows, &rows).unwrap();
+    flash.plan((&rows, &rows, &rows)).unwrap();
 }
 
 #[test]
@@ -111,18 +111,18 @@ fn outputs_of_another_type_are_named_with_what_to_do() {
     let (row, rows) = (ones(&stream, 1), ones(&stream, 5));
     let floats = stream.upload(&[1f32; 64 * 5], [1, 1, 5, 64]).unwrap();
     let fused = FusedInferAttention::new(Layout::Bnsd).scale(0.1);
-    let fused = fused.plan(&rows, &rows, &rows).unwrap();
+    let fused = fused.plan((&rows, &rows, &rows)).unwrap();
     let prompt = PromptFlashAttention::new(Layout::Bnsd).scale(0.1);
-    let prompt = prompt.plan(&rows, &rows, &rows).unwrap();
+    let prompt = prompt.plan((&rows, &rows, &rows)).unwrap();
     let incre = IncreFlashAttention::new(Layout::Bnsd).scale(0.1);
-    let incre = incre.plan(&row, &rows, &rows).unwrap();
+    let incre = incre.plan((&row, &rows, &rows)).unwrap();
     let flash = FlashAttention::new(InputLayout::Bnsd).scale(0.1);
-    let flash = flash.plan(&rows, &rows, &rows).unwrap();
+    let flash = flash.plan((&rows, &rows, &rows)).unwrap();
     for refused in [
-        text(fused.launch(&stream, &floats, &floats, &floats)),
-        text(prompt.launch(&stream, &floats, &floats, &floats)),
+        text(fused.launch(&stream, (&floats, &floats, &floats))),
+        text(prompt.launch(&stream, (&floats, &floats, &floats))),
         text(incre.output::<f32>()),
-        text(flash.launch(&stream, &floats, &floats, &floats)),
+        text(flash.launch(&stream, (&floats, &floats, &floats))),
     ] {
         assert!(
             refused.starts_with("attention_out: given FLOAT elements, allowed: FLOAT16 elements")
@@ -148,16 +148,16 @@ fn launches_without_what_was_planned_say_what_is_missing() {
         ),
         (plain.sink(&sink), "sink: given none, planned: FLOAT [1]"),
     ] {
-        let plan = flash.plan_with(&inputs).unwrap();
-        let refused = text(plan.launch_with::<f16>(&stream, &plain));
+        let plan = flash.plan(&inputs).unwrap();
+        let refused = text(plan.launch(&stream, &plain));
         let rest = refused.strip_prefix(missing);
         assert_eq!(
             rest,
             Some("; launch with what was planned, or plan again"),
             "{refused}"
         );
-        let plan = flash.plan_with(&plain).unwrap();
-        let refused = text(plan.launch_with::<f16>(&stream, &inputs));
+        let plan = flash.plan(&plain).unwrap();
+        let refused = text(plan.launch(&stream, &inputs));
         assert!(refused.contains("planned: a call without it"), "{refused}");
     }
     let cache = stream
@@ -168,9 +168,9 @@ fn launches_without_what_was_planned_say_what_is_missing() {
     let plan = IncreFlashAttention::new(Layout::Bnsd)
         .scale(0.1)
         .actual_seq_lengths_kv([7])
-        .plan_with(&inputs.paged(&table))
+        .plan(&inputs.paged(&table))
         .unwrap();
-    let refused = text(plan.launch_with::<f16>(&stream, &inputs));
+    let refused = text(plan.launch(&stream, &inputs));
     assert!(
         refused.starts_with("block_table: given none, planned: INT32 [1, 1]; launch with"),
         "{refused}"
@@ -189,23 +189,21 @@ fn a_dropout_for_another_number_of_scores_is_refused() {
     };
     // Masks of 1 to 128 scores have as many bytes, whatever they are for.
     for scores in [1, 24, 26, 128] {
-        let refused = call.plan_with(&inputs.dropout(&of(scores)));
+        let refused = call.plan(&inputs.dropout(&of(scores)));
         assert_eq!(violated(refused), "flash.drop_mask_size", "{scores}");
     }
     let (right, wrong) = (of(25), of(30));
-    let plan = call.plan_with(&inputs.dropout(&right)).unwrap();
-    let refused = text(plan.launch_with::<f16>(&stream, &inputs.dropout(&wrong)));
+    let plan = call.plan(&inputs.dropout(&right)).unwrap();
+    let refused = text(plan.launch(&stream, &inputs.dropout(&wrong)));
     assert!(
         refused.contains("30 scores") && refused.contains("25 scores"),
         "{refused}"
     );
     // Bytes of the caller's own do not say what they are for.
     let bytes = Dropout::from_tensor(wrong.mask().clone(), 0.5).unwrap();
-    plan.launch_with::<f16>(&stream, &inputs.dropout(&bytes))
-        .unwrap();
-    plan.launch_with::<f16>(&stream, &inputs.dropout(&right))
-        .unwrap();
-    call.plan_with(&inputs.dropout(&bytes)).unwrap();
+    plan.launch(&stream, &inputs.dropout(&bytes)).unwrap();
+    plan.launch(&stream, &inputs.dropout(&right)).unwrap();
+    call.plan(&inputs.dropout(&bytes)).unwrap();
     stream.synchronize().unwrap();
 }
 
@@ -222,8 +220,8 @@ fn packed_sequences_without_keys_in_a_part_are_not_merged() {
         let keys = packed(ends[1], 1.0);
         let call = FlashAttention::new(InputLayout::Tnd).scale(1.0);
         let call = call.actual_seq_lengths([2, 4]).actual_seq_lengths_kv(ends);
-        let plan = call.plan(&query, &keys, &keys).unwrap();
-        plan.launch(&stream, &query, &keys, &keys).unwrap()
+        let plan = call.plan((&query, &keys, &keys)).unwrap();
+        plan.launch(&stream, (&query, &keys, &keys)).unwrap()
     };
     let (all, one, first) = (attend([3, 6]), attend([3, 3]), attend([0, 3]));
     let merge = |allowed: &[&str], prev, cur| {

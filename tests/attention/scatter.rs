@@ -103,10 +103,10 @@ proptest! {
                 let value = upload(&stream, &values, &[tokens, heads, VALUE_DIM]);
                 let plan = plan.get_or_insert_with(|| {
                     ScatterPaKvCache::new()
-                        .plan(&key, &value, &mapping_on_device, key_cache, value_cache)
+                        .plan((&key, &value, &mapping_on_device, &*key_cache, &*value_cache))
                         .unwrap()
                 });
-                plan.launch(&stream, &key, &value, &mapping_on_device, key_cache, value_cache).unwrap();
+                plan.launch(&stream, (&key, &value, &mapping_on_device, &*key_cache, &*value_cache)).unwrap();
                 // What queued work reads may be dropped.
                 drop((key, value));
                 model.write(&mapping, &keys, &values);
@@ -127,11 +127,11 @@ fn the_cache_is_what_attention_reads() {
     let key = upload(&stream, &rows, &[1, heads, DIM]);
     let slots = SlotMapping::new(&stream, &[17], 32).unwrap();
     // As attention names the same bytes.
-    let mut cache = nan(&stream, &[blocks, block_size, heads * DIM]);
+    let cache = nan(&stream, &[blocks, block_size, heads * DIM]);
     let plan = ScatterPaKvCache::new()
-        .plan_key(&key, &slots, &cache)
+        .plan((&key, &slots, &cache))
         .unwrap();
-    plan.launch_key(&stream, &key, &slots, &mut cache).unwrap();
+    plan.launch(&stream, (&key, &slots, &cache)).unwrap();
     assert_eq!(
         &cache.download(&stream).unwrap()[17 * heads * DIM..][..heads * DIM],
         rows
@@ -139,17 +139,17 @@ fn the_cache_is_what_attention_reads() {
     // One head: [blocks, N, block size, D] has these bytes too.
     let row = halves(4, DIM);
     let key = upload(&stream, &row, &[1, 1, DIM]);
-    let mut cache = nan(&stream, &[blocks, 1, block_size, DIM]);
+    let cache = nan(&stream, &[blocks, 1, block_size, DIM]);
     let plan = ScatterPaKvCache::new()
-        .plan_key(&key, &slots, &cache)
+        .plan((&key, &slots, &cache))
         .unwrap();
-    plan.launch_key(&stream, &key, &slots, &mut cache).unwrap();
+    plan.launch(&stream, (&key, &slots, &cache)).unwrap();
     assert_eq!(&cache.download(&stream).unwrap()[17 * DIM..][..DIM], row);
     // With two it does not, and the sizes say so.
     let two = upload(&stream, &halves(4, 2 * DIM), &[1, 2, DIM]);
     let cache = nan(&stream, &[blocks, 2, block_size, DIM]);
     violates(
-        ScatterPaKvCache::new().plan_key(&two, &slots, &cache),
+        ScatterPaKvCache::new().plan((&two, &slots, &cache)),
         "key_cache.shape",
     );
 }
@@ -161,10 +161,10 @@ fn the_nz_order_has_units_of_32_bytes() {
     let rows = halves(5, heads * DIM);
     let key = upload(&stream, &rows, &[1, heads, DIM]);
     let slots = SlotMapping::new(&stream, &[4], 6).unwrap();
-    let mut cache = nan(&stream, &[2, heads * DIM / 16, block_size, 16]);
+    let cache = nan(&stream, &[2, heads * DIM / 16, block_size, 16]);
     let scatter = ScatterPaKvCache::new().cache_order(CacheOrder::PaNz);
-    let plan = scatter.plan_key(&key, &slots, &cache).unwrap();
-    plan.launch_key(&stream, &key, &slots, &mut cache).unwrap();
+    let plan = scatter.plan((&key, &slots, &cache)).unwrap();
+    plan.launch(&stream, (&key, &slots, &cache)).unwrap();
     let got = cache.download(&stream).unwrap();
     for (i, x) in rows.iter().enumerate() {
         let unit = heads * DIM / 16 + i / 16;
@@ -194,7 +194,7 @@ fn wrong_slots_never_reach_the_device() {
     assert!(allowed("slot_mapping.unique").starts_with("slot_mapping.range"));
 
     let key = upload(&stream, &halves(1, 2 * DIM), &[2, 1, DIM]);
-    let mut cache = nan(&stream, &[2, 4, 1, DIM]);
+    let cache = nan(&stream, &[2, 4, 1, DIM]);
     let slots = new(&[1, 6]).unwrap();
     let bytes = (1i64 << 20).to_le_bytes().repeat(2);
     let text = slots
@@ -204,13 +204,11 @@ fn wrong_slots_never_reach_the_device() {
         .to_string();
     assert!(text.contains("`SlotMapping::overwrite`"), "{text}");
     let plan = ScatterPaKvCache::new()
-        .plan_key(&key, &slots, &cache)
+        .plan((&key, &slots, &cache))
         .unwrap();
     // Checked for a larger cache.
     let larger = SlotMapping::new(&stream, &[1, 6], 100).unwrap();
-    let refused = plan
-        .launch_key(&stream, &key, &larger, &mut cache)
-        .unwrap_err();
+    let refused = plan.launch(&stream, (&key, &larger, &cache)).unwrap_err();
     assert!(
         matches!(
             &refused,
@@ -223,15 +221,15 @@ fn wrong_slots_never_reach_the_device() {
     );
     assert!(
         ScatterPaKvCache::new()
-            .plan_key(&key, &larger, &cache)
+            .plan((&key, &larger, &cache))
             .is_err()
     );
     // Overwritten with wrong ones, the right ones stay.
     violates(slots.overwrite(&stream, &[7, 9]), "slot_mapping.range");
     assert!(slots.overwrite(&stream, &[7]).is_err());
-    plan.launch_key(&stream, &key, &slots, &mut cache).unwrap();
+    plan.launch(&stream, (&key, &slots, &cache)).unwrap();
     slots.overwrite(&stream, &[0, 7]).unwrap();
-    plan.launch_key(&stream, &key, &slots, &mut cache).unwrap();
+    plan.launch(&stream, (&key, &slots, &cache)).unwrap();
     let written: Vec<bool> = cache
         .download(&stream)
         .unwrap()
@@ -250,19 +248,17 @@ fn tensors_have_to_be_as_planned() {
     let stream = stream();
     let key = upload(&stream, &halves(1, 2 * DIM), &[2, 1, DIM]);
     let slots = SlotMapping::new(&stream, &[1, 6], 8).unwrap();
-    let mut cache = nan(&stream, &[2, 4, 1, DIM]);
-    let mut other = nan(&stream, &[2, 4, 1, DIM]);
+    let cache = nan(&stream, &[2, 4, 1, DIM]);
+    let other = nan(&stream, &[2, 4, 1, DIM]);
     let plan = ScatterPaKvCache::new()
-        .plan_key(&key, &slots, &cache)
+        .plan((&key, &slots, &cache))
         .unwrap();
     let refused = plan
-        .launch(&stream, &key, &key, &slots, &mut cache, &mut other)
+        .launch(&stream, (&key, &key, &slots, &cache, &other))
         .unwrap_err();
     assert!(refused.to_string().contains("keys alone"), "{refused}");
     let three = upload(&stream, &halves(1, 3 * DIM), &[3, 1, DIM]);
-    let refused = plan
-        .launch_key(&stream, &three, &slots, &mut cache)
-        .unwrap_err();
+    let refused = plan.launch(&stream, (&three, &slots, &cache)).unwrap_err();
     assert!(
         matches!(
             refused,
@@ -275,17 +271,15 @@ fn tensors_have_to_be_as_planned() {
     );
     // A cache that is its own input.
     let rows = cache.reshape([8, 1, DIM]).unwrap().narrow(0, 0..2).unwrap();
-    let refused = plan
-        .launch_key(&stream, &rows, &slots, &mut cache)
-        .unwrap_err();
+    let refused = plan.launch(&stream, (&rows, &slots, &cache)).unwrap_err();
     assert!(refused.to_string().contains("shared with key"), "{refused}");
     violates(
-        ScatterPaKvCache::new().plan(&key, &three, &slots, &cache, &other),
+        ScatterPaKvCache::new().plan((&key, &three, &slots, &cache, &other)),
         "scatter.value_shape",
     );
     let strided = nan(&stream, &[4, 2, 1, DIM]).permute([1, 0, 2, 3]).unwrap();
     violates(
-        ScatterPaKvCache::new().plan_key(&key, &slots, &strided),
+        ScatterPaKvCache::new().plan((&key, &slots, &strided)),
         "scatter.contiguous",
     );
     assert!(cache.download(&stream).unwrap().iter().all(|x| x.is_nan()));
@@ -295,10 +289,9 @@ fn tensors_have_to_be_as_planned() {
         unsafe { SlotMapping::from_tensor_unchecked(upload(&stream, &[5i32, 2], &[2])) };
     assert!(unchecked.overwrite(&stream, &[1, 2]).is_err());
     let plan = ScatterPaKvCache::new()
-        .plan_key(&key, &unchecked, &cache)
+        .plan((&key, &unchecked, &cache))
         .unwrap();
-    plan.launch_key(&stream, &key, &unchecked, &mut cache)
-        .unwrap();
+    plan.launch(&stream, (&key, &unchecked, &cache)).unwrap();
     assert!(!cache.download(&stream).unwrap()[5 * DIM].is_nan());
 }
 
@@ -307,11 +300,11 @@ fn no_tokens_is_no_work() {
     let stream = stream();
     let key = Tensor::<f16>::empty(stream.device(), [0, 1, DIM]).unwrap();
     let slots = SlotMapping::new(&stream, &[], 8).unwrap();
-    let mut cache = nan(&stream, &[2, 4, 1, DIM]);
+    let cache = nan(&stream, &[2, 4, 1, DIM]);
     let plan = ScatterPaKvCache::new()
-        .plan_key(&key, &slots, &cache)
+        .plan((&key, &slots, &cache))
         .unwrap();
-    plan.launch_key(&stream, &key, &slots, &mut cache).unwrap();
+    plan.launch(&stream, (&key, &slots, &cache)).unwrap();
     assert_eq!((plan.workspace_bytes(), stream.workspace_bytes()), (0, 0));
     assert!(slots.is_empty());
     assert!(cache.download(&stream).unwrap().iter().all(|x| x.is_nan()));

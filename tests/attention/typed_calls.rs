@@ -136,8 +136,12 @@ impl Uploaded {
         [self.key.iter().collect(), self.value.iter().collect()]
     }
 
-    fn inputs<'a>(&'a self, case: &Case, [key, value]: &'a [Vec<&'a AnyTensor>; 2]) -> Inputs<'a> {
-        let mut inputs = Inputs::lists(&self.tensors[&P::Query], key, value);
+    fn inputs<'a, T: Element>(
+        &'a self,
+        case: &Case,
+        [key, value]: &'a [Vec<&'a AnyTensor>; 2],
+    ) -> Inputs<'a, T> {
+        let mut inputs = Inputs::lists_of_any(&self.tensors[&P::Query], key, value);
         inputs = inputs.quantisation(self.quantisation(case));
         if let Some(table) = &self.block_table {
             inputs = inputs.paged(table);
@@ -244,7 +248,7 @@ fn bytes<T: Element>(stream: &Stream, output: &Output<T>) -> [Option<Vec<u8>>; 2
 fn by_type<T: Element>(stream: &Stream, case: &Case) -> [Option<Vec<u8>>; 2] {
     let (first, second) = (Uploaded::new(stream, case), Uploaded::new(stream, case));
     let plan = call(stream, case, &first)
-        .plan_with(&first.inputs(case, &first.lists()))
+        .plan(first.inputs::<T>(case, &first.lists()))
         .unwrap_or_else(|error| panic!("{}: {error}", case.name));
     let mut output = plan.output::<T>().unwrap();
     let poison = |tensor: &AnyTensor| {
@@ -254,7 +258,7 @@ fn by_type<T: Element>(stream: &Stream, case: &Case) -> [Option<Vec<u8>>; 2] {
     poison(&output.attention);
     output.softmax_lse.iter().for_each(|lse| poison(lse));
     first.spoil(stream);
-    plan.launch_with_into(stream, &second.inputs(case, &second.lists()), &mut output)
+    plan.launch_into(stream, second.inputs(case, &second.lists()), &mut output)
         .unwrap_or_else(|error| panic!("{}: {error}", case.name));
     bytes(stream, &output)
 }
@@ -310,7 +314,7 @@ fn typed_calls_give_the_bits_of_calls_by_name() {
             if case.expect != Expect::Ok {
                 continue;
             }
-            let by_name = case.run(&stream).unwrap();
+            let by_name = case.launch(&stream).unwrap();
             assert!(matches!(by_name.verdict, Verdict::Passed), "{path:?}");
             let dtype = by_name.output("attention_out").unwrap().dtype();
             let typed = match dtype {

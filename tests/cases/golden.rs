@@ -54,7 +54,7 @@ fn replay_on(stream: &Stream, folder: &Path, part: &str) -> usize {
     for path in cases(folder).into_iter().filter(named) {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         let case = AnyCase::read(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let outcome = match case.run(stream) {
+        let outcome = match case.launch(stream) {
             Err(Error::OtherTarget { .. }) if harness::on_npu() => {
                 elsewhere += 1;
                 continue;
@@ -155,7 +155,7 @@ fn every_expected_number_counts() {
     let path = own("numeric").join("035_decode_mqa_lse.safetensors");
     let good = Case::read(path).unwrap();
     assert!(matches!(
-        good.run(&stream).unwrap().verdict,
+        good.launch(&stream).unwrap().verdict,
         Verdict::Passed
     ));
 
@@ -170,7 +170,7 @@ fn every_expected_number_counts() {
         let bytes = expected.as_mut().unwrap().bytes_mut();
         let last = bytes.len() - 4;
         bytes[last..].copy_from_slice(&1e6f32.to_le_bytes());
-        let outcome = case.run(&stream).unwrap();
+        let outcome = case.launch(&stream).unwrap();
         assert!(
             matches!(&outcome.verdict, Verdict::Failed { .. }),
             "{:?}",
@@ -189,7 +189,7 @@ fn every_expected_number_counts() {
             value.copy_from_slice(&f32::NAN.to_le_bytes());
         }
     }
-    let verdict = case.run(&stream).unwrap().verdict;
+    let verdict = case.launch(&stream).unwrap().verdict;
     assert!(
         matches!(&verdict, Verdict::Failed { reason } if reason.contains("nothing")),
         "{verdict:?}"
@@ -198,7 +198,7 @@ fn every_expected_number_counts() {
     // An expected output of another shape is not compared with part of this one.
     let mut case = good.clone();
     case.attention_out = good.softmax_lse.clone();
-    let verdict = case.run(&stream).unwrap().verdict;
+    let verdict = case.launch(&stream).unwrap().verdict;
     assert!(
         matches!(&verdict, Verdict::Failed { reason } if reason.contains("[2, 16, 1, 1]")),
         "{verdict:?}"
@@ -212,14 +212,14 @@ fn outputs_can_be_computed_and_kept() {
     let good = Case::read(path).unwrap();
     let mut bare = good.clone();
     (bare.attention_out, bare.softmax_lse, bare.tolerance) = (None, None, None);
-    let outcome = bare.run(&stream).unwrap();
+    let outcome = bare.launch(&stream).unwrap();
     assert!(matches!(outcome.verdict, Verdict::Computed));
     assert!(outcome.comparisons.is_empty());
 
     // What was computed is what is computed again, exactly.
     let kept = bare.with_outputs(&outcome).unwrap();
     let kept = Case::from_bytes(&kept.to_bytes().unwrap()).unwrap();
-    let again = kept.run(&stream).unwrap();
+    let again = kept.launch(&stream).unwrap();
     assert!(
         matches!(again.verdict, Verdict::Passed),
         "{:?}",
@@ -234,11 +234,11 @@ fn a_call_that_must_be_refused_is_refused_or_the_case_fails() {
     let stream = stream();
     let path = own("numeric").join("059_head_dim_16.safetensors");
     let good = Case::read(path).unwrap();
-    let verdict = |case: &Case| case.run(&stream).unwrap().verdict;
+    let verdict = |case: &Case| case.launch(&stream).unwrap().verdict;
 
     let mut wrong = good.clone();
     wrong.arguments.num_heads = 3;
-    let outcome = wrong.run(&stream).unwrap();
+    let outcome = wrong.launch(&stream).unwrap();
     assert!(
         matches!(&outcome.verdict, Verdict::Failed { reason } if reason.contains("given")),
         "{:?}",
@@ -247,7 +247,7 @@ fn a_call_that_must_be_refused_is_refused_or_the_case_fails() {
     assert!(outcome.outputs.is_empty());
 
     wrong.expect = Expect::Reject { status: None };
-    let outcome = wrong.run(&stream).unwrap();
+    let outcome = wrong.launch(&stream).unwrap();
     assert!(matches!(outcome.verdict, Verdict::Passed));
     assert!(outcome.refusal.is_some() && outcome.outputs.is_empty());
     wrong.expect = Expect::Reject {
@@ -285,7 +285,7 @@ fn a_file_that_would_make_the_device_leave_its_tensors_is_refused() {
     };
     let read = |name: &str| Case::read(own("numeric").join(format!("{name}.safetensors"))).unwrap();
     let refused = |case: &Case, id: &str| {
-        let outcome = case.run(&stream).unwrap();
+        let outcome = case.launch(&stream).unwrap();
         match &outcome.refusal {
             Some(Error::Violation(violation)) => assert_eq!(violation.rule.id, id),
             other => panic!("{other:?}"),
@@ -338,7 +338,7 @@ fn an_operator_that_does_nothing_fails() {
     let stream = runtime.device(0).unwrap().stream().unwrap();
     for name in ["035_decode_mqa_lse", "059_head_dim_16"] {
         let case = Case::read(own("numeric").join(format!("{name}.safetensors"))).unwrap();
-        let outcome = case.run(&stream).unwrap();
+        let outcome = case.launch(&stream).unwrap();
         assert!(matches!(outcome.verdict, Verdict::Failed { .. }));
         for comparison in &outcome.comparisons {
             assert_eq!(comparison.outside, comparison.compared, "{name}");

@@ -148,7 +148,7 @@ fn every_expected_number_of_an_operator_counts() {
     let stream = harness::stream();
     for output in ["key", "value"] {
         let mut case = gather();
-        assert_eq!(case.run(&stream).unwrap().verdict, Verdict::Passed);
+        assert_eq!(case.launch(&stream).unwrap().verdict, Verdict::Passed);
         let at = case
             .expected
             .iter()
@@ -157,14 +157,14 @@ fn every_expected_number_of_an_operator_counts() {
         let bytes = case.expected[at].1.bytes_mut();
         let last = bytes.len() - 4;
         bytes[last..].copy_from_slice(&1e6f32.to_le_bytes());
-        let outcome = case.run(&stream).unwrap();
+        let outcome = case.launch(&stream).unwrap();
         match &outcome.verdict {
             Verdict::Failed { reason } => assert!(reason.contains(output), "{reason}"),
             other => panic!("{other:?}"),
         }
         assert_eq!(outcome.comparisons[at].outside, 1);
         let kept = case.with_outputs(&outcome).unwrap();
-        assert_eq!(kept.run(&stream).unwrap().verdict, Verdict::Passed);
+        assert_eq!(kept.launch(&stream).unwrap().verdict, Verdict::Passed);
     }
 }
 
@@ -173,7 +173,7 @@ fn an_operators_refusal_is_judged_by_status_and_rule() {
     let stream = harness::stream();
     let mut case = gather();
     case.expect = Expect::Reject { status: None };
-    let verdict = |case: &OperatorCase| case.run(&stream).unwrap().verdict;
+    let verdict = |case: &OperatorCase| case.launch(&stream).unwrap().verdict;
     assert!(matches!(verdict(&case), Verdict::Failed { reason } if reason.contains("takes it")));
 
     let mode = OwnedValue::Text(Some("Sideways".to_owned()));
@@ -204,14 +204,14 @@ fn a_file_whose_table_names_no_block_is_not_run() {
     bytes[..4].copy_from_slice(&(1i32 << 20).to_le_bytes());
     let table = CaseTensor::new(table.dtype(), table.shape(), bytes).unwrap();
     case.arguments.set_tensor("block_tables", table).unwrap();
-    let outcome = case.run(&stream).unwrap();
+    let outcome = case.launch(&stream).unwrap();
     match &outcome.refusal {
         Some(Error::Violation(violation)) => assert_eq!(violation.rule.id, "gather.block"),
         other => panic!("{other:?}"),
     }
     assert!(matches!(outcome.verdict, Verdict::Failed { .. }) && outcome.outputs.is_empty());
     case.expect_rule = Some("gather.block".to_owned());
-    assert_eq!(case.run(&stream).unwrap().verdict, Verdict::Passed);
+    assert_eq!(case.launch(&stream).unwrap().verdict, Verdict::Passed);
     harness::still_works(&stream);
 }
 
@@ -224,7 +224,7 @@ fn a_release_without_the_operator_is_an_error() {
         return;
     }
     assert!(matches!(
-        case.run(&stream),
+        case.launch(&stream),
         Err(Error::MissingOperator { .. })
     ));
 }

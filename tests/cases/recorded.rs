@@ -43,7 +43,7 @@ fn passes(stream: &Stream, call: &Recorded, operator: DeclaredOperator, outputs:
     assert_eq!(case.operator(), operator);
     let expected: Vec<_> = case.expected.iter().map(|(name, _)| *name).collect();
     assert_eq!(expected, outputs);
-    let outcome = case.run(stream).unwrap();
+    let outcome = case.launch(stream).unwrap();
     assert_eq!(
         outcome.verdict,
         Verdict::Passed,
@@ -67,25 +67,25 @@ fn launches_of_every_operator_are_recorded_as_cases_that_compute_the_same() {
         let prompt = PromptFlashAttention::new(Layout::Bnsd)
             .heads(2)
             .scale(0.125);
-        let prompt = prompt.mask(causal).plan(&x, &x, &x)?;
-        prompt.launch(&stream, &x, &x, &x)?;
+        let prompt = prompt.mask(causal).plan((&x, &x, &x))?;
+        prompt.launch(&stream, (&x, &x, &x))?;
 
         let paged = Inputs::new(&row, &cache, &cache).paged(&table);
         let incre = IncreFlashAttention::new(Layout::Bsh).scale(0.1).heads(2);
-        let incre = incre.actual_seq_lengths_kv([20, 32]).plan_with(&paged)?;
-        incre.launch_with::<f16>(&stream, &paged)?;
+        let incre = incre.actual_seq_lengths_kv([20, 32]).plan(&paged)?;
+        incre.launch(&stream, &paged)?;
 
         let flash = FlashAttention::new(InputLayout::Bnsd).heads(2).scale(0.125);
         let causal = FlashMask::causal(&masks, CausalOrigin::LeftUp)?;
         let inputs = FlashInputs::new(&x, &x, &x).dropout(&dropout);
-        let flash = flash.mask(causal).plan_with(&inputs)?;
-        flash.launch_with::<f16>(&stream, &inputs)?;
+        let flash = flash.mask(causal).plan(&inputs)?;
+        flash.launch(&stream, &inputs)?;
 
         let ends = [4, 9];
         let flash = FlashAttention::new(InputLayout::Tnd).heads(2).scale(0.125);
         let flash = flash.actual_seq_lengths(ends).actual_seq_lengths_kv(ends);
-        let plan = flash.plan(&packed, &packed, &packed)?;
-        let part = plan.launch(&stream, &packed, &packed, &packed)?;
+        let plan = flash.plan((&packed, &packed, &packed))?;
+        let part = plan.launch(&stream, (&packed, &packed, &packed))?;
         let ring = RingUpdate::new().plan(&stream, &part, &part)?;
         ring.launch(&stream, &part, &part)?;
 
@@ -129,17 +129,17 @@ fn refused_calls_of_every_operator_are_recorded_with_their_rule() {
         let prompt = PromptFlashAttention::new(Layout::Bnsd)
             .heads(3)
             .scale(0.125);
-        prompt.plan(&x, &x, &x).unwrap_err();
+        prompt.plan((&x, &x, &x)).unwrap_err();
         let incre = IncreFlashAttention::new(Layout::Bnsd).heads(2).scale(0.125);
-        incre.plan(&x, &x, &x).unwrap_err();
+        incre.plan((&x, &x, &x)).unwrap_err();
         let flash = FlashAttention::new(InputLayout::Bnsd).heads(3).scale(0.125);
-        flash.plan(&x, &x, &x).unwrap_err();
+        flash.plan((&x, &x, &x)).unwrap_err();
         let flash = FlashAttention::new(InputLayout::Bnsd).heads(2).scale(0.125);
-        let plan = flash.plan(&x, &x, &x).unwrap();
-        let part = plan.launch(&stream, &x, &x, &x).unwrap();
+        let plan = flash.plan((&x, &x, &x)).unwrap();
+        let part = plan.launch(&stream, (&x, &x, &x)).unwrap();
         RingUpdate::new().plan(&stream, &part, &part).unwrap_err();
         // A launch with other tensors than planned.
-        plan.launch(&stream, &one, &x, &x).unwrap_err();
+        plan.launch(&stream, (&one, &x, &x)).unwrap_err();
     });
     let rules = [
         "prompt.prefill_rules",
@@ -159,7 +159,7 @@ fn refused_calls_of_every_operator_are_recorded_with_their_rule() {
         let case = read_back(call);
         assert!(matches!(case.expect, Expect::Reject { status: Some(_) }));
         assert_eq!(case.expect_rule.as_ref(), Some(&case.name));
-        assert_eq!(case.run(&stream).unwrap().verdict, Verdict::Passed);
+        assert_eq!(case.launch(&stream).unwrap().verdict, Verdict::Passed);
     }
 }
 
@@ -170,11 +170,11 @@ fn captured_launches_of_every_operator_are_recorded_by_their_shapes() {
     let call = PromptFlashAttention::new(Layout::Bnsd)
         .heads(2)
         .scale(0.125);
-    let plan = call.plan(&x, &x, &x).unwrap();
-    let output = plan.output::<f16>().unwrap();
+    let plan = call.plan((&x, &x, &x)).unwrap();
+    let mut output = plan.output::<f16>().unwrap();
     let (graph, calls) = record_calls(EQUAL, || {
         Graph::capture(stream.device(), (), |capture, ()| {
-            capture.inference(&plan, &Inputs::new(&x, &x, &x), &output)
+            plan.launch_into(capture, (&x, &x, &x), &mut output)
         })
     });
     graph.unwrap();

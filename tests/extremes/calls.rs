@@ -51,7 +51,7 @@ pub const CALLS: &[Call] = &[
             let order = draw.of(&[CacheOrder::Norm, CacheOrder::PaNz]);
             let _ = ScatterPaKvCache::new()
                 .cache_order(order)
-                .plan_key(&rows, &mapping, &cache);
+                .plan((&rows, &mapping, &cache));
         }
     }),
 ];

@@ -95,6 +95,6 @@ fn an_empty_query_of_any_number_of_sequences_is_planned_or_refused_at_once() {
         let query: Tensor<f16> = Tensor::empty(stream.device(), [batch, 4, 0, 64]).unwrap();
         let call = FusedInferAttention::new(Layout::Bnsd).heads(4);
         let call = call.kv_heads(2).scale(0.1);
-        drop(call.plan(&query, &key, &key));
+        drop(call.plan((&query, &key, &key)));
     }
 }

@@ -61,7 +61,7 @@ pub const CALLS: &[Call] = &[
             }
         }
     }),
-    ("MergeState::plan_rows", |draw| {
+    ("RowMerge::plan", |draw| {
         let stream = crate::stream();
         let output = Output {
             attention: stream.upload(&[f16::ONE; 32], [2, 1, 16]).unwrap(),
@@ -72,7 +72,7 @@ pub const CALLS: &[Call] = &[
             rows: draw.of(&[0, 1, 2, usize::MAX, usize::MAX - 1]),
             parts: draw.u32() as u16,
         });
-        let _ = MergeState::new(Layout::Tnd).plan_rows(&rows, &[part, part]);
+        let _ = MergeState::new(Layout::Tnd).rows(&rows).plan(&[part, part]);
     }),
     ("merge_on_host", |draw| {
         let numbers = draw.few(Draw::f64);

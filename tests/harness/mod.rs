@@ -231,10 +231,10 @@ pub fn still_works(stream: &Stream) {
     let sample = Sample::new(42);
     let [query, key, value] = sample.upload(stream);
     let plan = Sample::attention(stream.device())
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
     let mut output = poisoned(&plan, stream);
-    plan.launch_into(stream, &query, &key, &value, &mut output)
+    plan.launch_into(stream, (&query, &key, &value), &mut output)
         .unwrap();
     sample.check(&output.attention.download(stream).unwrap());
 }

@@ -41,43 +41,43 @@ fn broken_rules_are_named_before_the_operator_is_called() {
             .heads(4)
             .kv_heads(2)
     };
-    call().plan(&q, &kv, &kv).unwrap();
-    violates(call().heads(8).plan(&q, &kv, &kv), "num_heads.query");
+    call().plan((&q, &kv, &kv)).unwrap();
+    violates(call().heads(8).plan((&q, &kv, &kv)), "num_heads.query");
     violates(
-        call().kv_heads(3).plan(&q, &kv, &kv),
+        call().kv_heads(3).plan((&q, &kv, &kv)),
         "num_key_value_heads.divides",
     );
     violates(
-        call().actual_seq_lengths([9]).plan(&q, &kv, &kv),
+        call().actual_seq_lengths([9]).plan((&q, &kv, &kv)),
         "actual_seq_lengths.range",
     );
     violates(
-        call().actual_seq_lengths_kv([17]).plan(&q, &kv, &kv),
+        call().actual_seq_lengths_kv([17]).plan((&q, &kv, &kv)),
         "actual_seq_lengths_kv.range",
     );
     let mask = |shape: [usize; 2]| {
         let len = shape.iter().product();
         Mask::all_mask(stream.upload(&vec![false; len], shape).unwrap())
     };
-    call().mask(mask([8, 16])).plan(&q, &kv, &kv).unwrap();
-    let narrow = call().mask(mask([8, 15])).plan(&q, &kv, &kv);
+    call().mask(mask([8, 16])).plan((&q, &kv, &kv)).unwrap();
+    let narrow = call().mask(mask([8, 15])).plan((&q, &kv, &kv));
     assert!(narrow.unwrap_err().to_string().contains("[8, 15]"));
     let float = stream.upload(&[0f32; 128], [8, 16]).unwrap();
     violates(
-        call().mask(Mask::all_mask(float)).plan(&q, &kv, &kv),
+        call().mask(Mask::all_mask(float)).plan((&q, &kv, &kv)),
         "dtype.registered",
     );
     let band = |pre, next| stream.device().masks().band(pre, next).unwrap();
     violates(
-        call().mask(band(-1, -1)).plan(&q, &kv, &kv),
+        call().mask(band(-1, -1)).plan((&q, &kv, &kv)),
         "tokens.both_negative",
     );
     violates(
-        call().mask(band(-1, 0)).plan(&q, &kv, &kv),
+        call().mask(band(-1, 0)).plan((&q, &kv, &kv)),
         "tokens.empty_band",
     );
     violates(
-        call().plan_with(&Inputs::lists(&q, &[], &[&kv])),
+        call().plan(&Inputs::lists(&q, &[], &[&kv])),
         "call.required",
     );
     still_works(&stream);
@@ -90,14 +90,14 @@ fn lints_stop_a_call_unless_allowed() {
     let strided = whole.permute([0, 2, 1, 3]).unwrap();
     let kv = tensor(&stream, [1, 4, 16, 32]);
     let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(4);
-    violates(call.plan(&strided, &kv, &kv), "tensor.strided");
+    violates(call.plan((&strided, &kv, &kv)), "tensor.strided");
     let plan = call
         .clone()
         .allow_lint("tensor.strided")
-        .plan(&strided, &kv, &kv)
+        .plan((&strided, &kv, &kv))
         .unwrap();
     drop(plan);
-    call.plan(&strided.contiguous(&stream).unwrap(), &kv, &kv)
+    call.plan((&strided.contiguous(&stream).unwrap(), &kv, &kv))
         .unwrap();
     still_works(&stream);
 }
@@ -112,13 +112,13 @@ fn a_portable_call_is_one_that_every_release_takes_alike() {
         .heads(2)
         .actual_seq_lengths_kv([40, 50]);
     let portable = |call: &FusedInferAttention| call.clone().portable_since(Cann::V8_5);
-    portable(&call).plan(&query, &kv, &kv).unwrap();
+    portable(&call).plan((&query, &kv, &kv)).unwrap();
 
     // 9.0 alone asks for a mask of all rows of the key, whatever the lengths are.
     let hidden = stream.upload(&[false; 2 * 50], [2, 1, 50]).unwrap();
     let masked = call.mask(Mask::all_mask(hidden));
-    masked.plan(&query, &kv, &kv).unwrap();
-    let refused = portable(&masked).plan(&query, &kv, &kv);
+    masked.plan((&query, &kv, &kv)).unwrap();
+    let refused = portable(&masked).plan((&query, &kv, &kv));
     let text = refused.as_ref().unwrap_err().to_string();
     assert!(
         text.contains("CANN 9.0 refuses by atten_mask.full"),
@@ -127,12 +127,12 @@ fn a_portable_call_is_one_that_every_release_takes_alike() {
     violates(refused, "portable.refused");
     portable(&masked)
         .allow_lint("portable.refused")
-        .plan(&query, &kv, &kv)
+        .plan((&query, &kv, &kv))
         .unwrap();
     masked
         .clone()
         .portable_since(Cann::V9_1)
-        .plan(&query, &kv, &kv)
+        .plan((&query, &kv, &kv))
         .unwrap();
     still_works(&stream);
 }
@@ -148,14 +148,14 @@ fn what_is_left_unset_is_named() {
     let text = |outcome: Result<_, Error>| outcome.map(drop).unwrap_err().to_string();
     let scaled = call.clone().heads(8).kv_heads(2);
     assert_eq!(
-        text(scaled.plan(&query, &key, &key)),
+        text(scaled.plan((&query, &key, &key))),
         "scale: given none, allowed: the factor of the scores, usually one over the root of the head dimension: \
          `.scale(1.0 / 64f64.sqrt())`; `.scale(1.0)` for queries that are scaled already"
     );
-    scaled.scale(1.0).plan(&query, &key, &key).unwrap();
+    scaled.scale(1.0).plan((&query, &key, &key)).unwrap();
     // With and without a scale.
     for call in [call.clone(), call.scale(0.125)] {
-        let text = text(call.plan(&query, &key, &key));
+        let text = text(call.plan((&query, &key, &key)));
         assert!(
             text.starts_with("num_heads.query") && text.contains("`.heads(8)`"),
             "{text}"
@@ -163,7 +163,7 @@ fn what_is_left_unset_is_named() {
     }
     let hidden: Tensor<f16> = Tensor::empty(stream.device(), [1, 16, 8 * 128]).unwrap();
     let bsh = FusedInferAttention::new(Layout::Bsh).scale(0.125);
-    let text = text(bsh.plan(&hidden, &hidden, &hidden));
+    let text = text(bsh.plan((&hidden, &hidden, &hidden)));
     assert!(
         text.starts_with("head_dim.max") && text.contains("`.heads()`"),
         "{text}"
@@ -181,7 +181,7 @@ fn lengths_of_the_wrong_kind_are_answered_by_the_right_ones() {
             .kv_heads(1)
             .scale(0.125);
         let call = call.actual_seq_lengths(q).actual_seq_lengths_kv(kv);
-        match call.plan(&packed, &packed, &packed).unwrap_err() {
+        match call.plan((&packed, &packed, &packed)).unwrap_err() {
             Error::Violation(violation) => (violation.rule.id, violation.fix),
             other => panic!("{other}"),
         }
@@ -203,13 +203,15 @@ fn lengths_of_the_wrong_kind_are_answered_by_the_right_ones() {
 
     let none = FusedInferAttention::new(Layout::Tnd).heads(1).scale(0.125);
     violates(
-        none.plan(&packed, &packed, &packed),
+        none.plan((&packed, &packed, &packed)),
         "packed.lengths_required",
     );
 
     let rows = tensor(&stream, [2, 1, 5, 64]);
     let call = FusedInferAttention::new(Layout::Bnsd).heads(1).scale(0.125);
-    let error = call.actual_seq_lengths_kv([3, 8]).plan(&rows, &rows, &rows);
+    let error = call
+        .actual_seq_lengths_kv([3, 8])
+        .plan((&rows, &rows, &rows));
     let text = error.unwrap_err().to_string();
     let ends = "fix: if the entries are ends of sequences, pass their lengths [3, 5]; otherwise ";
     assert!(text.contains(ends), "{text}");
@@ -228,12 +230,12 @@ fn lints_that_leave_the_tensors_are_allowed_by_unsafe_code_alone() {
     );
     let call = FusedInferAttention::new(Layout::Bnsd).heads(4).scale(1.0);
     let id = "value.shape_unchecked";
-    violates(call.plan(&query, &key, &short), id);
+    violates(call.plan((&query, &key, &short)), id);
     for inputs in [(&key, &short), (&key, &key)] {
         let error = call
             .clone()
             .allow_lint(id)
-            .plan(&query, inputs.0, inputs.1)
+            .plan((&query, inputs.0, inputs.1))
             .unwrap_err();
         let text = error.to_string();
         assert!(
@@ -264,7 +266,7 @@ fn lints_that_leave_the_tensors_are_allowed_by_unsafe_code_alone() {
     ));
     // SAFETY: the call is not launched.
     let allowed = unsafe { call.allow_overrun(id) };
-    allowed.plan(&query, &key, &short).unwrap();
+    allowed.plan((&query, &key, &short)).unwrap();
     still_works(&stream);
 }
 
@@ -273,7 +275,7 @@ fn a_wrong_dtype_is_named() {
     let stream = stream();
     let int = stream.upload(&[0i32; 512], [1, 1, 16, 32]).unwrap();
     let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0);
-    violates(call.plan(&int, &int, &int), "dtype.registered");
+    violates(call.plan((&int, &int, &int)), "dtype.registered");
     let half = tensor(&stream, [1, 1, 16, 32]);
     let error = stream
         .upload_bytes(DType::Float16, &[0; 3], [1])
@@ -332,7 +334,7 @@ fn errors_are_text_in_either_form() {
     let kv = tensor(&stream, [1, 2, 16, 32]);
     let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0);
     let errors = [
-        call.heads(4).kv_heads(3).plan(&q, &kv, &kv).unwrap_err(),
+        call.heads(4).kv_heads(3).plan((&q, &kv, &kv)).unwrap_err(),
         Error::NoEmulation,
         Error::invalid("rows", 0, "at least 1"),
     ];
@@ -357,11 +359,11 @@ fn strides_of_single_entries_are_not_planned() {
     });
     let call = FusedInferAttention::new(Layout::Bsh).scale(1.0).heads(1);
     let attended = |plan: &ascend_attention::Plan, [q, k, v]: &[Tensor<f16>; 3]| {
-        let output = plan.launch(&stream, q, k, v).unwrap();
+        let output = plan.launch(&stream, (q, k, v)).unwrap();
         output.attention.download(&stream).unwrap()
     };
     for planned in [&views, &own] {
-        let plan = call.clone().plan(&planned[0], &planned[1], &planned[2]);
+        let plan = call.clone().plan((&planned[0], &planned[1], &planned[2]));
         let plan = plan.unwrap();
         for given in [&views, &own] {
             assert_eq!(attended(&plan, given), numbers[128..]);
@@ -375,17 +377,17 @@ fn a_launch_must_be_as_planned() {
     let q = tensor(&stream, [1, 2, 8, 32]);
     let kv = tensor(&stream, [1, 2, 16, 32]);
     let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(2);
-    let plan = call.plan(&q, &kv, &kv).unwrap();
-    let with_lse = call.softmax_lse(true).plan(&q, &kv, &kv).unwrap();
+    let plan = call.plan((&q, &kv, &kv)).unwrap();
+    let with_lse = call.softmax_lse(true).plan((&q, &kv, &kv)).unwrap();
 
     let longer = tensor(&stream, [1, 2, 17, 32]);
-    let error = plan.launch(&stream, &q, &longer, &kv).unwrap_err();
+    let error = plan.launch(&stream, (&q, &longer, &kv)).unwrap_err();
     assert_eq!(
         error.to_string(),
         "key: given FLOAT16 [1, 2, 17, 32], planned: FLOAT16 [1, 2, 16, 32]; launch with what was planned, or \
          plan again"
     );
-    let outcome = plan.launch_with::<f16>(&stream, &Inputs::lists(&q, &[&kv, &kv], &[&kv]));
+    let outcome = plan.launch(&stream, &Inputs::lists(&q, &[&kv, &kv], &[&kv]));
     assert!(matches!(
         outcome,
         Err(Error::NotAsPlanned {
@@ -394,7 +396,7 @@ fn a_launch_must_be_as_planned() {
         })
     ));
     let mut output = plan.output().unwrap();
-    let outcome = with_lse.launch_into(&stream, &q, &kv, &kv, &mut output);
+    let outcome = with_lse.launch_into(&stream, (&q, &kv, &kv), &mut output);
     assert!(
         matches!(
             outcome,
@@ -406,7 +408,7 @@ fn a_launch_must_be_as_planned() {
         "{outcome:?}"
     );
     let mut output = with_lse.output().unwrap();
-    let outcome = plan.launch_into(&stream, &q, &kv, &kv, &mut output);
+    let outcome = plan.launch_into(&stream, (&q, &kv, &kv), &mut output);
     assert!(matches!(
         outcome,
         Err(Error::NotAsPlanned {
@@ -420,7 +422,7 @@ fn a_launch_must_be_as_planned() {
     let mut output = plan.output().unwrap();
     output.attention = q.clone();
     let error = plan
-        .launch_into(&stream, &q, &kv, &kv, &mut output)
+        .launch_into(&stream, (&q, &kv, &kv), &mut output)
         .unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -579,5 +581,5 @@ fn corrected_rows_are_refused_where_the_operator_refuses_them() {
         .scale(1.0)
         .heads(4)
         .inner_precise(InnerPrecise::HighPrecisionCorrected);
-    violates(call.plan(&q, &q, &q), "inner_precise.known");
+    violates(call.plan((&q, &q, &q)), "inner_precise.known");
 }

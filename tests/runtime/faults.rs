@@ -45,7 +45,7 @@ fn a_missing_symbol_is_named_and_hurts_nothing_else() {
     let sample = Sample::new(1);
     let [query, key, value] = sample.upload(&stream);
     let plan = Sample::attention(stream.device())
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
     assert_eq!(plan.operator(), "aclnnFusedInferAttentionScoreV3");
     drop(plan);
@@ -61,7 +61,7 @@ fn a_missing_symbol_is_named_and_hurts_nothing_else() {
     let stream = runtime.device(0).unwrap().stream().unwrap();
     let [query, key, value] = sample.upload(&stream);
     let error = Sample::attention(stream.device())
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap_err();
     assert!(
         matches!(
@@ -86,10 +86,10 @@ fn a_missing_symbol_is_named_and_hurts_nothing_else() {
     ));
     let [query, key, value] = sample.upload(&stream);
     let plan = Sample::attention(stream.device())
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
     for _ in 0..5 {
-        drop(plan.launch(&stream, &query, &key, &value).unwrap());
+        drop(plan.launch(&stream, (&query, &key, &value)).unwrap());
     }
     still_works(&stream);
 }
@@ -105,11 +105,11 @@ fn failures_of_launches_and_waits_are_named() {
     let sample = Sample::new(1);
     let [query, key, value] = sample.upload(&stream);
     let plan = Sample::attention(stream.device())
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
 
     let refused = inject(Site::Launch, 1, 361_001);
-    let error = plan.launch(&stream, &query, &key, &value).unwrap_err();
+    let error = plan.launch(&stream, (&query, &key, &value)).unwrap_err();
     drop(refused);
     assert!(
         matches!(
@@ -129,7 +129,7 @@ fn failures_of_launches_and_waits_are_named() {
 
     // A fault of the device shows when the stream is waited for.
     let fault = inject(Site::Launch, 1, 507_015);
-    let output = plan.launch(&stream, &query, &key, &value).unwrap();
+    let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
     drop(fault);
     let error = output.attention.download(&stream).unwrap_err();
     assert!(
@@ -426,11 +426,11 @@ fn scratch_memory_grows_while_work_uses_it() {
     let mut most = 0;
     for _ in 0..10 {
         let plan = Sample::attention(stream.device())
-            .plan(&query, &key, &value)
+            .plan((&query, &key, &value))
             .unwrap();
         assert!(plan.workspace_bytes() > most);
         most = plan.workspace_bytes();
-        drop(plan.launch(&stream, &query, &key, &value).unwrap());
+        drop(plan.launch(&stream, (&query, &key, &value)).unwrap());
         assert_eq!(stream.workspace_bytes(), most);
     }
     still_works(&stream);

@@ -77,7 +77,7 @@ impl Buffers {
         }
     }
 
-    fn inputs<'a>(&'a self, layer: &'a Layer) -> Inputs<'a> {
+    fn inputs<'a>(&'a self, layer: &'a Layer) -> Inputs<'a, f16> {
         Inputs::new(&layer.query, &layer.key, &layer.value).paged(&self.table)
     }
 
@@ -86,8 +86,8 @@ impl Buffers {
         let call = call().actual_seq_lengths_kv(keys);
         let compute = |layer: &Layer| {
             let inputs = self.inputs(layer);
-            let plan = call.plan_with(&inputs).unwrap();
-            let output = plan.launch_with::<f16>(stream, &inputs).unwrap();
+            let plan = call.plan(&inputs).unwrap();
+            let output = plan.launch(stream, &inputs).unwrap();
             output.attention.download(stream).unwrap()
         };
         self.layers.iter().map(compute).collect()
@@ -115,12 +115,12 @@ fn per(kv: &PerRequest) -> CallLengths<'_> {
 }
 
 /// Every layer with the same lengths.
-fn record(capture: &mut Capturing<'_>, buffers: &Buffers) -> Result<CapturedCall> {
+fn record(capture: &Capturing<'_>, buffers: &Buffers) -> Result<CapturedCall> {
     let longest = keys(&[LONGEST; BATCH]);
     let first = buffers.inputs(&buffers.layers[0]);
     let varying = capture.attention(&call(), per(&longest), &first)?;
     for layer in &buffers.layers {
-        capture.launch(varying, &buffers.inputs(layer), &layer.output)?;
+        capture.launch_into(varying, &buffers.inputs(layer), &mut layer.output.clone())?;
     }
     Ok(varying)
 }
@@ -128,7 +128,7 @@ fn record(capture: &mut Capturing<'_>, buffers: &Buffers) -> Result<CapturedCall
 /// A plan whose lengths stay.
 fn fixed_plan(buffers: &Buffers) -> Result<Plan> {
     let call = call().actual_seq_lengths_kv([LONGEST; BATCH]);
-    call.plan_with(&buffers.inputs(&buffers.layers[0]))
+    call.plan(&buffers.inputs(&buffers.layers[0]))
 }
 
 fn captured(stream: &Stream, layers: usize) -> (Graph<Buffers>, CapturedCall) {
@@ -159,10 +159,10 @@ fn a_replay_reads_no_block_that_its_cache_does_not_have() {
         );
     };
     // Full, and with lengths that stay: the launches of both read what the table holds then.
-    let fixed = |capture: &mut Capturing<'_>, buffers: &Buffers| {
+    let fixed = |capture: &Capturing<'_>, buffers: &Buffers| {
         let plan = fixed_plan(buffers)?;
         let layer = &buffers.layers[0];
-        capture.launch_plan(&plan, &buffers.inputs(layer), &layer.output)
+        plan.launch_into(capture, &buffers.inputs(layer), &mut layer.output.clone())
     };
     let (mut varying, _) = captured(&stream, 2);
     let (mut same, ()) = Graph::capture(stream.device(), Buffers::new(&stream, 1), fixed).unwrap();
@@ -173,7 +173,7 @@ fn a_replay_reads_no_block_that_its_cache_does_not_have() {
                 0 => graph.update(),
                 _ => graph.update().all(per(&lengths))?,
             };
-            graph.replay(&stream, update)
+            graph.launch(&stream, update)
         };
         let mut beyond = rows(0);
         beyond[1][2] = BLOCKS;
@@ -214,7 +214,7 @@ fn a_replay_is_the_step_with_new_lengths_and_contents() {
         table.overwrite(&stream, &rows(step as usize / 2)).unwrap();
         let kv = keys(&lengths);
         let update = graph.update().all(per(&kv)).unwrap();
-        graph.replay(&stream, update).unwrap();
+        graph.launch(&stream, update).unwrap();
         let buffers = graph.buffers();
         let want = buffers.eager(&stream, &lengths);
         for (layer, want) in buffers.layers.iter().zip(want) {
@@ -244,7 +244,7 @@ fn replays_in_a_row_read_their_own_lengths() {
         let stream = &streams[step % 2];
         let kv = keys(&lengths(step));
         let update = graph.update().all(per(&kv)).unwrap();
-        graph.replay(stream, update).unwrap();
+        graph.launch(stream, update).unwrap();
         for (layer, kept) in graph.buffers().layers.iter().zip(kept) {
             kept.copy_from(stream, &layer.output.attention).unwrap();
         }
@@ -271,7 +271,7 @@ fn wrong_orders_are_refused_by_name() {
     let (other, foreign) = captured(&stream, 1);
     let kv = keys(&[5, 6, 7]);
     // Forgotten.
-    let error = graph.replay(&stream, graph.update()).unwrap_err();
+    let error = graph.launch(&stream, graph.update()).unwrap_err();
     assert!(
         error.to_string().contains("no lengths for call 0"),
         "{error}"
@@ -288,11 +288,12 @@ fn wrong_orders_are_refused_by_name() {
     assert_eq!(rule(error), CallRule::GraphUpdate);
     let update = other.update().all(per(&kv)).unwrap();
     assert_eq!(
-        rule(graph.replay(&stream, update).unwrap_err()),
+        rule(graph.launch(&stream, update).unwrap_err()),
         CallRule::GraphUpdate
     );
     let error = Graph::capture(stream.device(), Buffers::new(&stream, 1), |capture, b| {
-        capture.launch(varying, &b.inputs(&b.layers[0]), &b.layers[0].output)
+        let layer = &b.layers[0];
+        capture.launch_into(varying, &b.inputs(layer), &mut layer.output.clone())
     })
     .unwrap_err();
     assert_eq!(rule(error), CallRule::GraphUpdate);
@@ -302,7 +303,7 @@ fn wrong_orders_are_refused_by_name() {
     let output = output.attention.download(&stream).unwrap();
     assert!(output.iter().all(|x| x.is_nan()));
     let update = graph.update().lengths(varying, per(&kv)).unwrap();
-    graph.replay(&stream, update).unwrap();
+    graph.launch(&stream, update).unwrap();
     stream.synchronize_timeout(LIMIT).unwrap();
 }
 
@@ -315,7 +316,7 @@ fn keys_longer_than_declared() {
         let longest = keys(&[60, 30, 60]);
         let inputs = buffers.inputs(&buffers.layers[0]);
         let varying = capture.attention(&call(), per(&longest), &inputs)?;
-        capture.launch(varying, &inputs, &buffers.layers[0].output)
+        capture.launch_into(varying, &inputs, &mut buffers.layers[0].output.clone())
     })
     .unwrap();
     let long = keys(&[60, 31, 1]);
@@ -351,7 +352,7 @@ fn keys_longer_than_declared() {
     assert!(matches!(too_long, Err(Error::Violation(_))));
     let most = keys(&[60, 30, 60]);
     let update = graph.update().all(per(&most)).unwrap();
-    graph.replay(&stream, update).unwrap();
+    graph.launch(&stream, update).unwrap();
     let want = graph.buffers().eager(&stream, &[60, 30, 60]);
     let output = &graph.buffers().layers[0].output.attention;
     assert_eq!(output.download(&stream).unwrap(), want[0]);
@@ -361,26 +362,26 @@ fn keys_longer_than_declared() {
 fn calls_of_one_graph_take_lengths_of_their_own() {
     let stream = harness::stream();
     let buffers = Buffers::new(&stream, 3);
-    let record = |capture: &mut Capturing<'_>, buffers: &Buffers| {
+    let record = |capture: &Capturing<'_>, buffers: &Buffers| {
         let longest = keys(&[LONGEST; BATCH]);
         let [a, b, fixed] = &buffers.layers[..] else {
             panic!("three layers");
         };
         let first = capture.attention(&call(), per(&longest), &buffers.inputs(a))?;
         let second = capture.attention(&call(), per(&longest), &buffers.inputs(b))?;
-        capture.launch(second, &buffers.inputs(b), &b.output)?;
-        capture.launch(first, &buffers.inputs(a), &a.output)?;
+        capture.launch_into(second, &buffers.inputs(b), &mut b.output.clone())?;
+        capture.launch_into(first, &buffers.inputs(a), &mut a.output.clone())?;
         // The plan may go once it is captured.
         let lengths = call().actual_seq_lengths_kv([9; BATCH]);
-        let plan = lengths.plan_with(&buffers.inputs(fixed))?;
-        capture.launch_plan(&plan, &buffers.inputs(fixed), &fixed.output)?;
+        let plan = lengths.plan(&buffers.inputs(fixed))?;
+        plan.launch_into(capture, &buffers.inputs(fixed), &mut fixed.output.clone())?;
         Ok([first, second])
     };
     let (mut graph, [first, second]) = Graph::capture(stream.device(), buffers, record).unwrap();
     let (a, b) = (keys(&[3, 40, 100]), keys(&[77, 2, 51]));
     let update = graph.update().lengths(second, per(&b)).unwrap();
     let update = update.lengths(first, per(&a)).unwrap();
-    graph.replay(&stream, update).unwrap();
+    graph.launch(&stream, update).unwrap();
     let buffers = graph.into_buffers();
     for (layer, lengths) in [a.lengths(), b.lengths(), &[9; BATCH]].iter().enumerate() {
         let want = buffers.eager(&stream, lengths).swap_remove(layer);
@@ -409,22 +410,22 @@ fn writing_attending_merging_and_copying_are_captured_in_order() {
     let pair = [part(&part_outputs[0]), part(&part_outputs[1])];
     let merge = MergeState::new(Layout::Bsh).plan(&pair).unwrap();
     let mut eager_merged = merge.output::<f16>().unwrap();
-    let graph_merged = merge.output::<f16>().unwrap();
+    let mut graph_merged = merge.output::<f16>().unwrap();
     let scatter = ScatterPaKvCache::new()
-        .plan(
+        .plan((
             &key,
             &value,
             &slots,
             &buffers.layers[0].key,
             &buffers.layers[0].value,
-        )
+        ))
         .unwrap();
     let (mut graph, _) = Graph::capture(device, buffers, |capture, buffers| {
         let layer = &buffers.layers[0];
-        capture.scatter(&scatter, &key, &value, &slots, &layer.key, &layer.value)?;
+        scatter.launch(capture, (&key, &value, &slots, &layer.key, &layer.value))?;
         let varying = record(capture, buffers)?;
-        capture.merge(&merge, &pair, &graph_merged)?;
-        capture.copy(&copy, &graph_merged.attention)?;
+        merge.launch_into(capture, &pair, &mut graph_merged)?;
+        copy.copy_from(capture, &graph_merged.attention)?;
         Ok(varying)
     })
     .unwrap();
@@ -434,7 +435,7 @@ fn writing_attending_merging_and_copying_are_captured_in_order() {
         key.overwrite(&stream, &fresh).unwrap();
         let kv = keys(&lengths);
         let update = graph.update().all(per(&kv)).unwrap();
-        graph.replay(&stream, update).unwrap();
+        graph.launch(&stream, update).unwrap();
         let got = copy.download(&stream).unwrap();
         let buffers = graph.buffers();
         let cache = buffers.layers[0].key.download(&stream).unwrap();
@@ -468,14 +469,14 @@ fn what_was_captured_outlives_its_owners() {
     let kv = keys(&[9, 8, 7]);
     for _ in 0..3 {
         let update = graph.update().all(per(&kv)).unwrap();
-        graph.replay(&stream, update).unwrap();
+        graph.launch(&stream, update).unwrap();
         assert_eq!(output.download(&stream).unwrap(), want[1]);
     }
     // Dropped while a replay is queued: it is done all the same.
     let nan = vec![f16::NAN; output.len()];
     output.overwrite(&stream, &nan).unwrap();
     let update = graph.update().all(per(&kv)).unwrap();
-    graph.replay(&stream, update).unwrap();
+    graph.launch(&stream, update).unwrap();
     drop(graph);
     assert_eq!(output.download(&stream).unwrap(), want[1]);
 }
@@ -488,7 +489,7 @@ fn buffers_can_be_borrowed() {
         Graph::capture(stream.device(), &buffers, |capture, b| record(capture, b)).unwrap();
     let kv = keys(&[3; BATCH]);
     let update = graph.update().all(per(&kv)).unwrap();
-    graph.replay(&stream, update).unwrap();
+    graph.launch(&stream, update).unwrap();
     drop(graph);
     let want = buffers.eager(&stream, &[3; BATCH]);
     let output = &buffers.layers[0].output.attention;
@@ -511,7 +512,7 @@ fn a_failed_capture_changes_nothing() {
     let ignored = Graph::capture(device, Buffers::new(&stream, 2), |capture, buffers| {
         let varying = record(capture, buffers)?;
         let inputs = buffers.inputs(&buffers.layers[0]);
-        let _ = capture.launch(varying, &inputs, &wrong);
+        let _ = capture.launch_into(varying, &inputs, &mut wrong);
         Ok(())
     });
     assert!(matches!(ignored, Err(Error::NotAsPlanned { .. })));
@@ -529,7 +530,7 @@ fn a_failed_capture_changes_nothing() {
     let (mut graph, _) = captured(&stream, 1);
     let kv = keys(&[3; BATCH]);
     let update = graph.update().all(per(&kv)).unwrap();
-    graph.replay(&stream, update).unwrap();
+    graph.launch(&stream, update).unwrap();
     stream.synchronize_timeout(LIMIT).unwrap();
 }
 
@@ -541,7 +542,7 @@ fn what_cannot_be_captured_is_refused_by_name() {
     let event = stream.record_event().unwrap();
     let plan = call()
         .actual_seq_lengths_kv([4; BATCH])
-        .plan_with(&buffers.inputs(&buffers.layers[0]))
+        .plan(&buffers.inputs(&buffers.layers[0]))
         .unwrap();
     let mut output = outputs(device);
     let mut through_host = {
@@ -569,7 +570,7 @@ fn what_cannot_be_captured_is_refused_by_name() {
             device.host_buffer::<u8>(64).map(drop),
             device.synchronize(),
             layer.key.copy_from(&stream, &layer.value),
-            plan.launch_with_into(&stream, &inputs, &mut output),
+            plan.launch_into(&stream, &inputs, &mut output),
             Graph::capture(device, (), |_, ()| Ok(())).map(drop),
         ];
         for (at, outcome) in refused.into_iter().enumerate() {
@@ -589,7 +590,7 @@ fn what_cannot_be_captured_is_refused_by_name() {
     let merging = Graph::capture(device, (), |capture, ()| {
         let part = Part::of(&buffers.layers[0].output)?;
         let (merge, into) = &mut through_host;
-        capture.merge(merge, &[part, part], into)
+        merge.launch_into(capture, &[part, part], into)
     });
     let error = merging.unwrap_err();
     assert!(error.to_string().contains("EmptyRows::None"), "{error}");
@@ -600,7 +601,7 @@ fn what_cannot_be_captured_is_refused_by_name() {
 fn a_graph_of_nothing_is_replayed() {
     let stream = harness::stream();
     let (mut graph, ()) = Graph::capture(stream.device(), (), |_, ()| Ok(())).unwrap();
-    graph.replay(&stream, graph.update()).unwrap();
+    graph.launch(&stream, graph.update()).unwrap();
     stream.synchronize_timeout(LIMIT).unwrap();
 }
 
@@ -621,7 +622,7 @@ fn replays_of_a_group_follow_each_other_on_whatever_streams() {
     gate.hold(&first);
     for (graph, stream) in graphs.iter_mut().zip([&first, &second]) {
         let update = graph.update().all(per(&keys(&lengths))).unwrap();
-        graph.replay(stream, update).unwrap();
+        graph.launch(stream, update).unwrap();
     }
     assert!(!second.is_idle().unwrap(), "it waits for the first stream");
     gate.open();

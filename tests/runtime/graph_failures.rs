@@ -71,12 +71,12 @@ impl Buffers {
         }
     }
 
-    fn inputs(&self) -> Inputs<'_> {
+    fn inputs(&self) -> Inputs<'_, f16> {
         Inputs::new(&self.query, &self.cache, &self.cache).paged(&self.table)
     }
 }
 
-fn record(capture: &mut Capturing<'_>, buffers: &Buffers) -> Result<()> {
+fn record(capture: &Capturing<'_>, buffers: &Buffers) -> Result<()> {
     let longest = PerRequest::new(vec![COLUMNS * BLOCK_SIZE; 2])?;
     let longest = CallLengths::Batched {
         q: None,
@@ -85,7 +85,7 @@ fn record(capture: &mut Capturing<'_>, buffers: &Buffers) -> Result<()> {
     let call = FusedInferAttention::new(Layout::Bsh).scale(1.0).heads(1);
     let call = capture.attention(&call, longest, &buffers.inputs())?;
     for output in &buffers.outputs {
-        capture.launch(call, &buffers.inputs(), output)?;
+        capture.launch_into(call, &buffers.inputs(), &mut output.clone())?;
     }
     Ok(())
 }
@@ -94,7 +94,7 @@ fn replay<B>(graph: &mut Graph<B>, stream: &Stream, keys: [usize; 2]) -> Result<
     let keys = PerRequest::new(keys.to_vec())?;
     let lengths = CallLengths::Batched { q: None, kv: &keys };
     let update = graph.update().all(lengths)?;
-    graph.replay(stream, update)
+    graph.launch(stream, update)
 }
 
 static UPDATES: AtomicUsize = AtomicUsize::new(0);
@@ -225,11 +225,11 @@ fn graphs_on_two_streams_share_no_workspace() {
         .scale(1.0)
         .heads(1)
         .actual_seq_lengths_kv([4, 40])
-        .plan_with(&buffers.inputs())
+        .plan(&buffers.inputs())
         .unwrap();
     for stream in &streams {
         stream.synchronize_timeout(LIMIT).unwrap();
-        plan.launch_with::<f16>(stream, &buffers.inputs()).unwrap();
+        plan.launch(stream, &buffers.inputs()).unwrap();
         stream.synchronize_timeout(LIMIT).unwrap();
         sets.push(take());
     }

@@ -57,13 +57,13 @@ impl Buffers {
         let as_batch = |tensor: &Tensor<f16>| tensor.reshape([1, ROWS, DIM]).unwrap();
         let prompt = PromptFlashAttention::new(Layout::Bsh).scale(0.125);
         let (q, k) = (as_batch(&query), as_batch(&near));
-        let prompt = prompt.plan(&q, &k, &k).unwrap();
+        let prompt = prompt.plan((&q, &k, &k)).unwrap();
         let incre = IncreFlashAttention::new(Layout::Bsh).scale(0.125);
         let paged = Inputs::new(&row, &cache, &cache).paged(&table);
-        let incre = incre.actual_seq_lengths_kv([20, 31]).plan_with(&paged);
+        let incre = incre.actual_seq_lengths_kv([20, 31]).plan(&paged);
         let flash = FlashAttention::new(InputLayout::Sbh).scale(0.125);
         let dropping = FlashInputs::new(&query, &near, &near).dropout(&dropout);
-        let flash = flash.plan_with(&dropping).unwrap();
+        let flash = flash.plan(&dropping).unwrap();
         let parts = [(); 3].map(|()| flash.output().unwrap());
         let ring = RingUpdate::new().plan(stream, &parts[0], &parts[1]);
         let caches = cache.reshape([4, BLOCK, 1, DIM]).unwrap();
@@ -114,14 +114,14 @@ impl Buffers {
     /// What launches into new tensors compute.
     fn eager(&self, plans: &Plans, stream: &Stream) -> Vec<Vec<f16>> {
         let [q, k] = self.of_prompt();
-        let prompt = plans.prompt.launch(stream, &q, &k, &k).unwrap();
+        let prompt = plans.prompt.launch(stream, (&q, &k, &k)).unwrap();
         let paged = Inputs::new(&self.row, &self.cache, &self.cache).paged(&self.table);
-        let incre = plans.incre.launch_with(stream, &paged).unwrap();
+        let incre = plans.incre.launch(stream, &paged).unwrap();
         let caches = self.caches();
         let (gathered, _) = plans.gather.launch(stream, &caches, &caches).unwrap();
         let [near, far] = [&self.near, &self.far].map(|keys| {
             let inputs = FlashInputs::new(&self.query, keys, keys).dropout(&self.dropout);
-            plans.flash.launch_with::<f16>(stream, &inputs).unwrap()
+            plans.flash.launch(stream, &inputs).unwrap()
         });
         let merged = plans.ring.launch(stream, &near, &far).unwrap();
         let outputs: [Tensor<f16>; 4] = [prompt, incre, gathered, merged.attention];
@@ -132,19 +132,26 @@ impl Buffers {
 }
 
 fn captured(stream: &Stream, buffers: Buffers, plans: &Plans) -> Graph<Buffers> {
-    let record = |capture: &mut ascend_attention::graph::Capturing<'_>, buffers: &Buffers| {
+    let record = |capture: &ascend_attention::graph::Capturing<'_>, buffers: &Buffers| {
         let [q, k] = buffers.of_prompt();
-        capture.inference(&plans.prompt, &Inputs::new(&q, &k, &k), &buffers.prompt)?;
+        plans
+            .prompt
+            .launch_into(capture, (&q, &k, &k), &mut buffers.prompt.clone())?;
         let paged = Inputs::new(&buffers.row, &buffers.cache, &buffers.cache);
-        capture.inference(&plans.incre, &paged.paged(&buffers.table), &buffers.incre)?;
-        let (caches, [keys, values]) = (buffers.caches(), &buffers.gathered);
-        capture.gather(&plans.gather, &caches, &caches, keys, values)?;
-        let [near, far, merged] = &buffers.parts;
-        for (keys, part) in [(&buffers.near, near), (&buffers.far, far)] {
+        let paged = paged.paged(&buffers.table);
+        plans
+            .incre
+            .launch_into(capture, paged, &mut buffers.incre.clone())?;
+        let (caches, [mut keys, mut values]) = (buffers.caches(), buffers.gathered.clone());
+        plans
+            .gather
+            .launch_into(capture, &caches, &caches, &mut keys, &mut values)?;
+        let [mut near, mut far, mut merged] = buffers.parts.clone();
+        for (keys, part) in [(&buffers.near, &mut near), (&buffers.far, &mut far)] {
             let inputs = FlashInputs::new(&buffers.query, keys, keys).dropout(&buffers.dropout);
-            capture.flash(&plans.flash, &inputs, part)?;
+            plans.flash.launch_into(capture, &inputs, part)?;
         }
-        capture.ring(&plans.ring, near, far, merged)
+        plans.ring.launch_into(capture, &near, &far, &mut merged)
     };
     let (graph, ()) = Graph::capture(stream.device(), buffers, record).unwrap();
     graph
@@ -166,13 +173,13 @@ fn replays_of_every_operator_compute_what_launches_do() {
                 .unwrap();
         }
         let want = buffers.eager(&plans, &stream);
-        graph.replay(&stream, graph.update()).unwrap();
+        graph.launch(&stream, graph.update()).unwrap();
         let got = graph.buffers().outputs(&stream);
         assert!(got == want, "with contents of seed {seed}");
     }
     // The graph keeps what it captured.
     drop(plans);
-    graph.replay(&stream, graph.update()).unwrap();
+    graph.launch(&stream, graph.update()).unwrap();
     stream.synchronize().unwrap();
     still_works(&stream);
 }
@@ -187,12 +194,12 @@ fn tables_of_captured_single_rows_are_looked_at_before_each_replay() {
     assert!(matches!(beyond, Err(Error::Violation(of)) if of.rule.id == "block_table.range"));
     // 20 and 31 keys are in two blocks each.
     table.overwrite(&stream, &[vec![2, 0], vec![1]]).unwrap();
-    let short = graph.replay(&stream, graph.update());
+    let short = graph.launch(&stream, graph.update());
     assert!(matches!(short, Err(Error::Violation(of)) if of.rule.id == "block_table.row_short"));
     let table = &graph.buffers().table;
     table.overwrite(&stream, &[[3, 0], [1, 2]]).unwrap();
     let want = graph.buffers().eager(&plans, &stream).swap_remove(1);
-    graph.replay(&stream, graph.update()).unwrap();
+    graph.launch(&stream, graph.update()).unwrap();
     let got = graph.buffers().incre.download(&stream).unwrap();
     assert_eq!(got, want);
 }
@@ -206,13 +213,12 @@ fn captured_states_are_of_the_rows_that_are_written() {
     let of = |ends: [usize; 2]| {
         let call = call.clone().actual_seq_lengths(ends);
         let call = call.actual_seq_lengths_kv(ends);
-        call.plan(&packed, &packed, &packed).unwrap()
+        call.plan((&packed, &packed, &packed)).unwrap()
     };
     let (plan, other) = (of([3, 8]), of([4, 8]));
-    let output: FlashOutput<f16> = other.output().unwrap();
+    let mut output: FlashOutput<f16> = other.output().unwrap();
     let refused = Graph::capture(stream.device(), (), |capture, ()| {
-        let inputs = FlashInputs::new(&packed, &packed, &packed);
-        capture.flash(&plan, &inputs, &output)
+        plan.launch_into(capture, (&packed, &packed, &packed), &mut output)
     });
     match refused {
         Err(Error::NotAsPlanned {
@@ -226,7 +232,7 @@ fn captured_states_are_of_the_rows_that_are_written() {
     }
     let [near, far, _] = &buffers.parts;
     let refused = Graph::capture(stream.device(), (), |capture, ()| {
-        capture.ring(&plans.ring, near, far, &output)
+        plans.ring.launch_into(capture, near, far, &mut output)
     });
     assert!(matches!(
         refused,

@@ -39,7 +39,7 @@ impl Buffers {
         }
     }
 
-    fn inputs(&self) -> Inputs<'_> {
+    fn inputs(&self) -> Inputs<'_, f16> {
         Inputs::new(&self.query, &self.cache, &self.cache).paged(&self.table)
     }
 }
@@ -48,14 +48,14 @@ fn call() -> FusedInferAttention {
     FusedInferAttention::new(Layout::Bsh).scale(0.125).heads(1)
 }
 
-fn record(capture: &mut Capturing<'_>, buffers: &Buffers) -> Result<()> {
+fn record(capture: &Capturing<'_>, buffers: &Buffers) -> Result<()> {
     let longest = PerRequest::new(vec![64, 64])?;
     let longest = CallLengths::Batched {
         q: None,
         kv: &longest,
     };
     let call = capture.attention(&call(), longest, &buffers.inputs())?;
-    capture.launch(call, &buffers.inputs(), &buffers.output)
+    capture.launch_into(call, &buffers.inputs(), &mut buffers.output.clone())
 }
 
 /// What a replay with these keys computes, which has to be over in time.
@@ -63,15 +63,15 @@ fn replayed(graph: &mut Graph<Buffers>, stream: &Stream, keys: [usize; 2]) -> Ve
     let keys = PerRequest::new(keys.to_vec()).unwrap();
     let lengths = CallLengths::Batched { q: None, kv: &keys };
     let update = graph.update().all(lengths).unwrap();
-    graph.replay(stream, update).unwrap();
+    graph.launch(stream, update).unwrap();
     stream.synchronize_timeout(LIMIT).unwrap();
     graph.buffers().output.attention.download(stream).unwrap()
 }
 
 fn eager(buffers: &Buffers, stream: &Stream, keys: [usize; 2]) -> Vec<f16> {
     let plan = call().actual_seq_lengths_kv(keys);
-    let plan = plan.plan_with(&buffers.inputs()).unwrap();
-    let output = plan.launch_with::<f16>(stream, &buffers.inputs()).unwrap();
+    let plan = plan.plan(&buffers.inputs()).unwrap();
+    let output = plan.launch(stream, &buffers.inputs()).unwrap();
     output.attention.download(stream).unwrap()
 }
 

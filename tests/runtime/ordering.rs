@@ -16,20 +16,20 @@ fn an_event_orders_two_streams() {
     let sample = Sample::new(1);
     let [query, key, value] = sample.upload(&first);
     let plan = Sample::attention(&device)
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
     for _ in 0..20 {
         // The second stream's query is what the first computes.
         let mut middle = poisoned(&plan, &first);
         for _ in 0..3 {
-            plan.launch_into(&first, &query, &key, &value, &mut middle)
+            plan.launch_into(&first, (&query, &key, &value), &mut middle)
                 .unwrap();
         }
         let event = first.record_event().unwrap();
         second.wait_event(&event).unwrap();
         drop(event);
         let last = plan
-            .launch(&second, &middle.attention, &key, &value)
+            .launch(&second, (&middle.attention, &key, &value))
             .unwrap();
         let got = last.attention.download(&second).unwrap();
         sample.check(&middle.attention.download(&first).unwrap());
@@ -46,9 +46,9 @@ fn again(sample: &Sample, query: &[f16]) -> Vec<f16> {
     let [_, key, value] = sample.upload(&stream);
     let query = stream.upload(query, Sample::SHAPE).unwrap();
     let plan = Sample::attention(stream.device())
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
-    let output = plan.launch(&stream, &query, &key, &value).unwrap();
+    let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
     output.attention.download(&stream).unwrap()
 }
 
@@ -107,10 +107,10 @@ fn events_tell_completion_and_time() {
     let sample = Sample::new(2);
     let [query, key, value] = sample.upload(&stream);
     let plan = Sample::attention(stream.device())
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
     for _ in 0..3 {
-        plan.launch(&stream, &query, &key, &value).unwrap();
+        plan.launch(&stream, (&query, &key, &value)).unwrap();
     }
     let end = stream.record_timing_event().unwrap();
     end.synchronize_timeout(Duration::from_secs(60)).unwrap();

@@ -12,10 +12,10 @@ fn inputs_dropped_at_once_still_give_the_right_answer() {
     for _ in 0..20 {
         let [query, key, value] = sample.upload(&stream);
         let plan = Sample::attention(stream.device())
-            .plan(&query, &key, &value)
+            .plan((&query, &key, &value))
             .unwrap();
         let mut output = poisoned(&plan, &stream);
-        plan.launch_into(&stream, &query, &key, &value, &mut output)
+        plan.launch_into(&stream, (&query, &key, &value), &mut output)
             .unwrap();
         drop((query, key, value, plan));
         // New memory must not be what the launch still reads.
@@ -36,12 +36,12 @@ fn an_output_may_be_dropped_before_it_is_written() {
     let sample = Sample::new(2);
     let [query, key, value] = sample.upload(&stream);
     let plan = Sample::attention(stream.device())
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
     for _ in 0..20 {
-        drop(plan.launch(&stream, &query, &key, &value).unwrap());
+        drop(plan.launch(&stream, (&query, &key, &value)).unwrap());
     }
-    let output = plan.launch(&stream, &query, &key, &value).unwrap();
+    let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
     sample.check(&output.attention.download(&stream).unwrap());
 }
 
@@ -51,12 +51,12 @@ fn one_tensor_may_be_key_and_value_and_used_by_many_launches() {
     let sample = Sample::new(3);
     let [query, key, value] = sample.upload(&stream);
     let plan = Sample::attention(stream.device())
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
     let outputs: Vec<_> = (0..10)
-        .map(|_| plan.launch(&stream, &query, &key, &value).unwrap())
+        .map(|_| plan.launch(&stream, (&query, &key, &value)).unwrap())
         .collect();
-    let both = plan.launch(&stream, &query, &key, &key).unwrap();
+    let both = plan.launch(&stream, (&query, &key, &key)).unwrap();
     for output in outputs {
         sample.check(&output.attention.download(&stream).unwrap());
     }
@@ -79,9 +79,9 @@ fn a_mask_may_be_dropped_with_its_plan() {
     for _ in 0..20 {
         let mask = Mask::all_mask(stream.upload(&hidden, [rows, rows]).unwrap());
         let attention = Sample::attention(stream.device()).mask(mask);
-        let plan = attention.plan(&query, &key, &value).unwrap();
+        let plan = attention.plan((&query, &key, &value)).unwrap();
         let mut output = poisoned(&plan, &stream);
-        plan.launch_into(&stream, &query, &key, &value, &mut output)
+        plan.launch_into(&stream, (&query, &key, &value), &mut output)
             .unwrap();
         drop((plan, attention));
         sample.check(&output.attention.download(&stream).unwrap());
@@ -96,9 +96,9 @@ fn plans_share_the_scratch_memory_of_a_stream() {
     assert_eq!(stream.workspace_bytes(), 0);
     for _ in 0..3 {
         let plan = Sample::attention(stream.device())
-            .plan(&query, &key, &value)
+            .plan((&query, &key, &value))
             .unwrap();
-        let output = plan.launch(&stream, &query, &key, &value).unwrap();
+        let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
         assert_eq!(stream.workspace_bytes(), plan.workspace_bytes());
         drop(plan);
         sample.check(&output.attention.download(&stream).unwrap());
@@ -111,11 +111,11 @@ fn a_stream_may_be_dropped_with_work_queued() {
     let first = stream();
     let [query, key, value] = sample.upload(&first);
     let plan = Sample::attention(first.device())
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
     let mut output = poisoned(&plan, &first);
     for _ in 0..5 {
-        plan.launch_into(&first, &query, &key, &value, &mut output)
+        plan.launch_into(&first, (&query, &key, &value), &mut output)
             .unwrap();
     }
     drop(first);
@@ -131,14 +131,14 @@ fn a_plan_outlives_stream_device_and_runtime() {
         let [query, key, value] = &tensors;
         (
             Sample::attention(stream.device())
-                .plan(query, key, value)
+                .plan((query, key, value))
                 .unwrap(),
             tensors,
         )
     };
     let stream = stream();
     let [query, key, value] = &tensors;
-    let output = plan.launch(&stream, query, key, value).unwrap();
+    let output = plan.launch(&stream, (query, key, value)).unwrap();
     sample.check(&output.attention.download(&stream).unwrap());
 }
 

@@ -38,7 +38,7 @@ fn threads_share_a_plan_each_with_a_stream() {
         let stream = device.stream().unwrap();
         let [query, key, value] = samples[0].upload(&stream);
         Sample::attention(&device)
-            .plan(&query, &key, &value)
+            .plan((&query, &key, &value))
             .unwrap()
     };
     thread::scope(|scope| {
@@ -48,7 +48,7 @@ fn threads_share_a_plan_each_with_a_stream() {
                 let stream = device.stream().unwrap();
                 let [query, key, value] = sample.upload(&stream);
                 for _ in 0..10 {
-                    let output = plan.launch(&stream, &query, &key, &value).unwrap();
+                    let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
                     sample.check(&output.attention.download(&stream).unwrap());
                 }
             });
@@ -67,9 +67,9 @@ fn threads_share_a_stream() {
                 for _ in 0..5 {
                     let [query, key, value] = sample.upload(stream);
                     let plan = Sample::attention(stream.device())
-                        .plan(&query, &key, &value)
+                        .plan((&query, &key, &value))
                         .unwrap();
-                    let output = plan.launch(stream, &query, &key, &value).unwrap();
+                    let output = plan.launch(stream, (&query, &key, &value)).unwrap();
                     drop((query, key, value, plan));
                     sample.check(&output.attention.download(stream).unwrap());
                 }
@@ -85,9 +85,9 @@ fn handles_are_dropped_on_other_threads() {
         let stream = harness::stream();
         let [query, key, value] = sample.upload(&stream);
         let plan = Sample::attention(stream.device())
-            .plan(&query, &key, &value)
+            .plan((&query, &key, &value))
             .unwrap();
-        let output = plan.launch(&stream, &query, &key, &value).unwrap();
+        let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
         let event = stream.record_event().unwrap();
         let threads = [
             thread::spawn(move || drop(query)),
@@ -121,10 +121,10 @@ fn devices_are_separate_and_shared_by_number() {
                 let stream = device.stream().unwrap();
                 let [query, key, value] = sample.upload(&stream);
                 let plan = Sample::attention(device)
-                    .plan(&query, &key, &value)
+                    .plan((&query, &key, &value))
                     .unwrap();
                 for _ in 0..5 {
-                    let output = plan.launch(&stream, &query, &key, &value).unwrap();
+                    let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
                     sample.check(&output.attention.download(&stream).unwrap());
                 }
             });
@@ -139,14 +139,16 @@ fn devices_are_separate_and_shared_by_number() {
     let sample = Sample::new(3);
     let [query, key, value] = sample.upload(&one);
     let [other, ..] = sample.upload(&two);
-    let plan = Sample::attention(first).plan(&query, &key, &value).unwrap();
-    let output = plan.launch(&one, &query, &key, &value).unwrap();
+    let plan = Sample::attention(first)
+        .plan((&query, &key, &value))
+        .unwrap();
+    let output = plan.launch(&one, (&query, &key, &value)).unwrap();
     for error in [
         Sample::attention(first)
-            .plan(&query, &other, &value)
+            .plan((&query, &other, &value))
             .unwrap_err(),
-        plan.launch(&one, &other, &key, &value).unwrap_err(),
-        plan.launch(&two, &query, &key, &value).unwrap_err(),
+        plan.launch(&one, (&other, &key, &value)).unwrap_err(),
+        plan.launch(&two, (&query, &key, &value)).unwrap_err(),
         other.download(&one).unwrap_err(),
         two.wait_event(&one.record_event().unwrap()).unwrap_err(),
     ] {

@@ -181,7 +181,7 @@ fn compared(
 
 /// The outputs of a case.
 fn computed(case: &Case, stream: &Stream) -> Result<Vec<(&'static str, CaseTensor)>, Why> {
-    match case.run(stream) {
+    match case.launch(stream) {
         Ok(outcome) => match outcome.verdict {
             Verdict::Failed { reason } => Err(Why::Failure(reason)),
             Verdict::Unsupported(what) => Err(Why::Failure(what.feature.to_owned())),

@@ -56,7 +56,7 @@ impl Paged {
         }
     }
 
-    fn inputs(&self) -> Inputs<'_> {
+    fn inputs(&self) -> Inputs<'_, f16> {
         Inputs::new(&self.query, &self.key, &self.value).paged(&self.table)
     }
 
@@ -70,7 +70,7 @@ impl Paged {
     }
 
     fn plan(&self) -> Plan {
-        Self::call([20, 32, 5]).plan_with(&self.inputs()).unwrap()
+        Self::call([20, 32, 5]).plan(&self.inputs()).unwrap()
     }
 }
 
@@ -86,7 +86,7 @@ fn a_live_paged_call_is_recorded_with_the_blocks_it_reads_and_replays_to_the_sam
     let stream = harness::stream();
     let paged = Paged::new(&stream);
     let plan = paged.plan();
-    let output: Output<f16> = plan.launch_with(&stream, &paged.inputs()).unwrap();
+    let output: Output<f16> = plan.launch(&stream, &paged.inputs()).unwrap();
     let case = Case::record(&stream, &plan, &paged.inputs()).unwrap();
     assert_eq!(
         (
@@ -103,10 +103,10 @@ fn a_live_paged_call_is_recorded_with_the_blocks_it_reads_and_replays_to_the_sam
         .collect();
     assert_eq!(table, [0, 1, 2, 0, 3, 0]);
     assert_eq!(case.attention_out, None);
-    assert_eq!(case.run(&stream).unwrap().verdict, Verdict::Computed);
+    assert_eq!(case.launch(&stream).unwrap().verdict, Verdict::Computed);
 
     let case = case.expecting(&stream, &output, EQUAL).unwrap();
-    let outcome = case.run(&stream).unwrap();
+    let outcome = case.launch(&stream).unwrap();
     assert_eq!(outcome.verdict, Verdict::Passed, "{outcome:?}");
     assert_eq!(outcome.comparisons.len(), 2);
     let folder = tempfile::tempdir().unwrap();
@@ -131,7 +131,7 @@ fn the_mask_of_a_plan_is_recorded_as_the_one_that_a_reader_makes() {
     let sample = harness::Sample::new(4);
     let [query, key, value] = sample.upload(&stream);
     let plan = harness::Sample::attention(stream.device())
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
     let case = Case::record(&stream, &plan, &Inputs::new(&query, &key, &value)).unwrap();
     assert_eq!(case.mask, MaskKind::Compressed);
@@ -148,13 +148,13 @@ fn the_mask_of_a_plan_is_recorded_as_the_one_that_a_reader_makes() {
             ascend_attention::Mask::ALL_TOKENS,
             ascend_attention::Mask::ALL_TOKENS,
         ))
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
-    let output = plan.launch(&stream, &query, &key, &value).unwrap();
+    let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
     let case = Case::record(&stream, &plan, &Inputs::new(&query, &key, &value)).unwrap();
     assert_eq!(case.mask, MaskKind::Tensor);
     let case = case.expecting(&stream, &output, EQUAL).unwrap();
-    assert_eq!(case.run(&stream).unwrap().verdict, Verdict::Passed);
+    assert_eq!(case.launch(&stream).unwrap().verdict, Verdict::Passed);
 }
 
 /// There the mask that a reader makes is BOOL.
@@ -166,15 +166,15 @@ fn the_mask_of_a_plan_on_ascend_950_is_recorded_by_its_name_too() {
     let sample = harness::Sample::new(4);
     let [query, key, value] = sample.upload(&stream);
     let plan = harness::Sample::attention(&device)
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
-    let output = plan.launch(&stream, &query, &key, &value).unwrap();
+    let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
     let case = Case::record(&stream, &plan, &Inputs::new(&query, &key, &value)).unwrap();
     assert_eq!(case.mask, MaskKind::Compressed);
     assert_eq!(case.tensor(Parameter::AttenMask), None);
     let case = case.expecting(&stream, &output, EQUAL).unwrap();
     let again = Case::from_bytes(&case.to_bytes().unwrap()).unwrap();
-    assert_eq!(again.run(&stream).unwrap().verdict, Verdict::Passed);
+    assert_eq!(again.launch(&stream).unwrap().verdict, Verdict::Passed);
 }
 
 /// One decode step of an engine over blocks of 128 tokens: its layers' errors or outputs.
@@ -247,7 +247,7 @@ fn the_calls_of_an_engines_step_are_recorded_as_they_are_launched() {
     for call in &calls {
         let case = call.case().unwrap();
         assert!(matches!(case.expect, Expect::Reject { .. }), "{case:?}");
-        assert_eq!(case.run(&stream).unwrap().verdict, Verdict::Passed);
+        assert_eq!(case.launch(&stream).unwrap().verdict, Verdict::Passed);
     }
     // Nothing is recorded any more.
     let ((), calls) = record_calls(EQUAL, || ());
@@ -264,7 +264,7 @@ fn what_no_case_file_can_hold_is_recorded_by_its_shapes() {
         .unwrap();
     let strided = wide.narrow(3, 0..64).unwrap();
     let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(2);
-    let (planned, calls) = record_calls(EQUAL, || call.plan(&strided, &strided, &strided));
+    let (planned, calls) = record_calls(EQUAL, || call.plan((&strided, &strided, &strided)));
     let Err(Error::Violation(violation)) = planned else {
         panic!("{planned:?}");
     };
@@ -304,21 +304,20 @@ fn failing_calls() {
     let plan = paged.plan();
     let [key, value] = [&paged.key, &paged.value].map(|cache| cache.narrow(0, 0..11).unwrap());
     let inputs = Inputs::new(&paged.query, &key, &value).paged(&paged.table);
-    let error = plan.launch_with::<f16>(&stream, &inputs).unwrap_err();
+    let error = plan.launch(&stream, &inputs).unwrap_err();
     assert!(matches!(error, Error::NotAsPlanned { .. }), "{error}");
     let refused = inject(Site::Launch, 1, 361_001);
-    plan.launch_with::<f16>(&stream, &paged.inputs())
-        .unwrap_err();
+    plan.launch(&stream, &paged.inputs()).unwrap_err();
     drop(refused);
     // Over before the fault: not reported with it.
-    let _: Output<f16> = plan.launch_with(&stream, &paged.inputs()).unwrap();
+    let _: Output<f16> = plan.launch(&stream, &paged.inputs()).unwrap();
     stream.synchronize().unwrap();
     // Of another operator.
     let row = stream.upload(&halves(1, 64), [1, 1, 1, 64]).unwrap();
     let prompt = PromptFlashAttention::new(Layout::Bnsd).heads(3).scale(1.0);
-    prompt.plan(&row, &row, &row).unwrap_err();
+    prompt.plan((&row, &row, &row)).unwrap_err();
     let fault = inject(Site::Launch, 1, 507_015);
-    let _: Output<f16> = plan.launch_with(&stream, &paged.inputs()).unwrap();
+    let _: Output<f16> = plan.launch(&stream, &paged.inputs()).unwrap();
     drop(fault);
     stream.synchronize().unwrap_err();
 }
@@ -462,7 +461,7 @@ fn a_recorded_call_keeps_its_target_its_version_and_its_rule() {
     let rejected = call.clone().heads(3);
     let portable = call.mask(Mask::all_mask(hidden)).portable_since(Cann::V8_5);
     for (call, rejects) in [(rejected, true), (portable, false)] {
-        let (planned, calls) = record_calls(EQUAL, || call.plan(&query, &kv, &kv));
+        let (planned, calls) = record_calls(EQUAL, || call.plan((&query, &kv, &kv)));
         let Err(Error::Violation(violation)) = planned else {
             panic!("{planned:?}");
         };
@@ -474,13 +473,13 @@ fn a_recorded_call_keeps_its_target_its_version_and_its_rule() {
         let file = calls[0].write_into(folder.path()).unwrap();
         let mut read = Case::read(&file).unwrap();
         assert_eq!(&read, case);
-        assert_eq!(read.run(&stream).unwrap().verdict, Verdict::Passed);
+        assert_eq!(read.launch(&stream).unwrap().verdict, Verdict::Passed);
         let output = program().arg("check").arg(&file).output().unwrap();
         let said = text(&output.stdout);
         assert_eq!(output.status.code(), Some(0), "{said}");
         assert!(said.contains(violation.rule.id), "{said}");
         read.expect_rule = Some("tokens.without_mask".to_owned());
-        let verdict = read.run(&stream).unwrap().verdict;
+        let verdict = read.launch(&stream).unwrap().verdict;
         assert!(matches!(verdict, Verdict::Failed { .. }), "{verdict:?}");
     }
 }
@@ -490,8 +489,8 @@ fn of_an_output_with_nan_nothing_is_expected_and_the_note_says_so() {
     let stream = harness::stream();
     let nan = stream.upload(&[f16::NAN; 64], [1, 1, 2, 32]).unwrap();
     let call = FusedInferAttention::new(Layout::Bnsd).heads(1).scale(0.125);
-    let plan = call.plan(&nan, &nan, &nan).unwrap();
-    let (output, calls) = record_calls(EQUAL, || plan.launch(&stream, &nan, &nan, &nan));
+    let plan = call.plan((&nan, &nan, &nan)).unwrap();
+    let (output, calls) = record_calls(EQUAL, || plan.launch(&stream, (&nan, &nan, &nan)));
     let case = calls[0].case().unwrap();
     assert_eq!(case.attention_out, None);
     assert!(

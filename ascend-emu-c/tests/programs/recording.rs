@@ -47,7 +47,7 @@ fn a_c_program_s_attention_calls_are_recorded_and_replayed() {
         .unwrap();
     for case in &cases {
         assert_eq!(
-            case.run(&stream).unwrap().verdict,
+            case.launch(&stream).unwrap().verdict,
             Verdict::Passed,
             "{}",
             case.name
@@ -56,7 +56,7 @@ fn a_c_program_s_attention_calls_are_recorded_and_replayed() {
     // Other outputs than those would not pass.
     let mut wrong = ran.clone();
     wrong.attention_out.as_mut().unwrap().bytes_mut()[2] ^= 0x7f;
-    let verdict = wrong.run(&stream).unwrap().verdict;
+    let verdict = wrong.launch(&stream).unwrap().verdict;
     assert!(matches!(verdict, Verdict::Failed { .. }), "{verdict:?}");
 }
 
@@ -104,7 +104,7 @@ fn child_runs_golden_cases_on_a_toolkit() {
     for (path, mut case) in golden() {
         // As the toolkit is.
         (case.soc_name, case.cann) = (None, None);
-        let verdict = case.run(&stream).unwrap().verdict;
+        let verdict = case.launch(&stream).unwrap().verdict;
         println!("ran {} {}", path.display(), verdict == Verdict::Passed);
     }
 }
@@ -174,7 +174,7 @@ fn golden_cases_are_recorded_as_they_were_called() {
                 )
             }
         }
-        let outcome = call.run(&stream).unwrap();
+        let outcome = call.launch(&stream).unwrap();
         assert_eq!(outcome.verdict, Verdict::Passed, "{name}");
         // The outputs are those of the golden case too.
         let mut judged = call.clone();
@@ -182,7 +182,7 @@ fn golden_cases_are_recorded_as_they_were_called() {
             (golden.attention_out.clone(), golden.softmax_lse.clone());
         (judged.tolerance, judged.rms_rtol) = (golden.tolerance, golden.rms_rtol);
         assert_eq!(
-            judged.run(&stream).unwrap().verdict,
+            judged.launch(&stream).unwrap().verdict,
             Verdict::Passed,
             "{name}"
         );

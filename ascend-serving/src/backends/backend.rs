@@ -164,7 +164,7 @@ pub struct LayerTensors<'a, T: Element> {
 
 impl<'a, T: Element> LayerTensors<'a, T> {
     /// The inputs of a call over the step's own keys.
-    pub(super) fn own_keys(&self) -> Inputs<'a> {
+    pub(super) fn own_keys(&self) -> Inputs<'a, T> {
         Inputs::new(self.query, self.key, self.value)
     }
 
@@ -173,7 +173,7 @@ impl<'a, T: Element> LayerTensors<'a, T> {
         &self,
         query: &'b Tensor<T>,
         block_table: &'b BlockTable,
-    ) -> Inputs<'b>
+    ) -> Inputs<'b, T>
     where
         'a: 'b,
     {
@@ -182,7 +182,7 @@ impl<'a, T: Element> LayerTensors<'a, T> {
 
     /// The inputs of a call of all of the step's queries, sinks included: over the cached keys of a table, or else
     /// over the step's own keys.
-    pub(super) fn step_inputs<'b>(&self, block_table: Option<&'b BlockTable>) -> Inputs<'b>
+    pub(super) fn step_inputs<'b>(&self, block_table: Option<&'b BlockTable>) -> Inputs<'b, T>
     where
         'a: 'b,
     {
@@ -193,7 +193,7 @@ impl<'a, T: Element> LayerTensors<'a, T> {
     }
 
     /// Adds the layer's sinks, if it has any, to the inputs of a call.
-    pub(super) fn with_sink<'b>(&self, inputs: Inputs<'b>) -> Inputs<'b>
+    pub(super) fn with_sink<'b>(&self, inputs: Inputs<'b, T>) -> Inputs<'b, T>
     where
         'a: 'b,
     {

@@ -70,14 +70,14 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
         let call = step.shape.call(Layout::Tnd).softmax_lse(true);
         let ends = metadata.q_ends();
         let new = CallLengths::PackedDense { q: ends, kv: ends };
-        let new = new.apply(call.clone().mask(mask)).plan_with(&own(first))?;
+        let new = new.apply(call.clone().mask(mask)).plan(&own(first))?;
         let before = requests.iter().map(|(_, cached)| *cached).collect();
         let cached = CallLengths::PackedPaged {
             q: ends,
             kv: &PerRequest::new(before)?,
         };
         let cached = cached.apply(call.mask(Mask::none()));
-        let cached = cached.plan_with(&paged(step, first))?;
+        let cached = cached.plan(&paged(step, first))?;
         let rows: Vec<PartsOfRows> = requests
             .iter()
             .map(|(new, cached)| PartsOfRows {
@@ -86,8 +86,9 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
             })
             .collect();
         let (one, other): (Output<T>, Output<T>) = (new.output()?, cached.output()?);
-        let merge =
-            MergeState::new(Layout::Tnd).plan_rows(&rows, &[Part::of(&one)?, Part::of(&other)?])?;
+        let merge = MergeState::new(Layout::Tnd)
+            .rows(&rows)
+            .plan(&[Part::of(&one)?, Part::of(&other)?])?;
         let parts_bytes = output_bytes(&one).saturating_mul(3);
         Ok(Box::new(CascadeStep {
             new,
@@ -99,11 +100,11 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
 }
 
 /// The inputs of the call over the new tokens. Every row has a key there, so that this call counts the sinks.
-fn own<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Inputs<'a> {
+fn own<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Inputs<'a, T> {
     layer.with_sink(layer.own_keys())
 }
 
-fn paged<'a, T: Element>(step: &StepContext<'a>, layer: &LayerTensors<'a, T>) -> Inputs<'a> {
+fn paged<'a, T: Element>(step: &StepContext<'a>, layer: &LayerTensors<'a, T>) -> Inputs<'a, T> {
     layer.cached_keys(layer.query, step.block_table)
 }
 
@@ -124,8 +125,8 @@ impl<T: Element> StepPlan<T> for CascadeStep {
     }
 
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let new: Output<T> = self.new.launch_with(step.stream, &own(layer))?;
-        let cached = self.cached.launch_with(step.stream, &paged(step, layer))?;
+        let new: Output<T> = self.new.launch(step.stream, &own(layer))?;
+        let cached = self.cached.launch(step.stream, &paged(step, layer))?;
         merge_parts(&self.merge, step, &[new, cached])
     }
 }

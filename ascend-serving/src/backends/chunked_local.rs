@@ -84,7 +84,7 @@ impl<T: Element> AttentionBackend<T> for ChunkedLocal {
         };
         let mask = Causality::Causal.mask(&step.stream.device().masks())?;
         let call = lengths.apply(step.shape.call(Layout::Tnd).mask(mask));
-        let plan = call.plan_with(&first.step_inputs(block_table.as_ref()))?;
+        let plan = call.plan(&first.step_inputs(block_table.as_ref()))?;
         Ok(Box::new(ChunkedStep { plan, block_table }))
     }
 }
@@ -97,7 +97,7 @@ impl<T: Element> StepPlan<T> for ChunkedStep {
 
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         let inputs = layer.step_inputs(self.block_table.as_ref());
-        Ok(self.plan.launch_with(step.stream, &inputs)?)
+        Ok(self.plan.launch(step.stream, &inputs)?)
     }
 
     fn run_into(
@@ -107,6 +107,6 @@ impl<T: Element> StepPlan<T> for ChunkedStep {
         output: &mut Output<T>,
     ) -> Result<()> {
         let inputs = layer.step_inputs(self.block_table.as_ref());
-        Ok(self.plan.launch_with_into(step.stream, &inputs, output)?)
+        Ok(self.plan.launch_into(step.stream, &inputs, output)?)
     }
 }

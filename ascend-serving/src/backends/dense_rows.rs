@@ -76,8 +76,8 @@ impl<T: Element> DenseRows<T> {
             .reshape([rows_per_call, 1, hidden])?
             .bits_as(dtype)?;
         let (mode, scales_of_call) = scales_of_rows(channels, &scales, 0..rows_per_call)?;
-        let inputs = Inputs::new(&zeros, &some, &some);
-        let plan = one_key_each(heads).plan_with(&inputs.quantisation(split(
+        let inputs = Inputs::<T>::of_any(&zeros, &some, &some);
+        let plan = one_key_each(heads).plan(&inputs.quantisation(split(
             mode,
             &scales_of_call,
             &scales_of_call,
@@ -130,9 +130,9 @@ impl<T: Element> DenseRows<T> {
                 attention: self.dequantised.narrow(0, place)?.reshape(shape)?,
                 softmax_lse: None,
             };
-            let inputs = Inputs::new(zeros, &quantised, &quantised);
+            let inputs = Inputs::of_any(zeros, &quantised, &quantised);
             let inputs = inputs.quantisation(split(mode, &scales_of_call, &scales_of_call));
-            plan.launch_with_into(stream, &inputs, &mut output)?;
+            plan.launch_into(stream, &inputs, &mut output)?;
         }
         Ok(())
     }

@@ -34,7 +34,7 @@ impl FusedStep {
         &self,
         step: &StepContext<'a>,
         layer: &LayerTensors<'a, T>,
-    ) -> Inputs<'a> {
+    ) -> Inputs<'a, T> {
         layer.step_inputs(self.reads_cache.then_some(step.block_table))
     }
 }
@@ -57,7 +57,7 @@ impl<T: Element> AttentionBackend<T> for Fused {
         let call = step.shape.call(Layout::Tnd).mask(mask);
         let call = metadata.call_lengths().apply(call);
         let keys = reads_cache.then_some(step.block_table);
-        let plan = call.plan_with(&first.step_inputs(keys))?;
+        let plan = call.plan(&first.step_inputs(keys))?;
         Ok(Box::new(FusedStep { plan, reads_cache }))
     }
 }
@@ -69,7 +69,7 @@ impl<T: Element> StepPlan<T> for FusedStep {
 
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         let inputs = self.inputs(step, layer);
-        Ok(self.plan.launch_with(step.stream, &inputs)?)
+        Ok(self.plan.launch(step.stream, &inputs)?)
     }
 
     fn run_into(
@@ -79,6 +79,6 @@ impl<T: Element> StepPlan<T> for FusedStep {
         output: &mut Output<T>,
     ) -> Result<()> {
         let inputs = self.inputs(step, layer);
-        Ok(self.plan.launch_with_into(step.stream, &inputs, output)?)
+        Ok(self.plan.launch_into(step.stream, &inputs, output)?)
     }
 }

@@ -74,7 +74,7 @@ impl<T: Element> AttentionBackend<T> for FusedInTwo {
             let query = first.query.narrow(0, rows.clone())?;
             let call = step.shape.call(Layout::Tnd).mask(mask.clone());
             let call = CallLengths::PackedPaged { q, kv }.apply(call);
-            let plan = call.plan_with(&first.with_sink(first.cached_keys(&query, &block_table)))?;
+            let plan = call.plan(&first.with_sink(first.cached_keys(&query, &block_table)))?;
             Ok(Part {
                 plan,
                 rows,
@@ -109,8 +109,7 @@ impl<T: Element> StepPlan<T> for TwoCalls {
                 attention: output.attention.narrow(0, part.rows.clone())?,
                 softmax_lse: None,
             };
-            part.plan
-                .launch_with_into(step.stream, &inputs, &mut rows)?;
+            part.plan.launch_into(step.stream, &inputs, &mut rows)?;
         }
         Ok(())
     }

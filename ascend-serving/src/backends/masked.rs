@@ -106,7 +106,7 @@ impl<T: Element> AttentionBackend<T> for Masked {
             let query = batched(&first.query.narrow(0, tokens.clone())?, of.len())?;
             let inputs = first.with_sink(first.cached_keys(&query, &block_table));
             calls.push(Call {
-                plan: lengths.apply(call).plan_with(&inputs)?,
+                plan: lengths.apply(call).plan(&inputs)?,
                 requests: of.len(),
                 tokens,
                 block_table,
@@ -143,8 +143,7 @@ impl<T: Element> StepPlan<T> for Calls {
                 attention: batched(&rows, call.requests)?,
                 softmax_lse: None,
             };
-            call.plan
-                .launch_with_into(step.stream, &inputs, &mut rows)?;
+            call.plan.launch_into(step.stream, &inputs, &mut rows)?;
         }
         Ok(())
     }

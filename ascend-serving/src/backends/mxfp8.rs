@@ -80,13 +80,13 @@ impl MxFp8Query {
         Ok(self.powers.overwrite_bytes(stream, &powers)?)
     }
 
-    fn inputs<'a>(
+    fn inputs<'a, T: Element>(
         &'a self,
         step: &StepContext<'a>,
         of: &'a QuantisedLayer,
         scales: &'a GroupScales,
-    ) -> Inputs<'a> {
-        Inputs::new(&self.floats, of.key(), of.value())
+    ) -> Inputs<'a, T> {
+        Inputs::of_any(&self.floats, of.key(), of.value())
             .paged(step.block_table)
             .quantisation(scales.quantisation(&self.powers))
     }
@@ -158,7 +158,7 @@ impl<T: Element> AttentionBackend<T> for MxFp8 {
         };
         let call = step.shape.call(Layout::Tnd).mask(causality.mask(&masks)?);
         let call = lengths.apply(call).out_dtype(T::DTYPE);
-        let plan = call.plan_with(&query.inputs(step, of, scales))?;
+        let plan = call.plan(query.inputs::<T>(step, of, scales))?;
         Ok(Box::new(MxFp8Step {
             plan,
             stream: PlannedStream::of(step.stream),
@@ -191,6 +191,6 @@ impl<T: Element> StepPlan<T> for MxFp8Step {
         let query = lock(&self.query);
         query.fill(step.stream, layer.query)?;
         let inputs = query.inputs(step, of, scales);
-        Ok(self.plan.launch_with_into(step.stream, &inputs, output)?)
+        Ok(self.plan.launch_into(step.stream, &inputs, output)?)
     }
 }

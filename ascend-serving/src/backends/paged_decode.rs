@@ -79,7 +79,7 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
         };
         let call = step.shape.call(layout);
         let inputs = first.cached_keys(&query, step.block_table);
-        let plan = lengths.apply(call).plan_with(&inputs)?;
+        let plan = lengths.apply(call).plan(&inputs)?;
         Ok(Box::new(DecodeStep { plan, layout }))
     }
 }
@@ -106,8 +106,6 @@ impl<T: Element> StepPlan<T> for DecodeStep {
             attention: rows(self.layout, &output.attention)?,
             softmax_lse: None,
         };
-        Ok(self
-            .plan
-            .launch_with_into(step.stream, &inputs, &mut output)?)
+        Ok(self.plan.launch_into(step.stream, &inputs, &mut output)?)
     }
 }

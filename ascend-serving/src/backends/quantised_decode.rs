@@ -47,7 +47,7 @@ impl SingleTokens {
         let (kv, _) = step.metadata.kv_lengths().split_at(requests);
         let lengths = CallLengths::Batched { q: None, kv: &kv };
         let call = lengths.apply(call);
-        let plan = call.plan_with(&single_row_inputs(&query, &block_table, of))?;
+        let plan = call.plan(&single_row_inputs(&query, &block_table, of))?;
         Ok(Self {
             plan,
             layout,
@@ -71,9 +71,7 @@ impl SingleTokens {
             softmax_lse: None,
         };
         let inputs = single_row_inputs(&query, &self.block_table, of);
-        Ok(self
-            .plan
-            .launch_with_into(step.stream, &inputs, &mut output)?)
+        Ok(self.plan.launch_into(step.stream, &inputs, &mut output)?)
     }
 }
 
@@ -96,7 +94,7 @@ pub(crate) fn single_row_inputs<'a, T: Element>(
     query: &'a Tensor<T>,
     block_table: &'a BlockTable,
     of: &'a QuantisedLayer,
-) -> Inputs<'a> {
+) -> Inputs<'a, T> {
     Inputs::new(query, of.key(), of.value())
         .paged(block_table)
         .quantisation(of.quantisation().unwrap_or_default())

@@ -259,9 +259,9 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
         let lists = Lists::new(step, causality, &division)?;
         let block_size = step.block_table.block_size();
         let call = step.shape.call(Layout::Tnd).softmax_lse(true);
-        let plan = |mask: Mask, lengths: CallLengths<'_>, inputs: Inputs<'_>| {
+        let plan = |mask: Mask, lengths: CallLengths<'_>, inputs: Inputs<'_, T>| {
             let call = lengths.apply(call.clone().mask(mask));
-            call.plan_with(&inputs)
+            call.plan(&inputs)
         };
         let mask = division.causality.mask(&step.stream.device().masks())?;
         let suffix_table = BlockTable::from_rows(step.stream, &lists.suffix_rows, block_size)?;
@@ -286,7 +286,8 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
         )?;
         let (one, other): (Output<T>, Output<T>) = (suffix.output()?, prefix.output()?);
         let merge = MergeState::new(Layout::Tnd)
-            .plan_rows(&lists.parts, &[Part::of(&one)?, Part::of(&other)?])?;
+            .rows(&lists.parts)
+            .plan(&[Part::of(&one)?, Part::of(&other)?])?;
         Ok(Box::new(SharedPrefixStep {
             prefix: (prefix, prefix_table),
             suffix: (suffix, suffix_table),
@@ -385,8 +386,8 @@ impl<T: Element> StepPlan<T> for SharedPrefixStep {
     }
 
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        let launch = |plan: &Plan, inputs: Inputs<'_>| -> Result<Output<T>> {
-            Ok(plan.launch_with(step.stream, &inputs)?)
+        let launch = |plan: &Plan, inputs: Inputs<'_, T>| -> Result<Output<T>> {
+            Ok(plan.launch(step.stream, &inputs)?)
         };
         let ((suffix, suffix_table), (prefix, prefix_table)) = (&self.suffix, &self.prefix);
         let suffix = launch(

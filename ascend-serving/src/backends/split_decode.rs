@@ -179,7 +179,7 @@ fn plan_part<T: Element>(
     let call = step.shape.call(Layout::Tnd).softmax_lse(true);
     let plan = lengths
         .apply(call)
-        .plan_with(&inputs(first, &block_table, part))?;
+        .plan(&inputs(first, &block_table, part))?;
     Ok((plan, block_table))
 }
 
@@ -198,14 +198,14 @@ fn plan_merge<T: Element>(
             parts: bits(ranges.len()),
         })
         .collect();
-    Ok(MergeState::new(Layout::Tnd).plan_rows(&rows, &named)?)
+    Ok(MergeState::new(Layout::Tnd).rows(&rows).plan(&named)?)
 }
 
 fn inputs<'a, T: Element>(
     layer: &LayerTensors<'a, T>,
     table: &'a BlockTable,
     part: usize,
-) -> Inputs<'a> {
+) -> Inputs<'a, T> {
     let inputs = layer.cached_keys(layer.query, table);
     match part {
         // The first part of every request has keys.
@@ -226,7 +226,7 @@ impl<T: Element> StepPlan<T> for SplitStep {
     fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
         let mut outputs: Vec<Output<T>> = Vec::with_capacity(self.parts.len());
         for (part, (plan, table)) in self.parts.iter().enumerate() {
-            outputs.push(plan.launch_with(step.stream, &inputs(layer, table, part))?);
+            outputs.push(plan.launch(step.stream, &inputs(layer, table, part))?);
         }
         match &self.merge {
             Some(merge) => merge_parts(merge, step, &outputs),

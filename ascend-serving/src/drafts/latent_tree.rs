@@ -166,7 +166,7 @@ impl LatentTreeVerification {
             kv: &kv,
         };
         let call = lengths.apply(self.one_call(mask.clone()));
-        Ok(call.plan_with(&latent_paged(tensors))?)
+        Ok(call.plan(&latent_paged(tensors))?)
     }
 }
 
@@ -183,12 +183,12 @@ pub(crate) fn has_no_such_call(why: &Error) -> bool {
 }
 
 /// The inputs of the call over the nodes alone: their latents are keys and values.
-pub(crate) fn latent_nodes<'a, T: Element>(tensors: &LatentTreeTensors<'a, T>) -> Inputs<'a> {
+pub(crate) fn latent_nodes<'a, T: Element>(tensors: &LatentTreeTensors<'a, T>) -> Inputs<'a, T> {
     Inputs::new(tensors.query, tensors.latent, tensors.latent)
         .rope(tensors.query_rope, tensors.key_rope)
 }
 
-pub(crate) fn latent_paged<'a, T: Element>(tensors: &LatentTreeTensors<'a, T>) -> Inputs<'a> {
+pub(crate) fn latent_paged<'a, T: Element>(tensors: &LatentTreeTensors<'a, T>) -> Inputs<'a, T> {
     let LayerCache { key, value } = tensors.cache;
     Inputs::new(tensors.query, key, key)
         .rope(tensors.query_rope, value)
@@ -209,14 +209,14 @@ impl LatentTreePlan {
     /// Queues the verification of a layer: the attention of the nodes, `[B, N, nodes, 512]`, to be projected.
     ///
     /// # Errors
-    /// As for [`Plan::launch_with`] and [`RowMergePlan::launch`](ascend_attention::merge::RowMergePlan::launch).
+    /// As for [`Plan::launch`] and [`RowMergePlan::launch`](ascend_attention::merge::RowMergePlan::launch).
     pub fn launch<T: Element>(
         &self,
         stream: &Stream,
         tensors: &LatentTreeTensors<'_, T>,
     ) -> Result<Tensor<T>> {
         match &self.calls {
-            Calls::One(plan) => Ok(plan.launch_with(stream, &latent_paged(tensors))?.attention),
+            Calls::One(plan) => Ok(plan.launch(stream, &latent_paged(tensors))?.attention),
             Calls::Two(calls) => {
                 calls.launch(stream, &latent_nodes(tensors), &latent_paged(tensors))
             }

@@ -64,7 +64,7 @@ impl TreeVerification {
     /// # Errors
     /// [`CallRule::LengthsBatch`] for another number of trees or lengths than requests, [`Rule::DraftTree`] for a
     /// tree larger than the tensors, and for keys and values with another number of nodes than the query; as for
-    /// [`FusedInferAttention::plan_with`](ascend_attention::FusedInferAttention::plan_with) and [`MergeState::plan`].
+    /// [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan) and [`MergeState::plan`].
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
@@ -134,12 +134,12 @@ pub(super) fn same_batch(
 }
 
 /// The inputs of the call over the nodes alone.
-pub(crate) fn tree_nodes<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a> {
+pub(crate) fn tree_nodes<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a, T> {
     Inputs::new(tensors.query, tensors.key, tensors.value)
 }
 
 /// The inputs of the call of the nodes over the cached tokens.
-pub(crate) fn tree_paged<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a> {
+pub(crate) fn tree_paged<'a, T: Element>(tensors: &TreeTensors<'a, T>) -> Inputs<'a, T> {
     let TreeTensors {
         query,
         cache,
@@ -224,18 +224,18 @@ impl TwoPlans {
     pub(super) fn plan<T: Element>(
         calls: TwoCalls,
         cached: &PerRequest,
-        [own, paged]: [&Inputs<'_>; 2],
+        [own, paged]: [&Inputs<'_, T>; 2],
     ) -> Result<Self> {
         let TwoCalls { nodes, context } = calls;
         if cached.lengths().iter().all(|len| *len == 0) {
             return Ok(Self {
-                nodes: nodes.softmax_lse(false).plan_with(own)?,
+                nodes: nodes.softmax_lse(false).plan(own)?,
                 cached: None,
             });
         }
-        let nodes = nodes.plan_with(own)?;
+        let nodes = nodes.plan(own)?;
         let lengths = TwoCalls::context_lengths(cached);
-        let context = lengths.apply(context).plan_with(paged)?;
+        let context = lengths.apply(context).plan(paged)?;
         let (of_nodes, of_cached): (Output<T>, Output<T>) = (nodes.output()?, context.output()?);
         let parts = cached.lengths().iter().map(|len| PartsOfRows {
             rows: 1,
@@ -243,7 +243,7 @@ impl TwoPlans {
         });
         let parts: Vec<PartsOfRows> = parts.collect();
         let outputs = [Part::of(&of_nodes)?, Part::of(&of_cached)?];
-        let merge = TwoCalls::merge().plan_rows(&parts, &outputs)?;
+        let merge = TwoCalls::merge().rows(&parts).plan(&outputs)?;
         Ok(Self {
             nodes,
             cached: Some((context, merge)),
@@ -254,14 +254,14 @@ impl TwoPlans {
     pub(super) fn launch<T: Element>(
         &self,
         stream: &Stream,
-        own: &Inputs<'_>,
-        paged: &Inputs<'_>,
+        own: &Inputs<'_, T>,
+        paged: &Inputs<'_, T>,
     ) -> Result<Tensor<T>> {
-        let own: Output<T> = self.nodes.launch_with(stream, own)?;
+        let own: Output<T> = self.nodes.launch(stream, own)?;
         let Some((plan, merge)) = &self.cached else {
             return Ok(own.attention);
         };
-        let cached = plan.launch_with(stream, paged)?;
+        let cached = plan.launch(stream, paged)?;
         let parts = [Part::of(&own)?, Part::of(&cached)?];
         Ok(merge.launch(stream, &parts)?.attention)
     }
@@ -271,7 +271,7 @@ impl TreePlan {
     /// Queues the verification of a layer: the attention of the nodes, `[B, N, nodes, D]`.
     ///
     /// # Errors
-    /// As for [`Plan::launch_with`] and [`RowMergePlan::launch`].
+    /// As for [`Plan::launch`] and [`RowMergePlan::launch`].
     pub fn launch<T: Element>(
         &self,
         stream: &Stream,

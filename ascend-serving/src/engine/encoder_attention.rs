@@ -111,14 +111,14 @@ impl EncoderAttention {
         };
         let packed = || {
             let inputs = Inputs::new(query, key, value);
-            let plan = call.apply(shape.call(Layout::Tnd)).plan_with(&inputs)?;
+            let plan = call.apply(shape.call(Layout::Tnd)).plan(&inputs)?;
             Ok(Calls::Packed(Box::new(plan)))
         };
         let batched_calls = || {
             let runs = runs_of(lengths.lengths(), usize::MAX);
             let plan = |of: &Run| {
                 let [query, key, value] = of.parts([query, key, value])?;
-                Ok(shape.call(Layout::Bsnd).plan(&query, &key, &value)?)
+                Ok(shape.call(Layout::Bsnd).plan((&query, &key, &value))?)
             };
             Ok(Calls::Batched(planned(&runs, plan)?))
         };
@@ -130,7 +130,7 @@ impl EncoderAttention {
                     .heads(shape.heads)
                     .kv_heads(shape.kv_heads)
                     .scale(shape.scale);
-                Ok(call.plan(&query, &key, &value)?)
+                Ok(call.plan((&query, &key, &value))?)
             };
             Ok(Calls::Prompts(planned(&runs, plan)?))
         };
@@ -306,7 +306,7 @@ impl EncoderPlan {
             Calls::Packed(plan) => {
                 let inputs = Inputs::new(query, key, value);
                 let mut output = attention_alone(output.clone());
-                Ok(plan.launch_with_into(stream, &inputs, &mut output)?)
+                Ok(plan.launch_into(stream, &inputs, &mut output)?)
             }
             Calls::Batched(calls) => {
                 output_of(query, output)?;
@@ -314,7 +314,7 @@ impl EncoderPlan {
                     let [query, key, value] = run.parts(tensors)?;
                     let mut part = attention_alone(run.part(output)?);
                     let inputs = Inputs::new(&query, &key, &value);
-                    plan.launch_with_into(stream, &inputs, &mut part)?;
+                    plan.launch_into(stream, &inputs, &mut part)?;
                 }
                 Ok(())
             }
@@ -324,7 +324,7 @@ impl EncoderPlan {
                     let [query, key, value] = run.flat_parts(tensors)?;
                     let mut part = run.flat_part(output)?;
                     let inputs = Inputs::new(&query, &key, &value);
-                    plan.launch_with_into(stream, &inputs, &mut part)?;
+                    plan.launch_into(stream, &inputs, &mut part)?;
                 }
                 Ok(())
             }

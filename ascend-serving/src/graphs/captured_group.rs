@@ -267,7 +267,7 @@ impl CapturedGroup {
     /// Records a layer of a step: it writes its keys and values, then attends.
     pub(super) fn record<T: Element>(
         &self,
-        capture: &mut Capturing<'_>,
+        capture: &Capturing<'_>,
         (attention, layer): (&Attention<T>, usize),
         mask: Option<&Mask>,
         sink: Option<&AnyTensor>,
@@ -300,14 +300,14 @@ impl CapturedGroup {
             let of = cache.quantised_layer(layer)?;
             let (layout, call) = single_rows(shape, of);
             let query = single_row(layout, query)?;
-            let output = attention_alone(single_row(layout, output)?);
+            let mut output = attention_alone(single_row(layout, output)?);
             let inputs = single_row_inputs(&query, table, of);
             let call = capture.attention(&call, longest, &inputs)?;
             let quantised = of.quantise(quantisers, capture, [key, value])?;
             let write = WriteViews::of(&self.shape, &of.cache, rows, quantised)?;
             let plan = write.scatter(&self.shape, slots)?;
             write.record(capture, &plan, slots)?;
-            return Ok(capture.launch(call, &inputs, &output)?);
+            return Ok(capture.launch_into(call, &inputs, &mut output)?);
         }
         let cached = cache.layer(layer)?;
         let write = WriteViews::of(&self.shape, cached, rows, [key, value])?;
@@ -326,8 +326,8 @@ impl CapturedGroup {
             let call = shape.call(Layout::Tnd).mask(mask.clone());
             let call = capture.attention_within(&call, &rows, self.limits, &inputs)?;
             write.record(capture, &plan, slots)?;
-            let output = attention_alone(output.clone());
-            return Ok(capture.launch(call, &inputs, &output)?);
+            let mut output = attention_alone(output.clone());
+            return Ok(capture.launch_into(call, &inputs, &mut output)?);
         }
         let own = self.layers.get(layer).and_then(MaskKind::named);
         let at = self.named().position(|mask| Some(mask) == own);
@@ -335,12 +335,12 @@ impl CapturedGroup {
             return Err(crate::kv::no_layer(layer, self.layers.len()));
         };
         let query = batched(query, requests)?;
-        let output = attention_alone(batched(output, requests)?);
+        let mut output = attention_alone(batched(output, requests)?);
         let inputs = inputs(&query);
         let call = shape.call(Layout::Bsh).mask(Mask::all_mask(mask.clone()));
         let call = capture.attention(&call, longest, &inputs)?;
         write.record(capture, &plan, slots)?;
-        Ok(capture.launch(call, &inputs, &output)?)
+        Ok(capture.launch_into(call, &inputs, &mut output)?)
     }
 
     /// The lengths of a layer's call in a step.

@@ -57,10 +57,9 @@ impl<B> GraphPool<B> {
         device: &Device,
         sizes: &[usize],
         buffers: impl FnMut(usize) -> Result<B>,
-        mut record: impl FnMut(&mut Capturing<'_>, usize, &B) -> Result<()>,
+        mut record: impl FnMut(&Capturing<'_>, usize, &B) -> Result<()>,
     ) -> Result<Self> {
-        let record =
-            |capture: &mut Capturing<'_>, size, _, buffers: &B| record(capture, size, buffers);
+        let record = |capture: &Capturing<'_>, size, _, buffers: &B| record(capture, size, buffers);
         Self::capture_layers(device, sizes, 1, buffers, record)
     }
 
@@ -74,7 +73,7 @@ impl<B> GraphPool<B> {
         sizes: &[usize],
         layers: usize,
         mut buffers: impl FnMut(usize) -> Result<B>,
-        mut record: impl FnMut(&mut Capturing<'_>, usize, usize, &B) -> Result<()>,
+        mut record: impl FnMut(&Capturing<'_>, usize, usize, &B) -> Result<()>,
     ) -> Result<Self> {
         let most = AttentionMetadata::MAX_TOKENS;
         let outside = sizes.iter().find(|size| !(1..=most).contains(size));
@@ -103,7 +102,7 @@ impl<B> GraphPool<B> {
             let buffers = Arc::new(buffers(size)?);
             let mut graphs = Vec::new();
             for layer in 0..layers {
-                let record = |capture: &mut Capturing<'_>, buffers: &Arc<B>| {
+                let record = |capture: &Capturing<'_>, buffers: &Arc<B>| {
                     record(capture, size, layer, buffers)
                 };
                 let own = Arc::clone(&buffers);
@@ -368,7 +367,7 @@ impl<'a, B> GraphStep<'a, B> {
             .into());
         };
         self.layers.begin_write();
-        Ok(graph.replay(self.stream, update)?)
+        Ok(graph.launch(self.stream, update)?)
     }
 }
 

@@ -158,7 +158,7 @@ impl LatentTreeVerification {
 
     fn record<T: Element>(
         &self,
-        capture: &mut Capturing<'_>,
+        capture: &Capturing<'_>,
         cache: &LayerCache<T>,
         extents: TreeExtents,
         buffers: &LatentBuffers<T>,
@@ -166,7 +166,7 @@ impl LatentTreeVerification {
         let inputs = buffers.inputs(cache);
         let mask = buffers.tables.mask.clone();
         let paged = latent_paged(&inputs);
-        let output = Output {
+        let mut output = Output {
             attention: buffers.tensors.attention.clone(),
             softmax_lse: buffers.two.as_ref().map(|(_, lse)| lse.clone()),
         };
@@ -177,7 +177,7 @@ impl LatentTreeVerification {
         }
         let call = self.one_call(mask);
         let call = capture.attention(&call, of_both(&extents.longest()?), &paged)?;
-        Ok(capture.launch(call, &paged, &output)?)
+        Ok(capture.launch_into(call, &paged, &mut output)?)
     }
 }
 

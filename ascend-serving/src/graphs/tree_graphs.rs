@@ -142,7 +142,7 @@ impl TreeVerification {
     /// Records a layer: both calls and their merge.
     fn record<T: Element>(
         &self,
-        capture: &mut Capturing<'_>,
+        capture: &Capturing<'_>,
         cache: &LayerCache<T>,
         extents: TreeExtents,
         buffers: &PlainBuffers<T>,
@@ -179,21 +179,21 @@ impl TreeVerification {
 /// Records the call of the nodes among themselves, that of all nodes over the cached tokens, and the merge.
 pub(super) fn record_two<T: Element>(
     calls: TwoCalls,
-    capture: &mut Capturing<'_>,
+    capture: &Capturing<'_>,
     extents: TreeExtents,
-    [own, paged]: [&Inputs<'_>; 2],
+    [own, paged]: [&Inputs<'_, T>; 2],
     parts: &[Output<T>; 2],
     output: &Output<T>,
 ) -> Result<()> {
     let [of_nodes, of_cached] = parts;
-    let nodes = calls.nodes.plan_with(own)?;
-    capture.launch_plan(&nodes, own, of_nodes)?;
+    let nodes = calls.nodes.plan(own)?;
+    nodes.launch_into(capture, own, &mut of_nodes.clone())?;
     let longest = extents.longest()?;
     let cached = capture.attention(&calls.context, of_context(&longest), paged)?;
-    capture.launch(cached, paged, of_cached)?;
+    capture.launch_into(cached, paged, &mut of_cached.clone())?;
     let parts = [Part::of(of_nodes)?, Part::of(of_cached)?];
     let merge = TwoCalls::merge().plan(&parts)?;
-    Ok(capture.merge(&merge, &parts, output)?)
+    Ok(merge.launch_into(capture, &parts, &mut output.clone())?)
 }
 
 /// The lengths of the call over the cached tokens.

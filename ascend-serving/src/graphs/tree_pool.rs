@@ -114,7 +114,7 @@ impl<B: TreeBuffers> TreePool<B> {
         limits: &GraphLimits,
         holds_nodes: bool,
         buffers: impl Fn(TreeExtents) -> Result<B>,
-        record: impl Fn(&mut Capturing<'_>, TreeExtents, usize, &B) -> Result<()>,
+        record: impl Fn(&Capturing<'_>, TreeExtents, usize, &B) -> Result<()>,
     ) -> Result<Self> {
         cache.admits(stream)?;
         limits.check()?;

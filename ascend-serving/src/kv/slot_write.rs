@@ -87,14 +87,14 @@ impl SlotWrite {
         if matches!(self.by, Writer::Nothing) {
             return Ok(());
         }
-        let mut views = WriteViews::of(shape, layer, self.rows, [key, value])?;
+        let views = WriteViews::of(shape, layer, self.rows, [key, value])?;
         match &self.by {
             Writer::Nothing => Ok(()),
             Writer::Scatter(scatter) => {
                 let (slots, plan) = &**scatter;
                 let (key, value) = (&views.key, &views.value);
-                let (keys, values) = (&mut views.key_cache, &mut views.value_cache);
-                Ok(plan.launch(stream, key, value, slots, keys, values)?)
+                let (keys, values) = (&views.key_cache, &views.value_cache);
+                Ok(plan.launch(stream, (key, value, slots, keys, values))?)
             }
             Writer::Copies(writes) => {
                 let [keys, values] = views.checked(writes)?;
@@ -142,13 +142,13 @@ impl<T: Element> WriteViews<T> {
             key_cache,
             value_cache,
         } = self;
-        Ok(scatter.plan(key, value, slots, key_cache, value_cache)?)
+        Ok(scatter.plan((key, value, slots, key_cache, value_cache))?)
     }
 
     /// Records the call into a graph.
     pub(crate) fn record(
         &self,
-        capture: &mut Capturing<'_>,
+        capture: &Capturing<'_>,
         plan: &ScatterPlan,
         slots: &SlotMapping,
     ) -> Result<()> {
@@ -158,7 +158,7 @@ impl<T: Element> WriteViews<T> {
             key_cache,
             value_cache,
         } = self;
-        Ok(capture.scatter(plan, key, value, slots, key_cache, value_cache)?)
+        Ok(plan.launch(capture, (key, value, slots, key_cache, value_cache))?)
     }
 
     /// The checked copies of keys and of values.

@@ -74,14 +74,14 @@ fn blocks_given_back_while_a_replay_reads_them() {
         stream.upload(&[0i32; 64], [64]).unwrap(),
     );
     let (mut graph, ()) =
-        Graph::capture(device, (), |capture, ()| capture.copy(&to, &from)).unwrap();
+        Graph::capture(device, (), |capture, ()| to.copy_from(capture, &from)).unwrap();
     let pool = BlockPool::new(2, 16, PadPolicy::SkipNegative).unwrap();
     let mut sequence = Sequence::new(&pool);
     let _ = sequence.grow(32).unwrap();
     let gate = Gate::new(device);
     let step = pool.begin_step(&stream);
     gate.hold(&stream);
-    graph.replay(&stream, graph.update()).unwrap();
+    graph.launch(&stream, graph.update()).unwrap();
     drop(sequence);
     let open = pool.allocate().unwrap_err();
     assert_eq!(open.rule, Rule::PoolWaiting);

@@ -165,8 +165,8 @@ fn same_as_the_explicit_mask(sizes: TriangleMix, prompt: usize, cuts: &[usize]) 
             .kv_heads(kv_heads)
             .scale(prefill.shape.scale)
             .mask(mask.unwrap());
-        let explicit = call.plan(&q, &k, &v).unwrap();
-        let explicit = explicit.launch(&stream, &q, &k, &v).unwrap();
+        let explicit = call.plan((&q, &k, &v)).unwrap();
+        let explicit = explicit.launch(&stream, (&q, &k, &v)).unwrap();
         let explicit = explicit.attention.download(&stream).unwrap();
         for head in 0..heads {
             for row in 0..rows.len() {

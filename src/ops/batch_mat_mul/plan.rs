@@ -12,10 +12,10 @@ use ascend_sys::Api;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, Plan, Tensors, entry_points, lies_as_planned, lints_of,
-    new_output, phase_one, standing_in,
+    self, AllowedLints, Descriptors, Plan, Tensors, entry_points, into_new, lies_as_planned,
+    lints_of, new_output, phase_one, standing_in,
 };
-use crate::runtime::{Context, Queue, Stream};
+use crate::runtime::{Context, LaunchQueue, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -210,17 +210,20 @@ impl BatchMatMulPlan {
     /// Queues the products into a new tensor, `[max(A, B), M, N]`. Returns at once.
     ///
     /// # Errors
-    /// As for [`BatchMatMulPlan::launch_into`], and for [`Device::alloc`](crate::Device::alloc).
+    /// As for [`BatchMatMulPlan::launch_into`], and for [`Device::alloc`](crate::Device::alloc); [`Error::Capturing`]
+    /// for a graph that is captured, whose launches write outputs that were there before.
     #[doc(alias = "aclnnBatchMatMul")]
     pub fn launch<T: Element>(
         &self,
-        stream: &Stream,
+        queue: &impl Queue,
         self_: &Tensor<T>,
         mat2: &Tensor<T>,
     ) -> Result<Tensor<T>> {
-        let mut out = new_output(&self.context, Parameter::Out.name(), self.out)?;
-        self.launch_into(stream, self_, mat2, &mut out)?;
-        Ok(out)
+        into_new(
+            queue,
+            || new_output(&self.context, Parameter::Out.name(), self.out),
+            |out| self.launch_into(queue, self_, mat2, out),
+        )
     }
 
     /// Queues the products into a contiguous tensor of the caller. Returns at once, and allocates no host memory from
@@ -234,17 +237,17 @@ impl BatchMatMulPlan {
     #[doc(alias = "aclnnBatchMatMul")]
     pub fn launch_into<T: Element>(
         &self,
-        stream: &Stream,
+        queue: &impl Queue,
         self_: &Tensor<T>,
         mat2: &Tensor<T>,
         out: &mut Tensor<T>,
     ) -> Result<()> {
-        self.run(stream, [self_, mat2], out)
+        queue.note(self.run(queue, [self_, mat2], out))
     }
 
-    pub(crate) fn run(
+    fn run(
         &self,
-        queue: &impl Queue,
+        queue: &impl LaunchQueue,
         factors: [&AnyTensor; 2],
         out: &AnyTensor,
     ) -> Result<()> {

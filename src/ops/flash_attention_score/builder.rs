@@ -12,8 +12,9 @@ use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{AllowedLints, Lengths, Tensors, heads, no_elements, no_scale};
 use crate::ops::recorded_plan::{RecordedPlan, recorded};
-use crate::tensor::{AnyTensor, Tensor};
+use crate::tensor::AnyTensor;
 
+use super::inputs::FlashTensors;
 use super::output::PlannedOutput;
 use super::softmax_state::{StateRows, keyless};
 use super::{FlashInputs, FlashMask, FlashPlan, versions};
@@ -164,6 +165,9 @@ impl FlashAttention {
     /// Checks the call against every rule of the operator and prepares it for tensors of these shapes. Nothing is
     /// launched, and the tensors are not kept.
     ///
+    /// A tuple of query, key and value does, and [`FlashInputs`] for calls that read more. Each launch then provides
+    /// tensors of the same kinds, shapes and element types.
+    ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation) for a broken rule
     /// or lint, [`Error::Unsupported`](crate::Error::Unsupported),
@@ -174,22 +178,11 @@ impl FlashAttention {
     /// INT64. After that [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnFlashAttentionScoreGetWorkspaceSize")]
     #[doc(alias = "aclnnFlashAttentionVarLenScoreGetWorkspaceSize")]
-    pub fn plan<T: Element>(
-        &self,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-    ) -> Result<FlashPlan> {
-        self.plan_with(&FlashInputs::new(query, key, value))
+    pub fn plan<'a, T: Element>(&self, inputs: impl Into<FlashInputs<'a, T>>) -> Result<FlashPlan> {
+        self.plan_tensors(&inputs.into().tensors())
     }
 
-    /// As [`plan`](Self::plan), but for calls that read more than query, key and value. Each launch then provides
-    /// [`FlashInputs`] of the same kinds, shapes and element types.
-    ///
-    /// # Errors
-    /// As for [`FlashAttention::plan`].
-    #[doc(alias = "aclnnFlashAttentionScoreGetWorkspaceSize")]
-    pub fn plan_with(&self, inputs: &FlashInputs<'_>) -> Result<FlashPlan> {
+    fn plan_tensors(&self, inputs: &FlashTensors<'_>) -> Result<FlashPlan> {
         let query = inputs.query();
         let context = query.memory().context();
         inputs.each(|argument, tensor| tensor.on(argument.name(), context))?;
@@ -242,7 +235,7 @@ impl FlashAttention {
     fn prepare(
         &self,
         call: &FlashAttentionCall<'_>,
-        inputs: &FlashInputs<'_>,
+        inputs: &FlashTensors<'_>,
         [attention, softmax, reserved]: [TensorDesc; 3],
     ) -> Result<FlashPlan> {
         let query = inputs.query();

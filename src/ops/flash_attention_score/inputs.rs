@@ -1,5 +1,8 @@
 //! What a call reads, layer by layer.
 
+use std::fmt;
+use std::marker::PhantomData;
+
 use ascend_spec::ops::flash_attention_score::{
     Argument, FlashAttentionCall, FlashAttentionProblem, Parameter as P,
 };
@@ -13,13 +16,103 @@ use super::{Dropout, PositionBias};
 
 /// The tensors of a call that differ from layer to layer, or from step to step.
 ///
-/// One value describes a call to [`plan_with`](super::FlashAttention::plan_with) and is what
-/// [`launch_with`](super::FlashPlan::launch_with) reads: a launch provides exactly what its plan was made with, each
-/// tensor of the planned shape and element type, at any address. It borrows the tensors and is cheap to make and
-/// copy.
-#[derive(Clone, Copy, Debug)]
+/// One value describes a call to [`plan`](super::FlashAttention::plan) and is what
+/// [`launch`](super::FlashPlan::launch) reads: a launch provides exactly what its plan was made with, each tensor of
+/// the planned shape and element type, at any address. It borrows the tensors and is cheap to make and copy. `T` is
+/// the element type of query and output.
+///
+/// Calls of query, key and value alone need no name for them: both take the tuple `(&query, &key, &value)`.
+#[derive(Clone, Copy)]
 #[must_use = "a description of tensors does nothing until planned or launched"]
-pub struct FlashInputs<'a> {
+pub struct FlashInputs<'a, T> {
+    tensors: FlashTensors<'a>,
+    output: PhantomData<T>,
+}
+
+impl<'a, T: Element> FlashInputs<'a, T> {
+    /// Query, key and value, in the order of the call's layout. Element types are checked when the call is planned.
+    pub fn new(query: &'a Tensor<T>, key: &'a AnyTensor, value: &'a AnyTensor) -> Self {
+        Self::of_any(query, key, value)
+    }
+
+    /// As [`new`](Self::new), but for a query whose element type is known at run time. The output's has to be named:
+    /// `FlashInputs::<f16>::of_any`.
+    pub fn of_any(query: &'a AnyTensor, key: &'a AnyTensor, value: &'a AnyTensor) -> Self {
+        Self {
+            tensors: FlashTensors {
+                query,
+                key,
+                value,
+                rope: None,
+                bias: None,
+                dropout: None,
+                sink: None,
+            },
+            output: PhantomData,
+        }
+    }
+
+    /// The rotary parts of query and key, whose products are added to the scores (`queryRope`, `keyRope`): packed
+    /// sequences of BF16, shaped as query and key but for the head dimension.
+    ///
+    /// Since V3 of the operator for packed sequences, after CANN 8.1.
+    pub fn rope<R: Element>(mut self, query_rope: &'a Tensor<R>, key_rope: &'a Tensor<R>) -> Self {
+        self.tensors.rope = Some([query_rope, key_rope]);
+        self
+    }
+
+    /// Position bias.
+    pub fn bias(mut self, bias: PositionBias<'a>) -> Self {
+        self.tensors.bias = Some(bias);
+        self
+    }
+
+    /// Which probabilities are dropped. A launch may use another mask of the same size and share.
+    pub fn dropout(mut self, dropout: &'a Dropout) -> Self {
+        self.tensors.dropout = Some(dropout);
+        self
+    }
+
+    /// One more logit for each head, in the maximum and the denominator of the softmax but without a value (`sink`):
+    /// FLOAT32 `[N]`.
+    ///
+    /// Since V3 of the operator, V5 for packed sequences, CANN 8.5.
+    pub fn sink(mut self, sink: &'a Tensor<f32>) -> Self {
+        self.tensors.sink = Some(sink);
+        self
+    }
+
+    /// The tensors without the output's type.
+    #[inline]
+    pub(super) fn tensors(&self) -> FlashTensors<'a> {
+        self.tensors
+    }
+}
+
+impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)> for FlashInputs<'a, T> {
+    /// Query, key and value.
+    #[inline]
+    fn from((query, key, value): (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)) -> Self {
+        Self::new(query, key, value)
+    }
+}
+
+impl<'a, T: Element> From<&FlashInputs<'a, T>> for FlashInputs<'a, T> {
+    #[inline]
+    fn from(inputs: &FlashInputs<'a, T>) -> Self {
+        *inputs
+    }
+}
+
+impl<T> fmt::Debug for FlashInputs<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FlashInputs").field(&self.tensors).finish()
+    }
+}
+
+/// The tensors of [`FlashInputs`], whatever the output's element type.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FlashTensors<'a> {
     query: &'a AnyTensor,
     key: &'a AnyTensor,
     value: &'a AnyTensor,
@@ -29,50 +122,7 @@ pub struct FlashInputs<'a> {
     sink: Option<&'a AnyTensor>,
 }
 
-impl<'a> FlashInputs<'a> {
-    /// Query, key and value, in the order of the call's layout. Element types are checked when the call is planned.
-    pub fn new(query: &'a AnyTensor, key: &'a AnyTensor, value: &'a AnyTensor) -> Self {
-        Self {
-            query,
-            key,
-            value,
-            rope: None,
-            bias: None,
-            dropout: None,
-            sink: None,
-        }
-    }
-
-    /// The rotary parts of query and key, whose products are added to the scores (`queryRope`, `keyRope`): packed
-    /// sequences of BF16, shaped as query and key but for the head dimension.
-    ///
-    /// Since V3 of the operator for packed sequences, after CANN 8.1.
-    pub fn rope<T: Element>(mut self, query_rope: &'a Tensor<T>, key_rope: &'a Tensor<T>) -> Self {
-        self.rope = Some([query_rope, key_rope]);
-        self
-    }
-
-    /// Position bias.
-    pub fn bias(mut self, bias: PositionBias<'a>) -> Self {
-        self.bias = Some(bias);
-        self
-    }
-
-    /// Which probabilities are dropped. A launch may use another mask of the same size and share.
-    pub fn dropout(mut self, dropout: &'a Dropout) -> Self {
-        self.dropout = Some(dropout);
-        self
-    }
-
-    /// One more logit for each head, in the maximum and the denominator of the softmax but without a value (`sink`):
-    /// FLOAT32 `[N]`.
-    ///
-    /// Since V3 of the operator, V5 for packed sequences, CANN 8.5.
-    pub fn sink(mut self, sink: &'a Tensor<f32>) -> Self {
-        self.sink = Some(sink);
-        self
-    }
-
+impl<'a> FlashTensors<'a> {
     pub(super) fn query(&self) -> &'a AnyTensor {
         self.query
     }
@@ -116,7 +166,7 @@ impl<'a> FlashInputs<'a> {
     }
 }
 
-impl Tensors<P> for FlashInputs<'_> {
+impl Tensors<P> for FlashTensors<'_> {
     fn each<'t>(&'t self, visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
         self.visit(visit)
     }
@@ -170,8 +220,8 @@ impl Features {
     }
 }
 
-impl std::fmt::Display for Features {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Features {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
             "a position bias of type {}, first places {:?}, keep_prob {}",

@@ -6,12 +6,12 @@ use ascend_spec::ops::flash_attention_score::{Argument, Parameter};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::Tensors;
+use crate::operator::{Tensors, into_new};
 use crate::ops::recorded_plan::RecordedPlan;
-use crate::runtime::{Queue, Stream};
-use crate::tensor::{AnyTensor, Tensor};
+use crate::runtime::{LaunchQueue, Queue};
+use crate::tensor::AnyTensor;
 
-use super::inputs::Features;
+use super::inputs::{Features, FlashTensors};
 use super::output::PlannedOutput;
 use super::{FlashInputs, FlashOutput, SoftmaxState};
 
@@ -30,7 +30,7 @@ pub struct FlashPlan {
 
 /// The tensors of a launch.
 struct Launch<'a> {
-    inputs: &'a FlashInputs<'a>,
+    inputs: FlashTensors<'a>,
     attention: &'a AnyTensor,
     softmax: &'a SoftmaxState,
 }
@@ -68,105 +68,72 @@ impl FlashPlan {
     }
 
     /// Queues the call with new output tensors. Returns at once; the output is there when the stream is synchronised,
-    /// as [`Tensor::download`] does. The tensors may be dropped at once.
+    /// as [`Tensor::download`](crate::Tensor::download) does. The tensors may be dropped at once.
     ///
     /// # Errors
-    /// As for [`FlashPlan::launch_into`] and [`FlashPlan::output`].
+    /// As for [`FlashPlan::launch_into`] and [`FlashPlan::output`]; [`Error::Capturing`](crate::Error::Capturing) for
+    /// a graph that is captured, whose launches write outputs that were there before.
     #[doc(alias = "aclnnFlashAttentionScore")]
     #[doc(alias = "aclnnFlashAttentionVarLenScore")]
-    pub fn launch<T: Element>(
+    pub fn launch<'a, T: Element>(
         &self,
-        stream: &Stream,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
+        queue: &impl Queue,
+        inputs: impl Into<FlashInputs<'a, T>>,
     ) -> Result<FlashOutput<T>> {
-        self.launch_with(stream, &FlashInputs::new(query, key, value))
+        let inputs = inputs.into().tensors();
+        into_new(
+            queue,
+            || self.output(),
+            |output| self.add(queue, inputs, &output.attention, &mut output.softmax),
+        )
     }
 
     /// Queues the call with output tensors of the caller. Allocates no host memory from the second launch on a stream
     /// on.
     ///
+    /// The replays of a captured launch write an output of this plan's: [`FlashPlan::output`].
+    ///
     /// # Errors
     /// [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for tensors that differ from the planned ones in more than
-    /// their addresses; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of another device, or
-    /// outputs that share memory with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the
-    /// workspace; [`Error::Aclnn`](crate::Error::Aclnn). A failure while it runs shows when the stream is
-    /// synchronised.
+    /// their addresses, for another kind of position bias, other first places, or another share that dropout keeps,
+    /// and in a capture for an output whose state describes other rows;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of another device, or outputs that share
+    /// memory with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace;
+    /// [`Error::Aclnn`](crate::Error::Aclnn). A failure while it runs shows when the stream is synchronised.
     #[doc(alias = "aclnnFlashAttentionScore")]
-    pub fn launch_into<T: Element>(
+    pub fn launch_into<'a, T: Element>(
         &self,
-        stream: &Stream,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
+        queue: &impl Queue,
+        inputs: impl Into<FlashInputs<'a, T>>,
         output: &mut FlashOutput<T>,
     ) -> Result<()> {
-        self.launch_with_into(stream, &FlashInputs::new(query, key, value), output)
+        let FlashOutput { attention, softmax } = output;
+        self.add(queue, inputs.into().tensors(), attention, softmax)
     }
 
-    /// As [`FlashPlan::launch`], for a plan of [`plan_with`](super::FlashAttention::plan_with).
-    ///
-    /// # Errors
-    /// As for [`FlashPlan::launch_into`] and [`FlashPlan::output`].
-    #[doc(alias = "aclnnFlashAttentionScore")]
-    pub fn launch_with<T: Element>(
+    fn add(
         &self,
-        stream: &Stream,
-        inputs: &FlashInputs<'_>,
-    ) -> Result<FlashOutput<T>> {
-        let mut output = self.output()?;
-        self.launch_with_into(stream, inputs, &mut output)?;
-        Ok(output)
-    }
-
-    /// As [`FlashPlan::launch_into`], for a plan of [`plan_with`](super::FlashAttention::plan_with).
-    ///
-    /// # Errors
-    /// As for [`FlashPlan::launch_into`]; [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) also for another kind of
-    /// position bias, other first places, or another share that dropout keeps.
-    #[doc(alias = "aclnnFlashAttentionScore")]
-    pub fn launch_with_into<T: Element>(
-        &self,
-        stream: &Stream,
-        inputs: &FlashInputs<'_>,
-        output: &mut FlashOutput<T>,
+        queue: &impl LaunchQueue,
+        inputs: FlashTensors<'_>,
+        attention: &AnyTensor,
+        softmax: &mut SoftmaxState,
     ) -> Result<()> {
-        let launched = self.run(stream, inputs, output)?;
+        let (rows, keyless) = (&self.output.rows, &self.output.keyless);
+        let launched = softmax
+            .admits(queue, "output", rows, keyless)
+            .and_then(|()| {
+                let launch = Launch {
+                    inputs,
+                    attention,
+                    softmax,
+                };
+                let admits = || inputs.features().are_as_planned(&self.features);
+                self.prepared.run(queue, &launch, admits)
+            });
+        let launched = queue.note(launched)?;
         // Also after a failure: part of the work may have been queued.
-        let FlashOutput { softmax, .. } = output;
-        softmax.rewrite(&self.output.rows, self.output.keyless.clone());
-        launched
-    }
-
-    /// Captures a launch whose replays write an output of this plan's.
-    pub(crate) fn capture<T: Element>(
-        &self,
-        queue: &impl Queue,
-        inputs: &FlashInputs<'_>,
-        output: &FlashOutput<T>,
-    ) -> Result<()> {
-        output
-            .softmax
-            .is_of("output", &self.output.rows, &self.output.keyless)?;
-        self.run(queue, inputs, output)?
-    }
-
-    /// Queues a launch. The outer result is an error if nothing was queued, the inner one if only a part may have
-    /// been.
-    fn run<T: Element>(
-        &self,
-        queue: &impl Queue,
-        inputs: &FlashInputs<'_>,
-        output: &FlashOutput<T>,
-    ) -> Result<Result<()>> {
-        let launch = Launch {
-            inputs,
-            attention: &output.attention,
-            softmax: &output.softmax,
-        };
-        let admits = || inputs.features().are_as_planned(&self.features);
-        self.prepared.run(queue, &launch, admits)
+        softmax.rewrite(rows, keyless.clone());
+        queue.note(launched)
     }
 }
 

@@ -7,7 +7,7 @@ use ascend_spec::TensorDesc;
 use ascend_spec::ops::flash_attention_score::{InputLayout, SoftmaxOrder};
 
 use crate::error::{Error, Result};
-use crate::runtime::Context;
+use crate::runtime::{Context, LaunchQueue};
 use crate::tensor::{AnyTensor, Tensor};
 
 /// The maximum of each row's scores, and the sum of `exp(score - maximum)`: what the softmax over other keys goes on
@@ -119,15 +119,16 @@ impl SoftmaxState {
         self.keyless = keyless;
     }
 
-    /// Refuses a state that describes other rows or keyless sequences, for a capture, which cannot change the
-    /// description.
-    pub(crate) fn is_of(
+    /// Refuses a state that describes other rows or keyless sequences where replays will write it: a capture cannot
+    /// change the description.
+    pub(crate) fn admits(
         &self,
+        queue: &impl LaunchQueue,
         argument: &'static str,
         rows: &StateRows,
         keyless: &Keyless,
     ) -> Result<()> {
-        if self.rows == *rows && self.keyless == *keyless {
+        if queue.runs_now() || self.rows == *rows && self.keyless == *keyless {
             return Ok(());
         }
         Err(Error::NotAsPlanned {

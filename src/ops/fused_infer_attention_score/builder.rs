@@ -8,7 +8,6 @@ use crate::error::{Error, Result};
 use crate::mask::Mask;
 use crate::memory::Element;
 use crate::ops::attention_settings::{Numbers, Settings, setters};
-use crate::tensor::Tensor;
 
 use super::allowed::Allowed;
 use super::contents::Reading;
@@ -128,11 +127,11 @@ impl FusedInferAttention {
     /// let query = stream.upload(&[f16::ONE; 2 * 96], [1, 2, 1, 96])?;
     /// let key = stream.upload(&[f16::ONE; 32 * 2 * 96], [1, 2, 32, 96])?;
     /// let attention = FusedInferAttention::new(Layout::Bnsd).heads(2).scale(0.1);
-    /// attention.clone().portable_since(Cann::V8_5).plan(&query, &key, &key)?;
+    /// attention.clone().portable_since(Cann::V8_5).plan((&query, &key, &key))?;
     ///
     /// // 9.0 refuses the triangle of a single row, other releases read it as another mask.
     /// let causal = attention.mask(device.masks().causal(CausalOrigin::RightDown)?);
-    /// let refused = causal.portable_since(Cann::V8_5).plan(&query, &key, &key);
+    /// let refused = causal.portable_since(Cann::V8_5).plan((&query, &key, &key));
     /// assert!(matches!(refused, Err(Error::Violation(_))));
     /// # Ok(())
     /// # }
@@ -144,6 +143,10 @@ impl FusedInferAttention {
 
     /// Checks the call against every rule of the operator and prepares it for tensors of these shapes. Nothing is
     /// launched, and the tensors are not kept.
+    ///
+    /// A tuple of query, key and value does, and [`Inputs`] for calls that read more, or integers: paged attention, a
+    /// key and value for each sequence, rotary parts, a shared prefix, quantisation and so on. Each launch then
+    /// provides tensors of the same kinds, shapes and element types.
     ///
     /// Since CANN 8.1.
     ///
@@ -158,29 +161,11 @@ impl FusedInferAttention {
     /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnFusedInferAttentionScoreGetWorkspaceSize")]
     #[doc(alias = "aclSetAclOpExecutorRepeatable")]
-    pub fn plan<T: Element>(
-        &self,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-    ) -> Result<Plan> {
-        self.plan_with(&Inputs::new(query, key, value))
+    pub fn plan<'a, T: Element>(&self, inputs: impl Into<Inputs<'a, T>>) -> Result<Plan> {
+        self.plan_bindings(&inputs.into().tensors(), Reading::Planned)
     }
 
-    /// As [`plan`](Self::plan), but for calls that read more than query, key and value, or integers: paged attention,
-    /// a key and value for each sequence, rotary parts, a shared prefix, quantisation and so on. Each launch then
-    /// provides [`Inputs`] of the same kinds, shapes and element types.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// As for [`FusedInferAttention::plan`].
-    #[doc(alias = "aclnnFusedInferAttentionScoreGetWorkspaceSize")]
-    pub fn plan_with(&self, inputs: &Inputs<'_>) -> Result<Plan> {
-        self.plan_bindings(inputs, Reading::Planned)
-    }
-
-    /// As [`plan_with`](Self::plan_with), but for tensors in any form; `reading` is when the device reads their
+    /// As [`plan`](Self::plan), but for tensors in any form; `reading` is when the device reads their
     /// content.
     pub(crate) fn plan_bindings(&self, bindings: &impl Bindings, reading: Reading) -> Result<Plan> {
         let (mut key, mut value) = (Descs::new(), Descs::new());

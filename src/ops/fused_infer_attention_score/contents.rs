@@ -3,7 +3,7 @@
 use ascend_spec::ops::fused_infer_attention_score::{ContentBounds, Parameter};
 
 use crate::error::Result;
-use crate::runtime::Queue;
+use crate::runtime::LaunchQueue;
 
 use super::block_table::BlockTable;
 use super::padding_size::PaddingSize;
@@ -29,7 +29,7 @@ pub(crate) enum Reading {
 
 impl Reading {
     /// When the device reads them for a launch on this queue.
-    pub(crate) fn on(queue: &impl Queue) -> Self {
+    pub(crate) fn on(queue: &impl LaunchQueue) -> Self {
         match queue.runs_now() {
             true => Self::Launched,
             false => Self::Captured,

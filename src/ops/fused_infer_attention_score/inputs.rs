@@ -1,5 +1,8 @@
 //! What a call reads, layer by layer.
 
+use std::fmt;
+use std::marker::PhantomData;
+
 use ascend_spec::ops::fused_infer_attention_score::{Argument, FiaCall, Parameter as P};
 
 use crate::error::{Error, Result};
@@ -17,13 +20,13 @@ use super::shared_prefix::SharedPrefix;
 
 /// The tensors of a call that differ from layer to layer, or from step to step.
 ///
-/// One value describes a call to [`plan_with`](crate::FusedInferAttention::plan_with) and is what
-/// [`launch_with`](super::Plan::launch_with) reads: a launch provides exactly what its plan was made with, each
-/// tensor of the planned shape and element type, at any address. It borrows the tensors and is cheap to make and
-/// copy.
+/// One value describes a call to [`plan`](crate::FusedInferAttention::plan) and is what
+/// [`launch`](super::Plan::launch) reads: a launch provides exactly what its plan was made with, each tensor of the
+/// planned shape and element type, at any address. It borrows the tensors and is cheap to make and copy. `T` is the
+/// element type of the output that a launch makes or writes: the query's, or what [`output_type`](Self::output_type)
+/// names.
 ///
-/// Calls of query, key and value alone need none: [`plan`](crate::FusedInferAttention::plan) and
-/// [`launch`](super::Plan::launch) take those.
+/// Calls of query, key and value alone need no name for them: both take the tuple `(&query, &key, &value)`.
 ///
 /// ```
 /// use ascend_attention::attention::Inputs;
@@ -46,16 +49,183 @@ use super::shared_prefix::SharedPrefix;
 ///     .actual_seq_lengths([3, 8])
 ///     .actual_seq_lengths_kv([3, 8])
 ///     .mask(device.masks().causal(CausalOrigin::RightDown)?)
-///     .plan_with(&inputs)?;
-/// let output = plan.launch_with::<bf16>(&stream, &inputs)?;
+///     .plan(&inputs)?;
+/// let output = plan.launch(&stream, &inputs)?;
 /// assert_eq!(output.attention.download(&stream)?, vec![bf16::ONE; 8 * 4 * 128]);
 /// # }
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 #[must_use = "a description of tensors does nothing until planned or launched"]
-pub struct Inputs<'a> {
+pub struct Inputs<'a, T> {
+    tensors: CallTensors<'a>,
+    output: PhantomData<T>,
+}
+
+impl<'a, T: Element> Inputs<'a, T> {
+    /// Query, key and value, in the order of the call's layout. Element types are checked when the call is planned.
+    pub fn new(query: &'a Tensor<T>, key: &'a AnyTensor, value: &'a AnyTensor) -> Self {
+        Self::of_any(query, key, value)
+    }
+
+    /// As [`new`](Self::new), but for a query whose element type is known at run time. The output's has to be named:
+    /// `Inputs::<f16>::of_any`.
+    pub fn of_any(query: &'a AnyTensor, key: &'a AnyTensor, value: &'a AnyTensor) -> Self {
+        Self::with(query, List::One(key), List::One(value))
+    }
+
+    /// A query of several sequences, with a tensor of keys and one of values for each.
+    ///
+    /// Since CANN 8.1.
+    pub fn lists(
+        query: &'a Tensor<T>,
+        key: &'a [&'a AnyTensor],
+        value: &'a [&'a AnyTensor],
+    ) -> Self {
+        Self::lists_of_any(query, key, value)
+    }
+
+    /// As [`lists`](Self::lists), but for a query whose element type is known at run time.
+    pub fn lists_of_any(
+        query: &'a AnyTensor,
+        key: &'a [&'a AnyTensor],
+        value: &'a [&'a AnyTensor],
+    ) -> Self {
+        Self::with(query, List::Many(key), List::Many(value))
+    }
+
+    fn with(query: &'a AnyTensor, key: List<'a>, value: List<'a>) -> Self {
+        Self {
+            tensors: CallTensors {
+                query,
+                key,
+                value,
+                pse_shift: None,
+                block_table: None,
+                query_padding: None,
+                kv_padding: None,
+                shared_prefix: None,
+                rope: None,
+                learnable_sink: None,
+                quantisation: Quantisation::None,
+            },
+            output: PhantomData,
+        }
+    }
+
+    /// The same tensors for a call whose output has elements `U`, not the query's: where the query is quantised, or
+    /// the output is, as in the example of [`Quantisation`].
+    pub fn output_type<U: Element>(self) -> Inputs<'a, U> {
+        Inputs {
+            tensors: self.tensors,
+            output: PhantomData,
+        }
+    }
+
+    /// Key and value are a paged cache, whose blocks the table names (`blockTable`, `blockSize`).
+    ///
+    /// Since CANN 8.1.
+    pub fn paged(mut self, block_table: &'a BlockTable) -> Self {
+        self.tensors.block_table = Some(block_table);
+        self
+    }
+
+    /// The rotary parts of query and key, whose products are added to the scores (`queryRope`, `keyRope`): shaped as
+    /// query and key, with 64 for the head dimension. FLOAT16 or BF16.
+    ///
+    /// Since V3 of the operator, CANN 8.1.
+    pub fn rope<R: Element>(self, query_rope: &'a Tensor<R>, key_rope: &'a Tensor<R>) -> Self {
+        self.rope_of_any(query_rope, key_rope)
+    }
+
+    /// As [`rope`](Self::rope), but for tensors whose element type is known at run time.
+    pub fn rope_of_any(mut self, query_rope: &'a AnyTensor, key_rope: &'a AnyTensor) -> Self {
+        self.tensors.rope = Some([query_rope, key_rope]);
+        self
+    }
+
+    /// Keys and values that all sequences begin with.
+    pub fn shared_prefix(mut self, prefix: SharedPrefix<'a>) -> Self {
+        self.tensors.shared_prefix = Some(prefix);
+        self
+    }
+
+    /// Position bias.
+    pub fn pse_shift(mut self, pse_shift: PseShift<'a>) -> Self {
+        self.tensors.pse_shift = Some(pse_shift);
+        self
+    }
+
+    /// One more logit for each head, in the maximum and the denominator of the softmax but without a value
+    /// (`learnableSink`): `[N]`, of BF16; of the query's type from CANN 9.0 on where it is packed, and on Ascend 950.
+    ///
+    /// Since V4 of the operator, CANN 8.5, in every layout.
+    pub fn learnable_sink<S: Element>(self, sink: &'a Tensor<S>) -> Self {
+        self.learnable_sink_of_any(sink)
+    }
+
+    /// As [`learnable_sink`](Self::learnable_sink), but for a tensor whose element type is known at run time.
+    pub fn learnable_sink_of_any(mut self, sink: &'a AnyTensor) -> Self {
+        self.tensors.learnable_sink = Some(sink);
+        self
+    }
+
+    /// The query's rows are at the end of each sequence, before `padding` unused ones (`queryPaddingSize`). Needs
+    /// [`actual_seq_lengths`](crate::FusedInferAttention::actual_seq_lengths).
+    ///
+    /// Since CANN 8.1.
+    pub fn query_padding(mut self, padding: &'a PaddingSize) -> Self {
+        self.tensors.query_padding = Some(padding);
+        self
+    }
+
+    /// The rows of key and value are at the end of each sequence, before `padding` unused ones (`kvPaddingSize`).
+    /// Needs [`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv).
+    ///
+    /// Since CANN 8.1.
+    pub fn kv_padding(mut self, padding: &'a PaddingSize) -> Self {
+        self.tensors.kv_padding = Some(padding);
+        self
+    }
+
+    /// Which tensors are integers, and their scales.
+    pub fn quantisation(mut self, quantisation: Quantisation<'a>) -> Self {
+        self.tensors.quantisation = quantisation;
+        self
+    }
+
+    /// The tensors without the output's type.
+    #[inline]
+    pub(crate) fn tensors(&self) -> CallTensors<'a> {
+        self.tensors
+    }
+}
+
+impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)> for Inputs<'a, T> {
+    /// Query, key and value.
+    #[inline]
+    fn from((query, key, value): (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)) -> Self {
+        Self::new(query, key, value)
+    }
+}
+
+impl<'a, T: Element> From<&Inputs<'a, T>> for Inputs<'a, T> {
+    #[inline]
+    fn from(inputs: &Inputs<'a, T>) -> Self {
+        *inputs
+    }
+}
+
+impl<T> fmt::Debug for Inputs<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Inputs").field(&self.tensors).finish()
+    }
+}
+
+/// The tensors of [`Inputs`], whatever the output's element type.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallTensors<'a> {
     query: &'a AnyTensor,
     key: List<'a>,
     value: List<'a>,
@@ -69,111 +239,7 @@ pub struct Inputs<'a> {
     quantisation: Quantisation<'a>,
 }
 
-impl<'a> Inputs<'a> {
-    /// Query, key and value, in the order of the call's layout. Element types are checked when the call is planned.
-    pub fn new(query: &'a AnyTensor, key: &'a AnyTensor, value: &'a AnyTensor) -> Self {
-        Self::with(query, List::One(key), List::One(value))
-    }
-
-    /// A query of several sequences, with a tensor of keys and one of values for each.
-    ///
-    /// Since CANN 8.1.
-    pub fn lists(
-        query: &'a AnyTensor,
-        key: &'a [&'a AnyTensor],
-        value: &'a [&'a AnyTensor],
-    ) -> Self {
-        Self::with(query, List::Many(key), List::Many(value))
-    }
-
-    fn with(query: &'a AnyTensor, key: List<'a>, value: List<'a>) -> Self {
-        Self {
-            query,
-            key,
-            value,
-            pse_shift: None,
-            block_table: None,
-            query_padding: None,
-            kv_padding: None,
-            shared_prefix: None,
-            rope: None,
-            learnable_sink: None,
-            quantisation: Quantisation::None,
-        }
-    }
-
-    /// Key and value are a paged cache, whose blocks the table names (`blockTable`, `blockSize`).
-    ///
-    /// Since CANN 8.1.
-    pub fn paged(mut self, block_table: &'a BlockTable) -> Self {
-        self.block_table = Some(block_table);
-        self
-    }
-
-    /// The rotary parts of query and key, whose products are added to the scores (`queryRope`, `keyRope`): shaped as
-    /// query and key, with 64 for the head dimension. FLOAT16 or BF16.
-    ///
-    /// Since V3 of the operator, CANN 8.1.
-    pub fn rope<T: Element>(self, query_rope: &'a Tensor<T>, key_rope: &'a Tensor<T>) -> Self {
-        self.rope_of_any(query_rope, key_rope)
-    }
-
-    /// As [`rope`](Self::rope), but for tensors whose element type is known at run time.
-    pub fn rope_of_any(mut self, query_rope: &'a AnyTensor, key_rope: &'a AnyTensor) -> Self {
-        self.rope = Some([query_rope, key_rope]);
-        self
-    }
-
-    /// Keys and values that all sequences begin with.
-    pub fn shared_prefix(mut self, prefix: SharedPrefix<'a>) -> Self {
-        self.shared_prefix = Some(prefix);
-        self
-    }
-
-    /// Position bias.
-    pub fn pse_shift(mut self, pse_shift: PseShift<'a>) -> Self {
-        self.pse_shift = Some(pse_shift);
-        self
-    }
-
-    /// One more logit for each head, in the maximum and the denominator of the softmax but without a value
-    /// (`learnableSink`): `[N]`, of BF16; of the query's type from CANN 9.0 on where it is packed, and on Ascend 950.
-    ///
-    /// Since V4 of the operator, CANN 8.5, in every layout.
-    pub fn learnable_sink<T: Element>(self, sink: &'a Tensor<T>) -> Self {
-        self.learnable_sink_of_any(sink)
-    }
-
-    /// As [`learnable_sink`](Self::learnable_sink), but for a tensor whose element type is known at run time.
-    pub fn learnable_sink_of_any(mut self, sink: &'a AnyTensor) -> Self {
-        self.learnable_sink = Some(sink);
-        self
-    }
-
-    /// The query's rows are at the end of each sequence, before `padding` unused ones (`queryPaddingSize`). Needs
-    /// [`actual_seq_lengths`](crate::FusedInferAttention::actual_seq_lengths).
-    ///
-    /// Since CANN 8.1.
-    pub fn query_padding(mut self, padding: &'a PaddingSize) -> Self {
-        self.query_padding = Some(padding);
-        self
-    }
-
-    /// The rows of key and value are at the end of each sequence, before `padding` unused ones (`kvPaddingSize`).
-    /// Needs [`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv).
-    ///
-    /// Since CANN 8.1.
-    pub fn kv_padding(mut self, padding: &'a PaddingSize) -> Self {
-        self.kv_padding = Some(padding);
-        self
-    }
-
-    /// Which tensors are integers, and their scales.
-    pub fn quantisation(mut self, quantisation: Quantisation<'a>) -> Self {
-        self.quantisation = quantisation;
-        self
-    }
-
+impl<'a> CallTensors<'a> {
     /// The attributes that come with the tensors.
     #[inline]
     pub(crate) fn features(&self) -> Features {
@@ -333,15 +399,15 @@ impl Features {
 
 /// A launch of typed inputs.
 pub(crate) struct Launch<'a> {
-    pub(crate) inputs: Inputs<'a>,
+    pub(crate) inputs: CallTensors<'a>,
     pub(crate) attention_out: &'a AnyTensor,
     pub(crate) softmax_lse: Option<&'a AnyTensor>,
 }
 
 impl<'a> Launch<'a> {
-    pub(crate) fn new<T: Element>(inputs: &Inputs<'a>, output: &'a Output<T>) -> Self {
+    pub(crate) fn new<T: Element>(inputs: CallTensors<'a>, output: &'a Output<T>) -> Self {
         Self {
-            inputs: *inputs,
+            inputs,
             attention_out: &output.attention,
             softmax_lse: output.softmax_lse.as_deref(),
         }
@@ -371,18 +437,18 @@ impl Bindings for Launch<'_> {
     }
 }
 
-impl Tensors<P> for Inputs<'_> {
+impl Tensors<P> for CallTensors<'_> {
     fn each<'b>(&'b self, visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>) -> Result<()> {
         self.visit(visit)
     }
 }
 
-impl Bindings for Inputs<'_> {
+impl Bindings for CallTensors<'_> {
     fn features(&self) -> Option<Features> {
-        Some(Inputs::features(self))
+        Some(CallTensors::features(self))
     }
 
     fn contents(&self) -> GivenContents<'_> {
-        Inputs::contents(self)
+        CallTensors::contents(self)
     }
 }

@@ -12,8 +12,8 @@ use ascend_spec::{Layout, TensorDesc};
 use crate::case_file::{self, LiveCall};
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, Addressed, Tensors, addressed, new_output, reach};
-use crate::runtime::{Context, Queue, Stream};
+use crate::operator::{self, Addressed, Tensors, addressed, into_new, new_output, reach};
+use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::allowed::Allowed;
@@ -59,13 +59,18 @@ pub(crate) struct CapturedTable {
 
 impl CapturedTable {
     /// The table of a launch with the bounds of its content; `None` if the launch has no table or no bounds.
-    pub(crate) fn of(given: &GivenContents<'_>, bounds: Option<&ContentBounds>) -> Option<Self> {
+    pub(crate) fn of(
+        given: &GivenContents<'_>,
+        bounds: Option<&ContentBounds>,
+    ) -> Option<Box<dyn ReplayCheck>> {
         let (table, bounds) = (given.block_table?.clone(), bounds?.clone());
-        Some(Self { bounds, table })
+        Some(Box::new(Self { bounds, table }))
     }
+}
 
+impl ReplayCheck for CapturedTable {
     /// Refuses rows that do not name the blocks that a replay reads.
-    pub(crate) fn replayed(&self) -> Result<()> {
+    fn admits_replay(&self) -> Result<()> {
         self.table.admitted(&self.bounds, true, true)
     }
 }
@@ -193,11 +198,6 @@ impl Plan {
             .admitted(self.bounds.as_ref(), Reading::Launched)
     }
 
-    /// The table that captured launches read, with the bounds of its content.
-    pub(crate) fn captured_table(&self, bindings: &impl Bindings) -> Option<CapturedTable> {
-        CapturedTable::of(&bindings.contents(), self.bounds.as_ref())
-    }
-
     /// Name of the operator's function that launches call.
     pub fn operator(&self) -> &'static str {
         self.prepared.function()
@@ -236,85 +236,64 @@ impl Plan {
     }
 
     /// Queues the call with new output tensors. Returns at once; the output is there when the stream is synchronised,
-    /// as [`Tensor::download`] does. The tensors may be dropped at once.
+    /// as [`Tensor::download`] does. The tensors may be dropped at once. `T` is the output's element type: the query's
+    /// unless [`Inputs::output_type`] names another.
     ///
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// As for [`Plan::launch_into`] and [`Plan::output`].
+    /// As for [`Plan::launch_into`] and [`Plan::output`]; [`Error::Capturing`] for a graph that is captured, whose
+    /// launches write outputs that were there before.
     #[doc(alias = "aclnnFusedInferAttentionScore")]
-    pub fn launch<T: Element>(
+    pub fn launch<'a, T: Element>(
         &self,
-        stream: &Stream,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
+        queue: &impl Queue,
+        inputs: impl Into<Inputs<'a, T>>,
     ) -> Result<Output<T>> {
-        self.launch_with(stream, &Inputs::new(query, key, value))
+        let inputs = inputs.into().tensors();
+        into_new(
+            queue,
+            || self.output(),
+            |output| self.add(queue, &Launch::new(inputs, output)),
+        )
     }
 
     /// Queues the call with output tensors of the caller. Allocates no host memory from the second launch on a stream
     /// on.
     ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;
-    /// [`Error::InvalidArgument`] for tensors of another device, or an output that shares memory with another tensor;
-    /// [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`] if the operator cannot be launched. A failure while
-    /// it runs shows when the stream is synchronised.
-    #[doc(alias = "aclnnFusedInferAttentionScore")]
-    #[doc(alias = "aclSetInputTensorAddr")]
-    pub fn launch_into<T: Element>(
-        &self,
-        stream: &Stream,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-        output: &mut Output<T>,
-    ) -> Result<()> {
-        self.launch_with_into(stream, &Inputs::new(query, key, value), output)
-    }
-
-    /// As [`Plan::launch`], for a plan of [`plan_with`](super::FusedInferAttention::plan_with). `T` is the output's
-    /// element type: the query's unless the [`Quantisation`](super::Quantisation) sets another.
+    /// A captured launch has the lengths of its plan in every replay, and every replay reads the block table on the
+    /// device: the table is checked on the host before each. Calls whose lengths grow are captured by
+    /// [`Capturing::attention`](crate::graph::Capturing::attention).
     ///
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// As for [`Plan::launch_into`] and [`Plan::output`].
-    #[doc(alias = "aclnnFusedInferAttentionScore")]
-    pub fn launch_with<T: Element>(
-        &self,
-        stream: &Stream,
-        inputs: &Inputs<'_>,
-    ) -> Result<Output<T>> {
-        let mut output = self.output()?;
-        self.launch_with_into(stream, inputs, &mut output)?;
-        Ok(output)
-    }
-
-    /// As [`Plan::launch_into`], for a plan of [`plan_with`](super::FusedInferAttention::plan_with).
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// As for [`Plan::launch_into`]; [`Error::NotAsPlanned`] also for another block size, quantisation scheme or length
-    /// of the shared prefix.
+    /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses, and for
+    /// another block size, quantisation scheme or length of the shared prefix; [`Error::InvalidArgument`] for tensors
+    /// of another device, or an output that shares memory with another tensor; [`Error::OutOfMemory`] for the
+    /// workspace; [`Error::Aclnn`] if the operator cannot be launched. A failure while it runs shows when the stream
+    /// is synchronised.
     #[doc(alias = "aclnnFusedInferAttentionScore")]
     #[doc(alias = "aclSetInputTensorAddr")]
     #[doc(alias = "aclSetDynamicInputTensorAddr")]
-    pub fn launch_with_into<T: Element>(
+    pub fn launch_into<'a, T: Element>(
         &self,
-        stream: &Stream,
-        inputs: &Inputs<'_>,
+        queue: &impl Queue,
+        inputs: impl Into<Inputs<'a, T>>,
         output: &mut Output<T>,
     ) -> Result<()> {
-        self.run(stream, &Launch::new(inputs, output))
+        self.add(queue, &Launch::new(inputs.into().tensors(), output))
+    }
+
+    /// Queues a launch whose lengths are those of the plan, in every replay if it is captured.
+    fn add(&self, queue: &impl LaunchQueue, launch: &Launch<'_>) -> Result<()> {
+        let outcome = self.run(queue, launch);
+        queue.before_replays(|| CapturedTable::of(&launch.contents(), self.bounds.as_ref()));
+        queue.note(outcome)
     }
 
     /// Checks the tensors of a launch and queues it.
-    pub(crate) fn run(&self, queue: &impl Queue, bindings: &impl Bindings) -> Result<()> {
+    pub(crate) fn run(&self, queue: &impl LaunchQueue, bindings: &impl Bindings) -> Result<()> {
         let outcome = self.queue(queue, bindings);
         if case_file::is_on() {
             self.record(queue.stream(), bindings, &outcome);
@@ -345,7 +324,7 @@ impl Plan {
         LiveCall::new(self.context(), &call, mask, bindings, self.version)
     }
 
-    fn queue(&self, queue: &impl Queue, bindings: &impl Bindings) -> Result<()> {
+    fn queue(&self, queue: &impl LaunchQueue, bindings: &impl Bindings) -> Result<()> {
         let checked = self.prepared.check(queue, bindings)?;
         if let Some(features) = bindings.features() {
             features.are_as_planned(&self.features)?;

@@ -12,12 +12,12 @@ use ascend_sys::Api;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, Plan, Tensors, entry_points, lies_as_planned, lints_of,
-    new_output, phase_one, standing_in,
+    self, AllowedLints, Descriptors, Plan, Tensors, entry_points, into_new, lies_as_planned,
+    lints_of, new_output, phase_one, standing_in,
 };
 use crate::ops::recorded_plan::RecordedPlan;
 use crate::ops::scatter_pa_kv_cache::CacheOrder;
-use crate::runtime::{Context, Queue, Stream};
+use crate::runtime::{Context, LaunchQueue, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::SequenceBlocks;
@@ -225,19 +225,25 @@ impl GatherPlan {
     /// or in the order [`CacheOrder::PaNz`] `[tokens, N * D]` and `[tokens, N * Dv]`. Returns at once.
     ///
     /// # Errors
-    /// As for [`GatherPlan::launch_into`], and for [`Device::alloc`](crate::Device::alloc).
+    /// As for [`GatherPlan::launch_into`], and for [`Device::alloc`](crate::Device::alloc); [`Error::Capturing`] for a
+    /// graph that is captured, whose launches write outputs that were there before.
     #[doc(alias = "aclnnGatherPaKvCache")]
     pub fn launch<T: Element>(
         &self,
-        stream: &Stream,
+        queue: &impl Queue,
         key_cache: &Tensor<T>,
         value_cache: &Tensor<T>,
     ) -> Result<(Tensor<T>, Tensor<T>)> {
-        let [key, value] = self.outputs;
-        let mut key = new_output(&self.context, Parameter::Key.name(), key)?;
-        let mut value = new_output(&self.context, Parameter::Value.name(), value)?;
-        self.launch_into(stream, key_cache, value_cache, &mut key, &mut value)?;
-        Ok((key, value))
+        let output = || {
+            let [key, value] = self.outputs;
+            Ok((
+                new_output(&self.context, Parameter::Key.name(), key)?,
+                new_output(&self.context, Parameter::Value.name(), value)?,
+            ))
+        };
+        into_new(queue, output, |(key, value)| {
+            self.launch_into(queue, key_cache, value_cache, key, value)
+        })
     }
 
     /// Queues the copies into tensors of the caller. Returns at once, and allocates no host memory from the second
@@ -251,18 +257,18 @@ impl GatherPlan {
     #[doc(alias = "aclnnGatherPaKvCache")]
     pub fn launch_into<T: Element>(
         &self,
-        stream: &Stream,
+        queue: &impl Queue,
         key_cache: &Tensor<T>,
         value_cache: &Tensor<T>,
         key: &mut Tensor<T>,
         value: &mut Tensor<T>,
     ) -> Result<()> {
-        self.run(stream, [key_cache, value_cache], [key, value])
+        queue.note(self.run(queue, [key_cache, value_cache], [key, value]))
     }
 
-    pub(crate) fn run(
+    fn run(
         &self,
-        queue: &impl Queue,
+        queue: &impl LaunchQueue,
         caches: [&AnyTensor; 2],
         outputs: [&AnyTensor; 2],
     ) -> Result<()> {
@@ -272,6 +278,7 @@ impl GatherPlan {
             outputs,
         };
         let Some(prepared) = &self.prepared else {
+            self.context.admits("stream", queue.context())?;
             let [key, value] = given.outputs;
             let [key_cache, value_cache] = given.caches;
             let tensors = [

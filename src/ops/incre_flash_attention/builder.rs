@@ -7,9 +7,9 @@ use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::AllowedLints;
 use crate::ops::attention_settings::{Numbers, Settings, setters};
-use crate::ops::fused_infer_attention_score::Inputs;
+use crate::ops::fused_infer_attention_score::{CallTensors, Inputs};
 use crate::ops::inference_attention::{Described, InferencePlan};
-use crate::tensor::{AnyTensor, Tensor};
+use crate::tensor::AnyTensor;
 
 /// A call that was checked and prepared. From [`IncreFlashAttention::plan`].
 pub type IncrePlan = InferencePlan<Parameter>;
@@ -42,8 +42,8 @@ pub type IncrePlan = InferencePlan<Parameter>;
 /// let plan = IncreFlashAttention::new(Layout::Bsh)
 ///     .scale(1.0 / 128f64.sqrt())
 ///     .actual_seq_lengths_kv([20, 7])
-///     .plan_with(&inputs)?;
-/// let attention = plan.launch_with::<f16>(&stream, &inputs)?;
+///     .plan(&inputs)?;
+/// let attention = plan.launch(&stream, &inputs)?;
 /// assert_eq!(attention.download(&stream)?, vec![f16::ONE; 2 * 128]);
 /// # }
 /// # Ok(())
@@ -93,35 +93,26 @@ impl IncreFlashAttention {
     /// Checks the call against every rule of the operator and prepares it for tensors of these shapes. Nothing is
     /// launched, and the tensors are not kept.
     ///
+    /// A tuple of query, key and value does, and [`Inputs`] for calls over a paged cache, with a key and value for
+    /// each sequence, a position bias, left padding of the keys, or a
+    /// [`Quantisation`](crate::attention::Quantisation) of `Output`, `Int8` or `KeyValue` by merged scales a channel
+    /// or a tensor. Each launch then provides tensors of the same kinds, shapes and element types.
+    ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation) for a broken rule
     /// or lint, [`Error::Unsupported`](crate::Error::Unsupported),
     /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
     /// [`Error::MissingOperator`](crate::Error::MissingOperator),
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, and for tensors
-    /// of different devices, [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, for tensors of
+    /// different devices and for other kinds of inputs, [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond
     /// INT64. After that [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnIncreFlashAttentionV4GetWorkspaceSize")]
-    pub fn plan<T: Element>(
-        &self,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-    ) -> Result<IncrePlan> {
-        self.plan_with(&Inputs::new(query, key, value))
+    pub fn plan<'a, T: Element>(&self, inputs: impl Into<Inputs<'a, T>>) -> Result<IncrePlan> {
+        self.prepare(inputs.into().tensors())
     }
 
-    /// As [`plan`](Self::plan), but for calls over a paged cache, with a key and value for each sequence, a position
-    /// bias, left padding of the keys, or a [`Quantisation`](crate::attention::Quantisation) of `Output`, `Int8` or
-    /// `KeyValue` by merged scales a channel or a tensor. Each launch then provides [`Inputs`] of the same kinds,
-    /// shapes and element types.
-    ///
-    /// # Errors
-    /// As for [`IncreFlashAttention::plan`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for other
-    /// kinds of inputs.
-    #[doc(alias = "aclnnIncreFlashAttentionV4GetWorkspaceSize")]
-    pub fn plan_with(&self, inputs: &Inputs<'_>) -> Result<IncrePlan> {
-        let described = Described::new(inputs)?;
+    fn prepare(&self, tensors: CallTensors<'_>) -> Result<IncrePlan> {
+        let described = Described::new(tensors)?;
         let (key, value) = (
             described.list(Parameter::Key),
             described.list(Parameter::Value),

@@ -6,10 +6,10 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::operator;
-use crate::ops::fused_infer_attention_score::{Features, Inputs};
+use crate::ops::fused_infer_attention_score::{CallTensors, Features};
 use crate::tensor::AnyTensor;
 
-/// The parameters of an operator that reads [`Inputs`].
+/// The parameters of an operator that reads [`Inputs`](crate::attention::Inputs).
 pub trait InferenceParameter: operator::Parameter {
     /// Name of the operator.
     const OPERATOR: &'static str;
@@ -43,10 +43,10 @@ pub(crate) fn no_such_input<P: InferenceParameter>(name: &'static str) -> Error 
 /// Visits the tensors by the operator's own arguments.
 #[inline]
 pub(super) fn visit<'t, P: InferenceParameter>(
-    inputs: &Inputs<'t>,
+    tensors: CallTensors<'t>,
     mut visit: impl FnMut(Argument<P>, &'t AnyTensor) -> Result<()>,
 ) -> Result<()> {
-    inputs.visit(|argument, tensor| match P::of_fused(argument.parameter) {
+    tensors.visit(|argument, tensor| match P::of_fused(argument.parameter) {
         Some(parameter) => visit(Argument::element(parameter, argument.index), tensor),
         None => Err(no_such_input::<P>(argument.name())),
     })
@@ -54,16 +54,16 @@ pub(super) fn visit<'t, P: InferenceParameter>(
 
 /// The inputs of a call that is to be planned.
 pub(crate) struct Described<'t, P> {
-    pub(super) inputs: Inputs<'t>,
+    pub(super) inputs: CallTensors<'t>,
     pub(super) query: &'t AnyTensor,
     pub(crate) features: Features,
-    /// Every tensor, in the order of [`Inputs::visit`].
+    /// Every tensor, in the order of [`CallTensors::visit`].
     pub(crate) tensors: SmallVec<[(Argument<P>, TensorDesc); 12]>,
 }
 
 impl<'t, P: InferenceParameter> Described<'t, P> {
     /// Describes inputs, and refuses those for which the operator has no arguments.
-    pub(crate) fn new(inputs: &Inputs<'t>) -> Result<Self> {
+    pub(crate) fn new(inputs: CallTensors<'t>) -> Result<Self> {
         let (mut query, mut tensors) = (None, SmallVec::new());
         visit::<P>(inputs, |argument, tensor| {
             if argument.parameter == P::QUERY {
@@ -78,7 +78,7 @@ impl<'t, P: InferenceParameter> Described<'t, P> {
         let features = inputs.features();
         features.block_size_alone()?;
         Ok(Self {
-            inputs: *inputs,
+            inputs,
             query,
             features,
             tensors,

@@ -10,13 +10,15 @@ use ascend_sys::Api;
 use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{
-    AllowedLints, Descriptors, Plan, Tensors, lints_of, new_output, no_elements, no_scale,
-    standing_in,
+    AllowedLints, Descriptors, Plan, Tensors, into_new, lints_of, new_output, no_elements,
+    no_scale, standing_in,
 };
 use crate::ops::attention_settings::Settings;
-use crate::ops::fused_infer_attention_score::{CapturedTable, Features, Inputs, Reading};
+use crate::ops::fused_infer_attention_score::{
+    CallTensors, CapturedTable, Features, Inputs, Reading,
+};
 use crate::ops::recorded_plan::{RecordedPlan, recorded};
-use crate::runtime::{Queue, Stream};
+use crate::runtime::{LaunchQueue, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::InferenceCall;
@@ -42,7 +44,7 @@ pub struct InferencePlan<P> {
 
 /// The tensors of a launch.
 struct Launch<'a> {
-    inputs: &'a Inputs<'a>,
+    inputs: CallTensors<'a>,
     /// `None` for a call that is only planned.
     attention: Option<&'a AnyTensor>,
 }
@@ -70,7 +72,7 @@ impl<P: InferenceParameter> InferencePlan<P> {
     ) -> Result<Self> {
         let planned = Self::prepare(call, described, mask, settings, allowed);
         let launch = Launch {
-            inputs: &described.inputs,
+            inputs: described.inputs,
             attention: None,
         };
         let context = described.query.memory().context();
@@ -93,7 +95,7 @@ impl<P: InferenceParameter> InferencePlan<P> {
     ) -> Result<Self> {
         let query = described.query;
         let context = query.memory().context();
-        visit::<P>(&described.inputs, |argument, tensor| {
+        visit::<P>(described.inputs, |argument, tensor| {
             tensor.on(argument.name(), context)
         })?;
         if let Some(mask) = mask {
@@ -159,57 +161,33 @@ impl<P: InferenceParameter> InferencePlan<P> {
         new_output(self.prepared.context(), noun, self.attention)
     }
 
-    /// Queues the call with a new output tensor, in the output order of the layout. Returns at once.
+    /// Queues the call with a new output tensor, in the output order of the layout. Returns at once. `T` is the
+    /// output's element type: the query's unless [`Inputs::output_type`] names another.
     ///
     /// # Errors
-    /// As for [`launch_with_into`](Self::launch_with_into) and [`output`](Self::output).
+    /// As for [`launch_into`](Self::launch_into) and [`output`](Self::output);
+    /// [`Error::Capturing`](crate::Error::Capturing) for a graph that is captured, whose launches write outputs that
+    /// were there before.
     #[doc(alias = "aclnnPromptFlashAttentionV3")]
     #[doc(alias = "aclnnIncreFlashAttentionV4")]
-    pub fn launch<T: Element>(
+    pub fn launch<'a, T: Element>(
         &self,
-        stream: &Stream,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
+        queue: &impl Queue,
+        inputs: impl Into<Inputs<'a, T>>,
     ) -> Result<Tensor<T>> {
-        self.launch_with(stream, &Inputs::new(query, key, value))
-    }
-
-    /// Queues the call with an output tensor of the caller.
-    ///
-    /// # Errors
-    /// As for [`launch_with_into`](Self::launch_with_into).
-    #[doc(alias = "aclnnPromptFlashAttentionV3")]
-    #[doc(alias = "aclnnIncreFlashAttentionV4")]
-    pub fn launch_into<T: Element>(
-        &self,
-        stream: &Stream,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-        attention: &mut Tensor<T>,
-    ) -> Result<()> {
-        self.launch_with_into(stream, &Inputs::new(query, key, value), attention)
-    }
-
-    /// As [`launch`](Self::launch), for a plan of [`Inputs`]. `T` is the output's element type.
-    ///
-    /// # Errors
-    /// As for [`launch_with_into`](Self::launch_with_into) and [`output`](Self::output).
-    #[doc(alias = "aclnnPromptFlashAttentionV3")]
-    #[doc(alias = "aclnnIncreFlashAttentionV4")]
-    pub fn launch_with<T: Element>(
-        &self,
-        stream: &Stream,
-        inputs: &Inputs<'_>,
-    ) -> Result<Tensor<T>> {
-        let mut attention = self.output()?;
-        self.launch_with_into(stream, inputs, &mut attention)?;
-        Ok(attention)
+        let inputs = inputs.into().tensors();
+        into_new(
+            queue,
+            || self.output(),
+            |attention| self.run(queue, inputs, attention),
+        )
     }
 
     /// Queues the call with an output tensor of the caller. Returns at once, and allocates no host memory from the
     /// second launch on a stream on.
+    ///
+    /// A captured launch has the lengths of its plan in every replay, and every replay reads the block table on the
+    /// device: the table is checked on the host before each.
     ///
     /// # Errors
     /// [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for inputs that differ from the planned ones in more than
@@ -220,35 +198,32 @@ impl<P: InferenceParameter> InferencePlan<P> {
     /// failure while it runs shows when the stream is synchronised.
     #[doc(alias = "aclnnPromptFlashAttentionV3")]
     #[doc(alias = "aclnnIncreFlashAttentionV4")]
-    pub fn launch_with_into<T: Element>(
-        &self,
-        stream: &Stream,
-        inputs: &Inputs<'_>,
-        attention: &mut Tensor<T>,
-    ) -> Result<()> {
-        self.run(stream, inputs, attention)
-    }
-
-    pub(crate) fn run(
+    pub fn launch_into<'a, T: Element>(
         &self,
         queue: &impl Queue,
-        inputs: &Inputs<'_>,
+        inputs: impl Into<Inputs<'a, T>>,
+        attention: &mut Tensor<T>,
+    ) -> Result<()> {
+        self.run(queue, inputs.into().tensors(), attention)
+    }
+
+    fn run(
+        &self,
+        queue: &impl LaunchQueue,
+        inputs: CallTensors<'_>,
         attention: &AnyTensor,
     ) -> Result<()> {
         let launch = Launch {
             inputs,
             attention: Some(attention),
         };
-        self.prepared.run(queue, &launch, || {
+        let contents = inputs.contents();
+        let launched = self.prepared.run(queue, &launch, || {
             inputs.features().are_as_planned(&self.features)?;
-            let given = inputs.contents();
-            given.admitted(self.bounds.as_ref(), Reading::on(queue))
-        })?
-    }
-
-    /// The table that captured launches read, with the bounds of its content.
-    pub(crate) fn captured_table(&self, inputs: &Inputs<'_>) -> Option<CapturedTable> {
-        CapturedTable::of(&inputs.contents(), self.bounds.as_ref())
+            contents.admitted(self.bounds.as_ref(), Reading::on(queue))
+        });
+        queue.before_replays(|| CapturedTable::of(&contents, self.bounds.as_ref()));
+        queue.note(launched.flatten())
     }
 }
 

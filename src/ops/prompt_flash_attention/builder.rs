@@ -8,9 +8,8 @@ use crate::mask::Mask;
 use crate::memory::Element;
 use crate::operator::AllowedLints;
 use crate::ops::attention_settings::{Numbers, Settings, setters};
-use crate::ops::fused_infer_attention_score::Inputs;
+use crate::ops::fused_infer_attention_score::{CallTensors, Inputs};
 use crate::ops::inference_attention::{Described, InferencePlan, no_such_input};
-use crate::tensor::Tensor;
 
 /// A call that was checked and prepared. From [`PromptFlashAttention::plan`].
 pub type PromptPlan = InferencePlan<Parameter>;
@@ -40,8 +39,8 @@ pub type PromptPlan = InferencePlan<Parameter>;
 ///     .heads(2)
 ///     .scale(0.125)
 ///     .mask(device.masks().causal(CausalOrigin::LeftUp)?)
-///     .plan(&x, &x, &x)?;
-/// let attention = plan.launch(&stream, &x, &x, &x)?;
+///     .plan((&x, &x, &x))?;
+/// let attention = plan.launch(&stream, (&x, &x, &x))?;
 /// assert_eq!(attention.download(&stream)?, vec![f16::ONE; 2 * 8 * 64]);
 /// # }
 /// # Ok(())
@@ -95,34 +94,25 @@ impl PromptFlashAttention {
     /// Checks the call against every rule of the operator and prepares it for tensors of these shapes. Nothing is
     /// launched, and the tensors are not kept.
     ///
+    /// A tuple of query, key and value does, and [`Inputs`] for calls with a position bias or a
+    /// [`Quantisation`](crate::attention::Quantisation) of `Output` or `Int8`. Each launch then provides tensors of
+    /// the same kinds, shapes and element types.
+    ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation) for a broken rule
     /// or lint, [`Error::Unsupported`](crate::Error::Unsupported),
     /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
     /// [`Error::MissingOperator`](crate::Error::MissingOperator),
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, and for tensors
-    /// of different devices, [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, for tensors of
+    /// different devices and for other kinds of inputs, [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond
     /// INT64. After that [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnPromptFlashAttentionV3GetWorkspaceSize")]
-    pub fn plan<T: Element>(
-        &self,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-    ) -> Result<PromptPlan> {
-        self.plan_with(&Inputs::new(query, key, value))
+    pub fn plan<'a, T: Element>(&self, inputs: impl Into<Inputs<'a, T>>) -> Result<PromptPlan> {
+        self.prepare(inputs.into().tensors())
     }
 
-    /// As [`plan`](Self::plan), but for calls with a position bias or a
-    /// [`Quantisation`](crate::attention::Quantisation) of `Output` or `Int8`. Each launch then provides [`Inputs`]
-    /// of the same kinds, shapes and element types.
-    ///
-    /// # Errors
-    /// As for [`PromptFlashAttention::plan`]; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for other
-    /// kinds of inputs.
-    #[doc(alias = "aclnnPromptFlashAttentionV3GetWorkspaceSize")]
-    pub fn plan_with(&self, inputs: &Inputs<'_>) -> Result<PromptPlan> {
-        let described = Described::new(inputs)?;
+    fn prepare(&self, tensors: CallTensors<'_>) -> Result<PromptPlan> {
+        let described = Described::new(tensors)?;
         let Numbers {
             num_heads,
             num_key_value_heads,

@@ -6,10 +6,10 @@ use ascend_spec::ops::ring_attention_update::{Argument, Parameter};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, Tensors};
+use crate::operator::{AllowedLints, Tensors, into_new};
 use crate::ops::flash_attention_score::{FlashOutput, Keyless, PlannedOutput, SoftmaxState};
 use crate::ops::recorded_plan::RecordedPlan;
-use crate::runtime::{Queue, Stream};
+use crate::runtime::Queue;
 use crate::tensor::AnyTensor;
 
 use super::keyless::merged_keyless;
@@ -100,56 +100,54 @@ impl RingPlan {
     /// Queues the merge into new tensors. Returns at once.
     ///
     /// # Errors
-    /// As for [`RingPlan::launch_into`] and [`RingPlan::output`].
+    /// As for [`RingPlan::launch_into`] and [`RingPlan::output`]; [`Error::Capturing`] for a graph that is captured,
+    /// whose launches write outputs that were there before.
     #[doc(alias = "aclnnRingAttentionUpdate")]
     pub fn launch<T: Element>(
         &self,
-        stream: &Stream,
+        queue: &impl Queue,
         previous: &FlashOutput<T>,
         current: &FlashOutput<T>,
     ) -> Result<FlashOutput<T>> {
-        let mut merged = self.output()?;
-        self.launch_into(stream, previous, current, &mut merged)?;
-        Ok(merged)
+        into_new(
+            queue,
+            || self.output(),
+            |merged| self.launch_into(queue, previous, current, merged),
+        )
     }
 
     /// Queues the merge into tensors of the caller. Returns at once, and allocates no host memory from the second
     /// launch on a stream on.
     ///
+    /// The replays of a captured merge write an output of this plan's: [`RingPlan::output`].
+    ///
     /// # Errors
     /// [`Error::NotAsPlanned`] for parts that differ from the planned ones in more than their addresses, also in the
-    /// order or the ends of their sequences; [`Error::Violation`] for sequences without keys in a part;
-    /// [`Error::InvalidArgument`] for tensors of another device, or outputs that share memory with another tensor;
-    /// [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while it runs shows when the stream is
-    /// synchronised.
+    /// order or the ends of their sequences, and in a capture for a merged part whose state describes other rows;
+    /// [`Error::Violation`] for sequences without keys in a part; [`Error::InvalidArgument`] for tensors of another
+    /// device, or outputs that share memory with another tensor; [`Error::OutOfMemory`] for the workspace;
+    /// [`Error::Aclnn`]. A failure while it runs shows when the stream is synchronised.
     #[doc(alias = "aclnnRingAttentionUpdate")]
     pub fn launch_into<T: Element>(
-        &self,
-        stream: &Stream,
-        previous: &FlashOutput<T>,
-        current: &FlashOutput<T>,
-        merged: &mut FlashOutput<T>,
-    ) -> Result<()> {
-        let keyless = self.keyless(previous, current)?;
-        let launched = self.run(stream, previous, current, merged)?;
-        // Also after a failure: part of the work may have been queued.
-        merged.softmax.rewrite(&self.output.rows, keyless);
-        launched
-    }
-
-    /// Captures a merge whose replays write an output of this plan's.
-    pub(crate) fn capture<T: Element>(
         &self,
         queue: &impl Queue,
         previous: &FlashOutput<T>,
         current: &FlashOutput<T>,
-        merged: &FlashOutput<T>,
+        merged: &mut FlashOutput<T>,
     ) -> Result<()> {
-        let keyless = self.keyless(previous, current)?;
-        merged
+        let keyless = queue.note(self.keyless(previous, current))?;
+        let rows = &self.output.rows;
+        let launched = merged
             .softmax
-            .is_of("merged", &self.output.rows, &keyless)?;
-        self.run(queue, previous, current, merged)?
+            .admits(queue, "merged", rows, &keyless)
+            .and_then(|()| {
+                let launch = Launch::of(previous, current, Some(merged));
+                self.prepared.run(queue, &launch, || Ok(()))
+            });
+        let launched = queue.note(launched)?;
+        // Also after a failure: part of the work may have been queued.
+        merged.softmax.rewrite(rows, keyless);
+        queue.note(launched)
     }
 
     /// The sequences that the merged part has no keys for. Refuses parts of other rows.
@@ -168,19 +166,6 @@ impl RingPlan {
             }
         }
         merged_keyless(&previous.softmax, &current.softmax, &self.allowed)
-    }
-
-    /// Queues a launch. The outer result is an error if nothing was queued, the inner one if only a part may have
-    /// been.
-    fn run<T: Element>(
-        &self,
-        queue: &impl Queue,
-        previous: &FlashOutput<T>,
-        current: &FlashOutput<T>,
-        merged: &FlashOutput<T>,
-    ) -> Result<Result<()>> {
-        let launch = Launch::of(previous, current, Some(merged));
-        self.prepared.run(queue, &launch, || Ok(()))
     }
 }
 

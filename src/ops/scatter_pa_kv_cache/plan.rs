@@ -12,7 +12,7 @@ use ascend_sys::Api;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{self, Descriptors, Phases, Plan, Tensors, addressed, phase_one, phases};
-use crate::runtime::{Context, Queue, Stream};
+use crate::runtime::{Context, LaunchQueue, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::SlotMapping;
@@ -26,6 +26,52 @@ pub enum CacheOrder {
     Norm,
     /// `[blocks, N * D / c, block size, c]` or `[blocks, N, D / c, block size, c]`, where `c` elements are 32 bytes.
     PaNz,
+}
+
+/// What a launch reads and writes: keys and values of new tokens, their slots, and the caches of both; or keys and
+/// their cache alone, such as the latent rows of multi-head latent attention. Made from tuples.
+///
+/// The caches are written, though they are borrowed like the rest: a tensor is a handle of device memory.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a description of tensors does nothing until planned or launched"]
+pub struct ScatterInputs<'a> {
+    key: &'a AnyTensor,
+    /// The values, with their cache.
+    values: Option<(&'a AnyTensor, &'a AnyTensor)>,
+    slots: &'a SlotMapping,
+    key_cache: &'a AnyTensor,
+}
+
+type KeysAndValues<'a, T> = (
+    &'a Tensor<T>,
+    &'a Tensor<T>,
+    &'a SlotMapping,
+    &'a Tensor<T>,
+    &'a Tensor<T>,
+);
+
+impl<'a, T: Element> From<KeysAndValues<'a, T>> for ScatterInputs<'a> {
+    /// Key, value, slots, key cache and value cache.
+    fn from((key, value, slots, key_cache, value_cache): KeysAndValues<'a, T>) -> Self {
+        Self {
+            key,
+            values: Some((value, value_cache)),
+            slots,
+            key_cache,
+        }
+    }
+}
+
+impl<'a, T: Element> From<(&'a Tensor<T>, &'a SlotMapping, &'a Tensor<T>)> for ScatterInputs<'a> {
+    /// Key, slots and key cache.
+    fn from((key, slots, key_cache): (&'a Tensor<T>, &'a SlotMapping, &'a Tensor<T>)) -> Self {
+        Self {
+            key,
+            values: None,
+            slots,
+            key_cache,
+        }
+    }
 }
 
 const PHASES: Phases = phases!(aclnnScatterPaKvCacheGetWorkspaceSize, aclnnScatterPaKvCache);
@@ -63,8 +109,8 @@ impl ScatterPaKvCache {
         self
     }
 
-    /// Checks a call with keys `[tokens, N, D]` and values `[tokens, N, Dv]` and prepares it for tensors of these
-    /// shapes. Nothing is launched, and the tensors are not kept.
+    /// Checks a call with keys `[tokens, N, D]` and values `[tokens, N, Dv]`, or with keys alone, and prepares it for
+    /// tensors of these shapes. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`], [`Error::Unsupported`],
@@ -72,38 +118,17 @@ impl ScatterPaKvCache {
     /// devices or slots that were checked for a larger cache. After that [`Error::Aclnn`], should the operator refuse
     /// the call nevertheless.
     #[doc(alias = "aclnnScatterPaKvCacheGetWorkspaceSize")]
-    pub fn plan<T: Element>(
-        &self,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-        slots: &SlotMapping,
-        key_cache: &Tensor<T>,
-        value_cache: &Tensor<T>,
-    ) -> Result<ScatterPlan> {
-        self.prepare(key, Some((value, value_cache)), slots, key_cache)
+    pub fn plan<'a>(&self, inputs: impl Into<ScatterInputs<'a>>) -> Result<ScatterPlan> {
+        self.prepare(inputs.into())
     }
 
-    /// As [`plan`](Self::plan), but for keys alone, such as the latent rows of multi-head latent attention.
-    ///
-    /// # Errors
-    /// As for [`ScatterPaKvCache::plan`].
-    #[doc(alias = "aclnnScatterPaKvCacheGetWorkspaceSize")]
-    pub fn plan_key<T: Element>(
-        &self,
-        key: &Tensor<T>,
-        slots: &SlotMapping,
-        key_cache: &Tensor<T>,
-    ) -> Result<ScatterPlan> {
-        self.prepare(key, None, slots, key_cache)
-    }
-
-    fn prepare(
-        &self,
-        key: &AnyTensor,
-        values: Option<(&AnyTensor, &AnyTensor)>,
-        slots: &SlotMapping,
-        key_cache: &AnyTensor,
-    ) -> Result<ScatterPlan> {
+    fn prepare(&self, inputs: ScatterInputs<'_>) -> Result<ScatterPlan> {
+        let ScatterInputs {
+            key,
+            values,
+            slots,
+            key_cache,
+        } = inputs;
         let context = key.memory().context();
         slots.tensor().on("slot_mapping", context)?;
         key_cache.on("key_cache", context)?;
@@ -244,8 +269,11 @@ impl ScatterPlan {
         self.prepared.as_ref().map_or(0, Plan::workspace_bytes)
     }
 
-    /// Queues the writing of keys and values. Returns at once. Allocates no host memory from the second launch on a
-    /// stream on.
+    /// Queues the writing of keys and values, or of keys for a plan of keys alone. Returns at once. Allocates no host
+    /// memory from the second launch on a stream on.
+    ///
+    /// The slots are read on the device, from the memory of the mapping: between the replays of a captured launch
+    /// [`SlotMapping::overwrite`] replaces them.
     ///
     /// # Errors
     /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;
@@ -254,41 +282,21 @@ impl ScatterPlan {
     /// failure while it runs, such as a slot beyond the cache in a mapping that was taken unchecked, shows when the
     /// stream is synchronised, if the device notices.
     #[doc(alias = "aclnnScatterPaKvCache")]
-    pub fn launch<T: Element>(
-        &self,
-        stream: &Stream,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-        slots: &SlotMapping,
-        key_cache: &mut Tensor<T>,
-        value_cache: &mut Tensor<T>,
-    ) -> Result<()> {
-        self.run(stream, key, Some((value, value_cache)), slots, key_cache)
-    }
-
-    /// Queues the writing of keys, of a plan for keys alone.
-    ///
-    /// # Errors
-    /// As for [`ScatterPlan::launch`].
-    #[doc(alias = "aclnnScatterPaKvCache")]
-    pub fn launch_key<T: Element>(
-        &self,
-        stream: &Stream,
-        key: &Tensor<T>,
-        slots: &SlotMapping,
-        key_cache: &mut Tensor<T>,
-    ) -> Result<()> {
-        self.run(stream, key, None, slots, key_cache)
-    }
-
-    pub(crate) fn run(
+    pub fn launch<'a>(
         &self,
         queue: &impl Queue,
-        key: &AnyTensor,
-        values: Option<(&AnyTensor, &AnyTensor)>,
-        slots: &SlotMapping,
-        key_cache: &AnyTensor,
+        inputs: impl Into<ScatterInputs<'a>>,
     ) -> Result<()> {
+        queue.note(self.run(queue, inputs.into()))
+    }
+
+    fn run(&self, queue: &impl LaunchQueue, inputs: ScatterInputs<'_>) -> Result<()> {
+        let ScatterInputs {
+            key,
+            values,
+            slots,
+            key_cache,
+        } = inputs;
         if values.is_some() != self.values {
             let name = |values| {
                 if values {
@@ -305,6 +313,7 @@ impl ScatterPlan {
         }
         slots.fits(self.slots)?;
         let Some(prepared) = &self.prepared else {
+            key.on("key", queue.context())?;
             return match key.shape().first() {
                 Some(0) => Ok(()),
                 _ => Err(Error::NotAsPlanned {

@@ -36,11 +36,11 @@ fn attends(
         .scale(0.25)
         .mask(mask)
         .inner_precise(InnerPrecise::HighPrecisionCorrected)
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
     assert_eq!(plan.mask_bytes(), mask_bytes);
     let mut output = poisoned(&plan, stream);
-    plan.launch_into(stream, &query, &key, &value, &mut output)
+    plan.launch_into(stream, (&query, &key, &value), &mut output)
         .unwrap();
     let got = output.attention.download(stream).unwrap();
     let [q, k, v] = inputs.each_ref().map(Logical::exact);
@@ -211,10 +211,10 @@ fn attention_of_a_sequence_cut_between_two_cards_is_that_of_the_whole() {
         let plan = FusedInferAttention::new(Layout::Bnsd)
             .scale(1.0)
             .mask(mask)
-            .plan(&query, &key, &value)
+            .plan((&query, &key, &value))
             .unwrap();
         let mut output = poisoned(&plan, &stream);
-        plan.launch_into(&stream, &query, &key, &value, &mut output)
+        plan.launch_into(&stream, (&query, &key, &value), &mut output)
             .unwrap();
         output.attention.download(&stream).unwrap()
     };
@@ -275,9 +275,9 @@ fn with_rotary_parts(
         .actual_seq_lengths(ends(rows))
         .actual_seq_lengths_kv(ends(keys))
         .mask(mask)
-        .plan_with(&inputs)
+        .plan(&inputs)
         .unwrap();
-    let output = plan.launch_with::<f16>(stream, &inputs).unwrap();
+    let output = plan.launch(stream, &inputs).unwrap();
     let all = output.attention.download(stream).unwrap();
     let longest = rows.iter().copied().max().unwrap();
     let row = heads * 128;

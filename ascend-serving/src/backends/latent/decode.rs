@@ -61,7 +61,7 @@ impl MlaDecode {
         };
         let table = block_table.as_ref().unwrap_or(step.block_table);
         let queries = views(layout, queries)?;
-        let plan = call.plan_with(&inputs(cache, &queries, table))?;
+        let plan = call.plan(&inputs(cache, &queries, table))?;
         Ok(Self {
             plan,
             layout,
@@ -88,9 +88,7 @@ impl MlaDecode {
         let queries = views(self.layout, queries)?;
         let table = self.block_table.as_ref().unwrap_or(step.block_table);
         let inputs = inputs(cache, &queries, table);
-        Ok(self
-            .plan
-            .launch_with_into(step.stream, &inputs, &mut output)?)
+        Ok(self.plan.launch_into(step.stream, &inputs, &mut output)?)
     }
 }
 
@@ -113,7 +111,7 @@ fn inputs<'a, T: Element>(
     cache: &'a LayerCache<T>,
     [query, rope]: &'a [Tensor<T>; 2],
     block_table: &'a BlockTable,
-) -> Inputs<'a> {
+) -> Inputs<'a, T> {
     let (latents, ropes) = (&cache.key, &cache.value);
     Inputs::new(query, latents, latents)
         .rope(rope, ropes)

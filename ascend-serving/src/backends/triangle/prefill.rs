@@ -233,7 +233,7 @@ impl<T: Element> Parts<'_, T> {
                 let keys = first..pieces.last().map_or(first, |piece| place(piece).end);
                 let call = CallLengths::PackedDense { q, kv }.apply(call);
                 let (key, value) = (key.narrow(0, keys.clone())?, value.narrow(0, keys.clone())?);
-                (Keys::Packed(keys), call.plan(&query, &key, &value)?)
+                (Keys::Packed(keys), call.plan((&query, &key, &value))?)
             }
             KeySource::Paged(table, block_size) => {
                 // A call over keys in the middle begins with a whole block; the band hides the keys before the
@@ -252,7 +252,7 @@ impl<T: Element> Parts<'_, T> {
                 let rows: Vec<&[usize]> = pieces.iter().map(row).collect();
                 let table = BlockTable::from_rows(self.stream, &rows, block_size)?;
                 let call = CallLengths::PackedPaged { q, kv }.apply(call);
-                let plan = call.plan_with(&Inputs::new(&query, key, value).paged(&table))?;
+                let plan = call.plan(&Inputs::new(&query, key, value).paged(&table))?;
                 (Keys::Paged(Box::new(table)), plan)
             }
         };
@@ -330,11 +330,11 @@ impl Call {
                 let (key, value) = (key.narrow(0, keys.clone())?, value.narrow(0, keys.clone())?);
                 Ok(self
                     .plan
-                    .launch_into(stream, &query, &key, &value, output)?)
+                    .launch_into(stream, (&query, &key, &value), output)?)
             }
             Keys::Paged(table) => {
                 let inputs = Inputs::new(&query, key, value).paged(table);
-                Ok(self.plan.launch_with_into(stream, &inputs, output)?)
+                Ok(self.plan.launch_into(stream, &inputs, output)?)
             }
         }
     }

@@ -3,12 +3,12 @@
 use ascend_attention::attention::{Affine, Antiquantisation, Quantisation};
 use ascend_attention::spec::minifloat::Float8E8M0;
 use ascend_attention::spec::ops::fused_infer_attention_score::AntiquantMode;
-use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor};
+use ascend_attention::{AnyTensor, Device, Element, Queue, Stream, Tensor};
 
 use crate::error::Result;
 use crate::kv::cache_shape::LayerCache;
+use crate::kv::quantised::by_channel::ChannelQuantiser;
 use crate::kv::quantised::by_channel::DeviceScales;
-use crate::kv::quantised::by_channel::{Calls, ChannelQuantiser};
 use crate::kv::quantised::by_group::GroupScales;
 use crate::kv::quantised::by_token::TokenScales;
 use crate::kv::quantised::quantised_type::QuantisedType;
@@ -148,11 +148,11 @@ impl QuantisedLayer {
     pub(crate) fn quantise<'a, T: Element>(
         &self,
         [keys, values]: &'a [ChannelQuantiser; 2],
-        calls: &mut impl Calls,
+        queue: &impl Queue,
         [key, value]: [&Tensor<T>; 2],
     ) -> Result<[&'a Tensor<i8>; 2]> {
         let [k, v] = self.inverses()?;
-        Ok([keys.queue(calls, key, k)?, values.queue(calls, value, v)?])
+        Ok([keys.queue(queue, key, k)?, values.queue(queue, value, v)?])
     }
 
     /// The factors of keys and values before they are rounded; scales that are not of channels are refused.

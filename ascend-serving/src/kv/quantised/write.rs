@@ -95,7 +95,7 @@ impl QuantisedWrite {
         let quantised = match (&self.by, &layer.scales) {
             (Quantisers::Nothing, _) => return Ok(()),
             (Quantisers::Channel(of), LayerScales::Channel { .. }) => {
-                layer.quantise(of, &mut &*stream, rows)?
+                layer.quantise(of, stream, rows)?
             }
             (Quantisers::Token(of), LayerScales::Token(scales)) => {
                 of.queue(stream, rows, scales)?

@@ -554,11 +554,11 @@ fn a_step_on_another_stream_waits_for_all_that_the_one_before_has_queued() {
         let large = vec![bf16::ONE; 1024 * 8 * 128];
         let large = first.upload(&large, [1, 8, 1024, 128]).unwrap();
         let slow = FusedInferAttention::new(Layout::Bnsd).heads(8).scale(0.1);
-        let slow = slow.plan(&large, &large, &large).unwrap();
+        let slow = slow.plan((&large, &large, &large)).unwrap();
         let mut slow_output = slow.output().unwrap();
         let mut keep_busy = || {
             for _ in 0..3 {
-                slow.launch_into(&first, &large, &large, &large, &mut slow_output)
+                slow.launch_into(&first, (&large, &large, &large), &mut slow_output)
                     .unwrap();
             }
         };

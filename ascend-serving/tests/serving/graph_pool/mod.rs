@@ -97,12 +97,12 @@ impl Model {
         })
     }
 
-    fn inputs<'a>(&'a self, buffers: &'a Buffers, layer: usize) -> Inputs<'a> {
+    fn inputs<'a>(&'a self, buffers: &'a Buffers, layer: usize) -> Inputs<'a, bf16> {
         let cache = self.cache.layer(layer).unwrap();
         Inputs::new(&buffers.layers[layer].query, &cache.key, &cache.value).paged(&buffers.table)
     }
 
-    fn record(&self, capture: &mut Capturing<'_>, size: usize, buffers: &Buffers) -> Result<()> {
+    fn record(&self, capture: &Capturing<'_>, size: usize, buffers: &Buffers) -> Result<()> {
         let longest = COLUMNS * BLOCK_SIZE;
         let ends = Cumulative::new((1..=size).collect())?;
         let keys = PerRequest::new(vec![longest; size])?;
@@ -114,13 +114,13 @@ impl Model {
         let Layer { key, value, .. } = &buffers.layers[0];
         let cache = self.cache.layer(0)?;
         let write =
-            ScatterPaKvCache::new().plan(key, value, &buffers.slots, &cache.key, &cache.value)?;
+            ScatterPaKvCache::new().plan((key, value, &buffers.slots, &cache.key, &cache.value))?;
         for (at, layer) in buffers.layers.iter().enumerate() {
             let cache = self.cache.layer(at)?;
             let Layer { key, value, .. } = layer;
             let (keys, values) = (&cache.key, &cache.value);
-            capture.scatter(&write, key, value, &buffers.slots, keys, values)?;
-            capture.launch(call, &self.inputs(buffers, at), &layer.output)?;
+            write.launch(capture, (key, value, &buffers.slots, keys, values))?;
+            capture.launch_into(call, &self.inputs(buffers, at), &mut layer.output.clone())?;
         }
         Ok(())
     }
@@ -193,8 +193,8 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
             let got = layer.output.attention.download(stream).unwrap();
             let call = metadata.call_lengths().apply(model.call.clone());
             let inputs = model.inputs(buffers, at);
-            let plan = call.plan_with(&inputs).unwrap();
-            let want = plan.launch_with::<bf16>(stream, &inputs).unwrap();
+            let plan = call.plan(&inputs).unwrap();
+            let want = plan.launch(stream, &inputs).unwrap();
             let want = want.attention.download(stream).unwrap();
             assert_eq!(got, want, "step {step}, layer {at}");
             assert!(got.iter().all(|x| x.is_finite()));

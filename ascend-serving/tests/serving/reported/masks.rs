@@ -49,11 +49,11 @@ impl Call {
     }
 
     fn plan(&self, mask: Mask) -> Result<Plan, Error> {
-        Self::with(mask).plan(&self.query, &self.key, &self.value)
+        Self::with(mask).plan((&self.query, &self.key, &self.value))
     }
 
     fn numbers(&self, plan: &Plan) -> Vec<f64> {
-        let output = plan.launch(&self.stream, &self.query, &self.key, &self.value);
+        let output = plan.launch(&self.stream, (&self.query, &self.key, &self.value));
         let attention = output.unwrap().attention.download(&self.stream).unwrap();
         attention.into_iter().map(f16::to_f64).collect()
     }
@@ -93,7 +93,7 @@ fn one_mask_row_for_many_query_rows() {
         let bias = bias(heads, rows);
         let inputs =
             Inputs::new(&call.query, &call.key, &call.value).pse_shift(PseShift::Added(&bias));
-        let outcome = Call::with(Mask::none()).plan_with(&inputs);
+        let outcome = Call::with(Mask::none()).plan(&inputs);
         assert_eq!(broken(outcome), "pse_shift.shape");
     }
     let mask = HostMask::from_fn(ROWS, KEYS, MaskForm::BOOL, |_, key| key < 500).unwrap();
@@ -154,7 +154,7 @@ fn a_shared_mask_changed_in_place() {
         softmax_lse: None,
     };
     let tensors = (&call.query, &call.key, &call.value);
-    refused(plan.launch_into(&call.stream, tensors.0, tensors.1, tensors.2, &mut output));
+    refused(plan.launch_into(&call.stream, (tensors.0, tensors.1, tensors.2), &mut output));
     assert_eq!(tensor.download(&call.stream).unwrap(), before);
 
     // A mask of one's own is one's own.
@@ -215,7 +215,7 @@ fn masks_that_are_dropped() {
         .actual_seq_lengths([ROWS])
         .actual_seq_lengths_kv([KEYS])
         .mask(mask.clone())
-        .plan(&query, &key, &key);
+        .plan((&query, &key, &key));
     assert!(["packed.sparse_mode", "atten_mask.full"].contains(&broken(outcome)));
 
     // A layout with a batch axis uses it: what is hidden has no part in the result.

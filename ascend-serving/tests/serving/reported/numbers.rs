@@ -32,9 +32,9 @@ fn rows_that_see_nothing() {
         .mask(stream.device().masks().custom(&mask).unwrap())
         .inner_precise(InnerPrecise::HighPrecisionCorrected)
         .softmax_lse(true)
-        .plan(&x, &keys, &keys)
+        .plan((&x, &keys, &keys))
         .unwrap();
-    let output = plan.launch(&stream, &x, &keys, &keys).unwrap();
+    let output = plan.launch(&stream, (&x, &keys, &keys)).unwrap();
     let attention = output.attention.download(&stream).unwrap();
     assert!(
         attention[..64]
@@ -130,9 +130,9 @@ fn results_that_depend_on_the_batch() {
     let query = harness::tensor(&stream, [1, 2, 1, 64]);
     let keys = harness::tensor(&stream, [1, 2, 5000, 64]);
     let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0).heads(2);
-    let plan = call.plan(&query, &keys, &keys).unwrap();
+    let plan = call.plan((&query, &keys, &keys)).unwrap();
     let bits = || {
-        let output = plan.launch(&stream, &query, &keys, &keys).unwrap();
+        let output = plan.launch(&stream, (&query, &keys, &keys)).unwrap();
         let attention = output.attention.download(&stream).unwrap();
         attention.into_iter().map(f16::to_bits).collect::<Vec<_>>()
     };

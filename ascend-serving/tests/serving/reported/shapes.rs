@@ -35,7 +35,7 @@ fn lists_of_another_size_given_by_hand() {
             .actual_seq_lengths([1, 2, 3])
             .actual_seq_lengths_kv(kv)
             .mask(stream.device().masks().chunked_prefill().unwrap());
-        match call.plan_with(&inputs) {
+        match call.plan(&inputs) {
             Ok(_) => None,
             Err(Error::Violation(violation)) => Some(violation.rule.id),
             Err(other) => panic!("{other}"),
@@ -89,17 +89,17 @@ fn head_dimensions_of_packed_calls() {
     let [query, key, value] = tensors
         .each_ref()
         .map(|tensor| tensor.reshape([1, tokens, heads, dim]).unwrap());
-    let plan = call(Layout::Bsnd).plan(&query, &key, &value).unwrap();
-    let want = plan.launch(&stream, &query, &key, &value).unwrap();
+    let plan = call(Layout::Bsnd).plan((&query, &key, &value)).unwrap();
+    let want = plan.launch(&stream, (&query, &key, &value)).unwrap();
     let want = want.attention.download(&stream).unwrap();
 
     let [query, key, value] = tensors.map(|tensor| tensor.padded(&stream, 128).unwrap());
     let plan = call(Layout::Tnd)
         .actual_seq_lengths([tokens])
         .actual_seq_lengths_kv([tokens])
-        .plan(&query, &key, &value)
+        .plan((&query, &key, &value))
         .unwrap();
-    let got = plan.launch(&stream, &query, &key, &value).unwrap();
+    let got = plan.launch(&stream, (&query, &key, &value)).unwrap();
     let got = got.attention.download(&stream).unwrap();
     for (row, want) in want.chunks_exact(dim).enumerate() {
         let got = &got[row * 128..(row + 1) * 128];
@@ -153,19 +153,19 @@ fn strided_keys_and_values() {
     let call = FusedInferAttention::new(Layout::Bnsd)
         .scale(1.0)
         .heads(heads);
-    let error = call.plan(&strided, &strided, &strided).unwrap_err();
+    let error = call.plan((&strided, &strided, &strided)).unwrap_err();
     assert!(
         matches!(&error, Error::Violation(violation) if ["tensor.strided", "tensor.contiguous"].contains(&violation.rule.id)),
         "{error}"
     );
     let copy = strided.contiguous(&stream).unwrap();
-    let plan = call.plan(&copy, &copy, &copy).unwrap();
-    let got = plan.launch(&stream, &copy, &copy, &copy).unwrap();
+    let plan = call.plan((&copy, &copy, &copy)).unwrap();
+    let got = plan.launch(&stream, (&copy, &copy, &copy)).unwrap();
     let call = FusedInferAttention::new(Layout::Bsnd)
         .scale(1.0)
         .heads(heads);
-    let plan = call.plan(&packed, &packed, &packed).unwrap();
-    let want = plan.launch(&stream, &packed, &packed, &packed).unwrap();
+    let plan = call.plan((&packed, &packed, &packed)).unwrap();
+    let want = plan.launch(&stream, (&packed, &packed, &packed)).unwrap();
     let want = want.attention.permute([0, 2, 1, 3]).unwrap();
     assert_eq!(
         got.attention.download(&stream).unwrap(),

@@ -45,8 +45,8 @@ fn vision_towers() {
         q: &ends,
         kv: &ends,
     };
-    let plan = lengths.apply(call).plan(&query, &key, &key).unwrap();
-    let output = plan.launch(&table.stream, &query, &key, &key).unwrap();
+    let plan = lengths.apply(call).plan((&query, &key, &key)).unwrap();
+    let output = plan.launch(&table.stream, (&query, &key, &key)).unwrap();
     let want = Said {
         q_lengths: Some(vec![4, 9]),
         kv_lengths: Some(vec![4, 9]),
@@ -101,8 +101,8 @@ fn decoding_over_an_int8_cache() {
         .scale(shape.scale)
         .inner_precise(InnerPrecise::HighPerformance);
     let call = CallLengths::Batched { q: None, kv: &kv }.apply(call);
-    let plan = call.plan_with(&inputs).unwrap();
-    let output = plan.launch_with::<bf16>(stream, &inputs).unwrap();
+    let plan = call.plan(&inputs).unwrap();
+    let output = plan.launch(stream, &inputs).unwrap();
     let int8s = |shape: [i64; 5]| (aclDataType::ACL_INT8, shape.to_vec());
     let cache = int8s([3, 8, 4, 128, 32]);
     let want = Said {
@@ -162,7 +162,7 @@ fn prefill_over_an_int8_cache() {
         q: &ends,
         kv: &lengths,
     };
-    let error = lengths.apply(call()).plan_with(&inputs).unwrap_err();
+    let error = lengths.apply(call()).plan(&inputs).unwrap_err();
     let Error::Violation(violation) = &error else {
         panic!("{error}");
     };
@@ -180,9 +180,9 @@ fn prefill_over_an_int8_cache() {
     };
     let plan = lengths
         .apply(call())
-        .plan(&query, &gathered, &gathered)
+        .plan((&query, &gathered, &gathered))
         .unwrap();
-    let output = plan.launch(stream, &query, &gathered, &gathered).unwrap();
+    let output = plan.launch(stream, (&query, &gathered, &gathered)).unwrap();
     let want = Said {
         mask: compressed(),
         sparse_mode: 3,

@@ -19,7 +19,7 @@ struct Buffers {
 }
 
 impl Buffers {
-    fn inputs(&self) -> Inputs<'_> {
+    fn inputs(&self) -> Inputs<'_, bf16> {
         Inputs::new(&self.query, &self.cache, &self.cache).paged(&self.table)
     }
 }
@@ -57,14 +57,16 @@ fn captured_calls_say_what_eager_ones_say() {
         let (now, longest) = (lengths([131, 10]), lengths([256, 256]));
         let of = |kv| CallLengths::PackedPaged { q: &ends, kv };
 
-        let plan = of(&now).apply(call.clone()).plan_with(&buffers.inputs());
+        let plan = of(&now).apply(call.clone()).plan(&buffers.inputs());
         drop(plan.unwrap());
         let eager = recorder::take();
         assert_eq!(eager.len(), 1);
         let (mut graph, ()) = Graph::capture(stream.device(), buffers, |capture, buffers| {
             let captured = capture.attention(&call, of(&longest), &buffers.inputs())?;
-            let launch = |output| capture.launch(captured, &buffers.inputs(), output);
-            buffers.outputs.iter().try_for_each(launch)
+            let mut outputs = buffers.outputs.iter().cloned();
+            outputs.try_for_each(|mut output| {
+                capture.launch_into(captured, &buffers.inputs(), &mut output)
+            })
         })
         .unwrap();
         let want = Said {
@@ -75,7 +77,7 @@ fn captured_calls_say_what_eager_ones_say() {
         assert!(!captured.is_empty() && captured.iter().all(|said| *said == want));
 
         let update = graph.update().all(of(&now)).unwrap();
-        graph.replay(stream, update).unwrap();
+        graph.launch(stream, update).unwrap();
         let replayed = recorder::take();
         assert!(!replayed.is_empty() && replayed.iter().all(|said| *said == eager[0]));
         for output in &graph.buffers().outputs {

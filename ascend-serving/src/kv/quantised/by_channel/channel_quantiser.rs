@@ -1,46 +1,12 @@
 //! Rows quantised by scales of channels.
 
 use ascend_attention::attention::{Affine, Inputs, Quantisation};
-use ascend_attention::graph::Capturing;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
-use ascend_attention::{AnyTensor, Device, Element, Output, Plan, Stream, Tensor};
+use ascend_attention::{AnyTensor, Device, Element, Output, Plan, Queue, Tensor};
 
 use crate::error::{Error, Result};
 use crate::kv::quantised::one_key_each::one_key_each;
 use crate::kv::quantised::quantised_type::QuantisedType;
-
-/// The target of calls: a stream, or a graph that is captured.
-pub(crate) trait Calls {
-    /// Queues or records a call.
-    fn launch<T: Element>(
-        &mut self,
-        plan: &Plan,
-        inputs: &Inputs<'_>,
-        output: &mut Output<T>,
-    ) -> Result<()>;
-}
-
-impl Calls for &Stream {
-    fn launch<T: Element>(
-        &mut self,
-        plan: &Plan,
-        inputs: &Inputs<'_>,
-        output: &mut Output<T>,
-    ) -> Result<()> {
-        Ok(plan.launch_with_into(self, inputs, output)?)
-    }
-}
-
-impl Calls for Capturing<'_> {
-    fn launch<T: Element>(
-        &mut self,
-        plan: &Plan,
-        inputs: &Inputs<'_>,
-        output: &mut Output<T>,
-    ) -> Result<()> {
-        Ok(self.launch_plan(plan, inputs, output)?)
-    }
-}
 
 /// Quantises rows by scales that are the same for all of them.
 ///
@@ -74,10 +40,10 @@ impl ChannelQuantiser {
         let of = one_row_each(argument, of, rows, inverses)?;
         let zeros = device.alloc_zeroed::<T>(of.len())?;
         let zeros: AnyTensor = Tensor::from_buffer(&zeros, of.shape())?.into();
-        let inputs = Inputs::new(&zeros, &zeros, &of);
+        let inputs = Inputs::<T>::of_any(&zeros, &zeros, &of);
         let plan = one_key_each(heads)
             .out_dtype(stored.dtype())
-            .plan_with(&inputs.quantisation(Quantisation::Output(Affine::scale(inverses))))?;
+            .plan(&inputs.quantisation(Quantisation::Output(Affine::scale(inverses))))?;
         Ok(Self {
             argument,
             stored,
@@ -91,33 +57,37 @@ impl ChannelQuantiser {
     /// Queues the quantisation of a layer's rows.
     pub(in crate::kv) fn queue<T: Element>(
         &self,
-        calls: &mut impl Calls,
+        queue: &impl Queue,
         of: &Tensor<T>,
         inverses: &Tensor<f32>,
     ) -> Result<&Tensor<i8>> {
         let of = one_row_each(self.argument, of, self.rows, inverses)?;
-        let inputs = Inputs::new(&self.zeros, &self.zeros, &of);
+        let inputs = Inputs::<T>::of_any(&self.zeros, &self.zeros, &of);
         let inputs = inputs.quantisation(Quantisation::Output(Affine::scale(inverses)));
         let bytes = one_row_each(self.argument, &self.quantised, self.rows, inverses)?;
         match self.stored {
-            QuantisedType::Int8 => self.launch::<i8>(calls, &inputs, &bytes)?,
-            QuantisedType::Float8E4M3Fn => self.launch::<Float8E4M3Fn>(calls, &inputs, &bytes)?,
-            QuantisedType::HiFloat8 => self.launch::<HiFloat8>(calls, &inputs, &bytes)?,
+            QuantisedType::Int8 => self.launch(queue, inputs.output_type::<i8>(), &bytes)?,
+            QuantisedType::Float8E4M3Fn => {
+                self.launch(queue, inputs.output_type::<Float8E4M3Fn>(), &bytes)?
+            }
+            QuantisedType::HiFloat8 => {
+                self.launch(queue, inputs.output_type::<HiFloat8>(), &bytes)?
+            }
         }
         Ok(&self.quantised)
     }
 
     fn launch<Q: Element>(
         &self,
-        calls: &mut impl Calls,
-        inputs: &Inputs<'_>,
+        queue: &impl Queue,
+        inputs: Inputs<'_, Q>,
         bytes: &Tensor<i8>,
     ) -> Result<()> {
         let mut output = Output {
             attention: bytes.bits_as(Q::DTYPE)?.typed::<Q>()?,
             softmax_lse: None,
         };
-        calls.launch(&self.plan, inputs, &mut output)
+        Ok(self.plan.launch_into(queue, inputs, &mut output)?)
     }
 }
 

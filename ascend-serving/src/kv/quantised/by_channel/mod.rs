@@ -3,7 +3,6 @@
 mod channel_quantiser;
 mod channel_scales;
 
-pub(in crate::kv) use channel_quantiser::Calls;
 pub(crate) use channel_quantiser::ChannelQuantiser;
 pub use channel_scales::ChannelScales;
 pub(in crate::kv) use channel_scales::DeviceScales;
