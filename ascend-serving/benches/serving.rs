@@ -242,7 +242,7 @@ impl SharedPrefix {
         };
         let plan = backend.plan(&step, &layer).unwrap();
         bencher.bench_local(|| {
-            let output = plan.run(&step, &layer).unwrap();
+            let output = plan.launch(&step, &layer).unwrap();
             self.stream.synchronize().unwrap();
             output
         });

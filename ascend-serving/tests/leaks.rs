@@ -235,11 +235,11 @@ fn ranks(stream: &Stream, pools: &mut Pools) -> Result<()> {
         parts.push(plan.launch(stream, &query, layer, &table)?);
     }
     let new = split.new_tokens().unwrap();
-    let plan = new.plan(stream, shape(), &query, &key, &key)?;
-    parts.push(plan.launch_new(stream, &query, &key, &key)?);
+    let plan = new.plan(stream, shape(), (&query, &key, &key))?;
+    parts.push(plan.launch(stream, (&query, &key, &key))?);
     let parts = parts.iter().map(Part::of);
     let parts: Vec<Part<'_, bf16>> = parts.collect::<ascend_attention::Result<_>>()?;
-    let merged = split.plan_merge(&parts)?.launch(stream, &parts)?;
+    let merged = split.plan(&parts)?.launch(stream, &parts)?;
     merged.attention.download(stream)?;
     Ok(())
 }
@@ -322,9 +322,10 @@ fn triangles(stream: &Stream, _: &mut Pools) -> Result<()> {
     };
     let query = ones(stream, bf16::ONE, [90, HEADS, DIM])?;
     let key = ones(stream, bf16::ONE, [90, 1, DIM])?;
-    let plan = prefill.plan(stream, (0, Some(90)), &query, &key, &key)?;
+    let plan = prefill.plan(stream, (0, Some(90)), (&query, &key, &key))?;
     assert!(!plan.is_dense());
-    plan.launch(stream, &query, &key, &key)?.download(stream)?;
+    plan.launch(stream, (&query, &key, &key))?
+        .download(stream)?;
     Ok(())
 }
 

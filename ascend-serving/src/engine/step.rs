@@ -3,7 +3,7 @@
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Stream, Tensor};
 
-use crate::backends::{LayerTensors, Selected, StepContext, StepPlan, attention_alone, no_backend};
+use crate::backends::{LayerTensors, Selected, StepContext, StepPlan, no_backend};
 use crate::batch::{AttentionMetadata, MaskKind};
 use crate::error::Result;
 use crate::kv::{CacheWrite, StepLease};
@@ -120,7 +120,7 @@ impl<T: Element> Step<'_, T> {
     ) -> Result<Tensor<T>> {
         let inputs = inputs.into();
         let output = self.queue(layer, &inputs, None, |plan, step, layer| {
-            Ok(plan.run(step, layer)?.attention)
+            plan.launch(step, layer)
         })?;
         self.check_range(layer, &inputs, &output)?;
         Ok(output)
@@ -143,7 +143,7 @@ impl<T: Element> Step<'_, T> {
         let inputs = inputs.into();
         let into = output.clone();
         self.queue(layer, &inputs, Some(&into), |plan, step, layer| {
-            plan.run_into(step, layer, &mut attention_alone(output.clone()))
+            plan.launch_into(step, layer, output)
         })?;
         self.check_range(layer, &inputs, output)
     }

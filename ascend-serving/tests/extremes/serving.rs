@@ -447,6 +447,6 @@ pub const CALLS: &[Call] = &[
         };
         let (query, key) = (of(3), of(3 + first_row % 3));
         let prompt = draw.bool().then(|| draw.usize());
-        let _ = prefill.plan(&stream, (first_row, prompt), &query, &key, &key);
+        let _ = prefill.plan(&stream, (first_row, prompt), (&query, &key, &key));
     }),
 ];

@@ -168,16 +168,18 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
             .collect()
     });
     if let Some(new) = split.new_tokens() {
-        let plan = new.plan(&stream, step.shape, &query, &key, &value).unwrap();
-        parts.push(plan.launch_new(&stream, &query, &key, &value).unwrap());
+        let plan = new
+            .plan(&stream, step.shape, (&query, &key, &value))
+            .unwrap();
+        parts.push(plan.launch(&stream, (&query, &key, &value)).unwrap());
     }
     let parts: Vec<Part<'_, T>> = parts.iter().map(|part| Part::of(part).unwrap()).collect();
     if split.new_tokens().is_some() {
-        let short = split.plan_merge(&parts[..parts.len() - 1]);
+        let short = split.plan(&parts[..parts.len() - 1]);
         let said = short.err().unwrap().to_string();
         assert!(said.contains("`new_tokens`"), "{said}");
     }
-    let merge = split.plan_merge(&parts).unwrap();
+    let merge = split.plan(&parts).unwrap();
     let out = merge.launch(&stream, &parts).unwrap();
     let out = out.attention.download(&stream).unwrap();
     let mut token = 0;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ascend_attention::{Element, Output, Tensor};
+use ascend_attention::{Element, Tensor};
 
 use crate::backends::{
     AttentionBackend, LatentForm, LatentTensors, LayerTensors, StepContext, StepMemory, StepPlan,
@@ -189,34 +189,31 @@ impl<T: Element> StepPlan<T> for MlaStep<T> {
         }
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
         let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(layer.query, axis));
         let shape = match self {
             Self::Absorbed(_) => [heads, tokens, dim],
             Self::Plain(_) | Self::Mixed(..) => [tokens, heads, dim],
         };
-        let mut output = Output {
-            attention: Tensor::empty(step.stream.device(), shape)?,
-            softmax_lse: None,
-        };
-        self.run_into(step, layer, &mut output)?;
+        let mut output = Tensor::empty(step.stream.device(), shape)?;
+        self.launch_into(step, layer, &mut output)?;
         Ok(output)
     }
 
-    fn run_into(
+    fn launch_into(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
-        output: &mut Output<T>,
+        output: &mut Tensor<T>,
     ) -> Result<()> {
         let latent = latent(step, layer)?;
-        let (rope, into) = (latent.query_rope, &output.attention);
+        let (rope, into) = (latent.query_rope, &*output);
         match (self, latent.form) {
             (Self::Absorbed(decode), LatentForm::Absorbed) => {
-                decode.run(step, layer.cache, [layer.query, rope], into)
+                decode.launch(step, layer.cache, [layer.query, rope], into)
             }
             (Self::Plain(prefill), LatentForm::Plain(projection)) => {
-                prefill.run(step, layer, rope, projection, into)
+                prefill.launch(step, layer, rope, projection, into)
             }
             (
                 Self::Mixed(tokens, decode, prefill),
@@ -227,8 +224,8 @@ impl<T: Element> StepPlan<T> for MlaStep<T> {
                 },
             ) => {
                 let queries = [absorbed, &rope.narrow(0, 0..*tokens)?];
-                decode.run(step, layer.cache, queries, decoded)?;
-                prefill.run(step, layer, rope, projection, into)
+                decode.launch(step, layer.cache, queries, decoded)?;
+                prefill.launch(step, layer, rope, projection, into)
             }
             (planned, given) => Err(ascend_attention::Error::NotAsPlanned {
                 argument: "form",

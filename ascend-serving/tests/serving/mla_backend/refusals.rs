@@ -169,7 +169,7 @@ fn a_projection_may_run_the_plan_that_called_it() {
     let again = |_: &Stream, _: usize, _: Rows<'_>, to: &UpProjected<bf16>| -> Result<()> {
         nested.set(nested.get() + 1);
         to_zeros(to)?;
-        selected.plan.run(&step, &layer).map(drop)
+        selected.plan.launch(&step, &layer).map(drop)
     };
     let calls = LayerTensors {
         latent: Some(LatentTensors {
@@ -178,7 +178,7 @@ fn a_projection_may_run_the_plan_that_called_it() {
         }),
         ..layer
     };
-    selected.plan.run(&step, &calls).unwrap();
+    selected.plan.launch(&step, &calls).unwrap();
     assert_eq!(nested.get(), 2, "for the step's own tokens and for a chunk");
     stream.synchronize().unwrap();
 }
