@@ -11,9 +11,9 @@ use ascend_serving::kv::{
     Cache, CacheShape, CacheWrite, PadPolicy, PageTable, PagedKvCache, Sequence,
 };
 use ascend_serving::{
-    AttentionShape, DraftTree, Error, GraphLimits, LatentForm, LatentTensors, LatentTreePlan,
-    LatentTreeTensors, LatentTreeVerification, LayerInputs, Rule, TreeGraphs, TreeRequest,
-    TreeTensors, TreeVerification,
+    AttentionShape, Causality, DraftTree, Error, GraphLimits, LatentForm, LatentRows,
+    LatentTensors, LatentTreePlan, LatentTreeTensors, LatentTreeVerification, LayerInputs, Rule,
+    TreeGraphs, TreeRequest, TreeTensors, TreeVerification, UpProjected,
 };
 use harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
@@ -414,8 +414,31 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     assert_eq!(refused(&tensor([1, 1, 2, DIM])), Rule::StepTokens);
     assert_eq!(refused(&tensor([2, 1, 3, DIM])), Rule::StepTokens);
     assert_eq!(refused(&tensor([1, 2, 3, DIM])), Rule::StepHeads);
+    let inputs = LayerInputs::from((&good, &good, &good));
+    let (mask, sink) = (Causality::Causal.into(), tensor([1, 1, 1, 1]));
+    let latent = LatentTensors {
+        query_rope: &good,
+        form: LatentForm::Absorbed,
+    };
+    for inputs in [
+        inputs.mask(&mask),
+        inputs.learnable_sink(&sink),
+        LayerInputs::latent(&good, &good, &good, latent),
+    ] {
+        let why = step.forward(0, inputs).map(drop).unwrap_err();
+        assert!(why.breaks(Rule::GraphInputs), "{why}");
+    }
     assert!(step.forward(1, (&good, &good, &good)).is_err());
-    step.forward(0, (&good, &good, &good)).unwrap();
+    let zeros = stream
+        .upload(&[f16::ZERO; 3 * DIM], [1, 1, 3, DIM])
+        .unwrap();
+    step.forward(0, (&zeros, &zeros, &good)).unwrap();
+    // All keys weigh the same: the cached ones, and those of the nodes up to each.
+    let lse = step.softmax_lse().download(&stream).unwrap();
+    for (node, lse) in lse[..3].iter().enumerate() {
+        let keys = (short.len() + node + 1) as f32;
+        assert!((lse - keys.ln()).abs() < 1e-3, "node {node}: {lse}");
+    }
 }
 
 #[test]
@@ -607,6 +630,22 @@ impl LatentCase<'_> {
                 continue;
             }
             let mut step = graphs.begin(stream, &of.iter().map(request).collect::<Vec<_>>())?;
+            let [query, rope, latent, key_rope] = uploaded[0]
+                .each_ref()
+                .map(|of_all| picked(stream, of_all, of));
+            let plain = |_: &Stream, _: usize, _: LatentRows<'_, T>, _: &UpProjected<T>| Ok(());
+            let form = LatentForm::Plain(&plain);
+            let tensors = LatentTensors {
+                query_rope: &rope,
+                form,
+            };
+            for inputs in [
+                LayerInputs::from((&query, &latent, &key_rope)),
+                LayerInputs::latent(&query, &latent, &key_rope, tensors),
+            ] {
+                let why = step.forward(0, inputs).map(drop).unwrap_err();
+                assert!(why.breaks(Rule::GraphInputs), "{why}");
+            }
             for (layer, uploaded) in uploaded.iter().enumerate() {
                 let uploaded = uploaded.each_ref();
                 let [query, rope, latent, key_rope] =

@@ -8,8 +8,8 @@ use ascend_attention::{
 use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, LayerInputs,
-    QuantisedDecode, QuantisedPrefill, Rule,
+    Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, LatentForm,
+    LatentTensors, LayerInputs, QuantisedDecode, QuantisedPrefill, Rule,
 };
 
 use crate::grouped_layers::{
@@ -644,7 +644,29 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
         let mut step = graphs.begin_grouped(&stream, &mut metadata).unwrap();
         for (layer, eager) in eager.iter().enumerate() {
             let [query, key, value] = tensors(&stream, tokens, layer);
-            let output = step.forward(layer, (&query, &key, &value)).unwrap();
+            let inputs = LayerInputs::from((&query, &key, &value));
+            // What belongs to the capture is refused if it is another, and may be given again.
+            let other = stream.upload(&[bf16::ONE; HEADS], [HEADS]).unwrap();
+            let why = step.forward(layer, inputs.learnable_sink(&other));
+            let why = why.map(drop).unwrap_err();
+            assert!(why.breaks(Rule::GraphInputs), "{why}");
+            let bidirectional = Causality::Bidirectional.into();
+            let why = step.forward(layer, inputs.mask(&bidirectional));
+            let why = why.map(drop).unwrap_err();
+            assert!(why.breaks(Rule::StepCausality), "{why}");
+            let tensors = LatentTensors {
+                query_rope: &query,
+                form: LatentForm::Absorbed,
+            };
+            let latent = LayerInputs::latent(&query, &key, &value, tensors);
+            let why = step.forward(layer, latent).map(drop).unwrap_err();
+            assert!(why.breaks(Rule::GraphInputs), "{why}");
+            let (own, causal) = (of(layer), Causality::Causal.into());
+            let inputs = match &own {
+                Some(sink) => inputs.mask(&causal).learnable_sink(sink),
+                None => inputs,
+            };
+            let output = step.forward(layer, inputs).unwrap();
             let rows = output.download(&stream).unwrap();
             assert_eq!(rows[..eager.len()], eager[..], "layer {layer}");
         }
