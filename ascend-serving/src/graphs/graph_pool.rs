@@ -267,7 +267,7 @@ impl<B> GraphPool<B> {
     /// once the stream has computed them.
     ///
     /// # Errors
-    /// As for [`GraphPool::begin`] and [`Graph::replay`].
+    /// As for [`GraphPool::begin`] and [`Graph::launch`].
     pub fn launch<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -345,7 +345,7 @@ impl<'a, B> GraphStep<'a, B> {
     ///
     /// # Errors
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does not exist,
-    /// [`Rule::GraphLayer`] for one that was replayed in this step; as for [`Graph::replay`].
+    /// [`Rule::GraphLayer`] for one that was replayed in this step; as for [`Graph::launch`].
     pub fn launch(&mut self, layer: usize) -> Result<()> {
         let outcome = self.launch_layer(layer);
         self.layers.note_outcome(layer, outcome)
