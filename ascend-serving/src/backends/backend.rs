@@ -390,8 +390,8 @@ pub trait AttentionBackend<T: Element>: Send + Sync {
 /// A step that a backend has prepared.
 pub trait StepPlan<T: Element>: Send + Sync + fmt::Debug {
     /// The device memory that the plan needs besides the cache and the tensors of the layers. The output of a layer
-    /// is the caller's ([`StepPlan::launch_into`]). [`Backends::memory_limit`](crate::Backends::memory_limit) compares
-    /// with it.
+    /// is the caller's ([`StepPlan::launch_into`]). [`Backends::memory_limit`](crate::Backends::memory_limit)
+    /// compares with it.
     fn memory(&self) -> StepMemory;
 
     /// Queues the attention of a layer.

@@ -95,8 +95,8 @@ const EXAMPLES: [Example; 5] = {
 
 impl<T: Element> Attention<T> {
     /// Reports which of the backends would serve each kind of step on this device with this cache, for layers with
-    /// this mask, and with these sinks or without: each plans two small requests, and nothing is queued. Call it when the engine starts; on the
-    /// emulation of a product and release it answers also for machines that you do not have.
+    /// this mask, and with these sinks or without: each plans two small requests, and nothing is queued. Call it when
+    /// the engine starts; on the emulation of a product and release it answers also for machines that you do not have.
     ///
     /// A choice may depend on more than the kind: backends such as [`TriangleMixPrefill`](crate::TriangleMixPrefill)
     /// and [`SharedPrefixDecode`](crate::SharedPrefixDecode) leave small steps to the others.
@@ -170,7 +170,8 @@ impl<T: Element> Attention<T> {
 
     /// Reports which of the backends would serve this step, such as the largest that a scheduler makes, and what
     /// memory it would need ([`BackendChoice::memory`]): it is planned for layers with this mask, or else with the
-    /// step's, and with these sinks or without, and nothing is queued. The query and the new keys of one layer are allocated meanwhile.
+    /// step's, and with these sinks or without, and nothing is queued. The query and the new keys of one layer are
+    /// allocated meanwhile.
     ///
     /// With [`Backends::memory_limit`](crate::Backends::memory_limit) a backend that needs too much memory is
     /// refused, and the refusal has the number of bytes.

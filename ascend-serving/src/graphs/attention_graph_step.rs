@@ -5,7 +5,7 @@ use std::fmt;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
 use crate::backends::size;
-use crate::engine::{LayerInputs, RangeChecker, StepRows, apart, packed_tensors, same_mask};
+use crate::engine::{LayerInputs, RangeChecker, StepRows, apart, packed_tensors};
 use crate::error::{Error, Result};
 use crate::kv::{StepLease, no_layer};
 use crate::refusal::{Refused, Rule, refused};
@@ -64,8 +64,16 @@ impl<'a> CapturedLayers<'a> {
             let group = self.groups.get(place.group)?;
             group.mask(place.layer)
         });
-        if let (Some(given), Some(own)) = (inputs.mask, captured) {
-            same_mask(given, own)?;
+        if let (Some(given), Some(own)) = (inputs.mask, captured)
+            && given != own
+        {
+            return Err(refused(
+                Rule::StepCausality,
+                format_args!("{given} in layer {layer}"),
+                own,
+                "leave the mask out, since the graph has the layer's, or capture the layers with it by \
+                 `Attention::capture_layers`",
+            ));
         }
         let Some(given) = inputs.learnable_sink else {
             return Ok(());

@@ -81,7 +81,8 @@ fn latent<'a, T: Element>(
     step: &StepContext<'_>,
     layer: &LayerTensors<'a, T>,
 ) -> Result<LatentTensors<'a, T>, Refused> {
-    let causal = "give layers of latent attention the mask of `Causality::Causal`, by the step or by `LayerInputs::mask`";
+    let causal = "give layers of latent attention the mask of `Causality::Causal`, by the step or by \
+                  `LayerInputs::mask`";
     if let (Some(_), MaskKind::Named(_)) = (layer.latent, step.mask) {
         let allowed = "causal layers: no call of latent attention takes another mask";
         return Err(refused(Rule::BackendMask, step.mask, allowed, causal));
