@@ -24,8 +24,8 @@
 //!     .kv_heads(2)
 //!     .scale(1.0 / 64f64.sqrt())
 //!     .mask(device.masks().causal(CausalOrigin::RightDown)?)
-//!     .plan(&query, &key, &value)?; // every rule of the operator is checked here
-//! let output = plan.launch(&stream, &query, &key, &value)?; // once a layer; returns at once
+//!     .plan((&query, &key, &value))?; // every rule of the operator is checked here
+//! let output = plan.launch(&stream, (&query, &key, &value))?; // once a layer; returns at once
 //!
 //! let attention: Vec<f16> = output.attention.download(&stream)?; // waits for this stream alone
 //! assert_eq!(attention.len(), 8 * 16 * 64);

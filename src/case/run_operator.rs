@@ -16,10 +16,10 @@ use crate::tensor::AnyTensor;
 
 impl OperatorCase {
     /// Runs the call on a stream and compares what comes out with what the case expects, as
-    /// [`Case::run`](super::Case::run) does.
+    /// [`Case::launch`](super::Case::launch) does.
     ///
     /// # Errors
-    /// As for [`Case::run`](super::Case::run); [`Error::Unsupported`] for an operator that this crate declares and
+    /// As for [`Case::launch`](super::Case::launch); [`Error::Unsupported`] for an operator that this crate declares and
     /// cannot call yet.
     pub fn launch(&self, stream: &Stream) -> Result<Outcome> {
         let other = self.named_target().other_stream(stream)?;
@@ -178,10 +178,10 @@ fn upload_roomy(stream: &Stream, tensor: &CaseTensor) -> Result<AnyTensor> {
 }
 
 impl AnyCase {
-    /// Runs the call, as [`Case::run`](super::Case::run) and [`OperatorCase::run`] do.
+    /// Launches the call, as [`Case::launch`](super::Case::launch) and [`OperatorCase::launch`] do.
     ///
     /// # Errors
-    /// As for [`Case::run`](super::Case::run) and [`OperatorCase::run`].
+    /// As for [`Case::launch`](super::Case::launch) and [`OperatorCase::launch`].
     pub fn launch(&self, stream: &Stream) -> Result<Outcome> {
         match self {
             Self::Attention(case) => case.launch(stream),

@@ -61,24 +61,7 @@ use super::limits::KeyLimits;
 /// Other threads may do all of that, and may drop memory or run out of it, with one exception: while a stream of a
 /// device is being captured, CANN refuses a wait for the whole device
 /// ([`Device::synchronize`](crate::Device::synchronize)), and the capture goes on. Wait for streams or events
-/// instead.
-///
-/// It stays on the thread that captures and ends with the capture:
-///
-/// ```compile_fail,E0277
-/// # use ascend_attention::graph::Capturing;
-/// # fn send(capture: &Capturing<'_>) {
-/// std::thread::scope(|scope| scope.spawn(|| capture.as_raw()));
-/// # }
-/// ```
-///
-/// ```compile_fail
-/// # use ascend_attention::{Device, Graph, Result};
-/// # fn keep(device: &Device) -> Result<()> {
-/// let (_, capture) = Graph::capture(device, (), |capture, ()| Ok(capture))?;
-/// # Ok(())
-/// # }
-/// ```
+/// instead. A `Capturing` is of no use to them: it cannot leave its thread, nor outlive the capture.
 pub struct Capturing<'a> {
     graph: u64,
     stream: &'a Stream,

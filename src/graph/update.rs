@@ -49,9 +49,19 @@ impl Update {
     /// Gives all calls the same lengths.
     ///
     /// # Errors
-    /// As for [`Update::lengths`].
+    /// As for [`Update::lengths`]; [`CallRule::GraphUpdate`] for a graph without such calls: launches of plans keep the
+    /// lengths of their plans.
     pub fn all(mut self, lengths: CallLengths<'_>) -> Result<Self> {
         let graph = self.calls.graph;
+        if self.plans.is_empty() {
+            return Err(Refused::new(
+                CallRule::GraphUpdate,
+                "lengths for a graph whose launches all keep the lengths of their plans",
+                "none",
+                "capture the call by `Capturing::attention` and `Capturing::launch_into`, or replay without lengths",
+            )
+            .into());
+        }
         for index in 0..self.plans.len() {
             self.set(CapturedCall { graph, index }, lengths)?;
         }

@@ -82,7 +82,10 @@ impl LaunchQueue for Stream {
 
     #[inline]
     fn raw(&self) -> Result<sys::aclrtStream> {
-        capturing::refuse("work on a stream", "record it with `Capturing`")?;
+        capturing::refuse(
+            "work on a stream",
+            "give it the `Capturing` in place of the stream",
+        )?;
         Ok(self.as_raw())
     }
 

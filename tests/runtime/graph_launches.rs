@@ -3,15 +3,21 @@
 
 use crate::harness;
 
-use ascend_attention::attention::{BlockTable, Inputs};
+use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
 use ascend_attention::flash::{
     Dropout, FlashAttention, FlashInputs, FlashOutput, FlashPlan, InputLayout,
 };
 use ascend_attention::gather::{GatherPaKvCache, GatherPlan, SequenceBlocks};
+use ascend_attention::graph::Capturing;
 use ascend_attention::incre::{IncreFlashAttention, IncrePlan};
+use ascend_attention::matmul::BatchMatMul;
+use ascend_attention::merge::{MergeState, Part, PartsOfRows};
 use ascend_attention::prompt::{PromptFlashAttention, PromptPlan};
 use ascend_attention::ring::{RingPlan, RingUpdate};
-use ascend_attention::{Error, Graph, Layout, Stream, Tensor, f16};
+use ascend_attention::scatter::{ScatterPaKvCache, SlotMapping};
+use ascend_attention::{
+    CallRule, Error, FusedInferAttention, Graph, Layout, Output, Result, Stream, Tensor, f16,
+};
 use harness::{halves, still_works};
 
 const ROWS: usize = 6;
@@ -132,7 +138,7 @@ impl Buffers {
 }
 
 fn captured(stream: &Stream, buffers: Buffers, plans: &Plans) -> Graph<Buffers> {
-    let record = |capture: &ascend_attention::graph::Capturing<'_>, buffers: &Buffers| {
+    let record = |capture: &Capturing<'_>, buffers: &Buffers| {
         let [q, k] = buffers.of_prompt();
         plans
             .prompt
@@ -242,4 +248,240 @@ fn captured_states_are_of_the_rows_that_are_written() {
         })
     ));
     still_works(&stream);
+}
+
+/// A capture allocates nothing. The refusal says what to do, and fails the capture also where it is ignored.
+#[test]
+fn launches_that_make_their_outputs_are_refused_in_a_capture() {
+    type Launch<'a> = (&'a str, Box<dyn Fn(&Capturing<'_>) -> Result<()> + 'a>);
+    let stream = harness::stream();
+    let (buffers, plans) = Buffers::new(&stream);
+    let ([q, k], caches) = (buffers.of_prompt(), buffers.caches());
+    let paged = Inputs::new(&buffers.row, &buffers.cache, &buffers.cache).paged(&buffers.table);
+    let flash = FlashInputs::new(&buffers.query, &buffers.near, &buffers.near);
+    let flash = flash.dropout(&buffers.dropout);
+    let [near, far, _] = &buffers.parts;
+    let fused = FusedInferAttention::new(Layout::Bsh).scale(0.125).heads(1);
+    let fused = fused.softmax_lse(true).plan((&q, &k, &k)).unwrap();
+    let part_outputs = [fused.output::<f16>().unwrap(), fused.output().unwrap()];
+    let parts = part_outputs.each_ref().map(|of| Part::of(of).unwrap());
+    let merge = MergeState::new(Layout::Bsh).plan(&parts).unwrap();
+    let by_heads = part_outputs.each_ref().map(|of| Output {
+        attention: of.attention.reshape([1, 1, ROWS, DIM]).unwrap(),
+        softmax_lse: of.softmax_lse.clone(),
+    });
+    let by_heads = by_heads.each_ref().map(|of| Part::of(of).unwrap());
+    let both = [PartsOfRows {
+        rows: 1,
+        parts: 0b11,
+    }];
+    let row_merge = MergeState::new(Layout::Bnsd).rows(&both).plan(&by_heads);
+    let row_merge = row_merge.unwrap();
+    let turned = q.reshape([1, DIM, ROWS]).unwrap();
+    let product = BatchMatMul::new().plan(&q, &turned).unwrap();
+    let launches: [Launch<'_>; 9] = [
+        (
+            "fused",
+            Box::new(|to| fused.launch(to, (&q, &k, &k)).map(drop)),
+        ),
+        (
+            "prompt",
+            Box::new(|to| plans.prompt.launch(to, (&q, &k, &k)).map(drop)),
+        ),
+        (
+            "incre",
+            Box::new(|to| plans.incre.launch(to, paged).map(drop)),
+        ),
+        (
+            "flash",
+            Box::new(|to| plans.flash.launch(to, flash).map(drop)),
+        ),
+        (
+            "ring",
+            Box::new(|to| plans.ring.launch(to, near, far).map(drop)),
+        ),
+        (
+            "gather",
+            Box::new(|to| plans.gather.launch(to, &caches, &caches).map(drop)),
+        ),
+        ("merge", Box::new(|to| merge.launch(to, &parts).map(drop))),
+        (
+            "rows",
+            Box::new(|to| row_merge.launch(to, &by_heads).map(drop)),
+        ),
+        (
+            "product",
+            Box::new(|to| product.launch(to, &q, &turned).map(drop)),
+        ),
+    ];
+    for (name, launch) in &launches {
+        let captured = Graph::capture(stream.device(), (), |capture, ()| {
+            let refused = launch(capture).unwrap_err();
+            let text = refused.to_string();
+            assert!(text.contains("`launch_into`"), "{name}: {text}");
+            Ok(())
+        });
+        let ignored = captured.map(drop).unwrap_err();
+        assert!(
+            matches!(ignored, Error::Capturing { .. }),
+            "{name}: {ignored}"
+        );
+    }
+    still_works(&stream);
+}
+
+/// A graph without the launch would replay something else than was meant.
+#[test]
+fn an_ignored_failure_of_any_operator_fails_the_capture() {
+    type Launch<'a> = (&'a str, Box<dyn Fn(&Capturing<'_>) -> Result<()> + 'a>);
+    let stream = harness::stream();
+    let (buffers, plans) = Buffers::new(&stream);
+    let ([q, k], caches) = (buffers.of_prompt(), buffers.caches());
+    let wrong: Tensor<f16> = Tensor::empty(stream.device(), [2, ROWS, DIM]).unwrap();
+    let [near, _, merged] = &buffers.parts;
+    let other = FlashAttention::new(InputLayout::Sbh).scale(0.125).heads(1);
+    let row = buffers.query.narrow(0, 0..1).unwrap();
+    let other: FlashOutput<f16> = other.plan((&row, &row, &row)).unwrap().output().unwrap();
+    let slots = SlotMapping::new(&stream, &[1, 2], 64).unwrap();
+    let new = buffers.row.reshape([2, 1, DIM]).unwrap();
+    let scatter = ScatterPaKvCache::new()
+        .plan((&new, &slots, &caches))
+        .unwrap();
+    let launches: [Launch<'_>; 7] = [
+        (
+            "prompt",
+            Box::new(|to| {
+                plans
+                    .prompt
+                    .launch_into(to, (&q, &k, &wrong), &mut buffers.prompt.clone())
+            }),
+        ),
+        (
+            "incre",
+            Box::new(|to| {
+                plans
+                    .incre
+                    .launch_into(to, (&q, &k, &k), &mut buffers.incre.clone())
+            }),
+        ),
+        (
+            "flash",
+            Box::new(|to| plans.flash.launch_into(to, (&q, &k, &k), &mut near.clone())),
+        ),
+        (
+            "ring",
+            Box::new(|to| {
+                plans
+                    .ring
+                    .launch_into(to, near, &other, &mut merged.clone())
+            }),
+        ),
+        (
+            "gather",
+            Box::new(|to| {
+                let [mut keys, mut values] = [&wrong, &wrong].map(Tensor::clone);
+                plans
+                    .gather
+                    .launch_into(to, &caches, &caches, &mut keys, &mut values)
+            }),
+        ),
+        (
+            "scatter",
+            Box::new(|to| scatter.launch(to, (&wrong, &slots, &caches))),
+        ),
+        ("copy", Box::new(|to| q.copy_from(to, &wrong))),
+    ];
+    for (name, launch) in &launches {
+        let mut error = None;
+        let captured = Graph::capture(stream.device(), (), |capture, ()| {
+            error = launch(capture).err();
+            Ok(())
+        });
+        let failed = captured.map(drop).unwrap_err();
+        assert_eq!(Some(failed), error, "{name}");
+    }
+    still_works(&stream);
+}
+
+#[test]
+fn a_capture_takes_launches_of_its_own_device() {
+    let stream = harness::stream();
+    if harness::not_on_npu("a machine may have one device") {
+        return;
+    }
+    let elsewhere = stream.device().runtime().device(1).unwrap();
+    let (buffers, plans) = Buffers::new(&stream);
+    let [q, k] = buffers.of_prompt();
+    for copies in [false, true] {
+        let captured = Graph::capture(&elsewhere, (), |capture, ()| match copies {
+            true => q.copy_from(capture, &k),
+            false => {
+                let mut output = buffers.prompt.clone();
+                plans.prompt.launch_into(capture, (&q, &k, &k), &mut output)
+            }
+        });
+        let error = captured.map(drop).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        assert!(error.to_string().contains("device 1"), "{error}");
+    }
+    still_works(&stream);
+}
+
+/// Lengths that nothing takes would be lengths that are not computed with.
+#[test]
+fn lengths_for_plans_that_keep_theirs_are_refused() {
+    let stream = harness::stream();
+    let (buffers, plans) = Buffers::new(&stream);
+    let graph = captured(&stream, buffers, &plans);
+    let keys = PerRequest::new(vec![21, 31]).unwrap();
+    let lengths = CallLengths::Batched { q: None, kv: &keys };
+    match graph.update().all(lengths) {
+        Err(Error::Refused(refused)) => {
+            assert_eq!(refused.rule, CallRule::GraphUpdate);
+            assert!(refused.fix.contains("Capturing::attention"), "{refused}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Merged, copied and empty rows.
+#[test]
+fn replays_of_row_merges_compute_what_launches_do() {
+    let stream = harness::stream();
+    let lse = |seed| {
+        let numbers = harness::numbers(seed, ROWS);
+        stream.upload(&numbers, [ROWS, 1, 1]).unwrap()
+    };
+    let attention = |seed| {
+        let halves = halves(seed, ROWS * DIM);
+        stream.upload(&halves, [ROWS, 1, DIM]).unwrap()
+    };
+    let outputs = [1, 2].map(|seed| Output {
+        attention: attention(seed),
+        softmax_lse: Some(lse(seed + 10)),
+    });
+    let parts = outputs.each_ref().map(|output| Part::of(output).unwrap());
+    let rows = [(3, 0b11), (1, 0b10), (2, 0)].map(|(rows, parts)| PartsOfRows { rows, parts });
+    let plan = MergeState::new(Layout::Tnd)
+        .rows(&rows)
+        .plan(&parts)
+        .unwrap();
+    let merged = plan.output::<f16>().unwrap();
+    let (mut graph, ()) = Graph::capture(stream.device(), merged, |capture, merged| {
+        plan.launch_into(capture, &parts, &mut merged.clone())
+    })
+    .unwrap();
+    for seed in [5, 6] {
+        let fresh = halves(seed, ROWS * DIM);
+        outputs[1].attention.overwrite(&stream, &fresh).unwrap();
+        let want = plan.launch(&stream, &parts).unwrap();
+        graph.launch(&stream, graph.update()).unwrap();
+        let got = graph.buffers();
+        let downloaded = |of: &Output<f16>| {
+            let lse = of.softmax_lse.as_ref().unwrap();
+            let attention = of.attention.download(&stream).unwrap();
+            (attention, lse.download(&stream).unwrap())
+        };
+        assert_eq!(downloaded(got), downloaded(&want), "seed {seed}");
+    }
 }

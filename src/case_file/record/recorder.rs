@@ -30,7 +30,7 @@ pub struct OperatorCall<'a> {
 /// the calls of a program that uses this crate.
 ///
 /// A call that ran becomes a case with its computed outputs as the expected ones, within a few units in the last
-/// place of the output's element type: [`Case::run`] replays it. A refused one becomes a case that expects the
+/// place of the output's element type: [`Case::launch`] replays it. A refused one becomes a case that expects the
 /// refusal; its tensors hold zeros, since it was refused before they were read. Where no case can hold a call, its
 /// shapes and attributes become a line ([`ParameterCase`](crate::case::ParameterCase)).
 ///

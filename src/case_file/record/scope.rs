@@ -63,8 +63,8 @@ fn with<R>(body: impl FnOnce(&mut Session) -> R) -> Option<R> {
 /// let tensor = stream.upload(&[f16::ONE; 64], [1, 1, 2, 32])?;
 /// let call = FusedInferAttention::new(Layout::Bnsd).heads(1).scale(0.125);
 /// let (output, calls) = record_calls(Tolerance::default(), || {
-///     let plan = call.plan(&tensor, &tensor, &tensor)?;
-///     plan.launch(&stream, &tensor, &tensor, &tensor)
+///     let plan = call.plan((&tensor, &tensor, &tensor))?;
+///     plan.launch(&stream, (&tensor, &tensor, &tensor))
 /// });
 /// output?;
 /// let case = calls[0].case().expect("small enough");

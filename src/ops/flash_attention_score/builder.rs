@@ -49,12 +49,12 @@ const CORRECTED: i64 = 2;
 ///
 /// // Masks for inference are INT8 on this product, which this operator does not take.
 /// let inference = device.masks().causal(CausalOrigin::LeftUp)?;
-/// let refused = call.clone().mask(inference).plan(&rows, &rows, &rows);
+/// let refused = call.clone().mask(inference).plan((&rows, &rows, &rows));
 /// assert!(matches!(refused, Err(Error::Violation(_))));
 ///
 /// let causal = FlashMask::causal(&device.masks(), CausalOrigin::LeftUp)?;
-/// let plan = call.mask(causal).plan(&rows, &rows, &rows)?;
-/// let output = plan.launch(&stream, &rows, &rows, &rows)?;
+/// let plan = call.mask(causal).plan((&rows, &rows, &rows))?;
+/// let output = plan.launch(&stream, (&rows, &rows, &rows))?;
 /// assert_eq!(output.attention.download(&stream)?, vec![1.0; 2 * 5 * 64]);
 /// assert!((output.softmax.max().download(&stream)?[0] - 8.0).abs() < 1e-5); // 64 times 0.125
 /// assert_eq!(output.softmax.sum().download(&stream)?[8], 2.0); // the second row sees two keys

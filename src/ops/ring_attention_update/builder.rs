@@ -51,9 +51,9 @@ use super::versions::{choose, prepare};
 /// let query = stream.upload(&[0f32; 3 * 64], [3, 1, 64])?; // rows, batch, hidden size: all keys weigh alike
 /// let near = stream.upload(&[1f32; 4 * 64], [4, 1, 64])?;
 /// let far = stream.upload(&[3f32; 4 * 64], [4, 1, 64])?;
-/// let plan = FlashAttention::new(InputLayout::Sbh).heads(1).scale(0.125).plan(&query, &near, &near)?;
-/// let first = plan.launch(&stream, &query, &near, &near)?;
-/// let second = plan.launch(&stream, &query, &far, &far)?;
+/// let plan = FlashAttention::new(InputLayout::Sbh).heads(1).scale(0.125).plan((&query, &near, &near))?;
+/// let first = plan.launch(&stream, (&query, &near, &near))?;
+/// let second = plan.launch(&stream, (&query, &far, &far))?;
 /// let both = RingUpdate::new().plan(&stream, &first, &second)?.launch(&stream, &first, &second)?;
 /// assert_eq!(both.attention.download(&stream)?, vec![2.0; 3 * 64]);
 /// assert_eq!(both.softmax.sum().download(&stream)?[0], 8.0);
