@@ -201,11 +201,11 @@ fn record(
             None => {
                 let write = ScatterPaKvCache::new();
                 let write = write.plan((key, value, slots, &cached.key, &cached.value))?;
-                (capture.attention(call, longest, &inputs)?, write)
+                (capture.attention(call, longest, inputs)?, write)
             }
         };
         write.launch(capture, (key, value, slots, &cached.key, &cached.value))?;
-        capture.launch_into(call, &inputs, &mut output.clone())?;
+        capture.launch_into(call, inputs, &mut output.clone())?;
         planned = Some((call, write));
     }
     Ok(())

@@ -198,7 +198,7 @@ fn store(
         stream.upload(&rows, [tokens.len(), KV_HEADS, DIM])
     };
     let (key, value) = (upload(1)?, upload(2)?);
-    let write = CacheWrite::plan(&cache, stream, &grown.slots, &key, &value)?;
+    let write = CacheWrite::plan(cache, stream, &grown.slots, &key, &value)?;
     Ok(cache.write(stream, &write, 0, &key, &value)?)
 }
 

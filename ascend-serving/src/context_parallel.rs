@@ -300,12 +300,12 @@ impl RankStep {
                 let query = batched(query, out)?;
                 let kv = &self.kv_lengths;
                 let call = CallLengths::Batched { q: None, kv }.apply(call(Layout::Bnsd));
-                Some(call.plan(&paged(&query, cache, block_table))?)
+                Some(call.plan(paged(&query, cache, block_table))?)
             }
             (true, false) => {
                 let (q, kv) = (&self.q_ends, &self.kv_lengths);
                 let call = CallLengths::PackedPaged { q, kv }.apply(call(Layout::Tnd));
-                Some(call.plan(&paged(query, cache, block_table))?)
+                Some(call.plan(paged(query, cache, block_table))?)
             }
         };
         Ok(ContextPlan {
@@ -380,10 +380,10 @@ impl ContextPlan {
             return self.empty(stream);
         };
         if !self.single {
-            return Ok(call.launch(stream, &paged(query, cache, block_table))?);
+            return Ok(call.launch(stream, paged(query, cache, block_table))?);
         }
         let query = batched(query, self.shape)?;
-        let output: Output<T> = call.launch(stream, &paged(&query, cache, block_table))?;
+        let output: Output<T> = call.launch(stream, paged(&query, cache, block_table))?;
         let [rows, heads, _] = self.shape;
         let lse = output.softmax_lse.map(|lse| lse.reshape([rows, heads, 1]));
         Ok(Output {

@@ -360,8 +360,8 @@ fn graphs(stream: &Stream, _: &mut Pools) -> Result<()> {
             q: &ends,
             kv: &longest,
         };
-        let call = capture.attention(&call, longest, &inputs)?;
-        capture.launch_into(call, &inputs, &mut buffers.output.clone())
+        let call = capture.attention(&call, longest, inputs)?;
+        capture.launch_into(call, inputs, &mut buffers.output.clone())
     })?;
     for keys in [5, 6] {
         let kv = PerRequest::new(vec![keys, 2 * keys])?;

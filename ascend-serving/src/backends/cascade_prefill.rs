@@ -70,14 +70,14 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
         let call = step.shape.call(Layout::Tnd).softmax_lse(true);
         let ends = metadata.q_ends();
         let new = CallLengths::PackedDense { q: ends, kv: ends };
-        let new = new.apply(call.clone().mask(mask)).plan(&own(first))?;
+        let new = new.apply(call.clone().mask(mask)).plan(own(first))?;
         let before = requests.iter().map(|(_, cached)| *cached).collect();
         let cached = CallLengths::PackedPaged {
             q: ends,
             kv: &PerRequest::new(before)?,
         };
         let cached = cached.apply(call.mask(Mask::none()));
-        let cached = cached.plan(&paged(step, first))?;
+        let cached = cached.plan(paged(step, first))?;
         let rows: Vec<PartsOfRows> = requests
             .iter()
             .map(|(new, cached)| PartsOfRows {
@@ -125,8 +125,8 @@ impl<T: Element> StepPlan<T> for CascadeStep {
     }
 
     fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
-        let new: Output<T> = self.new.launch(step.stream, &own(layer))?;
-        let cached = self.cached.launch(step.stream, &paged(step, layer))?;
+        let new: Output<T> = self.new.launch(step.stream, own(layer))?;
+        let cached = self.cached.launch(step.stream, paged(step, layer))?;
         merge_parts(&self.merge, step, &[new, cached])
     }
 }

@@ -84,7 +84,7 @@ impl<T: Element> AttentionBackend<T> for ChunkedLocal {
         };
         let mask = Causality::Causal.mask(&step.stream.device().masks())?;
         let call = lengths.apply(step.shape.call(Layout::Tnd).mask(mask));
-        let plan = call.plan(&first.step_inputs(block_table.as_ref()))?;
+        let plan = call.plan(first.step_inputs(block_table.as_ref()))?;
         Ok(Box::new(ChunkedStep { plan, block_table }))
     }
 }
@@ -97,7 +97,7 @@ impl<T: Element> StepPlan<T> for ChunkedStep {
 
     fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
         let inputs = layer.step_inputs(self.block_table.as_ref());
-        Ok(self.plan.launch(step.stream, &inputs)?.attention)
+        Ok(self.plan.launch(step.stream, inputs)?.attention)
     }
 
     fn launch_into(
@@ -108,6 +108,6 @@ impl<T: Element> StepPlan<T> for ChunkedStep {
     ) -> Result<()> {
         let inputs = layer.step_inputs(self.block_table.as_ref());
         let mut output = attention_alone(output.clone());
-        Ok(self.plan.launch_into(step.stream, &inputs, &mut output)?)
+        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }

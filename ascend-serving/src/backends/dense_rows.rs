@@ -77,7 +77,7 @@ impl<T: Element> DenseRows<T> {
             .bits_as(dtype)?;
         let (mode, scales_of_call) = scales_of_rows(channels, &scales, 0..rows_per_call)?;
         let inputs = Inputs::<T>::of_any(&zeros, &some, &some);
-        let plan = one_key_each(heads).plan(&inputs.quantisation(split(
+        let plan = one_key_each(heads).plan(inputs.quantisation(split(
             mode,
             &scales_of_call,
             &scales_of_call,
@@ -129,7 +129,7 @@ impl<T: Element> DenseRows<T> {
             let mut output = attention_alone(self.dequantised.narrow(0, place)?.reshape(shape)?);
             let inputs = Inputs::of_any(zeros, &quantised, &quantised);
             let inputs = inputs.quantisation(split(mode, &scales_of_call, &scales_of_call));
-            plan.launch_into(stream, &inputs, &mut output)?;
+            plan.launch_into(stream, inputs, &mut output)?;
         }
         Ok(())
     }

@@ -57,7 +57,7 @@ impl<T: Element> AttentionBackend<T> for Fused {
         let call = step.shape.call(Layout::Tnd).mask(mask);
         let call = metadata.call_lengths().apply(call);
         let keys = reads_cache.then_some(step.block_table);
-        let plan = call.plan(&first.step_inputs(keys))?;
+        let plan = call.plan(first.step_inputs(keys))?;
         Ok(Box::new(FusedStep { plan, reads_cache }))
     }
 }
@@ -69,7 +69,7 @@ impl<T: Element> StepPlan<T> for FusedStep {
 
     fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
         let inputs = self.inputs(step, layer);
-        Ok(self.plan.launch(step.stream, &inputs)?.attention)
+        Ok(self.plan.launch(step.stream, inputs)?.attention)
     }
 
     fn launch_into(
@@ -80,6 +80,6 @@ impl<T: Element> StepPlan<T> for FusedStep {
     ) -> Result<()> {
         let inputs = self.inputs(step, layer);
         let mut output = attention_alone(output.clone());
-        Ok(self.plan.launch_into(step.stream, &inputs, &mut output)?)
+        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }

@@ -74,7 +74,7 @@ impl<T: Element> AttentionBackend<T> for FusedInTwo {
             let query = first.query.narrow(0, rows.clone())?;
             let call = step.shape.call(Layout::Tnd).mask(mask.clone());
             let call = CallLengths::PackedPaged { q, kv }.apply(call);
-            let plan = call.plan(&first.with_sink(first.cached_keys(&query, &block_table)))?;
+            let plan = call.plan(first.with_sink(first.cached_keys(&query, &block_table)))?;
             Ok(Part {
                 plan,
                 rows,
@@ -105,7 +105,7 @@ impl<T: Element> StepPlan<T> for TwoCalls {
             let query = layer.query.narrow(0, part.rows.clone())?;
             let inputs = layer.with_sink(layer.cached_keys(&query, &part.block_table));
             let mut rows = attention_alone(output.narrow(0, part.rows.clone())?);
-            part.plan.launch_into(step.stream, &inputs, &mut rows)?;
+            part.plan.launch_into(step.stream, inputs, &mut rows)?;
         }
         Ok(())
     }

@@ -107,7 +107,7 @@ impl<T: Element> AttentionBackend<T> for Masked {
             let query = batched(&first.query.narrow(0, tokens.clone())?, of.len())?;
             let inputs = first.with_sink(first.cached_keys(&query, &block_table));
             calls.push(Call {
-                plan: lengths.apply(call).plan(&inputs)?,
+                plan: lengths.apply(call).plan(inputs)?,
                 requests: of.len(),
                 tokens,
                 block_table,
@@ -140,7 +140,7 @@ impl<T: Element> StepPlan<T> for Calls {
             let inputs = layer.with_sink(layer.cached_keys(&query, &call.block_table));
             let rows = output.narrow(0, call.tokens.clone())?;
             let mut rows = attention_alone(batched(&rows, call.requests)?);
-            call.plan.launch_into(step.stream, &inputs, &mut rows)?;
+            call.plan.launch_into(step.stream, inputs, &mut rows)?;
         }
         Ok(())
     }

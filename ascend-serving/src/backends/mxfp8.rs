@@ -191,6 +191,6 @@ impl<T: Element> StepPlan<T> for MxFp8Step {
         query.fill(step.stream, layer.query)?;
         let inputs = query.inputs(step, of, scales);
         let mut output = attention_alone(output.clone());
-        Ok(self.plan.launch_into(step.stream, &inputs, &mut output)?)
+        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }

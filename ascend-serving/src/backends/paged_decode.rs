@@ -79,7 +79,7 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
         };
         let call = step.shape.call(layout);
         let inputs = first.cached_keys(&query, step.block_table);
-        let plan = lengths.apply(call).plan(&inputs)?;
+        let plan = lengths.apply(call).plan(inputs)?;
         Ok(Box::new(DecodeStep { plan, layout }))
     }
 }
@@ -102,6 +102,6 @@ impl<T: Element> StepPlan<T> for DecodeStep {
         let query = rows(self.layout, layer.query)?;
         let inputs = layer.cached_keys(&query, step.block_table);
         let mut output = attention_alone(rows(self.layout, output)?);
-        Ok(self.plan.launch_into(step.stream, &inputs, &mut output)?)
+        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }

@@ -174,7 +174,7 @@ fn plan_incre<T: Element>(
         .kv_heads(step.shape.kv_heads)
         .scale(step.shape.scale)
         .actual_seq_lengths_kv(lengths)
-        .plan(&inputs.paged(&block_table))?;
+        .plan(inputs.paged(&block_table))?;
     Ok(Planned::Incre(Box::new(PlannedIncre {
         plan,
         layout,
@@ -320,7 +320,7 @@ impl<T: Element> StepPlan<T> for StepCalls<T> {
                     let mut attention = rows(of.layout, &attention)?;
                     let inputs = Inputs::new(&query, &layer.cache.key, &layer.cache.value);
                     let inputs = inputs.paged(&of.block_table);
-                    of.plan.launch_into(stream, &inputs, &mut attention)?;
+                    of.plan.launch_into(stream, inputs, &mut attention)?;
                 }
                 Planned::Prompt { plan, prompts } => {
                     let own = || KeyRows::of_step(layer)?.narrow(tokens.clone());
@@ -340,7 +340,7 @@ impl<T: Element> StepPlan<T> for StepCalls<T> {
                     let query = batched(&query, prompts.requests)?;
                     let inputs = Inputs::new(&query, &keys.key, &keys.value);
                     let mut place = batched(&place, prompts.requests)?;
-                    plan.launch_into(stream, &inputs, &mut place)?;
+                    plan.launch_into(stream, inputs, &mut place)?;
                     if padded {
                         copied.take_attention(stream, prompts, &attention)?;
                     }

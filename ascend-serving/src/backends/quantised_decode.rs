@@ -47,7 +47,7 @@ impl SingleTokens {
         let (kv, _) = step.metadata.kv_lengths().split_at(requests);
         let lengths = CallLengths::Batched { q: None, kv: &kv };
         let call = lengths.apply(call);
-        let plan = call.plan(&single_row_inputs(&query, &block_table, of))?;
+        let plan = call.plan(single_row_inputs(&query, &block_table, of))?;
         Ok(Self {
             plan,
             layout,
@@ -134,6 +134,6 @@ impl<T: Element> StepPlan<T> for SingleTokens {
         let query = first(layer.query)?;
         let mut output = attention_alone(first(output)?);
         let inputs = single_row_inputs(&query, &self.block_table, of);
-        Ok(self.plan.launch_into(step.stream, &inputs, &mut output)?)
+        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }

@@ -159,7 +159,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         let call = lengths.apply(step.shape.call(Layout::Tnd).mask(mask));
         let tokens = singles..metadata.tokens();
         let query = first.query.narrow(0, tokens.clone())?;
-        let plan = call.plan(&first.with_sink(Inputs::new(&query, &key, &value)))?;
+        let plan = call.plan(first.with_sink(Inputs::new(&query, &key, &value)))?;
         let singles = match singles {
             0 => None,
             some => Some(SingleTokens::plan(step, first, of, some)?),
@@ -265,6 +265,6 @@ impl<T: Element> StepPlan<T> for DenseStep<T> {
         let query = layer.query.narrow(0, self.tokens.clone())?;
         let inputs = layer.with_sink(Inputs::new(&query, &key, &value));
         let mut output = attention_alone(output.narrow(0, self.tokens.clone())?);
-        Ok(self.plan.launch_into(step.stream, &inputs, &mut output)?)
+        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }

@@ -261,7 +261,7 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
         let call = step.shape.call(Layout::Tnd).softmax_lse(true);
         let plan = |mask: Mask, lengths: CallLengths<'_>, inputs: Inputs<'_, T>| {
             let call = lengths.apply(call.clone().mask(mask));
-            call.plan(&inputs)
+            call.plan(inputs)
         };
         let mask = division.causality.mask(&step.stream.device().masks())?;
         let suffix_table = BlockTable::from_rows(step.stream, &lists.suffix_rows, block_size)?;
@@ -387,7 +387,7 @@ impl<T: Element> StepPlan<T> for SharedPrefixStep {
 
     fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
         let launch = |plan: &Plan, inputs: Inputs<'_, T>| -> Result<Output<T>> {
-            Ok(plan.launch(step.stream, &inputs)?)
+            Ok(plan.launch(step.stream, inputs)?)
         };
         let ((suffix, suffix_table), (prefix, prefix_table)) = (&self.suffix, &self.prefix);
         let suffix = launch(

@@ -179,7 +179,7 @@ fn plan_part<T: Element>(
     let call = step.shape.call(Layout::Tnd).softmax_lse(true);
     let plan = lengths
         .apply(call)
-        .plan(&inputs(first, &block_table, part))?;
+        .plan(inputs(first, &block_table, part))?;
     Ok((plan, block_table))
 }
 
@@ -226,7 +226,7 @@ impl<T: Element> StepPlan<T> for SplitStep {
     fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
         let mut outputs: Vec<Output<T>> = Vec::with_capacity(self.parts.len());
         for (part, (plan, table)) in self.parts.iter().enumerate() {
-            outputs.push(plan.launch(step.stream, &inputs(layer, table, part))?);
+            outputs.push(plan.launch(step.stream, inputs(layer, table, part))?);
         }
         match &self.merge {
             Some(merge) => merge_parts(merge, step, &outputs),

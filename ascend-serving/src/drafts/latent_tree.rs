@@ -166,7 +166,7 @@ impl LatentTreeVerification {
             kv: &kv,
         };
         let call = lengths.apply(self.one_call(mask.clone()));
-        Ok(call.plan(&latent_paged(tensors))?)
+        Ok(call.plan(latent_paged(tensors))?)
     }
 }
 
@@ -216,7 +216,7 @@ impl LatentTreePlan {
         tensors: &LatentTreeTensors<'_, T>,
     ) -> Result<Tensor<T>> {
         match &self.calls {
-            Calls::One(plan) => Ok(plan.launch(stream, &latent_paged(tensors))?.attention),
+            Calls::One(plan) => Ok(plan.launch(stream, latent_paged(tensors))?.attention),
             Calls::Two(calls) => {
                 calls.launch(stream, &latent_nodes(tensors), &latent_paged(tensors))
             }

@@ -361,14 +361,14 @@ impl<T: Element> CrossStep<'_, T> {
             CrossPlan::Packed(plan) => {
                 let inputs = Inputs::new(query, &cache.key, &cache.value).paged(&self.block_table);
                 let mut output = attention_alone(output.clone());
-                Ok(plan.launch_into(self.stream, &inputs, &mut output)?)
+                Ok(plan.launch_into(self.stream, inputs, &mut output)?)
             }
             CrossPlan::Rows(plan, layout) => {
                 let query = decode_rows(*layout, query)?;
                 let inputs = Inputs::new(&query, &cache.key, &cache.value);
                 let mut rows = attention_alone(decode_rows(*layout, output)?);
                 let inputs = inputs.paged(&self.block_table);
-                Ok(plan.launch_into(self.stream, &inputs, &mut rows)?)
+                Ok(plan.launch_into(self.stream, inputs, &mut rows)?)
             }
         }
     }
@@ -380,7 +380,7 @@ impl<T: Element> CrossStep<'_, T> {
             kv: &self.lengths,
         };
         let inputs = Inputs::new(query, &cache.key, &cache.value).paged(&self.block_table);
-        let packed = lengths.apply(shape.call(Layout::Tnd)).plan(&inputs);
+        let packed = lengths.apply(shape.call(Layout::Tnd)).plan(inputs);
         let mut refused = match packed {
             Ok(plan) => return Ok(CrossPlan::Packed(plan)),
             Err(why) => vec![self.told("packed call", why.into())],
@@ -393,7 +393,7 @@ impl<T: Element> CrossStep<'_, T> {
                 kv: &self.lengths,
             };
             let inputs = Inputs::new(&query, &cache.key, &cache.value).paged(&self.block_table);
-            match lengths.apply(shape.call(layout)).plan(&inputs) {
+            match lengths.apply(shape.call(layout)).plan(inputs) {
                 Ok(plan) => return Ok(CrossPlan::Rows(plan, layout)),
                 Err(why) => refused.push(self.told("decode path", why.into())),
             }

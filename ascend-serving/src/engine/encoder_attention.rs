@@ -111,7 +111,7 @@ impl EncoderAttention {
         };
         let packed = || {
             let inputs = Inputs::new(query, key, value);
-            let plan = call.apply(shape.call(Layout::Tnd)).plan(&inputs)?;
+            let plan = call.apply(shape.call(Layout::Tnd)).plan(inputs)?;
             Ok(Calls::Packed(Box::new(plan)))
         };
         let batched_calls = || {
@@ -306,7 +306,7 @@ impl EncoderPlan {
             Calls::Packed(plan) => {
                 let inputs = Inputs::new(query, key, value);
                 let mut output = attention_alone(output.clone());
-                Ok(plan.launch_into(stream, &inputs, &mut output)?)
+                Ok(plan.launch_into(stream, inputs, &mut output)?)
             }
             Calls::Batched(calls) => {
                 output_of(query, output)?;
@@ -314,7 +314,7 @@ impl EncoderPlan {
                     let [query, key, value] = run.parts(tensors)?;
                     let mut part = attention_alone(run.part(output)?);
                     let inputs = Inputs::new(&query, &key, &value);
-                    plan.launch_into(stream, &inputs, &mut part)?;
+                    plan.launch_into(stream, inputs, &mut part)?;
                 }
                 Ok(())
             }
@@ -324,7 +324,7 @@ impl EncoderPlan {
                     let [query, key, value] = run.flat_parts(tensors)?;
                     let mut part = run.flat_part(output)?;
                     let inputs = Inputs::new(&query, &key, &value);
-                    plan.launch_into(stream, &inputs, &mut part)?;
+                    plan.launch_into(stream, inputs, &mut part)?;
                 }
                 Ok(())
             }

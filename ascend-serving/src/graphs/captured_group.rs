@@ -302,12 +302,12 @@ impl CapturedGroup {
             let query = single_row(layout, query)?;
             let mut output = attention_alone(single_row(layout, output)?);
             let inputs = single_row_inputs(&query, table, of);
-            let call = capture.attention(&call, longest, &inputs)?;
+            let call = capture.attention(&call, longest, inputs)?;
             let quantised = of.quantise(quantisers, capture, [key, value])?;
             let write = WriteViews::of(&self.shape, &of.cache, rows, quantised)?;
             let plan = write.scatter(&self.shape, slots)?;
             write.record(capture, &plan, slots)?;
-            return Ok(capture.launch_into(call, &inputs, &mut output)?);
+            return Ok(capture.launch_into(call, inputs, &mut output)?);
         }
         let cached = cache.layer(layer)?;
         let write = WriteViews::of(&self.shape, cached, rows, [key, value])?;
@@ -324,10 +324,10 @@ impl CapturedGroup {
             let rows = Cumulative::new(rows.collect())?;
             let inputs = inputs(query);
             let call = shape.call(Layout::Tnd).mask(mask.clone());
-            let call = capture.attention_within(&call, &rows, self.limits, &inputs)?;
+            let call = capture.attention_within(&call, &rows, self.limits, inputs)?;
             write.record(capture, &plan, slots)?;
             let mut output = attention_alone(output.clone());
-            return Ok(capture.launch_into(call, &inputs, &mut output)?);
+            return Ok(capture.launch_into(call, inputs, &mut output)?);
         }
         let own = self.layers.get(layer).and_then(MaskKind::named);
         let at = self.named().position(|mask| Some(mask) == own);
@@ -338,9 +338,9 @@ impl CapturedGroup {
         let mut output = attention_alone(batched(output, requests)?);
         let inputs = inputs(&query);
         let call = shape.call(Layout::Bsh).mask(Mask::all_mask(mask.clone()));
-        let call = capture.attention(&call, longest, &inputs)?;
+        let call = capture.attention(&call, longest, inputs)?;
         write.record(capture, &plan, slots)?;
-        Ok(capture.launch_into(call, &inputs, &mut output)?)
+        Ok(capture.launch_into(call, inputs, &mut output)?)
     }
 
     /// The lengths of a layer's call in a step.

@@ -176,8 +176,8 @@ impl LatentTreeVerification {
             return record_two(calls, capture, extents, [&own, &paged], parts, &output);
         }
         let call = self.one_call(mask);
-        let call = capture.attention(&call, of_both(&extents.longest()?), &paged)?;
-        Ok(capture.launch_into(call, &paged, &mut output)?)
+        let call = capture.attention(&call, of_both(&extents.longest()?), paged)?;
+        Ok(capture.launch_into(call, paged, &mut output)?)
     }
 }
 

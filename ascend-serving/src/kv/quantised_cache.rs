@@ -326,7 +326,7 @@ fn check_dequantised<T: Element>(
         };
         let inputs = Inputs::new(&row, &quantised, &quantised);
         let quantisation = split(mode, &scales, &scales);
-        one_key_each(shape.kv_heads).plan(&inputs.quantisation(quantisation))?;
+        one_key_each(shape.kv_heads).plan(inputs.quantisation(quantisation))?;
     }
     Ok(())
 }
@@ -352,7 +352,7 @@ fn check_groups<T: Element>(device: &Device, shape: &CacheShape, block_size: usi
         .heads(heads)
         .kv_heads(heads)
         .scale(1.0);
-    lengths.apply(call).out_dtype(T::DTYPE).plan(&inputs)?;
+    lengths.apply(call).out_dtype(T::DTYPE).plan(inputs)?;
     Ok(())
 }
 

@@ -202,9 +202,9 @@ fn copied_blocks_and_calls_are_the_same_in_every_format() {
             .scale(0.125)
             .actual_seq_lengths([3])
             .actual_seq_lengths_kv([140])
-            .plan(&inputs)
+            .plan(inputs)
             .unwrap();
-        let output = plan.launch(&stream, &inputs).unwrap();
+        let output = plan.launch(&stream, inputs).unwrap();
         outputs.push(output.attention.download(&stream).unwrap());
     }
     assert_eq!(outputs[0], outputs[1]);

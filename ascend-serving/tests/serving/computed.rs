@@ -509,7 +509,7 @@ fn tokens_that_are_written_by_hand_are_named() {
     let slots = cache.grow(stream, &mut sequence, 2).unwrap();
     tokens.extend([501, 502]);
     let rows = |layer, what| packed::<bf16>(stream, &[501, 502], layer, what, 1);
-    let write = CacheWrite::plan(&cache, stream, &slots, &rows(0, 1), &rows(0, 2)).unwrap();
+    let write = CacheWrite::plan(cache, stream, &slots, &rows(0, 1), &rows(0, 2)).unwrap();
     for layer in 0..LAYERS {
         cache
             .write(stream, &write, layer, &rows(layer, 1), &rows(layer, 2))

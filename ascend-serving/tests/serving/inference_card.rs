@@ -156,7 +156,7 @@ fn what_an_inference_card_has_not_is_refused_by_name() {
     };
     let rows = |dim| stream.upload(&vec![f16::ONE; dim], [1, 1, dim]).unwrap();
     let (row, wide) = (rows(64), rows(128));
-    let write = |cache: &PagedKvCache<f16>, row| CacheWrite::plan(&cache, &stream, &[5], row, row);
+    let write = |cache: &PagedKvCache<f16>, row| CacheWrite::plan(cache, &stream, &[5], row, row);
     write(&cache(Cache::BnBsH), &row).unwrap();
     let why = told(write(&cache(Cache::BnBsH), &wide).map(|_| Vec::new()));
     assert!(why.contains("64 elements a token"), "{why}");

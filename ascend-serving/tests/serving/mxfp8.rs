@@ -490,7 +490,7 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
     };
     let (good, bad) = (first_is(1.0), first_is(f32::NAN));
     let cache = groups.cache_mut();
-    let write = CacheWrite::plan(&cache, &stream, &[-1, 4], &good, &good).unwrap();
+    let write = CacheWrite::plan(cache, &stream, &[-1, 4], &good, &good).unwrap();
     cache.write(&stream, &write, 0, &good, &good).unwrap();
     let of_good = Stored::of(&stream, cache, 0);
     cache.write(&stream, &write, 0, &bad, &bad).unwrap();
@@ -504,7 +504,7 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
             .upload(&[bf16::from_f32(bad); 2 * DIM], [1, 2, DIM])
             .unwrap();
         let cache = groups.cache_mut();
-        let write = CacheWrite::plan(&cache, &stream, &[7], &key, &key).unwrap();
+        let write = CacheWrite::plan(cache, &stream, &[7], &key, &key).unwrap();
         let before = Stored::of(&stream, cache, 0);
         match cache.write(&stream, &write, 0, &key, &rows) {
             Err(Error::Refused(refused)) => assert_eq!(refused.rule, Rule::QuantisedFinite),

@@ -594,7 +594,7 @@ fn long_contexts_are_dequantised_in_parts() {
         let cache = attention.cache_mut();
         let slots = cache.grow(&stream, &mut sequence, tokens).unwrap();
         let (key, value) = (rows(0.0, tokens), rows(value, tokens));
-        let write = CacheWrite::plan(&cache, &stream, &slots, &key, &value).unwrap();
+        let write = CacheWrite::plan(cache, &stream, &slots, &key, &value).unwrap();
         cache.write(&stream, &write, 0, &key, &value).unwrap();
     }
     let written = sequence.len();

@@ -73,7 +73,7 @@ fn fill(
     for layer in 0..LAYERS {
         let key = packed(stream, names, layer, 1, kv_heads);
         let value = packed(stream, names, layer, 2, kv_heads);
-        let write = CacheWrite::plan(&cache, stream, &grown.slots, &key, &value);
+        let write = CacheWrite::plan(cache, stream, &grown.slots, &key, &value);
         cache
             .write(stream, &write.unwrap(), layer, &key, &value)
             .unwrap();

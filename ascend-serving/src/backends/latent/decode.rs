@@ -61,7 +61,7 @@ impl MlaDecode {
         };
         let table = block_table.as_ref().unwrap_or(step.block_table);
         let queries = views(layout, queries)?;
-        let plan = call.plan(&inputs(cache, &queries, table))?;
+        let plan = call.plan(inputs(cache, &queries, table))?;
         Ok(Self {
             plan,
             layout,
@@ -88,7 +88,7 @@ impl MlaDecode {
         let queries = views(self.layout, queries)?;
         let table = self.block_table.as_ref().unwrap_or(step.block_table);
         let inputs = inputs(cache, &queries, table);
-        Ok(self.plan.launch_into(step.stream, &inputs, &mut output)?)
+        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }
 

@@ -206,7 +206,7 @@ impl<T: Element> MlaPrefill<T> {
             .mask(device.masks().causal(CausalOrigin::RightDown)?)
             .softmax_lse(space.is_some());
         let of_step = projected.first(tokens)?;
-        let own = own.plan(&inputs(first.query, &query_rope, &of_step))?;
+        let own = own.plan(inputs(first.query, &query_rope, &of_step))?;
         let mut chunks = Vec::with_capacity(context.chunks.len());
         for chunk in &context.chunks {
             let Some(space) = space else { break };
@@ -220,7 +220,7 @@ impl<T: Element> MlaPrefill<T> {
             let [query, query_rope] = &queries;
             let call = call.clone().mask(Mask::none()).softmax_lse(true);
             let plan = lengths.apply(call)?;
-            let plan = plan.plan(&inputs(query, query_rope, &projected))?;
+            let plan = plan.plan(inputs(query, query_rope, &projected))?;
             let over = first_rows(&space.part, rows)?;
             let parts = [Part::of(&over)?, Part::of(&over)?];
             chunks.push(Chunk {
@@ -297,7 +297,7 @@ impl<T: Element> MlaPrefill<T> {
             let [query, query_rope] = &queries;
             let inputs = inputs(query, query_rope, &projected);
             let mut part = first_rows(&space.part, chunk.rows)?;
-            chunk.plan.launch_into(stream, &inputs, &mut part)?;
+            chunk.plan.launch_into(stream, inputs, &mut part)?;
             let mut target = first_rows(target, chunk.rows)?;
             let parts = [Part::of(&merged)?, Part::of(&part)?];
             chunk.merge.launch_into(stream, &parts, &mut target)?;
@@ -403,7 +403,7 @@ impl<T: Element> MlaPrefill<T> {
             attention: into.clone(),
             softmax_lse: context.map(|context| context.own_lse.clone()),
         };
-        self.own.launch_into(stream, &inputs, &mut own)?;
+        self.own.launch_into(stream, inputs, &mut own)?;
         if let Some(context) = context {
             let workspace = (&workspace.projected, context);
             self.merge_context(stream, layer, (query_rope, projection), workspace, &own)?;

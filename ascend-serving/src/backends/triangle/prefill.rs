@@ -252,7 +252,7 @@ impl<T: Element> Parts<'_, T> {
                 let rows: Vec<&[usize]> = pieces.iter().map(row).collect();
                 let table = BlockTable::from_rows(self.stream, &rows, block_size)?;
                 let call = CallLengths::PackedPaged { q, kv }.apply(call);
-                let plan = call.plan(&Inputs::new(&query, key, value).paged(&table))?;
+                let plan = call.plan(Inputs::new(&query, key, value).paged(&table))?;
                 (Keys::Paged(Box::new(table)), plan)
             }
         };
@@ -334,7 +334,7 @@ impl Call {
             }
             Keys::Paged(table) => {
                 let inputs = Inputs::new(&query, key, value).paged(table);
-                Ok(self.plan.launch_into(stream, &inputs, output)?)
+                Ok(self.plan.launch_into(stream, inputs, output)?)
             }
         }
     }

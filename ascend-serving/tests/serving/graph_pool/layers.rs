@@ -580,7 +580,7 @@ fn a_step_on_another_stream_waits_for_all_that_the_one_before_has_queued() {
             Ending::Read => {
                 let output = step.forward(0, (&ones, &ones, &ones)).unwrap();
                 keep_busy();
-                mine.copy_from(&first, &output).unwrap();
+                mine.copy_from(&first, output).unwrap();
             }
             Ending::Filled => {
                 keep_busy();

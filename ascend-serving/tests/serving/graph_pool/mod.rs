@@ -110,7 +110,7 @@ impl Model {
             q: &ends,
             kv: &keys,
         };
-        let call = capture.attention(&self.call, longest, &self.inputs(buffers, 0))?;
+        let call = capture.attention(&self.call, longest, self.inputs(buffers, 0))?;
         let Layer { key, value, .. } = &buffers.layers[0];
         let cache = self.cache.layer(0)?;
         let write =
@@ -120,7 +120,7 @@ impl Model {
             let Layer { key, value, .. } = layer;
             let (keys, values) = (&cache.key, &cache.value);
             write.launch(capture, (key, value, &buffers.slots, keys, values))?;
-            capture.launch_into(call, &self.inputs(buffers, at), &mut layer.output.clone())?;
+            capture.launch_into(call, self.inputs(buffers, at), &mut layer.output.clone())?;
         }
         Ok(())
     }
@@ -193,8 +193,8 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
             let got = layer.output.attention.download(stream).unwrap();
             let call = metadata.call_lengths().apply(model.call.clone());
             let inputs = model.inputs(buffers, at);
-            let plan = call.plan(&inputs).unwrap();
-            let want = plan.launch(stream, &inputs).unwrap();
+            let plan = call.plan(inputs).unwrap();
+            let want = plan.launch(stream, inputs).unwrap();
             let want = want.attention.download(stream).unwrap();
             assert_eq!(got, want, "step {step}, layer {at}");
             assert!(got.iter().all(|x| x.is_finite()));

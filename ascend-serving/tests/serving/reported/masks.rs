@@ -93,7 +93,7 @@ fn one_mask_row_for_many_query_rows() {
         let bias = bias(heads, rows);
         let inputs =
             Inputs::new(&call.query, &call.key, &call.value).pse_shift(PseShift::Added(&bias));
-        let outcome = Call::with(Mask::none()).plan(&inputs);
+        let outcome = Call::with(Mask::none()).plan(inputs);
         assert_eq!(broken(outcome), "pse_shift.shape");
     }
     let mask = HostMask::from_fn(ROWS, KEYS, MaskForm::BOOL, |_, key| key < 500).unwrap();

@@ -35,7 +35,7 @@ fn lists_of_another_size_given_by_hand() {
             .actual_seq_lengths([1, 2, 3])
             .actual_seq_lengths_kv(kv)
             .mask(stream.device().masks().chunked_prefill().unwrap());
-        match call.plan(&inputs) {
+        match call.plan(inputs) {
             Ok(_) => None,
             Err(Error::Violation(violation)) => Some(violation.rule.id),
             Err(other) => panic!("{other}"),

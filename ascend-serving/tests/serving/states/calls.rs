@@ -101,8 +101,8 @@ fn decoding_over_an_int8_cache() {
         .scale(shape.scale)
         .inner_precise(InnerPrecise::HighPerformance);
     let call = CallLengths::Batched { q: None, kv: &kv }.apply(call);
-    let plan = call.plan(&inputs).unwrap();
-    let output = plan.launch(stream, &inputs).unwrap();
+    let plan = call.plan(inputs).unwrap();
+    let output = plan.launch(stream, inputs).unwrap();
     let int8s = |shape: [i64; 5]| (aclDataType::ACL_INT8, shape.to_vec());
     let cache = int8s([3, 8, 4, 128, 32]);
     let want = Said {
@@ -162,7 +162,7 @@ fn prefill_over_an_int8_cache() {
         q: &ends,
         kv: &lengths,
     };
-    let error = lengths.apply(call()).plan(&inputs).unwrap_err();
+    let error = lengths.apply(call()).plan(inputs).unwrap_err();
     let Error::Violation(violation) = &error else {
         panic!("{error}");
     };

@@ -57,15 +57,15 @@ fn captured_calls_say_what_eager_ones_say() {
         let (now, longest) = (lengths([131, 10]), lengths([256, 256]));
         let of = |kv| CallLengths::PackedPaged { q: &ends, kv };
 
-        let plan = of(&now).apply(call.clone()).plan(&buffers.inputs());
+        let plan = of(&now).apply(call.clone()).plan(buffers.inputs());
         drop(plan.unwrap());
         let eager = recorder::take();
         assert_eq!(eager.len(), 1);
         let (mut graph, ()) = Graph::capture(stream.device(), buffers, |capture, buffers| {
-            let captured = capture.attention(&call, of(&longest), &buffers.inputs())?;
+            let captured = capture.attention(&call, of(&longest), buffers.inputs())?;
             let mut outputs = buffers.outputs.iter().cloned();
             outputs.try_for_each(|mut output| {
-                capture.launch_into(captured, &buffers.inputs(), &mut output)
+                capture.launch_into(captured, buffers.inputs(), &mut output)
             })
         })
         .unwrap();

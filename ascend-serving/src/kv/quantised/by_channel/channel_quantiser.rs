@@ -43,7 +43,7 @@ impl ChannelQuantiser {
         let inputs = Inputs::<T>::of_any(&zeros, &zeros, &of);
         let plan = one_key_each(heads)
             .out_dtype(stored.dtype())
-            .plan(&inputs.quantisation(Quantisation::Output(Affine::scale(inverses))))?;
+            .plan(inputs.quantisation(Quantisation::Output(Affine::scale(inverses))))?;
         Ok(Self {
             argument,
             stored,
