@@ -128,7 +128,7 @@ fn forward_with_range_check(bencher: Bencher<'_, '_>, check: &str) {
     bencher.bench_local(|| {
         let mut step = attention.begin(&stream, &metadata).unwrap();
         for layer in 0..LAYERS {
-            step.forward(layer, &query, &key, &key).unwrap();
+            step.forward(layer, (&query, &key, &key)).unwrap();
         }
         drop(step);
         stream.synchronize().unwrap();
@@ -242,7 +242,7 @@ impl SharedPrefix {
         };
         let plan = backend.plan(&step, &layer).unwrap();
         bencher.bench_local(|| {
-            let output = plan.run(&step, &layer).unwrap();
+            let output = plan.launch(&step, &layer).unwrap();
             self.stream.synchronize().unwrap();
             output
         });

@@ -112,7 +112,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let query = packed(&stream, &tokens, layer, 0, HEADS)?;
             let key = packed(&stream, &tokens, layer, 1, KV_HEADS)?;
             let value = packed(&stream, &tokens, layer, 2, KV_HEADS)?;
-            outputs.push(layers.forward(layer, &query, &key, &value)?.attention);
+            outputs.push(layers.forward(layer, (&query, &key, &value))?);
         }
         let served = layers
             .selected()

@@ -6,7 +6,7 @@
 //! ```
 
 use ascend_serving::prelude::*;
-use ascend_serving::{LatentForm, LatentRows, LatentTensors, Result, UpProjected};
+use ascend_serving::{LatentForm, LatentRows, LatentTensors, LayerInputs, Result, UpProjected};
 
 const HEADS: usize = 4;
 const LATENT: usize = 512; // what a token's keys and values are projected from
@@ -205,15 +205,15 @@ fn main() -> Result<()> {
             form,
         };
         let mut step = attention.begin(&stream, &metadata)?;
-        let output = step.forward_latent(0, &query, &latent, &key_rope, tensors)?;
+        let output = step.forward(0, LayerInputs::latent(&query, &latent, &key_rope, tensors))?;
         drop(step);
         println!(
             "{:?}, tokens {of_step:?}: {}",
             metadata.state(),
-            output.attention.desc()
+            output.desc()
         );
 
-        let output = exact(&output.attention.download(&stream)?);
+        let output = exact(&output.download(&stream)?);
         for (at, token) in of_step.clone().enumerate() {
             let row: Vec<f64> = match absorbed {
                 false => output[at * HEADS * DIM..][..HEADS * DIM].to_vec(),

@@ -107,7 +107,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
             .collect();
         let mut metadata = AttentionMetadata::new(&batch, settings)?;
         let in_flight = cache.pool().begin_step(&stream);
-        let buffers = graphs.replay(&stream, &mut metadata, |buffers, metadata| {
+        let buffers = graphs.launch(&stream, &mut metadata, |buffers, metadata| {
             fill(&stream, buffers, metadata, &running)
         })?;
         drop(in_flight);

@@ -10,6 +10,7 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+use ascend_serving::kv::CacheWrite;
 use ascend_serving::prelude::*;
 use ascend_serving::{TreeTensors, TreeVerification};
 
@@ -197,7 +198,7 @@ fn store(
         stream.upload(&rows, [tokens.len(), KV_HEADS, DIM])
     };
     let (key, value) = (upload(1)?, upload(2)?);
-    let write = cache.plan_write(stream, &grown.slots, &key, &value)?;
+    let write = CacheWrite::plan(cache, stream, &grown.slots, &key, &value)?;
     Ok(cache.write(stream, &write, 0, &key, &value)?)
 }
 

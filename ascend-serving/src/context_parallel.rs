@@ -61,7 +61,7 @@ pub struct NewTokens {
     q_ends: Cumulative,
 }
 
-/// A prepared call, of a rank or of the new tokens.
+/// The prepared call of a rank. From [`RankStep::plan`].
 #[derive(Debug)]
 pub struct ContextPlan {
     /// The call; `None` without keys, where there is nothing to compute.
@@ -241,7 +241,7 @@ impl ContextSplit {
     ///
     /// # Errors
     /// As for [`RowMerge::plan`](ascend_attention::merge::RowMerge::plan).
-    pub fn plan_merge<T: Element>(&self, parts: &[Part<'_, T>]) -> Result<RowMergePlan> {
+    pub fn plan<T: Element>(&self, parts: &[Part<'_, T>]) -> Result<RowMergePlan> {
         let ranks = self.ranks.len();
         if self.new.is_some() && parts.len() == ranks {
             return Err(ascend_attention::Error::invalid(
@@ -317,7 +317,8 @@ impl RankStep {
 }
 
 impl NewTokens {
-    /// Prepares the call: causal, over the step's packed keys, `[tokens, Nkv, D]`.
+    /// Prepares the call: causal, over the step's packed keys, `[tokens, Nkv, D]`, with log-sum-exps. One plan serves
+    /// all layers.
     ///
     /// # Errors
     /// As for [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan).
@@ -325,20 +326,14 @@ impl NewTokens {
         &self,
         stream: &Stream,
         shape: AttentionShape,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-    ) -> Result<ContextPlan> {
+        inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+    ) -> Result<Plan> {
         shape.check()?;
         let causal = stream.device().masks().causal(CausalOrigin::RightDown)?;
         let ends = &self.q_ends;
         let lengths = CallLengths::PackedDense { q: ends, kv: ends };
         let call = shape.call(Layout::Tnd).mask(causal).softmax_lse(true);
-        Ok(ContextPlan {
-            call: Some(lengths.apply(call).plan((query, key, value))?),
-            shape: sizes(query)?,
-            single: false,
-        })
+        Ok(lengths.apply(call).plan(inputs)?)
     }
 }
 
@@ -395,23 +390,6 @@ impl ContextPlan {
             attention: output.attention.reshape(self.shape)?,
             softmax_lse: lse.transpose()?,
         })
-    }
-
-    /// Queues the call of the new tokens.
-    ///
-    /// # Errors
-    /// As for [`Plan::launch`](ascend_attention::Plan::launch).
-    pub fn launch_new<T: Element>(
-        &self,
-        stream: &Stream,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-    ) -> Result<Output<T>> {
-        match &self.call {
-            Some(call) => Ok(call.launch(stream, (query, key, value))?),
-            None => self.empty(stream),
-        }
     }
 
     /// Outputs without contents: the merge takes no row of them.

@@ -28,8 +28,8 @@
 //!     // What the model projects: [tokens, heads, elements].
 //!     let query = stream.upload(&[bf16::ONE; 3 * 4 * 64], [3, 4, 64])?;
 //!     let key = stream.upload(&[bf16::ONE; 3 * 2 * 64], [3, 2, 64])?;
-//!     let output = step.forward(layer, &query, &key, &key)?;
-//!     assert_eq!(output.attention.shape(), [3, 4, 64]);
+//!     let output = step.forward(layer, (&query, &key, &key))?;
+//!     assert_eq!(output.shape(), [3, 4, 64]);
 //! }
 //! # }
 //! # Ok(())
@@ -126,7 +126,7 @@ pub use engine::{
     Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
     CacheAccuracy, CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding,
     GroupedAttention, GroupedMetadata, GroupedRequest, GroupedSequence, GroupedStep, LayerGroup,
-    LayerOptions, LayerRows, LayerTensor, RangeCheck, RangeFinding, ServedStep, Step,
+    LayerInputs, LayerRows, LayerTensor, RangeCheck, RangeFinding, ServedStep, Step,
     StepComparison, compare_backends, compare_caches,
 };
 pub use error::{Error, Result};

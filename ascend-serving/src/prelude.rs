@@ -26,6 +26,6 @@ pub use crate::{
     Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape,
     AttentionState, Backends, BatchRequest, BatchSettings, Causality, DraftTree, Drafting, Fused,
     FusedInTwo, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, Hybrid, LayerGroup,
-    MaskKind, Mla, PagedDecode, PrefixCache, QuantisedDecode, QuantisedPrefill, RecordedBatch,
-    SplitDecode, StatePolicy, Step,
+    LayerInputs, MaskKind, Mla, PagedDecode, PrefixCache, QuantisedDecode, QuantisedPrefill,
+    RecordedBatch, SplitDecode, StatePolicy, Step,
 };

@@ -115,6 +115,7 @@ rules! {
     BatchBlocks = "batch.blocks", "the requests of a packed call need at most as many blocks as the cache has, shared ones counted for each";
     StepCausality = "step.causality", "the tokens of a step see the keys that its layers, or its graphs, were made for";
     GraphLayer = "graph.layer", "a step replays each layer once";
+    GraphInputs = "graph.inputs", "a captured layer brings the kind of inputs that it was captured with, and no other mask or sinks";
     GraphSize = "graph.size", "a batch fits a captured size";
     BatchFormat = "batch.format", "a recorded batch is the JSON that this crate writes";
 }

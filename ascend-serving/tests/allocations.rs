@@ -16,14 +16,14 @@ mod harness;
 use allocations::{MOST_ROUNDS, in_steady_state};
 use ascend_attention::attention::PerRequest;
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Element, Machine, Output, Runtime, Stream, Tensor, bf16, f16};
+use ascend_attention::{Element, Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{
     CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     ChunkedLocal, CrossAttention, EncoderAttention, Fused, GroupedAttention, GroupedRequest,
-    LayerGroup, LayerOptions, MaskKind, Masked, NamedMask, PagedDecode, QuantisedDecode,
+    LayerGroup, LayerInputs, MaskKind, Masked, NamedMask, PagedDecode, QuantisedDecode,
     StatePolicy,
 };
 
@@ -84,21 +84,17 @@ fn layers_over<T: Element + Default>(
     };
     let layers: Vec<_> = (0..LAYERS).map(|_| [rows(4), rows(2), rows(2)]).collect();
     let mut outputs: Vec<_> = (0..LAYERS)
-        .map(|_| Output {
-            attention: Tensor::<T>::empty(device, [REQUESTS, 4, 64]).unwrap(),
-            softmax_lse: None,
-        })
+        .map(|_| Tensor::<T>::empty(device, [REQUESTS, 4, 64]).unwrap())
         .collect();
     let masks: Vec<_> = (0..LAYERS).map(masks).collect();
     let mut step = engine.begin(stream, &metadata).unwrap();
     let mut layer = 0..;
     in_steady_state(|| {
         for (([query, key, value], output), mask) in layers.iter().zip(&mut outputs).zip(&masks) {
-            let mut options = LayerOptions::default();
-            options.mask = mask.as_ref();
+            let mut inputs = LayerInputs::from((query, key, value));
+            inputs.mask = mask.as_ref();
             let layer = layer.next().unwrap();
-            step.forward_with_into(layer, query, key, value, options, output)
-                .unwrap();
+            step.forward_into(layer, inputs, output).unwrap();
         }
         stream.synchronize().unwrap();
     })
@@ -193,10 +189,7 @@ fn layers_over_an_encoder_allocate_nothing() {
     let settings = BatchSettings::of(&own, Causality::Causal);
     let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings).unwrap();
     let query = rows(3, 4);
-    let mut output = Output {
-        attention: Tensor::empty(stream.device(), query.shape()).unwrap(),
-        softmax_lse: None,
-    };
+    let mut output = Tensor::empty(stream.device(), query.shape()).unwrap();
     let mut step = cross.begin(&stream, &metadata, &[&encoded]).unwrap();
     let crossed = in_steady_state(|| {
         for layer in 0..LAYERS {
@@ -213,11 +206,11 @@ fn layers_over_an_encoder_allocate_nothing() {
     let lengths = PerRequest::new(vec![2, 1]).unwrap();
     let keys = rows(3, 2);
     let plan = encoder
-        .plan(&stream, &lengths, &query, &keys, &keys)
+        .plan(&stream, &lengths, (&query, &keys, &keys))
         .unwrap();
     let alone = in_steady_state(|| {
         for _ in 0..LAYERS {
-            plan.run_into(&stream, &query, &keys, &keys, &mut output)
+            plan.launch_into(&stream, (&query, &keys, &keys), &mut output)
                 .unwrap();
         }
         stream.synchronize().unwrap();
@@ -261,16 +254,13 @@ fn mixed_layers_of_a_step() -> usize {
         stream.upload(&zeros, [2, heads, 64]).unwrap()
     };
     let layers: Vec<_> = (0..LAYERS).map(|_| [rows(4), rows(2), rows(2)]).collect();
-    let output = || Output {
-        attention: Tensor::<bf16>::empty(device, [2, 4, 64]).unwrap(),
-        softmax_lse: None,
-    };
+    let output = || Tensor::<bf16>::empty(device, [2, 4, 64]).unwrap();
     let mut outputs: Vec<_> = (0..LAYERS).map(|_| output()).collect();
     let mut step = engine.begin(&stream, &metadata).unwrap();
     let mut layer = 0..;
     in_steady_state(|| {
         for ([query, key, value], output) in layers.iter().zip(&mut outputs) {
-            step.forward_into(layer.next().unwrap(), query, key, value, None, output)
+            step.forward_into(layer.next().unwrap(), (query, key, value), output)
                 .unwrap();
         }
         stream.synchronize().unwrap();

@@ -27,13 +27,14 @@ use ascend_attention::{
 };
 use ascend_emu::{Live, Site, inject};
 use ascend_serving::kv::{
-    BlockPool, CacheShape, ChannelScales, Interleave, PadPolicy, PageTable, PagedKvCache, Sequence,
+    BlockPool, CacheShape, CacheWrite, ChannelScales, Interleave, PadPolicy, PageTable,
+    PagedKvCache, Sequence,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ContextParallel, DraftTree, Drafting, Error, Fused, FusedInTwo,
     GraphLimits, GroupedAttention, GroupedRequest, Hybrid, LatentForm, LatentRows, LatentTensors,
-    LayerGroup, LayerOptions, LayerSet, MaskKind, Masked, Mla, NamedMask, PagedDecode, Phase,
+    LayerGroup, LayerInputs, LayerSet, MaskKind, Masked, Mla, NamedMask, PagedDecode, Phase,
     PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, RecordedBatch, Result, Rule,
     SharedPrefixDecode, SharedPrefixGate, StatePolicy, TreeRequest, TreeTensors, TreeVerification,
     TriangleGate, TriangleMixPrefill, TrianglePrefill, UpProjected,
@@ -90,12 +91,14 @@ fn step(
     let query = ones(stream, bf16::ONE, [tokens, HEADS, DIM])?;
     let key = ones(stream, bf16::ONE, [tokens, 1, DIM])?;
     let mut step = attention.begin(stream, &metadata)?;
+    let mut inputs = LayerInputs::from((&query, &key, &key));
+    inputs.learnable_sink = sink;
     for layer in 0..LAYERS - 1 {
-        step.forward_with_sink(layer, &query, &key, &key, sink)?;
+        step.forward(layer, inputs)?;
     }
-    let output = step.forward_with_sink(LAYERS - 1, &query, &key, &key, sink)?;
+    let output = step.forward(LAYERS - 1, inputs)?;
     drop(step);
-    output.attention.download(stream)?;
+    output.download(stream)?;
     Ok(())
 }
 
@@ -224,7 +227,7 @@ fn ranks(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let mut parts = Vec::new();
     for rank in split.ranks() {
         let mut cache = cache(stream, pools)?;
-        let write = cache.plan_write(stream, rank.slots(), &key, &key)?;
+        let write = CacheWrite::plan(&cache, stream, rank.slots(), &key, &key)?;
         cache.write(stream, &write, 0, &key, &key)?;
         let table = cache.block_table(stream, rank.table())?;
         let layer = cache.layer(0)?;
@@ -232,11 +235,11 @@ fn ranks(stream: &Stream, pools: &mut Pools) -> Result<()> {
         parts.push(plan.launch(stream, &query, layer, &table)?);
     }
     let new = split.new_tokens().unwrap();
-    let plan = new.plan(stream, shape(), &query, &key, &key)?;
-    parts.push(plan.launch_new(stream, &query, &key, &key)?);
+    let plan = new.plan(stream, shape(), (&query, &key, &key))?;
+    parts.push(plan.launch(stream, (&query, &key, &key))?);
     let parts = parts.iter().map(Part::of);
     let parts: Vec<Part<'_, bf16>> = parts.collect::<ascend_attention::Result<_>>()?;
-    let merged = split.plan_merge(&parts)?.launch(stream, &parts)?;
+    let merged = split.plan(&parts)?.launch(stream, &parts)?;
     merged.attention.download(stream)?;
     Ok(())
 }
@@ -276,9 +279,9 @@ fn latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
             form,
         };
         let mut step = attention.begin(stream, &metadata)?;
-        let output = step.forward_latent(0, &query, &latent, &key_rope, tensors)?;
+        let output = step.forward(0, LayerInputs::latent(&query, &latent, &key_rope, tensors))?;
         drop(step);
-        output.attention.download(stream)?;
+        output.download(stream)?;
     }
     Ok(())
 }
@@ -288,7 +291,7 @@ fn drafted_trees(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let mut sequence = Sequence::new(cache.pool());
     let grown = sequence.grow(5)?;
     let tokens = ones(stream, bf16::ONE, [5, 1, DIM])?;
-    let write = cache.plan_write(stream, &grown.slots, &tokens, &tokens)?;
+    let write = CacheWrite::plan(&cache, stream, &grown.slots, &tokens, &tokens)?;
     cache.write(stream, &write, 0, &tokens, &tokens)?;
     let table = PageTable::from_rows(&[sequence.row(), &[0]]).unwrap();
     let trees = [
@@ -319,9 +322,10 @@ fn triangles(stream: &Stream, _: &mut Pools) -> Result<()> {
     };
     let query = ones(stream, bf16::ONE, [90, HEADS, DIM])?;
     let key = ones(stream, bf16::ONE, [90, 1, DIM])?;
-    let plan = prefill.plan(stream, (0, Some(90)), &query, &key, &key)?;
+    let plan = prefill.plan(stream, (0, Some(90)), (&query, &key, &key))?;
     assert!(!plan.is_dense());
-    plan.launch(stream, &query, &key, &key)?.download(stream)?;
+    plan.launch(stream, (&query, &key, &key))?
+        .download(stream)?;
     Ok(())
 }
 
@@ -396,7 +400,7 @@ fn cached_prefixes(stream: &Stream, pools: &mut Pools) -> Result<()> {
             let key = ones(stream, bf16::ONE, [new, 1, DIM])?;
             let mut step = attention.begin(stream, &metadata)?;
             for layer in 0..2 * LAYERS {
-                step.forward(layer, &query, &key, &key)?;
+                step.forward(layer, (&query, &key, &key))?;
             }
             drop(step);
             prefixes.insert_grouped(b"", tokens, &sequence)?;
@@ -428,7 +432,7 @@ fn captured_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
         let mut metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 2)], settings)?;
         let mut step = graphs.begin(stream, &mut metadata)?;
         for layer in 0..LAYERS {
-            step.forward(layer, &query, &key, &key)?;
+            step.forward(layer, (&query, &key, &key))?;
         }
         drop(step);
         query.download(stream)?;
@@ -442,8 +446,8 @@ fn captured_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
     };
     let rows = |heads| ones(stream, bf16::ONE, [1, heads, 2, DIM]);
     let mut step = graphs.begin(stream, &[request])?;
-    let output = step.forward(0, &rows(HEADS)?, &rows(1)?, &rows(1)?)?;
-    output.attention.download(stream)?;
+    let output = step.forward(0, (&rows(HEADS)?, &rows(1)?, &rows(1)?))?;
+    output.download(stream)?;
     Ok(())
 }
 
@@ -464,8 +468,8 @@ fn masked_layers(stream: &Stream, pools: &mut Pools) -> Result<()> {
         let key = ones(stream, bf16::ONE, [new, 1, DIM])?;
         let mut step = attention.begin(stream, &metadata)?;
         for (layer, mask) in masks.iter().enumerate() {
-            let options = LayerOptions::default().mask(mask);
-            step.forward_with(layer, &query, &key, &key, options)?;
+            let inputs = LayerInputs::from((&query, &key, &key));
+            step.forward(layer, inputs.mask(mask))?;
         }
         drop(step);
         query.download(stream)?;
@@ -498,7 +502,7 @@ fn inference_card(_: &Stream, pools: &mut Pools) -> Result<()> {
             let key = ones(&stream, f16::ONE, [one + other, 1, DIM])?;
             let mut step = attention.begin(&stream, &metadata)?;
             for layer in 0..LAYERS {
-                step.forward(layer, &query, &key, &key)?;
+                step.forward(layer, (&query, &key, &key))?;
             }
             query.download(&stream)?;
         }

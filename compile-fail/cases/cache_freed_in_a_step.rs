@@ -13,7 +13,7 @@ fn cache(
     let mut step = attention.begin(&stream, metadata)?;
     drop(attention);
     drop(stream);
-    step.forward(0, tokens, tokens, tokens)?;
+    step.forward(0, (tokens, tokens, tokens))?;
     Ok(())
 }
 

@@ -9,16 +9,16 @@ fn collected(
     step: &mut AttentionGraphStep<'_, bf16>,
     rows: &Tensor<bf16>,
 ) -> Result<Vec<bf16>, Error> {
-    let first = step.forward(0, rows, rows, rows)?;
-    step.forward(1, rows, rows, rows)?;
-    Ok(first.attention.download(stream)?)
+    let first = step.forward(0, (rows, rows, rows))?;
+    step.forward(1, (rows, rows, rows))?;
+    Ok(first.download(stream)?)
 }
 
 fn looked_up(stream: &Stream, step: &mut AttentionGraphStep<'_, bf16>) -> Result<Vec<bf16>, Error> {
     let first = step.tensors(0)?;
-    step.replay(0)?;
-    step.replay(1)?;
-    Ok(first.output.attention.download(stream)?)
+    step.launch(0)?;
+    step.launch(1)?;
+    Ok(first.output.download(stream)?)
 }
 
 fn main() {}

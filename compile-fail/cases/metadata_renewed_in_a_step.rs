@@ -11,9 +11,9 @@ fn renew(
     tokens: &Tensor<bf16>,
 ) -> Result<(), Error> {
     let mut step = attention.begin(stream, metadata)?;
-    step.forward(0, tokens, tokens, tokens)?;
+    step.forward(0, (tokens, tokens, tokens))?;
     metadata.renew(next)?;
-    step.forward(1, tokens, tokens, tokens)?;
+    step.forward(1, (tokens, tokens, tokens))?;
     Ok(())
 }
 

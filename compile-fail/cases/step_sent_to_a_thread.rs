@@ -10,7 +10,7 @@ fn send(
     tokens: Tensor<bf16>,
 ) -> Result<(), Error> {
     let mut step = attention.begin(stream, metadata)?;
-    std::thread::spawn(move || step.forward(0, &tokens, &tokens, &tokens).map(drop));
+    std::thread::spawn(move || step.forward(0, (&tokens, &tokens, &tokens)).map(drop));
     Ok(())
 }
 

@@ -9,7 +9,7 @@ fn forward(
     query: &Tensor<bf16>,
     key: &Tensor<f16>,
 ) -> Result<(), Error> {
-    step.forward(0, query, key, key)?;
+    step.forward(0, (query, key, key))?;
     Ok(())
 }
 

@@ -115,14 +115,16 @@ fn run<T: Number>(
     let key = upload(&data.key, shape.kv_heads)?;
     let value = upload(&data.value, shape.kv_heads)?;
     let plan = |prompt| {
-        let plan = prefill.plan(stream, (0, prompt), &query, &key, &value);
+        let plan = prefill.plan(stream, (0, prompt), (&query, &key, &value));
         plan.map_err(trouble)
     };
     // A prompt of unknown length is dense.
     let (dense, triangle) = (plan(None)?, plan(Some(data.tokens))?);
     let timed = |plan: &ascend_serving::TrianglePlan| -> Result<(f64, Tensor<T>), Stop> {
         let start = Instant::now();
-        let out = plan.launch(stream, &query, &key, &value).map_err(trouble)?;
+        let out = plan
+            .launch(stream, (&query, &key, &value))
+            .map_err(trouble)?;
         stream.synchronize()?;
         Ok((start.elapsed().as_secs_f64(), out))
     };

@@ -163,16 +163,16 @@ impl<'a> Engine<'a> {
             let mut step = graphs.begin_grouped(stream, &mut metadata)?;
             model.forward(&tokens, &positions, |layer, attended| {
                 let [query, key, value] = uploaded(stream, &model.config, &attended)?;
-                let output = step.forward(layer, &query, &key, &value)?;
+                let output = step.forward(layer, (&query, &key, &value))?;
                 // Without the rows of padding.
-                downloaded(stream, &output.attention.narrow(0, 0..tokens.len())?)
+                downloaded(stream, &output.narrow(0, 0..tokens.len())?)
             })?
         } else {
             let mut step = self.attention.begin(stream, &metadata)?;
             model.forward(&tokens, &positions, |layer, attended| {
                 let [query, key, value] = uploaded(stream, &model.config, &attended)?;
-                let output = step.forward(layer, &query, &key, &value)?;
-                downloaded(stream, &output.attention)
+                let output = step.forward(layer, (&query, &key, &value))?;
+                downloaded(stream, &output)
             })?
         };
 

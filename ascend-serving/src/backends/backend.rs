@@ -302,16 +302,12 @@ pub(super) fn merge_parts<T: Element>(
     merge: &RowMergePlan,
     step: &StepContext<'_>,
     parts: &[Output<T>],
-) -> Result<Output<T>> {
+) -> Result<Tensor<T>> {
     let parts: Vec<Part<'_, T>> = parts
         .iter()
         .map(|part| Ok(Part::of(part)?))
         .collect::<Result<_>>()?;
-    let merged = merge.launch(step.stream, &parts)?;
-    Ok(Output {
-        softmax_lse: None,
-        ..merged
-    })
+    Ok(merge.launch(step.stream, &parts)?.attention)
 }
 
 /// Refuses a quantised cache on behalf of a backend that does not support its scales.
@@ -334,35 +330,40 @@ pub(super) fn knows_cache<T: Element>(
     }
 }
 
-/// An output for the queries of a layer, without log-sum-exps.
+/// The output of a call that computes the attention alone, into a tensor.
+pub(crate) fn attention_alone<T: Element>(attention: Tensor<T>) -> Output<T> {
+    Output {
+        attention,
+        softmax_lse: None,
+    }
+}
+
+/// A tensor for the attention of a layer's queries.
 pub(super) fn empty_output<T: Element>(
     step: &StepContext<'_>,
     layer: &LayerTensors<'_, T>,
-) -> Result<Output<T>> {
+) -> Result<Tensor<T>> {
     let shape = [
         size(layer.query, 0),
         size(layer.query, 1),
         size(layer.value, 2),
     ];
-    Ok(Output {
-        attention: Tensor::empty(step.stream.device(), shape)?,
-        softmax_lse: None,
-    })
+    Ok(Tensor::empty(step.stream.device(), shape)?)
 }
 
-/// Implements [`StepPlan::run`] by [`StepPlan::run_into`] and a new output, for plans that define `run_into`
+/// Implements [`StepPlan::launch`] by [`StepPlan::launch_into`] and a new output, for plans that define `launch_into`
 /// themselves.
-pub(super) fn run_into_empty<T: Element>(
+pub(super) fn launch_into_empty<T: Element>(
     plan: &dyn StepPlan<T>,
     step: &StepContext<'_>,
     layer: &LayerTensors<'_, T>,
-) -> Result<Output<T>> {
+) -> Result<Tensor<T>> {
     let mut output = empty_output(step, layer)?;
-    plan.run_into(step, layer, &mut output)?;
+    plan.launch_into(step, layer, &mut output)?;
     Ok(output)
 }
 
-/// A way to compute attention: it plans once for each step and runs once for each layer.
+/// A way to compute attention: it plans once for each step and launches once for each layer.
 pub trait AttentionBackend<T: Element>: Send + Sync {
     /// Its name.
     fn name(&self) -> &'static str;
@@ -389,44 +390,31 @@ pub trait AttentionBackend<T: Element>: Send + Sync {
 /// A step that a backend has prepared.
 pub trait StepPlan<T: Element>: Send + Sync + fmt::Debug {
     /// The device memory that the plan needs besides the cache and the tensors of the layers. The output of a layer
-    /// is the caller's ([`StepPlan::run_into`]). [`Backends::memory_limit`](crate::Backends::memory_limit) compares
-    /// with it.
+    /// is the caller's ([`StepPlan::launch_into`]). [`Backends::memory_limit`](crate::Backends::memory_limit)
+    /// compares with it.
     fn memory(&self) -> StepMemory;
 
-    /// Queues the attention of a layer, without log-sum-exps.
+    /// Queues the attention of a layer.
     ///
     /// # Errors
     /// [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for tensors of other shapes; any error of the launch.
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>>;
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>>;
 
     /// Queues the attention of a layer into an output tensor of the caller, of the query's shape; for latent
     /// attention of the shape that its form says.
     ///
-    /// Unless a plan defines its own, this copies what [`StepPlan::run`] returns.
+    /// Unless a plan defines its own, this copies what [`StepPlan::launch`] returns.
     ///
     /// # Errors
-    /// As for [`StepPlan::run`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for an output of
+    /// As for [`StepPlan::launch`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for an output of
     /// another shape.
-    fn run_into(
+    fn launch_into(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
-        output: &mut Output<T>,
+        output: &mut Tensor<T>,
     ) -> Result<()> {
-        without_lse(output)?;
-        let computed = self.run(step, layer)?;
-        Ok((output.attention).copy_from(step.stream, &computed.attention)?)
-    }
-}
-
-/// Refuses an output with a tensor for log-sum-exps: a step computes the attention alone.
-pub(crate) fn without_lse<T: Element>(output: &Output<T>) -> Result<()> {
-    match &output.softmax_lse {
-        None => Ok(()),
-        Some(lse) => Err(Error::invalid(
-            "output.softmax_lse",
-            lse.desc(),
-            "none: a step computes no log-sum-exps, so that these would be those of another call",
-        )),
+        let computed = self.launch(step, layer)?;
+        Ok(output.copy_from(step.stream, &computed)?)
     }
 }

@@ -3,7 +3,7 @@
 use ascend_attention::attention::{CallLengths, Inputs, PerRequest};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Mask, Output, Plan};
+use ascend_attention::{Element, Mask, Output, Plan, Tensor};
 
 use crate::error::Result;
 use crate::refusal::{Rule, refused};
@@ -124,7 +124,7 @@ impl<T: Element> StepPlan<T> for CascadeStep {
         StepMemory::of_calls(calls).taking([*parts_bytes])
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
         let new: Output<T> = self.new.launch(step.stream, own(layer))?;
         let cached = self.cached.launch(step.stream, paged(step, layer))?;
         merge_parts(&self.merge, step, &[new, cached])

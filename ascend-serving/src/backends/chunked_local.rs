@@ -2,14 +2,14 @@
 
 use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Output, Plan};
+use ascend_attention::{Element, Plan, Tensor};
 
 use crate::batch::{Causality, MaskKind};
 use crate::error::Result;
 use crate::local_attention::LocalBatch;
 use crate::refusal::{Rule, refused};
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone};
 use super::step_memory::{StepMemory, table_bytes};
 
 /// Steps of every kind under [`Causality::Chunk`]: one packed call (TND) a layer, in which each piece of a request
@@ -95,18 +95,19 @@ impl<T: Element> StepPlan<T> for ChunkedStep {
             .holding(self.block_table.as_ref().map(table_bytes))
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
         let inputs = layer.step_inputs(self.block_table.as_ref());
-        Ok(self.plan.launch(step.stream, inputs)?)
+        Ok(self.plan.launch(step.stream, inputs)?.attention)
     }
 
-    fn run_into(
+    fn launch_into(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
-        output: &mut Output<T>,
+        output: &mut Tensor<T>,
     ) -> Result<()> {
         let inputs = layer.step_inputs(self.block_table.as_ref());
-        Ok(self.plan.launch_into(step.stream, inputs, output)?)
+        let mut output = attention_alone(output.clone());
+        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }

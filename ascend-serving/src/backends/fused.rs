@@ -2,11 +2,11 @@
 
 use ascend_attention::attention::Inputs;
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Output, Plan};
+use ascend_attention::{Element, Plan, Tensor};
 
 use crate::error::Result;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone};
 use super::step_memory::StepMemory;
 
 /// One packed call (TND) a layer, for steps of every kind: over this step's keys where no token was cached before,
@@ -67,18 +67,19 @@ impl<T: Element> StepPlan<T> for FusedStep {
         StepMemory::of_calls([self.plan.workspace_bytes()])
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
         let inputs = self.inputs(step, layer);
-        Ok(self.plan.launch(step.stream, inputs)?)
+        Ok(self.plan.launch(step.stream, inputs)?.attention)
     }
 
-    fn run_into(
+    fn launch_into(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
-        output: &mut Output<T>,
+        output: &mut Tensor<T>,
     ) -> Result<()> {
         let inputs = self.inputs(step, layer);
-        Ok(self.plan.launch_into(step.stream, inputs, output)?)
+        let mut output = attention_alone(output.clone());
+        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }

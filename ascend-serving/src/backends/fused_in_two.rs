@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use ascend_attention::attention::{BlockTable, CallLengths};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Output, Plan};
+use ascend_attention::{Element, Plan, Tensor};
 
 use crate::batch::StepPart;
 use crate::error::Result;
 use crate::refusal::{Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, run_into_empty, without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone, launch_into_empty,
 };
 use super::step_memory::StepMemory;
 
@@ -91,24 +91,20 @@ impl<T: Element> StepPlan<T> for TwoCalls {
         StepMemory::of_calls(self.0.iter().map(|part| part.plan.workspace_bytes()))
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        run_into_empty(self, step, layer)
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
+        launch_into_empty(self, step, layer)
     }
 
-    fn run_into(
+    fn launch_into(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
-        output: &mut Output<T>,
+        output: &mut Tensor<T>,
     ) -> Result<()> {
-        without_lse(output)?;
         for part in &self.0 {
             let query = layer.query.narrow(0, part.rows.clone())?;
             let inputs = layer.with_sink(layer.cached_keys(&query, &part.block_table));
-            let mut rows = Output {
-                attention: output.attention.narrow(0, part.rows.clone())?,
-                softmax_lse: None,
-            };
+            let mut rows = attention_alone(output.narrow(0, part.rows.clone())?);
             part.plan.launch_into(step.stream, inputs, &mut rows)?;
         }
         Ok(())

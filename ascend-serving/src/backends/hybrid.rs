@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use ascend_attention::{Element, Output};
+use ascend_attention::{Element, Tensor};
 
 use crate::batch::AttentionState;
 use crate::error::{Error, Result};
@@ -290,17 +290,17 @@ impl<T: Element> StepPlan<T> for HybridStep<T> {
         plans.fold(StepMemory::default(), StepMemory::beside)
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        self.of(layer)?.run(step, layer)
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
+        self.of(layer)?.launch(step, layer)
     }
 
-    fn run_into(
+    fn launch_into(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
-        output: &mut Output<T>,
+        output: &mut Tensor<T>,
     ) -> Result<()> {
-        self.of(layer)?.run_into(step, layer, output)
+        self.of(layer)?.launch_into(step, layer, output)
     }
 }
 

@@ -5,14 +5,15 @@ use std::ops::Range;
 
 use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Output, Plan};
+use ascend_attention::{Element, Plan, Tensor};
 
 use crate::batch::{AttentionMetadata, MaskKind, MaskedRequest};
 use crate::error::Result;
 use crate::refusal::{Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, run_into_empty, without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone, batched,
+    launch_into_empty,
 };
 use super::step_memory::StepMemory;
 
@@ -123,26 +124,22 @@ impl<T: Element> StepPlan<T> for Calls {
             .holding(self.0.iter().map(|call| call.mask_bytes))
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        run_into_empty(self, step, layer)
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
+        launch_into_empty(self, step, layer)
     }
 
-    fn run_into(
+    fn launch_into(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
-        output: &mut Output<T>,
+        output: &mut Tensor<T>,
     ) -> Result<()> {
-        without_lse(output)?;
         for call in &self.0 {
             let query = layer.query.narrow(0, call.tokens.clone())?;
             let query = batched(&query, call.requests)?;
             let inputs = layer.with_sink(layer.cached_keys(&query, &call.block_table));
-            let rows = output.attention.narrow(0, call.tokens.clone())?;
-            let mut rows = Output {
-                attention: batched(&rows, call.requests)?,
-                softmax_lse: None,
-            };
+            let rows = output.narrow(0, call.tokens.clone())?;
+            let mut rows = attention_alone(batched(&rows, call.requests)?);
             call.plan.launch_into(step.stream, inputs, &mut rows)?;
         }
         Ok(())

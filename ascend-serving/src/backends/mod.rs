@@ -23,7 +23,7 @@ mod step_memory;
 mod triangle;
 
 pub use backend::{AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan};
-pub(crate) use backend::{batched, size, without_lse};
+pub(crate) use backend::{attention_alone, batched, size};
 pub use cascade_prefill::CascadePrefill;
 pub use chunked_local::ChunkedLocal;
 pub use fused::Fused;

@@ -7,7 +7,7 @@ use ascend_attention::attention::{CallLengths, Inputs};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, Float8E8M0};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
-use ascend_attention::{Element, Output, Plan, Stream, Tensor};
+use ascend_attention::{Element, Plan, Stream, Tensor};
 
 use crate::batch::Causality;
 use crate::error::{Error, Result};
@@ -17,8 +17,8 @@ use crate::planned_stream::PlannedStream;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, check_quantised_mask, run_into_empty,
-    size, without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone, check_quantised_mask,
+    launch_into_empty, size,
 };
 use super::step_memory::{StepMemory, tensor_bytes};
 
@@ -174,23 +174,23 @@ impl<T: Element> StepPlan<T> for MxFp8Step {
         StepMemory::of_calls([self.plan.workspace_bytes()]).holding(held)
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        run_into_empty(self, step, layer)
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
+        launch_into_empty(self, step, layer)
     }
 
-    fn run_into(
+    fn launch_into(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
-        output: &mut Output<T>,
+        output: &mut Tensor<T>,
     ) -> Result<()> {
-        without_lse(output)?;
         self.stream.check(step.stream)?;
         let (of, scales) = mxfp8_cache(layer)?;
         // The lock is held until the call is queued; the next layer waits for it before it writes its own queries.
         let query = lock(&self.query);
         query.fill(step.stream, layer.query)?;
         let inputs = query.inputs(step, of, scales);
-        Ok(self.plan.launch_into(step.stream, inputs, output)?)
+        let mut output = attention_alone(output.clone());
+        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }

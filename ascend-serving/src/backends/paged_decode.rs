@@ -2,7 +2,7 @@
 
 use ascend_attention::attention::CallLengths;
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Output, Plan, Tensor};
+use ascend_attention::{Element, Plan, Tensor};
 
 use crate::batch::{AttentionState, Causality};
 use crate::error::Result;
@@ -10,8 +10,8 @@ use crate::kv::LayerCache;
 use crate::refusal::Rule;
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, check_single_tokens, run_into_empty,
-    size, without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone, check_single_tokens,
+    launch_into_empty, size,
 };
 use super::step_memory::StepMemory;
 
@@ -89,23 +89,19 @@ impl<T: Element> StepPlan<T> for DecodeStep {
         StepMemory::of_calls([self.plan.workspace_bytes()])
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        run_into_empty(self, step, layer)
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
+        launch_into_empty(self, step, layer)
     }
 
-    fn run_into(
+    fn launch_into(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
-        output: &mut Output<T>,
+        output: &mut Tensor<T>,
     ) -> Result<()> {
-        without_lse(output)?;
         let query = rows(self.layout, layer.query)?;
         let inputs = layer.cached_keys(&query, step.block_table);
-        let mut output = Output {
-            attention: rows(self.layout, &output.attention)?,
-            softmax_lse: None,
-        };
+        let mut output = attention_alone(rows(self.layout, output)?);
         Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }

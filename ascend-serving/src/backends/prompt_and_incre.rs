@@ -10,7 +10,7 @@ use ascend_attention::prompt::{PromptFlashAttention, PromptPlan};
 use ascend_attention::spec::ops::incre_flash_attention::IncreCall;
 use ascend_attention::spec::ops::prompt_flash_attention::{self, PromptCall};
 use ascend_attention::spec::{Layout, ops::fused_infer_attention_score as fia};
-use ascend_attention::{Device, Element, Mask, Output, Tensor};
+use ascend_attention::{Device, Element, Mask, Tensor};
 
 use crate::batch::{AttentionMetadata, Causality};
 use crate::error::Result;
@@ -20,7 +20,7 @@ use crate::planned_stream::PlannedStream;
 use crate::refusal::{Refused, Rule, refused};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, run_into_empty, without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, launch_into_empty,
 };
 use super::copied_rows::{CopiedRows, KeyRows, Prompt, Prompts};
 use super::paged_decode::{layout, rows};
@@ -297,24 +297,23 @@ impl<T: Element> StepPlan<T> for StepCalls<T> {
         StepMemory::of_calls(calls).holding([lock(&self.copied).bytes()])
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        run_into_empty(self, step, layer)
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
+        launch_into_empty(self, step, layer)
     }
 
-    fn run_into(
+    fn launch_into(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
-        output: &mut Output<T>,
+        output: &mut Tensor<T>,
     ) -> Result<()> {
-        without_lse(output)?;
         let stream = step.stream;
         self.stream.check(step.stream)?;
         // The lock is held until all is queued: copies and calls of two layers must not mix.
         let copied = lock(&self.copied);
         for (tokens, planned) in &self.calls {
             let query = layer.query.narrow(0, tokens.clone())?;
-            let attention = output.attention.narrow(0, tokens.clone())?;
+            let attention = output.narrow(0, tokens.clone())?;
             match planned {
                 Planned::Incre(of) => {
                     let query = rows(of.layout, &query)?;

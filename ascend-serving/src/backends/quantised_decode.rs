@@ -2,7 +2,7 @@
 
 use ascend_attention::attention::{BlockTable, CallLengths, Inputs};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Output, Plan, Tensor};
+use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Plan, Tensor};
 
 use crate::batch::Causality;
 use crate::error::Result;
@@ -10,8 +10,8 @@ use crate::kv::QuantisedLayer;
 use crate::refusal::Rule;
 
 use super::backend::{
-    AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan, check_quantised_mask,
-    check_single_tokens, quantised_cache, run_into_empty, without_lse,
+    AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan, attention_alone,
+    check_quantised_mask, check_single_tokens, launch_into_empty, quantised_cache,
 };
 use super::paged_decode::{layout, rows};
 use super::step_memory::StepMemory;
@@ -54,24 +54,6 @@ impl SingleTokens {
             requests,
             block_table,
         })
-    }
-
-    /// Queues the attention of a layer, into the first rows of the output.
-    pub(super) fn queue<T: Element>(
-        &self,
-        step: &StepContext<'_>,
-        layer: &LayerTensors<'_, T>,
-        output: &Output<T>,
-    ) -> Result<()> {
-        let of = quantised_cache(layer)?;
-        let first = |packed: &Tensor<T>| rows(self.layout, &packed.narrow(0, 0..self.requests)?);
-        let query = first(layer.query)?;
-        let mut output = Output {
-            attention: first(&output.attention)?,
-            softmax_lse: None,
-        };
-        let inputs = single_row_inputs(&query, &self.block_table, of);
-        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }
 
@@ -136,17 +118,22 @@ impl<T: Element> StepPlan<T> for SingleTokens {
         StepMemory::of_calls([self.plan.workspace_bytes()])
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        run_into_empty(self, step, layer)
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
+        launch_into_empty(self, step, layer)
     }
 
-    fn run_into(
+    fn launch_into(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
-        output: &mut Output<T>,
+        output: &mut Tensor<T>,
     ) -> Result<()> {
-        without_lse(output)?;
-        self.queue(step, layer, output)
+        let of = quantised_cache(layer)?;
+        // Where prefills follow, these are the first rows.
+        let first = |packed: &Tensor<T>| rows(self.layout, &packed.narrow(0, 0..self.requests)?);
+        let query = first(layer.query)?;
+        let mut output = attention_alone(first(output)?);
+        let inputs = single_row_inputs(&query, &self.block_table, of);
+        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use ascend_attention::attention::{CallLengths, Cumulative, Inputs};
 use ascend_attention::spec::Layout;
-use ascend_attention::{AnyTensor, Element, Output, Plan, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Plan, Stream, Tensor};
 
 use crate::batch::Causality;
 use crate::error::Result;
@@ -15,8 +15,8 @@ use crate::lock::lock;
 use crate::planned_stream::PlannedStream;
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, check_quantised_mask, quantised_cache,
-    run_into_empty, size, without_lse,
+    AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone, check_quantised_mask,
+    launch_into_empty, quantised_cache, size,
 };
 use super::dense_rows::DenseRows;
 use super::fused::Fused;
@@ -243,21 +243,20 @@ impl<T: Element> StepPlan<T> for DenseStep<T> {
             .beside(singles.unwrap_or_default())
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
-        run_into_empty(self, step, layer)
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
+        launch_into_empty(self, step, layer)
     }
 
-    fn run_into(
+    fn launch_into(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
-        output: &mut Output<T>,
+        output: &mut Tensor<T>,
     ) -> Result<()> {
-        without_lse(output)?;
         self.stream.check(step.stream)?;
         let of = quantised_cache(layer)?;
         if let Some(singles) = &self.singles {
-            singles.queue(step, layer, output)?;
+            singles.launch_into(step, layer, output)?;
         }
         // The lock is held until all is queued: the copies and calls of two layers must not mix.
         let dense = lock(&self.dense);
@@ -265,10 +264,7 @@ impl<T: Element> StepPlan<T> for DenseStep<T> {
         let [key, value] = packed(&dense, self.rows, layer)?;
         let query = layer.query.narrow(0, self.tokens.clone())?;
         let inputs = layer.with_sink(Inputs::new(&query, &key, &value));
-        let mut output = Output {
-            attention: output.attention.narrow(0, self.tokens.clone())?,
-            softmax_lse: None,
-        };
+        let mut output = attention_alone(output.narrow(0, self.tokens.clone())?);
         Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Mask, Output, Plan};
+use ascend_attention::{Element, Mask, Output, Plan, Tensor};
 
 use crate::batch::{AttentionMetadata, Causality};
 use crate::error::Result;
@@ -385,7 +385,7 @@ impl<T: Element> StepPlan<T> for SharedPrefixStep {
             .taking([*parts_bytes])
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
         let launch = |plan: &Plan, inputs: Inputs<'_, T>| -> Result<Output<T>> {
             Ok(plan.launch(step.stream, inputs)?)
         };

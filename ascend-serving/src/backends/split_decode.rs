@@ -7,7 +7,7 @@ use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::ops::attention_update::UpdateCall;
-use ascend_attention::{Element, Output, Plan};
+use ascend_attention::{Element, Output, Plan, Tensor};
 
 use crate::batch::{AttentionState, Causality};
 use crate::error::Result;
@@ -223,7 +223,7 @@ impl<T: Element> StepPlan<T> for SplitStep {
             .taking([self.parts_bytes])
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
         let mut outputs: Vec<Output<T>> = Vec::with_capacity(self.parts.len());
         for (part, (plan, table)) in self.parts.iter().enumerate() {
             outputs.push(plan.launch(step.stream, inputs(layer, table, part))?);
@@ -232,10 +232,7 @@ impl<T: Element> StepPlan<T> for SplitStep {
             Some(merge) => merge_parts(merge, step, &outputs),
             // There is one part: each request has a key, its own.
             None => match outputs.pop() {
-                Some(output) => Ok(Output {
-                    softmax_lse: None,
-                    ..output
-                }),
+                Some(output) => Ok(output.attention),
                 None => empty_output(step, layer),
             },
         }

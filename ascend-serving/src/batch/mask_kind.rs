@@ -15,7 +15,7 @@ use super::causality::Causality;
 
 /// Which keys the tokens of a layer see. A step has one
 /// ([`AttentionMetadata::mask`](crate::AttentionMetadata::mask)), and a layer may have another
-/// ([`LayerOptions::mask`](crate::LayerOptions::mask)).
+/// ([`LayerInputs::mask`](crate::LayerInputs::mask)).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MaskKind {

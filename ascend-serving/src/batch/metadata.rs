@@ -354,7 +354,7 @@ impl AttentionMetadata {
         &self.settings
     }
 
-    /// The mask of the step's layers, unless a layer has its own ([`LayerOptions::mask`](crate::LayerOptions::mask)):
+    /// The mask of the step's layers, unless a layer has its own ([`LayerInputs::mask`](crate::LayerInputs::mask)):
     /// the mask of the settings' causality, until [`set_mask`](Self::set_mask) sets another one.
     pub fn mask(&self) -> &MaskKind {
         &self.mask
@@ -625,7 +625,7 @@ mod tests {
             }
             let audit: Vec<_> = requests.iter().map(|r| crate::kv::AuditRequest { cached: r.cached, given_back: 0, new: r.new }).collect();
             let audit = crate::kv::Audit { blocks: 128, block_size: 4, pad: settings.pad, requests: &audit, table: again.table(), slots: again.slots() };
-            prop_assert_eq!(audit.run(), Ok(()));
+            prop_assert_eq!(audit.check(), Ok(()));
         }
     }
 

@@ -72,7 +72,7 @@ impl<T: Element> Attention<T> {
     /// large[2 * 16 + 5] = f16::from_f32(2e4);
     /// let large = stream.upload(&large, [3, 1, 16])?;
     /// let mut step = attention.begin(&stream, &metadata)?;
-    /// step.forward(0, &large, &rows, &rows)?;
+    /// step.forward(0, (&large, &rows, &rows))?;
     /// drop(step);
     ///
     /// let found = attention.await_range_findings()?;

@@ -3,18 +3,16 @@
 use std::fmt;
 use std::ops::Range;
 
-use ascend_attention::{Element, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
 use crate::backends::{LayerTensors, RefusedBackend, StepContext, StepMemory};
 use crate::batch::{
-    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting,
-    StatePolicy,
+    AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Drafting, MaskKind, StatePolicy,
 };
 use crate::error::{Error, Result};
 
 use super::attention::Attention;
 use super::layer_check::check_layer;
-use super::step::LayerOptions;
 
 /// The backend that would serve one kind of step. From [`Attention::backend_choices`].
 #[derive(Clone, Debug)]
@@ -97,8 +95,8 @@ const EXAMPLES: [Example; 5] = {
 
 impl<T: Element> Attention<T> {
     /// Reports which of the backends would serve each kind of step on this device with this cache, for layers with
-    /// these options: each plans two small requests, and nothing is queued. Call it when the engine starts; on the
-    /// emulation of a product and release it answers also for machines that you do not have.
+    /// this mask, and with these sinks or without: each plans two small requests, and nothing is queued. Call it when
+    /// the engine starts; on the emulation of a product and release it answers also for machines that you do not have.
     ///
     /// A choice may depend on more than the kind: backends such as [`TriangleMixPrefill`](crate::TriangleMixPrefill)
     /// and [`SharedPrefixDecode`](crate::SharedPrefixDecode) leave small steps to the others.
@@ -111,7 +109,7 @@ impl<T: Element> Attention<T> {
     /// use ascend_attention::spec::{Cann, Soc};
     /// use ascend_attention::{Machine, Runtime, f16};
     /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
-    /// use ascend_serving::{Attention, AttentionShape, AttentionState, Backends, Fused, LayerOptions, PagedDecode};
+    /// use ascend_serving::{Attention, AttentionShape, AttentionState, Backends, Causality, Fused, PagedDecode};
     ///
     /// // FLOAT16 on CANN 8.1, whose packed calls take BF16 alone.
     /// let runtime = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V8_1))?;
@@ -119,7 +117,7 @@ impl<T: Element> Attention<T> {
     /// let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, CacheShape::new(1, 8, 128), PadPolicy::SkipNegative)?;
     /// let backends = Backends::none().with(Fused).with(PagedDecode);
     /// let attention = Attention::new(AttentionShape::new(32, 8, 128), cache, backends);
-    /// for choice in attention.backend_choices(&stream, LayerOptions::default())? {
+    /// for choice in attention.backend_choices(&stream, Causality::Causal, None)? {
     ///     match choice.state {
     ///         AttentionState::DecodeOnly => assert_eq!(choice.served.as_deref(), Ok(&*"paged_decode")),
     ///         _ => assert!(choice.served.is_err(), "{choice}"),
@@ -137,24 +135,25 @@ impl<T: Element> Attention<T> {
     pub fn backend_choices(
         &self,
         stream: &Stream,
-        options: LayerOptions<'_>,
+        mask: impl Into<MaskKind>,
+        learnable_sink: Option<&AnyTensor>,
     ) -> Result<Vec<BackendChoice>> {
+        let mask = mask.into();
         self.cache().admits(stream)?;
         self.shape().check_cache(&self.cache().shape())?;
         EXAMPLES
             .iter()
-            .map(|example| self.example_choice(stream, options, example))
+            .map(|example| self.example_choice(stream, &mask, learnable_sink, example))
             .collect()
     }
 
     fn example_choice(
         &self,
         stream: &Stream,
-        options: LayerOptions<'_>,
+        mask: &MaskKind,
+        learnable_sink: Option<&AnyTensor>,
         example: &Example,
     ) -> Result<BackendChoice> {
-        let mask = options.mask.cloned();
-        let mask = mask.unwrap_or(Causality::Causal.into());
         let settings = BatchSettings::of(self.cache(), mask.causality().unwrap_or_default());
         let settings = settings.policy(example.policy);
         let rows = rows_of(example, settings.block_size());
@@ -165,13 +164,14 @@ impl<T: Element> Attention<T> {
             })
             .collect();
         let mut metadata = AttentionMetadata::new(&requests, settings)?;
-        metadata.set_mask(mask);
-        self.choice(stream, &metadata, options)
+        metadata.set_mask(mask.clone());
+        self.choice(stream, &metadata, mask, learnable_sink)
     }
 
     /// Reports which of the backends would serve this step, such as the largest that a scheduler makes, and what
-    /// memory it would need ([`BackendChoice::memory`]): it is planned for layers with these options, and nothing is
-    /// queued. The query and the new keys of one layer are allocated meanwhile.
+    /// memory it would need ([`BackendChoice::memory`]): it is planned for layers with this mask, or else with the
+    /// step's, and with these sinks or without, and nothing is queued. The query and the new keys of one layer are
+    /// allocated meanwhile.
     ///
     /// With [`Backends::memory_limit`](crate::Backends::memory_limit) a backend that needs too much memory is
     /// refused, and the refusal has the number of bytes.
@@ -183,22 +183,24 @@ impl<T: Element> Attention<T> {
         &self,
         stream: &Stream,
         metadata: &AttentionMetadata,
-        options: LayerOptions<'_>,
+        mask: Option<&MaskKind>,
+        learnable_sink: Option<&AnyTensor>,
     ) -> Result<BackendChoice> {
         self.cache().admits(stream)?;
         self.shape().check_cache(&self.cache().shape())?;
         metadata.goes_with(self.cache().pool())?;
         metadata.check_blocks_held(self.cache().pool())?;
-        self.choice(stream, metadata, options)
+        let mask = mask.unwrap_or(metadata.mask());
+        self.choice(stream, metadata, mask, learnable_sink)
     }
 
     fn choice(
         &self,
         stream: &Stream,
         metadata: &AttentionMetadata,
-        options: LayerOptions<'_>,
+        mask: &MaskKind,
+        learnable_sink: Option<&AnyTensor>,
     ) -> Result<BackendChoice> {
-        let mask = options.mask.unwrap_or(metadata.mask());
         metadata.keeps_for(mask)?;
         let block_table = self.cache().block_table(stream, metadata.table())?;
         let shape = self.shape();
@@ -222,7 +224,7 @@ impl<T: Element> Attention<T> {
             value: &value,
             cache: &cache,
             quantised: quantised.as_ref(),
-            learnable_sink: options.learnable_sink,
+            learnable_sink,
             latent: None,
         };
         check_layer(&context, &tensors)?;

@@ -9,7 +9,7 @@ use ascend_attention::{Number, Stream, Tensor};
 use crate::backends::{AttentionShape, Backends};
 use crate::batch::{AttentionMetadata, AttentionState, BatchRequest, RecordedBatch};
 use crate::error::{Error, Result};
-use crate::kv::{CacheShape, PagedKvCache};
+use crate::kv::{CacheShape, CacheWrite, PagedKvCache};
 
 use super::attention::Attention;
 
@@ -308,7 +308,7 @@ fn run<T: Number>(
                 Some(rows) => rows,
                 None => return Ok((Err(refused), Vec::new())),
             };
-            let write = cache.plan_write(stream, metadata.slots(), key, value)?;
+            let write = CacheWrite::plan(cache, stream, metadata.slots(), key, value)?;
             for (layer, [_, key, value]) in layers.iter().enumerate() {
                 cache.write(stream, &write, layer, key, value)?;
             }
@@ -330,7 +330,7 @@ fn forward<T: Number>(
     let mut outputs = Vec::with_capacity(layers.len());
     let mut step = attention.begin(stream, metadata)?;
     for (layer, [query, key, value]) in layers.iter().enumerate() {
-        outputs.push(step.forward(layer, query, key, value)?.attention);
+        outputs.push(step.forward(layer, (query, key, value))?);
     }
     let backend = step.selected().map_or("", |selected| selected.name);
     Ok((backend, outputs))

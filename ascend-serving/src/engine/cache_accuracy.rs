@@ -146,8 +146,8 @@ pub fn compare_caches<T: Number>(
             for (at, layer) in layers.iter().enumerate() {
                 let [query, key, value] =
                     [layer.query, layer.key, layer.value].map(|rows| rows.narrow(0, place.clone()));
-                let output = step.forward(at, &query?, &key?, &value?)?;
-                of_layers.push(output.attention.download(stream)?);
+                let output = step.forward(at, (&query?, &key?, &value?))?;
+                of_layers.push(output.download(stream)?);
             }
             outputs.push(of_layers);
         }

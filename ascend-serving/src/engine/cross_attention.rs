@@ -3,10 +3,10 @@
 use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
 use ascend_attention::case::tentatively;
 use ascend_attention::spec::Layout;
-use ascend_attention::{CallRule, Element, Output, Plan, Stream, Tensor};
+use ascend_attention::{CallRule, Element, Plan, Stream, Tensor};
 
 use crate::backends::{
-    AttentionShape, RefusedBackend, decode_layout, decode_rows, no_backend, size, without_lse,
+    AttentionShape, RefusedBackend, attention_alone, decode_layout, decode_rows, no_backend, size,
 };
 use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
@@ -63,7 +63,7 @@ use super::queued_layers::QueuedLayers;
 /// let query = stream.upload(&vec![bf16::ONE; 3 * heads * dim], [3, heads, dim])?;
 /// for layer in 0..layers {
 ///     let output = step.forward(layer, &query)?;
-///     assert_eq!(output.attention.download(&stream)?[0], bf16::ONE);
+///     assert_eq!(output.download(&stream)?[0], bf16::ONE);
 /// }
 /// # }
 /// # Ok(())
@@ -257,7 +257,7 @@ impl<T: Element> Encoding<'_, T> {
     /// Queues the writing of a layer's keys and values, `[tokens, Nkv, D]`, packed request after request.
     ///
     /// # Errors
-    /// [`Rule::StepLayerRepeated`] for a layer that was queued before; as for [`PagedKvCache::plan_write`] and
+    /// [`Rule::StepLayerRepeated`] for a layer that was queued before; as for [`CacheWrite::plan`] and
     /// [`PagedKvCache::write`].
     pub fn write(&mut self, layer: usize, key: &Tensor<T>, value: &Tensor<T>) -> Result<()> {
         self.layers.check_not_repeated(layer)?;
@@ -269,9 +269,7 @@ impl<T: Element> Encoding<'_, T> {
         let write = match &self.write {
             Some(write) => write,
             None => {
-                let write = self
-                    .cache
-                    .plan_write(self.stream, &self.slots, key, value)?;
+                let write = CacheWrite::plan(self.cache, self.stream, &self.slots, key, value)?;
                 &*self.write.insert(write)
             }
         };
@@ -323,13 +321,10 @@ impl<T: Element> CrossStep<'_, T> {
     /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for a query of another shape;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a query of another device, and for a layer
     /// that does not exist; [`Error::NoBackend`] with the reasons of the operator where no call serves the step.
-    pub fn forward(&mut self, layer: usize, query: &Tensor<T>) -> Result<Output<T>> {
+    pub fn forward(&mut self, layer: usize, query: &Tensor<T>) -> Result<Tensor<T>> {
         let [tokens, heads] = [0, 1].map(|axis| size(query, axis));
         let rows = [tokens, heads, self.cross.cache.shape().value_dim];
-        let mut output = Output {
-            attention: Tensor::empty(self.stream.device(), rows)?,
-            softmax_lse: None,
-        };
+        let mut output = Tensor::empty(self.stream.device(), rows)?;
         self.forward_into(layer, query, &mut output)?;
         Ok(output)
     }
@@ -339,14 +334,13 @@ impl<T: Element> CrossStep<'_, T> {
     ///
     /// # Errors
     /// As for [`CrossStep::forward`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of
-    /// another shape, [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps.
+    /// another shape.
     pub fn forward_into(
         &mut self,
         layer: usize,
         query: &Tensor<T>,
-        output: &mut Output<T>,
+        output: &mut Tensor<T>,
     ) -> Result<()> {
-        without_lse(output)?;
         query.check_device("query", self.stream.device())?;
         let shape = self.cross.shape;
         let rows = StepRows {
@@ -366,15 +360,13 @@ impl<T: Element> CrossStep<'_, T> {
         match planned {
             CrossPlan::Packed(plan) => {
                 let inputs = Inputs::new(query, &cache.key, &cache.value).paged(&self.block_table);
-                Ok(plan.launch_into(self.stream, inputs, output)?)
+                let mut output = attention_alone(output.clone());
+                Ok(plan.launch_into(self.stream, inputs, &mut output)?)
             }
             CrossPlan::Rows(plan, layout) => {
                 let query = decode_rows(*layout, query)?;
                 let inputs = Inputs::new(&query, &cache.key, &cache.value);
-                let mut rows = Output {
-                    attention: decode_rows(*layout, &output.attention)?,
-                    softmax_lse: None,
-                };
+                let mut rows = attention_alone(decode_rows(*layout, output)?);
                 let inputs = inputs.paged(&self.block_table);
                 Ok(plan.launch_into(self.stream, inputs, &mut rows)?)
             }

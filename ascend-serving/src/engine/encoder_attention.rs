@@ -9,9 +9,9 @@ use ascend_attention::case::tentatively;
 use ascend_attention::prompt::{PromptFlashAttention, PromptPlan};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::ops::prompt_flash_attention::PromptCall;
-use ascend_attention::{AnyTensor, Element, Output, Plan, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Plan, Stream, Tensor};
 
-use crate::backends::{AttentionShape, RefusedBackend, batched, no_backend, size, without_lse};
+use crate::backends::{AttentionShape, RefusedBackend, attention_alone, batched, no_backend, size};
 use crate::error::{Error, Result};
 use crate::refusal::{Rule, refused};
 
@@ -19,7 +19,7 @@ use super::layer_check::{StepRows, apart};
 
 /// The attention of an encoder or a vision tower: packed sequences, each token of which sees all of its own sequence
 /// and nothing else. There is no cache, no mask, and no state: [`EncoderAttention::plan`] checks and prepares a batch
-/// once for all layers, [`EncoderPlan::run`] queues a layer.
+/// once for all layers, [`EncoderPlan::launch`] queues a layer.
 ///
 /// The sequences are whatever must not see each other: texts, pictures, or windows of a picture, for towers that
 /// attend within windows in some layers (`cu_window_seqlens`), which then have a plan for the windows and one for the
@@ -47,9 +47,9 @@ use super::layer_check::{StepRows, apart};
 /// let lengths = PerRequest::new(vec![100, 36])?;
 /// let rows = stream.upload(&vec![f16::ONE; 136 * 16 * 80], [136, 16, 80])?;
 /// let encoder = EncoderAttention::new(AttentionShape::new(16, 16, 80))?;
-/// let plan = encoder.plan(&stream, &lengths, &rows, &rows, &rows)?;
+/// let plan = encoder.plan(&stream, &lengths, (&rows, &rows, &rows))?;
 /// for _layer in 0..2 {
-///     let output = plan.run(&stream, &rows, &rows, &rows)?;
+///     let output = plan.launch(&stream, (&rows, &rows, &rows))?;
 ///     assert_eq!(output.download(&stream)?[0], f16::ONE);
 /// }
 /// # }
@@ -89,9 +89,7 @@ impl EncoderAttention {
         &self,
         stream: &Stream,
         lengths: &PerRequest,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
+        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
     ) -> Result<EncoderPlan> {
         let ends = lengths.cumulative()?;
         let tokens = ends.total();
@@ -273,59 +271,48 @@ impl EncoderPlan {
         self.route
     }
 
-    /// Queues the attention of a layer: `[tokens, N, D]`. Returns at once.
+    /// Queues the attention of a layer, given its query, key and value: `[tokens, N, D]`. Returns at once.
     ///
     /// # Errors
     /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes;
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of another device; any error of a
     /// launch.
-    pub fn run<T: Element>(
+    pub fn launch<T: Element>(
         &self,
         stream: &Stream,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
+        inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
     ) -> Result<Tensor<T>> {
-        let mut output = Output {
-            attention: Tensor::empty(stream.device(), query.shape())?,
-            softmax_lse: None,
-        };
-        self.run_into(stream, query, key, value, &mut output)?;
-        Ok(output.attention)
+        let mut output = Tensor::empty(stream.device(), inputs.0.shape())?;
+        self.launch_into(stream, inputs, &mut output)?;
+        Ok(output)
     }
 
-    /// As [`run`](Self::run), with an output tensor of the caller, of the query's shape.
+    /// As [`launch`](Self::launch), with an output tensor of the caller, of the query's shape.
     ///
     /// # Errors
-    /// As for [`EncoderPlan::run`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of another
-    /// shape, [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one with log-sum-exps, and for one
-    /// that shares memory with an input.
-    pub fn run_into<T: Element>(
+    /// As for [`EncoderPlan::launch`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of another
+    /// shape, [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one that shares memory with an input.
+    pub fn launch_into<T: Element>(
         &self,
         stream: &Stream,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-        output: &mut Output<T>,
+        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+        output: &mut Tensor<T>,
     ) -> Result<()> {
-        without_lse(output)?;
         let tensors = [query, key, value];
         self.rows.check(stream, tensors)?;
         let read: [(_, &AnyTensor); 3] = [("query", query), ("key", key), ("value", value)];
-        apart("output", &output.attention, read)?;
+        apart("output", output, read)?;
         match &self.calls {
             Calls::Packed(plan) => {
                 let inputs = Inputs::new(query, key, value);
-                Ok(plan.launch_into(stream, inputs, output)?)
+                let mut output = attention_alone(output.clone());
+                Ok(plan.launch_into(stream, inputs, &mut output)?)
             }
             Calls::Batched(calls) => {
                 output_of(query, output)?;
                 for (run, plan) in calls {
                     let [query, key, value] = run.parts(tensors)?;
-                    let mut part = Output {
-                        attention: run.part(&output.attention)?,
-                        softmax_lse: None,
-                    };
+                    let mut part = attention_alone(run.part(output)?);
                     let inputs = Inputs::new(&query, &key, &value);
                     plan.launch_into(stream, inputs, &mut part)?;
                 }
@@ -335,7 +322,7 @@ impl EncoderPlan {
                 output_of(query, output)?;
                 for (run, plan) in calls {
                     let [query, key, value] = run.flat_parts(tensors)?;
-                    let mut part = run.flat_part(&output.attention)?;
+                    let mut part = run.flat_part(output)?;
                     let inputs = Inputs::new(&query, &key, &value);
                     plan.launch_into(stream, inputs, &mut part)?;
                 }
@@ -346,13 +333,13 @@ impl EncoderPlan {
 }
 
 /// Refuses an output of another shape than the query's before any of several calls is queued.
-fn output_of<T: Element>(query: &Tensor<T>, output: &Output<T>) -> Result<()> {
-    if output.attention.shape() == query.shape() {
+fn output_of<T: Element>(query: &Tensor<T>, output: &Tensor<T>) -> Result<()> {
+    if output.shape() == query.shape() {
         return Ok(());
     }
     Err(Error::Attention(ascend_attention::Error::NotAsPlanned {
         argument: "output",
-        given: format!("{:?}", output.attention.shape()),
+        given: format!("{:?}", output.shape()),
         planned: format!("{:?}", query.shape()),
     }))
 }

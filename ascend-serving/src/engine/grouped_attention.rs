@@ -1,6 +1,6 @@
 //! Attention of a model with several kinds of layers, each with a cache of its own.
 
-use ascend_attention::{AnyTensor, Element, Number, Output, Stream, Tensor};
+use ascend_attention::{Element, Number, Stream, Tensor};
 
 use crate::backends::Selected;
 use crate::batch::{BatchSettings, Causality, MaskKind, StatePolicy};
@@ -10,9 +10,10 @@ use crate::refusal::{Refused, Rule, refused};
 
 use super::attention::Attention;
 use super::grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
+use super::layer_inputs::LayerInputs;
 use super::queued_layers::QueuedLayers;
 use super::range_check::{RangeCheck, RangeFinding};
-use super::step::{LayerOptions, Step};
+use super::step::Step;
 
 /// Layers of a model that see the same keys and share a cache.
 #[derive(Debug)]
@@ -95,7 +96,7 @@ impl<T: Element> LayerGroup<T> {
 ///     let rows = stream.upload(&vec![bf16::ONE; tokens * 64], [tokens, 1, 64])?;
 ///     let mut step = attention.begin(&stream, &metadata)?;
 ///     for layer in 0..4 {
-///         step.forward(layer, &rows, &rows, &rows)?;
+///         step.forward(layer, (&rows, &rows, &rows))?;
 ///     }
 /// }
 /// let held = |group: usize| attention.groups()[group].attention().cache().pool().held_blocks();
@@ -373,69 +374,30 @@ impl<'a, T: Element> GroupedStep<'a, T> {
     /// # Errors
     /// As for [`Step::forward`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does
     /// not exist.
-    pub fn forward(
+    pub fn forward<'i>(
         &mut self,
         layer: usize,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-    ) -> Result<Output<T>> {
-        self.forward_with_sink(layer, query, key, value, None)
-    }
-
-    /// As [`forward`](Self::forward), with one more logit for each head, in every layer of a group or in none.
-    ///
-    /// # Errors
-    /// As for [`GroupedStep::forward`].
-    pub fn forward_with_sink(
-        &mut self,
-        layer: usize,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-        learnable_sink: Option<&AnyTensor>,
-    ) -> Result<Output<T>> {
-        let options = LayerOptions {
-            learnable_sink,
-            ..LayerOptions::default()
-        };
-        self.forward_with(layer, query, key, value, options)
-    }
-
-    /// As [`forward`](Self::forward), for a layer with a mask of its own: [`Step::forward_with`].
-    ///
-    /// # Errors
-    /// As for [`Step::forward_with`] and [`GroupedStep::forward`].
-    pub fn forward_with(
-        &mut self,
-        layer: usize,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-        options: LayerOptions<'_>,
-    ) -> Result<Output<T>> {
+        inputs: impl Into<LayerInputs<'i, T>>,
+    ) -> Result<Tensor<T>> {
         let outcome = self
             .of(layer)
-            .and_then(|(step, local)| step.forward_with(local, query, key, value, options));
+            .and_then(|(step, local)| step.forward(local, inputs));
         self.layers.note_outcome(layer, outcome)
     }
 
-    /// As [`forward_with_sink`](Self::forward_with_sink), with an output of the caller: [`Step::forward_into`].
+    /// As [`forward`](Self::forward), with an output tensor of the caller: [`Step::forward_into`].
     ///
     /// # Errors
-    /// As for [`Step::forward_into`].
-    pub fn forward_into(
+    /// As for [`Step::forward_into`] and [`GroupedStep::forward`].
+    pub fn forward_into<'i>(
         &mut self,
         layer: usize,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-        learnable_sink: Option<&AnyTensor>,
-        output: &mut Output<T>,
+        inputs: impl Into<LayerInputs<'i, T>>,
+        output: &mut Tensor<T>,
     ) -> Result<()> {
-        let outcome = self.of(layer).and_then(|(step, local)| {
-            step.forward_into(local, query, key, value, learnable_sink, output)
-        });
+        let outcome = self
+            .of(layer)
+            .and_then(|(step, local)| step.forward_into(local, inputs, output));
         self.layers.note_outcome(layer, outcome)
     }
 

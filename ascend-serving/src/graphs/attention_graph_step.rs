@@ -2,14 +2,15 @@
 
 use std::fmt;
 
-use ascend_attention::{Element, Output, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
 use crate::backends::size;
-use crate::engine::{RangeChecker, StepRows, apart, packed_tensors};
-use crate::error::Result;
+use crate::engine::{LayerInputs, RangeChecker, StepRows, apart, packed_tensors};
+use crate::error::{Error, Result};
 use crate::kv::{StepLease, no_layer};
+use crate::refusal::{Refused, Rule, refused};
 
-use super::captured_group::LayerPlace;
+use super::captured_group::{CapturedGroup, LayerPlace};
 use super::graph_pool::GraphStep;
 use super::graph_tensors::{GraphTensors, GroupBuffers};
 
@@ -19,11 +20,79 @@ pub struct AttentionGraphStep<'a, T: Element> {
     /// The leases, which end after the last replay.
     pub(super) leases: Vec<StepLease<'a, Stream>>,
     pub(super) step: GraphStep<'a, Vec<GroupBuffers<T>>>,
-    pub(super) places: &'a [LayerPlace],
+    pub(super) layers: CapturedLayers<'a>,
     pub(super) stream: &'a Stream,
     pub(super) actual: usize,
     pub(super) rows: usize,
     pub(super) range_checker: Option<&'a mut RangeChecker<T>>,
+}
+
+/// The layers of captured steps, and what was captured with them.
+#[derive(Clone, Copy)]
+pub(super) struct CapturedLayers<'a> {
+    pub(super) places: &'a [LayerPlace],
+    pub(super) groups: &'a [CapturedGroup],
+    /// The sinks of each layer; empty without sinks.
+    pub(super) sinks: &'a [Option<AnyTensor>],
+}
+
+impl<'a> CapturedLayers<'a> {
+    fn place(self, layer: usize) -> Option<&'a LayerPlace> {
+        self.places.get(layer)
+    }
+
+    /// The refusal of a layer that does not exist.
+    pub(super) fn missing(self, layer: usize) -> Error {
+        no_layer(layer, self.places.len())
+    }
+
+    /// Refuses a mask and sinks other than those of the capture, and latents, of which no graph has any.
+    fn check_captured<T: Element>(
+        self,
+        layer: usize,
+        inputs: &LayerInputs<'_, T>,
+    ) -> Result<(), Refused> {
+        if inputs.latent.is_some() {
+            return Err(refused(
+                Rule::GraphInputs,
+                format_args!("latents in layer {layer}"),
+                "query, key and value",
+                "compute layers of latent attention without a graph, by `Attention::begin` with `Mla`",
+            ));
+        }
+        let captured = self.place(layer).and_then(|place| {
+            let group = self.groups.get(place.group)?;
+            group.mask(place.layer)
+        });
+        if let (Some(given), Some(own)) = (inputs.mask, captured)
+            && given != own
+        {
+            return Err(refused(
+                Rule::StepCausality,
+                format_args!("{given} in layer {layer}"),
+                own,
+                "leave the mask out, since the graph has the layer's, or capture the layers with it by \
+                 `Attention::capture_layers`",
+            ));
+        }
+        let Some(given) = inputs.learnable_sink else {
+            return Ok(());
+        };
+        let own = self.sinks.get(layer).and_then(Option::as_ref);
+        let same = |own: &AnyTensor| own.as_raw() == given.as_raw() && own.desc() == given.desc();
+        if own.is_some_and(same) {
+            return Ok(());
+        }
+        Err(refused(
+            Rule::GraphInputs,
+            format_args!("sinks {:?} in layer {layer}", given.shape()),
+            match own {
+                Some(_) => "the tensor of sinks that the layer was captured with, or none",
+                None => "no sinks, as the layer was captured",
+            },
+            "give the sinks to `GraphLimits::learnable_sinks` at the capture, and copy other numbers into that tensor",
+        ))
+    }
 }
 
 impl<'a, T: Element> AttentionGraphStep<'a, T> {
@@ -32,7 +101,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         self.rows
     }
 
-    /// The tensors of a layer, to be filled in place on the step's stream before [`AttentionGraphStep::replay`].
+    /// The tensors of a layer, to be filled in place on the step's stream before [`AttentionGraphStep::launch`].
     /// Padding rows may hold anything.
     ///
     /// # Errors
@@ -42,25 +111,25 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     }
 
     fn of(&self, layer: usize) -> Result<&'a GraphTensors<T>> {
-        let place = self.places.get(layer);
+        let place = self.layers.place(layer);
         let buffers = place.and_then(|place| self.step.buffers().get(place.group));
         buffers
             .map(|buffers| &buffers.tensors)
-            .ok_or_else(|| no_layer(layer, self.places.len()))
+            .ok_or_else(|| self.layers.missing(layer))
     }
 
-    /// Queues the replay of a layer, whose tensors were filled. Returns at once.
+    /// Launches a layer's graph on the tensors that were filled. Returns at once.
     ///
     /// All layers of a group write the same output, so it is lent until the next call of this step. Queue work that
     /// reads it on the step's stream before that; to keep the output longer, copy it. A clone of the tensor is the
     /// same memory.
     ///
     /// # Errors
-    /// As for [`GraphStep::replay`]; with a [range check](crate::AttentionGraphs::set_range_check) also the errors of
-    /// its copies: the replay is queued then.
-    pub fn replay(&mut self, layer: usize) -> Result<&Output<T>> {
+    /// As for [`GraphStep::launch`]; with a [range check](crate::AttentionGraphs::set_range_check) also the errors of
+    /// its copies: the layer is queued then.
+    pub fn launch(&mut self, layer: usize) -> Result<&Tensor<T>> {
         let tensors = self.of(layer)?;
-        self.step.replay(layer)?;
+        self.step.launch(layer)?;
         if let Some(checker) = &mut self.range_checker {
             let GraphTensors {
                 query,
@@ -68,38 +137,44 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
                 value,
                 output,
             } = tensors;
-            let tensors = packed_tensors([query, key, value], &output.attention);
-            checker.check(self.stream, layer, tensors)?;
+            checker.check(
+                self.stream,
+                layer,
+                packed_tensors([query, key, value], output),
+            )?;
         }
         Ok(&tensors.output)
     }
 
-    /// Copies a layer's query, key and value into its tensors and queues the replay. They have a row for each token
+    /// Copies a layer's query, key and value into its tensors and launches its graph. They have a row for each token
     /// of the step, with the padding or without it; the output has the padding, and is lent until the next call of
-    /// this step ([`AttentionGraphStep::replay`]).
+    /// this step ([`AttentionGraphStep::launch`]). A mask and sinks may be left out, since the graph has those of the
+    /// capture.
     ///
     /// # Errors
     /// [`Rule::StepTokens`](crate::Rule::StepTokens) and [`Rule::StepHeads`](crate::Rule::StepHeads) for tensors of
-    /// other shapes; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for an input that is the graph's
-    /// tensor for another input; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
-    /// [`AttentionGraphStep::replay`].
-    pub fn forward(
+    /// other shapes; [`Rule::StepCausality`](crate::Rule::StepCausality) for another mask and
+    /// [`Rule::GraphInputs`](crate::Rule::GraphInputs) for other sinks than those of the capture, and for latents;
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for an input that is the graph's tensor for
+    /// another input; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
+    /// [`AttentionGraphStep::launch`].
+    pub fn forward<'i>(
         &mut self,
         layer: usize,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-    ) -> Result<&Output<T>> {
+        inputs: impl Into<LayerInputs<'i, T>>,
+    ) -> Result<&Tensor<T>> {
+        let inputs = inputs.into();
         let tensors = self.of(layer)?;
+        self.layers.check_captured(layer, &inputs)?;
         let rows = StepRows {
             actual: self.actual,
             padded: self.rows,
             padding: false,
         };
         let copies = [
-            ("query", query, &tensors.query),
-            ("key", key, &tensors.key),
-            ("value", value, &tensors.value),
+            ("query", inputs.query, &tensors.query),
+            ("key", inputs.key, &tensors.key),
+            ("value", inputs.value, &tensors.value),
         ];
         for (name, from, to) in copies {
             let (heads, dim) = (size(to, 1), size(to, 2));
@@ -122,7 +197,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
             to.narrow(0, 0..size(from, 0))?
                 .copy_from(self.stream, from)?;
         }
-        self.replay(layer)
+        self.launch(layer)
     }
 
     /// Ends the step, and checks that all its layers were queued: [`Step::end`](crate::Step::end).

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ascend_attention::mask::HostMask;
-use ascend_attention::{Element, Mask, Number, Stream};
+use ascend_attention::{AnyTensor, Element, Mask, Number, Stream};
 
 use crate::batch::{AttentionMetadata, MaskKind};
 use crate::engine::{
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::kv::no_layer;
 use crate::refusal::{Refused, Rule, refused};
 
-use super::attention_graph_step::AttentionGraphStep;
+use super::attention_graph_step::{AttentionGraphStep, CapturedLayers};
 use super::captured_group::{CapturedGroup, LayerPlace};
 use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_pool::{GraphPool, not_while_capturing};
@@ -57,8 +57,8 @@ use super::graph_tensors::GroupBuffers;
 /// let rows = stream.upload(&[bf16::ONE; 3 * 64], [3, 1, 64])?;
 /// let mut step = graphs.begin(&stream, &mut metadata)?;
 /// for layer in 0..2 {
-///     let output = step.forward(layer, &rows, &rows, &rows)?;
-///     assert_eq!(output.attention.download(&stream)?[..3 * 64], [bf16::ONE; 3 * 64]);
+///     let output = step.forward(layer, (&rows, &rows, &rows))?;
+///     assert_eq!(output.download(&stream)?[..3 * 64], [bf16::ONE; 3 * 64]);
 /// }
 /// # }
 /// # Ok(())
@@ -68,6 +68,8 @@ pub struct AttentionGraphs<T: Element> {
     graphs: GraphPool<Vec<GroupBuffers<T>>>,
     groups: Vec<CapturedGroup>,
     places: Vec<LayerPlace>,
+    /// The sinks of each layer; empty without sinks.
+    sinks: Vec<Option<AnyTensor>>,
     each: RowsEach,
     range_checker: Option<RangeChecker<T>>,
 }
@@ -186,6 +188,7 @@ impl<T: Element> AttentionGraphs<T> {
             graphs,
             groups,
             places,
+            sinks: limits.learnable_sinks.clone(),
             each: limits.each,
             range_checker: None,
         })
@@ -386,13 +389,18 @@ impl<T: Element> AttentionGraphs<T> {
             actual = metadata.actual_tokens();
         }
         let metadata = &*metadata;
-        let (places, groups) = (&self.places, &self.groups);
+        let layers = CapturedLayers {
+            places: &self.places,
+            groups: &self.groups,
+            sinks: &self.sinks,
+        };
+        let CapturedLayers { places, groups, .. } = layers;
         let lengths = |layer: usize| {
             let known = places.get(layer).and_then(|place| {
                 let metadata = metadata.get(place.group)?;
                 Some(groups.get(place.group)?.lengths(place.layer, metadata))
             });
-            known.ok_or_else(|| no_layer(layer, places.len()))
+            known.ok_or_else(|| layers.missing(layer))
         };
         let step = self
             .graphs
@@ -409,7 +417,7 @@ impl<T: Element> AttentionGraphs<T> {
         Ok(AttentionGraphStep {
             leases,
             step,
-            places,
+            layers,
             stream,
             actual,
             rows,

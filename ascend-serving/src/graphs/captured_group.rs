@@ -6,9 +6,11 @@ use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, P
 use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::mask::HostMask;
 use ascend_attention::spec::Layout;
-use ascend_attention::{AnyTensor, Element, Mask, Output, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Mask, Stream, Tensor};
 
-use crate::backends::{batched, decode_rows as single_row, single_row_inputs, single_rows};
+use crate::backends::{
+    attention_alone, batched, decode_rows as single_row, single_row_inputs, single_rows,
+};
 use crate::batch::{AttentionMetadata, Causality, MaskKind, MaskedRequest, NamedMask};
 use crate::engine::{Attention, same_mask};
 use crate::error::Result;
@@ -116,6 +118,11 @@ impl CapturedGroup {
     /// The entry of the cache in the progress table of its pool.
     pub(super) fn cache_entry(&self) -> &Arc<CacheEntry> {
         &self.cache_entry
+    }
+
+    /// Which keys the tokens of a layer see.
+    pub(super) fn mask(&self, layer: usize) -> Option<&MaskKind> {
+        self.layers.get(layer)
     }
 
     pub(super) fn limits(&self) -> KeyLimits {
@@ -236,10 +243,7 @@ impl CapturedGroup {
             query: Tensor::empty(device, [rows, shape.heads, shape.head_dim])?,
             key: Tensor::empty(device, [rows, of.kv_heads, of.key_dim])?,
             value: Tensor::empty(device, [rows, of.kv_heads, of.value_dim])?,
-            output: Output {
-                attention: Tensor::empty(device, [rows, shape.heads, of.value_dim])?,
-                softmax_lse: None,
-            },
+            output: Tensor::empty(device, [rows, shape.heads, of.value_dim])?,
         };
         let quantisers = match self.quantised {
             false => None,
@@ -296,10 +300,7 @@ impl CapturedGroup {
             let of = cache.quantised_layer(layer)?;
             let (layout, call) = single_rows(shape, of);
             let query = single_row(layout, query)?;
-            let mut output = Output {
-                attention: single_row(layout, &output.attention)?,
-                softmax_lse: None,
-            };
+            let mut output = attention_alone(single_row(layout, output)?);
             let inputs = single_row_inputs(&query, table, of);
             let call = capture.attention(&call, longest, inputs)?;
             let quantised = of.quantise(quantisers, capture, [key, value])?;
@@ -325,7 +326,8 @@ impl CapturedGroup {
             let call = shape.call(Layout::Tnd).mask(mask.clone());
             let call = capture.attention_within(&call, &rows, self.limits, inputs)?;
             write.record(capture, &plan, slots)?;
-            return Ok(capture.launch_into(call, inputs, &mut output.clone())?);
+            let mut output = attention_alone(output.clone());
+            return Ok(capture.launch_into(call, inputs, &mut output)?);
         }
         let own = self.layers.get(layer).and_then(MaskKind::named);
         let at = self.named().position(|mask| Some(mask) == own);
@@ -333,10 +335,7 @@ impl CapturedGroup {
             return Err(crate::kv::no_layer(layer, self.layers.len()));
         };
         let query = batched(query, requests)?;
-        let mut output = Output {
-            attention: batched(&output.attention, requests)?,
-            softmax_lse: None,
-        };
+        let mut output = attention_alone(batched(output, requests)?);
         let inputs = inputs(&query);
         let call = shape.call(Layout::Bsh).mask(Mask::all_mask(mask.clone()));
         let call = capture.attention(&call, longest, inputs)?;

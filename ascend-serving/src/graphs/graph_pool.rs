@@ -175,7 +175,7 @@ impl<B> GraphPool<B> {
     }
 
     /// Begins a step: pads it to the smallest size that holds it, plans its lengths for every layer, and calls `fill`
-    /// to put its table and slots into that size's buffers. Then replay each layer once.
+    /// to put its table and slots into that size's buffers. Then launch each layer once.
     ///
     /// Not every step has the form of the captured ones: compute the others, such as prefills, without a graph.
     ///
@@ -263,12 +263,12 @@ impl<B> GraphPool<B> {
         Ok(())
     }
 
-    /// Begins a step, replays all its layers one after the other, and returns the buffers, which have the results
+    /// Begins a step, launches all its layers one after the other, and returns the buffers, which have the results
     /// once the stream has computed them.
     ///
     /// # Errors
     /// As for [`GraphPool::begin`] and [`Graph::launch`].
-    pub fn replay<'a>(
+    pub fn launch<'a>(
         &'a mut self,
         stream: &'a Stream,
         metadata: &mut AttentionMetadata,
@@ -277,7 +277,7 @@ impl<B> GraphPool<B> {
         let layers = self.layers;
         let mut step = self.begin(stream, metadata, fill)?;
         for layer in 0..layers {
-            step.replay(layer)?;
+            step.launch(layer)?;
         }
         Ok(step.buffers())
     }
@@ -340,18 +340,18 @@ impl<'a, B> GraphStep<'a, B> {
         self.buffers
     }
 
-    /// Queues the replay of a layer with the step's lengths. Returns at once. The replay overwrites what other layers
+    /// Launches a layer's graph with the step's lengths. Returns at once. The replay overwrites what other layers
     /// have left in the buffers.
     ///
     /// # Errors
     /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does not exist,
     /// [`Rule::GraphLayer`] for one that was replayed in this step; as for [`Graph::launch`].
-    pub fn replay(&mut self, layer: usize) -> Result<()> {
-        let outcome = self.replay_layer(layer);
+    pub fn launch(&mut self, layer: usize) -> Result<()> {
+        let outcome = self.launch_layer(layer);
         self.layers.note_outcome(layer, outcome)
     }
 
-    fn replay_layer(&mut self, layer: usize) -> Result<()> {
+    fn launch_layer(&mut self, layer: usize) -> Result<()> {
         let layers = self.graphs.len();
         let own = (self.graphs.get_mut(layer)).zip(self.updates.get_mut(layer));
         let Some((graph, update)) = own else {

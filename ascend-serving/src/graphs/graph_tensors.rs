@@ -2,7 +2,7 @@
 
 use ascend_attention::attention::BlockTable;
 use ascend_attention::scatter::SlotMapping;
-use ascend_attention::{Element, Output, Tensor};
+use ascend_attention::{Element, Tensor};
 
 use crate::kv::ChannelQuantiser;
 
@@ -18,7 +18,7 @@ pub struct GraphTensors<T: Element> {
     /// Values of the step.
     pub value: Tensor<T>,
     /// The attention, `[rows, N, Dv]`.
-    pub output: Output<T>,
+    pub output: Tensor<T>,
 }
 
 /// The buffers of the graphs of a size, for the layers that share a cache.

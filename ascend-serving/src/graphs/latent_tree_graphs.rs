@@ -7,9 +7,11 @@ use ascend_attention::case::tentatively;
 use ascend_attention::graph::Capturing;
 use ascend_attention::{Element, Output, Stream, Tensor};
 
+use crate::backends::{LatentForm, LatentTensors};
 use crate::drafts::{
     LatentTreeTensors, LatentTreeVerification, has_no_such_call, latent_nodes, latent_paged,
 };
+use crate::engine::LayerInputs;
 use crate::error::Result;
 use crate::kv::{LayerCache, PagedKvCache, StepLease};
 
@@ -17,6 +19,7 @@ use super::graph_limits::GraphLimits;
 use super::tree_graphs::{of_context, record_two};
 use super::tree_pool::{
     TreeBuffers, TreeExtents, TreeLengths, TreePool, TreePoolStep, TreeRequest, TreeTables,
+    not_of_trees,
 };
 
 /// Verifications of drafted trees over a cache of latents, replayed from graphs that were captured for a few numbers
@@ -227,42 +230,62 @@ pub struct LatentTreeGraphStep<'a, T: Element> {
 
 impl<'a, T: Element> LatentTreeGraphStep<'a, T> {
     /// The tensors of the captured size, to be filled in place on the step's stream before
-    /// [`LatentTreeGraphStep::replay`]. Rows of padding, and rows after the nodes of a tree, may hold any finite
+    /// [`LatentTreeGraphStep::launch`]. Rows of padding, and rows after the nodes of a tree, may hold any finite
     /// numbers.
     pub fn tensors(&self) -> &'a LatentGraphTensors<T> {
         &self.step.step.buffers().tensors
     }
 
-    /// Queues the replay of a layer, whose tensors were filled and whose nodes are in the cache. Returns at once. The
+    /// Launches the graph of a layer, whose tensors were filled and whose nodes are in the cache. Returns at once. The
     /// attention of all layers is one tensor, lent until the next call of this step.
     ///
     /// # Errors
-    /// As for [`GraphStep::replay`](crate::GraphStep::replay).
-    pub fn replay(&mut self, layer: usize) -> Result<&Tensor<T>> {
-        self.step.step.replay(layer)?;
+    /// As for [`GraphStep::launch`](crate::GraphStep::launch).
+    pub fn launch(&mut self, layer: usize) -> Result<&Tensor<T>> {
+        self.step.step.launch(layer)?;
         Ok(&self.tensors().attention)
     }
 
-    /// Copies absorbed queries and rotary parts, latents and rotary keys of the nodes of a layer into the buffers and
-    /// queues the replay. They have the captured number of nodes; rows after the nodes of a tree mean nothing.
+    /// Copies absorbed queries and rotary parts, latents and rotary keys of the nodes of a layer
+    /// ([`LayerInputs::latent`], [`LatentForm::Absorbed`]), each `[requests, heads, nodes, dim]`, into the buffers and
+    /// launches its graph. They have the captured number of nodes; rows after the nodes of a tree mean nothing.
     ///
     /// # Errors
-    /// As for [`TreeGraphStep::forward`](crate::TreeGraphStep::forward).
-    pub fn forward(
+    /// As for [`TreeGraphStep::forward`](crate::TreeGraphStep::forward), with
+    /// [`Rule::GraphInputs`](crate::Rule::GraphInputs) for inputs without latents, and for queries of another form.
+    pub fn forward<'i>(
         &mut self,
         layer: usize,
-        [query, query_rope]: [&Tensor<T>; 2],
-        [latent, key_rope]: [&Tensor<T>; 2],
+        inputs: impl Into<LayerInputs<'i, T>>,
     ) -> Result<&Tensor<T>> {
+        let inputs = inputs.into();
+        let query_rope = match &inputs.latent {
+            Some(LatentTensors {
+                query_rope,
+                form: LatentForm::Absorbed,
+            }) => *query_rope,
+            other => {
+                let form = other.map(|latent| latent.form);
+                return Err(not_of_trees(
+                    match form {
+                        Some(form) => format!("queries in the form {form:?} in layer {layer}"),
+                        None => format!("layer {layer} without latents"),
+                    },
+                    "absorbed queries, latents and rotary parts",
+                    "make the inputs by `LayerInputs::latent` with `LatentForm::Absorbed`",
+                )
+                .into());
+            }
+        };
         let tensors = self.tensors();
         let copies = [
-            ("query", query, &tensors.query),
+            ("query", inputs.query, &tensors.query),
             ("query_rope", query_rope, &tensors.query_rope),
-            ("latent", latent, &tensors.latent),
-            ("key_rope", key_rope, &tensors.key_rope),
+            ("latent", inputs.key, &tensors.latent),
+            ("key_rope", inputs.value, &tensors.key_rope),
         ];
-        self.step.bring(layer, &copies)?;
-        self.replay(layer)
+        self.step.bring(layer, &inputs, &copies)?;
+        self.launch(layer)
     }
 
     /// The lease that keeps blocks from being handed out while the step may read them.

@@ -8,6 +8,7 @@ use ascend_attention::merge::Part;
 use ascend_attention::{Element, Output, Stream, Tensor};
 
 use crate::drafts::{TreeTensors, TreeVerification, TwoCalls, tree_nodes, tree_paged};
+use crate::engine::LayerInputs;
 use crate::error::Result;
 use crate::kv::{LayerCache, PagedKvCache, StepLease};
 
@@ -15,6 +16,7 @@ use super::graph_limits::GraphLimits;
 use super::graph_tensors::GraphTensors;
 use super::tree_pool::{
     TreeBuffers, TreeExtents, TreeLengths, TreePool, TreePoolStep, TreeRequest, TreeTables,
+    not_of_trees,
 };
 
 /// Verifications of drafted trees, replayed from graphs that were captured for a few numbers of requests: one graph
@@ -46,8 +48,8 @@ use super::tree_pool::{
 /// let nodes = stream.upload(&[bf16::ONE; 3 * 64], [1, 1, 3, 64])?;
 /// let mut step = graphs.begin(&stream, &[TreeRequest { sequence: &sequence, tree: &tree }])?;
 /// for layer in 0..2 {
-///     let output = step.forward(layer, &nodes, &nodes, &nodes)?;
-///     assert_eq!(output.attention.shape(), [1, 1, 3, 64]);
+///     let output = step.forward(layer, (&nodes, &nodes, &nodes))?;
+///     assert_eq!(output.shape(), [1, 1, 3, 64]);
 /// }
 /// # }
 /// # Ok(())
@@ -62,6 +64,8 @@ pub struct TreeGraphs<T: Element> {
 struct PlainBuffers<T: Element> {
     tables: TreeTables,
     tensors: GraphTensors<T>,
+    /// The merged log-sum-exps, `[size, N, nodes, 1]`.
+    softmax_lse: Tensor<f32>,
     /// The outputs that are merged: of the nodes among themselves, and over the cached tokens.
     parts: [Output<T>; 2],
 }
@@ -115,10 +119,11 @@ impl TreeVerification {
             requests, nodes, ..
         } = extents;
         let tensor = |heads, dim| Tensor::empty(device, [requests, heads, nodes, dim]);
-        let output = || -> Result<Output<T>> {
+        let softmax_lse = || Tensor::empty(device, [requests, heads, nodes, 1]);
+        let part = || -> Result<Output<T>> {
             Ok(Output {
                 attention: tensor(heads, of.value_dim)?,
-                softmax_lse: Some(Tensor::empty(device, [requests, heads, nodes, 1])?),
+                softmax_lse: Some(softmax_lse()?),
             })
         };
         Ok(PlainBuffers {
@@ -127,9 +132,10 @@ impl TreeVerification {
                 query: tensor(heads, self.shape.head_dim)?,
                 key: tensor(of.kv_heads, of.key_dim)?,
                 value: tensor(of.kv_heads, of.value_dim)?,
-                output: output()?,
+                output: tensor(heads, of.value_dim)?,
             },
-            parts: [output()?, output()?],
+            softmax_lse: softmax_lse()?,
+            parts: [part()?, part()?],
         })
     }
 
@@ -150,6 +156,7 @@ impl TreeVerification {
                     value,
                     output,
                 },
+            softmax_lse,
             parts,
         } = buffers;
         let tensors = TreeTensors {
@@ -161,7 +168,11 @@ impl TreeVerification {
         };
         let inputs = [&tree_nodes(&tensors), &tree_paged(&tensors)];
         let calls = self.two_calls(tables.mask.clone());
-        record_two(calls, capture, extents, inputs, parts, output)
+        let output = Output {
+            attention: output.clone(),
+            softmax_lse: Some(softmax_lse.clone()),
+        };
+        record_two(calls, capture, extents, inputs, parts, &output)
     }
 }
 
@@ -236,46 +247,59 @@ pub struct TreeGraphStep<'a, T: Element> {
 }
 
 impl<'a, T: Element> TreeGraphStep<'a, T> {
-    /// The tensors of the captured size, to be filled in place on the step's stream before [`TreeGraphStep::replay`]:
+    /// The tensors of the captured size, to be filled in place on the step's stream before [`TreeGraphStep::launch`]:
     /// `[size, N, nodes, D]`. Rows of padding, and rows after the nodes of a tree, may hold any finite numbers.
     pub fn tensors(&self) -> &'a GraphTensors<T> {
         &self.step.step.buffers().tensors
     }
 
-    /// Queues the replay of a layer, whose tensors were filled. Returns at once. The output of all layers is one
+    /// Launches the graph of a layer, whose tensors were filled. Returns at once. The output of all layers is one
     /// tensor, lent until the next call of this step: queue work that reads it on the step's stream before that, or
     /// copy it there.
     ///
     /// # Errors
-    /// As for [`GraphStep::replay`](crate::GraphStep::replay).
-    pub fn replay(&mut self, layer: usize) -> Result<&Output<T>> {
-        self.step.step.replay(layer)?;
+    /// As for [`GraphStep::launch`](crate::GraphStep::launch).
+    pub fn launch(&mut self, layer: usize) -> Result<&Tensor<T>> {
+        self.step.step.launch(layer)?;
         Ok(&self.tensors().output)
     }
 
     /// Copies the nodes' query `[requests, N, nodes, D]`, key and value `[requests, Nkv, nodes, D]` of a layer into
-    /// the buffers and queues the replay. They have the captured number of nodes; rows after the nodes of a tree mean
-    /// nothing. The output has the size's padding, too; its log-sum-exps are those over all keys.
+    /// the buffers and launches its graph. They have the captured number of nodes; rows after the nodes of a tree
+    /// mean nothing. The output has the size's padding, too.
     ///
     /// # Errors
     /// [`Rule::StepTokens`](crate::Rule::StepTokens) for another number of requests or nodes,
-    /// [`Rule::StepHeads`](crate::Rule::StepHeads) for other heads; as for
-    /// [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and [`TreeGraphStep::replay`].
-    pub fn forward(
+    /// [`Rule::StepHeads`](crate::Rule::StepHeads) for other heads,
+    /// [`Rule::GraphInputs`](crate::Rule::GraphInputs) for a mask, sinks or latents; as for
+    /// [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and [`TreeGraphStep::launch`].
+    pub fn forward<'i>(
         &mut self,
         layer: usize,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-    ) -> Result<&Output<T>> {
+        inputs: impl Into<LayerInputs<'i, T>>,
+    ) -> Result<&Tensor<T>> {
+        let inputs = inputs.into();
+        if inputs.latent.is_some() {
+            return Err(not_of_trees(
+                format_args!("latents in layer {layer}"),
+                "query, key and value",
+                "capture by `LatentTreeVerification::capture`",
+            )
+            .into());
+        }
         let tensors = self.tensors();
         let copies = [
-            ("query", query, &tensors.query),
-            ("key", key, &tensors.key),
-            ("value", value, &tensors.value),
+            ("query", inputs.query, &tensors.query),
+            ("key", inputs.key, &tensors.key),
+            ("value", inputs.value, &tensors.value),
         ];
-        self.step.bring(layer, &copies)?;
-        self.replay(layer)
+        self.step.bring(layer, &inputs, &copies)?;
+        self.launch(layer)
+    }
+
+    /// The log-sum-exps over all keys, `[size, N, nodes, 1]`, of the layer that was launched last.
+    pub fn softmax_lse(&self) -> &'a Tensor<f32> {
+        &self.step.step.buffers().softmax_lse
     }
 
     /// The lease that keeps blocks from being handed out while the step may read them.

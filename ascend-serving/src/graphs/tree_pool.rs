@@ -9,7 +9,7 @@ use ascend_attention::{CallRule, Element, Stream, Tensor};
 
 use crate::backends::size;
 use crate::drafts::{DraftTree, tree_mask};
-use crate::engine::apart;
+use crate::engine::{LayerInputs, apart};
 use crate::error::{Error, Result};
 use crate::kv::{
     BlockPool, CacheEntry, PagedKvCache, Sequence, StepLease, StepTokens, capacity, no_layer,
@@ -287,6 +287,16 @@ impl<B> fmt::Debug for TreePool<B> {
     }
 }
 
+/// The refusal of inputs that verifications of trees are not captured with.
+#[cold]
+pub(super) fn not_of_trees(
+    given: impl fmt::Display,
+    allowed: &'static str,
+    fix: &'static str,
+) -> Refused {
+    refused(Rule::GraphInputs, given, allowed, fix)
+}
+
 /// A verification in progress.
 pub(super) struct TreePoolStep<'a, B> {
     /// The lease, which ends after the last replay.
@@ -301,8 +311,22 @@ impl<B> TreePoolStep<'_, B> {
     pub(super) fn bring<T: Element>(
         &self,
         layer: usize,
+        inputs: &LayerInputs<'_, T>,
         copies: &[(&'static str, &Tensor<T>, &Tensor<T>)],
     ) -> Result<()> {
+        let more = match (inputs.mask, inputs.learnable_sink) {
+            (None, None) => None,
+            (Some(mask), _) => Some(format!("a layer's own mask, {mask}, in layer {layer}")),
+            (None, Some(sink)) => Some(format!("sinks {:?} in layer {layer}", sink.shape())),
+        };
+        if let Some(given) = more {
+            return Err(not_of_trees(
+                given,
+                "the masks of the trees, without sinks",
+                "leave masks and sinks out: the trees of the step are its masks, and no verification has sinks",
+            )
+            .into());
+        }
         let layers = self.step.layers();
         if layer >= layers {
             return Err(no_layer(layer, layers));

@@ -52,7 +52,7 @@ impl Audit<'_> {
     /// The first fault: of the requests in their order [`CallRule::LengthsOverflow`], [`Rule::TableRow`],
     /// [`Rule::TableBlock`]; then of the slots [`Rule::SlotCount`], [`Rule::SlotRange`], [`Rule::SlotDuplicate`],
     /// [`Rule::SlotDump`], [`Rule::SlotPosition`]; then [`Rule::TableShared`].
-    pub fn run(&self) -> Result<(), Refused> {
+    pub fn check(&self) -> Result<(), Refused> {
         self.tables()?;
         let tokens = (self.requests.iter()).fold(0usize, |sum, of| sum.saturating_add(of.new));
         let Some(padding) = self.slots.get(tokens..) else {
@@ -214,10 +214,10 @@ mod tests {
         }
 
         fn fault(&self) -> Rule {
-            self.run().unwrap_err().rule
+            self.check().unwrap_err().rule
         }
 
-        fn run(&self) -> Result<(), Refused> {
+        fn check(&self) -> Result<(), Refused> {
             Audit {
                 blocks: 6,
                 block_size: 4,
@@ -226,13 +226,13 @@ mod tests {
                 table: &PageTable::from_rows(&self.rows)?,
                 slots: &self.slots,
             }
-            .run()
+            .check()
         }
     }
 
     #[test]
     fn a_right_step_has_no_fault() {
-        assert_eq!(Step::right().run(), Ok(()));
+        assert_eq!(Step::right().check(), Ok(()));
     }
 
     #[test]
@@ -243,7 +243,7 @@ mod tests {
         // The first request reads block 0, which the second one writes.
         assert_eq!(step.fault(), Rule::TableShared);
         step.requests[0].given_back = 4;
-        assert_eq!(step.run(), Ok(()));
+        assert_eq!(step.check(), Ok(()));
         // Within a block it is still held; what is written to never was given back.
         step.requests[0].given_back = 3;
         assert_eq!(step.fault(), Rule::TableShared);
@@ -251,7 +251,7 @@ mod tests {
         step.requests[0].given_back = usize::MAX;
         assert_eq!(step.fault(), Rule::TableBlock);
         step.rows[0] = vec![6, 5, 3];
-        assert_eq!(step.run(), Ok(()));
+        assert_eq!(step.check(), Ok(()));
     }
 
     #[test]

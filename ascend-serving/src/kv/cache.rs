@@ -192,43 +192,6 @@ impl<T: Element> PagedKvCache<T> {
         )?)
     }
 
-    /// Prepares the writing of a step's tokens. `slots` has one slot for each row of `key` and `value`, which are
-    /// `[tokens, N, D]`; a row that is not cached, such as padding, has the slot of the pool's [`PadPolicy`], which
-    /// may be negative. Padding after the last cached token is left out of the call; before it, a negative slot
-    /// relies on the device to skip it.
-    ///
-    /// On products without ScatterPaKvCache, such as the Atlas inference series, copies on the stream write instead:
-    /// one of keys and one of values for each run of contiguous slots, or for each head of a token in BnNBsD of
-    /// several heads. They write no padding, and no NZ.
-    ///
-    /// # Errors
-    /// [`Rule::SlotCount`] for another number of slots than rows; [`Violation`](ascend_attention::Error::Violation)
-    /// by `slot_mapping.range` or `slot_mapping.unique`, and any error of
-    /// [`ScatterPaKvCache::plan`](ascend_attention::scatter::ScatterPaKvCache::plan); where copies write,
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for an NZ cache or rows of other sizes than the
-    /// cache's. Nothing is written.
-    pub fn plan_write(
-        &self,
-        stream: &Stream,
-        slots: &[i32],
-        key: &Tensor<T>,
-        value: &Tensor<T>,
-    ) -> Result<CacheWrite> {
-        self.admits(stream)?;
-        let rows = [key, value];
-        let blocks = (&self.pool, &self.shape);
-        match self.layers.get(0)? {
-            OfLayer::Plain(layer) => {
-                let write = SlotWrite::plan(blocks, layer, stream, slots, rows)?;
-                Ok(CacheWrite(Writes::Plain(write)))
-            }
-            OfLayer::Quantised(layer) => {
-                let write = QuantisedWrite::plan(blocks, layer, stream, slots, rows)?;
-                Ok(CacheWrite(Writes::Quantised(Box::new(write))))
-            }
-        }
-    }
-
     /// Queues the writing of a layer's keys and values to the slots of a step.
     ///
     /// # Errors
@@ -369,9 +332,48 @@ impl<T: Element> AsRef<BlockPool> for PagedKvCache<T> {
     }
 }
 
-/// A step's writes, prepared once for all layers. From [`PagedKvCache::plan_write`].
+/// A step's writes, prepared once for all layers. From [`CacheWrite::plan`].
 #[derive(Debug)]
 pub struct CacheWrite(Writes);
+
+impl CacheWrite {
+    /// Prepares the writing of a step's tokens to every layer of a cache, by [`PagedKvCache::write`]. `slots` has one slot for each row of `key` and `value`, which are
+    /// `[tokens, N, D]`; a row that is not cached, such as padding, has the slot of the pool's [`PadPolicy`], which
+    /// may be negative. Padding after the last cached token is left out of the call; before it, a negative slot
+    /// relies on the device to skip it.
+    ///
+    /// On products without ScatterPaKvCache, such as the Atlas inference series, copies on the stream write instead:
+    /// one of keys and one of values for each run of contiguous slots, or for each head of a token in BnNBsD of
+    /// several heads. They write no padding, and no NZ.
+    ///
+    /// # Errors
+    /// [`Rule::SlotCount`] for another number of slots than rows; [`Violation`](ascend_attention::Error::Violation)
+    /// by `slot_mapping.range` or `slot_mapping.unique`, and any error of
+    /// [`ScatterPaKvCache::plan`](ascend_attention::scatter::ScatterPaKvCache::plan); where copies write,
+    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for an NZ cache or rows of other sizes than the
+    /// cache's. Nothing is written.
+    pub fn plan<T: Element>(
+        cache: &PagedKvCache<T>,
+        stream: &Stream,
+        slots: &[i32],
+        key: &Tensor<T>,
+        value: &Tensor<T>,
+    ) -> Result<Self> {
+        cache.admits(stream)?;
+        let rows = [key, value];
+        let blocks = (&cache.pool, &cache.shape);
+        match cache.layers.get(0)? {
+            OfLayer::Plain(layer) => {
+                let write = SlotWrite::plan(blocks, layer, stream, slots, rows)?;
+                Ok(Self(Writes::Plain(write)))
+            }
+            OfLayer::Quantised(layer) => {
+                let write = QuantisedWrite::plan(blocks, layer, stream, slots, rows)?;
+                Ok(Self(Writes::Quantised(Box::new(write))))
+            }
+        }
+    }
+}
 
 /// The planned writes of a step, by the kind of cache.
 #[derive(Debug)]

@@ -38,8 +38,8 @@ impl Interleave {
         self.ranks
     }
 
-    /// Tokens of a run: consecutive tokens on one rank.
-    pub fn run(self) -> usize {
+    /// The number of tokens of a run: consecutive tokens on one rank.
+    pub fn tokens_in_run(self) -> usize {
         self.run
     }
 

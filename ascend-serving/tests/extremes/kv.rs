@@ -2,8 +2,8 @@
 
 use ascend_attention::f16;
 use ascend_serving::kv::{
-    Audit, AuditRequest, BlockPool, Cache, CacheShape, CachedRows, Interleave, KernelBlocks,
-    PadPolicy, PageTable, PagedKvCache, Sequence, check_slots, slot,
+    Audit, AuditRequest, BlockPool, Cache, CacheShape, CacheWrite, CachedRows, Interleave,
+    KernelBlocks, PadPolicy, PageTable, PagedKvCache, Sequence, check_slots, slot,
 };
 
 use crate::Call;
@@ -122,7 +122,7 @@ pub const CALLS: &[Call] = &[
             table: &table(draw),
             slots: &slots(draw),
         }
-        .run();
+        .check();
     }),
     ("PagedKvCache", |draw| {
         let stream = crate::stream();
@@ -137,7 +137,7 @@ pub const CALLS: &[Call] = &[
             let slots = slots(draw);
             let rows = stream.upload(&[f16::ONE; 3 * 4], [3, 2, 2]).unwrap();
             let rows = rows.narrow(0, 0..slots.len()).unwrap();
-            if let Ok(write) = cache.plan_write(&stream, &slots, &rows, &rows) {
+            if let Ok(write) = CacheWrite::plan(&cache, &stream, &slots, &rows, &rows) {
                 let _ = cache.write(&stream, &write, draw.usize(), &rows, &rows);
             }
         }

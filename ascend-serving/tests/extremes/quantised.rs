@@ -3,7 +3,7 @@
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{
-    Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence,
+    Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
@@ -93,7 +93,7 @@ pub const CALLS: &[Call] = &[
         let count = slots.len().min(3);
         let (key, value) = (key.narrow(0, 0..count), value.narrow(0, 0..count));
         let (key, value) = (key.unwrap(), value.unwrap());
-        if let Ok(write) = cache.plan_write(&stream, &slots, &key, &value) {
+        if let Ok(write) = CacheWrite::plan(&cache, &stream, &slots, &key, &value) {
             let _ = cache.write(&stream, &write, draw.usize(), &key, &value);
             let _ = cache.write(&stream, &write, 0, &key, &value);
             let other = rows(draw, &stream, 5, 1);
@@ -137,10 +137,10 @@ pub const CALLS: &[Call] = &[
                 && graphs.serves(&metadata)
             {
                 let mut step = graphs.begin(&stream, &mut metadata).unwrap();
-                let _ = step.forward(0, &query, &key, &value);
+                let _ = step.forward(0, (&query, &key, &value));
             } else if let Ok(mut step) = attention.begin(&stream, &metadata) {
-                let _ = step.forward(draw.usize(), &query, &key, &value);
-                let _ = step.forward(0, &query, &key, &value);
+                let _ = step.forward(draw.usize(), (&query, &key, &value));
+                let _ = step.forward(0, (&query, &key, &value));
             }
             // What was refused counts as written, whatever is there.
             for sequence in &sequences {

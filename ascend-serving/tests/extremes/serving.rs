@@ -10,11 +10,10 @@ use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCa
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ChunkedLocal, ContextParallel, CrossAttention, CustomMask,
-    DraftTree, EncoderAttention, Fused, FusedInTwo, GraphLimits, Hybrid, KeySplit, LayerOptions,
-    LayerSet, LocalBatch, MaskExtent, MaskKind, NamedMask, PackedBits, PageIndices, PagedDecode,
-    Phase, RecordedBatch, SharedPrefixDecode, SharedPrefixGate, SplitDecode, SplitLimits,
-    TokenIndices, TreeRequest, TreeVerification, TriangleGate, TriangleMixPrefill, TrianglePrefill,
-    window_start,
+    DraftTree, EncoderAttention, Fused, FusedInTwo, GraphLimits, Hybrid, KeySplit, LayerSet,
+    LocalBatch, MaskExtent, MaskKind, NamedMask, PackedBits, PageIndices, PagedDecode, Phase,
+    RecordedBatch, SharedPrefixDecode, SharedPrefixGate, SplitDecode, SplitLimits, TokenIndices,
+    TreeRequest, TreeVerification, TriangleGate, TriangleMixPrefill, TrianglePrefill, window_start,
 };
 
 use crate::Call;
@@ -222,9 +221,9 @@ pub const CALLS: &[Call] = &[
             true => lengths(draw),
             false => PerRequest::new(vec![tokens - 1, 0, 1]).unwrap(),
         };
-        if let Ok(plan) = encoder.plan(&stream, &lengths, &query, &key, &key) {
-            plan.run(&stream, &query, &key, &key).unwrap();
-            let _ = plan.run(&stream, &key, &query, &key);
+        if let Ok(plan) = encoder.plan(&stream, &lengths, (&query, &key, &key)) {
+            plan.launch(&stream, (&query, &key, &key)).unwrap();
+            let _ = plan.launch(&stream, (&key, &query, &key));
         }
     }),
     ("CrossAttention", |draw| {
@@ -339,9 +338,8 @@ pub const CALLS: &[Call] = &[
         if let (true, Some(chunk)) = (draw.bool(), NonZeroUsize::new(draw.usize())) {
             metadata.set_mask(Causality::Chunk(chunk));
         }
-        let options = LayerOptions::default();
-        let _ = attention.backend_choices(&stream, options);
-        if let Ok(choice) = attention.backend_choice(&stream, &metadata, options) {
+        let _ = attention.backend_choices(&stream, Causality::Causal, None);
+        if let Ok(choice) = attention.backend_choice(&stream, &metadata, None, None) {
             let _ = choice.memory.total(draw.usize());
         }
         let tokens = metadata.tokens();
@@ -351,8 +349,8 @@ pub const CALLS: &[Call] = &[
         };
         let (query, key) = (of(2), of(1));
         let mut step = attention.begin(&stream, &metadata).unwrap();
-        let _ = step.forward(draw.usize(), &query, &key, &key);
-        let _ = step.forward(0, &query, &key, &key);
+        let _ = step.forward(draw.usize(), (&query, &key, &key));
+        let _ = step.forward(0, (&query, &key, &key));
         drop(step);
         stream.synchronize().unwrap();
     }),
@@ -395,8 +393,8 @@ pub const CALLS: &[Call] = &[
             return;
         };
         assert!(served);
-        let _ = step.forward(draw.usize(), &query, &key, &key);
-        let _ = step.forward(0, &query, &key, &key);
+        let _ = step.forward(draw.usize(), (&query, &key, &key));
+        let _ = step.forward(0, (&query, &key, &key));
         drop(step);
         stream.synchronize().unwrap();
     }),
@@ -428,8 +426,8 @@ pub const CALLS: &[Call] = &[
         let rows = stream
             .upload(&ones, [requests.len(), 1, nodes, 64])
             .unwrap();
-        let _ = step.forward(draw.usize(), &rows, &rows, &rows);
-        let _ = step.forward(0, &rows, &rows, &rows);
+        let _ = step.forward(draw.usize(), (&rows, &rows, &rows));
+        let _ = step.forward(0, (&rows, &rows, &rows));
         drop(step);
         stream.synchronize().unwrap();
     }),
@@ -449,6 +447,6 @@ pub const CALLS: &[Call] = &[
         };
         let (query, key) = (of(3), of(3 + first_row % 3));
         let prompt = draw.bool().then(|| draw.usize());
-        let _ = prefill.plan(&stream, (first_row, prompt), &query, &key, &key);
+        let _ = prefill.plan(&stream, (first_row, prompt), (&query, &key, &key));
     }),
 ];

@@ -220,7 +220,7 @@ impl Schedule {
             table: metadata.table(),
             slots: metadata.slots(),
         }
-        .run()
+        .check()
         .unwrap();
         metadata
     }

@@ -11,8 +11,8 @@ use ascend_attention::{AnyTensor, Element, Machine, Runtime, Stream, Tensor, bf1
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
-    BatchSettings, Causality, ChunkedLocal, Fused, LayerOptions, MaskKind, Masked, NamedMask,
-    PagedDecode, PromptAndIncre, QuantisedDecode, QuantisedPrefill, Rule,
+    BatchSettings, Causality, ChunkedLocal, Fused, MaskKind, Masked, NamedMask, PagedDecode,
+    PromptAndIncre, QuantisedDecode, QuantisedPrefill, Rule,
 };
 
 const DIM: usize = 128;
@@ -93,10 +93,9 @@ where
         Cann::V8_1 | Cann::V8_5 => Tensor::<bf16>::empty(stream.device(), [8]).unwrap().into(),
         _ => Tensor::<T>::empty(stream.device(), [8]).unwrap().into(),
     };
-    let mask = layers.mask();
-    let mut options = LayerOptions::default().mask(&mask);
-    options.learnable_sink = (layers == Layers::Sinks).then_some(&sink);
-    let choices = attention.backend_choices(stream, options).unwrap();
+    let sink = (layers == Layers::Sinks).then_some(&sink);
+    let choices = attention.backend_choices(stream, layers.mask(), sink);
+    let choices = choices.unwrap();
     let states: Vec<_> = choices.iter().map(|choice| choice.state).collect();
     use AttentionState as S;
     assert_eq!(
@@ -182,7 +181,7 @@ fn a_step_is_served_as_it_was_said() {
     let stream = harness::stream();
     let mut attention = attention::<bf16>(&stream, Layers::Causal).unwrap();
     let choices = attention
-        .backend_choices(&stream, LayerOptions::default())
+        .backend_choices(&stream, Causality::Causal, None)
         .unwrap();
     let mut sequence = Sequence::new(attention.cache().pool());
     for (new, state) in [
@@ -200,7 +199,7 @@ fn a_step_is_served_as_it_was_said() {
                 .unwrap()
         };
         let mut step = attention.begin(&stream, &metadata).unwrap();
-        step.forward(0, &rows(8), &rows(2), &rows(2)).unwrap();
+        step.forward(0, (&rows(8), &rows(2), &rows(2))).unwrap();
         let said = choices.iter().find(|choice| choice.state == state).unwrap();
         assert_eq!(said.served.as_deref(), Ok(step.selected().unwrap().name));
         let told = said.to_string();
@@ -216,7 +215,7 @@ fn a_cache_without_room_for_the_examples_is_refused() {
     let cache = PagedKvCache::<bf16>::new(stream.device(), 1, 128, shape, pad).unwrap();
     let attention = Attention::new(AttentionShape::new(8, 2, DIM), cache, all());
     let error = attention
-        .backend_choices(&stream, LayerOptions::default())
+        .backend_choices(&stream, Causality::Causal, None)
         .unwrap_err();
     assert!(error.breaks(Rule::TableBlock), "{error}");
 }

@@ -7,7 +7,7 @@ use crate::harness;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ascend_attention::{Output, bf16};
+use ascend_attention::{Tensor, bf16};
 use ascend_serving::kv::{BlockPool, PadPolicy};
 use ascend_serving::{
     AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, BackendTrial, Backends,
@@ -68,7 +68,11 @@ impl StepPlan<bf16> for DenseStep {
         StepMemory::default()
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, bf16>) -> Result<Output<bf16>> {
+    fn launch(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, bf16>,
+    ) -> Result<Tensor<bf16>> {
         let (heads, kv_heads, dim) = SHAPE;
         let window = match step.mask {
             MaskKind::Causality(causality) => causality.window().map_or(usize::MAX, |w| w.get()),
@@ -116,10 +120,7 @@ impl StepPlan<bf16> for DenseStep {
         if let Some((_, at)) = self.0.filter(|off| off.0 == layer.layer) {
             output[at] = bf16::from_f64(output[at].to_f64() + 2.0);
         }
-        Ok(Output {
-            attention: step.stream.upload(&output, [first, heads, dim])?,
-            softmax_lse: None,
-        })
+        Ok(step.stream.upload(&output, [first, heads, dim])?)
     }
 }
 

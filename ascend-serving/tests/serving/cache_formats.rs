@@ -6,7 +6,9 @@ use ascend_attention::attention::Inputs;
 use ascend_attention::{Error as CallError, FusedInferAttention, Layout, Stream, Tensor, bf16};
 use ascend_serving::Error;
 use ascend_serving::Rule;
-use ascend_serving::kv::{Cache, CacheShape, CachedRows, PadPolicy, PageTable, PagedKvCache};
+use ascend_serving::kv::{
+    Cache, CacheShape, CacheWrite, CachedRows, PadPolicy, PageTable, PagedKvCache,
+};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
@@ -89,7 +91,7 @@ proptest! {
         let tokens = slots.len();
         let (keys, key) = upload(&stream, 3, [tokens, heads, key_dim]);
         let (values, value) = upload(&stream, 4, [tokens, heads, value_dim]);
-        let write = cache.plan_write(&stream, &slots, &key, &value).unwrap();
+        let write = CacheWrite::plan(&cache, &stream, &slots, &key, &value).unwrap();
         cache.write(&stream, &write, 0, &key, &value).unwrap();
 
         let layer = cache.layer(0).unwrap();
@@ -143,7 +145,7 @@ fn wrong_slots_write_nothing_in_any_format() {
         let shape = CacheShape::new(1, 2, 16).format(format);
         let mut cache = cache(&stream, 4, shape, PadPolicy::SkipNegative);
         let (_, rows) = upload(&stream, 5, [3, 2, 16]);
-        let refused = |slots: &[i32]| match cache.plan_write(&stream, slots, &rows, &rows) {
+        let refused = |slots: &[i32]| match CacheWrite::plan(&cache, &stream, slots, &rows, &rows) {
             Err(Error::Refused(refused)) => refused.rule,
             other => panic!("{other:?}"),
         };
@@ -152,10 +154,10 @@ fn wrong_slots_write_nothing_in_any_format() {
         assert_eq!(refused(&[1, 2]), Rule::SlotCount);
         // Rows of other heads than the cache has.
         let other = upload(&stream, 5, [3, 1, 32]).1;
-        let outcome = cache.plan_write(&stream, &[1, 2, 3], &other, &other);
+        let outcome = CacheWrite::plan(&cache, &stream, &[1, 2, 3], &other, &other);
         assert_eq!(outcome.is_err(), format != Cache::BnBsH, "{format}");
         // As many rows as planned, of keys and of values.
-        let write = cache.plan_write(&stream, &[1, 2, 3], &rows, &rows).unwrap();
+        let write = CacheWrite::plan(&cache, &stream, &[1, 2, 3], &rows, &rows).unwrap();
         let fewer = rows.narrow(0, 0..2).unwrap();
         for (key, value) in [(&fewer, &fewer), (&rows, &fewer)] {
             let outcome = cache.write(&stream, &write, 0, key, value);
@@ -181,7 +183,7 @@ fn copied_blocks_and_calls_are_the_same_in_every_format() {
         let slots = sequence.grow(140).unwrap().slots;
         let (_, key) = upload(&stream, 6, [140, 2, 64]);
         let (_, value) = upload(&stream, 7, [140, 2, 64]);
-        let write = cache.plan_write(&stream, &slots, &key, &value).unwrap();
+        let write = CacheWrite::plan(&cache, &stream, &slots, &key, &value).unwrap();
         cache.write(&stream, &write, 0, &key, &value).unwrap();
         // A fork writes into a block of its own.
         let mut fork = sequence.fork();

@@ -4,7 +4,7 @@
 use std::num::NonZeroUsize;
 
 use ascend_attention::{Stream, bf16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     CrossAttention, DraftTree, Error, Fused, GraphLimits, GroupedAttention, GroupedMetadata,
@@ -72,8 +72,8 @@ impl Engine {
         for layer in layers {
             let [query, key, value] =
                 [0, 1, 2].map(|what| packed(&self.stream, new, layer, what, 1));
-            let output = step.forward(layer, &query, &key, &value)?;
-            let mut rows = output.attention.download(&self.stream).unwrap();
+            let output = step.forward(layer, (&query, &key, &value))?;
+            let mut rows = output.download(&self.stream).unwrap();
             last.push(rows.split_off(rows.len() - DIM));
         }
         Ok(last)
@@ -275,7 +275,7 @@ fn a_step_can_be_asked_whether_all_layers_ran() {
     for ran in 0..=LAYERS {
         let mut step = engine.attention.begin(&engine.stream, &metadata).unwrap();
         for layer in 0..ran {
-            step.forward(layer, &query, &key, &value).unwrap();
+            step.forward(layer, (&query, &key, &value)).unwrap();
         }
         let ended = step.end();
         match ran {
@@ -329,7 +329,7 @@ fn a_step_computes_nothing_that_came_behind_its_beginning() {
     sequence.truncate(6).unwrap();
     let _ = sequence.grow(2).unwrap();
     for (layer, [query, key, value]) in inputs.iter().enumerate() {
-        step.forward(layer, query, key, value).unwrap();
+        step.forward(layer, (query, key, value)).unwrap();
     }
     step.end().unwrap();
     assert_eq!(engine.computed(&sequence), 6);
@@ -413,8 +413,8 @@ fn windows_slide() {
         let names = &tokens[tokens.len() - new..];
         for layer in 0..layers {
             let [query, key, value] = [0, 1, 2].map(|what| packed(&stream, names, layer, what, 1));
-            let output = step.forward(layer, &query, &key, &value)?;
-            let got = output.attention.download(&stream)?;
+            let output = step.forward(layer, (&query, &key, &value))?;
+            let got = output.download(&stream)?;
             let first = match layer {
                 0 => 0,
                 _ => tokens.len().saturating_sub(100),
@@ -509,9 +509,7 @@ fn tokens_that_are_written_by_hand_are_named() {
     let slots = cache.grow(stream, &mut sequence, 2).unwrap();
     tokens.extend([501, 502]);
     let rows = |layer, what| packed::<bf16>(stream, &[501, 502], layer, what, 1);
-    let write = cache
-        .plan_write(stream, &slots, &rows(0, 1), &rows(0, 2))
-        .unwrap();
+    let write = CacheWrite::plan(cache, stream, &slots, &rows(0, 1), &rows(0, 2)).unwrap();
     for layer in 0..LAYERS {
         cache
             .write(stream, &write, layer, &rows(layer, 1), &rows(layer, 2))
@@ -543,8 +541,8 @@ fn replayed_steps_are_recorded() {
                 let name = &tokens[tokens.len() - 1..];
                 let [query, key, value] =
                     [0, 1, 2].map(|what| packed(stream, name, layer, what, 1));
-                let output = step.forward(layer, &query, &key, &value)?;
-                let got = output.attention.download(stream)?;
+                let output = step.forward(layer, (&query, &key, &value))?;
+                let got = output.download(stream)?;
                 let want = dense(tokens, layer, AttentionShape::new(1, 1, DIM), |_| true);
                 let away = distance(&got[..DIM], &want);
                 assert!(away < 3e-2, "{away} away");
@@ -642,7 +640,7 @@ fn encoder_tokens_are_read_once_all_layers_have_them() {
     for layer in 0..LAYERS {
         let query = stream.upload(&row(9, layer, 0, 1), [1, 1, DIM]).unwrap();
         let output = step.forward(layer, &query).unwrap();
-        let got = output.attention.download(&stream).unwrap();
+        let got = output.download(&stream).unwrap();
         let want = dense(&[7, 8, 9], layer, AttentionShape::new(1, 1, DIM), |_| true);
         let away = distance(&got, &want);
         assert!(away < 3e-2, "{away} away");

@@ -7,7 +7,9 @@ use std::thread;
 
 use ascend_attention::merge::Part;
 use ascend_attention::{CallRule, Device, Event, Output, Tensor, bf16, f16};
-use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{
+    BlockPool, CacheShape, CacheWrite, Interleave, PadPolicy, PagedKvCache, Sequence,
+};
 use ascend_serving::{AttentionShape, BatchRequest, ContextParallel, ContextSplit, RankStep, Rule};
 use harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
@@ -54,7 +56,7 @@ impl<T: Half> Step<'_, T> {
         let of = CacheShape::new(1, self.shape.kv_heads, DIM);
         let mut cache = PagedKvCache::<T>::new(device, self.blocks, BLOCK_SIZE, of, PAD).unwrap();
         let mut write = |slots: &[i32], key: &Tensor<T>, value: &Tensor<T>| {
-            let write = cache.plan_write(&stream, slots, key, value).unwrap();
+            let write = CacheWrite::plan(&cache, &stream, slots, key, value).unwrap();
             cache.write(&stream, &write, 0, key, value).unwrap();
         };
         for (split, key, value) in &self.before {
@@ -166,16 +168,18 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
             .collect()
     });
     if let Some(new) = split.new_tokens() {
-        let plan = new.plan(&stream, step.shape, &query, &key, &value).unwrap();
-        parts.push(plan.launch_new(&stream, &query, &key, &value).unwrap());
+        let plan = new
+            .plan(&stream, step.shape, (&query, &key, &value))
+            .unwrap();
+        parts.push(plan.launch(&stream, (&query, &key, &value)).unwrap());
     }
     let parts: Vec<Part<'_, T>> = parts.iter().map(|part| Part::of(part).unwrap()).collect();
     if split.new_tokens().is_some() {
-        let short = split.plan_merge(&parts[..parts.len() - 1]);
+        let short = split.plan(&parts[..parts.len() - 1]);
         let said = short.err().unwrap().to_string();
         assert!(said.contains("`new_tokens`"), "{said}");
     }
-    let merge = split.plan_merge(&parts).unwrap();
+    let merge = split.plan(&parts).unwrap();
     let out = merge.launch(&stream, &parts).unwrap();
     let out = out.attention.download(&stream).unwrap();
     let mut token = 0;

@@ -5,7 +5,7 @@ use crate::harness;
 use crate::tokens::{DIM, dense, packed};
 
 use ascend_attention::spec::Cann;
-use ascend_attention::{CallRule, Output, Stream, bf16};
+use ascend_attention::{CallRule, Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, CrossAttention,
@@ -97,7 +97,7 @@ impl Model {
         let mut step = self.cross.begin(&self.stream, &metadata, &encoded).unwrap();
         for layer in 0..LAYERS {
             let query = packed(&self.stream, &names, layer, 0, shape.heads);
-            outputs.push(step.forward(layer, &query).unwrap().attention);
+            outputs.push(step.forward(layer, &query).unwrap());
         }
         drop(step);
         let width = shape.heads * DIM;
@@ -242,10 +242,7 @@ fn what_cannot_be_is_refused_by_name() {
         step.forward(LAYERS, &query([3, 1, DIM])),
         Err(Error::Attention(_))
     ));
-    let mut other = Output {
-        attention: query([3, 1, 32]),
-        softmax_lse: None,
-    };
+    let mut other = query([3, 1, 32]);
     assert!(
         step.forward_into(0, &query([3, 1, DIM]), &mut other)
             .is_err()

@@ -6,7 +6,7 @@ use crate::tokens::Number;
 
 use ascend_attention::attention::PerRequest;
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Machine, Output, Runtime, Stream, Tensor, bf16, f16};
+use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_serving::{AttentionShape, EncoderAttention, Error, Rule};
 use proptest::prelude::*;
 
@@ -42,8 +42,8 @@ fn compare<T: Number>(stream: &Stream, shape: AttentionShape, lengths: &[usize])
     );
     let encoder = EncoderAttention::new(shape).unwrap();
     let lengths_of = PerRequest::new(lengths.to_vec()).unwrap();
-    let plan = encoder.plan(stream, &lengths_of, &q, &k, &v).unwrap();
-    let got = plan.run(stream, &q, &k, &v).unwrap();
+    let plan = encoder.plan(stream, &lengths_of, (&q, &k, &v)).unwrap();
+    let got = plan.launch(stream, (&q, &k, &v)).unwrap();
     let got = got.download(stream).unwrap();
     let mut first = 0;
     for len in lengths {
@@ -147,7 +147,7 @@ fn what_does_not_fit_is_refused_before_anything_is_queued() {
     };
     let plan = |lengths: &[usize], query: &Tensor<bf16>, key: &Tensor<bf16>| {
         let lengths = PerRequest::new(lengths.to_vec()).unwrap();
-        encoder.plan(&stream, &lengths, query, key, key)
+        encoder.plan(&stream, &lengths, (query, key, key))
     };
     assert_eq!(
         rule(plan(&[0, 0], &query, &key).map(drop)),
@@ -159,21 +159,22 @@ fn what_does_not_fit_is_refused_before_anything_is_queued() {
     );
     assert_eq!(rule(plan(&[5, 3], &key, &key).map(drop)), Rule::StepHeads);
     let planned = plan(&[5, 3], &query, &key).unwrap();
-    let run = |query: &Tensor<bf16>| planned.run(&stream, query, &key, &key).map(drop);
+    let run = |query: &Tensor<bf16>| planned.launch(&stream, (query, &key, &key)).map(drop);
     assert_eq!(rule(run(&rows(9, 2, 64))), Rule::StepTokens);
     assert_eq!(rule(run(&rows(8, 2, 32))), Rule::StepHeads);
-    let mut other = Output {
-        attention: rows(8, 1, 64),
-        softmax_lse: None,
-    };
+    let mut other = rows(8, 1, 64);
     assert!(
         planned
-            .run_into(&stream, &query, &key, &key, &mut other)
+            .launch_into(&stream, (&query, &key, &key), &mut other)
             .is_err()
     );
     run(&query).unwrap();
     let endless = PerRequest::new(vec![i64::MAX as usize, 8]).unwrap();
-    assert!(encoder.plan(&stream, &endless, &query, &key, &key).is_err());
+    assert!(
+        encoder
+            .plan(&stream, &endless, (&query, &key, &key))
+            .is_err()
+    );
     assert!(EncoderAttention::new(shape.scale(f64::NAN)).is_err());
     // The root of 64 in the place of one over it.
     let inverse = EncoderAttention::new(shape.scale(8.0)).unwrap_err();

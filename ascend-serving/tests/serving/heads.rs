@@ -12,7 +12,7 @@ use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
     BatchSettings, Causality, CrossAttention, EncoderAttention, Error, Fused, GraphLimits,
-    LayerOptions, MaskKind, Masked, NamedMask, PagedDecode,
+    LayerInputs, MaskKind, Masked, NamedMask, PagedDecode,
 };
 
 fn cache(stream: &Stream, kv_heads: usize, [key, value]: [usize; 2]) -> PagedKvCache<bf16> {
@@ -45,16 +45,17 @@ fn heads_that_do_not_divide_are_refused_where_they_are_said() {
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
         let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings).unwrap();
         let limits = GraphLimits::new([1], 100);
-        let options = LayerOptions::default();
         let refused = [
             EncoderAttention::new(shape).map(drop),
             CrossAttention::new(shape, of_cache()).map(drop),
             attention
                 .capture(&stream, Causality::Causal, &limits)
                 .map(drop),
-            attention.backend_choices(&stream, options).map(drop),
             attention
-                .backend_choice(&stream, &metadata, options)
+                .backend_choices(&stream, Causality::Causal, None)
+                .map(drop),
+            attention
+                .backend_choice(&stream, &metadata, None, None)
                 .map(drop),
             attention.begin(&stream, &metadata).map(drop),
         ];
@@ -77,7 +78,7 @@ fn a_cache_of_other_heads_is_refused() {
         let why = CrossAttention::new(shape, of_cache()).unwrap_err();
         assert!(names(&why, "AttentionShape"), "{why}");
         let mut attention = Attention::new(shape, of_cache(), Backends::none().with(Fused));
-        let why = attention.backend_choices(&stream, LayerOptions::default());
+        let why = attention.backend_choices(&stream, Causality::Causal, None);
         assert!(names(&why.unwrap_err(), "AttentionShape"));
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
         let sequence = {
@@ -110,8 +111,8 @@ fn step(
     let query = rows(stream, new, heads, dims[0]);
     let [key, value] = dims.map(|dim| rows(stream, new, kv_heads, dim));
     let mut step = attention.begin(stream, &metadata)?;
-    let output = step.forward(0, &query, &key, &value)?;
-    Ok((step.selected().unwrap().name, output.attention))
+    let output = step.forward(0, (&query, &key, &value))?;
+    Ok((step.selected().unwrap().name, output))
 }
 
 #[test]
@@ -126,7 +127,7 @@ fn values_may_have_other_heads_than_keys_where_a_call_takes_that() {
             all(),
         );
         for choice in attention
-            .backend_choices(&stream, LayerOptions::default())
+            .backend_choices(&stream, Causality::Causal, None)
             .unwrap()
         {
             let tokens = match choice.state {
@@ -193,10 +194,11 @@ fn a_rule_that_changed_is_asked_again_when_its_tensors_are_forgotten() {
     let all = rows(&stream, 4, 1, 64);
     let of = MaskKind::from(mask.clone());
     let mut run = || {
-        let options = LayerOptions::default().mask(&of);
         let mut step = attention.begin(&stream, &metadata).unwrap();
-        let output = step.forward_with(0, &all, &all, &all, options).unwrap();
-        output.attention.download(&stream).unwrap()
+        let output = step
+            .forward(0, LayerInputs::from((&all, &all, &all)).mask(&of))
+            .unwrap();
+        output.download(&stream).unwrap()
     };
     let first = run();
     assert!(mask.kept_bytes() > 0);

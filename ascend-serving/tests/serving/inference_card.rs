@@ -9,10 +9,10 @@ use crate::acts::{act, config};
 use crate::schedule::{Engine, Model, model};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{AnyTensor, Machine, Runtime, Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{Cache, CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, Masked, NamedMask, PagedDecode, PromptAndIncre, Rule,
+    Error, Fused, GraphLimits, LayerInputs, Masked, NamedMask, PagedDecode, PromptAndIncre, Rule,
 };
 use proptest::prelude::*;
 
@@ -99,7 +99,9 @@ fn step<T: ascend_attention::Element>(
     };
     let mut step = attention.begin(stream, &metadata)?;
     let (query, key) = (ones(2)?, ones(1)?);
-    step.forward_with_sink(0, &query, &key, &key, sink)?;
+    let mut inputs = LayerInputs::from((&query, &key, &key));
+    inputs.learnable_sink = sink;
+    step.forward(0, inputs)?;
     let refused = step.selected().unwrap().refused.iter();
     let refused = refused.map(|refused| (refused.name, refused.why.clone()));
     let refused = refused.collect();
@@ -154,7 +156,7 @@ fn what_an_inference_card_has_not_is_refused_by_name() {
     };
     let rows = |dim| stream.upload(&vec![f16::ONE; dim], [1, 1, dim]).unwrap();
     let (row, wide) = (rows(64), rows(128));
-    let write = |cache: &PagedKvCache<f16>, row| cache.plan_write(&stream, &[5], row, row);
+    let write = |cache: &PagedKvCache<f16>, row| CacheWrite::plan(cache, &stream, &[5], row, row);
     write(&cache(Cache::BnBsH), &row).unwrap();
     let why = told(write(&cache(Cache::BnBsH), &wide).map(|_| Vec::new()));
     assert!(why.contains("64 elements a token"), "{why}");
@@ -196,9 +198,9 @@ fn a_write_that_is_refused_leaves_the_cache_as_it_was() {
     let good = rows([2, 2, 64]);
     let strided = rows([2, 2, 128]).narrow(2, 0..64).unwrap();
     let mut large = cache(8).unwrap();
-    let refused = large.plan_write(&stream, &[5, 100], &good, &strided);
+    let refused = CacheWrite::plan(&large, &stream, &[5, 100], &good, &strided);
     assert!(matches!(refused, Err(Error::Attention(_))), "{refused:?}");
-    let write = large.plan_write(&stream, &[5, 100], &good, &good).unwrap();
+    let write = CacheWrite::plan(&large, &stream, &[5, 100], &good, &good).unwrap();
     for value in [
         &strided,
         &rows([2, 1, 32]),
@@ -245,7 +247,7 @@ fn batch(
     let settings = BatchSettings::of(attention.cache(), causality);
     let metadata = AttentionMetadata::new(&batch, settings)?;
     let mut step = attention.begin(stream, &metadata)?;
-    let output = step.forward(0, &ones, &ones, &ones)?.attention;
+    let output = step.forward(0, (&ones, &ones, &ones))?;
     drop(step);
     Ok(output.download(stream)?)
 }
@@ -294,7 +296,7 @@ fn named_masks_are_refused_by_name() {
     metadata.set_mask(NamedMask::new("causal", |_, token, key| key <= token));
     let ones = stream.upload(&[f16::ONE; 48], [3, 1, 16]).unwrap();
     let mut step = attention.begin(&stream, &metadata).unwrap();
-    let why = step.forward(0, &ones, &ones, &ones).unwrap_err();
+    let why = step.forward(0, (&ones, &ones, &ones)).unwrap_err();
     assert!(
         why.breaks(Rule::BackendMask) && why.to_string().contains("call.product"),
         "{why}"

@@ -13,7 +13,7 @@ use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     ChunkedLocal, Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, LayerGroup,
-    LayerOptions, MaskKind, Masked, NamedMask, PagedDecode, Rule, StatePolicy,
+    LayerInputs, MaskKind, Masked, NamedMask, PagedDecode, Rule, StatePolicy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -111,10 +111,6 @@ fn model() -> impl Strategy<Value = Model> {
         )
 }
 
-fn options(mask: &MaskKind) -> LayerOptions<'_> {
-    LayerOptions::default().mask(mask)
-}
-
 struct Engine<'a> {
     stream: &'a Stream,
     model: Model,
@@ -168,13 +164,13 @@ impl<'a> Engine<'a> {
             let key = packed(self.stream, &names, layer, 1, shape.kv_heads);
             let value = packed(self.stream, &names, layer, 2, shape.kv_heads);
             let output = match self.model.of_layers[layer] {
-                None => step.forward(layer, &query, &key, &value),
+                None => step.forward(layer, (&query, &key, &value)),
                 Some(at) => {
-                    let options = options(&self.masks[at].kind);
-                    step.forward_with(layer, &query, &key, &value, options)
+                    let inputs = LayerInputs::from((&query, &key, &value));
+                    step.forward(layer, inputs.mask(&self.masks[at].kind))
                 }
             };
-            results.push(output.unwrap().attention);
+            results.push(output.unwrap());
         }
         drop(step);
         for (layer, result) in results.iter().enumerate() {
@@ -295,7 +291,7 @@ fn one_layer(
     let names: Vec<u64> = (0..metadata.tokens() as u64).collect();
     let rows = packed(stream, &names, 0, 0, 1);
     let mut step = attention.begin(stream, metadata)?;
-    step.forward_with(0, &rows, &rows, &rows, options(mask))?;
+    step.forward(0, LayerInputs::from((&rows, &rows, &rows)).mask(mask))?;
     let selected = step.selected_for(mask).unwrap();
     assert_eq!(selected.name, step.selected().unwrap().name);
     Ok(selected.name)
@@ -447,7 +443,7 @@ proptest! {
             let mut step = model.begin(&stream, &metadata).unwrap();
             for (layer, kind) in kinds.iter().enumerate() {
                 let [query, key, value] = [0, 1, 2].map(|what| packed::<bf16>(&stream, &names[first..], layer, what, 1));
-                let got = step.forward(layer, &query, &key, &value).unwrap().attention;
+                let got = step.forward(layer, (&query, &key, &value)).unwrap();
                 let got = got.download(&stream).unwrap();
                 for row in [0, new / 2, new - 1] {
                     let token = first + row;
@@ -544,9 +540,9 @@ fn masks_of_one_name_and_two_rules_are_two_masks() {
         let rows = |what| packed::<bf16>(&stream, &names, layer, what, 1);
         let (query, key, value) = (rows(0), rows(1), rows(2));
         let output = step
-            .forward_with(layer, &query, &key, &value, options(mask))
+            .forward(layer, LayerInputs::from((&query, &key, &value)).mask(mask))
             .unwrap();
-        let got = output.attention.download(&stream).unwrap();
+        let got = output.download(&stream).unwrap();
         for token in 0..names.len() {
             // The row is that of the last name.
             let keys = [&names[..], &[names[token]]].concat();
@@ -584,8 +580,9 @@ fn graphs_replay_full_and_windowed_layers_of_one_cache() {
     for layer in 0..LAYERS {
         let rows = |what| packed(&stream, &names, layer, what, 1);
         let mask = of(layer).into();
-        step.forward_with(layer, &rows(0), &rows(1), &rows(2), options(&mask))
-            .unwrap();
+        let [query, key, value] = [0, 1, 2].map(rows);
+        let inputs = LayerInputs::from((&query, &key, &value));
+        step.forward(layer, inputs.mask(&mask)).unwrap();
     }
     drop(step);
     for name in 91..95 {
@@ -596,8 +593,8 @@ fn graphs_replay_full_and_windowed_layers_of_one_cache() {
         let mut step = graphs.begin(&stream, &mut metadata).unwrap();
         for layer in 0..LAYERS {
             let rows = |what| packed::<bf16>(&stream, &[name], layer, what, 1);
-            let output = step.forward(layer, &rows(0), &rows(1), &rows(2)).unwrap();
-            let output = output.attention.download(&stream).unwrap();
+            let output = step.forward(layer, (&rows(0), &rows(1), &rows(2))).unwrap();
+            let output = output.download(&stream).unwrap();
             let from = of(layer)
                 .window()
                 .map_or(0, |keys| names.len() - keys.get());

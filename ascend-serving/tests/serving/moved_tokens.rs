@@ -56,8 +56,8 @@ fn step(
     for layer in 0..LAYERS {
         let [query, key, value] =
             [0, 1, 2].map(|what| packed(stream, names, layer, what, shape.heads));
-        let output = step.forward(layer, &query, &key, &value).unwrap();
-        last = output.attention.download(stream).unwrap();
+        let output = step.forward(layer, (&query, &key, &value)).unwrap();
+        last = output.download(stream).unwrap();
     }
     last.split_off(last.len() - shape.heads * DIM)
 }

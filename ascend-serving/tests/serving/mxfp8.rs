@@ -7,7 +7,9 @@ use crate::tokens::{DIM, Number, row};
 use ascend_attention::spec::minifloat::Float8E4M3Fn;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{
+    Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, Sequence,
+};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     Drafting, Error, Fused, MxFp8, QuantisedDecode, QuantisedPrefill, Rule, StatePolicy,
@@ -185,7 +187,7 @@ impl<'a, T: Number> Engine<'a, T> {
                 let rows = |what, heads| upload::<T>(self.stream, &names, layer, what, heads);
                 let (query, key) = (rows(0, self.shape.heads), rows(1, self.shape.kv_heads));
                 let value = rows(2, self.shape.kv_heads);
-                results.push(step.forward(layer, &query, &key, &value).unwrap().attention);
+                results.push(step.forward(layer, (&query, &key, &value)).unwrap());
             }
             prop_assert_eq!(step.selected().unwrap().name, "mxfp8");
         }
@@ -357,7 +359,7 @@ fn values_share_their_powers_of_two_with_those_in_front_of_them() {
             .flat_map(|number| [bf16::from_f32(*number); DIM])
             .collect();
         let rows = stream.upload(&rows, [slots.len(), 1, DIM]).unwrap();
-        let write = cache.plan_write(&stream, slots, &rows, &rows).unwrap();
+        let write = CacheWrite::plan(&cache, &stream, slots, &rows, &rows).unwrap();
         cache.write(&stream, &write, 0, &rows, &rows).unwrap();
         Stored::of(&stream, &cache, 0)
     };
@@ -464,7 +466,7 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
         let batch = [BatchRequest::of(&sequence, 1)];
         let metadata = AttentionMetadata::new(&batch, settings).unwrap();
         let mut step = attention.begin(&stream, &metadata).unwrap();
-        step.forward(0, &query, &key, &key).map(drop)
+        step.forward(0, (&query, &key, &key)).map(drop)
     };
     refused(&mut groups, Causality::Causal).unwrap();
     let window = Causality::from_flags(true, Some(3)).unwrap();
@@ -488,7 +490,7 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
     };
     let (good, bad) = (first_is(1.0), first_is(f32::NAN));
     let cache = groups.cache_mut();
-    let write = cache.plan_write(&stream, &[-1, 4], &good, &good).unwrap();
+    let write = CacheWrite::plan(cache, &stream, &[-1, 4], &good, &good).unwrap();
     cache.write(&stream, &write, 0, &good, &good).unwrap();
     let of_good = Stored::of(&stream, cache, 0);
     cache.write(&stream, &write, 0, &bad, &bad).unwrap();
@@ -502,7 +504,7 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
             .upload(&[bf16::from_f32(bad); 2 * DIM], [1, 2, DIM])
             .unwrap();
         let cache = groups.cache_mut();
-        let write = cache.plan_write(&stream, &[7], &key, &key).unwrap();
+        let write = CacheWrite::plan(cache, &stream, &[7], &key, &key).unwrap();
         let before = Stored::of(&stream, cache, 0);
         match cache.write(&stream, &write, 0, &key, &rows) {
             Err(Error::Refused(refused)) => assert_eq!(refused.rule, Rule::QuantisedFinite),

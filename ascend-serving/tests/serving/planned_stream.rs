@@ -46,12 +46,12 @@ fn check(stream: &Stream, cache: &PagedKvCache<bf16>, backends: Backends<bf16>) 
     };
     let selected = backends.plan(&of(stream), &layer).unwrap();
     let attention = || {
-        let output = selected.plan.run(&of(stream), &layer).unwrap().attention;
+        let output = selected.plan.launch(&of(stream), &layer).unwrap();
         output.download(stream).unwrap()
     };
     let before = attention();
     let other = stream.device().stream().unwrap();
-    let refused = selected.plan.run(&of(&other), &layer).unwrap_err();
+    let refused = selected.plan.launch(&of(&other), &layer).unwrap_err();
     let named = matches!(
         &refused,
         Error::Attention(CallError::NotAsPlanned { argument, .. }) if *argument == "stream"

@@ -11,7 +11,7 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Error as CallError, Stream, Tensor, bf16, f16};
 use ascend_emu::{Site, inject};
 use ascend_serving::kv::{
-    Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence,
+    Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
@@ -38,7 +38,7 @@ fn stored(numbers: &[f32], scale: f32) -> Vec<i8> {
     assert_eq!(cache.bytes(), 2 * 2 * 128 * DIM);
     let rows = upload(&stream, numbers, 1);
     let slots: Vec<i32> = (0..rows.shape()[0] as i32).collect();
-    let write = cache.plan_write(&stream, &slots, &rows, &rows).unwrap();
+    let write = CacheWrite::plan(&cache, &stream, &slots, &rows, &rows).unwrap();
     cache.write(&stream, &write, 0, &rows, &rows).unwrap();
     let value = &cache.quantised_layer(0).unwrap().cache.value;
     value.download(&stream).unwrap()[..numbers.len()].to_vec()
@@ -117,7 +117,7 @@ proptest! {
         // Padding brings whatever was there.
         slots.extend([-1, -1]);
         let (key, value) = (upload(&stream, &keys, heads), upload(&stream, &values, heads));
-        let write = cache.plan_write(&stream, &slots, &key, &value).unwrap();
+        let write = CacheWrite::plan(&cache, &stream, &slots, &key, &value).unwrap();
         cache.write(&stream, &write, layer, &key, &value).unwrap();
         for at in 0..2 {
             let of = cache.quantised_layer(at).unwrap();
@@ -249,8 +249,8 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     }
     let mut integers = cache(Some(&scales));
     let row = upload(&stream, &[1.0; DIM], 1);
-    let of_plain = plain.plan_write(&stream, &[3], &row, &row).unwrap();
-    let of_integers = integers.plan_write(&stream, &[3], &row, &row).unwrap();
+    let of_plain = CacheWrite::plan(&plain, &stream, &[3], &row, &row).unwrap();
+    let of_integers = CacheWrite::plan(&integers, &stream, &[3], &row, &row).unwrap();
     let outcome = integers.write(&stream, &of_plain, 0, &row, &row);
     assert_eq!(rule(outcome), Rule::CacheQuantised);
     let outcome = plain.write(&stream, &of_integers, 0, &row, &row);
@@ -260,7 +260,7 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
         .unwrap();
     let outcome = integers.write(&stream, &of_integers, 0, &wide, &row);
     assert_eq!(blamed(outcome), "key");
-    let planned = integers.plan_write(&stream, &[3], &row, &wide);
+    let planned = CacheWrite::plan(&integers, &stream, &[3], &row, &wide);
     assert_eq!(broken(planned), "value_cache.shape");
     let kept = integers
         .quantised_layer(0)
@@ -420,7 +420,7 @@ fn a_token_with_a_number_that_is_none_is_refused_before_its_layer_is_written() {
     let mut numbers = [1.0; 2 * DIM];
     numbers[DIM + 3] = f32::NAN;
     let bad = upload(&stream, &numbers, 1);
-    let write = cache.plan_write(&stream, &[3, 5], &good, &good).unwrap();
+    let write = CacheWrite::plan(&cache, &stream, &[3, 5], &good, &good).unwrap();
     for (key, value) in [(&bad, &good), (&good, &bad)] {
         let refused = cache.write(&stream, &write, 0, key, value);
         assert_eq!(rule(refused), Rule::QuantisedFinite);
@@ -440,10 +440,10 @@ fn a_token_with_a_number_that_is_none_is_refused_before_its_layer_is_written() {
     assert_eq!(key.iter().filter(|x| **x == 127).count(), 2 * DIM);
     assert_eq!(key[5 * DIM..6 * DIM], [127; DIM]);
     // Padding may be anything, wherever it stands.
-    let write = cache.plan_write(&stream, &[4, -1], &good, &good).unwrap();
+    let write = CacheWrite::plan(&cache, &stream, &[4, -1], &good, &good).unwrap();
     cache.write(&stream, &write, 0, &bad, &bad).unwrap();
     let bad_first = upload(&stream, &[&numbers[DIM..], &[1.0; DIM]].concat(), 1);
-    let write = cache.plan_write(&stream, &[-1, 4], &good, &good).unwrap();
+    let write = CacheWrite::plan(&cache, &stream, &[-1, 4], &good, &good).unwrap();
     cache
         .write(&stream, &write, 0, &bad_first, &bad_first)
         .unwrap();
@@ -546,7 +546,7 @@ fn the_scale_of_a_token_goes_to_its_slot_and_with_its_block() {
             upload(&stream, &(0..20).flat_map(token).collect::<Vec<_>>(), 2)
         };
         let (key, value) = (rows(1.0), rows(2.0));
-        let write = cache.plan_write(&stream, &slots, &key, &value).unwrap();
+        let write = CacheWrite::plan(&cache, &stream, &slots, &key, &value).unwrap();
         cache.write(&stream, &write, 0, &key, &value).unwrap();
         let mut fork = sequence.fork();
         // The second block becomes one of its own.
@@ -594,7 +594,7 @@ fn long_contexts_are_dequantised_in_parts() {
         let cache = attention.cache_mut();
         let slots = cache.grow(&stream, &mut sequence, tokens).unwrap();
         let (key, value) = (rows(0.0, tokens), rows(value, tokens));
-        let write = cache.plan_write(&stream, &slots, &key, &value).unwrap();
+        let write = CacheWrite::plan(cache, &stream, &slots, &key, &value).unwrap();
         cache.write(&stream, &write, 0, &key, &value).unwrap();
     }
     let written = sequence.len();
@@ -604,7 +604,7 @@ fn long_contexts_are_dequantised_in_parts() {
     let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 2)], settings).unwrap();
     let new = rows(0.0, 2);
     let mut step = attention.begin(&stream, &metadata).unwrap();
-    let output = step.forward(0, &new, &new, &new).unwrap().attention;
+    let output = step.forward(0, (&new, &new, &new)).unwrap();
     for x in output.download(&stream).unwrap() {
         assert!((x.to_f64() - 0.25).abs() < 1e-3, "{x}");
     }
@@ -652,13 +652,13 @@ fn a_replayed_step_is_that_of_quantised_decode() {
                     // The first token is a prompt without a graph: it sees itself in 16 bits.
                     true => {
                         let mut step = graphs.begin(&stream, &mut metadata).unwrap();
-                        let output = step.forward(0, &query, &key, &value).unwrap();
-                        output.attention.download(&stream).unwrap()[..2 * 4 * DIM].to_vec()
+                        let output = step.forward(0, (&query, &key, &value)).unwrap();
+                        output.download(&stream).unwrap()[..2 * 4 * DIM].to_vec()
                     }
                     false => {
                         let mut step = attention.begin(&stream, &metadata).unwrap();
-                        let output = step.forward(0, &query, &key, &value).unwrap();
-                        output.attention.download(&stream).unwrap()
+                        let output = step.forward(0, (&query, &key, &value)).unwrap();
+                        output.download(&stream).unwrap()
                     }
                 };
             }

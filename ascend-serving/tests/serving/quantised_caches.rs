@@ -73,10 +73,10 @@ pub fn served<T: Number>(
             stream.upload(&rows, [new, heads, dim]).unwrap()
         };
         let mut step = attention.begin(stream, &metadata).unwrap();
-        let outcome = step.forward(0, &rows(4), &rows(2), &rows(2));
+        let outcome = step.forward(0, (&rows(4), &rows(2), &rows(2)));
         outcomes.push(match outcome {
             Ok(output) => {
-                let output = output.attention.download(stream).unwrap();
+                let output = output.download(stream).unwrap();
                 // What was refused is missing from the cache.
                 let checked = outcomes.iter().all(Result::is_ok);
                 for (at, x) in output.iter().enumerate().filter(|_| checked) {

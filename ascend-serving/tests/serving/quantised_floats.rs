@@ -7,7 +7,7 @@ use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{
-    Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType,
+    Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, QuantisedType,
 };
 use ascend_serving::{CacheAccuracy, Error};
 
@@ -31,7 +31,7 @@ fn the_device_cuts_no_float_and_the_host_needs_not() {
     numbers[..4].copy_from_slice(&[464.0, 500.0, -45_000.0, 30_000.0]);
     let rows = upload(&stream, &numbers, 1);
     let written = |mut cache: PagedKvCache<bf16>| {
-        let write = cache.plan_write(&stream, &[0], &rows, &rows).unwrap();
+        let write = CacheWrite::plan(&cache, &stream, &[0], &rows, &rows).unwrap();
         cache.write(&stream, &write, 0, &rows, &rows).unwrap();
         let layer = cache.quantised_layer(0).unwrap();
         layer.value().download_bytes(&stream).unwrap()[..4].to_vec()

@@ -249,16 +249,16 @@ impl<'a, T: Number> Engine<'a, T> {
             let mut step = graphs.begin(self.stream, &mut metadata).unwrap();
             for layer in 0..LAYERS {
                 let (query, key, value) = tensors(layer);
-                let output = step.forward(layer, &query, &key, &value).unwrap();
-                results.push(output.attention.download(self.stream).unwrap());
+                let output = step.forward(layer, (&query, &key, &value)).unwrap();
+                results.push(output.download(self.stream).unwrap());
             }
             self.served.push("graphs");
         } else {
             let mut step = self.attention.begin(self.stream, &metadata).unwrap();
             for layer in 0..LAYERS {
                 let (query, key, value) = tensors(layer);
-                let output = step.forward(layer, &query, &key, &value).unwrap();
-                results.push(output.attention.download(self.stream).unwrap());
+                let output = step.forward(layer, (&query, &key, &value)).unwrap();
+                results.push(output.download(self.stream).unwrap());
             }
             self.served.push(step.selected().unwrap().name);
         }

@@ -10,8 +10,8 @@ use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, LatentForm, LatentRows,
-    LatentTensors, LayerGroup, LayerTensor, Mla, QuantisedPrefill, RangeCheck, RangeFinding, Rule,
-    StatePolicy, UpProjected,
+    LatentTensors, LayerGroup, LayerInputs, LayerTensor, Mla, QuantisedPrefill, RangeCheck,
+    RangeFinding, Rule, StatePolicy, UpProjected,
 };
 use proptest::prelude::*;
 
@@ -133,8 +133,8 @@ proptest! {
                     stream.upload(&rows, [padded, HEADS, DIM]).unwrap()
                 });
                 let output = match (&mut replayed, &mut begun) {
-                    (Some(step), _) => step.forward(layer, &query, &key, &value).unwrap().attention.clone(),
-                    (_, step) => step.as_mut().unwrap().forward(layer, &query, &key, &value).unwrap().attention,
+                    (Some(step), _) => step.forward(layer, (&query, &key, &value)).unwrap().clone(),
+                    (_, step) => step.as_mut().unwrap().forward(layer, (&query, &key, &value)).unwrap(),
                 };
                 if step % every != 0 {
                     continue;
@@ -180,7 +180,7 @@ fn step(stream: &Stream, attention: &mut Attention<f16>, sequence: &mut Sequence
     let (bad, ones) = (upload(f16::INFINITY), upload(f16::ONE));
     let mut begun = attention.begin(stream, &metadata).unwrap();
     for layer in 0..layers {
-        begun.forward(layer, &bad, &ones, &ones).unwrap();
+        begun.forward(layer, (&bad, &ones, &ones)).unwrap();
     }
 }
 
@@ -237,7 +237,7 @@ fn what_cannot_be_quantised_is_found() {
     numbers[(2 * HEADS + 1) * 64 + 9] = f16::NAN;
     let bad = stream.upload(&numbers, [4, HEADS, 64]).unwrap();
     let mut step = attention.begin(&stream, &metadata).unwrap();
-    let why = step.forward(0, &ones, &bad, &ones).unwrap_err();
+    let why = step.forward(0, (&ones, &bad, &ones)).unwrap_err();
     assert!(why.breaks(Rule::QuantisedFinite), "{why}");
     drop(step);
     let found = attention.await_range_findings().unwrap();
@@ -282,7 +282,7 @@ fn groups_tell_the_layers_of_the_model() {
     let (bad, ones) = (upload(f16::NAN), upload(f16::ONE));
     let mut begun = attention.begin(&stream, &metadata).unwrap();
     for layer in 0..3 {
-        begun.forward(layer, &ones, &ones, &bad).unwrap();
+        begun.forward(layer, (&ones, &ones, &bad)).unwrap();
     }
     drop(begun);
     let found = attention.await_range_findings().unwrap();
@@ -391,7 +391,7 @@ mod latent {
             form,
         };
         let mut step = attention.begin(&stream, &metadata).unwrap();
-        step.forward_latent(0, query, &latent, &key_rope, tensors)
+        step.forward(0, LayerInputs::latent(query, &latent, &key_rope, tensors))
             .unwrap();
         drop(step);
         attention.await_range_findings().unwrap()

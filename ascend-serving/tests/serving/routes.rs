@@ -10,11 +10,12 @@ use ascend_attention::mask::TriangleLayers;
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
-use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{BlockPool, CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, Error, Fused, KeySplit, Rule, SharedPrefixDecode, SharedPrefixGate,
-    SplitDecode, StatePolicy, TriangleChoice, TriangleGate, TriangleMixPrefill, WhyDense,
+    CascadePrefill, Causality, Error, Fused, KeySplit, LayerInputs, Rule, SharedPrefixDecode,
+    SharedPrefixGate, SplitDecode, StatePolicy, TriangleChoice, TriangleGate, TriangleMixPrefill,
+    WhyDense,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
@@ -72,7 +73,7 @@ fn fill(
     for layer in 0..LAYERS {
         let key = packed(stream, names, layer, 1, kv_heads);
         let value = packed(stream, names, layer, 2, kv_heads);
-        let write = cache.plan_write(stream, &grown.slots, &key, &value);
+        let write = CacheWrite::plan(cache, stream, &grown.slots, &key, &value);
         cache
             .write(stream, &write.unwrap(), layer, &key, &value)
             .unwrap();
@@ -167,15 +168,10 @@ fn run_on(
         let query = packed(stream, &tokens, layer, 0, heads);
         let key = packed(stream, &tokens, layer, 1, kv_heads);
         let value = packed(stream, &tokens, layer, 2, kv_heads);
-        let sink = sink.as_deref();
-        let output = step.forward_with_sink(layer, &query, &key, &value, sink);
-        let output = output.unwrap();
-        prop_assert!(
-            output.softmax_lse.is_none(),
-            "{}",
-            step.selected().unwrap().name
-        );
-        outputs.push(output.attention.download(stream).unwrap());
+        let mut inputs = LayerInputs::from((&query, &key, &value));
+        inputs.learnable_sink = sink.as_deref();
+        let output = step.forward(layer, inputs).unwrap();
+        outputs.push(output.download(stream).unwrap());
     }
     let selected = step.selected().unwrap();
     let refused = selected.refused.iter();
@@ -342,7 +338,7 @@ fn tiles_make_a_request_independent_of_its_batch() {
         let mut step = attention.begin(&stream, &metadata).unwrap();
         let [query, key, value] =
             [(0, 2), (1, 1), (2, 1)].map(|(what, heads)| packed(&stream, &names, 0, what, heads));
-        let output: Tensor<bf16> = step.forward(0, &query, &key, &value).unwrap().attention;
+        let output: Tensor<bf16> = step.forward(0, (&query, &key, &value)).unwrap();
         assert_eq!(step.selected().unwrap().name, "split_decode");
         let numbers = output.download(&stream).unwrap();
         let row = &numbers[numbers.len() - 2 * DIM..];

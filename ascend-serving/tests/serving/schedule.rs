@@ -151,7 +151,7 @@ impl<'a, T: Number> Engine<'a, T> {
                 let query = packed(self.stream, &names, layer, 0, self.shape.heads);
                 let key = packed(self.stream, &names, layer, 1, self.shape.kv_heads);
                 let value = packed(self.stream, &names, layer, 2, self.shape.kv_heads);
-                results.push(step.forward(layer, &query, &key, &value).unwrap().attention);
+                results.push(step.forward(layer, (&query, &key, &value)).unwrap());
             }
             self.served.push(step.selected().unwrap().name);
         }

@@ -6,7 +6,7 @@ use crate::harness;
 use std::num::NonZeroUsize;
 
 use ascend_attention::attention::PerRequest;
-use ascend_attention::{Error as CallError, Output, Stream, bf16};
+use ascend_attention::{Error as CallError, Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
@@ -55,12 +55,9 @@ fn check(stream: &Stream, cache: PagedKvCache<bf16>, backends: Backends<bf16>, m
     let part = |first: usize| buffer.narrow(0, first..first + TOKENS).unwrap();
     let [query, key, value] = [0, 1, 2].map(|at| part(at * TOKENS));
     for first in 0..=rows - TOKENS {
-        let mut output = Output {
-            attention: part(first),
-            softmax_lse: None,
-        };
+        let mut output = part(first);
         let mut step = attention.begin(stream, &metadata).unwrap();
-        let done = step.forward_into(0, &query, &key, &value, None, &mut output);
+        let done = step.forward_into(0, (&query, &key, &value), &mut output);
         match first < 3 * TOKENS {
             false => done.unwrap(),
             true => {
@@ -118,15 +115,12 @@ fn the_cache_is_no_place_for_an_output() {
     let ones = stream
         .upload(&[bf16::ONE; 3 * HEADS * DIM], [3, HEADS, DIM])
         .unwrap();
-    let mut output = Output {
-        attention: rows.narrow(0, 300..303).unwrap(),
-        softmax_lse: None,
-    };
+    let mut output = rows.narrow(0, 300..303).unwrap();
     let mut step = attention.begin(&stream, &metadata).unwrap();
-    let why = step.forward_into(0, &ones, &ones, &ones, None, &mut output);
+    let why = step.forward_into(0, (&ones, &ones, &ones), &mut output);
     let why = why.unwrap_err();
     assert!(shares_memory(&why), "{why}");
-    step.forward(0, &ones, &ones, &ones).unwrap();
+    step.forward(0, (&ones, &ones, &ones)).unwrap();
 }
 
 #[test]
@@ -139,14 +133,11 @@ fn outputs_over_what_an_encoder_reads_are_refused() {
     let [query, key, value] = [0, 24, 48].map(part);
     let lengths = PerRequest::new(vec![8, 16]).unwrap();
     let plan = encoder
-        .plan(&stream, &lengths, &query, &key, &value)
+        .plan(&stream, &lengths, (&query, &key, &value))
         .unwrap();
     for first in [0, 1, 23, 30, 60, 71, 72] {
-        let mut output = Output {
-            attention: part(first),
-            softmax_lse: None,
-        };
-        let done = plan.run_into(&stream, &query, &key, &value, &mut output);
+        let mut output = part(first);
+        let done = plan.launch_into(&stream, (&query, &key, &value), &mut output);
         match first < 72 {
             true => assert!(shares_memory(&done.unwrap_err())),
             false => done.unwrap(),

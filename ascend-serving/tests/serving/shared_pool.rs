@@ -73,7 +73,7 @@ impl Rank {
         let mut step = self.attention.begin(&self.stream, metadata)?;
         let mut away = 0f64;
         for (layer, [query, key, value]) in tensors.iter().enumerate() {
-            let output = step.forward(layer, query, key, value)?.attention;
+            let output = step.forward(layer, (query, key, value))?;
             away = away.max(distance(
                 self.at,
                 layer,
@@ -225,8 +225,8 @@ fn graphs_of_each_rank_replay_one_metadata() {
             .collect();
         let mut step = graphs.begin(&rank.stream, &mut decode).unwrap();
         for (layer, [query, key, value]) in tensors.iter().enumerate() {
-            let output = step.forward(layer, query, key, value).unwrap();
-            let output = output.attention.download(&rank.stream).unwrap();
+            let output = step.forward(layer, (query, key, value)).unwrap();
+            let output = output.download(&rank.stream).unwrap();
             let away = distance(rank.at, layer, &names, &output);
             assert!(away < 3e-2, "rank {}: {away} away", rank.at);
         }

@@ -9,14 +9,16 @@ use ascend_attention::mask::TriangleLayers;
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::sys::Api;
 use ascend_attention::sys::bindings::{aclError, aclrtMemMallocPolicy};
-use ascend_attention::{Output, Runtime, Stream, bf16};
-use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
+use ascend_attention::{Runtime, Stream, bf16};
+use ascend_serving::kv::{
+    CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, Sequence,
+};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ChunkedLocal, Error, Fused, FusedInTwo, Hybrid, KeySplit,
-    LayerOptions, LayerSet, MaskKind, Masked, NamedMask, PagedDecode, QuantisedDecode,
-    QuantisedPrefill, RefusedBackend, Rule, SharedPrefixDecode, SharedPrefixGate, SplitDecode,
-    StatePolicy, Step, StepMemory, TriangleGate, TriangleMixPrefill,
+    CascadePrefill, Causality, ChunkedLocal, Error, Fused, FusedInTwo, Hybrid, KeySplit, LayerSet,
+    MaskKind, Masked, NamedMask, PagedDecode, QuantisedDecode, QuantisedPrefill, RefusedBackend,
+    Rule, SharedPrefixDecode, SharedPrefixGate, SplitDecode, StatePolicy, Step, StepMemory,
+    TriangleGate, TriangleMixPrefill,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -170,7 +172,7 @@ fn check(of: Of, requests: &[(usize, usize)]) -> Result<(), TestCaseError> {
         .collect();
     let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
     metadata.set_mask(of.mask());
-    let choice = attention.backend_choice(&stream, &metadata, LayerOptions::default());
+    let choice = attention.backend_choice(&stream, &metadata, None, None);
     let choice = choice.unwrap();
     let said = choice.memory.total(1);
 
@@ -180,19 +182,16 @@ fn check(of: Of, requests: &[(usize, usize)]) -> Result<(), TestCaseError> {
         stream.upload(&zeros, [tokens, heads, DIM]).unwrap()
     };
     let (query, key) = (rows(HEADS), rows(KV_HEADS));
-    let mut output = Output {
-        attention: rows(HEADS),
-        softmax_lse: None,
-    };
+    let mut output = rows(HEADS);
     // What is quantised before it is written is the cache's, not the backend's.
     let before = ALLOCATED.get();
-    let write = (attention.cache()).plan_write(&stream, metadata.slots(), &key, &key);
+    let write = CacheWrite::plan(attention.cache(), &stream, metadata.slots(), &key, &key);
     drop(write.unwrap());
     let writes = ALLOCATED.get() - before;
     let mut step = attention.begin(&stream, &metadata).unwrap();
     let mut layer = |step: &mut Step<'_, bf16>, layer| {
         let before = ALLOCATED.get();
-        step.forward_into(layer, &query, &key, &key, None, &mut output)
+        step.forward_into(layer, (&query, &key, &key), &mut output)
             .unwrap();
         ALLOCATED.get() - before
     };
@@ -253,7 +252,7 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
         let batch = [BatchRequest::of(&sequence, 100)];
         let metadata = AttentionMetadata::new(&batch, settings).unwrap();
-        let choice = attention.backend_choice(&stream, &metadata, LayerOptions::default());
+        let choice = attention.backend_choice(&stream, &metadata, None, None);
         choice.unwrap()
     };
     let free = asked(Of::Cascade.backends());

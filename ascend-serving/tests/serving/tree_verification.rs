@@ -7,10 +7,13 @@ use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::{CallRule, Error as CallError, Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_emu::{Site, inject};
-use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PageTable, PagedKvCache, Sequence};
+use ascend_serving::kv::{
+    Cache, CacheShape, CacheWrite, PadPolicy, PageTable, PagedKvCache, Sequence,
+};
 use ascend_serving::{
-    AttentionShape, DraftTree, Error, GraphLimits, LatentTreePlan, LatentTreeTensors,
-    LatentTreeVerification, Rule, TreeGraphs, TreeRequest, TreeTensors, TreeVerification,
+    AttentionShape, Causality, DraftTree, Error, GraphLimits, LatentForm, LatentRows,
+    LatentTensors, LatentTreePlan, LatentTreeTensors, LatentTreeVerification, LayerInputs, Rule,
+    TreeGraphs, TreeRequest, TreeTensors, TreeVerification, UpProjected,
 };
 use harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
@@ -179,9 +182,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
                 stream.upload(&data, [*cached, kv_heads, DIM]).unwrap()
             };
             let (key, value) = (upload(&of.keys[r]), upload(&of.values[r]));
-            let write = cache
-                .plan_write(&stream, &grown.slots, &key, &value)
-                .unwrap();
+            let write = CacheWrite::plan(&cache, &stream, &grown.slots, &key, &value).unwrap();
             cache.write(&stream, &write, layer, &key, &value).unwrap();
         }
         cache.mark_computed(&sequence, *cached).unwrap();
@@ -263,8 +264,8 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         for (layer, numbers) in layers.iter().enumerate() {
             let [query, key, value] =
                 (uploaded[layer].each_ref()).map(|of_all| picked(&stream, of_all, &of));
-            let output = step.forward(layer, &query, &key, &value).unwrap();
-            let out = output.attention.download(&stream).unwrap();
+            let output = step.forward(layer, (&query, &key, &value)).unwrap();
+            let out = output.download(&stream).unwrap();
             of_case.compare(numbers, &out, &of)?;
         }
     }
@@ -406,15 +407,38 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     let mut step = graphs.begin(&stream, &[request]).unwrap();
     let tensor = |shape| harness::tensor(&stream, shape);
     let good = tensor([1, 1, 3, DIM]);
-    let mut refused = |query: &Tensor<f16>| match step.forward(0, query, &good, &good) {
+    let mut refused = |query: &Tensor<f16>| match step.forward(0, (query, &good, &good)) {
         Err(Error::Refused(refused)) => refused.rule,
         other => panic!("{other:?}"),
     };
     assert_eq!(refused(&tensor([1, 1, 2, DIM])), Rule::StepTokens);
     assert_eq!(refused(&tensor([2, 1, 3, DIM])), Rule::StepTokens);
     assert_eq!(refused(&tensor([1, 2, 3, DIM])), Rule::StepHeads);
-    assert!(step.forward(1, &good, &good, &good).is_err());
-    step.forward(0, &good, &good, &good).unwrap();
+    let inputs = LayerInputs::from((&good, &good, &good));
+    let (mask, sink) = (Causality::Causal.into(), tensor([1, 1, 1, 1]));
+    let latent = LatentTensors {
+        query_rope: &good,
+        form: LatentForm::Absorbed,
+    };
+    for inputs in [
+        inputs.mask(&mask),
+        inputs.learnable_sink(&sink),
+        LayerInputs::latent(&good, &good, &good, latent),
+    ] {
+        let why = step.forward(0, inputs).map(drop).unwrap_err();
+        assert!(why.breaks(Rule::GraphInputs), "{why}");
+    }
+    assert!(step.forward(1, (&good, &good, &good)).is_err());
+    let zeros = stream
+        .upload(&[f16::ZERO; 3 * DIM], [1, 1, 3, DIM])
+        .unwrap();
+    step.forward(0, (&zeros, &zeros, &good)).unwrap();
+    // All keys weigh the same: the cached ones, and those of the nodes up to each.
+    let lse = step.softmax_lse().download(&stream).unwrap();
+    for (node, lse) in lse[..3].iter().enumerate() {
+        let keys = (short.len() + node + 1) as f32;
+        assert!((lse - keys.ln()).abs() < 1e-3, "node {node}: {lse}");
+    }
 }
 
 #[test]
@@ -534,7 +558,7 @@ impl LatentCase<'_> {
                 let rows = of.keys[r].packed(0..tokens);
                 let key = stream.upload(&latent_part(&rows, false), [tokens, 1, LATENT])?;
                 let rope = stream.upload(&latent_part(&rows, true), [tokens, 1, ROPE])?;
-                let write = cache.plan_write(stream, &slots, &key, &rope)?;
+                let write = CacheWrite::plan(&cache, stream, &slots, &key, &rope)?;
                 cache.write(stream, &write, layer, &key, &rope)?;
             }
             cache.mark_computed(&sequence, tokens)?;
@@ -606,11 +630,32 @@ impl LatentCase<'_> {
                 continue;
             }
             let mut step = graphs.begin(stream, &of.iter().map(request).collect::<Vec<_>>())?;
+            let [query, rope, latent, key_rope] = uploaded[0]
+                .each_ref()
+                .map(|of_all| picked(stream, of_all, of));
+            let plain = |_: &Stream, _: usize, _: LatentRows<'_, T>, _: &UpProjected<T>| Ok(());
+            let form = LatentForm::Plain(&plain);
+            let tensors = LatentTensors {
+                query_rope: &rope,
+                form,
+            };
+            for inputs in [
+                LayerInputs::from((&query, &latent, &key_rope)),
+                LayerInputs::latent(&query, &latent, &key_rope, tensors),
+            ] {
+                let why = step.forward(0, inputs).map(drop).unwrap_err();
+                assert!(why.breaks(Rule::GraphInputs), "{why}");
+            }
             for (layer, uploaded) in uploaded.iter().enumerate() {
                 let uploaded = uploaded.each_ref();
                 let [query, rope, latent, key_rope] =
                     uploaded.map(|of_all| picked(stream, of_all, of));
-                let out = step.forward(layer, [&query, &rope], [&latent, &key_rope])?;
+                let tensors = LatentTensors {
+                    query_rope: &rope,
+                    form: LatentForm::Absorbed,
+                };
+                let inputs = LayerInputs::latent(&query, &latent, &key_rope, tensors);
+                let out = step.forward(layer, inputs)?;
                 compare(layer, out, of);
             }
         }

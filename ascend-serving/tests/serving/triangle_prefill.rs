@@ -66,7 +66,7 @@ fn check(case: &Case) -> Result<usize, TestCaseError> {
         let prompt = case.known.then_some(case.prompt);
         let place = (first, prompt);
         let plan = prefill
-            .plan(&stream, place, &tensors.0, &tensors.1, &tensors.2)
+            .plan(&stream, place, (&tensors.0, &tensors.1, &tensors.2))
             .unwrap();
         let hidden = |row: usize| (0..=row).filter(|key| !sees(case, row, *key)).count();
         let left_out: usize = rows.clone().map(hidden).sum();
@@ -76,7 +76,7 @@ fn check(case: &Case) -> Result<usize, TestCaseError> {
         prop_assert_eq!(plan.is_dense(), left_out == 0);
         sparse += left_out;
         let out = plan
-            .launch(&stream, &tensors.0, &tensors.1, &tensors.2)
+            .launch(&stream, (&tensors.0, &tensors.1, &tensors.2))
             .unwrap();
         let out = out.download(&stream).unwrap();
         for (at, position) in rows.clone().enumerate() {
@@ -140,8 +140,8 @@ fn same_as_the_explicit_mask(sizes: TriangleMix, prompt: usize, cuts: &[usize]) 
             packed(&stream, &key, 0..end),
             packed(&stream, &value, 0..end),
         );
-        let plan = prefill.plan(&stream, place, &q, &k, &v).unwrap();
-        let by_calls = plan.launch(&stream, &q, &k, &v).unwrap();
+        let plan = prefill.plan(&stream, place, (&q, &k, &v)).unwrap();
+        let by_calls = plan.launch(&stream, (&q, &k, &v)).unwrap();
         let by_calls = by_calls.download(&stream).unwrap();
 
         let of = TriangleRows {
@@ -285,7 +285,7 @@ fn the_gate_falls_back_to_dense_attention() {
             sizes: TriangleMix::GUIDE,
             gate,
         };
-        prefill.plan(&stream, (0, prompt), &query, &key, &key)
+        prefill.plan(&stream, (0, prompt), (&query, &key, &key))
     };
     let rows = 300 - 64 - (4 + 32 + 1);
     let pairs = rows * (rows + 1) / 2;
@@ -305,7 +305,7 @@ fn the_gate_falls_back_to_dense_attention() {
         sizes: TriangleMix::GUIDE,
         gate: TriangleGate::ALWAYS,
     };
-    let error = prefill.plan(&stream, (5, Some(300)), &query, &key, &key);
+    let error = prefill.plan(&stream, (5, Some(300)), (&query, &key, &key));
     assert!(matches!(
         error,
         Err(Error::Attention(CallError::InvalidArgument {

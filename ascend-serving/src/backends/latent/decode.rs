@@ -70,7 +70,7 @@ impl MlaDecode {
     }
 
     /// Queues the call of a layer, into `[N, tokens, 512]`.
-    pub(super) fn run<T: Element>(
+    pub(super) fn launch<T: Element>(
         &self,
         step: &StepContext<'_>,
         cache: &LayerCache<T>,

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use ascend_attention::{Element, Output, Tensor};
+use ascend_attention::{Element, Tensor};
 
 use crate::backends::{
     AttentionBackend, LatentForm, LatentTensors, LayerTensors, StepContext, StepMemory, StepPlan,
     size,
 };
-use crate::batch::{AttentionMetadata, Causality, StatePolicy, StepPart};
+use crate::batch::{AttentionMetadata, Causality, MaskKind, StatePolicy, StepPart};
 use crate::error::Result;
 use crate::refusal::{Refused, Rule, refused};
 
@@ -81,22 +81,35 @@ fn latent<'a, T: Element>(
     step: &StepContext<'_>,
     layer: &LayerTensors<'a, T>,
 ) -> Result<LatentTensors<'a, T>, Refused> {
+    let causal = "give layers of latent attention the mask of `Causality::Causal`, by the step or by \
+                  `LayerInputs::mask`";
+    if let (Some(_), MaskKind::Named(_)) = (layer.latent, step.mask) {
+        let allowed = "causal layers: no call of latent attention takes another mask";
+        return Err(refused(Rule::BackendMask, step.mask, allowed, causal));
+    }
     let causality = step.mask.causality()?;
-    let refused = |given: String| {
+    let refused = |given: String, fix| {
         refused(
             Rule::BackendLatent,
             given,
             "latents and rotary parts, one key head, causal, without window and sinks",
-            "call Step::forward_latent for layers of multi-head latent attention",
+            fix,
         )
     };
     match layer.latent {
-        None => Err(refused("a layer without rotary parts".to_owned())),
-        Some(_) if causality != Causality::Causal => Err(refused(format!("{causality:?}"))),
-        Some(_) if layer.learnable_sink.is_some() => Err(refused("sinks".to_owned())),
-        Some(_) if step.shape.kv_heads != 1 => {
-            Err(refused(format!("{} key heads", step.shape.kv_heads)))
-        }
+        None => Err(refused(
+            "a layer without rotary parts".to_owned(),
+            "make the inputs of layers of multi-head latent attention by `LayerInputs::latent`",
+        )),
+        Some(_) if causality != Causality::Causal => Err(refused(format!("{causality:?}"), causal)),
+        Some(_) if layer.learnable_sink.is_some() => Err(refused(
+            "sinks".to_owned(),
+            "leave the sinks out: no call of latent attention takes any",
+        )),
+        Some(_) if step.shape.kv_heads != 1 => Err(refused(
+            format!("{} key heads", step.shape.kv_heads),
+            "make the `AttentionShape` by `AttentionShape::latent`",
+        )),
         Some(latent) => Ok(latent),
     }
 }
@@ -177,34 +190,31 @@ impl<T: Element> StepPlan<T> for MlaStep<T> {
         }
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
         let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(layer.query, axis));
         let shape = match self {
             Self::Absorbed(_) => [heads, tokens, dim],
             Self::Plain(_) | Self::Mixed(..) => [tokens, heads, dim],
         };
-        let mut output = Output {
-            attention: Tensor::empty(step.stream.device(), shape)?,
-            softmax_lse: None,
-        };
-        self.run_into(step, layer, &mut output)?;
+        let mut output = Tensor::empty(step.stream.device(), shape)?;
+        self.launch_into(step, layer, &mut output)?;
         Ok(output)
     }
 
-    fn run_into(
+    fn launch_into(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
-        output: &mut Output<T>,
+        output: &mut Tensor<T>,
     ) -> Result<()> {
         let latent = latent(step, layer)?;
-        let (rope, into) = (latent.query_rope, &output.attention);
+        let (rope, into) = (latent.query_rope, &*output);
         match (self, latent.form) {
             (Self::Absorbed(decode), LatentForm::Absorbed) => {
-                decode.run(step, layer.cache, [layer.query, rope], into)
+                decode.launch(step, layer.cache, [layer.query, rope], into)
             }
             (Self::Plain(prefill), LatentForm::Plain(projection)) => {
-                prefill.run(step, layer, rope, projection, into)
+                prefill.launch(step, layer, rope, projection, into)
             }
             (
                 Self::Mixed(tokens, decode, prefill),
@@ -215,8 +225,8 @@ impl<T: Element> StepPlan<T> for MlaStep<T> {
                 },
             ) => {
                 let queries = [absorbed, &rope.narrow(0, 0..*tokens)?];
-                decode.run(step, layer.cache, queries, decoded)?;
-                prefill.run(step, layer, rope, projection, into)
+                decode.launch(step, layer.cache, queries, decoded)?;
+                prefill.launch(step, layer, rope, projection, into)
             }
             (planned, given) => Err(ascend_attention::Error::NotAsPlanned {
                 argument: "form",

@@ -359,7 +359,7 @@ impl<T: Element> MlaPrefill<T> {
     }
 
     /// Queues the attention of a layer, into `[tokens, N, 128]`.
-    pub(super) fn run(
+    pub(super) fn launch(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, T>,
@@ -373,12 +373,12 @@ impl<T: Element> MlaPrefill<T> {
             Some(workspace) => workspace,
             None => self.sizes.allocate(step.stream.device())?,
         };
-        let outcome = self.run_in(&workspace, step, layer, (query_rope, projection), into);
+        let outcome = self.launch_in(&workspace, step, layer, (query_rope, projection), into);
         lock(&self.free).push(workspace);
         outcome
     }
 
-    fn run_in(
+    fn launch_in(
         &self,
         workspace: &Workspace<T>,
         step: &StepContext<'_>,

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use ascend_attention::mask::TriangleLayers;
 use ascend_attention::spec::geometry::TriangleMix;
-use ascend_attention::{Element, Output, Tensor};
+use ascend_attention::{Element, Tensor};
 
 use crate::backends::{AttentionBackend, Fused, LayerTensors, StepContext, StepMemory, StepPlan};
 use crate::batch::{AttentionMetadata, Causality};
@@ -171,14 +171,11 @@ impl<T: Element> StepPlan<T> for TriangleStep<T> {
         self.dense.memory().beside(self.triangle.memory())
     }
 
-    fn run(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Output<T>> {
+    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
         if !self.layers.contains(layer.layer) {
-            return self.dense.run(step, layer);
+            return self.dense.launch(step, layer);
         }
         let [query, key, value] = tensors(layer, self.reads_cache);
-        Ok(Output {
-            attention: self.triangle.launch(step.stream, query, key, value)?,
-            softmax_lse: None,
-        })
+        self.triangle.launch(step.stream, (query, key, value))
     }
 }

@@ -8,7 +8,9 @@ use ascend_attention::spec::Layout;
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{CausalOrigin, Element, Mask, Output, Plan, Stream, Tensor};
 
-use crate::backends::{AttentionShape, StepMemory, output_bytes, table_bytes, tensor_bytes};
+use crate::backends::{
+    AttentionShape, StepMemory, attention_alone, output_bytes, table_bytes, tensor_bytes,
+};
 use crate::error::{Error, Result};
 use crate::kv::PageTable;
 
@@ -126,9 +128,7 @@ impl TrianglePrefill {
         &self,
         stream: &Stream,
         (first_row, prompt_len): (usize, Option<usize>),
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
+        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
     ) -> Result<TrianglePlan> {
         let rows = query.shape().first().copied().unwrap_or(0);
         let keys = key.shape().first().copied().unwrap_or(0);
@@ -385,9 +385,7 @@ impl TrianglePlan {
     pub fn launch<T: Element>(
         &self,
         stream: &Stream,
-        query: &Tensor<T>,
-        key: &Tensor<T>,
-        value: &Tensor<T>,
+        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
     ) -> Result<Tensor<T>> {
         let tensors = [query, key, value];
         let named = ["query", "key", "value"].into_iter().zip(tensors);
@@ -405,10 +403,7 @@ impl TrianglePlan {
         for Segment { call, sinks, .. } in &self.segments {
             let attention = out.narrow(0, call.rows.clone())?;
             let Some(sinks) = sinks else {
-                let mut output = Output {
-                    attention,
-                    softmax_lse: None,
-                };
+                let mut output = attention_alone(attention);
                 call.launch(stream, tensors, &mut output)?;
                 continue;
             };

@@ -9,7 +9,7 @@ use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest,
     BatchSettings, Causality, Error, Fused, GraphLimits, GroupedAttention, GroupedRequest,
-    LayerGroup, LayerOptions, MaskKind, Masked, NamedMask, Refused, Rule, StatePolicy,
+    LayerGroup, LayerInputs, MaskKind, Masked, NamedMask, Refused, Rule, StatePolicy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -124,8 +124,8 @@ impl<'a> Engine<'a> {
             let mut step = self.graphs.begin(self.stream, &mut metadata).unwrap();
             for layer in 0..LAYERS {
                 let [query, key, value] = tensors(layer);
-                let output = step.forward(layer, &query, &key, &value).unwrap();
-                results.push(output.attention.download(self.stream).unwrap());
+                let output = step.forward(layer, (&query, &key, &value)).unwrap();
+                results.push(output.download(self.stream).unwrap());
             }
         } else {
             let before = metadata.clone();
@@ -139,9 +139,9 @@ impl<'a> Engine<'a> {
             let mut step = self.attention.begin(self.stream, &metadata).unwrap();
             for (layer, mask) in self.masks.iter().enumerate() {
                 let [query, key, value] = tensors(layer);
-                let options = LayerOptions::default().mask(&mask.kind);
-                let output = step.forward_with(layer, &query, &key, &value, options);
-                results.push(output.unwrap().attention.download(self.stream).unwrap());
+                let inputs = LayerInputs::from((&query, &key, &value));
+                let output = step.forward(layer, inputs.mask(&mask.kind));
+                results.push(output.unwrap().download(self.stream).unwrap());
             }
         }
         let shape = self.attention.shape();

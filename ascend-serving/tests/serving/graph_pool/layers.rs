@@ -8,8 +8,8 @@ use ascend_attention::{
 use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, QuantisedDecode,
-    QuantisedPrefill, Rule,
+    Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, LatentForm,
+    LatentTensors, LayerInputs, QuantisedDecode, QuantisedPrefill, Rule,
 };
 
 use crate::grouped_layers::{
@@ -73,7 +73,7 @@ fn replays_every_layer(stream: &Stream, mut attention: Attention<bf16>) {
             let mut prefill = attention.begin(stream, &metadata).unwrap();
             for layer in 0..3 {
                 let [query, key, value] = tensors(stream, &names, layer);
-                prefill.forward(layer, &query, &key, &value).unwrap();
+                prefill.forward(layer, (&query, &key, &value)).unwrap();
             }
             drop(prefill);
             running.push((sequence, names));
@@ -101,8 +101,8 @@ fn replays_every_layer(stream: &Stream, mut attention: Attention<bf16>) {
         for layer in 0..3 {
             // Other work: tensors are made, the host waits for results.
             let [query, key, value] = tensors(on, &last, layer);
-            let output = replayed.forward(layer, &query, &key, &value).unwrap();
-            let rows = output.attention.download(on).unwrap();
+            let output = replayed.forward(layer, (&query, &key, &value)).unwrap();
+            let rows = output.download(on).unwrap();
             for (request, (_, names)) in running.iter().enumerate() {
                 let row = &rows[request * HEADS * DIM..][..HEADS * DIM];
                 check(
@@ -114,7 +114,7 @@ fn replays_every_layer(stream: &Stream, mut attention: Attention<bf16>) {
                 );
             }
         }
-        let again = replayed.replay(0).unwrap_err();
+        let again = replayed.launch(0).unwrap_err();
         assert!(again.breaks(Rule::GraphLayer), "{again}");
         drop(replayed);
         on.synchronize().unwrap();
@@ -212,7 +212,7 @@ fn a_layer_that_there_is_not_is_the_same_error_eager_and_by_graphs() {
     let mut metadata = model.metadata(&batch, POLICY).unwrap();
     let [query, key, value] = tensors(&stream, &[1], 0);
     let mut eager = model.begin(&stream, &metadata).unwrap();
-    let none = eager.forward(5, &query, &key, &value).unwrap_err();
+    let none = eager.forward(5, (&query, &key, &value)).unwrap_err();
     drop(eager);
     let mut step = graphs.begin_grouped(&stream, &mut metadata).unwrap();
     let said = none.to_string();
@@ -221,12 +221,12 @@ fn a_layer_that_there_is_not_is_the_same_error_eager_and_by_graphs() {
         "{said}"
     );
     assert!(said.contains("below 5"), "{said}");
-    let forward = step.forward(5, &query, &key, &value).unwrap_err();
+    let forward = step.forward(5, (&query, &key, &value)).unwrap_err();
     assert_eq!(forward.to_string(), said);
-    assert_eq!(step.replay(5).unwrap_err().to_string(), said);
+    assert_eq!(step.launch(5).unwrap_err().to_string(), said);
     // Rows and heads are checked as those of an eager step, padding aside.
     let rule = |step: &mut ascend_serving::AttentionGraphStep<'_, bf16>, query| match step
-        .forward(0, query, &key, &value)
+        .forward(0, (query, &key, &value))
         .unwrap_err()
     {
         Error::Refused(refused) => refused.rule,
@@ -236,7 +236,7 @@ fn a_layer_that_there_is_not_is_the_same_error_eager_and_by_graphs() {
     let heads = Tensor::empty(stream.device(), [1, HEADS + 1, DIM]).unwrap();
     assert_eq!(rule(&mut step, &two), Rule::StepTokens);
     assert_eq!(rule(&mut step, &heads), Rule::StepHeads);
-    step.forward(0, &query, &key, &value).unwrap();
+    step.forward(0, (&query, &key, &value)).unwrap();
 }
 
 /// 64 requests of up to 32768 keys would have 16384 blocks; together they never have more than the 96 that there are.
@@ -263,8 +263,8 @@ fn many_requests_that_may_each_be_long_are_captured_over_a_small_cache() {
     let names: Vec<u64> = (1..=64).collect();
     let [query, key, value] = tensors(&stream, &names, 0);
     let mut step = graphs.begin(&stream, &mut metadata).unwrap();
-    let output = step.forward(0, &query, &key, &value).unwrap();
-    let rows = output.attention.download(&stream).unwrap();
+    let output = step.forward(0, (&query, &key, &value)).unwrap();
+    let rows = output.download(&stream).unwrap();
     drop(step);
     for (request, name) in names
         .iter()
@@ -277,9 +277,9 @@ fn many_requests_that_may_each_be_long_are_captured_over_a_small_cache() {
     let eager = attention
         .begin(&stream, &metadata)
         .unwrap()
-        .forward(0, &query, &key, &value)
+        .forward(0, (&query, &key, &value))
         .unwrap();
-    assert_eq!(eager.attention.download(&stream).unwrap(), rows);
+    assert_eq!(eager.download(&stream).unwrap(), rows);
 }
 
 struct Request {
@@ -461,8 +461,8 @@ fn run(
             let mut step = graphs.begin_grouped(stream, &mut metadata).unwrap();
             for layer in 0..5 {
                 let [query, key, value] = tensors(stream, &tokens, layer);
-                let output = step.forward(layer, &query, &key, &value).unwrap();
-                check(layer, &output.attention.download(stream).unwrap());
+                let output = step.forward(layer, (&query, &key, &value)).unwrap();
+                check(layer, &output.download(stream).unwrap());
             }
         }
         None => {
@@ -473,8 +473,8 @@ fn run(
             let mut step = model.begin(stream, &metadata).unwrap();
             for layer in 0..5 {
                 let [query, key, value] = tensors(stream, &tokens, layer);
-                let output = step.forward(layer, &query, &key, &value).unwrap();
-                check(layer, &output.attention.download(stream).unwrap());
+                let output = step.forward(layer, (&query, &key, &value)).unwrap();
+                check(layer, &output.download(stream).unwrap());
             }
         }
     }
@@ -570,17 +570,17 @@ fn a_step_on_another_stream_waits_for_all_that_the_one_before_has_queued() {
             Ending::Refused => {
                 keep_busy();
                 keep_busy();
-                step.forward(0, &ones, &ones, &ones).unwrap();
+                step.forward(0, (&ones, &ones, &ones)).unwrap();
                 Graph::capture(first.device(), (), |_, ()| {
-                    assert!(step.replay(1).is_err());
+                    assert!(step.launch(1).is_err());
                     Ok(())
                 })
                 .unwrap();
             }
             Ending::Read => {
-                let output = step.forward(0, &ones, &ones, &ones).unwrap();
+                let output = step.forward(0, (&ones, &ones, &ones)).unwrap();
                 keep_busy();
-                mine.copy_from(&first, &output.attention).unwrap();
+                mine.copy_from(&first, output).unwrap();
             }
             Ending::Filled => {
                 keep_busy();
@@ -594,8 +594,8 @@ fn a_step_on_another_stream_waits_for_all_that_the_one_before_has_queued() {
         drop(step);
         let mut step = graphs.begin(&second, &mut two).unwrap();
         assert!(queued.is_complete().unwrap(), "{ending:?}");
-        let output = step.forward(0, &twos, &twos, &twos).unwrap();
-        let output = output.attention.download(&second).unwrap();
+        let output = step.forward(0, (&twos, &twos, &twos)).unwrap();
+        let output = output.download(&second).unwrap();
         assert_eq!(output, [bf16::from_f32(2.0); DIM], "{ending:?}");
         drop(step);
         if let Ending::Read = ending {
@@ -632,8 +632,10 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
         for layer in 0..5 {
             let [query, key, value] = tensors(&stream, tokens, layer);
             let own = of(layer);
-            let output = step.forward_with_sink(layer, &query, &key, &value, own.as_deref());
-            eager.push(output.unwrap().attention.download(&stream).unwrap());
+            let mut inputs = LayerInputs::from((&query, &key, &value));
+            inputs.learnable_sink = own.as_deref();
+            let output = step.forward(layer, inputs);
+            eager.push(output.unwrap().download(&stream).unwrap());
         }
         drop(step);
         if new > 1 {
@@ -642,8 +644,30 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
         let mut step = graphs.begin_grouped(&stream, &mut metadata).unwrap();
         for (layer, eager) in eager.iter().enumerate() {
             let [query, key, value] = tensors(&stream, tokens, layer);
-            let output = step.forward(layer, &query, &key, &value).unwrap();
-            let rows = output.attention.download(&stream).unwrap();
+            let inputs = LayerInputs::from((&query, &key, &value));
+            // What belongs to the capture is refused if it is another, and may be given again.
+            let other = stream.upload(&[bf16::ONE; HEADS], [HEADS]).unwrap();
+            let why = step.forward(layer, inputs.learnable_sink(&other));
+            let why = why.map(drop).unwrap_err();
+            assert!(why.breaks(Rule::GraphInputs), "{why}");
+            let bidirectional = Causality::Bidirectional.into();
+            let why = step.forward(layer, inputs.mask(&bidirectional));
+            let why = why.map(drop).unwrap_err();
+            assert!(why.breaks(Rule::StepCausality), "{why}");
+            let tensors = LatentTensors {
+                query_rope: &query,
+                form: LatentForm::Absorbed,
+            };
+            let latent = LayerInputs::latent(&query, &key, &value, tensors);
+            let why = step.forward(layer, latent).map(drop).unwrap_err();
+            assert!(why.breaks(Rule::GraphInputs), "{why}");
+            let (own, causal) = (of(layer), Causality::Causal.into());
+            let inputs = match &own {
+                Some(sink) => inputs.mask(&causal).learnable_sink(sink),
+                None => inputs,
+            };
+            let output = step.forward(layer, inputs).unwrap();
+            let rows = output.download(&stream).unwrap();
             assert_eq!(rows[..eager.len()], eager[..], "layer {layer}");
         }
     }

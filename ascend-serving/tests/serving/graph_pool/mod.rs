@@ -180,7 +180,7 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
         let mut metadata = AttentionMetadata::new(&batch, settings(&model.cache)).unwrap();
         assert_eq!(metadata.state(), AttentionState::DecodeOnly);
         let buffers = graphs
-            .replay(stream, &mut metadata, |buffers, metadata| {
+            .launch(stream, &mut metadata, |buffers, metadata| {
                 model.fill(buffers, metadata, step as u64)
             })
             .unwrap();
@@ -214,7 +214,7 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
     }
     let batch: Vec<_> = sequences.iter().map(|s| BatchRequest::of(s, 1)).collect();
     let mut metadata = AttentionMetadata::new(&batch, settings(&model.cache)).unwrap();
-    let error = graphs.replay(stream, &mut metadata, |_, _| Ok(()));
+    let error = graphs.launch(stream, &mut metadata, |_, _| Ok(()));
     match error.map(drop) {
         Err(Error::Refused(refused)) => assert_eq!(refused.rule, Rule::GraphSize),
         other => panic!("{other:?}"),

@@ -121,10 +121,10 @@ fn the_tensors_of_a_graph_do_not_change_places() {
     let mut step = graphs.begin(&stream, &mut metadata).unwrap();
     let of = step.tensors(0).unwrap();
     let (query, key, value) = (of.query.clone(), of.key.clone(), of.value.clone());
-    assert_eq!(blamed(step.forward(0, &value, &ones, &query)), "query");
-    assert_eq!(blamed(step.forward(0, &ones, &query, &ones)), "key");
-    assert_eq!(blamed(step.forward(0, &ones, &ones, &key)), "value");
-    step.forward(0, &ones, &ones, &ones).unwrap();
+    assert_eq!(blamed(step.forward(0, (&value, &ones, &query))), "query");
+    assert_eq!(blamed(step.forward(0, (&ones, &query, &ones))), "key");
+    assert_eq!(blamed(step.forward(0, (&ones, &ones, &key))), "value");
+    step.forward(0, (&ones, &ones, &ones)).unwrap();
 }
 
 #[test]

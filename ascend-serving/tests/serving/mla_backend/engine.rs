@@ -2,11 +2,11 @@
 
 use std::sync::Mutex;
 
-use ascend_attention::{Output, Stream, Tensor, bf16};
+use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
     Attention, AttentionShape, Backends, BatchSettings, Causality, Drafting, LatentForm,
-    LatentRows, LatentTensors, Mla, Result, StatePolicy, UpProjected,
+    LatentRows, LatentTensors, LayerInputs, Mla, Result, StatePolicy, UpProjected,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -150,28 +150,24 @@ impl<'a> Engine<'a> {
                     }
                 };
                 let tensors = LatentTensors { query_rope, form };
+                let inputs = LayerInputs::latent(query, latent, key_rope, tensors);
                 // The last layer's output goes into a tensor of the caller, like the decodes'.
                 let output = if layer + 1 < LAYERS {
-                    step.forward_latent(layer, query, latent, key_rope, tensors)
-                        .unwrap()
+                    step.forward(layer, inputs).unwrap()
                 } else {
                     let shape = match form {
                         LatentForm::Absorbed => [heads, split, LATENT],
                         _ => [names.len() - split, heads, DIM],
                     };
                     let nan = vec![bf16::NAN; shape.iter().product()];
-                    let mut output = Output {
-                        attention: stream.upload(&nan, shape).unwrap(),
-                        softmax_lse: None,
-                    };
-                    step.forward_latent_into(layer, query, latent, key_rope, tensors, &mut output)
-                        .unwrap();
+                    let mut output = stream.upload(&nan, shape).unwrap();
+                    step.forward_into(layer, inputs, &mut output).unwrap();
                     output
                 };
                 results.push(match form {
-                    LatentForm::Plain(_) => [None, Some(output.attention)],
-                    LatentForm::Absorbed => [Some(output.attention), None],
-                    LatentForm::Mixed { .. } => [Some(decoded), Some(output.attention)],
+                    LatentForm::Plain(_) => [None, Some(output)],
+                    LatentForm::Absorbed => [Some(output), None],
+                    LatentForm::Mixed { .. } => [Some(decoded), Some(output)],
                     _ => panic!("a form without outputs here"),
                 });
             }

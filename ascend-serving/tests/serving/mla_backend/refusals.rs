@@ -1,12 +1,13 @@
 //! Steps that cannot be served, and what is said of them.
 
 use ascend_attention::spec::Cann;
-use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
+use ascend_attention::{AnyTensor, Stream, Tensor, bf16};
+use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, FusedInTwo, Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet,
-    LayerTensors, Mla, PagedDecode, Phase, Result, StepContext, UpProjected,
+    Error, Fused, FusedInTwo, GroupedAttention, GroupedRequest, Hybrid, LatentForm, LatentRows,
+    LatentTensors, LayerGroup, LayerInputs, LayerSet, LayerTensors, MaskKind, Masked, Mla,
+    NamedMask, PagedDecode, Phase, Result, StatePolicy, StepContext, UpProjected,
 };
 
 use super::{DIM, LATENT, ROPE, harness};
@@ -16,9 +17,21 @@ fn refused(
     stream: &Stream,
     backends: Backends<bf16>,
     causality: Causality,
-    (format, rows, cached): (Cache, usize, usize),
+    step: (Cache, usize, usize),
     form: &str,
 ) -> Error {
+    tried(stream, backends, causality, step, form, (None, None)).unwrap_err()
+}
+
+/// Queues a layer over these tensors, with a mask of its own and sinks.
+fn tried(
+    stream: &Stream,
+    backends: Backends<bf16>,
+    causality: Causality,
+    (format, rows, cached): (Cache, usize, usize),
+    form: &str,
+    (mask, sink): (Option<&MaskKind>, Option<&AnyTensor>),
+) -> Result<()> {
     let shape = CacheShape::latent(1).format(format);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), 4, 128, shape, pad).unwrap();
@@ -53,15 +66,17 @@ fn refused(
         form,
     };
     let mut step = attention.begin(stream, &metadata).unwrap();
-    let error = step
-        .forward_latent(0, query, &latent, &key_rope, tensors)
-        .unwrap_err();
+    let mut inputs = LayerInputs::latent(query, &latent, &key_rope, tensors);
+    (inputs.mask, inputs.learnable_sink) = (mask, sink);
+    let outcome = step.forward(0, inputs).map(drop);
     drop(step);
-    // Nothing was written.
-    let latents = &attention.cache().layer(0).unwrap().key;
-    let latents = latents.download(stream).unwrap();
-    assert!(latents.iter().all(|x| *x == bf16::ZERO));
-    error
+    if outcome.is_err() {
+        // Nothing was written.
+        let latents = &attention.cache().layer(0).unwrap().key;
+        let latents = latents.download(stream).unwrap();
+        assert!(latents.iter().all(|x| *x == bf16::ZERO));
+    }
+    outcome
 }
 
 #[test]
@@ -119,6 +134,42 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
 }
 
 #[test]
+fn masks_and_sinks_beside_latents_are_refused_with_what_mends_them() {
+    let stream = harness::stream();
+    let tried = |causality, more| {
+        let backends = Backends::none().with(Masked).with(Mla::new());
+        tried(
+            &stream,
+            backends,
+            causality,
+            (Cache::BnBsH, 1, 5),
+            "absorbed",
+            more,
+        )
+    };
+    let reasons = |causality, more| match tried(causality, more) {
+        Err(Error::NoBackend { reasons, .. }) => reasons,
+        other => panic!("{other:?}"),
+    };
+    let sink = stream.upload(&[bf16::ONE; 2], [2]).unwrap();
+    let said = reasons(Causality::Causal, (None, Some(&sink)));
+    assert!(said.contains("mla: backend.latent"), "{said}");
+    assert!(said.contains("leave the sinks out"), "{said}");
+    let all: MaskKind = Causality::Bidirectional.into();
+    let named = NamedMask::new("all", |_, _, _| true).into();
+    for (mask, rule) in [(&all, "mla: backend.latent"), (&named, "mla: backend.mask")] {
+        let said = reasons(Causality::Causal, (Some(mask), None));
+        assert!(said.contains(rule), "{said}");
+        assert!(said.contains("the mask of `Causality::Causal`"), "{said}");
+    }
+    // What the refusal advises: a causal layer of a step whose other layers see every key.
+    let causal = Causality::Causal.into();
+    reasons(Causality::Bidirectional, (None, None));
+    tried(Causality::Bidirectional, (Some(&causal), None)).unwrap();
+    stream.synchronize().unwrap();
+}
+
+#[test]
 fn a_projection_may_run_the_plan_that_called_it() {
     let stream = harness::stream();
     let pad = PadPolicy::SkipNegative;
@@ -169,7 +220,7 @@ fn a_projection_may_run_the_plan_that_called_it() {
     let again = |_: &Stream, _: usize, _: Rows<'_>, to: &UpProjected<bf16>| -> Result<()> {
         nested.set(nested.get() + 1);
         to_zeros(to)?;
-        selected.plan.run(&step, &layer).map(drop)
+        selected.plan.launch(&step, &layer).map(drop)
     };
     let calls = LayerTensors {
         latent: Some(LatentTensors {
@@ -178,7 +229,53 @@ fn a_projection_may_run_the_plan_that_called_it() {
         }),
         ..layer
     };
-    selected.plan.run(&step, &calls).unwrap();
+    selected.plan.launch(&step, &calls).unwrap();
     assert_eq!(nested.get(), 2, "for the step's own tokens and for a chunk");
     stream.synchronize().unwrap();
+}
+
+/// A group of layers of latent attention computes what the same layers do alone.
+#[test]
+fn layers_of_a_group_may_have_latents() {
+    let stream = harness::stream();
+    let attention = || {
+        let pad = PadPolicy::SkipNegative;
+        let cache = PagedKvCache::new(stream.device(), 2, 128, CacheShape::latent(1), pad);
+        let backends = Backends::none().with(Mla::new());
+        Attention::<bf16>::new(AttentionShape::latent(2), cache.unwrap(), backends)
+    };
+    let tensor = |axes: [usize; 2]| -> Tensor<bf16> {
+        let rows = (0..3 * axes[0] * axes[1]).map(|at| bf16::from_f32((at % 7) as f32 / 8.0));
+        let rows: Vec<bf16> = rows.collect();
+        stream.upload(&rows, [3, axes[0], axes[1]]).unwrap()
+    };
+    let (query, query_rope) = (tensor([2, LATENT]), tensor([2, ROPE]));
+    let (latent, key_rope) = (tensor([1, LATENT]), tensor([1, ROPE]));
+    let tensors = LatentTensors {
+        query_rope: &query_rope,
+        form: LatentForm::Absorbed,
+    };
+    let inputs = LayerInputs::latent(&query, &latent, &key_rope, tensors);
+
+    let mut alone = attention();
+    let mut sequence = Sequence::new(alone.cache().pool());
+    alone.grow(&stream, &mut sequence, 3).unwrap();
+    let settings = BatchSettings::of(alone.cache(), Causality::Causal);
+    let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings).unwrap();
+    let want = alone.begin(&stream, &metadata).unwrap().forward(0, inputs);
+    let want = want.unwrap().download(&stream).unwrap();
+
+    let group = LayerGroup::new([0], Causality::Causal, attention());
+    let mut model = GroupedAttention::new(1, [group]).unwrap();
+    let mut sequence = model.sequence();
+    model.grow(&stream, &mut sequence, 3).unwrap();
+    let request = GroupedRequest::of(&sequence, 3);
+    let metadata = model.metadata(&[request], StatePolicy::default()).unwrap();
+    let mut output = stream
+        .upload(&[bf16::NAN; 2 * 3 * LATENT], [2, 3, LATENT])
+        .unwrap();
+    let mut step = model.begin(&stream, &metadata).unwrap();
+    step.forward_into(0, inputs, &mut output).unwrap();
+    step.end().unwrap();
+    assert_eq!(output.download(&stream).unwrap(), want);
 }

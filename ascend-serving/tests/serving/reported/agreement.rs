@@ -4,11 +4,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, ThreadId};
 
 use ascend_attention::spec::Cann;
-use ascend_attention::{Error as CallError, Output, Stream, Tensor, bf16};
-use ascend_serving::kv::{BlockPool, CacheShape, Lane, PadPolicy, PagedKvCache, Sequence};
+use ascend_attention::{Stream, Tensor, bf16};
+use ascend_serving::kv::{
+    BlockPool, CacheShape, CacheWrite, Lane, PadPolicy, PagedKvCache, Sequence,
+};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, Error, Fused, FusedInTwo, PagedDecode, RecordedBatch, Rule,
+    CascadePrefill, Causality, Error, Fused, LayerInputs, PagedDecode, RecordedBatch, Rule,
     SharedPrefixDecode, SharedPrefixGate,
 };
 
@@ -102,8 +104,11 @@ fn sinks_that_the_first_layer_had_not_are_refused_and_the_other_way_round() {
         };
         let before = written(&engine);
         let mut step = engine.begin(&stream, &metadata).unwrap();
-        step.forward(0, &tokens, &tokens, &tokens).unwrap();
-        let late = step.forward_with_sink(1, &tokens, &tokens, &tokens, Some(&sink));
+        step.forward(0, (&tokens, &tokens, &tokens)).unwrap();
+        let late = step.forward(
+            1,
+            LayerInputs::from((&tokens, &tokens, &tokens)).learnable_sink(&sink),
+        );
         let (broken, said) = rule(late);
         assert_eq!(broken, Rule::StepLayers, "{name}: {said}");
         assert!(said.contains("given layer 1: sinks"), "{said}");
@@ -111,9 +116,12 @@ fn sinks_that_the_first_layer_had_not_are_refused_and_the_other_way_round() {
         assert_eq!(written(&engine), before, "{name}");
         if name == "fused" {
             let mut step = engine.begin(&stream, &metadata).unwrap();
-            step.forward_with_sink(0, &tokens, &tokens, &tokens, Some(&sink))
-                .unwrap();
-            let none = step.forward(1, &tokens, &tokens, &tokens);
+            step.forward(
+                0,
+                LayerInputs::from((&tokens, &tokens, &tokens)).learnable_sink(&sink),
+            )
+            .unwrap();
+            let none = step.forward(1, (&tokens, &tokens, &tokens));
             assert_eq!(rule(none).0, Rule::StepLayers);
         }
     }
@@ -143,7 +151,7 @@ fn tensors_with_other_rows_or_heads_than_the_step_are_refused_by_name() {
             [&other, &other, &other],
         ] {
             let mut step = engine.begin(&stream, &metadata).unwrap();
-            let (rule, said) = rule(step.forward(0, query, key, value));
+            let (rule, said) = rule(step.forward(0, (query, key, value)));
             assert_eq!(rule, broken, "{said}");
             assert!(step.selected().is_none());
         }
@@ -152,7 +160,7 @@ fn tensors_with_other_rows_or_heads_than_the_step_are_refused_by_name() {
     let mut metadata = AttentionMetadata::new(&[request(5, 2, &[3])], padded).unwrap();
     metadata.pad_to(8).unwrap();
     let mut step = engine.begin(&stream, &metadata).unwrap();
-    let (_, said) = rule(step.forward(0, &good, &good, &good));
+    let (_, said) = rule(step.forward(0, (&good, &good, &good)));
     assert!(
         said.contains("given query [2, 1, 64] in layer 0")
             && said.contains("8 rows: 2 of the requests and 6 of padding"),
@@ -213,10 +221,7 @@ fn growing_by_the_engine_copies_shared_blocks() {
     let mut first = Sequence::new(engine.cache().pool());
     let slots = engine.cache_mut().grow(&stream, &mut first, 100).unwrap();
     let keys = rows(&stream, 100);
-    let write = engine
-        .cache()
-        .plan_write(&stream, &slots, &keys, &keys)
-        .unwrap();
+    let write = CacheWrite::plan(engine.cache(), &stream, &slots, &keys, &keys).unwrap();
     engine
         .cache_mut()
         .write(&stream, &write, 0, &keys, &keys)
@@ -269,10 +274,7 @@ fn a_forgotten_copy_of_a_shared_block_is_refused() {
         .unwrap();
     let written = rows(&stream, 128);
     let slots: Vec<i32> = (128..256).collect();
-    let write = engine
-        .cache()
-        .plan_write(&stream, &slots, &written, &written)
-        .unwrap();
+    let write = CacheWrite::plan(engine.cache(), &stream, &slots, &written, &written).unwrap();
     engine
         .cache_mut()
         .write(&stream, &write, 0, &written, &written)
@@ -295,7 +297,7 @@ fn a_decode_step_without_a_backend_is_told_of_the_decode_path() {
         let batch = [request(5, 1, &[3])];
         let metadata = AttentionMetadata::new(&batch, settings).unwrap();
         let mut step = engine.begin(&stream, &metadata).unwrap();
-        let outcome = step.forward(0, &tokens, &tokens, &tokens);
+        let outcome = step.forward(0, (&tokens, &tokens, &tokens));
         outcome.map(drop).map_err(|error| error.to_string())
     };
     let none = step(Backends::none()).unwrap_err();
@@ -304,35 +306,6 @@ fn a_decode_step_without_a_backend_is_told_of_the_decode_path() {
     let cascade = step(Backends::none().with(CascadePrefill)).unwrap_err();
     assert!(cascade.contains("`.with(PagedDecode)`"), "{cascade}");
     step(Backends::none().with(PagedDecode)).unwrap();
-}
-
-#[test]
-fn a_step_has_no_log_sum_exps_to_give() {
-    let stream = harness::stream();
-    let backends = Backends::none().with(FusedInTwo).with(Fused);
-    let mut engine = two_layers(&stream, backends);
-    let batch = [request(5, 1, &[3]), request(9, 4, &[4])];
-    let metadata = AttentionMetadata::new(&batch, settings(Causality::Causal)).unwrap();
-    let tokens = rows(&stream, 5);
-    let mut output = Output {
-        attention: rows(&stream, 5),
-        softmax_lse: Some(stream.upload(&[7f32; 5], [5, 1, 1]).unwrap()),
-    };
-    let mut step = engine.begin(&stream, &metadata).unwrap();
-    let outcome = step.forward_into(0, &tokens, &tokens, &tokens, None, &mut output);
-    assert!(
-        matches!(
-            &outcome,
-            Err(Error::Attention(CallError::InvalidArgument {
-                argument: "output.softmax_lse",
-                ..
-            }))
-        ),
-        "{outcome:?}"
-    );
-    output.softmax_lse = None;
-    step.forward_into(0, &tokens, &tokens, &tokens, None, &mut output)
-        .unwrap();
 }
 
 /// The pool has room and every growth succeeds, but the rows of the step together are longer than the cache.
@@ -366,7 +339,7 @@ fn a_scheduler_can_tell_that_shared_blocks_count_for_each_request() {
     let metadata = AttentionMetadata::new(&batch, own).unwrap();
     let tokens = rows(&stream, 2);
     let mut step = engine.begin(&stream, &metadata).unwrap();
-    let error = step.forward(0, &tokens, &tokens, &tokens).unwrap_err();
+    let error = step.forward(0, (&tokens, &tokens, &tokens)).unwrap_err();
     assert!(error.breaks(Rule::BatchBlocks), "{error}");
     assert!(error.to_string().contains("preempt a request"), "{error}");
 }
@@ -465,10 +438,10 @@ fn told_without(run: &[usize], fails: bool) -> Vec<String> {
     warnings.take();
     let mut step = engine.begin(&stream, &metadata).unwrap();
     for layer in run {
-        step.forward(*layer, &tokens, &tokens, &tokens).unwrap();
+        step.forward(*layer, (&tokens, &tokens, &tokens)).unwrap();
     }
     if fails {
-        assert!(step.forward(9, &tokens, &tokens, &tokens).is_err());
+        assert!(step.forward(9, (&tokens, &tokens, &tokens)).is_err());
     }
     drop(step);
     warnings.take()

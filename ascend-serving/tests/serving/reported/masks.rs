@@ -289,8 +289,8 @@ fn masks_of_a_fixed_length() {
     let metadata = AttentionMetadata::new(&batch, settings(Causality::Causal)).unwrap();
     let mut step = engine.begin(&stream, &metadata).unwrap();
     let tokens = rows(&stream, 30);
-    let output = step.forward(0, &tokens, &tokens, &tokens).unwrap();
-    let attention = output.attention.download(&stream).unwrap();
+    let output = step.forward(0, (&tokens, &tokens, &tokens)).unwrap();
+    let attention = output.download(&stream).unwrap();
     // 2990 keys and values of 0, and those of the step: the last row sees all thirty ones.
     let one = 8f64.exp();
     let want = 30.0 * one / (30.0 * one + 2990.0);

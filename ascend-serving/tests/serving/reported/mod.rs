@@ -62,7 +62,7 @@ fn refused(metadata: &AttentionMetadata, tokens: [usize; 2]) -> String {
     let mut engine = engine(&stream);
     let mut step = engine.begin(&stream, metadata).unwrap();
     let (query, key) = (rows(&stream, tokens[0]), rows(&stream, tokens[1]));
-    let error = step.forward(0, &query, &key, &key).unwrap_err();
+    let error = step.forward(0, (&query, &key, &key)).unwrap_err();
     error.to_string()
 }
 
@@ -80,7 +80,7 @@ fn query_tokens_other_than_the_last_length() {
     let mut engine = engine(&stream);
     let mut step = engine.begin(&stream, &metadata).unwrap();
     let tokens = rows(&stream, 4);
-    step.forward(0, &tokens, &tokens, &tokens).unwrap();
+    step.forward(0, (&tokens, &tokens, &tokens)).unwrap();
 }
 
 /// 8107, 10769: a list of key lengths of another size than the batch. All lists are made from one batch.
@@ -157,7 +157,7 @@ fn slots_that_are_not_consecutive() {
             table: metadata.table(),
             slots,
         }
-        .run()
+        .check()
     };
     assert_eq!(audit(metadata.slots()), Ok(()));
     let error = audit(&[1278, 1279, 1280, 1281]).unwrap_err();
@@ -218,7 +218,7 @@ fn block_sizes_of_cache_and_kernel() {
     let metadata = AttentionMetadata::new(&batch, settings).unwrap();
     let mut step = engine.begin(&stream, &metadata).unwrap();
     let tokens = rows(&stream, 3);
-    let error = step.forward(0, &tokens, &tokens, &tokens).unwrap_err();
+    let error = step.forward(0, (&tokens, &tokens, &tokens)).unwrap_err();
     assert!(error.to_string().contains("block_size.prefill"), "{error}");
 }
 

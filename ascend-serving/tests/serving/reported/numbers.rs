@@ -71,8 +71,8 @@ fn in_chunks(stream: &Stream, tokens: &[Tensor<bf16>; 3], chunks: &[usize]) -> V
         let part = |tensor: &Tensor<bf16>| tensor.narrow(0, from..from + new).unwrap();
         let [query, key, value] = tokens.each_ref().map(part);
         let mut step = engine.begin(stream, &metadata).unwrap();
-        let output = step.forward(0, &query, &key, &value).unwrap();
-        let rows = output.attention.download(stream).unwrap();
+        let output = step.forward(0, (&query, &key, &value)).unwrap();
+        let rows = output.download(stream).unwrap();
         all.extend(rows.into_iter().map(bf16::to_f64));
         from += new;
     }

@@ -7,8 +7,8 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, Causality, Error,
-    Fused, Hybrid, LatentForm, LatentRows, LatentTensors, LayerSet, Mla, PagedDecode, Phase,
-    Result, Rule, StatePolicy, UpProjected,
+    Fused, Hybrid, LatentForm, LatentRows, LatentTensors, LayerInputs, LayerSet, Mla, PagedDecode,
+    Phase, Result, Rule, StatePolicy, UpProjected,
 };
 
 const HEADS: usize = 4;
@@ -75,7 +75,7 @@ fn said(
     };
     recorder::take();
     let mut step = attention.begin(stream, metadata).unwrap();
-    step.forward_latent(0, query, &latent, &key_rope, tensors)
+    step.forward(0, LayerInputs::latent(query, &latent, &key_rope, tensors))
         .unwrap();
     drop(step);
     stream.synchronize().unwrap();
@@ -255,7 +255,7 @@ fn hybrid_calls(
     let mut step = attention.begin(stream, metadata).unwrap();
     let mut failed = None;
     for layer in 0..layers {
-        if let Err(error) = step.forward(layer, &query, &key, &key) {
+        if let Err(error) = step.forward(layer, (&query, &key, &key)) {
             failed = Some(error);
         }
     }

@@ -3,10 +3,10 @@
 
 use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::{AnyTensor, Machine, Runtime, Stream, bf16, f16};
-use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{Cache, CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, PagedDecode,
+    Error, Fused, LayerInputs, PagedDecode,
 };
 
 use super::batch::CHUNKED;
@@ -90,7 +90,7 @@ impl Layer<'_> {
                     stream.upload(&of.packed(0..cached), [cached, kv_heads, self.dim])
                 };
                 let (key, value) = (upload(&keys[r])?, upload(&values[r])?);
-                let write = cache.plan_write(stream, &slots, &key, &value)?;
+                let write = CacheWrite::plan(&cache, stream, &slots, &key, &value)?;
                 cache.write(stream, &write, 0, &key, &value)?;
                 cache.mark_computed(&sequence, cached)?;
             }
@@ -125,12 +125,14 @@ impl Layer<'_> {
             Sink::Bf16 => &*of_bf16,
             Sink::AsQuery => &*of_query,
         });
-        let output = step.forward_with_sink(0, &query, &key, &value, sink)?;
+        let mut inputs = LayerInputs::from((&query, &key, &value));
+        inputs.learnable_sink = sink;
+        let output = step.forward(0, inputs)?;
         let selected = step.selected().unwrap();
         let refused = selected.refused.iter().map(|refused| refused.taken_by);
         let served = (selected.name, refused.collect());
         drop(step);
-        let got = output.attention.download(stream)?;
+        let got = output.download(stream)?;
         let mut token = 0;
         for (r, &[cached, new]) in self.requests.iter().enumerate() {
             let (q, k, v) = (queries[r].exact(), keys[r].exact(), values[r].exact());

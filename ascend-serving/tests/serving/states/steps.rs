@@ -6,7 +6,7 @@ use ascend_attention::bf16;
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
     Attention, AttentionShape, AttentionState, Backends, Causality, Error, Fused, FusedInTwo,
-    PagedDecode, StatePolicy,
+    LayerInputs, PagedDecode, StatePolicy,
 };
 
 use super::batch::{self, BLOCK_SIZE, BLOCKS, CHUNKED, MTP, Requests, WHOLE};
@@ -64,11 +64,13 @@ impl Given<'_> {
         let sinks = stream.upload(&[bf16::ONE; HEADS], [HEADS])?;
         let mut step = attention.begin(stream, &metadata)?;
         let (query, key) = (rows(HEADS)?, rows(KV_HEADS)?);
-        let output = step.forward_with_sink(0, &query, &key, &key, self.sink.then_some(&*sinks))?;
+        let mut inputs = LayerInputs::from((&query, &key, &key));
+        inputs.learnable_sink = self.sink.then_some(&*sinks);
+        let output = step.forward(0, inputs)?;
         let name = step.selected().unwrap().name;
         drop(step);
         let real = metadata.actual_tokens() as usize * HEADS * self.dim;
-        let got = output.attention.download(stream)?;
+        let got = output.download(stream)?;
         let sane = |x: &bf16| (0.0..=1.01).contains(&x.to_f64());
         assert!(
             got[..real].iter().all(sane),

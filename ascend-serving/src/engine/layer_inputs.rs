@@ -1,0 +1,112 @@
+//! What a model brings to a layer of a step.
+
+use ascend_attention::{AnyTensor, Element, Tensor};
+
+use crate::backends::LatentTensors;
+use crate::batch::MaskKind;
+
+/// The inputs of a layer of a step: query, key and value, and what some layers bring besides: a mask of their own,
+/// sinks, or latents. The tuple `(&query, &key, &value)` becomes the inputs of a layer that brings nothing else.
+///
+/// Query `[tokens, N, D]`, key and value `[tokens, Nkv, D]` are packed, with the padding of the metadata.
+///
+/// ```
+/// # fn main() -> ascend_serving::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// use std::num::NonZeroUsize;
+///
+/// use ascend_attention::{Runtime, bf16};
+/// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+/// use ascend_serving::{
+///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Fused, LayerInputs,
+///     Masked, MaskKind, NamedMask,
+/// };
+///
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// let shape = CacheShape::new(3, 1, 64);
+/// let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 128, shape, PadPolicy::SkipNegative)?;
+/// let backends = Backends::none().with(Masked).with(Fused);
+/// let mut attention = Attention::new(AttentionShape::new(1, 1, 64), cache, backends);
+/// let mut sequence = Sequence::new(attention.cache().pool());
+/// attention.grow(&stream, &mut sequence, 200)?;
+///
+/// let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+/// let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 200)], settings)?;
+/// let rows = stream.upload(&vec![bf16::ONE; 200 * 64], [200, 1, 64])?;
+/// let chunks = NamedMask::new("chunks of 64", |_, token, key| key <= token && key / 64 == token / 64);
+/// let masks = [
+///     Causality::Causal.into(),
+///     NonZeroUsize::new(50).map_or(Causality::Causal, Causality::Window).into(),
+///     MaskKind::from(chunks),
+/// ];
+/// let mut step = attention.begin(&stream, &metadata)?;
+/// for (layer, mask) in masks.iter().enumerate() {
+///     let inputs = LayerInputs::from((&rows, &rows, &rows)).mask(mask);
+///     step.forward(layer, inputs)?;
+/// }
+/// assert_eq!(step.selected_for(&masks[2]).map(|selected| selected.name), Some("masked"));
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct LayerInputs<'a, T: Element> {
+    /// Queries; with latents those that the [`LatentForm`](crate::LatentForm) says.
+    pub query: &'a Tensor<T>,
+    /// Keys; with latents the new latents, `[tokens, 1, 512]`.
+    pub key: &'a Tensor<T>,
+    /// Values; with latents the new rotary keys, `[tokens, 1, 64]`.
+    pub value: &'a Tensor<T>,
+    /// Which keys the layer's tokens see, if another mask than the step's
+    /// ([`AttentionMetadata::mask`](crate::AttentionMetadata::mask)): full and windowed layers of one cache are layers
+    /// of one step.
+    pub mask: Option<&'a MaskKind>,
+    /// One more logit for each head, `[N]`: of BF16, and of FLOAT16 for a FLOAT16 query from CANN 9.0 on and on
+    /// Ascend 950.
+    pub learnable_sink: Option<&'a AnyTensor>,
+    /// What multi-head latent attention has besides queries, latents and rotary keys.
+    pub latent: Option<LatentTensors<'a, T>>,
+}
+
+impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)> for LayerInputs<'a, T> {
+    fn from((query, key, value): (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)) -> Self {
+        Self {
+            query,
+            key,
+            value,
+            mask: None,
+            learnable_sink: None,
+            latent: None,
+        }
+    }
+}
+
+impl<'a, T: Element> LayerInputs<'a, T> {
+    /// The inputs of a layer of multi-head latent attention: new latents `[tokens, 1, 512]` and rotary keys
+    /// `[tokens, 1, 64]`. The [`LatentForm`](crate::LatentForm) defines the query and the output, and who projects
+    /// what. [`Mla`](crate::Mla) computes such layers: causal ones, without sinks.
+    pub fn latent(
+        query: &'a Tensor<T>,
+        latent: &'a Tensor<T>,
+        key_rope: &'a Tensor<T>,
+        tensors: LatentTensors<'a, T>,
+    ) -> Self {
+        Self {
+            latent: Some(tensors),
+            ..Self::from((query, latent, key_rope))
+        }
+    }
+
+    /// Sets a mask of the layer's own.
+    pub fn mask(mut self, mask: &'a MaskKind) -> Self {
+        self.mask = Some(mask);
+        self
+    }
+
+    /// Sets one more logit for each head, in every layer of a step with the same mask or in none.
+    pub fn learnable_sink(mut self, sink: &'a AnyTensor) -> Self {
+        self.learnable_sink = Some(sink);
+        self
+    }
+}
