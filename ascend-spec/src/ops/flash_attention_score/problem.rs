@@ -7,6 +7,7 @@ use super::{
     Bias, FlashAttentionCall, InputLayout, MaskKind, PackedLengths, Sequence, SoftmaxOrder, Version,
 };
 use crate::attention_problem::Work;
+use crate::contract::first_lint;
 use crate::{MaskGeometry, SparseMode, Target, TensorDesc, Violation};
 
 /// A call that holds every rule: sizes, lengths and visibility, ready to compute.
@@ -193,13 +194,7 @@ impl<'a> FlashAttentionProblem<'a> {
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
     pub fn lint(&self, allowed: &[&str]) -> Result<(), Violation> {
-        let mut first = None;
-        self.each_lint(&mut |violation| {
-            if first.is_none() && !allowed.contains(&violation.rule.id) {
-                first = Some(violation);
-            }
-        });
-        first.map_or(Ok(()), Err)
+        first_lint(allowed, |report| self.each_lint(report))
     }
 
     /// Calls `report` with every lint that the call breaks.
