@@ -20,6 +20,7 @@ mod portability;
 mod quantisation;
 mod resolve;
 mod roles;
+mod routing;
 pub mod rules;
 mod unread;
 mod version;

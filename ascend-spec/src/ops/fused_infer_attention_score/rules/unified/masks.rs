@@ -150,7 +150,7 @@ pub(super) fn width(f: &Facts<'_>) -> i64 {
     let prefix = prefix::length(f);
     if f.paged() {
         return match f.since(Cann::V9_1) {
-            true => mask::width(f),
+            true => f.mask_width(),
             false => f.key_rows,
         };
     }
