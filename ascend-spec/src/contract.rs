@@ -88,8 +88,8 @@ pub(crate) trait CallContract: DescribedOperator {
     }
 }
 
-/// The first lint that `each` reports, leaving out those in `allowed` (by id). A crash of the host process is never left
-/// out.
+/// The first lint that `each` reports, leaving out those in `allowed` (by id). A crash of the host process is never
+/// left out.
 pub(crate) fn first_lint(
     allowed: &[&str],
     each: impl FnOnce(&mut dyn FnMut(Violation)),

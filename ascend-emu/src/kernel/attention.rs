@@ -308,7 +308,8 @@ impl Attention {
         });
     }
 
-    /// Reads the position bias of a row, which must exist, in the units of scores. Returns whether the call has a bias.
+    /// Reads the position bias of a row, which must exist, in the units of scores. Returns whether the call has a
+    /// bias.
     #[inline(always)]
     pub(super) fn read_bias<S: Simd>(
         &self,

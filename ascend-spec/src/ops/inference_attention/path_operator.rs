@@ -1,8 +1,8 @@
 //! What an operator that is one path of FusedInferAttentionScore says of itself.
 
 /// Makes an operator that is one path of FusedInferAttentionScore, in a module that has its arguments, its versions
-/// and its `rules`: which of its parameters stand for those of FusedInferAttentionScore (the `same` ones have the same
-/// name), how a call is checked, and what follows from its arguments.
+/// and its `rules`: which of its parameters stand for those of FusedInferAttentionScore (the `same` ones have the
+/// same name), how a call is checked, and what follows from its arguments.
 macro_rules! path_operator {
     (
         $(#[$meta:meta])*

@@ -4,10 +4,14 @@
 /// and its own between them, in the form of [`rules!`](crate::rule::rules). `$id` begins each id; versions before
 /// `$newest` are `$older`.
 macro_rules! path_rules {
-    ($id:literal, $operator:literal, newest $newest:literal, older $older:literal, required $required:literal; $($own:tt)*) => {
+    (
+        $id:literal, $operator:literal, newest $newest:literal, older $older:literal, required $required:literal;
+        $($own:tt)*
+    ) => {
         $crate::rule::rules! {
             in Scope::ALL;
-            SUCCESSOR = $id ".successor", RUNTIME_ERROR, V1, $operator " entry points, Ascend 950" in Scope::ASCEND_950,
+            SUCCESSOR = $id ".successor", RUNTIME_ERROR, V1,
+                $operator " entry points, Ascend 950" in Scope::ASCEND_950,
                 "Ascend 950 computes attention by FusedInferAttentionScore",
                 "call aclnnFusedInferAttentionScoreV5";
             PRODUCT = $id ".product", FIND_KERNEL_ERROR, V1, $operator " documentation, products",

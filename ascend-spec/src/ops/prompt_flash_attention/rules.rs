@@ -81,8 +81,8 @@ impl PromptCall<'_> {
     /// On 310P, query rows and keys of a call with a mask must be multiples of this number.
     pub const CARD_MASK_ROWS: i64 = 16;
 
-    /// Checks the rules that come before those of the prefill path, and returns the verdict of that path; `None` for an
-    /// output without elements.
+    /// Checks the rules that come before those of the prefill path, and returns the verdict of that path; `None` for
+    /// an output without elements.
     pub(super) fn judged(&self, target: Target) -> Result<Option<Verdict>, Refusal> {
         let at = Required {
             query: Self::required(self.query.as_ref(), "query")?,

@@ -236,18 +236,7 @@ fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
             MaskUse::None
         }
         Some(mask) if mode.takes_compressed_mask() => {
-            let size = SparseMode::COMPRESSED_MASK_SIZE;
-            let shapes = [
-                Dims::of([size, size]),
-                Dims::of([1, size, size]),
-                Dims::of([1, 1, size, size]),
-            ];
-            require!(
-                shapes.contains(&mask.shape),
-                COMPRESSED,
-                format_args!("{} in mode {mode}", mask.shape),
-                "[2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]",
-            );
+            compressed(mask, mode)?;
             MaskUse::Compressed
         }
         Some(mask) => MaskUse::Full(full(f, mask)?),
@@ -255,6 +244,26 @@ fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
     let (pre, next) = tokens(f, mode, usage != MaskUse::None)?;
     quant::rows(f, mode, pre, next)?;
     Ok((mode, usage))
+}
+
+/// Checks the shape of a compressed mask.
+pub(in crate::ops::fused_infer_attention_score) fn compressed(
+    given: &TensorDesc,
+    mode: SparseMode,
+) -> Result<(), Refusal> {
+    let size = SparseMode::COMPRESSED_MASK_SIZE;
+    let shapes = [
+        Dims::of([size, size]),
+        Dims::of([1, size, size]),
+        Dims::of([1, 1, size, size]),
+    ];
+    require!(
+        shapes.contains(&given.shape),
+        COMPRESSED,
+        format_args!("{} in mode {mode}", given.shape),
+        "[2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]",
+    );
+    Ok(())
 }
 
 /// Checks a full mask of the prefill path: rows and keys last, before them batch (1 or B) and an axis that is not

@@ -1,6 +1,6 @@
 //! MXFP8 on Ascend 950: E4M3 elements, 32 of which share an exponent.
 
-use super::{OUT_DTYPE, UNUSED, alone, heads, modes};
+use super::{OUT_DTYPE, alone, heads, modes, none_of};
 use crate::ops::fused_infer_attention_score::rules::Facts;
 use crate::ops::fused_infer_attention_score::rules::paged::blocks;
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Version};
@@ -73,12 +73,7 @@ pub(super) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         &call.antiquant_offset,
         &call.key_rope_antiquant_scale,
     ];
-    require!(
-        unused.into_iter().all(Option::is_none),
-        UNUSED,
-        "one of them",
-        "none of them",
-    );
+    none_of(&unused)?;
     require!(
         (call.quant_scale1.as_ref())
             .is_none_or(|scale| scale.dtype == DType::Float && *scale.shape == [1]),

@@ -76,8 +76,9 @@ impl CheckedCall<'_> {
         self.each_lint_of(Caller::Fused, report);
     }
 
-    /// As [`CheckedCall::each_lint`], but only for what the two paths themselves take and ignore, whichever operator
-    /// calls them: the older operators copy strided tensors, and have other defaults for the tokens that no mask uses.
+    /// As [`CheckedCall::each_lint`], but only for what the two paths themselves take and ignore, whichever
+    /// operator calls them: the older operators copy strided tensors, and have other defaults for the tokens that no
+    /// mask uses.
     pub(crate) fn each_lint_of_path(&self, report: &mut dyn FnMut(Violation)) {
         self.each_lint_of(Caller::Older, report);
     }
