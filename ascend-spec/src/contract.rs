@@ -3,7 +3,7 @@
 use crate::operator::{
     ArgumentList, ArgumentValues, DeclaredParameter, DeclaredVersion, ParameterInfo,
 };
-use crate::{Cann, Dims, Refusal, Rule, Target, TensorDesc, Violation};
+use crate::{Cann, Dims, Level, Refusal, Rule, Target, TensorDesc, Violation};
 
 /// An operator: its versions, its parameters and its rules.
 pub(crate) trait DescribedOperator {
@@ -86,6 +86,22 @@ pub(crate) trait CallContract: DescribedOperator {
     ) -> Result<(), Violation> {
         Ok(())
     }
+}
+
+/// The first lint that `each` reports, leaving out those in `allowed` (by id). A crash of the host process is never
+/// left out.
+pub(crate) fn first_lint(
+    allowed: &[&str],
+    each: impl FnOnce(&mut dyn FnMut(Violation)),
+) -> Result<(), Violation> {
+    let mut first = None;
+    each(&mut |violation: Violation| {
+        let crash = violation.rule.level == Level::HostCrash;
+        if first.is_none() && (crash || !allowed.contains(&violation.rule.id)) {
+            first = Some(violation);
+        }
+    });
+    first.map_or(Ok(()), Err)
 }
 
 /// Reports every lint that a call breaks. `first` returns the first broken lint that is not in the list of allowed

@@ -334,19 +334,19 @@ macro_rules! lint {
 /// Declares the rules of one file: a static for each and the file's table `RULES`. In the place of a rule's status a
 /// lint has `Lint("why it stays within the tensors")` or `Overrun("why it may not")`, a crash `HostCrash("how")`
 /// where other hosts take the call, `TilingCrash("how")` or `NullptrCrash("how")` where they refuse it with that
-/// status. The scope at the head of the table applies to every rule that names none of its own after its source. A
-/// file has the operator's `Version` in scope, whose versions the rules name.
+/// status. Texts one after another are joined. The scope at the head of the table applies to every rule that names
+/// none of its own after its source. A file has the operator's `Version` in scope, whose versions the rules name.
 macro_rules! rules {
-    (in $scope:expr; $($name:ident = $id:literal, $status:ident $(($reach:literal))?, $since:ident,
-        $source:literal $(in $own:expr)?, $holds:literal, $fix:literal;)*) => {
+    (in $scope:expr; $($name:ident = $($id:literal)+, $status:ident $(($reach:literal))?, $since:ident,
+        $($source:literal)+ $(in $own:expr)?, $($holds:literal)+, $($fix:literal)+;)*) => {
         $(
-            #[doc = concat!("`", $id, "`: ", $holds, " (", $source, ").")]
+            #[doc = concat!("`", $($id,)+ "`: ", $($holds,)+ " (", $($source,)+ ").")]
             #[allow(rustdoc::broken_intra_doc_links, reason = "shapes such as [tokens] are no links")]
             pub static $name: $crate::rule::Rule = $crate::rule::Rule {
-                id: $id,
-                holds: $holds,
-                fix: $fix,
-                source: $source,
+                id: concat!($($id),+),
+                holds: concat!($($holds),+),
+                fix: concat!($($fix),+),
+                source: concat!($($source),+),
                 status: rules!(@status $status),
                 since: Version::$since.info(),
                 level: rules!(@level $status),

@@ -191,7 +191,7 @@ proptest! {
             };
             let mut grouped = true;
             checked.each_lint(&mut |lint| grouped &= lint.rule.id != "split_fuse.heads_divide");
-            checked.touches(&mut |_, _| ());
+            checked.problem.touches(&mut |_, _| ());
             let problem = checked.problem;
             if problem.work == Work::Attend {
                 prop_assert_eq!(problem.kv_heads * problem.group() == problem.heads, grouped);

@@ -459,7 +459,9 @@ impl Ready<'_> {
                 TensorRole::SoftmaxSum => return softmax[1].cast(),
                 _ => {}
             }
-            let wanted = Argument::of_role(role);
+            let Some(wanted) = Argument::of_role(role) else {
+                return std::ptr::null_mut();
+            };
             let find = |wanted| base.iter().find(|(argument, _)| *argument == wanted);
             let found = find(wanted).or_else(|| match wanted.parameter {
                 Parameter::Value => find(Argument::element(Parameter::Key, wanted.index)),

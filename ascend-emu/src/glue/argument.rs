@@ -262,3 +262,9 @@ pub(super) fn common_domain(arguments: &[Argument], numbers: &[Number]) -> Outco
         .iter()
         .fold(domain, |domain, number| domain.with(number.domain())))
 }
+
+/// Checks that inputs have the shape of the output after broadcasting. An input that is the output keeps its shape.
+pub(super) fn check_shapes(inputs: &[Argument], out: &Argument) -> Outcome {
+    let common = common_shape(inputs)?;
+    out.expect_shape(&common)
+}

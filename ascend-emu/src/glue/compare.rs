@@ -1,8 +1,7 @@
 //! Operators whose result is true or false.
 
-use super::argument::{Argument, common_domain};
+use super::argument::{Argument, check_shapes, common_domain};
 use super::call::{Work, work};
-use super::elementwise::check_shapes;
 use super::number::{Domain, Number, Wide, common_float, rounded};
 use super::view::{Views, map};
 use crate::status::Outcome;

@@ -1,6 +1,6 @@
 //! Operators that compute each output element from the elements at the same place of broadcast inputs.
 
-use super::argument::{Argument, common_domain, common_shape};
+use super::argument::{Argument, check_shapes, common_domain};
 use super::call::{Work, work};
 use super::compare::logical_not;
 use super::number::{Domain, Number};
@@ -10,12 +10,6 @@ use ascend_spec::DType;
 
 /// Largest number of inputs of an elementwise operator.
 const INPUTS: usize = 3;
-
-/// Checks that inputs have the shape of the output after broadcasting. An input that is the output keeps its shape.
-pub(super) fn check_shapes(inputs: &[Argument], out: &Argument) -> Outcome {
-    let common = common_shape(inputs)?;
-    out.expect_shape(&common)
-}
 
 /// Computes in the common domain of inputs, numbers and output.
 pub(super) fn numeric<const N: usize>(

@@ -231,22 +231,25 @@ impl Attention {
         let mut bytes = 0;
         let mut made: Option<(_, Arc<MaskSummary>)> = None;
         for sequence in &mut self.sequences {
-            if !MaskSummary::pays(sequence) {
+            let Some(at) = sequence.mask else {
+                continue;
+            };
+            let of = (at, sequence.geometry);
+            if !MaskSummary::pays(&sequence.geometry, &at) {
                 continue;
             }
-            let of = (sequence.mask, sequence.geometry);
             if let Some((_, mask_summary)) = made.as_ref().filter(|(same, _)| *same == of) {
                 sequence.mask_summary = Some(Arc::clone(mask_summary));
                 continue;
             }
             // Without memory for a summary, the kernels read the mask itself.
-            let Ok(mut mask_summary) = MaskSummary::new(sequence) else {
+            let Ok(mut mask_summary) = MaskSummary::new(&sequence.geometry) else {
                 continue;
             };
-            let of_rows = &*sequence;
+            let geometry = &sequence.geometry;
             let rows = mask_summary.rows_mut().enumerate();
             rows.with_min_len(8)
-                .for_each(|(number, row)| MaskSummary::fill(row, number, mask, of_rows));
+                .for_each(|(number, row)| MaskSummary::fill(row, number, (mask, &at), geometry));
             bytes += mask_summary.bytes();
             let mask_summary = Arc::new(mask_summary);
             sequence.mask_summary = Some(Arc::clone(&mask_summary));
@@ -303,6 +306,27 @@ impl Attention {
             out,
             step,
         });
+    }
+
+    /// Reads the position bias of a row, which must exist, in the units of scores. Returns whether the call has a
+    /// bias.
+    #[inline(always)]
+    pub(super) fn read_bias<S: Simd>(
+        &self,
+        simd: S,
+        sequence: &Sequence,
+        (row, head): (usize, usize),
+        keys: &Range<usize>,
+        out: &mut [Vector],
+    ) -> bool {
+        let Some(bias) = &self.bias else {
+            return false;
+        };
+        let (first_row, first_key) = sequence.origin;
+        let at = (sequence.kv.sequence, head, first_row + row);
+        let first = first_key + keys.start;
+        bias.read(simd, at, self.heads, first..first + keys.len(), out);
+        true
     }
 
     /// Whether no two sequences write the same rows.

@@ -5,12 +5,13 @@
 //! values. Calls with softmax outputs write maximum and sum instead of the log-sum-exp.
 
 use super::attention::Attention;
-use super::kv::tile_load::{Destination, TileLoad, stride};
-use super::mask::{TILE_KEYS, read_mask};
 use super::online_softmax::{OnlineSoftmax, quantise_weights, rescale_factor};
-use super::schedule::Task;
 use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
+use super::task::Task;
+use super::tile::TILE_KEYS;
+use super::tile_load::{Destination, TileLoad, stride};
+use super::visibility::read_mask;
 use ascend_spec::MaskGeometry;
 use ascend_spec::geometry::Runs;
 

@@ -14,8 +14,8 @@
 //! | `split_kv` | combines the partial results of key ranges |
 //! | `epilogue` | divides by the sum, handles rows without keys, writes output and log-sum-exp |
 //! | `attention`, `sequence` | the call as the kernels see it: tensors, and the sequences of the batch |
-//! | `kv` | where keys and values are stored (tensor, pages, shared prefix), and loading tiles of them |
-//! | `mask` | which queries see which keys of a tile, and the mask tensor |
+//! | `kv`, `tile_load` | where keys and values are stored (tensor, pages, shared prefix); loading tiles of them |
+//! | `visibility`, `mask` | which queries see which keys of a tile; the mask tensor |
 //! | `position_bias` | the additive bias: a tensor, or one slope for each head |
 //! | `dropout` | the drop mask |
 //! | `dequantise` | scales and offsets of quantised tensors |
@@ -65,9 +65,13 @@ mod scratch;
 mod sequence;
 mod simd;
 mod split_kv;
+mod task;
 mod tensor;
 #[cfg(test)]
 mod tests;
+mod tile;
+mod tile_load;
+mod visibility;
 
 use crate::host_memory::HostMemoryExhausted;
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole, Work};

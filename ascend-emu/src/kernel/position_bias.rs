@@ -2,9 +2,7 @@
 //! (ALiBi).
 
 use super::Buffers;
-use super::attention::Attention;
 use super::dequantise::scale_grid::ScaleGrid;
-use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::strided::Sizes;
@@ -203,24 +201,4 @@ impl Kernel for SlopeBias<'_> {
             *out = -self.slope * if self.root { distance.sqrt() } else { distance };
         }
     }
-}
-
-/// Reads the position bias of a row, which must exist, in the units of scores. Returns whether the call has a bias.
-#[inline(always)]
-pub(super) fn read_bias<S: Simd>(
-    simd: S,
-    attention: &Attention,
-    sequence: &Sequence,
-    (row, head): (usize, usize),
-    keys: &Range<usize>,
-    out: &mut [Vector],
-) -> bool {
-    let Some(bias) = &attention.bias else {
-        return false;
-    };
-    let (first_row, first_key) = sequence.origin;
-    let at = (sequence.kv.sequence, head, first_row + row);
-    let first = first_key + keys.start;
-    bias.read(simd, at, attention.heads, first..first + keys.len(), out);
-    true
 }

@@ -6,17 +6,17 @@
 
 use super::attention::Attention;
 use super::epilogue::Epilogue;
-use super::mask::TILE_KEYS;
 use super::online_softmax::OnlineSoftmax;
 use super::scratch::Scratch;
 use super::sequence::Sequence;
 use super::simd::{Kernel, Level, Simd};
 use super::split_kv::SplitKv;
+use super::task::{Task, TaskContext};
+use super::tile::TILE_KEYS;
 use super::{decode, prefill};
 use crate::host_memory::{HostMemoryExhausted, try_with_capacity};
 use rayon::prelude::*;
 use std::cmp::Reverse;
-use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// With fewer query blocks than this, each is split over its keys. This is a constant, and not the number of threads,
@@ -31,21 +31,6 @@ const MIN_SPLIT_KEYS: usize = 6 * TILE_KEYS;
 
 /// Smallest number of multiplications for which other threads are woken.
 const MIN_PARALLEL_WORK: u64 = 1 << 21;
-
-/// Some queries of one key head, and the keys that they attend to.
-#[derive(Clone, Debug)]
-pub(super) struct Task {
-    pub(super) sequence: usize,
-    pub(super) kv_head: usize,
-    pub(super) queries: Range<usize>,
-    pub(super) keys: Range<usize>,
-}
-
-impl Task {
-    fn work(&self) -> u64 {
-        (self.queries.len() as u64).saturating_mul(self.keys.len() as u64)
-    }
-}
 
 /// A query block whose keys are split among tasks.
 #[derive(Debug)]
@@ -209,14 +194,6 @@ fn in_parallel(parallel: bool, count: usize, work: impl Fn(usize, &mut Scratch) 
         worker();
     }
     bytes.into_inner()
-}
-
-/// A task, and the arguments of its computation.
-pub(super) struct TaskContext<'a, 's> {
-    pub(super) attention: &'a Attention,
-    pub(super) sequence: &'a Sequence,
-    pub(super) task: &'a Task,
-    pub(super) scratch: &'s mut Scratch,
 }
 
 /// Computes one task.

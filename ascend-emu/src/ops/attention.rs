@@ -1,139 +1,298 @@
-//! What attention operators share: the calls that they refuse beyond their contracts (those that end the host process
-//! or that the kernels cannot compute), and how they run the kernels.
+//! Attention operators: a call that was checked, and what a launch of it does.
 
-use crate::config::check;
+use super::attention_reach::within_reach;
+use super::contiguous::{gather, scatter};
+use super::declared::DeclaredOperator;
+use super::launch::Launch;
+use super::{attention_contents, attention_reads, lints};
+use crate::config::{Check, check};
+use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::kernel::{self, Buffers};
-use crate::sanitizer::{FindingKind, Suspicion, report};
-use crate::status::{AICORE_EXCEPTION, Failure, Outcome};
-use ascend_spec::attention_problem::AttentionProblem;
-use ascend_spec::ops::fused_infer_attention_score::CheckedCall;
-use ascend_spec::{Level, Refusal, Unsupported, Violation};
+use crate::memory::DeviceMemory;
+use crate::operator::Addresses;
+use crate::runtime::context;
+use crate::status::{AICORE_EXCEPTION, Outcome};
+use ascend_spec::attention_problem::{AttentionArguments, AttentionProblem, MaskUse, TensorRole};
+use ascend_spec::operator::{Argument, DeclaredVersion, EntryPoint};
+use ascend_spec::{Level, Refusal, Target, TensorDesc, Unsupported};
+use std::ops::Range;
+use std::ptr;
 
-/// The failure of a call that the contract refuses; a crash is reported as well.
-pub(super) fn refused(symbol: &'static str, refusal: Refusal) -> Failure {
-    match &refusal {
-        Refusal::Violation(violation) if violation.rule.level == Level::HostCrash => {
-            let reported = report_crash(symbol, violation, refusal.status());
-            reported.err().unwrap_or_else(|| refusal.into())
+/// What an attention operator has of its own, beside its contract.
+pub(super) trait AttentionCall: AttentionArguments + Send + Sync + 'static {
+    /// The tensors that the kernels read and write only in row-major order: the operator makes contiguous copies of
+    /// others.
+    const IN_ORDER: &'static [TensorRole] = &[];
+
+    /// Whether a call is launched that breaks a lint by which the device may access memory outside of the tensors.
+    const OVERRUNS: bool = false;
+
+    /// Sees the end of a launch.
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeclaredOperator::compute`]; the launch has finished writing.
+    unsafe fn ran(_: &Attention<Self>, _: &Addresses, _: &DeviceMemory, _: Result<(), &Fault>)
+    where
+        Self: Sized,
+    {
+    }
+}
+
+/// A call that satisfies every rule, of the operator with these arguments.
+pub(super) struct Attention<A: AttentionArguments> {
+    pub(super) arguments: A,
+    pub(super) version: A::Version,
+    pub(super) target: Target,
+    /// What the call computes; `None` if it computes nothing.
+    problem: Option<AttentionProblem<'static>>,
+    /// Bytes of each tensor that a launch touches, from the tensor's base address.
+    pub(super) touches: Vec<(Argument<A::Parameter>, Range<u64>)>,
+    /// Whether the call breaks a lint by which the device may access memory outside of the call's tensors.
+    overruns: bool,
+    /// How strictly misuse that is found on the device is treated.
+    check: Check,
+    /// Whether the length arrays are placeholders, with which nothing can be computed.
+    measured: bool,
+}
+
+/// Largest number of elements of a contiguous copy. Tensors of stride 0 are small however many elements they have.
+const MOST_COPIED: u64 = 1 << 32;
+
+/// Checks calls of a version as the process's machine does; `descs` describes the arguments.
+pub(super) fn of_machine<D, A: AttentionCall>(
+    version: A::Version,
+    descs: impl FnOnce(&D) -> A,
+) -> impl FnOnce(&D) -> Outcome<Attention<A>> {
+    move |arguments| Attention::new(descs(arguments), version, context::machine().target, false)
+}
+
+impl<A: AttentionCall> Attention<A> {
+    /// Checks a call for a product and a release. The lengths of a `measured` call are placeholders.
+    pub(super) fn new(
+        arguments: A,
+        version: A::Version,
+        target: Target,
+        measured: bool,
+    ) -> Outcome<Self> {
+        let symbol = version.info().symbol();
+        let (mut overruns, mut problem) = (false, Ok(None));
+        lints::report(symbol, &arguments, |report| {
+            problem = arguments.resolve(version, target, &mut |lint| {
+                overruns |= lint.rule.overruns;
+                // Lints about placeholder lengths do not apply to the later lengths.
+                if !measured || lint.rule.level == Level::HostCrash {
+                    report(lint);
+                }
+            });
+        })?;
+        let problem = problem.map_err(|refusal| lints::refused(symbol, refusal))?;
+        if let Some(problem) = &problem {
+            within_reach(problem).map_err(Refusal::from)?;
         }
-        _ => refusal.into(),
-    }
-}
-
-/// Reports the end of a host process; in strict mode the call fails with `code`.
-pub(super) fn report_crash(symbol: &'static str, violation: &Violation, code: i32) -> Outcome {
-    let suspicion = Suspicion {
-        kind: FindingKind::HostCrash,
-        site: (symbol, violation.rule.id),
-        tensor: 0,
-        message: format!("{symbol}: {violation}"),
-    };
-    report(check(), code, suspicion)
-}
-
-/// Largest number of query blocks, and of cached key blocks, that a launch keeps a list of.
-const MOST_BLOCKS: usize = 1 << 26;
-
-/// Checks that the kernel can compute a call. Tensors of stride 0 are small however many rows they have, so memory
-/// alone does not limit their rows.
-pub(super) fn within_reach(problem: &AttentionProblem<'_>) -> Result<(), Unsupported> {
-    let unsupported = |feature| Err(Unsupported::new(feature));
-    if problem.batch > MOST_BLOCKS {
-        // An empty query may have any number of sequences.
-        return unsupported("more than 67108864 sequences");
-    }
-    let longest = (0..problem.batch).map(|b| problem.kv_len(b)).max();
-    let longest = longest.unwrap_or(0);
-    if problem.query_rows > CheckedCall::MOST_ROWS || longest > CheckedCall::MOST_ROWS {
-        return unsupported("a sequence of more than 20971520 query rows or keys");
-    }
-    let queries = problem
-        .batch
-        .saturating_mul(problem.heads)
-        .saturating_mul(problem.query_rows.div_ceil(kernel::BLOCK_QUERIES));
-    let keys = problem.pages.map_or(0, |pages| {
-        let blocks = longest.div_ceil(pages.block_size.max(1));
-        problem.batch.saturating_mul(blocks)
-    });
-    if queries.max(keys) > MOST_BLOCKS {
-        return unsupported("more than 67108864 blocks of queries or of cached keys");
-    }
-    Ok(())
-}
-
-/// Computes a problem. If the kernels cannot compute it, the result is a device fault.
-///
-/// # Safety
-///
-/// As for [`kernel::run`].
-pub(super) unsafe fn run(
-    problem: &AttentionProblem<'_>,
-    buffers: &Buffers<'_>,
-) -> Result<(), Fault> {
-    // SAFETY: the caller's promise.
-    unsafe { kernel::run(problem, buffers) }.map_err(|unsupported| Fault {
-        code: AICORE_EXCEPTION,
-        message: unsupported.to_string(),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::within_reach;
-    use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
-    use ascend_spec::{DType, Dims, Soc, Target, TensorDesc};
-
-    /// A tensor of one element in memory, whose shape claims more.
-    fn stretched(dtype: DType, shape: &[i64]) -> TensorDesc {
-        let shape = Dims::new(shape).unwrap();
-        let strides = Dims::new(&vec![0; shape.rank()]).unwrap();
-        TensorDesc {
-            strides,
-            ..TensorDesc::packed(dtype, shape)
-        }
+        let mut op = Attention {
+            arguments,
+            version,
+            target,
+            problem,
+            touches: Vec::new(),
+            overruns: overruns && A::OVERRUNS,
+            check: check(),
+            measured,
+        };
+        op.touches = op.find_touches().map_err(Refusal::from)?;
+        Ok(op)
     }
 
-    fn reached(call: &FiaCall<'_>) -> bool {
-        let checked = call
-            .check(Version::V1, Target::snapshot(Soc::AtlasA2))
-            .unwrap();
-        within_reach(&checked.problem).is_ok()
-    }
-
-    #[test]
-    fn tiny_tensors_that_claim_to_be_large_are_refused() {
-        let half = |shape: &[i64]| stretched(DType::Float16, shape);
-        let dense = |batch, heads, rows, keys: i64| {
-            let key = [half(&[batch, heads, keys, 16])];
-            let call = FiaCall {
-                query: Some(half(&[batch, heads, rows, 16])),
-                key: &key,
-                value: &key,
-                num_heads: heads,
-                attention_out: Some(half(&[batch, heads, rows, 16])),
-                ..FiaCall::new("BNSD")
+    fn find_touches(&self) -> Result<Vec<(Argument<A::Parameter>, Range<u64>)>, Unsupported> {
+        let mut touches = Vec::new();
+        let Some(problem) = &self.problem else {
+            return Ok(touches);
+        };
+        let mut large = false;
+        problem.touches(&mut |role, range| {
+            let Some(argument) = A::of_role(role) else {
+                return;
             };
-            reached(&call)
+            let range = match self.copied(problem, role) {
+                Some((_, desc)) => {
+                    let elements = desc.elements().unwrap_or(u64::MAX);
+                    large |= elements > MOST_COPIED;
+                    // The elements of the copy are contiguous.
+                    let copy = TensorDesc::packed(desc.dtype, desc.shape).byte_range();
+                    let walked = range.zip(copy);
+                    let inside = walked.is_some_and(|(range, copy)| range.end <= copy.end);
+                    desc.byte_range().filter(|_| inside)
+                }
+                None => range,
+            };
+            // A range that no memory could hold is refused by the allocation table.
+            touches.push((argument, range.unwrap_or(0..u64::MAX)));
+        });
+        match large {
+            true => Err(Unsupported::new(
+                "a mask, bias or output of more than 4294967296 elements that is not contiguous",
+            )),
+            false => Ok(touches),
+        }
+    }
+
+    /// The tensor with a role, if its elements are read or written through a contiguous copy.
+    fn copied(
+        &self,
+        problem: &AttentionProblem<'_>,
+        role: TensorRole,
+    ) -> Option<(Argument<A::Parameter>, &TensorDesc)> {
+        let by_order = match role {
+            TensorRole::Mask => problem.mask == MaskUse::OfSequences,
+            // Slopes are read in place.
+            TensorRole::Bias => problem.bias.is_some(),
+            _ => true,
         };
-        assert!(dense(2, 256, 1000, 1000));
-        assert!(dense(1, 8, 20_971_520, 20_971_520));
-        assert!(!dense(1, 1, 1_000_000_000_000, 16));
-        assert!(!dense(1, 1, 16, 1_000_000_000_000));
-        assert!(!dense(60_000, 256, 20_000_000, 16));
-        let cache = [half(&[4, 16, 16])];
-        let lengths = vec![16_000_000; 65_536];
-        let paged = FiaCall {
-            query: Some(half(&[65_536, 1, 1, 16])),
-            key: &cache,
-            value: &cache,
-            num_heads: 1,
-            block_table: Some(stretched(DType::Int32, &[65_536, 1_000_000])),
-            block_size: 16,
-            actual_seq_lengths_kv: Some(&lengths),
-            attention_out: Some(half(&[65_536, 1, 1, 16])),
-            ..FiaCall::new("BNSD")
+        let argument = A::of_role(role).filter(|_| by_order && A::IN_ORDER.contains(&role))?;
+        let desc = self.arguments.tensor(argument)?;
+        (!desc.is_contiguous()).then_some((argument, desc))
+    }
+
+    /// Does the work of a launch.
+    fn attend(
+        &self,
+        problem: &AttentionProblem<'_>,
+        launch: &Launch<'_, Self>,
+    ) -> Result<(), Fault> {
+        let mut copies: Vec<(TensorRole, Vec<u8>)> = Vec::new();
+        for &role in A::IN_ORDER {
+            if let Some((argument, desc)) = self.copied(problem, role) {
+                // SAFETY: the ranges of `touches`, which has all of this tensor, are live and locked for the task
+                // that runs this.
+                let copy = unsafe { gather(desc, launch.base(argument)) };
+                let copy = copy.map_err(|why| launch.fault(why))?;
+                copies.push((role, copy));
+            }
+        }
+        let copy_addresses: Vec<(TensorRole, *mut u8)> = copies
+            .iter_mut()
+            .map(|(role, copy)| (*role, copy.as_mut_ptr()))
+            .collect();
+        let base = |role: TensorRole| {
+            let copy = copy_addresses.iter().find(|(of, _)| *of == role);
+            match (copy, A::of_role(role)) {
+                (Some((_, copy)), _) => *copy,
+                (None, Some(argument)) => launch.base(argument),
+                (None, None) => ptr::null_mut(),
+            }
         };
-        assert!(!reached(&paged));
+        let buffers = Buffers(&base);
+        let name = |role| A::of_role(role).map(Argument::acl_name);
+        // SAFETY: the ranges that `AttentionProblem::touches` reports are those of `touches`: live (the allocation
+        // table let the launch in), locked for the task that runs this, and, as the launch has found, with outputs
+        // apart from everything else. Copies have all elements of their tensors.
+        unsafe { attention_contents::inspect(launch, problem, &buffers, &name) }?;
+        // SAFETY: as above.
+        unsafe { kernel::run(problem, &buffers) }.map_err(|unsupported| Fault {
+            code: AICORE_EXCEPTION,
+            message: unsupported.to_string(),
+        })?;
+        for (role, copy) in &copies {
+            let copied = self.copied(problem, *role);
+            if let Some((argument, desc)) = copied.filter(|(argument, _)| argument.is_output()) {
+                // SAFETY: as above.
+                unsafe { scatter(desc, copy, launch.base(argument)) };
+            }
+        }
+        Ok(())
     }
 }
+
+impl<A: AttentionCall> DeclaredOperator for Attention<A> {
+    type Arguments = A;
+
+    fn symbol(&self) -> &'static str {
+        self.version.info().symbol()
+    }
+
+    fn entry_point(&self) -> EntryPoint<A::Parameter> {
+        A::entry_point(self.version)
+    }
+
+    fn arguments(&self) -> &A {
+        &self.arguments
+    }
+
+    fn is_idle(&self) -> bool {
+        match self.measured {
+            // A call with other lengths may have something to compute.
+            true => {
+                let query = A::of_role(TensorRole::Query);
+                let query = query.and_then(|query| self.arguments.tensor(query));
+                query.is_none_or(TensorDesc::is_empty)
+            }
+            false => self.touches.is_empty(),
+        }
+    }
+
+    fn overruns(&self) -> bool {
+        self.overruns
+    }
+
+    fn unlaunchable(&self) -> Option<&'static str> {
+        self.measured.then_some(
+            "the executor is of GetMaxWorkspaceSize, which keeps no lengths: launch one of GetWorkspaceSize",
+        )
+    }
+
+    fn touches(&self, visit: &mut dyn FnMut(Argument<A::Parameter>, Range<u64>)) {
+        for (argument, range) in &self.touches {
+            visit(*argument, range.clone());
+        }
+    }
+
+    unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+        if let Some(problem) = &self.problem {
+            // SAFETY: the caller's promise.
+            unsafe { attention_reads::reads(self, problem, &A::of_role, (at, memory), reader) };
+        }
+    }
+
+    unsafe fn writes(&self, at: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+        let softmax = self.problem.as_ref().and_then(|problem| problem.softmax);
+        let order = softmax.and_then(|softmax| softmax.order);
+        let ordered = [TensorRole::SoftmaxMax, TensorRole::SoftmaxSum].map(A::of_role);
+        self.written(at, &mut |argument, elements| {
+            let order = order.filter(|_| ordered.contains(&Some(argument)));
+            visit(&elements.in_order(order));
+        });
+    }
+
+    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+        let outcome = match &self.problem {
+            Some(problem) if !self.touches.is_empty() => {
+                // SAFETY: the caller's promise.
+                let launch = unsafe { Launch::new(self, self.check, at, memory) };
+                launch.and_then(|launch| self.attend(problem, &launch))
+            }
+            _ => Ok(()),
+        };
+        // SAFETY: the caller's promise; the launch has ended.
+        unsafe { A::ran(self, at, memory, outcome.as_ref().map(|_| ())) };
+        outcome
+    }
+}
+
+/// Defines both functions of each version of an attention operator whose versions extend each other.
+macro_rules! attention_functions {
+    ($table:ident; $($number:tt $version:ident: $one:ident, $two:ident;)*) => {
+        $(
+            $table! { arguments_of_version { $number phase_one {
+                $one, Arguments, executor_of(of_machine(
+                    Version::$version,
+                    |arguments: &Arguments<Described>| arguments.map(|_, tensor| tensor.desc),
+                ))
+            } } }
+            phase_two!($two, Version::$version.symbol());
+        )*
+    };
+}
+
+pub(super) use attention_functions;

@@ -1,51 +1,18 @@
 //! IncreFlashAttention, versions 1 to 4.
 
+use super::attention::{AttentionCall, attention_functions, of_machine};
 use super::entry_point::{phase_one, phase_two};
-use super::inference_attention::InferenceAttention;
-use super::lints;
 use super::phase_one::executor_of;
 use crate::descriptor::Described;
-use crate::runtime::context;
-use crate::status::Outcome;
-use ascend_spec::ops::incre_flash_attention::{Argument, Arguments, Version};
+use ascend_spec::ops::incre_flash_attention::{Arguments, Version};
 use ascend_spec::{TensorDesc, arguments_of_version, incre_flash_attention_arguments};
 
-type Checked = InferenceAttention<Arguments<TensorDesc>>;
+impl AttentionCall for Arguments<TensorDesc> {}
 
-fn new(version: Version) -> impl FnOnce(&Arguments<Described>) -> Outcome<Checked> {
-    move |arguments| {
-        let descs = arguments.map(|_, tensor| tensor.desc);
-        let call = descs.call();
-        let problem = call.problem(version, context::machine().target)?;
-        lints::report_first(version.symbol(), &descs, |allowed| {
-            call.lint(version, allowed)
-        })?;
-        let known = (version.symbol(), version.number());
-        Ok(Checked::new(
-            descs,
-            known,
-            Some(problem),
-            Argument::of_role,
-        )?)
-    }
+attention_functions! {
+    incre_flash_attention_arguments;
+    1 V1: aclnnIncreFlashAttentionGetWorkspaceSize, aclnnIncreFlashAttention;
+    2 V2: aclnnIncreFlashAttentionV2GetWorkspaceSize, aclnnIncreFlashAttentionV2;
+    3 V3: aclnnIncreFlashAttentionV3GetWorkspaceSize, aclnnIncreFlashAttentionV3;
+    4 V4: aclnnIncreFlashAttentionV4GetWorkspaceSize, aclnnIncreFlashAttentionV4;
 }
-
-incre_flash_attention_arguments! { arguments_of_version {
-    1 phase_one { aclnnIncreFlashAttentionGetWorkspaceSize, Arguments, executor_of(new(Version::V1)) }
-} }
-phase_two!(aclnnIncreFlashAttention, Version::V1.symbol());
-
-incre_flash_attention_arguments! { arguments_of_version {
-    2 phase_one { aclnnIncreFlashAttentionV2GetWorkspaceSize, Arguments, executor_of(new(Version::V2)) }
-} }
-phase_two!(aclnnIncreFlashAttentionV2, Version::V2.symbol());
-
-incre_flash_attention_arguments! { arguments_of_version {
-    3 phase_one { aclnnIncreFlashAttentionV3GetWorkspaceSize, Arguments, executor_of(new(Version::V3)) }
-} }
-phase_two!(aclnnIncreFlashAttentionV3, Version::V3.symbol());
-
-incre_flash_attention_arguments! { arguments_of_version {
-    4 phase_one { aclnnIncreFlashAttentionV4GetWorkspaceSize, Arguments, executor_of(new(Version::V4)) }
-} }
-phase_two!(aclnnIncreFlashAttentionV4, Version::V4.symbol());

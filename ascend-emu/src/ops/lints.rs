@@ -1,11 +1,11 @@
-//! The lints that a call of an operator breaks.
+//! The lints that a call of an operator breaks, and the calls that end the host process.
 
-use super::attention::report_crash;
-use crate::config::Lints;
+use crate::config::{Lints, check};
 use crate::lints;
-use crate::status::{ACLNN_INNER, Outcome};
+use crate::sanitizer::{FindingKind, Suspicion, report as report_suspicion};
+use crate::status::{ACLNN_INNER, Failure, Outcome};
 use ascend_spec::operator::{ArgumentList, DeclaredParameter as _};
-use ascend_spec::{Level, TensorDesc, Violation, each_lint};
+use ascend_spec::{Level, Refusal, TensorDesc, Violation, each_lint};
 
 /// Reports every lint that `each` finds in a checked call. A call that crashes the operator's host code on some hosts
 /// is reported in every mode of lints.
@@ -43,4 +43,26 @@ fn tensors<A: ArgumentList<Tensor = TensorDesc>>(arguments: &A) -> String {
     let each =
         each.map(|(argument, desc)| format!("{} {desc}", argument.parameter.info().acl_name));
     each.collect::<Vec<_>>().join(", ")
+}
+
+/// The failure of a call that the contract refuses; a crash is reported as well.
+pub(super) fn refused(symbol: &'static str, refusal: Refusal) -> Failure {
+    match &refusal {
+        Refusal::Violation(violation) if violation.rule.level == Level::HostCrash => {
+            let reported = report_crash(symbol, violation, refusal.status());
+            reported.err().unwrap_or_else(|| refusal.into())
+        }
+        _ => refusal.into(),
+    }
+}
+
+/// Reports the end of a host process; in strict mode the call fails with `code`.
+fn report_crash(symbol: &'static str, violation: &Violation, code: i32) -> Outcome {
+    let suspicion = Suspicion {
+        kind: FindingKind::HostCrash,
+        site: (symbol, violation.rule.id),
+        tensor: 0,
+        message: format!("{symbol}: {violation}"),
+    };
+    report_suspicion(check(), code, suspicion)
 }

@@ -2,6 +2,7 @@
 
 mod attention;
 mod attention_contents;
+mod attention_reach;
 mod attention_reads;
 mod attention_update;
 mod batch_mat_mul;
@@ -13,7 +14,6 @@ mod flash_attention_score;
 mod fused_infer_attention_score;
 mod gather_pa_kv_cache;
 mod incre_flash_attention;
-mod inference_attention;
 mod launch;
 mod lints;
 mod overlap;

@@ -4,6 +4,7 @@
 //! in memory, lengths, visible keys, scales. Tensors are named by their [`TensorRole`]; the operator maps each role
 //! to the argument that plays it.
 
+mod arguments;
 mod grid;
 mod pages;
 mod position_bias;
@@ -17,6 +18,7 @@ mod small_tensor;
 mod touches;
 mod visibility;
 
+pub use arguments::AttentionArguments;
 pub use grid::{Counts, Cut, Cuts, Grid};
 pub use pages::{Pages, Prefix};
 pub use position_bias::{BiasTensor, Slopes};

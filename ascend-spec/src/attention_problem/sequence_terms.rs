@@ -102,6 +102,9 @@ pub struct SoftmaxOutputs {
     pub max_offset: i64,
     /// The first element, from the base address of the sums.
     pub sum_offset: i64,
+    /// The order of the axes in memory, in words, where reading another order of the same size would give wrong
+    /// numbers.
+    pub order: Option<&'static str>,
 }
 
 impl AttentionProblem<'_> {

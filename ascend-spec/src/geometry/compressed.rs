@@ -1,4 +1,4 @@
-//! The templates from which the operators read masks of any size.
+//! The mask tensors that the sparse modes need, and the templates from which the operators read masks of any size.
 
 use super::MaskGeometry;
 use super::region::Region;
@@ -14,6 +14,43 @@ pub enum CompressedMask {
     Causal,
     /// `[3072, 2048]`: the causal template, and below it 1024 rows whose left half is 0 and whose right half is 1.
     Prefix,
+}
+
+/// The mask tensor that a mode needs as `attenMask`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MaskDemand {
+    /// A full tensor, or none to let every row see every key.
+    MayBeFull,
+    /// A full tensor.
+    Full,
+    /// A template from which the operator reads any size.
+    Compressed(CompressedMask),
+    /// A tensor of the last `Sq` keys of each sequence: `[B, S, S]`, or for packed sequences one axis with their
+    /// squares one after another.
+    Drafts,
+}
+
+impl SparseMode {
+    /// The mask tensor that the mode needs as `attenMask`.
+    pub const fn demand(self) -> MaskDemand {
+        match self {
+            SparseMode::DefaultMask => MaskDemand::MayBeFull,
+            SparseMode::AllMask | SparseMode::Prefix => MaskDemand::Full,
+            SparseMode::PrefixCompress => MaskDemand::Compressed(CompressedMask::Prefix),
+            SparseMode::LeftUpCausal
+            | SparseMode::RightDownCausal
+            | SparseMode::Band
+            | SparseMode::RightDownCausalBand
+            | SparseMode::BandLeftUpCausal => MaskDemand::Compressed(CompressedMask::Causal),
+            SparseMode::Tree => MaskDemand::Drafts,
+        }
+    }
+
+    /// Whether the mode takes a compressed mask rather than a full one.
+    pub const fn takes_compressed_mask(self) -> bool {
+        matches!(self.demand(), MaskDemand::Compressed(_))
+    }
 }
 
 impl CompressedMask {

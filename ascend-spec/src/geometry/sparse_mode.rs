@@ -1,6 +1,5 @@
 //! `sparseMode`: what the mask tensor and the token window mean, and which operator takes which mode.
 
-use super::CompressedMask;
 use std::fmt;
 
 /// The sparse modes of CANN's attention operators. The discriminant is CANN's attribute value.
@@ -36,21 +35,6 @@ pub enum SparseMode {
     /// `j < Skv - Sq`, or where the tensor is 0 at column `j - (Skv - Sq)`: a tree of `Sq` draft tokens after a
     /// context that all of them see. Inference with rotary parts alone; takes a tensor of the drafts.
     Tree = 9,
-}
-
-/// The mask tensor that a mode needs as `attenMask`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum MaskDemand {
-    /// A full tensor, or none to let every row see every key.
-    MayBeFull,
-    /// A full tensor.
-    Full,
-    /// A template from which the operator reads any size.
-    Compressed(CompressedMask),
-    /// A tensor of the last `Sq` keys of each sequence: `[B, S, S]`, or for packed sequences one axis with their
-    /// squares one after another.
-    Drafts,
 }
 
 impl SparseMode {
@@ -116,26 +100,6 @@ impl SparseMode {
             }
             SparseMode::Tree => "j < Skv - Sq, or where the tensor is 0 at column j - (Skv - Sq)",
         }
-    }
-
-    /// The mask tensor that the mode needs as `attenMask`.
-    pub const fn demand(self) -> MaskDemand {
-        match self {
-            SparseMode::DefaultMask => MaskDemand::MayBeFull,
-            SparseMode::AllMask | SparseMode::Prefix => MaskDemand::Full,
-            SparseMode::PrefixCompress => MaskDemand::Compressed(CompressedMask::Prefix),
-            SparseMode::LeftUpCausal
-            | SparseMode::RightDownCausal
-            | SparseMode::Band
-            | SparseMode::RightDownCausalBand
-            | SparseMode::BandLeftUpCausal => MaskDemand::Compressed(CompressedMask::Causal),
-            SparseMode::Tree => MaskDemand::Drafts,
-        }
-    }
-
-    /// Whether the mode takes a compressed mask rather than a full one.
-    pub const fn takes_compressed_mask(self) -> bool {
-        matches!(self.demand(), MaskDemand::Compressed(_))
     }
 
     /// Content of the compressed causal mask: whether row `i` hides column `j` (a strict upper triangle).

@@ -1,7 +1,7 @@
 //! The kinds of all blocks in one row of blocks, with neighbours of the same kind as one run.
 
 use super::region::Region;
-use super::{MaskGeometry, Tile, Visibility};
+use super::{MaskGeometry, Tile};
 use std::num::NonZeroU64;
 use std::ops::Range;
 
@@ -9,13 +9,17 @@ use std::ops::Range;
 pub type TileVisitor<'a> = &'a mut dyn FnMut(Range<u64>, Tile);
 
 /// Passes runs of blocks on, joining neighbours of the same kind.
-struct Joined<'a> {
+pub(super) struct Joined<'a> {
     last: Option<(Range<u64>, Tile)>,
     visit: TileVisitor<'a>,
 }
 
-impl Joined<'_> {
-    fn push(&mut self, run: Range<u64>, tile: Tile) {
+impl<'a> Joined<'a> {
+    pub(super) fn new(visit: TileVisitor<'a>) -> Self {
+        Joined { last: None, visit }
+    }
+
+    pub(super) fn push(&mut self, run: Range<u64>, tile: Tile) {
         if run.is_empty() {
             return;
         }
@@ -29,7 +33,7 @@ impl Joined<'_> {
         }
     }
 
-    fn end(self) {
+    pub(super) fn end(self) {
         if let Some((last, of)) = self.last {
             (self.visit)(last, of);
         }
@@ -42,78 +46,11 @@ pub(super) fn block(at: u64, width: NonZeroU64) -> Range<u64> {
     at.saturating_mul(width.get())..end
 }
 
-/// Visits the blocks of `width` keys of some rows, calling [`Visibility::tile`] for each block.
-pub fn tiles_one_by_one<V: Visibility + ?Sized>(
-    of: &V,
-    rows: Range<u64>,
-    width: NonZeroU64,
-    visit: TileVisitor<'_>,
-) {
-    let mut joined = Joined { last: None, visit };
-    for at in 0..of.kv_len().div_ceil(width.get()) {
-        let tile = of.tile(rows.clone(), block(at, width));
-        joined.push(at..at + 1, tile);
-    }
-    joined.end();
-}
-
-/// Visits the blocks of `width` keys of some rows, as [`tiles_one_by_one`], but examines each row once, however many
-/// blocks there are.
-pub fn tiles_by_rows<V: Visibility + ?Sized>(
-    of: &V,
-    rows: Range<u64>,
-    width: NonZeroU64,
-    visit: TileVisitor<'_>,
-) {
-    let keys = of.kv_len();
-    let rows = rows.start..rows.end.min(of.q_len());
-    let blocks = keys.div_ceil(width.get());
-    let mut events = Events::default();
-    let seeing = if keys == 0 { 0..0 } else { rows.clone() };
-    for i in seeing {
-        of.each_run(i, &mut |run| {
-            let run = run.start..run.end.min(keys);
-            let Some(last) = run.end.checked_sub(1).filter(|last| run.start <= *last) else {
-                return;
-            };
-            let (first, last) = (run.start / width, last / width);
-            let part = |at: u64| {
-                let own = block(at, width);
-                u128::from(run.end.min(own.end) - run.start.max(own.start))
-            };
-            events.add(first, part(first), 0);
-            if last > first {
-                events.add(first + 1, 0, 1);
-                events.add(last, part(last), -1);
-            }
-        });
-    }
-    events.compact();
-    let events = events.of;
-    let height = u128::from(rows.end.saturating_sub(rows.start));
-    let mut joined = Joined { last: None, visit };
-    let (mut at, mut through) = (0, 0i128);
-    for (place, parts, more) in events {
-        joined.push(at..place, Tile::of(whole(through), height));
-        through += more;
-        let own = block(place, width);
-        let cells = u128::from(own.end.min(keys) - own.start);
-        let seen = parts.saturating_add(whole(through).saturating_mul(cells));
-        joined.push(
-            place..place + 1,
-            Tile::of(seen, height.saturating_mul(cells)),
-        );
-        at = place + 1;
-    }
-    joined.push(at..blocks, Tile::of(whole(through), height));
-    joined.end();
-}
-
 /// For each block: how many of its cells are seen by runs that begin or end in it, and the change from the block
 /// before in the number of rows that see the whole block.
 #[derive(Default)]
-struct Events {
-    of: Vec<(u64, u128, i128)>,
+pub(super) struct Events {
+    pub(super) of: Vec<(u64, u128, i128)>,
     /// Number of events when each block last had at most one.
     distinct: usize,
 }
@@ -123,7 +60,7 @@ impl Events {
     const FEW: usize = 1 << 10;
 
     /// Adds to a block's event. The runs of a row come in order, so usually it is the last event again.
-    fn add(&mut self, at: u64, seen: u128, more: i128) {
+    pub(super) fn add(&mut self, at: u64, seen: u128, more: i128) {
         if let Some(last) = self.of.last_mut().filter(|last| last.0 == at) {
             last.1 = last.1.saturating_add(seen);
             last.2 += more;
@@ -136,7 +73,7 @@ impl Events {
     }
 
     /// Leaves one event for each block, in order.
-    fn compact(&mut self) {
+    pub(super) fn compact(&mut self) {
         self.of.sort_unstable_by_key(|event| event.0);
         self.of.dedup_by(|event, before| {
             let same = event.0 == before.0;
@@ -158,7 +95,7 @@ pub(super) fn tiles_of_spans(
     full: Range<u64>,
     visit: TileVisitor<'_>,
 ) {
-    let mut joined = Joined { last: None, visit };
+    let mut joined = Joined::new(visit);
     let within = |at: u64| at.clamp(touched.start, touched.end);
     // Full blocks are touched, so `full` is cut to `touched`.
     let start = within(full.start);
@@ -172,7 +109,7 @@ pub(super) fn tiles_of_spans(
 }
 
 /// Number of rows that see whole blocks.
-fn whole(through: i128) -> u128 {
+pub(super) fn whole(through: i128) -> u128 {
     u128::try_from(through).unwrap_or(0)
 }
 
@@ -189,7 +126,7 @@ pub(super) fn tiles_of_regions(
     let blocks = keys.div_ceil(width.get());
     let first = i64::try_from(rows.start).unwrap_or(i64::MAX);
     let end = i64::try_from(rows.end.min(of.q_len())).unwrap_or(i64::MAX);
-    let mut joined = Joined { last: None, visit };
+    let mut joined = Joined::new(visit);
     if first >= end {
         joined.push(0..blocks, Tile::None);
         joined.end();
@@ -236,6 +173,7 @@ pub(super) fn tiles_of_regions(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::geometry::Visibility;
     use proptest::prelude::*;
 
     /// Every row sees every other key.

@@ -1,7 +1,7 @@
 //! What every mask formula can answer: which keys a row sees, and which blocks are full, partial or empty.
 
-use super::tile_row::tiles_of_regions;
-use super::{Runs, Tile, TileVisitor, tiles_by_rows};
+use super::tile_row::{Events, Joined, block, tiles_of_regions, whole};
+use super::{Runs, Tile, TileVisitor};
 use std::num::NonZeroU64;
 use std::ops::Range;
 
@@ -48,6 +48,73 @@ pub trait Visibility {
     fn each_tile(&self, rows: Range<u64>, width: NonZeroU64, visit: TileVisitor<'_>) {
         tiles_by_rows(self, rows, width, visit);
     }
+}
+
+/// Visits the blocks of `width` keys of some rows, calling [`Visibility::tile`] for each block.
+pub fn tiles_one_by_one<V: Visibility + ?Sized>(
+    of: &V,
+    rows: Range<u64>,
+    width: NonZeroU64,
+    visit: TileVisitor<'_>,
+) {
+    let mut joined = Joined::new(visit);
+    for at in 0..of.kv_len().div_ceil(width.get()) {
+        let tile = of.tile(rows.clone(), block(at, width));
+        joined.push(at..at + 1, tile);
+    }
+    joined.end();
+}
+
+/// Visits the blocks of `width` keys of some rows, as [`tiles_one_by_one`], but examines each row once, however many
+/// blocks there are.
+pub fn tiles_by_rows<V: Visibility + ?Sized>(
+    of: &V,
+    rows: Range<u64>,
+    width: NonZeroU64,
+    visit: TileVisitor<'_>,
+) {
+    let keys = of.kv_len();
+    let rows = rows.start..rows.end.min(of.q_len());
+    let blocks = keys.div_ceil(width.get());
+    let mut events = Events::default();
+    let seeing = if keys == 0 { 0..0 } else { rows.clone() };
+    for i in seeing {
+        of.each_run(i, &mut |run| {
+            let run = run.start..run.end.min(keys);
+            let Some(last) = run.end.checked_sub(1).filter(|last| run.start <= *last) else {
+                return;
+            };
+            let (first, last) = (run.start / width, last / width);
+            let part = |at: u64| {
+                let own = block(at, width);
+                u128::from(run.end.min(own.end) - run.start.max(own.start))
+            };
+            events.add(first, part(first), 0);
+            if last > first {
+                events.add(first + 1, 0, 1);
+                events.add(last, part(last), -1);
+            }
+        });
+    }
+    events.compact();
+    let events = events.of;
+    let height = u128::from(rows.end.saturating_sub(rows.start));
+    let mut joined = Joined::new(visit);
+    let (mut at, mut through) = (0, 0i128);
+    for (place, parts, more) in events {
+        joined.push(at..place, Tile::of(whole(through), height));
+        through += more;
+        let own = block(place, width);
+        let cells = u128::from(own.end.min(keys) - own.start);
+        let seen = parts.saturating_add(whole(through).saturating_mul(cells));
+        joined.push(
+            place..place + 1,
+            Tile::of(seen, height.saturating_mul(cells)),
+        );
+        at = place + 1;
+    }
+    joined.push(at..blocks, Tile::of(whole(through), height));
+    joined.end();
 }
 
 /// The kind of a block, found by looking at each of its rows.

@@ -233,6 +233,14 @@ macro_rules! declare_arguments {
             }
         }
 
+        impl $crate::operator::ArgumentValues for $call<'_> {
+            fn value(&self, parameter: Parameter) -> Option<$crate::operator::Value<'_>> {
+                match parameter {
+                    $(Parameter::$variant => declare_arguments!(@value $kind self.$field),)*
+                }
+            }
+        }
+
         impl Arguments<$crate::TensorDesc> {
             /// The call that the rules judge.
             pub fn call(&self) -> $call<'_> {

@@ -26,9 +26,9 @@ pub use change::{Change, NewArgument};
 pub(crate) use change::{Fix, Shown, changed, written};
 pub use entry_point::EntryPoint;
 pub use parameter::{
-    Argument, ArgumentList, ArgumentValues, DeclaredParameter, Kind, ParameterInfo, name_of_field,
+    Argument, ArgumentList, DeclaredParameter, Kind, ParameterInfo, name_of_field,
 };
-pub use value::{InCall, OwnedValue, Value, WrongKind};
+pub use value::{ArgumentValues, InCall, OwnedValue, Value, WrongKind};
 pub(crate) use version::versions;
 pub use version::{DeclaredVersion, OperatorVersion};
 

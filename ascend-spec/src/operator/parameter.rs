@@ -1,6 +1,5 @@
 //! Parameters of operators, and the declaration of each.
 
-use super::Value;
 use std::fmt::Debug;
 use std::hash::Hash;
 
@@ -188,13 +187,6 @@ pub trait ArgumentList {
     fn tensor(&self, argument: Argument<Self::Parameter>) -> Option<&Self::Tensor> {
         self.tensors(argument.parameter).get(argument.index)
     }
-}
-
-/// The arguments of a call of any operator, including those that are not tensors. The default is a call without
-/// tensors.
-pub trait ArgumentValues: ArgumentList + Default {
-    /// The value of a parameter that is not a tensor.
-    fn value(&self, parameter: Self::Parameter) -> Option<Value<'_>>;
 }
 
 /// One tensor of a call: its parameter, and its index if the parameter is a list.

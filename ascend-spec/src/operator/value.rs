@@ -1,6 +1,6 @@
 //! Arguments that are not tensors, whatever their kind.
 
-use super::Kind;
+use super::{ArgumentList, Kind};
 
 /// The value that a call gives to a parameter that is not a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,6 +60,13 @@ impl From<Vec<i64>> for OwnedValue {
     fn from(values: Vec<i64>) -> Self {
         OwnedValue::Ints(Some(values))
     }
+}
+
+/// The arguments of a call of any operator, including those that are not tensors. The default is a call without
+/// tensors.
+pub trait ArgumentValues: ArgumentList + Default {
+    /// The value of a parameter that is not a tensor.
+    fn value(&self, parameter: Self::Parameter) -> Option<Value<'_>>;
 }
 
 /// The error of giving a value to a parameter of another kind.

@@ -128,7 +128,7 @@ impl fmt::Display for OperatorVersion {
 }
 
 /// The versions of one operator.
-pub trait DeclaredVersion: Copy + 'static {
+pub trait DeclaredVersion: Copy + Send + Sync + 'static {
     /// Every version, oldest first.
     const ALL: &'static [Self];
 

@@ -444,7 +444,7 @@ fn batches_of_any_size_are_judged_by_the_lengths_that_are_given() {
         .unwrap();
     assert_eq!(checked.problem.batch, 1_000_000_000_000);
     checked.each_lint(&mut |_| {});
-    checked.touches(&mut |_, _| {});
+    checked.problem.touches(&mut |_, _| {});
     // From 9.1 on the operator bounds the batch.
     let newer = Target::new(Soc::AtlasA2, Cann::V9_1);
     assert!(call.check(Version::V3, newer).is_err());

@@ -22,29 +22,41 @@ mod products;
 mod softmax;
 mod sub_tile;
 
+use super::attention::Attention;
 use super::kv::PrefetchedRows;
-use super::kv::tile_load::stride;
-use super::mask::window::{MaskWindow, WINDOW_KEYS};
-use super::mask::{Lanes, TILE_KEYS, find_visible};
 use super::online_softmax::OnlineSoftmax;
-use super::schedule::TaskContext;
 use super::scratch::take;
+use super::sequence::Sequence;
 use super::simd::{Kernel, Shape, Simd, Vector, WIDTH, all_finite};
+use super::task::{Task, TaskContext};
+use super::tile::{SUB_TILE_KEYS, TILE_KEYS};
+use super::tile_load::stride;
+use super::visibility::window::{MaskWindow, WINDOW_KEYS};
+use super::visibility::{Lanes, find_visible};
 use ascend_spec::DType;
 use std::iter;
-use sub_tile::SubTile;
+use std::ops::Range;
 
 /// The largest number of queries that the decode kernel takes; for more, the prefill kernel is faster.
 pub(crate) const QUERIES: usize = 8;
-
-/// Keys of a sub-tile.
-pub(crate) const SUB_TILE_KEYS: usize = TILE_KEYS / 2;
 
 /// Vectors of one query's scores of a sub-tile. The last one takes products of keys past the end.
 const SCORES: usize = SUB_TILE_KEYS / WIDTH + 1;
 
 const _: () =
     assert!(SUB_TILE_KEYS.is_multiple_of(Shape::ROWS) && SUB_TILE_KEYS.is_multiple_of(WIDTH));
+
+/// Some keys of a task, and the queries that see them.
+#[derive(Clone)]
+struct SubTile<'a> {
+    attention: &'a Attention,
+    sequence: &'a Sequence,
+    task: &'a Task,
+    /// The keys.
+    rows: Range<usize>,
+    /// The queries that each key is hidden from; `None` if all queries see all keys.
+    hidden: Option<&'a [u16]>,
+}
 
 /// The buffers of a task.
 struct DecodeBuffers<'s> {

@@ -1,11 +1,10 @@
 //! The two matrix products of the decode kernel: dot products of queries with keys, and weighted sums of values.
 
-use super::sub_tile::SubTile;
-use super::{DecodeBuffers, QUERIES, SCORES, query_tiles};
-use crate::kernel::kv::tile_load::stride;
+use super::{DecodeBuffers, QUERIES, SCORES, SubTile, query_tiles};
 use crate::kernel::kv::tile_rows::{TileRow, TileRows};
 use crate::kernel::prefetch::{CACHE_LINE, PrefetchCursor};
 use crate::kernel::simd::{Kernel, Shape, Simd, Vector, WIDTH};
+use crate::kernel::tile_load::stride;
 use std::ops::Range;
 
 /// Rows of values that are added without a branch in between.

@@ -3,13 +3,11 @@
 //! The scores of a query tile are interleaved, so a vector holds those of several keys. The maximum and the sum of each
 //! query are folded across the lanes once for a sub-tile (Milakov and Gimelshein 2018, blockwise).
 
-use super::sub_tile::SubTile;
-use super::{DecodeBuffers, SCORES, query_tiles};
+use super::{DecodeBuffers, SCORES, SubTile, query_tiles};
 use crate::kernel::attention::Attention;
 use crate::kernel::dropout::DropMask;
 use crate::kernel::exp2::exp2;
 use crate::kernel::online_softmax::weights;
-use crate::kernel::position_bias::read_bias;
 use crate::kernel::simd::{Kernel, Simd, Vector, WIDTH};
 
 impl SubTile<'_> {
@@ -49,9 +47,8 @@ impl SubTile<'_> {
             let (row, head) = self.attention.row_and_head(self.task.kv_head, query);
             let mut bias = [[0.0; WIDTH]; SCORES];
             if row as u64 >= self.sequence.geometry.q_len()
-                || !read_bias(
+                || !self.attention.read_bias(
                     simd,
-                    self.attention,
                     self.sequence,
                     (row, head),
                     &self.rows,

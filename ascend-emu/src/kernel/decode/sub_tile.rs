@@ -3,18 +3,16 @@
 
 use super::products::{Outputs, Scores};
 use super::softmax::{CorrectScores, UpdateSoftmax};
-use super::{DecodeBuffers, QUERIES, SUB_TILE_KEYS};
-use crate::kernel::attention::Attention;
+use super::{DecodeBuffers, QUERIES, SubTile};
 use crate::kernel::dequantise::Quantisation;
 use crate::kernel::dequantise::in_registers::HeadDequantise;
 use crate::kernel::kv::PrefetchedRows;
-use crate::kernel::kv::tile_load::{Destination, TileLoad, stride};
 use crate::kernel::kv::tile_rows::{DequantisedRows, LoadedRows, StridedRows, TileRows};
 use crate::kernel::prefetch::{PrefetchPlan, PrefetchRows};
-use crate::kernel::schedule::Task;
-use crate::kernel::sequence::Sequence;
 use crate::kernel::simd::{Simd, Vector};
 use crate::kernel::tensor::input::InPlaceElement;
+use crate::kernel::tile::SUB_TILE_KEYS;
+use crate::kernel::tile_load::{Destination, TileLoad, stride};
 use ascend_spec::DType;
 use half::{bf16, f16};
 use std::iter;
@@ -25,18 +23,6 @@ const SEGMENTS: usize = SUB_TILE_KEYS / 16 + 1;
 
 /// Prefetch distance of the L2 cache, in keys.
 const L2_DISTANCE: usize = SUB_TILE_KEYS;
-
-/// Some keys of a task, and the queries that see them.
-#[derive(Clone)]
-pub(super) struct SubTile<'a> {
-    pub(super) attention: &'a Attention,
-    pub(super) sequence: &'a Sequence,
-    pub(super) task: &'a Task,
-    /// The keys.
-    pub(super) rows: Range<usize>,
-    /// The queries that each key is hidden from; `None` if all queries see all keys.
-    pub(super) hidden: Option<&'a [u16]>,
-}
 
 /// Keys of a sub-tile that are a constant distance apart, and whose values are, too.
 #[derive(Clone, Copy)]

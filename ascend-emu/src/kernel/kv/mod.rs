@@ -1,14 +1,13 @@
 //! The storage of a sequence's keys and values: rows of a tensor, pages of a cache, and a shared prefix.
 
 pub(crate) mod block_table;
-pub(crate) mod tile_load;
 pub(crate) mod tile_rows;
 
-use super::decode::SUB_TILE_KEYS;
 use super::dequantise::{Quantisation, ScalePosition};
 use super::prefetch::{PrefetchRows, TilePrefetch};
 use super::simd::{Simd, Vector, WIDTH};
 use super::tensor::input::{InPlaceElement, InputTensor, clear};
+use super::tile::SUB_TILE_KEYS;
 use block_table::BlockIds;
 use half::{bf16, f16};
 use std::ops::Range;

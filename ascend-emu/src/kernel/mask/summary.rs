@@ -5,7 +5,8 @@
 
 use crate::host_memory::{HostMemoryExhausted, try_repeat};
 use crate::kernel::mask::tensor::MaskTensor;
-use crate::kernel::sequence::Sequence;
+use ascend_spec::MaskGeometry;
+use ascend_spec::attention_problem::MaskRows;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -46,21 +47,22 @@ pub(crate) struct MaskSummary {
 impl MaskSummary {
     /// Whether a summary pays: the sequence has enough rows for its mask, one for all heads, to be read often, and at
     /// most [`MAX_CELLS`] cells.
-    pub(crate) fn pays(sequence: &Sequence) -> bool {
+    pub(crate) fn pays(geometry: &MaskGeometry, mask: &MaskRows) -> bool {
         let count = |rows: u64| rows.div_ceil(CELL as u64);
-        let (rows, keys) = (sequence.geometry.q_len(), sequence.geometry.kv_len());
-        let shared = sequence.mask.is_some_and(|mask| !mask.differs_by_head());
-        shared && rows >= CELL as u64 && count(rows).saturating_mul(count(keys)) <= MAX_CELLS
+        let (rows, keys) = (geometry.q_len(), geometry.kv_len());
+        !mask.differs_by_head()
+            && rows >= CELL as u64
+            && count(rows).saturating_mul(count(keys)) <= MAX_CELLS
     }
 
-    /// An empty summary for a sequence, whose rows are filled by [`MaskSummary::fill`].
+    /// An empty summary for a sequence with this geometry, whose rows are filled by [`MaskSummary::fill`].
     ///
     /// # Errors
     /// There is no host memory for the cells.
-    pub(crate) fn new(sequence: &Sequence) -> Result<Self, HostMemoryExhausted> {
+    pub(crate) fn new(geometry: &MaskGeometry) -> Result<Self, HostMemoryExhausted> {
         let count = |rows: u64| (rows as usize).div_ceil(CELL);
-        let across = count(sequence.geometry.kv_len());
-        let cells = count(sequence.geometry.q_len()).saturating_mul(across);
+        let across = count(geometry.kv_len());
+        let cells = count(geometry.q_len()).saturating_mul(across);
         Ok(MaskSummary {
             cells: try_repeat(0, cells)?,
             across,
@@ -78,14 +80,17 @@ impl MaskSummary {
     }
 
     /// Fills row number `number` of the cells from the mask tensor.
-    pub(crate) fn fill(cells: &mut [u8], number: usize, mask: &MaskTensor, sequence: &Sequence) {
-        let Some(at) = &sequence.mask else {
-            return;
-        };
+    pub(crate) fn fill(
+        cells: &mut [u8],
+        number: usize,
+        (mask, at): (&MaskTensor, &MaskRows),
+        geometry: &MaskGeometry,
+    ) {
         let first = number * CELL;
-        let last = (first + CELL).min(sequence.geometry.q_len() as usize);
-        let keys = 0..sequence.geometry.kv_len() as usize;
-        let keys = sequence.span(first as u64..last as u64, &keys);
+        let last = (first + CELL).min(geometry.q_len() as usize);
+        // Both ends are at most the key length, a usize.
+        let keys = geometry.span(first as u64..last as u64);
+        let keys = keys.start as usize..keys.end.max(keys.start) as usize;
         let begin = keys.start / CELL * CELL;
         for start in (begin..keys.end).step_by(CHUNK_KEYS) {
             let count = CHUNK_KEYS.min(keys.end - start);

@@ -29,22 +29,28 @@ mod softmax;
 
 use super::attention::Attention;
 use super::dropout::DropMask;
-use super::kv::tile_load::{Destination, TileLoad};
-use super::mask::{Lanes, TILE_KEYS, find_visible};
 use super::online_softmax::OnlineSoftmax;
-use super::position_bias::read_bias;
 use super::prefetch::TilePrefetch;
-use super::schedule::{Task, TaskContext};
 use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, WIDTH, all_finite};
+use super::task::{Task, TaskContext};
+use super::tile::TILE_KEYS;
+use super::tile_load::{Destination, TileLoad};
+use super::visibility::{Lanes, find_visible};
 use ascend_spec::Tile;
 use buffers::{BlockBuffers, QueryTile};
-use products::{LANE_GROUPS, Outputs, Scores, TILE_QUERIES, union};
+use products::{Outputs, Scores, union};
 use softmax::UpdateSoftmax;
 use std::ops::Range;
 
 /// Queries of a query block.
 pub(crate) const QUERIES: usize = 384;
+
+/// Lane groups of a query tile.
+const LANE_GROUPS: usize = 3;
+
+/// Queries of a query tile.
+const TILE_QUERIES: usize = LANE_GROUPS * WIDTH;
 
 /// Query tiles of a query block.
 const QUERY_TILES: usize = QUERIES / TILE_QUERIES;
@@ -371,7 +377,7 @@ impl QueryBlock<'_> {
                 break;
             }
             let mut bias = [[0.0; WIDTH]; TILE_KEYS / WIDTH];
-            if !read_bias(simd, attention, sequence, (row, head), &keys, &mut bias) {
+            if !attention.read_bias(simd, sequence, (row, head), &keys, &mut bias) {
                 break;
             }
             let scores = scores.iter_mut().skip(lane_group).step_by(LANE_GROUPS);

@@ -9,16 +9,11 @@
 //! them are addressed from one register, and bounds are checked outside of the loops.
 
 use super::buffers::QueryTile;
-use crate::kernel::kv::tile_load::{PITCH, SLICE, tile_index};
-use crate::kernel::mask::TILE_KEYS;
+use super::{LANE_GROUPS, TILE_QUERIES};
 use crate::kernel::simd::{Kernel, Shape, Simd, Vector, WIDTH};
+use crate::kernel::tile::TILE_KEYS;
+use crate::kernel::tile_load::{PITCH, SLICE, tile_index};
 use std::ops::Range;
-
-/// Lane groups of a query tile.
-pub(super) const LANE_GROUPS: usize = 3;
-
-/// Queries of a query tile.
-pub(super) const TILE_QUERIES: usize = LANE_GROUPS * WIDTH;
 
 /// Elements of a row whose products are computed without a branch in between.
 const UNROLL: usize = 4;

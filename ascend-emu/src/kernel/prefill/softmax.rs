@@ -3,13 +3,13 @@
 //! A lane group is updated at once: a vector holds one key's scores of its 16 queries (Milakov and Gimelshein 2018,
 //! with one recurrence in each lane).
 
+use super::LANE_GROUPS;
 use super::buffers::QueryTile;
-use super::products::LANE_GROUPS;
 use crate::kernel::attention::Attention;
 use crate::kernel::exp2::exp2;
-use crate::kernel::mask::HiddenLanes;
 use crate::kernel::online_softmax::weights;
 use crate::kernel::simd::{Kernel, Simd, WIDTH};
+use crate::kernel::visibility::HiddenLanes;
 use std::ops::Range;
 
 /// Updates the online softmax of a lane group: hides scores, raises the running maximum, replaces the scores by their

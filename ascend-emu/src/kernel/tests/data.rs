@@ -124,7 +124,7 @@ impl Data {
             .map(|(&argument, tensor)| (argument, tensor.bytes_mut().as_mut_ptr()))
             .collect();
         let base = |role: TensorRole| {
-            let tensor = base.get(&Argument::of_role(role));
+            let tensor = Argument::of_role(role).and_then(|of| base.get(&of));
             tensor.copied().unwrap_or(ptr::null_mut())
         };
         work(&Buffers(&base))
@@ -150,7 +150,7 @@ impl Data {
 
     /// Computes the oracle's outputs.
     pub(super) fn oracle(&self, problem: &AttentionProblem<'_>) -> Outputs {
-        let bytes = |role| self.bytes(Argument::of_role(role));
+        let bytes = |role| Argument::of_role(role).map_or(&[][..], |of| self.bytes(of));
         let inputs = Inputs {
             dtype: self.dtype,
             bytes: &bytes,

@@ -34,6 +34,11 @@ impl<'a> PackedLengths<'a> {
         self.q_ends.len()
     }
 
+    /// Whether both arrays end with 0.
+    pub(in crate::ops::flash_attention_score) fn end_with_zero(self) -> bool {
+        self.q_ends.last() == Some(&0) && self.kv_ends.last() == Some(&0)
+    }
+
     /// The ends in the form that the geometry of the masks takes; it computes the lengths as their differences.
     fn lengths(self) -> Lengths<'a> {
         Lengths::Packed {

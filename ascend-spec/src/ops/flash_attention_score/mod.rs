@@ -33,8 +33,9 @@ pub use problem::FlashAttentionProblem;
 pub use softmax_order::SoftmaxOrder;
 pub use version::Version;
 
+use crate::attention_problem::{AttentionArguments, AttentionProblem, TensorRole};
 use crate::contract::{CallContract, DescribedOperator, exported_version};
-use crate::operator::ParameterInfo;
+use crate::operator::{EntryPoint, ParameterInfo};
 use crate::{Cann, DType, Dims, Refusal, Rule, Target, TensorDesc, Violation};
 
 /// Either operator in the list of operators: both have one list of arguments, of which each version reads a part.
@@ -64,6 +65,30 @@ impl<const PACKED: bool> DescribedOperator for TrainingAttention<PACKED> {
             }
             _ => exported_version::<Version>(function, cann),
         }
+    }
+}
+
+impl AttentionArguments for Arguments<TensorDesc> {
+    type Version = Version;
+
+    fn resolve(
+        &self,
+        version: Version,
+        target: Target,
+        report: &mut dyn FnMut(Violation),
+    ) -> Result<Option<AttentionProblem<'static>>, Refusal> {
+        let call = self.call();
+        let checked = call.check(version, target)?;
+        checked.each_lint(report);
+        Ok(Some(checked.attention()?.into_owned()))
+    }
+
+    fn of_role(role: TensorRole) -> Option<Argument> {
+        Parameter::of_role(role).map(Argument::from)
+    }
+
+    fn entry_point(version: Version) -> EntryPoint<Parameter> {
+        version.entry_point()
     }
 }
 

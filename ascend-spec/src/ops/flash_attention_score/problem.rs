@@ -1,13 +1,10 @@
 //! A call that holds every rule, resolved to what it computes.
 
-use super::rules::{
-    drop_mask, entry, lengths, mask, outputs, prefix, pse, rope, start_index, tokens,
-};
 use super::{
     Bias, FlashAttentionCall, InputLayout, MaskKind, PackedLengths, Sequence, SoftmaxOrder, Version,
 };
 use crate::attention_problem::Work;
-use crate::{MaskGeometry, SparseMode, Target, TensorDesc, Violation};
+use crate::{MaskGeometry, SparseMode, Target, TensorDesc};
 
 /// A call that holds every rule: sizes, lengths and visibility, ready to compute.
 ///
@@ -108,7 +105,7 @@ impl<'a> FlashAttentionProblem<'a> {
     /// Whether rows after the last packed sequence are filled with 0. Without a mark for them, arrays that end with
     /// 0, they are not written.
     pub fn fills_tail(&self) -> bool {
-        self.packed.is_some_and(lengths::ends_with_zero)
+        self.packed.is_some_and(PackedLengths::end_with_zero)
     }
 
     /// The keys that each row of a sequence sees, before a full mask hides some of them.
@@ -186,40 +183,5 @@ impl<'a> FlashAttentionProblem<'a> {
         before
             .saturating_add(rows.saturating_mul(keys))
             .saturating_add(j as u64)
-    }
-
-    /// The first lint that the call breaks, leaving out those in `allowed` (by id).
-    ///
-    /// # Errors
-    /// The broken lint, with the same fields as a broken rule.
-    pub fn lint(&self, allowed: &[&str]) -> Result<(), Violation> {
-        let mut first = None;
-        self.each_lint(&mut |violation| {
-            if first.is_none() && !allowed.contains(&violation.rule.id) {
-                first = Some(violation);
-            }
-        });
-        first.map_or(Ok(()), Err)
-    }
-
-    /// Calls `report` with every lint that the call breaks.
-    pub fn each_lint(&self, report: &mut dyn FnMut(Violation)) {
-        if self.work != Work::Attend {
-            return;
-        }
-        for lints in [
-            entry::lints,
-            lengths::lints,
-            mask::lints,
-            tokens::lints,
-            prefix::lints,
-            pse::lints,
-            start_index::lints,
-            drop_mask::lints,
-            rope::lints,
-            outputs::lints,
-        ] {
-            lints(self, report);
-        }
     }
 }

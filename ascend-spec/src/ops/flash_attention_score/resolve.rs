@@ -153,7 +153,7 @@ impl<'a> FlashAttentionProblem<'a> {
                     keep_prob: call.keep_prob,
                 }
             }),
-            softmax: Some(self.softmax()),
+            softmax: Some(self.softmax(is_packed, self.heads)),
             terms,
             first: KeyValue {
                 list_index: 0,
@@ -207,7 +207,7 @@ impl<'a> FlashAttentionProblem<'a> {
             query: self.rows(call.query.as_ref(), 0),
             out: self.rows(out, value_dim),
             terms: listed(batch, terms)?,
-            softmax: Some(self.softmax()),
+            softmax: Some(self.softmax(self.layout.is_packed(), heads)),
             ..self.blank()
         })
     }
@@ -278,11 +278,12 @@ impl<'a> FlashAttentionProblem<'a> {
         SoftmaxRows { first, head, row }
     }
 
-    fn softmax(&self) -> SoftmaxOutputs {
+    fn softmax(&self, packed: bool, heads: usize) -> SoftmaxOutputs {
         let offset = |out: &Option<TensorDesc>| out.as_ref().map_or(0, |out| in_order(out).offset);
         SoftmaxOutputs {
             max_offset: offset(&self.call.softmax_max),
             sum_offset: offset(&self.call.softmax_sum),
+            order: (self.softmax_order.matters(packed, heads)).map(SoftmaxOrder::name),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The order of the rules, and the resolution of a call that holds them.
 
-use super::checker::Routing;
 use super::resolve::{Verdict, resolve};
+use super::routing::Routing;
 use super::rules::{
     Facts, antiquant, ascend950, entry, heads, lengths, lists, mask, mla, mla_antiquant, mla_int8,
     output, packed, padding, paged, prefix, pse, quant, sink, split_fuse, unified,
@@ -103,7 +103,7 @@ impl<'a> FiaCall<'a> {
         target: Target,
         checker: Option<Checker>,
     ) -> Result<Facts<'a>, Refusal> {
-        entry::entry_point(version, target)?;
+        version.enter(target)?;
         let at = entry::main_tensors(self)?;
         entry::product(version, target)?;
         entry::types(self, &at, target)?;

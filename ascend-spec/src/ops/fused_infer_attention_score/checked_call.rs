@@ -1,9 +1,8 @@
 //! A call that holds every rule.
 
-use super::{Argument, Cache, Checker, FiaCall};
-use crate::attention_problem::{AttentionProblem, TensorRole};
+use super::{Cache, Checker, FiaCall};
+use crate::attention_problem::AttentionProblem;
 use crate::{Layout, Target};
-use std::ops::Range;
 
 /// Which of the operator's two paths takes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,11 +37,4 @@ pub struct CheckedCall<'a> {
 impl CheckedCall<'_> {
     /// Most query rows, and most keys, of a sequence; beyond them the operator warns and promises nothing (check D15).
     pub const MOST_ROWS: usize = 20_971_520;
-
-    /// Calls `visit` with every tensor that the call touches and the bytes that it touches: see
-    /// [`AttentionProblem::touches`].
-    pub fn touches(&self, visit: &mut dyn FnMut(Argument, Option<Range<u64>>)) {
-        let mut of_role = |role: TensorRole, range| visit(Argument::of_role(role), range);
-        self.problem.touches(&mut of_role);
-    }
 }

@@ -20,6 +20,7 @@ mod portability;
 mod quantisation;
 mod resolve;
 mod roles;
+mod routing;
 pub mod rules;
 mod unread;
 mod version;
@@ -35,6 +36,7 @@ pub use rules::contents::ContentBounds;
 pub use unread::UnreadLengths;
 pub use version::Version;
 
+use crate::attention_problem::{AttentionArguments, AttentionProblem, TensorRole};
 use crate::contract::{CallContract, DescribedOperator};
 use crate::{Dims, Refusal, Rule, Target, TensorDesc, Violation};
 
@@ -47,6 +49,26 @@ impl DescribedOperator for FusedInferAttentionScore {
 
     fn rules() -> impl Iterator<Item = &'static Rule> {
         rules::all()
+    }
+}
+
+impl AttentionArguments for Arguments<TensorDesc> {
+    type Version = Version;
+
+    fn resolve(
+        &self,
+        version: Version,
+        target: Target,
+        report: &mut dyn FnMut(Violation),
+    ) -> Result<Option<AttentionProblem<'static>>, Refusal> {
+        let call = self.call();
+        let checked = call.check(version, target)?;
+        checked.each_lint(report);
+        Ok(Some(checked.problem.into_owned()))
+    }
+
+    fn of_role(role: TensorRole) -> Option<Argument> {
+        Argument::of_role(role)
     }
 }
 

@@ -2,17 +2,13 @@
 //! the tokens of the value, in pairs.
 
 use super::rules::Facts;
+use super::rules::ascend950::mxfp8::{LANES, PAIR};
 use super::{Cache, FiaCall};
 use crate::attention_problem::{Counts, Cut, Cuts, Grid, ScaleOffset, SmallTensor, TensorRole};
 use crate::{TensorDesc, View};
 
 /// Elements that share a scale.
 const GROUP: i64 = FiaCall::MXFP8_GROUP;
-/// Elements that share a pair of scales.
-pub(super) const PAIR: i64 = 2 * GROUP;
-/// Rows or elements that are contiguous in the scales of an NZ cache.
-pub(super) const LANES: i64 = 16;
-
 /// Scales of the query, `[T, N, D/64, 2]`, or grouped by key heads, `[Nk, T, G, D/64, 2]`.
 pub(super) fn query(f: &Facts<'_>) -> Option<ScaleOffset> {
     let desc = f.call.dequant_scale_query.as_ref()?;

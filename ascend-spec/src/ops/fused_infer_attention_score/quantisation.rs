@@ -21,7 +21,7 @@ fn scalar(offset: i64) -> View {
 
 /// The description of the tensor that plays a role.
 fn described<'a>(call: &'a FiaCall<'_>, role: TensorRole) -> Option<&'a TensorDesc> {
-    call.tensor(Argument::of_role(role))
+    call.tensor(Argument::of_role(role)?)
 }
 
 fn grid(call: &FiaCall<'_>, role: TensorRole, view: View, counts: Counts) -> Option<Grid> {

@@ -4,12 +4,12 @@ use super::{Argument, Parameter};
 use crate::attention_problem::TensorRole;
 
 impl Argument {
-    /// The tensor of a call that plays a role.
-    pub const fn of_role(role: TensorRole) -> Self {
+    /// The tensor of a call that plays a role; `None` for roles that the operator has no argument for.
+    pub const fn of_role(role: TensorRole) -> Option<Self> {
         let parameter = match role {
             TensorRole::Query => Parameter::Query,
-            TensorRole::Key(index) => return Argument::element(Parameter::Key, index),
-            TensorRole::Value(index) => return Argument::element(Parameter::Value, index),
+            TensorRole::Key(index) => return Some(Argument::element(Parameter::Key, index)),
+            TensorRole::Value(index) => return Some(Argument::element(Parameter::Value, index)),
             TensorRole::QueryRope => Parameter::QueryRope,
             TensorRole::KeyRope => Parameter::KeyRope,
             TensorRole::KeyPrefix => Parameter::KeySharedPrefix,
@@ -34,12 +34,9 @@ impl Argument {
             TensorRole::OutputOffset => Parameter::QuantOffset2,
             TensorRole::Output => Parameter::AttentionOut,
             TensorRole::LogSumExp => Parameter::SoftmaxLse,
-            // The operator has no such argument, so this is a key beyond every list.
-            TensorRole::DropMask | TensorRole::SoftmaxMax | TensorRole::SoftmaxSum => {
-                return Argument::element(Parameter::Key, usize::MAX);
-            }
+            TensorRole::DropMask | TensorRole::SoftmaxMax | TensorRole::SoftmaxSum => return None,
         };
-        Argument::element(parameter, 0)
+        Some(Argument::element(parameter, 0))
     }
 }
 
@@ -81,7 +78,7 @@ mod tests {
             Role::Output,
             Role::LogSumExp,
         ];
-        let mut arguments = roles.map(Argument::of_role);
+        let mut arguments = roles.map(|role| Argument::of_role(role).unwrap());
         arguments.sort_unstable();
         assert!(arguments.is_sorted_by(|a, b| a < b), "{arguments:?}");
     }

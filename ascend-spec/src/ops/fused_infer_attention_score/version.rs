@@ -1,10 +1,9 @@
-//! Versions of FusedInferAttentionScore, which one a call needs, and what entry points check before any argument.
+//! Versions of FusedInferAttentionScore, and which one a call needs.
 
 use crate::Cann::{V8_1, V8_5, V9_0};
 use crate::operator::{DeclaredParameter, OperatorVersion, versions};
-use crate::ops::fused_infer_attention_score::rules::entry::entry_point;
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter};
-use crate::{Cann, DType, Refusal, Target, TensorDesc};
+use crate::{Cann, DType, Target, TensorDesc};
 
 versions! {
     /// A version of FusedInferAttentionScore: each adds arguments to the one before.
@@ -38,14 +37,6 @@ impl Version {
         let mut newest_first = Version::ALL.into_iter().rev();
         let exported = newest_first.find(|version| version.info().is_exported(cann));
         exported.unwrap_or(Version::V1)
-    }
-
-    /// What the entry points check before any argument: those before V5 refuse Ascend 950 in releases that know it.
-    ///
-    /// # Errors
-    /// The broken rule.
-    pub fn enter(self, target: Target) -> Result<(), Refusal> {
-        entry_point(self, target)
     }
 
     /// The version that a call is made with: the oldest one from `at_least` on that can express it and that the

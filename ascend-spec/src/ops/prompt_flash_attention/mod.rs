@@ -5,52 +5,42 @@
 //! that its tiling refuses end with 561103; the refusal names the rule of FusedInferAttentionScore.
 
 mod arguments;
-mod call;
-mod roles;
 pub mod rules;
-mod version;
 
 pub use arguments::{Argument, Arguments, Parameter, PromptCall};
-pub use version::Version;
 
-use crate::contract::{CallContract, DescribedOperator, each_lint};
-use crate::{Dims, Refusal, Rule, Target, TensorDesc, Violation};
+use super::inference_attention::{path_operator, path_version};
+use crate::operator::versions;
+use crate::{DType, TensorDesc};
 
-/// PromptFlashAttention in the list of operators.
-pub(crate) struct PromptFlashAttention;
-
-impl DescribedOperator for PromptFlashAttention {
-    type Version = Version;
-    type Parameter = Parameter;
-
-    fn rules() -> impl Iterator<Item = &'static Rule> {
-        rules::RULES.iter().copied()
+versions! {
+    /// A version of PromptFlashAttention: each adds arguments to the one before.
+    pub enum Version {
+        /// The first. It takes a position bias and computes without it.
+        V1 = path_version(1, "aclnnPromptFlashAttention"),
+        /// Adds key lengths, quantisation and sparse modes. It takes a position bias and computes without it.
+        V2 = path_version(2, "aclnnPromptFlashAttentionV2"),
+        /// Adds the precision, and uses the position bias.
+        V3 = path_version(3, "aclnnPromptFlashAttentionV3"),
     }
 }
 
-impl CallContract for PromptFlashAttention {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn check(
-        of: &Self::Arguments,
-        version: Version,
-        target: Target,
-        report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Refusal> {
-        let call = of.call();
-        call.check(version, target)?;
-        each_lint(|allowed| call.lint(version, allowed), report);
-        Ok(())
+path_operator! {
+    /// PromptFlashAttention in the list of operators.
+    PromptFlashAttention, PromptCall: Prefill, PREFILL, PREFILL, "";
+    same {
+        Query Key Value PseShift AttenMask ActualSeqLengths ActualSeqLengthsKv DeqScale1 QuantScale1 DeqScale2
+        QuantScale2 QuantOffset2 NumHeads Scale PreTokens NextTokens InputLayout NumKeyValueHeads SparseMode
+        InnerPrecise AttentionOut
     }
+    renamed {}
 
-    fn computes(of: &Self::Arguments, version: Version) -> bool {
-        let call = of.call();
-        let mut given = call.given();
-        given.all(|parameter| version.computes(parameter))
-    }
-
-    fn imply_outputs(of: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
-        let implied = of.call().as_fused().implied_outputs().0;
-        of.attention_out = of.attention_out.or(implied);
+    /// A mask of FLOAT16, which the operator converts first, is described by the type that it is converted to.
+    fn path_mask(mask: TensorDesc) -> TensorDesc {
+        let dtype = match mask.dtype {
+            DType::Float16 => DType::Bool,
+            dtype => dtype,
+        };
+        TensorDesc { dtype, ..mask }
     }
 }

@@ -3,23 +3,16 @@
 use super::{PromptCall, Version};
 use crate::attention_problem::AttentionProblem;
 use crate::dtype::Names;
-use crate::ops::fused_infer_attention_score::{CheckedCall, Checker, Verdict};
-use crate::rule::{broken, require, rules};
+use crate::ops::fused_infer_attention_score::Verdict;
+use crate::ops::inference_attention::{PathCall, path_rules};
+use crate::rule::{require, rules};
 use crate::{
     DType, Dims, Format, Layout, Refusal, Soc, Target, TensorDesc, Unsupported, Violation,
 };
 
-rules! {
-    in Scope::ALL;
-    SUCCESSOR = "prompt.successor", RUNTIME_ERROR, V1, "PromptFlashAttention entry points, Ascend 950" in Scope::ASCEND_950,
-        "Ascend 950 computes attention by FusedInferAttentionScore",
-        "call aclnnFusedInferAttentionScoreV5";
-    PRODUCT = "prompt.product", FIND_KERNEL_ERROR, V1, "PromptFlashAttention documentation, products",
-        "the product has the operator",
-        "run on Atlas A2, Atlas A3 or the Atlas inference series (310P)";
-    REQUIRED = "prompt.required", PARAM_NULLPTR, V1, "PromptFlashAttention documentation, return values",
-        "query, key, value, inputLayout and attentionOut are given",
-        "pass every required argument";
+path_rules! {
+    "prompt", "PromptFlashAttention", newest "V3", older "V1 and V2",
+    required "query, key, value, inputLayout and attentionOut";
     COUNTABLE = "prompt.countable", PARAM_INVALID, V1, "PromptFlashAttention documentation, constraints",
         "no dimension is negative, and the elements of each tensor can be counted and addressed",
         "give the tensor a shape that memory can hold";
@@ -70,12 +63,6 @@ rules! {
     CARD_MASK = "prompt.card_mask", INNER_NULLPTR, V1, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
         "on 310P attenMask goes with as many query rows as keys, a multiple of 16",
         "pad query, key and value with zeros to one multiple of 16, the last query row at the last key, and hide the added keys";
-    PSE_DROPPED = "prompt.pse_dropped", Lint("the tensor is not looked at"), V1, "PromptFlashAttention, V1 and V2",
-        "V1 and V2 come without pseShift: they take it and compute without it",
-        "call aclnnPromptFlashAttentionV3";
-    DEPRECATED = "prompt.deprecated", Lint("nothing changes yet"), V1, "PromptFlashAttention documentation, deprecation",
-        "calls go to V3: V1 and V2 are announced to go in December 2026",
-        "call aclnnPromptFlashAttentionV3";
 }
 
 /// The required arguments.
@@ -94,51 +81,16 @@ impl PromptCall<'_> {
     /// On 310P, query rows and keys of a call with a mask must be multiples of this number.
     pub const CARD_MASK_ROWS: i64 = 16;
 
-    /// Checks the call against the contract of `version` for `target`.
-    ///
-    /// Allocates nothing unless it refuses.
-    ///
-    /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for layouts and masks that this
-    /// crate does not compute.
-    pub fn check(&self, version: Version, target: Target) -> Result<(), Refusal> {
-        self.resolve(version, target, |_| ()).map(drop)
-    }
-
-    /// Checks the call as [`PromptCall::check`] does, and resolves it into what a kernel computes: nothing if the
-    /// output has no elements, otherwise [`PromptCall::as_fused`] of what the version reads
-    /// ([`PromptCall::computed_by`]).
-    ///
-    /// # Errors
-    /// As for [`PromptCall::check`].
-    pub fn problem(
-        &self,
-        version: Version,
-        target: Target,
-    ) -> Result<Option<AttentionProblem<'static>>, Refusal> {
-        self.resolve(version, target, |checked| checked.problem.into_owned())
-    }
-
-    fn resolve<T>(
-        &self,
-        version: Version,
-        target: Target,
-        then: impl FnOnce(CheckedCall<'_>) -> T,
-    ) -> Result<Option<T>, Refusal> {
-        require!(
-            for target => target.soc != Soc::Ascend950,
-            SUCCESSOR,
-            version,
-            "aclnnFusedInferAttentionScoreV5",
-        );
-        require!(
-            version.runs_on(target),
-            PRODUCT,
-            target.soc,
-            "Atlas A2, Atlas A3 and the Atlas inference series (310P)",
-        );
-        let call = self.computed_by(version);
-        let at = call.required()?;
+    /// Checks the rules that come before those of the prefill path, and returns the verdict of that path; `None` for
+    /// an output without elements.
+    pub(super) fn judged(&self, target: Target) -> Result<Option<Verdict>, Refusal> {
+        let at = Required {
+            query: Self::required(self.query.as_ref(), "query")?,
+            key: Self::required(self.key.as_ref(), "key")?,
+            value: Self::required(self.value.as_ref(), "value")?,
+            out: Self::required(self.attention_out.as_ref(), "attentionOut")?,
+            layout: Self::required(self.input_layout, "inputLayout")?,
+        };
         for (desc, name) in at.tensors() {
             require!(
                 desc.is_countable() && desc.byte_range().is_some(),
@@ -150,8 +102,8 @@ impl PromptCall<'_> {
         if at.out.is_empty() {
             return Ok(None);
         }
-        call.dtypes(&at, target)?;
-        let (heads, dims) = call.shapes(&at)?;
+        self.dtypes(&at, target)?;
+        let (heads, dims) = self.shapes(&at)?;
         for (desc, name) in at.tensors() {
             require!(
                 desc.format.is_plain(),
@@ -169,63 +121,14 @@ impl PromptCall<'_> {
                 Unsupported::new("PromptFlashAttention in the layouts SH, NSD and NTD").into(),
             );
         };
-        let verdict = call.tiling(&at, dims)?;
-        if call
+        let verdict = self.tiling(&at, dims)?;
+        if self
             .atten_mask
             .is_some_and(|mask| mask.dtype == DType::Float16)
         {
             return Err(Unsupported::new("attenMask of FLOAT16").into());
         }
-        let fused = call.as_fused();
-        let checked = fused.resolve_by(verdict, Checker::Prefill, TILING);
-        let checked = checked.map_err(of_prefill)?;
-        if target.soc == Soc::AtlasInference {
-            call.card(&checked.problem)?;
-        }
-        Ok(Some(then(checked)))
-    }
-
-    /// Checks a call that holds every rule for lints, and returns the first that it breaks, leaving out those in
-    /// `allowed` (by id): those of the operator, then those of FusedInferAttentionScore's prefill path.
-    ///
-    /// # Errors
-    /// The broken lint, with the same fields as a broken rule.
-    pub fn lint(&self, version: Version, allowed: &[&str]) -> Result<(), Violation> {
-        let newest = version == Version::V3;
-        require!(
-            newest || self.pse_shift.is_none() || allowed.contains(&PSE_DROPPED.id),
-            PSE_DROPPED,
-            format_args!("pseShift for {version}"),
-            "null",
-        );
-        require!(
-            newest || allowed.contains(&DEPRECATED.id),
-            DEPRECATED,
-            version,
-            Version::V3,
-        );
-        let of_path = self.resolve(version, TILING, |checked| checked.lint_of_path(allowed));
-        of_path.ok().flatten().unwrap_or(Ok(()))
-    }
-
-    fn required(&self) -> Result<Required<'_>, Violation> {
-        let missing = |name: &'static str| {
-            move || {
-                broken(
-                    &REQUIRED,
-                    format_args!("no {name}"),
-                    "query, key, value, inputLayout and attentionOut",
-                    format_args!("pass {name}"),
-                )
-            }
-        };
-        Ok(Required {
-            query: self.query.as_ref().ok_or_else(missing("query"))?,
-            key: self.key.as_ref().ok_or_else(missing("key"))?,
-            value: self.value.as_ref().ok_or_else(missing("value"))?,
-            out: (self.attention_out.as_ref()).ok_or_else(missing("attentionOut"))?,
-            layout: self.input_layout.ok_or_else(missing("inputLayout"))?,
-        })
+        Ok(Some(verdict))
     }
 
     fn dtypes(&self, at: &Required<'_>, target: Target) -> Result<(), Violation> {
@@ -338,12 +241,11 @@ impl PromptCall<'_> {
             attention_out: Some(resized(at, at.out, value_dim, value_to)),
             ..*self
         };
-        let verdict = call.as_fused().judge(Checker::Prefill, TILING);
-        verdict.map_err(of_prefill)
+        Self::judge_path(&call.as_fused())
     }
 
     /// Checks the tiling rules of 310P, by the sizes of the tensors.
-    fn card(&self, of: &AttentionProblem<'_>) -> Result<(), Violation> {
+    pub(super) fn card(&self, of: &AttentionProblem<'_>) -> Result<(), Violation> {
         const MOST_ROWS: usize = 65_536;
         let (rows, keys) = (of.query_rows, of.key_rows);
         require!(
@@ -383,23 +285,6 @@ impl PromptCall<'_> {
             );
         }
         Ok(())
-    }
-}
-
-/// The target whose prefill-path rules the operator has, on every product and in every release.
-const TILING: Target = Target::snapshot(Soc::AtlasA2);
-
-/// A refusal of the prefill path, as the operator reports it.
-fn of_prefill(refusal: Refusal) -> Refusal {
-    match refusal {
-        Refusal::Violation(violation) => broken(
-            &PREFILL,
-            format_args!("{}: {}", violation.rule.id, violation.given),
-            violation.allowed,
-            violation.fix,
-        )
-        .into(),
-        other => other,
     }
 }
 

@@ -1,10 +1,8 @@
 //! What a call that holds every rule merges.
 
-use super::rules::LENGTHS;
 use super::{Parameter, RingUpdateCall};
+use crate::DType;
 use crate::ops::flash_attention_score::{InputLayout, Sequence, SoftmaxOrder};
-use crate::rule::broken;
-use crate::{DType, Violation};
 use std::ops::Range;
 
 /// A call of RingAttentionUpdate that holds every rule, resolved.
@@ -79,30 +77,5 @@ impl RingUpdateProblem {
         };
         let row = row.saturating_mul(self.heads).saturating_add(head);
         row.saturating_mul(self.head_dim)
-    }
-
-    /// Checks the contents of `actualSeqQlen`.
-    ///
-    /// # Errors
-    /// `ring.lengths`.
-    pub fn admits_lengths(&self, ends: &[i64]) -> Result<(), Violation> {
-        let rows = i64::try_from(self.rows);
-        let holds = !self.layout.is_packed()
-            || ends.first() == Some(&0) && ends.is_sorted() && ends.last().copied() == rows.ok();
-        if holds {
-            return Ok(());
-        }
-        let from_to = [ends.first(), ends.last()].map(|end| end.copied().unwrap_or(0));
-        Err(broken(
-            &LENGTHS,
-            format_args!(
-                "{} entries from {} to {}",
-                ends.len(),
-                from_to[0],
-                from_to[1]
-            ),
-            format_args!("entries that ascend from 0 to {}", self.rows),
-            LENGTHS.fix,
-        ))
     }
 }

@@ -82,6 +82,31 @@ struct Triple<'a> {
     sum: &'a TensorDesc,
 }
 
+impl RingUpdateProblem {
+    /// Checks the contents of `actualSeqQlen`.
+    ///
+    /// # Errors
+    /// `ring.lengths`.
+    pub fn admits_lengths(&self, ends: &[i64]) -> Result<(), Violation> {
+        let rows = i64::try_from(self.rows);
+        let holds = !self.layout.is_packed()
+            || ends.first() == Some(&0) && ends.is_sorted() && ends.last().copied() == rows.ok();
+        if holds {
+            return Ok(());
+        }
+        let from_to = [ends.first(), ends.last()].map(|end| end.copied().unwrap_or(0));
+        Err(LENGTHS.broken(
+            format_args!(
+                "{} entries from {} to {}",
+                ends.len(),
+                from_to[0],
+                from_to[1]
+            ),
+            format_args!("entries that ascend from 0 to {}", self.rows),
+        ))
+    }
+}
+
 impl RingUpdateCall<'_> {
     /// Checks the call against the contract of `version` for `target`, and resolves it. The contents of the tensors
     /// are not checked.

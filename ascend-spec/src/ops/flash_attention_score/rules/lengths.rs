@@ -65,7 +65,7 @@ pub(in crate::ops::flash_attention_score) fn packed<'a>(
         format_args!("at most {query} and {key}"),
     );
     require!(
-        query == q_sum || key == kv_sum || ends_with_zero(lengths),
+        query == q_sum || key == kv_sum || lengths.end_with_zero(),
         TAIL,
         format_args!("{query} rows for {q_sum}, {key} keys for {kv_sum}"),
         "a 0 at the end of both arrays",
@@ -77,11 +77,6 @@ pub(in crate::ops::flash_attention_score) fn packed<'a>(
         "1 and above of both",
     );
     Ok(lengths)
-}
-
-/// Whether both arrays end with 0.
-pub(in crate::ops::flash_attention_score) fn ends_with_zero(lengths: PackedLengths<'_>) -> bool {
-    lengths.q_ends.last() == Some(&0) && lengths.kv_ends.last() == Some(&0)
 }
 
 pub(in crate::ops::flash_attention_score) fn lints(

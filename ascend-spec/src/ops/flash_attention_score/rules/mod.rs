@@ -16,6 +16,9 @@ pub mod sink;
 pub mod start_index;
 pub mod tokens;
 
+use super::FlashAttentionProblem;
+use crate::attention_problem::Work;
+use crate::contract::first_lint;
 use crate::rule::lint;
 use crate::{Rule, Violation};
 
@@ -43,4 +46,35 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
     .into_iter()
     .flatten()
     .copied()
+}
+
+impl FlashAttentionProblem<'_> {
+    /// The first lint that the call breaks, leaving out those in `allowed` (by id).
+    ///
+    /// # Errors
+    /// The broken lint, with the same fields as a broken rule.
+    pub fn lint(&self, allowed: &[&str]) -> Result<(), Violation> {
+        first_lint(allowed, |report| self.each_lint(report))
+    }
+
+    /// Calls `report` with every lint that the call breaks.
+    pub fn each_lint(&self, report: &mut dyn FnMut(Violation)) {
+        if self.work != Work::Attend {
+            return;
+        }
+        for lints in [
+            entry::lints,
+            lengths::lints,
+            mask::lints,
+            tokens::lints,
+            prefix::lints,
+            pse::lints,
+            start_index::lints,
+            drop_mask::lints,
+            rope::lints,
+            outputs::lints,
+        ] {
+            lints(self, report);
+        }
+    }
 }

@@ -93,17 +93,20 @@ pub(in crate::ops::fused_infer_attention_score) fn main_tensors<'a>(
 }
 
 /// Refuses versions whose entry points return an error before they look at any argument.
-pub(in crate::ops::fused_infer_attention_score) fn entry_point(
-    version: Version,
-    target: Target,
-) -> Result<(), Refusal> {
-    require!(
-        for target => version == Version::V5,
-        ENTRY_POINT,
-        version.symbol(),
-        Version::V5.symbol(),
-    );
-    Ok(())
+impl Version {
+    /// What the entry points check before any argument: those before V5 refuse Ascend 950 in releases that know it.
+    ///
+    /// # Errors
+    /// The broken rule.
+    pub fn enter(self, target: Target) -> Result<(), Refusal> {
+        require!(
+            for target => self == Version::V5,
+            ENTRY_POINT,
+            self.symbol(),
+            Version::V5.symbol(),
+        );
+        Ok(())
+    }
 }
 
 pub(in crate::ops::fused_infer_attention_score) fn product(

@@ -10,7 +10,7 @@ use crate::geometry::TOKENS_UNBOUNDED;
 use crate::ops::fused_infer_attention_score::Route;
 use crate::rule::{broken, require, rules};
 use crate::{
-    Cann, Change, DType, Dims, MaskGeometry, NewArgument, Operator, Refusal, SparseMode, TensorDesc,
+    Change, DType, Dims, MaskGeometry, NewArgument, Operator, Refusal, SparseMode, TensorDesc,
 };
 
 rules! {
@@ -236,18 +236,7 @@ fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
             MaskUse::None
         }
         Some(mask) if mode.takes_compressed_mask() => {
-            let size = SparseMode::COMPRESSED_MASK_SIZE;
-            let shapes = [
-                Dims::of([size, size]),
-                Dims::of([1, size, size]),
-                Dims::of([1, 1, size, size]),
-            ];
-            require!(
-                shapes.contains(&mask.shape),
-                COMPRESSED,
-                format_args!("{} in mode {mode}", mask.shape),
-                "[2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]",
-            );
+            compressed(mask, mode)?;
             MaskUse::Compressed
         }
         Some(mask) => MaskUse::Full(full(f, mask)?),
@@ -257,25 +246,30 @@ fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
     Ok((mode, usage))
 }
 
-/// Keys that a row of a full mask or position bias covers in the prefill path.
-pub(in crate::ops::fused_infer_attention_score) fn width(f: &Facts<'_>) -> i64 {
-    if f.paged() {
-        let bs = f.call.block_size.max(1);
-        let longest = f.longest_key().max(0);
-        (longest / bs + i64::from(longest % bs != 0)).saturating_mul(bs)
-    } else {
-        let prefix = match f.since(Cann::V8_5) {
-            true => prefix::length(f),
-            false => f.prefix,
-        };
-        f.key_rows.saturating_add(prefix)
-    }
+/// Checks the shape of a compressed mask.
+pub(in crate::ops::fused_infer_attention_score) fn compressed(
+    given: &TensorDesc,
+    mode: SparseMode,
+) -> Result<(), Refusal> {
+    let size = SparseMode::COMPRESSED_MASK_SIZE;
+    let shapes = [
+        Dims::of([size, size]),
+        Dims::of([1, size, size]),
+        Dims::of([1, 1, size, size]),
+    ];
+    require!(
+        shapes.contains(&given.shape),
+        COMPRESSED,
+        format_args!("{} in mode {mode}", given.shape),
+        "[2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]",
+    );
+    Ok(())
 }
 
 /// Checks a full mask of the prefill path: rows and keys last, before them batch (1 or B) and an axis that is not
 /// checked.
 fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Refusal> {
-    let (rows, batch, keys) = (f.q.rows, f.batch, width(f));
+    let (rows, batch, keys) = (f.q.rows, f.batch, f.mask_width());
     let covers = match mask.shape[..] {
         [i, j] => i >= rows && j >= keys,
         [b, i, j] | [b, _, i, j] => (b == 1 || b == batch) && i >= rows && j >= keys,

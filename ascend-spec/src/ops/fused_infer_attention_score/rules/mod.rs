@@ -15,7 +15,6 @@ pub mod mask;
 pub mod mla;
 pub(in crate::ops::fused_infer_attention_score) mod mla_antiquant;
 pub(in crate::ops::fused_infer_attention_score) mod mla_int8;
-pub(in crate::ops::fused_infer_attention_score) mod mla_sliding;
 mod one_or;
 pub mod output;
 pub mod packed;
@@ -30,7 +29,7 @@ pub mod unified;
 
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::{Cache, Checker, FiaCall, Route};
-use crate::{DType, Layout, Rule, Target, TensorDesc};
+use crate::{Cann, DType, Layout, Rule, Target, TensorDesc};
 use std::fmt;
 use std::ops::Range;
 
@@ -194,6 +193,21 @@ impl Facts<'_> {
     /// The sequences that a check must examine: see [`lengths::distinct`].
     pub(in crate::ops::fused_infer_attention_score) fn sequences(&self) -> Range<usize> {
         0..lengths::distinct(self.call, self.batch())
+    }
+
+    /// Keys that a row of a full mask or position bias covers in the prefill path.
+    pub(in crate::ops::fused_infer_attention_score) fn mask_width(&self) -> i64 {
+        if self.paged() {
+            let bs = self.call.block_size.max(1);
+            let longest = self.longest_key().max(0);
+            (longest / bs + i64::from(longest % bs != 0)).saturating_mul(bs)
+        } else {
+            let prefix = match self.since(Cann::V8_5) {
+                true => prefix::length(self),
+                false => self.prefix,
+            };
+            self.key_rows.saturating_add(prefix)
+        }
     }
 
     /// The longest key length, without a shared prefix.

@@ -1,6 +1,6 @@
 //! Left padding of query and key.
 
-use super::{Facts, unified};
+use super::Facts;
 use crate::ops::fused_infer_attention_score::Checker;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::rule::{require, rules};
@@ -94,10 +94,22 @@ pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Resu
     Ok(())
 }
 
+/// Whether the unified checker checks the padding of the keys.
+pub(in crate::ops::fused_infer_attention_score) fn checked_by_unified(f: &Facts<'_>) -> bool {
+    let counts = |size| !f.one_row || key_counts(f, size);
+    f.call.kv_padding_size.as_ref().is_some_and(counts)
+}
+
+/// Whether the padding of a single row's keys is used rather than ignored.
+fn key_counts(f: &Facts<'_>, size: &TensorDesc) -> bool {
+    let ignored = size.is_empty() && f.is_950();
+    f.call.actual_seq_lengths_kv.is_some() && !f.kv_list && !ignored && !f.paged()
+}
+
 /// Whether the padding of the keys takes effect.
 pub(in crate::ops::fused_infer_attention_score) fn in_force(f: &Facts<'_>) -> bool {
     if f.checker == Checker::Unified && f.prefill() {
-        return unified::features::key_padding(f) && !f.packed();
+        return checked_by_unified(f) && !f.packed();
     }
     let ignored = f.paged() || f.kv_list || !lengths(f);
     f.call.kv_padding_size.is_some() && !f.packed() && (f.prefill() || !ignored)

@@ -134,12 +134,12 @@ pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Resul
         (true, paged) if f.packed() => (
             packed::longest_query(f),
             if paged {
-                super::mask::width(f)
+                f.mask_width()
             } else {
                 f.longest_key()
             },
         ),
-        (true, true) => (f.q.rows, super::mask::width(f)),
+        (true, true) => (f.q.rows, f.mask_width()),
         // A shared prefix is not counted here, though the operator reads the bias of its keys too.
         (true, false) => (f.q.rows, f.key_rows),
         (false, true) => (1, f.key_rows),

@@ -1,6 +1,6 @@
 //! Quantised queries on Ascend 950: the absorbed form, and INT8 with a factor for each tensor.
 
-use super::{ALONE, MODE, OUT_DTYPE, UNUSED, alone, heads, modes};
+use super::{ALONE, MODE, OUT_DTYPE, alone, heads, modes, none_of};
 use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::{Facts, mla};
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall};
@@ -102,12 +102,7 @@ pub(super) fn absorbed(f: &Facts<'_>) -> Result<(), Refusal> {
         &call.antiquant_offset,
         &call.key_rope_antiquant_scale,
     ];
-    require!(
-        unused.into_iter().all(Option::is_none),
-        UNUSED,
-        "one of them",
-        "none of them",
-    );
+    none_of(&unused)?;
     alone(f)?;
     modes(f)?;
     if int8 && !f.packed() {
@@ -168,12 +163,7 @@ pub(super) fn tensor(f: &Facts<'_>) -> Result<(), Refusal> {
         &call.dequant_scale_query,
         &call.key_rope_antiquant_scale,
     ];
-    require!(
-        unused.into_iter().all(Option::is_none),
-        UNUSED,
-        "one of them",
-        "none of them",
-    );
+    none_of(&unused)?;
     require!(
         call.key_shared_prefix.is_none()
             && call.value_shared_prefix.is_none()

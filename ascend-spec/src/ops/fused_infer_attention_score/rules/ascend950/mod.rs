@@ -8,7 +8,7 @@ use super::Facts;
 use crate::ops::fused_infer_attention_score::Route;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::rule::{require, rules};
-use crate::{DType, Layout, Refusal};
+use crate::{DType, Layout, Refusal, TensorDesc};
 
 rules! {
     in Scope::ASCEND_950;
@@ -178,6 +178,17 @@ fn heads(f: &Facts<'_>) -> Result<(), Refusal> {
         HEADS,
         format_args!("{heads} over {kv_heads}"),
         "at most 256, at most 64 a key head",
+    );
+    Ok(())
+}
+
+/// Refuses tensors that a quantised call does not use.
+fn none_of(unused: &[&Option<TensorDesc>]) -> Result<(), Refusal> {
+    require!(
+        unused.iter().all(|tensor| tensor.is_none()),
+        UNUSED,
+        "one of them",
+        "none of them",
     );
     Ok(())
 }

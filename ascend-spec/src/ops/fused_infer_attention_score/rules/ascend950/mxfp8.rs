@@ -1,11 +1,9 @@
 //! MXFP8 on Ascend 950: E4M3 elements, 32 of which share an exponent.
 
-use super::{OUT_DTYPE, UNUSED, alone, heads, modes};
-use crate::ops::fused_infer_attention_score::Cache;
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::mxfp8::{LANES, PAIR};
+use super::{OUT_DTYPE, alone, heads, modes, none_of};
 use crate::ops::fused_infer_attention_score::rules::Facts;
 use crate::ops::fused_infer_attention_score::rules::paged::blocks;
+use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Dims, Refusal, TensorDesc};
 
@@ -25,6 +23,11 @@ rules! {
         "quantScale1 is FLOAT [1] where it is given",
         "pass one factor, or none";
 }
+
+/// Elements that share a pair of scales.
+pub(in crate::ops::fused_infer_attention_score) const PAIR: i64 = 2 * FiaCall::MXFP8_GROUP;
+/// Rows or elements that are contiguous in the scales of an NZ cache.
+pub(in crate::ops::fused_infer_attention_score) const LANES: i64 = 16;
 
 pub(super) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
     let call = f.call;
@@ -70,12 +73,7 @@ pub(super) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         &call.antiquant_offset,
         &call.key_rope_antiquant_scale,
     ];
-    require!(
-        unused.into_iter().all(Option::is_none),
-        UNUSED,
-        "one of them",
-        "none of them",
-    );
+    none_of(&unused)?;
     require!(
         (call.quant_scale1.as_ref())
             .is_none_or(|scale| scale.dtype == DType::Float && *scale.shape == [1]),

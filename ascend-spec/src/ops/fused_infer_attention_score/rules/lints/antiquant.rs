@@ -1,7 +1,7 @@
 //! Antiquantisation of key and value.
 
 use super::{Report, lint};
-use crate::attention_problem::{Grid, ScaleOffset};
+use crate::attention_problem::ScaleOffset;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::{Argument, CheckedCall, Checker, Parameter, Route};
 use crate::rule::rules;
@@ -102,9 +102,8 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
 
 /// The parameters of scale and offset.
 fn grids(of: &ScaleOffset) -> impl Iterator<Item = Parameter> + Clone {
-    let parameter = |grid: Grid| Argument::of_role(grid.tensor.role).parameter;
-    let offset = of.offset.map(parameter);
-    [Some(parameter(of.scale)), offset].into_iter().flatten()
+    let grids = [Some(of.scale), of.offset].into_iter().flatten();
+    grids.filter_map(|grid| Some(Argument::of_role(grid.tensor.role)?.parameter))
 }
 
 fn dtypes(p: &CheckedCall<'_>, merged: bool, report: Report<'_>) {

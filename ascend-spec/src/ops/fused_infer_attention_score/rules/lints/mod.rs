@@ -20,9 +20,10 @@ pub mod rope;
 pub mod tensors;
 
 use crate::attention_problem::Work;
+use crate::contract::first_lint;
 use crate::ops::fused_infer_attention_score::{CheckedCall, Version};
 use crate::rule::lint;
-use crate::{Cann, Level, Rule, Violation};
+use crate::{Cann, Rule, Violation};
 
 /// Receives the lints that are found.
 type Report<'r> = &'r mut dyn FnMut(Violation);
@@ -34,18 +35,6 @@ enum Caller {
     Fused,
     /// PromptFlashAttention or IncreFlashAttention.
     Older,
-}
-
-/// The first violation that `each` reports, leaving out lints in `allowed`.
-fn first(allowed: &[&str], each: impl FnOnce(Report<'_>)) -> Result<(), Violation> {
-    let mut first = None;
-    each(&mut |violation: Violation| {
-        let crash = violation.rule.level == Level::HostCrash;
-        if first.is_none() && (crash || !allowed.contains(&violation.rule.id)) {
-            first = Some(violation);
-        }
-    });
-    first.map_or(Ok(()), Err)
 }
 
 /// Every lint, in the order of the files.
@@ -79,21 +68,19 @@ impl CheckedCall<'_> {
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
     pub fn lint(&self, allowed: &[&str]) -> Result<(), Violation> {
-        first(allowed, |report| self.each_lint(report))
-    }
-
-    /// As [`CheckedCall::lint`], but only for what the two paths themselves take and ignore, whichever operator calls
-    /// them: the older operators copy strided tensors, and have other defaults for the tokens that no mask uses.
-    ///
-    /// # Errors
-    /// As for [`CheckedCall::lint`].
-    pub(crate) fn lint_of_path(&self, allowed: &[&str]) -> Result<(), Violation> {
-        first(allowed, |report| self.each_lint_of(Caller::Older, report))
+        first_lint(allowed, |report| self.each_lint(report))
     }
 
     /// Calls `report` with every lint that the call breaks.
     pub fn each_lint(&self, report: &mut dyn FnMut(Violation)) {
         self.each_lint_of(Caller::Fused, report);
+    }
+
+    /// As [`CheckedCall::each_lint`], but only for what the two paths themselves take and ignore, whichever
+    /// operator calls them: the older operators copy strided tensors, and have other defaults for the tokens that no
+    /// mask uses.
+    pub(crate) fn each_lint_of_path(&self, report: &mut dyn FnMut(Violation)) {
+        self.each_lint_of(Caller::Older, report);
     }
 
     fn each_lint_of(&self, caller: Caller, report: &mut dyn FnMut(Violation)) {

@@ -83,7 +83,7 @@ pub(in crate::ops::fused_infer_attention_score) fn bias(f: &Facts<'_>) -> Result
 fn bias_width(f: &Facts<'_>) -> i64 {
     let given = f.call.actual_shared_prefix_len.and_then(<[i64]>::first);
     let rows = match f.paged() && f.is_950() && f.kind() != Kind::Antiquant {
-        true => super::super::mask::width(f),
+        true => f.mask_width(),
         false => f.key_rows,
     };
     // Until 9.0 a prefix length without a prefix is ignored.
@@ -99,7 +99,10 @@ pub(in crate::ops::fused_infer_attention_score) fn left_padding(
     let call = f.call;
     let ignored = f.single || (f.kind() == Kind::Antiquant && f.most_rows() == 1);
     let query = call.query_padding_size.as_ref().filter(|_| !ignored);
-    let key = call.kv_padding_size.as_ref().filter(|_| key_padding(f));
+    let key = call
+        .kv_padding_size
+        .as_ref()
+        .filter(|_| padding::checked_by_unified(f));
     if query.is_none() && key.is_none() {
         return Ok(());
     }
@@ -134,18 +137,6 @@ pub(in crate::ops::fused_infer_attention_score) fn left_padding(
         );
     }
     Ok(())
-}
-
-/// Whether the padding of the keys is checked.
-pub(in crate::ops::fused_infer_attention_score) fn key_padding(f: &Facts<'_>) -> bool {
-    let counts = |size| !f.one_row || key_counts(f, size);
-    f.call.kv_padding_size.as_ref().is_some_and(counts)
-}
-
-/// Whether the padding of a single row's keys is used rather than ignored.
-fn key_counts(f: &Facts<'_>, size: &TensorDesc) -> bool {
-    let ignored = size.is_empty() && f.is_950();
-    f.call.actual_seq_lengths_kv.is_some() && !f.kv_list && !ignored && !f.paged()
 }
 
 /// Checks the shared prefix.

@@ -6,7 +6,7 @@ use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
 use crate::ops::fused_infer_attention_score::rules::{Facts, mask, padding, prefix, quant};
 use crate::rule::{broken, require, rules};
-use crate::{Cann, Dims, Operator, Refusal, SparseMode, TensorDesc};
+use crate::{Cann, Operator, Refusal, SparseMode, TensorDesc};
 
 use super::Form;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
@@ -99,7 +99,7 @@ pub(in crate::ops::fused_infer_attention_score) fn check(
             MaskUse::None
         }
         Some(given) if mode.takes_compressed_mask() => {
-            compressed(given, mode)?;
+            mask::compressed(given, mode)?;
             MaskUse::Compressed
         }
         Some(given) => MaskUse::Full(full(f, given)?),
@@ -119,22 +119,6 @@ pub(in crate::ops::fused_infer_attention_score) fn check(
     Ok((mode, usage))
 }
 
-fn compressed(given: &TensorDesc, mode: SparseMode) -> Result<(), Refusal> {
-    let size = SparseMode::COMPRESSED_MASK_SIZE;
-    let shapes = [
-        Dims::of([size, size]),
-        Dims::of([1, size, size]),
-        Dims::of([1, 1, size, size]),
-    ];
-    require!(
-        shapes.contains(&given.shape),
-        mask::COMPRESSED,
-        format_args!("{} in mode {mode}", given.shape),
-        "[2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]",
-    );
-    Ok(())
-}
-
 /// Checks a mask without elements. It counts as none, but its shape is checked until 9.0, and later over a paged
 /// cache.
 fn empty(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refusal> {
@@ -150,7 +134,7 @@ pub(super) fn width(f: &Facts<'_>) -> i64 {
     let prefix = prefix::length(f);
     if f.paged() {
         return match f.since(Cann::V9_1) {
-            true => mask::width(f),
+            true => f.mask_width(),
             false => f.key_rows,
         };
     }

@@ -1,10 +1,10 @@
 //! The absorbed form of multi-head latent attention with a sliding window, sparse mode 4; its rules stand with the
-//! others in `mla`.
+//! others.
 
-use super::Facts;
-use super::mla::{CACHE, SLIDING, modes, rows_given};
+use super::{CACHE, SLIDING, modes, rows_given};
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::Cache;
+use crate::ops::fused_infer_attention_score::rules::{Facts, lengths};
 use crate::rule::require;
 use crate::{Layout, Refusal, TensorDesc};
 
@@ -26,7 +26,7 @@ pub(super) fn dense(f: &Facts<'_>, k_rope: &TensorDesc) -> Result<(), Refusal> {
         "shape key, value and keyRope alike",
     );
     rows_given(f)?;
-    super::lengths::key(f)?;
+    lengths::key(f)?;
     modes(f, true)?;
     rules(f)
 }

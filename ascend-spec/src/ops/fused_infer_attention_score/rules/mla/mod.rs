@@ -1,6 +1,8 @@
 //! Multi-head latent attention: rotary parts, the absorbed form over a compressed cache, and its quantised form.
 
-use super::{Facts, mla_sliding, packed};
+mod sliding;
+
+use super::{Facts, packed};
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall};
@@ -227,17 +229,13 @@ pub(in crate::ops::fused_infer_attention_score) fn absorbed(f: &Facts<'_>) -> Re
             "0 or more",
             "set blockSize to 0",
         );
-        return mla_sliding::dense(f, k_rope);
+        return sliding::dense(f, k_rope);
     };
     block_size(f, cache, sliding)?;
     caches(f, cache, k_rope)?;
     lengths(f, sliding)?;
     modes(f, sliding)?;
-    if sliding {
-        mla_sliding::rules(f)
-    } else {
-        Ok(())
-    }
+    if sliding { sliding::rules(f) } else { Ok(()) }
 }
 
 fn alone(f: &Facts<'_>) -> Result<(), Refusal> {

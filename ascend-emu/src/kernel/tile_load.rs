@@ -1,13 +1,13 @@
 //! Loading tiles of keys and values: rows are widened to single precision, and quantised rows dequantised.
 
-use super::KvTensor;
-use super::tile_rows::{StridedRows, TileRow, TileRows};
-use crate::kernel::attention::Attention;
-use crate::kernel::dequantise::Quantisation;
-use crate::kernel::mask::TILE_KEYS;
-use crate::kernel::sequence::Sequence;
-use crate::kernel::simd::{Kernel, Simd, Vector, WIDTH, all_zero};
-use crate::kernel::tensor::input::{InPlaceElement, InputTensor};
+use super::attention::Attention;
+use super::dequantise::Quantisation;
+use super::kv::KvTensor;
+use super::kv::tile_rows::{StridedRows, TileRow, TileRows};
+use super::sequence::Sequence;
+use super::simd::{Kernel, Simd, Vector, WIDTH, all_zero};
+use super::tensor::input::{InPlaceElement, InputTensor};
+use super::tile::TILE_KEYS;
 use half::{bf16, f16};
 use std::ops::Range;
 

@@ -5,8 +5,9 @@
 
 use crate::kernel::attention::Attention;
 use crate::kernel::mask::summary::Coverage;
-use crate::kernel::mask::{Lanes, TILE_KEYS};
 use crate::kernel::sequence::Sequence;
+use crate::kernel::tile::TILE_KEYS;
+use crate::kernel::visibility::Lanes;
 use std::ops::Range;
 
 /// Largest number of keys of a window.

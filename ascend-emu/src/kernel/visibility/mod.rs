@@ -1,0 +1,147 @@
+//! Visibility: which queries see which keys of a KV tile, by the mask geometry and by the mask tensor.
+
+pub(crate) mod window;
+
+use super::attention::Attention;
+use super::mask::summary::Coverage;
+use super::sequence::Sequence;
+use super::tile::TILE_KEYS;
+use ascend_spec::Tile;
+use std::ops::Range;
+use window::MaskWindow;
+
+/// For each key of a KV tile, a bit set for every lane whose query does not see it.
+pub(crate) type HiddenLanes = [u16; TILE_KEYS];
+
+/// The queries of a lane group, which share a key head: lane `l` is query `start + l`.
+#[derive(Clone, Debug)]
+pub(crate) struct Lanes {
+    pub(crate) kv_head: usize,
+    /// Query heads that share the key head.
+    pub(crate) group: usize,
+    pub(crate) queries: Range<usize>,
+}
+
+impl Lanes {
+    /// The queries of a row.
+    #[inline(always)]
+    fn queries_of(&self, row: u64) -> Range<usize> {
+        let first = (row as usize * self.group).max(self.queries.start);
+        first..((row as usize + 1) * self.group).min(self.queries.end)
+    }
+
+    /// The bits of some of the queries.
+    #[inline(always)]
+    fn bits(&self, queries: &Range<usize>) -> u16 {
+        let (first, end) = (
+            queries.start - self.queries.start,
+            queries.end - self.queries.start,
+        );
+        ((1u32 << end) - (1u32 << first)) as u16
+    }
+
+    /// The bits of a row's queries.
+    #[inline(always)]
+    pub(crate) fn of_row(&self, row: u64) -> u16 {
+        self.bits(&self.queries_of(row))
+    }
+
+    /// The head of each of a row's queries, and its bit.
+    fn heads_of(&self, row: u64) -> impl Iterator<Item = (usize, u16)> + '_ {
+        let before = self.kv_head * self.group;
+        self.queries_of(row)
+            .map(move |query| (before + query % self.group, self.bits(&(query..query + 1))))
+    }
+}
+
+/// Finds the keys of the KV tile `tile` that the queries of `rows`, in the lanes `lanes`, see. Returns the smallest
+/// range that contains every visible key, counted from the first of the tile, and whether some of its keys are hidden
+/// from some queries; if so, `hidden` has these. The task's keys end at `end`.
+#[inline(always)]
+pub(crate) fn find_visible(
+    attention: &Attention,
+    sequence: &Sequence,
+    rows: Range<u64>,
+    (tile, end): (&Range<usize>, usize),
+    lanes: &Lanes,
+    window: &mut MaskWindow<'_>,
+    hidden: &mut HiddenLanes,
+) -> (Range<usize>, bool) {
+    let keys = tile.start as u64..tile.end as u64;
+    let (mut visible, mut mixed) = match sequence.geometry.tile(rows.clone(), keys.clone()) {
+        Tile::None => return (0..0, false),
+        Tile::All => (0..tile.len(), false),
+        Tile::Mixed => {
+            let span = sequence.span(rows.clone(), tile);
+            (span.start - tile.start..span.end - tile.start, true)
+        }
+    };
+    if mixed {
+        hidden.fill(u16::MAX);
+        for row in rows.clone() {
+            let lanes = lanes.of_row(row);
+            for run in sequence.geometry.runs(row) {
+                // Within the tile, whose ends are usize.
+                let start = run.start.max(keys.start).min(keys.end) - keys.start;
+                let end = run.end.max(keys.start).min(keys.end) - keys.start;
+                for hidden in &mut hidden[start as usize..(end as usize).max(start as usize)] {
+                    *hidden &= !lanes;
+                }
+            }
+        }
+    }
+    let coverage = match &sequence.mask_summary {
+        _ if attention.mask.is_none() => Coverage::Visible,
+        Some(summary) => summary.coverage(
+            rows.clone(),
+            tile.start + visible.start..tile.start + visible.end,
+        ),
+        None => Coverage::Mixed,
+    };
+    if coverage == Coverage::Hidden {
+        return (0..0, false);
+    }
+    if coverage == Coverage::Mixed {
+        let used = rows.clone().fold(0, |used, row| used | lanes.of_row(row));
+        let masked = window.of_tile(attention, sequence, rows, (tile, end), lanes);
+        if mixed {
+            for (hidden, masked) in hidden.iter_mut().zip(masked) {
+                *hidden |= masked;
+            }
+        } else {
+            hidden[..masked.len()].copy_from_slice(masked);
+        }
+        let is_visible = |lanes: &u16| lanes & used != used;
+        let within = &hidden[visible.clone()];
+        let (Some(first), Some(last)) = (
+            within.iter().position(is_visible),
+            within.iter().rposition(is_visible),
+        ) else {
+            return (0..0, false);
+        };
+        let within = &within[first..=last];
+        mixed = within.iter().fold(0, |any, lanes| any | lanes) & used != 0;
+        visible = visible.start + first..visible.start + last + 1;
+    }
+    (visible, mixed)
+}
+
+/// Reads the mask bytes of a row of a head into `out`. Returns `None` if there is no mask tensor or the row does not
+/// exist.
+#[inline(always)]
+pub(crate) fn read_mask<'a>(
+    attention: &Attention,
+    sequence: &Sequence,
+    (row, head): (u64, usize),
+    keys: &Range<usize>,
+    out: &'a mut [u8; TILE_KEYS],
+) -> Option<&'a mut [u8]> {
+    let mask = attention.mask.as_ref()?;
+    if row >= sequence.geometry.q_len() {
+        return None;
+    }
+    let out = out.get_mut(..keys.len())?;
+    let at = sequence.mask.as_ref()?.of_head(head);
+    mask.read_row(&at, row as usize, keys.start, out);
+    Some(out)
+}

@@ -1,0 +1,13 @@
+//! What PromptFlashAttention and IncreFlashAttention share: each is one path of FusedInferAttentionScore, with fewer
+//! arguments and a few rules of its own.
+//!
+//! An operator's folder has its arguments, its versions and its own rules. From a table of which parameter stands for
+//! which of FusedInferAttentionScore, [`path_operator!`](path_operator) makes the rest.
+
+mod path_call;
+mod path_operator;
+mod path_rules;
+
+pub(crate) use path_call::{PathCall, PathRules, path_version};
+pub(crate) use path_operator::path_operator;
+pub(crate) use path_rules::path_rules;

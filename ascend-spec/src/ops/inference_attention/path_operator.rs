@@ -1,0 +1,173 @@
+//! What an operator that is one path of FusedInferAttentionScore says of itself.
+
+/// Makes an operator that is one path of FusedInferAttentionScore, in a module that has its arguments, its versions
+/// and its `rules`: which of its parameters stand for those of FusedInferAttentionScore (the `same` ones have the
+/// same name), how a call is checked, and what follows from its arguments.
+macro_rules! path_operator {
+    (
+        $(#[$meta:meta])*
+        $operator:ident, $call:ident: $checker:ident, $path:ident, $registered:ident, $default_layout:literal;
+        same { $($same:ident)* }
+        renamed { $($fused:ident = $own:ident,)* }
+        $($own_method:item)*
+    ) => {
+        $(#[$meta])*
+        pub(crate) struct $operator;
+
+        impl $crate::ops::inference_attention::PathCall for $call<'_> {
+            type Version = Version;
+
+            const CHECKER: $crate::ops::fused_infer_attention_score::Checker =
+                $crate::ops::fused_infer_attention_score::Checker::$checker;
+            const RULES: $crate::ops::inference_attention::PathRules = $crate::ops::inference_attention::PathRules {
+                successor: &rules::SUCCESSOR,
+                product: &rules::PRODUCT,
+                required: &rules::REQUIRED,
+                pse_dropped: &rules::PSE_DROPPED,
+                deprecated: &rules::DEPRECATED,
+                path: &rules::$path,
+                registered: &rules::$registered,
+            };
+            const DEFAULT_LAYOUT: &'static str = $default_layout;
+
+            fn of_fused(
+                parameter: $crate::ops::fused_infer_attention_score::Parameter,
+            ) -> Option<Parameter> {
+                use $crate::ops::fused_infer_attention_score::Parameter as Fused;
+                Some(match parameter {
+                    $(Fused::$same => Parameter::$same,)*
+                    $(Fused::$fused => Parameter::$own,)*
+                    _ => return None,
+                })
+            }
+
+            fn computed_by(&self, version: Version) -> Self {
+                self.keeping(|parameter| Self::computes(version, parameter))
+            }
+
+            fn judge(
+                &self,
+                target: $crate::Target,
+            ) -> Result<Option<$crate::ops::fused_infer_attention_score::Verdict>, $crate::Refusal> {
+                self.judged(target)
+            }
+
+            fn check_card(
+                &self,
+                problem: &$crate::attention_problem::AttentionProblem<'_>,
+            ) -> Result<(), $crate::Violation> {
+                self.card(problem)
+            }
+
+            $($own_method)*
+        }
+
+        impl<'a> $call<'a> {
+            /// A call without tensors whose attributes have the operator's defaults.
+            pub fn new(input_layout: &'a str) -> Self {
+                $call {
+                    input_layout: Some(input_layout),
+                    ..$call::default()
+                }
+            }
+
+            /// This call as a call of FusedInferAttentionScore that computes the same attention.
+            pub fn as_fused(&self) -> $crate::ops::fused_infer_attention_score::FiaCall<'_> {
+                $crate::ops::inference_attention::PathCall::as_fused(self)
+            }
+
+            /// Checks the call against the contract of `version` for `target`.
+            ///
+            /// Allocates nothing unless it refuses.
+            ///
+            /// # Errors
+            /// [`Refusal::Violation`]($crate::Refusal::Violation) with the first broken rule, or
+            /// [`Refusal::Unsupported`]($crate::Refusal::Unsupported) for what this crate does not compute.
+            pub fn check(&self, version: Version, target: $crate::Target) -> Result<(), $crate::Refusal> {
+                $crate::ops::inference_attention::PathCall::resolve(self, version, target, |_| ())
+            }
+
+            /// Checks a call that holds every rule for lints, and returns the first that it breaks, leaving out those
+            /// in `allowed` (by id): those of the operator, then those of its path of FusedInferAttentionScore.
+            ///
+            /// # Errors
+            /// The broken lint, with the same fields as a broken rule.
+            pub fn lint(&self, version: Version, allowed: &[&str]) -> Result<(), $crate::Violation> {
+                $crate::ops::inference_attention::PathCall::first_lint(self, version, allowed)
+            }
+
+            /// Bounds of the block table and of the left padding, if the call has one.
+            ///
+            /// # Errors
+            #[doc = concat!("As for [`", stringify!($call), "::check`].")]
+            pub fn content_bounds(
+                &self,
+                version: Version,
+            ) -> Result<Option<$crate::ops::fused_infer_attention_score::ContentBounds>, $crate::Refusal> {
+                $crate::ops::inference_attention::PathCall::bounds(self, version)
+            }
+        }
+
+        impl $crate::attention_problem::AttentionArguments for Arguments<$crate::TensorDesc> {
+            type Version = Version;
+
+            fn resolve(
+                &self,
+                version: Version,
+                target: $crate::Target,
+                report: &mut dyn FnMut($crate::Violation),
+            ) -> Result<Option<$crate::attention_problem::AttentionProblem<'static>>, $crate::Refusal> {
+                use $crate::ops::inference_attention::PathCall as _;
+                self.call().resolve_and_report(version, target, report)
+            }
+
+            fn of_role(role: $crate::attention_problem::TensorRole) -> Option<Argument> {
+                <$call<'_> as $crate::ops::inference_attention::PathCall>::of_role(role)
+            }
+        }
+
+        impl $crate::contract::DescribedOperator for $operator {
+            type Version = Version;
+            type Parameter = Parameter;
+
+            fn rules() -> impl Iterator<Item = &'static $crate::Rule> {
+                rules::RULES.iter().copied()
+            }
+        }
+
+        impl $crate::contract::CallContract for $operator {
+            type Arguments = Arguments<$crate::TensorDesc>;
+
+            fn check(
+                of: &Self::Arguments,
+                version: Version,
+                target: $crate::Target,
+                report: &mut dyn FnMut($crate::Violation),
+            ) -> Result<(), $crate::Refusal> {
+                $crate::attention_problem::AttentionArguments::resolve(of, version, target, report).map(drop)
+            }
+
+            fn computes(of: &Self::Arguments, version: Version) -> bool {
+                use $crate::ops::inference_attention::PathCall as _;
+                let call = of.call();
+                call.given().all(|parameter| $call::computes(version, parameter))
+            }
+
+            fn imply_outputs(of: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<$crate::Dims>) {
+                let implied = of.call().as_fused().implied_outputs().0;
+                of.attention_out = of.attention_out.or(implied);
+            }
+
+            fn check_contents(
+                of: &Self::Arguments,
+                version: Version,
+                _: $crate::Target,
+                integers: &dyn Fn(&str) -> Vec<i64>,
+            ) -> Result<(), $crate::Violation> {
+                $crate::ops::inference_attention::PathCall::admit_contents(&of.call(), version, integers)
+            }
+        }
+    };
+}
+
+pub(crate) use path_operator;
