@@ -87,7 +87,7 @@ impl Step {
             let value = empty(&[batch * COLUMNS, BLOCK_SIZE, 128]);
             let table = BlockTable::zeroed(&device, batch, COLUMNS, BLOCK_SIZE).unwrap();
             let inputs = Inputs::new(&query, &key, &value).paged(&table);
-            let output = call.plan(&inputs).unwrap().output().unwrap();
+            let output = call.plan(inputs).unwrap().output().unwrap();
             Layer {
                 query,
                 key,
@@ -268,7 +268,7 @@ mod plan {
     #[divan::bench(args = BATCHES)]
     fn by_plan(bencher: Bencher<'_, '_>, batch: usize) {
         let step = Step::new(batch);
-        bencher.bench_local(|| step.call.plan(&step.layers[0].inputs()).unwrap());
+        bencher.bench_local(|| step.call.plan(step.layers[0].inputs()).unwrap());
     }
 }
 
@@ -293,14 +293,13 @@ mod two_launches {
     #[divan::bench(args = BATCHES)]
     fn by_plan(bencher: Bencher<'_, '_>, batch: usize) {
         let mut step = Step::new(batch);
-        let plan = step.call.plan(&step.layers[0].inputs()).unwrap();
+        let plan = step.call.plan(step.layers[0].inputs()).unwrap();
         let stream = &step.stream;
         bencher.bench_local(|| {
             for layer in &mut step.layers {
                 let inputs =
                     Inputs::new(&layer.query, &layer.key, &layer.value).paged(&layer.table);
-                plan.launch_into(stream, &inputs, &mut layer.output)
-                    .unwrap();
+                plan.launch_into(stream, inputs, &mut layer.output).unwrap();
             }
         });
     }

@@ -56,14 +56,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .kv_heads(KV_HEADS)
         .scale(1.0 / (DIM as f64).sqrt())
         .actual_seq_lengths_kv(lengths)
-        .plan(&inputs)?;
+        .plan(inputs)?;
     println!("{plan:?}");
 
     // All keys are equal, so that a sequence's output is the mean of its values.
     let means = |output: &[bf16]| [output[0].to_f32(), output[HEADS * DIM].to_f32()];
     for (number, layer) in layers.iter().enumerate() {
         let inputs = Inputs::new(&query, &layer.key, &layer.value).paged(&table);
-        let output = plan.launch(&stream, &inputs)?;
+        let output = plan.launch(&stream, inputs)?;
         let output = output.attention.download(&stream)?;
         println!("layer {number}: {:?}", means(&output));
         let first = (9.0 * 16.0 + 2.0 * 16.0 + 7.0 * 8.0) / 40.0 + number as f32;
@@ -76,7 +76,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Sequence 1 moved to block 11. Another table of this shape needs no other plan.
     let moved = BlockTable::from_rows(&stream, &[vec![9, 2, 7], vec![11]], BLOCK_SIZE)?;
     let inputs = Inputs::new(&query, &layers[0].key, &layers[0].value).paged(&moved);
-    let output = plan.launch(&stream, &inputs)?;
+    let output = plan.launch(&stream, inputs)?;
     let output = output.attention.download(&stream)?;
     println!("moved: {:?}", means(&output));
     assert_eq!(means(&output)[1], 11.0);

@@ -143,7 +143,7 @@ fn groups_of_mxfp8_values_run_along_the_tokens_of_each_sequence() {
         .actual_seq_lengths([1usize, 2])
         .actual_seq_lengths_kv([TOKENS[0], all])
         .out_dtype(DType::Bf16)
-        .plan(&inputs)
+        .plan(inputs)
         .unwrap();
     assert_eq!(plan.operator(), "aclnnFusedInferAttentionScoreV5");
     let output = plan.launch(&stream, inputs.output_type::<bf16>()).unwrap();
@@ -201,7 +201,7 @@ fn outputs_are_written_in_the_small_float_that_is_asked_for() {
         Inputs::new(&x, &x, &x).quantisation(Quantisation::Output(Affine::new(&scale, &offset)));
     let plan = |dtype| {
         let call = FusedInferAttention::new(Layout::Bnsd).scale(0.25);
-        call.out_dtype(dtype).plan(&inputs).unwrap()
+        call.out_dtype(dtype).plan(inputs).unwrap()
     };
     let output = plan(DType::HiFloat8).launch(&stream, inputs.output_type::<HiFloat8>());
     let got = output.unwrap().attention.download(&stream).unwrap();
@@ -229,14 +229,14 @@ fn a_query_of_int8_without_rotary_parts_is_named_for_lack_of_a_kernel() {
     let call = FusedInferAttention::new(Layout::Bnsd)
         .scale(0.25)
         .out_dtype(DType::Bf16);
-    match call.plan(&inputs) {
+    match call.plan(inputs) {
         Err(Error::Violation(violation)) => {
             assert_eq!(violation.rule.id, "quant.per_tensor_kernel");
         }
         other => panic!("{other:?}"),
     }
     call.allow_lint("quant.per_tensor_kernel")
-        .plan(&inputs)
+        .plan(inputs)
         .unwrap();
 }
 
@@ -257,7 +257,7 @@ fn slopes_are_refused_by_every_release_that_knows_the_product() {
                 key_start: 3,
             });
             let call = FusedInferAttention::new(Layout::Bnsd).scale(1.0);
-            match call.plan(&inputs) {
+            match call.plan(inputs) {
                 Err(Error::Violation(violation)) => {
                     assert_eq!(violation.rule.id, "pse_type.zero", "{cann}");
                 }

@@ -34,10 +34,10 @@ impl Case {
     /// let table = BlockTable::from_rows(&stream, &[vec![4, 1]], 16)?;
     /// let inputs = Inputs::new(&query, &cache, &cache).paged(&table);
     /// let call = FusedInferAttention::new(Layout::Bsh).scale(1.0 / 128f64.sqrt());
-    /// let plan = call.actual_seq_lengths_kv([20]).plan(&inputs)?;
-    /// let output = plan.launch(&stream, &inputs)?;
+    /// let plan = call.actual_seq_lengths_kv([20]).plan(inputs)?;
+    /// let output = plan.launch(&stream, inputs)?;
     ///
-    /// let case = Case::record(&stream, &plan, &inputs)?;
+    /// let case = Case::record(&stream, &plan, inputs)?;
     /// assert_eq!(case.arguments.key[0].shape(), [2, 16, 128]); // the two blocks that the call reads
     /// let case = case.expecting(&stream, &output, Tolerance::default())?;
     /// assert_eq!(case.launch(&stream)?.verdict, Verdict::Passed);

@@ -27,8 +27,8 @@ use super::limits::KeyLimits;
 /// merge has failed the capture fails, also if the error is ignored.
 ///
 /// Every `launch_into` of a plan takes it in the place of a stream, and so does
-/// [`AnyTensor::copy_from`](crate::AnyTensor::copy_from). The graph owns its buffers, and lends them for reading only:
-/// a launch writes the memory of its output, which a clone shares. A `launch` that makes its output is refused.
+/// [`AnyTensor::copy_from`](crate::AnyTensor::copy_from). The graph owns its buffers, and lends them for reading
+/// only: a launch writes the memory of its output, which a clone shares. A `launch` that makes its output is refused.
 ///
 /// ```
 /// use ascend_attention::{FusedInferAttention, Graph, Layout, Runtime, f16};

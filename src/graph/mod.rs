@@ -49,8 +49,8 @@
 //!     let Buffers { query, cache, table, output } = buffers;
 //!     let inputs = Inputs::new(query, cache, cache).paged(table);
 //!     let longest = CallLengths::Batched { q: None, kv: &longest };
-//!     let call = capture.attention(&call, longest, &inputs)?; // planned once
-//!     capture.launch_into(call, &inputs, &mut output.clone()) // once a layer
+//!     let call = capture.attention(&call, longest, inputs)?; // planned once
+//!     capture.launch_into(call, inputs, &mut output.clone()) // once a layer
 //! })?;
 //!
 //! for keys in [[20, 7], [21, 8]] {

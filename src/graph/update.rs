@@ -49,8 +49,8 @@ impl Update {
     /// Gives all calls the same lengths.
     ///
     /// # Errors
-    /// As for [`Update::lengths`]; [`CallRule::GraphUpdate`] for a graph without such calls: launches of plans keep the
-    /// lengths of their plans.
+    /// As for [`Update::lengths`]; [`CallRule::GraphUpdate`] for a graph without such calls: launches of plans keep
+    /// the lengths of their plans.
     pub fn all(mut self, lengths: CallLengths<'_>) -> Result<Self> {
         let graph = self.calls.graph;
         if self.plans.is_empty() {

@@ -60,8 +60,8 @@ impl Masks<'_> {
     ///     .kv_heads(4)
     ///     .scale(1.0 / 192f64.sqrt())
     ///     .mask(device.masks().drafts(&[&tree], 3)?)
-    ///     .plan(&inputs)?;
-    /// let output = plan.launch(&stream, &inputs)?;
+    ///     .plan(inputs)?;
+    /// let output = plan.launch(&stream, inputs)?;
     /// assert_eq!(output.attention.download(&stream)?, vec![bf16::ONE; 3 * 4 * 128]);
     /// # }
     /// # Ok(())

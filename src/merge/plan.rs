@@ -265,8 +265,8 @@ impl MergePlan {
     /// rows without keys have log-sum-exp -inf. They can be parts of a further merge.
     ///
     /// # Errors
-    /// As for [`MergePlan::launch_into`] and [`MergePlan::output`]; [`Error::Capturing`] for a graph that is captured,
-    /// whose launches write outputs that were there before.
+    /// As for [`MergePlan::launch_into`] and [`MergePlan::output`]; [`Error::Capturing`] for a graph that is
+    /// captured, whose launches write outputs that were there before.
     #[doc(alias = "aclnnAttentionUpdate")]
     pub fn launch<T: Element>(
         &self,

@@ -64,8 +64,8 @@ pub struct RowMerge<'a> {
 }
 
 impl MergeState {
-    /// A merge of parts that have keys for some of the rows. `rows` lists all rows, in order, with the parts that have
-    /// keys for them.
+    /// A merge of parts that have keys for some of the rows. `rows` lists all rows, in order, with the parts that
+    /// have keys for them.
     pub fn rows<'a>(&'a self, rows: &'a [PartsOfRows]) -> RowMerge<'a> {
         RowMerge { merge: self, rows }
     }

@@ -12,8 +12,8 @@ use super::{Context, Memory, Stream, capturing};
 /// Where launches go: a [`Stream`], which runs them in its order, or a graph that is being captured
 /// ([`Capturing`](crate::graph::Capturing)), whose replays run them.
 ///
-/// Every `launch` and `launch_into` takes either, so that a launch is captured by giving it the other queue. Only this
-/// crate implements the trait.
+/// Every `launch` and `launch_into` takes either, so that a launch is captured by giving it the other queue. Only
+/// this crate implements the trait.
 #[allow(
     private_bounds,
     reason = "sealed: nobody can implement what they cannot name"

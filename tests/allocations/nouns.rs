@@ -55,7 +55,7 @@ fn a_launch_of_single_rows_over_a_paged_cache_allocates_nothing() {
         .each_ref()
         .map(|(query, cache, table)| Inputs::new(query, cache, cache).paged(table));
     let call = IncreFlashAttention::new(Layout::Bsh).scale(0.125);
-    let plan = call.actual_seq_lengths_kv([20, 32]).plan(&inputs[0]);
+    let plan = call.actual_seq_lengths_kv([20, 32]).plan(inputs[0]);
     let plan = plan.unwrap();
     let mut outputs = layers.each_ref().map(|_| plan.output::<f16>().unwrap());
     let allocated = in_steady_state(|| {
@@ -81,7 +81,7 @@ fn a_launch_of_training_attention_allocates_nothing() {
         inputs.bias(PositionBias::AfterScale(bias))
     });
     let call = FlashAttention::new(InputLayout::Bnsd).heads(2).scale(0.125);
-    let plan = call.plan(&inputs[0]).unwrap();
+    let plan = call.plan(inputs[0]).unwrap();
     let mut outputs = layers.each_ref().map(|_| plan.output::<f16>().unwrap());
     let allocated = in_steady_state(|| {
         for (inputs, output) in inputs.iter().zip(&mut outputs) {

@@ -66,7 +66,7 @@ fn a_launch_of_many_kinds_of_tensors_allocates_nothing() {
         .scale(1.0)
         .heads(2)
         .actual_seq_lengths_kv([40, 64])
-        .plan(&inputs[0])
+        .plan(inputs[0])
         .unwrap();
     let mut outputs = layers.each_ref().map(|_| plan.output::<f16>().unwrap());
     let allocated = in_steady_state(|| {

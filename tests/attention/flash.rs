@@ -152,7 +152,7 @@ fn what_comes_with_query_key_and_value_is_checked() {
     let [query, key, value] = tensors(&stream, 5, 7);
     let call = FlashAttention::new(InputLayout::Bnsd).heads(2).scale(0.25);
     let inputs = FlashInputs::new(&query, &key, &value);
-    let plan = |inputs: FlashInputs<'_, _>| call.plan(&inputs);
+    let plan = |inputs: FlashInputs<'_, _>| call.plan(inputs);
 
     let slopes = stream.upload(&[1f32, 0.5], [2]).unwrap();
     let of_slopes = PositionBias::Slopes {
@@ -368,8 +368,8 @@ fn dropout_keeps_what_its_bits_say_and_the_state_is_that_before() {
         .heads(2)
         .scale(0.2)
         .mask(prefix);
-    let plan = call.plan(&inputs).unwrap();
-    let output = plan.launch(&stream, &inputs).unwrap();
+    let plan = call.plan(inputs).unwrap();
+    let output = plan.launch(&stream, inputs).unwrap();
     let (mut want, mut sums) = (vec![], vec![0.0; 2 * ROWS * 8]);
     for i in 0..ROWS {
         for head in 0..2 {
@@ -400,7 +400,7 @@ fn dropout_keeps_what_its_bits_say_and_the_state_is_that_before() {
     let plain = plan.launch(&stream, (&q, &k, &v)).unwrap_err();
     assert!(matches!(plain, Error::NotAsPlanned { .. }), "{plain}");
     let other = Dropout::from_tensor(dropout.mask().clone(), 0.5).unwrap();
-    let other = plan.launch(&stream, &inputs.dropout(&other)).unwrap_err();
+    let other = plan.launch(&stream, inputs.dropout(&other)).unwrap_err();
     assert!(other.to_string().contains("keep_prob 0.5"), "{other}");
 }
 

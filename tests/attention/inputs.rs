@@ -107,9 +107,9 @@ fn a_launch_takes_any_table_of_the_planned_shape() {
     assert_eq!((first.sequences(), first.columns()), (2, 3));
 
     let inputs = |table| Inputs::new(&query, &key, &value).paged(table);
-    let plan = call.plan(&inputs(&first)).unwrap();
+    let plan = call.plan(inputs(&first)).unwrap();
     let answer = |table| {
-        let output = plan.launch(&stream, &inputs(table)).unwrap();
+        let output = plan.launch(&stream, inputs(table)).unwrap();
         output.attention.download(&stream).unwrap()
     };
     let want = |rows: &[Vec<usize>]| expect(&query_data, &key_data, &value_data, rows);
@@ -217,10 +217,10 @@ fn a_table_is_held_against_the_cache_of_each_plan_and_launch() {
     let beyond = from(&[vec![1, 2, 1 << 20], vec![4, 5]]);
     let short = from(&[vec![1, 2, 3], vec![4]]);
     let inputs = |table| Inputs::new(&query, &cache, &cache).paged(table);
-    violates(call.plan(&inputs(&beyond)), "block_table.range");
-    violates(call.plan(&inputs(&short)), "block_table.row_short");
-    let plan = call.plan(&inputs(&right)).unwrap();
-    let launch = |table| plan.launch(&stream, &inputs(table));
+    violates(call.plan(inputs(&beyond)), "block_table.range");
+    violates(call.plan(inputs(&short)), "block_table.row_short");
+    let plan = call.plan(inputs(&right)).unwrap();
+    let launch = |table| plan.launch(&stream, inputs(table));
     let refused = |outcome: Result<_, Error>, id| {
         let error: Error = outcome.err().unwrap();
         assert!(
@@ -266,8 +266,8 @@ fn a_part_of_a_table_is_the_same_memory_under_the_same_checks() {
     let part = all.rows(1..3).unwrap();
     assert_eq!(part.tensor().download(&stream).unwrap(), [3, 4, 5, 6, 7, 8]);
     let inputs = Inputs::new(&query, &cache, &cache).paged(&part);
-    let plan = call.plan(&inputs).unwrap();
-    plan.launch(&stream, &inputs).unwrap();
+    let plan = call.plan(inputs).unwrap();
+    plan.launch(&stream, inputs).unwrap();
     // Both remember which blocks of which rows there are, whichever was filled.
     violates(
         all.overwrite(&stream, &[vec![0], vec![1, 2, 9], vec![3]]),
@@ -276,7 +276,7 @@ fn a_part_of_a_table_is_the_same_memory_under_the_same_checks() {
     part.overwrite(&stream, &[vec![1], vec![2, 3, 4]]).unwrap();
     let all_rows = all.tensor().download(&stream).unwrap();
     assert_eq!(all_rows, [0, 1, 2, 1, 0, 0, 2, 3, 4]);
-    violates(plan.launch(&stream, &inputs), "block_table.row_short");
+    violates(plan.launch(&stream, inputs), "block_table.row_short");
     invalid(all.rows(2..4), "range");
     invalid(
         BlockTable::from_full_rows(&stream, &blocks, 2, BLOCK_SIZE),
@@ -350,13 +350,13 @@ fn padding_that_leaves_no_room_is_refused() {
     let plain = Inputs::new(&rows, &rows, &rows);
     let query = |at: usize| plain.query_padding(&sizes[at]);
     let keys = |at: usize| plain.kv_padding(&sizes[at]);
-    violates(call.plan(&query(3)), "padding_size.range");
-    violates(call.plan(&keys(1)), "padding_size.range");
-    call.plan(&keys(0)).unwrap();
-    let plan = call.plan(&query(2)).unwrap();
-    plan.launch(&stream, &query(2)).unwrap();
+    violates(call.plan(query(3)), "padding_size.range");
+    violates(call.plan(keys(1)), "padding_size.range");
+    call.plan(keys(0)).unwrap();
+    let plan = call.plan(query(2)).unwrap();
+    plan.launch(&stream, query(2)).unwrap();
     violates(
-        plan.launch(&stream, &query(3)).map(drop),
+        plan.launch(&stream, query(3)).map(drop),
         "padding_size.range",
     );
     invalid(sizes[0].tensor().overwrite(&stream, &[99]), "tensor");
@@ -378,14 +378,14 @@ fn a_forgotten_table_and_one_of_another_block_size_are_named() {
     for shape in [&[8, 128, 128][..], &[8, 2, 128, 64], &[8, 2, 4, 128, 16]] {
         let cache: Tensor<bf16> = Tensor::empty(stream.device(), shape).unwrap();
         let inputs = Inputs::new(&query, &cache, &cache);
-        let forgotten = call.plan(&inputs).map(drop).unwrap_err().to_string();
+        let forgotten = call.plan(inputs).map(drop).unwrap_err().to_string();
         assert!(forgotten.contains("`Inputs::paged`"), "{forgotten}");
-        call.plan(&inputs.paged(&table(128))).unwrap();
+        call.plan(inputs.paged(&table(128))).unwrap();
     }
     let cache: Tensor<bf16> = Tensor::empty(stream.device(), [8, 128, 128]).unwrap();
     let inputs = Inputs::new(&query, &cache, &cache);
     let coarse = table(256);
-    let error = call.plan(&inputs.paged(&coarse)).map(drop);
+    let error = call.plan(inputs.paged(&coarse)).map(drop);
     let error = error.unwrap_err().to_string();
     assert!(
         error.contains("the table says 256, the cache has 128"),
@@ -393,7 +393,7 @@ fn a_forgotten_table_and_one_of_another_block_size_are_named() {
     );
     // A wrong call over keys that are none of a cache is told nothing of tables.
     let keys: Tensor<bf16> = Tensor::empty(stream.device(), [16, 2, 32]).unwrap();
-    let wrong = call.plan(&Inputs::new(&query, &keys, &keys)).map(drop);
+    let wrong = call.plan(Inputs::new(&query, &keys, &keys)).map(drop);
     let wrong = wrong.unwrap_err().to_string();
     assert!(!wrong.contains("Inputs::paged"), "{wrong}");
 }
@@ -411,11 +411,11 @@ fn a_launch_brings_what_its_plan_was_made_with() {
     let table = BlockTable::from_rows(&stream, &[[1, 2, 3], [4, 5, 6]], BLOCK_SIZE).unwrap();
     let plain = Inputs::new(&query, &cache, &cache);
     let paged = plain.paged(&table);
-    violates(call.plan(&paged), "actual_seq_lengths_kv.required");
+    violates(call.plan(paged), "actual_seq_lengths_kv.required");
     let plan = call
         .clone()
         .actual_seq_lengths_kv(LENGTHS)
-        .plan(&paged)
+        .plan(paged)
         .unwrap();
 
     let wider = BlockTable::with_columns(&stream, &[[1], [2]], 4, BLOCK_SIZE).unwrap();
@@ -452,13 +452,13 @@ fn a_launch_brings_what_its_plan_was_made_with() {
     let plain = Inputs::new(&x, &x, &x);
     let half = SharedPrefix::new(&x, &x).valid(16).unwrap();
     let with_prefix = plain.shared_prefix(half);
-    let plan = call.plan(&with_prefix).unwrap();
+    let plan = call.plan(with_prefix).unwrap();
     let launch = |inputs: &Inputs<'_, f16>| plan.launch(&stream, inputs);
     let whole = plain.shared_prefix(SharedPrefix::new(&x, &x));
     not_as_planned(launch(&whole), "actual_shared_prefix_len");
     launch(&with_prefix).unwrap();
 
-    let plan = call.plan(&plain.quantisation(quantised)).unwrap();
+    let plan = call.plan(plain.quantisation(quantised)).unwrap();
     let launch = |inputs: &Inputs<'_, f16>| plan.launch(&stream, inputs.output_type::<i8>());
     not_as_planned(launch(&plain), "quant_scale2");
     let offset = stream.upload(&[1f32], [1]).unwrap();
@@ -524,7 +524,7 @@ fn latent_attention_in_int8_is_right() {
         .scale(scale)
         .mask(mask.clone())
         .actual_seq_lengths_kv([LEN])
-        .plan(&inputs)
+        .plan(inputs)
         .unwrap();
     assert_eq!(plan.operator(), "aclnnFusedInferAttentionScoreV4");
     let mut output = plan.output::<bf16>().unwrap();

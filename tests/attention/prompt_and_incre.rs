@@ -46,11 +46,11 @@ fn prompts_that_break_a_rule_are_refused_by_name() {
     assert_eq!(violation(floats).rule.id, "prompt.dtype");
 
     let table = BlockTable::from_rows(&stream, &[vec![0]], 16).unwrap();
-    let paged = call.plan(&Inputs::new(&query, &key, &key).paged(&table));
+    let paged = call.plan(Inputs::new(&query, &key, &key).paged(&table));
     let paged = paged.unwrap_err().to_string();
     assert!(paged.contains("FusedInferAttention has"), "{paged}");
     let keys: [&ascend_attention::AnyTensor; 2] = [&key, &key];
-    let lists = call.plan(&Inputs::lists(&query, &keys, &keys));
+    let lists = call.plan(Inputs::lists(&query, &keys, &keys));
     assert!(matches!(
         lists,
         Err(Error::InvalidArgument {
@@ -98,7 +98,7 @@ fn single_rows_that_break_a_rule_are_refused_by_name() {
         (&beyond, "block_table.range"),
     ] {
         let inputs = Inputs::new(&query, &cache, &cache).paged(table);
-        assert_eq!(violation(call.plan(&inputs)).rule.id, rule);
+        assert_eq!(violation(call.plan(inputs)).rule.id, rule);
     }
     // Lengths before the blocks that they would need.
     let inputs = Inputs::new(&query, &cache, &cache).paged(&beyond);
@@ -107,7 +107,7 @@ fn single_rows_that_break_a_rule_are_refused_by_name() {
         (&[20, 7, 7], "actual_seq_lengths.surplus"),
     ] {
         let call = call.clone().actual_seq_lengths_kv(lengths);
-        assert_eq!(violation(call.plan(&inputs)).rule.id, rule);
+        assert_eq!(violation(call.plan(inputs)).rule.id, rule);
     }
     let scale = stream.upload(&[1f32], [1]).unwrap();
     let latent = Quantisation::Latent {
@@ -115,7 +115,7 @@ fn single_rows_that_break_a_rule_are_refused_by_name() {
         key_scale: &scale,
         value_scale: &scale,
     };
-    let latent = call.plan(&Inputs::new(&query, &cache, &cache).quantisation(latent));
+    let latent = call.plan(Inputs::new(&query, &cache, &cache).quantisation(latent));
     let latent = latent.unwrap_err().to_string();
     assert!(
         latent.contains("IncreFlashAttention has no such"),
@@ -162,7 +162,7 @@ fn prompts_are_computed_on_every_product_that_has_them() {
         let poison = vec![f16::NAN; output.len()];
         output.overwrite(stream, &poison).unwrap();
         let inputs = Inputs::new(&query, &key, &value);
-        plan.launch_into(stream, &inputs, &mut output).unwrap();
+        plan.launch_into(stream, inputs, &mut output).unwrap();
         sample.check(&output.download(stream).unwrap());
         let short = query.narrow(2, 0..5).unwrap();
         let other = plan.launch(stream, (&short, &key, &value)).unwrap_err();
@@ -226,12 +226,12 @@ fn single_rows_are_computed_over_dense_and_paged_keys() {
         let table = BlockTable::from_rows(stream, &[order.to_vec()], BLOCK).unwrap();
         let inputs = Inputs::new(&query, &key, &value).paged(&table);
         let call = call(Layout::Bsh).actual_seq_lengths_kv([ROWS]);
-        let plan = call.plan(&inputs).unwrap();
-        let output = plan.launch(stream, &inputs).unwrap();
+        let plan = call.plan(inputs).unwrap();
+        let output = plan.launch(stream, inputs).unwrap();
         check(output.download(stream).unwrap());
         // Another table of the shape names another block, and not one that there is none of.
         table.overwrite(stream, &[vec![0, 1, 2, 3, 4, 5]]).unwrap();
-        plan.launch(stream, &inputs).unwrap();
+        plan.launch(stream, inputs).unwrap();
         let beyond = table.overwrite(stream, &[vec![0, 1, 2, 3, 4, 6]]);
         assert_eq!(violation(beyond).rule.id, "block_table.range");
     };

@@ -148,16 +148,16 @@ fn launches_without_what_was_planned_say_what_is_missing() {
         ),
         (plain.sink(&sink), "sink: given none, planned: FLOAT [1]"),
     ] {
-        let plan = flash.plan(&inputs).unwrap();
-        let refused = text(plan.launch(&stream, &plain));
+        let plan = flash.plan(inputs).unwrap();
+        let refused = text(plan.launch(&stream, plain));
         let rest = refused.strip_prefix(missing);
         assert_eq!(
             rest,
             Some("; launch with what was planned, or plan again"),
             "{refused}"
         );
-        let plan = flash.plan(&plain).unwrap();
-        let refused = text(plan.launch(&stream, &inputs));
+        let plan = flash.plan(plain).unwrap();
+        let refused = text(plan.launch(&stream, inputs));
         assert!(refused.contains("planned: a call without it"), "{refused}");
     }
     let cache = stream
@@ -168,9 +168,9 @@ fn launches_without_what_was_planned_say_what_is_missing() {
     let plan = IncreFlashAttention::new(Layout::Bnsd)
         .scale(0.1)
         .actual_seq_lengths_kv([7])
-        .plan(&inputs.paged(&table))
+        .plan(inputs.paged(&table))
         .unwrap();
-    let refused = text(plan.launch(&stream, &inputs));
+    let refused = text(plan.launch(&stream, inputs));
     assert!(
         refused.starts_with("block_table: given none, planned: INT32 [1, 1]; launch with"),
         "{refused}"
@@ -189,21 +189,21 @@ fn a_dropout_for_another_number_of_scores_is_refused() {
     };
     // Masks of 1 to 128 scores have as many bytes, whatever they are for.
     for scores in [1, 24, 26, 128] {
-        let refused = call.plan(&inputs.dropout(&of(scores)));
+        let refused = call.plan(inputs.dropout(&of(scores)));
         assert_eq!(violated(refused), "flash.drop_mask_size", "{scores}");
     }
     let (right, wrong) = (of(25), of(30));
-    let plan = call.plan(&inputs.dropout(&right)).unwrap();
-    let refused = text(plan.launch(&stream, &inputs.dropout(&wrong)));
+    let plan = call.plan(inputs.dropout(&right)).unwrap();
+    let refused = text(plan.launch(&stream, inputs.dropout(&wrong)));
     assert!(
         refused.contains("30 scores") && refused.contains("25 scores"),
         "{refused}"
     );
     // Bytes of the caller's own do not say what they are for.
     let bytes = Dropout::from_tensor(wrong.mask().clone(), 0.5).unwrap();
-    plan.launch(&stream, &inputs.dropout(&bytes)).unwrap();
-    plan.launch(&stream, &inputs.dropout(&right)).unwrap();
-    call.plan(&inputs.dropout(&bytes)).unwrap();
+    plan.launch(&stream, inputs.dropout(&bytes)).unwrap();
+    plan.launch(&stream, inputs.dropout(&right)).unwrap();
+    call.plan(inputs.dropout(&bytes)).unwrap();
     stream.synchronize().unwrap();
 }
 

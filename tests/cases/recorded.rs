@@ -72,14 +72,14 @@ fn launches_of_every_operator_are_recorded_as_cases_that_compute_the_same() {
 
         let paged = Inputs::new(&row, &cache, &cache).paged(&table);
         let incre = IncreFlashAttention::new(Layout::Bsh).scale(0.1).heads(2);
-        let incre = incre.actual_seq_lengths_kv([20, 32]).plan(&paged)?;
-        incre.launch(&stream, &paged)?;
+        let incre = incre.actual_seq_lengths_kv([20, 32]).plan(paged)?;
+        incre.launch(&stream, paged)?;
 
         let flash = FlashAttention::new(InputLayout::Bnsd).heads(2).scale(0.125);
         let causal = FlashMask::causal(&masks, CausalOrigin::LeftUp)?;
         let inputs = FlashInputs::new(&x, &x, &x).dropout(&dropout);
-        let flash = flash.mask(causal).plan(&inputs)?;
-        flash.launch(&stream, &inputs)?;
+        let flash = flash.mask(causal).plan(inputs)?;
+        flash.launch(&stream, inputs)?;
 
         let ends = [4, 9];
         let flash = FlashAttention::new(InputLayout::Tnd).heads(2).scale(0.125);

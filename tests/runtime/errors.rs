@@ -76,10 +76,7 @@ fn broken_rules_are_named_before_the_operator_is_called() {
         call().mask(band(-1, 0)).plan((&q, &kv, &kv)),
         "tokens.empty_band",
     );
-    violates(
-        call().plan(&Inputs::lists(&q, &[], &[&kv])),
-        "call.required",
-    );
+    violates(call().plan(Inputs::lists(&q, &[], &[&kv])), "call.required");
     still_works(&stream);
 }
 
@@ -387,7 +384,7 @@ fn a_launch_must_be_as_planned() {
         "key: given FLOAT16 [1, 2, 17, 32], planned: FLOAT16 [1, 2, 16, 32]; launch with what was planned, or \
          plan again"
     );
-    let outcome = plan.launch(&stream, &Inputs::lists(&q, &[&kv, &kv], &[&kv]));
+    let outcome = plan.launch(&stream, Inputs::lists(&q, &[&kv, &kv], &[&kv]));
     assert!(matches!(
         outcome,
         Err(Error::NotAsPlanned {

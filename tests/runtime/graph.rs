@@ -86,8 +86,8 @@ impl Buffers {
         let call = call().actual_seq_lengths_kv(keys);
         let compute = |layer: &Layer| {
             let inputs = self.inputs(layer);
-            let plan = call.plan(&inputs).unwrap();
-            let output = plan.launch(stream, &inputs).unwrap();
+            let plan = call.plan(inputs).unwrap();
+            let output = plan.launch(stream, inputs).unwrap();
             output.attention.download(stream).unwrap()
         };
         self.layers.iter().map(compute).collect()
@@ -118,9 +118,9 @@ fn per(kv: &PerRequest) -> CallLengths<'_> {
 fn record(capture: &Capturing<'_>, buffers: &Buffers) -> Result<CapturedCall> {
     let longest = keys(&[LONGEST; BATCH]);
     let first = buffers.inputs(&buffers.layers[0]);
-    let varying = capture.attention(&call(), per(&longest), &first)?;
+    let varying = capture.attention(&call(), per(&longest), first)?;
     for layer in &buffers.layers {
-        capture.launch_into(varying, &buffers.inputs(layer), &mut layer.output.clone())?;
+        capture.launch_into(varying, buffers.inputs(layer), &mut layer.output.clone())?;
     }
     Ok(varying)
 }
@@ -128,7 +128,7 @@ fn record(capture: &Capturing<'_>, buffers: &Buffers) -> Result<CapturedCall> {
 /// A plan whose lengths stay.
 fn fixed_plan(buffers: &Buffers) -> Result<Plan> {
     let call = call().actual_seq_lengths_kv([LONGEST; BATCH]);
-    call.plan(&buffers.inputs(&buffers.layers[0]))
+    call.plan(buffers.inputs(&buffers.layers[0]))
 }
 
 fn captured(stream: &Stream, layers: usize) -> (Graph<Buffers>, CapturedCall) {
@@ -162,7 +162,7 @@ fn a_replay_reads_no_block_that_its_cache_does_not_have() {
     let fixed = |capture: &Capturing<'_>, buffers: &Buffers| {
         let plan = fixed_plan(buffers)?;
         let layer = &buffers.layers[0];
-        plan.launch_into(capture, &buffers.inputs(layer), &mut layer.output.clone())
+        plan.launch_into(capture, buffers.inputs(layer), &mut layer.output.clone())
     };
     let (mut varying, _) = captured(&stream, 2);
     let (mut same, ()) = Graph::capture(stream.device(), Buffers::new(&stream, 1), fixed).unwrap();
@@ -293,7 +293,7 @@ fn wrong_orders_are_refused_by_name() {
     );
     let error = Graph::capture(stream.device(), Buffers::new(&stream, 1), |capture, b| {
         let layer = &b.layers[0];
-        capture.launch_into(varying, &b.inputs(layer), &mut layer.output.clone())
+        capture.launch_into(varying, b.inputs(layer), &mut layer.output.clone())
     })
     .unwrap_err();
     assert_eq!(rule(error), CallRule::GraphUpdate);
@@ -315,8 +315,8 @@ fn keys_longer_than_declared() {
     let (mut graph, ()) = Graph::capture(stream.device(), buffers, |capture, buffers| {
         let longest = keys(&[60, 30, 60]);
         let inputs = buffers.inputs(&buffers.layers[0]);
-        let varying = capture.attention(&call(), per(&longest), &inputs)?;
-        capture.launch_into(varying, &inputs, &mut buffers.layers[0].output.clone())
+        let varying = capture.attention(&call(), per(&longest), inputs)?;
+        capture.launch_into(varying, inputs, &mut buffers.layers[0].output.clone())
     })
     .unwrap();
     let long = keys(&[60, 31, 1]);
@@ -346,7 +346,7 @@ fn keys_longer_than_declared() {
         Buffers::new(&stream, 1),
         |capture, buffers| {
             let inputs = buffers.inputs(&buffers.layers[0]);
-            capture.attention(&call(), per(&table), &inputs)
+            capture.attention(&call(), per(&table), inputs)
         },
     );
     assert!(matches!(too_long, Err(Error::Violation(_))));
@@ -367,14 +367,14 @@ fn calls_of_one_graph_take_lengths_of_their_own() {
         let [a, b, fixed] = &buffers.layers[..] else {
             panic!("three layers");
         };
-        let first = capture.attention(&call(), per(&longest), &buffers.inputs(a))?;
-        let second = capture.attention(&call(), per(&longest), &buffers.inputs(b))?;
-        capture.launch_into(second, &buffers.inputs(b), &mut b.output.clone())?;
-        capture.launch_into(first, &buffers.inputs(a), &mut a.output.clone())?;
+        let first = capture.attention(&call(), per(&longest), buffers.inputs(a))?;
+        let second = capture.attention(&call(), per(&longest), buffers.inputs(b))?;
+        capture.launch_into(second, buffers.inputs(b), &mut b.output.clone())?;
+        capture.launch_into(first, buffers.inputs(a), &mut a.output.clone())?;
         // The plan may go once it is captured.
         let lengths = call().actual_seq_lengths_kv([9; BATCH]);
-        let plan = lengths.plan(&buffers.inputs(fixed))?;
-        plan.launch_into(capture, &buffers.inputs(fixed), &mut fixed.output.clone())?;
+        let plan = lengths.plan(buffers.inputs(fixed))?;
+        plan.launch_into(capture, buffers.inputs(fixed), &mut fixed.output.clone())?;
         Ok([first, second])
     };
     let (mut graph, [first, second]) = Graph::capture(stream.device(), buffers, record).unwrap();
@@ -512,7 +512,7 @@ fn a_failed_capture_changes_nothing() {
     let ignored = Graph::capture(device, Buffers::new(&stream, 2), |capture, buffers| {
         let varying = record(capture, buffers)?;
         let inputs = buffers.inputs(&buffers.layers[0]);
-        let _ = capture.launch_into(varying, &inputs, &mut wrong);
+        let _ = capture.launch_into(varying, inputs, &mut wrong);
         Ok(())
     });
     assert!(matches!(ignored, Err(Error::NotAsPlanned { .. })));
@@ -542,7 +542,7 @@ fn what_cannot_be_captured_is_refused_by_name() {
     let event = stream.record_event().unwrap();
     let plan = call()
         .actual_seq_lengths_kv([4; BATCH])
-        .plan(&buffers.inputs(&buffers.layers[0]))
+        .plan(buffers.inputs(&buffers.layers[0]))
         .unwrap();
     let mut output = outputs(device);
     let mut through_host = {
@@ -570,7 +570,7 @@ fn what_cannot_be_captured_is_refused_by_name() {
             device.host_buffer::<u8>(64).map(drop),
             device.synchronize(),
             layer.key.copy_from(&stream, &layer.value),
-            plan.launch_into(&stream, &inputs, &mut output),
+            plan.launch_into(&stream, inputs, &mut output),
             Graph::capture(device, (), |_, ()| Ok(())).map(drop),
         ];
         for (at, outcome) in refused.into_iter().enumerate() {

@@ -83,9 +83,9 @@ fn record(capture: &Capturing<'_>, buffers: &Buffers) -> Result<()> {
         kv: &longest,
     };
     let call = FusedInferAttention::new(Layout::Bsh).scale(1.0).heads(1);
-    let call = capture.attention(&call, longest, &buffers.inputs())?;
+    let call = capture.attention(&call, longest, buffers.inputs())?;
     for output in &buffers.outputs {
-        capture.launch_into(call, &buffers.inputs(), &mut output.clone())?;
+        capture.launch_into(call, buffers.inputs(), &mut output.clone())?;
     }
     Ok(())
 }
@@ -225,11 +225,11 @@ fn graphs_on_two_streams_share_no_workspace() {
         .scale(1.0)
         .heads(1)
         .actual_seq_lengths_kv([4, 40])
-        .plan(&buffers.inputs())
+        .plan(buffers.inputs())
         .unwrap();
     for stream in &streams {
         stream.synchronize_timeout(LIMIT).unwrap();
-        plan.launch(stream, &buffers.inputs()).unwrap();
+        plan.launch(stream, buffers.inputs()).unwrap();
         stream.synchronize_timeout(LIMIT).unwrap();
         sets.push(take());
     }

@@ -66,10 +66,10 @@ impl Buffers {
         let prompt = prompt.plan((&q, &k, &k)).unwrap();
         let incre = IncreFlashAttention::new(Layout::Bsh).scale(0.125);
         let paged = Inputs::new(&row, &cache, &cache).paged(&table);
-        let incre = incre.actual_seq_lengths_kv([20, 31]).plan(&paged);
+        let incre = incre.actual_seq_lengths_kv([20, 31]).plan(paged);
         let flash = FlashAttention::new(InputLayout::Sbh).scale(0.125);
         let dropping = FlashInputs::new(&query, &near, &near).dropout(&dropout);
-        let flash = flash.plan(&dropping).unwrap();
+        let flash = flash.plan(dropping).unwrap();
         let parts = [(); 3].map(|()| flash.output().unwrap());
         let ring = RingUpdate::new().plan(stream, &parts[0], &parts[1]);
         let caches = cache.reshape([4, BLOCK, 1, DIM]).unwrap();
@@ -122,12 +122,12 @@ impl Buffers {
         let [q, k] = self.of_prompt();
         let prompt = plans.prompt.launch(stream, (&q, &k, &k)).unwrap();
         let paged = Inputs::new(&self.row, &self.cache, &self.cache).paged(&self.table);
-        let incre = plans.incre.launch(stream, &paged).unwrap();
+        let incre = plans.incre.launch(stream, paged).unwrap();
         let caches = self.caches();
         let (gathered, _) = plans.gather.launch(stream, &caches, &caches).unwrap();
         let [near, far] = [&self.near, &self.far].map(|keys| {
             let inputs = FlashInputs::new(&self.query, keys, keys).dropout(&self.dropout);
-            plans.flash.launch(stream, &inputs).unwrap()
+            plans.flash.launch(stream, inputs).unwrap()
         });
         let merged = plans.ring.launch(stream, &near, &far).unwrap();
         let outputs: [Tensor<f16>; 4] = [prompt, incre, gathered, merged.attention];
@@ -155,7 +155,7 @@ fn captured(stream: &Stream, buffers: Buffers, plans: &Plans) -> Graph<Buffers> 
         let [mut near, mut far, mut merged] = buffers.parts.clone();
         for (keys, part) in [(&buffers.near, &mut near), (&buffers.far, &mut far)] {
             let inputs = FlashInputs::new(&buffers.query, keys, keys).dropout(&buffers.dropout);
-            plans.flash.launch_into(capture, &inputs, part)?;
+            plans.flash.launch_into(capture, inputs, part)?;
         }
         plans.ring.launch_into(capture, &near, &far, &mut merged)
     };

@@ -54,8 +54,8 @@ fn record(capture: &Capturing<'_>, buffers: &Buffers) -> Result<()> {
         q: None,
         kv: &longest,
     };
-    let call = capture.attention(&call(), longest, &buffers.inputs())?;
-    capture.launch_into(call, &buffers.inputs(), &mut buffers.output.clone())
+    let call = capture.attention(&call(), longest, buffers.inputs())?;
+    capture.launch_into(call, buffers.inputs(), &mut buffers.output.clone())
 }
 
 /// What a replay with these keys computes, which has to be over in time.
@@ -70,8 +70,8 @@ fn replayed(graph: &mut Graph<Buffers>, stream: &Stream, keys: [usize; 2]) -> Ve
 
 fn eager(buffers: &Buffers, stream: &Stream, keys: [usize; 2]) -> Vec<f16> {
     let plan = call().actual_seq_lengths_kv(keys);
-    let plan = plan.plan(&buffers.inputs()).unwrap();
-    let output = plan.launch(stream, &buffers.inputs()).unwrap();
+    let plan = plan.plan(buffers.inputs()).unwrap();
+    let output = plan.launch(stream, buffers.inputs()).unwrap();
     output.attention.download(stream).unwrap()
 }
 

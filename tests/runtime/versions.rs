@@ -66,7 +66,7 @@ fn prefixed(stream: &Stream) -> Result<Plan> {
     FusedInferAttention::new(Layout::Bnsd)
         .scale(1.0)
         .heads(2)
-        .plan(&inputs)
+        .plan(inputs)
 }
 
 fn split(stream: &Stream) -> Result<Plan> {
@@ -85,7 +85,7 @@ fn split(stream: &Stream) -> Result<Plan> {
     FusedInferAttention::new(Layout::Bnsd)
         .scale(1.0)
         .heads(2)
-        .plan(&inputs)
+        .plan(inputs)
 }
 
 fn of_two_sequences() -> FusedInferAttention {
@@ -99,13 +99,13 @@ fn of_two_sequences() -> FusedInferAttention {
 
 fn roped(stream: &Stream) -> Result<Plan> {
     let (x, rope) = (packed(stream, 128), packed(stream, 64));
-    of_two_sequences().plan(&Inputs::new(&x, &x, &x).rope(&rope, &rope))
+    of_two_sequences().plan(Inputs::new(&x, &x, &x).rope(&rope, &rope))
 }
 
 fn with_sink(stream: &Stream) -> Result<Plan> {
     let x = packed(stream, 64);
     let sink = stream.upload(&[bf16::ONE; 2], [2])?;
-    of_two_sequences().plan(&Inputs::new(&x, &x, &x).learnable_sink(&sink))
+    of_two_sequences().plan(Inputs::new(&x, &x, &x).learnable_sink(&sink))
 }
 
 fn with_slopes(stream: &Stream) -> Result<Plan> {
@@ -120,7 +120,7 @@ fn with_slopes(stream: &Stream) -> Result<Plan> {
     FusedInferAttention::new(Layout::Bnsd)
         .scale(1.0)
         .heads(2)
-        .plan(&inputs)
+        .plan(inputs)
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn a_sink_on_an_older_cann_names_what_it_needs() {
     let x = packed(&stream, 64);
     let sink = stream.upload(&[bf16::ONE; 3], [3]).unwrap();
     let inputs = Inputs::new(&x, &x, &x).learnable_sink(&sink);
-    let error = of_two_sequences().plan(&inputs).unwrap_err();
+    let error = of_two_sequences().plan(inputs).unwrap_err();
     assert!(matches!(error, Error::Violation(_)), "{error:?}");
 }
 

@@ -70,7 +70,7 @@ impl Paged {
     }
 
     fn plan(&self) -> Plan {
-        Self::call([20, 32, 5]).plan(&self.inputs()).unwrap()
+        Self::call([20, 32, 5]).plan(self.inputs()).unwrap()
     }
 }
 
@@ -86,8 +86,8 @@ fn a_live_paged_call_is_recorded_with_the_blocks_it_reads_and_replays_to_the_sam
     let stream = harness::stream();
     let paged = Paged::new(&stream);
     let plan = paged.plan();
-    let output: Output<f16> = plan.launch(&stream, &paged.inputs()).unwrap();
-    let case = Case::record(&stream, &plan, &paged.inputs()).unwrap();
+    let output: Output<f16> = plan.launch(&stream, paged.inputs()).unwrap();
+    let case = Case::record(&stream, &plan, paged.inputs()).unwrap();
     assert_eq!(
         (
             case.arguments.key[0].shape(),
@@ -133,7 +133,7 @@ fn the_mask_of_a_plan_is_recorded_as_the_one_that_a_reader_makes() {
     let plan = harness::Sample::attention(stream.device())
         .plan((&query, &key, &value))
         .unwrap();
-    let case = Case::record(&stream, &plan, &Inputs::new(&query, &key, &value)).unwrap();
+    let case = Case::record(&stream, &plan, Inputs::new(&query, &key, &value)).unwrap();
     assert_eq!(case.mask, MaskKind::Compressed);
     let masks = stream.device().masks();
     let dense = masks.causal_matrix(
@@ -151,7 +151,7 @@ fn the_mask_of_a_plan_is_recorded_as_the_one_that_a_reader_makes() {
         .plan((&query, &key, &value))
         .unwrap();
     let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
-    let case = Case::record(&stream, &plan, &Inputs::new(&query, &key, &value)).unwrap();
+    let case = Case::record(&stream, &plan, Inputs::new(&query, &key, &value)).unwrap();
     assert_eq!(case.mask, MaskKind::Tensor);
     let case = case.expecting(&stream, &output, EQUAL).unwrap();
     assert_eq!(case.launch(&stream).unwrap().verdict, Verdict::Passed);
@@ -169,7 +169,7 @@ fn the_mask_of_a_plan_on_ascend_950_is_recorded_by_its_name_too() {
         .plan((&query, &key, &value))
         .unwrap();
     let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
-    let case = Case::record(&stream, &plan, &Inputs::new(&query, &key, &value)).unwrap();
+    let case = Case::record(&stream, &plan, Inputs::new(&query, &key, &value)).unwrap();
     assert_eq!(case.mask, MaskKind::Compressed);
     assert_eq!(case.tensor(Parameter::AttenMask), None);
     let case = case.expecting(&stream, &output, EQUAL).unwrap();
@@ -182,7 +182,7 @@ fn step(
     stream: &Stream,
     head_dim: usize,
     backends: Backends<bf16>,
-) -> Vec<ascend_serving::Result<Output<bf16>>> {
+) -> Vec<ascend_serving::Result<Tensor<bf16>>> {
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(2, 2, head_dim);
     let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, pad).unwrap();
@@ -304,20 +304,20 @@ fn failing_calls() {
     let plan = paged.plan();
     let [key, value] = [&paged.key, &paged.value].map(|cache| cache.narrow(0, 0..11).unwrap());
     let inputs = Inputs::new(&paged.query, &key, &value).paged(&paged.table);
-    let error = plan.launch(&stream, &inputs).unwrap_err();
+    let error = plan.launch(&stream, inputs).unwrap_err();
     assert!(matches!(error, Error::NotAsPlanned { .. }), "{error}");
     let refused = inject(Site::Launch, 1, 361_001);
-    plan.launch(&stream, &paged.inputs()).unwrap_err();
+    plan.launch(&stream, paged.inputs()).unwrap_err();
     drop(refused);
     // Over before the fault: not reported with it.
-    let _: Output<f16> = plan.launch(&stream, &paged.inputs()).unwrap();
+    let _: Output<f16> = plan.launch(&stream, paged.inputs()).unwrap();
     stream.synchronize().unwrap();
     // Of another operator.
     let row = stream.upload(&halves(1, 64), [1, 1, 1, 64]).unwrap();
     let prompt = PromptFlashAttention::new(Layout::Bnsd).heads(3).scale(1.0);
     prompt.plan((&row, &row, &row)).unwrap_err();
     let fault = inject(Site::Launch, 1, 507_015);
-    let _: Output<f16> = plan.launch(&stream, &paged.inputs()).unwrap();
+    let _: Output<f16> = plan.launch(&stream, paged.inputs()).unwrap();
     drop(fault);
     stream.synchronize().unwrap_err();
 }
@@ -440,7 +440,7 @@ fn a_full_folder_takes_no_more_and_loses_nothing() {
 fn a_recorded_call_keeps_its_target_its_version_and_its_rule() {
     let stream = harness::stream();
     let paged = Paged::new(&stream);
-    let case = Case::record(&stream, &paged.plan(), &paged.inputs()).unwrap();
+    let case = Case::record(&stream, &paged.plan(), paged.inputs()).unwrap();
     let device = stream.device();
     assert_eq!(case.soc_name.as_deref(), Some(device.soc_name()));
     assert_eq!(case.cann, Some(device.target().unwrap().cann));

@@ -49,8 +49,8 @@ use crate::tensor::Tensor;
 ///     .heads(1)
 ///     .kv_heads(1)
 ///     .actual_seq_lengths_kv([20, 7])
-///     .plan(&inputs)?;
-/// let output = plan.launch(&stream, &inputs)?;
+///     .plan(inputs)?;
+/// let output = plan.launch(&stream, inputs)?;
 /// assert_eq!(output.attention.download(&stream)?, vec![bf16::ONE; 2 * 128]);
 /// # }
 /// # Ok(())

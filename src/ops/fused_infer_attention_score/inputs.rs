@@ -49,8 +49,8 @@ use super::shared_prefix::SharedPrefix;
 ///     .actual_seq_lengths([3, 8])
 ///     .actual_seq_lengths_kv([3, 8])
 ///     .mask(device.masks().causal(CausalOrigin::RightDown)?)
-///     .plan(&inputs)?;
-/// let output = plan.launch(&stream, &inputs)?;
+///     .plan(inputs)?;
+/// let output = plan.launch(&stream, inputs)?;
 /// assert_eq!(output.attention.download(&stream)?, vec![bf16::ONE; 8 * 4 * 128]);
 /// # }
 /// # Ok(())

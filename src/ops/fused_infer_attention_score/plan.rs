@@ -236,8 +236,8 @@ impl Plan {
     }
 
     /// Queues the call with new output tensors. Returns at once; the output is there when the stream is synchronised,
-    /// as [`Tensor::download`] does. The tensors may be dropped at once. `T` is the output's element type: the query's
-    /// unless [`Inputs::output_type`] names another.
+    /// as [`Tensor::download`] does. The tensors may be dropped at once. `T` is the output's element type: the
+    /// query's unless [`Inputs::output_type`] names another.
     ///
     /// Since CANN 8.1.
     ///

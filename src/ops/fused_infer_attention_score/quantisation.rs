@@ -80,7 +80,7 @@ pub enum Antiquantisation<'a> {
 /// let x = stream.upload(&vec![f16::ONE; 2 * 32 * 64], [1, 2, 32, 64])?;
 /// let scale = stream.upload(&[50f32], [1])?;
 /// let inputs = Inputs::new(&x, &x, &x).quantisation(Quantisation::Output(Affine::scale(&scale)));
-/// let plan = FusedInferAttention::new(Layout::Bnsd).scale(0.125).heads(2).plan(&inputs)?;
+/// let plan = FusedInferAttention::new(Layout::Bnsd).scale(0.125).heads(2).plan(inputs)?;
 /// let output = plan.launch(&stream, inputs.output_type::<i8>())?;
 /// assert_eq!(output.attention.download(&stream)?, vec![50; 2 * 32 * 64]);
 /// # }

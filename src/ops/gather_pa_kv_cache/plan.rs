@@ -225,8 +225,8 @@ impl GatherPlan {
     /// or in the order [`CacheOrder::PaNz`] `[tokens, N * D]` and `[tokens, N * Dv]`. Returns at once.
     ///
     /// # Errors
-    /// As for [`GatherPlan::launch_into`], and for [`Device::alloc`](crate::Device::alloc); [`Error::Capturing`] for a
-    /// graph that is captured, whose launches write outputs that were there before.
+    /// As for [`GatherPlan::launch_into`], and for [`Device::alloc`](crate::Device::alloc); [`Error::Capturing`] for
+    /// a graph that is captured, whose launches write outputs that were there before.
     #[doc(alias = "aclnnGatherPaKvCache")]
     pub fn launch<T: Element>(
         &self,

@@ -42,8 +42,8 @@ pub type IncrePlan = InferencePlan<Parameter>;
 /// let plan = IncreFlashAttention::new(Layout::Bsh)
 ///     .scale(1.0 / 128f64.sqrt())
 ///     .actual_seq_lengths_kv([20, 7])
-///     .plan(&inputs)?;
-/// let attention = plan.launch(&stream, &inputs)?;
+///     .plan(inputs)?;
+/// let attention = plan.launch(&stream, inputs)?;
 /// assert_eq!(attention.download(&stream)?, vec![f16::ONE; 2 * 128]);
 /// # }
 /// # Ok(())
@@ -104,8 +104,9 @@ impl IncreFlashAttention {
     /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
     /// [`Error::MissingOperator`](crate::Error::MissingOperator),
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, for tensors of
-    /// different devices and for other kinds of inputs, [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond
-    /// INT64. After that [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
+    /// different devices and for other kinds of inputs,
+    /// [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond INT64. After that
+    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnIncreFlashAttentionV4GetWorkspaceSize")]
     pub fn plan<'a, T: Element>(&self, inputs: impl Into<Inputs<'a, T>>) -> Result<IncrePlan> {
         self.prepare(inputs.into().tensors())

@@ -104,8 +104,9 @@ impl PromptFlashAttention {
     /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
     /// [`Error::MissingOperator`](crate::Error::MissingOperator),
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, for tensors of
-    /// different devices and for other kinds of inputs, [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond
-    /// INT64. After that [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
+    /// different devices and for other kinds of inputs,
+    /// [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond INT64. After that
+    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnPromptFlashAttentionV3GetWorkspaceSize")]
     pub fn plan<'a, T: Element>(&self, inputs: impl Into<Inputs<'a, T>>) -> Result<PromptPlan> {
         self.prepare(inputs.into().tensors())

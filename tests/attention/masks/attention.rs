@@ -275,9 +275,9 @@ fn with_rotary_parts(
         .actual_seq_lengths(ends(rows))
         .actual_seq_lengths_kv(ends(keys))
         .mask(mask)
-        .plan(&inputs)
+        .plan(inputs)
         .unwrap();
-    let output = plan.launch(stream, &inputs).unwrap();
+    let output = plan.launch(stream, inputs).unwrap();
     let all = output.attention.download(stream).unwrap();
     let longest = rows.iter().copied().max().unwrap();
     let row = heads * 128;
