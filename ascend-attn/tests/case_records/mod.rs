@@ -182,7 +182,7 @@ fn step(
     stream: &Stream,
     head_dim: usize,
     backends: Backends<bf16>,
-) -> Vec<ascend_serving::Result<Output<bf16>>> {
+) -> Vec<ascend_serving::Result<Tensor<bf16>>> {
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(2, 2, head_dim);
     let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, pad).unwrap();

@@ -68,7 +68,7 @@ fn with<R>(body: impl FnOnce(&mut Session) -> R) -> Option<R> {
 /// });
 /// output?;
 /// let case = calls[0].case().expect("small enough");
-/// assert_eq!(case.run(&stream)?.verdict, Verdict::Passed);
+/// assert_eq!(case.launch(&stream)?.verdict, Verdict::Passed);
 /// # }
 /// # Ok(())
 /// # }
