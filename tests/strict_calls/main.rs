@@ -355,7 +355,7 @@ fn accepted(
 ) -> Failure {
     let want = clean.then(|| {
         let bytes = |role| {
-            let tensor = memory.get(&Argument::of_role(role));
+            let tensor = Argument::of_role(role).and_then(|of| memory.get(&of));
             tensor.map_or(&[][..], Guarded::contents)
         };
         attention(
