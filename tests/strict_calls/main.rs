@@ -355,7 +355,8 @@ fn accepted(
 ) -> Failure {
     let want = clean.then(|| {
         let bytes = |role| {
-            let tensor = memory.get(&Argument::of_role(role));
+            let argument = Argument::of_role(role);
+            let tensor = argument.and_then(|argument| memory.get(&argument));
             tensor.map_or(&[][..], Guarded::contents)
         };
         attention(
