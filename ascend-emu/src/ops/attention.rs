@@ -40,6 +40,9 @@ pub(super) trait AttentionCall: AttentionArguments + Send + Sync + 'static {
     }
 }
 
+/// Bytes of each tensor that a launch touches, from the tensor's base address.
+type Touches<P> = Vec<(Argument<P>, Range<u64>)>;
+
 /// A call that satisfies every rule, of the operator with these arguments.
 pub(super) struct Attention<A: AttentionArguments> {
     pub(super) arguments: A,
@@ -48,7 +51,7 @@ pub(super) struct Attention<A: AttentionArguments> {
     /// What the call computes; `None` if it computes nothing.
     problem: Option<AttentionProblem<'static>>,
     /// Bytes of each tensor that a launch touches, from the tensor's base address.
-    pub(super) touches: Vec<(Argument<A::Parameter>, Range<u64>)>,
+    pub(super) touches: Touches<A::Parameter>,
     /// Whether the call breaks a lint by which the device may access memory outside of the call's tensors.
     overruns: bool,
     /// How strictly misuse that is found on the device is treated.
@@ -105,7 +108,7 @@ impl<A: AttentionCall> Attention<A> {
         Ok(op)
     }
 
-    fn find_touches(&self) -> Result<Vec<(Argument<A::Parameter>, Range<u64>)>, Unsupported> {
+    fn find_touches(&self) -> Result<Touches<A::Parameter>, Unsupported> {
         let mut touches = Vec::new();
         let Some(problem) = &self.problem else {
             return Ok(touches);
