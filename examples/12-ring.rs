@@ -81,7 +81,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .plan((&own[0], &key, &value))?;
     let far = plan.launch(&stream, (&own[0], &key, &value))?;
     let merge = RingUpdate::new().plan(&stream, &near, &far)?;
-    let rank1 = merge.launch(&stream, &near, &far)?;
+    let rank1 = merge.launch(&stream, (&near, &far))?;
     println!("rank 1: {} twice, {}", plan.operator(), merge.operator());
 
     let mut ranks = rank0.attention.download(&stream)?;

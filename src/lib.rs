@@ -39,6 +39,7 @@
 //! - [`prelude`]: what most programs use, to import at once.
 //! - [`Runtime`], [`Device`], [`Stream`], [`Event`]: what executes the work, and in which order.
 //! - [`Tensor`], [`DeviceBuffer`], [`HostBuffer`]: memory.
+//! - [`operation`]: plans, which every operator makes and launches in the same way.
 //! - [`FusedInferAttention`], [`Plan`], [`Mask`]: the operator of inference. [`attention::Arguments`] takes every
 //!   argument by name.
 //! - [`mask`]: every mask that the operators take, and who uses which.

@@ -120,7 +120,7 @@ impl<T: Number> WeightGradientSample<T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a stream of another device, elements that are not finite, or that are so large
-    /// that products are not; as for [`BatchMatMul::plan`], [`BatchMatMulPlan::launch_into`],
+    /// that products are not; as for [`BatchMatMul::plan`], [`Plan::launch_into`](crate::operation::Plan::launch_into),
     /// [`Device::alloc`](crate::Device::alloc) and [`Tensor::download_async`].
     pub fn parts(&self, stream: &Stream, sizes: TriangleMix) -> Result<PartSums> {
         let device = stream.device();
@@ -196,7 +196,7 @@ impl<T: Number> WeightGradientSample<T> {
         };
         let mut out = Tensor::from_buffer(&buffer, shape)?;
         let Planned { plan, .. } = &plans[at];
-        plan.launch_into(stream, &gradient, &value, &mut out)?;
+        plan.launch_into(stream, (&gradient, &value), &mut out)?;
         let whole = Tensor::from_buffer(&buffer, [host.len()])?;
         Ok(Running {
             of,

@@ -53,7 +53,7 @@ impl Case {
         inputs: impl Into<Inputs<'a, T>>,
     ) -> Result<Self> {
         stream.synchronize()?;
-        plan.live(&inputs.into().tensors()).case().map_err(|why| {
+        plan.live_call(&inputs.into().tensors()).case().map_err(|why| {
             Error::invalid(
                 "case",
                 why,

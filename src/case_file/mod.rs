@@ -28,7 +28,7 @@ pub use parameter_case::ParameterCase;
 pub use read_file::read_file;
 pub use read_tensors::read_tensors;
 pub(crate) use record::{
-    LiveCall, LiveOperator, expected_output, failed, is_on, launched, nans, refusal_status,
+    AnyLive, LiveCall, LiveOperator, expected_output, failed, is_on, launched, nans, refusal_status,
 };
 pub use record::{OperatorCall, RECORD_VARIABLE, Recorded, Recorder, record_calls, tentatively};
 pub use tensor::CaseTensor;

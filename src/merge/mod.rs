@@ -27,5 +27,5 @@ mod rows;
 
 pub use host::{HostPart, HostReal, Merged, merge_on_host};
 pub use lse::{LseLog2, LseNat};
-pub use plan::{EmptyRows, MergePlan, MergeState, Part};
-pub use rows::{PartsOfRows, RowMerge, RowMergePlan};
+pub use plan::{EmptyRows, MergeOperation, MergePlan, MergeState, Part, Parts};
+pub use rows::{PartsOfRows, RowMerge, RowMergeOperation, RowMergePlan};

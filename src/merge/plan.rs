@@ -1,7 +1,6 @@
 //! Merging on the device.
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_spec::ops::attention_update::{Parameter, UpdateCall, UpdateProblem, visible};
 use ascend_spec::{Axes, Layout, TensorDesc};
@@ -10,9 +9,9 @@ use smallvec::SmallVec;
 use crate::attention::Output;
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, into_new};
 use crate::ops::attention_update::{self, Given};
-use crate::runtime::{Context, LaunchQueue, Queue, Stream};
+use crate::ops::operation::{self, Operation, Sealed};
+use crate::runtime::{Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::LseNat;
@@ -151,18 +150,15 @@ impl MergeState {
             lse_out: Some(rows.lse),
         };
         let problem = call.check(context.target()?)?;
-        let prepared = match problem.rows {
-            0 => None,
-            _ => Some(attention_update::prepare(context, &call, first.attention)?),
-        };
-        Ok(MergePlan {
-            context: Arc::clone(context),
+        let operation = MergeOperation {
             merge: self.clone(),
             problem,
             out,
             lse_out,
-            prepared,
-        })
+        };
+        let is_idle = operation.problem.rows == 0;
+        let prepared = attention_update::prepare(context, &call, is_idle, first.attention)?;
+        Ok(MergePlan::new(prepared, operation))
     }
 
     /// Describes an output and its log-sum-exps as the rows that the operator takes.
@@ -213,33 +209,54 @@ struct Rows {
     lse: TensorDesc,
 }
 
+/// What a merge reads: the parts, as many as planned and in their order. Made from a list of them.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a description of tensors does nothing until launched"]
+pub struct Parts<'a, T: Element>(pub(super) &'a [Part<'a, T>]);
+
+impl<'a, T: Element> From<&'a [Part<'a, T>]> for Parts<'a, T> {
+    fn from(parts: &'a [Part<'a, T>]) -> Self {
+        Self(parts)
+    }
+}
+
+impl<'a, T: Element, const N: usize> From<&'a [Part<'a, T>; N]> for Parts<'a, T> {
+    fn from(parts: &'a [Part<'a, T>; N]) -> Self {
+        Self(parts)
+    }
+}
+
+impl<'a, T: Element> From<&'a Vec<Part<'a, T>>> for Parts<'a, T> {
+    fn from(parts: &'a Vec<Part<'a, T>>) -> Self {
+        Self(parts)
+    }
+}
+
 /// A merge that was checked and prepared. From [`MergeState::plan`].
 ///
-/// # Threads
-/// `Send` and `Sync`. Launches of one plan from several threads take turns.
-pub struct MergePlan {
-    context: Arc<Context>,
+/// A launch reads [`Parts`], and writes what attention over all keys would, except that rows without keys have
+/// log-sum-exp -inf: its outputs can be parts of a further merge. It returns at once, unless it goes by way of the host
+/// ([`EmptyRows`]): then it waits, fails as the copies or earlier work on the stream do ([`Error::Acl`]), and cannot be
+/// captured ([`Error::Capturing`]).
+pub type MergePlan = operation::Plan<MergeOperation>;
+
+/// AttentionUpdate, as its [`MergePlan`] knows it.
+#[derive(Debug)]
+pub struct MergeOperation {
     merge: MergeState,
     problem: UpdateProblem,
     out: TensorDesc,
     lse_out: TensorDesc,
-    /// `None` without rows.
-    prepared: Option<operator::Plan<Parameter>>,
 }
 
-impl MergePlan {
-    /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
-    pub fn workspace_bytes(&self) -> usize {
-        self.prepared
-            .as_ref()
-            .map_or(0, operator::Plan::workspace_bytes)
-    }
+impl Sealed for MergeOperation {}
 
-    /// New output tensors, to be used with [`MergePlan::launch_into`] again and again. Their content is unspecified.
-    ///
-    /// # Errors
-    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`] if `T` is not the parts' type.
-    pub fn output<T: Element>(&self) -> Result<Output<T>> {
+impl Operation for MergeOperation {
+    type Inputs<'a, T: Element> = Parts<'a, T>;
+    type Output<T: Element> = Output<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &MergePlan) -> Result<Output<T>> {
         let attention = TensorDesc::packed(self.out.dtype, self.out.shape);
         // The rows are in the output's order; the view names them as attention does.
         let mut shape = self.lse_out.shape;
@@ -254,63 +271,29 @@ impl MergePlan {
         let lse = TensorDesc::packed(self.lse_out.dtype, shape);
         let lse = self
             .merge
-            .in_order(&AnyTensor::empty(&self.context, lse)?)?;
+            .in_order(&AnyTensor::empty(plan.context(), lse)?)?;
         Ok(Output {
-            attention: AnyTensor::empty(&self.context, attention)?.typed()?,
+            attention: AnyTensor::empty(plan.context(), attention)?.typed()?,
             softmax_lse: Some(lse.typed()?),
         })
     }
 
-    /// Queues the merge with new output tensors, which are as attention over all keys would write them, except that
-    /// rows without keys have log-sum-exp -inf. They can be parts of a further merge.
-    ///
-    /// # Errors
-    /// As for [`MergePlan::launch_into`] and [`MergePlan::output`]; [`Error::Capturing`] for a graph that is
-    /// captured, whose launches write outputs that were there before.
-    #[doc(alias = "aclnnAttentionUpdate")]
-    pub fn launch<T: Element>(
+    fn launch<T: Element>(
         &self,
+        plan: &MergePlan,
         queue: &impl Queue,
-        parts: &[Part<'_, T>],
-    ) -> Result<Output<T>> {
-        into_new(
-            queue,
-            || self.output(),
-            |output| self.launch_into(queue, parts, output),
-        )
-    }
-
-    /// Queues the merge with output tensors of the caller. It returns at once, unless it goes by way of the host
-    /// ([`EmptyRows`]), and allocates no host memory from the second launch on a stream on.
-    ///
-    /// # Errors
-    /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;
-    /// [`Error::InvalidArgument`] for tensors of another device, or an output that shares memory with another tensor;
-    /// [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. By way of the host also [`Error::Acl`],
-    /// should the copies or earlier work on the stream fail, and [`Error::Capturing`] for a graph that is captured.
-    #[doc(alias = "aclnnAttentionUpdate")]
-    pub fn launch_into<T: Element>(
-        &self,
-        queue: &impl Queue,
-        parts: &[Part<'_, T>],
+        &Parts(parts): &Parts<'_, T>,
         output: &mut Output<T>,
     ) -> Result<()> {
-        queue.note(self.run(queue, parts, output))
-    }
-
-    fn run<T: Element>(
-        &self,
-        queue: &impl LaunchQueue,
-        parts: &[Part<'_, T>],
-        output: &Output<T>,
-    ) -> Result<()> {
-        self.context.admits("stream", queue.context())?;
+        plan.context().admits("stream", queue.context())?;
         let lse_out = self.check(parts, output)?;
         if !self.goes_through_host() {
-            return match &self.prepared {
-                Some(prepared) => self.queue(prepared, queue, parts, output, lse_out),
-                None => Ok(()),
-            };
+            let lse = parts.iter().map(|part| {
+                let lse = self.merge.in_order(part.softmax_lse.0)?;
+                lse.reshape([self.problem.rows])
+            });
+            let given = self.given(parts, lse, output, lse_out)?;
+            return plan.queue(queue, &given, || Ok(())).flatten();
         }
         let Some(stream) = queue.stream() else {
             return Err(Error::Capturing {
@@ -319,16 +302,23 @@ impl MergePlan {
                           on Ascend 950 from 9.1 on, rows that have keys in some part, with EmptyRows::SomeParts",
             });
         };
-        match &self.prepared {
-            Some(prepared) => self.through_host(prepared, stream, parts, output, lse_out),
-            None => Ok(()),
+        match plan.call().is_idle() {
+            true => Ok(()),
+            false => self.through_host(plan, stream, parts, output, lse_out),
         }
     }
 
+    fn describe(&self, _: &MergePlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("merge", &self.merge)
+            .field("problem", &self.problem);
+    }
+}
+
+impl MergeOperation {
     /// Queues the operator with log-sum-exps that the host has put in order, and waits if rows have no keys at all.
     fn through_host<T: Element>(
         &self,
-        prepared: &operator::Plan<Parameter>,
+        plan: &MergePlan,
         stream: &Stream,
         parts: &[Part<'_, T>],
         output: &Output<T>,
@@ -336,7 +326,7 @@ impl MergePlan {
     ) -> Result<()> {
         let (lse, empty) = self.fetch(stream, parts)?;
         let given = self.given(parts, lse.into_iter().map(Ok), output, lse_out)?;
-        prepared.check(stream, &given)?.launch()?;
+        plan.queue(stream, &given, || Ok(())).flatten()?;
         if let [out, lse, ..] = given.0.as_slice()
             && !empty.is_empty()
         {
@@ -383,23 +373,6 @@ impl MergePlan {
         same("output.attention", &output.attention, &self.out)?;
         same("output.softmax_lse", lse_out, &self.lse_out)?;
         Ok(lse_out)
-    }
-
-    /// Queues the operator with the log-sum-exps as they are.
-    fn queue<T: Element>(
-        &self,
-        prepared: &operator::Plan<Parameter>,
-        queue: &impl LaunchQueue,
-        parts: &[Part<'_, T>],
-        output: &Output<T>,
-        lse_out: &Tensor<f32>,
-    ) -> Result<()> {
-        let lse = parts.iter().map(|part| {
-            let lse = self.merge.in_order(part.softmax_lse.0)?;
-            lse.reshape([self.problem.rows])
-        });
-        let given = self.given(parts, lse, output, lse_out)?;
-        prepared.check(queue, &given)?.launch()
     }
 
     /// The tensors of a launch as the operator takes them, with these log-sum-exps of the parts.
@@ -475,15 +448,5 @@ pub(super) fn not_as_planned(
         argument,
         given: given.to_string(),
         planned: planned.to_string(),
-    }
-}
-
-impl fmt::Debug for MergePlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MergePlan")
-            .field("merge", &self.merge)
-            .field("problem", &self.problem)
-            .field("workspace_bytes", &self.workspace_bytes())
-            .finish_non_exhaustive()
     }
 }

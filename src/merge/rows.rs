@@ -1,19 +1,22 @@
 //! Merging parts that have keys for some rows only, where it is known for which.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use ascend_spec::ops::attention_update::Parameter;
 use ascend_spec::{Axes, TensorDesc};
 use smallvec::SmallVec;
 
 use crate::attention::Output;
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::into_new;
+use crate::ops::attention_update;
+use crate::ops::operation::{self, Operation, Sealed};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
-use super::plan::{MergePlan, MergeState, Part, not_as_planned};
+use super::plan::{MergePlan, MergeState, Part, Parts, not_as_planned};
 
 /// Consecutive rows, and the parts that have keys for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,9 +31,12 @@ pub struct PartsOfRows {
 ///
 /// The merge ignores what a part holds in rows for which it has no keys. So nothing goes through the host, as it has
 /// to in a merge of whole parts with such rows ([`EmptyRows`](super::EmptyRows)): rows with several parts are merged,
-/// those with one are copied, and those with none become 0 with log-sum-exp -inf.
-pub struct RowMergePlan {
-    context: Arc<Context>,
+/// those with one are copied, and those with none become 0 with log-sum-exp -inf. A launch reads [`Parts`].
+pub type RowMergePlan = operation::Plan<RowMergeOperation>;
+
+/// Merges of rows, as a [`RowMergePlan`] knows them.
+#[derive(Debug)]
+pub struct RowMergeOperation {
     parts: usize,
     out: TensorDesc,
     lse_out: TensorDesc,
@@ -38,11 +44,13 @@ pub struct RowMergePlan {
 }
 
 /// Rows that are treated alike.
+#[derive(Debug)]
 struct Run {
     rows: Range<usize>,
     how: How,
 }
 
+#[derive(Debug)]
 enum How {
     Merge(u16, Box<MergePlan>),
     Copy(usize),
@@ -134,13 +142,14 @@ impl RowMerge<'_> {
             };
             runs.push(Run { rows, how });
         }
-        Ok(RowMergePlan {
-            context: Arc::clone(context),
+        let operation = RowMergeOperation {
             parts: parts.len(),
             out,
             lse_out,
             runs,
-        })
+        };
+        let launches = attention_update::none(context);
+        Ok(RowMergePlan::new(launches, operation))
     }
 }
 
@@ -210,14 +219,16 @@ fn fill(
     Ok(How::Fill(Box::new([zeros, lse])))
 }
 
-impl RowMergePlan {
-    /// New output tensors, to be used with [`RowMergePlan::launch_into`] again and again. Their content is unspecified.
-    ///
-    /// # Errors
-    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`] if `T` is not the parts' type.
-    pub fn output<T: Element>(&self) -> Result<Output<T>> {
+impl Sealed for RowMergeOperation {}
+
+impl Operation for RowMergeOperation {
+    type Inputs<'a, T: Element> = Parts<'a, T>;
+    type Output<T: Element> = Output<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &RowMergePlan) -> Result<Output<T>> {
         let new = |of: &TensorDesc| {
-            AnyTensor::empty(&self.context, TensorDesc::packed(of.dtype, of.shape))
+            AnyTensor::empty(plan.context(), TensorDesc::packed(of.dtype, of.shape))
         };
         Ok(Output {
             attention: new(&self.out)?.typed()?,
@@ -225,8 +236,7 @@ impl RowMergePlan {
         })
     }
 
-    /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
-    pub fn workspace_bytes(&self) -> usize {
+    fn workspace_bytes(&self, _: &RowMergePlan) -> usize {
         let of = |run: &Run| match &run.how {
             How::Merge(_, plan) => plan.workspace_bytes(),
             How::Copy(_) | How::Fill(_) => 0,
@@ -234,43 +244,14 @@ impl RowMergePlan {
         self.runs.iter().map(of).max().unwrap_or(0)
     }
 
-    /// Queues the merge with new output tensors. Returns at once.
-    ///
-    /// # Errors
-    /// As for [`RowMergePlan::launch_into`] and [`RowMergePlan::output`]; [`Error::Capturing`] for a graph that is
-    /// captured, whose launches write outputs that were there before.
-    pub fn launch<T: Element>(
+    fn launch<T: Element>(
         &self,
+        plan: &RowMergePlan,
         queue: &impl Queue,
-        parts: &[Part<'_, T>],
-    ) -> Result<Output<T>> {
-        into_new(
-            queue,
-            || self.output(),
-            |output| self.launch_into(queue, parts, output),
-        )
-    }
-
-    /// Queues the merge with output tensors of the caller. Returns at once.
-    ///
-    /// # Errors
-    /// As for [`MergePlan::launch_into`].
-    pub fn launch_into<T: Element>(
-        &self,
-        queue: &impl Queue,
-        parts: &[Part<'_, T>],
+        &Parts(parts): &Parts<'_, T>,
         output: &mut Output<T>,
     ) -> Result<()> {
-        queue.note(self.run(queue, parts, output))
-    }
-
-    fn run<T: Element>(
-        &self,
-        queue: &impl Queue,
-        parts: &[Part<'_, T>],
-        output: &Output<T>,
-    ) -> Result<()> {
-        self.context.admits("stream", queue.context())?;
+        plan.context().admits("stream", queue.context())?;
         if parts.len() != self.parts {
             return Err(Error::NotAsPlanned {
                 argument: "parts",
@@ -300,7 +281,7 @@ impl RowMergePlan {
                         attention,
                         softmax_lse: Some(lse),
                     };
-                    plan.launch_into(queue, &cut, &mut output)?;
+                    plan.launch_into(queue, cut.as_slice(), &mut output)?;
                 }
                 How::Copy(part) => {
                     let of = cut(1 << part, rows, parts)?;
@@ -322,18 +303,13 @@ impl RowMergePlan {
         }
         Ok(())
     }
-}
-
-impl std::fmt::Debug for RowMergePlan {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    fn describe(&self, _: &RowMergePlan, text: &mut fmt::DebugStruct<'_, '_>) {
         let run = |run: &Run| match &run.how {
             How::Merge(parts, _) => (run.rows.clone(), *parts),
             How::Copy(part) => (run.rows.clone(), 1 << part),
             How::Fill(..) => (run.rows.clone(), 0),
         };
-        f.debug_struct("RowMergePlan")
-            .field("parts", &self.parts)
-            .field("runs", &self.runs.iter().map(run).collect::<Vec<_>>())
-            .finish_non_exhaustive()
+        text.field("parts", &self.parts)
+            .field("runs", &self.runs.iter().map(run).collect::<Vec<_>>());
     }
 }

@@ -29,7 +29,7 @@ pub trait Parameter: DeclaredParameter {
 }
 
 /// The tensors of a call or a launch.
-pub(crate) trait Tensors<P> {
+pub trait Tensors<P> {
     /// Calls `visit` with each tensor, outputs first and lists in their order, until it fails.
     fn each<'t>(
         &'t self,
@@ -61,11 +61,11 @@ pub(crate) fn addressed<P>(tensors: &impl Tensors<P>) -> Result<SmallVec<[Addres
 
 /// Describes the tensors of a call that is only planned, outputs first, all at the address of `stand_in` until a
 /// launch gives others.
-pub(crate) fn standing_in<'d, P: Parameter>(
+pub(super) fn standing_in<'d, P: Parameter>(
     call: impl Iterator<Item = (Argument<P>, &'d TensorDesc)>,
     stand_in: &AnyTensor,
 ) -> Vec<Addressed<P>> {
-    let addressed = call.map(|(argument, desc)| Addressed {
+    let addressed = outputs_first(call).map(|(argument, desc)| Addressed {
         argument,
         desc: *desc,
         address: match desc.is_empty() {
@@ -73,8 +73,14 @@ pub(crate) fn standing_in<'d, P: Parameter>(
             false => stand_in.as_raw(),
         },
     });
-    let is_output = |tensor: &Addressed<P>| tensor.argument.parameter.info().output.is_some();
-    let (mut outputs, inputs): (Vec<_>, Vec<_>) = addressed.partition(is_output);
-    outputs.extend(inputs);
-    outputs
+    addressed.collect()
+}
+
+/// Puts the outputs of a call before its inputs.
+pub(super) fn outputs_first<'d, P: Parameter>(
+    call: impl Iterator<Item = (Argument<P>, &'d TensorDesc)>,
+) -> impl Iterator<Item = (Argument<P>, &'d TensorDesc)> {
+    let is_output = |(argument, _): &(Argument<P>, _)| argument.parameter.info().output.is_some();
+    let (outputs, inputs): (Vec<_>, Vec<_>) = call.partition(is_output);
+    outputs.into_iter().chain(inputs)
 }

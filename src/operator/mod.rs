@@ -1,9 +1,9 @@
 //! The launch machinery that all operators share.
 //!
-//! An operator names its tensors by a [`Parameter`], makes a [`Plan`] of a call that the contract has accepted, and
-//! launches it with the [`Tensors`] of each layer. The plan holds the repeatable executor, checks that tensors are as
-//! planned, gives the executor their addresses, queues phase two on a [`Queue`](crate::Queue) and keeps memory for as
-//! long as the device may use it.
+//! An operator names its tensors by a [`Parameter`], makes a [`PreparedCall`] of a call that the contract has accepted,
+//! and launches it with the [`Tensors`] of each layer. The prepared call holds the repeatable executor, checks that
+//! tensors are as planned, gives the executor their addresses, queues phase two on a [`Queue`](crate::Queue) and keeps
+//! memory for as long as the device may use it.
 
 mod allowed_lints;
 mod argument;
@@ -14,15 +14,16 @@ mod executor;
 mod new_output;
 mod once;
 mod phases;
-mod plan;
+mod prepared_call;
 mod refused_call;
 
 pub(crate) use allowed_lints::{AllowedLints, lints_of};
-pub(crate) use argument::{Addressed, Parameter, Tensors, addressed, standing_in};
+pub(crate) use argument::{Addressed, Parameter, Tensors, addressed};
+use argument::{outputs_first, standing_in};
 pub(crate) use counted::{Lengths, heads};
 pub(crate) use descriptors::Descriptors;
-pub(crate) use new_output::{into_new, new_output};
+pub(crate) use new_output::new_output;
 pub(crate) use once::launch_once;
 pub(crate) use phases::{PhaseOne, Phases, argument, entry_points, phase_one, phases};
-pub(crate) use plan::{Plan, lies_as_planned, reach};
+pub(crate) use prepared_call::{PreparedCall, reach};
 pub(crate) use refused_call::{no_elements, no_scale};

@@ -6,7 +6,7 @@ use ascend_spec::TensorDesc;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::runtime::{Context, LaunchQueue};
+use crate::runtime::Context;
 use crate::tensor::{AnyTensor, Tensor};
 
 /// A new tensor for an output that a plan describes. `argument` is its name in errors.
@@ -27,16 +27,4 @@ pub(crate) fn new_output<T: Element>(
         ));
     }
     AnyTensor::empty(context, desc)?.typed()
-}
-
-/// Makes an output, and launches into it.
-pub(crate) fn into_new<O>(
-    queue: &impl LaunchQueue,
-    output: impl FnOnce() -> Result<O>,
-    launch: impl FnOnce(&mut O) -> Result<()>,
-) -> Result<O> {
-    let made = queue.makes_outputs().and_then(|()| output());
-    let mut output = queue.note(made)?;
-    launch(&mut output)?;
-    Ok(output)
 }

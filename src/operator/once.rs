@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::runtime::Stream;
 use crate::tensor::AnyTensor;
 
-use super::{Descriptors, Parameter, PhaseOne, Phases, Plan, Tensors, addressed};
+use super::{Descriptors, Parameter, PhaseOne, Phases, PreparedCall, Tensors, addressed};
 
 /// The arguments of a call as the tensors of a launch.
 struct Given<'a, A>(&'a A);
@@ -49,6 +49,6 @@ where
     let given = Given(arguments);
     let tensors = addressed(&given)?;
     // SAFETY: the caller of this function promises the same of phase one.
-    let plan = unsafe { Plan::new(stream.context(), phases, &tensors, &[], phase_one) }?;
-    plan.check(stream, &given)?.launch()
+    let call = unsafe { PreparedCall::new(stream.context(), phases, &tensors, &[], phase_one) }?;
+    call.check(stream, &given)?.launch()
 }

@@ -8,11 +8,14 @@ use ascend_sys::Api;
 use smallvec::SmallVec;
 
 use crate::error::Result;
-use crate::operator::{self, Addressed, Descriptors, Phases, Tensors, phase_one, phases};
+use crate::operator::{self, Descriptors, PreparedCall, Tensors, entry_points, phase_one};
 use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
-const PHASES: Phases = phases!(aclnnAttentionUpdateGetWorkspaceSize, aclnnAttentionUpdate);
+entry_points! {
+    attention_update_arguments, UpdateCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnAttentionUpdateGetWorkspaceSize, aclnnAttentionUpdate;
+}
 
 /// What to do where the installed CANN has no such operator.
 const INSTEAD: &str = "merge in host memory with merge_on_host";
@@ -33,26 +36,32 @@ impl operator::Parameter for Parameter {
 pub(crate) fn prepare(
     context: &Arc<Context>,
     call: &UpdateCall<'_>,
+    is_idle: bool,
     stand_in: &AnyTensor,
-) -> Result<operator::Plan<Parameter>> {
+) -> Result<PreparedCall<Parameter>> {
+    let phases = phases_of(Version::V1);
+    if is_idle {
+        return Ok(PreparedCall::idle(context, &phases, call));
+    }
     let api = context.runtime().api();
-    PHASES.required(api, Version::V1.info(), INSTEAD)?;
-    let (outputs, inputs): (Vec<_>, Vec<_>) =
-        (call.each_tensor()).partition(|(argument, _)| argument.is_output());
-    let tensors = outputs.into_iter().chain(inputs);
-    let tensors = tensors.map(|(argument, desc)| Addressed {
-        argument,
-        desc: *desc,
-        address: stand_in.as_raw(),
-    });
-    let tensors: Vec<_> = tensors.collect();
+    phases.required(api, Version::V1.info(), INSTEAD)?;
     let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-        attention_update_arguments! { arguments_of_version {
-            1 phase_one { api.aclnnAttentionUpdateGetWorkspaceSize, Parameter, call, descriptors }
-        } }
+        phase_one(api, Version::V1, call, descriptors)
     };
     // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-    unsafe { operator::Plan::new(context, &PHASES, &tensors, &[], phase_one) }
+    unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }
+}
+
+/// No call of its own, for what launches others.
+pub(crate) fn none(context: &Arc<Context>) -> PreparedCall<Parameter> {
+    let no_tensors = UpdateCall {
+        lse: &[],
+        local_out: &[],
+        update_type: 1,
+        out: None,
+        lse_out: None,
+    };
+    PreparedCall::idle(context, &phases_of(Version::V1), &no_tensors)
 }
 
 /// The tensors of a launch in the operator's order: both outputs, log-sum-exps of the parts, then their attention. As

@@ -8,8 +8,8 @@ pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
 pub mod incre_flash_attention;
 pub(crate) mod inference_attention;
+pub mod operation;
 pub mod prompt_flash_attention;
-mod recorded_plan;
 pub mod ring_attention_update;
 pub mod scatter_pa_kv_cache;
 
@@ -18,7 +18,7 @@ pub(crate) mod public {
     pub use super::{
         batch_mat_mul as matmul, flash_attention_score as flash,
         fused_infer_attention_score as attention, gather_pa_kv_cache as gather,
-        incre_flash_attention as incre, prompt_flash_attention as prompt,
+        incre_flash_attention as incre, operation, prompt_flash_attention as prompt,
         ring_attention_update as ring, scatter_pa_kv_cache as scatter,
     };
 }

@@ -23,7 +23,7 @@ pub trait Queue: LaunchQueue {}
 impl Queue for Stream {}
 
 /// A check that each replay of a graph passes before it is queued.
-pub(crate) trait ReplayCheck: fmt::Debug + Send + Sync {
+pub trait ReplayCheck: fmt::Debug + Send + Sync {
     /// Refuses a replay that would read what it must not.
     fn admits_replay(&self) -> Result<()>;
 }

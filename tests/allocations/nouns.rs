@@ -108,7 +108,7 @@ fn a_merge_of_a_ring_allocates_nothing() {
     let mut merged = plan.output::<f16>().unwrap();
     let allocated = in_steady_state(|| {
         for part in &parts {
-            plan.launch_into(&stream, &parts[0], part, &mut merged)
+            plan.launch_into(&stream, (&parts[0], part), &mut merged)
                 .unwrap();
         }
         stream.synchronize().unwrap();
@@ -128,10 +128,10 @@ fn a_launch_of_products_allocates_nothing() {
     let plan = BatchMatMul::new().plan(left, right).unwrap();
     let mut outputs = layers
         .each_ref()
-        .map(|(left, right)| plan.launch(&stream, left, right).unwrap());
+        .map(|(left, right)| plan.launch(&stream, (left, right)).unwrap());
     let allocated = in_steady_state(|| {
         for ((left, right), out) in layers.iter().zip(&mut outputs) {
-            plan.launch_into(&stream, left, right, out).unwrap();
+            plan.launch_into(&stream, (left, right), out).unwrap();
         }
         stream.synchronize().unwrap();
     });

@@ -428,8 +428,8 @@ fn merged_parts_equal_attention_over_all_keys() {
         for cut in [3, 10, 17] {
             let (near, far) = (attend(0, cut / 2, cut), attend(cut, (cut + 20) / 2, 20));
             let plan = RingUpdate::new().plan(&stream, &near, &far).unwrap();
-            let merged = plan.launch(&stream, &near, &far).unwrap();
-            let again = plan.launch(&stream, &far, &near).unwrap();
+            let merged = plan.launch(&stream, (&near, &far)).unwrap();
+            let again = plan.launch(&stream, (&far, &near)).unwrap();
             // The keys of each sequence in one call.
             let order: Vec<usize> = (0..cut / 2)
                 .chain(cut..(cut + 20) / 2)
@@ -512,7 +512,7 @@ fn parts_without_their_marked_tails_are_merged() {
     );
     let whole = part(&rows.narrow(0, 0..9).unwrap(), &[3, 9]);
     let plan = RingUpdate::new().plan(&stream, &whole, &whole).unwrap();
-    let merged = plan.launch(&stream, &whole, &whole).unwrap();
+    let merged = plan.launch(&stream, (&whole, &whole)).unwrap();
     assert_eq!(
         merged.attention.download(&stream).unwrap(),
         tailed.attention.download(&stream).unwrap()[..9 * 2 * 64]
@@ -540,7 +540,7 @@ fn parts_of_other_rows_are_not_merged() {
             "{refused}"
         );
         let plan = RingUpdate::new().plan(&stream, &first, &first).unwrap();
-        let refused = plan.launch(&stream, &first, &other).unwrap_err();
+        let refused = plan.launch(&stream, (&first, &other)).unwrap_err();
         assert!(matches!(
             refused,
             Error::NotAsPlanned {

@@ -61,7 +61,7 @@ fn gathered<T: Element>(
     let sequences = SequenceBlocks::new(stream, &rows, &lengths, blocks, block_size).unwrap();
     let call = GatherPaKvCache::new().cache_order(order);
     let plan = call.plan(&sequences, &key, &value).unwrap();
-    let (keys, values) = plan.launch(stream, &key, &value).unwrap();
+    let (keys, values) = plan.launch(stream, (&key, &value)).unwrap();
     [keys, values].map(|tensor| {
         let elements = tensor.download(stream).unwrap();
         elements.into_iter().map(number).collect()
@@ -140,7 +140,7 @@ fn blocks_are_gathered_into_rows() {
         .plan(&sequences, &cache, &cache)
         .unwrap();
     for _ in 0..2 {
-        let (keys, values) = plan.launch(&stream, &cache, &cache).unwrap();
+        let (keys, values) = plan.launch(&stream, (&cache, &cache)).unwrap();
         let want: Vec<f16> = [6, 7, 2, 0]
             .iter()
             .flat_map(|token| numbers[token * 16..(token + 1) * 16].to_vec())
@@ -149,7 +149,7 @@ fn blocks_are_gathered_into_rows() {
         assert_eq!(values.download(&stream).unwrap(), want);
     }
     let other = stream.upload(&numbers, [2, 4, 1, 16]).unwrap();
-    let refused = plan.launch(&stream, &other, &cache);
+    let refused = plan.launch(&stream, (&other, &cache));
     assert!(matches!(refused, Err(Error::NotAsPlanned { .. })));
 }
 
@@ -207,7 +207,7 @@ fn sequences_without_tokens_launch_nothing() {
     let plan = GatherPaKvCache::new()
         .plan(&sequences, &cache, &cache)
         .unwrap();
-    let (keys, _) = plan.launch(&stream, &cache, &cache).unwrap();
+    let (keys, _) = plan.launch(&stream, (&cache, &cache)).unwrap();
     assert_eq!(keys.shape(), [0, 1, 16]);
     assert_eq!(plan.workspace_bytes(), 0);
 }

@@ -72,7 +72,7 @@ fn multiply<T: Rounded>(left: &Tensor<T>, right: &Tensor<T>, stream: &Stream) {
     let mut out = Tensor::<T>::empty(stream.device(), shape).unwrap();
     out.overwrite(stream, &vec![T::of(f32::NAN); out.len()])
         .unwrap();
-    plan.launch_into(stream, left, right, &mut out).unwrap();
+    plan.launch_into(stream, (left, right), &mut out).unwrap();
     let got = exact(&out);
     for batch in 0..shape[0] {
         for row in 0..m {
@@ -129,12 +129,12 @@ fn a_plan_multiplies_other_tensors_laid_out_alike() {
     };
     let (a, b) = of(1);
     let plan = BatchMatMul::new().plan(&a, &b).unwrap();
-    let first = plan.launch(&stream, &a, &b).unwrap();
+    let first = plan.launch(&stream, (&a, &b)).unwrap();
     assert_eq!(first.shape(), [2, 3, 5]);
     let (c, d) = of(3);
-    let second = plan.launch(&stream, &c, &d).unwrap();
+    let second = plan.launch(&stream, (&c, &d)).unwrap();
     let own = BatchMatMul::new().plan(&c, &d).unwrap();
-    let want = own.launch(&stream, &c, &d).unwrap();
+    let want = own.launch(&stream, (&c, &d)).unwrap();
     assert_eq!(
         second.download(&stream).unwrap(),
         want.download(&stream).unwrap()
@@ -156,14 +156,14 @@ fn what_is_not_as_planned_is_refused() {
     };
     let turned = a.permute([0, 2, 1]).unwrap();
     let longer = upload::<f16>(&stream, 2, [2, 4, 5]);
-    assert_eq!(refused(plan.launch(&stream, &turned, &a)), "self");
-    assert_eq!(refused(plan.launch(&stream, &a, &longer)), "mat2");
+    assert_eq!(refused(plan.launch(&stream, (&turned, &a))), "self");
+    assert_eq!(refused(plan.launch(&stream, (&a, &longer))), "mat2");
     let mut own = a.clone();
-    let shared = plan.launch_into(&stream, &a, &a, &mut own);
+    let shared = plan.launch_into(&stream, (&a, &a), &mut own);
     assert!(matches!(shared, Err(Error::InvalidArgument { .. })));
     let other: Result<Tensor<bf16>, _> = {
         let b = upload::<bf16>(&stream, 1, [2, 4, 4]);
-        plan.launch(&stream, &b, &b)
+        plan.launch(&stream, (&b, &b))
     };
     assert!(other.is_err());
     harness::still_works(&stream);
@@ -207,7 +207,7 @@ fn a_replay_multiplies_what_its_tensors_hold() {
     let out = Tensor::<f32>::empty(stream.device(), [2, 3, 5]).unwrap();
     let buffers = (a, b, out);
     let captured = Graph::capture(stream.device(), buffers, |capture, (a, b, out)| {
-        plan.launch_into(capture, a, b, &mut out.clone())
+        plan.launch_into(capture, (a, b), &mut out.clone())
     });
     let (mut graph, ()) = captured.unwrap();
     for seed in [1, 9] {
@@ -216,7 +216,7 @@ fn a_replay_multiplies_what_its_tensors_hold() {
         a.copy_from(&stream, &c).unwrap();
         b.copy_from(&stream, &d).unwrap();
         graph.launch(&stream, graph.update()).unwrap();
-        let want = plan.launch(&stream, &c, &d).unwrap();
+        let want = plan.launch(&stream, (&c, &d)).unwrap();
         let got = graph.buffers().2.download(&stream).unwrap();
         assert_eq!(got, want.download(&stream).unwrap());
     }
@@ -232,9 +232,9 @@ fn products_without_elements_launch_nothing() {
     let b = of::<f16>(&stream, [2, 4, 5]);
     let plan = BatchMatMul::new().plan(&a, &b).unwrap();
     assert_eq!(plan.workspace_bytes(), 0);
-    assert_eq!(plan.launch(&stream, &a, &b).unwrap().shape(), [2, 0, 5]);
+    assert_eq!(plan.launch(&stream, (&a, &b)).unwrap().shape(), [2, 0, 5]);
     let other = of::<f16>(&stream, [2, 4, 6]);
-    assert!(plan.launch(&stream, &a, &other).is_err());
+    assert!(plan.launch(&stream, (&a, &other)).is_err());
     // Sums of nothing are 0, and are written.
     let a = of::<f16>(&stream, [1, 3, 0]);
     let b = of::<f16>(&stream, [1, 0, 2]);
@@ -253,6 +253,6 @@ fn tensors_of_another_device_are_refused() {
     let mixed = BatchMatMul::new().plan(&a, &b);
     assert!(matches!(mixed, Err(Error::InvalidArgument { .. })));
     let plan = BatchMatMul::new().plan(&a, &a).unwrap();
-    assert!(plan.launch(&streams[0], &a, &b).is_err());
-    assert!(plan.launch(&streams[1], &a, &a).is_err());
+    assert!(plan.launch(&streams[0], (&a, &b)).is_err());
+    assert!(plan.launch(&streams[1], (&a, &a)).is_err());
 }

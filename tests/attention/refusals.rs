@@ -239,17 +239,20 @@ fn packed_sequences_without_keys_in_a_part_are_not_merged() {
     );
     // Planned with parts that have keys, launched with others.
     let plan = merge(&[], &all, &all).unwrap();
-    plan.launch(&stream, &all, &all).unwrap();
-    assert_eq!(violated(plan.launch(&stream, &all, &one)), "ring.one_empty");
+    plan.launch(&stream, (&all, &all)).unwrap();
+    assert_eq!(
+        violated(plan.launch(&stream, (&all, &one))),
+        "ring.one_empty"
+    );
     // Where maxima are known to be positive nothing is lost, and the merged part has keys for every sequence.
     let allowing = merge(&["ring.one_empty"], &all, &one).unwrap();
-    let merged = allowing.launch(&stream, &all, &one).unwrap();
+    let merged = allowing.launch(&stream, (&all, &one)).unwrap();
     let attention = merged.attention.download(&stream).unwrap();
     assert!(
         attention.iter().all(|x| (x - 1.0).abs() < 1e-6),
         "{attention:?}"
     );
-    plan.launch(&stream, &merged, &all).unwrap();
+    plan.launch(&stream, (&merged, &all)).unwrap();
     merge(&["ring.one_empty", "ring.both_empty"], &one, &one).unwrap();
     stream.synchronize().unwrap();
 }

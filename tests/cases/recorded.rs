@@ -87,11 +87,11 @@ fn launches_of_every_operator_are_recorded_as_cases_that_compute_the_same() {
         let plan = flash.plan((&packed, &packed, &packed))?;
         let part = plan.launch(&stream, (&packed, &packed, &packed))?;
         let ring = RingUpdate::new().plan(&stream, &part, &part)?;
-        ring.launch(&stream, &part, &part)?;
+        ring.launch(&stream, (&part, &part))?;
 
         let sequences = SequenceBlocks::new(&stream, &[[4, 1], [0, 5]], &[20, 32], 6, 16)?;
         let gather = GatherPaKvCache::new().plan(&sequences, &caches, &caches)?;
-        gather.launch(&stream, &caches, &caches)?;
+        gather.launch(&stream, (&caches, &caches))?;
         Ok(())
     });
     dropped.unwrap();

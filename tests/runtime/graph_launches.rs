@@ -124,12 +124,12 @@ impl Buffers {
         let paged = Inputs::new(&self.row, &self.cache, &self.cache).paged(&self.table);
         let incre = plans.incre.launch(stream, paged).unwrap();
         let caches = self.caches();
-        let (gathered, _) = plans.gather.launch(stream, &caches, &caches).unwrap();
+        let (gathered, _) = plans.gather.launch(stream, (&caches, &caches)).unwrap();
         let [near, far] = [&self.near, &self.far].map(|keys| {
             let inputs = FlashInputs::new(&self.query, keys, keys).dropout(&self.dropout);
             plans.flash.launch(stream, inputs).unwrap()
         });
-        let merged = plans.ring.launch(stream, &near, &far).unwrap();
+        let merged = plans.ring.launch(stream, (&near, &far)).unwrap();
         let outputs: [Tensor<f16>; 4] = [prompt, incre, gathered, merged.attention];
         outputs
             .map(|output| output.download(stream).unwrap())
@@ -148,16 +148,15 @@ fn captured(stream: &Stream, buffers: Buffers, plans: &Plans) -> Graph<Buffers> 
         plans
             .incre
             .launch_into(capture, paged, &mut buffers.incre.clone())?;
-        let (caches, [mut keys, mut values]) = (buffers.caches(), buffers.gathered.clone());
-        plans
-            .gather
-            .launch_into(capture, &caches, &caches, &mut keys, &mut values)?;
+        let (caches, [keys, values]) = (buffers.caches(), buffers.gathered.clone());
+        let gathered = &mut (keys, values);
+        (plans.gather).launch_into(capture, (&caches, &caches), gathered)?;
         let [mut near, mut far, mut merged] = buffers.parts.clone();
         for (keys, part) in [(&buffers.near, &mut near), (&buffers.far, &mut far)] {
             let inputs = FlashInputs::new(&buffers.query, keys, keys).dropout(&buffers.dropout);
             plans.flash.launch_into(capture, inputs, part)?;
         }
-        plans.ring.launch_into(capture, &near, &far, &mut merged)
+        plans.ring.launch_into(capture, (&near, &far), &mut merged)
     };
     let (graph, ()) = Graph::capture(stream.device(), buffers, record).unwrap();
     graph
@@ -238,7 +237,7 @@ fn captured_states_are_of_the_rows_that_are_written() {
     }
     let [near, far, _] = &buffers.parts;
     let refused = Graph::capture(stream.device(), (), |capture, ()| {
-        plans.ring.launch_into(capture, near, far, &mut output)
+        plans.ring.launch_into(capture, (near, far), &mut output)
     });
     assert!(matches!(
         refused,
@@ -298,11 +297,11 @@ fn launches_that_make_their_outputs_are_refused_in_a_capture() {
         ),
         (
             "ring",
-            Box::new(|to| plans.ring.launch(to, near, far).map(drop)),
+            Box::new(|to| plans.ring.launch(to, (near, far)).map(drop)),
         ),
         (
             "gather",
-            Box::new(|to| plans.gather.launch(to, &caches, &caches).map(drop)),
+            Box::new(|to| plans.gather.launch(to, (&caches, &caches)).map(drop)),
         ),
         ("merge", Box::new(|to| merge.launch(to, &parts).map(drop))),
         (
@@ -311,7 +310,7 @@ fn launches_that_make_their_outputs_are_refused_in_a_capture() {
         ),
         (
             "product",
-            Box::new(|to| product.launch(to, &q, &turned).map(drop)),
+            Box::new(|to| product.launch(to, (&q, &turned)).map(drop)),
         ),
     ];
     for (name, launch) in &launches {
@@ -373,16 +372,14 @@ fn an_ignored_failure_of_any_operator_fails_the_capture() {
             Box::new(|to| {
                 plans
                     .ring
-                    .launch_into(to, near, &other, &mut merged.clone())
+                    .launch_into(to, (near, &other), &mut merged.clone())
             }),
         ),
         (
             "gather",
             Box::new(|to| {
-                let [mut keys, mut values] = [&wrong, &wrong].map(Tensor::clone);
-                plans
-                    .gather
-                    .launch_into(to, &caches, &caches, &mut keys, &mut values)
+                let mut gathered = (wrong.clone(), wrong.clone());
+                (plans.gather).launch_into(to, (&caches, &caches), &mut gathered)
             }),
         ),
         (

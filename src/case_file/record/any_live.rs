@@ -6,8 +6,8 @@ use super::live_operator::LiveOperator;
 use crate::case_file::{Expect, ParameterCase, Tolerance};
 
 /// A call and its tensors.
-#[derive(Clone)]
-pub(crate) enum AnyLive {
+#[derive(Clone, Debug)]
+pub enum AnyLive {
     /// A call of FusedInferAttentionScore.
     Attention(Box<LiveCall>),
     /// A call of another operator.

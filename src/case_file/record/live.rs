@@ -18,8 +18,8 @@ use crate::tensor::AnyTensor;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A call and its tensors.
-#[derive(Clone)]
-pub(crate) struct LiveCall {
+#[derive(Clone, Debug)]
+pub struct LiveCall {
     context: Arc<Context>,
     /// The version that the call goes to or, before one is chosen, the oldest that it may go to.
     version: Version,
@@ -28,7 +28,7 @@ pub(crate) struct LiveCall {
 }
 
 /// A tensor of the call; an output may have no memory yet.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct LiveTensor {
     desc: TensorDesc,
     memory: Option<AnyTensor>,

@@ -15,8 +15,8 @@ use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
 /// A call of a declared operator and its tensors.
-#[derive(Clone)]
-pub(crate) struct LiveOperator {
+#[derive(Clone, Debug)]
+pub struct LiveOperator {
     context: Arc<Context>,
     /// The version that the call goes to, counted from 1.
     version: u8,

@@ -21,6 +21,7 @@ use super::{Case, CaseError, OperatorCase, ParameterCase};
 use crate::error::Result;
 use crate::runtime::on_wait;
 
+pub(crate) use any_live::AnyLive;
 pub(crate) use content::{expected as expected_output, nans};
 pub(crate) use live::LiveCall;
 pub(crate) use live_operator::LiveOperator;

@@ -5,4 +5,4 @@
 
 mod plan;
 
-pub use plan::{BatchMatMul, BatchMatMulPlan, CubeMathType};
+pub use plan::{BatchMatMul, BatchMatMulOperation, BatchMatMulPlan, CubeMathType};

@@ -12,10 +12,11 @@ use ascend_sys::Api;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, Plan, Tensors, entry_points, into_new, lies_as_planned,
-    lints_of, new_output, phase_one, standing_in,
+    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, new_output,
+    phase_one,
 };
-use crate::runtime::{Context, LaunchQueue, Queue};
+use crate::ops::operation::{self, Operation, Sealed};
+use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -73,7 +74,7 @@ impl CubeMathType {
 /// let b = stream.upload(&[1.0f32, 0.0, 10.0, 1.0], [1, 2, 2])?;
 /// let transposed = b.permute([0, 2, 1])?;
 /// let plan = BatchMatMul::new().plan(&a, &transposed)?;
-/// let product = plan.launch(&stream, &a, &transposed)?;
+/// let product = plan.launch(&stream, (&a, &transposed))?;
 /// assert_eq!(product.download(&stream)?, [1.0, 12.0, 3.0, 34.0]);
 /// # }
 /// # Ok(())
@@ -140,16 +141,8 @@ impl BatchMatMul {
         let soc = context.soc()?;
         let problem = call.check(soc)?;
         call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;
-        let prepared = match problem.is_idle() {
-            true => None,
-            false => Some(prepare(context, &call, self_)?),
-        };
-        Ok(BatchMatMulPlan {
-            context: Arc::clone(context),
-            out,
-            factors: [left, right],
-            prepared,
-        })
+        let prepared = prepare(context, &call, problem.is_idle(), self_)?;
+        Ok(BatchMatMulPlan::new(prepared, BatchMatMulOperation { out }))
     }
 }
 
@@ -159,28 +152,29 @@ impl operator::Parameter for Parameter {}
 fn prepare(
     context: &Arc<Context>,
     call: &BatchMatMulCall<'_>,
+    is_idle: bool,
     stand_in: &AnyTensor,
-) -> Result<Plan<Parameter>> {
-    let tensors = standing_in(call.each_tensor(), stand_in);
+) -> Result<PreparedCall<Parameter>> {
+    let phases = phases_of(Version::V1);
+    if is_idle {
+        return Ok(PreparedCall::idle(context, &phases, call));
+    }
     let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
         phase_one(api, Version::V1, call, descriptors)
     };
     // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-    unsafe { Plan::new(context, &phases_of(Version::V1), &tensors, &[], phase_one) }
+    unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }
 }
 
 /// A call of BatchMatMul that was checked and prepared. From [`BatchMatMul::plan`].
 ///
-/// A launch swaps addresses and nothing else.
-///
-/// # Threads
-/// `Send` and `Sync`. Launches of one plan from several threads take turns.
-pub struct BatchMatMulPlan {
-    context: Arc<Context>,
+/// A launch reads the pair of both factors, and writes the products to a contiguous tensor `[max(A, B), M, N]`.
+pub type BatchMatMulPlan = operation::Plan<BatchMatMulOperation>;
+
+/// BatchMatMul, as its [`BatchMatMulPlan`] knows it.
+#[derive(Debug)]
+pub struct BatchMatMulOperation {
     out: TensorDesc,
-    factors: [TensorDesc; 2],
-    /// `None` without elements to compute.
-    prepared: Option<Plan<Parameter>>,
 }
 
 /// The tensors of a launch.
@@ -201,80 +195,30 @@ impl Tensors<Parameter> for Given<'_> {
     }
 }
 
-impl BatchMatMulPlan {
-    /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
-    pub fn workspace_bytes(&self) -> usize {
-        self.prepared.as_ref().map_or(0, Plan::workspace_bytes)
+impl Sealed for BatchMatMulOperation {}
+
+impl Operation for BatchMatMulOperation {
+    type Inputs<'a, T: Element> = (&'a Tensor<T>, &'a Tensor<T>);
+    type Output<T: Element> = Tensor<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &BatchMatMulPlan) -> Result<Tensor<T>> {
+        new_output(plan.context(), Parameter::Out.name(), self.out)
     }
 
-    /// Queues the products into a new tensor, `[max(A, B), M, N]`. Returns at once.
-    ///
-    /// # Errors
-    /// As for [`BatchMatMulPlan::launch_into`], and for [`Device::alloc`](crate::Device::alloc); [`Error::Capturing`]
-    /// for a graph that is captured, whose launches write outputs that were there before.
-    #[doc(alias = "aclnnBatchMatMul")]
-    pub fn launch<T: Element>(
+    fn launch<T: Element>(
         &self,
+        plan: &BatchMatMulPlan,
         queue: &impl Queue,
-        self_: &Tensor<T>,
-        mat2: &Tensor<T>,
-    ) -> Result<Tensor<T>> {
-        into_new(
-            queue,
-            || new_output(&self.context, Parameter::Out.name(), self.out),
-            |out| self.launch_into(queue, self_, mat2, out),
-        )
-    }
-
-    /// Queues the products into a contiguous tensor of the caller. Returns at once, and allocates no host memory from
-    /// the second launch on a stream on.
-    ///
-    /// # Errors
-    /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;
-    /// [`Error::InvalidArgument`] for tensors of another device, or an output that shares memory with a factor;
-    /// [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while it runs shows when the stream is
-    /// synchronised.
-    #[doc(alias = "aclnnBatchMatMul")]
-    pub fn launch_into<T: Element>(
-        &self,
-        queue: &impl Queue,
-        self_: &Tensor<T>,
-        mat2: &Tensor<T>,
+        &(self_, mat2): &(&Tensor<T>, &Tensor<T>),
         out: &mut Tensor<T>,
     ) -> Result<()> {
-        queue.note(self.run(queue, [self_, mat2], out))
+        let factors = [self_, mat2].map(|factor| &**factor);
+        plan.queue(queue, &Given { out, factors }, || Ok(()))
+            .flatten()
     }
 
-    fn run(
-        &self,
-        queue: &impl LaunchQueue,
-        factors: [&AnyTensor; 2],
-        out: &AnyTensor,
-    ) -> Result<()> {
-        let given = Given { out, factors };
-        if let Some(prepared) = &self.prepared {
-            return prepared.check(queue, &given)?.launch();
-        }
-        // Nothing to compute; stream and tensors are checked nevertheless.
-        self.context.admits("stream", queue.context())?;
-        let [left, right] = self.factors;
-        given.each(|argument, tensor| {
-            let planned = match argument.parameter {
-                Parameter::SelfMatrices => left,
-                Parameter::Mat2 => right,
-                _ => self.out,
-            };
-            tensor.on(argument.name(), &self.context)?;
-            lies_as_planned(argument.parameter, tensor, &planned)
-        })
-    }
-}
-
-impl fmt::Debug for BatchMatMulPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BatchMatMulPlan")
-            .field("out", &self.out.shape)
-            .field("workspace_bytes", &self.workspace_bytes())
-            .finish_non_exhaustive()
+    fn describe(&self, _: &BatchMatMulPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("out", &self.out.shape);
     }
 }

@@ -8,14 +8,16 @@ use ascend_spec::ops::flash_attention_score::{
 };
 use ascend_spec::{DType, Dims, TensorDesc};
 
+use crate::case_file::LiveOperator;
 use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{AllowedLints, Lengths, Tensors, heads, no_elements, no_scale};
-use crate::ops::recorded_plan::{RecordedPlan, recorded};
+use crate::ops::operation::record_refusal;
 use crate::tensor::AnyTensor;
 
 use super::inputs::FlashTensors;
 use super::output::PlannedOutput;
+use super::plan::FlashOperation;
 use super::softmax_state::{StateRows, keyless};
 use super::{FlashInputs, FlashMask, FlashPlan, versions};
 
@@ -220,8 +222,9 @@ impl FlashAttention {
         call.softmax_out = Some(reserved);
         let planned = self.prepare(&call, inputs, [attention, softmax, reserved]);
         let mask = self.mask.tensor().map(|mask| (Parameter::AttenMask, mask));
-        let call = || self.recorded(&call);
-        recorded(planned, context, call, inputs, mask.as_slice())
+        record_refusal(planned, || {
+            LiveOperator::new(context, &self.recorded(&call), None).with(inputs, mask.into_iter())
+        })
     }
 
     /// The call as case files have it.
@@ -264,12 +267,7 @@ impl FlashAttention {
         let reserved = AnyTensor::empty(context, reserved)?;
         let mut fixed = vec![(Parameter::SoftmaxOut, &reserved)];
         fixed.extend(self.mask.tensor().map(|mask| (Parameter::AttenMask, mask)));
-        Ok(FlashPlan {
-            prepared: RecordedPlan::new(
-                versions::prepare(context, version, call, query, &fixed)?,
-                self.recorded(call),
-                version.number(),
-            ),
+        let operation = FlashOperation {
             features,
             output: PlannedOutput {
                 attention,
@@ -277,6 +275,9 @@ impl FlashAttention {
                 rows,
                 keyless,
             },
-        })
+        };
+        let prepared = versions::prepare(context, version, call, query, &fixed)?;
+        let plan = FlashPlan::new(prepared, operation);
+        Ok(plan.recorded_as(self.recorded(call), version.number()))
     }
 }

@@ -17,7 +17,7 @@ use super::{Dropout, PositionBias};
 /// The tensors of a call that differ from layer to layer, or from step to step.
 ///
 /// One value describes a call to [`plan`](super::FlashAttention::plan) and is what
-/// [`launch`](super::FlashPlan::launch) reads: a launch provides exactly what its plan was made with, each tensor of
+/// [`launch`](crate::operation::Plan::launch) reads: a launch provides exactly what its plan was made with, each tensor of
 /// the planned shape and element type, at any address. It borrows the tensors and is cheap to make and copy. `T` is
 /// the element type of query and output.
 ///

@@ -27,7 +27,7 @@ pub use inputs::FlashInputs;
 pub use mask::FlashMask;
 pub use output::FlashOutput;
 pub(crate) use output::PlannedOutput;
-pub use plan::FlashPlan;
+pub use plan::{FlashOperation, FlashPlan};
 pub use position_bias::PositionBias;
 pub use softmax_state::SoftmaxState;
 pub(crate) use softmax_state::{Keyless, StateRows};

@@ -24,6 +24,7 @@ pub struct FlashOutput<T: Element> {
 }
 
 /// The outputs of a planned call.
+#[derive(Debug)]
 pub(crate) struct PlannedOutput {
     pub(crate) attention: TensorDesc,
     /// Descriptor of the maxima, and of the sums.

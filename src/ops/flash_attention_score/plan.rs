@@ -6,9 +6,9 @@ use ascend_spec::ops::flash_attention_score::{Argument, Parameter};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{Tensors, into_new};
-use crate::ops::recorded_plan::RecordedPlan;
-use crate::runtime::{LaunchQueue, Queue};
+use crate::operator::Tensors;
+use crate::ops::operation::{self, Operation, Sealed};
+use crate::runtime::Queue;
 use crate::tensor::AnyTensor;
 
 use super::inputs::{Features, FlashTensors};
@@ -17,13 +17,15 @@ use super::{FlashInputs, FlashOutput, SoftmaxState};
 
 /// A call that was checked and prepared. From [`FlashAttention::plan`](super::FlashAttention::plan).
 ///
-/// All layers of a step share its shapes: one plan serves them all, and a launch swaps addresses and nothing else.
-/// Lengths of packed sequences, prefixes and first places are part of the plan: others need another plan.
-///
-/// # Threads
-/// `Send` and `Sync`. Launches of one plan from several threads take turns.
-pub struct FlashPlan {
-    pub(super) prepared: RecordedPlan<Parameter>,
+/// Lengths of packed sequences, prefixes and first places are part of the plan, and so are the kind of position bias
+/// and the share that dropout keeps. A launch reads [`FlashInputs`] and writes a [`FlashOutput`] of the query's type.
+/// The replays of a captured launch write an output of this plan's ([`Plan::output`](operation::Plan::output)): the
+/// capture refuses an output whose state describes other rows.
+pub type FlashPlan = operation::Plan<FlashOperation>;
+
+/// FlashAttentionScore, as its [`FlashPlan`] knows it.
+#[derive(Debug)]
+pub struct FlashOperation {
     pub(super) features: Features,
     pub(super) output: PlannedOutput,
 }
@@ -47,102 +49,39 @@ impl Tensors<Parameter> for Launch<'_> {
     }
 }
 
-impl FlashPlan {
-    /// Name of the operator's function that launches call.
-    pub fn operator(&self) -> &'static str {
-        self.prepared.function()
+impl Sealed for FlashOperation {}
+
+impl Operation for FlashOperation {
+    type Inputs<'a, T: Element> = FlashInputs<'a, T>;
+    type Output<T: Element> = FlashOutput<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &FlashPlan) -> Result<FlashOutput<T>> {
+        self.output.empty(plan.context())
     }
 
-    /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
-    pub fn workspace_bytes(&self) -> usize {
-        self.prepared.workspace_bytes()
-    }
-
-    /// New output tensors, to be used with [`FlashPlan::launch_into`] again and again. Their content is unspecified.
-    ///
-    /// # Errors
-    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`](crate::Error::InvalidArgument) if
-    /// `T` is not the query's type.
-    pub fn output<T: Element>(&self) -> Result<FlashOutput<T>> {
-        self.output.empty(self.prepared.context())
-    }
-
-    /// Queues the call with new output tensors. Returns at once; the output is there when the stream is synchronised,
-    /// as [`Tensor::download`](crate::Tensor::download) does. The tensors may be dropped at once.
-    ///
-    /// # Errors
-    /// As for [`FlashPlan::launch_into`] and [`FlashPlan::output`]; [`Error::Capturing`](crate::Error::Capturing) for
-    /// a graph that is captured, whose launches write outputs that were there before.
-    #[doc(alias = "aclnnFlashAttentionScore")]
-    #[doc(alias = "aclnnFlashAttentionVarLenScore")]
-    pub fn launch<'a, T: Element>(
+    fn launch<T: Element>(
         &self,
+        plan: &FlashPlan,
         queue: &impl Queue,
-        inputs: impl Into<FlashInputs<'a, T>>,
-    ) -> Result<FlashOutput<T>> {
-        let inputs = inputs.into().tensors();
-        into_new(
-            queue,
-            || self.output(),
-            |output| self.add(queue, inputs, &output.attention, &mut output.softmax),
-        )
-    }
-
-    /// Queues the call with output tensors of the caller. Allocates no host memory from the second launch on a stream
-    /// on.
-    ///
-    /// The replays of a captured launch write an output of this plan's: [`FlashPlan::output`].
-    ///
-    /// # Errors
-    /// [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for tensors that differ from the planned ones in more than
-    /// their addresses, for another kind of position bias, other first places, or another share that dropout keeps,
-    /// and in a capture for an output whose state describes other rows;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of another device, or outputs that share
-    /// memory with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace;
-    /// [`Error::Aclnn`](crate::Error::Aclnn). A failure while it runs shows when the stream is synchronised.
-    #[doc(alias = "aclnnFlashAttentionScore")]
-    pub fn launch_into<'a, T: Element>(
-        &self,
-        queue: &impl Queue,
-        inputs: impl Into<FlashInputs<'a, T>>,
-        output: &mut FlashOutput<T>,
-    ) -> Result<()> {
-        let FlashOutput { attention, softmax } = output;
-        self.add(queue, inputs.into().tensors(), attention, softmax)
-    }
-
-    fn add(
-        &self,
-        queue: &impl LaunchQueue,
-        inputs: FlashTensors<'_>,
-        attention: &AnyTensor,
-        softmax: &mut SoftmaxState,
+        inputs: &FlashInputs<'_, T>,
+        FlashOutput { attention, softmax }: &mut FlashOutput<T>,
     ) -> Result<()> {
         let (rows, keyless) = (&self.output.rows, &self.output.keyless);
-        let launched = softmax
-            .admits(queue, "output", rows, keyless)
-            .and_then(|()| {
-                let launch = Launch {
-                    inputs,
-                    attention,
-                    softmax,
-                };
-                let admits = || inputs.features().are_as_planned(&self.features);
-                self.prepared.run(queue, &launch, admits)
-            });
-        let launched = queue.note(launched)?;
+        softmax.admits(queue, "output", rows, keyless)?;
+        let launch = Launch {
+            inputs: inputs.tensors(),
+            attention,
+            softmax,
+        };
+        let admits = || launch.inputs.features().are_as_planned(&self.features);
+        let launched = plan.queue(queue, &launch, admits)?;
         // Also after a failure: part of the work may have been queued.
         softmax.rewrite(rows, keyless.clone());
-        queue.note(launched)
+        launched
     }
-}
 
-impl fmt::Debug for FlashPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FlashPlan")
-            .field("operator", &self.operator())
-            .field("layout", &self.output.rows.layout)
-            .field("workspace_bytes", &self.workspace_bytes())
-            .finish_non_exhaustive()
+    fn describe(&self, _: &FlashPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("layout", &self.output.rows.layout);
     }
 }

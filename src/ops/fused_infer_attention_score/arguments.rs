@@ -84,7 +84,7 @@ impl Arguments {
         let descs = self.given.map(|_, tensor| *tensor.desc());
         let mut call = descs.call();
         imply_outputs(&mut call);
-        Plan::new(
+        Plan::checked(
             device.context(),
             &call,
             &self.allowed,

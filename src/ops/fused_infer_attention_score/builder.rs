@@ -12,7 +12,7 @@ use crate::ops::attention_settings::{Numbers, Settings, setters};
 use super::allowed::Allowed;
 use super::contents::Reading;
 use super::inputs::Inputs;
-use super::plan::{Bindings, Plan, imply_outputs};
+use super::plan::{Bindings, Plan, imply_outputs, refused};
 use super::{unset, versions};
 
 /// A call of FusedInferAttentionScore, `softmax(scale * Q K^T) V` over the keys that a [`Mask`] shows.
@@ -225,15 +225,9 @@ impl FusedInferAttention {
                 versions::choose(api, target, self.allowed.oldest(), &call, &allowed).err();
             let error = broken.map_or_else(|| unset::scale(&call), named);
             let mask = self.mask.tensor();
-            return Err(Plan::refused(
-                context,
-                (&call, &self.allowed),
-                mask,
-                bindings,
-                error,
-            ));
+            return refused(Err(error), context, (&call, &self.allowed), mask, bindings);
         }
-        Plan::new(
+        Plan::checked(
             context,
             &call,
             &self.allowed,

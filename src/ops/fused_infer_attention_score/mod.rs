@@ -32,7 +32,7 @@ pub(crate) use inputs::{CallTensors, Features, Launch};
 pub use lengths::{CallLengths, Cumulative, PerRequest};
 pub use padding_size::PaddingSize;
 pub(crate) use plan::CapturedTable;
-pub use plan::{Output, Plan};
+pub use plan::{AttentionOperation, Output, Plan};
 pub use pse_shift::{Distance, PseShift};
 pub use quantisation::{Affine, Antiquantisation, Quantisation};
 pub use shared_prefix::SharedPrefix;

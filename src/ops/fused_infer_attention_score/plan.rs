@@ -9,11 +9,12 @@ use ascend_spec::ops::fused_infer_attention_score::{
 };
 use ascend_spec::{Layout, TensorDesc};
 
-use crate::case_file::{self, LiveCall};
+use crate::case_file::{AnyLive, LiveCall};
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, Addressed, Tensors, addressed, into_new, new_output, reach};
-use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck, Stream};
+use crate::operator::{Addressed, Tensors, addressed, new_output, reach};
+use crate::ops::operation::{self, Operation, Sealed, record_refusal};
+use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::allowed::Allowed;
@@ -34,15 +35,20 @@ pub struct Output<T: Element> {
 
 /// A call that was checked and prepared. From [`FusedInferAttention::plan`](super::FusedInferAttention::plan).
 ///
-/// Within a decoding step all layers share shapes, lengths and mask: one plan serves them all, and a launch swaps
-/// addresses and nothing else. Length arrays are part of the plan: other lengths need another plan.
+/// Within a decoding step all layers share shapes, lengths and mask: one plan serves them all. Calls whose lengths grow
+/// from replay to replay of a graph are captured by [`Capturing::attention`](crate::graph::Capturing::attention).
 ///
-/// # Threads
-/// `Send` and `Sync`. Launches of one plan from several threads take turns; they may go to different streams.
-pub struct Plan {
+/// A launch reads [`Inputs`] and writes an [`Output`], whose type is the query's unless [`Inputs::output_type`] names
+/// another. It refuses another block size, quantisation scheme or length of the shared prefix than the planned one.
+///
+/// Since CANN 8.1.
+pub type Plan = operation::Plan<AttentionOperation>;
+
+/// FusedInferAttentionScore, as its [`Plan`] knows it.
+#[derive(Debug)]
+pub struct AttentionOperation {
     version: Version,
     layout: Option<Layout>,
-    prepared: operator::Plan<Parameter>,
     features: Features,
     /// Bounds of what launches read on the device as positions.
     bounds: Option<ContentBounds>,
@@ -91,10 +97,71 @@ pub(super) fn imply_outputs(call: &mut FiaCall<'_>) {
     call.softmax_lse = call.softmax_lse.or(softmax_lse);
 }
 
+impl Sealed for AttentionOperation {}
+
+impl Operation for AttentionOperation {
+    type Inputs<'a, T: Element> = Inputs<'a, T>;
+    type Output<T: Element> = Output<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &Plan) -> Result<Output<T>> {
+        let (attention, lse) = (Parameter::AttentionOut, Parameter::SoftmaxLse);
+        let Some(desc) = plan.desc(attention) else {
+            return Err(Error::invalid(attention.name(), "none", "an output"));
+        };
+        let softmax_lse = plan.desc(lse);
+        let softmax_lse = softmax_lse.map(|desc| new_output(plan.context(), lse.name(), desc));
+        Ok(Output {
+            attention: new_output(plan.context(), attention.name(), desc)?,
+            softmax_lse: softmax_lse.transpose()?,
+        })
+    }
+
+    fn launch<T: Element>(
+        &self,
+        plan: &Plan,
+        queue: &impl Queue,
+        inputs: &Inputs<'_, T>,
+        output: &mut Output<T>,
+    ) -> Result<()> {
+        plan.run(queue, &Launch::new(inputs.tensors(), output))
+    }
+
+    #[inline]
+    fn replay_check<T: Element>(&self, inputs: &Inputs<'_, T>) -> Option<Box<dyn ReplayCheck>> {
+        CapturedTable::of(&inputs.tensors().contents(), self.bounds.as_ref())
+    }
+
+    fn live(&self, plan: &Plan, tensors: &impl Tensors<Parameter>) -> Option<AnyLive> {
+        Some(plan.live_call(tensors).into())
+    }
+
+    fn describe(&self, plan: &Plan, text: &mut fmt::DebugStruct<'_, '_>) {
+        let softmax_lse = plan.desc(Parameter::SoftmaxLse).is_some();
+        text.field("layout", &self.layout)
+            .field("softmax_lse", &softmax_lse);
+    }
+}
+
+/// Records the refusal of a call with these tensors, and returns it.
+pub(super) fn refused<R>(
+    planned: Result<R>,
+    context: &Arc<Context>,
+    (call, allowed): (&FiaCall<'_>, &Allowed),
+    mask: Option<&AnyTensor>,
+    bindings: &impl Bindings,
+) -> Result<R> {
+    record_refusal(planned, || {
+        let mut live = LiveCall::new(context, call, mask, bindings, allowed.oldest());
+        live.portable_since(allowed.portable());
+        live
+    })
+}
+
 impl Plan {
     /// Checks and prepares a call with these tensors, and a mask that stays the same for all launches. The call
     /// describes all of them, and the outputs. The block table of a call that is to be captured need not be full yet.
-    pub(super) fn new(
+    pub(super) fn checked(
         context: &Arc<Context>,
         call: &FiaCall<'_>,
         allowed: &Allowed,
@@ -102,25 +169,8 @@ impl Plan {
         bindings: &impl Bindings,
         reading: Reading,
     ) -> Result<Self> {
-        Self::prepare(context, call, allowed, mask, bindings, reading)
-            .map_err(|error| Self::refused(context, (call, allowed), mask, bindings, error))
-    }
-
-    /// Records the refusal of a call, if there is any recorder, and returns it.
-    #[cold]
-    pub(super) fn refused(
-        context: &Arc<Context>,
-        (call, allowed): (&FiaCall<'_>, &Allowed),
-        mask: Option<&AnyTensor>,
-        bindings: &impl Bindings,
-        error: Error,
-    ) -> Error {
-        if case_file::is_on() {
-            let mut live = LiveCall::new(context, call, mask, bindings, allowed.oldest());
-            live.portable_since(allowed.portable());
-            case_file::failed(live, None, &error);
-        }
-        error
+        let planned = Self::prepare(context, call, allowed, mask, bindings, reading);
+        refused(planned, context, (call, allowed), mask, bindings)
     }
 
     fn prepare(
@@ -168,180 +218,66 @@ impl Plan {
                 );
             }
         }
-        Ok(Self {
+        let operation = AttentionOperation {
             version,
             layout: Layout::parse(call.input_layout),
-            prepared: versions::prepare(context, version, call, &tensors, mask)?,
             features: bindings.features().unwrap_or_default(),
             bounds,
             attributes: call.attributes(),
-        })
-    }
-
-    pub(super) fn context(&self) -> &Arc<Context> {
-        self.prepared.context()
+        };
+        let prepared = versions::prepare(context, version, call, &tensors, mask)?;
+        Ok(Self::new(prepared, operation))
     }
 
     pub(super) fn desc(&self, output: Parameter) -> Option<TensorDesc> {
-        self.prepared.desc(output)
+        self.call().desc(output)
     }
 
     /// Bounds of what launches read on the device as positions.
     pub(super) fn content_bounds(&self) -> Option<&ContentBounds> {
-        self.bounds.as_ref()
+        self.operation().bounds.as_ref()
     }
 
     /// Refuses a table whose rows do not name the blocks that a replay reads.
     pub(crate) fn replayed(&self, bindings: &impl Bindings) -> Result<()> {
-        bindings
-            .contents()
-            .admitted(self.bounds.as_ref(), Reading::Launched)
-    }
-
-    /// Name of the operator's function that launches call.
-    pub fn operator(&self) -> &'static str {
-        self.prepared.function()
-    }
-
-    /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
-    pub fn workspace_bytes(&self) -> usize {
-        self.prepared.workspace_bytes()
+        let contents = bindings.contents();
+        contents.admitted(self.content_bounds(), Reading::Launched)
     }
 
     /// Bytes of device memory that the mask's tensor takes for as long as the plan or its cache holds it: 4 MiB for the
     /// compressed mask of any length, rows times keys for a full one, nothing without a tensor.
     pub fn mask_bytes(&self) -> usize {
-        self.prepared
-            .fixed(Parameter::AttenMask)
-            .map_or(0, |mask| reach(mask.desc()))
-    }
-
-    /// New output tensors, to be used with [`Plan::launch_into`] again and again. Their content is unspecified.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`] if `T` is not the output's type.
-    pub fn output<T: Element>(&self) -> Result<Output<T>> {
-        let (attention, lse) = (Parameter::AttentionOut, Parameter::SoftmaxLse);
-        let Some(desc) = self.desc(attention) else {
-            return Err(Error::invalid(attention.name(), "none", "an output"));
-        };
-        let softmax_lse = self.desc(lse);
-        let softmax_lse = softmax_lse.map(|desc| new_output(self.context(), lse.name(), desc));
-        Ok(Output {
-            attention: new_output(self.context(), attention.name(), desc)?,
-            softmax_lse: softmax_lse.transpose()?,
-        })
-    }
-
-    /// Queues the call with new output tensors. Returns at once; the output is there when the stream is synchronised,
-    /// as [`Tensor::download`] does. The tensors may be dropped at once. `T` is the output's element type: the
-    /// query's unless [`Inputs::output_type`] names another.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// As for [`Plan::launch_into`] and [`Plan::output`]; [`Error::Capturing`] for a graph that is captured, whose
-    /// launches write outputs that were there before.
-    #[doc(alias = "aclnnFusedInferAttentionScore")]
-    pub fn launch<'a, T: Element>(
-        &self,
-        queue: &impl Queue,
-        inputs: impl Into<Inputs<'a, T>>,
-    ) -> Result<Output<T>> {
-        let inputs = inputs.into().tensors();
-        into_new(
-            queue,
-            || self.output(),
-            |output| self.add(queue, &Launch::new(inputs, output)),
-        )
-    }
-
-    /// Queues the call with output tensors of the caller. Allocates no host memory from the second launch on a stream
-    /// on.
-    ///
-    /// A captured launch has the lengths of its plan in every replay, and every replay reads the block table on the
-    /// device: the table is checked on the host before each. Calls whose lengths grow are captured by
-    /// [`Capturing::attention`](crate::graph::Capturing::attention).
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses, and for
-    /// another block size, quantisation scheme or length of the shared prefix; [`Error::InvalidArgument`] for tensors
-    /// of another device, or an output that shares memory with another tensor; [`Error::OutOfMemory`] for the
-    /// workspace; [`Error::Aclnn`] if the operator cannot be launched. A failure while it runs shows when the stream
-    /// is synchronised.
-    #[doc(alias = "aclnnFusedInferAttentionScore")]
-    #[doc(alias = "aclSetInputTensorAddr")]
-    #[doc(alias = "aclSetDynamicInputTensorAddr")]
-    pub fn launch_into<'a, T: Element>(
-        &self,
-        queue: &impl Queue,
-        inputs: impl Into<Inputs<'a, T>>,
-        output: &mut Output<T>,
-    ) -> Result<()> {
-        self.add(queue, &Launch::new(inputs.into().tensors(), output))
-    }
-
-    /// Queues a launch whose lengths are those of the plan, in every replay if it is captured.
-    fn add(&self, queue: &impl LaunchQueue, launch: &Launch<'_>) -> Result<()> {
-        let outcome = self.run(queue, launch);
-        queue.before_replays(|| CapturedTable::of(&launch.contents(), self.bounds.as_ref()));
-        queue.note(outcome)
+        let mask = self.call().fixed(Parameter::AttenMask);
+        mask.map_or(0, |mask| reach(mask.desc()))
     }
 
     /// Checks the tensors of a launch and queues it.
     pub(crate) fn run(&self, queue: &impl LaunchQueue, bindings: &impl Bindings) -> Result<()> {
-        let outcome = self.queue(queue, bindings);
-        if case_file::is_on() {
-            self.record(queue.stream(), bindings, &outcome);
-        }
-        outcome
-    }
-
-    /// Records a launch and its outcome.
-    #[cold]
-    fn record(&self, stream: Option<&Stream>, bindings: &impl Bindings, outcome: &Result<()>) {
-        let live = self.live(bindings);
-        match outcome {
-            Ok(()) => case_file::launched(stream, live),
-            Err(error) => case_file::failed(live, stream, error),
-        }
+        let admits = || {
+            if let Some(features) = bindings.features() {
+                features.are_as_planned(&self.operation().features)?;
+            }
+            let given = bindings.contents();
+            given.admitted(self.content_bounds(), Reading::on(queue))
+        };
+        self.queue(queue, bindings, admits).flatten()
     }
 
     /// Describes a launch with these tensors, to be recorded.
-    pub(crate) fn live(&self, bindings: &impl Bindings) -> LiveCall {
+    pub(crate) fn live_call(&self, tensors: &impl Tensors<Parameter>) -> LiveCall {
+        let AttentionOperation {
+            version,
+            attributes,
+            ..
+        } = self.operation();
         let no_tensors = Arguments::default();
-        let mut call = self.attributes.call_of(&no_tensors);
+        let mut call = attributes.call_of(&no_tensors);
         for parameter in [Parameter::AttentionOut, Parameter::SoftmaxLse] {
             if let Some(desc) = call.single_mut(parameter) {
                 *desc = self.desc(parameter);
             }
         }
-        let mask = self.prepared.fixed(Parameter::AttenMask);
-        LiveCall::new(self.context(), &call, mask, bindings, self.version)
-    }
-
-    fn queue(&self, queue: &impl LaunchQueue, bindings: &impl Bindings) -> Result<()> {
-        let checked = self.prepared.check(queue, bindings)?;
-        if let Some(features) = bindings.features() {
-            features.are_as_planned(&self.features)?;
-        }
-        let given = bindings.contents();
-        given.admitted(self.bounds.as_ref(), Reading::on(queue))?;
-        checked.launch()
-    }
-}
-
-impl fmt::Debug for Plan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Plan")
-            .field("operator", &self.operator())
-            .field("layout", &self.layout)
-            .field("softmax_lse", &self.desc(Parameter::SoftmaxLse).is_some())
-            .field("workspace_bytes", &self.workspace_bytes())
-            .finish_non_exhaustive()
+        let mask = self.call().fixed(Parameter::AttenMask);
+        LiveCall::new(self.context(), &call, mask, tensors, *version)
     }
 }

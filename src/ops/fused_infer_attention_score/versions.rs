@@ -8,7 +8,7 @@ use ascend_spec::{arguments_of_version, fused_infer_attention_score_arguments};
 use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result};
-use crate::operator::{self, Addressed, Descriptors, Plan, entry_points, phase_one};
+use crate::operator::{self, Addressed, Descriptors, PreparedCall, entry_points, phase_one};
 use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
@@ -116,14 +116,14 @@ pub(super) fn prepare(
     call: &FiaCall<'_>,
     tensors: &[Addressed<Parameter>],
     mask: Option<&AnyTensor>,
-) -> Result<Plan<Parameter>> {
+) -> Result<PreparedCall<Parameter>> {
     let mask = mask.map(|mask| (Parameter::AttenMask, mask));
     let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
         phase_one(api, version, call, descriptors)
     };
     // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
     unsafe {
-        Plan::new(
+        PreparedCall::new(
             context,
             &phases_of(version),
             tensors,

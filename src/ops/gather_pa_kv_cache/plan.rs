@@ -12,12 +12,12 @@ use ascend_sys::Api;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, Plan, Tensors, entry_points, into_new, lies_as_planned,
-    lints_of, new_output, phase_one, standing_in,
+    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, new_output,
+    phase_one,
 };
-use crate::ops::recorded_plan::RecordedPlan;
+use crate::ops::operation::{self, Operation, Sealed};
 use crate::ops::scatter_pa_kv_cache::CacheOrder;
-use crate::runtime::{Context, LaunchQueue, Queue};
+use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::SequenceBlocks;
@@ -50,7 +50,7 @@ const INSTEAD: &str = "copy the rows out of their blocks with aclrtMemcpyAsync";
 /// let cache = stream.upload(&numbers, [3, 2, 1, 16])?;
 /// let sequences = SequenceBlocks::new(&stream, &[vec![2, 0]], &[3], 3, 2)?;
 /// let plan = GatherPaKvCache::new().plan(&sequences, &cache, &cache)?;
-/// let (keys, _values) = plan.launch(&stream, &cache, &cache)?;
+/// let (keys, _values) = plan.launch(&stream, (&cache, &cache))?;
 /// assert_eq!(keys.shape(), [3, 1, 16]);
 /// let gathered = keys.download(&stream)?;
 /// assert_eq!([gathered[0], gathered[16], gathered[32]].map(f16::to_f32), [4.0, 5.0, 0.0]);
@@ -140,21 +140,13 @@ impl GatherPaKvCache {
                 "rows that memory can hold",
             ));
         };
-        let prepared = match problem.tokens {
-            0 => None,
-            _ => Some(RecordedPlan::new(
-                prepare(context, &call, key_cache)?,
-                AnyArguments::GatherPaKvCache(call.to_arguments()),
-                Version::V1.number(),
-            )),
-        };
-        Ok(GatherPlan {
-            context: Arc::clone(context),
+        let prepared = prepare(context, &call, problem.tokens == 0, key_cache)?;
+        let operation = GatherOperation {
             sequences: sequences.clone(),
             outputs: [key, value],
-            caches: [*key_cache.desc(), *value_cache.desc()],
-            prepared,
-        })
+        };
+        let recorded = AnyArguments::GatherPaKvCache(call.to_arguments());
+        Ok(GatherPlan::new(prepared, operation).recorded_as(recorded, Version::V1.number()))
     }
 }
 
@@ -164,36 +156,37 @@ impl operator::Parameter for Parameter {}
 fn prepare(
     context: &Arc<Context>,
     call: &GatherCall<'_>,
+    is_idle: bool,
     stand_in: &AnyTensor,
-) -> Result<Plan<Parameter>> {
-    let tensors = standing_in(call.each_tensor(), stand_in);
+) -> Result<PreparedCall<Parameter>> {
+    let phases = phases_of(Version::V1);
+    if is_idle {
+        return Ok(PreparedCall::idle(context, &phases, call));
+    }
     let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
         phase_one(api, Version::V1, call, descriptors)
     };
     // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-    unsafe { Plan::new(context, &phases_of(Version::V1), &tensors, &[], phase_one) }
+    unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }
 }
 
 /// A call of GatherPaKvCache that was checked and prepared. From [`GatherPaKvCache::plan`].
 ///
-/// All layers of a step share its shapes: one plan serves them all, and a launch swaps addresses and nothing else.
-///
-/// # Threads
-/// `Send` and `Sync`. Launches of one plan from several threads take turns.
-pub struct GatherPlan {
-    context: Arc<Context>,
+/// A launch reads the pair of both caches, and writes the pair of keys and values of all sequences: `[tokens, N, D]`
+/// and `[tokens, N, Dv]`, or in the order [`CacheOrder::PaNz`] `[tokens, N * D]` and `[tokens, N * Dv]`.
+pub type GatherPlan = operation::Plan<GatherOperation>;
+
+/// GatherPaKvCache, as its [`GatherPlan`] knows it.
+#[derive(Debug)]
+pub struct GatherOperation {
     sequences: SequenceBlocks,
     /// Keys and values.
     outputs: [TensorDesc; 2],
-    /// Keys and values.
-    caches: [TensorDesc; 2],
-    /// `None` without tokens.
-    prepared: Option<RecordedPlan<Parameter>>,
 }
 
 /// The tensors of a launch.
 struct Given<'a> {
-    plan: &'a GatherPlan,
+    sequences: &'a SequenceBlocks,
     caches: [&'a AnyTensor; 2],
     outputs: [&'a AnyTensor; 2],
 }
@@ -209,99 +202,42 @@ impl Tensors<Parameter> for Given<'_> {
         let [key_cache, value_cache] = self.caches;
         visit(Parameter::KeyCache.into(), key_cache)?;
         visit(Parameter::ValueCache.into(), value_cache)?;
-        let sequences = &self.plan.sequences;
-        visit(Parameter::BlockTables.into(), sequences.block_tables())?;
-        visit(Parameter::SeqLens.into(), sequences.seq_lens())
+        visit(Parameter::BlockTables.into(), self.sequences.block_tables())?;
+        visit(Parameter::SeqLens.into(), self.sequences.seq_lens())
     }
 }
 
-impl GatherPlan {
-    /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
-    pub fn workspace_bytes(&self) -> usize {
-        (self.prepared.as_ref()).map_or(0, RecordedPlan::workspace_bytes)
+impl Sealed for GatherOperation {}
+
+impl Operation for GatherOperation {
+    type Inputs<'a, T: Element> = (&'a Tensor<T>, &'a Tensor<T>);
+    type Output<T: Element> = (Tensor<T>, Tensor<T>);
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &GatherPlan) -> Result<(Tensor<T>, Tensor<T>)> {
+        let [key, value] = self.outputs;
+        Ok((
+            new_output(plan.context(), Parameter::Key.name(), key)?,
+            new_output(plan.context(), Parameter::Value.name(), value)?,
+        ))
     }
 
-    /// Queues the copies into new tensors: keys and values of all sequences, `[tokens, N, D]` and `[tokens, N, Dv]`,
-    /// or in the order [`CacheOrder::PaNz`] `[tokens, N * D]` and `[tokens, N * Dv]`. Returns at once.
-    ///
-    /// # Errors
-    /// As for [`GatherPlan::launch_into`], and for [`Device::alloc`](crate::Device::alloc); [`Error::Capturing`] for
-    /// a graph that is captured, whose launches write outputs that were there before.
-    #[doc(alias = "aclnnGatherPaKvCache")]
-    pub fn launch<T: Element>(
+    fn launch<T: Element>(
         &self,
+        plan: &GatherPlan,
         queue: &impl Queue,
-        key_cache: &Tensor<T>,
-        value_cache: &Tensor<T>,
-    ) -> Result<(Tensor<T>, Tensor<T>)> {
-        let output = || {
-            let [key, value] = self.outputs;
-            Ok((
-                new_output(&self.context, Parameter::Key.name(), key)?,
-                new_output(&self.context, Parameter::Value.name(), value)?,
-            ))
-        };
-        into_new(queue, output, |(key, value)| {
-            self.launch_into(queue, key_cache, value_cache, key, value)
-        })
-    }
-
-    /// Queues the copies into tensors of the caller. Returns at once, and allocates no host memory from the second
-    /// launch on a stream on.
-    ///
-    /// # Errors
-    /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;
-    /// [`Error::InvalidArgument`] for tensors of another device, or outputs that share memory with another tensor;
-    /// [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while it runs shows when the stream is
-    /// synchronised.
-    #[doc(alias = "aclnnGatherPaKvCache")]
-    pub fn launch_into<T: Element>(
-        &self,
-        queue: &impl Queue,
-        key_cache: &Tensor<T>,
-        value_cache: &Tensor<T>,
-        key: &mut Tensor<T>,
-        value: &mut Tensor<T>,
-    ) -> Result<()> {
-        queue.note(self.run(queue, [key_cache, value_cache], [key, value]))
-    }
-
-    fn run(
-        &self,
-        queue: &impl LaunchQueue,
-        caches: [&AnyTensor; 2],
-        outputs: [&AnyTensor; 2],
+        &(key_cache, value_cache): &(&Tensor<T>, &Tensor<T>),
+        (key, value): &mut (Tensor<T>, Tensor<T>),
     ) -> Result<()> {
         let given = Given {
-            plan: self,
-            caches,
-            outputs,
+            sequences: &self.sequences,
+            caches: [key_cache, value_cache],
+            outputs: [key, value],
         };
-        let Some(prepared) = &self.prepared else {
-            self.context.admits("stream", queue.context())?;
-            let [key, value] = given.outputs;
-            let [key_cache, value_cache] = given.caches;
-            let tensors = [
-                (Parameter::Key, key, self.outputs[0]),
-                (Parameter::Value, value, self.outputs[1]),
-                (Parameter::KeyCache, key_cache, self.caches[0]),
-                (Parameter::ValueCache, value_cache, self.caches[1]),
-            ];
-            for (parameter, tensor, planned) in tensors {
-                tensor.on(parameter.name(), &self.context)?;
-                lies_as_planned(parameter, tensor, &planned)?;
-            }
-            return Ok(());
-        };
-        prepared.run(queue, &given, || Ok(()))?
+        plan.queue(queue, &given, || Ok(())).flatten()
     }
-}
 
-impl fmt::Debug for GatherPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GatherPlan")
-            .field("sequences", &self.sequences)
-            .field("workspace_bytes", &self.workspace_bytes())
-            .finish_non_exhaustive()
+    fn describe(&self, _: &GatherPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("sequences", &self.sequences);
     }
 }

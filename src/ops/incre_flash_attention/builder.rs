@@ -1,14 +1,15 @@
 //! A call for one query row a sequence, described step by step.
 
-use ascend_spec::Layout;
+use ascend_spec::ops::fused_infer_attention_score as fia;
 use ascend_spec::ops::incre_flash_attention::{IncreCall, Parameter};
 
 use crate::error::Result;
-use crate::memory::Element;
-use crate::operator::AllowedLints;
-use crate::ops::attention_settings::{Numbers, Settings, setters};
-use crate::ops::fused_infer_attention_score::{CallTensors, Inputs};
-use crate::ops::inference_attention::{Described, InferencePlan};
+use crate::mask::Mask;
+use crate::operator;
+use crate::ops::attention_settings::Numbers;
+use crate::ops::inference_attention::{
+    Described, InferenceAttention, InferenceOperator, InferenceParameter, InferencePlan,
+};
 use crate::tensor::AnyTensor;
 
 /// A call that was checked and prepared. From [`IncreFlashAttention::plan`].
@@ -20,8 +21,8 @@ pub type IncrePlan = InferencePlan<Parameter>;
 /// It is the fused attention of the Atlas inference series (310P), which has no
 /// [`FusedInferAttention`](crate::FusedInferAttention), and runs on Atlas A2 and A3 too. Unlike that, it has no
 /// sparse modes, rotary parts, shared prefix, log-sum-exp and separate scales of key and value. It takes the layouts
-/// BSH, BSND and BNSD. What is not set has the operator's default, except [`inner_precise`](Self::inner_precise),
-/// which is high precision, and [`scale`](Self::scale), which has to be set.
+/// BSH, BSND and BNSD. What is not set has the operator's default, except [`inner_precise`](IncreFlashAttention::inner_precise),
+/// which is high precision, and [`scale`](IncreFlashAttention::scale), which has to be set.
 ///
 /// Source: aclnnIncreFlashAttentionV4, since CANN 8.1. Ascend 950 refuses it.
 ///
@@ -49,71 +50,55 @@ pub type IncrePlan = InferencePlan<Parameter>;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
-#[must_use = "a description does nothing until planned"]
-pub struct IncreFlashAttention {
-    settings: Settings,
-    mask: Option<AnyTensor>,
-    allowed: AllowedLints,
-}
+pub type IncreFlashAttention = InferenceAttention<Parameter>;
 
 impl IncreFlashAttention {
-    /// A call with tensors of these axis orders (`inputLayout`).
-    pub fn new(layout: Layout) -> Self {
-        Self {
-            settings: Settings::new(layout),
-            mask: None,
-            allowed: AllowedLints::default(),
-        }
-    }
-
-    setters!();
-
     /// The keys that the row of each sequence does not see, where the tensor is 1 (`attenMask`): BOOL, INT8 or UINT8
     /// `[B, Skv]`, `[B, 1, Skv]` or `[B, 1, 1, Skv]`. The tensor stays the same for all launches of a plan. Unset: it
     /// sees all.
     pub fn mask(mut self, hidden: impl Into<AnyTensor>) -> Self {
-        self.mask = Some(hidden.into());
+        self.mask = Mask::all_mask(hidden);
         self
     }
+}
 
-    /// Lengths of the keys (the operator's `actualSeqLengths`): the number of valid keys of each sequence, or one
-    /// number for all. A paged cache needs them.
-    pub fn actual_seq_lengths_kv(mut self, lengths: impl Into<Vec<usize>>) -> Self {
-        self.settings.give_keys(lengths.into());
-        self
+impl operator::Parameter for Parameter {}
+
+impl InferenceParameter for Parameter {
+    const OPERATOR: &'static str = "IncreFlashAttention";
+    const QUERY: Self = Parameter::Query;
+    const ATTEN_MASK: Self = Parameter::AttenMask;
+    const ATTENTION_OUT: Self = Parameter::AttentionOut;
+
+    #[inline]
+    fn of_fused(parameter: fia::Parameter) -> Option<Self> {
+        Some(match parameter {
+            fia::Parameter::Query => Parameter::Query,
+            fia::Parameter::Key => Parameter::Key,
+            fia::Parameter::Value => Parameter::Value,
+            fia::Parameter::PseShift => Parameter::PseShift,
+            fia::Parameter::DeqScale1 => Parameter::DequantScale1,
+            fia::Parameter::QuantScale1 => Parameter::QuantScale1,
+            fia::Parameter::DeqScale2 => Parameter::DequantScale2,
+            fia::Parameter::QuantScale2 => Parameter::QuantScale2,
+            fia::Parameter::QuantOffset2 => Parameter::QuantOffset2,
+            fia::Parameter::AntiquantScale => Parameter::AntiquantScale,
+            fia::Parameter::AntiquantOffset => Parameter::AntiquantOffset,
+            fia::Parameter::BlockTable => Parameter::BlockTable,
+            fia::Parameter::KvPaddingSize => Parameter::KvPaddingSize,
+            _ => return None,
+        })
     }
+}
 
-    /// Lets the call through although it breaks a lint that stays within the call's tensors, by the lint's id.
-    pub fn allow_lint(mut self, id: &str) -> Self {
-        self.allowed.lint(id);
-        self
-    }
-
-    /// Checks the call against every rule of the operator and prepares it for tensors of these shapes. Nothing is
-    /// launched, and the tensors are not kept.
-    ///
-    /// A tuple of query, key and value does, and [`Inputs`] for calls over a paged cache, with a key and value for
-    /// each sequence, a position bias, left padding of the keys, or a
-    /// [`Quantisation`](crate::attention::Quantisation) of `Output`, `Int8` or `KeyValue` by merged scales a channel
-    /// or a tensor. Each launch then provides tensors of the same kinds, shapes and element types.
-    ///
-    /// # Errors
-    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation) for a broken rule
-    /// or lint, [`Error::Unsupported`](crate::Error::Unsupported),
-    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
-    /// [`Error::MissingOperator`](crate::Error::MissingOperator),
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, for tensors of
-    /// different devices and for other kinds of inputs,
-    /// [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond INT64. After that
-    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
-    #[doc(alias = "aclnnIncreFlashAttentionV4GetWorkspaceSize")]
-    pub fn plan<'a, T: Element>(&self, inputs: impl Into<Inputs<'a, T>>) -> Result<IncrePlan> {
-        self.prepare(inputs.into().tensors())
-    }
-
-    fn prepare(&self, tensors: CallTensors<'_>) -> Result<IncrePlan> {
-        let described = Described::new(tensors)?;
+impl InferenceOperator for Parameter {
+    fn plan(attention: &IncreFlashAttention, described: &Described<'_, Self>) -> Result<IncrePlan> {
+        let IncreFlashAttention {
+            settings,
+            mask,
+            allowed,
+            ..
+        } = attention;
         let (key, value) = (
             described.list(Parameter::Key),
             described.list(Parameter::Value),
@@ -123,18 +108,18 @@ impl IncreFlashAttention {
             num_key_value_heads,
             scale,
             inner_precise,
-        } = self.settings.numbers()?;
+        } = settings.numbers()?;
         let mut call = IncreCall {
             key: &key,
             value: &value,
-            atten_mask: self.mask.as_ref().map(|mask| *mask.desc()),
-            actual_seq_lengths: self.settings.keys()?,
+            atten_mask: mask.tensor().map(|mask| *mask.desc()),
+            actual_seq_lengths: settings.keys()?,
             num_heads,
             num_key_value_heads,
             scale,
             inner_precise,
             block_size: described.features.block_size(),
-            ..IncreCall::new(self.settings.layout.as_str())
+            ..IncreCall::new(settings.layout.as_str())
         };
         for &(argument, desc) in &described.tensors {
             if let Some(given) = call.single_mut(argument.parameter) {
@@ -142,7 +127,6 @@ impl IncreFlashAttention {
             }
         }
         call.attention_out = Some(described.output_of(&call.as_fused()));
-        let mask = self.mask.as_ref();
-        InferencePlan::new(&call, &described, mask, &self.settings, &self.allowed)
+        InferencePlan::checked(&call, described, mask.tensor(), settings, allowed)
     }
 }

@@ -5,9 +5,8 @@
 //! them.
 
 mod builder;
-mod inputs;
 mod versions;
 
-pub use super::inference_attention::InferencePlan;
+pub use super::inference_attention::{InferenceAttention, InferenceOperation, InferencePlan};
 pub use builder::{IncreFlashAttention, IncrePlan};
 pub(crate) use versions::{phase_one, phases_of};

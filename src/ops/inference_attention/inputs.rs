@@ -13,8 +13,6 @@ use crate::tensor::AnyTensor;
 pub trait InferenceParameter: operator::Parameter {
     /// Name of the operator.
     const OPERATOR: &'static str;
-    /// Name of its plans.
-    const PLAN: &'static str;
     /// The queries.
     const QUERY: Self;
     /// The mask, which stays the same for all launches of a plan.

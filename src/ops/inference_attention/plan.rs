@@ -1,24 +1,24 @@
 //! A call that was checked and prepared, to be launched with any tensors of its shapes.
 
-use std::fmt;
+use std::marker::PhantomData;
 
 use ascend_spec::TensorDesc;
 use ascend_spec::operator::{Argument, DeclaredVersion};
 use ascend_spec::ops::fused_infer_attention_score::{self as fia, ContentBounds};
 use ascend_sys::Api;
 
+use crate::case_file::LiveOperator;
 use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{
-    AllowedLints, Descriptors, Plan, Tensors, into_new, lints_of, new_output, no_elements,
-    no_scale, standing_in,
+    AllowedLints, Descriptors, PreparedCall, Tensors, lints_of, new_output, no_elements, no_scale,
 };
 use crate::ops::attention_settings::Settings;
 use crate::ops::fused_infer_attention_score::{
     CallTensors, CapturedTable, Features, Inputs, Reading,
 };
-use crate::ops::recorded_plan::{RecordedPlan, recorded};
-use crate::runtime::{LaunchQueue, Queue};
+use crate::ops::operation::{self, Operation, Sealed, record_refusal};
+use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::InferenceCall;
@@ -30,16 +30,19 @@ const INSTEAD: &str = "call FusedInferAttention";
 /// A call that was checked and prepared. `P` are the operator's parameters: see
 /// [`PromptPlan`](crate::prompt::PromptPlan) and [`IncrePlan`](crate::incre::IncrePlan).
 ///
-/// One plan serves all layers of a step, and a launch swaps addresses and nothing else. Lengths are part of the plan.
-///
-/// # Threads
-/// `Send` and `Sync`. Launches of one plan from several threads take turns.
-pub struct InferencePlan<P> {
-    prepared: RecordedPlan<P>,
+/// Lengths are part of the plan. A launch reads [`Inputs`] and writes a tensor in the output order of the layout, whose
+/// type is the query's unless [`Inputs::output_type`] names another. It refuses a table that names a block which the
+/// cache does not have, or too few for its lengths.
+pub type InferencePlan<P> = operation::Plan<InferenceOperation<P>>;
+
+/// PromptFlashAttention or IncreFlashAttention, as an [`InferencePlan`] knows it.
+#[derive(Debug)]
+pub struct InferenceOperation<P> {
     features: Features,
     /// Bounds of what launches read on the device as positions.
     bounds: Option<ContentBounds>,
     attention: TensorDesc,
+    parameters: PhantomData<P>,
 }
 
 /// The tensors of a launch.
@@ -61,9 +64,9 @@ impl<P: InferenceParameter> Tensors<P> for Launch<'_> {
     }
 }
 
-impl<P: InferenceParameter> InferencePlan<P> {
+impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
     /// Checks a call that describes these inputs, this mask and its output, and prepares it.
-    pub(crate) fn new<C: InferenceCall<Parameter = P>>(
+    pub(crate) fn checked<C: InferenceCall<Parameter = P>>(
         call: &C,
         described: &Described<'_, P>,
         mask: Option<&AnyTensor>,
@@ -75,15 +78,11 @@ impl<P: InferenceParameter> InferencePlan<P> {
             inputs: described.inputs,
             attention: None,
         };
-        let context = described.query.memory().context();
-        let mask = mask.map(|mask| (P::ATTEN_MASK, mask));
-        recorded(
-            planned,
-            context,
-            || call.recorded(),
-            &launch,
-            mask.as_slice(),
-        )
+        record_refusal(planned, || {
+            let context = described.query.memory().context();
+            let mask = mask.map(|mask| (P::ATTEN_MASK, mask));
+            LiveOperator::new(context, &call.recorded(), None).with(&launch, mask.into_iter())
+        })
     }
 
     fn prepare<C: InferenceCall<Parameter = P>>(
@@ -122,115 +121,57 @@ impl<P: InferenceParameter> InferencePlan<P> {
         let given = described.inputs.contents();
         given.admitted(bounds.as_ref(), Reading::Planned)?;
 
-        let brought = call.each_tensor();
-        let brought = brought.filter(|(argument, _)| argument.parameter != P::ATTEN_MASK);
-        let tensors = standing_in(brought, query);
         let mask = mask.map(|mask| (P::ATTEN_MASK, mask));
         let phase_one =
             |api: &Api, descriptors: &mut Descriptors<P>| call.phase_one(api, descriptors);
         // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-        let prepared =
-            unsafe { Plan::new(context, &phases, &tensors, mask.as_slice(), phase_one) }?;
-        let version = C::VERSION.info().number();
-        Ok(Self {
-            prepared: RecordedPlan::new(prepared, call.recorded(), version),
+        let prepared = unsafe {
+            PreparedCall::standing_in(context, &phases, call, query, mask.as_slice(), phase_one)
+        }?;
+        let operation = InferenceOperation {
             features: described.features,
             bounds,
             attention,
-        })
+            parameters: PhantomData,
+        };
+        let version = C::VERSION.info().number();
+        Ok(Self::new(prepared, operation).recorded_as(call.recorded(), version))
+    }
+}
+
+impl<P> Sealed for InferenceOperation<P> {}
+
+impl<P: InferenceParameter> Operation for InferenceOperation<P> {
+    type Inputs<'a, T: Element> = Inputs<'a, T>;
+    type Output<T: Element> = Tensor<T>;
+    type Parameter = P;
+
+    fn output<T: Element>(&self, plan: &InferencePlan<P>) -> Result<Tensor<T>> {
+        new_output(plan.context(), P::ATTENTION_OUT.noun(), self.attention)
     }
 
-    /// Name of the operator's function that launches call.
-    pub fn operator(&self) -> &'static str {
-        self.prepared.function()
-    }
-
-    /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
-    pub fn workspace_bytes(&self) -> usize {
-        self.prepared.workspace_bytes()
-    }
-
-    /// A new output tensor, to be used with [`launch_into`](Self::launch_into) again and again. Its content is
-    /// unspecified.
-    ///
-    /// # Errors
-    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`](crate::Error::InvalidArgument) if
-    /// `T` is not the output's type.
-    pub fn output<T: Element>(&self) -> Result<Tensor<T>> {
-        let noun = P::ATTENTION_OUT.noun();
-        new_output(self.prepared.context(), noun, self.attention)
-    }
-
-    /// Queues the call with a new output tensor, in the output order of the layout. Returns at once. `T` is the
-    /// output's element type: the query's unless [`Inputs::output_type`] names another.
-    ///
-    /// # Errors
-    /// As for [`launch_into`](Self::launch_into) and [`output`](Self::output);
-    /// [`Error::Capturing`](crate::Error::Capturing) for a graph that is captured, whose launches write outputs that
-    /// were there before.
-    #[doc(alias = "aclnnPromptFlashAttentionV3")]
-    #[doc(alias = "aclnnIncreFlashAttentionV4")]
-    pub fn launch<'a, T: Element>(
+    fn launch<T: Element>(
         &self,
+        plan: &InferencePlan<P>,
         queue: &impl Queue,
-        inputs: impl Into<Inputs<'a, T>>,
-    ) -> Result<Tensor<T>> {
-        let inputs = inputs.into().tensors();
-        into_new(
-            queue,
-            || self.output(),
-            |attention| self.run(queue, inputs, attention),
-        )
-    }
-
-    /// Queues the call with an output tensor of the caller. Returns at once, and allocates no host memory from the
-    /// second launch on a stream on.
-    ///
-    /// A captured launch has the lengths of its plan in every replay, and every replay reads the block table on the
-    /// device: the table is checked on the host before each.
-    ///
-    /// # Errors
-    /// [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for inputs that differ from the planned ones in more than
-    /// their addresses; [`Error::Violation`](crate::Error::Violation) for a table that names a block which the cache
-    /// does not have, or too few for its lengths; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for
-    /// tensors of another device, or an output that shares memory with another tensor;
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace; [`Error::Aclnn`](crate::Error::Aclnn). A
-    /// failure while it runs shows when the stream is synchronised.
-    #[doc(alias = "aclnnPromptFlashAttentionV3")]
-    #[doc(alias = "aclnnIncreFlashAttentionV4")]
-    pub fn launch_into<'a, T: Element>(
-        &self,
-        queue: &impl Queue,
-        inputs: impl Into<Inputs<'a, T>>,
+        inputs: &Inputs<'_, T>,
         attention: &mut Tensor<T>,
     ) -> Result<()> {
-        self.run(queue, inputs.into().tensors(), attention)
-    }
-
-    fn run(
-        &self,
-        queue: &impl LaunchQueue,
-        inputs: CallTensors<'_>,
-        attention: &AnyTensor,
-    ) -> Result<()> {
+        let inputs = inputs.tensors();
         let launch = Launch {
             inputs,
             attention: Some(attention),
         };
-        let contents = inputs.contents();
-        let launched = self.prepared.run(queue, &launch, || {
+        let admits = || {
             inputs.features().are_as_planned(&self.features)?;
+            let contents = inputs.contents();
             contents.admitted(self.bounds.as_ref(), Reading::on(queue))
-        });
-        queue.before_replays(|| CapturedTable::of(&contents, self.bounds.as_ref()));
-        queue.note(launched.flatten())
+        };
+        plan.queue(queue, &launch, admits).flatten()
     }
-}
 
-impl<P: InferenceParameter> fmt::Debug for InferencePlan<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct(P::PLAN)
-            .field("workspace_bytes", &self.workspace_bytes())
-            .finish_non_exhaustive()
+    #[inline]
+    fn replay_check<T: Element>(&self, inputs: &Inputs<'_, T>) -> Option<Box<dyn ReplayCheck>> {
+        CapturedTable::of(&inputs.tensors().contents(), self.bounds.as_ref())
     }
 }

@@ -1,15 +1,16 @@
 //! A call for several query rows, described step by step.
 
-use ascend_spec::Layout;
+use ascend_spec::ops::fused_infer_attention_score as fia;
 use ascend_spec::ops::prompt_flash_attention::{Parameter, PromptCall};
 
 use crate::error::Result;
 use crate::mask::Mask;
-use crate::memory::Element;
-use crate::operator::AllowedLints;
-use crate::ops::attention_settings::{Numbers, Settings, setters};
-use crate::ops::fused_infer_attention_score::{CallTensors, Inputs};
-use crate::ops::inference_attention::{Described, InferencePlan, no_such_input};
+use crate::operator;
+use crate::ops::attention_settings::Numbers;
+use crate::ops::inference_attention::{
+    Described, InferenceAttention, InferenceOperator, InferenceParameter, InferencePlan,
+    no_such_input,
+};
 
 /// A call that was checked and prepared. From [`PromptFlashAttention::plan`].
 pub type PromptPlan = InferencePlan<Parameter>;
@@ -21,8 +22,8 @@ pub type PromptPlan = InferencePlan<Parameter>;
 /// [`FusedInferAttention`](crate::FusedInferAttention), and runs on Atlas A2 and A3 too. Unlike that, it has no paged
 /// cache, no tensor lists, no rotary parts, no shared prefix, no left padding and no log-sum-exp. It takes FLOAT16,
 /// on Atlas A2 and A3 BF16, or INT8; the layouts BSH, BSND, BNSD, BNSD_BSND and TND; sparse modes 0 to 4. What is not
-/// set has the operator's default, except [`inner_precise`](Self::inner_precise), which is high precision, and
-/// [`scale`](Self::scale), which has to be set.
+/// set has the operator's default, except [`inner_precise`](PromptFlashAttention::inner_precise), which is high precision, and
+/// [`scale`](PromptFlashAttention::scale), which has to be set.
 ///
 /// Source: aclnnPromptFlashAttentionV3, since CANN 8.1. Ascend 950 refuses it.
 ///
@@ -46,26 +47,9 @@ pub type PromptPlan = InferencePlan<Parameter>;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
-#[must_use = "a description does nothing until planned"]
-pub struct PromptFlashAttention {
-    settings: Settings,
-    mask: Mask,
-    allowed: AllowedLints,
-}
+pub type PromptFlashAttention = InferenceAttention<Parameter>;
 
 impl PromptFlashAttention {
-    /// A call with tensors of these axis orders (`inputLayout`).
-    pub fn new(layout: Layout) -> Self {
-        Self {
-            settings: Settings::new(layout),
-            mask: Mask::none(),
-            allowed: AllowedLints::default(),
-        }
-    }
-
-    setters!();
-
     /// Which keys a query sees. The tensor of the mask stays the same for all launches of a plan. **Unset: all.**
     pub fn mask(mut self, mask: Mask) -> Self {
         self.mask = mask;
@@ -78,60 +62,62 @@ impl PromptFlashAttention {
         self.settings.give_queries(lengths.into());
         self
     }
+}
 
-    /// Lengths of the keys (`actualSeqLengthsKv`), in the form of [`actual_seq_lengths`](Self::actual_seq_lengths).
-    pub fn actual_seq_lengths_kv(mut self, lengths: impl Into<Vec<usize>>) -> Self {
-        self.settings.give_keys(lengths.into());
-        self
+impl operator::Parameter for Parameter {}
+
+impl InferenceParameter for Parameter {
+    const OPERATOR: &'static str = "PromptFlashAttention";
+    const QUERY: Self = Parameter::Query;
+    const ATTEN_MASK: Self = Parameter::AttenMask;
+    const ATTENTION_OUT: Self = Parameter::AttentionOut;
+
+    #[inline]
+    fn of_fused(parameter: fia::Parameter) -> Option<Self> {
+        Some(match parameter {
+            fia::Parameter::Query => Parameter::Query,
+            fia::Parameter::Key => Parameter::Key,
+            fia::Parameter::Value => Parameter::Value,
+            fia::Parameter::PseShift => Parameter::PseShift,
+            fia::Parameter::DeqScale1 => Parameter::DeqScale1,
+            fia::Parameter::QuantScale1 => Parameter::QuantScale1,
+            fia::Parameter::DeqScale2 => Parameter::DeqScale2,
+            fia::Parameter::QuantScale2 => Parameter::QuantScale2,
+            fia::Parameter::QuantOffset2 => Parameter::QuantOffset2,
+            _ => return None,
+        })
     }
+}
 
-    /// Lets the call through although it breaks a lint that stays within the call's tensors, by the lint's id.
-    pub fn allow_lint(mut self, id: &str) -> Self {
-        self.allowed.lint(id);
-        self
-    }
-
-    /// Checks the call against every rule of the operator and prepares it for tensors of these shapes. Nothing is
-    /// launched, and the tensors are not kept.
-    ///
-    /// A tuple of query, key and value does, and [`Inputs`] for calls with a position bias or a
-    /// [`Quantisation`](crate::attention::Quantisation) of `Output` or `Int8`. Each launch then provides tensors of
-    /// the same kinds, shapes and element types.
-    ///
-    /// # Errors
-    /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation) for a broken rule
-    /// or lint, [`Error::Unsupported`](crate::Error::Unsupported),
-    /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
-    /// [`Error::MissingOperator`](crate::Error::MissingOperator),
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, for tensors of
-    /// different devices and for other kinds of inputs,
-    /// [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond INT64. After that
-    /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
-    #[doc(alias = "aclnnPromptFlashAttentionV3GetWorkspaceSize")]
-    pub fn plan<'a, T: Element>(&self, inputs: impl Into<Inputs<'a, T>>) -> Result<PromptPlan> {
-        self.prepare(inputs.into().tensors())
-    }
-
-    fn prepare(&self, tensors: CallTensors<'_>) -> Result<PromptPlan> {
-        let described = Described::new(tensors)?;
+impl InferenceOperator for Parameter {
+    fn plan(
+        attention: &PromptFlashAttention,
+        described: &Described<'_, Self>,
+    ) -> Result<PromptPlan> {
+        let PromptFlashAttention {
+            settings,
+            mask,
+            allowed,
+            ..
+        } = attention;
         let Numbers {
             num_heads,
             num_key_value_heads,
             scale,
             inner_precise,
-        } = self.settings.numbers()?;
+        } = settings.numbers()?;
         let mut call = PromptCall {
-            atten_mask: self.mask.tensor().map(|mask| *mask.desc()),
-            actual_seq_lengths: self.settings.queries()?,
-            actual_seq_lengths_kv: self.settings.keys()?,
+            atten_mask: mask.tensor().map(|mask| *mask.desc()),
+            actual_seq_lengths: settings.queries()?,
+            actual_seq_lengths_kv: settings.keys()?,
             num_heads,
             num_key_value_heads,
             scale,
             inner_precise,
-            sparse_mode: self.mask.sparse_mode().acl(),
-            pre_tokens: self.mask.pre_tokens(),
-            next_tokens: self.mask.next_tokens(),
-            ..PromptCall::new(self.settings.layout.as_str())
+            sparse_mode: mask.sparse_mode().acl(),
+            pre_tokens: mask.pre_tokens(),
+            next_tokens: mask.next_tokens(),
+            ..PromptCall::new(settings.layout.as_str())
         };
         for &(argument, desc) in &described.tensors {
             match call.single_mut(argument.parameter) {
@@ -140,7 +126,6 @@ impl PromptFlashAttention {
             }
         }
         call.attention_out = Some(described.output_of(&call.as_fused()));
-        let mask = self.mask.tensor();
-        InferencePlan::new(&call, &described, mask, &self.settings, &self.allowed)
+        InferencePlan::checked(&call, described, mask.tensor(), settings, allowed)
     }
 }

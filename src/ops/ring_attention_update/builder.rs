@@ -5,17 +5,18 @@ use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{Parameter, RingUpdateCall};
 
+use crate::case_file::LiveOperator;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::AllowedLints;
 use crate::ops::flash_attention_score::{FlashOutput, InputLayout, PlannedOutput, StateRows};
-use crate::ops::recorded_plan::{RecordedPlan, recorded};
+use crate::ops::operation::record_refusal;
 use crate::runtime::Stream;
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::RingPlan;
 use super::keyless::merged_keyless;
-use super::plan::Launch;
+use super::plan::{Launch, RingOperation};
 use super::versions::{choose, prepare};
 
 /// A call of RingAttentionUpdate, which merges attention over two parts of the keys, with the maxima and sums of each
@@ -54,7 +55,7 @@ use super::versions::{choose, prepare};
 /// let plan = FlashAttention::new(InputLayout::Sbh).heads(1).scale(0.125).plan((&query, &near, &near))?;
 /// let first = plan.launch(&stream, (&query, &near, &near))?;
 /// let second = plan.launch(&stream, (&query, &far, &far))?;
-/// let both = RingUpdate::new().plan(&stream, &first, &second)?.launch(&stream, &first, &second)?;
+/// let both = RingUpdate::new().plan(&stream, &first, &second)?.launch(&stream, (&first, &second))?;
 /// assert_eq!(both.attention.download(&stream)?, vec![2.0; 3 * 64]);
 /// assert_eq!(both.softmax.sum().download(&stream)?[0], 8.0);
 /// # }
@@ -112,8 +113,11 @@ impl RingUpdate {
         );
         let planned = self.prepare(stream, &call, &starts, (previous, current));
         let parts = Launch::of(previous, current, None);
-        let call = || AnyArguments::RingAttentionUpdate(call.to_arguments());
-        recorded(planned, context, call, &parts, &fixed(&starts))
+        record_refusal(planned, || {
+            let call = AnyArguments::RingAttentionUpdate(call.to_arguments());
+            let fixed = fixed(&starts).into_iter();
+            LiveOperator::new(context, &call, None).with(&parts, fixed)
+        })
     }
 
     fn prepare<T: Element>(
@@ -133,12 +137,7 @@ impl RingUpdate {
         let version = choose(api, context.target()?, call, &self.allowed, starts)?;
         let keyless = merged_keyless(&previous.softmax, &current.softmax, &self.allowed)?;
         let stand_in = &previous.attention;
-        Ok(RingPlan {
-            prepared: RecordedPlan::new(
-                prepare(context, version, call, stand_in, &fixed(starts))?,
-                AnyArguments::RingAttentionUpdate(call.to_arguments()),
-                version.number(),
-            ),
+        let operation = RingOperation {
             output: PlannedOutput {
                 attention: packed(&previous.attention),
                 softmax: packed(previous.softmax.max()),
@@ -146,7 +145,10 @@ impl RingUpdate {
                 keyless,
             },
             allowed: self.allowed.clone(),
-        })
+        };
+        let prepared = prepare(context, version, call, stand_in, &fixed(starts))?;
+        let recorded = AnyArguments::RingAttentionUpdate(call.to_arguments());
+        Ok(RingPlan::new(prepared, operation).recorded_as(recorded, version.number()))
     }
 }
 

@@ -10,5 +10,5 @@ mod plan;
 mod versions;
 
 pub use builder::RingUpdate;
-pub use plan::RingPlan;
+pub use plan::{RingOperation, RingPlan};
 pub(crate) use versions::{phase_one, phases_of};

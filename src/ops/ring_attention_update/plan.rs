@@ -6,9 +6,9 @@ use ascend_spec::ops::ring_attention_update::{Argument, Parameter};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, Tensors, into_new};
+use crate::operator::{AllowedLints, Tensors};
 use crate::ops::flash_attention_score::{FlashOutput, Keyless, PlannedOutput, SoftmaxState};
-use crate::ops::recorded_plan::RecordedPlan;
+use crate::ops::operation::{self, Operation, Sealed};
 use crate::runtime::Queue;
 use crate::tensor::AnyTensor;
 
@@ -16,10 +16,15 @@ use super::keyless::merged_keyless;
 
 /// A merge that was checked and prepared. From [`RingUpdate::plan`](super::RingUpdate::plan).
 ///
-/// # Threads
-/// `Send` and `Sync`. Launches of one plan from several threads take turns.
-pub struct RingPlan {
-    pub(super) prepared: RecordedPlan<Parameter>,
+/// A launch reads the pair of the previous part and the current one, and writes their merge. It refuses parts of other
+/// orders or ends of sequences than the planned ones, and sequences without keys in a part. The replays of a captured
+/// merge write an output of this plan's ([`Plan::output`](operation::Plan::output)): the capture refuses a merged part
+/// whose state describes other rows.
+pub type RingPlan = operation::Plan<RingOperation>;
+
+/// RingAttentionUpdate, as its [`RingPlan`] knows it.
+#[derive(Debug)]
+pub struct RingOperation {
     pub(super) output: PlannedOutput,
     pub(super) allowed: AllowedLints,
 }
@@ -78,78 +83,40 @@ impl Tensors<Parameter> for Launch<'_> {
     }
 }
 
-impl RingPlan {
-    /// Name of the operator's function that launches call.
-    pub fn operator(&self) -> &'static str {
-        self.prepared.function()
+impl Sealed for RingOperation {}
+
+impl Operation for RingOperation {
+    type Inputs<'a, T: Element> = (&'a FlashOutput<T>, &'a FlashOutput<T>);
+    type Output<T: Element> = FlashOutput<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &RingPlan) -> Result<FlashOutput<T>> {
+        self.output.empty(plan.context())
     }
 
-    /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
-    pub fn workspace_bytes(&self) -> usize {
-        self.prepared.workspace_bytes()
-    }
-
-    /// New output tensors, to be used with [`RingPlan::launch_into`] again and again. Their content is unspecified.
-    ///
-    /// # Errors
-    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`] if `T` is not the parts' type.
-    pub fn output<T: Element>(&self) -> Result<FlashOutput<T>> {
-        self.output.empty(self.prepared.context())
-    }
-
-    /// Queues the merge into new tensors. Returns at once.
-    ///
-    /// # Errors
-    /// As for [`RingPlan::launch_into`] and [`RingPlan::output`]; [`Error::Capturing`] for a graph that is captured,
-    /// whose launches write outputs that were there before.
-    #[doc(alias = "aclnnRingAttentionUpdate")]
-    pub fn launch<T: Element>(
+    fn launch<T: Element>(
         &self,
+        plan: &RingPlan,
         queue: &impl Queue,
-        previous: &FlashOutput<T>,
-        current: &FlashOutput<T>,
-    ) -> Result<FlashOutput<T>> {
-        into_new(
-            queue,
-            || self.output(),
-            |merged| self.launch_into(queue, previous, current, merged),
-        )
-    }
-
-    /// Queues the merge into tensors of the caller. Returns at once, and allocates no host memory from the second
-    /// launch on a stream on.
-    ///
-    /// The replays of a captured merge write an output of this plan's: [`RingPlan::output`].
-    ///
-    /// # Errors
-    /// [`Error::NotAsPlanned`] for parts that differ from the planned ones in more than their addresses, also in the
-    /// order or the ends of their sequences, and in a capture for a merged part whose state describes other rows;
-    /// [`Error::Violation`] for sequences without keys in a part; [`Error::InvalidArgument`] for tensors of another
-    /// device, or outputs that share memory with another tensor; [`Error::OutOfMemory`] for the workspace;
-    /// [`Error::Aclnn`]. A failure while it runs shows when the stream is synchronised.
-    #[doc(alias = "aclnnRingAttentionUpdate")]
-    pub fn launch_into<T: Element>(
-        &self,
-        queue: &impl Queue,
-        previous: &FlashOutput<T>,
-        current: &FlashOutput<T>,
+        &(previous, current): &(&FlashOutput<T>, &FlashOutput<T>),
         merged: &mut FlashOutput<T>,
     ) -> Result<()> {
-        let keyless = queue.note(self.keyless(previous, current))?;
+        let keyless = self.keyless(previous, current)?;
         let rows = &self.output.rows;
-        let launched = merged
-            .softmax
-            .admits(queue, "merged", rows, &keyless)
-            .and_then(|()| {
-                let launch = Launch::of(previous, current, Some(merged));
-                self.prepared.run(queue, &launch, || Ok(()))
-            });
-        let launched = queue.note(launched)?;
+        merged.softmax.admits(queue, "merged", rows, &keyless)?;
+        let launch = Launch::of(previous, current, Some(merged));
+        let launched = plan.queue(queue, &launch, || Ok(()))?;
         // Also after a failure: part of the work may have been queued.
         merged.softmax.rewrite(rows, keyless);
-        queue.note(launched)
+        launched
     }
 
+    fn describe(&self, _: &RingPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("layout", &self.output.rows.layout);
+    }
+}
+
+impl RingOperation {
     /// The sequences that the merged part has no keys for. Refuses parts of other rows.
     fn keyless<T: Element>(
         &self,
@@ -166,15 +133,5 @@ impl RingPlan {
             }
         }
         merged_keyless(&previous.softmax, &current.softmax, &self.allowed)
-    }
-}
-
-impl fmt::Debug for RingPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RingPlan")
-            .field("operator", &self.operator())
-            .field("layout", &self.output.rows.layout)
-            .field("workspace_bytes", &self.workspace_bytes())
-            .finish_non_exhaustive()
     }
 }

@@ -8,7 +8,7 @@ use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result};
 use crate::operator::{
-    self, AllowedLints, Descriptors, Plan, entry_points, lints_of, phase_one, standing_in,
+    self, AllowedLints, Descriptors, PreparedCall, entry_points, lints_of, phase_one,
 };
 use crate::runtime::Context;
 use crate::tensor::AnyTensor;
@@ -69,13 +69,11 @@ pub(super) fn prepare(
     call: &RingUpdateCall<'_>,
     stand_in: &AnyTensor,
     fixed: &[(Parameter, &AnyTensor)],
-) -> Result<Plan<Parameter>> {
-    let given = call.each_tensor();
-    let brought = given.filter(|(argument, _)| argument.parameter != Parameter::ActualSeqQlen);
-    let tensors = standing_in(brought, stand_in);
+) -> Result<PreparedCall<Parameter>> {
+    let phases = phases_of(version);
     let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
         phase_one(api, version, call, descriptors)
     };
     // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-    unsafe { Plan::new(context, &phases_of(version), &tensors, fixed, phase_one) }
+    unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, fixed, phase_one) }
 }

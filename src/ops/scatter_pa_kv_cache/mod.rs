@@ -6,5 +6,5 @@
 mod plan;
 mod slot_mapping;
 
-pub use plan::{CacheOrder, ScatterInputs, ScatterPaKvCache, ScatterPlan};
+pub use plan::{CacheOrder, ScatterInputs, ScatterOperation, ScatterPaKvCache, ScatterPlan};
 pub use slot_mapping::SlotMapping;

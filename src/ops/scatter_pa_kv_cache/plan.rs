@@ -11,8 +11,9 @@ use ascend_sys::Api;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, Descriptors, Phases, Plan, Tensors, addressed, phase_one, phases};
-use crate::runtime::{Context, LaunchQueue, Queue};
+use crate::operator::{self, Descriptors, PreparedCall, Tensors, entry_points, phase_one};
+use crate::ops::operation::{self, Operation, Sealed};
+use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::SlotMapping;
@@ -28,18 +29,43 @@ pub enum CacheOrder {
     PaNz,
 }
 
+impl CacheOrder {
+    /// Returns a cache in the operator's axes.
+    fn view(self, cache: &AnyTensor, rows: &AnyTensor) -> Result<AnyTensor> {
+        let shape = match (self, cache.shape(), rows.shape()) {
+            (CacheOrder::Norm, &[blocks, block_size, hidden], &[_, heads, dim])
+                if heads.checked_mul(dim) == Some(hidden) =>
+            {
+                [blocks, block_size, heads, dim]
+            }
+            (CacheOrder::Norm, &[blocks, 1, block_size, dim], &[_, 1, of])
+                if dim == of && block_size != 1 =>
+            {
+                [blocks, block_size, 1, dim]
+            }
+            _ => return Ok(cache.clone()),
+        };
+        // A strided one is left for the contract to refuse.
+        match cache.is_contiguous() {
+            true => cache.reshape(shape),
+            false => Ok(cache.clone()),
+        }
+    }
+}
+
 /// What a launch reads and writes: keys and values of new tokens, their slots, and the caches of both; or keys and
-/// their cache alone, such as the latent rows of multi-head latent attention. Made from tuples.
+/// their cache alone, such as the latent rows of multi-head latent attention. Made from tuples. `T` is the element type
+/// of rows and caches.
 ///
 /// The caches are written, though they are borrowed like the rest: a tensor is a handle of device memory.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a description of tensors does nothing until planned or launched"]
-pub struct ScatterInputs<'a> {
-    key: &'a AnyTensor,
+pub struct ScatterInputs<'a, T: Element> {
+    key: &'a Tensor<T>,
     /// The values, with their cache.
-    values: Option<(&'a AnyTensor, &'a AnyTensor)>,
+    values: Option<(&'a Tensor<T>, &'a Tensor<T>)>,
     slots: &'a SlotMapping,
-    key_cache: &'a AnyTensor,
+    key_cache: &'a Tensor<T>,
 }
 
 type KeysAndValues<'a, T> = (
@@ -50,7 +76,7 @@ type KeysAndValues<'a, T> = (
     &'a Tensor<T>,
 );
 
-impl<'a, T: Element> From<KeysAndValues<'a, T>> for ScatterInputs<'a> {
+impl<'a, T: Element> From<KeysAndValues<'a, T>> for ScatterInputs<'a, T> {
     /// Key, value, slots, key cache and value cache.
     fn from((key, value, slots, key_cache, value_cache): KeysAndValues<'a, T>) -> Self {
         Self {
@@ -62,7 +88,9 @@ impl<'a, T: Element> From<KeysAndValues<'a, T>> for ScatterInputs<'a> {
     }
 }
 
-impl<'a, T: Element> From<(&'a Tensor<T>, &'a SlotMapping, &'a Tensor<T>)> for ScatterInputs<'a> {
+impl<'a, T: Element> From<(&'a Tensor<T>, &'a SlotMapping, &'a Tensor<T>)>
+    for ScatterInputs<'a, T>
+{
     /// Key, slots and key cache.
     fn from((key, slots, key_cache): (&'a Tensor<T>, &'a SlotMapping, &'a Tensor<T>)) -> Self {
         Self {
@@ -74,7 +102,10 @@ impl<'a, T: Element> From<(&'a Tensor<T>, &'a SlotMapping, &'a Tensor<T>)> for S
     }
 }
 
-const PHASES: Phases = phases!(aclnnScatterPaKvCacheGetWorkspaceSize, aclnnScatterPaKvCache);
+entry_points! {
+    scatter_pa_kv_cache_arguments, ScatterCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnScatterPaKvCacheGetWorkspaceSize, aclnnScatterPaKvCache;
+}
 
 /// What to do where the installed CANN has no such operator.
 const INSTEAD: &str = "copy the rows to their slots with aclrtMemcpyAsync";
@@ -118,17 +149,16 @@ impl ScatterPaKvCache {
     /// devices or slots that were checked for a larger cache. After that [`Error::Aclnn`], should the operator refuse
     /// the call nevertheless.
     #[doc(alias = "aclnnScatterPaKvCacheGetWorkspaceSize")]
-    pub fn plan<'a>(&self, inputs: impl Into<ScatterInputs<'a>>) -> Result<ScatterPlan> {
-        self.prepare(inputs.into())
-    }
-
-    fn prepare(&self, inputs: ScatterInputs<'_>) -> Result<ScatterPlan> {
+    pub fn plan<'a, T: Element>(
+        &self,
+        inputs: impl Into<ScatterInputs<'a, T>>,
+    ) -> Result<ScatterPlan> {
         let ScatterInputs {
             key,
             values,
             slots,
             key_cache,
-        } = inputs;
+        } = inputs.into();
         let context = key.memory().context();
         slots.tensor().on("slot_mapping", context)?;
         key_cache.on("key_cache", context)?;
@@ -136,9 +166,9 @@ impl ScatterPaKvCache {
             value.on("value", context)?;
             cache.on("value_cache", context)?;
         }
-        let key_cache = self.view(key_cache, key)?;
+        let key_cache = self.order.view(key_cache, key)?;
         let value_cache = match values {
-            Some((value, cache)) => Some(self.view(cache, value)?),
+            Some((value, cache)) => Some(self.order.view(cache, value)?),
             None => None,
         };
         let desc = |tensor: &AnyTensor| *tensor.desc();
@@ -156,46 +186,13 @@ impl ScatterPaKvCache {
         };
         let problem = call.check(context.soc()?)?;
         slots.fits(problem.slots())?;
-        let tensors = Given {
-            key,
-            key_cache: &key_cache,
-            slot_mapping: slots.tensor(),
-            values: values
-                .zip(value_cache.as_ref())
-                .map(|((value, _), cache)| (value, cache)),
-        };
-        let prepared = match problem.tokens {
-            0 => None,
-            _ => Some(prepare(context, &call, &tensors)?),
-        };
-        Ok(ScatterPlan {
-            scatter: self.clone(),
+        let operation = ScatterOperation {
+            order: self.order,
             slots: problem.slots(),
             values: values.is_some(),
-            prepared,
-        })
-    }
-
-    /// A cache in the operator's axes.
-    fn view(&self, cache: &AnyTensor, rows: &AnyTensor) -> Result<AnyTensor> {
-        let shape = match (self.order, cache.shape(), rows.shape()) {
-            (CacheOrder::Norm, &[blocks, block_size, hidden], &[_, heads, dim])
-                if heads.checked_mul(dim) == Some(hidden) =>
-            {
-                [blocks, block_size, heads, dim]
-            }
-            (CacheOrder::Norm, &[blocks, 1, block_size, dim], &[_, 1, of])
-                if dim == of && block_size != 1 =>
-            {
-                [blocks, block_size, 1, dim]
-            }
-            _ => return Ok(cache.clone()),
         };
-        // A strided one is left for the contract to refuse.
-        match cache.is_contiguous() {
-            true => cache.reshape(shape),
-            false => Ok(cache.clone()),
-        }
+        let prepared = prepare(context, &call, problem.tokens == 0, key)?;
+        Ok(ScatterPlan::new(prepared, operation))
     }
 }
 
@@ -228,82 +225,72 @@ impl Tensors<Parameter> for Given<'_> {
     }
 }
 
-/// Prepares a call that the contract has accepted.
+/// Prepares a call that the contract has accepted, with one placeholder address for all tensors.
 fn prepare(
     context: &Arc<Context>,
     call: &ScatterCall<'_>,
-    tensors: &Given<'_>,
-) -> Result<Plan<Parameter>> {
+    is_idle: bool,
+    stand_in: &AnyTensor,
+) -> Result<PreparedCall<Parameter>> {
+    let phases = phases_of(Version::V1);
+    if is_idle {
+        return Ok(PreparedCall::idle(context, &phases, call));
+    }
     let api = context.runtime().api();
-    PHASES.required(api, Version::V1.info(), INSTEAD)?;
-    let given = addressed(tensors)?;
+    phases.required(api, Version::V1.info(), INSTEAD)?;
     let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-        scatter_pa_kv_cache_arguments! { arguments_of_version {
-            1 phase_one {
-                api.aclnnScatterPaKvCacheGetWorkspaceSize, Parameter, call, descriptors
-            }
-        } }
+        phase_one(api, Version::V1, call, descriptors)
     };
     // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-    unsafe { Plan::new(context, &PHASES, &given, &[], phase_one) }
+    unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }
 }
 
 /// A call of ScatterPaKvCache that was checked and prepared. From [`ScatterPaKvCache::plan`].
 ///
-/// All layers of a step share its shapes: one plan serves them all, and a launch swaps addresses and nothing else.
-///
-/// # Threads
-/// `Send` and `Sync`. Launches of one plan from several threads take turns.
-pub struct ScatterPlan {
-    scatter: ScatterPaKvCache,
+/// A launch reads [`ScatterInputs`], whose caches it writes: it makes no output, so that a captured one is a
+/// [`launch`](operation::Plan::launch) too. It refuses slots that were checked for a larger cache. The slots are read
+/// on the device, from the memory of the mapping: between the replays of a captured launch [`SlotMapping::overwrite`]
+/// replaces them. A slot beyond the cache, in a mapping that was taken unchecked, fails when the stream is
+/// synchronised, if the device notices.
+pub type ScatterPlan = operation::Plan<ScatterOperation>;
+
+/// ScatterPaKvCache, as its [`ScatterPlan`] knows it.
+#[derive(Debug)]
+pub struct ScatterOperation {
+    order: CacheOrder,
     /// Slots of the caches.
     slots: u64,
     values: bool,
-    /// `None` without tokens.
-    prepared: Option<Plan<Parameter>>,
 }
 
-impl ScatterPlan {
-    /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
-    pub fn workspace_bytes(&self) -> usize {
-        self.prepared.as_ref().map_or(0, Plan::workspace_bytes)
+impl Sealed for ScatterOperation {}
+
+impl Operation for ScatterOperation {
+    type Inputs<'a, T: Element> = ScatterInputs<'a, T>;
+    type Output<T: Element> = ();
+    type Parameter = Parameter;
+    const MAKES_OUTPUT: bool = false;
+
+    fn output<T: Element>(&self, _: &ScatterPlan) -> Result<()> {
+        Ok(())
     }
 
-    /// Queues the writing of keys and values, or of keys for a plan of keys alone. Returns at once. Allocates no host
-    /// memory from the second launch on a stream on.
-    ///
-    /// The slots are read on the device, from the memory of the mapping: between the replays of a captured launch
-    /// [`SlotMapping::overwrite`] replaces them.
-    ///
-    /// # Errors
-    /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;
-    /// [`Error::InvalidArgument`] for tensors of another device, caches that share memory with another tensor, or
-    /// slots that were checked for a larger cache; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A
-    /// failure while it runs, such as a slot beyond the cache in a mapping that was taken unchecked, shows when the
-    /// stream is synchronised, if the device notices.
-    #[doc(alias = "aclnnScatterPaKvCache")]
-    pub fn launch<'a>(
+    fn launch<T: Element>(
         &self,
+        plan: &ScatterPlan,
         queue: &impl Queue,
-        inputs: impl Into<ScatterInputs<'a>>,
-    ) -> Result<()> {
-        queue.note(self.run(queue, inputs.into()))
-    }
-
-    fn run(&self, queue: &impl LaunchQueue, inputs: ScatterInputs<'_>) -> Result<()> {
-        let ScatterInputs {
+        &ScatterInputs {
             key,
             values,
             slots,
             key_cache,
-        } = inputs;
+        }: &ScatterInputs<'_, T>,
+        (): &mut (),
+    ) -> Result<()> {
         if values.is_some() != self.values {
-            let name = |values| {
-                if values {
-                    "keys and values"
-                } else {
-                    "keys alone"
-                }
+            let name = |values| match values {
+                true => "keys and values",
+                false => "keys alone",
             };
             return Err(Error::NotAsPlanned {
                 argument: "value",
@@ -312,41 +299,24 @@ impl ScatterPlan {
             });
         }
         slots.fits(self.slots)?;
-        let Some(prepared) = &self.prepared else {
-            key.on("key", queue.context())?;
-            return match key.shape().first() {
-                Some(0) => Ok(()),
-                _ => Err(Error::NotAsPlanned {
-                    argument: "key",
-                    given: key.desc().to_string(),
-                    planned: "no token".to_owned(),
-                }),
-            };
-        };
-        let key_cache = self.scatter.view(key_cache, key)?;
+        let key_cache = self.order.view(key_cache, key)?;
         let value_cache = match values {
-            Some((value, cache)) => Some(self.scatter.view(cache, value)?),
+            Some((value, cache)) => Some(self.order.view(cache, value)?),
             None => None,
         };
+        let values = values.zip(value_cache.as_ref());
         let given = Given {
             key,
             key_cache: &key_cache,
             slot_mapping: slots.tensor(),
-            values: values
-                .zip(value_cache.as_ref())
-                .map(|((value, _), cache)| (value, cache)),
+            values: values.map(|((value, _), cache)| (&**value, cache)),
         };
-        prepared.check(queue, &given)?.launch()
+        plan.queue(queue, &given, || Ok(())).flatten()
     }
-}
 
-impl fmt::Debug for ScatterPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScatterPlan")
-            .field("cache_order", &self.scatter.order)
+    fn describe(&self, _: &ScatterPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("cache_order", &self.order)
             .field("slots", &self.slots)
-            .field("values", &self.values)
-            .field("workspace_bytes", &self.workspace_bytes())
-            .finish_non_exhaustive()
+            .field("values", &self.values);
     }
 }

@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use ascend_spec::TensorDesc;
-use ascend_spec::operator::Argument;
+use ascend_spec::operator::{Argument, ArgumentList};
 use ascend_sys::Api;
 use ascend_sys::bindings as sys;
 use smallvec::SmallVec;
@@ -17,20 +17,26 @@ use crate::tensor::AnyTensor;
 
 use super::executor::Executor;
 use super::phases::{PhaseOne, PhaseTwo};
-use super::{Addressed, Descriptors, Parameter, Phases, Tensors};
+use super::{Addressed, Descriptors, Parameter, Phases, Tensors, outputs_first, standing_in};
 
 /// A call that was checked and prepared. `P` are the operator's parameters.
 ///
-/// Launches of one plan from several threads take turns; they may go to different queues.
-pub(crate) struct Plan<P> {
+/// Launches of one call from several threads take turns; they may go to different queues.
+pub(crate) struct PreparedCall<P> {
     context: Arc<Context>,
     function: &'static str,
-    phase_two: PhaseTwo,
     /// The tensors that each launch provides, outputs first.
     planned: Vec<Planned<P>>,
     /// The tensors that stay the same for all launches, with their addresses.
     fixed: SmallVec<[(P, AnyTensor, Range<usize>); 1]>,
     workspace_bytes: usize,
+    /// `None` for a call that has no elements to compute: its launches check their tensors and queue nothing.
+    work: Option<Work<P>>,
+}
+
+/// What computes.
+struct Work<P> {
+    phase_two: PhaseTwo,
     state: Mutex<State<P>>,
 }
 
@@ -42,7 +48,17 @@ struct Planned<P> {
     bytes: usize,
 }
 
-/// The executor, and the addresses that it has now, in the order of [`Plan::planned`]. After a failure they are
+impl<P> Planned<P> {
+    fn new((argument, desc): (Argument<P>, &TensorDesc)) -> Self {
+        Self {
+            argument,
+            desc: *desc,
+            bytes: reach(desc),
+        }
+    }
+}
+
+/// The executor, and the addresses that it has now, in the order of [`PreparedCall::planned`]. After a failure they are
 /// unknown.
 struct State<P> {
     executor: Executor<P>,
@@ -52,12 +68,12 @@ struct State<P> {
 /// The tensors of a launch that are as planned, and where it goes.
 #[must_use = "nothing is launched until queued"]
 pub(crate) struct Checked<'l, P, Q, T> {
-    plan: &'l Plan<P>,
+    call: &'l PreparedCall<P>,
     queue: &'l Q,
     tensors: &'l T,
 }
 
-impl<P: Parameter> Plan<P> {
+impl<P: Parameter> PreparedCall<P> {
     /// Prepares a call that the contract has accepted, with these tensors, outputs first, and those that stay the
     /// same for all launches. The addresses of `tensors` are placeholders until a launch replaces them.
     ///
@@ -86,18 +102,13 @@ impl<P: Parameter> Plan<P> {
         } = phase_one(api, &mut descriptors)?;
         // SAFETY: the caller made the executor of these descriptors.
         let executor = unsafe { Executor::new(context, phases.name, executor, descriptors) }?;
-        let planned = tensors.iter().map(|tensor| Planned {
-            argument: tensor.argument,
-            desc: tensor.desc,
-            bytes: reach(&tensor.desc),
-        });
+        let of = |tensor: &Addressed<P>| Planned::new((tensor.argument, &tensor.desc));
         let addresses = tensors.iter().map(|tensor| Some(tensor.address.addr()));
         let addressed = usize::try_from(workspace_bytes);
         Ok(Self {
             context: Arc::clone(context),
             function: phases.name,
-            phase_two,
-            planned: planned.collect(),
+            planned: tensors.iter().map(of).collect(),
             fixed: fixed
                 .iter()
                 .map(|&(parameter, tensor)| (parameter, tensor.clone(), tensor.addresses()))
@@ -105,11 +116,62 @@ impl<P: Parameter> Plan<P> {
             workspace_bytes: addressed.map_err(|_| {
                 Error::invalid("workspace", workspace_bytes, "bytes that can be addressed")
             })?,
-            state: Mutex::new(State {
-                executor,
-                addresses: addresses.collect(),
+            work: Some(Work {
+                phase_two,
+                state: Mutex::new(State {
+                    executor,
+                    addresses: addresses.collect(),
+                }),
             }),
         })
+    }
+
+    /// Prepares a call that the contract has accepted, with one placeholder address for all tensors but those that
+    /// stay the same for all launches.
+    ///
+    /// # Safety
+    /// As for [`PreparedCall::new`].
+    pub(crate) unsafe fn standing_in<A>(
+        context: &Arc<Context>,
+        phases: &Phases,
+        call: &A,
+        stand_in: &AnyTensor,
+        fixed: &[(P, &AnyTensor)],
+        phase_one: impl FnOnce(&Api, &mut Descriptors<P>) -> Result<PhaseOne>,
+    ) -> Result<Self>
+    where
+        A: ArgumentList<Parameter = P, Tensor = TensorDesc>,
+    {
+        let is_fixed = |argument: Argument<P>| {
+            let mut fixed = fixed.iter();
+            fixed.any(|(parameter, _)| argument.parameter == *parameter)
+        };
+        let given = call.each_tensor();
+        let tensors = standing_in(given.filter(|(of, _)| !is_fixed(*of)), stand_in);
+        // SAFETY: the caller of this function promises the same of phase one.
+        unsafe { Self::new(context, phases, &tensors, fixed, phase_one) }
+    }
+
+    /// A call that has no elements to compute.
+    pub(crate) fn idle<A>(context: &Arc<Context>, phases: &Phases, call: &A) -> Self
+    where
+        A: ArgumentList<Parameter = P, Tensor = TensorDesc>,
+    {
+        Self {
+            context: Arc::clone(context),
+            function: phases.name,
+            planned: outputs_first(call.each_tensor())
+                .map(Planned::new)
+                .collect(),
+            fixed: SmallVec::new(),
+            workspace_bytes: 0,
+            work: None,
+        }
+    }
+
+    /// Whether launches queue nothing.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.work.is_none()
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
@@ -201,7 +263,7 @@ impl<P: Parameter> Plan<P> {
             apart(&written, *parameter, at)?;
         }
         Ok(Checked {
-            plan: self,
+            call: self,
             queue,
             tensors,
         })
@@ -233,33 +295,36 @@ impl<P: Parameter, Q: LaunchQueue, T: Tensors<P>> Checked<'_, P, Q, T> {
     #[inline]
     pub(crate) fn launch(self) -> Result<()> {
         let Self {
-            plan,
+            call,
             queue,
             tensors,
         } = self;
-        let api = plan.context.bind()?;
+        let Some(work) = &call.work else {
+            return Ok(());
+        };
+        let api = call.context.bind()?;
         let stream = queue.raw()?;
-        let workspace = match plan.workspace_bytes {
+        let workspace = match call.workspace_bytes {
             0 => None,
             bytes => Some(queue.workspace(bytes)?),
         };
         let scratch = workspace
             .as_ref()
             .map_or(ptr::null_mut(), |memory| memory.address());
-        let bytes = plan.workspace_bytes as u64;
-        let mut state = lock(&plan.state);
+        let bytes = call.workspace_bytes as u64;
+        let mut state = lock(&work.state);
         let mut at = 0;
         tensors.each(|argument, tensor| {
-            let index = plan.position(at, argument);
+            let index = call.position(at, argument);
             at += 1;
             state.point(api, index, argument, tensor)
         })?;
         let executor = state.executor.as_ptr();
         // SAFETY: the executor is repeatable; the tensors are laid out as planned, as checked; they and the workspace
         // are kept for as long as the launch may use them, and borrowed until then.
-        let outcome = match unsafe { (plan.phase_two)(scratch, bytes, executor, stream) } {
+        let outcome = match unsafe { (work.phase_two)(scratch, bytes, executor, stream) } {
             sys::ACLNN_SUCCESS => Ok(()),
-            failed => Err(aclnn_error(api, plan.function, failed)),
+            failed => Err(aclnn_error(api, call.function, failed)),
         };
         // Also after a failure: part of the work may have been queued.
         let number = queue.queued();
@@ -268,7 +333,7 @@ impl<P: Parameter, Q: LaunchQueue, T: Tensors<P>> Checked<'_, P, Q, T> {
             queue.keep(number, tensor.memory());
             Ok(())
         });
-        for (_, tensor, _) in &plan.fixed {
+        for (_, tensor, _) in &call.fixed {
             queue.keep(number, tensor.memory());
         }
         if let Some(workspace) = &workspace {
@@ -303,7 +368,7 @@ impl<P: Parameter> State<P> {
 
 /// Refuses a tensor whose layout in memory differs from the planned one's.
 #[inline]
-pub(crate) fn lies_as_planned<P: Parameter>(
+fn lies_as_planned<P: Parameter>(
     parameter: P,
     tensor: &AnyTensor,
     planned: &TensorDesc,

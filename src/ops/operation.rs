@@ -1,0 +1,276 @@
+//! Plans, which are made once and launched again and again: one type for every operator.
+//!
+//! A [`Plan`] holds a call that was checked and prepared, and launches it. What an [`Operation`] reads and writes in a
+//! launch are its types [`Inputs`](Operation::Inputs) and [`Output`](Operation::Output). Each operator has a name for
+//! its plans, such as [`attention::Plan`](crate::attention::Plan) or [`FlashPlan`](crate::flash::FlashPlan).
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::TensorDesc;
+use ascend_spec::declared::AnyArguments;
+
+use crate::case_file::{self, AnyLive, LiveOperator};
+use crate::error::Result;
+use crate::memory::Element;
+use crate::operator::{Parameter, PreparedCall, Tensors};
+use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck};
+
+/// Keeps others from implementing [`Operation`].
+pub(crate) trait Sealed {}
+
+/// What a [`Plan`] launches: an operator, or merges of rows. Only this crate implements the trait.
+#[allow(
+    private_bounds,
+    reason = "sealed: nobody can implement what they cannot name"
+)]
+pub trait Operation: Sealed + Sized {
+    /// What a launch reads: the tensors that differ from layer to layer. `T` is the element type of the output.
+    type Inputs<'a, T: Element>;
+
+    /// What a launch writes.
+    type Output<T: Element>;
+
+    /// Parameters of the operator.
+    type Parameter: Parameter;
+
+    /// Whether a launch writes tensors that it makes. Others write some of their inputs.
+    #[doc(hidden)]
+    const MAKES_OUTPUT: bool = true;
+
+    /// Makes new output tensors with unspecified content.
+    #[doc(hidden)]
+    fn output<T: Element>(&self, plan: &Plan<Self>) -> Result<Self::Output<T>>;
+
+    /// Checks the tensors of a launch and queues it, mostly by [`Plan::queue`].
+    #[doc(hidden)]
+    fn launch<T: Element>(
+        &self,
+        plan: &Plan<Self>,
+        queue: &impl Queue,
+        inputs: &Self::Inputs<'_, T>,
+        output: &mut Self::Output<T>,
+    ) -> Result<()>;
+
+    /// Returns the check that each replay of a captured launch passes, if replays read what may have changed.
+    #[doc(hidden)]
+    #[inline]
+    fn replay_check<T: Element>(
+        &self,
+        _inputs: &Self::Inputs<'_, T>,
+    ) -> Option<Box<dyn ReplayCheck>> {
+        None
+    }
+
+    /// Returns scratch memory that each launch needs, in bytes.
+    #[doc(hidden)]
+    fn workspace_bytes(&self, plan: &Plan<Self>) -> usize {
+        plan.call.workspace_bytes()
+    }
+
+    /// Describes a launch with these tensors, to be recorded; `None` for calls that case files do not hold.
+    #[doc(hidden)]
+    fn live(&self, plan: &Plan<Self>, tensors: &impl Tensors<Self::Parameter>) -> Option<AnyLive> {
+        let recorded = plan.recorded.as_ref()?;
+        let live = LiveOperator::new(plan.context(), &recorded.call, Some(recorded.version));
+        Some(live.with(tensors, plan.call.each_fixed()).into())
+    }
+
+    /// Adds what is particular to a plan to its debugging text.
+    #[doc(hidden)]
+    fn describe(&self, _plan: &Plan<Self>, _text: &mut fmt::DebugStruct<'_, '_>) {}
+}
+
+/// A call that was checked and prepared. From `plan` of the operator's description, such as
+/// [`FusedInferAttention::plan`](crate::FusedInferAttention::plan).
+///
+/// All layers of a step share its shapes: one plan serves them all, and a launch swaps addresses and nothing else.
+/// Attributes are part of the plan, lengths among them: others need another plan. Where there is nothing to compute,
+/// such as no token, a launch checks its tensors and queues nothing.
+///
+/// # Threads
+/// `Send` and `Sync`. Launches of one plan from several threads take turns; they may go to different streams.
+pub struct Plan<O: Operation> {
+    call: PreparedCall<O::Parameter>,
+    recorded: Option<Box<RecordedCall>>,
+    operation: O,
+}
+
+/// The description of a call that a case file of it needs.
+struct RecordedCall {
+    call: AnyArguments<TensorDesc>,
+    /// The version that launches call, counted from 1.
+    version: u8,
+}
+
+impl<O: Operation> Plan<O> {
+    /// A plan whose launches are not recorded.
+    pub(crate) fn new(call: PreparedCall<O::Parameter>, operation: O) -> Self {
+        Self {
+            call,
+            recorded: None,
+            operation,
+        }
+    }
+
+    /// The plan, whose launches are recorded as this call of the operator's version of this number.
+    pub(crate) fn recorded_as(mut self, call: AnyArguments<TensorDesc>, version: u8) -> Self {
+        self.recorded = Some(Box::new(RecordedCall { call, version }));
+        self
+    }
+
+    pub(crate) fn call(&self) -> &PreparedCall<O::Parameter> {
+        &self.call
+    }
+
+    pub(crate) fn operation(&self) -> &O {
+        &self.operation
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        self.call.context()
+    }
+
+    /// Name of the operator's function that launches call.
+    pub fn operator(&self) -> &'static str {
+        self.call.function()
+    }
+
+    /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
+    pub fn workspace_bytes(&self) -> usize {
+        self.operation.workspace_bytes(self)
+    }
+
+    /// New output tensors, to be used with [`Plan::launch_into`] again and again. Their content is unspecified.
+    ///
+    /// # Errors
+    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`](crate::Error::InvalidArgument) if
+    /// `T` is not the output's type.
+    pub fn output<T: Element>(&self) -> Result<O::Output<T>> {
+        self.operation.output(self)
+    }
+
+    /// Queues the call with new output tensors. Returns at once; the output is there when the stream is synchronised,
+    /// as [`Tensor::download`](crate::Tensor::download) does. The tensors may be dropped at once. `T` is the output's
+    /// element type: that of the tensors that are given by their type, unless the inputs name another.
+    ///
+    /// # Errors
+    /// As for [`Plan::launch_into`] and [`Plan::output`]; [`Error::Capturing`](crate::Error::Capturing) for a graph
+    /// that is captured, whose launches write outputs that were there before.
+    #[doc(alias = "aclnnFusedInferAttentionScore")]
+    #[doc(alias = "aclnnFlashAttentionScore")]
+    #[doc(alias = "aclnnFlashAttentionVarLenScore")]
+    #[doc(alias = "aclnnRingAttentionUpdate")]
+    #[doc(alias = "aclnnPromptFlashAttention")]
+    #[doc(alias = "aclnnIncreFlashAttention")]
+    #[doc(alias = "aclnnScatterPaKvCache")]
+    #[doc(alias = "aclnnGatherPaKvCache")]
+    #[doc(alias = "aclnnAttentionUpdate")]
+    #[doc(alias = "aclnnBatchMatMul")]
+    pub fn launch<'a, T: Element>(
+        &self,
+        queue: &impl Queue,
+        inputs: impl Into<O::Inputs<'a, T>>,
+    ) -> Result<O::Output<T>> {
+        let inputs = inputs.into();
+        let room = match O::MAKES_OUTPUT {
+            true => queue.makes_outputs(),
+            false => Ok(()),
+        };
+        let mut output = queue.note(room.and_then(|()| self.output()))?;
+        self.add(queue, &inputs, &mut output)?;
+        Ok(output)
+    }
+
+    /// Queues the call with output tensors of the caller. Returns at once, and allocates no host memory from the
+    /// second launch on a stream on.
+    ///
+    /// A captured launch has the lengths and attributes of its plan in every replay, and every replay reads the
+    /// tensors as they are then: block tables are checked on the host before each.
+    ///
+    /// # Errors
+    /// [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for tensors that differ from the planned ones in more than
+    /// their addresses, and for other attributes that come with them; [`Error::Violation`](crate::Error::Violation)
+    /// for contents that are positions outside of other tensors;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of another device, or an output that
+    /// shares memory with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace;
+    /// [`Error::Aclnn`](crate::Error::Aclnn) if the operator cannot be launched. A failure while it runs shows when
+    /// the stream is synchronised.
+    #[doc(alias = "aclSetInputTensorAddr")]
+    #[doc(alias = "aclSetDynamicInputTensorAddr")]
+    pub fn launch_into<'a, T: Element>(
+        &self,
+        queue: &impl Queue,
+        inputs: impl Into<O::Inputs<'a, T>>,
+        output: &mut O::Output<T>,
+    ) -> Result<()> {
+        self.add(queue, &inputs.into(), output)
+    }
+
+    fn add<T: Element>(
+        &self,
+        queue: &impl Queue,
+        inputs: &O::Inputs<'_, T>,
+        output: &mut O::Output<T>,
+    ) -> Result<()> {
+        let outcome = self.operation.launch(self, queue, inputs, output);
+        queue.before_replays(|| self.operation.replay_check(inputs));
+        queue.note(outcome)
+    }
+
+    /// Checks the tensors of a launch, calls `admits`, and queues the launch. The outer result is an error if nothing
+    /// was queued, the inner one if only a part may have been.
+    #[inline]
+    pub(crate) fn queue(
+        &self,
+        queue: &impl LaunchQueue,
+        tensors: &impl Tensors<O::Parameter>,
+        admits: impl FnOnce() -> Result<()>,
+    ) -> Result<Result<()>> {
+        let checked = self.call.check(queue, tensors);
+        let checked = checked.and_then(|checked| admits().map(|()| checked));
+        let outcome = checked.map(|checked| checked.launch());
+        if case_file::is_on() && !self.call.is_idle() {
+            self.record(queue, tensors, &outcome);
+        }
+        outcome
+    }
+
+    #[cold]
+    fn record(
+        &self,
+        queue: &impl LaunchQueue,
+        tensors: &impl Tensors<O::Parameter>,
+        outcome: &Result<Result<()>>,
+    ) {
+        let Some(live) = self.operation.live(self, tensors) else {
+            return;
+        };
+        match outcome {
+            Ok(Ok(())) => case_file::launched(queue.stream(), live),
+            Ok(Err(error)) | Err(error) => case_file::failed(live, queue.stream(), error),
+        }
+    }
+}
+
+/// Records the refusal of a call that was to be planned, if there is any recorder.
+pub(crate) fn record_refusal<R, L: Into<AnyLive>>(
+    planned: Result<R>,
+    live: impl FnOnce() -> L,
+) -> Result<R> {
+    planned.inspect_err(|error| {
+        if case_file::is_on() {
+            case_file::failed(live(), None, error);
+        }
+    })
+}
+
+impl<O: Operation> fmt::Debug for Plan<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("Plan");
+        text.field("operator", &self.operator());
+        self.operation.describe(self, &mut text);
+        text.field("workspace_bytes", &self.workspace_bytes());
+        text.finish_non_exhaustive()
+    }
+}
