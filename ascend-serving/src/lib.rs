@@ -98,7 +98,8 @@
 //! # What it is built on
 //!
 //! The crate calls nothing but the public functions of [`ascend_attention`], whose documentation lists what runs
-//! where. Without the feature `emulation`, which is on by default, it needs an NPU to run.
+//! where. Without the feature `emulation`, which is on by default, it needs an NPU to run. Nothing has run on an NPU
+//! yet.
 
 #![warn(missing_docs)]
 #![forbid(unsafe_code)]
