@@ -4,7 +4,8 @@
 //! The crate calls `aclnnFusedInferAttentionScore` and its relatives through CANN's own C ABI. The functions of that
 //! ABI are either CANN's libraries, found at run time, or an emulation of them on the CPU that is part of the crate:
 //! the same two-phase calls, status codes, asynchronous streams, and device memory that the host cannot touch. One
-//! program runs on both.
+//! program runs on both. **Nothing has run on an NPU yet**: the contract follows CANN's documents, headers and recorded
+//! verdicts.
 //!
 //! ```
 //! use ascend_attention::{CausalOrigin, FusedInferAttention, Layout, Runtime, f16};

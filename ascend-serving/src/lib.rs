@@ -36,51 +36,70 @@
 //! # }
 //! ```
 //!
-//! - [`prelude`]: what most engines use, with that of [`ascend_attention`], to import at once.
+//! [`prelude`] has what most engines use, with that of [`ascend_attention`], to import at once. [`Error`] is everything
+//! that can go wrong, as one type; [`Rule`] is what requests, blocks and lengths are refused for.
+//!
+//! # Cache and sequences
+//!
 //! - [`kv`]: the paged KV cache: blocks, the sequences that hold them, and the slot of each token.
+//! - [`kv::PagedKvCache::quantised`], [`kv::PagedKvCache::mxfp8`]: caches of INT8, FLOAT8 and MXFP8.
 //! - [`PrefixCache`]: cached prefixes of prompts, found by their tokens (automatic prefix caching, radix cache).
-//! - [`Attention`]: the attention of a model over a paged cache, step by step, layer by layer.
+//! - [`PageIndices`], [`TokenIndices`], [`kv::PageTable`]: the index formats of engines.
+//! - [`compare_caches`]: how far attention over a quantised cache is from attention over one of 16 bits.
+//!
+//! # Batch and metadata
+//!
+//! - [`BatchRequest`], [`BatchSettings`]: what a request adds to a step; what all requests share.
+//! - [`AttentionMetadata`]: what the calls of a step share, from a batch of requests.
+//! - [`AttentionState`]: the kind of a step (prefill, decode, mixed, verification), as [`StatePolicy`] names it.
+//! - [`Causality`]: which keys a token sees, and the conversion to the operator's mask.
+//! - [`MaskKind`]: the mask of a step or a layer, one of the operator's or a [`NamedMask`].
+//! - [`MultiItemPrompt`]: prompts whose items are scored separately (multi-item scoring).
+//! - [`RecordedBatch`]: a batch as a line of JSON.
+//!
+//! # Step and backends
+//!
+//! - [`Attention`], [`Step`]: the attention of a model over a paged cache, step by step, layer by layer.
+//! - [`GroupedAttention`]: models with several kinds of layers, such as full and windowed ones.
 //! - [`CrossAttention`]: attention of decoders over the keys of an encoder, which are written once.
 //! - [`EncoderAttention`]: attention of encoders and vision towers, without a cache.
-//! - [`AttentionOptions`]: features of models that no operator here has, refused by name.
-//! - [`RangeCheck`]: checks the numbers of steps, to find the first layer that overflows.
-//! - [`AttentionBackend`]: a way to compute a step; [`Backends`] tries them in order and reports why one was refused.
+//! - [`LayerInputs`]: query, key and value of a layer, with a mask, sinks or latents.
+//! - [`AttentionBackend`], [`Backends`]: a way to compute a step; a list that is tried in order, with reasons.
 //! - [`Fused`], [`FusedInTwo`], [`PagedDecode`]: backends by FusedInferAttentionScore.
-//! - [`PromptAndIncre`]: the backend by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series
-//!   (310P).
-//! - [`QuantisedDecode`], [`QuantisedPrefill`]: backends over a quantised cache ([`kv::PagedKvCache::quantised`]);
-//!   [`MxFp8`]: over one of MXFP8 ([`kv::PagedKvCache::mxfp8`]); [`compare_caches`] measures what they cost.
-//! - [`Attention::backend_choices`]: which backend would serve which kind of step, before there is one.
-//! - [`compare_backends`]: two ways to compute the same recorded steps, how far apart they are and how long each
-//!   takes.
-//! - [`MaskKind`]: the mask of a step or a layer, one of the operator's or a [`NamedMask`], which [`Masked`]
-//!   computes.
-//! - [`MultiItemPrompt`]: prompts whose items are scored separately (multi-item scoring).
-//! - [`Hybrid`]: chooses a backend by layer and by kind of step.
+//! - [`PromptAndIncre`]: by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series (310P).
+//! - [`QuantisedDecode`], [`QuantisedPrefill`], [`MxFp8`]: over quantised caches.
 //! - [`Mla`]: multi-head latent attention, absorbed or plain; [`LatentTensors`] defines who projects what.
-//! - [`AttentionMetadata`]: what the calls of a step share, from a batch of [`BatchRequest`]s; [`RecordedBatch`] is
-//!   the batch as a file.
-//! - [`Causality`]: which keys a token sees, and the conversion to the operator's mask.
-//! - [`GroupedAttention`]: models with several kinds of layers, such as full and windowed ones.
-//! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, layer by layer; [`GraphPool`]
-//!   with launches of one's own.
-//! - [`PageIndices`], [`TokenIndices`] and [`PageTable`](kv::PageTable): the index formats of engines.
-//! - [`ChunkedLocal`]: attention within chunks, by the virtual requests of a [`LocalBatch`].
-//! - [`DraftTree`], [`CustomMask`]: speculative decoding; drafts are accepted greedily or by rejection sampling
-//!   ([`SampledDrafts`]).
+//! - [`Masked`], [`ChunkedLocal`]: named masks; attention within chunks, by the virtual requests of a [`LocalBatch`].
 //! - [`CascadePrefill`], [`SharedPrefixDecode`]: cached prefixes computed separately, then merged.
-//! - [`ContextParallel`]: contexts divided over ranks.
-//! - [`TreeVerification`]: drafted trees, by two calls of the stock operator and a merge; [`LatentTreeVerification`]:
-//!   those of latent attention, by one call where the release has a tree mask.
-//! - [`TriangleMixPrefill`]: TriangleMix by calls of the stock operator, as a backend; [`TrianglePrefill`] is for one
-//!   prompt.
-//! - [`SplitDecode`]: decode steps with the keys in parts, as many as [`SplitLimits`] sets or of tiles that no other
-//!   request changes.
-//! - [`Error`]: everything that can go wrong, as one type; [`Rule`]: what requests, blocks and lengths are refused
-//!   for.
+//! - [`SplitDecode`]: decode steps with the keys in parts that [`SplitLimits`] sets, or in tiles.
+//! - [`TriangleMixPrefill`], [`TrianglePrefill`]: TriangleMix, as a backend and for one prompt.
+//! - [`Hybrid`]: chooses a backend by layer and by kind of step.
+//! - [`Attention::backend_choices`]: which backend would serve which kind of step, before there is one.
+//! - [`compare_backends`]: two ways to compute the same recorded steps: how far apart, and how long each takes.
+//! - [`RangeCheck`]: checks the numbers of steps, to find the first layer that overflows.
+//! - [`AttentionOptions`]: features of models that no operator here has, refused by name.
+//!
+//! # Drafts and trees
+//!
+//! - [`DraftTree`]: drafted tokens, and which of them are [`Accepted`]: greedily, or by rejection sampling
+//!   ([`SampledDrafts`]).
+//! - [`TreeVerification`]: drafted trees, by two calls of the stock operator and a merge.
+//! - [`LatentTreeVerification`]: trees of latent attention, by one call where the release has a tree mask.
+//! - [`CustomMask`]: packed tree masks, as engines pass them.
+//!
+//! # Graphs and ranks
+//!
+//! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, layer by layer.
+//! - [`GraphPool`]: a graph for each size, with launches of one's own.
+//! - [`TreeGraphs`], [`LatentTreeGraphs`]: drafted trees replayed from graphs.
+//! - [`GraphLimits`]: the sizes and lengths that are captured.
+//! - [`ContextParallel`]: contexts divided over ranks, and the merge of their results.
+//!
+//! # What it is built on
 //!
 //! The crate calls nothing but the public functions of [`ascend_attention`], whose documentation lists what runs
-//! where. Without the feature `emulation`, which is on by default, it needs an NPU to run.
+//! where. Without the feature `emulation`, which is on by default, it needs an NPU to run. Nothing has run on an NPU
+//! yet.
 
 #![warn(missing_docs)]
 #![forbid(unsafe_code)]
@@ -146,6 +165,9 @@ pub use split_kv::SplitLimits;
 mod pages {
     #[doc = include_str!("../../README.md")]
     struct Readme;
+
+    #[doc = include_str!("../../docs/src/first-steps.md")]
+    struct FirstSteps;
 
     #[doc = include_str!("../../docs/src/host-tensors.md")]
     struct HostTensors;

@@ -27,8 +27,8 @@ usage: cargo run -p xtask -- TASK
 tasks:
   bindgen [--check]          regenerate ascend-sys/src/{bindings,table}.rs from include/ (needs libclang);
                              with --check write nothing and fail if they differ
-  rules [--check]            write the table of the contract's rules to docs/src/rules.md, and the tables of arguments
-                             and rules into the pages of single operators; with --check compare only
+  rules [--check]            write the tables of the contract's rules to docs/src/rules.md, and the tables of arguments
+                             into the pages of single operators; with --check compare only
   features [--check]         write the table of features by product and release to docs/src/features.md; with --check
                              compare only
   environment [--check]      write the tables of environment variables to docs/src/environment.md; with --check compare

@@ -1,4 +1,5 @@
-//! The generated tables of the book's pages about single operators: arguments, and rules and lints.
+//! The generated tables of the book's pages about single operators: entry points and arguments, and where
+//! the rules stand.
 
 use crate::marked::Marked;
 use crate::rule_tables;
@@ -80,7 +81,15 @@ fn tables(operators: &[DeclaredOperator]) -> String {
             .any(|&operator| is_of(operator, rule.since))
     };
     let rules: Vec<&Rule> = every_rule().filter(is_of).collect();
-    text.push_str(&rule_tables::tables(&rules));
+    if let Some(rule) = rules.first() {
+        let name = rule_tables::operator_name(rule);
+        let _ = writeln!(
+            text,
+            "## Rules\n\n[The rules of {name}](rules.md#{}) stand with those of all operators; {}.\n",
+            name.to_lowercase(),
+            rule_tables::counted(&rules)
+        );
+    }
     text
 }
 

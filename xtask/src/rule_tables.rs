@@ -1,22 +1,57 @@
-//! The tables of rules, lints and crashes that the book's pages show.
+//! The tables of rules, lints and crashes on the book's page of rules, by operator.
 
-use ascend_spec::{Level, Rule, Span};
+use ascend_spec::{Level, Rule, Span, every_rule};
 use std::fmt::Write as _;
 
-/// The tables of the rules, lints and crashes in `all`; a level without rules has no table.
-pub(crate) fn tables(all: &[&Rule]) -> String {
+const LEVELS: [(Level, &str); 3] = [
+    (Level::Rule, "Rules"),
+    (Level::Lint, "Lints"),
+    (Level::HostCrash, "Crashes"),
+];
+
+/// A section for each operator, with the tables of its rules, lints and crashes.
+pub(crate) fn sections() -> String {
+    let mut operators: Vec<(String, Vec<&Rule>)> = Vec::new();
+    for rule in every_rule() {
+        let name = operator_name(rule);
+        match operators.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, rules)) => rules.push(rule),
+            None => operators.push((name, vec![rule])),
+        }
+    }
     let mut text = String::new();
-    let levels = [
-        (Level::Rule, "Rules"),
-        (Level::Lint, "Lints"),
-        (Level::HostCrash, "Crashes"),
-    ];
-    for (level, title) in levels {
+    for (name, rules) in operators {
+        let _ = writeln!(text, "## {name}\n");
+        text.push_str(&tables(&rules));
+    }
+    text
+}
+
+/// The operator that a rule is about: CANN's name of the function without prefix, version and `VarLen`.
+pub(crate) fn operator_name(rule: &Rule) -> String {
+    let name = rule.since.symbol().trim_start_matches("aclnn");
+    let name = name.trim_end_matches(|c: char| c.is_ascii_digit());
+    name.trim_end_matches('V').replace("VarLen", "")
+}
+
+/// The number of rules of each level.
+pub(crate) fn counted(all: &[&Rule]) -> String {
+    let counts = LEVELS.iter().filter_map(|(level, title)| {
+        let rules = all.iter().filter(|rule| rule.level == *level).count();
+        (rules > 0).then(|| format!("{}: {rules}", title.to_lowercase()))
+    });
+    counts.collect::<Vec<_>>().join(", ")
+}
+
+/// The tables of the rules, lints and crashes in `all`; a level without rules has no table.
+fn tables(all: &[&Rule]) -> String {
+    let mut text = String::new();
+    for (level, title) in LEVELS {
         let rules: Vec<&&Rule> = all.iter().filter(|rule| rule.level == level).collect();
         if rules.is_empty() {
             continue;
         }
-        let _ = writeln!(text, "## {title} ({})\n", rules.len());
+        let _ = writeln!(text, "### {title} ({})\n", rules.len());
         text.push_str(match level {
             Level::Rule => {
                 "| id | must hold | fix | status | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"

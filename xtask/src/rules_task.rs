@@ -1,8 +1,7 @@
 //! `rules`: writes or checks the table of the contract's rules in the book.
 
 use crate::operator_tables;
-use crate::rule_tables::tables;
-use ascend_spec::every_rule;
+use crate::rule_tables;
 use ascend_spec::ops::fused_infer_attention_score::Checker;
 use std::fmt::Write as _;
 use std::fs;
@@ -18,13 +17,14 @@ Made from the code by `cargo run -p xtask -- rules`; do not edit.
 A *rule* is what the operator itself refuses: the safe layer refuses it before the call, the emulator inside it, with
 CANN's status. A *lint* is a call that the operator takes and then ignores, misreads or overruns an argument of: the
 emulator takes it too, the safe layer stops it unless the caller allows the lint by its id. A call that breaks a lint
-which *overruns* may make the device read or write outside of the call's tensors: allowing that is `unsafe`. *Since* is the version of
-FusedInferAttentionScore, or another operator by its name. The last column names the
+which *overruns* may make the device read or write outside of the call's tensors: allowing that is `unsafe`. Each operator has a
+section, FusedInferAttentionScore the first. *Since* is its version, or the function that has the rule. The last column names the
 entry of the operator's check list or the part of its documentation that the condition comes from; `CONTRIBUTING.md`
 explains the numbering.
 
-*A2, A3* and *Ascend 950* say in which releases of CANN a rule is asked on these products, neither for a rule of 310P alone; `8.1` stands for 8.1 to 8.4, whose
-checks are those of a development snapshot of late 2025. Which of the operator's checks judge a call depends on the release:
+*A2, A3* and *Ascend 950* say in which releases of CANN a rule is asked on these products, neither for a rule of 310P alone;
+`8.1` stands for 8.1 to 8.4, whose checks are those of a development snapshot of late 2025. Which of FusedInferAttentionScore's
+checkers judges a call depends on the release:
 
 | release | unified checker | split-fuse path | decode and prefill path |
 |---|---|---|---|
@@ -33,8 +33,8 @@ checks are those of a development snapshot of late 2025. Which of the operator's
 /// The text after the table of checkers.
 const BEHIND: &str = "
 *In the decode path* and *in the prefill path* in a rule mean calls that the last column judges. A *crash* is a call with which
-the operator's host code ends the process, by a division by zero on x86 hosts or by a wrong pointer: the verdict is that of a host
-where it goes on, and nothing allows the call.
+the operator's host code ends the process, by a division by zero on x86 hosts or by a wrong pointer: the verdict is that of a
+host where it goes on, and nothing allows the call.
 
 ";
 
@@ -69,7 +69,7 @@ fn table() -> String {
         let _ = writeln!(text, "| {} |", calls.join(" | "));
     }
     text.push_str(BEHIND);
-    text.push_str(&tables(&every_rule().collect::<Vec<_>>()));
+    text.push_str(&rule_tables::sections());
     text.truncate(text.trim_end().len());
     text.push('\n');
     text
@@ -78,6 +78,7 @@ fn table() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ascend_spec::every_rule;
 
     #[test]
     fn reports_of_hardware_stand_where_rules_point() {

@@ -166,12 +166,12 @@ fn the_book_has_the_table_of_backends() {
         return;
     }
     drop(harness::runtime());
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src/serving.md");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src/backends.md");
     let page = fs::read_to_string(page).unwrap();
     let table = table();
     assert!(
         page.contains(&table),
-        "docs/src/serving.md should have:\n{table}"
+        "docs/src/backends.md should have:\n{table}"
     );
 }
 
