@@ -1,4 +1,4 @@
-//! The tables of rules, lints and crashes that the book's pages show.
+//! The tables of rules, lints, crashes and conditions that the book's pages show.
 
 use ascend_spec::{Level, Rule, Span};
 use std::fmt::Write as _;
@@ -10,6 +10,8 @@ pub(crate) fn tables(all: &[&Rule]) -> String {
         (Level::Rule, "Rules"),
         (Level::Lint, "Lints"),
         (Level::HostCrash, "Crashes"),
+        (Level::Library, "Conditions of the library"),
+        (Level::Unsupported, "Calls that are not computed"),
     ];
     for (level, title) in levels {
         let rules: Vec<&&Rule> = all.iter().filter(|rule| rule.level == level).collect();
@@ -24,23 +26,37 @@ pub(crate) fn tables(all: &[&Rule]) -> String {
             Level::Lint => {
                 "| id | must hold | fix | memory | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"
             }
+            Level::Library | Level::Unsupported => {
+                "| id | must hold | fix | crate |\n|---|---|---|---|\n"
+            }
             Level::HostCrash => {
                 "| id | must hold | fix | crash, and the answer where there is none | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"
             }
         });
         for rule in rules {
+            let Some(since) = rule.since else {
+                let Rule {
+                    id,
+                    holds,
+                    fix,
+                    source,
+                    ..
+                } = rule;
+                let _ = writeln!(text, "| `{id}` | {holds} | {fix} | `{source}` |");
+                continue;
+            };
             let status = match rule.level {
                 Level::Rule => rule.status.to_string(),
                 Level::Lint if rule.overruns => format!("**overruns**: {}", rule.reach),
                 Level::HostCrash if rule.status == 0 => format!("{}: taken", rule.reach),
                 Level::HostCrash => format!("{}: {}", rule.reach, rule.status),
                 Level::Lint => format!("stays within: {}", rule.reach),
+                Level::Library | Level::Unsupported => String::new(),
             };
             let Rule {
                 id,
                 holds,
                 fix,
-                since,
                 source,
                 ..
             } = rule;

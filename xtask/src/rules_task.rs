@@ -2,7 +2,7 @@
 
 use crate::operator_tables;
 use crate::rule_tables::tables;
-use ascend_spec::every_rule;
+use ascend_serving::rules::every_rule;
 use ascend_spec::ops::fused_infer_attention_score::Checker;
 use std::fmt::Write as _;
 use std::fs;
@@ -35,6 +35,9 @@ const BEHIND: &str = "
 *In the decode path* and *in the prefill path* in a rule mean calls that the last column judges. A *crash* is a call with which
 the operator's host code ends the process, by a division by zero on x86 hosts or by a wrong pointer: the verdict is that of a host
 where it goes on, and nothing allows the call.
+
+The last tables are not the operators': a *condition of the library* is what the safe layer or the serving layer refuses before any
+operator is asked, for arguments of their own functions, between calls, or before there is one.
 
 ";
 

@@ -15,7 +15,7 @@ use crate::runtime::context;
 use crate::status::{AICORE_EXCEPTION, Outcome};
 use ascend_spec::attention_problem::{AttentionArguments, AttentionProblem, MaskUse, TensorRole};
 use ascend_spec::operator::{Argument, DeclaredVersion, EntryPoint};
-use ascend_spec::{Level, Refusal, Target, TensorDesc, Unsupported};
+use ascend_spec::{Level, Target, TensorDesc, Violation};
 use std::ops::Range;
 use std::ptr;
 
@@ -40,6 +40,9 @@ pub(super) trait AttentionCall: AttentionArguments + Send + Sync + 'static {
     }
 }
 
+/// Bytes of each tensor that a launch touches, from the tensor's base address.
+type Touches<P> = Vec<(Argument<P>, Range<u64>)>;
+
 /// A call that satisfies every rule, of the operator with these arguments.
 pub(super) struct Attention<A: AttentionArguments> {
     pub(super) arguments: A,
@@ -48,7 +51,7 @@ pub(super) struct Attention<A: AttentionArguments> {
     /// What the call computes; `None` if it computes nothing.
     problem: Option<AttentionProblem<'static>>,
     /// Bytes of each tensor that a launch touches, from the tensor's base address.
-    pub(super) touches: Vec<(Argument<A::Parameter>, Range<u64>)>,
+    pub(super) touches: Touches<A::Parameter>,
     /// Whether the call breaks a lint by which the device may access memory outside of the call's tensors.
     overruns: bool,
     /// How strictly misuse that is found on the device is treated.
@@ -89,7 +92,7 @@ impl<A: AttentionCall> Attention<A> {
         })?;
         let problem = problem.map_err(|refusal| lints::refused(symbol, refusal))?;
         if let Some(problem) = &problem {
-            within_reach(problem).map_err(Refusal::from)?;
+            within_reach(problem)?;
         }
         let mut op = Attention {
             arguments,
@@ -101,11 +104,11 @@ impl<A: AttentionCall> Attention<A> {
             check: check(),
             measured,
         };
-        op.touches = op.find_touches().map_err(Refusal::from)?;
+        op.touches = op.find_touches()?;
         Ok(op)
     }
 
-    fn find_touches(&self) -> Result<Vec<(Argument<A::Parameter>, Range<u64>)>, Unsupported> {
+    fn find_touches(&self) -> Result<Touches<A::Parameter>, Violation> {
         let mut touches = Vec::new();
         let Some(problem) = &self.problem else {
             return Ok(touches);
@@ -131,7 +134,7 @@ impl<A: AttentionCall> Attention<A> {
             touches.push((argument, range.unwrap_or(0..u64::MAX)));
         });
         match large {
-            true => Err(Unsupported::new(
+            true => Err(Violation::unsupported(
                 "a mask, bias or output of more than 4294967296 elements that is not contiguous",
             )),
             false => Ok(touches),

@@ -110,8 +110,9 @@ impl BatchMatMul {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`], [`Error::UnknownProduct`],
-    /// [`Error::MissingOperator`], [`Error::InvalidArgument`] for tensors of different devices or products that
-    /// memory cannot hold. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    /// [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different
+    /// devices or products that memory cannot hold. After that [`Error::Aclnn`], should the operator refuse the call
+    /// nevertheless.
     #[doc(alias = "aclnnBatchMatMulGetWorkspaceSize")]
     pub fn plan<T: Element>(&self, self_: &Tensor<T>, mat2: &Tensor<T>) -> Result<BatchMatMulPlan> {
         let context = self_.memory().context();
@@ -129,7 +130,8 @@ impl BatchMatMul {
                 "out",
                 format_args!("{product:?}"),
                 "products that memory can hold",
-            ));
+            )
+            .fix("multiply in parts"));
         };
         let call = BatchMatMulCall {
             self_: Some(left),
@@ -230,10 +232,10 @@ impl BatchMatMulPlan {
     /// the second launch on a stream on.
     ///
     /// # Errors
-    /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;
-    /// [`Error::InvalidArgument`] for tensors of another device, or an output that shares memory with a factor;
-    /// [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while it runs shows when the stream is
-    /// synchronised.
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than their
+    /// addresses; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device, or an output
+    /// that shares memory with a factor; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while
+    /// it runs shows when the stream is synchronised.
     #[doc(alias = "aclnnBatchMatMul")]
     pub fn launch_into<T: Element>(
         &self,

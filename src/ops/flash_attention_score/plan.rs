@@ -61,7 +61,7 @@ impl FlashPlan {
     /// New output tensors, to be used with [`FlashPlan::launch_into`] again and again. Their content is unspecified.
     ///
     /// # Errors
-    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`](crate::Error::InvalidArgument) if
+    /// As for [`Device::alloc`](crate::Device::alloc); [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if
     /// `T` is not the query's type.
     pub fn output<T: Element>(&self) -> Result<FlashOutput<T>> {
         self.output.empty(self.prepared.context())
@@ -94,10 +94,10 @@ impl FlashPlan {
     /// The replays of a captured launch write an output of this plan's: [`FlashPlan::output`].
     ///
     /// # Errors
-    /// [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for tensors that differ from the planned ones in more than
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than
     /// their addresses, for another kind of position bias, other first places, or another share that dropout keeps,
     /// and in a capture for an output whose state describes other rows;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of another device, or outputs that share
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device, or outputs that share
     /// memory with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace;
     /// [`Error::Aclnn`](crate::Error::Aclnn). A failure while it runs shows when the stream is synchronised.
     #[doc(alias = "aclnnFlashAttentionScore")]

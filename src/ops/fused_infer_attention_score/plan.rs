@@ -221,11 +221,13 @@ impl Plan {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`] if `T` is not the output's type.
+    /// As for [`Device::alloc`](crate::Device::alloc); [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if `T` is
+    /// not the output's type.
     pub fn output<T: Element>(&self) -> Result<Output<T>> {
         let (attention, lse) = (Parameter::AttentionOut, Parameter::SoftmaxLse);
         let Some(desc) = self.desc(attention) else {
-            return Err(Error::invalid(attention.name(), "none", "an output"));
+            return Err(Error::invalid(attention.name(), "none", "an output")
+                .fix("bring the attention output"));
         };
         let softmax_lse = self.desc(lse);
         let softmax_lse = softmax_lse.map(|desc| new_output(self.context(), lse.name(), desc));
@@ -268,11 +270,11 @@ impl Plan {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses, and for
-    /// another block size, quantisation scheme or length of the shared prefix; [`Error::InvalidArgument`] for tensors
-    /// of another device, or an output that shares memory with another tensor; [`Error::OutOfMemory`] for the
-    /// workspace; [`Error::Aclnn`] if the operator cannot be launched. A failure while it runs shows when the stream
-    /// is synchronised.
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than their
+    /// addresses, and for another block size, quantisation scheme or length of the shared prefix;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device, or an output that shares
+    /// memory with another tensor; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`] if the operator cannot
+    /// be launched. A failure while it runs shows when the stream is synchronised.
     #[doc(alias = "aclnnFusedInferAttentionScore")]
     #[doc(alias = "aclSetInputTensorAddr")]
     #[doc(alias = "aclSetDynamicInputTensorAddr")]

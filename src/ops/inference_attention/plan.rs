@@ -154,7 +154,7 @@ impl<P: InferenceParameter> InferencePlan<P> {
     /// unspecified.
     ///
     /// # Errors
-    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`](crate::Error::InvalidArgument) if
+    /// As for [`Device::alloc`](crate::Device::alloc); [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if
     /// `T` is not the output's type.
     pub fn output<T: Element>(&self) -> Result<Tensor<T>> {
         let noun = P::ATTENTION_OUT.noun();
@@ -190,9 +190,9 @@ impl<P: InferenceParameter> InferencePlan<P> {
     /// device: the table is checked on the host before each.
     ///
     /// # Errors
-    /// [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for inputs that differ from the planned ones in more than
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for inputs that differ from the planned ones in more than
     /// their addresses; [`Error::Violation`](crate::Error::Violation) for a table that names a block which the cache
-    /// does not have, or too few for its lengths; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for
+    /// does not have, or too few for its lengths; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for
     /// tensors of another device, or an output that shares memory with another tensor;
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace; [`Error::Aclnn`](crate::Error::Aclnn). A
     /// failure while it runs shows when the stream is synchronised.

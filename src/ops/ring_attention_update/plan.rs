@@ -92,7 +92,8 @@ impl RingPlan {
     /// New output tensors, to be used with [`RingPlan::launch_into`] again and again. Their content is unspecified.
     ///
     /// # Errors
-    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`] if `T` is not the parts' type.
+    /// As for [`Device::alloc`](crate::Device::alloc); [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if `T` is
+    /// not the parts' type.
     pub fn output<T: Element>(&self) -> Result<FlashOutput<T>> {
         self.output.empty(self.prepared.context())
     }
@@ -122,11 +123,12 @@ impl RingPlan {
     /// The replays of a captured merge write an output of this plan's: [`RingPlan::output`].
     ///
     /// # Errors
-    /// [`Error::NotAsPlanned`] for parts that differ from the planned ones in more than their addresses, also in the
-    /// order or the ends of their sequences, and in a capture for a merged part whose state describes other rows;
-    /// [`Error::Violation`] for sequences without keys in a part; [`Error::InvalidArgument`] for tensors of another
-    /// device, or outputs that share memory with another tensor; [`Error::OutOfMemory`] for the workspace;
-    /// [`Error::Aclnn`]. A failure while it runs shows when the stream is synchronised.
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for parts that differ from the planned ones in more than their
+    /// addresses, also in the order or the ends of their sequences, and in a capture for a merged part whose state
+    /// describes other rows; [`Error::Violation`] for sequences without keys in a part;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device, or outputs that share
+    /// memory with another tensor; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while it
+    /// runs shows when the stream is synchronised.
     #[doc(alias = "aclnnRingAttentionUpdate")]
     pub fn launch_into<T: Element>(
         &self,
@@ -158,11 +160,11 @@ impl RingPlan {
     ) -> Result<Keyless> {
         for (argument, part) in [("previous", previous), ("current", current)] {
             if part.softmax.rows() != &self.output.rows {
-                return Err(Error::NotAsPlanned {
+                return Err(Error::not_as_planned(
                     argument,
-                    given: part.softmax.rows().to_string(),
-                    planned: self.output.rows.to_string(),
-                });
+                    part.softmax.rows(),
+                    &self.output.rows,
+                ));
             }
         }
         merged_keyless(&previous.softmax, &current.softmax, &self.allowed)

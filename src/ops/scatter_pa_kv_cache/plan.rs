@@ -113,10 +113,10 @@ impl ScatterPaKvCache {
     /// tensors of these shapes. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::Violation`], [`Error::Unsupported`],
-    /// [`Error::UnknownProduct`], [`Error::MissingOperator`], [`Error::InvalidArgument`] for tensors of different
-    /// devices or slots that were checked for a larger cache. After that [`Error::Aclnn`], should the operator refuse
-    /// the call nevertheless.
+    /// Before any function of the operator is called: [`Error::Violation`], [`UNSUPPORTED`](ascend_spec::UNSUPPORTED),
+    /// [`Error::UnknownProduct`], [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for
+    /// tensors of different devices or slots that were checked for a larger cache. After that [`Error::Aclnn`],
+    /// should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnScatterPaKvCacheGetWorkspaceSize")]
     pub fn plan<'a>(&self, inputs: impl Into<ScatterInputs<'a>>) -> Result<ScatterPlan> {
         self.prepare(inputs.into())
@@ -276,11 +276,11 @@ impl ScatterPlan {
     /// [`SlotMapping::overwrite`] replaces them.
     ///
     /// # Errors
-    /// [`Error::NotAsPlanned`] for tensors that differ from the planned ones in more than their addresses;
-    /// [`Error::InvalidArgument`] for tensors of another device, caches that share memory with another tensor, or
-    /// slots that were checked for a larger cache; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A
-    /// failure while it runs, such as a slot beyond the cache in a mapping that was taken unchecked, shows when the
-    /// stream is synchronised, if the device notices.
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than their
+    /// addresses; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device, caches that
+    /// share memory with another tensor, or slots that were checked for a larger cache; [`Error::OutOfMemory`] for
+    /// the workspace; [`Error::Aclnn`]. A failure while it runs, such as a slot beyond the cache in a mapping that
+    /// was taken unchecked, shows when the stream is synchronised, if the device notices.
     #[doc(alias = "aclnnScatterPaKvCache")]
     pub fn launch<'a>(
         &self,
@@ -305,22 +305,18 @@ impl ScatterPlan {
                     "keys alone"
                 }
             };
-            return Err(Error::NotAsPlanned {
-                argument: "value",
-                given: name(values.is_some()).to_owned(),
-                planned: name(self.values).to_owned(),
-            });
+            return Err(Error::not_as_planned(
+                "value",
+                name(values.is_some()),
+                name(self.values),
+            ));
         }
         slots.fits(self.slots)?;
         let Some(prepared) = &self.prepared else {
             key.on("key", queue.context())?;
             return match key.shape().first() {
                 Some(0) => Ok(()),
-                _ => Err(Error::NotAsPlanned {
-                    argument: "key",
-                    given: key.desc().to_string(),
-                    planned: "no token".to_owned(),
-                }),
+                _ => Err(Error::not_as_planned("key", key.desc(), "no token")),
             };
         };
         let key_cache = self.scatter.view(key_cache, key)?;
