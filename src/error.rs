@@ -3,10 +3,10 @@
 use std::ffi::CStr;
 use std::fmt;
 
-use ascend_spec::{Refusal, Target, UnreleasedTarget, Unsupported, Violation};
+use ascend_spec::{Rule, Target, UnreleasedTarget, Violation};
 use ascend_sys::{Api, LoadError, MissingSymbol};
 
-use crate::refusal::Refused;
+use crate::rules;
 use crate::status::{AclStatus, AclnnStatus};
 
 /// The result of everything in this crate that can fail.
@@ -20,22 +20,22 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// ```
 /// use ascend_attention::Error;
 ///
-/// let error = Error::invalid("rows", 0, "at least 1");
-/// assert_eq!(format!("{error:?}"), "rows: given 0, allowed: at least 1");
-/// assert!(format!("{error:#?}").starts_with("InvalidArgument {"));
+/// let error = Error::invalid("rows", 0, "at least 1").fix("leave empty calls out");
+/// assert_eq!(
+///     format!("{error:?}"),
+///     "argument.value: an argument of a function has a value that the function takes; given rows: 0, allowed: at \
+///      least 1; fix: leave empty calls out"
+/// );
+/// assert!(format!("{error:#?}").starts_with("Violation("));
 /// ```
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A call breaks a rule of the operator, or a lint. Found before any function of CANN was called.
+    /// A rule is broken: one of the operator, a lint, a condition of this crate ([`rules`](crate::rules)), or
+    /// [`UNSUPPORTED`](ascend_spec::UNSUPPORTED) where the call may be right and this crate can neither check nor
+    /// compute it. The rule's level tells which. Found before any function of CANN was called; nothing was changed.
     #[error(transparent)]
     Violation(#[from] Violation),
-    /// Lengths, windows or graphs do not fit together. Nothing was changed.
-    #[error(transparent)]
-    Refused(#[from] Refused),
-    /// A call may be right, but this crate can neither check nor compute it.
-    #[error(transparent)]
-    Unsupported(#[from] Unsupported),
     /// An `acl*` function failed.
     #[error("{function} returned {status}{}", told(message))]
     Acl {
@@ -170,28 +170,6 @@ pub enum Error {
     /// The emulation was requested, but this build has none.
     #[error("this build has no emulation: enable the feature `emulation` of ascend-attention")]
     NoEmulation,
-    /// An argument of this crate's own functions is wrong.
-    #[error("{argument}: given {given}, allowed: {allowed}")]
-    InvalidArgument {
-        /// The argument.
-        argument: &'static str,
-        /// Its value.
-        given: String,
-        /// What it may be.
-        allowed: String,
-    },
-    /// A tensor of a launch differs from the planned one.
-    #[error(
-        "{argument}: given {given}, planned: {planned}; launch with what was planned, or plan again"
-    )]
-    NotAsPlanned {
-        /// The operator's name for the tensor.
-        argument: &'static str,
-        /// What the launch has.
-        given: String,
-        /// What the plan was made for.
-        planned: String,
-    },
 }
 
 /// The fields of each variant, for `{:#?}`.
@@ -221,8 +199,6 @@ macro_rules! shown {
 
 shown! {
     Violation(of),
-    Refused(of),
-    Unsupported(of),
     Acl { function, status, message },
     Aclnn { function, status, message },
     NullHandle { function, message },
@@ -238,17 +214,6 @@ shown! {
     UnknownProduct { name },
     Unreleased(of),
     NoEmulation {},
-    InvalidArgument { argument, given, allowed },
-    NotAsPlanned { argument, given, planned },
-}
-
-impl From<Refusal> for Error {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Violation(violation) => Self::Violation(violation),
-            Refusal::Unsupported(unsupported) => Self::Unsupported(unsupported),
-        }
-    }
 }
 
 fn told(message: &str) -> String {
@@ -260,13 +225,59 @@ fn told(message: &str) -> String {
 }
 
 impl Error {
-    /// The [`Error::InvalidArgument`] of a function that builds on this crate.
-    pub fn invalid(argument: &'static str, given: impl ToString, allowed: impl ToString) -> Self {
-        Self::InvalidArgument {
-            argument,
-            given: given.to_string(),
-            allowed: allowed.to_string(),
+    /// The refusal of an argument's value, by [`rules::ARGUMENT_VALUE`], also for functions that build on this crate.
+    #[cold]
+    pub fn invalid(
+        argument: &'static str,
+        given: impl fmt::Display,
+        allowed: impl fmt::Display,
+    ) -> Self {
+        Self::by(&rules::ARGUMENT_VALUE, argument, given, allowed)
+    }
+
+    /// The refusal of memory that a call would write and that others use, by [`rules::ARGUMENT_MEMORY`].
+    #[cold]
+    pub fn shared(
+        argument: &'static str,
+        given: impl fmt::Display,
+        allowed: impl fmt::Display,
+    ) -> Self {
+        Self::by(&rules::ARGUMENT_MEMORY, argument, given, allowed)
+    }
+
+    /// The refusal of a launch with something else than was planned, by [`rules::PLAN_TENSORS`].
+    #[cold]
+    pub fn not_as_planned(
+        argument: &'static str,
+        given: impl fmt::Display,
+        planned: impl fmt::Display,
+    ) -> Self {
+        Self::by(&rules::PLAN_TENSORS, argument, given, planned)
+    }
+
+    /// The refusal of an argument by a rule, whose fix it has.
+    #[cold]
+    pub(crate) fn by(
+        rule: &'static Rule,
+        argument: &'static str,
+        given: impl fmt::Display,
+        allowed: impl fmt::Display,
+    ) -> Self {
+        Self::Violation(rule.broken(format_args!("{argument}: {given}"), allowed))
+    }
+
+    /// This error, with another advice where it is a broken rule.
+    #[must_use]
+    pub fn fix(mut self, fix: impl fmt::Display) -> Self {
+        if let Self::Violation(violation) = &mut self {
+            violation.fix = fix.to_string();
         }
+        self
+    }
+
+    /// Whether a call was refused by this rule.
+    pub fn breaks(&self, rule: &Rule) -> bool {
+        matches!(self, Self::Violation(violation) if violation.rule == rule)
     }
 }
 

@@ -125,7 +125,7 @@ pub mod merge;
 mod operator;
 mod ops;
 pub mod prelude;
-mod refusal;
+pub mod rules;
 mod runtime;
 mod status;
 mod tensor;
@@ -133,7 +133,7 @@ pub mod weight_gradient;
 
 pub use ascend_spec as spec;
 pub use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, Float8E8M0, HiFloat8};
-pub use ascend_spec::{DType, Layout, SparseMode};
+pub use ascend_spec::{DType, Layout, SparseMode, Violation};
 pub use ascend_sys as sys;
 pub use attention::{FusedInferAttention, InnerPrecise, Output, Plan};
 pub use error::{Error, Result};
@@ -142,7 +142,6 @@ pub use half::{bf16, f16};
 pub use mask::{CausalOrigin, Mask, Masks, SlidingWindow};
 pub use memory::{DeviceBuffer, Element, HostBuffer, Transfer};
 pub use ops::public::*;
-pub use refusal::{CallRule, Refused};
 pub use runtime::{
     BACKEND_VARIABLE, Backend, Device, Event, Installed, Machine, MemoryInfo, Queue, Runtime,
     Stream, StreamMark, Version, VersionSource, file_version, toolkit_version,

@@ -67,8 +67,8 @@ impl<T: Number> WeightGradientSample<T> {
     /// tensors are shared, not copied.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for other shapes, without a token, head or element, query heads that are no
-    /// multiple of the others, or tensors of different devices.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for other shapes, without a token, head or element, query
+    /// heads that are no multiple of the others, or tensors of different devices.
     pub fn new(output_gradient: &Tensor<T>, value: &Tensor<T>) -> Result<Self> {
         value.on("value", output_gradient.memory().context())?;
         let &[tokens, heads, value_dim] = output_gradient.shape() else {
@@ -76,7 +76,8 @@ impl<T: Number> WeightGradientSample<T> {
                 "output_gradient",
                 output_gradient.desc(),
                 "[tokens, heads, value_dim]",
-            ));
+            )
+            .fix("reshape the gradient to packed rows"));
         };
         let kv_heads = match value.shape() {
             &[of_value, kv_heads, dim] if (of_value, dim) == (tokens, value_dim) => kv_heads,
@@ -85,7 +86,8 @@ impl<T: Number> WeightGradientSample<T> {
                     "value",
                     value.desc(),
                     format_args!("[{tokens}, kv_heads, {value_dim}]"),
-                ));
+                )
+                .fix("reshape the values to packed rows"));
             }
         };
         let sizes = [
@@ -119,8 +121,9 @@ impl<T: Number> WeightGradientSample<T> {
     /// products are rounded to `T`. Waits for the work.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a stream of another device, elements that are not finite, or that are so large
-    /// that products are not; as for [`BatchMatMul::plan`], [`Plan::launch_into`](crate::operation::Plan::launch_into),
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for elements that are not finite, or so large that products
+    /// are not; as for [`BatchMatMul::plan`], [`Plan::launch_into`](crate::operation::Plan::launch_into),
     /// [`Device::alloc`](crate::Device::alloc) and [`Tensor::download_async`].
     pub fn parts(&self, stream: &Stream, sizes: TriangleMix) -> Result<PartSums> {
         let device = stream.device();
@@ -163,8 +166,8 @@ impl<T: Number> WeightGradientSample<T> {
     /// Adds the sample to a probe, as [`TriangleProbe::record_sample`] does for one on the host.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layer that the probe does not have, or a probe that measures something else
-    /// than [`ProbeMeasure::WeightGradient`]; as for [`WeightGradientSample::parts`].
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that the probe does not have, or a probe that
+    /// measures something else than [`ProbeMeasure::WeightGradient`]; as for [`WeightGradientSample::parts`].
     pub fn record(&self, stream: &Stream, probe: &mut TriangleProbe, layer: usize) -> Result<()> {
         probe.admits(layer, ProbeMeasure::WeightGradient)?;
         let sums = self.parts(stream, probe.sizes())?;

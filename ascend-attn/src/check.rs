@@ -12,9 +12,7 @@ use ascend_attention::Machine;
 use ascend_attention::case::{AnyCase, Case, Expect, OperatorCase, ParameterCase};
 use ascend_attention::spec::declared::{AnyArguments, DeclaredOperator};
 use ascend_attention::spec::ops::fused_infer_attention_score::Version;
-use ascend_attention::spec::{
-    Cann, FIND_KERNEL_ERROR, Refusal, Soc, Target, TensorDesc, Violation,
-};
+use ascend_attention::spec::{Cann, FIND_KERNEL_ERROR, Soc, Target, TensorDesc, Violation};
 
 use serde_json::Value;
 
@@ -431,8 +429,10 @@ fn check(
             }
         },
         // The operator takes the call; only this crate does not compute it.
-        Err(Refusal::Unsupported(unsupported)) => checked.message = Some(unsupported.to_string()),
-        Err(Refusal::Violation(violation)) => {
+        Err(unsupported) if unsupported.is_unsupported() => {
+            checked.message = Some(unsupported.to_string());
+        }
+        Err(violation) => {
             checked.accepted = false;
             checked.rule = Some(violation.rule.id);
             checked.status = violation.rule.status;

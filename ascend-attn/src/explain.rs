@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use ascend_attention::spec::{Level, Span, every_rule};
+use ascend_attention::spec::{Level, Span};
+use ascend_serving::rules::every_rule;
 
 use super::Stop;
 use super::output::Output;
@@ -39,15 +40,21 @@ pub(super) fn rule(id: &str, output: &mut Output) -> Result<ExitCode, Stop> {
                 rule.reach
             )
         }
+        Level::Library => "this library refuses it before any operator is called".to_owned(),
+        Level::Unsupported => {
+            "the operator may take the call; this library neither checks nor computes it".to_owned()
+        }
     };
     output.line(format_args!("{id}"))?;
     output.line(format_args!("  must hold: {}", rule.holds))?;
     output.line(format_args!("  otherwise: {consequence}"))?;
     output.line(format_args!("  fix:       {}", rule.fix))?;
-    output.line(format_args!("  since:     {}", rule.since.symbol()))?;
-    let on = |span: Option<Span>| span.map_or("none".to_owned(), |span| span.to_string());
-    output.line(format_args!("  A2, A3:    {}", on(rule.scope.a2_a3)))?;
-    output.line(format_args!("  950:       {}", on(rule.scope.ascend950)))?;
+    if let Some(since) = rule.since {
+        output.line(format_args!("  since:     {}", since.symbol()))?;
+        let on = |span: Option<Span>| span.map_or("none".to_owned(), |span| span.to_string());
+        output.line(format_args!("  A2, A3:    {}", on(rule.scope.a2_a3)))?;
+        output.line(format_args!("  950:       {}", on(rule.scope.ascend950)))?;
+    }
     output.line(format_args!("  source:    {}", rule.source))?;
     if let Some(page) = rule.hardware_reports() {
         output.line(format_args!("  hardware:  public reports, docs/src/{page}"))?;

@@ -54,7 +54,7 @@ impl Report {
         ) {
             (Some(failure), _) => Some(failure.clone()),
             (None, Some(Verdict::Failed { reason })) => Some(reason.clone()),
-            (None, Some(Verdict::Unsupported(unsupported))) => Some(unsupported.feature.to_owned()),
+            (None, Some(Verdict::Unsupported(unsupported))) => Some(unsupported.given.clone()),
             _ => None,
         }
     }

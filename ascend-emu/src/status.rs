@@ -1,7 +1,7 @@
 //! Status codes, and the calling thread's most recent error.
 
 use crate::fork::forked;
-use ascend_spec::Refusal;
+use ascend_spec::Violation;
 use ascend_sys::bindings as sys;
 use std::any::Any;
 use std::borrow::Cow;
@@ -108,8 +108,8 @@ impl Failure {
 }
 
 /// A call that the contract refuses.
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
+impl From<Violation> for Failure {
+    fn from(refusal: Violation) -> Self {
         Failure::new(refusal.status(), refusal.to_string())
     }
 }

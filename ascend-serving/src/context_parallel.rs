@@ -4,7 +4,7 @@ use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, P
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::ops::attention_update::UpdateCall;
-use ascend_attention::{CallRule, CausalOrigin, Element, Mask, Output, Plan, Stream, Tensor};
+use ascend_attention::{CausalOrigin, Element, Mask, Output, Plan, Stream, Tensor, Violation};
 
 use crate::backends::AttentionShape;
 use crate::batch::{AttentionMetadata, BatchRequest, Causality};
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::kv::{
     Interleave, LayerCache, MAX_INT32, PadPolicy, PageTable, check_slots, on_device, written_over,
 };
-use crate::refusal::{Refused, Rule, refused, room};
+use crate::rules::{self, room};
 
 /// Divides contexts that are too long for one cache over ranks, each with a cache of its own.
 ///
@@ -78,12 +78,12 @@ impl ContextParallel {
     /// Divides contexts by `share` over caches with blocks of `block_size` tokens.
     ///
     /// # Errors
-    /// [`Rule::RanksParts`] for more than [`ContextParallel::MAX_RANKS`] ranks, [`Rule::RanksInterleave`] if a block
-    /// does not hold whole runs.
-    pub fn new(share: Interleave, block_size: usize) -> Result<Self, Refused> {
+    /// [`RANKS_PARTS`](crate::rules::RANKS_PARTS) for more than [`ContextParallel::MAX_RANKS`] ranks,
+    /// [`RANKS_INTERLEAVE`](crate::rules::RANKS_INTERLEAVE) if a block does not hold whole runs.
+    pub fn new(share: Interleave, block_size: usize) -> Result<Self, Violation> {
         if share.ranks() > Self::MAX_RANKS {
-            return Err(refused(
-                Rule::RanksParts,
+            return Err(Violation::new(
+                &rules::RANKS_PARTS,
                 format_args!("{} ranks", share.ranks()),
                 format_args!("1 to {}", Self::MAX_RANKS),
                 "merge in two levels",
@@ -107,24 +107,28 @@ impl ContextParallel {
     /// [`ContextParallel::pool_block_size`] tokens; tokens that another rank holds have the slots of `pad`.
     ///
     /// # Errors
-    /// [`Rule::BatchEmpty`] without requests; for a request, as for [`AttentionMetadata::new`] of layers that see
-    /// every key before their own: [`Rule::TableGroup`], [`Rule::BlockUncopied`], [`Rule::SequenceLength`],
-    /// [`Rule::BlockWindow`], [`Rule::BatchEmpty`], [`Rule::DraftCount`], [`CallRule::LengthsOverflow`];
-    /// [`Rule::TableRow`], [`Rule::SlotRange`], [`Rule::PadSlot`]; [`Rule::SlotDuplicate`] if two tokens go to the
-    /// same slot, [`Rule::SlotDump`] if one goes to a slot of padding; [`Rule::PadSlot`] for a dump slot after the
-    /// first block. Keep the sequences of the requests until the calls of all ranks are queued.
+    /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without requests; for a request, as for [`AttentionMetadata::new`]
+    /// of layers that see every key before their own: [`TABLE_GROUP`](crate::rules::TABLE_GROUP),
+    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED), [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH),
+    /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW), [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY),
+    /// [`DRAFT_COUNT`](crate::rules::DRAFT_COUNT), [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW);
+    /// [`TABLE_ROW`](crate::rules::TABLE_ROW), [`SLOT_RANGE`](crate::rules::SLOT_RANGE),
+    /// [`PAD_SLOT`](crate::rules::PAD_SLOT); [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE) if two tokens go to
+    /// the same slot, [`SLOT_DUMP`](crate::rules::SLOT_DUMP) if one goes to a slot of padding;
+    /// [`PAD_SLOT`](crate::rules::PAD_SLOT) for a dump slot after the first block. Keep the sequences of the
+    /// requests until the calls of all ranks are queued.
     ///
     /// [`AttentionMetadata::new`]: crate::AttentionMetadata::new
     pub fn split(
         &self,
         requests: &[BatchRequest<'_>],
         pad: PadPolicy,
-    ) -> Result<ContextSplit, Refused> {
+    ) -> Result<ContextSplit, Violation> {
         if let PadPolicy::DumpSlot(slot) = pad
             && slot >= self.block_size
         {
-            return Err(refused(
-                Rule::PadSlot,
+            return Err(Violation::new(
+                &rules::PAD_SLOT,
                 format_args!("dump slot {slot} over blocks of {} tokens", self.block_size),
                 format_args!("below {}", self.block_size),
                 "write padding to the first block of each rank, which the pool reserves by one block of its own",
@@ -141,8 +145,8 @@ impl ContextParallel {
             ends.push_end(end)?;
         }
         if requests.is_empty() {
-            return Err(refused(
-                Rule::BatchEmpty,
+            return Err(Violation::new(
+                &rules::BATCH_EMPTY,
                 "0 requests",
                 "1 or more",
                 "skip the step",
@@ -170,7 +174,7 @@ impl ContextParallel {
             let mut padded = 0usize;
             for request in requests {
                 let keys = request.cached.saturating_add(request.new);
-                let (rule, fix) = (CallRule::LengthsOverflow, "split the batch");
+                let (rule, fix) = (&rules::LENGTHS_OVERFLOW, "split the batch");
                 room(&mut step.slots, request.new, rule, fix)?;
                 for position in request.cached..keys {
                     let slot = self
@@ -196,7 +200,7 @@ impl ContextParallel {
             check_slots(&step.slots, any_blocks, self.block_size, pad)?;
             Ok(step)
         });
-        let ranks: Vec<RankStep> = ranks.collect::<Result<_, Refused>>()?;
+        let ranks: Vec<RankStep> = ranks.collect::<Result<_, Violation>>()?;
         let own = if single { 0 } else { 1 << ranks.len() };
         let with_keys = |at: usize| {
             let bits = ranks.iter().enumerate();
@@ -249,6 +253,7 @@ impl ContextSplit {
                 format_args!("the results of {ranks} ranks alone"),
                 "behind them also that of the new tokens among themselves (`new_tokens`)",
             )
+            .fix("compute the new tokens among themselves too, and merge that part")
             .into());
         }
         Ok(MergeState::new(Layout::Tnd).rows(&self.rows).plan(parts)?)
@@ -347,7 +352,8 @@ fn paged<'a, T: Element>(
 
 fn sizes<T: Element>(query: &Tensor<T>) -> Result<[usize; 3]> {
     let &[rows, heads, dim] = query.shape() else {
-        return Err(Error::invalid("query", query.desc(), "[tokens, N, D]"));
+        return Err(Error::invalid("query", query.desc(), "[tokens, N, D]")
+            .fix("reshape the query to packed rows"));
     };
     Ok([rows, heads, dim])
 }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::refusal::{Refused, Rule};
+use ascend_attention::Violation;
+use ascend_attention::spec::Rule;
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -14,19 +15,19 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Requests, blocks, slots or lengths do not fit each other. Nothing was changed.
+    /// A rule is broken: one of this crate or the crate below ([`rules`](crate::rules)), such as requests, blocks,
+    /// slots or lengths that do not fit each other, or one of an operator. Nothing was changed.
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Violation(#[from] Violation),
     /// No registered backend can serve a step.
     #[error("no backend can serve the step: {reasons}")]
     NoBackend {
         /// Each backend with its reason.
         reasons: String,
-        /// The rules of the serving layer by which backends refused the step.
-        rules: Vec<Rule>,
+        /// The rules by which backends refused the step.
+        rules: Vec<&'static Rule>,
     },
-    /// A call of attention, or what it needs, failed or was refused. A refusal by a
-    /// [`CallRule`](ascend_attention::CallRule) becomes an [`Error::Refused`].
+    /// A call of attention, or what it needs, failed otherwise than by a rule.
     #[error(transparent)]
     Attention(ascend_attention::Error),
 }
@@ -37,7 +38,7 @@ impl fmt::Debug for Error {
             return fmt::Display::fmt(self, f);
         }
         match self {
-            Self::Refused(refused) => f.debug_tuple("Refused").field(refused).finish(),
+            Self::Violation(violation) => f.debug_tuple("Violation").field(violation).finish(),
             Self::NoBackend { reasons, rules } => f
                 .debug_struct("NoBackend")
                 .field("reasons", reasons)
@@ -51,58 +52,84 @@ impl fmt::Debug for Error {
 impl From<ascend_attention::Error> for Error {
     fn from(error: ascend_attention::Error) -> Self {
         match error {
-            ascend_attention::Error::Refused(refused) => Self::Refused(refused.into()),
+            ascend_attention::Error::Violation(violation) => Self::Violation(violation),
             error => Self::Attention(error),
         }
     }
 }
 
-impl From<ascend_attention::Refused> for Error {
-    fn from(refused: ascend_attention::Refused) -> Self {
-        Self::Refused(refused.into())
-    }
-}
-
 impl Error {
     /// Whether the call was refused by this rule; for a step that no backend serves, whether one of the backends
-    /// refused it by this rule. A scheduler preempts a request when the rule is [`Rule::BatchBlocks`] or
-    /// [`Rule::PoolExhausted`], and ends the steps in flight when it is [`Rule::PoolWaiting`].
-    pub fn breaks(&self, rule: impl Into<Rule>) -> bool {
-        let rule = rule.into();
+    /// refused it by this rule. A scheduler preempts a request when the rule is
+    /// [`BATCH_BLOCKS`](crate::rules::BATCH_BLOCKS) or [`POOL_EXHAUSTED`](crate::rules::POOL_EXHAUSTED), and ends the
+    /// steps in flight when it is [`POOL_WAITING`](crate::rules::POOL_WAITING).
+    pub fn breaks(&self, rule: &Rule) -> bool {
         match self {
-            Self::Refused(refused) => refused.rule == rule,
+            Self::Violation(violation) => violation.rule == rule,
             Self::NoBackend { rules, .. } => rules.contains(&rule),
             Self::Attention(_) => false,
         }
     }
 
     /// The refusal of a wrong argument.
+    #[cold]
     pub(crate) fn invalid(
         argument: &'static str,
-        given: impl ToString,
-        allowed: impl ToString,
+        given: impl fmt::Display,
+        allowed: impl fmt::Display,
     ) -> Self {
         ascend_attention::Error::invalid(argument, given, allowed).into()
+    }
+
+    /// The refusal of memory that a call would write and that others use.
+    #[cold]
+    pub(crate) fn shared(
+        argument: &'static str,
+        given: impl fmt::Display,
+        allowed: impl fmt::Display,
+    ) -> Self {
+        ascend_attention::Error::shared(argument, given, allowed).into()
+    }
+
+    /// The refusal of a launch with something else than was planned.
+    #[cold]
+    pub(crate) fn not_as_planned(
+        argument: &'static str,
+        given: impl fmt::Display,
+        planned: impl fmt::Display,
+    ) -> Self {
+        ascend_attention::Error::not_as_planned(argument, given, planned).into()
+    }
+
+    /// This error, with another advice where it is a broken rule.
+    #[must_use]
+    pub(crate) fn fix(mut self, fix: impl fmt::Display) -> Self {
+        if let Self::Violation(violation) = &mut self {
+            violation.fix = fix.to_string();
+        }
+        self
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
-    use ascend_attention::CallRule;
     use ascend_attention::attention::Cumulative;
 
     use super::*;
+    use crate::rules;
 
     #[test]
     fn refusals_of_lengths_are_refusals_here_too() {
         let refused = Cumulative::new(vec![3, 2]).unwrap_err();
         let told = refused.to_string();
         let error = Error::from(ascend_attention::Error::from(refused));
-        assert!(error.breaks(CallRule::LengthsEnds));
-        assert!(matches!(&error, Error::Refused(refused) if refused.rule == CallRule::LengthsEnds));
+        assert!(error.breaks(&rules::LENGTHS_ENDS));
+        assert!(
+            matches!(&error, Error::Violation(violation) if violation.rule.id == "lengths.ends")
+        );
         assert_eq!(error.to_string(), told);
-        assert!(!error.breaks(Rule::PoolExhausted));
+        assert!(!error.breaks(&rules::POOL_EXHAUSTED));
     }
 
     #[test]

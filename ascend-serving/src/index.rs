@@ -7,11 +7,11 @@
 //! - [`TokenIndices`]: `kv_indptr`, `kv_indices` of token slots, where pages need not be whole.
 //! - [`Cumulative`](ascend_attention::attention::Cumulative): `cu_seqlens`, `qo_indptr`.
 
-use ascend_attention::CallRule;
+use ascend_attention::Violation;
 use ascend_attention::attention::PerRequest;
 
 use crate::kv::{PageTable, fill_slots};
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 /// Pages of each request, packed request after request, with the number of tokens in each last page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,9 +28,9 @@ pub struct TokenIndices {
     kv_indices: Vec<i32>,
 }
 
-fn overflow() -> Refused {
-    refused(
-        CallRule::LengthsOverflow,
+fn overflow() -> Violation {
+    Violation::new(
+        &rules::LENGTHS_OVERFLOW,
         "more entries than INT32 counts",
         i32::MAX,
         "split the batch",
@@ -47,12 +47,12 @@ fn whole(list: &[i32]) -> Vec<usize> {
     numbers.collect()
 }
 
-fn rows_match(table: &PageTable, lengths: &PerRequest) -> Result<(), Refused> {
+fn rows_match(table: &PageTable, lengths: &PerRequest) -> Result<(), Violation> {
     if table.requests() == lengths.lengths().len() {
         return Ok(());
     }
-    Err(refused(
-        CallRule::LengthsBatch,
+    Err(Violation::new(
+        &rules::LENGTHS_BATCH,
         format_args!(
             "{} lengths, a table of {} rows",
             lengths.lengths().len(),
@@ -73,12 +73,12 @@ fn part<'a>(indptr: &[i32], indices: &'a [i32], request: usize) -> &'a [i32] {
 }
 
 /// Checks that `indptr` divides `indices`.
-fn divides(indptr: &[i32], indices: &[i32]) -> Result<(), Refused> {
+fn divides(indptr: &[i32], indices: &[i32]) -> Result<(), Violation> {
     let rises = indptr.is_sorted() && indptr.first() == Some(&0);
     let whole = indptr.last().map(|end| usize::try_from(*end)) == Some(Ok(indices.len()));
     if !rises || !whole {
-        return Err(refused(
-            Rule::IndexShape,
+        return Err(Violation::new(
+            &rules::INDEX_SHAPE,
             format_args!(
                 "kv_indptr from {:?} to {:?}, {} kv_indices",
                 indptr.first(),
@@ -91,8 +91,8 @@ fn divides(indptr: &[i32], indices: &[i32]) -> Result<(), Refused> {
     }
     match indices.iter().find(|index| **index < 0) {
         None => Ok(()),
-        Some(index) => Err(refused(
-            Rule::TableBlock,
+        Some(index) => Err(Violation::new(
+            &rules::TABLE_BLOCK,
             index,
             "0 or more",
             "leave padding out of the list",
@@ -100,9 +100,9 @@ fn divides(indptr: &[i32], indices: &[i32]) -> Result<(), Refused> {
     }
 }
 
-fn no_page() -> Refused {
-    refused(
-        Rule::PoolSize,
+fn no_page() -> Violation {
+    Violation::new(
+        &rules::POOL_SIZE,
         "pages of 0 tokens",
         "1 or more",
         "give the cache's page size",
@@ -113,22 +113,23 @@ impl PageIndices {
     /// The three lists, checked.
     ///
     /// # Errors
-    /// [`Rule::IndexShape`] if they do not fit together: a start for each request and the total; a last page of 1 to
-    /// `page_size` tokens, or of 0 for a request without pages. [`Rule::TableBlock`] for a negative page,
-    /// [`Rule::PoolSize`] for pages without tokens.
+    /// [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE) if they do not fit together: a start for each request and the
+    /// total; a last page of 1 to `page_size` tokens, or of 0 for a request without pages.
+    /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a negative page, [`POOL_SIZE`](crate::rules::POOL_SIZE) for
+    /// pages without tokens.
     pub fn new(
         kv_indptr: Vec<i32>,
         kv_indices: Vec<i32>,
         last_page_len: Vec<i32>,
         page_size: usize,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         if page_size == 0 {
             return Err(no_page());
         }
         divides(&kv_indptr, &kv_indices)?;
         if kv_indptr.len().checked_sub(1) != Some(last_page_len.len()) {
-            return Err(refused(
-                Rule::IndexShape,
+            return Err(Violation::new(
+                &rules::INDEX_SHAPE,
                 format_args!(
                     "{} starts, {} last pages",
                     kv_indptr.len(),
@@ -147,8 +148,8 @@ impl PageIndices {
             let pages = lists.pages(request).len();
             let fits = usize::try_from(last).is_ok_and(|last| last <= page_size);
             if !fits || (last == 0) != (pages == 0) {
-                return Err(refused(
-                    Rule::IndexShape,
+                return Err(Violation::new(
+                    &rules::INDEX_SHAPE,
                     format_args!(
                         "last_page_len {last} of request {request}, which has {pages} pages"
                     ),
@@ -163,13 +164,14 @@ impl PageIndices {
     /// Converts a table.
     ///
     /// # Errors
-    /// [`CallRule::LengthsBatch`] for another number of lengths, [`Rule::TableRow`] for a row that is too short,
-    /// [`CallRule::LengthsOverflow`].
+    /// [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) for another number of lengths,
+    /// [`TABLE_ROW`](crate::rules::TABLE_ROW) for a row that is too short,
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW).
     pub fn from_table(
         table: &PageTable,
         lengths: &PerRequest,
         page_size: usize,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         rows_match(table, lengths)?;
         let mut lists = Self {
             kv_indptr: vec![0],
@@ -203,16 +205,16 @@ impl PageIndices {
     /// The table and the lengths that these lists stand for.
     ///
     /// # Errors
-    /// [`Rule::PoolSize`] for pages without tokens; [`Rule::IndexShape`] for pages smaller than a last one of the
-    /// lists, and for a table that does not fit in the host's memory.
-    pub fn to_table(&self, page_size: usize) -> Result<(PageTable, PerRequest), Refused> {
+    /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for pages without tokens; [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE)
+    /// for pages smaller than a last one of the lists, and for a table that does not fit in the host's memory.
+    pub fn to_table(&self, page_size: usize) -> Result<(PageTable, PerRequest), Violation> {
         if page_size == 0 {
             return Err(no_page());
         }
         let longest = self.last_page_len.iter().copied().max().unwrap_or(0);
         if usize::try_from(longest).is_ok_and(|longest| longest > page_size) {
-            return Err(refused(
-                Rule::IndexShape,
+            return Err(Violation::new(
+                &rules::INDEX_SHAPE,
                 format_args!("last_page_len {longest} in pages of {page_size}"),
                 format_args!("at most {page_size}"),
                 "give the page size that the lists were made for",
@@ -256,8 +258,8 @@ impl TokenIndices {
     /// The two lists, checked.
     ///
     /// # Errors
-    /// [`Rule::IndexShape`], [`Rule::TableBlock`] for a negative slot.
-    pub fn new(kv_indptr: Vec<i32>, kv_indices: Vec<i32>) -> Result<Self, Refused> {
+    /// [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE), [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a negative slot.
+    pub fn new(kv_indptr: Vec<i32>, kv_indices: Vec<i32>) -> Result<Self, Violation> {
         divides(&kv_indptr, &kv_indices)?;
         Ok(Self {
             kv_indptr,
@@ -268,14 +270,15 @@ impl TokenIndices {
     /// The slots of every key of a table; with a window, of the last `window` keys of each request.
     ///
     /// # Errors
-    /// [`CallRule::LengthsBatch`], [`Rule::TableRow`], [`Rule::TableBlock`], [`Rule::SlotRange`],
-    /// [`CallRule::LengthsOverflow`].
+    /// [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH), [`TABLE_ROW`](crate::rules::TABLE_ROW),
+    /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK), [`SLOT_RANGE`](crate::rules::SLOT_RANGE),
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW).
     pub fn from_table(
         table: &PageTable,
         lengths: &PerRequest,
         page_size: usize,
         window: Option<usize>,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         rows_match(table, lengths)?;
         let mut lists = Self {
             kv_indptr: vec![0],
@@ -295,10 +298,10 @@ impl TokenIndices {
     /// The table and lengths that the slots stand for.
     ///
     /// # Errors
-    /// [`Rule::IndexMisaligned`] where the slots of a page's keys are not contiguous, or do not begin at the
-    /// beginning of a page of the cache: operators that read pages cannot read such keys. [`Rule::PoolSize`] for
-    /// pages without tokens.
-    pub fn to_table(&self, page_size: usize) -> Result<(PageTable, PerRequest), Refused> {
+    /// [`INDEX_MISALIGNED`](crate::rules::INDEX_MISALIGNED) where the slots of a page's keys are not contiguous, or
+    /// do not begin at the beginning of a page of the cache: operators that read pages cannot read such keys.
+    /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for pages without tokens.
+    pub fn to_table(&self, page_size: usize) -> Result<(PageTable, PerRequest), Violation> {
         if page_size == 0 {
             return Err(no_page());
         }
@@ -320,8 +323,8 @@ impl TokenIndices {
                 let aligned = place.filter(|place| place.checked_rem(page_size) == Some(0));
                 let block = aligned.and_then(|place| place.checked_div(page_size));
                 let Some(block) = block.filter(|_| through) else {
-                    return Err(refused(
-                        Rule::IndexMisaligned,
+                    return Err(Violation::new(
+                        &rules::INDEX_MISALIGNED,
                         format_args!("slots {first}, ... of request {request}"),
                         format_args!(
                             "runs of {page_size} slots that begin at a multiple of {page_size}"
@@ -389,16 +392,19 @@ mod tests {
             let end = slots.len() as i32;
             let tokens = TokenIndices::new(vec![0, end], slots).unwrap();
             let error = tokens.to_table(4).unwrap_err();
-            assert_eq!(error.rule, Rule::IndexMisaligned);
+            assert_eq!(error.rule, &rules::INDEX_MISALIGNED);
         }
         let tokens = TokenIndices::new(vec![0, 5], vec![4, 5, 6, 7, 0]).unwrap();
         assert_eq!(tokens.to_table(4).unwrap().0.blocks(), [1, 0]);
-        assert_eq!(tokens.to_table(0).unwrap_err().rule, Rule::PoolSize);
+        assert_eq!(tokens.to_table(0).unwrap_err().rule, &rules::POOL_SIZE);
         let pages = tokens.to_table(usize::MAX).unwrap_err();
-        assert_eq!(pages.rule, Rule::IndexMisaligned);
+        assert_eq!(pages.rule, &rules::INDEX_MISALIGNED);
         let of_sixteen = PageIndices::new(vec![0, 2], vec![3, 4], vec![5], 16).unwrap();
-        assert_eq!(of_sixteen.to_table(2).unwrap_err().rule, Rule::IndexShape);
-        assert_eq!(of_sixteen.to_table(0).unwrap_err().rule, Rule::PoolSize);
+        assert_eq!(
+            of_sixteen.to_table(2).unwrap_err().rule,
+            &rules::INDEX_SHAPE
+        );
+        assert_eq!(of_sixteen.to_table(0).unwrap_err().rule, &rules::POOL_SIZE);
         assert_eq!(of_sixteen.to_table(16).unwrap().1.lengths(), [21]);
     }
 
@@ -408,21 +414,24 @@ mod tests {
             let lists = PageIndices::new(indptr.to_vec(), indices.to_vec(), last.to_vec(), 4);
             lists.unwrap_err().rule
         };
-        assert_eq!(rule(&[], &[], &[]), Rule::IndexShape);
-        assert_eq!(rule(&[1, 2], &[1, 2], &[1]), Rule::IndexShape);
-        assert_eq!(rule(&[0, 3], &[1, 2], &[1]), Rule::IndexShape);
-        assert_eq!(rule(&[0, 2, 1, 2], &[1, 2], &[1, 1, 1]), Rule::IndexShape);
-        assert_eq!(rule(&[0, 2], &[1, 2], &[5]), Rule::IndexShape);
-        assert_eq!(rule(&[0, 2], &[1, 2], &[0]), Rule::IndexShape);
-        assert_eq!(rule(&[0, 0], &[], &[1]), Rule::IndexShape);
-        assert_eq!(rule(&[0, 2], &[1, -2], &[1]), Rule::TableBlock);
+        assert_eq!(rule(&[], &[], &[]), &rules::INDEX_SHAPE);
+        assert_eq!(rule(&[1, 2], &[1, 2], &[1]), &rules::INDEX_SHAPE);
+        assert_eq!(rule(&[0, 3], &[1, 2], &[1]), &rules::INDEX_SHAPE);
+        assert_eq!(
+            rule(&[0, 2, 1, 2], &[1, 2], &[1, 1, 1]),
+            &rules::INDEX_SHAPE
+        );
+        assert_eq!(rule(&[0, 2], &[1, 2], &[5]), &rules::INDEX_SHAPE);
+        assert_eq!(rule(&[0, 2], &[1, 2], &[0]), &rules::INDEX_SHAPE);
+        assert_eq!(rule(&[0, 0], &[], &[1]), &rules::INDEX_SHAPE);
+        assert_eq!(rule(&[0, 2], &[1, -2], &[1]), &rules::TABLE_BLOCK);
         let table = PageTable::from_rows(&[vec![4]]).unwrap();
         let wrong = PageIndices::from_table(&table, &per(&[1, 1]), 4);
-        assert_eq!(wrong.unwrap_err().rule, CallRule::LengthsBatch);
+        assert_eq!(wrong.unwrap_err().rule, &rules::LENGTHS_BATCH);
         let wrong = PageIndices::from_table(&table, &per(&[5]), 4);
-        assert_eq!(wrong.unwrap_err().rule, Rule::TableRow);
+        assert_eq!(wrong.unwrap_err().rule, &rules::TABLE_ROW);
         let wrong = PageIndices::from_table(&table, &per(&[1]), 0);
-        assert_eq!(wrong.unwrap_err().rule, Rule::TableRow);
+        assert_eq!(wrong.unwrap_err().rule, &rules::TABLE_ROW);
     }
 
     proptest! {

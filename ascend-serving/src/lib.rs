@@ -120,9 +120,10 @@ mod lock;
 mod planned_stream;
 mod prefix_cache;
 pub mod prelude;
-mod refusal;
+pub mod rules;
 mod split_kv;
 
+pub use ascend_attention::Violation;
 pub use backends::{
     AttentionBackend, AttentionShape, Backends, CascadePrefill, ChunkedLocal, Fused, FusedInTwo,
     Hybrid, KeySplit, LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Masked, Mla,
@@ -157,7 +158,6 @@ pub use graphs::{
 pub use index::{PageIndices, TokenIndices, window_start};
 pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
-pub use refusal::{Refused, Rule};
 pub use split_kv::SplitLimits;
 
 /// The README and pages of the book, whose programs are tests.

@@ -5,12 +5,12 @@
 
 use std::num::NonZeroU64;
 
-use ascend_attention::CallRule;
+use ascend_attention::Violation;
 use ascend_attention::attention::PerRequest;
 use ascend_attention::spec::geometry::LocalChunks;
 
 use crate::kv::PageTable;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 /// The virtual batch of a batch with local attention.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,20 +33,20 @@ impl LocalBatch {
     /// of `chunk`.
     ///
     /// # Errors
-    /// [`Rule::ChunkSize`] unless `chunk` is a multiple of `block_size` and neither is 0: a chunk would begin within
-    /// a block. [`CallRule::LengthsBatch`] for lists of different lengths, [`Rule::LengthsKvBelowQ`],
-    /// [`Rule::TableRow`].
+    /// [`CHUNK_SIZE`](crate::rules::CHUNK_SIZE) unless `chunk` is a multiple of `block_size` and neither is 0: a
+    /// chunk would begin within a block. [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) for lists of different
+    /// lengths, [`LENGTHS_KV_BELOW_Q`](crate::rules::LENGTHS_KV_BELOW_Q), [`TABLE_ROW`](crate::rules::TABLE_ROW).
     pub fn new(
         q_lengths: &PerRequest,
         kv_lengths: &PerRequest,
         table: &PageTable,
         block_size: usize,
         chunk: usize,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         let whole = chunk.checked_rem(block_size) == Some(0);
         let Some(size) = NonZeroU64::new(chunk as u64).filter(|_| whole) else {
-            return Err(refused(
-                Rule::ChunkSize,
+            return Err(Violation::new(
+                &rules::CHUNK_SIZE,
                 format_args!("chunks of {chunk} tokens in blocks of {block_size}"),
                 format_args!("a multiple of {block_size}"),
                 "choose a block size that divides the chunk",
@@ -54,8 +54,8 @@ impl LocalBatch {
         };
         let (q, kv) = (q_lengths.lengths(), kv_lengths.lengths());
         if q.len() != kv.len() || q.len() != table.requests() {
-            return Err(refused(
-                CallRule::LengthsBatch,
+            return Err(Violation::new(
+                &rules::LENGTHS_BATCH,
                 format_args!(
                     "{} query lengths, {} key lengths, {} rows",
                     q.len(),
@@ -70,8 +70,8 @@ impl LocalBatch {
         let mut rows = Vec::new();
         for (request, (&q, &kv)) in q.iter().zip(kv).enumerate() {
             if q > kv {
-                return Err(refused(
-                    Rule::LengthsKvBelowQ,
+                return Err(Violation::new(
+                    &rules::LENGTHS_KV_BELOW_Q,
                     format_args!("{q} query rows and {kv} keys of request {request}"),
                     "at least as many keys",
                     "count the new tokens as keys too",
@@ -150,13 +150,13 @@ mod tests {
         let one = per(&[4]);
         for (page, chunk) in [(16, 8), (16, 24), (0, 4), (4, 0)] {
             let error = LocalBatch::new(&one, &one, &table(&[4], 4), page, chunk).unwrap_err();
-            assert_eq!(error.rule, Rule::ChunkSize);
+            assert_eq!(error.rule, &rules::CHUNK_SIZE);
         }
         let two = per(&[4, 4]);
         let error = LocalBatch::new(&two, &one, &table(&[4], 4), 4, 4).unwrap_err();
-        assert_eq!(error.rule, CallRule::LengthsBatch);
+        assert_eq!(error.rule, &rules::LENGTHS_BATCH);
         let error = LocalBatch::new(&per(&[5]), &one, &table(&[4], 4), 4, 4).unwrap_err();
-        assert_eq!(error.rule, Rule::LengthsKvBelowQ);
+        assert_eq!(error.rule, &rules::LENGTHS_KV_BELOW_Q);
     }
 
     proptest! {

@@ -2,7 +2,7 @@
 
 use ascend_attention::Stream;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The stream that an object was planned on, which orders the use of the memory that its launches share.
 #[derive(Clone, Copy, Debug)]
@@ -18,11 +18,10 @@ impl PlannedStream {
         if stream.as_raw().addr() == self.0 {
             return Ok(());
         }
-        Err(ascend_attention::Error::NotAsPlanned {
-            argument: "stream",
-            given: "another stream".to_owned(),
-            planned: "the stream of the step, which orders the use of its workspace".to_owned(),
-        }
-        .into())
+        Err(Error::not_as_planned(
+            "stream",
+            "another stream",
+            "the stream of the step, which orders the use of its workspace",
+        ))
     }
 }

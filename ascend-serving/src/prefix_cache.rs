@@ -5,12 +5,12 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
 
-use ascend_attention::Element;
+use ascend_attention::{Element, Violation};
 
 use crate::batch::Causality;
 use crate::engine::{GroupedAttention, GroupedSequence};
 use crate::kv::{Block, BlockPool, Sequence, uncopied};
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 /// Number of a node, never used again.
 type NodeId = u64;
@@ -113,7 +113,7 @@ impl Group {
 /// use ascend_serving::kv::{BlockPool, PadPolicy, Sequence};
 /// use ascend_serving::{Causality, PrefixCache};
 ///
-/// # fn main() -> Result<(), ascend_serving::Refused> {
+/// # fn main() -> Result<(), ascend_serving::Violation> {
 /// let pool = BlockPool::new(16, 4, PadPolicy::SkipNegative)?;
 /// let mut prefixes = PrefixCache::<u32>::new(&pool, Causality::Causal)?;
 /// let prompt: Vec<u32> = (0..11).collect();
@@ -144,23 +144,25 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// An empty cache for layers of one pool.
     ///
     /// # Errors
-    /// [`Rule::PrefixGroups`] for layers that see later tokens: their keys depend on the tokens that follow.
-    pub fn new(pool: &impl AsRef<BlockPool>, causality: Causality) -> Result<Self, Refused> {
+    /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) for layers that see later tokens: their keys depend on the
+    /// tokens that follow.
+    pub fn new(pool: &impl AsRef<BlockPool>, causality: Causality) -> Result<Self, Violation> {
         Self::of_groups(std::iter::once((pool.as_ref(), causality)))
     }
 
     /// An empty cache for the groups of a model, in their order.
     ///
     /// # Errors
-    /// [`Rule::PrefixGroups`] for layers that see later tokens, and for caches of several block sizes.
-    pub fn grouped<E: Element>(attention: &GroupedAttention<E>) -> Result<Self, Refused> {
+    /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) for layers that see later tokens, and for caches of several
+    /// block sizes.
+    pub fn grouped<E: Element>(attention: &GroupedAttention<E>) -> Result<Self, Violation> {
         let groups = attention.groups().iter();
         Self::of_groups(groups.map(|group| (group.attention().cache().pool(), group.causality())))
     }
 
     fn of_groups<'p>(
         groups: impl Iterator<Item = (&'p BlockPool, Causality)>,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         let groups: Vec<Group> = groups
             .map(|(pool, causality)| Group {
                 pool: pool.clone(),
@@ -183,14 +185,14 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
                 next: 0,
                 clock: 0,
             }),
-            None => Err(refused(
-                Rule::PrefixGroups,
+            None => Err(Violation::new(
+                &rules::PREFIX_GROUPS,
                 "no group of layers",
                 "1 or more",
                 "make the cache of an attention with layers",
             )),
-            Some((at, group)) => Err(refused(
-                Rule::PrefixGroups,
+            Some((at, group)) => Err(Violation::new(
+                &rules::PREFIX_GROUPS,
                 format_args!(
                     "{:?} over blocks of {} tokens in group {at}",
                     group.causality,
@@ -216,8 +218,8 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// Work that reads them must come after the work that computed them: on the same stream, or after an event of it.
     ///
     /// # Errors
-    /// [`Rule::PrefixGroups`] if the model has several groups of layers.
-    pub fn share(&mut self, salt: &[u8], tokens: &[T]) -> Result<Sequence, Refused> {
+    /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) if the model has several groups of layers.
+    pub fn share(&mut self, salt: &[u8], tokens: &[T]) -> Result<Sequence, Violation> {
         self.check_count(1)?;
         let mut parts = self.share_parts(salt, tokens).into_iter();
         match parts.next() {
@@ -240,15 +242,17 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// Where another sequence has inserted the same tokens before, its blocks stay.
     ///
     /// # Errors
-    /// [`Rule::PrefixGroups`] if the model has several groups of layers; [`Rule::BlockPool`] for a sequence of
-    /// another pool, [`Rule::SequenceLength`] for more tokens than it has, [`Rule::BlockUncopied`] for blocks that
-    /// wait for a copy, [`Rule::SequenceGap`] for tokens that some cache of the pool has not computed.
+    /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) if the model has several groups of layers;
+    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool,
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for more tokens than it has,
+    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for blocks that wait for a copy,
+    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for tokens that some cache of the pool has not computed.
     pub fn insert(
         &mut self,
         salt: &[u8],
         tokens: &[T],
         sequence: &Sequence,
-    ) -> Result<usize, Refused> {
+    ) -> Result<usize, Violation> {
         self.insert_parts(salt, tokens, &[sequence])
     }
 
@@ -256,13 +260,14 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// the sequence still holds them: a prefix that ends there is found.
     ///
     /// # Errors
-    /// As for [`insert`](Self::insert); [`Rule::PrefixGroups`] for a sequence of a model with other groups.
+    /// As for [`insert`](Self::insert); [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) for a sequence of a model
+    /// with other groups.
     pub fn insert_grouped(
         &mut self,
         salt: &[u8],
         tokens: &[T],
         sequence: &GroupedSequence,
-    ) -> Result<usize, Refused> {
+    ) -> Result<usize, Violation> {
         let parts: Vec<_> = sequence.parts.iter().map(|(part, _)| part).collect();
         self.insert_parts(salt, tokens, &parts)
     }
@@ -273,11 +278,11 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// number of blocks given back; steps in flight may still read them.
     ///
     /// # Errors
-    /// [`Rule::PrefixGroups`] for a group that does not exist.
-    pub fn evict(&mut self, group: usize, blocks: usize) -> Result<usize, Refused> {
+    /// [`PREFIX_GROUPS`](crate::rules::PREFIX_GROUPS) for a group that does not exist.
+    pub fn evict(&mut self, group: usize, blocks: usize) -> Result<usize, Violation> {
         if group >= self.groups.len() {
-            return Err(refused(
-                Rule::PrefixGroups,
+            return Err(Violation::new(
+                &rules::PREFIX_GROUPS,
                 format_args!("group {group}"),
                 format_args!("one of {}", self.groups.len()),
                 "say the group first, then how many blocks",
@@ -381,7 +386,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         salt: &[u8],
         tokens: &[T],
         parts: &[&Sequence],
-    ) -> Result<usize, Refused> {
+    ) -> Result<usize, Violation> {
         self.check_count(parts.len())?;
         for (group, part) in self.groups.iter().zip(parts) {
             check_part(&group.pool, part, tokens.len())?;
@@ -422,7 +427,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         Ok(added)
     }
 
-    fn check_count(&self, groups: usize) -> Result<(), Refused> {
+    fn check_count(&self, groups: usize) -> Result<(), Violation> {
         match groups == self.groups.len() {
             true => Ok(()),
             false => Err(self.other_count(groups)),
@@ -430,9 +435,9 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     }
 
     #[cold]
-    fn other_count(&self, groups: usize) -> Refused {
-        refused(
-            Rule::PrefixGroups,
+    fn other_count(&self, groups: usize) -> Violation {
+        Violation::new(
+            &rules::PREFIX_GROUPS,
             format_args!("a sequence in {groups} pools"),
             format_args!("one in each of {}", self.groups.len()),
             "use `share_grouped` and `insert_grouped` for a model with several groups of layers, and sequences of its \
@@ -595,7 +600,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
 }
 
 /// Refuses a sequence whose first tokens cannot be shared.
-fn check_part(pool: &BlockPool, part: &Sequence, tokens: usize) -> Result<(), Refused> {
+fn check_part(pool: &BlockPool, part: &Sequence, tokens: usize) -> Result<(), Violation> {
     pool.check_same(
         part.pool(),
         "a sequence",
@@ -603,8 +608,8 @@ fn check_part(pool: &BlockPool, part: &Sequence, tokens: usize) -> Result<(), Re
     )?;
     part.check_count(tokens, "insert the tokens whose keys a step has computed")?;
     if let Some(computed) = pool.computed_tokens(part.stamp()).filter(|of| *of < tokens) {
-        return Err(refused(
-            Rule::SequenceGap,
+        return Err(Violation::new(
+            &rules::SEQUENCE_GAP,
             format_args!(
                 "{tokens} tokens to be found by others, of which the first {computed} are computed"
             ),

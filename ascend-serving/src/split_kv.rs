@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use ascend_attention::Violation;
 use ascend_attention::attention::PerRequest;
 
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 /// The limits, besides the lengths, that decide the number of parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,12 +28,13 @@ impl SplitLimits {
     /// [`SplitDecode`](crate::SplitDecode) splits by calls.
     ///
     /// # Errors
-    /// [`Rule::SplitLimits`] for a limit of 0, or query heads that are no multiple of the key heads.
-    pub fn balanced(&self, lengths: &PerRequest) -> Result<Vec<usize>, Refused> {
+    /// [`SPLIT_LIMITS`](crate::rules::SPLIT_LIMITS) for a limit of 0, or query heads that are no multiple of the key
+    /// heads.
+    pub fn balanced(&self, lengths: &PerRequest) -> Result<Vec<usize>, Violation> {
         let grouped = self.heads.checked_rem(self.kv_heads) == Some(0);
         if self.max_splits == 0 || self.cores == 0 || self.heads == 0 || !grouped {
-            return Err(refused(
-                Rule::SplitLimits,
+            return Err(Violation::new(
+                &rules::SPLIT_LIMITS,
                 format_args!("{self:?}"),
                 "1 or more of each, heads a multiple of kv_heads",
                 "give the device's cores and the model's heads",
@@ -70,11 +72,11 @@ impl SplitLimits {
     /// The number of parts of each request where its result must not depend on the others: `ceil(length / tile)`.
     ///
     /// # Errors
-    /// [`Rule::SplitLimits`] for a tile of 0.
-    pub fn deterministic(lengths: &PerRequest, tile: usize) -> Result<Vec<usize>, Refused> {
+    /// [`SPLIT_LIMITS`](crate::rules::SPLIT_LIMITS) for a tile of 0.
+    pub fn deterministic(lengths: &PerRequest, tile: usize) -> Result<Vec<usize>, Violation> {
         if tile == 0 {
-            return Err(refused(
-                Rule::SplitLimits,
+            return Err(Violation::new(
+                &rules::SPLIT_LIMITS,
                 "a tile of 0 keys",
                 "1 or more",
                 "256 is usual",
@@ -125,7 +127,7 @@ mod tests {
         let none = SplitLimits { cores: 0, ..limits };
         assert_eq!(
             none.balanced(&per(&[1])).unwrap_err().rule,
-            Rule::SplitLimits
+            &rules::SPLIT_LIMITS
         );
         let odd = SplitLimits {
             kv_heads: 5,
@@ -133,11 +135,11 @@ mod tests {
         };
         assert_eq!(
             odd.balanced(&per(&[1])).unwrap_err().rule,
-            Rule::SplitLimits
+            &rules::SPLIT_LIMITS
         );
         assert_eq!(
             SplitLimits::deterministic(&per(&[1]), 0).unwrap_err().rule,
-            Rule::SplitLimits
+            &rules::SPLIT_LIMITS
         );
     }
 

@@ -35,9 +35,9 @@ use ascend_serving::{
     CascadePrefill, Causality, ContextParallel, DraftTree, Drafting, Error, Fused, FusedInTwo,
     GraphLimits, GroupedAttention, GroupedRequest, Hybrid, LatentForm, LatentRows, LatentTensors,
     LayerGroup, LayerInputs, LayerSet, MaskKind, Masked, Mla, NamedMask, PagedDecode, Phase,
-    PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, RecordedBatch, Result, Rule,
+    PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, RecordedBatch, Result,
     SharedPrefixDecode, SharedPrefixGate, StatePolicy, TreeRequest, TreeTensors, TreeVerification,
-    TriangleGate, TriangleMixPrefill, TrianglePrefill, UpProjected,
+    TriangleGate, TriangleMixPrefill, TrianglePrefill, UpProjected, rules,
 };
 
 const HEADS: usize = 2;
@@ -152,7 +152,7 @@ fn schedule_over(
     first.drop_before(140)?;
     // Preempted when the cache is full.
     let full = second.grow(128 * BLOCKS).unwrap_err();
-    assert_eq!(full.rule, Rule::PoolExhausted);
+    assert_eq!(full.rule, &rules::POOL_EXHAUSTED);
     second.truncate(0)?;
     let _ = second.grow(5)?;
     step(

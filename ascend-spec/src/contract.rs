@@ -3,7 +3,7 @@
 use crate::operator::{
     ArgumentList, ArgumentValues, DeclaredParameter, DeclaredVersion, ParameterInfo,
 };
-use crate::{Cann, Dims, Level, Refusal, Rule, Target, TensorDesc, Violation};
+use crate::{Cann, Dims, Level, Rule, Target, TensorDesc, Violation};
 
 /// An operator: its versions, its parameters and its rules.
 pub(crate) trait DescribedOperator {
@@ -46,7 +46,7 @@ pub(crate) trait CallContract: DescribedOperator {
         version: Self::Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Refusal>;
+    ) -> Result<(), Violation>;
 
     /// Gives a call the outputs that it lacks; an output whose shape the inputs do not imply has the shape that
     /// `expected` returns.

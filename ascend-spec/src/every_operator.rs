@@ -78,7 +78,7 @@ mod tests {
         for rule in O::rules() {
             let mut versions = O::Version::ALL.iter();
             assert!(
-                versions.any(|version| version.info() == rule.since),
+                versions.any(|version| Some(version.info()) == rule.since),
                 "{}",
                 rule.id
             );

@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
-//! use ascend_spec::{Cann, DType, Refusal, Soc, Target, TensorDesc};
+//! use ascend_spec::{Cann, DType, Soc, Target, TensorDesc, Violation};
 //!
 //! let shape = |s| TensorDesc::contiguous(DType::Float16, &[1, 8, s, 128]);
 //! let (key, value) = ([shape(512).unwrap()], [shape(512).unwrap()]);
@@ -20,8 +20,8 @@
 //!
 //! call.sparse_mode = 3; // causal, but no mask is given
 //! let refusal = call.check(Version::V1, target).unwrap_err();
-//! assert!(matches!(refusal, Refusal::Violation(v) if v.rule.id == "atten_mask.required"));
-//! # Ok::<(), Refusal>(())
+//! assert_eq!(refusal.rule.id, "atten_mask.required");
+//! # Ok::<(), Violation>(())
 //! ```
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -60,8 +60,8 @@ pub use geometry::{
 pub use layout::{Axes, Extents, Layout, View};
 pub use operator::{Change, NewArgument, OperatorVersion};
 pub use rule::{
-    FIND_KERNEL_ERROR, INNER_NULLPTR, Level, PARAM_INVALID, PARAM_NULLPTR, RUNTIME_ERROR, Refusal,
-    Rule, Scope, Span, TILING_ERROR, Unsupported, Violation,
+    FIND_KERNEL_ERROR, INNER_NULLPTR, Level, PARAM_INVALID, PARAM_NULLPTR, RUNTIME_ERROR, Rule,
+    Scope, Span, TILING_ERROR, UNSUPPORTED, Violation,
 };
 pub use soc::Soc;
 pub use target::{Target, UnreleasedTarget};

@@ -16,6 +16,11 @@ pub enum Level {
     /// through a null pointer. The verdict is that of a host where the call continues: the rule's status, or 0 where
     /// such a host takes the call. Nothing allows the call.
     HostCrash,
+    /// A library above the contract refuses: what was asked of it stands between calls, or before there is one, so
+    /// that no operator is asked. Nothing was changed.
+    Library,
+    /// The call may be right, but this library cannot check or compute it yet.
+    Unsupported,
 }
 
 /// The releases in which a rule holds on a product.
@@ -147,11 +152,12 @@ pub struct Rule {
     pub fix: &'static str,
     /// Where the condition comes from: an entry of the operator's check list, or a section of its documentation.
     pub source: &'static str,
-    /// CANN's status for a call that breaks the rule; 0 for a lint, and for a crash where other hosts take the call.
+    /// CANN's status for a call that breaks the rule; 0 for a lint, for a condition of a library, and for a crash where
+    /// other hosts take the call.
     pub status: i32,
-    /// The operator that the condition applies to, from this version on.
-    pub since: OperatorVersion,
-    /// Rule or lint.
+    /// The operator that the condition applies to, from this version on; `None` for a condition of a library.
+    pub since: Option<OperatorVersion>,
+    /// Who refuses a call that breaks the rule.
     pub level: Level,
     /// Whether the device may read or write outside of the call's tensors where the lint is broken; false for a rule,
     /// whose call is never launched. Where it is not known what the operator does, this is true.
@@ -162,7 +168,34 @@ pub struct Rule {
     pub scope: Scope,
 }
 
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.id)
+    }
+}
+
 impl Rule {
+    /// A condition of a library above the contract, as [`library_rules!`](crate::library_rules) declares it.
+    pub const fn of_library(
+        id: &'static str,
+        holds: &'static str,
+        fix: &'static str,
+        library: &'static str,
+    ) -> Self {
+        Rule {
+            id,
+            holds,
+            fix,
+            source: library,
+            status: 0,
+            since: None,
+            level: Level::Library,
+            overruns: false,
+            reach: "",
+            scope: Scope::ALL,
+        }
+    }
+
     /// Builds the violation of this rule by the value `given`, where `allowed` names the values that hold. The fix is
     /// the rule's own.
     #[cold]
@@ -214,6 +247,43 @@ pub struct Violation {
     pub taken_by: Option<Target>,
 }
 
+impl Violation {
+    /// The violation of `rule` by the value `given`, where `allowed` names the values that hold it and `fix` says what
+    /// to change in this call.
+    #[cold]
+    pub fn new(
+        rule: &'static Rule,
+        given: impl fmt::Display,
+        allowed: impl fmt::Display,
+        fix: impl fmt::Display,
+    ) -> Self {
+        Violation {
+            rule,
+            given: given.to_string(),
+            allowed: allowed.to_string(),
+            fix: fix.to_string(),
+            changes: Vec::new(),
+            taken_by: None,
+        }
+    }
+
+    /// The refusal of a call that needs `feature`, named by the argument or value that selects it, by [`UNSUPPORTED`].
+    #[cold]
+    pub fn unsupported(feature: impl fmt::Display) -> Self {
+        UNSUPPORTED.broken(feature, "what this library computes")
+    }
+
+    /// Whether the call may be right, and this library cannot check or compute it.
+    pub fn is_unsupported(&self) -> bool {
+        self.rule.level == Level::Unsupported
+    }
+
+    /// CANN's status for this refusal.
+    pub fn status(&self) -> i32 {
+        self.rule.status
+    }
+}
+
 impl fmt::Debug for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !f.alternate() {
@@ -230,42 +300,18 @@ impl fmt::Debug for Violation {
     }
 }
 
-/// A call that may be right but that this crate cannot check or compute yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unsupported: {feature} is not supported by this crate")]
-#[non_exhaustive]
-pub struct Unsupported {
-    /// The feature, by the name of the argument or value that selects it.
-    pub feature: &'static str,
-}
-
-impl Unsupported {
-    /// The refusal of a call that needs `feature`, for a layer above the contract that does not compute it.
-    pub const fn new(feature: &'static str) -> Self {
-        Unsupported { feature }
-    }
-}
-
-/// Why a call is refused.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum Refusal {
-    /// The call breaks a rule.
-    #[error(transparent)]
-    Violation(#[from] Violation),
-    /// The call needs something that is not supported yet.
-    #[error(transparent)]
-    Unsupported(#[from] Unsupported),
-}
-
-impl Refusal {
-    /// CANN's status for this refusal.
-    pub fn status(&self) -> i32 {
-        match self {
-            Refusal::Violation(violation) => violation.rule.status,
-            Refusal::Unsupported(_) => FIND_KERNEL_ERROR,
-        }
-    }
-}
+/// `call.unsupported`: a call needs nothing that this library neither checks nor computes. The operator may well take
+/// it.
+pub static UNSUPPORTED: Rule = Rule {
+    status: FIND_KERNEL_ERROR,
+    level: Level::Unsupported,
+    ..Rule::of_library(
+        "call.unsupported",
+        "a call needs nothing that this library neither checks nor computes",
+        "leave out what is named, or call the operator by its C functions, which the safe layer does not check",
+        env!("CARGO_PKG_NAME"),
+    )
+};
 
 /// Builds the violation of `rule`; the only place where the contract allocates.
 #[cold]
@@ -313,7 +359,7 @@ macro_rules! require {
     };
     ($holds:expr, $rule:path, $given:expr, $allowed:expr, $fix:expr $(,)?) => {
         if !($holds) {
-            return Err($crate::rule::broken(&$rule, $given, $allowed, $fix).into());
+            return Err($crate::rule::broken(&$rule, $given, $allowed, $fix));
         }
     };
 }
@@ -348,7 +394,7 @@ macro_rules! rules {
                 fix: concat!($($fix),+),
                 source: concat!($($source),+),
                 status: rules!(@status $status),
-                since: Version::$since.info(),
+                since: Some(Version::$since.info()),
                 level: rules!(@level $status),
                 overruns: rules!(@overruns $status),
                 reach: concat!($($reach)?),
@@ -378,6 +424,38 @@ macro_rules! rules {
     (@level TilingCrash) => { $crate::rule::Level::HostCrash };
     (@level NullptrCrash) => { $crate::rule::Level::HostCrash };
     (@level $status:ident) => { $crate::rule::Level::Rule };
+}
+
+/// Declares the conditions of a library above the contract: a static [`Rule`] of [`Level::Library`] for each, and the
+/// table `RULES` of them all. Each has a name, the condition that must hold, and what to change where it does not.
+///
+/// ```
+/// ascend_spec::library_rules! {
+///     POOL_SIZE = "pool.size", "a pool has blocks", "give the pool a block";
+/// }
+///
+/// let refused = POOL_SIZE.broken("0 blocks", "1 or more");
+/// assert_eq!(refused.rule, &POOL_SIZE);
+/// assert_eq!(
+///     refused.to_string(),
+///     "pool.size: a pool has blocks; given 0 blocks, allowed: 1 or more; fix: give the pool a block"
+/// );
+/// ```
+#[macro_export]
+macro_rules! library_rules {
+    ($($name:ident = $id:literal, $($holds:literal)+, $($fix:literal)+;)*) => {
+        $(
+            #[doc = concat!("`", $id, "`: ", $($holds,)+ ".")]
+            pub static $name: $crate::Rule = $crate::Rule::of_library(
+                $id,
+                concat!($($holds),+),
+                concat!($($fix),+),
+                env!("CARGO_PKG_NAME"),
+            );
+        )*
+        /// Every rule of this module.
+        pub static RULES: &[&$crate::Rule] = &[$(&$name,)*];
+    };
 }
 
 pub(crate) use {lint, require, rules};

@@ -1,6 +1,6 @@
 //! Calls of the operators that case files call.
 
-use ascend_spec::Unsupported;
+use ascend_spec::Violation;
 use ascend_spec::declared::{AnyArguments, DeclaredOperator};
 
 use crate::error::Result;
@@ -55,6 +55,6 @@ macro_rules! launches {
 
 for_each_case_operator! { launches }
 
-fn no_such_call() -> Unsupported {
-    Unsupported::new("a call of this operator from a case")
+fn no_such_call() -> Violation {
+    Violation::unsupported("a call of this operator from a case")
 }

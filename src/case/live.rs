@@ -18,8 +18,9 @@ impl Case {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a call that no case file can hold: more than 256 MiB, a strided tensor, an
-    /// element type that safetensors lacks; [`Error::Acl`]: a copy, or work on the stream, failed.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a call that no case file can hold: more than 256 MiB, a
+    /// strided tensor, an element type that safetensors lacks; [`Error::Acl`]: a copy, or work on the stream,
+    /// failed.
     ///
     /// ```
     /// use ascend_attention::attention::{BlockTable, Inputs};
@@ -58,15 +59,15 @@ impl Case {
                 "case",
                 why,
                 "a call that a case file can hold: use `record_calls`, which keeps shapes and attributes of others",
-            )
+            ).fix("record shapes and attributes by `record_calls`")
         })
     }
 
     /// Returns the case with these outputs as its expected ones. Waits for the stream.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for outputs of an element type that cannot be compared, or with NaN; otherwise as for
-    /// [`AnyTensor::download_bytes`](crate::AnyTensor::download_bytes).
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for outputs of an element type that cannot be compared, or
+    /// with NaN; otherwise as for [`AnyTensor::download_bytes`](crate::AnyTensor::download_bytes).
     pub fn expecting<T: Element>(
         mut self,
         stream: &Stream,
@@ -82,6 +83,7 @@ impl Case {
                     tensor.desc(),
                     "an element type that can be compared: FLOAT, FLOAT16, BF16 or INT8",
                 )
+                .fix("record the call without this output")
             })?;
             match nans(&expected) {
                 0 => Ok(expected),
@@ -89,7 +91,8 @@ impl Case {
                     "output",
                     format_args!("{count} NaN in {}", tensor.desc()),
                     "numbers: NaN in an expected output says that an element is not specified",
-                )),
+                )
+                .fix("compute the expected output anew, or leave it out")),
             }
         };
         self.attention_out = Some(expected(&output.attention)?);

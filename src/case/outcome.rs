@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ascend_spec::{DType, Level, Unsupported, Violation};
+use ascend_spec::{DType, Level, Violation};
 
 use super::{CaseError, CaseTensor, Comparison, Expect, Tolerance};
 use crate::error::{Error, Result};
@@ -41,7 +41,7 @@ pub enum Verdict {
         reason: String,
     },
     /// This release cannot run the call.
-    Unsupported(Unsupported),
+    Unsupported(Violation),
 }
 
 /// What a case expects of one output.
@@ -107,8 +107,10 @@ impl Expectation<'_> {
 
     /// Returns the outcome of a call that was refused, or the error itself where it decides nothing about the case.
     pub(super) fn outcome_of(&self, refusal: Error, status: Option<i32>) -> Result<Outcome> {
-        if let Error::Unsupported(unsupported) = refusal {
-            return Ok(Outcome::of(Verdict::Unsupported(unsupported)));
+        if let Error::Violation(violation) = &refusal
+            && violation.is_unsupported()
+        {
+            return Ok(Outcome::of(Verdict::Unsupported(violation.clone())));
         }
         let Some(status) = status else {
             return Err(refusal);
@@ -190,7 +192,8 @@ pub(super) fn poison(stream: &Stream, tensor: &AnyTensor, want: Option<&CaseTens
             "outputs",
             format_args!("{bytes} bytes"),
             "what fits in the host's memory",
-        ));
+        )
+        .fix("run the case on a host with more memory"));
     }
     poison.resize(bytes, 0);
     fill(tensor.dtype(), want, &mut poison);

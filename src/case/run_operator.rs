@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use ascend_spec::declared::{AnyArgument, AnyArguments};
-use ascend_spec::{Level, Refusal, TensorDesc, Violation};
+use ascend_spec::{Level, TensorDesc, Violation};
 
 use super::launches;
 use super::outcome::{Expectation, Expected, download, kept, poison};
@@ -19,7 +19,7 @@ impl OperatorCase {
     /// [`Case::launch`](super::Case::launch) does.
     ///
     /// # Errors
-    /// As for [`Case::launch`](super::Case::launch); [`Error::Unsupported`] for an operator that this crate declares
+    /// As for [`Case::launch`](super::Case::launch); [`UNSUPPORTED`](ascend_spec::UNSUPPORTED) for an operator that this crate declares
     /// and cannot call yet.
     pub fn launch(&self, stream: &Stream) -> Result<Outcome> {
         let other = self.named_target().other_stream(stream)?;
@@ -47,15 +47,12 @@ impl OperatorCase {
             let drop_mask = self.arguments.tensors("drop_mask").first();
             let roomy = drop_mask.is_some_and(|mask| mask.shape().len() == 1);
             match lints.iter().find(|lint| self.stops(lint, roomy)) {
-                Some(lint) => Err(lint.clone().into()),
+                Some(lint) => Err(lint.clone()),
                 None => Ok(()),
             }
         });
         if let Err(refusal) = checked {
-            let status = match &refusal {
-                Refusal::Violation(violation) => Some(violation.rule.status),
-                Refusal::Unsupported(_) => None,
-            };
+            let status = Some(refusal.rule.status);
             return expectation.outcome_of(refusal.into(), status);
         }
         let mut outcome = Outcome::of(Verdict::Computed);
@@ -148,7 +145,8 @@ impl OperatorCase {
                 Some(tensor) => upload(stream, tensor),
                 None => {
                     let Some(template) = self.demand() else {
-                        return Err(Error::invalid(parameter.name, desc, "a tensor of the file"));
+                        return Err(Error::invalid(parameter.name, desc, "a tensor of the file")
+                            .fix("add the tensor to the file"));
                     };
                     stream
                         .device()

@@ -8,7 +8,9 @@ use ascend_sys::{Api, bindings as sys};
 
 use crate::attention::{Bound, CallLengths, Cumulative, FusedInferAttention, Plan, Reading};
 use crate::error::{Result, acl};
-use crate::refusal::{CallRule, Refused};
+use ascend_spec::Violation;
+
+use crate::rules;
 use crate::runtime::{Context, LaunchQueue, Memory, Stream};
 
 use super::external_event::ExternalEvent;
@@ -117,8 +119,8 @@ impl Varying {
             .apply(self.call.clone())
             .plan_bindings(&self.bound, Reading::Captured)?;
         if plan.workspace_bytes() > self.workspace_bytes {
-            return Err(Refused::new(
-                CallRule::GraphWorkspace,
+            return Err(Violation::new(
+                &rules::GRAPH_WORKSPACE,
                 format_args!("{} bytes", plan.workspace_bytes()),
                 format_args!("{} bytes", self.workspace_bytes),
                 "capture again with lengths that need the most workspace",
@@ -130,10 +132,10 @@ impl Varying {
 }
 
 impl Longest {
-    fn admits(&self, lengths: CallLengths<'_>) -> Result<(), Refused> {
+    fn admits(&self, lengths: CallLengths<'_>) -> Result<(), Violation> {
         if lengths.form() != self.form {
-            return Err(Refused::new(
-                CallRule::GraphLengths,
+            return Err(Violation::new(
+                &rules::GRAPH_LENGTHS,
                 format_args!("lengths of a call {}", lengths.form()),
                 format_args!("those of a call {}", self.form),
                 "give the lengths in the form of the capture",
@@ -141,8 +143,8 @@ impl Longest {
         }
         let keys = lengths.keys();
         if keys.lengths().len() != self.requests {
-            return Err(Refused::new(
-                CallRule::LengthsBatch,
+            return Err(Violation::new(
+                &rules::LENGTHS_BATCH,
                 format_args!("{} requests", keys.lengths().len()),
                 format_args!("{}, as captured", self.requests),
                 "pad the batch with dummy requests to the captured size",
@@ -155,8 +157,8 @@ impl Longest {
         let mut both = keys.lengths().iter().zip(longest);
         match both.position(|(given, longest)| given > longest) {
             None => Ok(()),
-            Some(request) => Err(Refused::new(
-                CallRule::GraphLengths,
+            Some(request) => Err(Violation::new(
+                &rules::GRAPH_LENGTHS,
                 format_args!(
                     "{} keys of request {request}",
                     keys.lengths().get(request).copied().unwrap_or(0)
@@ -250,8 +252,8 @@ impl LaunchQueue for Updating<'_> {
         let have = self.workspace.map_or(0, |memory| memory.bytes());
         match self.workspace {
             Some(memory) if have >= bytes => Ok(Arc::clone(memory)),
-            _ => Err(Refused::new(
-                CallRule::GraphWorkspace,
+            _ => Err(Violation::new(
+                &rules::GRAPH_WORKSPACE,
                 format_args!("{bytes} bytes"),
                 format_args!("{have} bytes"),
                 "capture again with lengths that need the most workspace",
@@ -297,8 +299,8 @@ mod tests {
         assert!(varying.plan(longest).is_ok());
         varying.workspace_bytes -= 1;
         match varying.plan(longest) {
-            Err(Error::Refused(refused)) => {
-                assert_eq!(refused.rule, CallRule::GraphWorkspace);
+            Err(Error::Violation(refused)) => {
+                assert_eq!(refused.rule, &rules::GRAPH_WORKSPACE);
                 assert_eq!(refused.given, format!("{} bytes", plan.workspace_bytes()));
             }
             other => panic!("{other:?}"),

@@ -13,7 +13,9 @@ use crate::attention::{
 };
 use crate::error::{Error, Result, acl};
 use crate::memory::Element;
-use crate::refusal::{CallRule, Refused};
+use ascend_spec::Violation;
+
+use crate::rules;
 use crate::runtime::{Context, LaunchQueue, Memory, Queue, ReplayCheck, Stream, capturing};
 
 use super::call::{CapturedCall, Group, Launched, Varying};
@@ -196,7 +198,8 @@ impl<'a> Capturing<'a> {
     /// long, but not all at once: `rows` are the ends of their query rows, `limits` how many keys they may have.
     ///
     /// # Errors
-    /// [`CallRule::GraphLengths`] for limits that have no room for the rows; as for [`Capturing::attention`].
+    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for limits that have no room for the rows; as for
+    /// [`Capturing::attention`].
     pub fn attention_within<'t, T: Element>(
         &self,
         call: &FusedInferAttention,
@@ -228,7 +231,7 @@ impl<'a> Capturing<'a> {
     /// Captures a launch of a call with varying lengths.
     ///
     /// # Errors
-    /// As for [`Plan::launch_into`]; [`CallRule::GraphUpdate`] for a call of another graph;
+    /// As for [`Plan::launch_into`]; [`GRAPH_UPDATE`](crate::rules::GRAPH_UPDATE) for a call of another graph;
     /// [`Error::StreamsExhausted`].
     #[doc(alias = "aclmdlRICaptureTaskGrpBegin")]
     #[doc(alias = "aclmdlRICaptureTaskGrpEnd")]
@@ -248,8 +251,8 @@ impl<'a> Capturing<'a> {
         let calls = self.calls.borrow();
         let known = calls.get(call.index);
         let Some((varying, plan)) = known.filter(|_| call.graph == self.graph) else {
-            return Err(Refused::new(
-                CallRule::GraphUpdate,
+            return Err(Violation::new(
+                &rules::GRAPH_UPDATE,
                 "a call of another graph",
                 "one of this capture",
                 "call `attention` within each capture",

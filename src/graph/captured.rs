@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use crate::attention::Plan;
 use crate::error::{Error, Result};
-use crate::refusal::{CallRule, Refused};
+use ascend_spec::Violation;
+
+use crate::rules;
 use crate::runtime::{Device, Event, LaunchQueue, Memory, ReplayCheck, Stream};
 
 use super::call::{Launched, new_graph};
@@ -131,12 +133,12 @@ impl<B> Graph<B> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// Before anything is launched: [`CallRule::GraphUpdate`] for a call without lengths, or an update of another
-    /// graph; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a stream of another device;
+    /// Before anything is launched: [`GRAPH_UPDATE`](crate::rules::GRAPH_UPDATE) for a call without lengths, or an
+    /// update of another graph; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
     /// [`Error::Violation`](crate::Error::Violation) by `block_table.row_short` for a table that does not name the
     /// blocks of the keys that the replay reads. After a failure of CANN's, the replay that was queued runs with
     /// whatever lengths its calls had: its results mean nothing, but no stream waits for ever. A replay that could
-    /// not be ordered before the next is the last ([`CallRule::GraphFailed`]).
+    /// not be ordered before the next is the last ([`GRAPH_FAILED`](crate::rules::GRAPH_FAILED)).
     #[doc(alias = "aclmdlRIExecuteAsync")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateBegin")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateEnd")]
@@ -145,8 +147,8 @@ impl<B> Graph<B> {
         stream.check_device("stream", self.order.updates.device())?;
         LaunchQueue::raw(stream)?;
         if self.failed {
-            return Err(Refused::new(
-                CallRule::GraphFailed,
+            return Err(Violation::new(
+                &rules::GRAPH_FAILED,
                 "a graph whose last replay failed",
                 "graphs whose replays were queued whole",
                 "capture again",

@@ -1,6 +1,8 @@
 //! What captures will take, before they are made.
 
-use crate::refusal::{CallRule, Refused};
+use ascend_spec::Violation;
+
+use crate::rules;
 
 /// Streams and events that captured graphs take of a device.
 ///
@@ -51,13 +53,13 @@ impl CaptureEstimate {
     /// Refuses captures for which there are not enough streams.
     ///
     /// # Errors
-    /// [`CallRule::GraphStreams`].
-    pub fn fits(&self, streams: usize) -> Result<(), Refused> {
+    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS).
+    pub fn fits(&self, streams: usize) -> Result<(), Violation> {
         if self.streams() <= streams {
             return Ok(());
         }
-        Err(Refused::new(
-            CallRule::GraphStreams,
+        Err(Violation::new(
+            &rules::GRAPH_STREAMS,
             format_args!(
                 "{} streams for {} graphs of {} launches",
                 self.streams(),
@@ -89,7 +91,7 @@ mod tests {
             let estimate = |graphs| CaptureEstimate::new(graphs, varying).fits(streams);
             assert_eq!(estimate(most), Ok(()), "{varying} {streams}");
             let refused = estimate(most + 1).unwrap_err();
-            assert_eq!(refused.rule, CallRule::GraphStreams);
+            assert_eq!(refused.rule, &rules::GRAPH_STREAMS);
         }
     }
 }

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use crate::error::{Error, Result};
-use crate::refusal::{CallRule, Refused};
+use ascend_spec::Violation;
+
+use crate::rules;
 use crate::runtime::{Device, Event, Memory, Stream, StreamProgress, lock};
 
 use super::capture::Capturing;
@@ -118,8 +120,8 @@ impl Latest {
         }
         match &self.replay.done {
             Some(done) => stream.wait_event(done),
-            None => Err(Refused::new(
-                CallRule::GraphFailed,
+            None => Err(Violation::new(
+                &rules::GRAPH_FAILED,
                 "a graph on another stream than that of a replay whose end is not marked",
                 "graphs whose replays can be ordered",
                 "synchronise the stream of the failed replay, or capture again",

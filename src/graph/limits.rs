@@ -1,7 +1,9 @@
 //! How long the requests of a captured call may become.
 
 use crate::attention::{Cumulative, PerRequest};
-use crate::refusal::{CallRule, Refused};
+use ascend_spec::Violation;
+
+use crate::rules;
 
 /// How many keys the requests of a captured call may have, each and together.
 ///
@@ -27,7 +29,7 @@ impl KeyLimits {
 
     /// Returns key lengths at the limits for requests of these query rows: once with one request after the other as
     /// long as the blocks that are left allow, and once with all requests equally long.
-    pub(super) fn extremes(&self, rows: &Cumulative) -> Result<Vec<PerRequest>, Refused> {
+    pub(super) fn extremes(&self, rows: &Cumulative) -> Result<Vec<PerRequest>, Violation> {
         let rows = rows.per_request();
         // Lengths that the operator counts.
         let most = self.keys.min(PerRequest::MAX_LENGTH);
@@ -38,8 +40,8 @@ impl KeyLimits {
         });
         let longest = least.iter().copied().max().unwrap_or(0);
         if taken > blocks || longest > most {
-            return Err(Refused::new(
-                CallRule::GraphLengths,
+            return Err(Violation::new(
+                &rules::GRAPH_LENGTHS,
                 format_args!(
                     "{} requests of up to {longest} rows, which take {taken} blocks of {} tokens at least",
                     least.len(),
@@ -69,12 +71,12 @@ impl KeyLimits {
     /// Refuses requests that are beyond the limits; `keys` has the number of keys of each.
     ///
     /// # Errors
-    /// [`CallRule::GraphLengths`].
-    pub fn admits(&self, keys: &[usize]) -> Result<(), Refused> {
+    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS).
+    pub fn admits(&self, keys: &[usize]) -> Result<(), Violation> {
         let most = self.keys;
         if let Some(request) = keys.iter().position(|keys| *keys > most) {
-            return Err(Refused::new(
-                CallRule::GraphLengths,
+            return Err(Violation::new(
+                &rules::GRAPH_LENGTHS,
                 format_args!(
                     "{} keys of request {request}",
                     keys.get(request).copied().unwrap_or(0)
@@ -87,8 +89,8 @@ impl KeyLimits {
             sum.saturating_add(self.blocks_of(*keys))
         });
         if taken > self.blocks {
-            return Err(Refused::new(
-                CallRule::GraphLengths,
+            return Err(Violation::new(
+                &rules::GRAPH_LENGTHS,
                 format_args!(
                     "{taken} blocks of {} requests, blocks that they share counted for each",
                     keys.len()
@@ -128,12 +130,12 @@ mod tests {
         );
         assert_eq!(
             limits.admits(&[1001]).unwrap_err().rule,
-            CallRule::GraphLengths
+            &rules::GRAPH_LENGTHS
         );
         let many = Cumulative::new((1..=21).collect()).unwrap();
         assert_eq!(
             limits.extremes(&many).unwrap_err().rule,
-            CallRule::GraphLengths
+            &rules::GRAPH_LENGTHS
         );
         let wide = KeyLimits {
             keys: usize::MAX,

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use crate::attention::{CallLengths, Plan};
 use crate::error::Result;
-use crate::refusal::{CallRule, Refused};
+use ascend_spec::Violation;
+
+use crate::rules;
 
 use super::call::{CapturedCall, Varying};
 
@@ -37,9 +39,10 @@ impl Update {
     /// Gives one call its lengths.
     ///
     /// # Errors
-    /// [`CallRule::GraphLengths`] for more keys than the capture declared or lengths in another form,
-    /// [`CallRule::LengthsBatch`] for another number of requests, [`CallRule::GraphWorkspace`],
-    /// [`CallRule::GraphUpdate`] for a call of another graph or one that has lengths already; otherwise as for
+    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for more keys than the capture declared or lengths in another
+    /// form, [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) for another number of requests,
+    /// [`GRAPH_WORKSPACE`](crate::rules::GRAPH_WORKSPACE), [`GRAPH_UPDATE`](crate::rules::GRAPH_UPDATE) for a call
+    /// of another graph or one that has lengths already; otherwise as for
     /// [`FusedInferAttention::plan`](crate::FusedInferAttention::plan).
     pub fn lengths(mut self, call: CapturedCall, lengths: CallLengths<'_>) -> Result<Self> {
         self.set(call, lengths)?;
@@ -49,13 +52,13 @@ impl Update {
     /// Gives all calls the same lengths.
     ///
     /// # Errors
-    /// As for [`Update::lengths`]; [`CallRule::GraphUpdate`] for a graph without such calls: launches of plans keep
-    /// the lengths of their plans.
+    /// As for [`Update::lengths`]; [`GRAPH_UPDATE`](crate::rules::GRAPH_UPDATE) for a graph without such calls:
+    /// launches of plans keep the lengths of their plans.
     pub fn all(mut self, lengths: CallLengths<'_>) -> Result<Self> {
         let graph = self.calls.graph;
         if self.plans.is_empty() {
-            return Err(Refused::new(
-                CallRule::GraphUpdate,
+            return Err(Violation::new(
+                &rules::GRAPH_UPDATE,
                 "lengths for a graph whose launches all keep the lengths of their plans",
                 "none",
                 "capture the call by `Capturing::attention` and `Capturing::launch_into`, or replay without lengths",
@@ -72,8 +75,8 @@ impl Update {
         let own = call.graph == self.calls.graph;
         let known = self.calls.calls.get(call.index).filter(|_| own);
         let (Some(varying), Some(place)) = (known, self.plans.get_mut(call.index)) else {
-            return Err(Refused::new(
-                CallRule::GraphUpdate,
+            return Err(Violation::new(
+                &rules::GRAPH_UPDATE,
                 "lengths for a call of another graph",
                 "a call of this graph",
                 "keep each graph's calls beside it",
@@ -81,8 +84,8 @@ impl Update {
             .into());
         };
         if place.is_some() {
-            return Err(Refused::new(
-                CallRule::GraphUpdate,
+            return Err(Violation::new(
+                &rules::GRAPH_UPDATE,
                 format_args!("lengths for call {} twice", call.index),
                 "once for each call",
                 "give a call all its lengths at once",
@@ -94,10 +97,10 @@ impl Update {
     }
 
     /// The plans of a graph's calls, if they are all there.
-    pub(super) fn complete(self, calls: &Arc<Calls>) -> Result<Vec<Plan>, Refused> {
+    pub(super) fn complete(self, calls: &Arc<Calls>) -> Result<Vec<Plan>, Violation> {
         if !Arc::ptr_eq(&self.calls, calls) {
-            return Err(Refused::new(
-                CallRule::GraphUpdate,
+            return Err(Violation::new(
+                &rules::GRAPH_UPDATE,
                 "an update of another graph",
                 "one of this graph",
                 "call `update` of the graph that is replayed",
@@ -107,8 +110,8 @@ impl Update {
         let missing = self.plans.iter().position(Option::is_none);
         match missing {
             None => Ok(self.plans.into_iter().flatten().collect()),
-            Some(call) => Err(Refused::new(
-                CallRule::GraphUpdate,
+            Some(call) => Err(Violation::new(
+                &rules::GRAPH_UPDATE,
                 format_args!("no lengths for call {call}"),
                 format_args!("lengths for all {count} calls"),
                 "lengths are captured by value: give every call those of the step",

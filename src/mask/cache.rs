@@ -360,6 +360,7 @@ fn bytes_for(form: MaskForm, rows: u64, keys: u64) -> Result<usize> {
                 format_args!("{rows} rows of {keys} keys"),
                 format_args!("at most {} bytes", HostMask::MAX_BYTES),
             )
+            .fix("use a template, which serves every length: sparse modes 2, 3 and 4")
         })
 }
 

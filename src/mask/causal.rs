@@ -80,7 +80,7 @@ impl Masks<'_> {
     /// it is NaN). With context parallelism the operator takes 1 in every type: [`Masks::mla_matrix`].
     ///
     /// # Errors
-    /// Those of an upload; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a type that no mask has.
+    /// Those of an upload; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a type that no mask has.
     pub fn mla(&self, dtype: ascend_spec::DType) -> Result<AnyTensor> {
         self.mla_matrix(match dtype {
             ascend_spec::DType::Float16 => MaskForm::infinite(dtype)?,

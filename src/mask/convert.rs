@@ -31,15 +31,17 @@ impl HostMask {
     /// that hides in the tensor, the lowest if there are several.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another type or shape, another number of bytes, and for elements that are no
-    /// mask: NaN, and numbers between, which are a bias. Rows that see nothing are refused as in [`HostMask::of`].
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another type or shape, another number of bytes, and for
+    /// elements that are no mask: NaN, and numbers between, which are a bias. Rows that see nothing are refused as
+    /// in [`HostMask::of`].
     pub fn from_elements(dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Self> {
         let (batch, rows, keys) = match *shape {
             [rows, keys] => (None, rows, keys),
             [batch, rows, keys] => (Some(batch), rows, keys),
             _ => {
                 let given = format_args!("{shape:?}").to_string();
-                return Err(Error::invalid("shape", given, "[Sq, Skv] or [B, Sq, Skv]"));
+                return Err(Error::invalid("shape", given, "[Sq, Skv] or [B, Sq, Skv]")
+                    .fix("reshape the mask, or broadcast it over the batch"));
             }
         };
         let ones = MaskForm::ones(dtype)?;
@@ -51,7 +53,8 @@ impl HostMask {
                 "bytes",
                 bytes.len(),
                 format_args!("those of {shape:?} elements of {dtype}"),
-            ));
+            )
+            .fix("bring the bytes of all elements, contiguous"));
         }
         let values = || {
             bytes
@@ -67,7 +70,7 @@ impl HostMask {
                     "elements",
                     format_args!("{value} at {at}"),
                     "0 and 1, or 0 and numbers of at most -9984 (-10000 in bf16): what lies between is a position bias, not a mask",
-                ));
+                ).fix("give a bias as `PseShift`, and a mask by one of the allowed pairs of numbers"));
             }
         }
         let form = match lowest {

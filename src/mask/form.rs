@@ -46,7 +46,7 @@ impl MaskForm {
     /// 1 hides, in the one-byte types or in a float type.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another type.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another type.
     pub fn ones(dtype: DType) -> Result<Self> {
         match dtype {
             DType::Bool | DType::Int8 | DType::UInt8 => Ok(Self::byte(dtype)),
@@ -57,7 +57,7 @@ impl MaskForm {
     /// `-inf` hides. A mask with a row that sees nothing is refused in this form.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a type that is no float.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a type that is no float.
     pub fn infinite(dtype: DType) -> Result<Self> {
         Self::float(dtype, f32::NEG_INFINITY, FLOATS)
     }
@@ -65,7 +65,7 @@ impl MaskForm {
     /// The most negative finite number of the type hides.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a type that is no float.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a type that is no float.
     pub fn lowest(dtype: DType) -> Result<Self> {
         let lowest = match dtype {
             DType::Float16 => f16::MIN.to_f32(),
@@ -78,8 +78,8 @@ impl MaskForm {
     /// A negative number hides, rounded to the type.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a type that is no float, or a number that is not negative and finite in it, as
-    /// -1e6 is not in f16.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a type that is no float, or a number that is not
+    /// negative and finite in it, as -1e6 is not in f16.
     pub fn additive(dtype: DType, value: f32) -> Result<Self> {
         let form = Self::float(dtype, value, FLOATS)?;
         let rounded = form.hidden_value();
@@ -90,7 +90,7 @@ impl MaskForm {
             "value",
             format_args!("{value}, which is {rounded} in {dtype}"),
             "a negative number that is finite in the type; `MaskForm::lowest` has the most negative one",
-        ))
+        ).fix("use `MaskForm::lowest`"))
     }
 
     fn float(dtype: DType, value: f32, allowed: &str) -> Result<Self> {
@@ -98,7 +98,10 @@ impl MaskForm {
             DType::Float16 => u32::from(f16::from_f32(value).to_bits()),
             DType::Bf16 => u32::from(bf16::from_f32(value).to_bits()),
             DType::Float => value.to_bits(),
-            _ => return Err(Error::invalid("dtype", dtype, allowed)),
+            _ => {
+                return Err(Error::invalid("dtype", dtype, allowed)
+                    .fix("make the mask in one of the allowed types"));
+            }
         };
         Ok(Self { dtype, hidden })
     }

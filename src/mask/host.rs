@@ -28,8 +28,8 @@ impl HostMask {
     /// The tensor `[Sq, Skv]` of a formula.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a mask of more bytes than [`HostMask::MAX_BYTES`] or than the host's memory
-    /// holds, and for a row that sees nothing in a form with `-inf`.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a mask of more bytes than [`HostMask::MAX_BYTES`] or
+    /// than the host's memory holds, and for a row that sees nothing in a form with `-inf`.
     pub fn of(mask: &(impl Visibility + ?Sized), form: MaskForm) -> Result<Self> {
         let mut bytes = Vec::new();
         Self::paint(mask, form, &mut bytes)?;
@@ -86,7 +86,8 @@ impl HostMask {
                         mask.kv_len()
                     ),
                     format_args!("at most {rows} rows and {keys} keys"),
-                ));
+                )
+                .fix("give the batch the rows and keys of its longest sequence"));
             }
             for i in 0..if wanted == 0 { 0 } else { rows as u64 } {
                 painter.row(mask, i, keys, &mut bytes);
@@ -160,7 +161,8 @@ impl HostMask {
                 "bitmap",
                 format_args!("{} bytes", bitmap.len()),
                 format_args!("{wanted}, for {rows} rows of {keys} keys"),
-            ));
+            )
+            .fix("pack one bit for each row and key, each row from a whole byte on"));
         }
         Self::from_fn(rows, keys, form, |i, j| {
             let bit = i.saturating_mul(keys).saturating_add(j);
@@ -193,7 +195,7 @@ impl HostMask {
                 format_args!("{form}, and row {i} of sequence {b} sees no key"),
                 "a form whose softmax of such a row is a number: `MaskForm::lowest`, or a one-byte form with corrected \
                  inner_precise",
-            ));
+            ).fix("use `MaskForm::lowest`, or let each row see a key"));
         }
         Ok(mask)
     }
@@ -363,7 +365,7 @@ fn checked_bytes(form: MaskForm, axes: &[usize]) -> Result<usize> {
                     "at most {} bytes; sparse modes 2, 3 and 4 take a template of 4 MiB for every length",
                     HostMask::MAX_BYTES
                 ),
-            )
+            ).fix("use a template by `Masks::causal` or `Masks::band`")
         })
 }
 
@@ -374,6 +376,7 @@ fn reserve(bytes: &mut Vec<u8>, wanted: usize) -> Result<()> {
             format_args!("{wanted} bytes"),
             "what fits in the host's memory",
         )
+        .fix("divide the batch")
     })
 }
 

@@ -17,7 +17,7 @@ use super::value::Mask;
 ///
 /// Tensors come from the device's [`MaskCache`]: equal requests give the same one. Wherever a tensor has to be made,
 /// the first request fails as an upload does: [`Error::OutOfMemory`](crate::Error::OutOfMemory),
-/// [`Error::Acl`](crate::Error::Acl), and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for more than
+/// [`Error::Acl`](crate::Error::Acl), and [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for more than
 /// [`HostMask::MAX_BYTES`](super::HostMask::MAX_BYTES).
 ///
 /// [The module](crate::mask) has a table of all masks and of who uses them.

@@ -5,7 +5,9 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use ascend_spec::{MaskGeometry, SparseMode};
 
 use crate::error::Result;
-use crate::refusal::{CallRule, Refused};
+use ascend_spec::Violation;
+
+use crate::rules;
 use crate::tensor::AnyTensor;
 
 use super::form::MaskForm;
@@ -28,15 +30,15 @@ impl SlidingWindow {
     /// A window of `keys_including_self` keys, the query's own among them.
     ///
     /// # Errors
-    /// [`CallRule::MaskWindow`] for 0 keys or more than [`MAX_KEYS`](Self::MAX_KEYS).
-    pub fn new(keys_including_self: usize) -> Result<Self, Refused> {
+    /// [`MASK_WINDOW`](crate::rules::MASK_WINDOW) for 0 keys or more than [`MAX_KEYS`](Self::MAX_KEYS).
+    pub fn new(keys_including_self: usize) -> Result<Self, Violation> {
         let keys = u32::try_from(keys_including_self).ok();
         match keys.and_then(NonZeroU32::new) {
             Some(keys_including_self) => Ok(Self {
                 keys_including_self,
             }),
-            None => Err(Refused::new(
-                CallRule::MaskWindow,
+            None => Err(Violation::new(
+                &rules::MASK_WINDOW,
                 format_args!("a window of {keys_including_self} keys"),
                 format_args!("1 to {}, the query's own among them", Self::MAX_KEYS),
                 "leave the window out where every key is seen",
@@ -61,10 +63,10 @@ impl SlidingWindow {
 }
 
 impl TryFrom<NonZeroUsize> for SlidingWindow {
-    type Error = Refused;
+    type Error = Violation;
 
     /// Makes a window of this number of keys, as [`SlidingWindow::new`] does.
-    fn try_from(keys_including_self: NonZeroUsize) -> Result<Self, Refused> {
+    fn try_from(keys_including_self: NonZeroUsize) -> Result<Self, Violation> {
         Self::new(keys_including_self.get())
     }
 }

@@ -23,8 +23,8 @@ impl TriangleLayers {
     /// A selection of exactly these layers.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layer that is not below [`MAX_LAYERS`](Self::MAX_LAYERS), or a list of more
-    /// than that.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that is not below
+    /// [`MAX_LAYERS`](Self::MAX_LAYERS), or a list of more than that.
     pub fn explicit(layers: impl IntoIterator<Item = usize>) -> Result<Self> {
         let mut known = BTreeSet::new();
         for (at, layer) in layers.into_iter().enumerate() {
@@ -40,7 +40,7 @@ impl TriangleLayers {
     /// All layers from `start` on, in a model of `layers` layers, as in the paper.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for more than [`MAX_LAYERS`](Self::MAX_LAYERS).
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for more than [`MAX_LAYERS`](Self::MAX_LAYERS).
     pub fn from_start(start: usize, layers: usize) -> Result<Self> {
         Self::check(layers)?;
         Ok(Self::range(start, layers))
@@ -49,7 +49,7 @@ impl TriangleLayers {
     /// The first `count` layers, as in [`PresetSource::Guide`](super::PresetSource::Guide).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for more than [`MAX_LAYERS`](Self::MAX_LAYERS).
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for more than [`MAX_LAYERS`](Self::MAX_LAYERS).
     pub fn first(count: usize) -> Result<Self> {
         Self::from_start(0, count)
     }
@@ -63,7 +63,8 @@ impl TriangleLayers {
             "layers",
             layers,
             format_args!("at most {}", Self::MAX_LAYERS),
-        ))
+        )
+        .fix("number the layers of the model from 0"))
     }
 
     fn range(start: usize, end: usize) -> Self {

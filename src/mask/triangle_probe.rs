@@ -74,7 +74,7 @@ impl TriangleProbe {
     /// A probe of `layers` layers. The paper takes [`TriangleMix::PROBE`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for more than [`TriangleLayers::MAX_LAYERS`].
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for more than [`TriangleLayers::MAX_LAYERS`].
     pub fn new(layers: usize, sizes: TriangleMix) -> Result<Self> {
         TriangleLayers::check(layers)?;
         Ok(Self {
@@ -88,8 +88,9 @@ impl TriangleProbe {
     /// summed or averaged over heads. Elements above the diagonal do not count.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layer that the probe does not have, another number of elements, an element
-    /// that is not finite, or a probe that measures something else than [`ProbeMeasure::WeightGradient`].
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that the probe does not have, another number of
+    /// elements, an element that is not finite, or a probe that measures something else than
+    /// [`ProbeMeasure::WeightGradient`].
     pub fn record(&mut self, layer: usize, tokens: usize, gradient: &[f32]) -> Result<()> {
         self.admits(layer, ProbeMeasure::WeightGradient)?;
         if tokens.checked_mul(tokens) != Some(gradient.len()) {
@@ -97,14 +98,16 @@ impl TriangleProbe {
                 "gradient",
                 format_args!("{} elements", gradient.len()),
                 format_args!("{tokens} rows of {tokens}"),
-            ));
+            )
+            .fix("bring the gradient of the whole square of weights"));
         }
         if let Some(at) = gradient.iter().position(|x| !x.is_finite()) {
             return Err(Error::invalid(
                 "gradient",
                 format_args!("an element at {at} that is not finite"),
                 "finite numbers",
-            ));
+            )
+            .fix("leave the sample out, or compute its gradient in a wider type"));
         }
         let rows = TriangleRows::whole(tokens as u64);
         let sums = PartSums::of(|part| {
@@ -151,8 +154,8 @@ impl TriangleProbe {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layer that the probe does not have, or a probe that measures something else; as
-    /// for [`LayerSample::parts`].
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that the probe does not have, or a probe that
+    /// measures something else; as for [`LayerSample::parts`].
     pub fn record_sample<R: SampleReal>(
         &mut self,
         layer: usize,
@@ -188,8 +191,8 @@ impl TriangleProbe {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a layer that the probe does not have, a probe that measures something else, or
-    /// sums that are not finite or below 0.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that the probe does not have, a probe that
+    /// measures something else, or sums that are not finite or below 0.
     pub fn record_parts(
         &mut self,
         layer: usize,
@@ -203,7 +206,8 @@ impl TriangleProbe {
                 "sums",
                 format_args!("{sums:?}"),
                 "finite numbers of at least 0",
-            ));
+            )
+            .fix("leave the sample out"));
         }
         self.add(layer, measure, sums)
     }
@@ -223,14 +227,16 @@ impl TriangleProbe {
         let known = self.layers.len();
         if layer >= known {
             let allowed = format_args!("below {known}");
-            return Err(Error::invalid("layer", layer, allowed));
+            return Err(Error::invalid("layer", layer, allowed)
+                .fix("make the probe with all layers of the model"));
         }
         match self.measure {
             Some(other) if other != measure => Err(Error::invalid(
                 "measure",
                 format_args!("{measure:?}"),
                 format_args!("{other:?}, that of the probe's first sample: use a probe for each"),
-            )),
+            )
+            .fix("use a probe for each measure")),
             _ => Ok(()),
         }
     }

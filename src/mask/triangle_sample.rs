@@ -71,9 +71,9 @@ impl<R: SampleReal> LayerSample<'_, R> {
     /// precision, everything else double.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no token, head or element, the query heads are no multiple of the
-    /// others, a slice has another number of elements than its shape, an element or the scale is not finite, or the
-    /// elements are so large that sums are not.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if there is no token, head or element, the query heads are
+    /// no multiple of the others, a slice has another number of elements than its shape, an element or the scale is
+    /// not finite, or the elements are so large that sums are not.
     pub fn parts(&self, sizes: TriangleMix, measure: SampleMeasure<'_, R>) -> Result<PartSums> {
         self.check(measure)?;
         let parts = Parts::new(sizes, self.tokens);
@@ -136,7 +136,8 @@ impl<R: SampleReal> LayerSample<'_, R> {
         ];
         check_sizes(&sizes, of.heads, of.kv_heads)?;
         if !of.scale.is_finite() {
-            return Err(Error::invalid("scale", of.scale, "a finite number"));
+            return Err(Error::invalid("scale", of.scale, "a finite number")
+                .fix("give one over the root of the head dimension"));
         }
         let gradient = match measure {
             SampleMeasure::WeightGradient(of) | SampleMeasure::ScoreGradient(of) => Some(of),
@@ -156,14 +157,15 @@ impl<R: SampleReal> LayerSample<'_, R> {
                     name,
                     format_args!("{} elements", slice.len()),
                     format_args!("[{}, {heads}, {dim}]", of.tokens),
-                ));
+                )
+                .fix("bring contiguous rows of all heads"));
             }
             if let Some(at) = slice.iter().position(|x| !x.is_finite()) {
                 return Err(Error::invalid(
                     name,
                     format_args!("an element at {at} that is not finite"),
                     "finite numbers",
-                ));
+                ).fix("leave the sample out, or find the layer that overflows by `Tensor::range_report`"));
             }
         }
         Ok(())

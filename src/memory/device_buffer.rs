@@ -36,7 +36,8 @@ impl<T: Element> DeviceBuffer<T> {
     /// Wraps memory of another owner, such as another framework. Dropping the buffer does not free the memory.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a null address with elements, or more bytes than can be addressed.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a null address with elements, or more bytes than can be
+    /// addressed.
     ///
     /// # Safety
     /// `address` is device memory of at least `len` elements on this device, aligned to the element. It stays allocated
@@ -48,7 +49,8 @@ impl<T: Element> DeviceBuffer<T> {
     ) -> Result<Self> {
         let bytes = bytes_for::<T>(len)?;
         if address.is_null() && bytes > 0 {
-            return Err(Error::invalid("address", "null", "device memory"));
+            return Err(Error::invalid("address", "null", "device memory")
+                .fix("pass an address that an allocation returned, or no elements"));
         }
         // SAFETY: handed on to the caller.
         let memory = unsafe { Memory::borrowed(device.context(), address, bytes) };
@@ -80,8 +82,8 @@ impl<T: Element> DeviceBuffer<T> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for more elements than there are, or a stream of another device; [`Error::Acl`];
-    /// [`Error::Capturing`] on a thread that captures.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for more elements than there are, or a stream of another
+    /// device; [`Error::Acl`]; [`Error::Capturing`] on a thread that captures.
     #[doc(alias = "aclrtMemcpy")]
     pub fn copy_from(&self, stream: &Stream, elements: &[T]) -> Result<()> {
         self.memory.context().admits("stream", stream.context())?;
@@ -94,8 +96,8 @@ impl<T: Element> DeviceBuffer<T> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a stream of another device; [`Error::Acl`]: the copy, or work on the stream, failed;
-    /// [`Error::Capturing`] on a thread that captures.
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; [`Error::Acl`]: the copy,
+    /// or work on the stream, failed; [`Error::Capturing`] on a thread that captures.
     #[doc(alias = "aclrtMemcpy")]
     pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>> {
         self.memory.context().admits("stream", stream.context())?;
@@ -115,7 +117,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), after having waited for memory that dropped buffers still
-    /// held; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for more bytes than can be addressed;
+    /// held; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for more bytes than can be addressed;
     /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures, unless `len` is 0.
     #[doc(alias = "aclrtMalloc")]
     pub fn alloc<T: Element>(&self, len: usize) -> Result<DeviceBuffer<T>> {
@@ -156,5 +158,6 @@ pub(super) fn bytes_for<T: Element>(len: usize) -> Result<usize> {
                 len,
                 format_args!("at most {}", isize::MAX.unsigned_abs() / size_of::<T>()),
             )
+            .fix("allocate several buffers")
         })
 }

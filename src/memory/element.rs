@@ -81,7 +81,7 @@ pub(super) unsafe fn normalise<T: Element>(at: *mut T, len: usize) {
 /// An empty vector with room for `len` elements on the host, which need not have as much memory as a device.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`].
+/// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE).
 pub(crate) fn room<T>(len: usize) -> Result<Vec<T>> {
     let mut elements = Vec::new();
     match elements.try_reserve_exact(len) {
@@ -90,7 +90,8 @@ pub(crate) fn room<T>(len: usize) -> Result<Vec<T>> {
             "tensor",
             format_args!("{len} elements of {} bytes", size_of::<T>()),
             "what fits in the host's memory",
-        )),
+        )
+        .fix("copy the tensor in parts, by `narrow`")),
     }
 }
 

@@ -68,7 +68,8 @@ impl HostReal for f64 {
 /// ```
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] without parts, for parts of different sizes, or for rows of different lengths.
+/// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) without parts, for parts of different sizes, or for rows of
+/// different lengths.
 pub fn merge_on_host<R: HostReal>(parts: &[HostPart<'_, R>]) -> Result<Merged<R>> {
     let (rows, dim) = sizes(parts)?;
     let mut merged = Merged {
@@ -109,7 +110,8 @@ pub fn merge_on_host<R: HostReal>(parts: &[HostPart<'_, R>]) -> Result<Merged<R>
 /// Returns the number of rows, and of elements in a row.
 fn sizes<R>(parts: &[HostPart<'_, R>]) -> Result<(usize, usize)> {
     let Some(first) = parts.first() else {
-        return Err(Error::invalid("parts", "none", "at least one"));
+        return Err(Error::invalid("parts", "none", "at least one")
+            .fix("leave the merge out where nothing was computed"));
     };
     let (elements, rows) = (first.attention.len(), first.softmax_lse.0.len());
     let dim = match elements.checked_rem(rows) {
@@ -120,7 +122,8 @@ fn sizes<R>(parts: &[HostPart<'_, R>]) -> Result<(usize, usize)> {
                 "attention",
                 format_args!("{elements} elements for {rows} log-sum-exps"),
                 "a whole number of elements for each log-sum-exp",
-            ));
+            )
+            .fix("bring the rows and the log-sum-exps of one call"));
         }
     };
     for part in parts {
@@ -133,7 +136,8 @@ fn sizes<R>(parts: &[HostPart<'_, R>]) -> Result<(usize, usize)> {
                     part.softmax_lse.0.len()
                 ),
                 format_args!("{elements} and {rows}, as the first part"),
-            ));
+            )
+            .fix("merge parts of the same queries"));
         }
     }
     Ok((rows, dim))

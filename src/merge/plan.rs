@@ -29,7 +29,7 @@ impl<'a, T: Element> Part<'a, T> {
     /// The part that a launch of attention has computed.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a call that did not compute log-sum-exps.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a call that did not compute log-sum-exps.
     pub fn of(output: &'a Output<T>) -> Result<Self> {
         match &output.softmax_lse {
             Some(lse) => Ok(Self {
@@ -40,7 +40,8 @@ impl<'a, T: Element> Part<'a, T> {
                 "softmax_lse",
                 "none",
                 "one: ask for it with `softmax_lse(true)`",
-            )),
+            )
+            .fix("ask for it with `softmax_lse(true)` when the call is planned")),
         }
     }
 }
@@ -104,13 +105,15 @@ impl MergeState {
     /// Checks a merge and prepares it for parts of these shapes. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::InvalidArgument`] for log-sum-exps that do not belong to
-    /// the output, or would have to be put in order; [`Error::Violation`], [`Error::UnknownProduct`],
-    /// [`Error::MissingOperator`]. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    /// Before any function of the operator is called: [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for
+    /// log-sum-exps that do not belong to the output, or would have to be put in order; [`Error::Violation`],
+    /// [`Error::UnknownProduct`], [`Error::MissingOperator`]. After that [`Error::Aclnn`], should the operator
+    /// refuse the call nevertheless.
     #[doc(alias = "aclnnAttentionUpdateGetWorkspaceSize")]
     pub fn plan<T: Element>(&self, parts: &[Part<'_, T>]) -> Result<MergePlan> {
         let Some(first) = parts.first() else {
-            return Err(Error::invalid("parts", "none", "2 to 16"));
+            return Err(Error::invalid("parts", "none", "2 to 16")
+                .fix("merge two parts or more; one part is the result already"));
         };
         let context = first.attention.memory().context();
         let (out, lse_out) = (*first.attention.desc(), *first.softmax_lse.0.desc());
@@ -128,7 +131,8 @@ impl MergeState {
                         part.softmax_lse.0.desc()
                     ),
                     format_args!("{out} with {lse_out}, as the first part"),
-                ));
+                )
+                .fix("merge parts of the same queries, in one type"));
             }
         }
         let aligned = self.in_order(first.softmax_lse.0)?.is_contiguous();
@@ -138,7 +142,7 @@ impl MergeState {
                 format_args!("{lse_out} for an output {out} in {}", self.layout),
                 "log-sum-exps in the order of the output's rows (BNSD, packed, one head, or one row a sequence), or \
                  EmptyRows::ThroughHost, which puts them in order",
-            ));
+            ).fix("merge with `EmptyRows::ThroughHost`, or compute the parts in an order that both share"));
         }
         let (lse, local): (SmallVec<[_; 4]>, SmallVec<[_; 4]>) =
             parts.iter().map(|_| (rows.lse, rows.out)).unzip();
@@ -169,6 +173,7 @@ impl MergeState {
                 format_args!("{lse} for an output {out} in {}", self.layout),
                 "[B, N, S, 1], packed [T, N, 1], with the axes of the output",
             )
+            .fix("bring the output and the log-sum-exps of one call")
         };
         let heads = lse.shape.get(1).copied().ok_or_else(refused)?;
         let of = self.layout.output().extents(&out.shape, heads);
@@ -357,11 +362,11 @@ impl MergeOperation {
         output: &'o Output<T>,
     ) -> Result<&'o Tensor<f32>> {
         if parts.len() != self.problem.parts {
-            return Err(Error::NotAsPlanned {
-                argument: "parts",
-                given: parts.len().to_string(),
-                planned: self.problem.parts.to_string(),
-            });
+            return Err(Error::not_as_planned(
+                "parts",
+                parts.len(),
+                self.problem.parts,
+            ));
         }
         let Some(lse_out) = &output.softmax_lse else {
             return Err(not_as_planned("output.softmax_lse", "none", &self.lse_out));
@@ -441,12 +446,8 @@ pub(super) fn same(argument: &'static str, tensor: &AnyTensor, planned: &TensorD
 #[cold]
 pub(super) fn not_as_planned(
     argument: &'static str,
-    given: impl ToString,
+    given: impl std::fmt::Display,
     planned: &TensorDesc,
 ) -> Error {
-    Error::NotAsPlanned {
-        argument,
-        given: given.to_string(),
-        planned: planned.to_string(),
-    }
+    Error::not_as_planned(argument, given, planned)
 }

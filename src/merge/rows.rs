@@ -83,20 +83,22 @@ impl RowMerge<'_> {
     /// Checks the merge and prepares it for parts of these shapes. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another number of rows than the outputs have, for parts that do not exist, and
-    /// for layouts whose outputs do not begin with the axis of their log-sum-exps' rows (all but BNSD and TND);
-    /// otherwise as for [`MergeState::plan`].
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of rows than the outputs have, for parts
+    /// that do not exist, and for layouts whose outputs do not begin with the axis of their log-sum-exps' rows (all
+    /// but BNSD and TND); otherwise as for [`MergeState::plan`].
     pub fn plan<T: Element>(&self, parts: &[Part<'_, T>]) -> Result<RowMergePlan> {
         let Self { merge, rows } = *self;
         let Some(first) = parts.first() else {
-            return Err(Error::invalid("parts", "none", "1 to 16"));
+            return Err(Error::invalid("parts", "none", "1 to 16")
+                .fix("leave the merge out where nothing was computed"));
         };
         if !matches!(merge.layout().output(), Axes::Bnsd | Axes::Tnd) {
             return Err(Error::invalid(
                 "layout",
                 merge.layout(),
                 "BNSD or TND, whose outputs and log-sum-exps have the same first axis",
-            ));
+            )
+            .fix("compute the parts in BNSD or TND"));
         }
         let (out, lse_out) = (*first.attention.desc(), *first.softmax_lse.0.desc());
         let total = rows
@@ -104,11 +106,10 @@ impl RowMerge<'_> {
             .fold(0usize, |sum, run| sum.saturating_add(run.rows));
         let axis = out.shape.first().copied().unwrap_or(0);
         if i64::try_from(total) != Ok(axis) {
-            return Err(Error::invalid(
-                "rows",
-                total,
-                format_args!("{axis}, as the parts have"),
-            ));
+            return Err(
+                Error::invalid("rows", total, format_args!("{axis}, as the parts have"))
+                    .fix("let the runs cover every row of the parts once"),
+            );
         }
         let known = u16::MAX >> 16usize.saturating_sub(parts.len()).min(15);
         if let Some(run) = rows.iter().find(|run| run.parts & !known != 0) {
@@ -123,7 +124,7 @@ impl RowMerge<'_> {
                     "rows of parts 0 to {}, or more parts: bit i of `parts` is part i of those given",
                     parts.len() - 1
                 ),
-            ));
+            ).fix("name parts that are given"));
         }
         let context = first.attention.memory().context();
         let mut runs = Vec::new();
@@ -253,11 +254,7 @@ impl Operation for RowMergeOperation {
     ) -> Result<()> {
         plan.context().admits("stream", queue.context())?;
         if parts.len() != self.parts {
-            return Err(Error::NotAsPlanned {
-                argument: "parts",
-                given: parts.len().to_string(),
-                planned: self.parts.to_string(),
-            });
+            return Err(Error::not_as_planned("parts", parts.len(), self.parts));
         }
         let Some(lse_out) = &output.softmax_lse else {
             return Err(not_as_planned("output.softmax_lse", "none", &self.lse_out));

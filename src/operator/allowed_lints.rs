@@ -31,8 +31,8 @@ impl AllowedLints {
     /// Returns all allowed lints; `lints` are those that a call of the operator may break.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for any other lint, and for one that overruns memory and was allowed as
-    /// one that does not.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for any other lint, and for one that overruns memory and was
+    /// allowed as one that does not.
     pub(crate) fn ids<I: Iterator<Item = &'static Rule>>(
         &self,
         lints: impl Fn() -> I,
@@ -47,7 +47,8 @@ impl AllowedLints {
                     "allow_lint",
                     format_args!("{id}, which may leave the call's tensors: {}", rule.reach),
                     "lints that stay within them; allowing another one is unsafe: `allow_overrun`",
-                ));
+                )
+                .fix("mend the call by the advice of the lint, or allow it by `allow_overrun`"));
             }
         }
         let both = self.safe.iter().chain(&self.overruns);
@@ -57,7 +58,11 @@ impl AllowedLints {
 
 /// The lints of the operator with these versions.
 pub(crate) fn lints_of<V: DeclaredVersion>() -> impl Iterator<Item = &'static Rule> {
-    let of = |rule: &Rule| V::ALL.iter().any(|version| version.info() == rule.since);
+    let of = |rule: &Rule| {
+        V::ALL
+            .iter()
+            .any(|version| Some(version.info()) == rule.since)
+    };
     every_rule().filter(move |rule| rule.level == Level::Lint && of(rule))
 }
 
@@ -74,5 +79,6 @@ fn known<I: Iterator<Item = &'static Rule>>(
             format_args!("{id:?}"),
             format_args!("lints of the operator: {}", ids.join(", ")),
         )
+        .fix("take the id from the refusal that names the lint")
     })
 }

@@ -20,7 +20,7 @@ pub trait Parameter: DeclaredParameter {
     /// The refusal of an output because it shares memory with another tensor.
     #[cold]
     fn shares_memory(self, other: Self) -> Error {
-        Error::invalid(
+        Error::shared(
             self.noun(),
             format_args!("memory that is shared with {}", other.noun()),
             "memory of its own",

@@ -1,19 +1,21 @@
 //! Numbers of callers as the operators' INT64.
 
 use crate::error::{Error, Result};
-use crate::refusal::{CallRule, Refused};
+use ascend_spec::Violation;
+
+use crate::rules;
 
 /// A list of lengths as INT64, or the refusal of the first that INT64 cannot hold.
 #[derive(Clone, Debug)]
-pub(crate) struct Lengths(std::result::Result<Vec<i64>, Refused>);
+pub(crate) struct Lengths(std::result::Result<Vec<i64>, Violation>);
 
 impl Lengths {
     /// Converts the lengths to INT64, in the same memory.
     pub(crate) fn new(argument: &str, lengths: Vec<usize>) -> Self {
         let mut each = lengths.iter().enumerate();
         if let Some((at, len)) = each.find(|(_, len)| i64::try_from(**len).is_err()) {
-            return Self(Err(Refused::new(
-                CallRule::LengthsOverflow,
+            return Self(Err(Violation::new(
+                &rules::LENGTHS_OVERFLOW,
                 format_args!("{len} at {argument}[{at}]"),
                 format_args!("at most {}", i64::MAX),
                 "give the lengths of a batch that exists; subtract lengths with saturation",
@@ -44,5 +46,6 @@ pub(crate) fn heads(argument: &'static str, given: Option<usize>) -> Result<Opti
             given.unwrap_or_default(),
             format_args!("at most {}", i64::MAX),
         )
+        .fix("divide the call")
     })
 }

@@ -100,7 +100,8 @@ pub(crate) fn tensor(
     let api = context.runtime().api();
     let (shape, strides) = (&desc.shape, &desc.strides);
     if strides.len() != shape.len() {
-        return Err(Error::invalid("strides", strides, "one for each axis"));
+        return Err(Error::invalid("strides", strides, "one for each axis")
+            .fix("give a stride for each axis of the shape"));
     }
     let storage = storage(desc);
     // SAFETY: dimensions and strides are arrays of that rank, which the function copies; the address is kept and not

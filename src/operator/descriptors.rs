@@ -145,7 +145,9 @@ impl<P: Parameter> Descriptors<P> {
         let Some(text) = text else {
             return Ok(ptr::null_mut());
         };
-        let text = CString::new(text).map_err(|_| Error::invalid(name, text, "no NUL"))?;
+        let text = CString::new(text).map_err(|_| {
+            Error::invalid(name, text, "no NUL").fix("remove the NUL from the text")
+        })?;
         // The bytes stay where they are when the owner moves.
         let raw = text.as_ptr().cast_mut();
         self.texts.push(text);

@@ -24,7 +24,7 @@ pub(crate) fn new_output<T: Element>(
                  `Inputs::output_type::<T>`",
                 desc.dtype
             ),
-        ));
+        ).fix("name the type of the output by `Inputs::output_type::<T>`, or launch with the planned tensors"));
     }
     AnyTensor::empty(context, desc)?.typed()
 }

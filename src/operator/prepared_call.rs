@@ -115,6 +115,7 @@ impl<P: Parameter> PreparedCall<P> {
                 .collect(),
             workspace_bytes: addressed.map_err(|_| {
                 Error::invalid("workspace", workspace_bytes, "bytes that can be addressed")
+                    .fix("divide the call")
             })?,
             work: Some(Work {
                 phase_two,
@@ -281,11 +282,11 @@ impl<P: Parameter> PreparedCall<P> {
         let mut planned = self.planned.iter();
         match planned.find(|planned| !given.contains(&planned.argument)) {
             Some(planned) => not_as_planned(planned.argument.parameter, "none", planned.desc),
-            None => Error::NotAsPlanned {
-                argument: "tensors",
-                given: format!("{} of them", given.len()),
-                planned: self.planned.len().to_string(),
-            },
+            None => Error::not_as_planned(
+                "tensors",
+                format_args!("{} of them", given.len()),
+                self.planned.len(),
+            ),
         }
     }
 }
@@ -401,12 +402,8 @@ fn apart<P: Parameter>(
 #[cold]
 fn not_as_planned<P: Parameter>(
     parameter: P,
-    given: impl ToString,
-    planned: impl ToString,
+    given: impl std::fmt::Display,
+    planned: impl std::fmt::Display,
 ) -> Error {
-    Error::NotAsPlanned {
-        argument: parameter.noun(),
-        given: given.to_string(),
-        planned: planned.to_string(),
-    }
+    Error::not_as_planned(parameter.noun(), given, planned)
 }

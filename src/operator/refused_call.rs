@@ -13,7 +13,7 @@ pub(crate) fn no_scale(dim: i64) -> Error {
             "the factor of the scores, usually one over the root of the head dimension: `.scale(1.0 / {dim}f64.sqrt())`; \
              `.scale(1.0)` for queries that are scaled already"
         ),
-    )
+    ).fix("set the factor by `.scale(..)`")
 }
 
 /// The refusal of a call whose outputs have no elements.
@@ -24,4 +24,5 @@ pub(crate) fn no_elements(query: &AnyTensor) -> Error {
         query.desc(),
         "a tensor with elements: leave the call out where there is nothing to compute",
     )
+    .fix("leave the call out where there is nothing to compute")
 }

@@ -144,7 +144,7 @@ impl<O: Operation> Plan<O> {
     /// New output tensors, to be used with [`Plan::launch_into`] again and again. Their content is unspecified.
     ///
     /// # Errors
-    /// As for [`Device::alloc`](crate::Device::alloc); [`Error::InvalidArgument`](crate::Error::InvalidArgument) if
+    /// As for [`Device::alloc`](crate::Device::alloc); [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if
     /// `T` is not the output's type.
     pub fn output<T: Element>(&self) -> Result<O::Output<T>> {
         self.operation.output(self)
@@ -189,11 +189,11 @@ impl<O: Operation> Plan<O> {
     /// tensors as they are then: block tables are checked on the host before each.
     ///
     /// # Errors
-    /// [`Error::NotAsPlanned`](crate::Error::NotAsPlanned) for tensors that differ from the planned ones in more than
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than
     /// their addresses, and for other attributes that come with them; [`Error::Violation`](crate::Error::Violation)
     /// for contents that are positions outside of other tensors;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of another device, or an output that
-    /// shares memory with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device;
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an output that shares memory with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace;
     /// [`Error::Aclnn`](crate::Error::Aclnn) if the operator cannot be launched. A failure while it runs shows when
     /// the stream is synchronised.
     #[doc(alias = "aclSetInputTensorAddr")]

@@ -125,7 +125,8 @@ impl Memory {
                 "memory",
                 format_args!("{len} bytes from byte {offset} on"),
                 format_args!("at most the {} bytes of the memory", self.bytes),
-            )),
+            )
+            .fix("stay within the memory")),
         }
     }
 
@@ -139,12 +140,12 @@ impl Memory {
         if !self.frozen.load(Ordering::Relaxed) {
             return Ok(());
         }
-        Err(Error::invalid(
+        Err(Error::shared(
             argument,
             "memory that others rely on: a tensor of the mask cache, which all callers share, a block table, slots, a padding",
             "one of your own, such as `Masks::custom` makes; `BlockTable::overwrite` and `SlotMapping::overwrite` check what \
              they write",
-        ))
+        ).fix("write to a tensor of your own, or by `BlockTable::overwrite` and `SlotMapping::overwrite`"))
     }
 
     /// Copies host bytes in and waits for that. Does not wait for work that uses the memory.

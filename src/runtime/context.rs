@@ -129,7 +129,8 @@ impl Context {
             true => "",
             false => " of another runtime",
         };
-        Error::invalid(
+        Error::by(
+            &crate::rules::ARGUMENT_DEVICE,
             argument,
             format_args!("one of device {}{other}", of.id),
             format_args!(

@@ -79,8 +79,8 @@ impl Event {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a stream of another device; [`Error::Capturing`] on a thread that captures;
-    /// [`Error::Acl`].
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; [`Error::Capturing`] on a
+    /// thread that captures; [`Error::Acl`].
     #[doc(alias = "aclrtRecordEvent")]
     pub fn record(&self, stream: &Stream) -> Result<()> {
         self.queue(stream, |raw| {
@@ -163,8 +163,8 @@ impl Event {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if one of the events does not note the time, or they are of different devices;
-    /// [`Error::Acl`] if one was not reached yet, or `start` is the later.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if one of the events does not note the time, or they are of
+    /// different devices; [`Error::Acl`] if one was not reached yet, or `start` is the later.
     #[doc(alias = "aclrtEventElapsedTime")]
     pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
         if !self.timed || !start.timed {
@@ -172,7 +172,8 @@ impl Event {
                 "event",
                 "an event of record_event",
                 "events of record_timing_event",
-            ));
+            )
+            .fix("record both events by `Stream::record_timing_event`"));
         }
         self.context.admits("start", &start.context)?;
         let api = self.context.bind()?;

@@ -75,9 +75,11 @@ pub(super) fn refused(error: ascend_emu::MachineError) -> crate::Error {
             "machine",
             format_args!("one more of the {given} that this process emulates"),
             format_args!("{most}"),
-        ),
+        )
+        .fix("drop runtimes that the process no longer needs, or share one"),
         other => {
             crate::Error::invalid("machine", other, "a chip of a known product with a release")
+                .fix("choose a chip and release of `Machine`")
         }
     }
 }

@@ -137,8 +137,8 @@ impl Runtime {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown value of the variable; otherwise as for [`Runtime::npu`] and
-    /// [`Runtime::emulated`].
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for an unknown value of the variable; otherwise as for
+    /// [`Runtime::npu`] and [`Runtime::emulated`].
     #[doc(alias = "aclInit")]
     pub fn auto() -> Result<Self> {
         let chosen = env::var_os(BACKEND_VARIABLE).unwrap_or_default();
@@ -151,7 +151,8 @@ impl Runtime {
                     BACKEND_VARIABLE,
                     format_args!("{other:?}"),
                     "auto, npu, emulated",
-                ));
+                )
+                .fix("set the variable to one of them, or remove it"));
             }
         }
         let absent = match Self::npu() {
@@ -161,7 +162,8 @@ impl Runtime {
                     "device",
                     "no NPU on this machine",
                     "at least one for the backend npu",
-                ),
+                )
+                .fix("run on a machine with an NPU, or choose the backend emulated"),
                 Err(error) if is_no_device(&error) => error,
                 Err(error) => return Err(error),
             },
@@ -224,9 +226,9 @@ impl Runtime {
     ///
     /// # Errors
     /// As for [`Runtime::emulated`]; [`Error::UnknownProduct`] for a chip of no known family; [`Error::Unreleased`]
-    /// for a release that does not know the chip; [`Error::InvalidArgument`] when a process uses more than 32
-    /// machines of different products, releases or newest operators, that of the environment among them, or more than
-    /// 128 names of chips.
+    /// for a release that does not know the chip; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) when a process
+    /// uses more than 32 machines of different products, releases or newest operators, that of the environment among
+    /// them, or more than 128 names of chips.
     pub fn emulated_as(machine: &Machine) -> Result<Self> {
         #[cfg(feature = "emulation")]
         return Self::emulation(Some(machine.emulated()?));

@@ -84,7 +84,7 @@ impl Stream {
     /// Refuses a stream of another device than this one, or of the same device of another runtime.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), which calls the stream `argument`.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE), which calls the stream `argument`.
     pub fn check_device(&self, argument: &'static str, device: &Device) -> Result<()> {
         device.context().admits(argument, self.context())
     }
@@ -190,7 +190,7 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an event of another device;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for an event of another device;
     /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures; [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclrtStreamWaitEvent")]
     pub fn wait_event(&self, event: &Event) -> Result<()> {

@@ -46,7 +46,8 @@ impl AnyTensor {
                 "shape",
                 format_args!("{desc} from byte {start} on"),
                 format_args!("a tensor within the {} bytes of the memory", memory.bytes()),
-            ));
+            )
+            .fix("make the tensor smaller, or its memory larger"));
         }
         Ok(Self {
             memory,
@@ -107,7 +108,8 @@ impl AnyTensor {
                 argument,
                 self.desc,
                 "a contiguous tensor: copy it with `contiguous`",
-            ));
+            )
+            .fix("copy it with `contiguous`"));
         }
         Ok((&self.memory, self.start))
     }
@@ -115,7 +117,7 @@ impl AnyTensor {
     /// Refuses a tensor of another device than this one, or of the same device of another runtime.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`], which calls the tensor `argument`.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE), which calls the tensor `argument`.
     pub fn check_device(&self, argument: &'static str, device: &Device) -> Result<()> {
         self.on(argument, device.context())
     }
@@ -168,7 +170,7 @@ impl AnyTensor {
     /// A view of the elements in another shape. The tensor has to be contiguous.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a strided tensor or another number of elements.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a strided tensor or another number of elements.
     pub fn reshape(&self, shape: impl AsRef<[usize]>) -> Result<Self> {
         let desc = TensorDesc::packed(self.desc.dtype, dims(shape.as_ref())?);
         if !self.is_contiguous() || desc.elements() != self.desc.elements() {
@@ -180,7 +182,8 @@ impl AnyTensor {
                     self.len(),
                     self.desc
                 ),
-            ));
+            )
+            .fix("give a shape of as many elements, and copy a strided tensor with `contiguous`"));
         }
         Self::new(Arc::clone(&self.memory), self.start, desc)
     }
@@ -207,7 +210,7 @@ impl AnyTensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a type of another size.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a type of another size.
     pub fn bits_as(&self, dtype: DType) -> Result<Self> {
         if dtype.bits() != self.desc.dtype.bits() {
             return Err(Error::invalid(
@@ -218,7 +221,8 @@ impl AnyTensor {
                     self.desc.dtype.bits(),
                     self.desc.dtype
                 ),
-            ));
+            )
+            .fix("name a type of the same size"));
         }
         let desc = TensorDesc { dtype, ..self.desc };
         Self::new(Arc::clone(&self.memory), self.start, desc)
@@ -228,7 +232,7 @@ impl AnyTensor {
     /// tensors only; see [`Tensor::contiguous`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] unless `order` has each axis once.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) unless `order` has each axis once.
     pub fn permute(&self, order: impl AsRef<[usize]>) -> Result<Self> {
         let order = order.as_ref();
         let rank = self.desc.shape.rank();
@@ -245,7 +249,8 @@ impl AnyTensor {
                 "order",
                 format_args!("{order:?}"),
                 format_args!("each of the {rank} axes once"),
-            ));
+            )
+            .fix("name each axis once"));
         }
         let mut desc = self.desc;
         for (to, &from) in order.iter().enumerate() {
@@ -286,8 +291,9 @@ impl AnyTensor {
     /// A view of part of an axis.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such axis, the range is not within it, or the view would not begin
-    /// at a whole byte, or not end at one before the tensor does: its last byte would also be another element's.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if there is no such axis, the range is not within it, or the
+    /// view would not begin at a whole byte, or not end at one before the tensor does: its last byte would also be
+    /// another element's.
     pub fn narrow(&self, axis: usize, range: Range<usize>) -> Result<Self> {
         let (dim, stride) = match (self.desc.shape.get(axis), self.desc.strides.get(axis)) {
             (Some(&dim), Some(&stride)) => (dim, stride),
@@ -296,7 +302,8 @@ impl AnyTensor {
                     "axis",
                     axis,
                     format_args!("below {}", self.desc.shape.rank()),
-                ));
+                )
+                .fix("count the axes from 0"));
             }
         };
         let inside =
@@ -306,7 +313,8 @@ impl AnyTensor {
                 "range",
                 format_args!("{range:?}"),
                 format_args!("part of 0..{dim}"),
-            ));
+            )
+            .fix("stay within the axis"));
         }
         let mut desc = self.desc;
         let size = i64::try_from(range.len()).unwrap_or(0);
@@ -334,7 +342,8 @@ impl AnyTensor {
                 "range",
                 format_args!("{range:?} of {}", self.desc),
                 "a view that begins at a whole byte, and ends at one or where the tensor ends",
-            )),
+            )
+            .fix("begin and end at elements that fill whole bytes")),
         }
     }
 
@@ -354,8 +363,9 @@ impl AnyTensor {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`]: the copy, or work on the stream, failed. [`Error::InvalidArgument`] for another device, or for a
-    /// strided tensor of elements smaller than a byte; [`Error::Capturing`] on a thread that captures.
+    /// [`Error::Acl`]: the copy, or work on the stream, failed. [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for
+    /// another device, or for a strided tensor of elements smaller than a byte; [`Error::Capturing`] on a thread
+    /// that captures.
     #[doc(alias = "aclrtMemcpy")]
     pub fn download_bytes(&self, stream: &Stream) -> Result<Vec<u8>> {
         vec_from(bytes_of(&self.desc)?, |bytes| self.gather(stream, bytes))
@@ -378,7 +388,8 @@ impl AnyTensor {
                 "tensor",
                 self.desc,
                 "a contiguous tensor, for elements smaller than a byte",
-            ));
+            )
+            .fix("copy it with `contiguous` before its type is changed"));
         };
         // Copies all bytes between the first and the last element, then picks one element after the other.
         let mut all = zeros(self.addresses().len())?;
@@ -409,8 +420,8 @@ impl AnyTensor {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for strided or overlapping tensors, other shapes or element types, or another
-    /// device; [`Error::Capturing`] for a stream on a thread that captures; [`Error::Acl`].
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for strided or overlapping tensors, other shapes or element
+    /// types, or another device; [`Error::Capturing`] for a stream on a thread that captures; [`Error::Acl`].
     #[doc(alias = "aclrtMemcpyAsync")]
     pub fn copy_from(&self, queue: &impl Queue, source: &Self) -> Result<()> {
         queue.note(self.queue_copy(queue, source))
@@ -425,14 +436,16 @@ impl AnyTensor {
                 "source",
                 source.desc,
                 format_args!("a contiguous tensor like {}", self.desc),
-            ));
+            )
+            .fix("copy the source with `contiguous`, in the shape and type of the target"));
         }
         if self.overlaps(source) {
-            return Err(Error::invalid(
+            return Err(Error::shared(
                 "source",
                 "memory that is shared with the target",
                 "memory of its own",
-            ));
+            )
+            .fix("copy through a tensor of your own"));
         }
         self.memory.copy_from_device(
             self.start,
@@ -448,7 +461,8 @@ impl AnyTensor {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another number of bytes, a strided tensor or another device; [`Error::Acl`].
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of bytes, a strided tensor or another
+    /// device; [`Error::Acl`].
     #[doc(alias = "aclrtMemcpy")]
     pub fn overwrite_bytes(&self, stream: &Stream, bytes: &[u8]) -> Result<()> {
         let (memory, start) = self.packed("tensor", stream)?;
@@ -485,12 +499,13 @@ impl AnyTensor {
     /// Returns the same tensor with element type `T`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the elements are of another type.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if the elements are of another type.
     pub fn typed<T: Element>(self) -> Result<Tensor<T>> {
         if self.desc.dtype == T::DTYPE {
             Ok(Tensor::of(self))
         } else {
-            Err(Error::invalid("dtype", T::DTYPE, self.desc.dtype))
+            Err(Error::invalid("dtype", T::DTYPE, self.desc.dtype)
+                .fix("name the type of the elements"))
         }
     }
 }

@@ -39,6 +39,7 @@ pub(super) fn dims(shape: &[usize]) -> Result<Dims> {
             format_args!("{shape:?}"),
             format_args!("at most {} axes of at most i64::MAX", Dims::MAX_RANK),
         )
+        .fix("merge axes, and count with i64")
     };
     let mut dims = Dims::new(&[0; Dims::MAX_RANK][..shape.len().min(Dims::MAX_RANK)])
         .filter(|_| shape.len() <= Dims::MAX_RANK)
@@ -61,6 +62,7 @@ pub(super) fn bytes_of(desc: &TensorDesc) -> Result<usize> {
                 format_args!("{} {}", desc.dtype, desc.shape),
                 "elements of a fixed size that fit in memory",
             )
+            .fix("choose a smaller shape")
         })
 }
 
@@ -72,6 +74,7 @@ pub(crate) fn has_len(argument: &'static str, given: usize, wanted: usize) -> Re
             argument,
             format_args!("{given}"),
             format_args!("{wanted}, by the shape"),
-        ))
+        )
+        .fix("bring as many elements as the shape has"))
     }
 }

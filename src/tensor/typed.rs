@@ -46,7 +46,7 @@ impl<T: Element> Tensor<T> {
     /// A view of a buffer as a contiguous tensor, from its first element on.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a shape that needs more elements, or has more than
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a shape that needs more elements, or has more than
     /// eight axes.
     pub fn from_buffer(buffer: &DeviceBuffer<T>, shape: impl AsRef<[usize]>) -> Result<Self> {
         let desc = TensorDesc::packed(T::DTYPE, dims(shape.as_ref())?);
@@ -59,7 +59,7 @@ impl<T: Element> Tensor<T> {
     ///
     /// # Errors
     /// [`Error::Acl`](crate::Error::Acl): the copy, or work on the stream, failed;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another device;
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another device;
     /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures.
     #[doc(alias = "aclrtMemcpy")]
     pub fn download(&self, stream: &Stream) -> Result<Vec<T>> {
@@ -71,7 +71,7 @@ impl<T: Element> Tensor<T> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for another number of elements, a strided tensor or
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of elements, a strided tensor or
     /// another device; [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclrtMemcpy")]
     pub fn overwrite(&self, stream: &Stream, elements: &[T]) -> Result<()> {
@@ -123,15 +123,19 @@ impl<T: Element> Tensor<T> {
     /// each step.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a size below the axis' own, or a tensor without
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a size below the axis' own, or a tensor without
     /// axes; as for [`Tensor::download`] and [`Stream::upload`].
     pub fn padded(&self, stream: &Stream, size: usize) -> Result<Self> {
         let (outer, now) = match self.shape() {
             [outer @ .., now] => (outer, *now),
-            [] => return Err(Error::invalid("tensor", self.desc(), "one with axes")),
+            [] => {
+                return Err(Error::invalid("tensor", self.desc(), "one with axes")
+                    .fix("reshape the tensor"));
+            }
         };
         if size < now {
-            return Err(Error::invalid("size", size, format_args!("{now} or more")));
+            return Err(Error::invalid("size", size, format_args!("{now} or more"))
+                .fix("fill up to a larger size; `narrow` makes an axis shorter"));
         }
         let mut shape = outer.to_vec();
         shape.push(size);

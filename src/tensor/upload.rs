@@ -15,7 +15,7 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the shape has another number of elements or more
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if the shape has another number of elements or more
     /// than eight axes; [`Error::OutOfMemory`](crate::Error::OutOfMemory);
     /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures; [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclrtMalloc")]
@@ -37,7 +37,7 @@ impl Stream {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// As for [`Stream::upload`], and [`Error::InvalidArgument`](crate::Error::InvalidArgument) for types without a
+    /// As for [`Stream::upload`], and [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for types without a
     /// fixed size.
     #[doc(alias = "aclrtMalloc")]
     #[doc(alias = "aclrtMemcpy")]

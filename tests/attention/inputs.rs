@@ -7,7 +7,9 @@ use ascend_attention::attention::{
     SharedPrefix,
 };
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
-use ascend_attention::{DType, Error, FusedInferAttention, Layout, Stream, Tensor, bf16, f16};
+use ascend_attention::{
+    DType, Error, FusedInferAttention, Layout, Stream, Tensor, bf16, f16, rules,
+};
 use harness::reference::{Half, Logical, row};
 use harness::{halves, numbers, still_works, stream, tensor};
 
@@ -127,7 +129,9 @@ fn a_launch_takes_any_table_of_the_planned_shape() {
 #[track_caller]
 fn not_as_planned<T: std::fmt::Debug>(outcome: Result<T, Error>, name: &str) {
     match outcome.unwrap_err() {
-        Error::NotAsPlanned { argument, .. } => assert_eq!(argument, name),
+        Error::Violation(violation) if violation.rule == &rules::PLAN_TENSORS => {
+            assert_eq!(violation.given.split(':').next(), Some(name));
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -135,7 +139,9 @@ fn not_as_planned<T: std::fmt::Debug>(outcome: Result<T, Error>, name: &str) {
 #[track_caller]
 fn invalid<T: std::fmt::Debug>(outcome: Result<T, Error>, name: &str) {
     match outcome.unwrap_err() {
-        Error::InvalidArgument { argument, .. } => assert_eq!(argument, name),
+        Error::Violation(violation) if violation.rule == &rules::ARGUMENT_VALUE => {
+            assert_eq!(violation.given.split(':').next(), Some(name));
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -3,7 +3,7 @@
 use crate::harness;
 
 use ascend_attention::merge::{HostPart, LseNat, MergeState, Part, PartsOfRows, merge_on_host};
-use ascend_attention::{Error, Layout, Output, Stream, f16};
+use ascend_attention::{Error, Layout, Output, Stream, f16, rules};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
@@ -101,7 +101,9 @@ fn rows_and_parts_that_there_are_not_are_refused() {
     let merge = MergeState::new(Layout::Tnd);
     let argument =
         |rows: &[PartsOfRows], parts: &[Part<'_, f16>]| match merge.rows(rows).plan(parts) {
-            Err(Error::InvalidArgument { argument, .. }) => argument,
+            Err(Error::Violation(violation)) if violation.rule == &rules::ARGUMENT_VALUE => {
+                violation.given.split(':').next().unwrap().to_owned()
+            }
             other => panic!("{other:?}"),
         };
     assert_eq!(argument(&runs, &[]), "parts");
@@ -125,13 +127,9 @@ fn rows_and_parts_that_there_are_not_are_refused() {
     }; 2];
     assert_eq!(argument(&endless, &parts), "rows");
     let other = MergeState::new(Layout::Bsnd).rows(&runs).plan(&parts);
-    assert!(matches!(
-        other,
-        Err(Error::InvalidArgument {
-            argument: "layout",
-            ..
-        })
-    ));
+    assert!(
+        matches!(&other, Err(Error::Violation(violation)) if violation.rule.id == "argument.value" && violation.given.starts_with("layout: "))
+    );
     // A launch with other tensors than planned.
     let plan = merge.rows(&runs).plan(&parts).unwrap();
     let short = [PartsOfRows {
@@ -140,22 +138,16 @@ fn rows_and_parts_that_there_are_not_are_refused() {
     }];
     let short = upload(&stream, &made(1, 0, &short), Layout::Tnd);
     let wrong = [parts[0], Part::of(&short).unwrap()];
-    assert!(matches!(
-        plan.launch(&stream, &wrong),
-        Err(Error::NotAsPlanned { .. })
-    ));
-    assert!(matches!(
-        plan.launch(&stream, &parts[..1]),
-        Err(Error::NotAsPlanned {
-            argument: "parts",
-            ..
-        })
-    ));
+    assert!(
+        matches!(plan.launch(&stream, &wrong), Err(Error::Violation(violation)) if violation.rule.id == "plan.tensors")
+    );
+    assert!(
+        matches!(plan.launch(&stream, &parts[..1]), Err(Error::Violation(violation)) if violation.rule.id == "plan.tensors" && violation.given.starts_with("parts: "))
+    );
     let mut no_lse = plan.output().unwrap();
     no_lse.softmax_lse = None;
-    assert!(matches!(
-        plan.launch_into(&stream, &parts, &mut no_lse),
-        Err(Error::NotAsPlanned { .. })
-    ));
+    assert!(
+        matches!(plan.launch_into(&stream, &parts, &mut no_lse), Err(Error::Violation(violation)) if violation.rule.id == "plan.tensors")
+    );
     plan.launch(&stream, &parts).unwrap();
 }

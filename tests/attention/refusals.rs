@@ -144,21 +144,25 @@ fn launches_without_what_was_planned_say_what_is_missing() {
     for (inputs, missing) in [
         (
             plain.dropout(&dropout),
-            "drop_mask: given none, planned: UINT8 [16]",
+            "drop_mask: none, allowed: UINT8 [16]",
         ),
-        (plain.sink(&sink), "sink: given none, planned: FLOAT [1]"),
+        (plain.sink(&sink), "sink: none, allowed: FLOAT [1]"),
     ] {
         let plan = flash.plan(inputs).unwrap();
         let refused = text(plan.launch(&stream, plain));
-        let rest = refused.strip_prefix(missing);
+        let rest = refused
+            .split_once("given ")
+            .unwrap()
+            .1
+            .strip_prefix(missing);
         assert_eq!(
             rest,
-            Some("; launch with what was planned, or plan again"),
+            Some("; fix: launch with what was planned, or plan again"),
             "{refused}"
         );
         let plan = flash.plan(plain).unwrap();
         let refused = text(plan.launch(&stream, inputs));
-        assert!(refused.contains("planned: a call without it"), "{refused}");
+        assert!(refused.contains("allowed: a call without it"), "{refused}");
     }
     let cache = stream
         .upload(&vec![f16::ONE; 2 * 16 * 64], [2, 16, 64])
@@ -172,7 +176,7 @@ fn launches_without_what_was_planned_say_what_is_missing() {
         .unwrap();
     let refused = text(plan.launch(&stream, inputs));
     assert!(
-        refused.starts_with("block_table: given none, planned: INT32 [1, 1]; launch with"),
+        refused.contains("given block_table: none, allowed: INT32 [1, 1]; fix: launch with"),
         "{refused}"
     );
 }

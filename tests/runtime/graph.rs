@@ -2,6 +2,7 @@
 //! lost.
 
 use crate::harness;
+use ascend_attention::spec::Rule;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -11,8 +12,8 @@ use ascend_attention::graph::{CapturedCall, Capturing, GraphGroup};
 use ascend_attention::merge::{EmptyRows, MergeState, Part};
 use ascend_attention::scatter::{ScatterPaKvCache, SlotMapping};
 use ascend_attention::{
-    CallRule, Device, Error, FusedInferAttention, Graph, Layout, Output, Plan, Result, Stream,
-    Tensor, f16,
+    Device, Error, FusedInferAttention, Graph, Layout, Output, Plan, Result, Stream, Tensor, f16,
+    rules,
 };
 use harness::gate::Gate;
 use harness::{halves, still_works};
@@ -136,9 +137,9 @@ fn captured(stream: &Stream, layers: usize) -> (Graph<Buffers>, CapturedCall) {
 }
 
 #[track_caller]
-fn rule(error: Error) -> CallRule {
+fn rule(error: Error) -> &'static Rule {
     match error {
-        Error::Refused(refused) => refused.rule,
+        Error::Violation(refused) => refused.rule,
         other => panic!("{other}"),
     }
 }
@@ -276,27 +277,27 @@ fn wrong_orders_are_refused_by_name() {
         error.to_string().contains("no lengths for call 0"),
         "{error}"
     );
-    assert_eq!(rule(error), CallRule::GraphUpdate);
+    assert_eq!(rule(error), &rules::GRAPH_UPDATE);
     // Twice.
     let twice = graph.update().lengths(varying, per(&kv)).unwrap();
     assert_eq!(
         rule(twice.lengths(varying, per(&kv)).unwrap_err()),
-        CallRule::GraphUpdate
+        &rules::GRAPH_UPDATE
     );
     // Of another graph.
     let error = graph.update().lengths(foreign, per(&kv)).unwrap_err();
-    assert_eq!(rule(error), CallRule::GraphUpdate);
+    assert_eq!(rule(error), &rules::GRAPH_UPDATE);
     let update = other.update().all(per(&kv)).unwrap();
     assert_eq!(
         rule(graph.launch(&stream, update).unwrap_err()),
-        CallRule::GraphUpdate
+        &rules::GRAPH_UPDATE
     );
     let error = Graph::capture(stream.device(), Buffers::new(&stream, 1), |capture, b| {
         let layer = &b.layers[0];
         capture.launch_into(varying, b.inputs(layer), &mut layer.output.clone())
     })
     .unwrap_err();
-    assert_eq!(rule(error), CallRule::GraphUpdate);
+    assert_eq!(rule(error), &rules::GRAPH_UPDATE);
     // Nothing was launched, and the graph works.
     stream.synchronize_timeout(LIMIT).unwrap();
     let output = &graph.buffers().layers[1].output;
@@ -326,7 +327,7 @@ fn keys_longer_than_declared() {
         text.contains("31 keys of request 1") && text.contains("at most 30"),
         "{text}"
     );
-    assert_eq!(rule(error), CallRule::GraphLengths);
+    assert_eq!(rule(error), &rules::GRAPH_LENGTHS);
     // Another form or number, and what the contract refuses.
     let ends = Cumulative::new(vec![1, 2, 3]).unwrap();
     let short = keys(&[1, 1]);
@@ -335,8 +336,8 @@ fn keys_longer_than_declared() {
         kv: &ends,
     };
     for (lengths, want) in [
-        (packed, CallRule::GraphLengths),
-        (per(&short), CallRule::LengthsBatch),
+        (packed, &rules::GRAPH_LENGTHS),
+        (per(&short), &rules::LENGTHS_BATCH),
     ] {
         assert_eq!(rule(graph.update().all(lengths).unwrap_err()), want);
     }
@@ -515,7 +516,9 @@ fn a_failed_capture_changes_nothing() {
         let _ = capture.launch_into(varying, inputs, &mut wrong);
         Ok(())
     });
-    assert!(matches!(ignored, Err(Error::NotAsPlanned { .. })));
+    assert!(
+        matches!(&ignored, Err(Error::Violation(violation)) if violation.rule.id == "plan.tensors")
+    );
     // A panic.
     let panic = catch_unwind(AssertUnwindSafe(|| {
         Graph::capture(device, Buffers::new(&stream, 2), |capture, buffers| {

@@ -19,8 +19,7 @@ use ascend_attention::sys::bindings::{
 };
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{
-    CallRule, Error, FusedInferAttention, Graph, Layout, Output, Result, Runtime, Stream, Tensor,
-    f16,
+    Error, FusedInferAttention, Graph, Layout, Output, Result, Runtime, Stream, Tensor, f16, rules,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -139,7 +138,7 @@ fn an_update_that_fails_leaves_nobody_waiting() {
         assert_eq!(UPDATES.load(Ordering::Relaxed), failing);
         stream.synchronize_timeout(LIMIT).unwrap();
         match replay(&mut graph, &stream, [6, 42]) {
-            Err(Error::Refused(refused)) => assert_eq!(refused.rule, CallRule::GraphFailed),
+            Err(Error::Violation(refused)) => assert_eq!(refused.rule, &rules::GRAPH_FAILED),
             other => panic!("{other:?}"),
         }
     }
@@ -284,6 +283,6 @@ fn too_many_captured_streams() {
     // Known before.
     let refused = CaptureEstimate::new(32, 61).fits(CaptureEstimate::STREAMS);
     let refused = refused.unwrap_err();
-    assert_eq!(refused.rule, CallRule::GraphStreams);
+    assert_eq!(refused.rule, &rules::GRAPH_STREAMS);
     assert!(refused.allowed.contains("29 graphs"), "{refused}");
 }

@@ -16,7 +16,7 @@ use ascend_attention::prompt::{PromptFlashAttention, PromptPlan};
 use ascend_attention::ring::{RingPlan, RingUpdate};
 use ascend_attention::scatter::{ScatterPaKvCache, SlotMapping};
 use ascend_attention::{
-    CallRule, Error, FusedInferAttention, Graph, Layout, Output, Result, Stream, Tensor, f16,
+    Error, FusedInferAttention, Graph, Layout, Output, Result, Stream, Tensor, f16, rules,
 };
 use harness::{halves, still_works};
 
@@ -226,11 +226,13 @@ fn captured_states_are_of_the_rows_that_are_written() {
         plan.launch_into(capture, (&packed, &packed, &packed), &mut output)
     });
     match refused {
-        Err(Error::NotAsPlanned {
-            argument, given, ..
-        }) => {
-            assert_eq!(argument, "output");
-            assert!(given.contains("[4, 8]"), "{given}");
+        Err(Error::Violation(violation)) => {
+            assert_eq!(violation.rule, &rules::PLAN_TENSORS);
+            let given = violation.given;
+            assert!(
+                given.starts_with("output: ") && given.contains("[4, 8]"),
+                "{given}"
+            );
         }
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("captured"),
@@ -239,13 +241,9 @@ fn captured_states_are_of_the_rows_that_are_written() {
     let refused = Graph::capture(stream.device(), (), |capture, ()| {
         plans.ring.launch_into(capture, (near, far), &mut output)
     });
-    assert!(matches!(
-        refused,
-        Err(Error::NotAsPlanned {
-            argument: "merged",
-            ..
-        })
-    ));
+    assert!(
+        matches!(&refused, Err(Error::Violation(violation)) if violation.rule.id == "plan.tensors" && violation.given.starts_with("merged: "))
+    );
     still_works(&stream);
 }
 
@@ -418,7 +416,10 @@ fn a_capture_takes_launches_of_its_own_device() {
             }
         });
         let error = captured.map(drop).unwrap_err();
-        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        assert!(
+            matches!(&error, Error::Violation(violation) if violation.rule.id == "argument.value"),
+            "{error}"
+        );
         assert!(error.to_string().contains("device 1"), "{error}");
     }
     still_works(&stream);
@@ -433,8 +434,8 @@ fn lengths_for_plans_that_keep_theirs_are_refused() {
     let keys = PerRequest::new(vec![21, 31]).unwrap();
     let lengths = CallLengths::Batched { q: None, kv: &keys };
     match graph.update().all(lengths) {
-        Err(Error::Refused(refused)) => {
-            assert_eq!(refused.rule, CallRule::GraphUpdate);
+        Err(Error::Violation(refused)) => {
+            assert_eq!(refused.rule, &rules::GRAPH_UPDATE);
             assert!(refused.fix.contains("Capturing::attention"), "{refused}");
         }
         other => panic!("{other:?}"),

@@ -3,7 +3,7 @@
 
 use crate::marked::Marked;
 use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
-use ascend_spec::{Cann, DType, Dims, Extents, Layout, Refusal, Soc, Target, TensorDesc};
+use ascend_spec::{Cann, DType, Dims, Extents, Layout, Soc, Target, TensorDesc};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -70,8 +70,8 @@ fn answer(call: &FiaCall<'_>, version: Option<Version>, target: Target) -> &'sta
     }
     match call.check(version, target) {
         Ok(_) => "yes",
-        Err(Refusal::Unsupported(_)) => "not emulated",
-        Err(Refusal::Violation(_)) => "–",
+        Err(violation) if violation.is_unsupported() => "not emulated",
+        Err(_) => "–",
     }
 }
 

@@ -94,8 +94,8 @@ fn tables(operators: &[DeclaredOperator]) -> String {
 }
 
 /// Whether a rule that holds since a version belongs to the operator.
-fn is_of(operator: DeclaredOperator, since: OperatorVersion) -> bool {
-    operator.versions().any(|version| version == since)
+fn is_of(operator: DeclaredOperator, since: Option<OperatorVersion>) -> bool {
+    operator.versions().any(|version| Some(version) == since)
 }
 
 fn kind(kind: Kind) -> &'static str {

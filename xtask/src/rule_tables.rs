@@ -1,15 +1,18 @@
-//! The tables of rules, lints and crashes on the book's page of rules, by operator.
+//! The tables of rules, lints, crashes and conditions on the book's page of rules, by operator.
 
-use ascend_spec::{Level, Rule, Span, every_rule};
+use ascend_serving::rules::every_rule;
+use ascend_spec::{Level, Rule, Span};
 use std::fmt::Write as _;
 
-const LEVELS: [(Level, &str); 3] = [
+const LEVELS: [(Level, &str); 5] = [
     (Level::Rule, "Rules"),
     (Level::Lint, "Lints"),
     (Level::HostCrash, "Crashes"),
+    (Level::Library, "Conditions of the library"),
+    (Level::Unsupported, "Calls that are not computed"),
 ];
 
-/// A section for each operator, with the tables of its rules, lints and crashes.
+/// A section for each operator, with the tables of its rules, lints and crashes, and one for the library.
 pub(crate) fn sections() -> String {
     let mut operators: Vec<(String, Vec<&Rule>)> = Vec::new();
     for rule in every_rule() {
@@ -27,9 +30,13 @@ pub(crate) fn sections() -> String {
     text
 }
 
-/// The operator that a rule is about: CANN's name of the function without prefix, version and `VarLen`.
+/// The operator that a rule is about: CANN's name of the function without prefix, version and `VarLen`. Conditions of
+/// the library are about none.
 pub(crate) fn operator_name(rule: &Rule) -> String {
-    let name = rule.since.symbol().trim_start_matches("aclnn");
+    let Some(since) = rule.since else {
+        return "The library".to_owned();
+    };
+    let name = since.symbol().trim_start_matches("aclnn");
     let name = name.trim_end_matches(|c: char| c.is_ascii_digit());
     name.trim_end_matches('V').replace("VarLen", "")
 }
@@ -59,26 +66,33 @@ fn tables(all: &[&Rule]) -> String {
             Level::Lint => {
                 "| id | must hold | fix | memory | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"
             }
+            Level::Library | Level::Unsupported => {
+                "| id | must hold | fix | crate |\n|---|---|---|---|\n"
+            }
             Level::HostCrash => {
                 "| id | must hold | fix | crash, and the answer where there is none | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"
             }
         });
         for rule in rules {
+            let Rule {
+                id,
+                holds,
+                fix,
+                source,
+                ..
+            } = rule;
+            let Some(since) = rule.since else {
+                let _ = writeln!(text, "| `{id}` | {holds} | {fix} | `{source}` |");
+                continue;
+            };
             let status = match rule.level {
                 Level::Rule => rule.status.to_string(),
                 Level::Lint if rule.overruns => format!("**overruns**: {}", rule.reach),
                 Level::HostCrash if rule.status == 0 => format!("{}: taken", rule.reach),
                 Level::HostCrash => format!("{}: {}", rule.reach, rule.status),
                 Level::Lint => format!("stays within: {}", rule.reach),
+                Level::Library | Level::Unsupported => String::new(),
             };
-            let Rule {
-                id,
-                holds,
-                fix,
-                since,
-                source,
-                ..
-            } = rule;
             let reports = rule.hardware_reports();
             let reports = reports.map_or_else(String::new, |page| format!("; [hardware]({page})"));
             let _ = writeln!(

@@ -36,6 +36,9 @@ const BEHIND: &str = "
 the operator's host code ends the process, by a division by zero on x86 hosts or by a wrong pointer: the verdict is that of a
 host where it goes on, and nothing allows the call.
 
+The last section is not an operator's: a *condition of the library* is what the safe layer or the serving layer refuses before any
+operator is asked, for arguments of their own functions, between calls, or before there is one.
+
 ";
 
 /// Writes the table.
@@ -78,7 +81,7 @@ fn table() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ascend_spec::every_rule;
+    use ascend_serving::rules::every_rule;
 
     #[test]
     fn reports_of_hardware_stand_where_rules_point() {

@@ -7,7 +7,7 @@ use ascend_attention::spec::ops::fused_infer_attention_score::{
     Argument, FiaCall, Parameter, Version,
 };
 use ascend_attention::spec::{
-    DType, Extents, Layout, MaskGeometry, Refusal, Soc, SparseMode, Target, TensorDesc,
+    DType, Extents, Layout, MaskGeometry, Soc, SparseMode, Target, TensorDesc, Violation,
 };
 use ascend_attention::{bf16, f16};
 use ascend_emu::kernel::{self, Buffers, RunOptions};
@@ -332,7 +332,7 @@ impl Prepared {
         let mut softmax = std::mem::take(&mut self.softmax);
         let call = self.call();
         let target = Target::snapshot(Soc::AtlasA2);
-        let refused = |refusal: Refusal| refusal.to_string();
+        let refused = |refusal: Violation| refusal.to_string();
         let checked = call.check(Version::V4, target).map_err(refused)?;
         let training = match self.case.training {
             true => {

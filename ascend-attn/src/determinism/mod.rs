@@ -184,7 +184,7 @@ fn computed(case: &Case, stream: &Stream) -> Result<Vec<(&'static str, CaseTenso
     match case.launch(stream) {
         Ok(outcome) => match outcome.verdict {
             Verdict::Failed { reason } => Err(Why::Failure(reason)),
-            Verdict::Unsupported(what) => Err(Why::Failure(what.feature.to_owned())),
+            Verdict::Unsupported(what) => Err(Why::Failure(what.given.clone())),
             _ => Ok(outcome.outputs),
         },
         Err(error @ Error::OtherTarget { .. }) => Err(Why::Elsewhere(error.to_string())),

@@ -15,7 +15,7 @@ use crate::runtime::context;
 use crate::status::{AICORE_EXCEPTION, Outcome};
 use ascend_spec::attention_problem::{AttentionArguments, AttentionProblem, MaskUse, TensorRole};
 use ascend_spec::operator::{Argument, DeclaredVersion, EntryPoint};
-use ascend_spec::{Level, Refusal, Target, TensorDesc, Unsupported};
+use ascend_spec::{Level, Target, TensorDesc, Violation};
 use std::ops::Range;
 use std::ptr;
 
@@ -91,7 +91,7 @@ impl<A: AttentionCall> Attention<A> {
         })?;
         let problem = problem.map_err(|refusal| lints::refused(symbol, refusal))?;
         if let Some(problem) = &problem {
-            within_reach(problem).map_err(Refusal::from)?;
+            within_reach(problem)?;
         }
         let mut op = Attention {
             arguments,
@@ -103,11 +103,11 @@ impl<A: AttentionCall> Attention<A> {
             check: check(),
             measured,
         };
-        op.touches = op.find_touches().map_err(Refusal::from)?;
+        op.touches = op.find_touches()?;
         Ok(op)
     }
 
-    fn find_touches(&self) -> Result<Touches<A::Parameter>, Unsupported> {
+    fn find_touches(&self) -> Result<Touches<A::Parameter>, Violation> {
         let mut touches = Touches::new();
         let Some(problem) = &self.problem else {
             return Ok(touches);
@@ -133,7 +133,7 @@ impl<A: AttentionCall> Attention<A> {
             touches.push((argument, range.unwrap_or(0..u64::MAX)));
         });
         match large {
-            true => Err(Unsupported::new(
+            true => Err(Violation::unsupported(
                 "a mask, bias or output of more than 4294967296 elements that is not contiguous",
             )),
             false => Ok(touches),

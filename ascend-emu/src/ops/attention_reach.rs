@@ -1,7 +1,7 @@
 //! The attention calls that the kernels can compute, whatever the contract takes.
 
 use crate::kernel;
-use ascend_spec::Unsupported;
+use ascend_spec::Violation;
 use ascend_spec::attention_problem::AttentionProblem;
 use ascend_spec::ops::fused_infer_attention_score::CheckedCall;
 
@@ -10,8 +10,8 @@ const MOST_BLOCKS: usize = 1 << 26;
 
 /// Checks that the kernel can compute a call. Tensors of stride 0 are small however many rows they have, so memory
 /// alone does not limit their rows.
-pub(super) fn within_reach(problem: &AttentionProblem<'_>) -> Result<(), Unsupported> {
-    let unsupported = |feature| Err(Unsupported::new(feature));
+pub(super) fn within_reach(problem: &AttentionProblem<'_>) -> Result<(), Violation> {
+    let unsupported = |feature| Err(Violation::unsupported(feature));
     if problem.batch > MOST_BLOCKS {
         // An empty query may have any number of sequences.
         return unsupported("more than 67108864 sequences");

@@ -14,7 +14,9 @@ use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
 use ascend_spec::ops::attention_update::{Argument, Arguments, Parameter, UpdateProblem, Version};
-use ascend_spec::{Refusal, Target, TensorDesc, arguments_of_version, attention_update_arguments};
+use ascend_spec::{
+    Target, TensorDesc, Violation, arguments_of_version, attention_update_arguments,
+};
 use std::ops::Range;
 use std::ptr;
 
@@ -29,7 +31,7 @@ struct UpdateOperator {
 
 impl UpdateOperator {
     /// Checks a call.
-    fn new(arguments: Arguments<TensorDesc>, target: Target) -> Result<Self, Refusal> {
+    fn new(arguments: Arguments<TensorDesc>, target: Target) -> Result<Self, Violation> {
         let problem = arguments.call().check(target)?;
         Ok(UpdateOperator {
             arguments,
@@ -146,7 +148,7 @@ impl DeclaredOperator for UpdateOperator {
     }
 }
 
-fn new(arguments: &Arguments<Described>) -> Result<UpdateOperator, Refusal> {
+fn new(arguments: &Arguments<Described>) -> Result<UpdateOperator, Violation> {
     let descs = arguments.map(|_, tensor| tensor.desc);
     UpdateOperator::new(descs, context::machine().target)
 }

@@ -5,7 +5,7 @@ use crate::lints;
 use crate::sanitizer::{FindingKind, Suspicion, report as report_suspicion};
 use crate::status::{ACLNN_INNER, Failure, Outcome};
 use ascend_spec::operator::{ArgumentList, DeclaredParameter as _};
-use ascend_spec::{Level, Refusal, TensorDesc, Violation, each_lint};
+use ascend_spec::{Level, TensorDesc, Violation, each_lint};
 
 /// Reports every lint that `each` finds in a checked call. A call that crashes the operator's host code on some hosts
 /// is reported in every mode of lints.
@@ -19,7 +19,7 @@ pub(super) fn report<A: ArgumentList<Tensor = TensorDesc>>(
         if outcome.is_ok() {
             outcome = match lint.rule.level {
                 Level::HostCrash => report_crash(symbol, &lint, ACLNN_INNER),
-                Level::Lint | Level::Rule => lints::report(symbol, || tensors(arguments), &lint),
+                _ => lints::report(symbol, || tensors(arguments), &lint),
             };
         }
     });
@@ -46,14 +46,12 @@ fn tensors<A: ArgumentList<Tensor = TensorDesc>>(arguments: &A) -> String {
 }
 
 /// The failure of a call that the contract refuses; a crash is reported as well.
-pub(super) fn refused(symbol: &'static str, refusal: Refusal) -> Failure {
-    match &refusal {
-        Refusal::Violation(violation) if violation.rule.level == Level::HostCrash => {
-            let reported = report_crash(symbol, violation, refusal.status());
-            reported.err().unwrap_or_else(|| refusal.into())
-        }
-        _ => refusal.into(),
+pub(super) fn refused(symbol: &'static str, refusal: Violation) -> Failure {
+    if refusal.rule.level != Level::HostCrash {
+        return refusal.into();
     }
+    let reported = report_crash(symbol, &refusal, refusal.status());
+    reported.err().unwrap_or_else(|| refusal.into())
 }
 
 /// Reports the end of a host process; in strict mode the call fails with `code`.

@@ -7,7 +7,6 @@ use crate::descriptor::Described;
 use crate::executor::{Executor, refused};
 use crate::operator::{Addresses, Operator};
 use crate::status::{ACLNN_NULLPTR, Failure, Outcome};
-use ascend_spec::Refusal;
 use ascend_spec::operator::ArgumentList;
 use ascend_sys::bindings::aclOpExecutor;
 use std::sync::Arc;
@@ -61,7 +60,7 @@ where
         phase_one(workspace_size, executor, || {
             let arguments = read()?;
             let op = new(&arguments)?;
-            refuse_beyond_tensors(&op).map_err(Refusal::from)?;
+            refuse_beyond_tensors(&op)?;
             let idle = op.is_idle();
             Ok((op, Addresses::of(&arguments), idle))
         })

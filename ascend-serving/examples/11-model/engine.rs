@@ -8,7 +8,7 @@ use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequenc
 use ascend_serving::{
     Attention, AttentionGraphs, AttentionShape, Backends, Causality, Fused, GraphLimits,
     GroupedAttention, GroupedRequest, GroupedSequence, LayerGroup, PrefixCache, QuantisedDecode,
-    QuantisedPrefill, Result, Rule, StatePolicy,
+    QuantisedPrefill, Result, StatePolicy, rules,
 };
 
 use crate::model::{Attended, Config, Model};
@@ -99,7 +99,7 @@ impl<'a> Engine<'a> {
         }
         match self.attention.grow(self.stream, cached, tokens) {
             Ok(()) => Ok(true),
-            Err(error) if error.breaks(Rule::PoolExhausted) => Ok(false),
+            Err(error) if error.breaks(&rules::POOL_EXHAUSTED) => Ok(false),
             Err(error) => Err(error),
         }
     }

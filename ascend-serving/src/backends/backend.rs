@@ -4,15 +4,17 @@ use std::fmt;
 
 use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::merge::{Part, RowMergePlan};
-use ascend_attention::spec::Layout;
 use ascend_attention::spec::attention_problem::{inverted_scale, score_scale};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
-use ascend_attention::{AnyTensor, Element, FusedInferAttention, Output, Stream, Tensor};
+use ascend_attention::spec::{Layout, Rule};
+use ascend_attention::{
+    AnyTensor, Element, FusedInferAttention, Output, Stream, Tensor, Violation,
+};
 
 use crate::batch::{AttentionMetadata, Causality, MaskKind};
 use crate::error::{Error, Result};
 use crate::kv::{CacheShape, LayerCache, QuantisedLayer};
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::latent_tensors::LatentTensors;
 use super::step_memory::StepMemory;
@@ -67,7 +69,8 @@ impl AttentionShape {
                     self.heads, self.kv_heads
                 ),
                 "as many query heads for each key head, 1 or more of both",
-            ));
+            )
+            .fix("give the heads of the model, query heads a multiple of the key heads"));
         }
         let held = score_scale(self.scale);
         let inverted = inverted_scale(self.scale, [self.head_dim]).is_some();
@@ -83,7 +86,7 @@ impl AttentionShape {
                 self.head_dim,
                 Self::new(self.heads, self.kv_heads, self.head_dim).scale
             ),
-        ))
+        ).fix("leave the scale out, or give the factor itself, not its inverse"))
     }
 
     /// Checks the heads and the scale as [`check`](Self::check) does, and refuses a cache with other key heads. A
@@ -101,7 +104,8 @@ impl AttentionShape {
                 "{} key heads of {}, as the cache has",
                 of_cache.0, of_cache.1
             ),
-        ))
+        )
+        .fix("make the cache and the `AttentionShape` of one model"))
     }
 
     /// A call with these heads and this scale.
@@ -212,11 +216,11 @@ impl<'a, T: Element> LayerTensors<'a, T> {
     }
 
     /// Refuses latent attention on behalf of a backend that supports keys and values alone.
-    pub(crate) fn without_latent(&self) -> Result<(), Refused> {
+    pub(crate) fn without_latent(&self) -> Result<(), Violation> {
         match self.latent {
             None => Ok(()),
-            Some(_) => Err(refused(
-                Rule::BackendLatent,
+            Some(_) => Err(Violation::new(
+                &rules::BACKEND_LATENT,
                 "latents and rotary parts",
                 "keys and values",
                 "register `Mla`",
@@ -226,13 +230,13 @@ impl<'a, T: Element> LayerTensors<'a, T> {
 }
 
 /// Refuses masks that no call over a quantised cache takes.
-pub(super) fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Refused> {
+pub(super) fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Violation> {
     match step.mask {
         MaskKind::Causality(
             Causality::Causal | Causality::Window(_) | Causality::Bidirectional,
         ) => Ok(()),
-        mask => Err(refused(
-            Rule::BackendQuantised,
+        mask => Err(Violation::new(
+            &rules::BACKEND_QUANTISED,
             format_args!("{mask} over a quantised cache"),
             "causal layers, windows, and layers that see every key",
             "give layers with named masks and chunks a cache of 16 bits",
@@ -244,17 +248,17 @@ pub(super) fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Refused
 /// refused.
 pub(super) fn quantised_cache<'a, T: Element>(
     layer: &LayerTensors<'a, T>,
-) -> Result<&'a QuantisedLayer, Refused> {
+) -> Result<&'a QuantisedLayer, Violation> {
     match layer.quantised {
         Some(of) if of.of_groups().is_none() => Ok(of),
-        Some(_) => Err(refused(
-            Rule::BackendQuantised,
+        Some(_) => Err(Violation::new(
+            &rules::BACKEND_QUANTISED,
             "a cache of MXFP8",
             "a quantised cache with scales of channels or tokens",
             "register `MxFp8`, or make the cache by `PagedKvCache::quantised_as`",
         )),
-        None => Err(refused(
-            Rule::BackendQuantised,
+        None => Err(Violation::new(
+            &rules::BACKEND_QUANTISED,
             format_args!("a cache of {}", T::DTYPE),
             "a quantised cache",
             "make the cache by `PagedKvCache::quantised`, or register `Fused`",
@@ -276,15 +280,15 @@ pub(super) fn check_single_tokens<T: Element>(
     step: &StepContext<'_>,
     layer: &LayerTensors<'_, T>,
     takes: bool,
-    rule: Rule,
+    rule: &'static Rule,
     [allowed, fix]: [&'static str; 2],
-) -> Result<(), Refused> {
+) -> Result<(), Violation> {
     let metadata = step.metadata;
     let (tokens, requests) = (metadata.tokens(), metadata.table().requests());
     if takes && tokens == requests {
         return Ok(());
     }
-    Err(refused(
+    Err(Violation::new(
         rule,
         format_args!(
             "{:?} of {tokens} tokens in {requests} requests, {}, {} sinks",
@@ -315,13 +319,13 @@ pub(super) fn knows_cache<T: Element>(
     backend: &dyn AttentionBackend<T>,
     step: &StepContext<'_>,
     layer: &LayerTensors<'_, T>,
-) -> Result<(), Refused> {
+) -> Result<(), Violation> {
     match layer.quantised.is_none() || backend.reads_quantised() {
         true => Ok(()),
         // Under a mask that no backend for quantised caches takes, none of them is advised.
         false => Err(check_quantised_mask(step).err().unwrap_or_else(|| {
-            refused(
-                Rule::BackendQuantised,
+            Violation::new(
+                &rules::BACKEND_QUANTISED,
                 "a quantised cache",
                 format_args!("a cache of {}", T::DTYPE),
                 "register `QuantisedDecode` and `QuantisedPrefill`, over MXFP8 `MxFp8`, or make the cache by `PagedKvCache::new`",
@@ -397,7 +401,7 @@ pub trait StepPlan<T: Element>: Send + Sync + fmt::Debug {
     /// Queues the attention of a layer.
     ///
     /// # Errors
-    /// [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for tensors of other shapes; any error of the launch.
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors of other shapes; any error of the launch.
     fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>>;
 
     /// Queues the attention of a layer into an output tensor of the caller, of the query's shape; for latent
@@ -406,7 +410,7 @@ pub trait StepPlan<T: Element>: Send + Sync + fmt::Debug {
     /// Unless a plan defines its own, this copies what [`StepPlan::launch`] returns.
     ///
     /// # Errors
-    /// As for [`StepPlan::launch`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for an output of
+    /// As for [`StepPlan::launch`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for an output of
     /// another shape.
     fn launch_into(
         &self,

@@ -3,10 +3,10 @@
 use ascend_attention::attention::{CallLengths, Inputs, PerRequest};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Mask, Output, Plan, Tensor};
+use ascend_attention::{Element, Mask, Output, Plan, Tensor, Violation};
 
 use crate::error::Result;
-use crate::refusal::{Rule, refused};
+use crate::rules;
 
 use super::backend::{
     AttentionBackend, LayerTensors, StepContext, StepPlan, merge_parts, merges_sinks,
@@ -54,8 +54,8 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
         let behind = requests.iter().any(|(new, cached)| *new > 1 && *cached > 0);
         let windowed = causality.window().is_some();
         if !behind || windowed || !merges_sinks(step, first)? {
-            return Err(refused(
-                Rule::BackendCascade,
+            return Err(Violation::new(
+                &rules::BACKEND_CASCADE,
                 format_args!(
                     "{:?}, {causality:?}, {} sinks",
                     metadata.state(),

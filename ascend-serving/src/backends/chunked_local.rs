@@ -2,12 +2,12 @@
 
 use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Plan, Tensor};
+use ascend_attention::{Element, Plan, Tensor, Violation};
 
 use crate::batch::{Causality, MaskKind};
 use crate::error::Result;
 use crate::local_attention::LocalBatch;
-use crate::refusal::{Rule, refused};
+use crate::rules;
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone};
 use super::step_memory::{StepMemory, table_bytes};
@@ -17,8 +17,8 @@ use super::step_memory::{StepMemory, table_bytes};
 /// order of the tokens, so that nothing is copied. Sinks count once for each token, as in any call.
 ///
 /// The pieces get a block table of their own, made once a step. A chunk is a whole number of blocks
-/// ([`Rule::ChunkSize`]). Steps under other masks are refused, so that the ordinary backends serve them.
-/// [`Fused`](crate::Fused) lists what packed calls take in each release.
+/// ([`CHUNK_SIZE`](crate::rules::CHUNK_SIZE)). Steps under other masks are refused, so that the ordinary backends
+/// serve them. [`Fused`](crate::Fused) lists what packed calls take in each release.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChunkedLocal;
 
@@ -45,8 +45,8 @@ impl<T: Element> AttentionBackend<T> for ChunkedLocal {
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
         let MaskKind::Causality(Causality::Chunk(chunk)) = step.mask else {
-            return Err(refused(
-                Rule::BackendChunk,
+            return Err(Violation::new(
+                &rules::BACKEND_CHUNK,
                 format_args!("{:?}", step.mask),
                 "chunks",
                 "register a backend for other masks behind this one",

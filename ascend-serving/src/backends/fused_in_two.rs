@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use ascend_attention::attention::{BlockTable, CallLengths};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Plan, Tensor};
+use ascend_attention::{Element, Plan, Tensor, Violation};
 
 use crate::batch::StepPart;
 use crate::error::Result;
-use crate::refusal::{Rule, refused};
+use crate::rules;
 
 use super::backend::{
     AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone, launch_into_empty,
@@ -49,8 +49,8 @@ impl<T: Element> AttentionBackend<T> for FusedInTwo {
         let (decodes, prefills) = (metadata.decodes(), metadata.prefills());
         let mixed = metadata.state().reads_cache() && decodes > 0 && prefills > 0;
         if !mixed || !metadata.decodes_lead() {
-            return Err(refused(
-                Rule::BackendTwoCalls,
+            return Err(Violation::new(
+                &rules::BACKEND_TWO_CALLS,
                 format_args!(
                     "{:?} of {decodes} decodes and {prefills} prefills{}",
                     metadata.state(),

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use ascend_attention::{Element, Tensor};
+use ascend_attention::{Element, Tensor, Violation};
 
 use crate::batch::AttentionState;
 use crate::error::{Error, Result};
 use crate::kv::CacheShape;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
 use super::registry::{Backends, RefusedBackend, plan_by, rules_of};
@@ -103,7 +103,7 @@ impl LayerSet {
 /// use ascend_serving::{Backends, Fused, Hybrid, LayerSet, PagedDecode, Phase};
 /// use ascend_attention::bf16;
 ///
-/// # fn main() -> Result<(), ascend_serving::Refused> {
+/// # fn main() -> Result<(), ascend_serving::Violation> {
 /// let registry = Backends::<bf16>::none().with(Fused).with(PagedDecode);
 /// let even = LayerSet::new([0, 2], "fused");
 /// let odd = LayerSet::new([1, 3], "fused").during(Phase::Decode, "paged_decode");
@@ -126,14 +126,14 @@ impl<T: Element> Hybrid<T> {
     /// Chooses the backends of a model of `layers` layers from a registry.
     ///
     /// # Errors
-    /// [`Rule::HybridLayers`] for a layer that is in no set, in several or not in the model, and for a set without
-    /// layers, and for more than [`CacheShape::MAX_LAYERS`] in all; [`Rule::BackendName`] for a name that is not
-    /// registered.
+    /// [`HYBRID_LAYERS`](crate::rules::HYBRID_LAYERS) for a layer that is in no set, in several or not in the model,
+    /// and for a set without layers, and for more than [`CacheShape::MAX_LAYERS`] in all;
+    /// [`BACKEND_NAME`](crate::rules::BACKEND_NAME) for a name that is not registered.
     pub fn new(
         layers: usize,
         registry: Backends<T>,
         sets: impl IntoIterator<Item = LayerSet>,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         if layers > CacheShape::MAX_LAYERS {
             return Err(unknown_layers(
                 format_args!("a model of {layers} layers"),
@@ -165,8 +165,8 @@ impl<T: Element> Hybrid<T> {
                 let name = set.backend(phase);
                 if registry.get(name).is_none() {
                     let names: Vec<_> = registry.names().collect();
-                    return Err(refused(
-                        Rule::BackendName,
+                    return Err(Violation::new(
+                        &rules::BACKEND_NAME,
                         format_args!("{name:?} for the phase {phase:?} of set {at}"),
                         format_args!("one of {names:?}"),
                         "register the backend before the sets are made",
@@ -197,9 +197,9 @@ impl<T: Element> Hybrid<T> {
 }
 
 #[cold]
-fn unknown_layers(given: impl fmt::Display, layers: usize) -> Refused {
-    refused(
-        Rule::HybridLayers,
+fn unknown_layers(given: impl fmt::Display, layers: usize) -> Violation {
+    Violation::new(
+        &rules::HYBRID_LAYERS,
         given,
         format_args!("each layer below {layers} once, every set with one or more"),
         "divide the layers of the model among the sets",
@@ -332,18 +332,21 @@ mod tests {
     fn each_layer_is_in_one_set() {
         let rule = |sets: Vec<LayerSet>| Hybrid::new(3, registry(), sets).unwrap_err().rule;
         let set = |layers: &[usize]| LayerSet::new(layers.iter().copied(), "fused");
-        assert_eq!(rule(vec![]), Rule::HybridLayers);
-        assert_eq!(rule(vec![set(&[0, 1])]), Rule::HybridLayers);
-        assert_eq!(rule(vec![set(&[0, 1, 2, 3])]), Rule::HybridLayers);
-        assert_eq!(rule(vec![set(&[0, 1]), set(&[1, 2])]), Rule::HybridLayers);
-        assert_eq!(rule(vec![set(&[0, 1, 2]), set(&[])]), Rule::HybridLayers);
-        assert_eq!(rule(vec![set(&[0, 0, 1, 2])]), Rule::HybridLayers);
+        assert_eq!(rule(vec![]), &rules::HYBRID_LAYERS);
+        assert_eq!(rule(vec![set(&[0, 1])]), &rules::HYBRID_LAYERS);
+        assert_eq!(rule(vec![set(&[0, 1, 2, 3])]), &rules::HYBRID_LAYERS);
+        assert_eq!(
+            rule(vec![set(&[0, 1]), set(&[1, 2])]),
+            &rules::HYBRID_LAYERS
+        );
+        assert_eq!(rule(vec![set(&[0, 1, 2]), set(&[])]), &rules::HYBRID_LAYERS);
+        assert_eq!(rule(vec![set(&[0, 0, 1, 2])]), &rules::HYBRID_LAYERS);
         let gap = Hybrid::new(3, registry(), [set(&[0, 2])]).unwrap_err();
         assert_eq!(gap.given, "layer 1 in no set");
         let many = Hybrid::new(usize::MAX, registry(), [set(&[0])]).unwrap_err();
-        assert_eq!(many.rule, Rule::HybridLayers);
+        assert_eq!(many.rule, &rules::HYBRID_LAYERS);
         let sparse = LayerSet::new(0..3, "fused").during(Phase::Mixed, "sparse");
-        assert_eq!(rule(vec![sparse]), Rule::BackendName);
+        assert_eq!(rule(vec![sparse]), &rules::BACKEND_NAME);
     }
 
     #[test]

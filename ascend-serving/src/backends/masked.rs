@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Plan, Tensor};
+use ascend_attention::{Element, Plan, Tensor, Violation};
 
 use crate::batch::{AttentionMetadata, MaskKind, MaskedRequest};
 use crate::error::Result;
-use crate::refusal::{Rule, refused};
+use crate::rules;
 
 use super::backend::{
     AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone, batched,
@@ -76,8 +76,8 @@ impl<T: Element> AttentionBackend<T> for Masked {
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
         let MaskKind::Named(mask) = step.mask else {
-            return Err(refused(
-                Rule::BackendMask,
+            return Err(Violation::new(
+                &rules::BACKEND_MASK,
                 format_args!("{:?}", step.mask),
                 "a named mask",
                 "register a backend for the operator's own masks behind this one",

@@ -7,14 +7,14 @@ use ascend_attention::attention::{CallLengths, Inputs};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, Float8E8M0};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
-use ascend_attention::{Element, Plan, Stream, Tensor};
+use ascend_attention::{Element, Plan, Stream, Tensor, Violation};
 
 use crate::batch::Causality;
 use crate::error::{Error, Result};
 use crate::kv::{GROUP, GroupScales, QuantisedLayer, host_numbers, quantise_mxfp8};
 use crate::lock::lock;
 use crate::planned_stream::PlannedStream;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::backend::{
     AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone, check_quantised_mask,
@@ -63,7 +63,8 @@ impl MxFp8Query {
                 "query",
                 query.desc(),
                 format_args!("{:?}, as the step was planned", self.floats.shape()),
-            ));
+            )
+            .fix("bring the rows that the step was planned for"));
         }
         let (floats, mut powers) = quantise_mxfp8(&host_numbers(stream, query)?);
         if let &[kv_heads, tokens, _, _, _] = self.powers.shape() {
@@ -110,11 +111,11 @@ impl fmt::Debug for MxFp8Step {
 /// The cache of a layer with its shared scales; a cache that is not MXFP8 is refused.
 fn mxfp8_cache<'a, T: Element>(
     layer: &LayerTensors<'a, T>,
-) -> Result<(&'a QuantisedLayer, &'a GroupScales), Refused> {
+) -> Result<(&'a QuantisedLayer, &'a GroupScales), Violation> {
     let found = layer.quantised.and_then(|of| Some((of, of.of_groups()?)));
     found.ok_or_else(|| {
-        refused(
-            Rule::BackendQuantised,
+        Violation::new(
+            &rules::BACKEND_QUANTISED,
             "a cache without groups",
             "a cache of MXFP8",
             "make the cache by `PagedKvCache::mxfp8`, or register another backend",
@@ -141,8 +142,8 @@ impl<T: Element> AttentionBackend<T> for MxFp8 {
         check_quantised_mask(step)?;
         let causality = step.mask.causality()?;
         if causality != Causality::Causal || first.learnable_sink.is_some() {
-            return Err(refused(
-                Rule::BackendMxFp8,
+            return Err(Violation::new(
+                &rules::BACKEND_MX_FP8,
                 format_args!("{causality:?}, {} sinks", first.with_sinks()),
                 "causal layers of MXFP8 without window and sinks",
                 "give such layers a cache of their own with scales of channels or tokens",

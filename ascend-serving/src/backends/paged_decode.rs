@@ -7,7 +7,7 @@ use ascend_attention::{Element, Plan, Tensor};
 use crate::batch::{AttentionState, Causality};
 use crate::error::Result;
 use crate::kv::LayerCache;
-use crate::refusal::Rule;
+use crate::rules;
 
 use super::backend::{
     AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone, check_single_tokens,
@@ -70,7 +70,7 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
             && first.learnable_sink.is_none();
         let allowed = "one token a request, causal, without window and sinks";
         let fix = "register a backend for packed queries behind this one";
-        check_single_tokens(step, first, takes, Rule::BackendDecode, [allowed, fix])?;
+        check_single_tokens(step, first, takes, &rules::BACKEND_DECODE, [allowed, fix])?;
         let layout = layout(first.cache);
         let query = rows(layout, first.query)?;
         let lengths = CallLengths::Batched {

@@ -10,14 +10,14 @@ use ascend_attention::prompt::{PromptFlashAttention, PromptPlan};
 use ascend_attention::spec::ops::incre_flash_attention::IncreCall;
 use ascend_attention::spec::ops::prompt_flash_attention::{self, PromptCall};
 use ascend_attention::spec::{Layout, ops::fused_infer_attention_score as fia};
-use ascend_attention::{Device, Element, Mask, Tensor};
+use ascend_attention::{Device, Element, Mask, Tensor, Violation};
 
 use crate::batch::{AttentionMetadata, Causality};
 use crate::error::Result;
 use crate::kv::CachedRows;
 use crate::lock::lock;
 use crate::planned_stream::PlannedStream;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::backend::{
     AttentionBackend, LayerTensors, StepContext, StepPlan, batched, launch_into_empty,
@@ -120,7 +120,7 @@ impl Neighbours {
         &self,
         metadata: &AttentionMetadata,
         keys: usize,
-    ) -> Result<Vec<CachedRows>, Refused> {
+    ) -> Result<Vec<CachedRows>, Violation> {
         let of_request = |request: usize| {
             let len = metadata.kv_lengths().lengths().get(request).copied();
             let len = len.unwrap_or(0);
@@ -217,8 +217,8 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
     ) -> Result<Box<dyn StepPlan<T>>> {
         first.without_latent()?;
         if first.learnable_sink.is_some() {
-            return Err(refused(
-                Rule::BackendPromptAndIncre,
+            return Err(Violation::new(
+                &rules::BACKEND_PROMPT_AND_INCRE,
                 "a layer with sinks",
                 "layers without",
                 "serve models with sinks by `Fused`, on Atlas A2, A3 or Ascend 950: the older operators have no such argument",

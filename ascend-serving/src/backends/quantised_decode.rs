@@ -7,7 +7,7 @@ use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Plan, Tensor}
 use crate::batch::Causality;
 use crate::error::Result;
 use crate::kv::QuantisedLayer;
-use crate::refusal::Rule;
+use crate::rules;
 
 use super::backend::{
     AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan, attention_alone,
@@ -106,7 +106,7 @@ impl<T: Element> AttentionBackend<T> for QuantisedDecode {
             && first.learnable_sink.is_none();
         let allowed = "one token a request behind cached ones, causal, without window and sinks";
         let fix = "register `QuantisedPrefill` behind this one";
-        check_single_tokens(step, first, takes, Rule::BackendDecode, [allowed, fix])?;
+        check_single_tokens(step, first, takes, &rules::BACKEND_DECODE, [allowed, fix])?;
         let requests = metadata.table().requests();
         let single = SingleTokens::plan(step, first, of, requests)?;
         Ok(Box::new(single))

@@ -4,13 +4,13 @@ use std::fmt;
 
 use ascend_attention as attention;
 use ascend_attention::case::tentatively;
-use ascend_attention::spec::{Cann, Target};
-use ascend_attention::{Device, Element};
+use ascend_attention::spec::{Cann, Rule, Target};
+use ascend_attention::{Device, Element, Violation};
 
 use crate::batch::{AttentionState, Causality, MaskKind};
 use crate::error::{Error, Result};
 use crate::kv::too_many_blocks;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, knows_cache};
 use super::chunked_local::ChunkedLocal;
@@ -33,7 +33,7 @@ struct MemoryLimit {
 }
 
 impl MemoryLimit {
-    fn admits(self, memory: StepMemory) -> Result<(), Refused> {
+    fn admits(self, memory: StepMemory) -> Result<(), Violation> {
         let Self { bytes, layers } = self;
         let needed = memory.total(layers);
         if needed <= bytes {
@@ -44,8 +44,8 @@ impl MemoryLimit {
             layer,
             workspace,
         } = memory;
-        Err(refused(
-            Rule::BackendMemory,
+        Err(Violation::new(
+            &rules::BACKEND_MEMORY,
             format_args!(
                 "{needed} bytes besides the cache: {held} for the step, {layer} for each of {layers} layers, {workspace} of \
                  workspace"
@@ -77,7 +77,7 @@ impl RefusedBackend {
             Some(Target { soc, cann })
         };
         let taken_by = match &why {
-            Error::Attention(attention::Error::Violation(violation)) => violation.taken_by,
+            Error::Violation(violation) => violation.taken_by,
             Error::Attention(attention::Error::OperatorVersion { since, .. }) => release(since),
             _ => None,
         };
@@ -200,7 +200,7 @@ impl<T: Element> Backends<T> {
     }
 
     /// Refuses a plan that needs more memory than the limit.
-    pub(super) fn admits(&self, memory: StepMemory) -> Result<(), Refused> {
+    pub(super) fn admits(&self, memory: StepMemory) -> Result<(), Violation> {
         self.memory_limit
             .map_or(Ok(()), |limit| limit.admits(memory))
     }
@@ -248,9 +248,7 @@ pub(super) fn plan_by<T: Element>(
 /// Rewrites the operator's refusal of a batch in the terms of a scheduler.
 fn for_schedulers(why: Error) -> Error {
     match why {
-        Error::Attention(attention::Error::Violation(violation))
-            if violation.rule.id == "cache.blocks" =>
-        {
+        Error::Violation(violation) if violation.rule.id == "cache.blocks" => {
             let given = violation.given;
             too_many_blocks(
                 format_args!("{given}, shared blocks counted for each request"),
@@ -263,9 +261,9 @@ fn for_schedulers(why: Error) -> Error {
 }
 
 /// The rules of this layer that an error names.
-pub(crate) fn rules_of(why: &Error) -> Vec<Rule> {
+pub(crate) fn rules_of(why: &Error) -> Vec<&'static Rule> {
     match why {
-        Error::Refused(refused) => vec![refused.rule],
+        Error::Violation(refused) => vec![refused.rule],
         Error::NoBackend { rules, .. } => rules.clone(),
         _ => Vec::new(),
     }

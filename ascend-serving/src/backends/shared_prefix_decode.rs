@@ -7,11 +7,11 @@ use std::ops::Range;
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Mask, Output, Plan, Tensor};
+use ascend_attention::{Element, Mask, Output, Plan, Tensor, Violation};
 
 use crate::batch::{AttentionMetadata, Causality};
 use crate::error::Result;
-use crate::refusal::{Rule, refused};
+use crate::rules;
 
 use super::backend::{
     AttentionBackend, LayerTensors, StepContext, StepPlan, merge_parts, merges_sinks,
@@ -240,8 +240,8 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
             false => None,
         };
         let Some(division) = division else {
-            return Err(refused(
-                Rule::BackendSharedPrefix,
+            return Err(Violation::new(
+                &rules::BACKEND_SHARED_PREFIX,
                 format_args!(
                     "{} requests, {} pairs of neighbours with shared blocks, {causality:?}, {} sinks",
                     metadata.requests(),

@@ -7,11 +7,11 @@ use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::ops::attention_update::UpdateCall;
-use ascend_attention::{Element, Output, Plan, Tensor};
+use ascend_attention::{Element, Output, Plan, Tensor, Violation};
 
 use crate::batch::{AttentionState, Causality};
 use crate::error::Result;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 use crate::split_kv::{SplitLimits, key_ranges};
 
 use super::backend::{
@@ -67,7 +67,7 @@ impl SplitDecode {
     pub const MAX_PARTS: usize = UpdateCall::MAX_PARTS;
 
     /// The ranges of keys of each request.
-    fn ranges(&self, step: &StepContext<'_>) -> Result<Vec<Vec<Range<usize>>>, Refused> {
+    fn ranges(&self, step: &StepContext<'_>) -> Result<Vec<Vec<Range<usize>>>, Violation> {
         let block_size = step.block_table.block_size();
         let lengths = step.metadata.kv_lengths();
         let parts = match self.split {
@@ -80,8 +80,8 @@ impl SplitDecode {
             .balanced(lengths)?,
             KeySplit::Tiles(tile) => {
                 if !tile.get().is_multiple_of(block_size.max(1)) {
-                    return Err(refused(
-                        Rule::SplitTile,
+                    return Err(Violation::new(
+                        &rules::SPLIT_TILE,
                         format_args!("tiles of {tile} keys in blocks of {block_size}"),
                         format_args!("a multiple of {block_size}"),
                         "choose a tile of whole blocks",
@@ -93,8 +93,8 @@ impl SplitDecode {
         let each = lengths.lengths().iter().zip(parts).enumerate();
         each.map(|(request, (&len, parts))| {
             if parts > Self::MAX_PARTS {
-                return Err(refused(
-                    Rule::SplitLimits,
+                return Err(Violation::new(
+                    &rules::SPLIT_LIMITS,
                     format_args!("{parts} parts of the {len} keys of request {request}"),
                     format_args!("at most {}, what a merge takes", Self::MAX_PARTS),
                     "choose longer tiles",
@@ -129,7 +129,7 @@ impl<T: Element> AttentionBackend<T> for SplitDecode {
         let allowed =
             "one token a request, causal, no window that hides keys, and sinks on Ascend 950 alone";
         let fix = "register a backend for packed queries behind this one";
-        check_single_tokens(step, first, takes, Rule::BackendSplit, [allowed, fix])?;
+        check_single_tokens(step, first, takes, &rules::BACKEND_SPLIT, [allowed, fix])?;
         let ranges = self.ranges(step)?;
         let most = ranges.iter().map(Vec::len).max().unwrap_or(0);
         let mut parts = Vec::with_capacity(most);

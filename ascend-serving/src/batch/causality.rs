@@ -3,12 +3,12 @@
 use std::num::NonZeroUsize;
 
 use ascend_attention::mask::MaskForm;
-use ascend_attention::{CallRule, CausalOrigin, Mask, Masks, SlidingWindow};
+use ascend_attention::{CausalOrigin, Mask, Masks, SlidingWindow, Violation};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::kv::MAX_INT32;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 /// Which keys a token sees.
 ///
@@ -40,21 +40,21 @@ impl Causality {
     /// Converts the two settings that model files have.
     ///
     /// # Errors
-    /// [`CallRule::MaskWindow`] for a window of 0 keys, and for a window in a layer that is not causal: engines
-    /// disagree on which of the two wins.
-    pub fn from_flags(causal: bool, window: Option<usize>) -> Result<Self, Refused> {
+    /// [`MASK_WINDOW`](crate::rules::MASK_WINDOW) for a window of 0 keys, and for a window in a layer that is not
+    /// causal: engines disagree on which of the two wins.
+    pub fn from_flags(causal: bool, window: Option<usize>) -> Result<Self, Violation> {
         match (causal, window.map(NonZeroUsize::new)) {
             (false, None) => Ok(Self::Bidirectional),
             (true, None) => Ok(Self::Causal),
             (true, Some(Some(keys))) => Ok(Self::Window(keys)),
-            (_, Some(None)) => Err(refused(
-                CallRule::MaskWindow,
+            (_, Some(None)) => Err(Violation::new(
+                &rules::MASK_WINDOW,
                 "a window of 0 keys",
                 "1 or more, the token's own among them; none for no window",
                 "leave the window out",
             )),
-            (false, Some(Some(keys))) => Err(refused(
-                CallRule::MaskWindow,
+            (false, Some(Some(keys))) => Err(Violation::new(
+                &rules::MASK_WINDOW,
                 format_args!("a window of {keys} keys in a layer that is not causal"),
                 "a window or no causality, not both",
                 "drop one of the two for this layer",
@@ -65,8 +65,8 @@ impl Causality {
     /// The operator's mask: `sparseMode`, `attenMask`, `preTokens`, `nextTokens`.
     ///
     /// # Errors
-    /// The errors of making the compressed mask, the first time on a device; [`Rule::BackendChunk`] for chunks, which
-    /// the operator does not support.
+    /// The errors of making the compressed mask, the first time on a device;
+    /// [`BACKEND_CHUNK`](crate::rules::BACKEND_CHUNK) for chunks, which the operator does not support.
     pub fn mask(self, masks: &Masks<'_>) -> Result<Mask> {
         match self {
             Self::Chunk(_) => Err(self.unknown_to_operators().into()),
@@ -97,9 +97,9 @@ impl Causality {
     }
 
     /// The refusal on behalf of a backend that supports the operator's own masks alone.
-    fn unknown_to_operators(self) -> Refused {
-        refused(
-            Rule::BackendChunk,
+    fn unknown_to_operators(self) -> Violation {
+        Violation::new(
+            &rules::BACKEND_CHUNK,
             format_args!("{self:?}"),
             "bidirectional, causal, or a window",
             "register `ChunkedLocal`",
@@ -159,7 +159,7 @@ mod tests {
         for (causal, window) in [(true, 0), (false, 0), (false, 5)] {
             assert_eq!(
                 of(causal, Some(window)).unwrap_err().rule,
-                CallRule::MaskWindow
+                &rules::MASK_WINDOW
             );
         }
     }

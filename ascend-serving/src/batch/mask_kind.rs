@@ -5,11 +5,11 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex};
 
 use ascend_attention::mask::{HostMask, MaskForm};
-use ascend_attention::{Device, Mask};
+use ascend_attention::{Device, Mask, Violation};
 
 use crate::error::Result;
 use crate::lock::lock;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::causality::Causality;
 
@@ -50,12 +50,12 @@ impl MaskKind {
     /// The operator's own mask.
     ///
     /// # Errors
-    /// [`Rule::BackendMask`] for a rule of the caller.
-    pub fn causality(&self) -> Result<Causality, Refused> {
+    /// [`BACKEND_MASK`](crate::rules::BACKEND_MASK) for a rule of the caller.
+    pub fn causality(&self) -> Result<Causality, Violation> {
         match self {
             Self::Causality(causality) => Ok(*causality),
-            Self::Named(_) => Err(refused(
-                Rule::BackendMask,
+            Self::Named(_) => Err(Violation::new(
+                &rules::BACKEND_MASK,
                 self,
                 "a mask of the operator's own: bidirectional, causal, or a window",
                 "register `Masked` in front, which computes such layers",
@@ -191,7 +191,8 @@ impl NamedMask {
     /// The mask, on the device, of requests with equally many new tokens, over `columns` key positions.
     ///
     /// # Errors
-    /// [`Rule::MaskRows`] for a token that sees no key; the errors of making a mask and of an upload.
+    /// [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that sees no key; the errors of making a mask and of an
+    /// upload.
     pub(crate) fn of(
         &self,
         device: &Device,
@@ -239,7 +240,7 @@ impl NamedMask {
     /// The mask on the host, `[requests, new tokens, columns]`, a byte for each element.
     ///
     /// # Errors
-    /// [`Rule::MaskRows`] for a token that sees no key; the errors of making a mask.
+    /// [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that sees no key; the errors of making a mask.
     pub(crate) fn on_host(&self, requests: &[MaskedRequest], columns: usize) -> Result<HostMask> {
         let rows = requests.first().map_or(0, |request| request.new);
         let visible = |entry: usize, row: usize, key: usize| {
@@ -258,8 +259,8 @@ impl NamedMask {
             let of = requests.get(entry);
             let token = of.map_or(row, |of| of.cached.saturating_add(row));
             let place = of.and_then(|of| of.place).unwrap_or(entry);
-            return Err(refused(
-                Rule::MaskRows,
+            return Err(Violation::new(
+                &rules::MASK_ROWS,
                 format_args!(
                     "{:?}: no key for token {token} of request {place}",
                     self.name()

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ascend_attention::Violation;
 use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
@@ -9,7 +10,7 @@ use crate::kv::{
     BlockPool, CacheEntry, GroupId, PadPolicy, PageTable, Sequence, SequenceStamp, StepProgress,
     StepTokens, capacity, check_slots, fill_slots, uncopied, written_over,
 };
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::causality::Causality;
 use super::mask_kind::{MaskKind, MaskedRequest};
@@ -86,16 +87,20 @@ impl AttentionMetadata {
     /// Checks a batch and computes the metadata that its calls need.
     ///
     /// # Errors
-    /// For the first request at fault: [`Rule::TableGroup`], [`Rule::SequenceLength`] for more new tokens than the
-    /// sequence has, [`Rule::BlockUncopied`] for a sequence whose copies were not queued when the request was made,
-    /// [`Rule::BlockWindow`] for layers that see tokens which the sequence gave back, [`Rule::BatchEmpty`],
-    /// [`Rule::DraftCount`], [`CallRule::LengthsOverflow`], [`Rule::TableRow`] for a row without a block for each
-    /// token, [`Rule::TableBlock`] for a block outside the cache, [`Rule::TableRepeated`] for a block that a row names
-    /// twice. For the step: [`Rule::PadSlot`] for a dump slot outside the cache, [`Rule::SlotDuplicate`] if two tokens
-    /// go to the same place, [`Rule::SlotDump`] if one goes where padding goes.
+    /// For the first request at fault: [`TABLE_GROUP`](crate::rules::TABLE_GROUP),
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for more new tokens than the sequence has,
+    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a sequence whose copies were not queued when the request
+    /// was made, [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for layers that see tokens which the sequence gave
+    /// back, [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`DRAFT_COUNT`](crate::rules::DRAFT_COUNT),
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW), [`TABLE_ROW`](crate::rules::TABLE_ROW) for a row
+    /// without a block for each token, [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a block outside the cache,
+    /// [`TABLE_REPEATED`](crate::rules::TABLE_REPEATED) for a block that a row names twice. For the step:
+    /// [`PAD_SLOT`](crate::rules::PAD_SLOT) for a dump slot outside the cache,
+    /// [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE) if two tokens go to the same place,
+    /// [`SLOT_DUMP`](crate::rules::SLOT_DUMP) if one goes where padding goes.
     ///
-    /// [`CallRule::LengthsOverflow`]: ascend_attention::CallRule::LengthsOverflow
-    pub fn new(requests: &[BatchRequest<'_>], settings: BatchSettings) -> Result<Self, Refused> {
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW): ascend_attention::rules::LENGTHS_OVERFLOW
+    pub fn new(requests: &[BatchRequest<'_>], settings: BatchSettings) -> Result<Self, Violation> {
         let mut metadata = Self {
             settings,
             state: AttentionState::DecodeOnly,
@@ -123,7 +128,7 @@ impl AttentionMetadata {
     ///
     /// # Errors
     /// As for [`AttentionMetadata::new`].
-    pub fn renew(&mut self, requests: &[BatchRequest<'_>]) -> Result<(), Refused> {
+    pub fn renew(&mut self, requests: &[BatchRequest<'_>]) -> Result<(), Violation> {
         let (mut longest, mut given) = (0usize, 0usize);
         for request in requests {
             longest = longest.max(tokens_of(request));
@@ -161,7 +166,7 @@ impl AttentionMetadata {
         len.div_ceil(self.settings.block_size.max(1)).max(1)
     }
 
-    fn fill(&mut self, requests: &[BatchRequest<'_>]) -> Result<(), Refused> {
+    fn fill(&mut self, requests: &[BatchRequest<'_>]) -> Result<(), Violation> {
         let BatchSettings {
             blocks,
             block_size,
@@ -170,8 +175,8 @@ impl AttentionMetadata {
             ..
         } = self.settings;
         if requests.is_empty() || block_size == 0 {
-            return Err(refused(
-                Rule::BatchEmpty,
+            return Err(Violation::new(
+                &rules::BATCH_EMPTY,
                 format_args!(
                     "{} requests over blocks of {block_size} tokens",
                     requests.len()
@@ -197,8 +202,8 @@ impl AttentionMetadata {
                 _ => self.columns(len),
             };
             let used = request.row.get(..columns).ok_or_else(|| {
-                refused(
-                    Rule::TableRow,
+                Violation::new(
+                    &rules::TABLE_ROW,
                     format_args!(
                         "{} blocks for {len} tokens of request {at}",
                         request.row.len()
@@ -210,8 +215,8 @@ impl AttentionMetadata {
             if !all_below(used, blocks)
                 && let Some(block) = used.iter().find(|block| **block >= blocks)
             {
-                return Err(refused(
-                    Rule::TableBlock,
+                return Err(Violation::new(
+                    &rules::TABLE_BLOCK,
                     format_args!("block {block} of request {at}"),
                     format_args!("0 to {}", blocks.saturating_sub(1)),
                     "use blocks that this cache's pool handed out",
@@ -251,13 +256,13 @@ impl AttentionMetadata {
     }
 
     /// Refuses a step whose blocks are of another pool, and settings of another cache.
-    pub(crate) fn goes_with(&self, pool: &BlockPool) -> Result<(), Refused> {
+    pub(crate) fn goes_with(&self, pool: &BlockPool) -> Result<(), Violation> {
         self.settings.check(pool)?;
         let group = pool.group();
         match self.group.filter(|other| *other != group) {
             None => Ok(()),
-            Some(other) => Err(refused(
-                Rule::TableGroup,
+            Some(other) => Err(Violation::new(
+                &rules::TABLE_GROUP,
                 format_args!("a step of {other}"),
                 group,
                 "begin the step on the layers whose pool the sequences are of",
@@ -267,7 +272,7 @@ impl AttentionMetadata {
 
     /// Refuses a step whose sequences gave up blocks since it was made. Call it after
     /// [`begin_step`](BlockPool::begin_step), which keeps blocks that go back later.
-    pub(crate) fn check_blocks_held(&self, pool: &BlockPool) -> Result<(), Refused> {
+    pub(crate) fn check_blocks_held(&self, pool: &BlockPool) -> Result<(), Violation> {
         let counts = self.sequences.of.iter();
         let counts = counts.map(|of| Some(of.as_ref()?.pool_departures));
         let lengths = self.kv_lengths.lengths().iter();
@@ -282,8 +287,8 @@ impl AttentionMetadata {
         });
         match pool.changed_since(rows) {
             None => Ok(()),
-            Some(block) => Err(refused(
-                Rule::BlockGivenBack,
+            Some(block) => Err(Violation::new(
+                &rules::BLOCK_GIVEN_BACK,
                 format_args!("block {block}, which a sequence gave up since the metadata was made"),
                 "blocks that the step's sequences hold",
                 "keep the sequences of a step until it has begun, and make its metadata after the last change of them",
@@ -295,8 +300,12 @@ impl AttentionMetadata {
     /// [`check_blocks_held`](Self::check_blocks_held), which checks that the sequences still have their blocks.
     ///
     /// # Errors
-    /// [`Rule::SequenceChanged`], [`Rule::SequenceGap`], [`Rule::StepLayersMissing`].
-    pub(crate) fn begin_progress(&self, cache: &Arc<CacheEntry>) -> Result<StepProgress, Refused> {
+    /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
+    pub(crate) fn begin_progress(
+        &self,
+        cache: &Arc<CacheEntry>,
+    ) -> Result<StepProgress, Violation> {
         StepProgress::begin(cache.pool(), Some(cache), self.step_tokens())
     }
 
@@ -305,14 +314,14 @@ impl AttentionMetadata {
     ///
     /// # Errors
     /// As for [`begin_progress`](Self::begin_progress).
-    pub(crate) fn begin_progress_in_all(&self) -> Result<Option<StepProgress>, Refused> {
+    pub(crate) fn begin_progress_in_all(&self) -> Result<Option<StepProgress>, Violation> {
         let pool = self.sequences.pool.as_ref();
         pool.map(|pool| StepProgress::begin(pool, None, self.step_tokens()))
             .transpose()
     }
 
     /// Refuses a step with blocks whose copies are still to be queued in a cache.
-    pub(crate) fn check_copies_queued(&self, cache: &CacheEntry) -> Result<(), Refused> {
+    pub(crate) fn check_copies_queued(&self, cache: &CacheEntry) -> Result<(), Violation> {
         let blocks = self.sequence_blocks();
         match cache.pool().first_uncopied(blocks, Some(cache)) {
             None => Ok(()),
@@ -364,13 +373,13 @@ impl AttentionMetadata {
     ///
     /// The settings' causality decides which tokens the sequences keep, so that a mask may show fewer keys. It may
     /// show more in steps alone whose sequences gave no tokens back: layers are refused otherwise
-    /// ([`Rule::BlockWindow`]).
+    /// ([`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW)).
     pub fn set_mask(&mut self, mask: impl Into<MaskKind>) {
         self.mask = mask.into();
     }
 
     /// Refuses a mask that may show tokens which a sequence gave back.
-    pub(crate) fn keeps_for(&self, mask: &MaskKind) -> Result<(), Refused> {
+    pub(crate) fn keeps_for(&self, mask: &MaskKind) -> Result<(), Violation> {
         let kept = self.settings.causality;
         let chunk = |causality| matches!(causality, Causality::Chunk(_));
         // After tokens that were given back, chunks begin where they do only if whole chunks were given back.
@@ -379,8 +388,8 @@ impl AttentionMetadata {
         if !self.given_back || shows_less {
             return Ok(());
         }
-        Err(refused(
-            Rule::BlockWindow,
+        Err(Violation::new(
+            &rules::BLOCK_WINDOW,
             format_args!("{mask:?} over sequences that gave tokens back"),
             format_args!("{kept:?}, or what shows less of each token's past"),
             "give layers that see more sequences of their own, which keep all that these layers see",
@@ -529,7 +538,6 @@ fn all_below(numbers: &[usize], bound: usize) -> bool {
     reason = "a test fails by panicking"
 )]
 mod tests {
-    use ascend_attention::CallRule;
 
     use super::super::RecordedBatch;
     use super::super::example::{request, settings};
@@ -559,29 +567,29 @@ mod tests {
                 .rule
         };
         let good = request(5, 1, &[3, 9]);
-        assert_eq!(rule(&[]), Rule::BatchEmpty);
-        assert_eq!(rule(&[good, request(5, 0, &[3])]), Rule::BatchEmpty);
-        assert_eq!(rule(&[good.drafts(1)]), Rule::DraftCount);
+        assert_eq!(rule(&[]), &rules::BATCH_EMPTY);
+        assert_eq!(rule(&[good, request(5, 0, &[3])]), &rules::BATCH_EMPTY);
+        assert_eq!(rule(&[good.drafts(1)]), &rules::DRAFT_COUNT);
         assert_eq!(
             rule(&[request(usize::MAX, 1, &[3])]),
-            CallRule::LengthsOverflow
+            &rules::LENGTHS_OVERFLOW
         );
-        assert_eq!(rule(&[request(7, 2, &[3, 9])]), Rule::TableRow);
-        assert_eq!(rule(&[request(7, 1, &[3, 64])]), Rule::TableBlock);
-        assert_eq!(rule(&[request(11, 1, &[3, 5, 3])]), Rule::TableRepeated);
-        assert_eq!(rule(&[good, good]), Rule::SlotDuplicate);
+        assert_eq!(rule(&[request(7, 2, &[3, 9])]), &rules::TABLE_ROW);
+        assert_eq!(rule(&[request(7, 1, &[3, 64])]), &rules::TABLE_BLOCK);
+        assert_eq!(rule(&[request(11, 1, &[3, 5, 3])]), &rules::TABLE_REPEATED);
+        assert_eq!(rule(&[good, good]), &rules::SLOT_DUPLICATE);
         let dump = BatchSettings {
             pad: PadPolicy::DumpSlot(37),
             ..settings()
         };
         let error = AttentionMetadata::new(&[good], dump).unwrap_err();
-        assert_eq!(error.rule, Rule::SlotDump);
+        assert_eq!(error.rule, &rules::SLOT_DUMP);
         let none = BatchSettings {
             block_size: 0,
             ..settings()
         };
         let error = AttentionMetadata::new(&[good], none).unwrap_err();
-        assert_eq!(error.rule, Rule::BatchEmpty);
+        assert_eq!(error.rule, &rules::BATCH_EMPTY);
     }
 
     #[test]

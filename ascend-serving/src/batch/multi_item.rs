@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::refusal::{Refused, Rule, refused};
+use ascend_attention::Violation;
+
+use crate::rules;
 
 use super::mask_kind::NamedMask;
 
@@ -35,8 +37,8 @@ impl MultiItemPrompt {
     /// prefix. Without items it is causal.
     ///
     /// # Errors
-    /// [`Rule::ItemStarts`] for places that do not rise, or are past the end of the prompt.
-    pub fn new(starts: impl Into<Vec<usize>>, tokens: usize) -> Result<Self, Refused> {
+    /// [`ITEM_STARTS`](crate::rules::ITEM_STARTS) for places that do not rise, or are past the end of the prompt.
+    pub fn new(starts: impl Into<Vec<usize>>, tokens: usize) -> Result<Self, Violation> {
         let starts = starts.into();
         let falls = starts.windows(2).find(|pair| pair.first() >= pair.get(1));
         let behind = starts.last().filter(|last| **last >= tokens);
@@ -45,8 +47,8 @@ impl MultiItemPrompt {
             (None, Some(last)) => format!("an item that begins at {last} of {tokens} tokens"),
             (None, None) => return Ok(Self { starts, tokens }),
         };
-        Err(refused(
-            Rule::ItemStarts,
+        Err(Violation::new(
+            &rules::ITEM_STARTS,
             given,
             "places that rise and lie in the prompt: an item has a token",
             "leave out empty items",

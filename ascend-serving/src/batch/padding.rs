@@ -1,6 +1,8 @@
 //! Dummy requests, which fill a step up to a size.
 
-use crate::refusal::{Refused, Rule, refused};
+use ascend_attention::Violation;
+
+use crate::rules;
 
 use super::metadata::AttentionMetadata;
 use super::state::StatePolicy;
@@ -16,14 +18,14 @@ impl AttentionMetadata {
     /// [`PadPolicy`](crate::kv::PadPolicy).
     ///
     /// # Errors
-    /// [`Rule::PadTarget`] for fewer tokens than there are, or more than [`MAX_TOKENS`](Self::MAX_TOKENS);
-    /// [`Rule::IndexShape`] for dummies whose rows of the table do not fit in the host's memory. Nothing is added
-    /// then.
-    pub fn pad_to(&mut self, tokens: usize) -> Result<(), Refused> {
+    /// [`PAD_TARGET`](crate::rules::PAD_TARGET) for fewer tokens than there are, or more than
+    /// [`MAX_TOKENS`](Self::MAX_TOKENS); [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE) for dummies whose rows of the
+    /// table do not fit in the host's memory. Nothing is added then.
+    pub fn pad_to(&mut self, tokens: usize) -> Result<(), Violation> {
         let now = self.tokens();
         if tokens < now || tokens > Self::MAX_TOKENS {
-            return Err(refused(
-                Rule::PadTarget,
+            return Err(Violation::new(
+                &rules::PAD_TARGET,
                 tokens,
                 format_args!("{now} to {}", Self::MAX_TOKENS),
                 "pad to the smallest captured size that holds the batch",
@@ -42,7 +44,7 @@ impl AttentionMetadata {
         &mut self,
         tokens: usize,
         dummies: impl Iterator<Item = usize> + Clone,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Violation> {
         let now = self.tokens();
         let (pad, block_size) = (self.settings.pad, self.settings.block_size);
         let padded = tokens.saturating_sub(self.actual_tokens);
@@ -73,15 +75,15 @@ impl AttentionMetadata {
     /// of [`AttentionMetadata::pad_to`].
     ///
     /// # Errors
-    /// [`Rule::PadTarget`] for fewer requests or tokens than there are, for more than
+    /// [`PAD_TARGET`](crate::rules::PAD_TARGET) for fewer requests or tokens than there are, for more than
     /// [`MAX_TOKENS`](Self::MAX_TOKENS), and for a number of tokens that cannot be divided over the missing requests
-    /// with at least one for each; [`Rule::IndexShape`] for dummies whose rows of the table do not fit in the host's
-    /// memory. Nothing is added then.
+    /// with at least one for each; [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE) for dummies whose rows of the table do
+    /// not fit in the host's memory. Nothing is added then.
     pub(crate) fn pad_to_requests(
         &mut self,
         requests: usize,
         tokens: usize,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Violation> {
         let dummies = self.missing(requests, tokens)?;
         self.add_dummies(tokens, dummies)
     }
@@ -104,10 +106,10 @@ impl AttentionMetadata {
         &self,
         requests: usize,
         tokens: usize,
-    ) -> Result<impl Iterator<Item = usize> + Clone + use<>, Refused> {
+    ) -> Result<impl Iterator<Item = usize> + Clone + use<>, Violation> {
         let Some((added, left)) = self.left_to(requests, tokens) else {
-            return Err(refused(
-                Rule::PadTarget,
+            return Err(Violation::new(
+                &rules::PAD_TARGET,
                 format_args!("{tokens} tokens of {requests} requests"),
                 format_args!(
                     "{} requests of {} tokens, or more of both, up to {} tokens and with one at least for each request \
@@ -161,10 +163,10 @@ mod tests {
         assert_eq!(metadata.slots()[5..], [-1; 7]);
         assert_eq!(metadata.table().row(3), Some(&[0, 0][..]));
         assert_eq!((metadata.tokens(), metadata.actual_tokens()), (12, 5));
-        assert_eq!(metadata.pad_to(11).unwrap_err().rule, Rule::PadTarget);
+        assert_eq!(metadata.pad_to(11).unwrap_err().rule, &rules::PAD_TARGET);
         assert_eq!(
             metadata.pad_to(usize::MAX).unwrap_err().rule,
-            Rule::PadTarget
+            &rules::PAD_TARGET
         );
         // Decoding pads by single tokens.
         let requests = [request(5, 1, &[3, 9]), request(2, 1, &[7])];

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::refusal::{Refused, Rule, refused};
+use ascend_attention::Violation;
+
+use crate::rules;
 
 use super::request::BatchRequest;
 use super::settings::BatchSettings;
@@ -17,7 +19,7 @@ use super::settings::BatchSettings;
 ///     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, RecordedBatch,
 /// };
 ///
-/// # fn main() -> Result<(), ascend_serving::Refused> {
+/// # fn main() -> Result<(), ascend_serving::Violation> {
 /// let pool = BlockPool::new(8, 128, PadPolicy::SkipNegative)?;
 /// let settings = BatchSettings::of(&pool, Causality::Causal);
 /// let decode = BatchRequest::in_row(&[4, 2], 130, 1);
@@ -95,12 +97,12 @@ impl RecordedBatch {
     /// Reads a batch from JSON.
     ///
     /// # Errors
-    /// [`Rule::BatchFormat`] for anything but what [`RecordedBatch::to_json`] writes.
+    /// [`BATCH_FORMAT`](crate::rules::BATCH_FORMAT) for anything but what [`RecordedBatch::to_json`] writes.
     /// [`AttentionMetadata::new`](crate::AttentionMetadata::new) checks the batch itself.
-    pub fn from_json(json: &str) -> Result<Self, Refused> {
+    pub fn from_json(json: &str) -> Result<Self, Violation> {
         let wrong = |given: String| {
-            refused(
-                Rule::BatchFormat,
+            Violation::new(
+                &rules::BATCH_FORMAT,
                 given,
                 format_args!("a recorded batch of version {}", Self::VERSION),
                 "record the batch again with this version of the crate",
@@ -143,7 +145,7 @@ mod tests {
             good.replace("\"cached\":5", "\"cached\":5,\"other\":1"),
         ] {
             let error = RecordedBatch::from_json(&bad).unwrap_err();
-            assert_eq!(error.rule, Rule::BatchFormat, "{bad}");
+            assert_eq!(error.rule, &rules::BATCH_FORMAT, "{bad}");
         }
         // One of another version is named by it, whatever else it holds.
         let error = RecordedBatch::from_json("{\"version\":2,\"pages\":4}").unwrap_err();

@@ -46,8 +46,8 @@ impl<'a> BatchRequest<'a> {
     /// **Grow once for every step, by all its tokens.** Without growth the last `new` tokens are those of the step
     /// before, and their keys and values are overwritten: this cannot be told from computing the same tokens once
     /// more, which is allowed. A step that leaves out tokens by which the sequence grew is refused when it begins
-    /// ([`Rule::SequenceGap`](crate::Rule::SequenceGap)), as is one whose sequence grew after its metadata was made
-    /// ([`Rule::SequenceChanged`](crate::Rule::SequenceChanged)).
+    /// ([`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP)), as is one whose sequence grew after its metadata was made
+    /// ([`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED)).
     ///
     /// Tokens before a window that were given back ([`Sequence::drop_before`]) are left out: `cached` and `row` begin
     /// with the first token that is left, which shows the same keys to a layer with that window. A layer with a

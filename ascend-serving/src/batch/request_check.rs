@@ -1,9 +1,9 @@
 //! Checks of a request before a step: its tokens can be counted, and its sequence has them.
 
-use ascend_attention::CallRule;
+use ascend_attention::Violation;
 
 use crate::kv::{GroupId, MAX_INT32, uncopied};
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::causality::Causality;
 use super::request::BatchRequest;
@@ -15,11 +15,11 @@ impl BatchRequest<'_> {
         &self,
         at: usize,
         known: Option<GroupId>,
-    ) -> Result<Option<GroupId>, Refused> {
+    ) -> Result<Option<GroupId>, Violation> {
         let own = self.sequence.map(|sequence| sequence.pool().group());
         match (known, own.or(self.group)) {
-            (Some(known), Some(group)) if known != group => Err(refused(
-                Rule::TableGroup,
+            (Some(known), Some(group)) if known != group => Err(Violation::new(
+                &rules::TABLE_GROUP,
                 format_args!("a row of {group} for request {at}"),
                 known,
                 "make a step for each group of layers, with the sequences of its own pool",
@@ -29,7 +29,7 @@ impl BatchRequest<'_> {
     }
 
     /// Refuses tokens that the request's sequence does not have, or has given back.
-    pub(crate) fn check_sequence(&self, at: usize, causality: Causality) -> Result<(), Refused> {
+    pub(crate) fn check_sequence(&self, at: usize, causality: Causality) -> Result<(), Violation> {
         let Some(sequence) = self.sequence else {
             return Ok(());
         };
@@ -38,8 +38,8 @@ impl BatchRequest<'_> {
             return Err(uncopied(format_args!("block {block} of request {at}")));
         }
         if new > len.saturating_sub(given_back) {
-            return Err(refused(
-                Rule::SequenceLength,
+            return Err(Violation::new(
+                &rules::SEQUENCE_LENGTH,
                 format_args!(
                     "{new} new tokens of request {at}, whose sequence has {len}, {given_back} of them given back"
                 ),
@@ -50,8 +50,8 @@ impl BatchRequest<'_> {
         if let Causality::Chunk(size) = causality
             && !given_back.is_multiple_of(size.get())
         {
-            return Err(refused(
-                Rule::BlockWindow,
+            return Err(Violation::new(
+                &rules::BLOCK_WINDOW,
                 format_args!(
                     "{causality:?} over request {at}, whose first {given_back} tokens were given back"
                 ),
@@ -62,8 +62,8 @@ impl BatchRequest<'_> {
         // The tokens that the request calls cached come after those that were given back.
         let cached = given_back.saturating_add(self.cached);
         if causality.shown_from(cached) < given_back {
-            return Err(refused(
-                Rule::BlockWindow,
+            return Err(Violation::new(
+                &rules::BLOCK_WINDOW,
                 format_args!(
                     "{causality:?} over request {at}, whose first {given_back} tokens were given back"
                 ),
@@ -82,7 +82,7 @@ impl BatchRequest<'_> {
         at: usize,
         used: &[usize],
         causality: Causality,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Violation> {
         let sees_all = matches!(causality, Causality::Causal | Causality::Bidirectional);
         if self.sequence.is_some() || !sees_all || used.len() < 2 {
             return Ok(());
@@ -93,8 +93,8 @@ impl BatchRequest<'_> {
         let mut twice = pairs.filter(|(one, next)| one == next && **one != 0);
         match twice.next() {
             None => Ok(()),
-            Some((block, _)) => Err(refused(
-                Rule::TableRepeated,
+            Some((block, _)) => Err(Violation::new(
+                &rules::TABLE_REPEATED,
                 format_args!("block {block} twice in the row of request {at}"),
                 "each block once",
                 "name each block of the request once, in the order of its tokens",
@@ -103,7 +103,7 @@ impl BatchRequest<'_> {
     }
 
     /// The request's tokens after the step.
-    pub(crate) fn check_lengths(&self, at: usize) -> Result<usize, Refused> {
+    pub(crate) fn check_lengths(&self, at: usize) -> Result<usize, Violation> {
         let Self {
             cached,
             new,
@@ -111,16 +111,16 @@ impl BatchRequest<'_> {
             ..
         } = *self;
         if new == 0 {
-            return Err(refused(
-                Rule::BatchEmpty,
+            return Err(Violation::new(
+                &rules::BATCH_EMPTY,
                 format_args!("no query token of request {at}"),
                 "1 or more",
                 "leave the request out of the step, or skip the step",
             ));
         }
         if drafts >= new {
-            return Err(refused(
-                Rule::DraftCount,
+            return Err(Violation::new(
+                &rules::DRAFT_COUNT,
                 format_args!("{drafts} drafts among {new} query tokens of request {at}"),
                 format_args!("0 to {}", new.saturating_sub(1)),
                 "count the last certain token among the query tokens",
@@ -128,8 +128,8 @@ impl BatchRequest<'_> {
         }
         let len = cached.checked_add(new);
         len.filter(|len| *len <= MAX_INT32).ok_or_else(|| {
-            refused(
-                CallRule::LengthsOverflow,
+            Violation::new(
+                &rules::LENGTHS_OVERFLOW,
                 format_args!("{cached} cached and {new} new tokens of request {at}"),
                 format_args!("at most {MAX_INT32}"),
                 "end the request",
@@ -143,11 +143,11 @@ impl BatchRequest<'_> {
         at: usize,
         before: usize,
         most: usize,
-    ) -> Result<usize, Refused> {
+    ) -> Result<usize, Violation> {
         let end = before.checked_add(self.new);
         end.filter(|end| *end <= most).ok_or_else(|| {
-            refused(
-                CallRule::LengthsOverflow,
+            Violation::new(
+                &rules::LENGTHS_OVERFLOW,
                 format_args!("{} query tokens of request {at} behind {before}", self.new),
                 format_args!("{most} in a step"),
                 "split the batch",

@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use ascend_attention::Violation;
+
 use crate::kv::{BlockPool, PadPolicy};
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::causality::Causality;
 use super::state::StatePolicy;
@@ -18,7 +20,7 @@ use super::state::StatePolicy;
 /// use ascend_serving::kv::{BlockPool, PadPolicy};
 /// use ascend_serving::{BatchSettings, Causality, StatePolicy};
 ///
-/// # fn main() -> Result<(), ascend_serving::Refused> {
+/// # fn main() -> Result<(), ascend_serving::Violation> {
 /// let pool = BlockPool::new(32, 128, PadPolicy::SkipNegative)?; // or a `PagedKvCache`
 /// let settings = BatchSettings::of(&pool, Causality::Causal).policy(StatePolicy::new(true, None));
 /// assert_eq!((settings.blocks(), settings.block_size()), (32, 128));
@@ -71,13 +73,13 @@ impl BatchSettings {
     }
 
     /// Refuses settings that were made from another cache.
-    pub(crate) fn check(&self, pool: &BlockPool) -> Result<(), Refused> {
+    pub(crate) fn check(&self, pool: &BlockPool) -> Result<(), Violation> {
         let own = Self::of(pool, self.causality).policy(self.policy);
         if *self == own {
             return Ok(());
         }
-        Err(refused(
-            Rule::SettingsCache,
+        Err(Violation::new(
+            &rules::SETTINGS_CACHE,
             self.geometry(),
             own.geometry(),
             "make the settings with `BatchSettings::of(&cache, ...)`, from the cache that the step begins on",

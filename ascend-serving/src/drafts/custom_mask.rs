@@ -1,10 +1,10 @@
 //! Masks of drafted trees packed for a whole batch, in the forms that attention kernels take.
 
-use ascend_attention::CallRule;
+use ascend_attention::Violation;
 use ascend_attention::attention::PerRequest;
 use ascend_attention::mask::HostMask;
 
-use crate::refusal::{Refused, Rule, refused, room};
+use crate::rules::{self, room};
 
 use super::draft_tree::DraftTree;
 
@@ -68,16 +68,17 @@ impl CustomMask {
     /// The mask of one tree for each request, after the cached keys of each.
     ///
     /// # Errors
-    /// [`CallRule::LengthsBatch`] for another number of lengths than trees, [`CallRule::LengthsOverflow`] for more
-    /// than [`MAX_ELEMENTS`](Self::MAX_ELEMENTS) or more than the host has memory for.
+    /// [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) for another number of lengths than trees,
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for more than [`MAX_ELEMENTS`](Self::MAX_ELEMENTS) or
+    /// more than the host has memory for.
     pub fn of_trees(
         trees: &[DraftTree],
         cached: &PerRequest,
         extent: MaskExtent,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         if trees.len() != cached.lengths().len() {
-            return Err(refused(
-                CallRule::LengthsBatch,
+            return Err(Violation::new(
+                &rules::LENGTHS_BATCH,
                 format_args!("{} trees, {} lengths", trees.len(), cached.lengths().len()),
                 "as many of each",
                 "make them from the same batch",
@@ -96,8 +97,8 @@ impl CustomMask {
                     .filter(|sum| *sum <= Self::MAX_ELEMENTS)
             });
         let Some(total) = total else {
-            return Err(refused(
-                CallRule::LengthsOverflow,
+            return Err(Violation::new(
+                &rules::LENGTHS_OVERFLOW,
                 "a mask of more elements",
                 format_args!("{}", Self::MAX_ELEMENTS),
                 "store the nodes alone",
@@ -108,7 +109,7 @@ impl CustomMask {
             mask_indptr: vec![0],
             qo_indptr: vec![0],
         };
-        let (rule, fix) = (CallRule::LengthsOverflow, "store the nodes alone");
+        let (rule, fix) = (&rules::LENGTHS_OVERFLOW, "store the nodes alone");
         room(&mut mask.visible, total, rule, fix)?;
         for (tree, &cached) in trees.iter().zip(cached.lengths()) {
             let nodes = tree.nodes();
@@ -128,13 +129,13 @@ impl CustomMask {
     /// A mask from its parts.
     ///
     /// # Errors
-    /// [`Rule::MaskShape`] unless the offsets rise from 0, end at the mask's size, and give each request rows of
-    /// equal length.
+    /// [`MASK_SHAPE`](crate::rules::MASK_SHAPE) unless the offsets rise from 0, end at the mask's size, and give
+    /// each request rows of equal length.
     pub fn new(
         visible: Vec<bool>,
         mask_indptr: Vec<usize>,
         qo_indptr: Vec<usize>,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         let starts = |indptr: &[usize]| indptr.first() == Some(&0) && indptr.is_sorted();
         let whole = mask_indptr.last() == Some(&visible.len());
         let sizes = mask_indptr.windows(2).zip(qo_indptr.windows(2));
@@ -148,8 +149,8 @@ impl CustomMask {
         let rises = starts(&mask_indptr) && starts(&qo_indptr);
         let fits = rises && whole && mask_indptr.len() == qo_indptr.len();
         if !fits || !sizes.into_iter().all(even) {
-            return Err(refused(
-                Rule::MaskShape,
+            return Err(Violation::new(
+                &rules::MASK_SHAPE,
                 format_args!(
                     "{} elements, mask_indptr of {} to {:?}, qo_indptr of {} to {:?}",
                     visible.len(),
@@ -233,12 +234,12 @@ impl CustomMask {
     /// Unpacks the mask of requests that have these rows and keys.
     ///
     /// # Errors
-    /// [`Rule::MaskShape`] if they need another number of words than there are, or their words begin at other places
-    /// than `word_indptr` has.
+    /// [`MASK_SHAPE`](crate::rules::MASK_SHAPE) if they need another number of words than there are, or their words
+    /// begin at other places than `word_indptr` has.
     pub fn unpack<W: MaskWord>(
         packed: &PackedBits<W>,
         extents: &[(usize, usize)],
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         let mut mask = Self {
             visible: Vec::new(),
             mask_indptr: vec![0],
@@ -262,7 +263,7 @@ impl CustomMask {
         let Some((_, elements)) = counts else {
             return Err(wrong());
         };
-        let (rule, fix) = (Rule::MaskShape, "unpack fewer requests at a time");
+        let (rule, fix) = (&rules::MASK_SHAPE, "unpack fewer requests at a time");
         room(&mut mask.visible, elements, rule, fix)?;
         let mut words = packed.words.iter();
         let mut rows_before = 0usize;
@@ -284,9 +285,9 @@ impl CustomMask {
 }
 
 #[cold]
-fn wrong_words(words: usize, extents: &[(usize, usize)]) -> Refused {
-    refused(
-        Rule::MaskShape,
+fn wrong_words(words: usize, extents: &[(usize, usize)]) -> Violation {
+    Violation::new(
+        &rules::MASK_SHAPE,
         format_args!("{words} words"),
         format_args!(
             "the words of {} requests of {:?}, ...",
@@ -329,25 +330,25 @@ mod tests {
                 .unwrap_err()
                 .rule
         };
-        assert_eq!(rule(4, &[0, 5], &[0, 1]), Rule::MaskShape);
-        assert_eq!(rule(4, &[0, 4], &[0, 3]), Rule::MaskShape);
-        assert_eq!(rule(4, &[0, 4], &[0, 0]), Rule::MaskShape);
-        assert_eq!(rule(4, &[0, 4], &[0, 2, 4]), Rule::MaskShape);
-        assert_eq!(rule(4, &[4, 0, 4], &[0, 2, 4]), Rule::MaskShape);
-        assert_eq!(rule(0, &[], &[]), Rule::MaskShape);
+        assert_eq!(rule(4, &[0, 5], &[0, 1]), &rules::MASK_SHAPE);
+        assert_eq!(rule(4, &[0, 4], &[0, 3]), &rules::MASK_SHAPE);
+        assert_eq!(rule(4, &[0, 4], &[0, 0]), &rules::MASK_SHAPE);
+        assert_eq!(rule(4, &[0, 4], &[0, 2, 4]), &rules::MASK_SHAPE);
+        assert_eq!(rule(4, &[4, 0, 4], &[0, 2, 4]), &rules::MASK_SHAPE);
+        assert_eq!(rule(0, &[], &[]), &rules::MASK_SHAPE);
         let huge = PerRequest::new(vec![PerRequest::MAX_LENGTH]).unwrap();
         let error =
             CustomMask::of_trees(&[DraftTree::chain(1).unwrap()], &huge, MaskExtent::AllKeys);
-        assert_eq!(error.unwrap_err().rule, CallRule::LengthsOverflow);
+        assert_eq!(error.unwrap_err().rule, &rules::LENGTHS_OVERFLOW);
         let error = CustomMask::of_trees(&[], &huge, MaskExtent::AllKeys);
-        assert_eq!(error.unwrap_err().rule, CallRule::LengthsBatch);
+        assert_eq!(error.unwrap_err().rule, &rules::LENGTHS_BATCH);
         let packed = PackedBits {
             words: vec![1u8],
             word_indptr: vec![0, 1],
         };
         for extent in [(1, 9), (2, 3), (0, 0)] {
             let error = CustomMask::unpack(&packed, &[extent]).unwrap_err();
-            assert_eq!(error.rule, Rule::MaskShape);
+            assert_eq!(error.rule, &rules::MASK_SHAPE);
         }
     }
 

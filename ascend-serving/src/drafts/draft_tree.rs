@@ -1,9 +1,9 @@
 //! Drafts of one request as a tree, and the walk that accepts some of them.
 
-use ascend_attention::CallRule;
+use ascend_attention::Violation;
 use ascend_attention::spec::geometry::TokenTree;
 
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 /// Drafted tokens of one request. Node 0 is the last token that is certain; every other node is a draft that follows
 /// its parent. A chain is a tree in which each node follows the one before.
@@ -22,9 +22,9 @@ impl DraftTree {
     /// every other node's parent comes before it.
     ///
     /// # Errors
-    /// [`Rule::DraftTree`] without a node, for a first node that is no root, another one that is, a parent that does
-    /// not come before its child, and for more nodes than [`TokenTree::MAX_LEN`].
-    pub fn from_parents(parents: &[i64]) -> Result<Self, Refused> {
+    /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) without a node, for a first node that is no root, another one that
+    /// is, a parent that does not come before its child, and for more nodes than [`TokenTree::MAX_LEN`].
+    pub fn from_parents(parents: &[i64]) -> Result<Self, Violation> {
         let (root, drafts) = (parents.first(), parents.get(1..).unwrap_or(&[]));
         let fix = "begin with -1 for the last certain token, and number the drafts so that parents come first";
         if root != Some(&-1) || drafts.contains(&-1) {
@@ -35,20 +35,20 @@ impl DraftTree {
                 (None, _) => "no node".to_owned(),
             };
             let allowed = "-1 for node 0 alone, the last certain token";
-            return Err(refused(Rule::DraftTree, given, allowed, fix));
+            return Err(Violation::new(&rules::DRAFT_TREE, given, allowed, fix));
         }
         let allowed = "a tree whose node 0 is the last certain token";
         match TokenTree::new(parents) {
             Ok(tree) => Ok(Self::linked(tree)),
-            Err(error) => Err(refused(Rule::DraftTree, error, allowed, fix)),
+            Err(error) => Err(Violation::new(&rules::DRAFT_TREE, error, allowed, fix)),
         }
     }
 
     /// `drafts` drafts, each following the one before.
     ///
     /// # Errors
-    /// [`Rule::DraftTree`] for more than [`TokenTree::MAX_LEN`].
-    pub fn chain(drafts: usize) -> Result<Self, Refused> {
+    /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more than [`TokenTree::MAX_LEN`].
+    pub fn chain(drafts: usize) -> Result<Self, Violation> {
         let most = TokenTree::MAX_LEN as i64;
         let last = i64::try_from(drafts).unwrap_or(most).min(most);
         Self::from_parents(&(-1..last).collect::<Vec<i64>>())
@@ -79,16 +79,16 @@ impl DraftTree {
     /// after the first, the candidate that it follows.
     ///
     /// # Errors
-    /// [`Rule::DraftTree`] if `topk` is 0, `selected` does not rise, or names a candidate whose parent is not
-    /// selected.
+    /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) if `topk` is 0, `selected` does not rise, or names a candidate whose
+    /// parent is not selected.
     pub fn from_candidates(
         selected: &[usize],
         parents: &[usize],
         topk: usize,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         let wrong = |given: String, allowed: &'static str| {
-            refused(
-                Rule::DraftTree,
+            Violation::new(
+                &rules::DRAFT_TREE,
                 given,
                 allowed,
                 "select candidates whose parents are selected, in ascending order",
@@ -179,16 +179,16 @@ impl DraftTree {
     /// of several such siblings the first is.
     ///
     /// # Errors
-    /// [`CallRule::LengthsBatch`] unless there is a token and a prediction for every node.
+    /// [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) unless there is a token and a prediction for every node.
     pub fn accept_greedy<T: PartialEq + Copy>(
         &self,
         tokens: &[T],
         predicted: &[T],
-    ) -> Result<Accepted<T>, Refused> {
+    ) -> Result<Accepted<T>, Violation> {
         let nodes = self.nodes();
         if tokens.len() != nodes || predicted.len() != nodes {
-            return Err(refused(
-                CallRule::LengthsBatch,
+            return Err(Violation::new(
+                &rules::LENGTHS_BATCH,
                 format_args!("{} tokens, {} predictions", tokens.len(), predicted.len()),
                 format_args!("{nodes} of each"),
                 "give the root's token and prediction too",
@@ -217,8 +217,8 @@ impl DraftTree {
         match bonus {
             Some(bonus) => Ok(Accepted { nodes, bonus }),
             // There is a root, and a prediction for it.
-            None => Err(refused(
-                Rule::DraftTree,
+            None => Err(Violation::new(
+                &rules::DRAFT_TREE,
                 "no node",
                 "a root",
                 "make the tree by one of its functions",
@@ -295,11 +295,11 @@ pub(super) mod tests {
             (&[], "no node"),
         ] {
             let error = DraftTree::from_parents(parents).unwrap_err();
-            assert_eq!(error.rule, Rule::DraftTree);
+            assert_eq!(error.rule, &rules::DRAFT_TREE);
             assert!(error.given.starts_with(given), "{error}");
         }
         let error = DraftTree::chain(usize::MAX).unwrap_err();
-        assert_eq!(error.rule, Rule::DraftTree);
+        assert_eq!(error.rule, &rules::DRAFT_TREE);
     }
 
     #[test]
@@ -312,10 +312,10 @@ pub(super) mod tests {
                 .unwrap_err()
                 .rule
         };
-        assert_eq!(rule(&[0, 3], &[1, 0], 2), Rule::DraftTree);
-        assert_eq!(rule(&[1, 0], &[1, 0], 2), Rule::DraftTree);
-        assert_eq!(rule(&[0], &[], 0), Rule::DraftTree);
-        assert_eq!(rule(&[0, 9], &[], 2), Rule::DraftTree);
+        assert_eq!(rule(&[0, 3], &[1, 0], 2), &rules::DRAFT_TREE);
+        assert_eq!(rule(&[1, 0], &[1, 0], 2), &rules::DRAFT_TREE);
+        assert_eq!(rule(&[0], &[], 0), &rules::DRAFT_TREE);
+        assert_eq!(rule(&[0, 9], &[], 2), &rules::DRAFT_TREE);
     }
 
     #[test]
@@ -329,7 +329,7 @@ pub(super) mod tests {
         let none = tree.accept_greedy(&tokens, &[77; 6]).unwrap();
         assert_eq!((none.nodes, none.bonus), (vec![0], 77));
         let error = tree.accept_greedy(&tokens, &[77; 5]).unwrap_err();
-        assert_eq!(error.rule, CallRule::LengthsBatch);
+        assert_eq!(error.rule, &rules::LENGTHS_BATCH);
     }
 
     proptest! {

@@ -2,7 +2,7 @@
 
 use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
 use ascend_attention::case::tentatively;
-use ascend_attention::spec::Layout;
+use ascend_attention::spec::{Layout, Level};
 use ascend_attention::{AnyTensor, Element, FusedInferAttention, Mask, Plan, Stream, Tensor};
 
 use crate::backends::{AttentionShape, RefusedBackend, no_backend};
@@ -68,8 +68,8 @@ impl LatentTreeVerification {
     /// to the nodes of the tensors; the rows after a tree mean nothing. One plan serves all layers of a step.
     ///
     /// # Errors
-    /// [`CallRule::LengthsBatch`](ascend_attention::CallRule::LengthsBatch) for another number of trees or lengths
-    /// than requests, [`Rule::DraftTree`](crate::Rule::DraftTree) for a tree larger than the tensors, and for tensors
+    /// [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) for another number of trees or lengths
+    /// than requests, [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for a tree larger than the tensors, and for tensors
     /// with another number of nodes than the query; [`Error::NoBackend`] with the reasons where neither form has a
     /// call; errors of the device, such as [`OutOfMemory`](ascend_attention::Error::OutOfMemory).
     pub fn plan<T: Element>(
@@ -81,7 +81,8 @@ impl LatentTreeVerification {
     ) -> Result<LatentTreePlan> {
         let &[requests, _, nodes, _] = tensors.query.shape() else {
             let given = tensors.query.desc();
-            return Err(Error::invalid("query", given, "[B, N, nodes, 512]"));
+            return Err(Error::invalid("query", given, "[B, N, nodes, 512]")
+                .fix("reshape the query, and fill trees up to one number of nodes"));
         };
         same_batch(trees, cached, requests)?;
         self.shape.check()?;
@@ -173,13 +174,12 @@ impl LatentTreeVerification {
 /// Whether an error means that the operator has no call of this form on the device's product and release, so that
 /// another form may serve. A device that fails, or has no memory left, is no reason for another form.
 pub(crate) fn has_no_such_call(why: &Error) -> bool {
-    use ascend_attention::Error::{MissingOperator, OperatorVersion, Unsupported, Violation};
-    matches!(
-        why,
-        Error::Attention(
-            Violation(_) | OperatorVersion { .. } | MissingOperator { .. } | Unsupported(_)
-        )
-    )
+    use ascend_attention::Error::{MissingOperator, OperatorVersion};
+    match why {
+        Error::Violation(violation) => violation.rule.level != Level::Library,
+        Error::Attention(why) => matches!(why, OperatorVersion { .. } | MissingOperator { .. }),
+        Error::NoBackend { .. } => false,
+    }
 }
 
 /// The inputs of the call over the nodes alone: their latents are keys and values.

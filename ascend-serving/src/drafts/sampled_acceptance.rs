@@ -6,9 +6,9 @@
 //! Siblings are tried one after another, each against what the rejected ones have left of `p` (Miao et al.,
 //! "SpecInfer").
 
-use ascend_attention::CallRule;
+use ascend_attention::Violation;
 
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::draft_tree::{Accepted, DraftTree};
 
@@ -54,7 +54,7 @@ struct Distribution {
 
 impl Distribution {
     /// The row of a node, if it is a distribution.
-    fn of_row(rows: &[f32], node: usize, vocabulary: usize) -> Result<Self, Refused> {
+    fn of_row(rows: &[f32], node: usize, vocabulary: usize) -> Result<Self, Violation> {
         let start = node.saturating_mul(vocabulary);
         let row = rows
             .get(start..start.saturating_add(vocabulary))
@@ -70,8 +70,8 @@ impl Distribution {
             Some((token, weight)) => format!("{weight} for token {token} behind node {node}"),
             None => format!("a sum of {sum} behind node {node}"),
         };
-        Err(refused(
-            Rule::DraftProbability,
+        Err(Violation::new(
+            &rules::DRAFT_PROBABILITY,
             given,
             "numbers of at least 0 with a sum of 1",
             "give probabilities, not logits: apply softmax to each row",
@@ -147,15 +147,15 @@ impl DraftTree {
     /// // 0.6 is below 0.5 / 0.8: the draft is accepted, and token 2 is behind it.
     /// let accepted = tree.accept_sampled(&drafts)?;
     /// assert_eq!((accepted.nodes, accepted.bonus), (vec![0, 1], 2));
-    /// # Ok::<(), ascend_serving::Refused>(())
+    /// # Ok::<(), ascend_serving::Violation>(())
     /// ```
     ///
     /// # Errors
-    /// [`CallRule::LengthsBatch`] unless there is a token, a random number and a row of `vocabulary` numbers for
-    /// every node; [`Rule::DraftUniform`] for a random number that is not below 1 or not at least 0;
-    /// [`Rule::DraftProbability`] for a row that the walk reaches and that is no distribution, and for drafts that
-    /// are no token or cannot have been drawn.
-    pub fn accept_sampled(&self, of: &SampledDrafts<'_>) -> Result<Accepted<u32>, Refused> {
+    /// [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) unless there is a token, a random number and a row of
+    /// `vocabulary` numbers for every node; [`DRAFT_UNIFORM`](crate::rules::DRAFT_UNIFORM) for a random number that
+    /// is not below 1 or not at least 0; [`DRAFT_PROBABILITY`](crate::rules::DRAFT_PROBABILITY) for a row that the
+    /// walk reaches and that is no distribution, and for drafts that are no token or cannot have been drawn.
+    pub fn accept_sampled(&self, of: &SampledDrafts<'_>) -> Result<Accepted<u32>, Violation> {
         self.takes(of)?;
         let mut nodes = vec![0];
         let mut at = 0;
@@ -172,8 +172,8 @@ impl DraftTree {
                     // them.
                     let bonus = rest.at(place).or_else(|| target.at(place));
                     let Some(bonus) = bonus else {
-                        return Err(refused(
-                            Rule::DraftProbability,
+                        return Err(Violation::new(
+                            &rules::DRAFT_PROBABILITY,
                             format_args!("nothing behind node {at}"),
                             "a token with a probability above 0",
                             "give a vocabulary of at least one and at most 4294967296 tokens",
@@ -191,7 +191,7 @@ impl DraftTree {
         at: usize,
         target: &Distribution,
         of: &SampledDrafts<'_>,
-    ) -> Result<Walk, Refused> {
+    ) -> Result<Walk, Violation> {
         let mut rest = Distribution {
             weights: target.weights.clone(),
             sum: target.sum,
@@ -209,16 +209,16 @@ impl DraftTree {
             let given = drawn.as_ref().map_or(1.0, |drawn| drawn.probability(token));
             let known = usize::try_from(token).is_ok_and(|token| token < of.vocabulary);
             if !known {
-                return Err(refused(
-                    Rule::DraftProbability,
+                return Err(Violation::new(
+                    &rules::DRAFT_PROBABILITY,
                     format_args!("token {token} of node {node}"),
                     format_args!("a token of the vocabulary, below {}", of.vocabulary),
                     "bring the tokens and the distributions of one vocabulary",
                 ));
             }
             if given <= 0.0 {
-                return Err(refused(
-                    Rule::DraftProbability,
+                return Err(Violation::new(
+                    &rules::DRAFT_PROBABILITY,
                     format_args!("token {token} of node {node}, drawn with the probability 0"),
                     "a token that its source can give",
                     "give the distribution that the drafts behind the node were drawn from; for tokens that were not drawn, \
@@ -244,7 +244,7 @@ impl DraftTree {
     }
 
     /// Refuses lists that do not fit the number of nodes.
-    fn takes(&self, of: &SampledDrafts<'_>) -> Result<(), Refused> {
+    fn takes(&self, of: &SampledDrafts<'_>) -> Result<(), Violation> {
         let nodes = self.nodes();
         let all = nodes.checked_mul(of.vocabulary);
         let rows = |name: &'static str, len: usize| (name, len, all);
@@ -260,8 +260,8 @@ impl DraftTree {
         ];
         for (name, given, wanted) in counts.into_iter().flatten() {
             if Some(given) != wanted {
-                return Err(refused(
-                    CallRule::LengthsBatch,
+                return Err(Violation::new(
+                    &rules::LENGTHS_BATCH,
                     format_args!("{given} {name}"),
                     format_args!(
                         "one for each of the {nodes} nodes; of probabilities, a row of {} for each",
@@ -273,8 +273,8 @@ impl DraftTree {
         }
         match of.uniform.iter().find(|place| !(0.0..1.0).contains(*place)) {
             None => Ok(()),
-            Some(place) => Err(refused(
-                Rule::DraftUniform,
+            Some(place) => Err(Violation::new(
+                &rules::DRAFT_UNIFORM,
                 place,
                 "0 up to, but not including, 1",
                 "draw the numbers evenly from 0 to 1",
@@ -485,7 +485,7 @@ mod tests {
                 target: &target,
                 ..right
             };
-            assert_eq!(rule(given), Rule::DraftProbability, "{target:?}");
+            assert_eq!(rule(given), &rules::DRAFT_PROBABILITY, "{target:?}");
         }
         for source in [[1.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.5, 0.5]] {
             for source in [
@@ -494,7 +494,7 @@ mod tests {
             ] {
                 assert_eq!(
                     rule(SampledDrafts { source, ..right }),
-                    Rule::DraftProbability
+                    &rules::DRAFT_PROBABILITY
                 );
             }
         }
@@ -503,14 +503,14 @@ mod tests {
             source: DraftSource::Fixed,
             ..right
         };
-        assert_eq!(rule(unknown), Rule::DraftProbability);
+        assert_eq!(rule(unknown), &rules::DRAFT_PROBABILITY);
         for uniform in [[0.5, 1.0], [-0.1, 0.5], [f64::NAN, 0.5]] {
             assert_eq!(
                 rule(SampledDrafts {
                     uniform: &uniform,
                     ..right
                 }),
-                Rule::DraftUniform
+                &rules::DRAFT_UNIFORM
             );
         }
         for wrong in [
@@ -535,7 +535,7 @@ mod tests {
                 ..right
             },
         ] {
-            assert_eq!(rule(wrong), CallRule::LengthsBatch);
+            assert_eq!(rule(wrong), &rules::LENGTHS_BATCH);
         }
         let none = SampledDrafts {
             vocabulary: 0,
@@ -543,7 +543,7 @@ mod tests {
             source: DraftSource::Fixed,
             ..right
         };
-        assert_eq!(rule(none), Rule::DraftProbability);
+        assert_eq!(rule(none), &rules::DRAFT_PROBABILITY);
     }
 
     proptest! {

@@ -7,13 +7,13 @@ use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use ascend_attention::spec::Layout;
 use ascend_attention::{
-    AnyTensor, CallRule, Element, FusedInferAttention, Mask, Output, Plan, Stream, Tensor,
+    AnyTensor, Element, FusedInferAttention, Mask, Output, Plan, Stream, Tensor, Violation,
 };
 
 use crate::backends::AttentionShape;
 use crate::error::{Error, Result};
 use crate::kv::LayerCache;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::draft_tree::DraftTree;
 
@@ -62,8 +62,9 @@ impl TreeVerification {
     /// to the nodes of the tensors; the rows after a tree mean nothing. One plan serves all layers of a step.
     ///
     /// # Errors
-    /// [`CallRule::LengthsBatch`] for another number of trees or lengths than requests, [`Rule::DraftTree`] for a
-    /// tree larger than the tensors, and for keys and values with another number of nodes than the query; as for
+    /// [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) for another number of trees or lengths than requests,
+    /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for a tree larger than the tensors, and for keys and values with
+    /// another number of nodes than the query; as for
     /// [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan) and [`MergeState::plan`].
     pub fn plan<T: Element>(
         &self,
@@ -74,7 +75,8 @@ impl TreeVerification {
     ) -> Result<TreePlan> {
         let &[requests, _, nodes, _] = tensors.query.shape() else {
             let given = tensors.query.desc();
-            return Err(Error::invalid("query", given, "[B, N, nodes, D]"));
+            return Err(Error::invalid("query", given, "[B, N, nodes, D]")
+                .fix("reshape the query, and fill trees up to one number of nodes"));
         };
         same_batch(trees, cached, requests)?;
         self.shape.check()?;
@@ -100,11 +102,11 @@ impl TreeVerification {
 pub(super) fn check_nodes<T: Element, const N: usize>(
     [requests, nodes]: [usize; 2],
     tensors: [(&str, &Tensor<T>); N],
-) -> Result<(), Refused> {
+) -> Result<(), Violation> {
     for (name, tensor) in tensors {
         if !matches!(*tensor.shape(), [b, _, rows, _] if [b, rows] == [requests, nodes]) {
-            return Err(refused(
-                Rule::DraftTree,
+            return Err(Violation::new(
+                &rules::DRAFT_TREE,
                 format_args!("{name} {:?}", tensor.shape()),
                 format_args!(
                     "[{requests}, heads, {nodes}, elements], as the query has requests and nodes"
@@ -121,12 +123,12 @@ pub(super) fn same_batch(
     trees: &[DraftTree],
     cached: &PerRequest,
     requests: usize,
-) -> Result<(), Refused> {
+) -> Result<(), Violation> {
     if (trees.len(), cached.lengths().len()) == (requests, requests) {
         return Ok(());
     }
-    Err(refused(
-        CallRule::LengthsBatch,
+    Err(Violation::new(
+        &rules::LENGTHS_BATCH,
         format_args!("{} trees, {} lengths", trees.len(), cached.lengths().len()),
         format_args!("{requests} of each, as the query has requests"),
         "make them from the same batch",
@@ -159,8 +161,8 @@ pub(crate) fn tree_mask(
     for (request, tree) in trees.iter().enumerate() {
         let given = tree.borrow().nodes();
         if given > nodes {
-            return Err(refused(
-                Rule::DraftTree,
+            return Err(Violation::new(
+                &rules::DRAFT_TREE,
                 format_args!("{given} nodes of request {request}"),
                 format_args!("at most {nodes}, as the query has rows"),
                 "pad the tensors to the largest tree",

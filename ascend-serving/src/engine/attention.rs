@@ -84,7 +84,7 @@ impl<T: Element> Attention<T> {
     /// ```
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a limit below 0 or NaN.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a limit below 0 or NaN.
     pub fn set_range_check(&mut self, check: impl Into<Option<RangeCheck>>) -> Result<()>
     where
         T: Number,

@@ -1,6 +1,8 @@
 //! Features of models that no operator here computes, refused by name.
 
-use crate::refusal::{Refused, Rule, refused};
+use ascend_attention::Violation;
+
+use crate::rules;
 
 /// The features that a model's configuration requires of its attention besides heads, scale, windows and sinks. By
 /// default none.
@@ -14,7 +16,7 @@ use crate::refusal::{Refused, Rule, refused};
 /// use ascend_serving::{AttentionOptions, Rule};
 ///
 /// let gemma_2 = AttentionOptions { logit_soft_cap: Some(50.0), ..AttentionOptions::default() };
-/// assert_eq!(gemma_2.check().unwrap_err().rule, Rule::OptionSoftCap);
+/// assert_eq!(gemma_2.check().unwrap_err().rule, rules::OPTION_SOFT_CAP);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AttentionOptions {
@@ -36,12 +38,14 @@ impl AttentionOptions {
     /// Refuses features that no step computes.
     ///
     /// # Errors
-    /// [`Rule::OptionSoftCap`], [`Rule::OptionAlibi`], [`Rule::OptionDropout`], [`Rule::OptionCrossAttention`],
-    /// [`Rule::OptionSharedKv`]: the first of them that is required.
-    pub fn check(&self) -> Result<(), Refused> {
+    /// [`OPTION_SOFT_CAP`](crate::rules::OPTION_SOFT_CAP), [`OPTION_ALIBI`](crate::rules::OPTION_ALIBI),
+    /// [`OPTION_DROPOUT`](crate::rules::OPTION_DROPOUT),
+    /// [`OPTION_CROSS_ATTENTION`](crate::rules::OPTION_CROSS_ATTENTION),
+    /// [`OPTION_SHARED_KV`](crate::rules::OPTION_SHARED_KV): the first of them that is required.
+    pub fn check(&self) -> Result<(), Violation> {
         if let Some(cap) = self.logit_soft_cap.filter(|cap| *cap != 0.0) {
-            return Err(refused(
-                Rule::OptionSoftCap,
+            return Err(Violation::new(
+                &rules::OPTION_SOFT_CAP,
                 format_args!("a cap of {cap}"),
                 "none",
                 "compute these layers without the operator: scores by a matrix product, cap, mask, softmax, product. Where the \
@@ -49,8 +53,8 @@ impl AttentionOptions {
             ));
         }
         if self.alibi {
-            return Err(refused(
-                Rule::OptionAlibi,
+            return Err(Violation::new(
+                &rules::OPTION_ALIBI,
                 "slopes for distances",
                 "none",
                 "call `FusedInferAttention` without a step, in BNSD or BSND, with the distances times the slopes as `PseShift`: \
@@ -58,24 +62,24 @@ impl AttentionOptions {
             ));
         }
         if self.dropout != 0.0 {
-            return Err(refused(
-                Rule::OptionDropout,
+            return Err(Violation::new(
+                &rules::OPTION_DROPOUT,
                 format_args!("a share of {}", self.dropout),
                 0,
                 "serve the model without dropout, which is a part of training alone; FlashAttentionScore has it",
             ));
         }
         if self.cross_attention {
-            return Err(refused(
-                Rule::OptionCrossAttention,
+            return Err(Violation::new(
+                &rules::OPTION_CROSS_ATTENTION,
                 "keys of another sequence",
                 "keys of the request's own tokens",
                 "serve these layers by `CrossAttention`, beside this attention for the decoder's own tokens, and leave the option out",
             ));
         }
         if self.shared_kv_layers {
-            return Err(refused(
-                Rule::OptionSharedKv,
+            return Err(Violation::new(
+                &rules::OPTION_SHARED_KV,
                 "layers without keys of their own",
                 "keys and values in every layer",
                 "bring the keys and values of the layer that is read once more, into a cache with as many layers: the \
@@ -108,24 +112,27 @@ mod tests {
         let all = [
             (
                 asked(|o| o.logit_soft_cap = Some(30.0)),
-                Rule::OptionSoftCap,
+                &rules::OPTION_SOFT_CAP,
             ),
             (
                 asked(|o| o.logit_soft_cap = Some(f64::NAN)),
-                Rule::OptionSoftCap,
+                &rules::OPTION_SOFT_CAP,
             ),
-            (asked(|o| o.alibi = true), Rule::OptionAlibi),
-            (asked(|o| o.dropout = 0.1), Rule::OptionDropout),
-            (asked(|o| o.dropout = f64::NAN), Rule::OptionDropout),
+            (asked(|o| o.alibi = true), &rules::OPTION_ALIBI),
+            (asked(|o| o.dropout = 0.1), &rules::OPTION_DROPOUT),
+            (asked(|o| o.dropout = f64::NAN), &rules::OPTION_DROPOUT),
             (
                 asked(|o| o.cross_attention = true),
-                Rule::OptionCrossAttention,
+                &rules::OPTION_CROSS_ATTENTION,
             ),
-            (asked(|o| o.shared_kv_layers = true), Rule::OptionSharedKv),
+            (
+                asked(|o| o.shared_kv_layers = true),
+                &rules::OPTION_SHARED_KV,
+            ),
         ];
         for (refused, rule) in all {
             assert_eq!(refused.rule, rule);
-            assert!(refused.to_string().contains(rule.id()), "{refused}");
+            assert!(refused.to_string().contains(rule.id), "{refused}");
             assert!(!refused.fix.is_empty());
         }
     }

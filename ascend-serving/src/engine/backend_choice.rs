@@ -130,7 +130,7 @@ impl<T: Element> Attention<T> {
     ///
     /// # Errors
     /// As for [`Attention::begin`] for a stream of another device and for heads and scale;
-    /// [`Rule::TableBlock`](crate::Rule::TableBlock) for a cache with less room than two requests of eight tokens;
+    /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a cache with less room than two requests of eight tokens;
     /// errors of allocating small tensors. A kind that no backend serves is no error.
     pub fn backend_choices(
         &self,

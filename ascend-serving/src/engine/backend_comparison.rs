@@ -197,8 +197,8 @@ impl BackendComparison {
 /// ```
 ///
 /// # Errors
-/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for no step, steps whose settings are of different
-/// caches, and a trial without layers; [`Refused`](crate::Refused) for a record that is no valid batch; as for
+/// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no step, steps whose settings are of different
+/// caches, and a trial without layers; [`Violation`](crate::Violation) for a record that is no valid batch; as for
 /// [`PagedKvCache::new`], [`Attention::begin`] and [`Step::forward`](crate::Step::forward), except for a step that no
 /// backend serves.
 pub fn compare_backends<T: Number>(
@@ -207,9 +207,11 @@ pub fn compare_backends<T: Number>(
     backends: [Backends<T>; 2],
     steps: &[RecordedBatch],
 ) -> Result<BackendComparison> {
-    let first = (steps.first()).ok_or_else(|| Error::invalid("steps", "none", "1 or more"))?;
+    let first = (steps.first()).ok_or_else(|| {
+        Error::invalid("steps", "none", "1 or more").fix("record at least one step")
+    })?;
     if trial.layers == 0 {
-        return Err(Error::invalid("trial.layers", 0, "1 or more"));
+        return Err(Error::invalid("trial.layers", 0, "1 or more").fix("try at least one layer"));
     }
     let cache = |of: &RecordedBatch| {
         let settings = of.settings;
@@ -221,7 +223,8 @@ pub fn compare_backends<T: Number>(
             "steps",
             format_args!("step {at} over another cache than step 0"),
             format_args!("{blocks} blocks of {block_size} tokens and the same padding in each"),
-        ));
+        )
+        .fix("compare steps of one cache at a time"));
     }
     let AttentionShape {
         kv_heads, head_dim, ..
@@ -260,8 +263,9 @@ pub fn compare_backends<T: Number>(
             }
             outcomes.push(outcome);
         }
-        let [first, second] = <[_; 2]>::try_from(outcomes)
-            .map_err(|_| Error::invalid("backends", "another number", "2"))?;
+        let [first, second] = <[_; 2]>::try_from(outcomes).map_err(|_| {
+            Error::invalid("backends", "another number", "2").fix("name two backends")
+        })?;
         let mut compared = StepComparison {
             state: metadata.state(),
             sides: [first.0, second.0],
@@ -442,6 +446,7 @@ impl BackendTrial {
                 format_args!("{shape:?}"),
                 "tensors that fit in the host's memory",
             )
+            .fix("try smaller steps")
         })?;
         let parts = [self.seed, numbers as u64, step as u64, layer as u64];
         let mut state = parts.into_iter().fold(0, |state, part| mixed(state ^ part));
@@ -450,8 +455,10 @@ impl BackendTrial {
             // 24 bits are what a mantissa holds.
             (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
         }));
-        let tensor = CaseTensor::from_f32(T::DTYPE, shape, &values)
-            .map_err(|error| Error::invalid("trial", error, "numbers of the element type"))?;
+        let tensor = CaseTensor::from_f32(T::DTYPE, shape, &values).map_err(|error| {
+            Error::invalid("trial", error, "numbers of the element type")
+                .fix("try an element type of 16 or 32 bits")
+        })?;
         let uploaded = stream.upload_bytes(tensor.dtype(), tensor.bytes(), shape)?;
         Ok(uploaded.typed()?)
     }

@@ -99,7 +99,7 @@ impl Seen {
 /// Attention alone is compared, on the same queries, keys and values: in a model later layers get other ones.
 ///
 /// # Errors
-/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for no step or no layer, for steps whose tokens are
+/// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no step or no layer, for steps whose tokens are
 /// not all of the rows, and another number of layers than the caches have; as for [`Attention::grow`],
 /// [`Attention::begin`] and [`Step::forward`](crate::Step::forward). The blocks of the sequence are free again,
 /// whatever happens.
@@ -117,7 +117,8 @@ pub fn compare_caches<T: Number>(
             "steps",
             format_args!("{} steps for {rows:?} rows", steps.len()),
             "steps whose tokens are the rows of the layers",
-        ));
+        )
+        .fix("bring the rows of each step, and its metadata"));
     }
     let counts = [&*exact, &*quantised].map(|of| of.cache().shape().layers);
     if counts != [layers.len(); 2] {
@@ -125,7 +126,8 @@ pub fn compare_caches<T: Number>(
             "layers",
             layers.len(),
             format_args!("{counts:?}, as the caches have"),
-        ));
+        )
+        .fix("bring rows for each layer of the caches"));
     }
     let mut seen = vec![Seen::NOTHING; layers.len()];
     let mut runs = [exact, quantised].map(|attention| {

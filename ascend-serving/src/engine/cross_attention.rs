@@ -3,7 +3,7 @@
 use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
 use ascend_attention::case::tentatively;
 use ascend_attention::spec::Layout;
-use ascend_attention::{CallRule, Element, Plan, Stream, Tensor};
+use ascend_attention::{Element, Plan, Stream, Tensor, Violation};
 
 use crate::backends::{
     AttentionShape, RefusedBackend, attention_alone, decode_layout, decode_rows, no_backend, size,
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::kv::{
     CacheWrite, LayerCache, PagedKvCache, Sequence, StepLease, StepProgress, StepTokens, uncopied,
 };
-use crate::refusal::{Rule, refused};
+use crate::rules;
 
 use super::layer_check::StepRows;
 use super::queued_layers::QueuedLayers;
@@ -79,13 +79,13 @@ impl<T: Element> CrossAttention<T> {
     /// Cross attention of these heads over a cache for encoder keys.
     ///
     /// # Errors
-    /// [`Rule::BackendQuantised`] for a quantised cache; as for [`Attention::begin`](crate::Attention::begin) for
-    /// heads and scale.
+    /// [`BACKEND_QUANTISED`](crate::rules::BACKEND_QUANTISED) for a quantised cache; as for
+    /// [`Attention::begin`](crate::Attention::begin) for heads and scale.
     pub fn new(shape: AttentionShape, cache: PagedKvCache<T>) -> Result<Self> {
         shape.check_cache(&cache.shape())?;
         if cache.is_quantised() {
-            return Err(refused(
-                Rule::BackendQuantised,
+            return Err(Violation::new(
+                &rules::BACKEND_QUANTISED,
                 "a quantised cache for encoder keys",
                 format_args!("a cache of {}", T::DTYPE),
                 "make the cache by `PagedKvCache::new`",
@@ -110,7 +110,8 @@ impl<T: Element> CrossAttention<T> {
     /// writing a layer fails, remove the tokens by [`Sequence::truncate`].
     ///
     /// # Errors
-    /// As for [`PagedKvCache::grow`], and [`Rule::BatchEmpty`] without any token; no sequence changes then.
+    /// As for [`PagedKvCache::grow`], and [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without any token; no sequence
+    /// changes then.
     pub fn encode<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -134,8 +135,8 @@ impl<T: Element> CrossAttention<T> {
             }
         }
         if slots.is_empty() {
-            return Err(refused(
-                Rule::BatchEmpty,
+            return Err(Violation::new(
+                &rules::BATCH_EMPTY,
                 format_args!("{} requests without encoder tokens", requests.len()),
                 "a token or more",
                 "encode when there is something to write",
@@ -168,10 +169,13 @@ impl<T: Element> CrossAttention<T> {
     /// handed out again when the stream has passed the end of the step.
     ///
     /// # Errors
-    /// [`CallRule::LengthsBatch`] for another number of sequences than requests, [`Rule::BlockPool`] for one of
-    /// another pool, [`Rule::BlockUncopied`] for one whose copies were not queued, [`Rule::BlockWindow`] for one that
-    /// gave tokens back, [`Rule::SequenceGap`] and [`Rule::StepLayersMissing`] for one whose tokens were not all
-    /// written; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device.
+    /// [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) for another number of sequences than requests,
+    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for one of another pool,
+    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for one whose copies were not queued,
+    /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for one that gave tokens back,
+    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING)
+    /// for one whose tokens were not all written; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of
+    /// another device.
     pub fn begin<'a>(
         &'a self,
         stream: &'a Stream,
@@ -180,8 +184,8 @@ impl<T: Element> CrossAttention<T> {
     ) -> Result<CrossStep<'a, T>> {
         self.cache.admits(stream)?;
         if encoded.len() != metadata.requests() {
-            return Err(refused(
-                CallRule::LengthsBatch,
+            return Err(Violation::new(
+                &rules::LENGTHS_BATCH,
                 format_args!(
                     "{} sequences of encoder tokens for {} requests",
                     encoded.len(),
@@ -199,8 +203,8 @@ impl<T: Element> CrossAttention<T> {
                 return Err(uncopied(format_args!("block {block} of encoder {at}")).into());
             }
             if sequence.given_back() > 0 {
-                return Err(refused(
-                    Rule::BlockWindow,
+                return Err(Violation::new(
+                    &rules::BLOCK_WINDOW,
                     format_args!(
                         "encoder {at}, whose first {} tokens were given back",
                         sequence.given_back()
@@ -257,8 +261,8 @@ impl<T: Element> Encoding<'_, T> {
     /// Queues the writing of a layer's keys and values, `[tokens, Nkv, D]`, packed request after request.
     ///
     /// # Errors
-    /// [`Rule::StepLayerRepeated`] for a layer that was queued before; as for [`CacheWrite::plan`] and
-    /// [`PagedKvCache::write`].
+    /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was queued before; as for
+    /// [`CacheWrite::plan`] and [`PagedKvCache::write`].
     pub fn write(&mut self, layer: usize, key: &Tensor<T>, value: &Tensor<T>) -> Result<()> {
         self.layers.check_not_repeated(layer)?;
         let outcome = self.queue(layer, key, value);
@@ -280,7 +284,7 @@ impl<T: Element> Encoding<'_, T> {
     /// Ends the writing, and checks that all layers were queued.
     ///
     /// # Errors
-    /// [`Rule::StepLayersMissing`]: the tokens do not count as written.
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens do not count as written.
     pub fn end(mut self) -> Result<()> {
         Ok(self.layers.end()?)
     }
@@ -318,9 +322,10 @@ impl<T: Element> CrossStep<'_, T> {
     /// packed, with the padding of the metadata. Returns at once. The first layer plans for all layers.
     ///
     /// # Errors
-    /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for a query of another shape;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a query of another device, and for a layer
-    /// that does not exist; [`Error::NoBackend`] with the reasons of the operator where no call serves the step.
+    /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for a query of
+    /// another shape; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a query of another device, and for a
+    /// layer that does not exist; [`Error::NoBackend`] with the reasons of the operator where no call serves the
+    /// step.
     pub fn forward(&mut self, layer: usize, query: &Tensor<T>) -> Result<Tensor<T>> {
         let [tokens, heads] = [0, 1].map(|axis| size(query, axis));
         let rows = [tokens, heads, self.cross.cache.shape().value_dim];
@@ -333,7 +338,7 @@ impl<T: Element> CrossStep<'_, T> {
     /// from the second layer on.
     ///
     /// # Errors
-    /// As for [`CrossStep::forward`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of
+    /// As for [`CrossStep::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of
     /// another shape.
     pub fn forward_into(
         &mut self,

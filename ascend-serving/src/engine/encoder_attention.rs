@@ -9,11 +9,11 @@ use ascend_attention::case::tentatively;
 use ascend_attention::prompt::{PromptFlashAttention, PromptPlan};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::ops::prompt_flash_attention::PromptCall;
-use ascend_attention::{AnyTensor, Element, Plan, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Plan, Stream, Tensor, Violation};
 
 use crate::backends::{AttentionShape, RefusedBackend, attention_alone, batched, no_backend, size};
 use crate::error::{Error, Result};
-use crate::refusal::{Rule, refused};
+use crate::rules;
 
 use super::layer_check::{StepRows, apart};
 
@@ -65,7 +65,7 @@ impl EncoderAttention {
     /// Attention of these heads.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a scale that is 0 or not finite, and for
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a scale that is 0 or not finite, and for
     /// query heads that are no multiple of the key heads.
     pub fn new(shape: AttentionShape) -> Result<Self> {
         shape.check()?;
@@ -81,10 +81,11 @@ impl EncoderAttention {
     /// `[tokens, N, D]`, key and value `[tokens, Nkv, D]`. Sequences may be empty.
     ///
     /// # Errors
-    /// [`Rule::BatchEmpty`] without tokens, [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes,
-    /// [`CallRule::LengthsOverflow`](ascend_attention::CallRule::LengthsOverflow) for lengths whose sum is too large;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of another device;
-    /// [`Error::NoBackend`] with the reason of each route.
+    /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without tokens, [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and
+    /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other shapes,
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for lengths whose sum is too large;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device; [`Error::NoBackend`] with
+    /// the reason of each route.
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
@@ -94,8 +95,8 @@ impl EncoderAttention {
         let ends = lengths.cumulative()?;
         let tokens = ends.total();
         if tokens == 0 {
-            return Err(refused(
-                Rule::BatchEmpty,
+            return Err(Violation::new(
+                &rules::BATCH_EMPTY,
                 format_args!("{} sequences without tokens", lengths.lengths().len()),
                 "a token or more",
                 "leave empty batches out",
@@ -274,8 +275,8 @@ impl EncoderPlan {
     /// Queues the attention of a layer, given its query, key and value: `[tokens, N, D]`. Returns at once.
     ///
     /// # Errors
-    /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of another device; any error of a
+    /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other
+    /// shapes; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device; any error of a
     /// launch.
     pub fn launch<T: Element>(
         &self,
@@ -290,8 +291,8 @@ impl EncoderPlan {
     /// As [`launch`](Self::launch), with an output tensor of the caller, of the query's shape.
     ///
     /// # Errors
-    /// As for [`EncoderPlan::launch`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of another
-    /// shape, [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one that shares memory with an input.
+    /// As for [`EncoderPlan::launch`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another
+    /// shape, [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for one that shares memory with an input.
     pub fn launch_into<T: Element>(
         &self,
         stream: &Stream,
@@ -337,11 +338,11 @@ fn output_of<T: Element>(query: &Tensor<T>, output: &Tensor<T>) -> Result<()> {
     if output.shape() == query.shape() {
         return Ok(());
     }
-    Err(Error::Attention(ascend_attention::Error::NotAsPlanned {
-        argument: "output",
-        given: format!("{:?}", output.shape()),
-        planned: format!("{:?}", query.shape()),
-    }))
+    Err(Error::not_as_planned(
+        "output",
+        format_args!("{:?}", output.shape()),
+        format_args!("{:?}", query.shape()),
+    ))
 }
 
 impl fmt::Debug for EncoderPlan {

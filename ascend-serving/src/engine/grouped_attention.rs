@@ -1,12 +1,12 @@
 //! Attention of a model with several kinds of layers, each with a cache of its own.
 
-use ascend_attention::{Element, Number, Stream, Tensor};
+use ascend_attention::{Element, Number, Stream, Tensor, Violation};
 
 use crate::backends::Selected;
 use crate::batch::{BatchSettings, Causality, MaskKind, StatePolicy};
 use crate::error::Result;
 use crate::kv::{BlockPool, CacheShape, Sequence, no_layer};
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::attention::Attention;
 use super::grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
@@ -116,19 +116,20 @@ impl<T: Element> GroupedAttention<T> {
     /// The attention of a model of `layers` layers.
     ///
     /// # Errors
-    /// [`Rule::GroupLayers`] for a layer that is in no group, in several or not in the model, for a group whose cache
-    /// has another number of layers, and for more than [`CacheShape::MAX_LAYERS`] layers or groups.
+    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a layer that is in no group, in several or not in the model,
+    /// for a group whose cache has another number of layers, and for more than [`CacheShape::MAX_LAYERS`] layers or
+    /// groups.
     pub fn new(
         layers: usize,
         groups: impl IntoIterator<Item = LayerGroup<T>>,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         // One more than any model has, so that an endless list ends.
         let most = CacheShape::MAX_LAYERS;
         let groups = groups.into_iter().take(most.saturating_add(1));
         let groups: Vec<LayerGroup<T>> = groups.collect();
         let wrong = |given: String| {
-            refused(
-                Rule::GroupLayers,
+            Violation::new(
+                &rules::GROUP_LAYERS,
                 given,
                 format_args!(
                     "each layer below {layers} in one group, whose cache has as many layers"
@@ -267,11 +268,11 @@ impl<T: Element> GroupedAttention<T> {
     /// tokens back. A sequence that has grown already adds none.
     ///
     /// # Errors
-    /// [`Rule::BatchBlocks`], [`CallRule::LengthsOverflow`](ascend_attention::CallRule::LengthsOverflow).
+    /// [`BATCH_BLOCKS`](crate::rules::BATCH_BLOCKS), [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW).
     pub fn admits<'s>(
         &self,
         requests: impl IntoIterator<Item = (&'s GroupedSequence, usize)>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Violation> {
         // One more than the pools admit, so that an endless list ends.
         let most = BlockPool::MAX_REQUESTS.saturating_add(1);
         let requests: Vec<_> = requests.into_iter().take(most).collect();
@@ -292,7 +293,7 @@ impl<T: Element> GroupedAttention<T> {
         &self,
         requests: &[GroupedRequest<'_>],
         policy: StatePolicy,
-    ) -> Result<GroupedMetadata, Refused> {
+    ) -> Result<GroupedMetadata, Violation> {
         let settings = self.groups.iter().map(|group| {
             BatchSettings::of(group.attention.cache(), group.causality).policy(policy)
         });
@@ -302,8 +303,8 @@ impl<T: Element> GroupedAttention<T> {
     /// Begins a step on a stream: [`Attention::begin`] in each group.
     ///
     /// # Errors
-    /// As for [`Attention::begin`]; [`Rule::StepCausality`] and [`Rule::GroupLayers`] for metadata of another
-    /// attention.
+    /// As for [`Attention::begin`]; [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) and
+    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for metadata of another attention.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -327,12 +328,12 @@ impl<T: Element> GroupedAttention<T> {
 }
 
 /// Refuses a step with another number of groups of layers.
-pub(crate) fn same_groups(given: usize, own: usize) -> Result<(), Refused> {
+pub(crate) fn same_groups(given: usize, own: usize) -> Result<(), Violation> {
     if given == own {
         return Ok(());
     }
-    Err(refused(
-        Rule::GroupLayers,
+    Err(Violation::new(
+        &rules::GROUP_LAYERS,
         format_args!("metadata of {given} groups of layers"),
         format_args!("{own}"),
         "make the metadata of a step with the attention that computes it or was captured",
@@ -340,12 +341,12 @@ pub(crate) fn same_groups(given: usize, own: usize) -> Result<(), Refused> {
 }
 
 /// Refuses a step whose mask is not that of the layers.
-pub(crate) fn same_mask(given: &MaskKind, own: &MaskKind) -> Result<(), Refused> {
+pub(crate) fn same_mask(given: &MaskKind, own: &MaskKind) -> Result<(), Violation> {
     if given == own {
         return Ok(());
     }
-    Err(refused(
-        Rule::StepCausality,
+    Err(Violation::new(
+        &rules::STEP_CAUSALITY,
         format_args!("a step of {given}"),
         own,
         "make the settings with the causality of these layers, or set their mask in the metadata",
@@ -372,7 +373,7 @@ impl<'a, T: Element> GroupedStep<'a, T> {
     /// Queues one layer, numbered as the model does: [`Step::forward`] in its group.
     ///
     /// # Errors
-    /// As for [`Step::forward`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does
+    /// As for [`Step::forward`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does
     /// not exist.
     pub fn forward<'i>(
         &mut self,

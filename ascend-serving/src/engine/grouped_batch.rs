@@ -1,8 +1,10 @@
 //! Requests of a model with several kinds of layers: a sequence in each cache, and the metadata of each kind.
 
+use ascend_attention::Violation;
+
 use crate::batch::{AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality};
 use crate::kv::Sequence;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 /// The cached tokens of one request in each group of layers: every group counts all tokens, but groups with a window
 /// keep only the blocks that the next token's window shows. From
@@ -31,15 +33,16 @@ impl GroupedSequence {
     /// A sequence that begins with the first `tokens` of this one, in the same blocks.
     ///
     /// # Errors
-    /// [`Rule::SequenceLength`] if it has fewer, or a windowed group gave back some of those that the next token
-    /// sees: a prefix can be shared while its end is still in the window, or is kept by a sequence of its own.
-    pub fn share_prefix(&self, tokens: usize) -> Result<Self, Refused> {
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or a windowed group gave back some of
+    /// those that the next token sees: a prefix can be shared while its end is still in the window, or is kept by a
+    /// sequence of its own.
+    pub fn share_prefix(&self, tokens: usize) -> Result<Self, Violation> {
         let parts = self.parts.iter().map(|(sequence, causality)| {
             let prefix = sequence.share_behind(tokens, causality.shown_from(tokens))?;
             Ok((prefix, *causality))
         });
         Ok(Self {
-            parts: parts.collect::<Result<_, Refused>>()?,
+            parts: parts.collect::<Result<_, Violation>>()?,
         })
     }
 
@@ -47,12 +50,13 @@ impl GroupedSequence {
     /// preempted. After an error the sequence is unchanged.
     ///
     /// # Errors
-    /// [`Rule::SequenceLength`] if it has fewer, or a windowed group gave some of the remaining ones back.
-    pub fn truncate(&mut self, tokens: usize) -> Result<(), Refused> {
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or a windowed group gave some of the
+    /// remaining ones back.
+    pub fn truncate(&mut self, tokens: usize) -> Result<(), Violation> {
         for (sequence, causality) in &self.parts {
             if !sequence.keeps(tokens, causality.shown_from(tokens)) {
-                return Err(refused(
-                    Rule::SequenceLength,
+                return Err(Violation::new(
+                    &rules::SEQUENCE_LENGTH,
                     format_args!("{tokens} tokens"),
                     format_args!(
                         "0, or up to {}, of which the next token sees none of the first {}",
@@ -81,7 +85,7 @@ impl GroupedSequence {
     }
 
     /// Gives back the tokens before the next token's window.
-    pub(crate) fn give_back(&mut self) -> Result<(), Refused> {
+    pub(crate) fn give_back(&mut self) -> Result<(), Violation> {
         for (sequence, causality) in &mut self.parts {
             sequence.drop_before(causality.shown_from(sequence.len()))?;
         }
@@ -138,14 +142,14 @@ impl GroupedMetadata {
     pub(crate) fn new(
         requests: &[GroupedRequest<'_>],
         settings: impl Iterator<Item = BatchSettings>,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         let groups = settings
             .enumerate()
             .map(|(group, settings)| AttentionMetadata::new(&of_group(requests, group), settings));
-        let groups: Vec<AttentionMetadata> = groups.collect::<Result<_, Refused>>()?;
+        let groups: Vec<AttentionMetadata> = groups.collect::<Result<_, Violation>>()?;
         if groups.is_empty() {
-            return Err(refused(
-                Rule::GroupLayers,
+            return Err(Violation::new(
+                &rules::GROUP_LAYERS,
                 "no group of layers",
                 "1 or more",
                 "make the metadata with `GroupedAttention::metadata`",
@@ -160,7 +164,7 @@ impl GroupedMetadata {
     ///
     /// # Errors
     /// As for [`GroupedAttention::metadata`](crate::GroupedAttention::metadata).
-    pub fn renew(&mut self, requests: &[GroupedRequest<'_>]) -> Result<(), Refused> {
+    pub fn renew(&mut self, requests: &[GroupedRequest<'_>]) -> Result<(), Violation> {
         let mut groups = self.groups.iter_mut().enumerate();
         let outcome = groups.try_for_each(|(at, group)| group.renew(&of_group(requests, at)));
         let outcome = outcome.and_then(|()| self.has_all(requests));
@@ -171,12 +175,12 @@ impl GroupedMetadata {
     }
 
     /// Refuses requests whose sequences lack a group.
-    fn has_all(&self, requests: &[GroupedRequest<'_>]) -> Result<(), Refused> {
+    fn has_all(&self, requests: &[GroupedRequest<'_>]) -> Result<(), Violation> {
         if self.groups.iter().all(|of| of.requests() == requests.len()) {
             return Ok(());
         }
-        Err(refused(
-            Rule::GroupLayers,
+        Err(Violation::new(
+            &rules::GROUP_LAYERS,
             format_args!("sequences of other groups than these {}", self.groups.len()),
             "sequences of `GroupedAttention::sequence`",
             "make sequences and metadata with the same attention",
@@ -187,7 +191,7 @@ impl GroupedMetadata {
     ///
     /// # Errors
     /// As for [`AttentionMetadata::pad_to`].
-    pub fn pad_to(&mut self, tokens: usize) -> Result<(), Refused> {
+    pub fn pad_to(&mut self, tokens: usize) -> Result<(), Violation> {
         for group in &mut self.groups {
             group.pad_to(tokens)?;
         }

@@ -1,10 +1,10 @@
 //! Checks that the tensors of a layer fit the step and its other layers.
 
-use ascend_attention::{AnyTensor, Element, Tensor};
+use ascend_attention::{AnyTensor, Element, Tensor, Violation};
 
 use crate::backends::{LatentForm, LayerTensors, StepContext, size};
 use crate::error::{Error, Result};
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 /// The kinds of inputs of the first layer of a step, for which the step is planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,13 +22,13 @@ impl Brought {
     }
 
     /// Refuses another layer with other kinds of inputs: the plans are made for the first one.
-    pub(crate) fn again<T: Element>(self, layer: &LayerTensors<'_, T>) -> Result<(), Refused> {
+    pub(crate) fn again<T: Element>(self, layer: &LayerTensors<'_, T>) -> Result<(), Violation> {
         let given = Self::by(layer);
         if given == self {
             return Ok(());
         }
-        Err(refused(
-            Rule::StepLayers,
+        Err(Violation::new(
+            &rules::STEP_LAYERS,
             format_args!("layer {}: {}", layer.layer, given.told()),
             format_args!("{}, as the first layer of the step", self.told()),
             "bring sinks in every layer or in none (-inf is a sink that changes nothing), and latents alike; begin a step \
@@ -131,7 +131,7 @@ pub(crate) fn apart<'a>(
     let mut others = others.into_iter();
     match others.find(|(_, other)| output.overlaps(other)) {
         None => Ok(()),
-        Some((other, _)) => Err(Error::invalid(
+        Some((other, _)) => Err(Error::shared(
             name,
             format_args!("memory that is shared with {other}"),
             "memory of its own",
@@ -159,7 +159,7 @@ impl StepRows {
         layer: usize,
         heads: usize,
         dim: Option<usize>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Violation> {
         let told = || format!("{name} {:?} in layer {layer}", tensor.shape());
         let Self {
             actual,
@@ -170,8 +170,8 @@ impl StepRows {
         let least = if padding { padded } else { actual };
         if !(least..=padded).contains(&rows) {
             let dummies = padded.saturating_sub(actual);
-            return Err(refused(
-                Rule::StepTokens,
+            return Err(Violation::new(
+                &rules::STEP_TOKENS,
                 told(),
                 match padding {
                     true => {
@@ -187,8 +187,8 @@ impl StepRows {
         let other_dim = dim.is_some_and(|dim| size(tensor, 2) != dim);
         if tensor.shape().len() != 3 || size(tensor, 1) != heads || other_dim {
             let dim = dim.map_or_else(|| "of any size".to_owned(), |dim| dim.to_string());
-            return Err(refused(
-                Rule::StepHeads,
+            return Err(Violation::new(
+                &rules::STEP_HEADS,
                 told(),
                 format_args!(
                     "[{rows}, {heads}, {dim}], as the `AttentionShape` and the cache have it"

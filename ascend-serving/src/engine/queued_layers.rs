@@ -4,8 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 
+use ascend_attention::Violation;
+
 use crate::kv::StepProgress;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 /// The layers of a step. Once all are queued, the caches count the tokens of the step as computed. If it is dropped
 /// before, keys and values are missing from the cache: the next step of the sequences is refused, and a warning is
@@ -39,7 +41,7 @@ impl QueuedLayers {
     }
 
     /// Refuses a layer that is queued already.
-    pub(crate) fn check_not_repeated(&self, layer: usize) -> Result<(), Refused> {
+    pub(crate) fn check_not_repeated(&self, layer: usize) -> Result<(), Violation> {
         match self.queued.get(layer) {
             Some(true) => Err(self.repeated(layer)),
             _ => Ok(()),
@@ -47,13 +49,13 @@ impl QueuedLayers {
     }
 
     #[cold]
-    fn repeated(&self, layer: usize) -> Refused {
+    fn repeated(&self, layer: usize) -> Violation {
         let without = match self.missing {
             0 => String::new(),
             _ => format!(", without {} so far", self.missing_text()),
         };
-        refused(
-            Rule::StepLayerRepeated,
+        Violation::new(
+            &rules::STEP_LAYER_REPEATED,
             format_args!("layer {layer} a second time{without}"),
             format_args!("each layer below {} once", self.queued.len()),
             "say which layer of the cache each call is, counted from 0, and give the cache all layers of the model; to compute a \
@@ -90,14 +92,14 @@ impl QueuedLayers {
     /// The end of the step.
     ///
     /// # Errors
-    /// [`Rule::StepLayersMissing`] if some layers are not queued.
-    pub(crate) fn end(&mut self) -> Result<(), Refused> {
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) if some layers are not queued.
+    pub(crate) fn end(&mut self) -> Result<(), Violation> {
         self.silence();
         if self.missing == 0 {
             return Ok(());
         }
-        Err(refused(
-            Rule::StepLayersMissing,
+        Err(Violation::new(
+            &rules::STEP_LAYERS_MISSING,
             format_args!("a step that ends without {}", self.missing_text()),
             format_args!("all {} layers", self.queued.len()),
             "begin the step again with the same metadata and queue every layer: its tokens do not count as computed until then",

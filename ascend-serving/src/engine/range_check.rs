@@ -311,7 +311,8 @@ impl<T: Number> RangeChecker<T> {
                 "RangeCheck.limit",
                 check.limit,
                 "a number of at least 0; infinity finds NaN and infinities alone",
-            ));
+            )
+            .fix("give infinity to find NaN and infinities alone"));
         }
         Ok(Self {
             check,

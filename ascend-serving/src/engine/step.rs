@@ -7,7 +7,7 @@ use crate::backends::{LayerTensors, Selected, StepContext, StepPlan, no_backend}
 use crate::batch::{AttentionMetadata, MaskKind};
 use crate::error::Result;
 use crate::kv::{CacheWrite, StepLease};
-use crate::refusal::Rule;
+use crate::rules;
 
 use super::attention::Attention;
 use super::layer_check::{Brought, check_layer, check_outputs};
@@ -21,21 +21,23 @@ impl<T: Element> Attention<T> {
     /// back from now on are handed out again when the stream has passed the end of the step.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or an
-    /// [`AttentionShape`](crate::AttentionShape) whose scale is 0 or not finite, whose query heads are no multiple of
-    /// its key heads, or whose key heads are not those of the cache; [`Rule::SettingsCache`] for metadata whose
-    /// settings were made from another cache, [`Rule::TableGroup`] for blocks of another pool,
-    /// [`Rule::BlockGivenBack`] for blocks that went back to the pool since the metadata was made,
-    /// [`Rule::SequenceChanged`] for a sequence that changed since then, [`Rule::SequenceGap`] for a sequence with
-    /// tokens before the step that no step has computed, [`Rule::StepLayersMissing`] where a step left them without
-    /// some layers; as for [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device, or an
+    /// [`AttentionShape`](crate::AttentionShape) whose scale is 0 or not finite, whose query heads are no multiple
+    /// of its key heads, or whose key heads are not those of the cache;
+    /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE) for metadata whose settings were made from another cache,
+    /// [`TABLE_GROUP`](crate::rules::TABLE_GROUP) for blocks of another pool,
+    /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went back to the pool since the metadata
+    /// was made, [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED) for a sequence that changed since then,
+    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a sequence with tokens before the step that no step has
+    /// computed, [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) where a step left them without some
+    /// layers; as for [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
     ///
-    /// [`Rule::SettingsCache`]: crate::Rule::SettingsCache
-    /// [`Rule::TableGroup`]: crate::Rule::TableGroup
-    /// [`Rule::BlockGivenBack`]: crate::Rule::BlockGivenBack
-    /// [`Rule::SequenceChanged`]: crate::Rule::SequenceChanged
-    /// [`Rule::SequenceGap`]: crate::Rule::SequenceGap
-    /// [`Rule::StepLayersMissing`]: crate::Rule::StepLayersMissing
+    /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE): crate::rules::SETTINGS_CACHE
+    /// [`TABLE_GROUP`](crate::rules::TABLE_GROUP): crate::rules::TABLE_GROUP
+    /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK): crate::rules::BLOCK_GIVEN_BACK
+    /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED): crate::rules::SEQUENCE_CHANGED
+    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP): crate::rules::SEQUENCE_GAP
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): crate::rules::STEP_LAYERS_MISSING
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -99,20 +101,21 @@ impl<T: Element> Step<'_, T> {
     /// [`LatentForm`](crate::LatentForm) defines it, and all layers of a step have the form of the first.
     ///
     /// # Errors
-    /// [`Rule::StepTokens`] and [`Rule::StepHeads`] for tensors of other shapes, [`Rule::StepLayers`] for sinks or
-    /// latents where the first layer of the step had none, or none where it had, [`Rule::StepLayerRepeated`] for a
-    /// layer that was queued before, [`Rule::BlockWindow`] for a mask that shows tokens which sequences gave back;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for tensors of another device;
-    /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for
-    /// [`CacheWrite::plan`] and [`PagedKvCache::write`](crate::kv::PagedKvCache::write). Nothing is written unless
-    /// attention could be planned too. With a [range check](Attention::set_range_check) also the errors of its
-    /// copies; the layer is queued then.
+    /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other
+    /// shapes, [`STEP_LAYERS`](crate::rules::STEP_LAYERS) for sinks or latents where the first layer of the step had
+    /// none, or none where it had, [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was
+    /// queued before, [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for a mask that shows tokens which sequences gave
+    /// back; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device;
+    /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`CacheWrite::plan`] and
+    /// [`PagedKvCache::write`](crate::kv::PagedKvCache::write). Nothing is written unless attention could be planned
+    /// too. With a [range check](Attention::set_range_check) also the errors of its copies; the layer is queued
+    /// then.
     ///
-    /// [`Rule::StepTokens`]: crate::Rule::StepTokens
-    /// [`Rule::StepHeads`]: crate::Rule::StepHeads
-    /// [`Rule::StepLayers`]: crate::Rule::StepLayers
-    /// [`Rule::StepLayerRepeated`]: crate::Rule::StepLayerRepeated
-    /// [`Rule::BlockWindow`]: crate::Rule::BlockWindow
+    /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS): crate::rules::STEP_TOKENS
+    /// [`STEP_HEADS`](crate::rules::STEP_HEADS): crate::rules::STEP_HEADS
+    /// [`STEP_LAYERS`](crate::rules::STEP_LAYERS): crate::rules::STEP_LAYERS
+    /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED): crate::rules::STEP_LAYER_REPEATED
+    /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW): crate::rules::BLOCK_WINDOW
     pub fn forward<'i>(
         &mut self,
         layer: usize,
@@ -131,8 +134,8 @@ impl<T: Element> Step<'_, T> {
     /// does not.
     ///
     /// # Errors
-    /// As for [`Step::forward`]; [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for an output of another
-    /// shape, [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for one that shares memory with what the
+    /// As for [`Step::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another
+    /// shape, [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for one that shares memory with what the
     /// layer reads.
     pub fn forward_into<'i>(
         &mut self,
@@ -176,7 +179,7 @@ impl<T: Element> Step<'_, T> {
     ) -> Result<R> {
         let outcome = self.queue_layer(layer, inputs, into, launch);
         let refused = outcome.as_ref().err();
-        if refused.is_some_and(|why| why.breaks(Rule::QuantisedFinite))
+        if refused.is_some_and(|why| why.breaks(&rules::QUANTISED_FINITE))
             && let Some(checker) = &mut self.attention.range_checker
         {
             // The refusal names the first row that cannot be quantised; the check reports more.
@@ -274,7 +277,7 @@ impl<T: Element> Step<'_, T> {
     /// next step of its sequences then makes.
     ///
     /// # Errors
-    /// [`Rule::StepLayersMissing`](crate::Rule::StepLayersMissing): the tokens of the step do not count as computed.
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.
     pub fn end(mut self) -> Result<()> {
         Ok(self.layers.end()?)
     }

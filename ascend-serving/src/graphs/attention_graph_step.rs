@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use ascend_attention::{AnyTensor, Element, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::size;
 use crate::engine::{LayerInputs, RangeChecker, StepRows, apart, packed_tensors};
 use crate::error::{Error, Result};
 use crate::kv::{StepLease, no_layer};
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::captured_group::{CapturedGroup, LayerPlace};
 use super::graph_pool::GraphStep;
@@ -51,10 +51,10 @@ impl<'a> CapturedLayers<'a> {
         self,
         layer: usize,
         inputs: &LayerInputs<'_, T>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Violation> {
         if inputs.latent.is_some() {
-            return Err(refused(
-                Rule::GraphInputs,
+            return Err(Violation::new(
+                &rules::GRAPH_INPUTS,
                 format_args!("latents in layer {layer}"),
                 "query, key and value",
                 "compute layers of latent attention without a graph, by `Attention::begin` with `Mla`",
@@ -67,8 +67,8 @@ impl<'a> CapturedLayers<'a> {
         if let (Some(given), Some(own)) = (inputs.mask, captured)
             && given != own
         {
-            return Err(refused(
-                Rule::StepCausality,
+            return Err(Violation::new(
+                &rules::STEP_CAUSALITY,
                 format_args!("{given} in layer {layer}"),
                 own,
                 "leave the mask out, since the graph has the layer's, or capture the layers with it by \
@@ -83,8 +83,8 @@ impl<'a> CapturedLayers<'a> {
         if own.is_some_and(same) {
             return Ok(());
         }
-        Err(refused(
-            Rule::GraphInputs,
+        Err(Violation::new(
+            &rules::GRAPH_INPUTS,
             format_args!("sinks {:?} in layer {layer}", given.shape()),
             match own {
                 Some(_) => "the tensor of sinks that the layer was captured with, or none",
@@ -105,7 +105,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// Padding rows may hold anything.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does not exist.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist.
     pub fn tensors(&self, layer: usize) -> Result<&GraphTensors<T>> {
         self.of(layer)
     }
@@ -152,10 +152,10 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// capture.
     ///
     /// # Errors
-    /// [`Rule::StepTokens`](crate::Rule::StepTokens) and [`Rule::StepHeads`](crate::Rule::StepHeads) for tensors of
-    /// other shapes; [`Rule::StepCausality`](crate::Rule::StepCausality) for another mask and
-    /// [`Rule::GraphInputs`](crate::Rule::GraphInputs) for other sinks than those of the capture, and for latents;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for an input that is the graph's tensor for
+    /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of
+    /// other shapes; [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for another mask and
+    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for other sinks than those of the capture, and for latents;
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for an input that is the graph's tensor for
     /// another input; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
     /// [`AttentionGraphStep::launch`].
     pub fn forward<'i>(

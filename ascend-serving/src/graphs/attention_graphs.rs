@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ascend_attention::mask::HostMask;
-use ascend_attention::{AnyTensor, Element, Mask, Number, Stream};
+use ascend_attention::{AnyTensor, Element, Mask, Number, Stream, Violation};
 
 use crate::batch::{AttentionMetadata, MaskKind};
 use crate::engine::{
@@ -12,7 +12,7 @@ use crate::engine::{
 };
 use crate::error::{Error, Result};
 use crate::kv::no_layer;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::attention_graph_step::{AttentionGraphStep, CapturedLayers};
 use super::captured_group::{CapturedGroup, LayerPlace};
@@ -82,13 +82,13 @@ impl<T: Element> Attention<T> {
     /// and each step fills all of them: declare as few keys as the layer needs.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`] for limits without sizes, or with one of 0 tokens; [`Rule::CacheQuantised`] for several
-    /// tokens a request, windows, named masks or sinks over a quantised cache, and for one whose scales are not of
-    /// channels; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, or a
-    /// scale that is 0 or not finite; [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) if the
-    /// cache does not have a block for each request of the largest size;
-    /// [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if the graphs take too many streams; a
-    /// broken rule of the call; as for [`Graph::capture`](ascend_attention::Graph::capture).
+    /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 tokens;
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for several tokens a request, windows, named masks or
+    /// sinks over a quantised cache, and for one whose scales are not of channels;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device, or a scale that is 0 or
+    /// not finite; [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) if the cache does not have a block for each
+    /// request of the largest size; [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many
+    /// streams; a broken rule of the call; as for [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture(
         &self,
         stream: &Stream,
@@ -245,13 +245,13 @@ impl<T: Element> AttentionGraphs<T> {
     }
 
     /// The query rows that a step is padded to, or why it cannot be replayed.
-    fn check(&self, step: &[AttentionMetadata]) -> Result<usize, Refused> {
+    fn check(&self, step: &[AttentionMetadata]) -> Result<usize, Violation> {
         same_groups(step.len(), self.groups.len())?;
         for (group, metadata) in self.groups.iter().zip(step) {
             group.admits(metadata)?;
             if metadata.requests() == 0 {
-                return Err(refused(
-                    Rule::BatchEmpty,
+                return Err(Violation::new(
+                    &rules::BATCH_EMPTY,
                     "metadata that could not be renewed",
                     "that of 1 request or more",
                     "skip the step",
@@ -279,25 +279,25 @@ impl<T: Element> AttentionGraphs<T> {
     }
 
     /// Refuses a step that has more keys or blocks than were declared once it is padded to `rows` rows.
-    fn within_limits(&self, step: &[AttentionMetadata], rows: usize) -> Result<(), Refused> {
+    fn within_limits(&self, step: &[AttentionMetadata], rows: usize) -> Result<(), Violation> {
         let mut both = self.groups.iter().zip(step);
         both.try_for_each(|(group, metadata)| {
             let dummies = metadata.missing(self.each.requests(rows), rows)?;
             let keys = metadata.kv_lengths().lengths().iter().copied();
             // A dummy request has as many keys as tokens, in blocks.
             let keys: Vec<usize> = keys.chain(dummies).collect();
-            Ok(group.limits().admits(&keys)?)
+            group.limits().admits(&keys)
         })
     }
 
     /// The refusal of a step that cannot be padded to any size.
-    fn too_large(&self, metadata: &AttentionMetadata) -> Refused {
+    fn too_large(&self, metadata: &AttentionMetadata) -> Violation {
         let most = self.sizes().last().unwrap_or(0);
         let tokens = metadata.tokens();
         match self.each.0 {
             1 => self.graphs.too_large(tokens),
-            each => refused(
-                Rule::GraphSize,
+            each => Violation::new(
+                &rules::GRAPH_SIZE,
                 format_args!(
                     "{tokens} tokens of {} requests",
                     metadata.table().requests()
@@ -317,18 +317,22 @@ impl<T: Element> AttentionGraphs<T> {
     /// A named mask is called anew in every step, for each key of the longest request that was declared.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`] for a step larger than all sizes, or with a request of more tokens than were declared
-    /// (with a named mask also of fewer); [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) for
-    /// more keys or blocks than were declared; [`Rule::SettingsCache`], [`Rule::TableGroup`] and
-    /// [`Rule::StepCausality`] for metadata of another cache or other masks, [`Rule::BlockGivenBack`] for blocks that
-    /// went back to the pool since it was made, [`Rule::BlockUncopied`] where another cache of the pool has copied a
-    /// block and this one has not ([`Attention::queue_pending_copies`]); [`Rule::SequenceChanged`],
-    /// [`Rule::SequenceGap`] and [`Rule::StepLayersMissing`] as for [`Attention::begin`]; [`Rule::MaskRows`] for a
-    /// token that a named mask shows no key, [`Rule::BlockWindow`] for sequences that gave back what a layer shows,
-    /// [`Rule::GroupLayers`] for other groups of layers; [`Rule::BatchEmpty`] for metadata without requests;
+    /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for a step larger than all sizes, or with a request of more tokens
+    /// than were declared (with a named mask also of fewer); [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for more
+    /// keys or blocks than were declared; [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE),
+    /// [`TABLE_GROUP`](crate::rules::TABLE_GROUP) and [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for metadata
+    /// of another cache or other masks, [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went
+    /// back to the pool since it was made, [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) where another cache of
+    /// the pool has copied a block and this one has not ([`Attention::queue_pending_copies`]);
+    /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) as for [`Attention::begin`];
+    /// [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that a named mask shows no key,
+    /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for sequences that gave back what a layer shows,
+    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for other groups of layers;
+    /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) for metadata without requests;
     /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, and if the step
-    /// before was on another stream and its end is not known. The metadata is unchanged then.
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device, and if the step before was
+    /// on another stream and its end is not known. The metadata is unchanged then.
     ///
     /// Errors of the device while lengths are planned and buffers filled, such as
     /// [`Acl`](ascend_attention::Error::Acl) and [`OutOfMemory`](ascend_attention::Error::OutOfMemory), leave the
@@ -448,7 +452,8 @@ fn check_sinks(
             "learnable_sinks",
             format_args!("sinks of {} layers", sinks.len()),
             format_args!("of all {} layers, or of none", places.len()),
-        ));
+        )
+        .fix("divide the layers into groups with sinks and without"));
     }
     for sink in sinks.iter().flatten() {
         sink.check_device("learnable_sinks", stream.device())?;
@@ -460,8 +465,8 @@ fn check_sinks(
             None => [with, without.saturating_add(1)],
         });
         if with > 0 && without > 0 {
-            return Err(refused(
-                Rule::StepLayers,
+            return Err(Violation::new(
+                &rules::STEP_LAYERS,
                 format_args!("sinks of {with} layers of group {group}, none of {without}"),
                 "sinks of all layers of a group, or of none",
                 "divide the layers into groups with sinks and without",

@@ -6,7 +6,7 @@ use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, P
 use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::mask::HostMask;
 use ascend_attention::spec::Layout;
-use ascend_attention::{AnyTensor, Element, Mask, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Mask, Stream, Tensor, Violation};
 
 use crate::backends::{
     attention_alone, batched, decode_rows as single_row, single_row_inputs, single_rows,
@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::kv::{
     BlockPool, CacheEntry, CacheShape, WriteViews, quantised_rows, scattered_slots, slot_mapping,
 };
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_pool::packed_paged;
@@ -93,15 +93,15 @@ impl CapturedGroup {
     }
 
     /// Refuses what graphs over a quantised cache have no call for.
-    pub(super) fn can_be_captured(&self, sinks: bool) -> Result<(), Refused> {
+    pub(super) fn can_be_captured(&self, sinks: bool) -> Result<(), Violation> {
         let causal = |mask: &MaskKind| *mask == MaskKind::from(Causality::Causal);
         let other = self.seen.iter().find(|mask| !causal(mask));
         if !self.quantised || self.each.0 <= 1 && other.is_none() && !sinks {
             return Ok(());
         }
         let with = if sinks { "with" } else { "without" };
-        Err(refused(
-            Rule::CacheQuantised,
+        Err(Violation::new(
+            &rules::CACHE_QUANTISED,
             match other {
                 Some(mask) => format!("a layer with {mask}"),
                 None => format!("{} tokens a request, {with} sinks", self.each.0),
@@ -156,7 +156,7 @@ impl CapturedGroup {
     }
 
     /// Refuses a step with another mask, or whose sequences gave back tokens that some layer shows.
-    pub(super) fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Refused> {
+    pub(super) fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Violation> {
         metadata.goes_with(&self.pool)?;
         metadata.check_blocks_held(&self.pool)?;
         if let Some(first) = self.seen.first()
@@ -171,7 +171,7 @@ impl CapturedGroup {
 
     /// Refuses a step with a request of more new tokens than were captured, or of fewer where a layer has a named
     /// mask.
-    pub(super) fn admits_tokens(&self, metadata: &AttentionMetadata) -> Result<(), Refused> {
+    pub(super) fn admits_tokens(&self, metadata: &AttentionMetadata) -> Result<(), Violation> {
         let each = self.each.0;
         let named = self.named().next();
         let mut requests = metadata.masked_requests();
@@ -183,8 +183,8 @@ impl CapturedGroup {
         let Some(MaskedRequest { place, new, .. }) = other else {
             return Ok(());
         };
-        Err(refused(
-            Rule::GraphSize,
+        Err(Violation::new(
+            &rules::GRAPH_SIZE,
             match place {
                 Some(request) => format!("{new} new tokens of request {request}"),
                 None => format!("a dummy request of {new} tokens"),

@@ -1,10 +1,10 @@
 //! The largest steps that graphs are captured for.
 
 use ascend_attention::graph::CaptureEstimate;
-use ascend_attention::{AnyTensor, CallRule, Element, Tensor};
+use ascend_attention::{AnyTensor, Element, Tensor, Violation};
 
 use crate::kv::CacheShape;
-use crate::refusal::{Refused, refused};
+use crate::rules;
 
 /// Limits of the steps that graphs are captured for: a graph has the shapes of one size, and steps are padded to it.
 #[derive(Clone, Debug)]
@@ -67,12 +67,12 @@ impl GraphLimits {
     }
 
     /// Refuses a limit of 0 keys: each request has a key, its own.
-    pub(super) fn check(&self) -> Result<(), Refused> {
+    pub(super) fn check(&self) -> Result<(), Violation> {
         if self.keys > 0 {
             return Ok(());
         }
-        Err(refused(
-            CallRule::GraphLengths,
+        Err(Violation::new(
+            &rules::GRAPH_LENGTHS,
             "graphs of requests with 0 keys",
             "1 or more, those of the step included",
             "declare the longest request that graphs are to serve",

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use ascend_attention::attention::CallLengths;
 use ascend_attention::graph::{CaptureEstimate, Capturing, GraphGroup, Update, is_capturing};
-use ascend_attention::{Device, Graph, Stream, StreamMark};
+use ascend_attention::{Device, Graph, Stream, StreamMark, Violation};
 
 use crate::batch::AttentionMetadata;
 use crate::engine::QueuedLayers;
 use crate::error::{Error, Result};
 use crate::kv::{StepProgress, no_layer};
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 /// Captured graphs for each of some sizes, in query tokens: one of the whole step, or one of each of its layers, so
 /// that other work can run between them. A step is padded to the smallest size that holds it.
@@ -49,10 +49,10 @@ impl<B> GraphPool<B> {
     /// step. The largest size is captured first, so that a size that does not fit is found early.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`] without sizes, for more sizes than [`CaptureEstimate::STREAMS`], or for one of 0 or more
-    /// than [`MAX_TOKENS`](AttentionMetadata::MAX_TOKENS);
-    /// [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if all graphs, each with as many launches
-    /// as the first one, take more than [`CaptureEstimate::STREAMS`]; as for [`Graph::capture`].
+    /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) without sizes, for more sizes than [`CaptureEstimate::STREAMS`], or
+    /// for one of 0 or more than [`MAX_TOKENS`](AttentionMetadata::MAX_TOKENS);
+    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if all graphs, each with as many launches as the first one,
+    /// take more than [`CaptureEstimate::STREAMS`]; as for [`Graph::capture`].
     pub fn capture(
         device: &Device,
         sizes: &[usize],
@@ -82,8 +82,8 @@ impl<B> GraphPool<B> {
                 Some(size) => format!("graphs of {size} tokens"),
                 None => format!("graphs of {} sizes", sizes.len()),
             };
-            return Err(refused(
-                Rule::GraphSize,
+            return Err(Violation::new(
+                &rules::GRAPH_SIZE,
                 given,
                 format_args!(
                     "1 to {} sizes, each of 1 to {most} tokens",
@@ -160,14 +160,14 @@ impl<B> GraphPool<B> {
     }
 
     /// The smallest captured size for `tokens` tokens; a step that no size holds is refused.
-    pub(super) fn fitting(&self, tokens: usize) -> Result<usize, Refused> {
+    pub(super) fn fitting(&self, tokens: usize) -> Result<usize, Violation> {
         self.size_for(tokens).ok_or_else(|| self.too_large(tokens))
     }
 
     /// The refusal of a step that no size holds.
-    pub(super) fn too_large(&self, tokens: usize) -> Refused {
-        refused(
-            Rule::GraphSize,
+    pub(super) fn too_large(&self, tokens: usize) -> Violation {
+        Violation::new(
+            &rules::GRAPH_SIZE,
             format_args!("{tokens} tokens"),
             format_args!("at most {}", self.sizes().last().unwrap_or(0)),
             "compute the step without a graph, or capture a larger size",
@@ -180,11 +180,12 @@ impl<B> GraphPool<B> {
     /// Not every step has the form of the captured ones: compute the others, such as prefills, without a graph.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`] for a step larger than all sizes;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, and if the step
-    /// before was on another stream and its end is not known; [`Capturing`](ascend_attention::Error::Capturing) if it
-    /// was on another stream and the thread captures: the metadata is unchanged then. [`Rule::SequenceChanged`],
-    /// [`Rule::SequenceGap`] and [`Rule::StepLayersMissing`] for sequences that do not fit the step, as for
+    /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for a step larger than all sizes;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device, and if the step before was
+    /// on another stream and its end is not known; [`Capturing`](ascend_attention::Error::Capturing) if it was on
+    /// another stream and the thread captures: the metadata is unchanged then.
+    /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) for sequences that do not fit the step, as for
     /// [`Attention::begin`](crate::Attention::begin); as for [`Update::all`], and what `fill` returns: nothing is
     /// launched then, but the metadata is padded.
     pub fn begin<'a>(
@@ -218,8 +219,8 @@ impl<B> GraphPool<B> {
             buffers, graphs, ..
         }) = self.sizes.iter_mut().find(|of| of.size == size)
         else {
-            return Err(refused(
-                Rule::GraphSize,
+            return Err(Violation::new(
+                &rules::GRAPH_SIZE,
                 format_args!("{size} tokens"),
                 "a captured size",
                 "pad the step to a captured size",
@@ -256,7 +257,8 @@ impl<B> GraphPool<B> {
                     "stream",
                     "another stream than that of the step before, whose end is not known",
                     "the stream of the step before, or any once that was synchronised",
-                ));
+                )
+                .fix("replay on one stream, or synchronise it first"));
             }
         }
         self.last = Some(stream.mark());
@@ -344,8 +346,8 @@ impl<'a, B> GraphStep<'a, B> {
     /// have left in the buffers.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does not exist,
-    /// [`Rule::GraphLayer`] for one that was replayed in this step; as for [`Graph::launch`].
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
+    /// [`GRAPH_LAYER`](crate::rules::GRAPH_LAYER) for one that was replayed in this step; as for [`Graph::launch`].
     pub fn launch(&mut self, layer: usize) -> Result<()> {
         let outcome = self.launch_layer(layer);
         self.layers.note_outcome(layer, outcome)
@@ -358,8 +360,8 @@ impl<'a, B> GraphStep<'a, B> {
             return Err(no_layer(layer, layers));
         };
         let Some(update) = update.take() else {
-            return Err(refused(
-                Rule::GraphLayer,
+            return Err(Violation::new(
+                &rules::GRAPH_LAYER,
                 format_args!("layer {layer}, which was replayed already"),
                 format_args!("each layer below {layers}, once a step"),
                 "begin a step for each step of the engine",

@@ -89,10 +89,10 @@ impl LatentTreeVerification {
     /// keys of the limits are a request's tokens in the cache, its nodes included.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`](crate::Rule::GraphSize) for limits without sizes, or with one of 0 nodes;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, a scale that is
+    /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 nodes;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device, a scale that is
     /// 0 or not finite, and sinks, which no verification has;
-    /// [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if the graphs take too many streams; a
+    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; a
     /// broken rule of the two calls, where the single call is refused too; as for
     /// [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture<T: Element>(
@@ -252,7 +252,7 @@ impl<'a, T: Element> LatentTreeGraphStep<'a, T> {
     ///
     /// # Errors
     /// As for [`TreeGraphStep::forward`](crate::TreeGraphStep::forward), with
-    /// [`Rule::GraphInputs`](crate::Rule::GraphInputs) for inputs without latents, and for queries of another form.
+    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for inputs without latents, and for queries of another form.
     pub fn forward<'i>(
         &mut self,
         layer: usize,

@@ -83,10 +83,10 @@ impl TreeVerification {
     /// CANN 8.1 needs a cache with as many blocks as the longest requests of a size take together.
     ///
     /// # Errors
-    /// [`Rule::GraphSize`](crate::Rule::GraphSize) for limits without sizes, or with one of 0 nodes;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device, a scale that is
+    /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 nodes;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device, a scale that is
     /// 0 or not finite, and sinks, which no verification has;
-    /// [`CallRule::GraphStreams`](ascend_attention::CallRule::GraphStreams) if the graphs take too many streams; a
+    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; a
     /// broken rule of one of the calls; as for [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture<T: Element>(
         &self,
@@ -216,14 +216,14 @@ impl<T: Element> TreeGraphs<T> {
     /// the stream. Blocks given back from now on are handed out again when the stream has passed the end of the step.
     ///
     /// # Errors
-    /// [`Rule::BatchEmpty`](crate::Rule::BatchEmpty) without requests, [`Rule::GraphSize`](crate::Rule::GraphSize)
-    /// for more requests than the largest size; for a request [`Rule::BlockPool`](crate::Rule::BlockPool) if it is of
-    /// another pool, [`Rule::BlockWindow`](crate::Rule::BlockWindow) if it gave back tokens,
-    /// [`Rule::BlockUncopied`](crate::Rule::BlockUncopied) if its copies were not queued,
-    /// [`CallRule::GraphLengths`](ascend_attention::CallRule::GraphLengths) without cached tokens or with more than
+    /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without requests, [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE)
+    /// for more requests than the largest size; for a request [`BLOCK_POOL`](crate::rules::BLOCK_POOL) if it is of
+    /// another pool, [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) if it gave back tokens,
+    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) if its copies were not queued,
+    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) without cached tokens or with more than
     /// were declared, also of all requests together if [blocks](GraphLimits::blocks) were;
-    /// [`Rule::DraftTree`](crate::Rule::DraftTree) for more nodes than were captured;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device; as for
+    /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more nodes than were captured;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
     /// [`GraphPool::begin`](crate::GraphPool::begin).
     pub fn begin<'a>(
         &'a mut self,
@@ -269,9 +269,9 @@ impl<'a, T: Element> TreeGraphStep<'a, T> {
     /// mean nothing. The output has the size's padding, too.
     ///
     /// # Errors
-    /// [`Rule::StepTokens`](crate::Rule::StepTokens) for another number of requests or nodes,
-    /// [`Rule::StepHeads`](crate::Rule::StepHeads) for other heads,
-    /// [`Rule::GraphInputs`](crate::Rule::GraphInputs) for a mask, sinks or latents; as for
+    /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) for another number of requests or nodes,
+    /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for other heads,
+    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for a mask, sinks or latents; as for
     /// [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and [`TreeGraphStep::launch`].
     pub fn forward<'i>(
         &mut self,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
 use ascend_attention::graph::{Capturing, KeyLimits};
-use ascend_attention::{CallRule, Element, Stream, Tensor};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::backends::size;
 use crate::drafts::{DraftTree, tree_mask};
@@ -15,7 +15,7 @@ use crate::kv::{
     BlockPool, CacheEntry, PagedKvCache, Sequence, StepLease, StepTokens, capacity, no_layer,
     uncopied,
 };
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_pool::{GraphPool, GraphStep};
@@ -123,7 +123,8 @@ impl<B: TreeBuffers> TreePool<B> {
                 "learnable_sinks",
                 format_args!("sinks of {} layers", limits.learnable_sinks.len()),
                 "none: trees are verified without",
-            ));
+            )
+            .fix("verify trees of models with sinks without a graph"));
         }
         let (each, pool) = (limits.each, cache.pool());
         let block_size = pool.block_size();
@@ -178,9 +179,13 @@ impl<B: TreeBuffers> TreePool<B> {
         self.graphs.admits(stream)?;
         let count = requests.len();
         if count == 0 {
-            return Err(
-                refused(Rule::BatchEmpty, "0 requests", "1 or more", "skip the step").into(),
-            );
+            return Err(Violation::new(
+                &rules::BATCH_EMPTY,
+                "0 requests",
+                "1 or more",
+                "skip the step",
+            )
+            .into());
         }
         let rows = self.graphs.fitting(self.nodes.rows(count))?;
         let size = self.nodes.requests(rows);
@@ -236,7 +241,7 @@ impl<B: TreeBuffers> TreePool<B> {
         })
     }
 
-    fn check(&self, at: usize, request: &TreeRequest<'_>) -> Result<(), Refused> {
+    fn check(&self, at: usize, request: &TreeRequest<'_>) -> Result<(), Violation> {
         let TreeRequest { sequence, tree } = request;
         self.pool.check_same(
             sequence.pool(),
@@ -245,8 +250,8 @@ impl<B: TreeBuffers> TreePool<B> {
         )?;
         let given_back = sequence.given_back();
         if given_back > 0 {
-            return Err(refused(
-                Rule::BlockWindow,
+            return Err(Violation::new(
+                &rules::BLOCK_WINDOW,
                 format_args!("request {at}, whose first {given_back} tokens were given back"),
                 "sequences that hold all their tokens, since every node sees them",
                 "keep a sequence of its own for layers that see more than a window",
@@ -259,8 +264,8 @@ impl<B: TreeBuffers> TreePool<B> {
         let nodes = if self.holds_nodes { tree.nodes() } else { 0 };
         let most = self.limits.keys;
         if held <= nodes || held > most {
-            return Err(refused(
-                CallRule::GraphLengths,
+            return Err(Violation::new(
+                &rules::GRAPH_LENGTHS,
                 format_args!("{held} tokens of request {at}, {nodes} of them nodes of its tree"),
                 format_args!("{} to {most}", nodes.saturating_add(1)),
                 "verify trees with nothing in front without a graph, or declare more keys at the capture",
@@ -293,8 +298,8 @@ pub(super) fn not_of_trees(
     given: impl fmt::Display,
     allowed: &'static str,
     fix: &'static str,
-) -> Refused {
-    refused(Rule::GraphInputs, given, allowed, fix)
+) -> Violation {
+    Violation::new(&rules::GRAPH_INPUTS, given, allowed, fix)
 }
 
 /// A verification in progress.
@@ -356,17 +361,17 @@ impl<B> TreePoolStep<'_, B> {
         layer: usize,
         from: &Tensor<T>,
         to: &Tensor<T>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Violation> {
         let wanted = [self.requests, size(to, 1), size(to, 2), size(to, 3)];
         if from.shape() == wanted {
             return Ok(());
         }
         let rows = (size(from, 0), size(from, 2)) != (wanted[0], wanted[2]);
-        Err(refused(
+        Err(Violation::new(
             if rows {
-                Rule::StepTokens
+                &rules::STEP_TOKENS
             } else {
-                Rule::StepHeads
+                &rules::STEP_HEADS
             },
             format_args!("{name} {:?} in layer {layer}", from.shape()),
             format_args!("{wanted:?}: requests, heads, captured nodes, elements of a head"),

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use ascend_attention::CallRule;
+use ascend_attention::Violation;
 
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::pad::PadPolicy;
 use super::slot::{MAX_INT32, slot};
@@ -49,15 +49,17 @@ impl Audit<'_> {
     /// Looks for a fault.
     ///
     /// # Errors
-    /// The first fault: of the requests in their order [`CallRule::LengthsOverflow`], [`Rule::TableRow`],
-    /// [`Rule::TableBlock`]; then of the slots [`Rule::SlotCount`], [`Rule::SlotRange`], [`Rule::SlotDuplicate`],
-    /// [`Rule::SlotDump`], [`Rule::SlotPosition`]; then [`Rule::TableShared`].
-    pub fn check(&self) -> Result<(), Refused> {
+    /// The first fault: of the requests in their order [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW),
+    /// [`TABLE_ROW`](crate::rules::TABLE_ROW), [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK); then of the slots
+    /// [`SLOT_COUNT`](crate::rules::SLOT_COUNT), [`SLOT_RANGE`](crate::rules::SLOT_RANGE),
+    /// [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE), [`SLOT_DUMP`](crate::rules::SLOT_DUMP),
+    /// [`SLOT_POSITION`](crate::rules::SLOT_POSITION); then [`TABLE_SHARED`](crate::rules::TABLE_SHARED).
+    pub fn check(&self) -> Result<(), Violation> {
         self.tables()?;
         let tokens = (self.requests.iter()).fold(0usize, |sum, of| sum.saturating_add(of.new));
         let Some(padding) = self.slots.get(tokens..) else {
-            return Err(refused(
-                Rule::SlotCount,
+            return Err(Violation::new(
+                &rules::SLOT_COUNT,
                 format_args!("{} slots", self.slots.len()),
                 format_args!("{tokens}, the new tokens of the batch, or more with padding"),
                 "make the slots from the same batch as the lengths",
@@ -67,8 +69,8 @@ impl Audit<'_> {
             .iter()
             .position(|slot| !self.pad.is_padding(*slot, self.block_size))
         {
-            return Err(refused(
-                Rule::SlotCount,
+            return Err(Violation::new(
+                &rules::SLOT_COUNT,
                 format_args!(
                     "slot {} behind the batch's {tokens} tokens",
                     padding.get(at).copied().unwrap_or(0)
@@ -82,11 +84,11 @@ impl Audit<'_> {
         self.sharing()
     }
 
-    fn used(&self, request: usize, of: &AuditRequest) -> Result<&[usize], Refused> {
+    fn used(&self, request: usize, of: &AuditRequest) -> Result<&[usize], Violation> {
         let len = of.cached.checked_add(of.new);
         let Some(len) = len.filter(|len| *len <= MAX_INT32) else {
-            return Err(refused(
-                CallRule::LengthsOverflow,
+            return Err(Violation::new(
+                &rules::LENGTHS_OVERFLOW,
                 format_args!("{} and {} tokens of request {request}", of.cached, of.new),
                 format_args!("at most {MAX_INT32}"),
                 "end the request",
@@ -96,21 +98,21 @@ impl Audit<'_> {
     }
 
     /// The blocks of a request that were not given back. Blocks that the step writes to were never given back.
-    fn held(&self, request: usize, of: &AuditRequest) -> Result<&[usize], Refused> {
+    fn held(&self, request: usize, of: &AuditRequest) -> Result<&[usize], Violation> {
         let given_back = of.given_back.min(of.cached);
         let front = given_back.checked_div(self.block_size).unwrap_or(0);
         let used = self.used(request, of)?;
         Ok(used.get(front..).unwrap_or(&[]))
     }
 
-    fn tables(&self) -> Result<(), Refused> {
+    fn tables(&self) -> Result<(), Violation> {
         for (request, of) in self.requests.iter().enumerate() {
             let held = self.held(request, of)?;
             // A dump block is found by the slots in it: a dump block that is only read holds what padding wrote, but
             // exists.
             if let Some(block) = held.iter().find(|block| **block >= self.blocks) {
-                return Err(refused(
-                    Rule::TableBlock,
+                return Err(Violation::new(
+                    &rules::TABLE_BLOCK,
                     format_args!("block {block} of request {request}"),
                     format_args!("0 to {}", self.blocks.saturating_sub(1)),
                     "use blocks that this cache's pool handed out",
@@ -120,7 +122,7 @@ impl Audit<'_> {
         Ok(())
     }
 
-    fn positions(&self) -> Result<(), Refused> {
+    fn positions(&self) -> Result<(), Violation> {
         let mut slots = self.slots.iter();
         for (request, of) in self.requests.iter().enumerate() {
             let used = self.used(request, of)?;
@@ -129,16 +131,16 @@ impl Audit<'_> {
                 let wanted = slot(used, position, self.block_size)?;
                 let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
                 if self.pad.is_padding(wanted, self.block_size) {
-                    return Err(refused(
-                        Rule::SlotDump,
+                    return Err(Violation::new(
+                        &rules::SLOT_DUMP,
                         format_args!("slot {wanted} for position {position} of request {request}"),
                         "a slot that padding is not written to",
                         "never give a sequence the dump block",
                     ));
                 }
                 if given != wanted {
-                    return Err(refused(
-                        Rule::SlotPosition,
+                    return Err(Violation::new(
+                        &rules::SLOT_POSITION,
                         format_args!("slot {given} for position {position} of request {request}"),
                         wanted,
                         "compute slots from the table that the attention call reads",
@@ -150,7 +152,7 @@ impl Audit<'_> {
     }
 
     /// No request reads a block that another one writes.
-    fn sharing(&self) -> Result<(), Refused> {
+    fn sharing(&self) -> Result<(), Violation> {
         let mut writer: HashMap<usize, usize> = HashMap::new();
         for (request, of) in self.requests.iter().enumerate() {
             let first = of.cached.checked_div(self.block_size).unwrap_or(0);
@@ -164,8 +166,8 @@ impl Audit<'_> {
             let held = self.held(request, of)?;
             let written = |block: &usize| writer.get(block).filter(|by| **by != request);
             if let Some((block, by)) = held.iter().find_map(|b| written(b).map(|by| (b, by))) {
-                return Err(refused(
-                    Rule::TableShared,
+                return Err(Violation::new(
+                    &rules::TABLE_SHARED,
                     format_args!("block {block} of request {request}, which request {by} writes"),
                     "a block that no other request of the batch writes",
                     "copy a shared block before writing into it, as Sequence::grow asks for",
@@ -213,11 +215,11 @@ mod tests {
             }
         }
 
-        fn fault(&self) -> Rule {
+        fn fault(&self) -> &'static ascend_attention::spec::Rule {
             self.check().unwrap_err().rule
         }
 
-        fn check(&self) -> Result<(), Refused> {
+        fn check(&self) -> Result<(), Violation> {
             Audit {
                 blocks: 6,
                 block_size: 4,
@@ -241,15 +243,15 @@ mod tests {
         step.rows = vec![vec![0, 5, 3], vec![1, 0]];
         step.slots = vec![22, 23, 12, 0];
         // The first request reads block 0, which the second one writes.
-        assert_eq!(step.fault(), Rule::TableShared);
+        assert_eq!(step.fault(), &rules::TABLE_SHARED);
         step.requests[0].given_back = 4;
         assert_eq!(step.check(), Ok(()));
         // Within a block it is still held; what is written to never was given back.
         step.requests[0].given_back = 3;
-        assert_eq!(step.fault(), Rule::TableShared);
+        assert_eq!(step.fault(), &rules::TABLE_SHARED);
         step.rows[0][2] = 6;
         step.requests[0].given_back = usize::MAX;
-        assert_eq!(step.fault(), Rule::TableBlock);
+        assert_eq!(step.fault(), &rules::TABLE_BLOCK);
         step.rows[0] = vec![6, 5, 3];
         assert_eq!(step.check(), Ok(()));
     }
@@ -263,22 +265,22 @@ mod tests {
         };
         assert_eq!(
             with(|s| s.requests[0].cached = usize::MAX),
-            CallRule::LengthsOverflow
+            &rules::LENGTHS_OVERFLOW
         );
-        assert_eq!(with(|s| s.requests[0].cached = 40), Rule::TableRow);
-        assert_eq!(with(|s| s.rows[0][2] = 6), Rule::TableBlock);
-        assert_eq!(with(|s| s.rows[1][0] = usize::MAX), Rule::TableBlock);
-        assert_eq!(with(|s| s.slots.truncate(3)), Rule::SlotCount);
-        assert_eq!(with(|s| s.slots[5] = 0), Rule::SlotCount);
-        assert_eq!(with(|s| s.slots[3] = 24), Rule::SlotRange);
-        assert_eq!(with(|s| s.slots[3] = 10), Rule::SlotDuplicate);
-        assert_eq!(with(|s| s.slots[3] = 21), Rule::SlotPosition);
-        assert_eq!(with(|s| s.slots[3] = -1), Rule::SlotPosition);
-        assert_eq!(with(|s| s.rows[1][0] = 2), Rule::TableShared);
+        assert_eq!(with(|s| s.requests[0].cached = 40), &rules::TABLE_ROW);
+        assert_eq!(with(|s| s.rows[0][2] = 6), &rules::TABLE_BLOCK);
+        assert_eq!(with(|s| s.rows[1][0] = usize::MAX), &rules::TABLE_BLOCK);
+        assert_eq!(with(|s| s.slots.truncate(3)), &rules::SLOT_COUNT);
+        assert_eq!(with(|s| s.slots[5] = 0), &rules::SLOT_COUNT);
+        assert_eq!(with(|s| s.slots[3] = 24), &rules::SLOT_RANGE);
+        assert_eq!(with(|s| s.slots[3] = 10), &rules::SLOT_DUPLICATE);
+        assert_eq!(with(|s| s.slots[3] = 21), &rules::SLOT_POSITION);
+        assert_eq!(with(|s| s.slots[3] = -1), &rules::SLOT_POSITION);
+        assert_eq!(with(|s| s.rows[1][0] = 2), &rules::TABLE_SHARED);
         let dump = |s: &mut Step| {
             s.pad = PadPolicy::DumpSlot(20);
             s.slots.truncate(4);
         };
-        assert_eq!(with(dump), Rule::SlotDump);
+        assert_eq!(with(dump), &rules::SLOT_DUMP);
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use ascend_attention::attention::BlockTable;
-use ascend_attention::{Device, Element, Stream, Tensor};
+use ascend_attention::{Device, Element, Stream, Tensor, Violation};
 
 use crate::error::{Error, Result};
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::cache_layers::{CacheLayers, OfLayer};
 use super::cache_shape::{CacheShape, LayerCache};
@@ -40,10 +40,10 @@ impl<T: Element> PagedKvCache<T> {
     /// block has at most 512 tokens.
     ///
     /// # Errors
-    /// [`Rule::PoolSize`] for a size that has no slots or too many, [`Rule::PadSlot`] for padding outside of it,
-    /// [`OutOfMemory`](ascend_attention::Error::OutOfMemory),
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a shape that cannot be counted or with more
-    /// than [`CacheShape::MAX_LAYERS`].
+    /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for a size that has no slots or too many,
+    /// [`PAD_SLOT`](crate::rules::PAD_SLOT) for padding outside of it,
+    /// [`OutOfMemory`](ascend_attention::Error::OutOfMemory), [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
+    /// shape that cannot be counted or with more than [`CacheShape::MAX_LAYERS`].
     pub fn new(
         device: &Device,
         blocks: usize,
@@ -74,15 +74,15 @@ impl<T: Element> PagedKvCache<T> {
     /// prefixes, when all caches have queued the tokens.
     ///
     /// # Errors
-    /// [`Rule::PoolShared`] for a pool of another number of blocks, block size or padding, and while a block of
-    /// either pool is held.
-    pub fn with_pool(mut self, pool: &BlockPool) -> Result<Self, Refused> {
+    /// [`POOL_SHARED`](crate::rules::POOL_SHARED) for a pool of another number of blocks, block size or padding, and
+    /// while a block of either pool is held.
+    pub fn with_pool(mut self, pool: &BlockPool) -> Result<Self, Violation> {
         let sizes = |pool: &BlockPool| (pool.blocks(), pool.block_size(), pool.pad_policy());
         let (own, other) = (sizes(&self.pool), sizes(pool));
         let (own_held, held) = (self.pool.held_blocks(), pool.held_blocks());
         if own != other || own_held > 0 || held > 0 {
-            return Err(refused(
-                Rule::PoolShared,
+            return Err(Violation::new(
+                &rules::POOL_SHARED,
                 format_args!(
                     "a pool of {} blocks of {} tokens with padding {:?}, {held} held, for a cache of whose own {own_held} are held",
                     other.0, other.1, other.2
@@ -114,8 +114,8 @@ impl<T: Element> PagedKvCache<T> {
     /// named. Tokens before a window that were given back are counted.
     ///
     /// # Errors
-    /// [`Rule::BlockPool`] for a sequence of another pool.
-    pub fn computed_tokens(&self, sequence: &Sequence) -> Result<usize, Refused> {
+    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool.
+    pub fn computed_tokens(&self, sequence: &Sequence) -> Result<usize, Violation> {
         self.holds(sequence)?;
         Ok(self.entry.computed_tokens(sequence.stamp()))
     }
@@ -123,11 +123,12 @@ impl<T: Element> PagedKvCache<T> {
     /// Marks the first `tokens` tokens of a sequence as computed: their keys and values are in every layer of this
     /// cache, or queued to be, although no step of [`Attention`](crate::Attention) computed them, such as copies from
     /// another cache or from the host, and [writes](PagedKvCache::write) and launches of your own. Without it later
-    /// steps are refused ([`Rule::SequenceGap`]).
+    /// steps are refused ([`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP)).
     ///
     /// # Errors
-    /// [`Rule::BlockPool`] for a sequence of another pool, [`Rule::SequenceLength`] for more tokens than it has.
-    pub fn mark_computed(&self, sequence: &Sequence, tokens: usize) -> Result<(), Refused> {
+    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool,
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for more tokens than it has.
+    pub fn mark_computed(&self, sequence: &Sequence, tokens: usize) -> Result<(), Violation> {
         self.holds(sequence)?;
         sequence.check_count(
             tokens,
@@ -151,8 +152,9 @@ impl<T: Element> PagedKvCache<T> {
     /// The cache of a layer.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does not exist,
-    /// [`Rule::CacheQuantised`] for a quantised cache, which has [`quantised_layer`](PagedKvCache::quantised_layer).
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache, which has
+    /// [`quantised_layer`](PagedKvCache::quantised_layer).
     pub fn layer(&self, layer: usize) -> Result<&LayerCache<T>> {
         match self.layers.get(layer)? {
             OfLayer::Plain(of) => Ok(of),
@@ -170,13 +172,13 @@ impl<T: Element> PagedKvCache<T> {
     /// Copies a table to the device, after checking that every entry is a block of this cache.
     ///
     /// # Errors
-    /// [`Rule::TableBlock`]; the errors of an upload.
+    /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK); the errors of an upload.
     pub fn block_table(&self, stream: &Stream, table: &PageTable) -> Result<BlockTable> {
         self.admits(stream)?;
         let blocks = self.pool.blocks();
         if let Some(block) = table.blocks().iter().find(|block| **block >= blocks) {
-            return Err(refused(
-                Rule::TableBlock,
+            return Err(Violation::new(
+                &rules::TABLE_BLOCK,
                 format_args!("block {block}"),
                 format_args!("0 to {}", blocks.saturating_sub(1)),
                 "use blocks that this cache's pool handed out",
@@ -195,10 +197,11 @@ impl<T: Element> PagedKvCache<T> {
     /// Queues the writing of a layer's keys and values to the slots of a step.
     ///
     /// # Errors
-    /// [`Rule::SlotCount`] for another number of rows than planned; [`Rule::CacheQuantised`] for a quantised cache
-    /// and a write that was planned for a cache of the query's type; [`Rule::QuantisedFinite`] where each token has a
-    /// scale; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does not exist,
-    /// otherwise as for [`ScatterPlan::launch`](ascend_attention::scatter::ScatterPlan::launch) or, for copies,
+    /// [`SLOT_COUNT`](crate::rules::SLOT_COUNT) for another number of rows than planned;
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache and a write that was planned for a
+    /// cache of the query's type; [`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE) where each token has a scale;
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist, otherwise as for
+    /// [`ScatterPlan::launch`](ascend_attention::scatter::ScatterPlan::launch) or, for copies,
     /// [`copy_from`](ascend_attention::AnyTensor::copy_from).
     pub fn write(
         &mut self,
@@ -223,7 +226,8 @@ impl<T: Element> PagedKvCache<T> {
                 "write",
                 "a quantised write",
                 "one that this cache has planned",
-            )),
+            )
+            .fix("plan the write with this cache")),
         }
     }
 
@@ -235,7 +239,7 @@ impl<T: Element> PagedKvCache<T> {
     /// queued yet, and for those of a thread that captures.
     ///
     /// # Errors
-    /// [`Rule::BlockPool`] for a sequence of another pool; as for [`Sequence::grow`] and
+    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool; as for [`Sequence::grow`] and
     /// [`PagedKvCache::copy_blocks`].
     pub fn grow(
         &mut self,
@@ -250,7 +254,7 @@ impl<T: Element> PagedKvCache<T> {
     }
 
     /// Refuses a sequence of another pool.
-    pub(crate) fn holds(&self, sequence: &Sequence) -> Result<(), Refused> {
+    pub(crate) fn holds(&self, sequence: &Sequence) -> Result<(), Violation> {
         self.pool.check_same(
             sequence.pool(),
             "a sequence",
@@ -264,7 +268,7 @@ impl<T: Element> PagedKvCache<T> {
         self.holds(sequence)?;
         loop {
             match sequence.reserve(tokens) {
-                Err(full) if full.rule == Rule::PoolWaiting && self.pool.await_step() => {}
+                Err(full) if full.rule == &rules::POOL_WAITING && self.pool.await_step() => {}
                 outcome => return Ok(outcome?),
             }
         }
@@ -275,8 +279,9 @@ impl<T: Element> PagedKvCache<T> {
     /// sequence holds any more, are left out.
     ///
     /// # Errors
-    /// [`Rule::BlockPool`] for a block of another pool; [`Rule::BlockUncopied`] for a copy from a block that waits
-    /// for a copy itself; [`Acl`](ascend_attention::Error::Acl).
+    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a block of another pool;
+    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a copy from a block that waits for a copy itself;
+    /// [`Acl`](ascend_attention::Error::Acl).
     pub fn copy_blocks(&mut self, stream: &Stream, copies: &[BlockCopy]) -> Result<()> {
         self.admits(stream)?;
         if copies.is_empty() {
@@ -347,11 +352,11 @@ impl CacheWrite {
     /// several heads. They write no padding, and no NZ.
     ///
     /// # Errors
-    /// [`Rule::SlotCount`] for another number of slots than rows; [`Violation`](ascend_attention::Error::Violation)
-    /// by `slot_mapping.range` or `slot_mapping.unique`, and any error of
-    /// [`ScatterPaKvCache::plan`](ascend_attention::scatter::ScatterPaKvCache::plan); where copies write,
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for an NZ cache or rows of other sizes than the
-    /// cache's. Nothing is written.
+    /// [`SLOT_COUNT`](crate::rules::SLOT_COUNT) for another number of slots than rows;
+    /// [`Violation`](ascend_attention::Error::Violation) by `slot_mapping.range` or `slot_mapping.unique`, and any
+    /// error of [`ScatterPaKvCache::plan`](ascend_attention::scatter::ScatterPaKvCache::plan); where copies write,
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for an NZ cache or rows of other sizes than the cache's.
+    /// Nothing is written.
     pub fn plan<T: Element>(
         cache: &PagedKvCache<T>,
         stream: &Stream,
@@ -384,9 +389,9 @@ enum Writes {
 
 /// The refusal of a quantised cache where a cache of the query's type is needed.
 #[cold]
-fn quantised_cache(given: impl std::fmt::Display) -> Refused {
-    refused(
-        Rule::CacheQuantised,
+fn quantised_cache(given: impl std::fmt::Display) -> Violation {
+    Violation::new(
+        &rules::CACHE_QUANTISED,
         given,
         "a cache of the query's type",
         "read `PagedKvCache::quantised_layer`, with its scales, or make the cache by `PagedKvCache::new`",

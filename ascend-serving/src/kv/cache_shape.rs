@@ -102,7 +102,8 @@ impl CacheShape {
             "shape",
             format_args!("{} layers", self.layers),
             format_args!("at most {}", Self::MAX_LAYERS),
-        ))
+        )
+        .fix("divide the layers among several caches"))
     }
 
     /// All layers, full of zeros; the number of layers has been checked before.
@@ -118,7 +119,7 @@ impl CacheShape {
                     "shape",
                     format_args!("{self:?}"),
                     "sizes of 1 or more that go into the format, and whose product can be counted",
-                )
+                ).fix("give layers, blocks, tokens, heads and elements of 1 or more, and fewer blocks where the product is too large")
             })?;
             let buffer = device.alloc_zeroed::<T>(elements)?;
             Ok(Tensor::from_buffer(&buffer, dims)?)
@@ -159,7 +160,8 @@ impl CacheShape {
                 argument,
                 rows.desc(),
                 format_args!("[tokens, {}, D]", self.kv_heads),
-            )),
+            )
+            .fix("bring the heads of the cache, in packed rows")),
         }
     }
 
@@ -171,7 +173,8 @@ impl CacheShape {
                 "shape.format",
                 "NZ, on a product without ScatterPaKvCache",
                 "BnBsH, or BnNBsD: a token lies in many pieces in NZ",
-            )),
+            )
+            .fix("choose another format")),
         }
     }
 
@@ -218,4 +221,5 @@ impl<T: Element> LayerCache<T> {
 #[cold]
 pub(crate) fn no_layer(layer: usize, layers: usize) -> Error {
     Error::invalid("layer", layer, format_args!("below {layers}"))
+        .fix("count the layers of the cache from 0")
 }

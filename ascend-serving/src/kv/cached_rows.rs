@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 
-use ascend_attention::{Element, Stream, Tensor};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::error::{Error, Result};
-use crate::refusal::Refused;
 
 use super::cache_shape::LayerCache;
 use super::slot::{rest_of_block, slot};
@@ -21,7 +20,7 @@ use super::whole_tokens::whole_tokens;
 /// ```
 /// use ascend_serving::kv::CachedRows;
 ///
-/// # fn main() -> Result<(), ascend_serving::Refused> {
+/// # fn main() -> Result<(), ascend_serving::Violation> {
 /// // Tokens 2 to 9 of a sequence in the blocks 5, 6 and 1 of four tokens: 5 and 6 follow each other.
 /// let mut rows = CachedRows::new(4);
 /// rows.push(&[5, 6, 1], 2..10)?;
@@ -51,7 +50,7 @@ impl CachedRows {
     ///
     /// # Errors
     /// As for [`slot`]; nothing is added then.
-    pub fn push(&mut self, row: &[usize], positions: Range<usize>) -> Result<(), Refused> {
+    pub fn push(&mut self, row: &[usize], positions: Range<usize>) -> Result<(), Violation> {
         let (runs, rows) = (self.runs.len(), self.rows);
         let last = self.runs.last().copied();
         let outcome = self.extend(row, positions);
@@ -65,7 +64,7 @@ impl CachedRows {
         outcome
     }
 
-    fn extend(&mut self, row: &[usize], positions: Range<usize>) -> Result<(), Refused> {
+    fn extend(&mut self, row: &[usize], positions: Range<usize>) -> Result<(), Violation> {
         let mut position = positions.start;
         while position < positions.end {
             let from = slot(row, position, self.block_size)?;
@@ -107,7 +106,7 @@ impl<T: Element> LayerCache<T> {
     /// row is contiguous: BnBsH, or a single head in BnNBsD. Returns at once.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another cache, one of another block size or
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another cache, one of another block size or
     /// without these slots, for a target of another shape, or memory that is shared with the cache or the other
     /// target; [`Acl`](ascend_attention::Error::Acl).
     pub fn gather(
@@ -118,11 +117,12 @@ impl<T: Element> LayerCache<T> {
         value: &Tensor<T>,
     ) -> Result<()> {
         if key.overlaps(value) {
-            return Err(Error::invalid(
+            return Err(Error::shared(
                 "value",
                 "memory that is shared with `key`",
                 "a tensor of its own",
-            ));
+            )
+            .fix("give keys and values a tensor each"));
         }
         for (cache, target) in [(&self.key, key), (&self.value, value)] {
             let tokens = whole_tokens(cache, rows.block_size)?;
@@ -132,7 +132,8 @@ impl<T: Element> LayerCache<T> {
                     "target",
                     target.desc(),
                     format_args!("a row for each of the {} tokens", rows.len()),
-                ));
+                )
+                .fix("make the target with as many rows as are read"));
             }
             for run in &rows.runs {
                 let source = tokens.narrow(0, run.sources())?;
@@ -148,7 +149,7 @@ impl<T: Element> LayerCache<T> {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::refusal::Rule;
+    use crate::rules;
     use proptest::prelude::*;
 
     #[test]
@@ -158,9 +159,9 @@ mod tests {
         let before = rows.clone();
         // The first token continues the run; the last one has no block.
         let error = rows.push(&[2], 3..5).unwrap_err();
-        assert_eq!((error.rule, &rows), (Rule::TableRow, &before));
+        assert_eq!((error.rule, &rows), (&rules::TABLE_ROW, &before));
         let error = CachedRows::new(0).push(&[2], 0..1).unwrap_err();
-        assert_eq!(error.rule, Rule::PoolSize);
+        assert_eq!(error.rule, &rules::POOL_SIZE);
         rows.push(&[], 9..9).unwrap();
         assert_eq!(rows, before);
     }

@@ -31,7 +31,7 @@ impl CopiedWrites {
     /// cache unchanged.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for rows of other sizes than the cache's tokens
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for rows of other sizes than the cache's tokens
     /// or not contiguous, for a cache without these slots, or one in which a token's row is not contiguous.
     pub(crate) fn checked<T: Element>(
         &self,
@@ -51,7 +51,8 @@ impl CopiedWrites {
                     argument,
                     rows.desc(),
                     format_args!("[tokens, N, D] of {hidden} elements a token, as the cache has"),
-                ));
+                )
+                .fix("bring the heads of the cache, in packed rows"));
             }
         };
         if !rows.desc().is_contiguous() {
@@ -59,7 +60,8 @@ impl CopiedWrites {
                 argument,
                 rows.desc(),
                 "a contiguous tensor: copy it into one of its own",
-            ));
+            )
+            .fix("copy it with `contiguous`"));
         }
         let ends = self.runs.iter().map(|run| run.places().end);
         let end = ends.max().unwrap_or(0);
@@ -68,7 +70,8 @@ impl CopiedWrites {
                 "cache",
                 format_args!("{count} slots"),
                 format_args!("{end} or more: the cache that the write was planned for"),
-            ));
+            )
+            .fix("plan the write with this cache"));
         }
         Ok(CheckedWrites {
             runs: &self.runs,

@@ -2,9 +2,10 @@
 
 use std::num::NonZeroU64;
 
+use ascend_attention::Violation;
 use ascend_attention::spec::geometry::ContextShard;
 
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::slot::{block_at, no_block_size, slot_in};
 
@@ -20,11 +21,11 @@ impl Interleave {
     /// `ranks` ranks, and runs of `run` consecutive tokens on each.
     ///
     /// # Errors
-    /// [`Rule::RanksInterleave`] if either is 0.
-    pub fn new(ranks: usize, run: usize) -> Result<Self, Refused> {
+    /// [`RANKS_INTERLEAVE`](crate::rules::RANKS_INTERLEAVE) if either is 0.
+    pub fn new(ranks: usize, run: usize) -> Result<Self, Violation> {
         if ranks == 0 || run == 0 {
-            return Err(refused(
-                Rule::RanksInterleave,
+            return Err(Violation::new(
+                &rules::RANKS_INTERLEAVE,
                 format_args!("{ranks} ranks, runs of {run}"),
                 "1 or more of each",
                 "use 1 rank where the context is not divided",
@@ -62,13 +63,13 @@ impl Interleave {
     }
 
     /// Refuses blocks that do not hold whole runs.
-    pub(crate) fn check(self, block_size: usize) -> Result<(), Refused> {
+    pub(crate) fn check(self, block_size: usize) -> Result<(), Violation> {
         if block_size == 0 {
             return Err(no_block_size());
         }
         if !block_size.is_multiple_of(self.run) {
-            return Err(refused(
-                Rule::RanksInterleave,
+            return Err(Violation::new(
+                &rules::RANKS_INTERLEAVE,
                 format_args!("blocks of {block_size} tokens, runs of {}", self.run),
                 "a block size that is a multiple of the run",
                 "choose a run that divides the block size",
@@ -80,7 +81,7 @@ impl Interleave {
     /// The slot of `position` on `rank`, or `None` where another rank holds it.
     ///
     /// # Errors
-    /// [`Rule::RanksInterleave`] if a block does not hold whole runs, otherwise as
+    /// [`RANKS_INTERLEAVE`](crate::rules::RANKS_INTERLEAVE) if a block does not hold whole runs, otherwise as
     /// [`slot`](crate::kv::slot()).
     pub fn slot(
         self,
@@ -88,7 +89,7 @@ impl Interleave {
         position: usize,
         block_size: usize,
         rank: usize,
-    ) -> Result<Option<usize>, Refused> {
+    ) -> Result<Option<usize>, Violation> {
         self.check(block_size)?;
         if self.rank_of(position) != rank {
             return Ok(None);

@@ -1,6 +1,8 @@
 //! Blocks of a cache as several smaller blocks of the kernel.
 
-use crate::refusal::{Refused, Rule, refused, room};
+use ascend_attention::Violation;
+
+use crate::rules::{self, room};
 
 use super::slot::MAX_INT32;
 
@@ -18,14 +20,14 @@ impl KernelBlocks {
     /// Blocks of `cache_block` tokens as blocks of `kernel_block` tokens.
     ///
     /// # Errors
-    /// [`Rule::BlockSplit`] unless `cache_block` is a multiple of `kernel_block`, at most
+    /// [`BLOCK_SPLIT`](crate::rules::BLOCK_SPLIT) unless `cache_block` is a multiple of `kernel_block`, at most
     /// [`MAX_TIMES`](Self::MAX_TIMES) times as large, and neither is 0.
-    pub fn new(cache_block: usize, kernel_block: usize) -> Result<Self, Refused> {
+    pub fn new(cache_block: usize, kernel_block: usize) -> Result<Self, Violation> {
         let times = cache_block.checked_div(kernel_block).unwrap_or(0);
         let whole = cache_block.is_multiple_of(kernel_block);
         if !(1..=Self::MAX_TIMES).contains(&times) || !whole {
-            return Err(refused(
-                Rule::BlockSplit,
+            return Err(Violation::new(
+                &rules::BLOCK_SPLIT,
                 format_args!("cache blocks of {cache_block}, kernel blocks of {kernel_block}"),
                 format_args!(
                     "cache blocks of 1 to {} times {kernel_block} tokens",
@@ -53,14 +55,14 @@ impl KernelBlocks {
     /// The row of a table in kernel blocks: block `id` becomes `id * times .. (id + 1) * times`.
     ///
     /// # Errors
-    /// [`Rule::TableBlock`] for a block whose parts have no INT32 number, [`Rule::TableRow`] for a row that does not
-    /// fit in the host's memory.
-    pub fn split_row(self, row: &[usize]) -> Result<Vec<usize>, Refused> {
+    /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a block whose parts have no INT32 number,
+    /// [`TABLE_ROW`](crate::rules::TABLE_ROW) for a row that does not fit in the host's memory.
+    pub fn split_row(self, row: &[usize]) -> Result<Vec<usize>, Violation> {
         let mut split = Vec::new();
         room(
             &mut split,
             row.len().saturating_mul(self.times),
-            Rule::TableRow,
+            &rules::TABLE_ROW,
             "split only the filled part of a row",
         )?;
         let times = self.times;
@@ -69,8 +71,8 @@ impl KernelBlocks {
             let parts = parts.and_then(|first| Some(first..first.checked_add(times)?));
             let Some(parts) = parts.filter(|parts| i32::try_from(parts.end).is_ok()) else {
                 let most = MAX_INT32.checked_div(times).unwrap_or(0);
-                return Err(refused(
-                    Rule::TableBlock,
+                return Err(Violation::new(
+                    &rules::TABLE_BLOCK,
                     format_args!("block {block}"),
                     format_args!("0 to {}", most.saturating_sub(1)),
                     "split only the filled part of a row",
@@ -95,11 +97,11 @@ mod tests {
         assert_eq!(split.split_row(&[0, 5]).unwrap(), [0, 1, 10, 11]);
         for (cache, kernel) in [(16, 128), (192, 128), (128, 0), (0, 128)] {
             let error = KernelBlocks::new(cache, kernel).unwrap_err();
-            assert_eq!(error.rule, Rule::BlockSplit);
+            assert_eq!(error.rule, &rules::BLOCK_SPLIT);
         }
         for block in [MAX_INT32, usize::MAX] {
             let error = split.split_row(&[block]).unwrap_err();
-            assert_eq!(error.rule, Rule::TableBlock);
+            assert_eq!(error.rule, &rules::TABLE_BLOCK);
         }
     }
 

@@ -1,9 +1,9 @@
 //! Moves of cached tokens within their sequence, for accepted drafts.
 
-use ascend_attention::{Element, Stream, Tensor};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::error::{Error, Result};
-use crate::refusal::{Rule, refused};
+use crate::rules;
 
 use super::cache::PagedKvCache;
 use super::cache_layers::OfLayer;
@@ -46,7 +46,8 @@ fn rows_of<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<(Tensor<T
             "cache",
             cache.desc(),
             format_args!("blocks of {block_size} tokens, `[blocks, .., {block_size}, elements]`"),
-        ));
+        )
+        .fix("pass a layer of the cache that the blocks are of"));
     };
     Ok((cache.reshape(shape)?, pieces))
 }
@@ -92,11 +93,13 @@ impl<T: Element> PagedKvCache<T> {
     /// ([`Sequence::truncate`]).
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a stream of another device;
-    /// [`Rule::BlockPool`] for a sequence of another pool, [`Rule::SequenceLength`] for positions that it does not
-    /// have, or has given back, [`Rule::TableShared`] for a target in a block that another sequence holds, too,
-    /// [`Rule::BlockUncopied`] for a sequence whose blocks wait for copies, [`Rule::CacheQuantised`] for a cache of
-    /// [MXFP8](PagedKvCache::mxfp8): nothing is moved then. [`Acl`](ascend_attention::Error::Acl).
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
+    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool,
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for positions that it does not have, or has given back,
+    /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for a target in a block that another sequence holds, too,
+    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a sequence whose blocks wait for copies,
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a cache of [MXFP8](PagedKvCache::mxfp8): nothing is
+    /// moved then. [`Acl`](ascend_attention::Error::Acl).
     ///
     /// [`Sequence::truncate`]: crate::kv::Sequence::truncate
     pub fn move_tokens(
@@ -109,8 +112,8 @@ impl<T: Element> PagedKvCache<T> {
         self.holds(sequence)?;
         let in_groups = |layer| matches!(layer, OfLayer::Quantised(of) if of.of_groups().is_some());
         if self.layers.iter().any(in_groups) {
-            return Err(refused(
-                Rule::CacheQuantised,
+            return Err(Violation::new(
+                &rules::CACHE_QUANTISED,
                 "tokens that move in a cache of MXFP8",
                 "a cache whose tokens have scales of their own, or of channels",
                 "verify chains of drafts: values share powers of two with 31 others, which a token that moves would take along",
@@ -126,8 +129,8 @@ impl<T: Element> PagedKvCache<T> {
             let pair = (sequence.slot(from)?, sequence.slot(to)?);
             let block = sequence.block(to.checked_div(block_size).unwrap_or(0));
             if block.is_some_and(|block| block.is_shared()) {
-                return Err(refused(
-                    Rule::TableShared,
+                return Err(Violation::new(
+                    &rules::TABLE_SHARED,
                     format_args!("position {to}, in a block that another sequence holds"),
                     "positions in blocks of the sequence alone",
                     "move tokens before the sequence is forked, or its prefix shared",

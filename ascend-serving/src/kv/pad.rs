@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::refusal::{Refused, Rule, refused};
+use ascend_attention::Violation;
+
+use crate::rules;
 
 /// The slots of padding tokens. Engines use different slots for it, so that the caller chooses one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -24,8 +26,8 @@ impl PadPolicy {
     /// The slot of the first padding token of a step; [`PadPolicy::slot_of`] returns those of the others.
     ///
     /// # Errors
-    /// [`Rule::PadSlot`] for a dump slot that is no INT32.
-    pub fn slot(self) -> Result<i32, Refused> {
+    /// [`PAD_SLOT`](crate::rules::PAD_SLOT) for a dump slot that is no INT32.
+    pub fn slot(self) -> Result<i32, Violation> {
         match self {
             Self::SkipNegative => Ok(-1),
             Self::DumpSlot(slot) => i32::try_from(slot).map_err(|_| outside(slot, 1 << 31)),
@@ -35,8 +37,8 @@ impl PadPolicy {
     /// Refuses a dump slot that a cache of `slots` slots (blocks times block size) does not have.
     ///
     /// # Errors
-    /// [`Rule::PadSlot`].
-    pub fn check(self, slots: usize) -> Result<(), Refused> {
+    /// [`PAD_SLOT`](crate::rules::PAD_SLOT).
+    pub fn check(self, slots: usize) -> Result<(), Violation> {
         match self {
             Self::DumpSlot(slot) if slot >= slots => Err(outside(slot, slots)),
             _ => self.slot().map(drop),
@@ -46,8 +48,8 @@ impl PadPolicy {
     /// The slot of padding token `nth` of a step, counted from 0, in a cache of blocks of `block_size` tokens.
     ///
     /// # Errors
-    /// [`Rule::PadSlot`] for a slot that is no INT32.
-    pub fn slot_of(self, nth: usize, block_size: usize) -> Result<i32, Refused> {
+    /// [`PAD_SLOT`](crate::rules::PAD_SLOT) for a slot that is no INT32.
+    pub fn slot_of(self, nth: usize, block_size: usize) -> Result<i32, Violation> {
         let Self::DumpSlot(dump) = self else {
             return Ok(-1);
         };
@@ -100,9 +102,9 @@ impl PadPolicy {
 
 /// The refusal of a token whose slot is one that padding is written to.
 #[cold]
-pub(crate) fn written_over(pad: PadPolicy, token: usize) -> Refused {
-    refused(
-        Rule::SlotDump,
+pub(crate) fn written_over(pad: PadPolicy, token: usize) -> Violation {
+    Violation::new(
+        &rules::SLOT_DUMP,
         format_args!("{pad:?} for token {token}"),
         "a slot that padding is not written to",
         "never give a sequence the dump block",
@@ -110,9 +112,9 @@ pub(crate) fn written_over(pad: PadPolicy, token: usize) -> Refused {
 }
 
 #[cold]
-fn outside(slot: usize, slots: usize) -> Refused {
-    refused(
-        Rule::PadSlot,
+fn outside(slot: usize, slots: usize) -> Violation {
+    Violation::new(
+        &rules::PAD_SLOT,
         format_args!("dump slot {slot}"),
         format_args!("below {slots}"),
         "write padding to a slot of the cache, or skip it by a negative slot",

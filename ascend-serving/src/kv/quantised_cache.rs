@@ -3,10 +3,12 @@
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, Float8E8M0};
 use ascend_attention::spec::ops::fused_infer_attention_score::{AntiquantMode, Cache};
-use ascend_attention::{AnyTensor, Device, Element, FusedInferAttention, Layout, Stream, Tensor};
+use ascend_attention::{
+    AnyTensor, Device, Element, FusedInferAttention, Layout, Stream, Tensor, Violation,
+};
 
 use crate::error::{Error, Result};
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::cache::PagedKvCache;
 use super::cache_layers::{CacheLayers, OfLayer};
@@ -67,9 +69,9 @@ impl<T: Element> PagedKvCache<T> {
     /// ```
     ///
     /// # Errors
-    /// As for [`PagedKvCache::new`]; [`Rule::QuantisedScale`] for scales of another number of layers, heads or
-    /// elements, or scales that are not numbers of the type `T`;
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another type.
+    /// As for [`PagedKvCache::new`]; [`QUANTISED_SCALE`](crate::rules::QUANTISED_SCALE) for scales of another number
+    /// of layers, heads or elements, or scales that are not numbers of the type `T`;
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another type.
     pub fn quantised(
         stream: &Stream,
         blocks: usize,
@@ -150,14 +152,14 @@ impl<T: Element> PagedKvCache<T> {
 
     /// An INT8 cache with a scale for each token, in blocks of its own: the largest number of the token's key in all
     /// heads becomes 127, and that of its value too. No calibration is needed, and numbers that are not finite are
-    /// refused ([`Rule::QuantisedFinite`]) before anything of their layer is written.
+    /// refused ([`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE)) before anything of their layer is written.
     ///
     /// The host quantises: [`Step::forward`](crate::Step::forward) and [`PagedKvCache::write`] wait for the stream in
     /// each layer. Where that is too slow, take [`PagedKvCache::quantised`], which waits for nothing. The operator
     /// reads no scales of tokens with an NZ cache.
     ///
     /// # Errors
-    /// As for [`PagedKvCache::new`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for NZ, and for
+    /// As for [`PagedKvCache::new`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for NZ, and for
     /// another type than FLOAT16 and BF16.
     pub fn quantised_by_token(
         device: &Device,
@@ -175,7 +177,7 @@ impl<T: Element> PagedKvCache<T> {
     ///
     /// # Errors
     /// As for [`PagedKvCache::quantised_by_token`] and [`PagedKvCache::quantised_as`];
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for HIFLOAT8, which the operator reads with
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for HIFLOAT8, which the operator reads with
     /// scales of channels alone.
     pub fn quantised_by_token_as(
         device: &Device,
@@ -191,14 +193,15 @@ impl<T: Element> PagedKvCache<T> {
                 "stored",
                 format_args!("{}, with a scale for each token", stored.dtype()),
                 "INT8 or FLOAT8_E4M3FN; HIFLOAT8 has scales of channels: `PagedKvCache::quantised_as`",
-            ));
+            ).fix("store INT8 or FLOAT8_E4M3FN, or make the cache by `PagedKvCache::quantised_as`"));
         }
         if shape.format == Cache::Nz {
             return Err(Error::invalid(
                 "shape.format",
                 "NZ, with a scale for each token",
                 "BnBsH or BnNBsD; NZ has scales of channels: `PagedKvCache::quantised`",
-            ));
+            )
+            .fix("choose BnBsH or BnNBsD, or make the cache by `PagedKvCache::quantised`"));
         }
         QueryType::of::<T>()?;
         let pool = BlockPool::new(blocks, block_size, pad)?;
@@ -218,9 +221,9 @@ impl<T: Element> PagedKvCache<T> {
 
     /// A cache of MXFP8, for Ascend 950 with CANN 9.1: FLOAT8_E4M3FN in groups of 32 that share a scale, a power of
     /// two of FLOAT8_E8M0. A group of keys is neighbours in a head, a group of values the same element of
-    /// neighbouring tokens. [`MxFp8`](crate::MxFp8) serves steps over it and makes queries MXFP8, too. No calibration
-    /// is needed, no number is too large, and numbers that are not finite are refused ([`Rule::QuantisedFinite`])
-    /// before anything of their layer is written.
+    /// neighbouring tokens. [`MxFp8`](crate::MxFp8) serves steps over it and makes queries MXFP8, too. No
+    /// calibration is needed, no number is too large, and numbers that are not finite are refused
+    /// ([`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE)) before anything of their layer is written.
     ///
     /// The host quantises: [`Step::forward`](crate::Step::forward) and [`PagedKvCache::write`] wait for the stream in
     /// each layer. Tokens are appended: a value written before others of its group of 32 tokens changes what those
@@ -229,7 +232,7 @@ impl<T: Element> PagedKvCache<T> {
     /// Blocks are BnNBsD, of 512 or 1024 tokens; heads have 64 or 128 elements.
     ///
     /// # Errors
-    /// As for [`PagedKvCache::new`]; [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another format
+    /// As for [`PagedKvCache::new`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another format
     /// or type; [`Violation`](ascend_attention::Error::Violation) by the rules of FusedInferAttentionScore for a
     /// product, release, block size or head dimension without MXFP8, such as `mxfp8.cache`.
     pub fn mxfp8(
@@ -245,7 +248,8 @@ impl<T: Element> PagedKvCache<T> {
                 "shape.format",
                 format_args!("{:?}, of MXFP8", shape.format),
                 "BnNBsD: `CacheShape::format(Cache::BnNBsD)`",
-            ));
+            )
+            .fix("choose the format by `CacheShape::format(Cache::BnNBsD)`"));
         }
         QueryType::of::<T>()?;
         let pool = BlockPool::new(blocks, block_size, pad)?;
@@ -288,7 +292,7 @@ impl<T: Element> PagedKvCache<T> {
     /// The quantised cache of a layer.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a layer that does not exist, and for a cache
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist, and for a cache
     /// of the query's type.
     pub fn quantised_layer(&self, layer: usize) -> Result<&QuantisedLayer> {
         match self.layers.get(layer)? {
@@ -297,7 +301,8 @@ impl<T: Element> PagedKvCache<T> {
                 "cache",
                 format_args!("a cache of {}", T::DTYPE),
                 "a quantised cache: `PagedKvCache::quantised`",
-            )),
+            )
+            .fix("make the cache by `PagedKvCache::quantised`")),
         }
     }
 
@@ -357,9 +362,9 @@ fn check_groups<T: Element>(device: &Device, shape: &CacheShape, block_size: usi
 }
 
 #[cold]
-fn wrong_scales(given: impl std::fmt::Display, allowed: impl std::fmt::Display) -> Refused {
-    refused(
-        Rule::QuantisedScale,
+fn wrong_scales(given: impl std::fmt::Display, allowed: impl std::fmt::Display) -> Violation {
+    Violation::new(
+        &rules::QUANTISED_SCALE,
         given,
         allowed,
         "calibrate with the model that is served, and bring `ChannelScales` for each of its layers",

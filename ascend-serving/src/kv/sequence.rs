@@ -1,8 +1,8 @@
 //! The tokens that one request has in a paged cache.
 
-use ascend_attention::CallRule;
+use ascend_attention::Violation;
 
-use crate::refusal::{Refused, Rule, refused, room};
+use crate::rules::{self, room};
 
 use super::pool::{Block, BlockPool, CacheEntry, SequenceEntry, SequenceStamp};
 use super::slot::{fill_slots, slot};
@@ -52,8 +52,9 @@ pub(crate) struct Room {
 /// being given back.
 ///
 /// Until the copy is queued ([`PagedKvCache::copy_blocks`](crate::kv::PagedKvCache::copy_blocks)), a step of a
-/// sequence that holds `to` is refused ([`Rule::BlockUncopied`]), including forks made meanwhile, and prefixes that
-/// reach into the block. A sequence that was cut before the block needs the copy no more.
+/// sequence that holds `to` is refused ([`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED)), including forks made
+/// meanwhile, and prefixes that reach into the block. A sequence that was cut before the block needs the copy no
+/// more.
 #[derive(Debug)]
 pub struct BlockCopy {
     /// The shared block.
@@ -88,7 +89,7 @@ impl BlockCopy {
     }
 
     /// Refuses a copy from a block that still waits for a copy itself in a cache.
-    pub(super) fn check_order(&self, cache: &CacheEntry) -> Result<(), Refused> {
+    pub(super) fn check_order(&self, cache: &CacheEntry) -> Result<(), Violation> {
         let from = std::iter::once(self.from.id());
         match self.from.pool().first_uncopied(from, Some(cache)) {
             None => Ok(()),
@@ -102,9 +103,9 @@ impl BlockCopy {
 
 /// The refusal of an operation that would read a block before its tokens are copied.
 #[cold]
-pub(crate) fn uncopied(given: impl std::fmt::Display) -> Refused {
-    refused(
-        Rule::BlockUncopied,
+pub(crate) fn uncopied(given: impl std::fmt::Display) -> Violation {
+    Violation::new(
+        &rules::BLOCK_UNCOPIED,
         given,
         "blocks whose copies were queued, in the order of the growths",
         "grow with `Attention::grow`, or pass `Grown::copies` to `PagedKvCache::copy_blocks` before the step; where the \
@@ -171,11 +172,11 @@ impl Sequence {
     /// The slot of a token.
     ///
     /// # Errors
-    /// [`Rule::SequenceLength`] for a token that it does not have, or has given back.
-    pub fn slot(&self, position: usize) -> Result<usize, Refused> {
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for a token that it does not have, or has given back.
+    pub fn slot(&self, position: usize) -> Result<usize, Violation> {
         if position >= self.len || position < self.dropped {
-            return Err(refused(
-                Rule::SequenceLength,
+            return Err(Violation::new(
+                &rules::SEQUENCE_LENGTH,
                 format_args!("position {position}"),
                 format_args!("{} to {}", self.dropped, self.len.saturating_sub(1)),
                 "ask for a token that is cached",
@@ -197,13 +198,13 @@ impl Sequence {
     /// Refuses more tokens than the sequence has; `fix` is the advice of the refusal.
     ///
     /// # Errors
-    /// [`Rule::SequenceLength`].
-    pub(crate) fn check_count(&self, tokens: usize, fix: &'static str) -> Result<(), Refused> {
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH).
+    pub(crate) fn check_count(&self, tokens: usize, fix: &'static str) -> Result<(), Violation> {
         if tokens <= self.len {
             return Ok(());
         }
-        Err(refused(
-            Rule::SequenceLength,
+        Err(Violation::new(
+            &rules::SEQUENCE_LENGTH,
             format_args!("{tokens} tokens"),
             format_args!("at most {}, those of the sequence", self.len),
             fix,
@@ -229,21 +230,21 @@ impl Sequence {
     /// forgotten.
     ///
     /// # Errors
-    /// [`Rule::PoolExhausted`]; [`Rule::PoolWaiting`] if there will be enough blocks when the steps in flight are
-    /// over; [`CallRule::LengthsOverflow`] for a sequence of more than INT32 tokens, or more than the host has memory
-    /// for.
-    pub fn grow(&mut self, tokens: usize) -> Result<Grown, Refused> {
+    /// [`POOL_EXHAUSTED`](crate::rules::POOL_EXHAUSTED); [`POOL_WAITING`](crate::rules::POOL_WAITING) if there will
+    /// be enough blocks when the steps in flight are over; [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for
+    /// a sequence of more than INT32 tokens, or more than the host has memory for.
+    pub fn grow(&mut self, tokens: usize) -> Result<Grown, Violation> {
         let room = self.reserve(tokens)?;
         self.settle(room)
     }
 
     /// Reserves blocks and host memory for `tokens` more tokens. Dropping them gives the blocks back.
-    pub(crate) fn reserve(&mut self, tokens: usize) -> Result<Room, Refused> {
+    pub(crate) fn reserve(&mut self, tokens: usize) -> Result<Room, Violation> {
         let block_size = self.pool.block_size();
         let len = self.len.checked_add(tokens);
         let Some(len) = len.filter(|len| i32::try_from(*len).is_ok()) else {
-            return Err(refused(
-                CallRule::LengthsOverflow,
+            return Err(Violation::new(
+                &rules::LENGTHS_OVERFLOW,
                 format_args!("{} tokens and {tokens} more", self.len),
                 format_args!("at most {}", i32::MAX),
                 "end the request",
@@ -268,7 +269,7 @@ impl Sequence {
             });
             replaced = Some((first_written, own));
         }
-        let (rule, fix) = (CallRule::LengthsOverflow, "grow by fewer tokens");
+        let (rule, fix) = (&rules::LENGTHS_OVERFLOW, "grow by fewer tokens");
         let mut slots = Vec::new();
         room(&mut self.blocks, missing, rule, fix)?;
         room(&mut self.row, missing, rule, fix)?;
@@ -284,7 +285,7 @@ impl Sequence {
     }
 
     /// Adds reserved blocks to the sequence.
-    pub(crate) fn settle(&mut self, room: Room) -> Result<Grown, Refused> {
+    pub(crate) fn settle(&mut self, room: Room) -> Result<Grown, Violation> {
         let Room {
             len,
             replaced,
@@ -333,12 +334,12 @@ impl Sequence {
     /// for [`fork`](Self::fork).
     ///
     /// # Errors
-    /// [`Rule::SequenceLength`] if it has fewer, or gave some of them back.
-    pub fn share_prefix(&self, tokens: usize) -> Result<Self, Refused> {
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or gave some of them back.
+    pub fn share_prefix(&self, tokens: usize) -> Result<Self, Violation> {
         self.has(tokens)?;
         if !self.keeps(tokens, 0) {
-            return Err(refused(
-                Rule::SequenceLength,
+            return Err(Violation::new(
+                &rules::SEQUENCE_LENGTH,
                 format_args!(
                     "a prefix of a sequence without its first {} tokens",
                     self.dropped
@@ -354,11 +355,11 @@ impl Sequence {
     /// `shown` on: only the blocks of these are held.
     ///
     /// # Errors
-    /// [`Rule::SequenceLength`] if it has fewer, or gave back some of those that are shown.
-    pub(crate) fn share_behind(&self, tokens: usize, shown: usize) -> Result<Self, Refused> {
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or gave back some of those that are shown.
+    pub(crate) fn share_behind(&self, tokens: usize, shown: usize) -> Result<Self, Violation> {
         if self.dropped > 0 && !self.keeps(tokens, shown) {
-            return Err(refused(
-                Rule::SequenceLength,
+            return Err(Violation::new(
+                &rules::SEQUENCE_LENGTH,
                 format_args!(
                     "a prefix of {tokens} tokens of a sequence of {} without its first {}",
                     self.len, self.dropped
@@ -377,8 +378,8 @@ impl Sequence {
     /// preempted.
     ///
     /// # Errors
-    /// [`Rule::SequenceLength`] if it has fewer, or gave some of the remaining ones back.
-    pub fn truncate(&mut self, tokens: usize) -> Result<(), Refused> {
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or gave some of the remaining ones back.
+    pub fn truncate(&mut self, tokens: usize) -> Result<(), Violation> {
         self.has(tokens)?;
         let kept = tokens.div_ceil(self.pool.block_size());
         self.blocks.truncate(kept);
@@ -395,11 +396,11 @@ impl Sequence {
     /// step in flight may go on reading them.
     ///
     /// # Errors
-    /// [`Rule::BlockWindow`] for a position past the end of the tokens.
-    pub fn drop_before(&mut self, position: usize) -> Result<(), Refused> {
+    /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for a position past the end of the tokens.
+    pub fn drop_before(&mut self, position: usize) -> Result<(), Violation> {
         if position > self.len {
-            return Err(refused(
-                Rule::BlockWindow,
+            return Err(Violation::new(
+                &rules::BLOCK_WINDOW,
                 format_args!("position {position}"),
                 format_args!("at most {}", self.len),
                 "give back what lies in front of the next query's window",
@@ -431,12 +432,12 @@ impl Sequence {
         tokens == 0 || (tokens <= self.len && shown >= self.dropped)
     }
 
-    fn has(&self, tokens: usize) -> Result<(), Refused> {
+    fn has(&self, tokens: usize) -> Result<(), Violation> {
         if self.keeps(tokens, tokens) {
             return Ok(());
         }
-        Err(refused(
-            Rule::SequenceLength,
+        Err(Violation::new(
+            &rules::SEQUENCE_LENGTH,
             format_args!("{tokens} tokens"),
             format_args!("0, or {} to {}", self.dropped, self.len),
             "keep no more tokens than there are",
@@ -465,7 +466,7 @@ mod tests {
         let mut sequence = Sequence::new(&pool);
         assert_eq!(sequence.grow(5).unwrap().slots, [0, 1, 2, 3, 4]);
         let error = sequence.grow(4).unwrap_err();
-        assert_eq!(error.rule, Rule::PoolExhausted);
+        assert_eq!(error.rule, &rules::POOL_EXHAUSTED);
         let all = "asked for 25000 blocks; 0 free, 2 held, 0 waiting for steps in flight";
         assert_eq!(
             sequence.grow(100_000 - 5).unwrap_err().given,
@@ -475,9 +476,9 @@ mod tests {
         assert_eq!(sequence.grow(3).unwrap().slots, [5, 6, 7]);
         assert_eq!(
             sequence.grow(usize::MAX).unwrap_err().rule,
-            CallRule::LengthsOverflow
+            &rules::LENGTHS_OVERFLOW
         );
-        assert_eq!(sequence.slot(8).unwrap_err().rule, Rule::SequenceLength);
+        assert_eq!(sequence.slot(8).unwrap_err().rule, &rules::SEQUENCE_LENGTH);
     }
 
     #[test]
@@ -517,7 +518,7 @@ mod tests {
         let behind = third.grow(1).unwrap();
         let behind = behind.copies.first().unwrap();
         let error = behind.check_order(&cache).unwrap_err();
-        assert_eq!(error.rule, Rule::BlockUncopied);
+        assert_eq!(error.rule, &rules::BLOCK_UNCOPIED);
         copy.copied();
         behind.check_order(&cache).unwrap();
         assert_eq!((second.uncopied(), third.uncopied()), (None, Some(3)));
@@ -555,17 +556,20 @@ mod tests {
         let _ = sequence.grow(11).unwrap();
         sequence.drop_before(9).unwrap();
         assert_eq!((sequence.row(), pool.held_blocks()), (&[0, 0, 2][..], 1));
-        assert_eq!(sequence.slot(7).unwrap_err().rule, Rule::SequenceLength);
+        assert_eq!(sequence.slot(7).unwrap_err().rule, &rules::SEQUENCE_LENGTH);
         assert_eq!(sequence.slot(8).unwrap(), 8);
         assert_eq!(
             sequence.drop_before(12).unwrap_err().rule,
-            Rule::BlockWindow
+            &rules::BLOCK_WINDOW
         );
         assert_eq!(
             sequence.share_prefix(9).unwrap_err().rule,
-            Rule::SequenceLength
+            &rules::SEQUENCE_LENGTH
         );
-        assert_eq!(sequence.truncate(5).unwrap_err().rule, Rule::SequenceLength);
+        assert_eq!(
+            sequence.truncate(5).unwrap_err().rule,
+            &rules::SEQUENCE_LENGTH
+        );
         sequence.truncate(0).unwrap();
         assert_eq!((sequence.len(), pool.held_blocks()), (0, 0));
     }

@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
-use ascend_attention::CallRule;
+use ascend_attention::Violation;
 
-use crate::refusal::{Refused, Rule, refused, room};
+use crate::rules::{self, room};
 
 /// The largest number of a table entry or slot on the device, INT32.
 pub(crate) const MAX_INT32: usize = i32::MAX as usize;
@@ -26,34 +26,34 @@ pub(super) fn rest_of_block(position: usize, block_size: usize) -> usize {
 /// The slot of the token at `position`: `row[position / block_size] * block_size + position % block_size`.
 ///
 /// # Errors
-/// [`Rule::PoolSize`] for a block size of 0, [`Rule::TableRow`] for a position past the end of the row,
-/// [`Rule::SlotRange`] for a slot beyond INT32.
-pub fn slot(row: &[usize], position: usize, block_size: usize) -> Result<usize, Refused> {
+/// [`POOL_SIZE`](crate::rules::POOL_SIZE) for a block size of 0, [`TABLE_ROW`](crate::rules::TABLE_ROW) for a
+/// position past the end of the row, [`SLOT_RANGE`](crate::rules::SLOT_RANGE) for a slot beyond INT32.
+pub fn slot(row: &[usize], position: usize, block_size: usize) -> Result<usize, Violation> {
     let (column, place) = place_of(position, block_size)?;
     slot_in(block_at(row, column, position)?, place, block_size)
 }
 
 /// The column of a token's block in its row of the table, and its place in the block.
-fn place_of(position: usize, block_size: usize) -> Result<(usize, usize), Refused> {
+fn place_of(position: usize, block_size: usize) -> Result<(usize, usize), Violation> {
     let column = position.checked_div(block_size);
     let place = position.checked_rem(block_size);
     column.zip(place).ok_or_else(no_block_size)
 }
 
 #[cold]
-pub(super) fn no_block_size() -> Refused {
-    refused(
-        Rule::PoolSize,
+pub(super) fn no_block_size() -> Violation {
+    Violation::new(
+        &rules::POOL_SIZE,
         "a block size of 0",
         "1 or more tokens",
         "give the cache's block size",
     )
 }
 
-pub(super) fn block_at(row: &[usize], column: usize, position: usize) -> Result<usize, Refused> {
+pub(super) fn block_at(row: &[usize], column: usize, position: usize) -> Result<usize, Violation> {
     row.get(column).copied().ok_or_else(|| {
-        refused(
-            Rule::TableRow,
+        Violation::new(
+            &rules::TABLE_ROW,
             format_args!(
                 "position {position} in column {column} of a row of {}",
                 row.len()
@@ -64,7 +64,7 @@ pub(super) fn block_at(row: &[usize], column: usize, position: usize) -> Result<
     })
 }
 
-pub(super) fn slot_in(block: usize, place: usize, block_size: usize) -> Result<usize, Refused> {
+pub(super) fn slot_in(block: usize, place: usize, block_size: usize) -> Result<usize, Violation> {
     let slot = block.saturating_mul(block_size).saturating_add(place);
     on_device(slot).map(|_| slot)
 }
@@ -84,10 +84,10 @@ pub(super) fn head_slot(slot: usize, block_size: usize, heads: usize, head: usiz
 }
 
 /// A slot as INT32, for the device.
-pub(crate) fn on_device(slot: usize) -> Result<i32, Refused> {
+pub(crate) fn on_device(slot: usize) -> Result<i32, Violation> {
     i32::try_from(slot).map_err(|_| {
-        refused(
-            Rule::SlotRange,
+        Violation::new(
+            &rules::SLOT_RANGE,
             slot,
             format_args!("at most {}", i32::MAX),
             "use a smaller cache: slots are INT32",
@@ -104,7 +104,7 @@ pub(crate) fn fill_slots(
     positions: Range<usize>,
     block_size: usize,
     slots: &mut Vec<i32>,
-) -> Result<(), Refused> {
+) -> Result<(), Violation> {
     let mut position = positions.start;
     while position < positions.end {
         let (column, place) = place_of(position, block_size)?;
@@ -117,7 +117,7 @@ pub(crate) fn fill_slots(
         room(
             slots,
             run,
-            CallRule::LengthsOverflow,
+            &rules::LENGTHS_OVERFLOW,
             "add the tokens in several steps",
         )?;
         slots.extend(on_device(first)?..=on_device(last)?);
@@ -136,11 +136,11 @@ mod tests {
     fn a_slot_is_block_and_place() {
         assert_eq!(slot(&[7, 3], 0, 16).unwrap(), 112);
         assert_eq!(slot(&[7, 3], 17, 16).unwrap(), 49);
-        assert_eq!(slot(&[7, 3], 32, 16).unwrap_err().rule, Rule::TableRow);
-        assert_eq!(slot(&[0], 0, 0).unwrap_err().rule, Rule::PoolSize);
+        assert_eq!(slot(&[7, 3], 32, 16).unwrap_err().rule, &rules::TABLE_ROW);
+        assert_eq!(slot(&[0], 0, 0).unwrap_err().rule, &rules::POOL_SIZE);
         for block in [MAX_INT32, usize::MAX] {
             let error = slot(&[block], 0, 16).unwrap_err();
-            assert_eq!(error.rule, Rule::SlotRange);
+            assert_eq!(error.rule, &rules::SLOT_RANGE);
             assert_eq!(error.allowed, "at most 2147483647");
         }
     }

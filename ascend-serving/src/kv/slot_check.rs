@@ -1,8 +1,9 @@
 //! Checks of a step's slots against their cache.
 
+use ascend_attention::Violation;
 use ascend_attention::spec::ops::scatter_pa_kv_cache::{SlotFault, slot_faults};
 
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::pad::PadPolicy;
 use super::slot::capacity;
@@ -11,14 +12,14 @@ use super::slot::capacity;
 /// the cache and written once.
 ///
 /// # Errors
-/// [`Rule::SlotRange`] or [`Rule::SlotDuplicate`], for the first fault that [`slot_faults`] finds and that is not
-/// padding.
+/// [`SLOT_RANGE`](crate::rules::SLOT_RANGE) or [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE), for the first fault
+/// that [`slot_faults`] finds and that is not padding.
 pub fn check_slots(
     slots: &[i32],
     blocks: usize,
     block_size: usize,
     pad: PadPolicy,
-) -> Result<(), Refused> {
+) -> Result<(), Violation> {
     let mut first = None;
     let capacity = capacity(blocks, block_size);
     slot_faults(slots, capacity as u64, &mut |fault| {
@@ -41,20 +42,22 @@ fn explained(fault: &SlotFault, pad: PadPolicy, block_size: usize) -> bool {
 }
 
 #[cold]
-fn faulty(fault: &SlotFault, capacity: usize) -> Refused {
+fn faulty(fault: &SlotFault, capacity: usize) -> Violation {
     match *fault {
-        SlotFault::Negative { token, slot } | SlotFault::OutOfRange { token, slot, .. } => refused(
-            Rule::SlotRange,
-            format_args!("slot {slot} of token {token}"),
-            format_args!("0 to {}, or padding", capacity.saturating_sub(1)),
-            "compute slots from the block table of this cache",
-        ),
+        SlotFault::Negative { token, slot } | SlotFault::OutOfRange { token, slot, .. } => {
+            Violation::new(
+                &rules::SLOT_RANGE,
+                format_args!("slot {slot} of token {token}"),
+                format_args!("0 to {}, or padding", capacity.saturating_sub(1)),
+                "compute slots from the block table of this cache",
+            )
+        }
         SlotFault::Duplicate {
             token,
             earlier,
             slot,
-        } => refused(
-            Rule::SlotDuplicate,
+        } => Violation::new(
+            &rules::SLOT_DUPLICATE,
             format_args!("slot {slot} for the tokens {earlier} and {token}"),
             "each slot once a step",
             "give the requests blocks of their own to write to",
@@ -73,16 +76,16 @@ mod tests {
         assert_eq!(check_slots(&[3, -1, 2, -1], 2, 2, skip), Ok(()));
         assert_eq!(
             check_slots(&[3, 4], 2, 2, skip).unwrap_err().rule,
-            Rule::SlotRange
+            &rules::SLOT_RANGE
         );
         let twice = check_slots(&[3, -1, 3], 2, 2, skip).unwrap_err();
-        assert_eq!(twice.rule, Rule::SlotDuplicate);
+        assert_eq!(twice.rule, &rules::SLOT_DUPLICATE);
         assert_eq!(twice.given, "slot 3 for the tokens 0 and 2");
         let dump = PadPolicy::DumpSlot(0);
         assert_eq!(check_slots(&[0, 2, 0], 2, 2, dump), Ok(()));
         assert_eq!(
             check_slots(&[-1], 2, 2, dump).unwrap_err().rule,
-            Rule::SlotRange
+            &rules::SLOT_RANGE
         );
     }
 }

@@ -4,10 +4,10 @@ use ascend_attention::graph::Capturing;
 use ascend_attention::scatter::{CacheOrder, ScatterPaKvCache, ScatterPlan, SlotMapping};
 use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_attention::spec::ops::scatter_pa_kv_cache as scatter;
-use ascend_attention::{Element, Stream, Tensor};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::error::Result;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::cache_shape::{CacheShape, LayerCache};
 use super::copied_writes::{CheckedWrites, CopiedWrites};
@@ -207,12 +207,12 @@ pub(super) fn rows_have_slots<T: Element>(
     slots: usize,
     key: &Tensor<T>,
     value: &Tensor<T>,
-) -> Result<(), Refused> {
+) -> Result<(), Violation> {
     for (argument, rows) in [("keys", key), ("values", value)] {
         let rows = rows.shape().first().copied().unwrap_or(0);
         if rows != slots {
-            return Err(refused(
-                Rule::SlotCount,
+            return Err(Violation::new(
+                &rules::SLOT_COUNT,
                 format_args!("{rows} rows of {argument} for {slots} slots"),
                 "a row a slot, as many as planned",
                 "pass the keys and values of the whole step, padding included",

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::refusal::{Refused, Rule, refused, room};
+use ascend_attention::Violation;
+
+use crate::rules::{self, room};
 
 /// Block ids `[requests, columns]`, row-major: CANN's `blockTable`, `page_table` elsewhere. Entries after a request's
 /// blocks are 0. They become INT32, as the operators take them, when they are copied to the device
@@ -23,9 +25,9 @@ struct Parts {
 }
 
 impl TryFrom<Parts> for PageTable {
-    type Error = Refused;
+    type Error = Violation;
 
-    fn try_from(parts: Parts) -> Result<Self, Refused> {
+    fn try_from(parts: Parts) -> Result<Self, Violation> {
         Self::new(parts.requests, parts.columns, parts.blocks)
     }
 }
@@ -37,13 +39,13 @@ impl PageTable {
     /// A table from its elements.
     ///
     /// # Errors
-    /// [`Rule::IndexShape`] unless there are `requests * columns` elements, and for more rows or entries than
-    /// [`MAX_ENTRIES`](Self::MAX_ENTRIES).
-    pub fn new(requests: usize, columns: usize, blocks: Vec<usize>) -> Result<Self, Refused> {
+    /// [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE) unless there are `requests * columns` elements, and for more rows
+    /// or entries than [`MAX_ENTRIES`](Self::MAX_ENTRIES).
+    pub fn new(requests: usize, columns: usize, blocks: Vec<usize>) -> Result<Self, Violation> {
         check_size(requests, columns)?;
         if requests.checked_mul(columns) != Some(blocks.len()) {
-            return Err(refused(
-                Rule::IndexShape,
+            return Err(Violation::new(
+                &rules::INDEX_SHAPE,
                 format_args!("{} blocks", blocks.len()),
                 format_args!("{requests} rows of {columns}"),
                 "pad each row to the table's columns",
@@ -59,9 +61,9 @@ impl PageTable {
     /// A table as wide as its longest row.
     ///
     /// # Errors
-    /// [`Rule::IndexShape`] for a table of more than [`MAX_ENTRIES`](Self::MAX_ENTRIES), or one that does not fit in
-    /// the host's memory: one long row makes all rows long.
-    pub fn from_rows<R: AsRef<[usize]>>(rows: &[R]) -> Result<Self, Refused> {
+    /// [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE) for a table of more than [`MAX_ENTRIES`](Self::MAX_ENTRIES), or
+    /// one that does not fit in the host's memory: one long row makes all rows long.
+    pub fn from_rows<R: AsRef<[usize]>>(rows: &[R]) -> Result<Self, Violation> {
         let columns = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0);
         let mut table = Self::default();
         table.reset(columns);
@@ -81,13 +83,14 @@ impl PageTable {
     /// Reserves memory for `rows` rows of the table's width.
     ///
     /// # Errors
-    /// [`Rule::IndexShape`] for more entries than a table has, or more than the host has memory for.
-    pub(crate) fn room(&mut self, rows: usize) -> Result<(), Refused> {
+    /// [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE) for more entries than a table has, or more than the host has
+    /// memory for.
+    pub(crate) fn room(&mut self, rows: usize) -> Result<(), Violation> {
         check_size(self.requests.saturating_add(rows), self.columns)?;
         room(
             &mut self.blocks,
             rows.saturating_mul(self.columns),
-            Rule::IndexShape,
+            &rules::INDEX_SHAPE,
             "put requests with long rows into a table of their own",
         )
     }
@@ -96,7 +99,7 @@ impl PageTable {
     ///
     /// # Errors
     /// As for [`PageTable::room`]; the table is unchanged then.
-    pub(crate) fn widen(&mut self, columns: usize) -> Result<(), Refused> {
+    pub(crate) fn widen(&mut self, columns: usize) -> Result<(), Violation> {
         if columns <= self.columns {
             return Ok(());
         }
@@ -146,16 +149,21 @@ impl PageTable {
     /// The blocks that a request of `len` tokens uses.
     ///
     /// # Errors
-    /// [`Rule::TableRow`] for a request without a row, or a row too short.
-    pub fn used(&self, request: usize, len: usize, block_size: usize) -> Result<&[usize], Refused> {
+    /// [`TABLE_ROW`](crate::rules::TABLE_ROW) for a request without a row, or a row too short.
+    pub fn used(
+        &self,
+        request: usize,
+        len: usize,
+        block_size: usize,
+    ) -> Result<&[usize], Violation> {
         let needed = match block_size {
             0 => usize::MAX,
             size => len.div_ceil(size),
         };
         let used = self.row(request).and_then(|row| row.get(..needed));
         used.ok_or_else(|| {
-            refused(
-                Rule::TableRow,
+            Violation::new(
+                &rules::TABLE_ROW,
                 format_args!(
                     "request {request} of {len} tokens in a table of {} rows and {} columns of {block_size} tokens",
                     self.requests, self.columns
@@ -168,13 +176,13 @@ impl PageTable {
 }
 
 /// Refuses tables of more rows or entries than [`MAX_ENTRIES`](PageTable::MAX_ENTRIES).
-fn check_size(rows: usize, columns: usize) -> Result<(), Refused> {
+fn check_size(rows: usize, columns: usize) -> Result<(), Violation> {
     let entries = rows.saturating_mul(columns.max(1));
     if entries <= PageTable::MAX_ENTRIES {
         return Ok(());
     }
-    Err(refused(
-        Rule::IndexShape,
+    Err(Violation::new(
+        &rules::INDEX_SHAPE,
         format_args!("{rows} rows of {columns}"),
         format_args!("at most {} entries", PageTable::MAX_ENTRIES),
         "put requests with long rows into a step of their own: one long row makes all rows long",
@@ -196,11 +204,11 @@ mod tests {
         assert_eq!(table.row(3), None);
         for (request, len, block_size) in [(3, 0, 16), (1, 33, 16), (0, 1, 0)] {
             let error = table.used(request, len, block_size).unwrap_err();
-            assert_eq!(error.rule, Rule::TableRow);
+            assert_eq!(error.rule, &rules::TABLE_ROW);
         }
         assert_eq!(
             PageTable::new(2, 2, vec![0; 3]).unwrap_err().rule,
-            Rule::IndexShape
+            &rules::INDEX_SHAPE
         );
         for (requests, columns) in [
             (usize::MAX, 2),
@@ -208,12 +216,12 @@ mod tests {
             (PageTable::MAX_ENTRIES + 1, 0),
         ] {
             let error = PageTable::new(requests, columns, vec![]).unwrap_err();
-            assert_eq!(error.rule, Rule::IndexShape);
+            assert_eq!(error.rule, &rules::INDEX_SHAPE);
         }
         // One long row makes all rows long.
         let mut rows = vec![vec![1; 1 << 14]];
         rows.resize(1 + (1 << 14), vec![1]);
         let error = PageTable::from_rows(&rows).unwrap_err();
-        assert_eq!(error.rule, Rule::IndexShape);
+        assert_eq!(error.rule, &rules::INDEX_SHAPE);
     }
 }

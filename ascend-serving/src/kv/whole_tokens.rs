@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 /// A cache as contiguous rows `[tokens, N * D]`.
 ///
 /// # Errors
-/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for a cache of another block size, or one in which a
+/// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of another block size, or one in which a
 /// token has several pieces: NZ, or BnNBsD of several heads.
 pub(super) fn whole_tokens<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<Tensor<T>> {
     let size = block_size;
@@ -25,6 +25,6 @@ pub(super) fn whole_tokens<T: Element>(cache: &Tensor<T>, block_size: usize) -> 
             format_args!(
                 "[blocks, {block_size}, N * D], or [blocks, 1, {block_size}, D], whose tokens lie whole"
             ),
-        )),
+        ).fix("choose BnBsH, or BnNBsD of one head")),
     }
 }

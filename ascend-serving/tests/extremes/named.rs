@@ -1,14 +1,14 @@
 //! Sizes that cannot exist, each with the refusal that it gets.
 
 use ascend_attention::attention::PerRequest;
-use ascend_attention::{CallRule, Error as CallError, Tensor, bf16, f16};
+use ascend_attention::{Tensor, bf16, f16};
 use ascend_serving::kv::{
     Audit, AuditRequest, BlockPool, CacheShape, KernelBlocks, PadPolicy, PageTable, PagedKvCache,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, Causality, CustomMask, DraftTree,
     Error, Fused, GraphLimits, GroupedAttention, Hybrid, LayerGroup, LayerSet, MaskExtent,
-    PackedBits, Rule, TokenIndices,
+    PackedBits, TokenIndices, rules,
 };
 
 #[test]
@@ -20,10 +20,14 @@ fn a_dump_slot_outside_the_pool_is_refused() {
         (1 << 31, 128),
     ] {
         let refused = BlockPool::new(4, size, PadPolicy::DumpSlot(slot)).unwrap_err();
-        assert_eq!(refused.rule, Rule::PadSlot, "{slot} {size}");
+        assert_eq!(refused.rule, &rules::PAD_SLOT, "{slot} {size}");
     }
     let last = BlockPool::new(4, 128, PadPolicy::DumpSlot(511)).unwrap_err();
-    assert_eq!(last.rule, Rule::PoolSize, "no block is left for sequences");
+    assert_eq!(
+        last.rule,
+        &rules::POOL_SIZE,
+        "no block is left for sequences"
+    );
     assert!(last.given.contains("DumpSlot(511)"), "{last}");
     assert!(last.fix.contains("small dump slot such as 0"), "{last}");
 }
@@ -31,12 +35,12 @@ fn a_dump_slot_outside_the_pool_is_refused() {
 #[test]
 fn a_pool_of_billions_of_blocks_is_refused() {
     let refused = BlockPool::new(i32::MAX as usize, 1, PadPolicy::SkipNegative).unwrap_err();
-    assert_eq!(refused.rule, Rule::PoolSize);
+    assert_eq!(refused.rule, &rules::POOL_SIZE);
     let more = BlockPool::MAX_BLOCKS;
     let refused = BlockPool::new(more, 1, PadPolicy::SkipNegative).unwrap_err();
     assert_eq!(
         refused.rule,
-        Rule::PoolSize,
+        &rules::POOL_SIZE,
         "more than this program may allocate"
     );
 }
@@ -47,10 +51,9 @@ fn a_cache_of_more_layers_than_any_model_is_refused() {
     let shape = CacheShape::new(usize::MAX, 1, 1);
     let device = crate::device();
     let cache = PagedKvCache::<f16>::new(&device, 1, 1, shape, PadPolicy::SkipNegative);
-    assert!(matches!(
-        cache,
-        Err(Error::Attention(CallError::InvalidArgument { .. }))
-    ));
+    assert!(
+        matches!(&cache, Err(Error::Violation(violation)) if violation.rule.id == "argument.value")
+    );
 }
 
 #[test]
@@ -86,7 +89,7 @@ fn masks_of_trees_behind_absurd_contexts_are_refused() {
     for cached in [1 << 40, PerRequest::MAX_LENGTH] {
         let cached = PerRequest::new(vec![cached]).unwrap();
         let mask = CustomMask::of_trees(&trees, &cached, MaskExtent::AllKeys);
-        assert_eq!(mask.unwrap_err().rule, CallRule::LengthsOverflow);
+        assert_eq!(mask.unwrap_err().rule, &rules::LENGTHS_OVERFLOW);
     }
 }
 
@@ -104,20 +107,20 @@ fn extents_are_compared_with_the_words_before_anything_is_unpacked() {
         &[(usize::MAX, 9)],
     ] {
         let refused = CustomMask::unpack(&words(vec![0]), extents).unwrap_err();
-        assert_eq!(refused.rule, Rule::MaskShape, "{extents:?}");
+        assert_eq!(refused.rule, &rules::MASK_SHAPE, "{extents:?}");
     }
 }
 
 #[test]
 fn a_block_of_billions_of_kernel_blocks_is_refused() {
     let refused = KernelBlocks::new(usize::MAX, 1).unwrap_err();
-    assert_eq!(refused.rule, Rule::BlockSplit);
+    assert_eq!(refused.rule, &rules::BLOCK_SPLIT);
     let most = KernelBlocks::new(KernelBlocks::MAX_TIMES, 1).unwrap();
     assert_eq!(most.split_row(&[1]).unwrap().len(), most.times());
     let rows = most.split_row(&[0; 4096]).unwrap_err();
     assert_eq!(
         rows.rule,
-        Rule::TableRow,
+        &rules::TABLE_ROW,
         "more than this program may allocate"
     );
 }
@@ -137,21 +140,18 @@ fn endless_lists_are_cut_and_refused() {
     assert_eq!(group.layers().len(), CacheShape::MAX_LAYERS + 1);
     let layers = group.layers().len();
     let refused = GroupedAttention::new(layers, [group]).unwrap_err();
-    assert_eq!(refused.rule, Rule::GroupLayers);
+    assert_eq!(refused.rule, &rules::GROUP_LAYERS);
 
     let groups = std::iter::repeat_with(|| LayerGroup::new([], Causality::Causal, attention(0)));
     let refused = GroupedAttention::new(1, groups).unwrap_err();
-    assert_eq!(refused.rule, Rule::GroupLayers);
+    assert_eq!(refused.rule, &rules::GROUP_LAYERS);
     let sets = std::iter::repeat(LayerSet::new([0], "fused"));
     let refused = Hybrid::<bf16>::new(1, Backends::none().with(Fused), sets).unwrap_err();
-    assert_eq!(refused.rule, Rule::HybridLayers);
+    assert_eq!(refused.rule, &rules::HYBRID_LAYERS);
 
     let attention = attention(1);
     let pool = attention.cache().pool();
-    for (len, rule) in [
-        (1, Rule::BatchBlocks),
-        (0, CallRule::LengthsOverflow.into()),
-    ] {
+    for (len, rule) in [(1, &rules::BATCH_BLOCKS), (0, &rules::LENGTHS_OVERFLOW)] {
         let refused = pool.admits(std::iter::repeat(len)).unwrap_err();
         assert_eq!(refused.rule, rule, "{refused}");
     }
@@ -167,13 +167,13 @@ fn endless_lists_are_cut_and_refused() {
         GraphLimits::new([AttentionMetadata::MAX_TOKENS + 1], 128),
     ] {
         let refused = capture(limits);
-        assert!(refused.breaks(Rule::GraphSize), "{refused}");
+        assert!(refused.breaks(&rules::GRAPH_SIZE), "{refused}");
     }
     let sink: Tensor<bf16> = Tensor::empty(stream.device(), [1]).unwrap();
     let endless = std::iter::repeat(sink);
     let refused = capture(GraphLimits::new([1], 128).learnable_sinks(endless));
     assert!(
-        matches!(refused, Error::Attention(CallError::InvalidArgument { .. })),
+        matches!(&refused, Error::Violation(violation) if violation.rule.id == "argument.value"),
         "{refused}"
     );
     // As many tokens as may be, for a cache that has not a block for each.

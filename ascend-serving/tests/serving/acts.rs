@@ -3,7 +3,7 @@
 
 use ascend_attention::{Element, Stream};
 use ascend_serving::kv::{Audit, AuditRequest, BlockPool, PadPolicy, PagedKvCache, Sequence};
-use ascend_serving::{AttentionMetadata, BatchRequest, BatchSettings, Refused, Rule};
+use ascend_serving::{AttentionMetadata, BatchRequest, BatchSettings, Violation, rules};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
@@ -182,8 +182,8 @@ impl Schedule {
         let request = &mut self.requests[at];
         match request.sequence.grow(tokens) {
             Ok(grown) => cache.copy_blocks(stream, &grown.copies).unwrap(),
-            Err(Refused { rule, .. }) => {
-                assert!(matches!(rule, Rule::PoolExhausted | Rule::PoolWaiting));
+            Err(Violation { rule, .. }) => {
+                assert!([&rules::POOL_EXHAUSTED, &rules::POOL_WAITING].contains(&rule));
                 return false;
             }
         }

@@ -12,7 +12,7 @@ use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
     BatchSettings, Causality, ChunkedLocal, Fused, MaskKind, Masked, NamedMask, PagedDecode,
-    PromptAndIncre, QuantisedDecode, QuantisedPrefill, Rule,
+    PromptAndIncre, QuantisedDecode, QuantisedPrefill, rules,
 };
 
 const DIM: usize = 128;
@@ -217,5 +217,5 @@ fn a_cache_without_room_for_the_examples_is_refused() {
     let error = attention
         .backend_choices(&stream, Causality::Causal, None)
         .unwrap_err();
-    assert!(error.breaks(Rule::TableBlock), "{error}");
+    assert!(error.breaks(&rules::TABLE_BLOCK), "{error}");
 }

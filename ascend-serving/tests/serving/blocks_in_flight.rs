@@ -8,7 +8,7 @@ use ascend_attention::{Graph, bf16, f16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, Masked, NamedMask, Rule,
+    Error, Fused, GraphLimits, Masked, NamedMask, rules,
 };
 
 use crate::harness;
@@ -47,7 +47,7 @@ fn growing_a_cache_waits_for_blocks_that_a_step_in_flight_may_read() {
     let mut next = Sequence::new(&pool);
     // The step may still queue launches: nobody knows when it is over.
     let open = cache.grow(&stream, &mut next, 32).unwrap_err();
-    assert!(open.breaks(Rule::PoolWaiting), "{open}");
+    assert!(open.breaks(&rules::POOL_WAITING), "{open}");
     drop(step);
     assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (1, 2));
     thread::scope(|scope| {
@@ -59,7 +59,7 @@ fn growing_a_cache_waits_for_blocks_that_a_step_in_flight_may_read() {
     });
     assert_eq!((next.len(), pool.steps_in_flight()), (48, 0));
     let full = cache.grow(&stream, &mut next, 1).unwrap_err();
-    assert!(full.breaks(Rule::PoolExhausted), "{full}");
+    assert!(full.breaks(&rules::POOL_EXHAUSTED), "{full}");
     assert_eq!(next.len(), 48);
 }
 
@@ -84,11 +84,11 @@ fn blocks_given_back_while_a_replay_reads_them() {
     graph.launch(&stream, graph.update()).unwrap();
     drop(sequence);
     let open = pool.allocate().unwrap_err();
-    assert_eq!(open.rule, Rule::PoolWaiting);
+    assert_eq!(open.rule, &rules::POOL_WAITING);
     assert!(open.given.contains("2 waiting for steps"), "{open}");
     drop(step);
     let replayed = pool.allocate().unwrap_err();
-    assert_eq!(replayed.rule, Rule::PoolWaiting);
+    assert_eq!(replayed.rule, &rules::POOL_WAITING);
     gate.open();
     stream.synchronize().unwrap();
     let _block = pool.allocate().unwrap();
@@ -113,7 +113,7 @@ fn metadata_does_not_outlive_its_blocks() {
     };
     let stale = |outcome: Result<(), Error>| {
         let why = outcome.unwrap_err();
-        assert!(why.breaks(Rule::BlockGivenBack), "{why}");
+        assert!(why.breaks(&rules::BLOCK_GIVEN_BACK), "{why}");
     };
     let mut one = Sequence::new(attention.cache().pool());
     let mut other = Sequence::new(attention.cache().pool());

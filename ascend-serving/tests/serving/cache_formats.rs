@@ -1,11 +1,11 @@
 //! A paged cache in each format: tokens go where the format has them, come back the same, and attention reads them so.
 
 use crate::harness;
+use ascend_serving::rules;
 
 use ascend_attention::attention::Inputs;
-use ascend_attention::{Error as CallError, FusedInferAttention, Layout, Stream, Tensor, bf16};
+use ascend_attention::{FusedInferAttention, Layout, Stream, Tensor, bf16};
 use ascend_serving::Error;
-use ascend_serving::Rule;
 use ascend_serving::kv::{
     Cache, CacheShape, CacheWrite, CachedRows, PadPolicy, PageTable, PagedKvCache,
 };
@@ -124,7 +124,7 @@ proptest! {
         let (key, value) = (target(key_dim), target(value_dim));
         let outcome = layer.gather(&stream, &all, &key, &value);
         if !whole {
-            let named = matches!(outcome, Err(Error::Attention(CallError::InvalidArgument { argument: "cache", .. })));
+            let named = matches!(&outcome, Err(Error::Violation(violation)) if violation.rule.id == "argument.value" && violation.given.starts_with("cache: "));
             prop_assert!(named, "tokens that lie in parts");
             return Ok(());
         }
@@ -133,7 +133,7 @@ proptest! {
             prop_assert_eq!(tensor.download(&stream).unwrap(), cache.download(&stream).unwrap());
         }
         let outcome = layer.gather(&stream, &all, &key, &key.narrow(0, 0..capacity).unwrap());
-        let named = matches!(outcome, Err(Error::Attention(CallError::InvalidArgument { argument: "value", .. })));
+        let named = matches!(&outcome, Err(Error::Violation(violation)) if violation.rule.id == "argument.value" && violation.given.starts_with("value: "));
         prop_assert!(named, "values over keys");
     }
 }
@@ -146,12 +146,12 @@ fn wrong_slots_write_nothing_in_any_format() {
         let mut cache = cache(&stream, 4, shape, PadPolicy::SkipNegative);
         let (_, rows) = upload(&stream, 5, [3, 2, 16]);
         let refused = |slots: &[i32]| match CacheWrite::plan(&cache, &stream, slots, &rows, &rows) {
-            Err(Error::Refused(refused)) => refused.rule,
+            Err(Error::Violation(refused)) => refused.rule,
             other => panic!("{other:?}"),
         };
-        assert_eq!(refused(&[1, 7, 1]), Rule::SlotDuplicate);
-        assert_eq!(refused(&[1, 20, 2]), Rule::SlotRange);
-        assert_eq!(refused(&[1, 2]), Rule::SlotCount);
+        assert_eq!(refused(&[1, 7, 1]), &rules::SLOT_DUPLICATE);
+        assert_eq!(refused(&[1, 20, 2]), &rules::SLOT_RANGE);
+        assert_eq!(refused(&[1, 2]), &rules::SLOT_COUNT);
         // Rows of other heads than the cache has.
         let other = upload(&stream, 5, [3, 1, 32]).1;
         let outcome = CacheWrite::plan(&cache, &stream, &[1, 2, 3], &other, &other);
@@ -162,7 +162,7 @@ fn wrong_slots_write_nothing_in_any_format() {
         for (key, value) in [(&fewer, &fewer), (&rows, &fewer)] {
             let outcome = cache.write(&stream, &write, 0, key, value);
             assert!(
-                matches!(&outcome, Err(Error::Refused(of)) if of.rule == Rule::SlotCount),
+                matches!(&outcome, Err(Error::Violation(of)) if of.rule == &rules::SLOT_COUNT),
                 "{outcome:?}"
             );
         }

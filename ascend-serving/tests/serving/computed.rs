@@ -9,7 +9,7 @@ use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     CrossAttention, DraftTree, Error, Fused, GraphLimits, GroupedAttention, GroupedMetadata,
     GroupedRequest, GroupedSequence, LayerGroup, PagedDecode, PrefixCache, QuantisedDecode,
-    QuantisedPrefill, Refused, Rule, StatePolicy, TreeRequest, TreeVerification,
+    QuantisedPrefill, StatePolicy, TreeRequest, TreeVerification, Violation, rules,
 };
 
 use crate::harness;
@@ -96,9 +96,9 @@ impl Engine {
     }
 
     /// Why a step does not begin.
-    fn refused(&mut self, metadata: &AttentionMetadata, names: &[u64]) -> Refused {
+    fn refused(&mut self, metadata: &AttentionMetadata, names: &[u64]) -> Violation {
         match self.distance(metadata, names) {
-            Err(Error::Refused(refused)) => refused,
+            Err(Error::Violation(refused)) => refused,
             Err(other) => panic!("{other}"),
             Ok(away) => panic!("accepted, and {away} away from dense attention"),
         }
@@ -150,7 +150,7 @@ fn a_gap_is_refused_and_its_fix_computes_it() {
         engine.grow(&mut sequence, 100);
         let metadata = engine.metadata(&sequence, 1);
         let gap = engine.refused(&metadata, &tokens);
-        assert_eq!(gap.rule, Rule::SequenceGap);
+        assert_eq!(gap.rule, &rules::SEQUENCE_GAP);
         assert!(gap.given.contains("99 tokens of request 0"), "{gap}");
         assert!(
             gap.allowed.contains("`BatchRequest::of(&sequence, 100)`"),
@@ -165,7 +165,7 @@ fn a_gap_is_refused_and_its_fix_computes_it() {
         tokens.extend([200, 201]);
         let metadata = engine.metadata(&sequence, 1);
         let gap = engine.refused(&metadata, &tokens);
-        assert_eq!(gap.rule, Rule::SequenceGap);
+        assert_eq!(gap.rule, &rules::SEQUENCE_GAP);
         assert!(
             gap.allowed.contains("`BatchRequest::of(&sequence, 2)`"),
             "{gap}"
@@ -177,7 +177,10 @@ fn a_gap_is_refused_and_its_fix_computes_it() {
         engine.grow(&mut sequence, 7);
         engine.grow(&mut sequence, 1);
         let metadata = engine.metadata(&sequence, 1);
-        assert_eq!(engine.refused(&metadata, &tokens).rule, Rule::SequenceGap);
+        assert_eq!(
+            engine.refused(&metadata, &tokens).rule,
+            &rules::SEQUENCE_GAP
+        );
         assert_eq!(engine.computed(&sequence), 102);
         sequence.truncate(102).unwrap();
         tokens.push(202);
@@ -202,7 +205,7 @@ fn metadata_of_an_earlier_step_is_refused_and_its_fix_works() {
         engine.grow(&mut sequence, 1);
         tokens.push(51);
         let stale = engine.refused(&metadata, &tokens);
-        assert_eq!(stale.rule, Rule::SequenceChanged);
+        assert_eq!(stale.rule, &rules::SEQUENCE_CHANGED);
         assert!(stale.fix.contains("renew"), "{stale}");
         metadata.renew(&[BatchRequest::of(&sequence, 1)]).unwrap();
         engine.step(&metadata, &tokens);
@@ -212,12 +215,12 @@ fn metadata_of_an_earlier_step_is_refused_and_its_fix_works() {
         sequence.truncate(11).unwrap();
         assert_eq!(
             engine.refused(&of_step, &tokens).rule,
-            Rule::SequenceChanged
+            &rules::SEQUENCE_CHANGED
         );
         engine.grow(&mut sequence, 1);
         assert_eq!(
             engine.refused(&of_step, &tokens).rule,
-            Rule::SequenceChanged
+            &rules::SEQUENCE_CHANGED
         );
         let again = engine.metadata(&sequence, 1);
         engine.step(&again, &tokens);
@@ -241,7 +244,7 @@ fn a_step_without_some_layers_does_not_count() {
         tokens.push(50);
         let decode = engine.metadata(&sequence, 1);
         let missing = engine.refused(&decode, &tokens);
-        assert_eq!(missing.rule, Rule::StepLayersMissing);
+        assert_eq!(missing.rule, &rules::STEP_LAYERS_MISSING);
         assert!(missing.given.contains("without layer 1"), "{missing}");
         assert!(
             missing
@@ -257,7 +260,7 @@ fn a_step_without_some_layers_does_not_count() {
         for layers in [&[0, 1, 1][..], &[0, 0, 0], &[0, 1, 2, 0]] {
             let layers = layers.iter().copied();
             let why = engine.layers(&again, &tokens, layers).unwrap_err();
-            assert!(why.breaks(Rule::StepLayerRepeated), "{why}");
+            assert!(why.breaks(&rules::STEP_LAYER_REPEATED), "{why}");
             assert!(why.to_string().contains("a second time"), "{why}");
         }
         engine.step(&again, &tokens);
@@ -282,7 +285,7 @@ fn a_step_can_be_asked_whether_all_layers_ran() {
             LAYERS => ended.unwrap(),
             _ => {
                 let why = ended.unwrap_err();
-                assert!(why.breaks(Rule::StepLayersMissing), "{why}");
+                assert!(why.breaks(&rules::STEP_LAYERS_MISSING), "{why}");
                 let left = match ran {
                     2 => "without layer 2,".to_owned(),
                     ran => format!("without layers {ran} to 2,"),
@@ -309,7 +312,7 @@ fn drafts_are_verified_and_rejected() {
     engine.grow(&mut sequence, 2);
     tokens.extend([300, 301]);
     let behind = engine.metadata(&sequence, 1);
-    assert_eq!(engine.refused(&behind, &tokens).rule, Rule::SequenceGap);
+    assert_eq!(engine.refused(&behind, &tokens).rule, &rules::SEQUENCE_GAP);
     let metadata = engine.metadata(&sequence, 2);
     engine.step(&metadata, &tokens);
 }
@@ -354,7 +357,7 @@ fn forks_have_what_was_computed_of_them() {
     tokens.push(200);
     engine.grow(&mut early, 1);
     let decode = engine.metadata(&early, 1);
-    assert_eq!(engine.refused(&decode, &tokens).rule, Rule::SequenceGap);
+    assert_eq!(engine.refused(&decode, &tokens).rule, &rules::SEQUENCE_GAP);
     engine.add(&mut late, &tokens);
     let mut other = names(1, 129);
     other.extend([300, 301]);
@@ -373,7 +376,7 @@ fn prefixes_are_found_once_they_are_computed() {
     let mut sequence = engine.sequence();
     engine.grow(&mut sequence, 140);
     let early = prefixes.insert(b"", &tokens, &sequence).unwrap_err();
-    assert_eq!(early.rule, Rule::SequenceGap);
+    assert_eq!(early.rule, &rules::SEQUENCE_GAP);
     let metadata = engine.metadata(&sequence, 140);
     engine.step(&metadata, &tokens);
     assert_eq!(prefixes.insert(b"", &tokens, &sequence).unwrap(), 1);
@@ -445,14 +448,14 @@ fn windows_slide() {
     };
     let metadata = of(&attention, &sequence, 1).unwrap();
     let why = run(&mut attention, &tokens, &metadata, 2).unwrap_err();
-    assert!(why.breaks(Rule::StepLayersMissing), "{why}");
+    assert!(why.breaks(&rules::STEP_LAYERS_MISSING), "{why}");
     attention.grow(&stream, &mut sequence, 1).unwrap();
     tokens.push(9001);
     let stale = run(&mut attention, &tokens, &metadata, LAYERS).unwrap_err();
-    assert!(stale.breaks(Rule::SequenceChanged), "{stale}");
+    assert!(stale.breaks(&rules::SEQUENCE_CHANGED), "{stale}");
     let behind = of(&attention, &sequence, 1).unwrap();
     let why = run(&mut attention, &tokens, &behind, LAYERS).unwrap_err();
-    assert!(why.breaks(Rule::StepLayersMissing), "{why}");
+    assert!(why.breaks(&rules::STEP_LAYERS_MISSING), "{why}");
     let both = of(&attention, &sequence, 2).unwrap();
     run(&mut attention, &tokens, &both, LAYERS).unwrap();
 }
@@ -496,10 +499,10 @@ fn tokens_that_are_written_by_hand_are_named() {
         }
     }
     let more = cache.mark_computed(&sequence, 141).unwrap_err();
-    assert_eq!(more.rule, Rule::SequenceLength);
+    assert_eq!(more.rule, &rules::SEQUENCE_LENGTH);
     let foreign = Engine::new(4);
     let other = foreign.attention.cache().mark_computed(&sequence, 1);
-    assert_eq!(other.unwrap_err().rule, Rule::BlockPool);
+    assert_eq!(other.unwrap_err().rule, &rules::BLOCK_POOL);
     cache.mark_computed(&sequence, 140).unwrap();
     tokens.push(500);
     engine.add(&mut sequence, &tokens);
@@ -551,7 +554,7 @@ fn replayed_steps_are_recorded() {
         };
     let mut decode = engine.metadata(&sequence, 1);
     let gap = replay(&engine, &mut decode, &tokens, LAYERS).unwrap_err();
-    assert!(gap.breaks(Rule::SequenceGap), "{gap}");
+    assert!(gap.breaks(&rules::SEQUENCE_GAP), "{gap}");
     let prompt = engine.metadata(&sequence, 21);
     engine.step(&prompt, &tokens);
 
@@ -563,12 +566,12 @@ fn replayed_steps_are_recorded() {
     tokens.push(32);
     engine.add(&mut sequence, &tokens);
     let stale = replay(&engine, &mut decode, &tokens, LAYERS).unwrap_err();
-    assert!(stale.breaks(Rule::SequenceChanged), "{stale}");
+    assert!(stale.breaks(&rules::SEQUENCE_CHANGED), "{stale}");
     engine.grow(&mut sequence, 1);
     tokens.push(33);
     let mut decode = engine.metadata(&sequence, 1);
     let missing = replay(&engine, &mut decode, &tokens, 1).unwrap_err();
-    assert!(missing.breaks(Rule::StepLayersMissing), "{missing}");
+    assert!(missing.breaks(&rules::STEP_LAYERS_MISSING), "{missing}");
     assert_eq!(engine.computed(&sequence), 23);
     let mut decode = engine.metadata(&sequence, 1);
     replay(&engine, &mut decode, &tokens, LAYERS).unwrap();
@@ -594,7 +597,7 @@ fn trees_are_verified_behind_computed_tokens() {
     };
     let gap = graphs.begin(&engine.stream, &[request]).map(drop);
     let gap = gap.unwrap_err();
-    assert!(gap.breaks(Rule::SequenceGap), "{gap}");
+    assert!(gap.breaks(&rules::SEQUENCE_GAP), "{gap}");
     let metadata = engine.metadata(&sequence, 20);
     engine.step(&metadata, &names(1, 20));
     let request = TreeRequest {
@@ -625,14 +628,14 @@ fn encoder_tokens_are_read_once_all_layers_have_them() {
         encoding.end()
     };
     for (layers, rule) in [
-        (&[0, 1][..], Rule::StepLayersMissing),
-        (&[0, 1, 1], Rule::StepLayerRepeated),
+        (&[0, 1][..], &rules::STEP_LAYERS_MISSING),
+        (&[0, 1, 1], &rules::STEP_LAYER_REPEATED),
     ] {
         let why = encode(&mut cross, &mut encoded, layers).unwrap_err();
         assert!(why.breaks(rule), "{why}");
         let why = cross.begin(&stream, &metadata, &[&encoded]).map(drop);
         let why = why.unwrap_err();
-        assert!(why.breaks(Rule::StepLayersMissing), "{why}");
+        assert!(why.breaks(&rules::STEP_LAYERS_MISSING), "{why}");
         encoded.truncate(0).unwrap();
     }
     encode(&mut cross, &mut encoded, &[0, 1, 2]).unwrap();

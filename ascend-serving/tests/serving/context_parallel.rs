@@ -6,11 +6,13 @@ use crate::harness;
 use std::thread;
 
 use ascend_attention::merge::Part;
-use ascend_attention::{CallRule, Device, Event, Output, Tensor, bf16, f16};
+use ascend_attention::{Device, Event, Output, Tensor, bf16, f16};
 use ascend_serving::kv::{
     BlockPool, CacheShape, CacheWrite, Interleave, PadPolicy, PagedKvCache, Sequence,
 };
-use ascend_serving::{AttentionShape, BatchRequest, ContextParallel, ContextSplit, RankStep, Rule};
+use ascend_serving::{
+    AttentionShape, BatchRequest, ContextParallel, ContextSplit, RankStep, rules,
+};
 use harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
@@ -260,33 +262,39 @@ fn divisions_that_cannot_be_are_refused() {
         let share = Interleave::new(ranks, run).unwrap();
         ContextParallel::new(share, block_size).map_err(|refused| refused.rule)
     };
-    assert_eq!(of(16, 1, 128), Err(Rule::RanksParts));
-    assert_eq!(of(2, 3, 128), Err(Rule::RanksInterleave));
+    assert_eq!(of(16, 1, 128), Err(&rules::RANKS_PARTS));
+    assert_eq!(of(2, 3, 128), Err(&rules::RANKS_INTERLEAVE));
     let parallel = of(15, 16, 128).unwrap();
     assert_eq!(parallel.pool_block_size(), 1920);
     let request = BatchRequest::in_row(&[0], 5, 1);
     let rule = |request| parallel.split(&[request], PAD).unwrap_err().rule;
-    assert_eq!(rule(BatchRequest::in_row(&[0], 5, 0)), Rule::BatchEmpty);
-    assert_eq!(rule(BatchRequest::in_row(&[0], 1920, 1)), Rule::TableRow);
+    assert_eq!(rule(BatchRequest::in_row(&[0], 5, 0)), &rules::BATCH_EMPTY);
+    assert_eq!(rule(BatchRequest::in_row(&[0], 1920, 1)), &rules::TABLE_ROW);
     assert_eq!(
         rule(BatchRequest::in_row(&[0], usize::MAX, 1)),
-        CallRule::LengthsOverflow
+        &rules::LENGTHS_OVERFLOW
     );
     assert_eq!(
         rule(BatchRequest::in_row(&[usize::MAX], 5, 1)),
-        Rule::SlotRange
+        &rules::SLOT_RANGE
     );
-    assert_eq!(parallel.split(&[], PAD).unwrap_err().rule, Rule::BatchEmpty);
-    assert_eq!(rule(request.drafts(1)), Rule::DraftCount);
+    assert_eq!(
+        parallel.split(&[], PAD).unwrap_err().rule,
+        &rules::BATCH_EMPTY
+    );
+    assert_eq!(rule(request.drafts(1)), &rules::DRAFT_COUNT);
     let twice = parallel.split(&[request, request], PAD).unwrap_err();
-    assert_eq!(twice.rule, Rule::SlotDuplicate);
+    assert_eq!(twice.rule, &rules::SLOT_DUPLICATE);
     let dump = parallel.split(&[request], PadPolicy::DumpSlot(3));
-    assert_eq!(dump.unwrap_err().rule, Rule::SlotDump);
+    assert_eq!(dump.unwrap_err().rule, &rules::SLOT_DUMP);
     let pool = || BlockPool::new(4, parallel.pool_block_size(), PAD).unwrap();
     let (first, other) = (pool(), pool());
     let mut sequence = Sequence::new(&first);
     let _ = sequence.grow(6).unwrap();
-    assert_eq!(rule(BatchRequest::of(&sequence, 7)), Rule::SequenceLength);
+    assert_eq!(
+        rule(BatchRequest::of(&sequence, 7)),
+        &rules::SEQUENCE_LENGTH
+    );
     let mut of_other = Sequence::new(&other);
     let _ = of_other.grow(1).unwrap();
     let both = [
@@ -295,13 +303,13 @@ fn divisions_that_cannot_be_are_refused() {
     ];
     assert_eq!(
         parallel.split(&both, PAD).unwrap_err().rule,
-        Rule::TableGroup
+        &rules::TABLE_GROUP
     );
     // Its block is copied for the new token, and nobody has queued that.
     let mut fork = sequence.fork();
     let copies = fork.grow(1).unwrap().copies;
     assert_eq!(copies.len(), 1);
-    assert_eq!(rule(BatchRequest::of(&fork, 1)), Rule::BlockUncopied);
+    assert_eq!(rule(BatchRequest::of(&fork, 1)), &rules::BLOCK_UNCOPIED);
     // What the ranks have adds up to what there is.
     let long = BatchRequest::in_row(&[0], 1000, 3);
     let split = parallel.split(&[long], PAD).unwrap();

@@ -3,13 +3,14 @@
 
 use crate::harness;
 use crate::tokens::{DIM, dense, packed};
+use ascend_attention::spec::Rule;
 
 use ascend_attention::spec::Cann;
-use ascend_attention::{CallRule, Stream, bf16};
+use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, CrossAttention,
-    Error, Rule,
+    Error, rules,
 };
 use proptest::prelude::*;
 
@@ -202,9 +203,9 @@ fn beams_share_the_keys_of_their_encoder() {
     assert_eq!(model.cross.cache().pool().held_blocks(), held);
 }
 
-fn rule<T: std::fmt::Debug>(outcome: Result<T, Error>) -> Rule {
+fn rule<T: std::fmt::Debug>(outcome: Result<T, Error>) -> &'static Rule {
     match outcome {
-        Err(Error::Refused(refused)) => refused.rule,
+        Err(Error::Violation(refused)) => refused.rule,
         other => panic!("{other:?}"),
     }
 }
@@ -218,15 +219,15 @@ fn what_cannot_be_is_refused_by_name() {
     let Model { stream, cross, own } = &mut model;
     let [one, two] = &requests;
     let begin = |encoded: &[&Sequence]| rule(cross.begin(stream, &metadata, encoded));
-    assert_eq!(begin(&[&one.encoded]), CallRule::LengthsBatch);
+    assert_eq!(begin(&[&one.encoded]), &rules::LENGTHS_BATCH);
     let strange = Sequence::new(own.pool());
-    assert_eq!(begin(&[&one.encoded, &strange]), Rule::BlockPool);
+    assert_eq!(begin(&[&one.encoded, &strange]), &rules::BLOCK_POOL);
     let mut cut = one.encoded.fork();
     cut.drop_before(128).unwrap();
-    assert_eq!(begin(&[&cut, &two.encoded]), Rule::BlockWindow);
+    assert_eq!(begin(&[&cut, &two.encoded]), &rules::BLOCK_WINDOW);
     let mut grown = two.encoded.fork();
     let _uncopied = grown.grow(1).unwrap();
-    assert_eq!(begin(&[&one.encoded, &grown]), Rule::BlockUncopied);
+    assert_eq!(begin(&[&one.encoded, &grown]), &rules::BLOCK_UNCOPIED);
     drop((cut, grown));
 
     let encoded = [&one.encoded, &two.encoded];
@@ -235,9 +236,18 @@ fn what_cannot_be_is_refused_by_name() {
         let zeros = vec![bf16::ZERO; shape.iter().product()];
         stream.upload(&zeros, shape).unwrap()
     };
-    assert_eq!(rule(step.forward(0, &query([2, 1, DIM]))), Rule::StepTokens);
-    assert_eq!(rule(step.forward(0, &query([3, 2, DIM]))), Rule::StepHeads);
-    assert_eq!(rule(step.forward(0, &query([3, 1, 32]))), Rule::StepHeads);
+    assert_eq!(
+        rule(step.forward(0, &query([2, 1, DIM]))),
+        &rules::STEP_TOKENS
+    );
+    assert_eq!(
+        rule(step.forward(0, &query([3, 2, DIM]))),
+        &rules::STEP_HEADS
+    );
+    assert_eq!(
+        rule(step.forward(0, &query([3, 1, 32]))),
+        &rules::STEP_HEADS
+    );
     assert!(matches!(
         step.forward(LAYERS, &query([3, 1, DIM])),
         Err(Error::Attention(_))
@@ -258,13 +268,13 @@ fn what_cannot_be_is_refused_by_name() {
     let held = cross.cache().pool().held_blocks();
     let [a, b] = &mut more;
     let outcome = cross.encode(stream, &mut [(a, 400), (b, BLOCKS * 128)]);
-    assert_eq!(rule(outcome.map(drop)), Rule::PoolExhausted);
+    assert_eq!(rule(outcome.map(drop)), &rules::POOL_EXHAUSTED);
     assert_eq!((more[0].len(), more[1].len()), (0, 0));
     assert_eq!(cross.cache().pool().held_blocks(), held);
     let [a, _] = &mut more;
     assert_eq!(
         rule(cross.encode(stream, &mut [(a, 0)]).map(drop)),
-        Rule::BatchEmpty
+        &rules::BATCH_EMPTY
     );
 
     let shape = CacheShape::new(1, 1, DIM);
@@ -277,5 +287,5 @@ fn what_cannot_be_is_refused_by_name() {
     )
     .unwrap();
     let int8 = CrossAttention::new(AttentionShape::new(1, 1, DIM), int8);
-    assert_eq!(rule(int8), Rule::BackendQuantised);
+    assert_eq!(rule(int8), &rules::BACKEND_QUANTISED);
 }

@@ -7,7 +7,7 @@ use crate::tokens::Number;
 use ascend_attention::attention::PerRequest;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16, f16};
-use ascend_serving::{AttentionShape, EncoderAttention, Error, Rule};
+use ascend_serving::{AttentionShape, EncoderAttention, Error, rules};
 use proptest::prelude::*;
 
 /// Numbers of a tensor `[tokens, heads, dim]`, which all element types hold.
@@ -142,7 +142,7 @@ fn what_does_not_fit_is_refused_before_anything_is_queued() {
     };
     let (query, key) = (rows(8, 2, 64), rows(8, 1, 64));
     let rule = |outcome: Result<(), Error>| match outcome {
-        Err(Error::Refused(refused)) => refused.rule,
+        Err(Error::Violation(refused)) => refused.rule,
         other => panic!("{other:?}"),
     };
     let plan = |lengths: &[usize], query: &Tensor<bf16>, key: &Tensor<bf16>| {
@@ -151,17 +151,20 @@ fn what_does_not_fit_is_refused_before_anything_is_queued() {
     };
     assert_eq!(
         rule(plan(&[0, 0], &query, &key).map(drop)),
-        Rule::BatchEmpty
+        &rules::BATCH_EMPTY
     );
     assert_eq!(
         rule(plan(&[5, 4], &query, &key).map(drop)),
-        Rule::StepTokens
+        &rules::STEP_TOKENS
     );
-    assert_eq!(rule(plan(&[5, 3], &key, &key).map(drop)), Rule::StepHeads);
+    assert_eq!(
+        rule(plan(&[5, 3], &key, &key).map(drop)),
+        &rules::STEP_HEADS
+    );
     let planned = plan(&[5, 3], &query, &key).unwrap();
     let run = |query: &Tensor<bf16>| planned.launch(&stream, (query, &key, &key)).map(drop);
-    assert_eq!(rule(run(&rows(9, 2, 64))), Rule::StepTokens);
-    assert_eq!(rule(run(&rows(8, 2, 32))), Rule::StepHeads);
+    assert_eq!(rule(run(&rows(9, 2, 64))), &rules::STEP_TOKENS);
+    assert_eq!(rule(run(&rows(8, 2, 32))), &rules::STEP_HEADS);
     let mut other = rows(8, 1, 64);
     assert!(
         planned

@@ -6,7 +6,7 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, Causality, Fused, GroupedAttention,
-    GroupedRequest, LayerGroup, Rule, StatePolicy,
+    GroupedRequest, LayerGroup, StatePolicy, rules,
 };
 
 use crate::harness;
@@ -87,7 +87,7 @@ fn a_growth_that_one_group_has_no_room_for_grows_none() {
     model.grow(&stream, &mut sequence, 100).unwrap();
     // 20 blocks of the windowed group hold no chunk of 3000 tokens; 40 of the full one do.
     let error = model.grow(&stream, &mut sequence, 3000).unwrap_err();
-    assert!(error.breaks(Rule::PoolExhausted), "{error}");
+    assert!(error.breaks(&rules::POOL_EXHAUSTED), "{error}");
     assert_eq!(sequence.len(), 100);
     assert_eq!(
         [0, 1].map(|group| sequence.group(group).unwrap().len()),
@@ -113,11 +113,11 @@ fn layers_are_in_one_group_each() {
             .unwrap_err()
             .rule
     };
-    assert_eq!(rule(0, &[]), Rule::GroupLayers);
-    assert_eq!(rule(3, &[(&[0, 1], 2)]), Rule::GroupLayers);
-    assert_eq!(rule(2, &[(&[0, 2], 2)]), Rule::GroupLayers);
-    assert_eq!(rule(2, &[(&[0], 1), (&[0], 1)]), Rule::GroupLayers);
-    assert_eq!(rule(2, &[(&[0, 1], 1)]), Rule::GroupLayers);
+    assert_eq!(rule(0, &[]), &rules::GROUP_LAYERS);
+    assert_eq!(rule(3, &[(&[0, 1], 2)]), &rules::GROUP_LAYERS);
+    assert_eq!(rule(2, &[(&[0, 2], 2)]), &rules::GROUP_LAYERS);
+    assert_eq!(rule(2, &[(&[0], 1), (&[0], 1)]), &rules::GROUP_LAYERS);
+    assert_eq!(rule(2, &[(&[0, 1], 1)]), &rules::GROUP_LAYERS);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn a_scheduler_asks_before_it_grows_whether_a_step_fits_every_group() {
     // 20 blocks each of the 40; of the windowed ones what 2000 tokens leave is given back before.
     attention.admits([(&long, 560), (&long, 560)]).unwrap();
     let full = attention.admits([(&long, 560), (&long, 561)]).unwrap_err();
-    assert_eq!(full.rule, Rule::BatchBlocks);
+    assert_eq!(full.rule, &rules::BATCH_BLOCKS);
     assert!(full.given.starts_with("41 blocks"), "{full}");
     // 21 blocks, for which the cache of the windowed layers is too small.
     let new = attention.sequence();

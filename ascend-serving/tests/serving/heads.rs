@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ascend_attention::{Error as CallError, Stream, Tensor, bf16};
+use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
@@ -27,10 +27,7 @@ fn rows(stream: &Stream, tokens: usize, heads: usize, dim: usize) -> Tensor<bf16
 }
 
 fn names(error: &Error, wanted: &str) -> bool {
-    matches!(
-        error,
-        Error::Attention(CallError::InvalidArgument { argument, .. }) if *argument == wanted
-    )
+    matches!(&error, Error::Violation(violation) if violation.rule.id == "argument.value" && violation.given.starts_with(&format!("{wanted}: ")))
 }
 
 #[test]

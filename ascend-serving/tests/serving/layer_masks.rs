@@ -13,7 +13,7 @@ use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     ChunkedLocal, Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, LayerGroup,
-    LayerInputs, MaskKind, Masked, NamedMask, PagedDecode, Rule, StatePolicy,
+    LayerInputs, MaskKind, Masked, NamedMask, PagedDecode, StatePolicy, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -315,16 +315,16 @@ fn masks_that_cannot_be_served_are_refused_by_name() {
     assert_eq!(refused(both(), &itself), Ok("masked"));
     assert_eq!(refused(both(), &Causality::Causal.into()), Ok("fused"));
     let error = refused(Backends::none().with(Fused), &itself).unwrap_err();
-    assert!(error.breaks(Rule::BackendMask), "{error}");
+    assert!(error.breaks(&rules::BACKEND_MASK), "{error}");
     assert!(
         error.to_string().contains("`.with(Masked)` adds"),
         "{error}"
     );
     let alone = refused(Backends::none().with(Masked), &Causality::Causal.into());
-    assert!(alone.unwrap_err().breaks(Rule::BackendMask));
+    assert!(alone.unwrap_err().breaks(&rules::BACKEND_MASK));
     let blind = named("blind", |_, token, key| token != 7 && key <= token);
     let error = refused(both(), &blind).unwrap_err();
-    assert!(error.breaks(Rule::MaskRows), "{error}");
+    assert!(error.breaks(&rules::MASK_ROWS), "{error}");
     assert!(
         error.to_string().contains("token 7 of request 0"),
         "{error}"
@@ -339,7 +339,7 @@ fn masks_that_cannot_be_served_are_refused_by_name() {
     let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings).unwrap();
     for mask in [itself.clone(), Causality::Causal.into(), window(101).into()] {
         let error = one_layer(&stream, &mut attention, &metadata, &mask).unwrap_err();
-        assert!(error.breaks(Rule::BlockWindow), "{error}");
+        assert!(error.breaks(&rules::BLOCK_WINDOW), "{error}");
     }
     for keys in [1, 99, 100] {
         let mask = window(keys).into();
@@ -370,26 +370,26 @@ fn chunks_are_whole_blocks_and_begin_where_the_context_does() {
         Ok("chunked_local")
     );
     for (given_back, of, mask, rule) in [
-        (0, Causality::Causal, chunk(64), Rule::ChunkSize),
-        (0, Causality::Causal, chunk(129), Rule::ChunkSize),
+        (0, Causality::Causal, chunk(64), &rules::CHUNK_SIZE),
+        (0, Causality::Causal, chunk(129), &rules::CHUNK_SIZE),
         // Half a chunk, and more than the next token can do without.
-        (128, chunk(256), chunk(256), Rule::BlockWindow),
-        (384, chunk(256), chunk(256), Rule::BlockWindow),
-        (256, chunk(256), Causality::Causal, Rule::BlockWindow),
-        (256, chunk(256), chunk(512), Rule::BlockWindow),
+        (128, chunk(256), chunk(256), &rules::BLOCK_WINDOW),
+        (384, chunk(256), chunk(256), &rules::BLOCK_WINDOW),
+        (256, chunk(256), Causality::Causal, &rules::BLOCK_WINDOW),
+        (256, chunk(256), chunk(512), &rules::BLOCK_WINDOW),
         // Where chunks begin is not known behind what a window gave back.
         (
             128,
             Causality::Window(NonZeroUsize::new(256).unwrap()),
             chunk(128),
-            Rule::BlockWindow,
+            &rules::BLOCK_WINDOW,
         ),
     ] {
         let error = served(given_back, of, mask).unwrap_err();
         assert!(error.breaks(rule), "{of:?}, {mask:?}: {error}");
     }
     let error = serve(Backends::none().with(Fused), 0, chunk(128), chunk(128)).unwrap_err();
-    assert!(error.breaks(Rule::BackendChunk), "{error}");
+    assert!(error.breaks(&rules::BACKEND_CHUNK), "{error}");
     assert!(
         error.to_string().contains("`.with(ChunkedLocal)` adds"),
         "{error}"
@@ -400,14 +400,14 @@ fn chunks_are_whole_blocks_and_begin_where_the_context_does() {
         Causality::Causal,
         Causality::Causal,
     );
-    assert!(error.unwrap_err().breaks(Rule::BackendChunk));
+    assert!(error.unwrap_err().breaks(&rules::BACKEND_CHUNK));
 
     let (attention, _) = small(&stream, 1, both());
     let limits = GraphLimits::new([2], 500);
     let error = attention
         .capture_layers(&stream, |_| chunk(128), &limits)
         .unwrap_err();
-    assert!(error.breaks(Rule::BackendChunk), "{error}");
+    assert!(error.breaks(&rules::BACKEND_CHUNK), "{error}");
 }
 
 proptest! {
@@ -614,6 +614,6 @@ fn graphs_replay_full_and_windowed_layers_of_one_cache() {
         metadata.set_mask(NamedMask::new("itself", |_, token, key| token == key));
         assert!(!graphs.serves(&metadata));
         let error = graphs.begin(&stream, &mut metadata).unwrap_err();
-        assert!(error.breaks(Rule::StepCausality), "{error}");
+        assert!(error.breaks(&rules::STEP_CAUSALITY), "{error}");
     }
 }

@@ -7,7 +7,7 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    DraftTree, Error, Fused, PagedDecode, QuantisedDecode, QuantisedPrefill, Rule,
+    DraftTree, Error, Fused, PagedDecode, QuantisedDecode, QuantisedPrefill, rules,
 };
 use proptest::prelude::*;
 
@@ -145,25 +145,25 @@ fn what_must_not_move_is_refused_and_nothing_has_moved() {
             .cache_mut()
             .move_tokens(&stream, sequence, moves.iter().copied());
         match moved {
-            Err(Error::Refused(refused)) => refused.rule,
+            Err(Error::Violation(refused)) => refused.rule,
             other => panic!("{other:?}"),
         }
     };
     assert_eq!(
         refused(&sequence, &[(3, 1), (140, 2)]),
-        Rule::SequenceLength
+        &rules::SEQUENCE_LENGTH
     );
     assert_eq!(
         refused(&sequence, &[(3, 1), (2, usize::MAX)]),
-        Rule::SequenceLength
+        &rules::SEQUENCE_LENGTH
     );
     let fork = sequence.fork();
-    assert_eq!(refused(&sequence, &[(139, 135)]), Rule::TableShared);
+    assert_eq!(refused(&sequence, &[(139, 135)]), &rules::TABLE_SHARED);
     drop(fork);
     let foreign = harness::stream();
     let other = self::attention(&foreign, Some(Cache::BnBsH), 1);
     let strange = Sequence::new(other.cache().pool());
-    assert_eq!(refused(&strange, &[]), Rule::BlockPool);
+    assert_eq!(refused(&strange, &[]), &rules::BLOCK_POOL);
     let got = step(&stream, &mut attention, &mut sequence, &[200]);
     let names: Vec<u64> = names.into_iter().chain([200]).collect();
     let want = dense(&names, LAYERS - 1, attention.shape(), |_| true);

@@ -8,7 +8,7 @@ use ascend_attention::bf16;
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Fused, MaskKind, Masked, MultiItemPrompt, Rule, StatePolicy,
+    Fused, MaskKind, Masked, MultiItemPrompt, StatePolicy, rules,
 };
 use proptest::prelude::*;
 
@@ -116,7 +116,7 @@ fn items_without_tokens_are_refused() {
         (vec![usize::MAX], 1),
     ] {
         let refused = MultiItemPrompt::new(starts, tokens).unwrap_err();
-        assert_eq!(refused.rule, Rule::ItemStarts, "{refused}");
+        assert_eq!(refused.rule, &rules::ITEM_STARTS, "{refused}");
     }
     let plain = MultiItemPrompt::by_delimiter(&[1, 2], &9);
     assert_eq!((plain.prefix(), plain.items().count()), (2, 0));

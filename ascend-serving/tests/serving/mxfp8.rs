@@ -12,7 +12,7 @@ use ascend_serving::kv::{
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Drafting, Error, Fused, MxFp8, QuantisedDecode, QuantisedPrefill, Rule, StatePolicy,
+    Drafting, Error, Fused, MxFp8, QuantisedDecode, QuantisedPrefill, StatePolicy, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -471,8 +471,8 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
     refused(&mut groups, Causality::Causal).unwrap();
     let window = Causality::from_flags(true, Some(3)).unwrap();
     for (attention, causality, rule) in [
-        (&mut groups, window, Rule::BackendMxFp8),
-        (&mut channels, Causality::Causal, Rule::BackendQuantised),
+        (&mut groups, window, &rules::BACKEND_MX_FP8),
+        (&mut channels, Causality::Causal, &rules::BACKEND_QUANTISED),
     ] {
         let why = refused(attention, causality).unwrap_err();
         assert!(why.breaks(rule), "{why}");
@@ -480,7 +480,7 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
     let mut sequence = Sequence::new(groups.cache().pool());
     groups.grow(&stream, &mut sequence, 5).unwrap();
     match groups.cache_mut().move_tokens(&stream, &sequence, [(3, 1)]) {
-        Err(Error::Refused(refused)) => assert_eq!(refused.rule, Rule::CacheQuantised),
+        Err(Error::Violation(refused)) => assert_eq!(refused.rule, &rules::CACHE_QUANTISED),
         other => panic!("{other:?}"),
     }
     // Padding may be anything, wherever it stands.
@@ -507,7 +507,7 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
         let write = CacheWrite::plan(cache, &stream, &[7], &key, &key).unwrap();
         let before = Stored::of(&stream, cache, 0);
         match cache.write(&stream, &write, 0, &key, &rows) {
-            Err(Error::Refused(refused)) => assert_eq!(refused.rule, Rule::QuantisedFinite),
+            Err(Error::Violation(refused)) => assert_eq!(refused.rule, &rules::QUANTISED_FINITE),
             other => panic!("{other:?}"),
         }
         let after = Stored::of(&stream, groups.cache(), 0);

@@ -3,7 +3,7 @@
 use crate::harness;
 
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Error as CallError, Machine, Runtime, Stream, Tensor, bf16};
+use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, LayerCache, PadPolicy, PagedKvCache};
 use ascend_serving::{
     AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
@@ -52,10 +52,7 @@ fn check(stream: &Stream, cache: &PagedKvCache<bf16>, backends: Backends<bf16>) 
     let before = attention();
     let other = stream.device().stream().unwrap();
     let refused = selected.plan.launch(&of(&other), &layer).unwrap_err();
-    let named = matches!(
-        &refused,
-        Error::Attention(CallError::NotAsPlanned { argument, .. }) if *argument == "stream"
-    );
+    let named = matches!(&refused, Error::Violation(violation) if violation.rule.id == "plan.tensors" && violation.given.starts_with("stream: "));
     assert!(named, "{refused}");
     assert_eq!(attention(), before);
 }

@@ -11,7 +11,7 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionShape, Backends, Causality, Fused, GroupedAttention, GroupedRequest,
-    GroupedSequence, LayerGroup, PrefixCache, Rule, StatePolicy,
+    GroupedSequence, LayerGroup, PrefixCache, StatePolicy, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -314,14 +314,14 @@ fn a_sequence_that_cannot_lend_its_blocks_is_refused() {
         let refused = prefixes.insert(b"", tokens, sequence).unwrap_err();
         refused.rule
     };
-    assert_eq!(refused(&tokens, &sequence), Rule::SequenceLength);
+    assert_eq!(refused(&tokens, &sequence), &rules::SEQUENCE_LENGTH);
     let other = BlockPool::new(BLOCKS, BLOCK, PadPolicy::SkipNegative).unwrap();
     let mut foreign = Sequence::new(&other);
     let _ = foreign.grow(9).unwrap();
-    assert_eq!(refused(&tokens, &foreign), Rule::BlockPool);
+    assert_eq!(refused(&tokens, &foreign), &rules::BLOCK_POOL);
     let mut fork = sequence.share_prefix(6).unwrap();
     let grown = fork.grow(2).unwrap();
-    assert_eq!(refused(&tokens[..8], &fork), Rule::BlockUncopied);
+    assert_eq!(refused(&tokens[..8], &fork), &rules::BLOCK_UNCOPIED);
     grown.copies[0].copied();
     assert_eq!(prefixes.insert(b"", &tokens[..8], &fork).unwrap(), 2);
     // The last token's query is wanted.
@@ -330,7 +330,7 @@ fn a_sequence_that_cannot_lend_its_blocks_is_refused() {
     prefixes.clear();
     assert_eq!(prefixes.hit_len(b"", &tokens), 0);
     let encoder = PrefixCache::<u32>::new(&pool, Causality::Bidirectional);
-    assert_eq!(encoder.unwrap_err().rule, Rule::PrefixGroups);
+    assert_eq!(encoder.unwrap_err().rule, &rules::PREFIX_GROUPS);
 }
 
 /// Two groups of layers, one with a window.
@@ -385,7 +385,7 @@ impl<'a> Model<'a> {
         }
         match self.attention.grow(self.stream, sequence, tokens) {
             Ok(()) => true,
-            Err(error) if error.breaks(Rule::PoolExhausted) => false,
+            Err(error) if error.breaks(&rules::POOL_EXHAUSTED) => false,
             Err(error) => panic!("{error}"),
         }
     }
@@ -547,7 +547,7 @@ fn blocks_that_several_salts_hold_are_evicted() {
     assert_eq!(prefixes.evict(0, usize::MAX), Ok(2));
     assert_eq!((pool.free_blocks(), prefixes.cached_blocks(0)), (4, 0));
     let refused = prefixes.evict(1, 4).unwrap_err();
-    assert_eq!(refused.rule, Rule::PrefixGroups);
+    assert_eq!(refused.rule, &rules::PREFIX_GROUPS);
     // A block is taken from both, and the others stay where they are found.
     let mut sequence = Sequence::new(&pool);
     let _ = sequence.grow(12).unwrap();

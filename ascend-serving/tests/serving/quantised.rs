@@ -8,15 +8,15 @@ use crate::tokens::Number;
 use ascend_attention::attention::{Antiquantisation, Quantisation};
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Error as CallError, Stream, Tensor, bf16, f16};
+use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_emu::{Site, inject};
 use ascend_serving::kv::{
     Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, GraphLimits, MaskKind, NamedMask, QuantisedDecode, QuantisedPrefill, Rule,
-    compare_caches,
+    Error, GraphLimits, MaskKind, NamedMask, QuantisedDecode, QuantisedPrefill, compare_caches,
+    rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::Config;
@@ -158,7 +158,7 @@ fn bits(stored: QuantisedType, number: f32) -> u8 {
 fn scales_that_divide_nothing_are_refused() {
     for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let refused = ChannelScales::new(vec![1.0, scale], vec![1.0]).unwrap_err();
-        assert_eq!(refused.rule, Rule::QuantisedScale);
+        assert_eq!(refused.rule, &rules::QUANTISED_SCALE);
         assert!(refused.given.contains("channel 1 of the key"), "{refused}");
     }
     let stream = harness::stream();
@@ -171,16 +171,16 @@ fn scales_that_divide_nothing_are_refused() {
     with(&[uniform(1.0)]).unwrap();
     // No number of FLOAT16, or 0 there.
     for scale in [1e5, 1e-9] {
-        assert_eq!(rule(with(&[uniform(scale)])), Rule::QuantisedScale);
+        assert_eq!(rule(with(&[uniform(scale)])), &rules::QUANTISED_SCALE);
     }
-    assert_eq!(rule(with(&[])), Rule::QuantisedScale);
+    assert_eq!(rule(with(&[])), &rules::QUANTISED_SCALE);
     let few = ChannelScales::new(vec![1.0; DIM], vec![1.0; DIM - 1]).unwrap();
-    assert_eq!(rule(with(&[few])), Rule::QuantisedScale);
+    assert_eq!(rule(with(&[few])), &rules::QUANTISED_SCALE);
     let floats = PagedKvCache::<f32>::quantised(&stream, 1, 128, shape, pad, &[uniform(1.0)]);
     assert_eq!(blamed(floats), "T");
     let huge = CacheShape::new(shape.layers, usize::MAX, shape.key_dim);
     let refused = ChannelScales::uniform(&huge, 1.0, 1.0).unwrap_err();
-    assert_eq!(refused.rule, Rule::QuantisedScale);
+    assert_eq!(refused.rule, &rules::QUANTISED_SCALE);
 }
 
 #[test]
@@ -194,18 +194,18 @@ fn a_calibration_covers_its_numbers() {
     for bad in [f32::NAN, f32::INFINITY] {
         let keys = [0.5, bad].map(bf16::from_f32);
         let refused = ChannelScales::covering(&keys, &keys, 1, 1).unwrap_err();
-        assert_eq!(refused.rule, Rule::QuantisedFinite);
+        assert_eq!(refused.rule, &rules::QUANTISED_FINITE);
     }
     for channels in [0, 3] {
         let refused = ChannelScales::covering(&keys, &keys, channels, 1).unwrap_err();
-        assert_eq!(refused.rule, Rule::QuantisedScale);
+        assert_eq!(refused.rule, &rules::QUANTISED_SCALE);
     }
     for channels in [ChannelScales::MAX_CHANNELS + 1, 1 << 40, usize::MAX] {
         let refused = ChannelScales::covering::<bf16>(&[], &[], channels, 1).unwrap_err();
-        assert_eq!(refused.rule, Rule::QuantisedScale);
+        assert_eq!(refused.rule, &rules::QUANTISED_SCALE);
         let shape = CacheShape::new(1, channels, 2);
         let refused = ChannelScales::uniform(&shape, 1.0, 1.0).unwrap_err();
-        assert_eq!(refused.rule, Rule::QuantisedScale);
+        assert_eq!(refused.rule, &rules::QUANTISED_SCALE);
     }
 }
 
@@ -222,7 +222,7 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
         None => PagedKvCache::<bf16>::new(stream.device(), 1, 128, shape, pad).unwrap(),
     };
     let (integers, mut plain) = (cache(Some(&scales)), cache(None));
-    assert_eq!(rule(integers.layer(0)), Rule::CacheQuantised);
+    assert_eq!(rule(integers.layer(0)), &rules::CACHE_QUANTISED);
     assert_eq!(blamed(plain.quantised_layer(0)), "cache");
     assert_eq!(blamed(integers.quantised_layer(1)), "layer");
     let device = stream.device();
@@ -231,7 +231,7 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     let (of_tokens, integers) = (graphs(of_tokens), graphs(integers));
     let limits = GraphLimits::new([1], 128);
     let captured = of_tokens.capture(&stream, Causality::Causal, &limits);
-    assert_eq!(rule(captured), Rule::CacheQuantised);
+    assert_eq!(rule(captured), &rules::CACHE_QUANTISED);
     let sinks = stream.upload(&[bf16::ONE], [1]).unwrap();
     let window = Causality::from_flags(true, Some(3)).unwrap();
     let none = NamedMask::new("all", |_, _, _| true);
@@ -245,14 +245,14 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
         (none.into(), limits.clone()),
     ] {
         let captured = integers.capture(&stream, mask, &limits);
-        assert_eq!(rule(captured), Rule::CacheQuantised);
+        assert_eq!(rule(captured), &rules::CACHE_QUANTISED);
     }
     let mut integers = cache(Some(&scales));
     let row = upload(&stream, &[1.0; DIM], 1);
     let of_plain = CacheWrite::plan(&plain, &stream, &[3], &row, &row).unwrap();
     let of_integers = CacheWrite::plan(&integers, &stream, &[3], &row, &row).unwrap();
     let outcome = integers.write(&stream, &of_plain, 0, &row, &row);
-    assert_eq!(rule(outcome), Rule::CacheQuantised);
+    assert_eq!(rule(outcome), &rules::CACHE_QUANTISED);
     let outcome = plain.write(&stream, &of_integers, 0, &row, &row);
     assert_eq!(blamed(outcome), "write");
     let wide = stream
@@ -423,12 +423,12 @@ fn a_token_with_a_number_that_is_none_is_refused_before_its_layer_is_written() {
     let write = CacheWrite::plan(&cache, &stream, &[3, 5], &good, &good).unwrap();
     for (key, value) in [(&bad, &good), (&good, &bad)] {
         let refused = cache.write(&stream, &write, 0, key, value);
-        assert_eq!(rule(refused), Rule::QuantisedFinite);
+        assert_eq!(rule(refused), &rules::QUANTISED_FINITE);
     }
     let one = upload(&stream, &[1.0; DIM], 1);
     assert_eq!(
         rule(cache.write(&stream, &write, 0, &one, &good)),
-        Rule::SlotCount
+        &rules::SLOT_COUNT
     );
     let key = |cache: &PagedKvCache<bf16>| {
         let key = &cache.quantised_layer(0).unwrap().cache.key;
@@ -448,7 +448,7 @@ fn a_token_with_a_number_that_is_none_is_refused_before_its_layer_is_written() {
         .write(&stream, &write, 0, &bad_first, &bad_first)
         .unwrap();
     let refused = cache.write(&stream, &write, 0, &good, &bad);
-    assert_eq!(rule(refused), Rule::QuantisedFinite);
+    assert_eq!(rule(refused), &rules::QUANTISED_FINITE);
 
     let other = ChannelScales::uniform(&shape, 1.0, 1.0).unwrap();
     let mut channels =
@@ -485,13 +485,14 @@ fn caches_that_cannot_be_are_refused_before_memory_is_taken() {
         PagedKvCache::mxfp8(device, 1, 512, groups, pad),
     ] {
         let why = made.unwrap_err();
-        let invalid = matches!(why, Error::Attention(CallError::InvalidArgument { .. }));
+        let invalid =
+            matches!(&why, Error::Violation(violation) if violation.rule.id == "argument.value");
         assert!(invalid && why.to_string().contains("at most 4096"), "{why}");
     }
     // Scales are uploaded when all else is right.
     let one = CacheShape::new(1, 1, 64);
     let no_blocks = PagedKvCache::<bf16>::quantised(&stream, 0, 512, one, pad, &scales[..1]);
-    assert_eq!(rule(no_blocks), Rule::PoolSize);
+    assert_eq!(rule(no_blocks), &rules::POOL_SIZE);
 }
 
 /// Values are read as they are: by elements of their own number.

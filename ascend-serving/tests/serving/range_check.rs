@@ -5,13 +5,13 @@ use crate::harness;
 
 use std::num::NonZeroUsize;
 
-use ascend_attention::{Error as CallError, Stream, Tensor, bf16, f16};
+use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, LatentForm, LatentRows,
     LatentTensors, LayerGroup, LayerInputs, LayerTensor, Mla, QuantisedPrefill, RangeCheck,
-    RangeFinding, Rule, StatePolicy, UpProjected,
+    RangeFinding, StatePolicy, UpProjected, rules,
 };
 use proptest::prelude::*;
 
@@ -195,10 +195,7 @@ fn a_check_is_set_and_taken_off() {
     for limit in [-1.0, f64::NAN] {
         let check = RangeCheck::always().limit(limit);
         let refused = attention.set_range_check(check).unwrap_err();
-        let named = matches!(
-            &refused,
-            Error::Attention(CallError::InvalidArgument { argument, .. }) if *argument == "RangeCheck.limit"
-        );
+        let named = matches!(&refused, Error::Violation(violation) if violation.rule.id == "argument.value" && violation.given.starts_with("RangeCheck.limit: "));
         assert!(named, "{refused}");
     }
 
@@ -238,7 +235,7 @@ fn what_cannot_be_quantised_is_found() {
     let bad = stream.upload(&numbers, [4, HEADS, 64]).unwrap();
     let mut step = attention.begin(&stream, &metadata).unwrap();
     let why = step.forward(0, (&ones, &bad, &ones)).unwrap_err();
-    assert!(why.breaks(Rule::QuantisedFinite), "{why}");
+    assert!(why.breaks(&rules::QUANTISED_FINITE), "{why}");
     drop(step);
     let found = attention.await_range_findings().unwrap();
     let told: Vec<_> = found

@@ -1,20 +1,22 @@
 //! What a call was refused for.
 
-use ascend_attention::Error as CallError;
-use ascend_serving::{Error, Rule};
+use ascend_attention::spec::Rule;
+use ascend_serving::Error;
 
 /// The rule of the serving layer that refused a call.
-pub fn rule<R>(outcome: Result<R, Error>) -> Rule {
+pub fn rule<R>(outcome: Result<R, Error>) -> &'static Rule {
     match outcome.map(drop) {
-        Err(Error::Refused(refused)) => refused.rule,
+        Err(Error::Violation(refused)) => refused.rule,
         other => panic!("{other:?}"),
     }
 }
 
 /// The argument that a call was refused for.
-pub fn blamed<R>(outcome: Result<R, Error>) -> &'static str {
+pub fn blamed<R>(outcome: Result<R, Error>) -> String {
     match outcome.map(drop) {
-        Err(Error::Attention(CallError::InvalidArgument { argument, .. })) => argument,
+        Err(Error::Violation(violation)) if violation.rule.id.starts_with("argument.") => {
+            violation.given.split(':').next().unwrap().to_owned()
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -22,7 +24,7 @@ pub fn blamed<R>(outcome: Result<R, Error>) -> &'static str {
 /// The rule of an operator that a call breaks.
 pub fn broken<R>(outcome: Result<R, Error>) -> &'static str {
     match outcome.map(drop) {
-        Err(Error::Attention(CallError::Violation(violation))) => violation.rule.id,
+        Err(Error::Violation(violation)) => violation.rule.id,
         other => panic!("{other:?}"),
     }
 }

@@ -2,6 +2,7 @@
 //! row is what one dense pass over the keys that it sees gives it.
 
 use crate::harness;
+use ascend_attention::spec::Rule;
 
 use std::num::NonZeroUsize;
 
@@ -13,9 +14,9 @@ use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, Error, Fused, KeySplit, LayerInputs, Rule, SharedPrefixDecode,
+    CascadePrefill, Causality, Error, Fused, KeySplit, LayerInputs, SharedPrefixDecode,
     SharedPrefixGate, SplitDecode, StatePolicy, TriangleChoice, TriangleGate, TriangleMixPrefill,
-    WhyDense,
+    WhyDense, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
@@ -373,20 +374,25 @@ fn what_is_not_split_is_refused_by_name() {
             tiles(128),
             vec![request(9, 2)],
             Causality::Causal,
-            Rule::BackendSplit,
+            &rules::BACKEND_SPLIT,
         ),
-        (tiles(128), vec![request(9, 1)], window, Rule::BackendSplit),
+        (
+            tiles(128),
+            vec![request(9, 1)],
+            window,
+            &rules::BACKEND_SPLIT,
+        ),
         (
             tiles(100),
             vec![request(9, 1)],
             Causality::Causal,
-            Rule::SplitTile,
+            &rules::SPLIT_TILE,
         ),
         (
             tiles(128),
             vec![request(long, 1)],
             Causality::Causal,
-            Rule::SplitLimits,
+            &rules::SPLIT_LIMITS,
         ),
         (
             KeySplit::Balanced {
@@ -395,7 +401,7 @@ fn what_is_not_split_is_refused_by_name() {
             },
             vec![request(9, 1)],
             Causality::Causal,
-            Rule::SplitLimits,
+            &rules::SPLIT_LIMITS,
         ),
     ] {
         let sees = move |_: usize, _: usize, token: usize, key: usize| {
@@ -461,10 +467,10 @@ fn whoever_has_no_prefix_is_in_the_same_batch() {
 }
 
 /// What each backend was refused for.
-fn rules(ran: &Ran) -> Vec<(&'static str, Rule)> {
+fn rules(ran: &Ran) -> Vec<(&'static str, &'static Rule)> {
     let refused = ran.refused.iter();
     let rule = |(name, why): &(&'static str, Error)| match why {
-        Error::Refused(refused) => (*name, refused.rule),
+        Error::Violation(refused) => (*name, refused.rule),
         other => panic!("{name}: {other}"),
     };
     refused.map(rule).collect()
@@ -504,9 +510,9 @@ fn windows_that_hide_what_is_cached_are_refused_by_name() {
     let ran = run(&case, backends, |_, _, row, key| row - key < 40, &[]).unwrap();
     assert_eq!(ran.name, "fused");
     let expected = [
-        ("cascade_prefill", Rule::BackendCascade),
-        ("shared_prefix_decode", Rule::BackendSharedPrefix),
-        ("triangle_mix", Rule::BackendTriangle),
+        ("cascade_prefill", &rules::BACKEND_CASCADE),
+        ("shared_prefix_decode", &rules::BACKEND_SHARED_PREFIX),
+        ("triangle_mix", &rules::BACKEND_TRIANGLE),
     ];
     assert_eq!(rules(&ran), expected);
 }
@@ -582,19 +588,19 @@ fn sinks_are_counted_once_where_log_sum_exps_are_known_to_have_them() {
             &prefills,
             cascade as fn() -> _,
             "cascade_prefill",
-            Rule::BackendCascade,
+            &rules::BACKEND_CASCADE,
         ),
         (
             &decodes,
             shared,
             "shared_prefix_decode",
-            Rule::BackendSharedPrefix,
+            &rules::BACKEND_SHARED_PREFIX,
         ),
         (
             &decodes,
             || split(KeySplit::Tiles(NonZeroUsize::new(128).unwrap())),
             "split_decode",
-            Rule::BackendSplit,
+            &rules::BACKEND_SPLIT,
         ),
     ] {
         let ran = run_on(&stream, Some(&sinks), case, backends(), all, &[]).unwrap();

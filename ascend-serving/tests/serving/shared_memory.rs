@@ -6,12 +6,12 @@ use crate::harness;
 use std::num::NonZeroUsize;
 
 use ascend_attention::attention::PerRequest;
-use ascend_attention::{Error as CallError, Stream, bf16};
+use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ChunkedLocal, EncoderAttention, Error, Fused, FusedInTwo, MaskKind,
-    Masked, NamedMask, QuantisedPrefill, StatePolicy,
+    Masked, NamedMask, QuantisedPrefill, StatePolicy, rules,
 };
 
 const HEADS: usize = 2;
@@ -23,8 +23,10 @@ const TOKENS: usize = 4;
 fn shares_memory(error: &Error) -> bool {
     matches!(
         error,
-        Error::Attention(CallError::InvalidArgument { argument, given, .. })
-            if *argument == "output" && given.contains("shared with")
+        Error::Violation(violation)
+            if violation.rule == &rules::ARGUMENT_MEMORY
+                && violation.given.starts_with("output: ")
+                && violation.given.contains("shared with")
     )
 }
 

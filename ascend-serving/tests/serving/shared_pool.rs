@@ -5,7 +5,7 @@ use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, PagedDecode, PrefixCache, Rule,
+    Error, Fused, GraphLimits, PagedDecode, PrefixCache, rules,
 };
 
 use crate::harness;
@@ -128,7 +128,7 @@ fn one_sequence_and_one_metadata_serve_all_ranks() {
     let mut prefixes =
         PrefixCache::<u64>::new(ranks[0].attention.cache().pool(), Causality::Causal).unwrap();
     let early = prefixes.insert(b"", &names, &sequence).unwrap_err();
-    assert_eq!(early.rule, Rule::SequenceGap);
+    assert_eq!(early.rule, &rules::SEQUENCE_GAP);
     assert!(early.allowed.starts_with("at most 0"), "{early}");
     all(&mut ranks, &prompt, &names);
     assert_eq!(prefixes.insert(b"", &names, &sequence).unwrap(), 1);
@@ -183,7 +183,7 @@ fn each_rank_knows_what_it_has_computed() {
     let decode = metadata(&ranks, &sequence, 1);
     ranks[0].step(&decode, &names).unwrap();
     let behind = ranks[1].step(&decode, &names).unwrap_err();
-    assert!(behind.breaks(Rule::SequenceGap), "{behind}");
+    assert!(behind.breaks(&rules::SEQUENCE_GAP), "{behind}");
     let computed = [0, 1].map(|rank: usize| {
         let cache = ranks[rank].attention.cache();
         cache.computed_tokens(&sequence).unwrap()
@@ -215,7 +215,7 @@ fn graphs_of_each_rank_replay_one_metadata() {
             .unwrap();
         if rank.at > 0 {
             let uncopied = graphs.begin(stream, &mut decode).map(drop).unwrap_err();
-            assert!(uncopied.breaks(Rule::BlockUncopied), "{uncopied}");
+            assert!(uncopied.breaks(&rules::BLOCK_UNCOPIED), "{uncopied}");
             rank.attention
                 .queue_pending_copies(stream, &decode)
                 .unwrap();
@@ -239,14 +239,14 @@ fn caches_that_cannot_share_are_refused() {
     let stream = harness::stream();
     let first = cache(&stream, 8);
     let other = cache(&stream, 9).with_pool(first.pool()).unwrap_err();
-    assert_eq!(other.rule, Rule::PoolShared);
+    assert_eq!(other.rule, &rules::POOL_SHARED);
     let second = cache(&stream, 8).with_pool(first.pool()).unwrap();
     assert_eq!(second.pool().group(), first.pool().group());
     let mut sequence = Sequence::new(first.pool());
     let _ = sequence.grow(1).unwrap();
     let late = cache(&stream, 8).with_pool(first.pool()).unwrap_err();
     assert!(
-        late.rule == Rule::PoolShared && late.given.contains("1 held"),
+        late.rule == &rules::POOL_SHARED && late.given.contains("1 held"),
         "{late}"
     );
     drop(sequence);

@@ -17,8 +17,8 @@ use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ChunkedLocal, Error, Fused, FusedInTwo, Hybrid, KeySplit, LayerSet,
     MaskKind, Masked, NamedMask, PagedDecode, QuantisedDecode, QuantisedPrefill, RefusedBackend,
-    Rule, SharedPrefixDecode, SharedPrefixGate, SplitDecode, StatePolicy, Step, StepMemory,
-    TriangleGate, TriangleMixPrefill,
+    SharedPrefixDecode, SharedPrefixGate, SplitDecode, StatePolicy, Step, StepMemory, TriangleGate,
+    TriangleMixPrefill, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -271,7 +271,7 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
         let choice = asked(Of::Cascade.backends().memory_limit(bytes, layers));
         assert_eq!(choice.served, Ok(served), "{bytes} bytes, {layers} layers");
         if let [refused] = &choice.refused[..] {
-            assert!(refused.why.breaks(Rule::BackendMemory));
+            assert!(refused.why.breaks(&rules::BACKEND_MEMORY));
             let said = refused.to_string();
             let total = free.memory.total(layers);
             assert!(
@@ -287,12 +287,12 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
         let hybrid = Hybrid::new(1, registry.memory_limit(bytes, 1), [set]).unwrap();
         let choice = asked(Backends::none().with(hybrid).with(Fused));
         assert_eq!(choice.served, Ok(served), "{bytes} bytes");
-        let over = |refused: &RefusedBackend| refused.why.breaks(Rule::BackendMemory);
+        let over = |refused: &RefusedBackend| refused.why.breaks(&rules::BACKEND_MEMORY);
         assert!(choice.refused.iter().all(over));
     }
     let none = asked(Of::Cascade.backends().memory_limit(0, 1));
     match none.served {
-        Err(Error::NoBackend { rules, .. }) => assert_eq!(rules, [Rule::BackendMemory; 2]),
+        Err(Error::NoBackend { rules, .. }) => assert_eq!(rules, [&rules::BACKEND_MEMORY; 2]),
         other => panic!("{other:?}"),
     }
 }

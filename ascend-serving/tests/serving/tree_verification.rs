@@ -5,15 +5,15 @@ use crate::harness;
 use ascend_attention::attention::PerRequest;
 use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, Soc, Target};
-use ascend_attention::{CallRule, Error as CallError, Machine, Runtime, Stream, Tensor, bf16, f16};
+use ascend_attention::{Error as CallError, Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_emu::{Site, inject};
 use ascend_serving::kv::{
     Cache, CacheShape, CacheWrite, PadPolicy, PageTable, PagedKvCache, Sequence,
 };
 use ascend_serving::{
     AttentionShape, Causality, DraftTree, Error, GraphLimits, LatentForm, LatentRows,
-    LatentTensors, LatentTreePlan, LatentTreeTensors, LatentTreeVerification, LayerInputs, Rule,
-    TreeGraphs, TreeRequest, TreeTensors, TreeVerification, UpProjected,
+    LatentTensors, LatentTreePlan, LatentTreeTensors, LatentTreeVerification, LayerInputs,
+    TreeGraphs, TreeRequest, TreeTensors, TreeVerification, UpProjected, rules,
 };
 use harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
@@ -257,7 +257,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         let begun = graphs.begin(&stream, &requests);
         if let Some(r) = of.iter().find(|r| sequences[**r].is_empty()) {
             let error = begun.map(drop).unwrap_err();
-            prop_assert!(error.breaks(CallRule::GraphLengths), "{r}: {error}");
+            prop_assert!(error.breaks(&rules::GRAPH_LENGTHS), "{r}: {error}");
             continue;
         }
         let mut step = begun.unwrap();
@@ -323,14 +323,14 @@ fn batches_that_do_not_fit_are_refused() {
         };
         let cached = PerRequest::new(cached.to_vec()).unwrap();
         match verification.plan(&stream, trees, &cached, &tensors) {
-            Err(Error::Refused(refused)) => refused.rule,
+            Err(Error::Violation(refused)) => refused.rule,
             other => panic!("{other:?}"),
         }
     };
     let chain = |drafts| DraftTree::chain(drafts).unwrap();
-    assert_eq!(rule(&[chain(2)], &[5]), Rule::DraftTree);
-    assert_eq!(rule(&[chain(1), chain(1)], &[5]), CallRule::LengthsBatch);
-    assert_eq!(rule(&[chain(1)], &[5, 6]), CallRule::LengthsBatch);
+    assert_eq!(rule(&[chain(2)], &[5]), &rules::DRAFT_TREE);
+    assert_eq!(rule(&[chain(1), chain(1)], &[5]), &rules::LENGTHS_BATCH);
+    assert_eq!(rule(&[chain(1)], &[5, 6]), &rules::LENGTHS_BATCH);
     // A node without a key of its own would not see itself, and one with another's would see that.
     for other in [[1, 1, 1, DIM], [1, 1, 3, DIM], [2, 1, 2, DIM]] {
         let other = harness::tensor(&stream, other);
@@ -346,7 +346,7 @@ fn batches_that_do_not_fit_are_refused() {
             let cached = PerRequest::new(vec![5]).unwrap();
             let why = verification.plan(&stream, &[chain(1)], &cached, &tensors);
             let why = why.unwrap_err();
-            assert!(why.breaks(Rule::DraftTree), "{why}");
+            assert!(why.breaks(&rules::DRAFT_TREE), "{why}");
         }
     }
 }
@@ -385,21 +385,24 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
             .begin(&stream, &requests.collect::<Vec<_>>())
             .map(drop)
         {
-            Err(Error::Refused(refused)) => refused.rule,
+            Err(Error::Violation(refused)) => refused.rule,
             other => panic!("{other:?}"),
         }
     };
     let ok = (&short, &small);
-    assert_eq!(rule(&mut graphs, &[]), Rule::BatchEmpty);
-    assert_eq!(rule(&mut graphs, &[ok, ok, ok]), Rule::GraphSize);
-    assert_eq!(rule(&mut graphs, &[ok, (&short, &large)]), Rule::DraftTree);
+    assert_eq!(rule(&mut graphs, &[]), &rules::BATCH_EMPTY);
+    assert_eq!(rule(&mut graphs, &[ok, ok, ok]), &rules::GRAPH_SIZE);
     assert_eq!(
-        rule(&mut graphs, &[(&long, &small)]),
-        CallRule::GraphLengths
+        rule(&mut graphs, &[ok, (&short, &large)]),
+        &rules::DRAFT_TREE
     );
-    assert_eq!(rule(&mut graphs, &[(&slid, &small)]), Rule::BlockWindow);
-    assert_eq!(rule(&mut graphs, &[(&fork, &small)]), Rule::BlockUncopied);
-    assert_eq!(rule(&mut graphs, &[(&foreign, &small)]), Rule::BlockPool);
+    assert_eq!(rule(&mut graphs, &[(&long, &small)]), &rules::GRAPH_LENGTHS);
+    assert_eq!(rule(&mut graphs, &[(&slid, &small)]), &rules::BLOCK_WINDOW);
+    assert_eq!(
+        rule(&mut graphs, &[(&fork, &small)]),
+        &rules::BLOCK_UNCOPIED
+    );
+    assert_eq!(rule(&mut graphs, &[(&foreign, &small)]), &rules::BLOCK_POOL);
     let request = TreeRequest {
         sequence: &short,
         tree: &small,
@@ -408,12 +411,12 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     let tensor = |shape| harness::tensor(&stream, shape);
     let good = tensor([1, 1, 3, DIM]);
     let mut refused = |query: &Tensor<f16>| match step.forward(0, (query, &good, &good)) {
-        Err(Error::Refused(refused)) => refused.rule,
+        Err(Error::Violation(refused)) => refused.rule,
         other => panic!("{other:?}"),
     };
-    assert_eq!(refused(&tensor([1, 1, 2, DIM])), Rule::StepTokens);
-    assert_eq!(refused(&tensor([2, 1, 3, DIM])), Rule::StepTokens);
-    assert_eq!(refused(&tensor([1, 2, 3, DIM])), Rule::StepHeads);
+    assert_eq!(refused(&tensor([1, 1, 2, DIM])), &rules::STEP_TOKENS);
+    assert_eq!(refused(&tensor([2, 1, 3, DIM])), &rules::STEP_TOKENS);
+    assert_eq!(refused(&tensor([1, 2, 3, DIM])), &rules::STEP_HEADS);
     let inputs = LayerInputs::from((&good, &good, &good));
     let (mask, sink) = (Causality::Causal.into(), tensor([1, 1, 1, 1]));
     let latent = LatentTensors {
@@ -426,7 +429,7 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
         LayerInputs::latent(&good, &good, &good, latent),
     ] {
         let why = step.forward(0, inputs).map(drop).unwrap_err();
-        assert!(why.breaks(Rule::GraphInputs), "{why}");
+        assert!(why.breaks(&rules::GRAPH_INPUTS), "{why}");
     }
     assert!(step.forward(1, (&good, &good, &good)).is_err());
     let zeros = stream
@@ -469,7 +472,7 @@ fn steps_of_trees_with_more_blocks_than_were_declared_are_refused() {
     begin(&[long]).unwrap();
     // Four blocks, two, and one of a dummy.
     let error = begin(&[long, short]).unwrap_err();
-    assert!(error.breaks(CallRule::GraphLengths), "{error}");
+    assert!(error.breaks(&rules::GRAPH_LENGTHS), "{error}");
     assert!(error.to_string().contains("7 blocks"), "{error}");
     // Blocks that requests share count for each.
     let shared = long.fork();
@@ -623,7 +626,7 @@ impl LatentCase<'_> {
         if of.len() < requests {
             let begun = graphs.begin(stream, &all.iter().map(request).collect::<Vec<_>>());
             let error = begun.map(drop).unwrap_err();
-            assert!(error.breaks(CallRule::GraphLengths), "{error}");
+            assert!(error.breaks(&rules::GRAPH_LENGTHS), "{error}");
         }
         for of in [&of[..of.len().min(1)], &of] {
             if of.is_empty() {
@@ -644,7 +647,7 @@ impl LatentCase<'_> {
                 LayerInputs::latent(&query, &latent, &key_rope, tensors),
             ] {
                 let why = step.forward(0, inputs).map(drop).unwrap_err();
-                assert!(why.breaks(Rule::GraphInputs), "{why}");
+                assert!(why.breaks(&rules::GRAPH_INPUTS), "{why}");
             }
             for (layer, uploaded) in uploaded.iter().enumerate() {
                 let uploaded = uploaded.each_ref();

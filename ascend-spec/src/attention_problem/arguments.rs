@@ -2,7 +2,7 @@
 
 use super::{AttentionProblem, TensorRole};
 use crate::operator::{Argument, ArgumentList, DeclaredVersion, EntryPoint};
-use crate::{Refusal, Target, TensorDesc, Violation};
+use crate::{Target, TensorDesc, Violation};
 
 /// The arguments of an attention operator.
 pub trait AttentionArguments: ArgumentList<Tensor = TensorDesc> {
@@ -13,13 +13,13 @@ pub trait AttentionArguments: ArgumentList<Tensor = TensorDesc> {
     /// `None` for a call that computes nothing.
     ///
     /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what no kernel computes.
+    /// [`Violation`] by the first broken rule, or [`UNSUPPORTED`](crate::UNSUPPORTED) for what no kernel computes.
     fn resolve(
         &self,
         version: Self::Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
-    ) -> Result<Option<AttentionProblem<'static>>, Refusal>;
+    ) -> Result<Option<AttentionProblem<'static>>, Violation>;
 
     /// The argument whose tensor plays a role; `None` for roles that the operator has no argument for.
     fn of_role(role: TensorRole) -> Option<Argument<Self::Parameter>>;

@@ -9,7 +9,7 @@ pub use not_an_argument::NotAnArgument;
 use crate::contract::CallContract;
 use crate::operator::{Change, OwnedValue, ParameterInfo, Value, WrongKind};
 use crate::ops::for_each_operator;
-use crate::{Dims, OperatorVersion, Refusal, Target, TensorDesc, Unsupported, Violation};
+use crate::{Dims, OperatorVersion, Target, TensorDesc, Violation};
 
 /// Makes [`DeclaredOperator`] and [`AnyArguments`] from the list of operators.
 macro_rules! declared_operators {
@@ -160,18 +160,18 @@ macro_rules! declared_operators {
             /// breaks.
             ///
             /// # Errors
-            /// [`Refusal::Violation`] with the first broken rule; [`Refusal::Unsupported`] for what this crate does not
+            /// [`Violation`] by the first broken rule; [`UNSUPPORTED`](crate::UNSUPPORTED) for what this crate does not
             /// compute, and for a version that the operator does not have.
             pub fn check(
                 &self,
                 version: u8,
                 target: Target,
                 report: &mut dyn FnMut(Violation),
-            ) -> Result<(), Refusal> {
+            ) -> Result<(), Violation> {
                 match self {
                     $(Self::$variant(of) => match crate::ops::$module::$variant::version(version) {
                         Some(version) => crate::ops::$module::$variant::check(of, version, target, report),
-                        None => Err(Unsupported::new("an operator's version of this number").into()),
+                        None => Err(Violation::unsupported("an operator's version of this number").into()),
                     })*
                 }
             }
@@ -330,7 +330,7 @@ mod tests {
             for number in 1..=operator.versions().count() as u8 {
                 let refused = arguments.check(number, target, &mut |_| {});
                 assert!(
-                    matches!(refused, Err(Refusal::Violation(_))),
+                    refused.is_err_and(|violation| !violation.is_unsupported()),
                     "{operator:?}"
                 );
                 assert_eq!(arguments.unread(number), None);
@@ -339,7 +339,7 @@ mod tests {
                     .unwrap();
             }
             let refused = arguments.check(9, target, &mut |_| {});
-            assert!(matches!(refused, Err(Refusal::Unsupported(_))));
+            assert!(refused.is_err_and(|violation| violation.is_unsupported()));
         }
     }
 

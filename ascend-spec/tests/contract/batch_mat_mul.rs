@@ -1,7 +1,7 @@
 //! The contract of BatchMatMul: a call for every rule, and what is taken.
 
 use ascend_spec::ops::batch_mat_mul::{BatchMatMulCall, BatchMatMulProblem, Parameter, rules};
-use ascend_spec::{DType, Dims, Format, Refusal, Soc, TensorDesc};
+use ascend_spec::{DType, Dims, Format, Soc, TensorDesc};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -78,7 +78,7 @@ fn every_rule_of_batch_mat_mul_refuses_a_call() {
     let mut broken = BTreeSet::new();
     for (id, status, soc, call) in calls {
         match call.check(soc) {
-            Err(Refusal::Violation(violation)) => {
+            Err(violation) => {
                 assert_eq!(violation.rule.id, id, "{violation}");
                 assert_eq!(violation.rule.status, status, "{violation}");
                 assert!(!violation.given.is_empty() && !violation.allowed.is_empty());

@@ -2,7 +2,7 @@
 
 use crate::paged::paged;
 use ascend_spec::ops::fused_infer_attention_score::{CheckedCall, FiaCall, Version};
-use ascend_spec::{Cann, DType, Refusal, Soc, Target, TensorDesc};
+use ascend_spec::{Cann, DType, Soc, Target, TensorDesc};
 
 pub(crate) fn of(dtype: DType, shape: &[i64]) -> TensorDesc {
     TensorDesc::contiguous(dtype, shape).unwrap()
@@ -33,8 +33,8 @@ pub(crate) fn with<'a>(call: &FiaCall<'a>, change: impl FnOnce(&mut FiaCall<'a>)
 /// The rule that refuses a call; what is accepted and not computed counts as accepted.
 fn verdict(call: &FiaCall<'_>, version: Version, soc: Soc) -> &'static str {
     match call.check(version, Target::snapshot(soc)) {
-        Err(Refusal::Violation(violation)) => violation.rule.id,
-        Err(Refusal::Unsupported(_)) => "unsupported",
+        Err(violation) if violation.is_unsupported() => "unsupported",
+        Err(violation) => violation.rule.id,
         Ok(_) => "accepted",
     }
 }

@@ -1,7 +1,7 @@
 //! The contract of GatherPaKvCache: a call for every rule.
 
 use ascend_spec::ops::gather_pa_kv_cache::{GatherCall, GatherProblem, Source, rules};
-use ascend_spec::{DType, Dims, Format, Refusal, Soc, TensorDesc};
+use ascend_spec::{DType, Dims, Format, Soc, TensorDesc};
 use std::collections::BTreeSet;
 
 type Call = GatherCall<'static>;
@@ -80,7 +80,7 @@ fn every_gather_rule_refuses_a_call() {
     let mut broken = BTreeSet::new();
     for (id, status, call) in calls {
         match call.check(Soc::AtlasA2) {
-            Err(Refusal::Violation(violation)) => {
+            Err(violation) => {
                 assert_eq!(violation.rule.id, id, "{violation}");
                 assert_eq!(violation.rule.status, status, "{violation}");
                 assert!(!violation.given.is_empty() && !violation.allowed.is_empty());

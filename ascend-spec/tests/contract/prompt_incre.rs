@@ -3,7 +3,7 @@
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::incre_flash_attention::{self as incre, IncreCall};
 use ascend_spec::ops::prompt_flash_attention::{self as prompt, PromptCall};
-use ascend_spec::{Cann, DType, Dims, Format, Refusal, Soc, Target, TensorDesc, Violation};
+use ascend_spec::{Cann, DType, Dims, Format, Soc, Target, TensorDesc, Violation};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -36,10 +36,10 @@ fn named(
     broken: &mut BTreeSet<&'static str>,
     id: &'static str,
     status: i32,
-    verdict: Result<(), Refusal>,
+    verdict: Result<(), Violation>,
 ) -> Violation {
     match verdict {
-        Err(Refusal::Violation(violation)) => {
+        Err(violation) => {
             assert_eq!(violation.rule.id, id, "{violation}");
             assert_eq!(violation.rule.status, status, "{violation}");
             assert!(!violation.given.is_empty() && !violation.allowed.is_empty());
@@ -694,7 +694,7 @@ impl Header {
         out.map(|out| TensorDesc { dtype, ..out })
     }
 
-    fn prompt(&self) -> Result<(), Refusal> {
+    fn prompt(&self) -> Result<(), Violation> {
         let lengths = ["actual_seq_lengths", "actual_seq_lengths_kv"].map(|name| self.list(name));
         let call = PromptCall {
             query: self.tensor("query"),
@@ -718,7 +718,7 @@ impl Header {
         call.check(version, TARGET)
     }
 
-    fn incre(&self) -> Result<(), Refusal> {
+    fn incre(&self) -> Result<(), Violation> {
         let (key, value) = (self.tensors("key"), self.tensors("value"));
         let lengths = self.list("actual_seq_lengths");
         let call = IncreCall {

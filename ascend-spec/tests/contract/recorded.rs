@@ -1,7 +1,7 @@
 //! Recorded calls of the operator: shapes, dtypes, attributes and the operator's own verdict, one JSON object a line.
 
 use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
-use ascend_spec::{Cann, DType, Dims, Refusal, Release, Soc, Target, TensorDesc};
+use ascend_spec::{Cann, DType, Dims, Release, Soc, Target, TensorDesc, Violation};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -118,7 +118,7 @@ impl Recorded {
     }
 
     /// The contract's verdict for `target`, by the oldest version that can express the call there.
-    pub(crate) fn check(&self, target: Target) -> Result<(), Refusal> {
+    pub(crate) fn check(&self, target: Target) -> Result<(), Violation> {
         self.asked(target, |call, version| {
             call.check(version, target).map(|_| ())
         })

@@ -2,7 +2,7 @@
 
 use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{Part, RingUpdateCall, Version, admits, rules};
-use ascend_spec::{Cann, DType, Dims, Format, Level, Refusal, Soc, Target, TensorDesc};
+use ascend_spec::{Cann, DType, Dims, Format, Level, Soc, Target, TensorDesc, Violation};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -261,7 +261,7 @@ fn every_rule_has_a_call_that_breaks_it() {
     for (id, status, call) in calls {
         let version = Version::oldest_for(call);
         match call.check(version, TARGET) {
-            Err(Refusal::Violation(violation)) => {
+            Err(violation) => {
                 assert_eq!(violation.rule.id, *id, "{violation}");
                 assert_eq!(violation.rule.status, *status, "{violation}");
                 assert!(!violation.given.is_empty() && !violation.allowed.is_empty());
@@ -352,7 +352,7 @@ fn calls_that_hold_every_rule_say_what_to_merge() {
     ] {
         let verdict = call.check(Version::V1, TARGET);
         assert!(
-            matches!(verdict, Err(Refusal::Unsupported(_))),
+            verdict.as_ref().is_err_and(Violation::is_unsupported),
             "{verdict:?}"
         );
     }

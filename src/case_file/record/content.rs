@@ -1,12 +1,13 @@
 //! A call and the bytes of its tensors, made into a case.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::fused_infer_attention_score::{
     Argument, Arguments, FiaCall, Parameter, Version,
 };
-use ascend_spec::{Cann, CompressedMask, DType, Refusal, Soc, SparseMode, Target, TensorDesc};
+use ascend_spec::{Cann, CompressedMask, DType, Soc, SparseMode, Target, TensorDesc};
 
 use super::blocks::{Blocks, has_blocks};
 use super::too_large;
@@ -78,7 +79,11 @@ impl Content<'_> {
 
     /// Returns the call with its data, or the reason why no case can hold them, such as data of more than `room`
     /// bytes, or a case for which the contract has another verdict than `verdict`, the call's own.
-    pub(super) fn case(&self, room: u64, verdict: Option<&'static str>) -> Result<Case, String> {
+    pub(super) fn case(
+        &self,
+        room: u64,
+        verdict: Option<Cow<'static, str>>,
+    ) -> Result<Case, String> {
         packed(named(self.inputs()))?;
         let blocks = self.blocks()?;
         if blocks.is_some() {
@@ -206,12 +211,12 @@ impl Content<'_> {
 
     /// Checks `call` against the contract, for this call's version and target. Returns the rule that refuses it, or
     /// the feature that is not supported; `None` if neither.
-    pub(super) fn verdict(&self, call: &FiaCall<'_>) -> Option<&'static str> {
+    pub(super) fn verdict(&self, call: &FiaCall<'_>) -> Option<Cow<'static, str>> {
         let target = self.target?;
         match call.check(Version::oldest_on(call, self.version, target), target) {
             Ok(_) => None,
-            Err(Refusal::Violation(violation)) => Some(violation.rule.id),
-            Err(Refusal::Unsupported(unsupported)) => Some(unsupported.feature),
+            Err(violation) if violation.is_unsupported() => Some(violation.given.into()),
+            Err(violation) => Some(violation.rule.id.into()),
         }
     }
 

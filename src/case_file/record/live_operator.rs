@@ -1,10 +1,11 @@
 //! A call of another operator than FusedInferAttentionScore on a device, to be written to a file.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use ascend_spec::declared::{AnyArgument, AnyArguments};
 use ascend_spec::operator::{DeclaredParameter, Value};
-use ascend_spec::{CompressedMask, MaskDemand, Refusal, SparseMode, TensorDesc};
+use ascend_spec::{CompressedMask, MaskDemand, SparseMode, TensorDesc};
 
 use super::content::{bytes_of, expectation, is_template, packed, text};
 use super::live::{refuse_in_captures, settle};
@@ -196,12 +197,12 @@ impl LiveOperator {
 
     /// Checks `call` against the contract, for this call's version and target. Returns the rule that refuses it, or
     /// the feature that is not supported; `None` if neither.
-    fn verdict(&self, call: &AnyArguments<TensorDesc>) -> Option<&'static str> {
+    fn verdict(&self, call: &AnyArguments<TensorDesc>) -> Option<Cow<'static, str>> {
         let target = self.context.target().ok()?;
         match call.check(self.version, target, &mut |_| {}) {
             Ok(()) => None,
-            Err(Refusal::Violation(violation)) => Some(violation.rule.id),
-            Err(Refusal::Unsupported(unsupported)) => Some(unsupported.feature),
+            Err(violation) if violation.is_unsupported() => Some(violation.given.into()),
+            Err(violation) => Some(violation.rule.id.into()),
         }
     }
 }

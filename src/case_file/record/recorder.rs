@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use ascend_spec::ops::fused_infer_attention_score::{Argument, FiaCall, Version};
-use ascend_spec::{DType, Level, Refusal, Target, TensorDesc, Violation};
+use ascend_spec::{DType, Level, Target, TensorDesc, Violation};
 
 use super::content::{Content, Read};
 use super::folder::Folder;
@@ -184,8 +184,7 @@ impl OperatorCall<'_> {
 fn refusal(call: &OperatorCall<'_>) -> Option<Violation> {
     let checked = match call.call.check(call.version, call.target) {
         Ok(checked) => checked,
-        Err(Refusal::Violation(violation)) => return Some(violation),
-        Err(Refusal::Unsupported(_)) => return None,
+        Err(violation) => return Some(violation).filter(|violation| !violation.is_unsupported()),
     };
     let mut crash = None;
     checked.each_lint(&mut |lint| {

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
-use ascend_spec::Level;
+use ascend_spec::{Level, Violation};
 
 use super::any_live::{AnyLive, Failure};
 use super::{RECORDERS, Recorded, folder, history, is_on};
@@ -134,11 +134,17 @@ pub fn tentatively<R, E>(body: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
     outcome
 }
 
+/// Whether a violation is one of the operator's rules or lints: neither a condition of this crate nor a call that it does
+/// not compute.
+fn is_of_contract(violation: &Violation) -> bool {
+    !matches!(violation.rule.level, Level::Library | Level::Unsupported)
+}
+
 /// CANN's status if an error means that the call was refused: by the contract, or by the operator's first phase, which
 /// launches nothing.
 pub(crate) fn refusal_status(error: &Error) -> Option<i32> {
     match error {
-        Error::Violation(violation) => Some(violation.rule.status),
+        Error::Violation(violation) if is_of_contract(violation) => Some(violation.rule.status),
         Error::Aclnn {
             function, status, ..
         } if function.ends_with("GetWorkspaceSize") => Some(status.0),
@@ -159,13 +165,16 @@ pub(crate) fn failed(call: impl Into<AnyLive>, stream: Option<&Stream>, error: &
     });
     let Some(call) = held.flatten() else { return };
     // The operator takes a call that breaks only a lint.
-    let lint = matches!(error, Error::Violation(violation) if violation.rule.level == Level::Lint);
+    let broken = match error {
+        Error::Violation(violation) if is_of_contract(violation) => Some(violation.rule),
+        _ => None,
+    };
+    let lint = broken.is_some_and(|rule| rule.level == Level::Lint);
     let status = refusal_status(error).filter(|_| !lint);
     let about = error.to_string();
     let name = match error {
-        Error::Violation(violation) => violation.rule.id,
         Error::Acl { function, .. } | Error::Aclnn { function, .. } => function,
-        _ => "failed",
+        _ => broken.map_or("failed", |rule| rule.id),
     };
     let parameters = call.parameters(name, status.map(|_| false), &about);
     let folder = folder().filter(|folder| {
@@ -185,10 +194,7 @@ pub(crate) fn failed(call: impl Into<AnyLive>, stream: Option<&Stream>, error: &
     let failure = Failure {
         name,
         note: &about,
-        rule: match error {
-            Error::Violation(violation) => Some(violation.rule.id),
-            _ => None,
-        },
+        rule: broken.map(|rule| rule.id),
         expect: status.map(|status| Expect::Reject {
             status: Some(status),
         }),

@@ -50,7 +50,8 @@ impl PartSums {
             "sample",
             format_args!("{self:?}"),
             format_args!("numbers whose dot products are finite: {instead}"),
-        ))
+        )
+        .fix("leave the sample out, or scale its inputs"))
     }
 }
 

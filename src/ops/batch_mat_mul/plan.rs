@@ -111,8 +111,9 @@ impl BatchMatMul {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`], [`Error::UnknownProduct`],
-    /// [`Error::MissingOperator`], [`Error::InvalidArgument`] for tensors of different devices or products that
-    /// memory cannot hold. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    /// [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different
+    /// devices or products that memory cannot hold. After that [`Error::Aclnn`], should the operator refuse the call
+    /// nevertheless.
     #[doc(alias = "aclnnBatchMatMulGetWorkspaceSize")]
     pub fn plan<T: Element>(&self, self_: &Tensor<T>, mat2: &Tensor<T>) -> Result<BatchMatMulPlan> {
         let context = self_.memory().context();
@@ -130,7 +131,8 @@ impl BatchMatMul {
                 "out",
                 format_args!("{product:?}"),
                 "products that memory can hold",
-            ));
+            )
+            .fix("multiply in parts"));
         };
         let call = BatchMatMulCall {
             self_: Some(left),

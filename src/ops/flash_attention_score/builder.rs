@@ -144,7 +144,7 @@ impl FlashAttention {
 
     /// Lets the call through although it breaks a lint, by the lint's id: the operator takes the call and ignores or
     /// misreads something. Lints that [overrun](ascend_spec::Rule::overruns) memory are not among them: planning then
-    /// is an [`Error::InvalidArgument`](crate::Error::InvalidArgument) that names
+    /// is an [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) that names
     /// [`allow_overrun`](Self::allow_overrun).
     pub fn allow_lint(mut self, id: &str) -> Self {
         self.allowed.lint(id);
@@ -172,11 +172,11 @@ impl FlashAttention {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation) for a broken rule
-    /// or lint, [`Error::Unsupported`](crate::Error::Unsupported),
+    /// or lint, [`UNSUPPORTED`](ascend_spec::UNSUPPORTED),
     /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
     /// [`Error::OperatorVersion`](crate::Error::OperatorVersion),
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, and for tensors
-    /// of different devices, [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) without a scale or without elements, and for tensors
+    /// of different devices, [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for lengths beyond
     /// INT64. After that [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnFlashAttentionScoreGetWorkspaceSize")]
     #[doc(alias = "aclnnFlashAttentionVarLenScoreGetWorkspaceSize")]

@@ -26,8 +26,8 @@ impl Dropout {
     /// with another number of scores is refused.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a share that is not above 0 and at most 1, and no score; otherwise as for
-    /// [`Stream::upload`].
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a share that is not above 0 and at most 1, and no score;
+    /// otherwise as for [`Stream::upload`].
     pub fn new(
         stream: &Stream,
         keeps: impl ExactSizeIterator<Item = bool>,
@@ -37,7 +37,8 @@ impl Dropout {
         let bytes = FlashAttentionProblem::drop_mask_bytes(bits as u64);
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         if bits == 0 {
-            return Err(Error::invalid("keeps", "no score", "at least one"));
+            return Err(Error::invalid("keeps", "no score", "at least one")
+                .fix("keep the scores of at least one key"));
         }
         let mut packed = zeros(bytes)?;
         for (bit, _) in keeps.enumerate().filter(|(_, keep)| *keep) {
@@ -56,14 +57,13 @@ impl Dropout {
     /// smaller one is refused.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a share that is not above 0 and at most 1.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a share that is not above 0 and at most 1.
     pub fn from_tensor(mask: Tensor<u8>, keep_prob: f64) -> Result<Self> {
         if !(keep_prob > 0.0 && keep_prob <= 1.0) {
-            return Err(Error::invalid(
-                "keep_prob",
-                keep_prob,
-                "above 0 and at most 1",
-            ));
+            return Err(
+                Error::invalid("keep_prob", keep_prob, "above 0 and at most 1")
+                    .fix("leave dropout out to keep all scores"),
+            );
         }
         Ok(Self {
             mask,

@@ -212,11 +212,7 @@ impl Features {
         if (Self { scores, ..*self }) == *planned {
             return Ok(());
         }
-        Err(Error::NotAsPlanned {
-            argument: "inputs",
-            given: self.to_string(),
-            planned: planned.to_string(),
-        })
+        Err(Error::not_as_planned("inputs", self, planned))
     }
 }
 

@@ -131,11 +131,11 @@ impl SoftmaxState {
         if queue.runs_now() || self.rows == *rows && self.keyless == *keyless {
             return Ok(());
         }
-        Err(Error::NotAsPlanned {
+        Err(Error::not_as_planned(
             argument,
-            given: format!("{}, keyless {:?}", self.rows, self.keyless),
-            planned: format!("{rows}, keyless {keyless:?}: an output of the plan's own"),
-        })
+            format_args!("{}, keyless {:?}", self.rows, self.keyless),
+            format_args!("{rows}, keyless {keyless:?}: an output of the plan's own"),
+        ))
     }
 
     /// The packed sequences whose maximum and sum are 0, since they have no keys.

@@ -54,7 +54,7 @@ impl Allowed {
     /// All lints that are allowed.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for what is no lint of the
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for what is no lint of the
     /// operator, and for a lint that overruns memory and was allowed as one that does not.
     pub(super) fn ids(&self) -> Result<SmallVec<[&str; 4]>> {
         self.lints.ids(lints_of::<Version>)

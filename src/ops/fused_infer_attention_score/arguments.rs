@@ -134,11 +134,10 @@ impl Arguments {
                 continue;
             }
             if !tensor.is_contiguous() {
-                return Err(Error::invalid(
-                    parameter.name(),
-                    tensor.desc(),
-                    "a contiguous tensor",
-                ));
+                return Err(
+                    Error::invalid(parameter.name(), tensor.desc(), "a contiguous tensor")
+                        .fix("copy it with `contiguous`"),
+                );
             }
             let bytes = tensor.download_bytes(stream)?;
             bounds.admits_content(parameter, (tensor.dtype(), tensor.shape()), &bytes)?;

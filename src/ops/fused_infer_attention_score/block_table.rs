@@ -109,8 +109,8 @@ impl BlockTable {
     /// A table of these rows, a row for each sequence. Rows shorter than the longest are filled up with block 0.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a block beyond INT32, no row, or rows that are all empty; otherwise as for
-    /// [`Stream::upload`].
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a block beyond INT32, no row, or rows that are all
+    /// empty; otherwise as for [`Stream::upload`].
     pub fn from_rows(
         stream: &Stream,
         rows: &[impl AsRef<[usize]>],
@@ -144,8 +144,8 @@ impl BlockTable {
     /// A table that is on the device already, `[B, M]`. Its content is not checked.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another number of axes, a strided tensor, one without elements, or blocks of no
-    /// token.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of axes, a strided tensor, one without
+    /// elements, or blocks of no token.
     ///
     /// # Safety
     /// Whenever a call that was launched with the table runs, the entries for the blocks that the keys of each
@@ -174,6 +174,7 @@ impl BlockTable {
                 format_args!("[{sequences}, {columns}]"),
                 "entries that can be counted",
             )
+            .fix("give fewer sequences or blocks")
         })?;
         let buffer = device.alloc_zeroed::<i32>(entries)?;
         Self::owned(
@@ -190,7 +191,8 @@ impl BlockTable {
     /// A table whose rows name `columns` blocks each, all of `blocks` in row-major order.
     ///
     /// # Errors
-    /// As for [`BlockTable::from_rows`]; [`Error::InvalidArgument`] if `blocks` are not whole rows.
+    /// As for [`BlockTable::from_rows`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if `blocks` are not whole
+    /// rows.
     pub fn from_full_rows(
         stream: &Stream,
         blocks: &[usize],
@@ -210,7 +212,7 @@ impl BlockTable {
     /// A table of some of the sequences, whose rows stay in the same memory: overwriting either table changes both.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for rows that the table does not have, or for none.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for rows that the table does not have, or for none.
     pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
         Ok(Self {
             tensor: self.tensor.narrow(0, rows.clone())?,
@@ -232,7 +234,8 @@ impl BlockTable {
                 "block_table",
                 tensor.desc(),
                 "a contiguous tensor [sequences, blocks of each], both at least 1",
-            ));
+            )
+            .fix("copy the rows into a table of their own"));
         }
         let counted = i64::try_from(block_size).ok();
         let Some(acl_block_size) = counted.filter(|&tokens| tokens > 0) else {
@@ -240,7 +243,8 @@ impl BlockTable {
                 "block_size",
                 block_size,
                 format_args!("1 to {}", i64::MAX),
-            ));
+            )
+            .fix("give the tokens of a block of the cache"));
         };
         Ok(Self {
             tensor,
@@ -263,7 +267,8 @@ impl BlockTable {
                 "block_table",
                 format_args!("{} rows", rows.len()),
                 format_args!("{} rows", self.sequences()),
-            ));
+            )
+            .fix("make another table, and plan again"));
         }
         let flat = flat(rows, self.columns())?;
         self.tensor.on("block_table", stream.context())?;
@@ -362,7 +367,7 @@ fn flat(rows: &[impl AsRef<[usize]>], columns: usize) -> Result<Vec<i32>> {
             "block_table",
             format_args!("[{}, {columns}]", rows.len()),
             "what fits in the host's memory",
-        )
+        ).fix("put requests with long rows into a call of their own: one long row makes all rows long")
     })?;
     for (at, row) in rows.iter().enumerate() {
         let row = row.as_ref();
@@ -371,7 +376,8 @@ fn flat(rows: &[impl AsRef<[usize]>], columns: usize) -> Result<Vec<i32>> {
                 "block_table",
                 format_args!("{} blocks in row {at}", row.len()),
                 format_args!("at most {columns}"),
-            ));
+            )
+            .fix("make the table with the columns of the longest row"));
         }
         for &block in row {
             flat.push(i32::try_from(block).map_err(|_| {
@@ -380,6 +386,7 @@ fn flat(rows: &[impl AsRef<[usize]>], columns: usize) -> Result<Vec<i32>> {
                     format_args!("block {block} in row {at}"),
                     format_args!("0 to {}, as tables are INT32", i32::MAX),
                 )
+                .fix("use the numbers that the cache gave its blocks")
             })?);
         }
         let filled = columns.saturating_sub(row.len());

@@ -93,7 +93,7 @@ impl FusedInferAttention {
 
     /// Lets the call through although it breaks a lint, by the lint's id: the operator takes the call and ignores or
     /// misreads something. Lints that [overrun](ascend_spec::Rule::overruns) memory are not among them: planning then
-    /// is an [`Error::InvalidArgument`] that names [`allow_overrun`](Self::allow_overrun).
+    /// is an [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) that names [`allow_overrun`](Self::allow_overrun).
     pub fn allow_lint(mut self, id: &str) -> Self {
         self.allowed.lint(id);
         self
@@ -151,13 +151,13 @@ impl FusedInferAttention {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::InvalidArgument`](crate::Error::InvalidArgument)
+    /// Before any function of the operator is called: [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE)
     /// without a [`scale`](Self::scale), or for heads beyond INT64;
-    /// [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond INT64;
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for lengths beyond INT64;
     /// [`Error::Violation`](crate::Error::Violation) for a broken rule or lint,
-    /// [`Error::Unsupported`](crate::Error::Unsupported), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
+    /// [`UNSUPPORTED`](ascend_spec::UNSUPPORTED), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
     /// [`Error::OperatorVersion`](crate::Error::OperatorVersion),
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for tensors of different devices. After that
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
     /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnFusedInferAttentionScoreGetWorkspaceSize")]
     #[doc(alias = "aclSetAclOpExecutorRepeatable")]
@@ -180,7 +180,7 @@ impl FusedInferAttention {
             Ok(())
         })?;
         let Some(context) = context else {
-            return Err(Error::invalid("query", "none", "a tensor"));
+            return Err(Error::invalid("query", "none", "a tensor").fix("bring the query"));
         };
         let features = bindings.features().unwrap_or_default();
         let Numbers {

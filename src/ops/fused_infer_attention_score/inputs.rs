@@ -371,11 +371,11 @@ impl Features {
     #[cold]
     fn difference(&self, planned: &Self) -> Error {
         let pair = |argument, given: &dyn std::fmt::Debug, planned: &dyn std::fmt::Debug| {
-            Error::NotAsPlanned {
+            Error::not_as_planned(
                 argument,
-                given: format!("{given:?}"),
-                planned: format!("{planned:?}"),
-            }
+                format_args!("{given:?}"),
+                format_args!("{planned:?}"),
+            )
         };
         let (a, b) = (&self.modes, &planned.modes);
         let numbers = [

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::refusal::{CallRule, Refused};
+use ascend_spec::Violation;
+
+use crate::rules;
 
 use super::builder::FusedInferAttention;
 
@@ -21,17 +23,17 @@ pub struct Cumulative(Vec<usize>);
 pub struct PerRequest(Vec<usize>);
 
 impl TryFrom<Vec<usize>> for Cumulative {
-    type Error = Refused;
+    type Error = Violation;
 
-    fn try_from(ends: Vec<usize>) -> Result<Self, Refused> {
+    fn try_from(ends: Vec<usize>) -> Result<Self, Violation> {
         Self::new(ends)
     }
 }
 
 impl TryFrom<Vec<usize>> for PerRequest {
-    type Error = Refused;
+    type Error = Violation;
 
-    fn try_from(lengths: Vec<usize>) -> Result<Self, Refused> {
+    fn try_from(lengths: Vec<usize>) -> Result<Self, Violation> {
         Self::new(lengths)
     }
 }
@@ -66,7 +68,7 @@ impl From<&Cumulative> for Vec<usize> {
 
 /// Refuses a length or an end that the operator's integers do not hold.
 #[inline]
-fn countable(request: usize, tokens: usize) -> Result<(), Refused> {
+fn countable(request: usize, tokens: usize) -> Result<(), Violation> {
     match tokens <= PerRequest::MAX_LENGTH {
         true => Ok(()),
         false => Err(uncountable(request, tokens)),
@@ -74,9 +76,9 @@ fn countable(request: usize, tokens: usize) -> Result<(), Refused> {
 }
 
 #[cold]
-fn uncountable(request: usize, tokens: usize) -> Refused {
-    Refused::new(
-        CallRule::LengthsOverflow,
+fn uncountable(request: usize, tokens: usize) -> Violation {
+    Violation::new(
+        &rules::LENGTHS_OVERFLOW,
         format_args!("{tokens} tokens at request {request}"),
         format_args!("at most {}", PerRequest::MAX_LENGTH),
         "give the lengths of a batch that exists; subtract lengths with saturation",
@@ -85,7 +87,7 @@ fn uncountable(request: usize, tokens: usize) -> Refused {
 
 /// Refuses an end that is below the previous one.
 #[inline]
-fn behind(before: usize, request: usize, end: usize) -> Result<(), Refused> {
+fn behind(before: usize, request: usize, end: usize) -> Result<(), Violation> {
     match end >= before {
         true => Ok(()),
         false => Err(in_front(before, request, end)),
@@ -93,9 +95,9 @@ fn behind(before: usize, request: usize, end: usize) -> Result<(), Refused> {
 }
 
 #[cold]
-fn in_front(before: usize, request: usize, end: usize) -> Refused {
-    Refused::new(
-        CallRule::LengthsEnds,
+fn in_front(before: usize, request: usize, end: usize) -> Violation {
+    Violation::new(
+        &rules::LENGTHS_ENDS,
         format_args!("end {end} of request {request} after {before}"),
         format_args!("{before} or more"),
         "give cumulative sums; lengths of single requests are `PerRequest`",
@@ -106,8 +108,9 @@ impl Cumulative {
     /// Ends of requests.
     ///
     /// # Errors
-    /// [`CallRule::LengthsEnds`] if they decrease, [`CallRule::LengthsOverflow`] beyond [`PerRequest::MAX_LENGTH`].
-    pub fn new(ends: Vec<usize>) -> Result<Self, Refused> {
+    /// [`LENGTHS_ENDS`](crate::rules::LENGTHS_ENDS) if they decrease,
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) beyond [`PerRequest::MAX_LENGTH`].
+    pub fn new(ends: Vec<usize>) -> Result<Self, Violation> {
         let mut before = 0;
         for (request, &end) in ends.iter().enumerate() {
             behind(before, request, end)?;
@@ -121,12 +124,12 @@ impl Cumulative {
     /// Converts from the form with a leading 0 (`cu_seqlens`, `qo_indptr`).
     ///
     /// # Errors
-    /// [`CallRule::LengthsEnds`] if the first entry is not 0, or the others are no ends.
-    pub fn from_with_zero(starts: &[usize]) -> Result<Self, Refused> {
+    /// [`LENGTHS_ENDS`](crate::rules::LENGTHS_ENDS) if the first entry is not 0, or the others are no ends.
+    pub fn from_with_zero(starts: &[usize]) -> Result<Self, Violation> {
         match starts {
             [0, ends @ ..] => Self::new(ends.to_vec()),
-            _ => Err(Refused::new(
-                CallRule::LengthsEnds,
+            _ => Err(Violation::new(
+                &rules::LENGTHS_ENDS,
                 format_args!("first entry {:?}", starts.first()),
                 "0",
                 "ends without a leading 0 are made by `Cumulative::new`",
@@ -182,7 +185,7 @@ impl Cumulative {
     /// # Errors
     /// As for [`Cumulative::new`]; nothing is added then.
     #[inline]
-    pub fn push_end(&mut self, end: usize) -> Result<(), Refused> {
+    pub fn push_end(&mut self, end: usize) -> Result<(), Violation> {
         let request = self.0.len();
         behind(self.total(), request, end)?;
         countable(request, end)?;
@@ -203,8 +206,8 @@ impl PerRequest {
     /// Lengths of requests.
     ///
     /// # Errors
-    /// [`CallRule::LengthsOverflow`] beyond [`MAX_LENGTH`](Self::MAX_LENGTH).
-    pub fn new(lengths: Vec<usize>) -> Result<Self, Refused> {
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) beyond [`MAX_LENGTH`](Self::MAX_LENGTH).
+    pub fn new(lengths: Vec<usize>) -> Result<Self, Violation> {
         for (request, len) in lengths.iter().enumerate() {
             countable(request, *len)?;
         }
@@ -214,8 +217,8 @@ impl PerRequest {
     /// Where each request's tokens end when they are packed.
     ///
     /// # Errors
-    /// [`CallRule::LengthsOverflow`].
-    pub fn cumulative(&self) -> Result<Cumulative, Refused> {
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW).
+    pub fn cumulative(&self) -> Result<Cumulative, Violation> {
         let mut sum = 0usize;
         let mut ends = Vec::with_capacity(self.0.len());
         for (request, len) in self.0.iter().enumerate() {
@@ -240,9 +243,10 @@ impl PerRequest {
     /// Adds a request of this length.
     ///
     /// # Errors
-    /// [`CallRule::LengthsOverflow`] beyond [`MAX_LENGTH`](Self::MAX_LENGTH); nothing is added then.
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) beyond [`MAX_LENGTH`](Self::MAX_LENGTH); nothing is
+    /// added then.
     #[inline]
-    pub fn push(&mut self, len: usize) -> Result<(), Refused> {
+    pub fn push(&mut self, len: usize) -> Result<(), Violation> {
         countable(self.0.len(), len)?;
         self.0.push(len);
         Ok(())
@@ -267,7 +271,7 @@ impl PerRequest {
 /// let paged = CallLengths::PackedPaged { q: &ends, kv: &lengths };
 /// assert_eq!(paged.actual_seq_lengths(), Some(&[3, 7][..]));
 /// assert_eq!(paged.actual_seq_lengths_kv(), [3, 4]);
-/// # Ok::<(), ascend_attention::Refused>(())
+/// # Ok::<(), ascend_attention::Violation>(())
 /// ```
 ///
 /// ```compile_fail,E0308
@@ -275,7 +279,7 @@ impl PerRequest {
 /// # let lengths = PerRequest::new(vec![3, 4])?;
 /// let ends = lengths.cumulative()?;
 /// let paged = CallLengths::PackedPaged { q: &ends, kv: &ends }; // keys of a paged call are counted per request
-/// # Ok::<(), ascend_attention::Refused>(())
+/// # Ok::<(), ascend_attention::Violation>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -356,18 +360,18 @@ mod tests {
     #[test]
     fn wrong_forms_are_named() {
         let rule = |ends: &[usize]| Cumulative::new(ends.to_vec()).unwrap_err().rule;
-        assert_eq!(rule(&[3, 2]), CallRule::LengthsEnds);
-        assert_eq!(rule(&[usize::MAX]), CallRule::LengthsOverflow);
+        assert_eq!(rule(&[3, 2]), &rules::LENGTHS_ENDS);
+        assert_eq!(rule(&[usize::MAX]), &rules::LENGTHS_OVERFLOW);
         let leading = Cumulative::from_with_zero(&[3, 7]).unwrap_err();
-        assert_eq!(leading.rule, CallRule::LengthsEnds);
+        assert_eq!(leading.rule, &rules::LENGTHS_ENDS);
         assert!(Cumulative::from_with_zero(&[]).is_err());
         let long = PerRequest::new(vec![4, PerRequest::MAX_LENGTH + 1]).unwrap_err();
-        assert_eq!(long.rule, CallRule::LengthsOverflow);
+        assert_eq!(long.rule, &rules::LENGTHS_OVERFLOW);
         assert_eq!(long.given, "9223372036854775808 tokens at request 1");
         let many = PerRequest::new(vec![PerRequest::MAX_LENGTH, 1]).unwrap();
         assert_eq!(
             many.cumulative().unwrap_err().rule,
-            CallRule::LengthsOverflow
+            &rules::LENGTHS_OVERFLOW
         );
     }
 
@@ -376,15 +380,15 @@ mod tests {
         let mut ends = Cumulative::default();
         ends.push_end(3).unwrap();
         let before = ends.push_end(2).unwrap_err();
-        assert_eq!(before.rule, CallRule::LengthsEnds);
+        assert_eq!(before.rule, &rules::LENGTHS_ENDS);
         assert_eq!(before.given, "end 2 of request 1 after 3");
         let rule = ends.push_end(usize::MAX).unwrap_err().rule;
-        assert_eq!(rule, CallRule::LengthsOverflow);
+        assert_eq!(rule, &rules::LENGTHS_OVERFLOW);
         assert_eq!(ends.ends(), [3]);
         let mut lengths = PerRequest::default();
         lengths.push(PerRequest::MAX_LENGTH).unwrap();
         let long = lengths.push(PerRequest::MAX_LENGTH + 1).unwrap_err();
-        assert_eq!(long.rule, CallRule::LengthsOverflow);
+        assert_eq!(long.rule, &rules::LENGTHS_OVERFLOW);
         assert_eq!(lengths.lengths(), [PerRequest::MAX_LENGTH]);
         lengths.clear();
         assert!(lengths.lengths().is_empty());

@@ -22,10 +22,12 @@ impl PaddingSize {
     /// A padding of `rows` unused rows.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a number beyond INT64; otherwise as for [`Stream::upload`].
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a number beyond INT64; otherwise as for
+    /// [`Stream::upload`].
     pub fn new(stream: &Stream, rows: usize) -> Result<Self> {
-        let size =
-            i64::try_from(rows).map_err(|_| Error::invalid("padding_size", rows, i64::MAX))?;
+        let size = i64::try_from(rows).map_err(|_| {
+            Error::invalid("padding_size", rows, i64::MAX).fix("give at most the rows of the query")
+        })?;
         let tensor = stream.upload(&[size], [1])?;
         tensor.freeze();
         Ok(Self {

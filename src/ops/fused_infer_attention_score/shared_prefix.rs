@@ -40,10 +40,12 @@ impl<'a> SharedPrefix<'a> {
     /// Number of valid keys, from the first on. Part of the plan: a launch has to have the same.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a number beyond INT64.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a number beyond INT64.
     pub fn valid(mut self, keys: usize) -> Result<Self, Error> {
-        let len = i64::try_from(keys)
-            .map_err(|_| Error::invalid("actual_shared_prefix_len", keys, i64::MAX))?;
+        let len = i64::try_from(keys).map_err(|_| {
+            Error::invalid("actual_shared_prefix_len", keys, i64::MAX)
+                .fix("give at most the keys of the prefix")
+        })?;
         self.len = Some(len);
         Ok(self)
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ascend_spec::ops::fused_infer_attention_score::{ContentBounds, FiaCall, Parameter, Version};
-use ascend_spec::{Cann, Refusal, Target, Violation};
+use ascend_spec::{Cann, Target, Violation};
 use ascend_spec::{arguments_of_version, fused_infer_attention_score_arguments};
 use ascend_sys::{Api, Library};
 
@@ -34,10 +34,12 @@ pub(super) fn choose(
         violation.taken_by = call.taken_by(at_least, target, allowed);
         violation
     };
-    let checked = call.check(first, target);
-    if let Err(Refusal::Violation(violation)) = checked {
-        return Err(told(violation).into());
-    }
+    let checked =
+        call.check(first, target)
+            .map_err(|violation| match violation.is_unsupported() {
+                true => violation,
+                false => told(violation),
+            })?;
     let Some(version) = candidates().find(|&version| phases_of(version).are_installed(api)) else {
         return Err(Error::OperatorVersion {
             needed: first.symbol(),
@@ -46,10 +48,9 @@ pub(super) fn choose(
             since: first.since_cann(),
         });
     };
-    let checked = if version == first {
-        checked?
-    } else {
-        call.check(version, target)?
+    let checked = match version == first {
+        true => checked,
+        false => call.check(version, target)?,
     };
     checked.lint(allowed).map_err(told)?;
     Ok((version, checked.content_bounds()))
@@ -100,7 +101,7 @@ impl operator::Parameter for Parameter {
         } else {
             other.name()
         };
-        Error::invalid(
+        Error::shared(
             "output",
             format_args!("memory that is shared with {with}"),
             "memory of its own",

@@ -89,8 +89,9 @@ impl GatherPaKvCache {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`], [`Error::UnknownProduct`],
-    /// [`Error::MissingOperator`], [`Error::InvalidArgument`] for tensors of different devices, or sequences that
-    /// were checked for another cache. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    /// [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different
+    /// devices, or sequences that were checked for another cache. After that [`Error::Aclnn`], should the operator
+    /// refuse the call nevertheless.
     #[doc(alias = "aclnnGatherPaKvCacheGetWorkspaceSize")]
     pub fn plan<T: Element>(
         &self,
@@ -134,11 +135,10 @@ impl GatherPaKvCache {
         sequences.fits(&problem)?;
         let outputs = (call.key, call.value);
         let (Some(key), Some(value)) = outputs else {
-            return Err(Error::invalid(
-                "sequences",
-                "no rows",
-                "rows that memory can hold",
-            ));
+            return Err(
+                Error::invalid("sequences", "no rows", "rows that memory can hold")
+                    .fix("gather fewer sequences at once"),
+            );
         };
         let prepared = prepare(context, &call, problem.tokens == 0, key_cache)?;
         let operation = GatherOperation {

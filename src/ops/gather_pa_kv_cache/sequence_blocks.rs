@@ -29,8 +29,9 @@ impl SequenceBlocks {
     /// whole blocks as well.
     ///
     /// # Errors
-    /// [`Error::Violation`] by `gather.block`; [`Error::InvalidArgument`] for no sequence, another number of lengths
-    /// than of rows, blocks without tokens, and numbers beyond INT32; otherwise as for [`Stream::upload`].
+    /// [`Error::Violation`] by `gather.block`; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no sequence,
+    /// another number of lengths than of rows, blocks without tokens, and numbers beyond INT32; otherwise as for
+    /// [`Stream::upload`].
     pub fn new(
         stream: &Stream,
         rows: &[impl AsRef<[usize]>],
@@ -43,10 +44,13 @@ impl SequenceBlocks {
                 "lengths",
                 format_args!("{} for {} rows", lengths.len(), rows.len()),
                 "a length for each of at least one row",
-            ));
+            )
+            .fix("make the rows and the lengths from the same batch"));
         }
         if block_size == 0 {
-            return Err(Error::invalid("block_size", 0, "at least 1"));
+            return Err(
+                Error::invalid("block_size", 0, "at least 1").fix("give the cache's block size")
+            );
         }
         let rows: Vec<&[usize]> = rows.iter().map(AsRef::as_ref).collect();
         let columns = rows.iter().map(|row| row.len()).max().unwrap_or(0).max(1);
@@ -57,11 +61,16 @@ impl SequenceBlocks {
                 "lengths",
                 "a sum beyond INT32",
                 format_args!("at most {}", i32::MAX),
-            ));
+            )
+            .fix("gather fewer sequences at once"));
         };
         check(&rows, lengths, (blocks, block_size))?;
         let number = |name, value: usize| {
-            let beyond = || Error::invalid(name, value, format_args!("0 to {}", i32::MAX));
+            let beyond = || {
+                Error::invalid(name, value, format_args!("0 to {}", i32::MAX)).fix(
+                    "use the numbers that the cache gave its blocks, and lengths that INT32 counts",
+                )
+            };
             i32::try_from(value).map_err(|_| beyond())
         };
         let mut table = Vec::new();
@@ -71,7 +80,8 @@ impl SequenceBlocks {
                 "rows",
                 format_args!("a table [{}, {columns}]", rows.len()),
                 "a table that fits in the host's memory",
-            ));
+            )
+            .fix("gather sequences with long rows by themselves"));
         }
         for row in &rows {
             for block in row
@@ -126,7 +136,8 @@ impl SequenceBlocks {
                     "blocks that were checked for a cache of {} blocks of {}",
                     problem.blocks, problem.block_size
                 ),
-            ));
+            )
+            .fix("make them again with the blocks of this cache"));
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::fused_infer_attention_score::ContentBounds;
 use ascend_spec::ops::incre_flash_attention::{IncreCall, Parameter, Version};
 use ascend_spec::{
-    Refusal, Target, TensorDesc, Violation, arguments_of_version, incre_flash_attention_arguments,
+    Target, TensorDesc, Violation, arguments_of_version, incre_flash_attention_arguments,
 };
 use ascend_sys::Api;
 
@@ -31,7 +31,7 @@ impl InferenceCall for IncreCall<'_> {
         phases_of(VERSION)
     }
 
-    fn check(&self, target: Target) -> Result<(), Refusal> {
+    fn check(&self, target: Target) -> Result<(), Violation> {
         self.check(VERSION, target)
     }
 
@@ -39,7 +39,7 @@ impl InferenceCall for IncreCall<'_> {
         self.lint(VERSION, allowed)
     }
 
-    fn content_bounds(&self) -> Result<Option<ContentBounds>, Refusal> {
+    fn content_bounds(&self) -> Result<Option<ContentBounds>, Violation> {
         self.content_bounds(VERSION)
     }
 

@@ -76,12 +76,12 @@ impl<P: InferenceOperator> InferenceAttention<P> {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation) for a broken rule
-    /// or lint, [`Error::Unsupported`](crate::Error::Unsupported),
+    /// or lint, [`UNSUPPORTED`](ascend_spec::UNSUPPORTED),
     /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
     /// [`Error::MissingOperator`](crate::Error::MissingOperator),
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) without a scale or without elements, for tensors of
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) without a scale or without elements, for tensors of
     /// different devices and for other kinds of inputs,
-    /// [`CallRule::LengthsOverflow`](crate::CallRule::LengthsOverflow) for lengths beyond INT64. After that
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for lengths beyond INT64. After that
     /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnPromptFlashAttentionV3GetWorkspaceSize")]
     #[doc(alias = "aclnnIncreFlashAttentionV4GetWorkspaceSize")]

@@ -3,7 +3,7 @@
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::operator::{ArgumentList, DeclaredVersion};
 use ascend_spec::ops::fused_infer_attention_score::ContentBounds;
-use ascend_spec::{Refusal, Target, TensorDesc, Violation};
+use ascend_spec::{Target, TensorDesc, Violation};
 use ascend_sys::Api;
 
 use crate::error::Result;
@@ -20,13 +20,13 @@ pub(crate) trait InferenceCall: ArgumentList<Tensor = TensorDesc> {
     fn phases() -> Phases;
 
     /// Refuses a call that breaks a rule.
-    fn check(&self, target: Target) -> Result<(), Refusal>;
+    fn check(&self, target: Target) -> Result<(), Violation>;
 
     /// Refuses a call that breaks a lint which is not allowed.
     fn lint(&self, allowed: &[&str]) -> Result<(), Violation>;
 
     /// Bounds of what a launch reads on the device as positions in other tensors, if it reads any.
-    fn content_bounds(&self) -> Result<Option<ContentBounds>, Refusal>;
+    fn content_bounds(&self) -> Result<Option<ContentBounds>, Violation>;
 
     /// The call as case files have it.
     fn recorded(&self) -> AnyArguments<TensorDesc>;

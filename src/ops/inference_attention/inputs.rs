@@ -36,6 +36,7 @@ pub(crate) fn no_such_input<P: InferenceParameter>(name: &'static str) -> Error 
             P::OPERATOR
         ),
     )
+    .fix("leave it out, or call `FusedInferAttention`")
 }
 
 /// Visits the tensors by the operator's own arguments.
@@ -71,7 +72,7 @@ impl<'t, P: InferenceParameter> Described<'t, P> {
             Ok(())
         })?;
         let Some(query) = query else {
-            return Err(Error::invalid("query", "none", "a tensor"));
+            return Err(Error::invalid("query", "none", "a tensor").fix("bring the query"));
         };
         let features = inputs.features();
         features.block_size_alone()?;

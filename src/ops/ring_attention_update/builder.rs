@@ -84,10 +84,10 @@ impl RingUpdate {
     /// packed sequences are copied to the device by the stream.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::InvalidArgument`] for parts of other orders or
-    /// sequences, and of different devices; [`Error::Violation`], [`Error::Unsupported`], [`Error::UnknownProduct`],
-    /// [`Error::OperatorVersion`]; as for [`Stream::upload`]. After that [`Error::Aclnn`], should the operator refuse
-    /// the call nevertheless.
+    /// Before any function of the operator is called: [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for parts of
+    /// other orders or sequences, and of different devices; [`Error::Violation`], [`UNSUPPORTED`](ascend_spec::UNSUPPORTED),
+    /// [`Error::UnknownProduct`], [`Error::OperatorVersion`]; as for [`Stream::upload`]. After that
+    /// [`Error::Aclnn`], should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnRingAttentionUpdateGetWorkspaceSize")]
     pub fn plan<T: Element>(
         &self,
@@ -102,7 +102,8 @@ impl RingUpdate {
                 "current",
                 current.softmax.rows(),
                 format_args!("those of the previous part: {rows}"),
-            ));
+            )
+            .fix("merge parts of the same queries"));
         }
         let starts = starts(stream, rows)?;
         let call = describe(

@@ -125,11 +125,11 @@ impl RingOperation {
     ) -> Result<Keyless> {
         for (argument, part) in [("previous", previous), ("current", current)] {
             if part.softmax.rows() != &self.output.rows {
-                return Err(Error::NotAsPlanned {
+                return Err(Error::not_as_planned(
                     argument,
-                    given: part.softmax.rows().to_string(),
-                    planned: self.output.rows.to_string(),
-                });
+                    part.softmax.rows(),
+                    &self.output.rows,
+                ));
             }
         }
         merged_keyless(&previous.softmax, &current.softmax, &self.allowed)

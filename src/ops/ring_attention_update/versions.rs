@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ascend_spec::ops::ring_attention_update::{Parameter, RingUpdateCall, Version, rules};
-use ascend_spec::{Refusal, Target, arguments_of_version, ring_attention_update_arguments};
+use ascend_spec::{Target, arguments_of_version, ring_attention_update_arguments};
 use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result};
@@ -26,7 +26,7 @@ pub(super) fn choose(
 ) -> Result<Version> {
     let oldest = Version::oldest_for(call);
     let problem = match call.check(oldest, target) {
-        Err(Refusal::Violation(mut violation)) if violation.rule.id == rules::LAYOUT.id => {
+        Err(mut violation) if violation.rule.id == rules::LAYOUT.id => {
             violation.fix = "compute both parts in the layout SBH or TND".into();
             return Err(violation.into());
         }

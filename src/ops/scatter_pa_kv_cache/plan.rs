@@ -144,10 +144,10 @@ impl ScatterPaKvCache {
     /// tensors of these shapes. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::Violation`], [`Error::Unsupported`],
-    /// [`Error::UnknownProduct`], [`Error::MissingOperator`], [`Error::InvalidArgument`] for tensors of different
-    /// devices or slots that were checked for a larger cache. After that [`Error::Aclnn`], should the operator refuse
-    /// the call nevertheless.
+    /// Before any function of the operator is called: [`Error::Violation`], [`UNSUPPORTED`](ascend_spec::UNSUPPORTED),
+    /// [`Error::UnknownProduct`], [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for
+    /// tensors of different devices or slots that were checked for a larger cache. After that [`Error::Aclnn`],
+    /// should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnScatterPaKvCacheGetWorkspaceSize")]
     pub fn plan<'a, T: Element>(
         &self,
@@ -292,11 +292,11 @@ impl Operation for ScatterOperation {
                 true => "keys and values",
                 false => "keys alone",
             };
-            return Err(Error::NotAsPlanned {
-                argument: "value",
-                given: name(values.is_some()).to_owned(),
-                planned: name(self.values).to_owned(),
-            });
+            return Err(Error::not_as_planned(
+                "value",
+                name(values.is_some()),
+                name(self.values),
+            ));
         }
         slots.fits(self.slots)?;
         let key_cache = self.order.view(key_cache, key)?;

@@ -51,7 +51,8 @@ impl SlotMapping {
     /// knowledge.
     ///
     /// # Errors
-    /// As for [`SlotMapping::new`]; [`Error::InvalidArgument`] for a lint that overruns memory, `slot_mapping.range`.
+    /// As for [`SlotMapping::new`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a lint that overruns
+    /// memory, `slot_mapping.range`.
     pub fn allowing(
         stream: &Stream,
         mapping: &[i64],
@@ -65,7 +66,7 @@ impl SlotMapping {
                 "allowed",
                 format_args!("{}: {}", overrun.id, overrun.reach),
                 "lints that stay within the cache; `from_tensor_unchecked` is unsafe and takes any slots",
-            ));
+            ).fix("give slots of the cache, or take the mapping by `from_tensor_unchecked`"));
         }
         check(mapping, slots, allowed)?;
         let tensor = stream.upload(mapping, [mapping.len()])?;
@@ -94,15 +95,16 @@ impl SlotMapping {
     /// are replayed, again and again. Checked as the first ones were; a refused mapping leaves the old one in place.
     ///
     /// # Errors
-    /// As for [`SlotMapping::new`]; [`Error::InvalidArgument`] for another number of slots, or a mapping that was taken
-    /// unchecked.
+    /// As for [`SlotMapping::new`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of slots, or
+    /// a mapping that was taken unchecked.
     pub fn overwrite(&self, stream: &Stream, mapping: &[i64]) -> Result<()> {
         let Some(slots) = self.slots else {
             return Err(Error::invalid(
                 "self",
                 "a mapping that was taken unchecked",
                 "one that was made from slots on the host",
-            ));
+            )
+            .fix("make the mapping by `SlotMapping::new`"));
         };
         check(mapping, slots, &self.allowed)?;
         has_len("mapping", mapping.len(), self.tensor.len())?;
@@ -133,7 +135,8 @@ impl SlotMapping {
                 "slot_mapping",
                 format_args!("slots that were checked for a cache of {checked}"),
                 format_args!("slots for this cache of {slots}"),
-            )),
+            )
+            .fix("make the mapping again with the slots of this cache")),
             _ => Ok(()),
         }
     }

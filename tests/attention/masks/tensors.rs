@@ -7,9 +7,7 @@ use ascend_attention::spec::geometry::{
     ContextShard, TokenTree, TriangleMix, TrianglePart, TriangleRows,
 };
 use ascend_attention::spec::{CompressedMask, DType, Visibility};
-use ascend_attention::{
-    AnyTensor, CallRule, CausalOrigin, Mask, SlidingWindow, SparseMode, Stream,
-};
+use ascend_attention::{AnyTensor, CausalOrigin, Mask, SlidingWindow, SparseMode, Stream, rules};
 
 use super::window;
 use crate::harness::stream;
@@ -201,17 +199,14 @@ fn windows_show_as_many_keys_as_they_say_at_every_size() {
         }
         masks.cache().clear();
     }
-    assert_eq!(
-        SlidingWindow::new(0).unwrap_err().rule,
-        CallRule::MaskWindow
-    );
+    assert_eq!(SlidingWindow::new(0).unwrap_err().rule, &rules::MASK_WINDOW);
     // However a window is made, it is within the bound.
     let most = SlidingWindow::new(SlidingWindow::MAX_KEYS).unwrap();
     assert_eq!(most.pre_tokens(), i64::from(u32::MAX) - 1);
     let more = NonZeroUsize::new(SlidingWindow::MAX_KEYS + 1).unwrap();
     assert_eq!(
         SlidingWindow::try_from(more).unwrap_err().rule,
-        CallRule::MaskWindow
+        &rules::MASK_WINDOW
     );
     let mode = masks.sliding_window(window(7)).unwrap();
     let tokens = (mode.sparse_mode(), mode.pre_tokens(), mode.next_tokens());

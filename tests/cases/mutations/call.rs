@@ -2,7 +2,7 @@
 
 use ascend_attention::case::Case;
 use ascend_attention::spec::ops::fused_infer_attention_score::{CheckedCall, FiaCall, Version};
-use ascend_attention::spec::{Layout, Refusal, Soc, Target, TensorDesc};
+use ascend_attention::spec::{Layout, Soc, Target, TensorDesc};
 
 /// A call of one golden case, or one with a field changed.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub enum Answer {
     /// Accepted with these lints.
     Lints(Vec<&'static str>),
     /// This release does not compute it.
-    Unsupported(&'static str),
+    Unsupported(String),
 }
 
 impl Call {
@@ -83,8 +83,8 @@ impl Call {
                 lints.dedup();
                 Answer::Lints(lints)
             }
-            Err(Refusal::Violation(violation)) => Answer::Rule(violation.rule.id),
-            Err(Refusal::Unsupported(unsupported)) => Answer::Unsupported(unsupported.feature),
+            Err(violation) if violation.is_unsupported() => Answer::Unsupported(violation.given),
+            Err(violation) => Answer::Rule(violation.rule.id),
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::refusal::{Refused, Rule, refused};
+use ascend_attention::Violation;
+
+use crate::rules;
 
 /// The cached tokens of the requests that have any, in chunks of bounded size.
 ///
@@ -36,20 +38,20 @@ impl ContextChunks {
     /// they can.
     ///
     /// # Errors
-    /// [`Rule::LatentWorkspace`] if a chunk cannot hold a token of each request, or there are more than
-    /// [`MAX_CHUNKS`](Self::MAX_CHUNKS).
+    /// [`LATENT_WORKSPACE`](crate::rules::LATENT_WORKSPACE) if a chunk cannot hold a token of each request, or there
+    /// are more than [`MAX_CHUNKS`](Self::MAX_CHUNKS).
     pub(super) fn new(
         cached: &[usize],
         capacity: usize,
         block_size: usize,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         let of = |request: &usize| cached.get(*request).copied().unwrap_or(0);
         let mut order: Vec<usize> = (0..cached.len()).filter(|r| of(r) > 0).collect();
         // The sort is stable: requests of equal length stay in the order of the batch.
         order.sort_by_key(|request| std::cmp::Reverse(of(request)));
         if capacity < order.len() {
-            return Err(refused(
-                Rule::LatentWorkspace,
+            return Err(Violation::new(
+                &rules::LATENT_WORKSPACE,
                 format_args!(
                     "room for {capacity} tokens, {} requests with cached tokens",
                     order.len()
@@ -67,8 +69,8 @@ impl ContextChunks {
                 break;
             };
             if chunks.len() >= Self::MAX_CHUNKS {
-                return Err(refused(
-                    Rule::LatentWorkspace,
+                return Err(Violation::new(
+                    &rules::LATENT_WORKSPACE,
                     format_args!("room for {capacity} tokens, {} chunks", chunks.len()),
                     format_args!("at most {} chunks", Self::MAX_CHUNKS),
                     "give `Mla` a larger workspace",
@@ -122,7 +124,7 @@ mod tests {
         let none = ContextChunks::new(&[0, 0], 0, 8).unwrap();
         assert!(none.chunks.is_empty() && none.in_place());
         let error = ContextChunks::new(&[5, 5], 1, 8).unwrap_err();
-        assert_eq!(error.rule, Rule::LatentWorkspace);
+        assert_eq!(error.rule, &rules::LATENT_WORKSPACE);
     }
 
     proptest! {

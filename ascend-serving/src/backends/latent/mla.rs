@@ -2,15 +2,15 @@
 
 use std::fmt;
 
-use ascend_attention::{Element, Tensor};
+use ascend_attention::{Element, Tensor, Violation};
 
 use crate::backends::{
     AttentionBackend, LatentForm, LatentTensors, LayerTensors, StepContext, StepMemory, StepPlan,
     size,
 };
 use crate::batch::{AttentionMetadata, Causality, MaskKind, StatePolicy, StepPart};
-use crate::error::Result;
-use crate::refusal::{Refused, Rule, refused};
+use crate::error::{Error, Result};
+use crate::rules;
 
 use super::decode::MlaDecode;
 use super::prefill::MlaPrefill;
@@ -80,17 +80,22 @@ impl Default for Mla {
 fn latent<'a, T: Element>(
     step: &StepContext<'_>,
     layer: &LayerTensors<'a, T>,
-) -> Result<LatentTensors<'a, T>, Refused> {
+) -> Result<LatentTensors<'a, T>, Violation> {
     let causal = "give layers of latent attention the mask of `Causality::Causal`, by the step or by \
                   `LayerInputs::mask`";
     if let (Some(_), MaskKind::Named(_)) = (layer.latent, step.mask) {
         let allowed = "causal layers: no call of latent attention takes another mask";
-        return Err(refused(Rule::BackendMask, step.mask, allowed, causal));
+        return Err(Violation::new(
+            &rules::BACKEND_MASK,
+            step.mask,
+            allowed,
+            causal,
+        ));
     }
     let causality = step.mask.causality()?;
     let refused = |given: String, fix| {
-        refused(
-            Rule::BackendLatent,
+        Violation::new(
+            &rules::BACKEND_LATENT,
             given,
             "latents and rotary parts, one key head, causal, without window and sinks",
             fix,
@@ -155,9 +160,9 @@ impl<T: Element> AttentionBackend<T> for Mla {
 }
 
 #[cold]
-fn not_mixed(metadata: &AttentionMetadata) -> Refused {
-    refused(
-        Rule::BackendLatent,
+fn not_mixed(metadata: &AttentionMetadata) -> Violation {
+    Violation::new(
+        &rules::BACKEND_LATENT,
         format_args!(
             "mixed queries for {} decodes and {} prefills{}",
             metadata.decodes(),
@@ -228,12 +233,11 @@ impl<T: Element> StepPlan<T> for MlaStep<T> {
                 decode.launch(step, layer.cache, queries, decoded)?;
                 prefill.launch(step, layer, rope, projection, into)
             }
-            (planned, given) => Err(ascend_attention::Error::NotAsPlanned {
-                argument: "form",
-                given: format!("{given:?}"),
-                planned: format!("{planned:?}"),
-            }
-            .into()),
+            (planned, given) => Err(Error::not_as_planned(
+                "form",
+                format_args!("{given:?}"),
+                format_args!("{planned:?}"),
+            )),
         }
     }
 }

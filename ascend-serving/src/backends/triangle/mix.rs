@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use ascend_attention::mask::TriangleLayers;
 use ascend_attention::spec::geometry::TriangleMix;
-use ascend_attention::{Element, Tensor};
+use ascend_attention::{Element, Tensor, Violation};
 
 use crate::backends::{AttentionBackend, Fused, LayerTensors, StepContext, StepMemory, StepPlan};
 use crate::batch::{AttentionMetadata, Causality};
 use crate::error::Result;
-use crate::refusal::{Rule, refused};
+use crate::rules;
 
 use super::prefill::{Chosen, KeySource, TrianglePlan, TrianglePrefill};
 use super::rows::{TriangleChoice, TriangleGate, WhyDense};
@@ -105,8 +105,8 @@ impl<T: Element> AttentionBackend<T> for TriangleMixPrefill {
         let plain = causality == Causality::Causal && first.learnable_sink.is_none();
         let layers = self.layers.indices().len();
         if !plain || layers == 0 || !choices.iter().any(sparse) {
-            return Err(refused(
-                Rule::BackendTriangle,
+            return Err(Violation::new(
+                &rules::BACKEND_TRIANGLE,
                 format_args!(
                     "{causality:?}, {} sinks, {layers} layers, {}",
                     first.with_sinks(),

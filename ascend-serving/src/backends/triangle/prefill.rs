@@ -121,7 +121,7 @@ impl TrianglePrefill {
     /// layers with TriangleMix.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for another number of keys or values than rows
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of keys or values than rows
     /// up to the last; as for [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan) and
     /// [`MergeState::plan`].
     pub fn plan<T: Element>(
@@ -140,7 +140,8 @@ impl TrianglePrefill {
                     name,
                     format_args!("{given} rows"),
                     format_args!("{wanted}, the rows before the chunk and its own"),
-                ));
+                )
+                .fix("bring the keys and values of all rows up to the end of the chunk"));
             }
         }
         let choice = self.gate.choose(self.sizes, (first_row, rows), prompt_len);
@@ -163,7 +164,8 @@ impl TrianglePrefill {
     ) -> Result<TrianglePlan> {
         let [query, ..] = tensors;
         let &[rows, heads, dim] = query.shape() else {
-            return Err(Error::invalid("query", query.desc(), "[rows, N, D]"));
+            return Err(Error::invalid("query", query.desc(), "[rows, N, D]")
+                .fix("reshape the query to packed rows"));
         };
         let saved = |(_, _, choice): &Chosen| match choice {
             TriangleChoice::Sparse { saved_pairs, .. } => *saved_pairs,
@@ -380,7 +382,7 @@ impl TrianglePlan {
     /// Queues the prefill of a layer: the attention `[rows, N, D]`. Returns at once.
     ///
     /// # Errors
-    /// [`NotAsPlanned`](ascend_attention::Error::NotAsPlanned) for tensors of other shapes, before anything is
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors of other shapes, before anything is
     /// queued; as for [`Plan::launch_into`] and [`MergePlan::launch_into`].
     pub fn launch<T: Element>(
         &self,
@@ -391,12 +393,11 @@ impl TrianglePlan {
         let named = ["query", "key", "value"].into_iter().zip(tensors);
         for ((argument, tensor), planned) in named.zip(&self.planned) {
             if tensor.shape() != planned {
-                return Err(ascend_attention::Error::NotAsPlanned {
+                return Err(Error::not_as_planned(
                     argument,
-                    given: format!("{:?}", tensor.shape()),
-                    planned: format!("{planned:?}"),
-                }
-                .into());
+                    format_args!("{:?}", tensor.shape()),
+                    format_args!("{planned:?}"),
+                ));
             }
         }
         let out = Tensor::<T>::empty(stream.device(), self.shape)?;

@@ -23,7 +23,7 @@ pub(super) enum Holder {
 /// let block = pool.allocate()?;
 /// drop(block);
 /// drop(block);
-/// # Ok::<(), ascend_serving::Refused>(())
+/// # Ok::<(), ascend_serving::Violation>(())
 /// ```
 pub struct Block {
     pub(super) pool: BlockPool,

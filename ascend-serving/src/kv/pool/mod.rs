@@ -10,11 +10,11 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use ascend_attention::CallRule;
+use ascend_attention::Violation;
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::lock::lock;
-use crate::refusal::{Refused, Rule, refused, room};
+use crate::rules::{self, room};
 
 use super::pad::PadPolicy;
 use super::slot::{MAX_INT32, capacity};
@@ -77,9 +77,10 @@ impl BlockPool {
     /// A pool of `blocks` blocks of `block_size` tokens. The blocks that padding is written to are never handed out.
     ///
     /// # Errors
-    /// [`Rule::PoolSize`] for a pool without blocks, one of more than [`MAX_BLOCKS`](Self::MAX_BLOCKS), or one whose
-    /// slots do not fit INT32; [`Rule::PadSlot`] for a dump slot that is not one of them.
-    pub fn new(blocks: usize, block_size: usize, pad: PadPolicy) -> Result<Self, Refused> {
+    /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for a pool without blocks, one of more than
+    /// [`MAX_BLOCKS`](Self::MAX_BLOCKS), or one whose slots do not fit INT32; [`PAD_SLOT`](crate::rules::PAD_SLOT)
+    /// for a dump slot that is not one of them.
+    pub fn new(blocks: usize, block_size: usize, pad: PadPolicy) -> Result<Self, Violation> {
         static GROUPS: AtomicU64 = AtomicU64::new(0);
         let reserved = pad.reserved_blocks(block_size.max(1));
         let slots = capacity(blocks, block_size);
@@ -94,8 +95,8 @@ impl BlockPool {
             _ => "choose another number of blocks",
         };
         if !counted || block_size == 0 || reserved >= blocks {
-            return Err(refused(
-                Rule::PoolSize,
+            return Err(Violation::new(
+                &rules::POOL_SIZE,
                 format_args!(
                     "{blocks} blocks of {block_size} tokens, {reserved} reserved for padding ({pad:?})"
                 ),
@@ -111,9 +112,9 @@ impl BlockPool {
         let numbers = (reserved..blocks).rev();
         let (mut holders, mut free, mut changed_at) = (Vec::new(), Vec::new(), Vec::new());
         let fix = "choose fewer blocks";
-        room(&mut holders, blocks, Rule::PoolSize, fix)?;
-        room(&mut free, blocks, Rule::PoolSize, fix)?;
-        room(&mut changed_at, blocks, Rule::PoolSize, fix)?;
+        room(&mut holders, blocks, &rules::POOL_SIZE, fix)?;
+        room(&mut free, blocks, &rules::POOL_SIZE, fix)?;
+        room(&mut changed_at, blocks, &rules::POOL_SIZE, fix)?;
         changed_at.resize(blocks, BlockChanges::default());
         holders.resize(blocks, 0);
         free.extend(numbers.filter_map(|block| u32::try_from(block).ok()));
@@ -215,14 +216,15 @@ impl BlockPool {
     /// queued, by the same rule ([`Error::breaks`](crate::Error::breaks)).
     ///
     /// # Errors
-    /// [`Rule::BatchBlocks`], [`CallRule::LengthsOverflow`] for more than [`MAX_REQUESTS`](Self::MAX_REQUESTS).
-    pub fn admits(&self, lengths: impl IntoIterator<Item = usize>) -> Result<(), Refused> {
+    /// [`BATCH_BLOCKS`](crate::rules::BATCH_BLOCKS), [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for more
+    /// than [`MAX_REQUESTS`](Self::MAX_REQUESTS).
+    pub fn admits(&self, lengths: impl IntoIterator<Item = usize>) -> Result<(), Violation> {
         let size = self.0.block_size;
         let mut needed = 0usize;
         for (request, len) in lengths.into_iter().enumerate() {
             if request >= Self::MAX_REQUESTS {
-                return Err(refused(
-                    CallRule::LengthsOverflow,
+                return Err(Violation::new(
+                    &rules::LENGTHS_OVERFLOW,
                     format_args!("more than {request} requests"),
                     format_args!("at most {}, the rows of a packed call", Self::MAX_REQUESTS),
                     "split the batch",
@@ -245,9 +247,10 @@ impl BlockPool {
     /// Hands out a free block, which no launch in flight reads.
     ///
     /// # Errors
-    /// [`Rule::PoolWaiting`] if blocks were given back that a step in flight may still read: synchronise its stream
-    /// and call again. [`Rule::PoolExhausted`] if that would not help: preempt a request.
-    pub fn allocate(&self) -> Result<Block, Refused> {
+    /// [`POOL_WAITING`](crate::rules::POOL_WAITING) if blocks were given back that a step in flight may still read:
+    /// synchronise its stream and call again. [`POOL_EXHAUSTED`](crate::rules::POOL_EXHAUSTED) if that would not
+    /// help: preempt a request.
+    pub fn allocate(&self) -> Result<Block, Violation> {
         let mut state = self.with_free(1)?;
         match state.free.pop() {
             Some(id) => Ok(self.hand_out(&mut state, id)),
@@ -256,7 +259,7 @@ impl BlockPool {
     }
 
     /// Hands out `wanted` blocks, or none.
-    pub(in crate::kv) fn take(&self, wanted: usize) -> Result<Vec<Block>, Refused> {
+    pub(in crate::kv) fn take(&self, wanted: usize) -> Result<Vec<Block>, Violation> {
         let mut taken = Vec::new();
         if wanted == 0 {
             return Ok(taken);
@@ -266,7 +269,7 @@ impl BlockPool {
         room(
             &mut taken,
             wanted,
-            CallRule::LengthsOverflow,
+            &rules::LENGTHS_OVERFLOW,
             "grow by fewer tokens",
         )?;
         while taken.len() < wanted
@@ -278,7 +281,7 @@ impl BlockPool {
     }
 
     /// Locks the state, with at least `wanted` free blocks.
-    fn with_free(&self, wanted: usize) -> Result<MutexGuard<'_, State>, Refused> {
+    fn with_free(&self, wanted: usize) -> Result<MutexGuard<'_, State>, Violation> {
         let mut state = lock(&self.0.state);
         if state.free.len() < wanted || !state.waiting.is_empty() {
             drop(state);
@@ -302,21 +305,21 @@ impl BlockPool {
     }
 
     #[cold]
-    fn too_few(&self, state: &State, wanted: usize) -> Refused {
+    fn too_few(&self, state: &State, wanted: usize) -> Violation {
         let usable = self.0.blocks.saturating_sub(self.0.reserved);
         let (free, waiting) = (state.free.len(), state.waiting.len());
         let held = usable.saturating_sub(free).saturating_sub(waiting);
         let (rule, fix) = match free.saturating_add(waiting) < wanted {
             true => (
-                Rule::PoolExhausted,
+                &rules::POOL_EXHAUSTED,
                 "evict cached prefixes (`PrefixCache::evict`), finish or preempt a request, grow by fewer tokens, or make a larger cache",
             ),
             false => (
-                Rule::PoolWaiting,
+                &rules::POOL_WAITING,
                 "drop the steps whose last layer is queued, synchronise their streams, and ask again",
             ),
         };
-        refused(
+        Violation::new(
             rule,
             format_args!(
                 "asked for {wanted} blocks; {free} free, {held} held, {waiting} waiting for steps in flight"
@@ -337,12 +340,12 @@ impl BlockPool {
         other: &BlockPool,
         what: impl fmt::Display,
         fix: &'static str,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Violation> {
         if self.is_same(other) {
             return Ok(());
         }
         let given = format_args!("{what} of {}", other.group());
-        Err(refused(Rule::BlockPool, given, self.group(), fix))
+        Err(Violation::new(&rules::BLOCK_POOL, given, self.group(), fix))
     }
 
     /// Records that a holder leaves a block.
@@ -376,9 +379,9 @@ impl fmt::Debug for BlockPool {
 
 /// Requests that need more blocks together than their cache has.
 #[cold]
-pub(crate) fn too_many_blocks(given: impl fmt::Display, allowed: impl fmt::Display) -> Refused {
-    refused(
-        Rule::BatchBlocks,
+pub(crate) fn too_many_blocks(given: impl fmt::Display, allowed: impl fmt::Display) -> Violation {
+    Violation::new(
+        &rules::BATCH_BLOCKS,
         given,
         allowed,
         "preempt a request, or make the cache larger; `SharedPrefixDecode` reads shared blocks once, and `PagedDecode` has no \
@@ -436,7 +439,7 @@ pub(crate) mod tests {
         let held: Vec<Block> = (0..3).map(|_| pool.allocate().unwrap()).collect();
         assert_eq!(held.iter().map(Block::id).collect::<Vec<_>>(), [1, 2, 3]);
         let error = pool.allocate().unwrap_err();
-        assert_eq!(error.rule, Rule::PoolExhausted);
+        assert_eq!(error.rule, &rules::POOL_EXHAUSTED);
         assert_eq!(
             error.given,
             "asked for 1 blocks; 0 free, 3 held, 0 waiting for steps in flight"
@@ -461,7 +464,7 @@ pub(crate) mod tests {
             (4, 0, PadPolicy::DumpSlot(3)),
         ] {
             let error = BlockPool::new(blocks, block_size, pad).unwrap_err();
-            assert_eq!(error.rule, Rule::PoolSize);
+            assert_eq!(error.rule, &rules::POOL_SIZE);
         }
     }
 
@@ -479,10 +482,10 @@ pub(crate) mod tests {
         );
         assert!(error.fix.contains("synchronise"));
         drop(step);
-        assert_eq!(pool.allocate().unwrap_err().rule, Rule::PoolWaiting);
+        assert_eq!(pool.allocate().unwrap_err().rule, &rules::POOL_WAITING);
         // Waiting would not help.
         let error = pool.take(2).unwrap_err();
-        assert_eq!(error.rule, Rule::PoolExhausted);
+        assert_eq!(error.rule, &rules::POOL_EXHAUSTED);
         assert_eq!((pool.waiting_blocks(), pool.steps_in_flight()), (1, 1));
         lane.finish();
         assert_eq!(pool.allocate().unwrap().id(), 0);

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use ascend_attention::Violation;
+
 use crate::lock::lock;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 use super::BlockPool;
 
@@ -141,7 +143,7 @@ impl ProgressTable {
         cache: Option<usize>,
         whose: &dyn fmt::Display,
         tokens: &StepTokens,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Violation> {
         let StepTokens { stamp, cached, len } = *tokens;
         let version = self.sequences.get(stamp.place).copied();
         let version = version.unwrap_or_default();
@@ -194,13 +196,13 @@ impl ProgressTable {
 }
 
 #[cold]
-fn changed(whose: &dyn fmt::Display, is_alive: bool, len: usize) -> Refused {
+fn changed(whose: &dyn fmt::Display, is_alive: bool, len: usize) -> Violation {
     let what = match is_alive {
         true => "grew, was cut or gave blocks back since",
         false => "is gone",
     };
-    refused(
-        Rule::SequenceChanged,
+    Violation::new(
+        &rules::SEQUENCE_CHANGED,
         format_args!("metadata of {whose} up to {len} tokens, whose sequence {what}"),
         "sequences as they were when the metadata was made",
         "make the step's metadata (`AttentionMetadata::new` or `renew`) after the last `grow`, `truncate` or `drop_before` of its \
@@ -209,7 +211,7 @@ fn changed(whose: &dyn fmt::Display, is_alive: bool, len: usize) -> Refused {
 }
 
 #[cold]
-fn behind(whose: &dyn fmt::Display, of: &Progress, cached: usize, len: usize) -> Refused {
+fn behind(whose: &dyn fmt::Display, of: &Progress, cached: usize, len: usize) -> Violation {
     let computed = of.computed;
     let given =
         format!("{cached} tokens of {whose} in front, of which the first {computed} are computed");
@@ -220,15 +222,15 @@ fn behind(whose: &dyn fmt::Display, of: &Progress, cached: usize, len: usize) ->
         new => format!("{computed} tokens, or all once a step has computed the last {new}"),
     };
     match &of.missing {
-        Some(missing) => refused(
-            Rule::StepLayersMissing,
+        Some(missing) => Violation::new(
+            &rules::STEP_LAYERS_MISSING,
             format_args!("{given}: the step that wrote the next ones ended without {missing}"),
             allowed,
             "begin a step with the last tokens of the sequence, all that are not computed, and queue every layer; or truncate the \
              sequence to the computed ones, to 0 where blocks were given back, and grow it again",
         ),
-        None => refused(
-            Rule::SequenceGap,
+        None => Violation::new(
+            &rules::SEQUENCE_GAP,
             given,
             allowed,
             "compute all tokens that the sequence grew by in one step, and grow once for each step; a step that failed or was \
@@ -369,7 +371,7 @@ impl CacheEntry {
         &self,
         whose: &dyn fmt::Display,
         tokens: StepTokens,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Violation> {
         lock(self.pool.progress_table()).check(Some(self.place), whose, &tokens)
     }
 }
@@ -403,12 +405,13 @@ impl StepProgress {
     /// Begins a step of these sequences, each with its request, in one cache of the pool or in all.
     ///
     /// # Errors
-    /// [`Rule::SequenceChanged`], [`Rule::SequenceGap`], [`Rule::StepLayersMissing`].
+    /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
     pub(crate) fn begin(
         pool: &BlockPool,
         cache: Option<&Arc<CacheEntry>>,
         tokens: impl Iterator<Item = (usize, StepTokens)>,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         let place = cache.map(|cache| cache.place);
         let mut all = Vec::with_capacity(tokens.size_hint().0);
         let mut table = lock(pool.progress_table());

@@ -3,7 +3,7 @@
 use ascend_attention::attention::{Affine, Antiquantisation, Quantisation};
 use ascend_attention::spec::minifloat::Float8E8M0;
 use ascend_attention::spec::ops::fused_infer_attention_score::AntiquantMode;
-use ascend_attention::{AnyTensor, Device, Element, Queue, Stream, Tensor};
+use ascend_attention::{AnyTensor, Device, Element, Queue, Stream, Tensor, Violation};
 
 use crate::error::Result;
 use crate::kv::cache_shape::LayerCache;
@@ -12,7 +12,7 @@ use crate::kv::quantised::by_channel::DeviceScales;
 use crate::kv::quantised::by_group::GroupScales;
 use crate::kv::quantised::by_token::TokenScales;
 use crate::kv::quantised::quantised_type::QuantisedType;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 /// The quantised cache of one layer, whose numbers stand for `stored * scale`.
 #[derive(Clone, Debug)]
@@ -128,7 +128,7 @@ impl QuantisedLayer {
     /// `values`.
     ///
     /// # Errors
-    /// [`Rule::CacheQuantised`] for scales that are not of channels.
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for scales that are not of channels.
     pub(crate) fn channel_quantisers<T: Element>(
         &self,
         device: &Device,
@@ -156,14 +156,14 @@ impl QuantisedLayer {
     }
 
     /// The factors of keys and values before they are rounded; scales that are not of channels are refused.
-    fn inverses(&self) -> Result<[&Tensor<f32>; 2], Refused> {
+    fn inverses(&self) -> Result<[&Tensor<f32>; 2], Violation> {
         let by = match &self.scales {
             LayerScales::Channel { key, value } => return Ok([&key.inverses, &value.inverses]),
             LayerScales::Token(_) => "a scale for each token",
             LayerScales::Group(_) => "a scale for each 32 neighbours",
         };
-        Err(refused(
-            Rule::CacheQuantised,
+        Err(Violation::new(
+            &rules::CACHE_QUANTISED,
             format_args!("a cache with {by}"),
             "one with scales of channels, by which the device quantises",
             "make the cache by `PagedKvCache::quantised`, or compute the step without a graph",

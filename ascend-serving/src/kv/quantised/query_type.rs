@@ -21,7 +21,8 @@ impl QueryType {
                 "T",
                 other,
                 "FLOAT16 or BF16: the type of queries over quantised keys",
-            )),
+            )
+            .fix("compute queries in 16 bits")),
         }
     }
 

@@ -1,10 +1,10 @@
 //! Rows of 16 bits on the host, where they are quantised.
 
-use ascend_attention::{Element, Stream, Tensor};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::error::{Error, Result};
 use crate::kv::quantised::query_type::QueryType;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 /// Waits for a stream and copies the numbers of a tensor of FLOAT16 or BF16; other types are refused.
 pub(crate) fn host_numbers<T: Element>(stream: &Stream, tensor: &Tensor<T>) -> Result<Vec<f32>> {
@@ -19,8 +19,8 @@ pub(crate) fn host_numbers<T: Element>(stream: &Stream, tensor: &Tensor<T>) -> R
 /// their numbers, and how many each row has.
 ///
 /// # Errors
-/// [`InvalidArgument`](ascend_attention::Error::InvalidArgument) for rows of another shape than the step was planned
-/// for; [`Rule::QuantisedFinite`] for a number that is not finite in a row that is written.
+/// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for rows of another shape than the step was planned for;
+/// [`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE) for a number that is not finite in a row that is written.
 pub(in crate::kv) fn rows_to_quantise<T: Element>(
     stream: &Stream,
     argument: &'static str,
@@ -33,7 +33,8 @@ pub(in crate::kv) fn rows_to_quantise<T: Element>(
             argument,
             rows.desc(),
             format_args!("{planned:?}, as the step was planned"),
-        ));
+        )
+        .fix("bring the rows that the step was planned for"));
     }
     let rows = rows.narrow(0, 0..slots.len())?;
     let elements = rows.len().checked_div(slots.len()).unwrap_or(0);
@@ -48,14 +49,14 @@ fn all_finite(
     numbers: &[f32],
     elements: usize,
     slots: &[Option<usize>],
-) -> Result<(), Refused> {
+) -> Result<(), Violation> {
     let rows = numbers.chunks(elements.max(1)).zip(slots).enumerate();
     let written = rows.filter(|(_, (_, slot))| slot.is_some());
     let mut all = written.flat_map(|(row, (row_of, _))| row_of.iter().map(move |x| (row, x)));
     match all.find(|(_, number)| !number.is_finite()) {
         None => Ok(()),
-        Some((row, number)) => Err(refused(
-            Rule::QuantisedFinite,
+        Some((row, number)) => Err(Violation::new(
+            &rules::QUANTISED_FINITE,
             format_args!("{number} in row {row} of the {argument}"),
             "finite numbers",
             "find the layer that overflows by `Tensor::range_report`",
@@ -73,7 +74,7 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let check = |slots| all_finite("value", &[1.0, 2.0, 3.0, bad], 2, slots);
             let refused = check(&[None, Some(4)]).unwrap_err();
-            assert_eq!(refused.rule, Rule::QuantisedFinite);
+            assert_eq!(refused.rule, &rules::QUANTISED_FINITE);
             assert!(refused.given.contains("row 1 of the value"), "{refused}");
             assert_eq!(check(&[Some(4), None]), Ok(()));
         }

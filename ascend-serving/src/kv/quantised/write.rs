@@ -108,7 +108,8 @@ impl QuantisedWrite {
                     "write",
                     "a write with other scales",
                     "one that this cache has planned",
-                ));
+                )
+                .fix("plan the write with this cache"));
             }
         };
         self.write.queue(shape, &layer.cache, stream, quantised)

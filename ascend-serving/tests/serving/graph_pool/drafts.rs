@@ -4,12 +4,12 @@
 use std::num::NonZeroUsize;
 
 use ascend_attention::spec::Cann;
-use ascend_attention::{CallRule, Stream, bf16};
+use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest,
     BatchSettings, Causality, Error, Fused, GraphLimits, GroupedAttention, GroupedRequest,
-    LayerGroup, LayerInputs, MaskKind, Masked, NamedMask, Refused, Rule, StatePolicy,
+    LayerGroup, LayerInputs, MaskKind, Masked, NamedMask, StatePolicy, Violation, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -130,11 +130,11 @@ impl<'a> Engine<'a> {
         } else {
             let before = metadata.clone();
             let refused = self.graphs.begin(self.stream, &mut metadata).map(drop);
-            let Err(Error::Refused(Refused { rule, .. })) = refused else {
+            let Err(Error::Violation(Violation { rule, .. })) = refused else {
                 panic!("{refused:?}");
             };
-            let limits = Rule::Call(CallRule::GraphLengths);
-            prop_assert!(rule == Rule::GraphSize || rule == limits, "{rule}");
+            let limits = &rules::GRAPH_LENGTHS;
+            prop_assert!(rule == &rules::GRAPH_SIZE || rule == limits, "{rule}");
             prop_assert_eq!(&before, &metadata);
             let mut step = self.attention.begin(self.stream, &metadata).unwrap();
             for (layer, mask) in self.masks.iter().enumerate() {
@@ -318,12 +318,12 @@ fn what_a_step_would_need_is_said() {
         let batch: Vec<_> = batch.map(|(s, new)| BatchRequest::of(s, *new)).collect();
         let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
         match graphs.begin(&stream, &mut metadata).map(drop) {
-            Err(Error::Refused(refused)) => refused,
+            Err(Error::Violation(refused)) => refused,
             other => panic!("{other:?}"),
         }
     };
     let fewer = refused(&mut engine.graphs, &[4, 3]);
-    assert_eq!(fewer.rule, Rule::GraphSize);
+    assert_eq!(fewer.rule, &rules::GRAPH_SIZE);
     assert_eq!(fewer.given, "3 new tokens of request 1");
     assert!(fewer.allowed.contains("chunks by request"), "{fewer}");
     let limits = GraphLimits::new([5], 500).tokens_each(4);
@@ -335,13 +335,13 @@ fn what_a_step_would_need_is_said() {
     assert_eq!(more.given, "5 new tokens of request 1");
     assert_eq!(more.allowed, "at most 4 a request");
     let spare = refused(&mut causal, &[4, 4, 4, 4, 3]);
-    assert_eq!(spare.rule, Rule::GraphSize);
+    assert_eq!(spare.rule, &rules::GRAPH_SIZE);
     assert!(spare.fix.contains("one request more"), "{spare}");
     let other = engine
         .attention
         .capture(&stream, engine.masks[2].kind.clone(), &limits);
     let other = refused(&mut other.unwrap(), &[4, 4]);
-    assert_eq!(other.rule, Rule::StepCausality);
+    assert_eq!(other.rule, &rules::STEP_CAUSALITY);
     assert!(other.allowed.contains("chunks by request"), "{other}");
     // A mask without a key for some token changes nothing.
     let blind: MaskKind =
@@ -355,7 +355,7 @@ fn what_a_step_would_need_is_said() {
     metadata.set_mask(blind);
     let before = metadata.clone();
     let error = graphs.begin(&stream, &mut metadata).map(drop).unwrap_err();
-    assert!(error.breaks(Rule::MaskRows), "{error}");
+    assert!(error.breaks(&rules::MASK_ROWS), "{error}");
     assert_eq!(metadata, before);
     drop(sequences);
     engine.end();

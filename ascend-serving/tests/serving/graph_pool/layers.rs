@@ -2,14 +2,12 @@
 
 use std::num::NonZeroUsize;
 
-use ascend_attention::{
-    CallRule, Error as CallError, FusedInferAttention, Graph, Layout, Stream, Tensor, bf16,
-};
+use ascend_attention::{FusedInferAttention, Graph, Layout, Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     Error, Fused, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, LatentForm,
-    LatentTensors, LayerInputs, QuantisedDecode, QuantisedPrefill, Rule,
+    LatentTensors, LayerInputs, QuantisedDecode, QuantisedPrefill, rules,
 };
 
 use crate::grouped_layers::{
@@ -115,7 +113,7 @@ fn replays_every_layer(stream: &Stream, mut attention: Attention<bf16>) {
             }
         }
         let again = replayed.launch(0).unwrap_err();
-        assert!(again.breaks(Rule::GraphLayer), "{again}");
+        assert!(again.breaks(&rules::GRAPH_LAYER), "{again}");
         drop(replayed);
         on.synchronize().unwrap();
     }
@@ -139,7 +137,7 @@ fn graphs_refuse_steps_of_other_forms_layers_and_caches() {
         let before = metadata.clone();
         assert!(!graphs.serves(&metadata));
         match graphs.begin(&stream, &mut metadata).map(drop) {
-            Err(Error::Refused(refused)) => {
+            Err(Error::Violation(refused)) => {
                 assert_eq!(metadata, before, "{refused}");
                 refused
             }
@@ -147,20 +145,20 @@ fn graphs_refuse_steps_of_other_forms_layers_and_caches() {
         }
     };
     let of = |at: usize, new| BatchRequest::of(&sequences[at], new);
-    assert_eq!(refused(&[of(0, 2)], settings).rule, Rule::GraphSize);
+    assert_eq!(refused(&[of(0, 2)], settings).rule, &rules::GRAPH_SIZE);
     let three = [of(0, 1), of(1, 1), of(2, 1)];
-    assert_eq!(refused(&three, settings).rule, Rule::GraphSize);
+    assert_eq!(refused(&three, settings).rule, &rules::GRAPH_SIZE);
     let window = Causality::Window(NonZeroUsize::new(9).unwrap());
     let windowed = BatchSettings::of(attention.cache(), window).policy(POLICY);
-    assert_eq!(refused(&[of(0, 1)], windowed).rule, Rule::StepCausality);
+    assert_eq!(refused(&[of(0, 1)], windowed).rule, &rules::STEP_CAUSALITY);
     let other = self::attention(&stream, 1, 9);
     let elsewhere = BatchSettings::of(other.cache(), Causality::Causal).policy(POLICY);
-    assert_eq!(refused(&[of(0, 1)], elsewhere).rule, Rule::SettingsCache);
+    assert_eq!(refused(&[of(0, 1)], elsewhere).rule, &rules::SETTINGS_CACHE);
     attention.grow(&stream, &mut sequences[0], 100).unwrap();
     let of = |at: usize, new| BatchRequest::of(&sequences[at], new);
     // 3 blocks and 2 of another request; 4 were declared.
     let blocks = refused(&[of(0, 1), of(1, 1)], settings);
-    assert_eq!(blocks.rule, CallRule::GraphLengths);
+    assert_eq!(blocks.rule, &rules::GRAPH_LENGTHS);
     assert!(
         blocks.given.starts_with("5 blocks of 2 requests"),
         "{blocks}"
@@ -168,14 +166,14 @@ fn graphs_refuse_steps_of_other_forms_layers_and_caches() {
     assert!(blocks.fix.starts_with("preempt a request"), "{blocks}");
     attention.grow(&stream, &mut sequences[0], 1).unwrap();
     let keys = refused(&[BatchRequest::of(&sequences[0], 1)], settings);
-    assert_eq!(keys.rule, CallRule::GraphLengths);
+    assert_eq!(keys.rule, &rules::GRAPH_LENGTHS);
     assert_eq!(keys.allowed, "at most 300");
     assert_eq!(attention.cache().pool().steps_in_flight(), 0);
     let one = BatchRequest::of(&sequences[1], 1);
     let mut metadata = AttentionMetadata::new(&[one], settings).unwrap();
     assert!(metadata.renew(&[one, one]).is_err() && !graphs.serves(&metadata));
     let none = graphs.begin(&stream, &mut metadata).map(drop).unwrap_err();
-    assert!(none.breaks(Rule::BatchEmpty), "{none}");
+    assert!(none.breaks(&rules::BATCH_EMPTY), "{none}");
 }
 
 #[test]
@@ -192,13 +190,13 @@ fn a_step_that_one_group_refuses_is_padded_in_none() {
     let before = metadata.clone();
     assert!(!graphs.serves_grouped(&metadata));
     let long = graphs.begin_grouped(&stream, &mut metadata).map(drop);
-    assert!(long.unwrap_err().breaks(CallRule::GraphLengths));
+    assert!(long.unwrap_err().breaks(&rules::GRAPH_LENGTHS));
     assert_eq!(metadata, before);
     // The metadata of one group is not that of the model.
     let mut one = metadata.group(0).unwrap().clone();
     assert!(!graphs.serves(&one));
     let alone = graphs.begin(&stream, &mut one).map(drop);
-    assert!(alone.unwrap_err().breaks(Rule::GroupLayers));
+    assert!(alone.unwrap_err().breaks(&rules::GROUP_LAYERS));
 }
 
 #[test]
@@ -217,7 +215,7 @@ fn a_layer_that_there_is_not_is_the_same_error_eager_and_by_graphs() {
     let mut step = graphs.begin_grouped(&stream, &mut metadata).unwrap();
     let said = none.to_string();
     assert!(
-        matches!(none, Error::Attention(CallError::InvalidArgument { .. })),
+        matches!(&none, Error::Violation(violation) if violation.rule.id == "argument.value"),
         "{said}"
     );
     assert!(said.contains("below 5"), "{said}");
@@ -229,13 +227,13 @@ fn a_layer_that_there_is_not_is_the_same_error_eager_and_by_graphs() {
         .forward(0, (query, &key, &value))
         .unwrap_err()
     {
-        Error::Refused(refused) => refused.rule,
+        Error::Violation(refused) => refused.rule,
         other => panic!("{other:?}"),
     };
     let two = Tensor::empty(stream.device(), [2, HEADS, DIM]).unwrap();
     let heads = Tensor::empty(stream.device(), [1, HEADS + 1, DIM]).unwrap();
-    assert_eq!(rule(&mut step, &two), Rule::StepTokens);
-    assert_eq!(rule(&mut step, &heads), Rule::StepHeads);
+    assert_eq!(rule(&mut step, &two), &rules::STEP_TOKENS);
+    assert_eq!(rule(&mut step, &heads), &rules::STEP_HEADS);
     step.forward(0, (&query, &key, &value)).unwrap();
 }
 
@@ -366,10 +364,10 @@ fn full_and_windowed_layers_are_one_step() {
     assert!(replays == 7 && held(&model, 0) > held(&model, 1));
     // What the window shows no more cannot be shared.
     let early = running[0].sequence.share_prefix(200).unwrap_err();
-    assert_eq!(early.rule, Rule::SequenceLength);
+    assert_eq!(early.rule, &rules::SEQUENCE_LENGTH);
     assert_eq!(
         running[0].sequence.truncate(200).unwrap_err().rule,
-        Rule::SequenceLength
+        &rules::SEQUENCE_LENGTH
     );
     drop(running);
     stream.synchronize().unwrap();
@@ -392,7 +390,7 @@ fn int8_layers_and_windowed_ones_are_one_captured_step() {
     let limits = GraphLimits::new([2, 4], 1000);
     let several = model.capture(&stream, &limits.clone().tokens_each(2));
     match several {
-        Err(Error::Refused(refused)) => assert_eq!(refused.rule, Rule::CacheQuantised),
+        Err(Error::Violation(refused)) => assert_eq!(refused.rule, &rules::CACHE_QUANTISED),
         other => panic!("{other:?}"),
     }
     let mut graphs = model.capture(&stream, &limits).unwrap();
@@ -649,18 +647,18 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
             let other = stream.upload(&[bf16::ONE; HEADS], [HEADS]).unwrap();
             let why = step.forward(layer, inputs.learnable_sink(&other));
             let why = why.map(drop).unwrap_err();
-            assert!(why.breaks(Rule::GraphInputs), "{why}");
+            assert!(why.breaks(&rules::GRAPH_INPUTS), "{why}");
             let bidirectional = Causality::Bidirectional.into();
             let why = step.forward(layer, inputs.mask(&bidirectional));
             let why = why.map(drop).unwrap_err();
-            assert!(why.breaks(Rule::StepCausality), "{why}");
+            assert!(why.breaks(&rules::STEP_CAUSALITY), "{why}");
             let tensors = LatentTensors {
                 query_rope: &query,
                 form: LatentForm::Absorbed,
             };
             let latent = LayerInputs::latent(&query, &key, &value, tensors);
             let why = step.forward(layer, latent).map(drop).unwrap_err();
-            assert!(why.breaks(Rule::GraphInputs), "{why}");
+            assert!(why.breaks(&rules::GRAPH_INPUTS), "{why}");
             let (own, causal) = (of(layer), Causality::Causal.into());
             let inputs = match &own {
                 Some(sink) => inputs.mask(&causal).learnable_sink(sink),
@@ -680,7 +678,7 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
             .map(|layer| (layer == 4).then(|| sink.clone()))
             .collect(),
     );
-    assert!(half.breaks(Rule::StepLayers), "{half}");
+    assert!(half.breaks(&rules::STEP_LAYERS), "{half}");
     // Memory of another device is refused before anything is captured.
     let other = harness::runtime().device(1).unwrap();
     let far: Tensor<bf16> = Tensor::empty(&other, [HEADS]).unwrap();
@@ -690,8 +688,11 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
             .collect(),
     );
     match far {
-        Error::Attention(CallError::InvalidArgument { argument, .. }) => {
-            assert_eq!(argument, "learnable_sinks")
+        Error::Violation(violation) => {
+            assert!(
+                violation.given.starts_with("learnable_sinks: "),
+                "{violation}"
+            )
         }
         other => panic!("{other}"),
     }

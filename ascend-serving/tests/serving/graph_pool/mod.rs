@@ -12,7 +12,7 @@ use ascend_attention::{FusedInferAttention, Layout, Output, Stream, Tensor, bf16
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Error, GraphPool,
-    Result, Rule, StatePolicy,
+    Result, StatePolicy, rules,
 };
 
 const BLOCKS: usize = 24;
@@ -216,7 +216,7 @@ fn steps_of_any_size_are_replayed_from_the_smallest_that_holds_them() {
     let mut metadata = AttentionMetadata::new(&batch, settings(&model.cache)).unwrap();
     let error = graphs.launch(stream, &mut metadata, |_, _| Ok(()));
     match error.map(drop) {
-        Err(Error::Refused(refused)) => assert_eq!(refused.rule, Rule::GraphSize),
+        Err(Error::Violation(refused)) => assert_eq!(refused.rule, &rules::GRAPH_SIZE),
         other => panic!("{other:?}"),
     }
 }

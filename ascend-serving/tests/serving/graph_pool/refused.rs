@@ -1,10 +1,10 @@
 //! Streams, sizes and scales that steps and captures refuse by their own name.
 
-use ascend_attention::{CallRule, Error as CallError, Graph, bf16};
+use ascend_attention::{Error as CallError, Graph, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, Fused, GraphLimits, GroupedRequest, MaskKind, NamedMask, Rule, StatePolicy,
+    Error, Fused, GraphLimits, GroupedRequest, MaskKind, NamedMask, StatePolicy, rules,
 };
 
 use crate::grouped_layers::{attention, model, shape};
@@ -82,7 +82,7 @@ fn graphs_of_no_size_or_of_size_0_are_refused() {
         let error = attention
             .capture(&stream, Causality::Causal, &limits)
             .unwrap_err();
-        assert!(error.breaks(Rule::GraphSize), "{error}");
+        assert!(error.breaks(&rules::GRAPH_SIZE), "{error}");
     }
 }
 
@@ -94,7 +94,7 @@ fn graphs_of_requests_without_keys_are_refused() {
     for mask in [MaskKind::from(Causality::Causal), MaskKind::from(all)] {
         let captured = attention.capture(&stream, mask, &GraphLimits::new([2], 0));
         let why = captured.unwrap_err();
-        assert!(why.breaks(CallRule::GraphLengths), "{why}");
+        assert!(why.breaks(&rules::GRAPH_LENGTHS), "{why}");
     }
 }
 

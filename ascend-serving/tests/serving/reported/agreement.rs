@@ -1,5 +1,6 @@
 //! What belongs together and was made apart: settings and cache, the layers of a step, sequences and requests.
 
+use ascend_attention::spec::Rule;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, ThreadId};
 
@@ -10,16 +11,16 @@ use ascend_serving::kv::{
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, Error, Fused, LayerInputs, PagedDecode, RecordedBatch, Rule,
-    SharedPrefixDecode, SharedPrefixGate,
+    CascadePrefill, Causality, Error, Fused, LayerInputs, PagedDecode, RecordedBatch,
+    SharedPrefixDecode, SharedPrefixGate, rules,
 };
 
 use super::{DIM, engine, harness, request, rows, settings, settings_of};
 
 /// The rule by which a call was refused, and what was said.
-fn rule<R>(outcome: Result<R, Error>) -> (Rule, String) {
+fn rule<R>(outcome: Result<R, Error>) -> (&'static Rule, String) {
     match outcome.map(drop) {
-        Err(Error::Refused(refused)) => (refused.rule, refused.to_string()),
+        Err(Error::Violation(refused)) => (refused.rule, refused.to_string()),
         other => panic!("{other:?}"),
     }
 }
@@ -45,7 +46,7 @@ fn a_step_with_the_settings_of_another_cache_is_refused() {
         assert_eq!(recorded.settings, other);
         let metadata = AttentionMetadata::new(&recorded.requests(), recorded.settings).unwrap();
         let (rule, said) = rule(engine.begin(&stream, &metadata));
-        assert_eq!(rule, Rule::SettingsCache);
+        assert_eq!(rule, &rules::SETTINGS_CACHE);
         assert!(said.contains(told), "{said}");
         assert!(
             said.contains("allowed: 32 blocks of 128 tokens, padding skipped"),
@@ -110,7 +111,7 @@ fn sinks_that_the_first_layer_had_not_are_refused_and_the_other_way_round() {
             LayerInputs::from((&tokens, &tokens, &tokens)).learnable_sink(&sink),
         );
         let (broken, said) = rule(late);
-        assert_eq!(broken, Rule::StepLayers, "{name}: {said}");
+        assert_eq!(broken, &rules::STEP_LAYERS, "{name}: {said}");
         assert!(said.contains("given layer 1: sinks"), "{said}");
         drop(step);
         assert_eq!(written(&engine), before, "{name}");
@@ -122,7 +123,7 @@ fn sinks_that_the_first_layer_had_not_are_refused_and_the_other_way_round() {
             )
             .unwrap();
             let none = step.forward(1, (&tokens, &tokens, &tokens));
-            assert_eq!(rule(none).0, Rule::StepLayers);
+            assert_eq!(rule(none).0, &rules::STEP_LAYERS);
         }
     }
 }
@@ -139,10 +140,10 @@ fn tensors_with_other_rows_or_heads_than_the_step_are_refused_by_name() {
     };
     let good = of([2, 1, DIM]);
     for (axes, broken) in [
-        ([3, 1, DIM], Rule::StepTokens),
-        ([1, 1, DIM], Rule::StepTokens),
-        ([2, 2, DIM], Rule::StepHeads),
-        ([2, 1, 128], Rule::StepHeads),
+        ([3, 1, DIM], &rules::STEP_TOKENS),
+        ([1, 1, DIM], &rules::STEP_TOKENS),
+        ([2, 2, DIM], &rules::STEP_HEADS),
+        ([2, 1, 128], &rules::STEP_HEADS),
     ] {
         let other = of(axes);
         for [query, key, value] in [
@@ -179,7 +180,7 @@ fn more_new_tokens_than_the_sequence_has_are_refused() {
         }
         let batch = [BatchRequest::of(&sequence, new)];
         let refused = AttentionMetadata::new(&batch, settings).unwrap_err();
-        assert_eq!(refused.rule, Rule::SequenceLength);
+        assert_eq!(refused.rule, &rules::SEQUENCE_LENGTH);
         assert!(
             refused.given.starts_with(&format!(
                 "{new} new tokens of request 0, whose sequence has {len}"
@@ -209,7 +210,7 @@ fn tokens_that_were_given_back_are_seen_by_no_layer() {
     assert!(of(Some(188)).is_ok());
     for window in [Some(189), None] {
         let refused = of(window).unwrap_err();
-        assert_eq!(refused.rule, Rule::BlockWindow);
+        assert_eq!(refused.rule, &rules::BLOCK_WINDOW);
         assert_eq!(refused.allowed, "a window of at most 188 keys");
     }
 }
@@ -240,7 +241,7 @@ fn growing_by_the_engine_copies_shared_blocks() {
     let other = BlockPool::new(4, 128, PadPolicy::SkipNegative).unwrap();
     let mut strange = Sequence::new(&other);
     let refused = engine.grow(&stream, &mut strange, 1);
-    assert_eq!(rule(refused).0, Rule::BlockPool);
+    assert_eq!(rule(refused).0, &rules::BLOCK_POOL);
 }
 
 #[test]
@@ -255,7 +256,7 @@ fn a_forgotten_copy_of_a_shared_block_is_refused() {
     let step =
         |sequence: &Sequence| AttentionMetadata::new(&[BatchRequest::of(sequence, 1)], settings);
     let refused = step(&fork).unwrap_err();
-    assert_eq!(refused.rule, Rule::BlockUncopied);
+    assert_eq!(refused.rule, &rules::BLOCK_UNCOPIED);
     assert!(refused.fix.contains("copy_blocks") && refused.fix.contains("Attention::grow"));
     // The other one has what it needs.
     step(&first).unwrap();
@@ -326,7 +327,7 @@ fn a_scheduler_can_tell_that_shared_blocks_count_for_each_request() {
     assert_eq!(pool.held_blocks(), 22);
     let lengths = [&donor, &other].map(|sequence| sequence.len());
     let refused = pool.admits(lengths).unwrap_err();
-    assert_eq!(refused.rule, Rule::BatchBlocks);
+    assert_eq!(refused.rule, &rules::BATCH_BLOCKS);
     assert!(
         refused.given.starts_with("42 blocks of 128 tokens"),
         "{refused}"
@@ -340,7 +341,7 @@ fn a_scheduler_can_tell_that_shared_blocks_count_for_each_request() {
     let tokens = rows(&stream, 2);
     let mut step = engine.begin(&stream, &metadata).unwrap();
     let error = step.forward(0, (&tokens, &tokens, &tokens)).unwrap_err();
-    assert!(error.breaks(Rule::BatchBlocks), "{error}");
+    assert!(error.breaks(&rules::BATCH_BLOCKS), "{error}");
     assert!(error.to_string().contains("preempt a request"), "{error}");
 }
 

@@ -6,10 +6,10 @@ use ascend_attention::attention::{Inputs, PseShift};
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::spec::DType;
 use ascend_attention::{
-    CallRule, CausalOrigin, Error, FusedInferAttention, Layout, Mask, Output, Plan, SparseMode,
-    Stream, Tensor, f16,
+    CausalOrigin, Error, FusedInferAttention, Layout, Mask, Output, Plan, SparseMode, Stream,
+    Tensor, f16,
 };
-use ascend_serving::{AttentionMetadata, Causality};
+use ascend_serving::{AttentionMetadata, Causality, rules};
 
 use super::{engine, harness, request, rows, settings, settings_of};
 
@@ -111,11 +111,11 @@ fn masks_of_the_longest_length_squared() {
     let origin = CausalOrigin::RightDown;
     assert_eq!(masks.causal(origin).unwrap().tensor_bytes(), 4 << 20);
     let error = masks.causal_full(origin, 1 << 20, 1 << 20).unwrap_err();
-    let Error::InvalidArgument { given, allowed, .. } = &error else {
+    let Error::Violation(violation) = &error else {
         panic!("{error}");
     };
-    assert!(given.contains("1048576"), "{error}");
-    assert!(allowed.contains("bytes"), "{error}");
+    assert!(violation.given.contains("1048576"), "{error}");
+    assert!(violation.allowed.contains("bytes"), "{error}");
 
     // Nor has a step behind a million cached tokens a larger one.
     let row: Vec<usize> = (0..8000).collect();
@@ -274,9 +274,9 @@ fn window_off_by_one() {
 #[test]
 fn window_in_a_layer_that_is_not_causal() {
     let error = Causality::from_flags(false, Some(128)).unwrap_err();
-    assert_eq!(error.rule, CallRule::MaskWindow);
+    assert_eq!(error.rule, &rules::MASK_WINDOW);
     let none = Causality::from_flags(true, Some(0)).unwrap_err();
-    assert_eq!(none.rule, CallRule::MaskWindow);
+    assert_eq!(none.rule, &rules::MASK_WINDOW);
 }
 
 /// 6803, 3024: a mask made for fewer tokens than the sequence has. The compressed mask serves every length.

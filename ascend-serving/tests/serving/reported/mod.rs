@@ -15,14 +15,14 @@ mod shapes;
 
 use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::spec::Cann;
-use ascend_attention::{CallRule, Stream, Tensor, bf16};
+use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{
     Audit, AuditRequest, BlockPool, CacheShape, Interleave, KernelBlocks, PadPolicy, PagedKvCache,
     Sequence, check_slots,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
-    BatchSettings, Causality, Drafting, Error, Fused, Rule, StatePolicy,
+    BatchSettings, Causality, Drafting, Error, Fused, StatePolicy, rules,
 };
 
 const DIM: usize = 64;
@@ -114,7 +114,7 @@ fn uneven_padding() {
         assert!(lengths.lengths().iter().all(|len| (1..=16).contains(len)));
     }
     let mut metadata = AttentionMetadata::new(&batch, settings(Causality::Causal)).unwrap();
-    assert_eq!(metadata.pad_to(3).unwrap_err().rule, Rule::PadTarget);
+    assert_eq!(metadata.pad_to(3).unwrap_err().rule, &rules::PAD_TARGET);
 }
 
 /// 5397: keys and values of another number of tokens than the lengths say, without a cache.
@@ -134,7 +134,7 @@ fn negative_local_lengths() {
     let lengths: Vec<usize> = (0..8).map(|rank| share.local_len(70, rank)).collect();
     assert_eq!(lengths, [64, 6, 0, 0, 0, 0, 0, 0]);
     let wrapped = PerRequest::new(vec![3, 0usize.wrapping_sub(5)]).unwrap_err();
-    assert_eq!(wrapped.rule, CallRule::LengthsOverflow);
+    assert_eq!(wrapped.rule, &rules::LENGTHS_OVERFLOW);
 }
 
 /// 10292: slots taken for consecutive.
@@ -161,9 +161,9 @@ fn slots_that_are_not_consecutive() {
     };
     assert_eq!(audit(metadata.slots()), Ok(()));
     let error = audit(&[1278, 1279, 1280, 1281]).unwrap_err();
-    assert_eq!(error.rule, Rule::SlotPosition);
+    assert_eq!(error.rule, &rules::SLOT_POSITION);
     let twice = check_slots(&[256, 256], 32, 128, PadPolicy::SkipNegative).unwrap_err();
-    assert_eq!(twice.rule, Rule::SlotDuplicate);
+    assert_eq!(twice.rule, &rules::SLOT_DUPLICATE);
 }
 
 /// 9290: more than 16 query tokens of a request in a verifying call. Such a step is a prefill in chunks.
@@ -188,20 +188,20 @@ fn block_table_of_another_group() {
     let batch = [BatchRequest::of(&sequence, 5)];
     let metadata = AttentionMetadata::new(&batch, settings(Causality::Causal)).unwrap();
     let error = target.begin(&stream, &metadata).unwrap_err();
-    assert!(matches!(error, Error::Refused(refused) if refused.rule == Rule::TableGroup));
+    assert!(matches!(error, Error::Violation(refused) if refused.rule == &rules::TABLE_GROUP));
 
     let mut own = Sequence::new(target.cache().pool());
     let _ = own.grow(5).unwrap();
     let batch = [BatchRequest::of(&sequence, 5), BatchRequest::of(&own, 5)];
     let error = AttentionMetadata::new(&batch, settings(Causality::Causal)).unwrap_err();
-    assert_eq!(error.rule, Rule::TableGroup);
+    assert_eq!(error.rule, &rules::TABLE_GROUP);
 }
 
 /// 7528, sgl-project/sglang 25169, 38196: block sizes that the kernel does not take.
 #[test]
 fn block_sizes_of_cache_and_kernel() {
     let error = KernelBlocks::new(16, 128).unwrap_err();
-    assert_eq!(error.rule, Rule::BlockSplit);
+    assert_eq!(error.rule, &rules::BLOCK_SPLIT);
     let split = KernelBlocks::new(384, 128).unwrap();
     assert_eq!(split.split_row(&[2]).unwrap(), [6, 7, 8]);
 
@@ -232,7 +232,7 @@ fn blocks_given_back_while_a_step_reads_them() {
     let step = pool.begin_step(&stream);
     sequence.drop_before(150).unwrap();
     let error = pool.allocate().unwrap_err();
-    assert_eq!(error.rule, Rule::PoolWaiting);
+    assert_eq!(error.rule, &rules::POOL_WAITING);
     assert!(
         error.given.contains("1 waiting for steps in flight"),
         "{error}"
@@ -252,5 +252,5 @@ fn chunks_that_lose_their_history() {
     let lengths = metadata.call_lengths();
     assert!(matches!(lengths, CallLengths::PackedPaged { .. }));
     let error = Cumulative::new(vec![7, 3]).unwrap_err();
-    assert_eq!(error.rule, CallRule::LengthsEnds);
+    assert_eq!(error.rule, &rules::LENGTHS_ENDS);
 }

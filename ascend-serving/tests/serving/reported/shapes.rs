@@ -3,7 +3,7 @@
 use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::merge::{HostPart, LseNat, merge_on_host};
 use ascend_attention::spec::ops::fused_infer_attention_score::{HeadShape, Version};
-use ascend_attention::spec::{DType, Refusal, Soc, Target};
+use ascend_attention::spec::{DType, Soc, Target};
 use ascend_attention::{Error, FusedInferAttention, Layout, Tensor, bf16};
 
 use crate::harness;
@@ -13,7 +13,7 @@ const A2: Target = Target::snapshot(Soc::AtlasA2);
 /// The rule that heads break.
 fn why(heads: HeadShape) -> &'static str {
     match heads.check(Version::V3, A2) {
-        Err(Refusal::Violation(violation)) => violation.rule.id,
+        Err(violation) => violation.rule.id,
         other => panic!("{heads:?}: {other:?}"),
     }
 }

@@ -8,7 +8,7 @@ use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, Causality, Error,
     Fused, Hybrid, LatentForm, LatentRows, LatentTensors, LayerInputs, LayerSet, Mla, PagedDecode,
-    Phase, Result, Rule, StatePolicy, UpProjected,
+    Phase, Result, StatePolicy, UpProjected, rules,
 };
 
 const HEADS: usize = 4;
@@ -289,8 +289,8 @@ fn a_hybrid_plans_once_with_each_backend_of_the_phase() {
     let (calls, failed) = hybrid_calls(&table, hybrid(), 5, &decode);
     assert_eq!(calls, both);
     match failed {
-        Some(Error::Refused(refused)) => {
-            assert_eq!(refused.rule, Rule::HybridLayers);
+        Some(Error::Violation(refused)) => {
+            assert_eq!(refused.rule, &rules::HYBRID_LAYERS);
             assert_eq!(refused.given, "layer 4");
         }
         other => panic!("{other:?}"),

@@ -4,9 +4,7 @@ use super::{UpdateCall, UpdateProblem};
 use crate::dtype::Names;
 use crate::ops::attention_update::Version;
 use crate::rule::{broken, require, rules};
-use crate::{
-    Cann, DType, Dims, Format, Refusal, Scope, Span, Target, TensorDesc, Unsupported, Violation,
-};
+use crate::{Cann, DType, Dims, Format, Scope, Span, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -73,10 +71,10 @@ impl UpdateCall<'_> {
     /// Allocates nothing unless it refuses.
     ///
     /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for strided outputs, which the
+    /// [`Violation`] by the first broken rule, or [`UNSUPPORTED`](crate::UNSUPPORTED) for strided outputs, which the
     /// documents do not describe. Inputs may be strided: serving systems pass parts of tensors that hold attention
     /// and log-sum-exps side by side.
-    pub fn check(&self, target: Target) -> Result<UpdateProblem, Refusal> {
+    pub fn check(&self, target: Target) -> Result<UpdateProblem, Violation> {
         let (lse, local, out) = self.required()?;
         require!(
             Version::V1.runs_on(Target::snapshot(target.soc)),
@@ -144,10 +142,9 @@ impl UpdateCall<'_> {
         }
         let mut outputs = self.out.iter().chain(&self.lse_out);
         if outputs.any(|desc| !desc.is_contiguous()) {
-            return Err(Unsupported {
-                feature: "a strided output of aclnnAttentionUpdate",
-            }
-            .into());
+            return Err(Violation::unsupported(
+                "a strided output of aclnnAttentionUpdate",
+            ));
         }
         let size = |dim: i64| usize::try_from(dim).unwrap_or(usize::MAX);
         Ok(UpdateProblem {

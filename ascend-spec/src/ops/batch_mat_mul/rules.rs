@@ -5,7 +5,7 @@ use super::{BatchMatMulCall, BatchMatMulProblem, Version};
 use crate::DType::{Bf16, Float, Float16};
 use crate::dtype::Names;
 use crate::rule::{broken, require, rules};
-use crate::{Cann, DType, Dims, Format, Refusal, Soc, Target, TensorDesc, Violation};
+use crate::{Cann, DType, Dims, Format, Soc, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -72,8 +72,8 @@ impl BatchMatMulCall<'_> {
     /// Allocates nothing unless it refuses.
     ///
     /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule.
-    pub fn check(&self, soc: Soc) -> Result<BatchMatMulProblem, Refusal> {
+    /// [`Violation`] by the first broken rule.
+    pub fn check(&self, soc: Soc) -> Result<BatchMatMulProblem, Violation> {
         let given = |tensor: &Option<TensorDesc>, name| {
             tensor.ok_or_else(|| {
                 broken(

@@ -8,7 +8,7 @@ use super::{
     Bias, FlashAttentionCall, FlashAttentionProblem, InputLayout, MaskKind, SoftmaxOrder, Version,
     Work,
 };
-use crate::{Refusal, SparseMode, Target};
+use crate::{SparseMode, Target, Violation};
 
 impl<'a> FlashAttentionCall<'a> {
     /// Checks the call against the contract of `version` for `target`, and resolves it.
@@ -16,13 +16,13 @@ impl<'a> FlashAttentionCall<'a> {
     /// Allocates nothing unless it refuses.
     ///
     /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this crate does not
+    /// [`Violation`] by the first broken rule, or [`UNSUPPORTED`](crate::UNSUPPORTED) for what this crate does not
     /// compute.
     pub fn check(
         &self,
         version: Version,
         target: Target,
-    ) -> Result<FlashAttentionProblem<'a>, Refusal> {
+    ) -> Result<FlashAttentionProblem<'a>, Violation> {
         entry::entry_point(version, target)?;
         let call = self.read_by(version);
         let at = entry::required(&call)?;
@@ -83,7 +83,7 @@ fn facts<'a>(
     dims: heads::HeadDims,
     at: &Required<'_>,
     work: Work,
-) -> Result<Facts<'a>, Refusal> {
+) -> Result<Facts<'a>, Violation> {
     let packed = match layout.is_packed() && work == Work::Attend {
         true => Some(lengths::packed(&call, at)?),
         false => None,

@@ -36,7 +36,7 @@ pub use version::Version;
 use crate::attention_problem::{AttentionArguments, AttentionProblem, TensorRole};
 use crate::contract::{CallContract, DescribedOperator, exported_version};
 use crate::operator::{EntryPoint, ParameterInfo};
-use crate::{Cann, DType, Dims, Refusal, Rule, Target, TensorDesc, Violation};
+use crate::{Cann, DType, Dims, Rule, Target, TensorDesc, Violation};
 
 /// Either operator in the list of operators: both have one list of arguments, of which each version reads a part.
 pub(crate) struct TrainingAttention<const PACKED: bool>;
@@ -76,7 +76,7 @@ impl AttentionArguments for Arguments<TensorDesc> {
         version: Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
-    ) -> Result<Option<AttentionProblem<'static>>, Refusal> {
+    ) -> Result<Option<AttentionProblem<'static>>, Violation> {
         let call = self.call();
         let checked = call.check(version, target)?;
         checked.each_lint(report);
@@ -104,7 +104,7 @@ impl<const PACKED: bool> CallContract for TrainingAttention<PACKED> {
         version: Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Violation> {
         of.call().check(version, target)?.each_lint(report);
         Ok(())
     }

@@ -7,7 +7,7 @@ use crate::attention_problem::{
     KeyValue, MaskRows, MaskUse, Rows, SequenceLengths, SequenceTerms, Slopes, SmallTensor,
     SoftmaxOutputs, SoftmaxRows, TensorRole,
 };
-use crate::{DType, MaskGeometry, TensorDesc, Unsupported, View};
+use crate::{DType, MaskGeometry, TensorDesc, View, Violation};
 
 /// A tensor whose elements are counted in row-major order: the tensor itself if it is contiguous, otherwise the
 /// contiguous copy that the operator makes of it.
@@ -43,9 +43,9 @@ impl<'a> FlashAttentionProblem<'a> {
     /// no keys.
     ///
     /// # Errors
-    /// [`Unsupported`] for more than 2097152 sequences, which is more than the operator's documents promise, or for
+    /// [`UNSUPPORTED`](crate::UNSUPPORTED) for more than 2097152 sequences, which is more than the operator's documents promise, or for
     /// more than host memory can hold. Tensors of stride 0 are small however many sequences they have.
-    pub fn attention(&self) -> Result<AttentionProblem<'a>, Unsupported> {
+    pub fn attention(&self) -> Result<AttentionProblem<'a>, Violation> {
         let batch = match self.work {
             Work::Attend => self.batch,
             Work::Fill => self
@@ -55,9 +55,7 @@ impl<'a> FlashAttentionProblem<'a> {
             Work::Nothing => 0,
         };
         if batch > MOST_BATCH {
-            return Err(Unsupported {
-                feature: "more than 2097152 sequences",
-            });
+            return Err(Violation::unsupported("more than 2097152 sequences"));
         }
         match self.work {
             Work::Attend => self.attend(),
@@ -81,14 +79,14 @@ impl<'a> FlashAttentionProblem<'a> {
         }
     }
 
-    fn attend(&self) -> Result<AttentionProblem<'a>, Unsupported> {
+    fn attend(&self) -> Result<AttentionProblem<'a>, Violation> {
         let call = &self.call;
         // The rows of a marked tail are one more sequence.
         let mut sequences = listed(self.batch + 1, self.sequences())?;
         sequences.extend(self.tail(sequences.last()));
         let terms = listed(sequences.len(), sequences.iter().map(|of| self.terms(of)))?;
         let is_packed = self.packed.is_some();
-        let lengths = |len: fn(&Sequence) -> usize| -> Result<SequenceLengths<'a>, Unsupported> {
+        let lengths = |len: fn(&Sequence) -> usize| -> Result<SequenceLengths<'a>, Violation> {
             Ok(match is_packed {
                 // Sums of the lengths are used, since the given ends may descend.
                 true => {
@@ -168,7 +166,7 @@ impl<'a> FlashAttentionProblem<'a> {
     }
 
     /// The problem of a call whose outputs are filled with 0, or that has no outputs.
-    fn without_keys(&self, work: Work, batch: usize) -> Result<AttentionProblem<'a>, Unsupported> {
+    fn without_keys(&self, work: Work, batch: usize) -> Result<AttentionProblem<'a>, Violation> {
         let call = &self.call;
         let heads = usize::try_from(call.num_heads).unwrap_or(0);
         let out = call.attention_out.as_ref();
@@ -333,12 +331,10 @@ fn running_sums(lengths: impl Iterator<Item = usize>) -> impl Iterator<Item = i6
 }
 
 /// Collects at most `most` items into a list, and fails if host memory cannot hold that many.
-fn listed<T>(most: usize, all: impl Iterator<Item = T>) -> Result<Vec<T>, Unsupported> {
+fn listed<T>(most: usize, all: impl Iterator<Item = T>) -> Result<Vec<T>, Violation> {
     let mut list = Vec::new();
     let reserved = list.try_reserve_exact(most);
-    reserved.map_err(|_| Unsupported {
-        feature: "more sequences than there is host memory for",
-    })?;
+    reserved.map_err(|_| Violation::unsupported("more sequences than there is host memory for"))?;
     list.extend(all.take(most));
     Ok(list)
 }

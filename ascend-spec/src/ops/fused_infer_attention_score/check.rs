@@ -9,7 +9,7 @@ use super::rules::{
 use super::{Cache, CheckedCall, Checker, FiaCall, Route, Version};
 use crate::attention_problem::{MaskUse, Work};
 use crate::layout::Extents;
-use crate::{Cann, DType, Level, Refusal, SparseMode, Target, TensorDesc, Violation};
+use crate::{Cann, DType, Level, SparseMode, Target, TensorDesc, Violation};
 
 impl<'a> FiaCall<'a> {
     /// Checks the call against the contract of `version` for `target`, and resolves it.
@@ -17,14 +17,11 @@ impl<'a> FiaCall<'a> {
     /// Allocates nothing unless it refuses. [`FiaCall::taken_by`] finds a target that takes a refused call.
     ///
     /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this crate does not
+    /// [`Violation`] by the first broken rule, or [`UNSUPPORTED`](crate::UNSUPPORTED) for what this crate does not
     /// compute.
-    pub fn check(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Refusal> {
+    pub fn check(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Violation> {
         self.judged(version, target)
-            .map_err(|refusal| match refusal {
-                Refusal::Violation(violation) => self.tried(violation, version, target).into(),
-                unsupported => unsupported,
-            })
+            .map_err(|violation| self.tried(violation, version, target))
     }
 
     /// Tries the changes of a violation. They are dropped, and the fix is the rule's own, if the changed call breaks
@@ -37,10 +34,9 @@ impl<'a> FiaCall<'a> {
             Err(_) => false,
             Ok(changed) => match changed.call().judged(version, target) {
                 Ok(_) => true,
-                Err(Refusal::Violation(next)) => {
-                    of.rule.level == Level::Rule && next.rule != of.rule
+                Err(next) => {
+                    !next.is_unsupported() && of.rule.level == Level::Rule && next.rule != of.rule
                 }
-                Err(Refusal::Unsupported(_)) => false,
             },
         };
         if !mends {
@@ -51,7 +47,7 @@ impl<'a> FiaCall<'a> {
     }
 
     /// As [`FiaCall::check`], but the changes of a fix are not tried.
-    fn judged(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Refusal> {
+    fn judged(&'a self, version: Version, target: Target) -> Result<CheckedCall<'a>, Violation> {
         let facts = self.facts(version, target)?;
         if version == Version::V5 && target.cann == Cann::V9_1 && !target.is_950() {
             // The API layer of this version and release checks strides, whichever checks follow.
@@ -67,12 +63,12 @@ impl<'a> FiaCall<'a> {
             Checker::SplitFuse => split_fused(&facts),
             Checker::Unified => checked_as_one(&facts),
         }?;
-        Ok(resolve(&facts, verdict)?)
+        resolve(&facts, verdict)
     }
 
     /// The verdict of the prefill or the decode path on the call, whichever path FusedInferAttentionScore would
     /// choose: each of the older operators has one of the two paths.
-    pub(crate) fn judge(&'a self, checker: Checker, target: Target) -> Result<Verdict, Refusal> {
+    pub(crate) fn judge(&'a self, checker: Checker, target: Target) -> Result<Verdict, Violation> {
         let facts = self.facts_by(Version::V1, target, Some(checker))?;
         match checker {
             Checker::Decode => decode(&facts),
@@ -87,13 +83,17 @@ impl<'a> FiaCall<'a> {
         verdict: Verdict,
         checker: Checker,
         target: Target,
-    ) -> Result<CheckedCall<'a>, Refusal> {
+    ) -> Result<CheckedCall<'a>, Violation> {
         let facts = self.facts_by(Version::V1, target, Some(checker))?;
-        Ok(resolve(&facts, verdict)?)
+        resolve(&facts, verdict)
     }
 
     /// Runs the first checks, and collects the facts that the later ones need.
-    pub(super) fn facts(&'a self, version: Version, target: Target) -> Result<Facts<'a>, Refusal> {
+    pub(super) fn facts(
+        &'a self,
+        version: Version,
+        target: Target,
+    ) -> Result<Facts<'a>, Violation> {
         self.facts_by(version, target, None)
     }
 
@@ -102,7 +102,7 @@ impl<'a> FiaCall<'a> {
         version: Version,
         target: Target,
         checker: Option<Checker>,
-    ) -> Result<Facts<'a>, Refusal> {
+    ) -> Result<Facts<'a>, Violation> {
         version.enter(target)?;
         let at = entry::main_tensors(self)?;
         entry::product(version, target)?;
@@ -234,7 +234,7 @@ impl<'a> FiaCall<'a> {
 }
 
 /// The path of several query rows a sequence.
-fn prefill(f: &Facts<'_>) -> Result<Verdict, Refusal> {
+fn prefill(f: &Facts<'_>) -> Result<Verdict, Violation> {
     let unmasked = (SparseMode::DefaultMask, MaskUse::None);
     entry::old_layout(f)?;
     output::dtype(f)?;
@@ -289,7 +289,7 @@ fn prefill(f: &Facts<'_>) -> Result<Verdict, Refusal> {
 }
 
 /// The path of one query row a sequence, and of the absorbed form.
-fn decode(f: &Facts<'_>) -> Result<Verdict, Refusal> {
+fn decode(f: &Facts<'_>) -> Result<Verdict, Violation> {
     entry::old_layout(f)?;
     output::dtype(f)?;
     output::shape(f)?;
@@ -346,13 +346,13 @@ fn decode(f: &Facts<'_>) -> Result<Verdict, Refusal> {
 }
 
 /// The split-fuse path.
-fn split_fused(f: &Facts<'_>) -> Result<Verdict, Refusal> {
+fn split_fused(f: &Facts<'_>) -> Result<Verdict, Violation> {
     let (mode, usage) = split_fuse::check(f)?;
     Ok((Work::Attend, mode, usage))
 }
 
 /// Checks by the unified checker: what is given, then each feature, then all of it together.
-fn checked_as_one(f: &Facts<'_>) -> Result<Verdict, Refusal> {
+fn checked_as_one(f: &Facts<'_>) -> Result<Verdict, Violation> {
     use unified::{features, form, lengths, lists, masks, output, pages, quant, rope};
     let nothing = |work| Ok((work, SparseMode::DefaultMask, MaskUse::None));
     form::counts(f)?;

@@ -2,7 +2,7 @@
 
 use super::{FiaCall, Version};
 use crate::layout::Extents;
-use crate::{DType, Layout, Refusal, Target, TensorDesc};
+use crate::{DType, Layout, Target, TensorDesc, Violation};
 
 /// The heads of a model, with the layout and the dtype of its calls, for checks that need no tensors.
 ///
@@ -59,7 +59,7 @@ impl HeadShape {
     ///
     /// # Errors
     /// The rule that they break, as a call with them would.
-    pub fn check(&self, version: Version, target: Target) -> Result<(), Refusal> {
+    pub fn check(&self, version: Version, target: Target) -> Result<(), Violation> {
         let axes = self.layout.input();
         let tensor = |heads, dim| {
             let shape = axes.shape(Extents {

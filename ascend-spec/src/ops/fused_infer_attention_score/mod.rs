@@ -3,7 +3,7 @@
 //! The rules are those of the operator's own checks in four releases of CANN ([`Cann`](crate::Cann)) on Atlas A2 and
 //! A3, and of 9.1 on Ascend 950; each states where it holds ([`Rule::scope`](crate::Rule::scope)). Which of the
 //! operator's checkers judges a call depends on the release ([`Checker`]): most differences follow from it. What a
-//! release takes and no kernel here computes is [`Unsupported`](crate::Unsupported), such as the INT8 output that 9.0
+//! release takes and no kernel here computes is [`UNSUPPORTED`](crate::UNSUPPORTED), such as the INT8 output that 9.0
 //! takes without a scale.
 
 mod antiquant_mode;
@@ -38,7 +38,7 @@ pub use version::Version;
 
 use crate::attention_problem::{AttentionArguments, AttentionProblem, TensorRole};
 use crate::contract::{CallContract, DescribedOperator};
-use crate::{Dims, Refusal, Rule, Target, TensorDesc, Violation};
+use crate::{Dims, Rule, Target, TensorDesc, Violation};
 
 /// FusedInferAttentionScore in the list of operators.
 pub(crate) struct FusedInferAttentionScore;
@@ -60,7 +60,7 @@ impl AttentionArguments for Arguments<TensorDesc> {
         version: Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
-    ) -> Result<Option<AttentionProblem<'static>>, Refusal> {
+    ) -> Result<Option<AttentionProblem<'static>>, Violation> {
         let call = self.call();
         let checked = call.check(version, target)?;
         checked.each_lint(report);
@@ -80,7 +80,7 @@ impl CallContract for FusedInferAttentionScore {
         version: Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Violation> {
         of.call().check(version, target)?.each_lint(report);
         Ok(())
     }

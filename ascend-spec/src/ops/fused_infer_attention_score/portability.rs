@@ -4,7 +4,7 @@ use super::rules::lints::portable::{MEANING, REFUSED};
 use super::{CheckedCall, FiaCall, Version};
 use crate::attention_problem::{AttentionProblem, MaskUse};
 use crate::rule::broken;
-use crate::{Cann, Refusal, Soc, Target, Violation};
+use crate::{Cann, Soc, Target, Violation};
 
 impl FiaCall<'_> {
     /// Calls `report` for each way in which another release of `target`'s product, from `since` on, treats the call
@@ -45,8 +45,8 @@ impl FiaCall<'_> {
     ) {
         let own = match self.check(version, target) {
             Ok(problem) => Some(problem),
-            Err(Refusal::Unsupported(_)) => None,
-            Err(Refusal::Violation(violation)) => {
+            Err(violation) if violation.is_unsupported() => None,
+            Err(violation) => {
                 return report(refused(target, since, &violation));
             }
         };
@@ -56,11 +56,11 @@ impl FiaCall<'_> {
                 continue;
             }
             match (&own, self.check(version, other)) {
-                (_, Err(Refusal::Violation(violation))) => {
+                (_, Err(violation)) if !violation.is_unsupported() => {
                     report(refused(other, since, &violation));
                 }
                 (Some(own), Ok(problem)) => compare(own, &problem, report),
-                (None, _) | (_, Err(Refusal::Unsupported(_))) => {}
+                (None, _) | (_, Err(_)) => {}
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::attention_problem::{
     AttentionProblem, BiasTensor, ByteRange, Int8Query, KeyValue, KeyValueList, MaskUse, Pages,
     Prefix, Rows, ScaleOffset, SequenceLengths, Slopes, SmallTensor, TensorRole, Work,
 };
-use crate::{DType, SparseMode, TensorDesc, Unsupported, View};
+use crate::{DType, SparseMode, TensorDesc, View, Violation};
 
 /// The work to do, the mode in force and the use of the mask.
 pub(crate) type Verdict = (Work, SparseMode, MaskUse);
@@ -15,10 +15,10 @@ pub(crate) type Verdict = (Work, SparseMode, MaskUse);
 /// Resolves a call whose verdict is known.
 ///
 /// # Errors
-/// [`Unsupported`] for calls that the operator leaves unchecked and that are too inconsistent to compute: a scale
+/// [`UNSUPPORTED`](crate::UNSUPPORTED) for calls that the operator leaves unchecked and that are too inconsistent to compute: a scale
 /// that is smaller than its mode's grid, a position bias of another shape, caches of key and value with different
 /// axes. Also for scales of single tokens with a shared prefix, and for prefixes of INT32.
-pub(super) fn resolve<'a>(f: &Facts<'a>, verdict: Verdict) -> Result<CheckedCall<'a>, Unsupported> {
+pub(super) fn resolve<'a>(f: &Facts<'a>, verdict: Verdict) -> Result<CheckedCall<'a>, Violation> {
     Ok(CheckedCall {
         call: f.call,
         target: f.target,
@@ -33,7 +33,7 @@ pub(super) fn resolve<'a>(f: &Facts<'a>, verdict: Verdict) -> Result<CheckedCall
 fn problem<'a>(
     f: &Facts<'a>,
     (work, mode, mask): Verdict,
-) -> Result<AttentionProblem<'a>, Unsupported> {
+) -> Result<AttentionProblem<'a>, Violation> {
     let call = f.call;
     uncomputed(f, work)?;
     let size = |value: i64| usize::try_from(value).unwrap_or(0);
@@ -109,9 +109,9 @@ fn problem<'a>(
     let packed = |prefix: &TensorDesc| prefix.dtype == DType::Int32;
     let packed = prefixes.into_iter().flatten().any(packed);
     if problem.prefix.is_some() && packed && !f.target.is_950() {
-        return Err(Unsupported {
-            feature: "a shared prefix (keySharedPrefix) of INT32",
-        });
+        return Err(Violation::unsupported(
+            "a shared prefix (keySharedPrefix) of INT32",
+        ));
     }
     // A single row over quantised keys sees them all, wherever the query's padding puts it.
     let sees_all = f.target.is_950() && f.kind() == Kind::Antiquant && f.most_rows() == 1;
@@ -137,9 +137,9 @@ fn problem<'a>(
     if pse::slopes(call, f.target) {
         if problem.prefix.is_some() {
             // Which positions the prefix's keys have is not documented.
-            return Err(Unsupported {
-                feature: "slopes as position bias (pseType 2 and 3) with a shared prefix (keySharedPrefix)",
-            });
+            return Err(Violation::unsupported(
+                "slopes as position bias (pseType 2 and 3) with a shared prefix (keySharedPrefix)",
+            ));
         }
         problem.slopes = quantisation::slopes(f).map(|grid| Slopes {
             grid,
@@ -149,9 +149,9 @@ fn problem<'a>(
     } else if let Some(pse) = pse::read(f) {
         if f.packed() && pse.dtype != f.query.dtype {
             // No check has looked at the dtype of the bias.
-            return Err(Unsupported {
-                feature: "a position bias (pseShift) of packed rows in another dtype than the query's",
-            });
+            return Err(Violation::unsupported(
+                "a position bias (pseShift) of packed rows in another dtype than the query's",
+            ));
         }
         let view = match pse.strides[..] {
             [batch, head, row, dim] => {
@@ -169,9 +169,7 @@ fn problem<'a>(
                 }
             }
             _ => {
-                return Err(Unsupported {
-                    feature: "a position bias without four axes",
-                });
+                return Err(Violation::unsupported("a position bias without four axes"));
             }
         };
         let axis = |axis: usize| size(pse.shape.get(axis).copied().unwrap_or(0));
@@ -191,9 +189,9 @@ fn problem<'a>(
         && (by_token(&problem.key_quantisation) || by_token(&problem.value_quantisation))
     {
         // Which of the scales belong to the prefix is not documented.
-        return Err(Unsupported {
-            feature: "scales of single tokens with a shared prefix (keySharedPrefix)",
-        });
+        return Err(Violation::unsupported(
+            "scales of single tokens with a shared prefix (keySharedPrefix)",
+        ));
     }
     problem.zeroes_masked_rows = zeroes_masked_rows(f, &problem);
     Ok(problem)
@@ -222,81 +220,79 @@ fn zeroes_masked_rows(f: &Facts<'_>, problem: &AttentionProblem<'_>) -> bool {
 }
 
 /// What the contract of newer releases and products takes and no kernel computes yet.
-fn uncomputed(f: &Facts<'_>, work: Work) -> Result<(), Unsupported> {
+fn uncomputed(f: &Facts<'_>, work: Work) -> Result<(), Violation> {
     let int8 = work == Work::Attend && f.out.dtype == DType::Int8;
     if int8 && f.checker == Checker::SplitFuse {
-        return Err(Unsupported {
-            feature: "an INT8 output of the split-fuse path, whose numbers mean nothing",
-        });
+        return Err(Violation::unsupported(
+            "an INT8 output of the split-fuse path, whose numbers mean nothing",
+        ));
     }
     if int8 && f.call.quant_scale2.is_none() {
-        return Err(Unsupported {
-            feature: "an INT8 output without quantScale2, whose numbers mean nothing",
-        });
+        return Err(Violation::unsupported(
+            "an INT8 output without quantScale2, whose numbers mean nothing",
+        ));
     }
     Ok(())
 }
 
-fn quantised(f: &Facts<'_>, problem: &mut AttentionProblem<'_>) -> Result<(), Unsupported> {
-    let small = Unsupported {
-        feature: "a scale or offset smaller than its mode's grid",
-    };
+fn quantised(f: &Facts<'_>, problem: &mut AttentionProblem<'_>) -> Result<(), Violation> {
+    let small = || Violation::unsupported("a scale or offset smaller than its mode's grid");
     match f.kind() {
         Kind::Half => {}
         Kind::Antiquant => {
-            problem.key_quantisation = Some(quantisation::antiquant(f, 0).ok_or(small)?);
-            problem.value_quantisation = Some(quantisation::antiquant(f, 1).ok_or(small)?);
+            problem.key_quantisation = Some(quantisation::antiquant(f, 0).ok_or_else(small)?);
+            problem.value_quantisation = Some(quantisation::antiquant(f, 1).ok_or_else(small)?);
         }
         Kind::Absorbed => {
-            let whole = |role| quantisation::whole(f, role).ok_or(small);
-            problem.query_quantisation = Some(quantisation::query(f).ok_or(small)?);
+            let whole = |role| quantisation::whole(f, role).ok_or_else(small);
+            problem.query_quantisation = Some(quantisation::query(f).ok_or_else(small)?);
             problem.key_quantisation = Some(whole(TensorRole::KeyScale)?);
             problem.value_quantisation = Some(whole(TensorRole::ValueScale)?);
             problem.scaled_rope = true;
         }
         Kind::MxFp8 => {
-            problem.query_quantisation = Some(mxfp8::query(f).ok_or(small)?);
-            problem.key_quantisation = Some(mxfp8::key(f).ok_or(small)?);
-            problem.value_quantisation = Some(mxfp8::value(f).ok_or(small)?);
+            problem.query_quantisation = Some(mxfp8::query(f).ok_or_else(small)?);
+            problem.key_quantisation = Some(mxfp8::key(f).ok_or_else(small)?);
+            problem.value_quantisation = Some(mxfp8::value(f).ok_or_else(small)?);
             problem.probability_scale =
                 quantisation::whole(f, TensorRole::WeightScale).map(|of| of.scale);
         }
         Kind::Tensor => {
             let scale = |role| Some(quantisation::whole(f, role)?.scale);
             problem.int8_query = Some(Int8Query {
-                score_scale: scale(TensorRole::ScoreScale).ok_or(small)?,
-                weight_scale: scale(TensorRole::WeightScale).ok_or(small)?,
-                product_scale: scale(TensorRole::ProductScale).ok_or(small)?,
+                score_scale: scale(TensorRole::ScoreScale).ok_or_else(small)?,
+                weight_scale: scale(TensorRole::WeightScale).ok_or_else(small)?,
+                product_scale: scale(TensorRole::ProductScale).ok_or_else(small)?,
             });
         }
     }
     if !problem.out.dtype.is_half() {
-        problem.out_quantisation = Some(quantisation::output(f).ok_or(small)?);
+        problem.out_quantisation = Some(quantisation::output(f).ok_or_else(small)?);
     }
     Ok(())
 }
 
 /// Refuses paged caches that the operator does not check and whose elements cannot be located.
-fn fitting(f: &Facts<'_>) -> Result<(), Unsupported> {
+fn fitting(f: &Facts<'_>) -> Result<(), Violation> {
     if !f.paged() {
         return Ok(());
     }
     if f.key.shape.rank() != f.value.shape.rank() {
-        return Err(Unsupported {
-            feature: "caches of key and value with different numbers of axes",
-        });
+        return Err(Violation::unsupported(
+            "caches of key and value with different numbers of axes",
+        ));
     }
     if f.key.dtype != f.value.dtype {
-        return Err(Unsupported {
-            feature: "caches of key and value with different types",
-        });
+        return Err(Violation::unsupported(
+            "caches of key and value with different types",
+        ));
     }
     let hidden = f.value.shape.last().copied().unwrap_or(0);
     let whole = hidden.saturating_mul(f.nibbles);
     if output::own_value_dim(f) && whole % f.kv_heads.max(1) != 0 {
-        return Err(Unsupported {
-            feature: "a value cache whose last axis does not divide by numKeyValueHeads",
-        });
+        return Err(Violation::unsupported(
+            "a value cache whose last axis does not divide by numKeyValueHeads",
+        ));
     }
     Ok(())
 }

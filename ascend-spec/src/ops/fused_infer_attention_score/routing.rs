@@ -5,7 +5,7 @@ use super::rules::entry::MainTensors;
 use super::{Checker, FiaCall};
 use crate::layout::Extents;
 use crate::rule::require;
-use crate::{Cann, DType, Layout, Refusal, SparseMode, Target, TensorDesc};
+use crate::{Cann, DType, Layout, SparseMode, Target, TensorDesc, Violation};
 
 /// The properties of a call that decide which checker judges it.
 #[derive(Clone, Copy)]
@@ -48,7 +48,7 @@ impl Routing<'_> {
 
     /// Refuses null pointers in decode over an NZ cache of INT8 keys, which reads lengths and block table before
     /// checking that they are given.
-    pub(super) fn null_lengths(&self) -> Result<(), Refusal> {
+    pub(super) fn null_lengths(&self) -> Result<(), Violation> {
         let call = self.call;
         let read = self.layout == Layout::Tnd
             && self.key.shape.rank() == 5

@@ -4,7 +4,7 @@
 use super::rules::packed;
 use super::{Checker, FiaCall, Version};
 use crate::rule::require;
-use crate::{Refusal, Target};
+use crate::{Target, Violation};
 
 /// Arrays that stand for those of a measured call: with as many entries, and with values that hold the rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl FiaCall<'_> {
         &self,
         version: Version,
         target: Target,
-    ) -> Result<UnreadLengths, Refusal> {
+    ) -> Result<UnreadLengths, Violation> {
         let f = self.facts(version, target)?;
         let given = self.actual_seq_lengths.is_some() || self.actual_seq_lengths_kv.is_some();
         require!(

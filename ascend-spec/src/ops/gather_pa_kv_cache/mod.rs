@@ -15,7 +15,7 @@ pub use problem::{GatherProblem, Source};
 use crate::Cann::V8_5;
 use crate::contract::{CallContract, DescribedOperator, each_lint};
 use crate::operator::{OperatorVersion, versions};
-use crate::{Dims, Refusal, Rule, Target, TensorDesc, Violation};
+use crate::{Dims, Rule, Target, TensorDesc, Violation};
 
 versions! {
     /// The version of GatherPaKvCache.
@@ -45,7 +45,7 @@ impl CallContract for GatherPaKvCache {
         _: Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Violation> {
         let call = of.call();
         let problem = call.check(target.soc)?;
         each_lint(|allowed| call.lint(&problem, target.soc, allowed), report);

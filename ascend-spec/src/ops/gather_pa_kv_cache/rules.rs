@@ -5,7 +5,7 @@ use crate::dtype::Names;
 use crate::ops::gather_pa_kv_cache::Version;
 use crate::ops::scatter_pa_kv_cache::{NORM, PA_NZ, Pieces};
 use crate::rule::{broken, require, rules};
-use crate::{Cann, DType, Format, Refusal, Soc, Target, TensorDesc, Violation};
+use crate::{Cann, DType, Format, Soc, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::UNIFIED;
@@ -72,8 +72,8 @@ impl GatherCall<'_> {
     /// Allocates nothing unless it refuses.
     ///
     /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule.
-    pub fn check(&self, soc: Soc) -> Result<GatherProblem, Refusal> {
+    /// [`Violation`] by the first broken rule.
+    pub fn check(&self, soc: Soc) -> Result<GatherProblem, Violation> {
         let missing = |name: &str| {
             broken(
                 &REQUIRED,

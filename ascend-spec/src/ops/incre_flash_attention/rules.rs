@@ -5,7 +5,7 @@ use crate::attention_problem::AttentionProblem;
 use crate::ops::fused_infer_attention_score::Verdict;
 use crate::ops::inference_attention::{PathCall, path_rules};
 use crate::rule::{require, rules};
-use crate::{DType, Refusal, Soc, Target, Violation};
+use crate::{DType, Soc, Target, Violation};
 
 path_rules! {
     "incre", "IncreFlashAttention", newest "V4", older "V1 to V3",
@@ -36,7 +36,7 @@ impl IncreCall<'_> {
     pub const MOST_CARD_SEQUENCES: i64 = 256;
 
     /// Checks the rules that come before those of the decode path, and returns the verdict of that path.
-    pub(super) fn judged(&self, target: Target) -> Result<Option<Verdict>, Refusal> {
+    pub(super) fn judged(&self, target: Target) -> Result<Option<Verdict>, Violation> {
         let query = Self::required(self.query, "query")?;
         Self::required(self.key.first(), "key")?;
         Self::required(self.value.first(), "value")?;
@@ -61,7 +61,7 @@ impl IncreCall<'_> {
             "BNSD" => 2,
             _ => {
                 let given = format_args!("{layout:?}");
-                return Err(LAYOUT.broken(given, "BSH, BNSD, BSND").into());
+                return Err(LAYOUT.broken(given, "BSH, BNSD, BSND"));
             }
         };
         let rows = query.shape.get(axis).copied();

@@ -11,7 +11,7 @@ use crate::ops::fused_infer_attention_score::{
     self as fia, CheckedCall, Checker, ContentBounds, FiaCall, Verdict,
 };
 use crate::rule::broken;
-use crate::{PARAM_INVALID, Refusal, Rule, Soc, Target, TensorDesc, Violation};
+use crate::{PARAM_INVALID, Rule, Soc, Target, TensorDesc, Violation};
 
 /// The target whose path's rules the operators have, on every product and in every release.
 const TILING: Target = Target::snapshot(Soc::AtlasA2);
@@ -60,7 +60,7 @@ pub(crate) trait PathCall: ArgumentValues<Tensor = TensorDesc> {
     fn computed_by(&self, version: Self::Version) -> Self;
 
     /// Checks the operator's own rules, and returns the path's verdict; `None` for a call that computes nothing.
-    fn judge(&self, target: Target) -> Result<Option<Verdict>, Refusal>;
+    fn judge(&self, target: Target) -> Result<Option<Verdict>, Violation>;
 
     /// Checks the tiling rules of 310P, by the sizes of the tensors.
     fn check_card(&self, problem: &AttentionProblem<'_>) -> Result<(), Violation>;
@@ -159,16 +159,15 @@ pub(crate) trait PathCall: ArgumentValues<Tensor = TensorDesc> {
     }
 
     /// The verdict of the path's rules on a call of FusedInferAttentionScore.
-    fn judge_path(fused: &FiaCall<'_>) -> Result<Verdict, Refusal> {
+    fn judge_path(fused: &FiaCall<'_>) -> Result<Verdict, Violation> {
         fused.judge(Self::CHECKER, TILING).map_err(Self::by_path)
     }
 
     /// A refusal of the path, as the operator reports it.
-    fn by_path(refusal: Refusal) -> Refusal {
-        let violation = match refusal {
-            Refusal::Violation(violation) => violation,
-            other => return other,
-        };
+    fn by_path(violation: Violation) -> Violation {
+        if violation.is_unsupported() {
+            return violation;
+        }
         let rule = match violation.rule.status {
             PARAM_INVALID => Self::RULES.registered,
             _ => Self::RULES.path,
@@ -179,7 +178,6 @@ pub(crate) trait PathCall: ArgumentValues<Tensor = TensorDesc> {
             violation.allowed,
             violation.fix,
         )
-        .into()
     }
 
     /// Checks the call, and passes the checked call of the path to `then`: what the version reads of it, as a call of
@@ -189,17 +187,17 @@ pub(crate) trait PathCall: ArgumentValues<Tensor = TensorDesc> {
         version: Self::Version,
         target: Target,
         then: impl FnOnce(Option<CheckedCall<'_>>) -> T,
-    ) -> Result<T, Refusal> {
+    ) -> Result<T, Violation> {
         let PathRules {
             successor, product, ..
         } = Self::RULES;
         if target.soc == Soc::Ascend950 && successor.scope.holds(target) {
             let allowed = "aclnnFusedInferAttentionScoreV5";
-            return Err(successor.broken(version.info(), allowed).into());
+            return Err(successor.broken(version.info(), allowed));
         }
         if !version.info().runs_on(target) {
             let allowed = "Atlas A2, Atlas A3 and the Atlas inference series (310P)";
-            return Err(product.broken(target.soc, allowed).into());
+            return Err(product.broken(target.soc, allowed));
         }
         let call = self.computed_by(version);
         let Some(verdict) = call.judge(target)? else {
@@ -246,7 +244,7 @@ pub(crate) trait PathCall: ArgumentValues<Tensor = TensorDesc> {
         version: Self::Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
-    ) -> Result<Option<AttentionProblem<'static>>, Refusal> {
+    ) -> Result<Option<AttentionProblem<'static>>, Violation> {
         self.resolve(version, target, |checked| {
             let mut reported = Vec::new();
             self.lints(version, checked.as_ref(), &mut |lint| {
@@ -272,7 +270,7 @@ pub(crate) trait PathCall: ArgumentValues<Tensor = TensorDesc> {
     }
 
     /// Bounds of the block table and of the left padding, if the call has one.
-    fn bounds(&self, version: Self::Version) -> Result<Option<ContentBounds>, Refusal> {
+    fn bounds(&self, version: Self::Version) -> Result<Option<ContentBounds>, Violation> {
         let positions = [fia::Parameter::BlockTable, fia::Parameter::KvPaddingSize];
         let mut positions = positions.into_iter();
         if positions.all(|parameter| self.fused_tensor(parameter).is_none()) {
@@ -292,8 +290,8 @@ pub(crate) trait PathCall: ArgumentValues<Tensor = TensorDesc> {
                 let table = self.fused_tensor(fia::Parameter::BlockTable);
                 bounds.admits_contents(table, integers)
             }
-            Err(Refusal::Violation(violation)) => Err(violation),
-            Ok(None) | Err(Refusal::Unsupported(_)) => Ok(()),
+            Err(violation) if !violation.is_unsupported() => Err(violation),
+            Ok(None) | Err(_) => Ok(()),
         }
     }
 }

@@ -48,7 +48,7 @@ macro_rules! path_operator {
             fn judge(
                 &self,
                 target: $crate::Target,
-            ) -> Result<Option<$crate::ops::fused_infer_attention_score::Verdict>, $crate::Refusal> {
+            ) -> Result<Option<$crate::ops::fused_infer_attention_score::Verdict>, $crate::Violation> {
                 self.judged(target)
             }
 
@@ -81,9 +81,9 @@ macro_rules! path_operator {
             /// Allocates nothing unless it refuses.
             ///
             /// # Errors
-            /// [`Refusal::Violation`]($crate::Refusal::Violation) with the first broken rule, or
-            /// [`Refusal::Unsupported`]($crate::Refusal::Unsupported) for what this crate does not compute.
-            pub fn check(&self, version: Version, target: $crate::Target) -> Result<(), $crate::Refusal> {
+            /// [`Violation`]($crate::Violation) by the first broken rule, or
+            /// [`UNSUPPORTED`]($crate::UNSUPPORTED) for what this crate does not compute.
+            pub fn check(&self, version: Version, target: $crate::Target) -> Result<(), $crate::Violation> {
                 $crate::ops::inference_attention::PathCall::resolve(self, version, target, |_| ())
             }
 
@@ -103,7 +103,7 @@ macro_rules! path_operator {
             pub fn content_bounds(
                 &self,
                 version: Version,
-            ) -> Result<Option<$crate::ops::fused_infer_attention_score::ContentBounds>, $crate::Refusal> {
+            ) -> Result<Option<$crate::ops::fused_infer_attention_score::ContentBounds>, $crate::Violation> {
                 $crate::ops::inference_attention::PathCall::bounds(self, version)
             }
         }
@@ -116,7 +116,7 @@ macro_rules! path_operator {
                 version: Version,
                 target: $crate::Target,
                 report: &mut dyn FnMut($crate::Violation),
-            ) -> Result<Option<$crate::attention_problem::AttentionProblem<'static>>, $crate::Refusal> {
+            ) -> Result<Option<$crate::attention_problem::AttentionProblem<'static>>, $crate::Violation> {
                 use $crate::ops::inference_attention::PathCall as _;
                 self.call().resolve_and_report(version, target, report)
             }
@@ -143,7 +143,7 @@ macro_rules! path_operator {
                 version: Version,
                 target: $crate::Target,
                 report: &mut dyn FnMut($crate::Violation),
-            ) -> Result<(), $crate::Refusal> {
+            ) -> Result<(), $crate::Violation> {
                 $crate::attention_problem::AttentionArguments::resolve(of, version, target, report).map(drop)
             }
 

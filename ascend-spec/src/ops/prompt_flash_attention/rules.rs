@@ -6,9 +6,7 @@ use crate::dtype::Names;
 use crate::ops::fused_infer_attention_score::Verdict;
 use crate::ops::inference_attention::{PathCall, path_rules};
 use crate::rule::{require, rules};
-use crate::{
-    DType, Dims, Format, Layout, Refusal, Soc, Target, TensorDesc, Unsupported, Violation,
-};
+use crate::{DType, Dims, Format, Layout, Soc, Target, TensorDesc, Violation};
 
 path_rules! {
     "prompt", "PromptFlashAttention", newest "V3", older "V1 and V2",
@@ -83,7 +81,7 @@ impl PromptCall<'_> {
 
     /// Checks the rules that come before those of the prefill path, and returns the verdict of that path; `None` for
     /// an output without elements.
-    pub(super) fn judged(&self, target: Target) -> Result<Option<Verdict>, Refusal> {
+    pub(super) fn judged(&self, target: Target) -> Result<Option<Verdict>, Violation> {
         let at = Required {
             query: Self::required(self.query.as_ref(), "query")?,
             key: Self::required(self.key.as_ref(), "key")?,
@@ -117,16 +115,16 @@ impl PromptCall<'_> {
         let Some(Layout::Bnsd | Layout::Bsnd | Layout::BnsdBsnd | Layout::Bsh | Layout::Tnd) =
             Layout::parse(at.layout)
         else {
-            return Err(
-                Unsupported::new("PromptFlashAttention in the layouts SH, NSD and NTD").into(),
-            );
+            return Err(Violation::unsupported(
+                "PromptFlashAttention in the layouts SH, NSD and NTD",
+            ));
         };
         let verdict = self.tiling(&at, dims)?;
         if self
             .atten_mask
             .is_some_and(|mask| mask.dtype == DType::Float16)
         {
-            return Err(Unsupported::new("attenMask of FLOAT16").into());
+            return Err(Violation::unsupported("attenMask of FLOAT16"));
         }
         Ok(Some(verdict))
     }
@@ -226,7 +224,11 @@ impl PromptCall<'_> {
 
     /// Applies the rules of the prefill path to the head dimensions as the operator pads them: except in TND, query
     /// and value are padded to one head dimension.
-    fn tiling(&self, at: &Required<'_>, (dim, value_dim): (i64, i64)) -> Result<Verdict, Refusal> {
+    fn tiling(
+        &self,
+        at: &Required<'_>,
+        (dim, value_dim): (i64, i64),
+    ) -> Result<Verdict, Violation> {
         let int8 = [at.query.dtype, at.out.dtype].contains(&DType::Int8);
         let step = if int8 { 32 } else { 16 };
         let even = |dim: i64| dim.saturating_add(step - 1) / step * step;

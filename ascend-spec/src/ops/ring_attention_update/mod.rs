@@ -16,7 +16,7 @@ pub use problem::RingUpdateProblem;
 pub use version::Version;
 
 use crate::contract::{CallContract, DescribedOperator, each_lint};
-use crate::{DType, Dims, Refusal, Rule, Target, TensorDesc, Violation};
+use crate::{DType, Dims, Rule, Target, TensorDesc, Violation};
 
 /// RingAttentionUpdate in the list of operators.
 pub(crate) struct RingAttentionUpdate;
@@ -38,7 +38,7 @@ impl CallContract for RingAttentionUpdate {
         version: Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Violation> {
         let call = of.call();
         call.check(version, target)?;
         each_lint(|allowed| call.lint(allowed), report);

@@ -4,7 +4,7 @@ use super::{RingUpdateCall, RingUpdateProblem, Version};
 use crate::dtype::Names;
 use crate::ops::flash_attention_score::{InputLayout, SoftmaxOrder};
 use crate::rule::{broken, require, rules};
-use crate::{DType, Dims, Format, Refusal, Target, TensorDesc, Unsupported, Violation};
+use crate::{DType, Dims, Format, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -114,9 +114,9 @@ impl RingUpdateCall<'_> {
     /// Allocates nothing unless it refuses.
     ///
     /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what the operator takes and
+    /// [`Violation`] by the first broken rule, or [`UNSUPPORTED`](crate::UNSUPPORTED) for what the operator takes and
     /// this crate does not compute: packed tensors of different shapes, and heads that do not divide the hidden size.
-    pub fn check(&self, version: Version, target: Target) -> Result<RingUpdateProblem, Refusal> {
+    pub fn check(&self, version: Version, target: Target) -> Result<RingUpdateProblem, Violation> {
         require!(
             version.runs_on(target),
             ENTRY_POINT,
@@ -243,7 +243,7 @@ impl RingUpdateCall<'_> {
         version: Version,
         target: Target,
         prev: &Triple<'_>,
-    ) -> Result<RingUpdateProblem, Refusal> {
+    ) -> Result<RingUpdateProblem, Violation> {
         let order = match version {
             Version::V1 => "",
             Version::V2 => self.input_softmax_layout.unwrap_or_default(),
@@ -257,12 +257,11 @@ impl RingUpdateCall<'_> {
                     format_args!("{other:?}"),
                     "null, \"\", SBH, TND",
                     SOFTMAX_LAYOUT.fix,
-                )
-                .into());
+                ));
             }
         };
         let &[rows, heads, dim] = &prev.attn.shape[..] else {
-            return Err(no_shapes(prev, "[T, N, D]").into());
+            return Err(no_shapes(prev, "[T, N, D]"));
         };
         require!(
             for target => dim % ALIGNMENT == 0 && dim <= MOST_DIM && heads <= MOST_HEADS,
@@ -363,10 +362,10 @@ fn no_shapes(prev: &Triple<'_>, allowed: &str) -> Violation {
     )
 }
 
-fn dense(prev: &Triple<'_>, cur: &Triple<'_>) -> Result<RingUpdateProblem, Refusal> {
+fn dense(prev: &Triple<'_>, cur: &Triple<'_>) -> Result<RingUpdateProblem, Violation> {
     let (&[rows, batch, hidden], &[b, heads, s, _]) = (&prev.attn.shape[..], &prev.max.shape[..])
     else {
-        return Err(no_shapes(prev, "[S, B, H] with [B, N, S, 8]").into());
+        return Err(no_shapes(prev, "[S, B, H] with [B, N, S, 8]"));
     };
     let softmax = Dims::of([batch, heads, rows, SoftmaxOrder::COPIES as i64]);
     let same = |of: &Triple<'_>| {
@@ -402,15 +401,15 @@ fn computed(
     prev: &Triple<'_>,
     cur: &Triple<'_>,
     problem: &RingUpdateProblem,
-) -> Result<(), Unsupported> {
+) -> Result<(), Violation> {
     let hidden = prev.attn.shape.last().copied().unwrap_or(0);
     if !problem.layout.is_packed() {
         let divides = problem.heads.saturating_mul(problem.head_dim) == size(hidden);
         return match divides {
             true => Ok(()),
-            false => Err(Unsupported {
-                feature: "heads that do not divide the hidden size, of which RingAttentionUpdate leaves the rest unmerged",
-            }),
+            false => Err(Violation::unsupported(
+                "heads that do not divide the hidden size, of which RingAttentionUpdate leaves the rest unmerged",
+            )),
         };
     }
     let &[rows, heads, _] = &prev.attn.shape[..] else {
@@ -421,9 +420,9 @@ fn computed(
     let same = cur.attn.shape == prev.attn.shape && parts.iter().all(|desc| desc.shape == softmax);
     match same {
         true => Ok(()),
-        false => Err(Unsupported {
-            feature: "packed parts of different shapes, which RingAttentionUpdate does not compare and reads as if they were \
+        false => Err(Violation::unsupported(
+            "packed parts of different shapes, which RingAttentionUpdate does not compare and reads as if they were \
                       the first part's",
-        }),
+        )),
     }
 }

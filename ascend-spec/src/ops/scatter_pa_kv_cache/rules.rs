@@ -5,10 +5,7 @@ use super::{NORM, PA_NZ, Parameter, ScatterCall};
 use crate::dtype::Names;
 use crate::ops::scatter_pa_kv_cache::Version;
 use crate::rule::{broken, require, rules};
-use crate::{
-    Change, DType, Dims, Format, NewArgument, Refusal, Soc, Target, TensorDesc, Unsupported,
-    Violation,
-};
+use crate::{Change, DType, Dims, Format, NewArgument, Soc, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -79,9 +76,9 @@ impl ScatterCall<'_> {
     /// Allocates nothing unless it refuses.
     ///
     /// # Errors
-    /// [`Refusal::Violation`] with the first broken rule, or [`Refusal::Unsupported`] for what this crate does not
+    /// [`Violation`] by the first broken rule, or [`UNSUPPORTED`](crate::UNSUPPORTED) for what this crate does not
     /// compute: compressed modes, and keys or values with steps or offsets.
-    pub fn check(&self, soc: Soc) -> Result<ScatterProblem, Refusal> {
+    pub fn check(&self, soc: Soc) -> Result<ScatterProblem, Violation> {
         let (key, key_cache, slots) = self.required()?;
         product(soc)?;
         let nz = self.modes()?;
@@ -190,7 +187,7 @@ impl ScatterCall<'_> {
         Ok(cache_mode == PA_NZ)
     }
 
-    fn supported(&self) -> Result<(), Unsupported> {
+    fn supported(&self) -> Result<(), Violation> {
         let feature = match self.scatter_mode {
             Some("Alibi") => "scatterModeOptional Alibi (compressed keys and values)",
             Some("Rope") => "scatterModeOptional Rope (compressed keys and values)",
@@ -204,7 +201,7 @@ impl ScatterCall<'_> {
             }
             _ => return Ok(()),
         };
-        Err(Unsupported { feature })
+        Err(Violation::unsupported(feature))
     }
 }
 

@@ -15,7 +15,7 @@ mod sinks;
 
 use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 
-use ascend_spec::{Cann, DType, Dims, Extents, Layout, Refusal, Soc, Target, TensorDesc};
+use ascend_spec::{Cann, DType, Dims, Extents, Layout, Soc, Target, TensorDesc};
 
 type Call = FiaCall<'static>;
 
@@ -229,8 +229,9 @@ fn verdict(call: &Call, target: Target) -> Result<char, String> {
         _ => oldest,
     };
     match call.check(version, target) {
-        Ok(_) | Err(Refusal::Unsupported(_)) => Ok('a'),
-        Err(Refusal::Violation(violation)) => {
+        Ok(_) => Ok('a'),
+        Err(violation) if violation.is_unsupported() => Ok('a'),
+        Err(violation) => {
             let rule = violation.rule;
             match rule.id {
                 "call.product" => Err(violation.to_string()),

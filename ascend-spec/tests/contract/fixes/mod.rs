@@ -9,8 +9,7 @@ use ascend_spec::ops::flash_attention_score;
 use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::ops::scatter_pa_kv_cache::ScatterCall;
 use ascend_spec::{
-    Cann, Change, DType, Dims, Level, NewArgument, Refusal, Soc, Target, TensorDesc, Violation,
-    every_rule,
+    Cann, Change, DType, Dims, Level, NewArgument, Soc, Target, TensorDesc, Violation, every_rule,
 };
 use meaning::Meaning;
 use std::collections::BTreeSet;
@@ -24,8 +23,8 @@ type Call = AnyArguments<TensorDesc>;
 fn broken(call: &Call, version: u8, target: Target) -> Option<Vec<Violation>> {
     let mut lints = vec![];
     match call.check(version, target, &mut |lint| lints.push(lint)) {
-        Err(Refusal::Violation(violation)) => Some(vec![violation]),
-        Err(Refusal::Unsupported(_)) => None,
+        Err(violation) if violation.is_unsupported() => None,
+        Err(violation) => Some(vec![violation]),
         Ok(()) => {
             lints.sort_by_key(|lint| lint.changes.is_empty());
             Some(lints)
@@ -211,7 +210,7 @@ fn the_decode_path_keeps_the_window_of_a_single_row() {
 #[track_caller]
 fn said(call: &FiaCall<'_>, target: Target) -> Violation {
     match call.check(Version::V1, target) {
-        Err(Refusal::Violation(violation)) => violation,
+        Err(violation) => violation,
         other => panic!("{other:?}"),
     }
 }
@@ -330,7 +329,7 @@ fn the_newest_entry_point_looks_at_strides_on_every_path() {
             ..packed(DType::Bf16, &key, 8, 128)
         };
         let refused = match call.check(Version::V5, A2) {
-            Err(Refusal::Violation(violation)) => violation.rule.id,
+            Err(violation) => violation.rule.id,
             other => panic!("{other:?}"),
         };
         assert_eq!(refused, "tensor.contiguous");
@@ -352,7 +351,7 @@ fn caches_are_written_where_they_are() {
         ..Default::default()
     };
     let refused = |call: &ScatterCall<'_>| match call.check(Soc::AtlasA2) {
-        Err(Refusal::Violation(violation)) => violation,
+        Err(violation) => violation,
         other => panic!("{other:?}"),
     };
     let cache = refused(&ScatterCall {

@@ -106,7 +106,8 @@ fn one_row_each<T: Element>(
                 "[tokens, N, D] with {:?} heads and elements, as the scales have",
                 inverses.shape()
             ),
-        ));
+        )
+        .fix("bring the heads and elements that the scales were made for"));
     }
     Ok(rows
         .narrow(0, 0..count)?

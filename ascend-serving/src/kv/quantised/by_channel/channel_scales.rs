@@ -1,12 +1,12 @@
 //! Scales of quantised keys and values, one for each head and element.
 
-use ascend_attention::{AnyTensor, Element, Number, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Number, Stream, Tensor, Violation};
 
 use crate::error::Result;
 use crate::kv::cache_shape::CacheShape;
 use crate::kv::quantised::quantised_type::QuantisedType;
 use crate::kv::quantised::query_type::QueryType;
-use crate::refusal::{Refused, Rule, refused};
+use crate::rules;
 
 /// The scales of one layer's keys and values: a factor for each head and element, the same for all tokens.
 ///
@@ -19,7 +19,7 @@ use crate::refusal::{Refused, Rule, refused};
 /// use ascend_serving::kv::ChannelScales;
 /// use ascend_attention::f16;
 ///
-/// # fn main() -> Result<(), ascend_serving::Refused> {
+/// # fn main() -> Result<(), ascend_serving::Violation> {
 /// // Two tokens of one head of two elements, as a calibration has seen them: the largest becomes 127.
 /// let tokens = [1.27, -3.0, -0.5, 2.54].map(f16::from_f32);
 /// let scales = ChannelScales::covering(&tokens, &tokens, 2, 2)?;
@@ -40,14 +40,14 @@ impl ChannelScales {
     /// Scales of keys and of values, head by head: `N * D` each.
     ///
     /// # Errors
-    /// [`Rule::QuantisedScale`] for a scale that is not finite and above 0.
-    pub fn new(key: Vec<f32>, value: Vec<f32>) -> Result<Self, Refused> {
+    /// [`QUANTISED_SCALE`](crate::rules::QUANTISED_SCALE) for a scale that is not finite and above 0.
+    pub fn new(key: Vec<f32>, value: Vec<f32>) -> Result<Self, Violation> {
         for (name, scales) in [("key", &key), ("value", &value)] {
             let mut channels = scales.iter().enumerate();
             let wrong = |scale: f32| !(scale.is_finite() && scale > 0.0);
             if let Some((channel, scale)) = channels.find(|(_, scale)| wrong(**scale)) {
-                return Err(refused(
-                    Rule::QuantisedScale,
+                return Err(Violation::new(
+                    &rules::QUANTISED_SCALE,
                     format_args!("{scale} for channel {channel} of the {name}"),
                     "finite numbers above 0",
                     "take 1 for channels that are always 0",
@@ -60,13 +60,14 @@ impl ChannelScales {
     /// One scale for all keys of a cache's layer, and one for all values.
     ///
     /// # Errors
-    /// As for [`ChannelScales::new`]; [`Rule::QuantisedScale`] for a shape whose channels cannot be counted.
-    pub fn uniform(shape: &CacheShape, key: f32, value: f32) -> Result<Self, Refused> {
+    /// As for [`ChannelScales::new`]; [`QUANTISED_SCALE`](crate::rules::QUANTISED_SCALE) for a shape whose channels
+    /// cannot be counted.
+    pub fn uniform(shape: &CacheShape, key: f32, value: f32) -> Result<Self, Violation> {
         let all = |name, scale: f32, dim: usize| {
             let channels = shape.kv_heads.saturating_mul(dim);
             let mut scales = zeros(channels, name)?;
             scales.fill(scale);
-            Ok::<_, Refused>(scales)
+            Ok::<_, Violation>(scales)
         };
         Self::new(
             all("key", key, shape.key_dim)?,
@@ -78,14 +79,15 @@ impl ChannelScales {
     /// `[tokens, channels]`. Channels that are all 0 get 1.
     ///
     /// # Errors
-    /// [`Rule::QuantisedFinite`] for a number that is not finite; [`Rule::QuantisedScale`] for 0 channels or numbers
-    /// that do not fill the last token, and for channels whose numbers are too small for a scale.
+    /// [`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE) for a number that is not finite;
+    /// [`QUANTISED_SCALE`](crate::rules::QUANTISED_SCALE) for 0 channels or numbers that do not fill the last token,
+    /// and for channels whose numbers are too small for a scale.
     pub fn covering<T: Number>(
         keys: &[T],
         values: &[T],
         key_channels: usize,
         value_channels: usize,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         let stored = QuantisedType::Int8;
         Self::covering_as(stored, keys, values, key_channels, value_channels)
     }
@@ -102,7 +104,7 @@ impl ChannelScales {
         values: &[T],
         key_channels: usize,
         value_channels: usize,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, Violation> {
         let becomes = stored.calibrated();
         Self::new(
             largest("key", keys, key_channels, becomes)?,
@@ -122,12 +124,12 @@ impl ChannelScales {
 }
 
 /// A 0 for each channel.
-fn zeros(channels: usize, name: &str) -> Result<Vec<f32>, Refused> {
+fn zeros(channels: usize, name: &str) -> Result<Vec<f32>, Violation> {
     let mut zeros = Vec::new();
     let fits = channels <= ChannelScales::MAX_CHANNELS && zeros.try_reserve_exact(channels).is_ok();
     if !fits {
-        return Err(refused(
-            Rule::QuantisedScale,
+        return Err(Violation::new(
+            &rules::QUANTISED_SCALE,
             format_args!("{channels} channels of the {name}"),
             format_args!("at most {}", ChannelScales::MAX_CHANNELS),
             "give the heads of the model times the elements of one",
@@ -143,10 +145,10 @@ fn largest<T: Number>(
     tokens: &[T],
     channels: usize,
     becomes: f32,
-) -> Result<Vec<f32>, Refused> {
+) -> Result<Vec<f32>, Violation> {
     if tokens.len().checked_rem(channels) != Some(0) {
-        return Err(refused(
-            Rule::QuantisedScale,
+        return Err(Violation::new(
+            &rules::QUANTISED_SCALE,
             format_args!(
                 "{} numbers of {channels} channels of the {name}",
                 tokens.len()
@@ -159,8 +161,8 @@ fn largest<T: Number>(
     for (at, number) in tokens.iter().enumerate() {
         let number = number.to_f64();
         if !number.is_finite() {
-            return Err(refused(
-                Rule::QuantisedFinite,
+            return Err(Violation::new(
+                &rules::QUANTISED_FINITE,
                 format_args!("{number} at place {at} of the {name}"),
                 "finite numbers",
                 "find the layer that overflows by `Tensor::range_report`, and leave its tokens out of the calibration",
@@ -204,8 +206,8 @@ impl DeviceScales {
         let channels = scales.iter().zip(&rounded).zip(&inverses).enumerate();
         for (channel, ((given, rounded), inverse)) in channels {
             if !(rounded.is_finite() && inverse.is_normal()) {
-                return Err(refused(
-                    Rule::QuantisedScale,
+                return Err(Violation::new(
+                    &rules::QUANTISED_SCALE,
                     format_args!("{given} for channel {channel}, as {} {rounded}", T::DTYPE),
                     "scales that are numbers of the query's type and can be divided by",
                     "scale the weights that make keys and values, or serve the layer in 16 bits",

@@ -176,11 +176,10 @@ impl GroupQuantiser {
     /// The tensors of a layer for each head of each pair.
     fn places(&self, cache: &LayerCache<i8>, scales: &GroupScales) -> Result<Vec<HeadOfPair>> {
         let &[blocks, heads, block_size, dim] = cache.value.shape() else {
-            return Err(Error::invalid(
-                "cache",
-                cache.value.desc(),
-                "[blocks, N, block_size, D]",
-            ));
+            return Err(
+                Error::invalid("cache", cache.value.desc(), "[blocks, N, block_size, D]")
+                    .fix("make the cache by `PagedKvCache::mxfp8`"),
+            );
         };
         let of_blocks = blocks.saturating_mul(heads);
         let values = cache

@@ -5,7 +5,7 @@ use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem};
 use crate::rule::{require, rules};
-use crate::{DType, Refusal, Violation};
+use crate::{DType, Violation};
 
 rules! {
     in Scope::ALL;
@@ -31,7 +31,7 @@ rules! {
 
 pub(in crate::ops::flash_attention_score) fn keep_prob(
     call: &FlashAttentionCall<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     require!(
         call.keep_prob > 0.0 && call.keep_prob <= 1.0,
         KEEP_PROB,
@@ -41,7 +41,7 @@ pub(in crate::ops::flash_attention_score) fn keep_prob(
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::flash_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(mask) = f.call.drop_mask else {
         return Ok(());
     };

@@ -4,7 +4,7 @@ use crate::dtype::Names;
 use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Required;
 use crate::rule::{require, rules};
-use crate::{DType, Refusal};
+use crate::{DType, Violation};
 
 rules! {
     in Scope::ALL;
@@ -19,7 +19,7 @@ rules! {
 /// The types that the operator computes with.
 const ALLOWED: &[DType] = &[DType::Float16, DType::Bf16, DType::Float];
 
-pub(in crate::ops::flash_attention_score) fn inputs(at: &Required<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::flash_attention_score) fn inputs(at: &Required<'_>) -> Result<(), Violation> {
     let dtype = at.query.dtype;
     require!(
         ALLOWED.contains(&dtype) && at.key.dtype == dtype && at.value.dtype == dtype,
@@ -37,7 +37,7 @@ pub(in crate::ops::flash_attention_score) fn inputs(at: &Required<'_>) -> Result
 pub(in crate::ops::flash_attention_score) fn output(
     version: Version,
     at: &Required<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let compares = matches!(version, Version::V2 | Version::V3 | Version::V4);
     require!(
         !compares || at.attention_out.dtype == at.query.dtype,

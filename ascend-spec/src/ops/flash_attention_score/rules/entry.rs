@@ -6,7 +6,7 @@ use crate::attention_problem::{inverted_scale, score_scale};
 use crate::ops::flash_attention_score::facts::Required;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
 use crate::rule::{broken, require, rules};
-use crate::{Dims, Format, Refusal, Target, TensorDesc, Unsupported, Violation};
+use crate::{Dims, Format, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -60,7 +60,7 @@ const MOST_PACKED: usize = 20_000;
 pub(in crate::ops::flash_attention_score) fn entry_point(
     version: Version,
     target: Target,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     require!(
         version.runs_on(target),
         ENTRY_POINT,
@@ -96,7 +96,7 @@ pub(in crate::ops::flash_attention_score) fn required<'a>(
 
 pub(in crate::ops::flash_attention_score) fn countable(
     call: &FlashAttentionCall<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     for (argument, desc) in call.each_tensor() {
         let name = argument.acl_name();
         require!(
@@ -111,7 +111,7 @@ pub(in crate::ops::flash_attention_score) fn countable(
 
 pub(in crate::ops::flash_attention_score) fn format(
     call: &FlashAttentionCall<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     for (argument, desc) in call.each_tensor() {
         let name = argument.acl_name();
         require!(
@@ -128,7 +128,7 @@ pub(in crate::ops::flash_attention_score) fn format(
 pub(in crate::ops::flash_attention_score) fn computed(
     call: &FlashAttentionCall<'_>,
     target: Target,
-) -> Result<(), Unsupported> {
+) -> Result<(), Violation> {
     if !target.is_950() {
         return Ok(());
     }
@@ -153,7 +153,7 @@ pub(in crate::ops::flash_attention_score) fn computed(
         }
         () => return Ok(()),
     };
-    Err(Unsupported { feature })
+    Err(Violation::unsupported(feature))
 }
 
 pub(in crate::ops::flash_attention_score) fn lints(

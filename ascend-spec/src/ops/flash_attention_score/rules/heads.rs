@@ -4,7 +4,7 @@ use crate::ops::flash_attention_score::InputLayout;
 use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::rule::{require, rules};
-use crate::{DType, Refusal, Unsupported};
+use crate::{DType, Violation};
 
 rules! {
     in Scope::ALL;
@@ -80,7 +80,7 @@ impl HeadDims {
 }
 
 /// Checks `headNum`, before anything is divided by it.
-pub(in crate::ops::flash_attention_score) fn head_num(num_heads: i64) -> Result<(), Refusal> {
+pub(in crate::ops::flash_attention_score) fn head_num(num_heads: i64) -> Result<(), Violation> {
     require!(num_heads > 0, HEAD_NUM, num_heads, "1 and above");
     Ok(())
 }
@@ -90,7 +90,7 @@ pub(in crate::ops::flash_attention_score) fn dims(
     layout: InputLayout,
     num_heads: i64,
     at: &Required<'_>,
-) -> Result<HeadDims, Refusal> {
+) -> Result<HeadDims, Violation> {
     let (dims, key) = HeadDims::of(layout, num_heads, [at.query, at.key, at.value]);
     require!(
         layout.head_axis().is_some()
@@ -124,7 +124,7 @@ pub(in crate::ops::flash_attention_score) fn dims(
 }
 
 /// Checks the heads of tensors that have elements.
-pub(in crate::ops::flash_attention_score) fn counts(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::flash_attention_score) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
     let num_heads = f.call.num_heads;
     let size = |axis: usize| f.query.shape.get(axis).copied().unwrap_or(0);
     match f.layout.head_axis() {
@@ -176,17 +176,17 @@ pub(in crate::ops::flash_attention_score) fn counts(f: &Facts<'_>) -> Result<(),
 
 /// Refuses packed sequences run as a batch whose query has another number of heads than `headNum`: the operator
 /// splits the query into `headNum` heads whatever its shape.
-pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Unsupported> {
+pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
     let heads = f
         .layout
         .head_axis()
         .and_then(|axis| f.query.shape.get(axis));
     match heads.is_none_or(|&heads| heads == f.heads) {
         true => Ok(()),
-        false => Err(Unsupported {
-            feature: "a headNum that is not the number of heads of the query, which the operator does not compare where \
+        false => Err(Violation::unsupported(
+            "a headNum that is not the number of heads of the query, which the operator does not compare where \
                       packed sequences of one length and of head dimension 128 fill their tensors",
-        }),
+        )),
     }
 }
 
@@ -194,7 +194,7 @@ pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(
 /// then, and fills outputs by its own count.
 pub(in crate::ops::flash_attention_score) fn computed_without_keys(
     f: &Facts<'_>,
-) -> Result<(), Unsupported> {
+) -> Result<(), Violation> {
     let size = |axis: usize| f.query.shape.get(axis).copied().unwrap_or(0);
     let fits = match f.layout.head_axis() {
         Some(axis) => size(axis) == f.heads,
@@ -202,8 +202,8 @@ pub(in crate::ops::flash_attention_score) fn computed_without_keys(
     };
     match fits {
         true => Ok(()),
-        false => Err(Unsupported {
-            feature: "a headNum that is not the number of heads of the query, which the operator does not compare without keys",
-        }),
+        false => Err(Violation::unsupported(
+            "a headNum that is not the number of heads of the query, which the operator does not compare without keys",
+        )),
     }
 }

@@ -3,7 +3,7 @@
 use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::ops::flash_attention_score::{InputLayout, Parameter, Version};
 use crate::rule::{broken, require, rules};
-use crate::{Refusal, TensorDesc, Unsupported};
+use crate::{TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -31,7 +31,7 @@ rules! {
 pub(in crate::ops::flash_attention_score) fn layout(
     version: Version,
     at: &Required<'_>,
-) -> Result<InputLayout, Refusal> {
+) -> Result<InputLayout, Violation> {
     let (known, allowed) = match version {
         Version::V4 => (InputLayout::parse(at.layout), "BSH, SBH, BSND, BNSD, TND"),
         // FlashAttentionScore passes TND on to the tiling, which lacks the lengths.
@@ -43,7 +43,7 @@ pub(in crate::ops::flash_attention_score) fn layout(
     };
     let Some(layout) = known else {
         let given = format_args!("{:?} for {version}", at.layout);
-        return Err(broken(&LAYOUT, given, allowed, LAYOUT.fix).into());
+        return Err(broken(&LAYOUT, given, allowed, LAYOUT.fix));
     };
     require!(
         at.query.shape.rank() == layout.rank(),
@@ -59,14 +59,14 @@ pub(in crate::ops::flash_attention_score) fn layout(
 pub(in crate::ops::flash_attention_score) fn key_axes(
     layout: InputLayout,
     at: &Required<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     match layout.is_hidden() || at.key.shape.rank() >= layout.rank() {
         true => Ok(()),
         false => key_rank(layout, at),
     }
 }
 
-fn key_rank(layout: InputLayout, at: &Required<'_>) -> Result<(), Refusal> {
+fn key_rank(layout: InputLayout, at: &Required<'_>) -> Result<(), Violation> {
     let rank = layout.rank();
     require!(
         at.key.shape.rank() == rank,
@@ -82,7 +82,7 @@ pub(in crate::ops::flash_attention_score) fn ranks(
     version: Version,
     layout: InputLayout,
     at: &Required<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let rank = layout.rank();
     if version == Version::V2 {
         key_rank(layout, at)?;
@@ -105,7 +105,7 @@ pub(in crate::ops::flash_attention_score) fn ranks(
 pub(in crate::ops::flash_attention_score) fn batch(
     layout: InputLayout,
     at: &Required<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     if let Some(axis) = layout.batch_axis() {
         let (of_query, of_key) = (at.query.shape.get(axis), at.key.shape.get(axis));
         require!(
@@ -120,14 +120,14 @@ pub(in crate::ops::flash_attention_score) fn batch(
 
 /// Refuses a value with another layout than the key: the operator compares only their head dimensions, and reads the
 /// value as if it had the key's layout. Packed rows after the last sequence are not read.
-pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Unsupported> {
+pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
     let keys = f.sums().map(|(_, keys)| keys);
     match lies_like(f.layout, &f.value, &f.key, keys) {
         true => Ok(()),
-        false => Err(Unsupported {
-            feature: "a value with another batch, other rows or other heads than the key, which the operator reads as if it \
+        false => Err(Violation::unsupported(
+            "a value with another batch, other rows or other heads than the key, which the operator reads as if it \
                       had the key's",
-        }),
+        )),
     }
 }
 

@@ -5,7 +5,7 @@ use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Required;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, PackedLengths};
 use crate::rule::{broken, require, rules};
-use crate::{Dims, Refusal};
+use crate::{Dims, Violation};
 
 rules! {
     in Scope::ALL;
@@ -37,7 +37,7 @@ rules! {
 pub(in crate::ops::flash_attention_score) fn packed<'a>(
     call: &FlashAttentionCall<'a>,
     at: &Required<'_>,
-) -> Result<PackedLengths<'a>, Refusal> {
+) -> Result<PackedLengths<'a>, Violation> {
     let given = |ends: Option<&'a [i64]>, name: &str| {
         ends.filter(|ends| !ends.is_empty()).ok_or_else(|| {
             let given = format_args!("no {name}");

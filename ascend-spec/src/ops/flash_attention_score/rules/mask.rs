@@ -7,8 +7,7 @@ use crate::ops::flash_attention_score::{FlashAttentionProblem, FullMask, MaskKin
 use crate::ops::flash_attention_score::{Parameter, Version};
 use crate::rule::{broken, require, rules};
 use crate::{
-    Change, DType, Dims, MaskDemand, NewArgument, Operator, Refusal, SparseMode, TensorDesc,
-    Violation,
+    Change, DType, Dims, MaskDemand, NewArgument, Operator, SparseMode, TensorDesc, Violation,
 };
 
 rules! {
@@ -47,7 +46,7 @@ const ALLOWED: &[DType] = &[DType::Bool, DType::UInt8];
 /// Checks mask and mode, and returns the mode in force and what the tensor is for.
 pub(in crate::ops::flash_attention_score) fn check(
     f: &Facts<'_>,
-) -> Result<(SparseMode, MaskKind), Refusal> {
+) -> Result<(SparseMode, MaskKind), Violation> {
     let Some(mask) = f.call.mask() else {
         return Ok((SparseMode::DefaultMask, MaskKind::None));
     };
@@ -72,7 +71,7 @@ pub(in crate::ops::flash_attention_score) fn check(
         None => (Operator::FlashAttentionScore, "0 to 6"),
     };
     let Some(mode) = operator.sparse_mode(f.call.sparse_mode) else {
-        return Err(broken(&MODE, f.call.sparse_mode, modes, MODE.fix).into());
+        return Err(broken(&MODE, f.call.sparse_mode, modes, MODE.fix));
     };
     let full = full(f, mask);
     // A mask of four axes is checked against the lengths even if it is a compressed one.

@@ -5,7 +5,7 @@ use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem};
 use crate::rule::{require, rules};
-use crate::{DType, Refusal};
+use crate::{DType, Violation};
 
 rules! {
     in Scope::ALL;
@@ -24,7 +24,7 @@ rules! {
 pub(in crate::ops::flash_attention_score) fn check(
     f: &Facts<'_>,
     at: &Required<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let out = f.layout.out_shape(f.query.shape, f.heads, f.value_dim);
     require!(
         at.attention_out.shape == out && at.attention_out.dtype == f.query.dtype,

@@ -5,7 +5,7 @@ use crate::ops::flash_attention_score::FlashAttentionProblem;
 use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
 use crate::rule::{require, rules};
-use crate::{Refusal, SparseMode, TensorDesc};
+use crate::{SparseMode, TensorDesc, Violation};
 use std::fmt;
 
 rules! {
@@ -68,7 +68,7 @@ pub(in crate::ops::flash_attention_score) fn check(
     f: &Facts<'_>,
     mode: SparseMode,
     mask: &TensorDesc,
-) -> Result<SparseMode, Refusal> {
+) -> Result<SparseMode, Violation> {
     if !mode.reads_prefix() {
         return Ok(mode);
     }

@@ -8,7 +8,7 @@ use crate::ops::flash_attention_score::{
     Bias, FlashAttentionCall, FlashAttentionProblem, MaskKind,
 };
 use crate::rule::{broken, require, rules};
-use crate::{DType, Dims, Refusal, SparseMode, TensorDesc, Unsupported, Violation};
+use crate::{DType, Dims, SparseMode, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -64,7 +64,7 @@ fn given<'c>(call: &'c FlashAttentionCall<'_>) -> Option<&'c TensorDesc> {
 pub(in crate::ops::flash_attention_score) fn dtype(
     call: &FlashAttentionCall<'_>,
     at: &Required<'_>,
-) -> Result<bool, Refusal> {
+) -> Result<bool, Violation> {
     let bias = call.real_shift.as_ref();
     if matches!(call.pse_type, 2 | 3) {
         require!(
@@ -88,7 +88,7 @@ pub(in crate::ops::flash_attention_score) fn dtype(
 /// Checks `pseType`.
 pub(in crate::ops::flash_attention_score) fn known(
     call: &FlashAttentionCall<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     require!(
         matches!(call.pse_type, 0..=3),
         TYPE,
@@ -103,7 +103,7 @@ pub(in crate::ops::flash_attention_score) fn check(
     f: &Facts<'_>,
     mode: SparseMode,
     mask: MaskKind,
-) -> Result<Bias, Refusal> {
+) -> Result<Bias, Violation> {
     let pse_type = f.call.pse_type;
     let Some(bias) = given(&f.call) else {
         require!(
@@ -243,7 +243,7 @@ fn packed(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Vi
     Ok(last_rows(f, batch))
 }
 
-fn slopes(f: &Facts<'_>, slopes: &TensorDesc, mask: MaskKind) -> Result<Bias, Refusal> {
+fn slopes(f: &Facts<'_>, slopes: &TensorDesc, mask: MaskKind) -> Result<Bias, Violation> {
     let per_sequence = per_sequence(f, slopes);
     match f.packed {
         None => {
@@ -281,20 +281,20 @@ fn per_sequence(f: &Facts<'_>, slopes: &TensorDesc) -> Option<bool> {
 pub(in crate::ops::flash_attention_score) fn computed(
     f: &Facts<'_>,
     bias: Bias,
-) -> Result<(), Unsupported> {
+) -> Result<(), Violation> {
     match (bias, given(&f.call)) {
         (Bias::Slopes { .. }, Some(slopes)) if per_sequence(f, slopes).is_none() => {
-            Err(Unsupported {
-                feature: "slopes of packed sequences (pseType 2 and 3) that are neither [N] nor [B, N], of which the operator \
+            Err(Violation::unsupported(
+                "slopes of packed sequences (pseType 2 and 3) that are neither [N] nor [B, N], of which the operator \
                           does not ask how many there are",
-            })
+            ))
         }
         _ => Ok(()),
     }
 }
 
 /// Checks slopes beside a cut sequence.
-fn cut(f: &Facts<'_>, mask: MaskKind) -> Result<(), Refusal> {
+fn cut(f: &Facts<'_>, mask: MaskKind) -> Result<(), Violation> {
     let (Some(lengths), true) = (f.packed, mask != MaskKind::None) else {
         return Ok(());
     };

@@ -6,7 +6,7 @@ use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, InputLayout};
 use crate::rule::{broken, require, rules};
-use crate::{DType, Refusal, Unsupported};
+use crate::{DType, Violation};
 
 rules! {
     in Scope::ALL;
@@ -43,15 +43,25 @@ pub(in crate::ops::flash_attention_score) fn check(
     layout: InputLayout,
     call: &FlashAttentionCall<'_>,
     at: &Required<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let (query, key) = match (&call.query_rope, &call.key_rope) {
         (None, None) => return Ok(()),
         (Some(query), Some(key)) => (query, key),
         (Some(_), None) => {
-            return Err(broken(&PAIRED, "queryRope alone", "both or neither", PAIRED.fix).into());
+            return Err(broken(
+                &PAIRED,
+                "queryRope alone",
+                "both or neither",
+                PAIRED.fix,
+            ));
         }
         (None, Some(_)) => {
-            return Err(broken(&PAIRED, "keyRope alone", "both or neither", PAIRED.fix).into());
+            return Err(broken(
+                &PAIRED,
+                "keyRope alone",
+                "both or neither",
+                PAIRED.fix,
+            ));
         }
     };
     let last = layout.last_axis();
@@ -122,7 +132,7 @@ pub(in crate::ops::flash_attention_score) fn lints(
 }
 
 /// Refuses rotary parts whose rows and heads differ from those of query and key, which the operator does not compare.
-pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Unsupported> {
+pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
     let (Some(query), Some(key)) = (&f.call.query_rope, &f.call.key_rope) else {
         return Ok(());
     };
@@ -132,9 +142,9 @@ pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(
         && query.shape.last() == key.shape.last();
     match fits {
         true => Ok(()),
-        false => Err(Unsupported {
-            feature: "rotary parts of other rows, heads or head dimensions than those of query and key, which the operator \
+        false => Err(Violation::unsupported(
+            "rotary parts of other rows, heads or head dimensions than those of query and key, which the operator \
                       does not compare",
-        }),
+        )),
     }
 }

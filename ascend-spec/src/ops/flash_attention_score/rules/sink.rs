@@ -4,7 +4,7 @@ use crate::ops::flash_attention_score::FlashAttentionCall;
 use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
 use crate::rule::{require, rules};
-use crate::{DType, Refusal};
+use crate::{DType, Violation};
 
 rules! {
     in Scope::ALL;
@@ -22,14 +22,14 @@ rules! {
 /// Checks the type of the sinks, in calls where the operator checks it before anything is inferred.
 pub(in crate::ops::flash_attention_score) fn dtype(
     call: &FlashAttentionCall<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     if let Some(sink) = call.sinks() {
         require!(sink.dtype == DType::Float, DTYPE, sink.dtype, DType::Float);
     }
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::flash_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(sink) = f.call.sinks() else {
         return Ok(());
     };

@@ -7,7 +7,7 @@ use crate::ops::flash_attention_score::{
     FlashAttentionCall, FlashAttentionProblem, MaskKind, PackedLengths,
 };
 use crate::rule::{require, rules};
-use crate::{Refusal, SparseMode, TOKENS_UNBOUNDED};
+use crate::{SparseMode, TOKENS_UNBOUNDED, Violation};
 use std::fmt;
 
 rules! {
@@ -62,7 +62,7 @@ pub(in crate::ops::flash_attention_score) fn check(
     f: &Facts<'_>,
     mode: SparseMode,
     mask: MaskKind,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     if mask == MaskKind::None {
         return Ok(());
     }
@@ -87,7 +87,7 @@ fn top_left(f: &Facts<'_>, mode: SparseMode) -> Option<(i64, i64)> {
     }
 }
 
-fn band(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refusal> {
+fn band(f: &Facts<'_>, mode: SparseMode) -> Result<(), Violation> {
     let Some((pre, next)) = top_left(f, mode) else {
         return Ok(());
     };
@@ -116,7 +116,7 @@ fn band(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn packed(f: &Facts<'_>, lengths: PackedLengths<'_>, mode: SparseMode) -> Result<(), Refusal> {
+fn packed(f: &Facts<'_>, lengths: PackedLengths<'_>, mode: SparseMode) -> Result<(), Violation> {
     let (pre, next) = (f.call.pre_tokens, f.call.next_tokens);
     let given = Tokens { pre, next };
     let cut_sequence = || {
@@ -178,7 +178,7 @@ fn packed(f: &Facts<'_>, lengths: PackedLengths<'_>, mode: SparseMode) -> Result
     Ok(())
 }
 
-fn fewer_rows(lengths: PackedLengths<'_>) -> Result<(), Refusal> {
+fn fewer_rows(lengths: PackedLengths<'_>) -> Result<(), Violation> {
     let wide = lengths.each().find(|&(rows, keys)| rows > keys);
     let (rows, keys) = wide.unwrap_or_default();
     require!(

@@ -3,7 +3,7 @@
 use super::Facts;
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Version};
 use crate::rule::{broken, require, rules};
-use crate::{Cann, Change, DType, Dims, Layout, Refusal, SparseMode, TensorDesc};
+use crate::{Cann, Change, DType, Dims, Layout, SparseMode, TensorDesc, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -64,7 +64,7 @@ rules! {
 /// Prefill path: the arguments that a call may have when key and value are not quantised.
 pub(in crate::ops::fused_infer_attention_score) fn none_prefill(
     f: &Facts<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let call = f.call;
     require!(
         f.packed() || (call.key_antiquant_scale.is_none() && call.value_antiquant_scale.is_none()),
@@ -78,7 +78,7 @@ pub(in crate::ops::fused_infer_attention_score) fn none_prefill(
 /// Head dimensions of the decode path, which takes INT8 keys of any.
 pub(in crate::ops::fused_infer_attention_score) fn decode_dim(
     f: &Facts<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     require!(
         f.kv_dtype() != DType::Int4 || f.q.dim % 64 == 0,
         ALIGNED,
@@ -89,7 +89,7 @@ pub(in crate::ops::fused_infer_attention_score) fn decode_dim(
 }
 
 /// Prefill path with quantised keys.
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let step = if f.kv_dtype() == DType::Int4 { 64 } else { 32 };
     require!(
@@ -123,7 +123,7 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Res
 }
 
 /// Split scales, 2 to 16 query rows.
-fn split_few(f: &Facts<'_>) -> Result<(), Refusal> {
+fn split_few(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     require!(
         f.kv_dtype() == DType::Int8 && !f.kv_list && !super::padding::given(f),
@@ -170,7 +170,7 @@ fn split_few(f: &Facts<'_>) -> Result<(), Refusal> {
 }
 
 /// Paged prefill: per-channel scales of a FLOAT16 query under mode 3.
-fn paged_prefill(f: &Facts<'_>) -> Result<(), Refusal> {
+fn paged_prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let mode = SparseMode::from_acl(call.mode());
     require!(
@@ -215,7 +215,7 @@ fn paged_prefill(f: &Facts<'_>) -> Result<(), Refusal> {
 }
 
 /// Merged scale of the prefill path: per channel by layout, or one for key and one for value.
-fn merged_shape(f: &Facts<'_>) -> Result<(), Refusal> {
+fn merged_shape(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(scale) = &f.call.antiquant_scale else {
         return Ok(());
     };
@@ -256,7 +256,7 @@ fn split_tensors<'a>(
     .filter_map(|(scale, offset)| Some((scale.as_ref()?, offset.as_ref())))
 }
 
-fn pairs(f: &Facts<'_>) -> Result<(), Refusal> {
+fn pairs(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let scales = (
         call.key_antiquant_scale.is_some(),
@@ -276,7 +276,7 @@ fn pairs(f: &Facts<'_>) -> Result<(), Refusal> {
 }
 
 /// Decode path.
-pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     if !f.antiquant() {
         let tensors = [
@@ -311,7 +311,7 @@ pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Resu
         return decode_split(f);
     }
     let Some(scale) = &call.antiquant_scale else {
-        return Err(broken(&SCALE, "none", "scales", SCALE.fix).into());
+        return Err(broken(&SCALE, "none", "scales", SCALE.fix));
     };
     require!(
         (0..=2).contains(&call.antiquant_mode),
@@ -339,7 +339,7 @@ pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Resu
     nz(f)
 }
 
-fn offset_like(offset: Option<&TensorDesc>, scale: &TensorDesc) -> Result<(), Refusal> {
+fn offset_like(offset: Option<&TensorDesc>, scale: &TensorDesc) -> Result<(), Violation> {
     if let Some(offset) = offset {
         require!(
             offset.shape == scale.shape && offset.dtype == scale.dtype,
@@ -361,7 +361,7 @@ fn channel(f: &Facts<'_>, shape: &[i64], p: i64) -> bool {
         || shape == [p, n.saturating_mul(d)]
 }
 
-fn decode_split(f: &Facts<'_>) -> Result<(), Refusal> {
+fn decode_split(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let modes = (call.key_antiquant_mode, call.value_antiquant_mode);
     let known = (modes.0 == modes.1 && (0..=5).contains(&modes.0)) || modes == (0, 1);
@@ -445,7 +445,7 @@ fn nz_channel(f: &Facts<'_>) -> Dims {
 }
 
 /// Packed rows over an NZ cache: at most 16 a sequence, and only per-channel scales.
-fn packed_lengths(f: &Facts<'_>) -> Result<(), Refusal> {
+fn packed_lengths(f: &Facts<'_>) -> Result<(), Violation> {
     super::packed::lengths(f, 65_536, i64::MAX)?;
     let modes = (f.call.key_antiquant_mode, f.call.value_antiquant_mode);
     let rows = f.sequences().map(|b| f.q_len(b));
@@ -473,7 +473,7 @@ fn packed_lengths(f: &Facts<'_>) -> Result<(), Refusal> {
 }
 
 /// An NZ cache without rotary parts: one kernel takes it.
-fn nz(f: &Facts<'_>) -> Result<(), Refusal> {
+fn nz(f: &Facts<'_>) -> Result<(), Violation> {
     if f.cache != Some(Cache::Nz) || f.rope() {
         return Ok(());
     }

@@ -5,9 +5,7 @@ use crate::dtype::Names;
 use crate::layout::{Axes, Extents};
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Route, Version};
 use crate::rule::{require, rules};
-use crate::{
-    Cann, Change, DType, Format, Layout, NewArgument, Refusal, Soc, Target, TensorDesc, Unsupported,
-};
+use crate::{Cann, Change, DType, Format, Layout, NewArgument, Soc, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -72,7 +70,7 @@ pub(in crate::ops::fused_infer_attention_score) struct MainTensors<'a> {
 
 pub(in crate::ops::fused_infer_attention_score) fn main_tensors<'a>(
     call: &'a FiaCall<'a>,
-) -> Result<MainTensors<'a>, Refusal> {
+) -> Result<MainTensors<'a>, Violation> {
     let missing = |name: &str| {
         crate::rule::broken(
             &REQUIRED,
@@ -98,7 +96,7 @@ impl Version {
     ///
     /// # Errors
     /// The broken rule.
-    pub fn enter(self, target: Target) -> Result<(), Refusal> {
+    pub fn enter(self, target: Target) -> Result<(), Violation> {
         require!(
             for target => self == Version::V5,
             ENTRY_POINT,
@@ -112,7 +110,7 @@ impl Version {
 pub(in crate::ops::fused_infer_attention_score) fn product(
     version: Version,
     target: Target,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     require!(
         version.runs_on(target),
         PRODUCT,
@@ -127,7 +125,7 @@ pub(in crate::ops::fused_infer_attention_score) fn types(
     call: &FiaCall<'_>,
     at: &MainTensors<'_>,
     target: Target,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     use DType::{Bf16, Bool, Float16, Int4, Int8, Int32, UInt8};
     if target.is_950() {
         return types_950(call, at);
@@ -159,7 +157,7 @@ pub(in crate::ops::fused_infer_attention_score) fn types(
 }
 
 /// Checks dtypes and formats on Ascend 950.
-fn types_950(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Refusal> {
+fn types_950(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Violation> {
     use DType::{
         Bf16, Bool, Float, Float4E2M1, Float8E4M3Fn, Float16, HiFloat8, Int4, Int8, Int32, UInt8,
     };
@@ -194,7 +192,7 @@ fn types_950(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Refusal> {
 }
 
 /// Types that Ascend 950 takes beyond those of the other products.
-fn small_floats(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Unsupported> {
+fn small_floats(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Violation> {
     use DType::{Float4E2M1, Float8E4M3Fn, HiFloat8};
     let newer = |desc: &TensorDesc| matches!(desc.dtype, HiFloat8 | Float8E4M3Fn);
     let mut cached = call.key.iter().chain(call.value);
@@ -202,14 +200,14 @@ fn small_floats(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Unsuppor
         || newer(at.out)
         || cached.any(|desc| newer(desc) || desc.dtype == Float4E2M1)
     {
-        return Err(Unsupported::new(
+        return Err(Violation::unsupported(
             "the types that Ascend 950 has beyond the other products' (HIFLOAT8, FLOAT8_E4M3FN, FLOAT4_E2M1)",
         ));
     }
     Ok(())
 }
 
-fn one(desc: &TensorDesc, name: &str, allowed: &[DType]) -> Result<(), Refusal> {
+fn one(desc: &TensorDesc, name: &str, allowed: &[DType]) -> Result<(), Violation> {
     require!(
         allowed.contains(&desc.dtype),
         DTYPE,
@@ -230,7 +228,7 @@ fn one(desc: &TensorDesc, name: &str, allowed: &[DType]) -> Result<(), Refusal> 
 pub(in crate::ops::fused_infer_attention_score) fn countable(
     call: &FiaCall<'_>,
     at: &MainTensors<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let mask = call.atten_mask.as_ref().map(|mask| (mask, "attenMask"));
     let lse = call.softmax_lse.as_ref().map(|lse| (lse, "softmaxLse"));
     let lists = (call.key.iter().map(|key| (key, "key")))
@@ -260,7 +258,7 @@ fn known(layout: Layout, target: Target) -> bool {
 pub(in crate::ops::fused_infer_attention_score) fn layout(
     call: &FiaCall<'_>,
     target: Target,
-) -> Result<Layout, Refusal> {
+) -> Result<Layout, Violation> {
     match Layout::parse(call.input_layout) {
         Some(layout) if known(layout, target) => Ok(layout),
         _ => Err(crate::rule::broken(
@@ -273,8 +271,7 @@ pub(in crate::ops::fused_infer_attention_score) fn layout(
                 }
                 _ => Err(LAYOUT.fix),
             },
-        )
-        .into()),
+        )),
     }
 }
 
@@ -296,7 +293,7 @@ pub(in crate::ops::fused_infer_attention_score) fn query(
     layout: Layout,
     target: Target,
     query: &TensorDesc,
-) -> Result<Extents, Refusal> {
+) -> Result<Extents, Violation> {
     let axes = layout.input();
     let divides = axes == Axes::Bsh || (layout == Layout::TndNtd && target.cann >= Cann::V9_0);
     require!(
@@ -338,21 +335,20 @@ pub(in crate::ops::fused_infer_attention_score) fn divides(
     call: &FiaCall<'_>,
     layout: Layout,
     query: &TensorDesc,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     match layout.input().extents(&query.shape, call.num_heads) {
         Some(_) => Ok(()),
         None => Err(indivisible(call, query)),
     }
 }
 
-fn indivisible(call: &FiaCall<'_>, query: &TensorDesc) -> Refusal {
+fn indivisible(call: &FiaCall<'_>, query: &TensorDesc) -> Violation {
     crate::rule::broken(
         &QUERY_HIDDEN,
         format_args!("{} with numHeads {}", query.shape, call.num_heads),
         "a hidden size that is numHeads times the head dimension",
         QUERY_HIDDEN.fix,
     )
-    .into()
 }
 
 /// What the operator does with a hidden size that is no multiple of the number of heads: from 8.5 on the prefill path
@@ -387,7 +383,7 @@ impl Remainder {
 /// Refuses the layouts that put heads first in the output, which belong to the decode path.
 pub(in crate::ops::fused_infer_attention_score) fn prefill_layout(
     layout: Layout,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     require!(
         !matches!(layout.output(), Axes::Nbsd | Axes::Ntd),
         PREFILL_LAYOUT,
@@ -400,7 +396,7 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill_layout(
 /// Refuses layouts that the prefill and the decode path do not know in every release.
 pub(in crate::ops::fused_infer_attention_score) fn old_layout(
     f: &Facts<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let target = Target::snapshot(f.target.soc);
     require!(
         known(f.layout, target),
@@ -417,7 +413,7 @@ pub(in crate::ops::fused_infer_attention_score) fn old_layout(
 /// Refuses single rows in BNSD_BSND, which the prefill path does not take.
 pub(in crate::ops::fused_infer_attention_score) fn several_rows(
     f: &Facts<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     require!(
         f.layout != Layout::BnsdBsnd || f.q.rows != 1,
         ROWS,
@@ -439,7 +435,7 @@ pub(in crate::ops::fused_infer_attention_score) fn empty_query(
     at: &MainTensors<'_>,
     route: Route,
     unified: bool,
-) -> Result<bool, Refusal> {
+) -> Result<bool, Violation> {
     if !at.query.is_empty() {
         require!(
             !(at.out.is_empty() && unified),
@@ -475,7 +471,7 @@ pub(in crate::ops::fused_infer_attention_score) fn empty_query(
 pub(in crate::ops::fused_infer_attention_score) fn query_scale(
     call: &FiaCall<'_>,
     mode_counts: bool,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     require!(
         call.dequant_scale_query.is_none() && !(mode_counts && call.query_quant_mode != 0),
         DEQUANT_QUERY,

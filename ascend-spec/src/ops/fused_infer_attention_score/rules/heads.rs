@@ -3,7 +3,7 @@
 use super::Facts;
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
-use crate::{Axes, Change, DType, Refusal, Rule, TensorDesc};
+use crate::{Axes, Change, DType, Rule, TensorDesc, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -45,7 +45,7 @@ pub(in crate::ops::fused_infer_attention_score) fn kv_heads(call: &FiaCall<'_>) 
 }
 
 /// Checks the number of query heads against the query.
-pub(in crate::ops::fused_infer_attention_score) fn query(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn query(f: &Facts<'_>) -> Result<(), Violation> {
     let heads = f.call.num_heads;
     require!(
         f.q.heads == heads,
@@ -58,7 +58,7 @@ pub(in crate::ops::fused_infer_attention_score) fn query(f: &Facts<'_>) -> Resul
 }
 
 /// Checks the head counts of the attributes against each other and against the query.
-pub(in crate::ops::fused_infer_attention_score) fn counts(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
     query(f)?;
     let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
     require!(!f.prefill() || heads <= 256, HEADS_MAX, heads, "1 to 256",);
@@ -86,7 +86,9 @@ pub(in crate::ops::fused_infer_attention_score) fn counts(f: &Facts<'_>) -> Resu
 }
 
 /// Checks the heads of dense keys and values.
-pub(in crate::ops::fused_infer_attention_score) fn key_value(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn key_value(
+    f: &Facts<'_>,
+) -> Result<(), Violation> {
     for (desc, heads, name) in [(f.key, f.k.heads, "key"), (f.value, f.v.heads, "value")] {
         require!(
             heads == f.kv_heads,
@@ -130,7 +132,7 @@ pub(in crate::ops::fused_infer_attention_score) fn own_heads(
 /// Checks the head dimensions of query, key and value against each other.
 pub(in crate::ops::fused_infer_attention_score) fn equal_dims(
     f: &Facts<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let (query, key, value) = (f.q.dim, f.k.dim, f.v.dim);
     require!(
         query == key && key == value,
@@ -159,13 +161,13 @@ pub(in crate::ops::fused_infer_attention_score) fn packed_rows(
 }
 
 /// The largest head dimension.
-pub(in crate::ops::fused_infer_attention_score) fn dim_max(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn dim_max(f: &Facts<'_>) -> Result<(), Violation> {
     require!(f.q.dim <= 512, DIM_MAX, f.q.dim, "1 to 512");
     Ok(())
 }
 
 /// Size and alignment of the head dimension.
-pub(in crate::ops::fused_infer_attention_score) fn dim(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn dim(f: &Facts<'_>) -> Result<(), Violation> {
     require!((1..=512).contains(&f.q.dim), DIM_MAX, f.q.dim, "1 to 512",);
     let int8 = [f.query.dtype, f.key.dtype, f.out.dtype].contains(&DType::Int8);
     let step = if int8 { 32 } else { 16 };

@@ -6,7 +6,7 @@ use crate::operator::{Change, Shown};
 use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use crate::rule::{broken, require, rules};
-use crate::{Layout, Refusal};
+use crate::{Layout, Violation};
 
 rules! {
     in Scope::ALL;
@@ -119,7 +119,7 @@ pub(in crate::ops::fused_infer_attention_score) fn total(
     sum.saturating_add(rest.saturating_mul(each))
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn query(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn query(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(lengths) = f.call.actual_seq_lengths.filter(|_| f.prefill()) else {
         return Ok(());
     };
@@ -133,7 +133,7 @@ pub(in crate::ops::fused_infer_attention_score) fn query(f: &Facts<'_>) -> Resul
 }
 
 /// Checks each query length against the rows of the query.
-pub(super) fn q_range(f: &Facts<'_>, lengths: &[i64]) -> Result<(), Refusal> {
+pub(super) fn q_range(f: &Facts<'_>, lengths: &[i64]) -> Result<(), Violation> {
     for (b, &len) in lengths.iter().take(f.batch()).enumerate() {
         if !(0..=f.q.rows).contains(&len) {
             return Err(broken(
@@ -141,14 +141,13 @@ pub(super) fn q_range(f: &Facts<'_>, lengths: &[i64]) -> Result<(), Refusal> {
                 format_args!("entry {b} is {len}"),
                 format_args!("0 to {}", f.q.rows),
                 apart(lengths, f.q.rows, Q_RANGE.fix),
-            )
-            .into());
+            ));
         }
     }
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn key(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn key(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(lengths) = f
         .call
         .actual_seq_lengths_kv
@@ -167,7 +166,7 @@ pub(in crate::ops::fused_infer_attention_score) fn key(f: &Facts<'_>) -> Result<
 
 /// Checks each key length against the rows of its keys. `longest` is whether a single entry for a whole list is
 /// checked against the list's longest tensor.
-pub(super) fn kv_range(f: &Facts<'_>, lengths: &[i64], longest: bool) -> Result<(), Refusal> {
+pub(super) fn kv_range(f: &Facts<'_>, lengths: &[i64], longest: bool) -> Result<(), Violation> {
     if fit(f, lengths) {
         return Ok(());
     }
@@ -184,8 +183,7 @@ pub(super) fn kv_range(f: &Facts<'_>, lengths: &[i64], longest: bool) -> Result<
                 format_args!("entry {b} is {len}"),
                 format_args!("0 to {rows}"),
                 apart(lengths, rows, KV_RANGE.fix),
-            )
-            .into());
+            ));
         }
     }
     Ok(())

@@ -4,7 +4,7 @@ use super::Facts;
 use super::entry::MainTensors;
 use crate::ops::fused_infer_attention_score::{FiaCall, Route, Version};
 use crate::rule::{require, rules};
-use crate::{DType, Layout, Refusal, TensorDesc};
+use crate::{DType, Layout, TensorDesc, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -66,7 +66,7 @@ pub(in crate::ops::fused_infer_attention_score) fn is_list(
 }
 
 /// Checks the dtypes of key and value against each other and the query.
-pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Result<(), Violation> {
     // The prefill path checks only the first tensors of a list.
     let used = if f.kv_list && !f.prefill() {
         usize::MAX
@@ -86,8 +86,7 @@ pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Resu
             format_args!("{} beside {}", desc.dtype, f.key.dtype),
             f.key.dtype,
             KEY_VALUE_DTYPE.fix,
-        )
-        .into());
+        ));
     }
     let fits = match (f.query.dtype, f.kv_dtype()) {
         (DType::Int8, key) => key == DType::Int8,
@@ -103,7 +102,7 @@ pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Resu
 }
 
 /// Whether there are no keys or no values. Refuses a list in which only some tensors are empty.
-pub(in crate::ops::fused_infer_attention_score) fn empty(f: &Facts<'_>) -> Result<bool, Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn empty(f: &Facts<'_>) -> Result<bool, Violation> {
     if !f.kv_list {
         return Ok(f.key.is_empty() || f.value.is_empty());
     }
@@ -123,7 +122,7 @@ pub(in crate::ops::fused_infer_attention_score) fn rank(
     layout: Layout,
     key: &TensorDesc,
     value: &TensorDesc,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let rank = layout.input().rank();
     for (desc, name) in [(key, "key"), (value, "value")] {
         require!(
@@ -137,7 +136,9 @@ pub(in crate::ops::fused_infer_attention_score) fn rank(
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn batch_max(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn batch_max(
+    f: &Facts<'_>,
+) -> Result<(), Violation> {
     if f.packed() {
         super::packed::arrays(f)?;
     }
@@ -150,7 +151,7 @@ pub(in crate::ops::fused_infer_attention_score) fn batch_max(f: &Facts<'_>) -> R
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn batch(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn batch(f: &Facts<'_>) -> Result<(), Violation> {
     batch_max(f)?;
     require!(
         f.kv_list || f.paged() || f.packed() || f.k.batch == f.batch,
@@ -162,7 +163,7 @@ pub(in crate::ops::fused_infer_attention_score) fn batch(f: &Facts<'_>) -> Resul
 }
 
 /// Checks the shapes of dense keys and values beyond heads and head dimension; for lists, of every tensor.
-pub(in crate::ops::fused_infer_attention_score) fn shapes(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn shapes(f: &Facts<'_>) -> Result<(), Violation> {
     if !f.kv_list {
         // The prefill path compares heads and head dimension only.
         require!(

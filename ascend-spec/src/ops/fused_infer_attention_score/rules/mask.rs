@@ -10,7 +10,7 @@ use crate::geometry::TOKENS_UNBOUNDED;
 use crate::ops::fused_infer_attention_score::Route;
 use crate::rule::{broken, require, rules};
 use crate::{
-    Change, DType, Dims, MaskGeometry, NewArgument, Operator, Refusal, SparseMode, TensorDesc,
+    Change, DType, Dims, MaskGeometry, NewArgument, Operator, SparseMode, TensorDesc, Violation,
 };
 
 rules! {
@@ -54,7 +54,7 @@ rules! {
 /// Checks mask, mode and tokens, and returns the mode in force and what the tensor is for.
 pub(in crate::ops::fused_infer_attention_score) fn check(
     f: &Facts<'_>,
-) -> Result<(SparseMode, MaskUse), Refusal> {
+) -> Result<(SparseMode, MaskUse), Violation> {
     match f.route {
         Route::Decode => decode(f),
         Route::Prefill => prefill(f),
@@ -63,7 +63,7 @@ pub(in crate::ops::fused_infer_attention_score) fn check(
 
 /// Checks the decode path, which uses the mode only to tell compressed masks from full ones, and the tokens only for
 /// the band of mode 4.
-fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
+fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     let Some(mask) = f.call.mask() else {
         return Ok((SparseMode::DefaultMask, MaskUse::None));
     };
@@ -211,15 +211,14 @@ pub(in crate::ops::fused_infer_attention_score) fn fix_of_rows(
     fix_of_one_row(f.call, mode, (f.batch, width), keys)
 }
 
-fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
+fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     let Some(mode) = Operator::FusedInferAttentionScore.sparse_mode(f.call.mode()) else {
         return Err(broken(
             &MODE,
             f.call.mode(),
             "0 (defaultMask), 1 (allMask), 2 (leftUpCausal), 3 (rightDownCausal), 4 (band)",
             MODE.fix,
-        )
-        .into());
+        ));
     };
     if f.packed() {
         packed::masked(f, mode)?;
@@ -250,7 +249,7 @@ fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
 pub(in crate::ops::fused_infer_attention_score) fn compressed(
     given: &TensorDesc,
     mode: SparseMode,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     let shapes = [
         Dims::of([size, size]),
@@ -268,7 +267,7 @@ pub(in crate::ops::fused_infer_attention_score) fn compressed(
 
 /// Checks a full mask of the prefill path: rows and keys last, before them batch (1 or B) and an axis that is not
 /// checked.
-fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Refusal> {
+fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Violation> {
     let (rows, batch, keys) = (f.q.rows, f.batch, f.mask_width());
     let covers = match mask.shape[..] {
         [i, j] => i >= rows && j >= keys,
@@ -316,7 +315,7 @@ pub(in crate::ops::fused_infer_attention_score) fn fix_of_missing(
 }
 
 /// Checks the token counts and returns those in force.
-fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), Refusal> {
+fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), Violation> {
     let call = f.call;
     let (pre, next) = match mode {
         SparseMode::DefaultMask if masked && !padding::given(f) => {
@@ -345,8 +344,7 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), R
                     Tokens(f, mode),
                     format_args!("above {}", shortest.saturating_neg()),
                     "the band must reach into the shortest sequence",
-                )
-                .into());
+                ));
             }
         }
     }
@@ -369,7 +367,7 @@ pub(in crate::ops::fused_infer_attention_score) fn band(
     f: &Facts<'_>,
     mode: SparseMode,
     (pre, next): (i64, i64),
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     require!(
         pre >= 0 || next >= 0 || f.is_950(),
         TOKENS_NEGATIVE,

@@ -5,11 +5,13 @@
 use super::mla::{ALONE, LSE, PAGED, block_size, caches, dims, paired};
 use super::mla_int8::quantised_modes;
 use super::{Facts, heads, lists};
-use crate::Refusal;
+use crate::Violation;
 use crate::rule::require;
 
 /// Checks the absorbed form with a half-precision query over an INT8 or INT4 cache.
-pub(in crate::ops::fused_infer_attention_score) fn antiquant(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn antiquant(
+    f: &Facts<'_>,
+) -> Result<(), Violation> {
     let call = f.call;
     let Some(k_rope) = &call.key_rope else {
         return paired(f);
@@ -20,7 +22,12 @@ pub(in crate::ops::fused_infer_attention_score) fn antiquant(f: &Facts<'_>) -> R
     heads::query(f)?;
     dims(f)?;
     let Some(cache) = f.cache else {
-        return Err(crate::rule::broken(&PAGED, "no blockTable", "a blockTable", PAGED.fix).into());
+        return Err(crate::rule::broken(
+            &PAGED,
+            "no blockTable",
+            "a blockTable",
+            PAGED.fix,
+        ));
     };
     block_size(f, cache, false)?;
     caches(f, cache, k_rope)?;

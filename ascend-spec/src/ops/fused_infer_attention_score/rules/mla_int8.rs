@@ -7,12 +7,12 @@ use crate::attention_problem::MaskUse;
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall};
 use crate::rule::require;
-use crate::{Cann, DType, Dims, Layout, Refusal, SparseMode, TensorDesc};
+use crate::{Cann, DType, Dims, Layout, SparseMode, TensorDesc, Violation};
 
 /// Checks the absorbed form with an INT8 query.
 pub(in crate::ops::fused_infer_attention_score) fn full_quant(
     f: &Facts<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let call = f.call;
     let (Some(q_rope), Some(k_rope)) = (&call.query_rope, &call.key_rope) else {
         return paired(f);
@@ -144,7 +144,7 @@ pub(in crate::ops::fused_infer_attention_score) fn tree_use(f: &Facts<'_>) -> Ma
 }
 
 /// Checks the tree mask, unless the rows are packed.
-fn tree_mask(f: &Facts<'_>) -> Result<(), Refusal> {
+fn tree_mask(f: &Facts<'_>) -> Result<(), Violation> {
     if f.packed() {
         return Ok(());
     }
@@ -163,7 +163,7 @@ fn tree_mask(f: &Facts<'_>) -> Result<(), Refusal> {
 }
 
 /// Checks sparse mode and mask of the absorbed form over a quantised cache.
-pub(super) fn quantised_modes(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(super) fn quantised_modes(f: &Facts<'_>) -> Result<(), Violation> {
     let mode = f.call.mode();
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     let square = f

@@ -260,6 +260,7 @@ mod tests {
                 Level::Rule => assert_ne!(rule.status, 0, "{}", rule.id),
                 Level::Lint => assert_eq!(rule.status, 0, "{}", rule.id),
                 Level::HostCrash => {}
+                Level::Library | Level::Unsupported => panic!("{} is no operator's", rule.id),
             }
             assert_eq!(
                 rule.reach.is_empty(),

@@ -5,7 +5,7 @@ use crate::dtype::Names;
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::{Checker, FiaCall, Parameter, Route, Version};
 use crate::rule::{require, rules};
-use crate::{Cann, Change, DType, Dims, Layout, NewArgument, Refusal, TensorDesc};
+use crate::{Cann, Change, DType, Dims, Layout, NewArgument, TensorDesc, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -32,7 +32,7 @@ rules! {
         "set antiquantMode to 0";
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn dtype(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn dtype(f: &Facts<'_>) -> Result<(), Violation> {
     let allowed: &[DType] = match (f.query.dtype, f.route) {
         (DType::Int8, Route::Prefill) => &[DType::Float16, DType::Int8],
         (DType::Int8, Route::Decode) => &[DType::Bf16],
@@ -89,7 +89,7 @@ pub(in crate::ops::fused_infer_attention_score) fn value_dim(f: &Facts<'_>) -> i
     }
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn shape(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn shape(f: &Facts<'_>) -> Result<(), Violation> {
     let out = &f.out.shape;
     let implied = f.layout.out_shape(expected(f.q, value_dim(f)));
     let of_query = f.layout.out_shape(f.q);
@@ -127,7 +127,7 @@ pub(in crate::ops::fused_infer_attention_score) fn shape(f: &Facts<'_>) -> Resul
 }
 
 /// Checks what the output's shape follows from, apart from the query.
-fn plausible(f: &Facts<'_>) -> Result<(), Refusal> {
+fn plausible(f: &Facts<'_>) -> Result<(), Violation> {
     super::heads::counts(f)?;
     super::lists::dtypes(f)?;
     if !f.paged() {
@@ -139,7 +139,7 @@ fn plausible(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn lse(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn lse(f: &Facts<'_>) -> Result<(), Violation> {
     if !f.call.softmax_lse_flag || !f.prefill() {
         return Ok(());
     }
@@ -150,8 +150,7 @@ pub(in crate::ops::fused_infer_attention_score) fn lse(f: &Facts<'_>) -> Result<
             "no softmaxLse with softmaxLseFlag true",
             want,
             lse_of(want),
-        )
-        .into());
+        ));
     };
     lse_fits(lse, want)
 }
@@ -166,7 +165,7 @@ pub(in crate::ops::fused_infer_attention_score) fn lse_of(shape: Dims) -> Change
 pub(in crate::ops::fused_infer_attention_score) fn lse_fits(
     lse: &TensorDesc,
     want: Dims,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     require!(lse.shape == want, LSE_SHAPE, lse.shape, want, lse_of(want));
     require!(
         lse.dtype == DType::Float,
@@ -187,7 +186,9 @@ pub(in crate::ops::fused_infer_attention_score) fn written_lse<'a>(
         .filter(|lse| call.softmax_lse_flag && !lse.is_empty())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn precision(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn precision(
+    f: &Facts<'_>,
+) -> Result<(), Violation> {
     let (call, route) = (f.call, f.route);
     let (holds, allowed) = match route {
         Route::Decode => (matches!(call.inner_precise, 0 | 1), "0 or 1"),

@@ -4,7 +4,7 @@ use super::{Facts, lengths};
 use crate::attention_problem::SequenceLengths;
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use crate::rule::{broken, require, rules};
-use crate::{Change, DType, Layout, NewArgument, Refusal, SparseMode};
+use crate::{Change, DType, Layout, NewArgument, SparseMode, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -58,11 +58,16 @@ rules! {
 /// Both length arrays, whose number of entries is the number of sequences.
 pub(in crate::ops::fused_infer_attention_score) fn arrays<'a>(
     f: &Facts<'a>,
-) -> Result<(&'a [i64], &'a [i64]), Refusal> {
+) -> Result<(&'a [i64], &'a [i64]), Violation> {
     let (q, kv) = (f.call.actual_seq_lengths, f.call.actual_seq_lengths_kv);
     match (q, kv) {
         (Some(q), Some(kv)) if !q.is_empty() => Ok((q, kv)),
-        _ => Err(broken(&ARRAYS, "a null or empty array", "both arrays", ARRAYS.fix).into()),
+        _ => Err(broken(
+            &ARRAYS,
+            "a null or empty array",
+            "both arrays",
+            ARRAYS.fix,
+        )),
     }
 }
 
@@ -71,7 +76,7 @@ pub(in crate::ops::fused_infer_attention_score) fn lengths(
     f: &Facts<'_>,
     most: usize,
     rows: i64,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let (q, kv) = arrays(f)?;
     require!(
         (1..=most).contains(&q.len())
@@ -114,7 +119,7 @@ pub(in crate::ops::fused_infer_attention_score) fn counted(q: &[i64], kv: &[i64]
 }
 
 /// Checks that the last query ends at `rows`.
-pub(super) fn q_total(q: &[i64], rows: i64) -> Result<(), Refusal> {
+pub(super) fn q_total(q: &[i64], rows: i64) -> Result<(), Violation> {
     let last = q.last().copied().unwrap_or(0);
     require!(
         last == rows,
@@ -127,7 +132,7 @@ pub(super) fn q_total(q: &[i64], rows: i64) -> Result<(), Refusal> {
 }
 
 /// Checks that the last key ends at `rows`.
-pub(super) fn kv_total(kv: &[i64], rows: i64) -> Result<(), Refusal> {
+pub(super) fn kv_total(kv: &[i64], rows: i64) -> Result<(), Violation> {
     let last = kv.last().copied().unwrap_or(0);
     require!(
         last == rows,
@@ -140,7 +145,7 @@ pub(super) fn kv_total(kv: &[i64], rows: i64) -> Result<(), Refusal> {
 }
 
 /// Checks the key length of each sequence against the capacity of the block table.
-pub(super) fn kv_range(f: &Facts<'_>, kv: &[i64]) -> Result<(), Refusal> {
+pub(super) fn kv_range(f: &Facts<'_>, kv: &[i64]) -> Result<(), Violation> {
     let capacity = f.key_rows;
     let Some(b) = kv.iter().position(|len| !(0..=capacity).contains(len)) else {
         return Ok(());
@@ -150,8 +155,7 @@ pub(super) fn kv_range(f: &Facts<'_>, kv: &[i64]) -> Result<(), Refusal> {
         format_args!("entry {b} is {}", kv.get(b).copied().unwrap_or(0)),
         format_args!("0 to {capacity}"),
         lengths::apart(kv, capacity, KV_RANGE.fix),
-    )
-    .into())
+    ))
 }
 
 /// Checks the ends of sequences: none may be below the one before it.
@@ -160,7 +164,7 @@ pub(super) fn ends(
     rows: i64,
     rule: &'static crate::Rule,
     parameter: Parameter,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let mut before = 0;
     for (b, &end) in ends.iter().enumerate() {
         if end < before {
@@ -174,8 +178,7 @@ pub(super) fn ends(
                     rows,
                     "pass cumulative sums, without a leading 0",
                 ),
-            )
-            .into());
+            ));
         }
         before = end;
     }
@@ -183,7 +186,7 @@ pub(super) fn ends(
 }
 
 /// Refuses a position bias in TND, whatever the work.
-pub(in crate::ops::fused_infer_attention_score) fn no_bias(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn no_bias(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         f.layout != Layout::Tnd || f.call.pse_shift.is_none(),
         ALONE,
@@ -194,7 +197,7 @@ pub(in crate::ops::fused_infer_attention_score) fn no_bias(f: &Facts<'_>) -> Res
 }
 
 /// Checks the rules of the prefill path.
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     require!(
         call.key_shared_prefix.is_none()
@@ -287,7 +290,7 @@ fn sequences(f: &Facts<'_>) -> impl Iterator<Item = (i64, i64)> {
 pub(in crate::ops::fused_infer_attention_score) fn masked(
     f: &Facts<'_>,
     mode: SparseMode,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let unmasked = f.call.atten_mask.is_none();
     require!(
         matches!(

@@ -4,7 +4,7 @@ use super::Facts;
 use crate::ops::fused_infer_attention_score::Checker;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::rule::{require, rules};
-use crate::{DType, Refusal, TensorDesc};
+use crate::{DType, TensorDesc, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -27,7 +27,7 @@ pub(in crate::ops::fused_infer_attention_score) fn given(f: &Facts<'_>) -> bool 
     f.call.query_padding_size.is_some() || f.call.kv_padding_size.is_some()
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     // NTD_TND ignores the padding of its query.
     if !given(f) || (f.layout == crate::Layout::NtdTnd && call.kv_padding_size.is_none()) {
@@ -80,7 +80,7 @@ fn lengths(f: &Facts<'_>) -> bool {
 }
 
 /// Checks the decode path, which ignores padding where it does not refuse it.
-pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     if f.call.kv_padding_size.is_none() {
         return Ok(());
     }

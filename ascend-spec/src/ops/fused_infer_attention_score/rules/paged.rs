@@ -5,7 +5,7 @@ use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Route};
 use crate::rule::{broken, require, rules};
-use crate::{Cann, DType, Layout, Refusal, Rule, TensorDesc};
+use crate::{Cann, DType, Layout, Rule, TensorDesc, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -63,7 +63,7 @@ pub(in crate::ops::fused_infer_attention_score) fn unchecked(
 
 pub(in crate::ops::fused_infer_attention_score) fn unchecked_layout(
     f: &Facts<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     require!(
         matches!(
             f.layout,
@@ -92,14 +92,17 @@ pub(in crate::ops::fused_infer_attention_score) fn cache(
     call: &FiaCall<'_>,
     key: &TensorDesc,
     route: Route,
-) -> Result<Option<Cache>, Refusal> {
+) -> Result<Option<Cache>, Violation> {
     if call.block_table.is_none() {
         return Ok(None);
     }
     match (of_rank(key.shape.rank()), route) {
-        (None, Route::Prefill) => {
-            Err(broken(&CACHE_RANK, key.shape, "3, 4 or 5 axes", CACHE_RANK.fix).into())
-        }
+        (None, Route::Prefill) => Err(broken(
+            &CACHE_RANK,
+            key.shape,
+            "3, 4 or 5 axes",
+            CACHE_RANK.fix,
+        )),
         (cache, _) => Ok(Some(cache.unwrap_or(Cache::BnBsH))),
     }
 }
@@ -170,7 +173,7 @@ fn enough_blocks(f: &Facts<'_>, lengths: &[i64]) -> bool {
 }
 
 /// Checks the rules of the prefill path.
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let (Some(cache), Some(table)) = (f.cache, &f.call.block_table) else {
         return Ok(());
     };
@@ -234,7 +237,7 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Res
 }
 
 /// Checks that the blocks of the cache have the size that the table has.
-pub(super) fn cache_rows(f: &Facts<'_>, rule: &'static Rule) -> Result<(), Refusal> {
+pub(super) fn cache_rows(f: &Facts<'_>, rule: &'static Rule) -> Result<(), Violation> {
     let (rows, bs) = (f.k.rows, f.call.block_size);
     if rows == bs {
         return Ok(());
@@ -247,11 +250,10 @@ pub(super) fn cache_rows(f: &Facts<'_>, rule: &'static Rule) -> Result<(), Refus
         ),
         format_args!("one block size: the table says {bs}, the cache has {rows}"),
         "make the block table with the block size of the cache, and shape the cache as its format says",
-    )
-    .into())
+    ))
 }
 
-fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
+fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Violation> {
     let (k, v, bs) = (f.k, f.v, f.call.block_size);
     let same = f.key.shape.rank() == f.value.shape.rank()
         && (k.batch, k.rows, k.heads) == (v.batch, v.rows, v.heads);
@@ -279,7 +281,7 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
 }
 
 /// Checks the rules of the decode path.
-pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     let (Some(cache), Some(table)) = (f.cache, &f.call.block_table) else {
         return Ok(());
     };
@@ -323,7 +325,7 @@ pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Resu
 }
 
 /// Checks the shapes of the decode path, which compares the axes of an NZ cache and takes the others as they are.
-fn decode_shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
+fn decode_shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Violation> {
     let bs = f.call.block_size;
     require!(
         cache != Cache::Nz

@@ -3,7 +3,7 @@
 use super::Facts;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::rule::{require, rules};
-use crate::{DType, Refusal, TensorDesc};
+use crate::{DType, TensorDesc, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -25,7 +25,7 @@ rules! {
 }
 
 /// Checks the tensors of the shared prefix, and the length that is used.
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (Some(key), Some(value)) = (&call.key_shared_prefix, &call.value_shared_prefix) else {
         require!(

@@ -5,7 +5,7 @@ use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
 use crate::ops::fused_infer_attention_score::{Checker, FiaCall};
 use crate::rule::{require, rules};
-use crate::{DType, Refusal, Target, TensorDesc};
+use crate::{DType, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -80,7 +80,7 @@ pub(in crate::ops::fused_infer_attention_score) fn key_offset(call: &FiaCall<'_>
 }
 
 /// Checks slopes as position bias.
-fn sloped(f: &Facts<'_>) -> Result<(), Refusal> {
+fn sloped(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let heads = call.num_heads;
     require!(
@@ -105,7 +105,7 @@ fn sloped(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         for f.target => f.call.pse_type == 0 || slopes(f.call, f.target),
         TYPE,

@@ -3,7 +3,7 @@
 use super::Facts;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::rule::{require, rules};
-use crate::{DType, Refusal, SparseMode, TensorDesc};
+use crate::{DType, SparseMode, TensorDesc, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -65,7 +65,7 @@ fn dequantised<'a>(f: &Facts<'a>) -> [&'a Option<TensorDesc>; 3] {
 }
 
 /// Checks a call without keys, whose output is filled.
-pub(in crate::ops::fused_infer_attention_score) fn filled(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn filled(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         f.query.dtype != DType::Int8,
         INT8_EMPTY,
@@ -75,7 +75,7 @@ pub(in crate::ops::fused_infer_attention_score) fn filled(f: &Facts<'_>) -> Resu
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let int8_out = f.out.dtype == DType::Int8;
     if f.query.dtype == DType::Int8 {
@@ -130,7 +130,7 @@ pub(in crate::ops::fused_infer_attention_score) fn rows(
     mode: SparseMode,
     pre: i64,
     next: i64,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     if f.out.dtype != DType::Int8 || count(&f.call.quant_offset2) == 0 {
         return Ok(());
     }
@@ -155,7 +155,7 @@ pub(in crate::ops::fused_infer_attention_score) fn rows(
     Ok(())
 }
 
-fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Refusal> {
+fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Violation> {
     let call = f.call;
     let Some(scale) = &call.quant_scale2 else {
         return Err(crate::rule::broken(
@@ -163,8 +163,7 @@ fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Refusal> {
             "none",
             "a FLOAT or BF16 tensor",
             OUT_SCALE.fix,
-        )
-        .into());
+        ));
     };
     let dtype = match scale.dtype {
         DType::Float => true,
@@ -208,7 +207,7 @@ fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Refusal> {
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     require!(
         f.query.dtype != DType::Int8 || f.rope(),

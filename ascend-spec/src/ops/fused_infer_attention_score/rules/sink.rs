@@ -4,7 +4,7 @@ use super::Facts;
 use crate::ops::fused_infer_attention_score::FiaCall;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::rule::{require, rules};
-use crate::{Cann, DType, Refusal, Target};
+use crate::{Cann, DType, Target, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -22,7 +22,7 @@ rules! {
         "convert the sink to BF16";
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(sink) = f.call.learnable_sink.filter(|sink| !sink.is_empty()) else {
         return Ok(());
     };
@@ -51,7 +51,7 @@ pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Resul
 pub(in crate::ops::fused_infer_attention_score) fn dtype(
     call: &FiaCall<'_>,
     target: Target,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let Some(sink) = call.learnable_sink.filter(|sink| !sink.is_empty()) else {
         return Ok(());
     };

@@ -4,7 +4,7 @@ use super::{Facts, packed, paged, sink};
 use crate::attention_problem::MaskUse;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::rule::{require, rules};
-use crate::{Refusal, SparseMode};
+use crate::{SparseMode, Violation};
 
 rules! {
     in Scope::A2_A3.since(V8_5);
@@ -24,7 +24,7 @@ rules! {
 
 pub(in crate::ops::fused_infer_attention_score) fn check(
     f: &Facts<'_>,
-) -> Result<(SparseMode, MaskUse), Refusal> {
+) -> Result<(SparseMode, MaskUse), Violation> {
     let call = f.call;
     super::unified::output::shape(f)?;
     require!(
@@ -64,7 +64,7 @@ pub(in crate::ops::fused_infer_attention_score) fn check(
 }
 
 /// Checks the lengths; only their last entries are compared.
-fn lengths(f: &Facts<'_>) -> Result<(), Refusal> {
+fn lengths(f: &Facts<'_>) -> Result<(), Violation> {
     let (q, kv) = packed::arrays(f)?;
     packed::q_total(q, f.q.rows)?;
     if kv.is_empty() {
@@ -73,8 +73,7 @@ fn lengths(f: &Facts<'_>) -> Result<(), Refusal> {
             "an empty array",
             "both arrays",
             packed::ARRAYS.fix,
-        )
-        .into());
+        ));
     }
     if f.paged() {
         return paged::cache_rows(f, &paged::CACHE_SHAPE);
@@ -88,7 +87,7 @@ fn lengths(f: &Facts<'_>) -> Result<(), Refusal> {
     packed::kv_total(kv, f.k.rows)
 }
 
-fn mask(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Refusal> {
+fn mask(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     let mode = SparseMode::from_acl(f.call.mode()).unwrap_or(SparseMode::DefaultMask);
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     let square = f.call.mask().is_some_and(|mask| match mask.shape[..] {

@@ -13,7 +13,7 @@ pub(super) fn entry(broken: &mut Broken) {
     ] {
         let target = Target::new(soc, cann);
         match dense().check(version, target) {
-            Err(Refusal::Violation(violation)) => {
+            Err(violation) => {
                 assert_eq!(violation.rule.id, entry_point, "{violation}");
                 assert_eq!(violation.rule.status, 561_003);
             }

@@ -8,7 +8,7 @@ mod masks;
 mod rope;
 
 use ascend_spec::ops::flash_attention_score::{FlashAttentionCall, Version, rules};
-use ascend_spec::{Cann, DType, Dims, Format, Level, Refusal, Soc, Target, TensorDesc, Violation};
+use ascend_spec::{Cann, DType, Dims, Format, Level, Soc, Target, TensorDesc, Violation};
 use std::collections::BTreeSet;
 
 const TARGET: Target = Target::new(Soc::AtlasA2, Cann::V9_1);
@@ -124,7 +124,7 @@ impl Broken {
     #[track_caller]
     fn at(&mut self, version: Version, target: Target, id: &'static str, status: i32, call: &Call) {
         match call.check(version, target) {
-            Err(Refusal::Violation(violation)) => {
+            Err(violation) => {
                 self.named(id, &violation, target);
                 assert_eq!(violation.rule.status, status, "{id}");
             }

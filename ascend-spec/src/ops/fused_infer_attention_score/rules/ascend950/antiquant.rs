@@ -5,7 +5,7 @@ use crate::ops::fused_infer_attention_score::FiaCall;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::Facts;
 use crate::rule::{broken, require, rules};
-use crate::{DType, Dims, Refusal, TensorDesc};
+use crate::{DType, Dims, TensorDesc, Violation};
 
 rules! {
     in Scope::ASCEND_950;
@@ -34,7 +34,7 @@ rules! {
         "drop the argument, or dequantise the keys";
 }
 
-pub(super) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(super) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     require!(
         !f.rope() && f.q.dim == f.v.dim && call.learnable_sink.is_none(),
@@ -51,7 +51,7 @@ pub(super) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
         "keyAntiquantScale and valueAntiquantScale",
     );
     let (Some(key), Some(value)) = (&call.key_antiquant_scale, &call.value_antiquant_scale) else {
-        return Err(broken(&SCALES, "not both", "both scales", SCALES.fix).into());
+        return Err(broken(&SCALES, "not both", "both scales", SCALES.fix));
     };
     let modes = (call.key_antiquant_mode, call.value_antiquant_mode);
     require!(
@@ -106,7 +106,7 @@ fn channel(f: &Facts<'_>, shape: &[i64]) -> bool {
     }
 }
 
-fn scale(f: &Facts<'_>, scale: &TensorDesc, mode: i64) -> Result<(), Refusal> {
+fn scale(f: &Facts<'_>, scale: &TensorDesc, mode: i64) -> Result<(), Violation> {
     let dtype = match mode {
         1 | 3 | 4 | 5 => DType::Float,
         6 => DType::Float8E8M0,
@@ -150,7 +150,7 @@ fn scale(f: &Facts<'_>, scale: &TensorDesc, mode: i64) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn offsets(f: &Facts<'_>, scales: [&TensorDesc; 2]) -> Result<(), Refusal> {
+fn offsets(f: &Facts<'_>, scales: [&TensorDesc; 2]) -> Result<(), Violation> {
     let call = f.call;
     let offsets = [&call.key_antiquant_offset, &call.value_antiquant_offset];
     let integer = matches!(f.kv_dtype(), DType::Int8 | DType::Int4);
@@ -169,7 +169,7 @@ fn offsets(f: &Facts<'_>, scales: [&TensorDesc; 2]) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn rows(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Refusal> {
+fn rows(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Violation> {
     let rows = f.most_rows();
     if rows <= 1 {
         return Ok(());
@@ -213,11 +213,10 @@ fn rows(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Refusal> {
         format_args!("{rows} rows over {keys} keys with {given}"),
         allowed,
         ROWS.fix,
-    )
-    .into())
+    ))
 }
 
-fn prefix(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Refusal> {
+fn prefix(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Violation> {
     if f.call.key_shared_prefix.is_none() {
         return Ok(());
     }
@@ -240,7 +239,7 @@ fn prefix(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn output(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Refusal> {
+fn output(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Violation> {
     let kv = f.kv_dtype();
     let quantised = f.out.dtype == kv
         && matches!(kv, DType::Int8 | DType::HiFloat8 | DType::Float8E4M3Fn)

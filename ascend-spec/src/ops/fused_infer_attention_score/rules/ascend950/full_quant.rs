@@ -5,7 +5,7 @@ use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::{Facts, mla};
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall};
 use crate::rule::{require, rules};
-use crate::{Axes, DType, Dims, Layout, Refusal, TensorDesc};
+use crate::{Axes, DType, Dims, Layout, TensorDesc, Violation};
 
 rules! {
     in Scope::ASCEND_950;
@@ -27,7 +27,7 @@ rules! {
 }
 
 /// Checks the absorbed form.
-pub(super) fn absorbed(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(super) fn absorbed(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     mla::heads(f)?;
     require!(
@@ -117,7 +117,7 @@ pub(super) fn absorbed(f: &Facts<'_>) -> Result<(), Refusal> {
 }
 
 /// Checks INT8 with one factor for each tensor. The checks take it, but the release has no kernel for it.
-pub(super) fn tensor(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(super) fn tensor(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     heads(f)?;
     let modes = [

@@ -8,7 +8,7 @@ use super::Facts;
 use crate::ops::fused_infer_attention_score::Route;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::rule::{require, rules};
-use crate::{DType, Layout, Refusal, TensorDesc};
+use crate::{DType, Layout, TensorDesc, Violation};
 
 rules! {
     in Scope::ASCEND_950;
@@ -88,7 +88,7 @@ impl Facts<'_> {
 }
 
 /// Checks the dtype of the mask in calls of a kind.
-fn mask_dtype(f: &Facts<'_>, kind: Kind) -> Result<(), Refusal> {
+fn mask_dtype(f: &Facts<'_>, kind: Kind) -> Result<(), Violation> {
     use DType::{Bool, Float4E2M1, Float8E4M3Fn, Float16, HiFloat8, Int4, UInt8};
     let Some(mask) = &f.call.atten_mask else {
         return Ok(());
@@ -111,7 +111,7 @@ fn mask_dtype(f: &Facts<'_>, kind: Kind) -> Result<(), Refusal> {
 }
 
 /// Checks the rules of the call's kind.
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let kind = f.kind();
     mask_dtype(f, kind)?;
     layout(f, kind)?;
@@ -125,7 +125,9 @@ pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Resul
 }
 
 /// Refuses quantisation by block, before anything else.
-pub(in crate::ops::fused_infer_attention_score) fn by_block(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn by_block(
+    f: &Facts<'_>,
+) -> Result<(), Violation> {
     let call = f.call;
     let modes = [
         call.query_quant_mode,
@@ -142,7 +144,7 @@ pub(in crate::ops::fused_infer_attention_score) fn by_block(f: &Facts<'_>) -> Re
     Ok(())
 }
 
-fn layout(f: &Facts<'_>, kind: Kind) -> Result<(), Refusal> {
+fn layout(f: &Facts<'_>, kind: Kind) -> Result<(), Violation> {
     let layout = f.layout;
     let int8 = f.key.dtype == DType::Int8;
     let fits = match kind {
@@ -171,7 +173,7 @@ fn layout(f: &Facts<'_>, kind: Kind) -> Result<(), Refusal> {
 }
 
 /// Checks the head counts of fully quantised calls.
-fn heads(f: &Facts<'_>) -> Result<(), Refusal> {
+fn heads(f: &Facts<'_>) -> Result<(), Violation> {
     let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
     require!(
         heads <= 256 && kv_heads <= 256 && heads / kv_heads.max(1) <= 64,
@@ -183,7 +185,7 @@ fn heads(f: &Facts<'_>) -> Result<(), Refusal> {
 }
 
 /// Refuses tensors that a quantised call does not use.
-fn none_of(unused: &[&Option<TensorDesc>]) -> Result<(), Refusal> {
+fn none_of(unused: &[&Option<TensorDesc>]) -> Result<(), Violation> {
     require!(
         unused.iter().all(|tensor| tensor.is_none()),
         UNUSED,
@@ -194,7 +196,7 @@ fn none_of(unused: &[&Option<TensorDesc>]) -> Result<(), Refusal> {
 }
 
 /// Checks for sparse mode 0 without a mask, or 3 with one.
-fn modes(f: &Facts<'_>) -> Result<(), Refusal> {
+fn modes(f: &Facts<'_>) -> Result<(), Violation> {
     let masked = f.call.mask().is_some();
     require!(
         matches!((f.call.mode(), masked), (0, false) | (3, true)),
@@ -210,7 +212,7 @@ fn modes(f: &Facts<'_>) -> Result<(), Refusal> {
 }
 
 /// Refuses arguments that the absorbed form and MXFP8 exclude.
-fn alone(f: &Facts<'_>) -> Result<(), Refusal> {
+fn alone(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let excluded = [
         &call.query_padding_size,

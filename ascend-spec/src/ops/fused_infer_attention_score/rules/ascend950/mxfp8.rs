@@ -5,7 +5,7 @@ use crate::ops::fused_infer_attention_score::rules::Facts;
 use crate::ops::fused_infer_attention_score::rules::paged::blocks;
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Version};
 use crate::rule::{require, rules};
-use crate::{DType, Dims, Refusal, TensorDesc};
+use crate::{DType, Dims, TensorDesc, Violation};
 
 rules! {
     in Scope::ASCEND_950;
@@ -29,7 +29,7 @@ pub(in crate::ops::fused_infer_attention_score) const PAIR: i64 = 2 * FiaCall::M
 /// Rows or elements that are contiguous in the scales of an NZ cache.
 pub(in crate::ops::fused_infer_attention_score) const LANES: i64 = 16;
 
-pub(super) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(super) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     heads(f)?;
     let rope =
@@ -86,7 +86,7 @@ pub(super) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
     modes(f)
 }
 
-fn scales(f: &Facts<'_>) -> Result<(), Refusal> {
+fn scales(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (t, n, nk) = (f.q.rows, f.call.num_heads, f.kv_heads);
     let (pairs, dim) = (f.q.dim / PAIR, f.v.dim);

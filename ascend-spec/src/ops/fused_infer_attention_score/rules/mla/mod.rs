@@ -7,7 +7,7 @@ use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall};
 use crate::rule::{require, rules};
-use crate::{DType, Layout, Refusal, SparseMode, TensorDesc};
+use crate::{DType, Layout, SparseMode, TensorDesc, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -77,7 +77,7 @@ rules! {
 }
 
 /// Checks that rotary parts come in pairs.
-pub(in crate::ops::fused_infer_attention_score) fn paired(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn paired(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         f.call.query_rope.is_some() == f.call.key_rope.is_some(),
         PAIR,
@@ -90,7 +90,7 @@ pub(in crate::ops::fused_infer_attention_score) fn paired(f: &Facts<'_>) -> Resu
 /// Checks the rotary parts of the decode path: half precision, and given where the packed absorbed form needs them.
 pub(in crate::ops::fused_infer_attention_score) fn decode_ropes(
     f: &Facts<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     paired(f)?;
     let ropes = [&f.call.query_rope, &f.call.key_rope];
     require!(
@@ -116,7 +116,7 @@ pub(in crate::ops::fused_infer_attention_score) fn decode_ropes(
 /// Checks pair and layout of the rotary parts in the prefill path.
 pub(in crate::ops::fused_infer_attention_score) fn prefill_layout(
     f: &Facts<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     paired(f)?;
     require!(
         f.call.query_rope.is_none() || matches!(f.layout, Layout::Tnd | Layout::NtdTnd),
@@ -128,7 +128,7 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill_layout(
 }
 
 /// Checks the rotary parts of the prefill path.
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let (Some(q), Some(k)) = (&f.call.query_rope, &f.call.key_rope) else {
         return Ok(());
     };
@@ -167,7 +167,9 @@ pub(in crate::ops::fused_infer_attention_score) fn unified(f: &Facts<'_>) -> boo
 }
 
 /// Checks the absorbed form without quantisation.
-pub(in crate::ops::fused_infer_attention_score) fn absorbed(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn absorbed(
+    f: &Facts<'_>,
+) -> Result<(), Violation> {
     let call = f.call;
     let (Some(q_rope), Some(k_rope)) = (&call.query_rope, &call.key_rope) else {
         return paired(f);
@@ -238,7 +240,7 @@ pub(in crate::ops::fused_infer_attention_score) fn absorbed(f: &Facts<'_>) -> Re
     if sliding { sliding::rules(f) } else { Ok(()) }
 }
 
-fn alone(f: &Facts<'_>) -> Result<(), Refusal> {
+fn alone(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let tensors = [
         &call.deq_scale1,
@@ -277,7 +279,7 @@ fn alone(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-pub(super) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(super) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
     let rope = |desc: &Option<TensorDesc>| {
         desc.as_ref()
             .and_then(|desc| rope_extents(f, desc))
@@ -346,7 +348,7 @@ fn rope_extents(f: &Facts<'_>, desc: &TensorDesc) -> Option<Extents> {
     }
 }
 
-pub(super) fn block_size(f: &Facts<'_>, cache: Cache, sliding: bool) -> Result<(), Refusal> {
+pub(super) fn block_size(f: &Facts<'_>, cache: Cache, sliding: bool) -> Result<(), Violation> {
     let bs = f.call.block_size;
     let fits = match (sliding, cache) {
         (true, Cache::Nz) => false,
@@ -363,7 +365,7 @@ pub(super) fn block_size(f: &Facts<'_>, cache: Cache, sliding: bool) -> Result<(
     Ok(())
 }
 
-pub(super) fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result<(), Refusal> {
+pub(super) fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result<(), Violation> {
     let bs = f.call.block_size;
     let rope = super::paged::extents(cache, k_rope, 1);
     let grid = |of: Extents| (of.batch, of.heads, of.rows);
@@ -398,7 +400,7 @@ pub(super) fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result
     Ok(())
 }
 
-fn lengths(f: &Facts<'_>, sliding: bool) -> Result<(), Refusal> {
+fn lengths(f: &Facts<'_>, sliding: bool) -> Result<(), Violation> {
     let call = f.call;
     if f.packed() {
         let most = 1_048_576 / i64::from(f.query.dtype.bits().max(8) / 8);
@@ -434,7 +436,7 @@ fn lengths(f: &Facts<'_>, sliding: bool) -> Result<(), Refusal> {
     Ok(())
 }
 
-pub(super) fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Refusal> {
+pub(super) fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Violation> {
     let mode = f.call.mode();
     let mask = f.call.mask();
     let size = SparseMode::COMPRESSED_MASK_SIZE;
@@ -463,7 +465,7 @@ pub(super) fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Refusal> {
 }
 
 /// Checks the number of query heads of the absorbed form.
-pub(in crate::ops::fused_infer_attention_score) fn heads(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn heads(f: &Facts<'_>) -> Result<(), Violation> {
     let heads = f.call.num_heads;
     require!(
         (1..=128).contains(&heads) && heads.count_ones() == 1,
@@ -475,7 +477,7 @@ pub(in crate::ops::fused_infer_attention_score) fn heads(f: &Facts<'_>) -> Resul
 }
 
 /// Checks query lengths in the calls where the operator does.
-pub(super) fn rows_given(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(super) fn rows_given(f: &Facts<'_>) -> Result<(), Violation> {
     if let Some(lengths) = f.call.actual_seq_lengths {
         let fits = lengths.iter().all(|len| (0..=f.q.rows).contains(len));
         require!(

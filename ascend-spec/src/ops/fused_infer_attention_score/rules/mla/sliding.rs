@@ -6,10 +6,10 @@ use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::Cache;
 use crate::ops::fused_infer_attention_score::rules::{Facts, lengths};
 use crate::rule::require;
-use crate::{Layout, Refusal, TensorDesc};
+use crate::{Layout, TensorDesc, Violation};
 
 /// Checks sparse mode 4 over keys that are not paged.
-pub(super) fn dense(f: &Facts<'_>, k_rope: &TensorDesc) -> Result<(), Refusal> {
+pub(super) fn dense(f: &Facts<'_>, k_rope: &TensorDesc) -> Result<(), Violation> {
     let extents = f.layout.input().extents(&k_rope.shape, 1);
     require!(
         f.call.key.len() == 1
@@ -32,7 +32,7 @@ pub(super) fn dense(f: &Facts<'_>, k_rope: &TensorDesc) -> Result<(), Refusal> {
 }
 
 /// Checks the conditions of sparse mode 4, paged or not.
-pub(super) fn rules(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(super) fn rules(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let fits = f.layout == Layout::Bsnd
         && call.num_heads == 128

@@ -9,7 +9,7 @@ use crate::ops::fused_infer_attention_score::rules::{
     Facts, heads, packed, padding, prefix, pse, sink,
 };
 use crate::rule::{require, rules};
-use crate::{Axes, Cann, DType, Refusal, TensorDesc};
+use crate::{Axes, Cann, DType, TensorDesc, Violation};
 
 rules! {
     in Scope::UNIFIED;
@@ -40,7 +40,7 @@ rules! {
 }
 
 /// Checks the position bias.
-pub(in crate::ops::fused_infer_attention_score) fn bias(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn bias(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(bias) = &f.call.pse_shift else {
         return Ok(());
     };
@@ -95,7 +95,7 @@ fn bias_width(f: &Facts<'_>) -> i64 {
 /// Checks left padding.
 pub(in crate::ops::fused_infer_attention_score) fn left_padding(
     f: &Facts<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let call = f.call;
     let ignored = f.single || (f.kind() == Kind::Antiquant && f.most_rows() == 1);
     let query = call.query_padding_size.as_ref().filter(|_| !ignored);
@@ -142,7 +142,7 @@ pub(in crate::ops::fused_infer_attention_score) fn left_padding(
 /// Checks the shared prefix.
 pub(in crate::ops::fused_infer_attention_score) fn shared_prefix(
     f: &Facts<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let call = f.call;
     let (Some(key), Some(value)) = (&call.key_shared_prefix, &call.value_shared_prefix) else {
         require!(
@@ -221,7 +221,7 @@ pub(in crate::ops::fused_infer_attention_score) fn shared_prefix(
 /// Checks the learnable sink.
 pub(in crate::ops::fused_infer_attention_score) fn learnable_sink(
     f: &Facts<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let call = f.call;
     let Some(given) = &call.learnable_sink else {
         return Ok(());
@@ -255,7 +255,9 @@ pub(in crate::ops::fused_infer_attention_score) fn learnable_sink(
 }
 
 /// Checks the kind of position bias.
-pub(in crate::ops::fused_infer_attention_score) fn bias_type(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn bias_type(
+    f: &Facts<'_>,
+) -> Result<(), Violation> {
     require!(
         for f.target => f.call.pse_type == 0,
         BIAS_TYPE,
@@ -266,7 +268,7 @@ pub(in crate::ops::fused_infer_attention_score) fn bias_type(f: &Facts<'_>) -> R
 }
 
 /// Checks what Ascend 950 still checks where there are no keys.
-pub(in crate::ops::fused_infer_attention_score) fn filled(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn filled(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     if f.packed() {
         require!(

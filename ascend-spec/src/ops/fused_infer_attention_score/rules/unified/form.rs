@@ -4,7 +4,7 @@ use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, heads, packed};
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
-use crate::{Cann, Change, DType, Layout, Refusal};
+use crate::{Cann, Change, DType, Layout, Violation};
 
 rules! {
     in Scope::UNIFIED;
@@ -73,7 +73,7 @@ impl Facts<'_> {
 }
 
 /// Checks the head counts of the attributes and of the query.
-pub(in crate::ops::fused_infer_attention_score) fn counts(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
     let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
     require!(
         kv_heads > 0,
@@ -93,7 +93,7 @@ pub(in crate::ops::fused_infer_attention_score) fn counts(f: &Facts<'_>) -> Resu
 }
 
 /// Checks the layout by form.
-pub(in crate::ops::fused_infer_attention_score) fn layout(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn layout(f: &Facts<'_>) -> Result<(), Violation> {
     let absorbed = matches!(
         f.layout,
         Layout::Bsh
@@ -123,7 +123,7 @@ pub(in crate::ops::fused_infer_attention_score) fn layout(f: &Facts<'_>) -> Resu
 }
 
 /// Checks head dimensions against each other, and by layout.
-pub(in crate::ops::fused_infer_attention_score) fn dims(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
     let (q, k, v) = (f.q.dim, f.k.dim, f.v.dim);
     for dim in [q, v] {
         require!((1..=512).contains(&dim), heads::DIM_MAX, dim, "1 to 512");
@@ -207,7 +207,7 @@ fn aligned(f: &Facts<'_>) -> i64 {
 }
 
 /// Checks head dimensions of query and value that differ, on Ascend 950.
-fn different(f: &Facts<'_>) -> Result<(), Refusal> {
+fn different(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let halves = [f.query, f.key, f.value, f.out]
         .into_iter()

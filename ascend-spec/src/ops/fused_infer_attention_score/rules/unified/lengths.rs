@@ -4,12 +4,12 @@ use crate::ops::fused_infer_attention_score::Parameter;
 use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
 use crate::ops::fused_infer_attention_score::rules::{Facts, lengths, packed};
 use crate::rule::require;
-use crate::{Axes, Cann, Refusal};
+use crate::{Axes, Cann, Violation};
 
 /// Most sequences that packed layouts have.
 const MOST: usize = 65_536;
 
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     if f.packed() {
         return packed_arrays(f);
     }
@@ -38,7 +38,7 @@ fn counted(f: &Facts<'_>, all: &[i64]) -> bool {
     all.len() == 1 || (!all.is_empty() && all.len() >= f.batch())
 }
 
-fn packed_arrays(f: &Facts<'_>) -> Result<(), Refusal> {
+fn packed_arrays(f: &Facts<'_>) -> Result<(), Violation> {
     let (q, kv) = packed::arrays(f)?;
     // Until 9.0 the numbers of entries are compared for dense TND alone.
     let few = f.paged() || f.layout.input() != Axes::Tnd;

@@ -5,7 +5,7 @@ use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, heads, lists, output, packed, paged};
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
-use crate::{Cann, Change, DType, Layout, NewArgument, Refusal, TensorDesc};
+use crate::{Cann, Change, DType, Layout, NewArgument, TensorDesc, Violation};
 
 rules! {
     in Scope::UNIFIED;
@@ -35,7 +35,7 @@ rules! {
 }
 
 /// Checks the numbers of tensors.
-pub(in crate::ops::fused_infer_attention_score) fn counted(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn counted(f: &Facts<'_>) -> Result<(), Violation> {
     let (keys, values) = (f.call.key.len(), f.call.value.len());
     require!(
         keys == values,
@@ -49,7 +49,7 @@ pub(in crate::ops::fused_infer_attention_score) fn counted(f: &Facts<'_>) -> Res
     Ok(())
 }
 
-fn rank(f: &Facts<'_>, desc: &TensorDesc, name: &str) -> Result<(), Refusal> {
+fn rank(f: &Facts<'_>, desc: &TensorDesc, name: &str) -> Result<(), Violation> {
     let rank = f.layout.input().rank();
     require!(
         desc.shape.rank() == rank,
@@ -61,7 +61,7 @@ fn rank(f: &Facts<'_>, desc: &TensorDesc, name: &str) -> Result<(), Refusal> {
 }
 
 /// Checks the numbers of axes.
-pub(in crate::ops::fused_infer_attention_score) fn ranks(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn ranks(f: &Facts<'_>) -> Result<(), Violation> {
     if !f.paged() {
         rank(f, f.key, "key")?;
     }
@@ -85,7 +85,7 @@ pub(in crate::ops::fused_infer_attention_score) fn ranks(f: &Facts<'_>) -> Resul
 /// Checks that keys and values, and the tensors that belong to them, are contiguous.
 pub(in crate::ops::fused_infer_attention_score) fn contiguous(
     f: &Facts<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), Violation> {
     let call = f.call;
     // The first two axes of these caches, blocks and heads or rows, may be strided.
     let apart = match f.paged() && f.kind() == Kind::MxFp8 {
@@ -119,7 +119,7 @@ pub(in crate::ops::fused_infer_attention_score) fn contiguous(
 }
 
 /// Checks the dtypes of query, key, value and output.
-pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Result<(), Violation> {
     let other = (f.call.key.iter().chain(f.call.value)).find(|desc| desc.dtype != f.key.dtype);
     if let Some(other) = other {
         return Err(crate::rule::broken(
@@ -127,8 +127,7 @@ pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Resu
             format_args!("{} beside {}", other.dtype, f.key.dtype),
             f.key.dtype,
             lists::KEY_VALUE_DTYPE.fix,
-        )
-        .into());
+        ));
     }
     let quantised = match f.is_950() {
         true => matches!(
@@ -147,7 +146,7 @@ pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Resu
 }
 
 /// Checks the batch size.
-pub(in crate::ops::fused_infer_attention_score) fn batch(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn batch(f: &Facts<'_>) -> Result<(), Violation> {
     // Until 9.0 only packed layouts, whose arrays define the batch, are checked.
     let bounded = f.since(Cann::V9_1) || f.packed();
     if f.packed() && f.batch == 0 {
@@ -163,7 +162,7 @@ pub(in crate::ops::fused_infer_attention_score) fn batch(f: &Facts<'_>) -> Resul
 }
 
 /// Checks the shapes of keys and values that are not paged.
-pub(in crate::ops::fused_infer_attention_score) fn shapes(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn shapes(f: &Facts<'_>) -> Result<(), Violation> {
     if f.paged() {
         return Ok(());
     }
@@ -187,7 +186,7 @@ pub(in crate::ops::fused_infer_attention_score) fn shapes(f: &Facts<'_>) -> Resu
     Ok(())
 }
 
-fn list(f: &Facts<'_>) -> Result<(), Refusal> {
+fn list(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let exact = f.since(Cann::V9_1);
     // 8.5 checks the layout only of lists with rotary parts.

@@ -6,7 +6,7 @@ use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
 use crate::ops::fused_infer_attention_score::rules::{Facts, mask, padding, prefix, quant};
 use crate::rule::{broken, require, rules};
-use crate::{Cann, Operator, Refusal, SparseMode, TensorDesc};
+use crate::{Cann, Operator, SparseMode, TensorDesc, Violation};
 
 use super::Form;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
@@ -60,13 +60,13 @@ impl Facts<'_> {
 /// Checks mask, mode and tokens, and returns the mode in force and what the tensor is for.
 pub(in crate::ops::fused_infer_attention_score) fn check(
     f: &Facts<'_>,
-) -> Result<(SparseMode, MaskUse), Refusal> {
+) -> Result<(SparseMode, MaskUse), Violation> {
     if f.tree() {
         let mask = tree(f)?;
         return Ok((SparseMode::Tree, MaskUse::Tree(mask)));
     }
     let Some(mode) = Operator::FusedInferAttentionScore.sparse_mode(f.mode()) else {
-        return Err(broken(&MODE, f.mode(), "0 to 4", MODE.fix).into());
+        return Err(broken(&MODE, f.mode(), "0 to 4", MODE.fix));
     };
     let one = f.kind() == Kind::Antiquant && f.most_rows() == 1;
     require!(
@@ -121,7 +121,7 @@ pub(in crate::ops::fused_infer_attention_score) fn check(
 
 /// Checks a mask without elements. It counts as none, but its shape is checked until 9.0, and later over a paged
 /// cache.
-fn empty(f: &Facts<'_>, mode: SparseMode) -> Result<(), Refusal> {
+fn empty(f: &Facts<'_>, mode: SparseMode) -> Result<(), Violation> {
     let looked_at = !f.is_950() && (!f.since(Cann::V9_1) || f.paged());
     match f.call.atten_mask.as_ref().filter(|mask| mask.is_empty()) {
         Some(given) if looked_at && !mode.takes_compressed_mask() => full(f, given).map(drop),
@@ -152,7 +152,7 @@ fn longest_axis(f: &Facts<'_>) -> i64 {
     }
 }
 
-fn full(f: &Facts<'_>, given: &TensorDesc) -> Result<MaskTensor, Refusal> {
+fn full(f: &Facts<'_>, given: &TensorDesc) -> Result<MaskTensor, Violation> {
     let (rows, batch, keys) = (f.most_rows(), f.batch, width(f));
     let two = !f.is_950() && f.classic_layout() && f.form() == Form::Plain;
     let covers = match given.shape[..] {
@@ -203,7 +203,7 @@ fn triangle(given: &TensorDesc) -> bool {
 }
 
 /// Checks the token counts and returns those in force: only these relations between them are left in this checker.
-fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), Refusal> {
+fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), Violation> {
     let call = f.call;
     let unbounded = (TOKENS_UNBOUNDED, TOKENS_UNBOUNDED);
     let (pre, next) = match mode {
@@ -219,7 +219,7 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), R
     Ok((pre, next))
 }
 
-fn tree(f: &Facts<'_>) -> Result<TreeMask, Refusal> {
+fn tree(f: &Facts<'_>) -> Result<TreeMask, Violation> {
     let call = f.call;
     require!(
         f.rope()
@@ -238,8 +238,7 @@ fn tree(f: &Facts<'_>) -> Result<TreeMask, Refusal> {
             "no mask in mode 9",
             "a tree mask",
             "pass the mask of the tree",
-        )
-        .into());
+        ));
     };
     require!(
         matches!(given.shape.rank(), 1 | 3),
@@ -256,8 +255,7 @@ fn tree(f: &Facts<'_>) -> Result<TreeMask, Refusal> {
             format_args!("sequence {b}: {} rows, {} keys", f.q_len(b), f.kv_len(b)),
             "at least as many keys as rows",
             TREE_ROWS.fix,
-        )
-        .into());
+        ));
     }
     Ok(drafts(f, given))
 }

@@ -6,7 +6,7 @@ use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, paged};
 use crate::rule::{broken, require, rules};
-use crate::{Axes, DType, Layout, Refusal, TensorDesc};
+use crate::{Axes, DType, Layout, TensorDesc, Violation};
 
 rules! {
     in Scope::UNIFIED;
@@ -40,7 +40,7 @@ rules! {
         "drop the argument, or the block table";
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let (Some(cache), Some(table)) = (f.cache, &f.call.block_table) else {
         return Ok(());
     };
@@ -71,8 +71,7 @@ pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Resul
             "none",
             "one length a sequence",
             paged::LENGTHS.fix,
-        )
-        .into());
+        ));
     };
     block_size(f)?;
     require!(
@@ -94,7 +93,7 @@ pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Resul
     shapes(f, cache)
 }
 
-fn block_size(f: &Facts<'_>) -> Result<(), Refusal> {
+fn block_size(f: &Facts<'_>) -> Result<(), Violation> {
     let bs = f.call.block_size;
     if f.kind() == Kind::Antiquant {
         let step = if f.kv_dtype().bits() == 4 { 64 } else { 32 };
@@ -121,7 +120,7 @@ fn block_size(f: &Facts<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Refusal> {
+fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Violation> {
     let (k, v, bs) = (f.k, f.v, f.call.block_size);
     // Quantised keys under a half-precision query are in groups of 16 whatever their dtype.
     let bits = |desc: &TensorDesc| match f.kind() {

@@ -5,7 +5,7 @@ use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, quant};
 use crate::rule::{broken, require, rules};
-use crate::{Cann, DType, Dims, Refusal, SparseMode, TensorDesc};
+use crate::{Cann, DType, Dims, SparseMode, TensorDesc, Violation};
 
 rules! {
     in Scope::UNIFIED.until(V9_0);
@@ -38,7 +38,9 @@ rules! {
 }
 
 /// Refuses quantisation arguments that a half-precision call does not use.
-pub(in crate::ops::fused_infer_attention_score) fn left_over(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn left_over(
+    f: &Facts<'_>,
+) -> Result<(), Violation> {
     let call = f.call;
     if f.kind() != Kind::Half {
         return Ok(());
@@ -95,7 +97,7 @@ pub(in crate::ops::fused_infer_attention_score) fn left_over(f: &Facts<'_>) -> R
 }
 
 /// Checks scale and offset of an INT8 output.
-pub(in crate::ops::fused_infer_attention_score) fn output(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn output(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     if f.out.dtype.is_half() {
         // On Ascend 950 their dtype is checked all the same.
@@ -116,8 +118,7 @@ pub(in crate::ops::fused_infer_attention_score) fn output(f: &Facts<'_>) -> Resu
             "none",
             "a FLOAT or BF16 tensor",
             quant::OUT_SCALE.fix,
-        )
-        .into());
+        ));
     };
     let classic = f.classic_layout() && f.form() == Form::Plain;
     require!(
@@ -158,7 +159,7 @@ pub(in crate::ops::fused_infer_attention_score) fn output(f: &Facts<'_>) -> Resu
 }
 
 /// Checks the dtype of a scale or offset.
-fn dtype(f: &Facts<'_>, scale: &TensorDesc) -> Result<(), Refusal> {
+fn dtype(f: &Facts<'_>, scale: &TensorDesc) -> Result<(), Violation> {
     require!(
         scale.dtype == DType::Float || (scale.dtype == DType::Bf16 && f.query.dtype == DType::Bf16),
         quant::OUT_DTYPE,

@@ -8,7 +8,7 @@ use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, mla, paged};
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
-use crate::{Cann, Change, Refusal, TensorDesc};
+use crate::{Cann, Change, TensorDesc, Violation};
 
 rules! {
     in Scope::UNIFIED;
@@ -29,11 +29,11 @@ rules! {
         "drop the argument";
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn paired(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn paired(f: &Facts<'_>) -> Result<(), Violation> {
     mla::paired(f)
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Refusal> {
+pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (Some(q_rope), Some(k_rope)) = (&call.query_rope, &call.key_rope) else {
         return Ok(());
@@ -92,7 +92,7 @@ pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Resul
     Ok(())
 }
 
-fn shapes(f: &Facts<'_>, q_rope: &TensorDesc, k_rope: &TensorDesc) -> Result<(), Refusal> {
+fn shapes(f: &Facts<'_>, q_rope: &TensorDesc, k_rope: &TensorDesc) -> Result<(), Violation> {
     let axes = f.layout.input();
     let want = axes.shape(Extents { dim: 64, ..f.q });
     require!(

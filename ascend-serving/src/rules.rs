@@ -1,0 +1,299 @@
+//! What the paged cache and the serving layer refuse, by rule: conditions of requests, blocks and lengths. The rules of
+//! the crate below are here as well; the contract ([`spec`](ascend_attention::spec)) has the conditions of single
+//! operator calls.
+
+use ascend_attention::Violation;
+use ascend_attention::spec::Rule;
+
+pub use ascend_attention::rules::*;
+
+ascend_attention::spec::library_rules! {
+    POOL_SIZE = "pool.size",
+        "a pool has blocks and tokens in each, and every slot number fits INT32",
+        "give the pool blocks, tokens in each, and no more slots than INT32 counts";
+    POOL_EXHAUSTED = "pool.exhausted",
+        "a pool has a free block when one is asked for",
+        "preempt a request, or make the cache larger";
+    POOL_WAITING = "pool.waiting",
+        "blocks that were given back are handed out when no step in flight may read them any more",
+        "synchronise the stream of the steps in flight, then call again";
+    POOL_SHARED = "pool.shared",
+        "caches that share a pool have its number of blocks, block size and padding, and join while no block is "
+        "held",
+        "make caches of one size share a pool before the first sequence grows";
+    BLOCK_POOL = "block.pool",
+        "a sequence holds blocks of one pool",
+        "use the sequences of this cache's pool";
+    BLOCK_UNCOPIED = "block.uncopied",
+        "a step reads no block that still waits for the tokens of a shared one",
+        "grow with `Attention::grow`, or pass `Grown::copies` to `PagedKvCache::copy_blocks` before the step";
+    BLOCK_GIVEN_BACK = "block.given_back",
+        "a step begins with blocks that its sequences have held since its metadata was made",
+        "keep the sequences of a step until it has begun, and make its metadata after their last change";
+    BLOCK_WINDOW = "block.window",
+        "blocks outside the window are given back only in front of the tokens still needed",
+        "give back what lies in front of the window of the next token alone, and keep a sequence of its own for "
+        "layers that see more";
+    BLOCK_SPLIT = "block.split",
+        "the cache's block size is a multiple of the kernel's",
+        "choose the cache's block size as a multiple of the kernel's";
+    SEQUENCE_LENGTH = "sequence.length",
+        "a sequence has the tokens that are asked of it",
+        "grow the sequence by its new tokens before the step, and ask for tokens that it still has";
+    SEQUENCE_GAP = "sequence.gap",
+        "a step begins where the computed tokens of its sequences end, or in front of that",
+        "compute all tokens that the sequence grew by in one step, and grow once for each step";
+    SEQUENCE_CHANGED = "sequence.changed",
+        "a step begins with its sequences as they were when its metadata was made",
+        "make the step's metadata after the last `grow`, `truncate` or `drop_before` of its sequences";
+    TABLE_ROW = "table.row",
+        "a table has a row for each sequence, with a block for each of its tokens",
+        "allocate the blocks before the step, and make the table from the batch of the lengths";
+    TABLE_BLOCK = "table.block",
+        "every used entry of a table is a block of the cache",
+        "use blocks that this cache's pool handed out";
+    TABLE_REPEATED = "table.repeated",
+        "a request's row names each block once",
+        "name each block of the request once, in the order of its tokens";
+    TABLE_GROUP = "table.group",
+        "a step's block tables and the cache that it reads are of one pool",
+        "begin the step on the layers whose pool the sequences are of";
+    SETTINGS_CACHE = "settings.cache",
+        "a step's settings are those of the cache that it reads",
+        "make the settings with `BatchSettings::of(&cache, ...)`, from the cache that the step begins on";
+    STEP_TOKENS = "step.tokens",
+        "query, key and value of a layer have a row for each token of the step, padding included",
+        "bring the rows of the batch that the metadata was made of, and as many more as `pad_to` added";
+    STEP_HEADS = "step.heads",
+        "query, key and value of a layer have the heads and the head dimension of the attention",
+        "make the `AttentionShape` with the heads of the layer's tensors";
+    STEP_LAYERS = "step.layers",
+        "all layers of a step with one mask bring sinks or none does, and all bring latents or none does",
+        "bring sinks in every layer or in none, and latents alike; begin a step of its own for layers of another "
+        "kind";
+    STEP_LAYERS_MISSING = "step.layers_missing",
+        "a step queues all layers before the next step of its sequences begins",
+        "queue every layer of a step before the next step of its sequences begins";
+    STEP_LAYER_REPEATED = "step.layer_repeated",
+        "a step queues each layer once",
+        "number the layers from 0, each once; to compute a step again, begin it again";
+    CACHE_QUANTISED = "cache.quantised",
+        "a quantised cache is read and written with its scales, and a cache of the query's type without any",
+        "read `PagedKvCache::quantised_layer` with its scales, or make the cache by `PagedKvCache::new`";
+    QUANTISED_SCALE = "quantised.scale",
+        "the scales of a quantised cache are numbers of the query's type above 0, one for each layer, head and "
+        "element",
+        "bring a finite scale above 0 for each layer, head and element; 1 for channels that are always 0";
+    QUANTISED_FINITE = "quantised.finite",
+        "numbers that scales are made of are finite",
+        "find the layer that overflows by `Tensor::range_report`";
+    TABLE_SHARED = "table.shared",
+        "no token is written into a block that another sequence reads",
+        "copy a shared block before writing into it, as `Sequence::grow` asks for";
+    SLOT_RANGE = "slot.range",
+        "a slot is inside the cache; only padding lies outside",
+        "compute slots from the block table of this cache";
+    SLOT_DUPLICATE = "slot.duplicate",
+        "no slot is written twice in one step",
+        "give the requests blocks of their own to write to";
+    SLOT_COUNT = "slot.count",
+        "there is one slot for each packed token",
+        "make the slots from the same batch as the lengths, padding included";
+    SLOT_DUMP = "slot.dump",
+        "only padding is written to the dump slot",
+        "never give a sequence the dump block";
+    SLOT_POSITION = "slot.position",
+        "a token's slot is the one that the table has for its position",
+        "compute slots from the table that the attention call reads";
+    LENGTHS_KV_BELOW_Q = "lengths.kv_below_q",
+        "a causal request has at least as many keys as query rows",
+        "count the new tokens as keys too";
+    INDEX_MISALIGNED = "index.misaligned",
+        "token indices that become pages begin at a page and run through it",
+        "allocate whole pages, or gather the keys into a dense tensor";
+    INDEX_SHAPE = "index.shape",
+        "index lists belong together",
+        "make the lists of one batch, with the page size that they are read with";
+    MASK_SHAPE = "mask.shape",
+        "a packed mask has the bits that its offsets say",
+        "compute mask_indptr as the sums of rows times keys";
+    CHUNK_SIZE = "chunk.size",
+        "a chunk of local attention is a whole number of blocks",
+        "choose a block size that divides the chunk";
+    SPLIT_TILE = "split.tile",
+        "a tile of keys is a whole number of blocks",
+        "choose a tile of whole blocks";
+    SPLIT_LIMITS = "split.limits",
+        "a split has at least one part, head and core",
+        "give the device's cores and the model's heads";
+    RANKS_INTERLEAVE = "ranks.interleave",
+        "ranks and their interleaved runs are not 0, and a block holds whole runs",
+        "choose a run that divides the block size, and 1 rank where the context is not divided";
+    PAD_TARGET = "pad.target",
+        "a batch is padded to at least its own size, and to no more than a call takes",
+        "pad to the smallest captured size that holds the batch";
+    PAD_SLOT = "pad.slot",
+        "the slot that padding is written to is one of the cache's",
+        "write padding to a slot of the cache, or skip it by a negative slot";
+    DRAFT_COUNT = "draft.count",
+        "a request has more query tokens than drafts",
+        "count the last certain token among the query tokens";
+    DRAFT_TREE = "draft.tree",
+        "a draft's parent comes before it",
+        "make the tree by one of its functions, parents in front of their children";
+    DRAFT_PROBABILITY = "draft.probability",
+        "drafts are accepted by distributions: numbers of at least 0 with a sum of 1, from which a draft can be "
+        "drawn",
+        "give probabilities, not logits: apply softmax to each row";
+    DRAFT_UNIFORM = "draft.uniform",
+        "the random numbers that decide on drafts are at least 0 and below 1",
+        "draw the numbers evenly from 0 to 1";
+    RANKS_PARTS = "ranks.parts",
+        "a context is divided into no more parts than a merge takes",
+        "merge in two levels";
+    BACKEND_DECODE = "backend.decode",
+        "the decoding backend gets single causal query tokens",
+        "register a backend for packed queries behind this one";
+    BACKEND_SPLIT = "backend.split_decode",
+        "the backend that splits keys gets single query tokens that see all keys in front",
+        "register a backend for other steps behind this one";
+    BACKEND_TWO_CALLS = "backend.two_calls",
+        "the backend of two calls gets decodes over the cache in front of prefills",
+        "put the decodes first, and register a backend for other steps behind this one";
+    BACKEND_PROMPT_AND_INCRE = "backend.prompt_and_incre",
+        "PromptFlashAttention and IncreFlashAttention get layers without sinks",
+        "serve models with sinks by `Fused`, on Atlas A2, A3 or Ascend 950";
+    BACKEND_MEMORY = "backend.memory",
+        "a step needs no more memory besides the cache than the backends may take",
+        "register a backend behind this one that needs less, divide the step, or give more by "
+        "`Backends::memory_limit`";
+    BACKEND_MASK = "backend.mask",
+        "named masks go to their own backend, and it gets no others",
+        "register `Masked` in front for layers with named masks, and another backend behind it for the rest";
+    BACKEND_CHUNK = "backend.chunk",
+        "attention within chunks goes to its own backend, and it gets no other",
+        "register `ChunkedLocal` for layers with chunks, and another backend behind it for the rest";
+    ITEM_STARTS = "item.starts",
+        "the items of a prompt have tokens, and follow each other",
+        "leave out empty items";
+    MASK_ROWS = "mask.rows",
+        "each token sees a key under a named mask",
+        "let each token see itself";
+    BACKEND_QUANTISED = "backend.quantised",
+        "a quantised cache goes to the backends that take its scales, and they get no other",
+        "register `QuantisedDecode` and `QuantisedPrefill`, over MXFP8 `MxFp8`, or make the cache by "
+        "`PagedKvCache::new`";
+    BACKEND_MX_FP8 = "backend.mxfp8",
+        "the backend of MXFP8 gets causal layers without window and sinks",
+        "give such layers a cache of their own with scales of channels or tokens";
+    BACKEND_LATENT = "backend.latent",
+        "latent attention goes to its own backend, which gets causal layers of it alone",
+        "register `Mla`, and make its layers by `LayerInputs::latent`";
+    LATENT_WORKSPACE = "latent.workspace",
+        "the workspace of latent attention holds a cached token of each request, and divides no context into "
+        "more chunks than there may be",
+        "give `Mla` a larger workspace, or make the batch smaller";
+    BACKEND_CASCADE = "backend.cascade_prefill",
+        "a cascade has new tokens behind cached ones, and no window that hides keys",
+        "register a backend for packed queries behind this one";
+    BACKEND_SHARED_PREFIX = "backend.shared_prefix_decode",
+        "neighbouring requests share enough cached blocks that all their tokens see",
+        "sort the batch by rows of the table, and register an ordinary backend behind this one";
+    BACKEND_TRIANGLE = "backend.triangle_mix",
+        "TriangleMix leaves enough out of a causal prompt of known length, in some layer",
+        "register a dense backend behind this one, and tell requests the length of their prompts";
+    BACKEND_NAME = "backend.name",
+        "a set of layers names a registered backend for each kind of step",
+        "register the backend before the sets are made";
+    HYBRID_LAYERS = "hybrid.layers",
+        "each layer is in exactly one set of a hybrid backend",
+        "divide the layers of the model among the sets";
+    GROUP_LAYERS = "group.layers",
+        "each layer of the model is in exactly one group, and a step has metadata for every group",
+        "divide the layers of the model among the groups, and make the metadata by `GroupedAttention::metadata`";
+    PREFIX_GROUPS = "prefix.groups",
+        "a prefix cache holds blocks of one size, of layers that see no later tokens, and one sequence of each "
+        "pool",
+        "give all caches of the model one block size, leave encoders out, and share prefixes by groups";
+    OPTION_SOFT_CAP = "option.soft_cap",
+        "no operator here caps scores before the softmax",
+        "compute these layers without the operator: scores by a matrix product, cap, mask, softmax, product";
+    OPTION_ALIBI = "option.alibi",
+        "steps add no bias by distance: packed calls take none",
+        "call `FusedInferAttention` without a step, in BNSD or BSND, with the distances times the slopes as "
+        "`PseShift`";
+    OPTION_DROPOUT = "option.dropout",
+        "serving drops no attention weights",
+        "serve the model without dropout, which is a part of training alone";
+    OPTION_CROSS_ATTENTION = "option.cross_attention",
+        "a step's keys are those of its own requests",
+        "serve these layers by `CrossAttention`, beside this attention for the decoder's own tokens";
+    OPTION_SHARED_KV = "option.shared_kv",
+        "each layer of a step brings keys and values",
+        "bring the keys and values of the layer that is read once more, into a cache with as many layers";
+    BATCH_EMPTY = "batch.empty",
+        "a batch has requests, and each has query tokens",
+        "leave empty requests out, and skip a step without any";
+    BATCH_BLOCKS = "batch.blocks",
+        "the requests of a packed call need at most as many blocks as the cache has, shared ones counted for each",
+        "preempt a request, or make the cache larger; `SharedPrefixDecode` reads shared blocks once";
+    STEP_CAUSALITY = "step.causality",
+        "the tokens of a step see the keys that its layers, or its graphs, were made for",
+        "make the settings with the causality of these layers, or set their mask in the metadata";
+    GRAPH_LAYER = "graph.layer",
+        "a step replays each layer once",
+        "begin a step for each step of the engine";
+    GRAPH_INPUTS = "graph.inputs",
+        "a captured layer brings the kind of inputs that it was captured with, and no other mask or sinks",
+        "bring what the layer was captured with, or compute the step without a graph";
+    GRAPH_SIZE = "graph.size",
+        "a batch fits a captured size",
+        "compute the step without a graph, or capture a larger size";
+    BATCH_FORMAT = "batch.format",
+        "a recorded batch is the JSON that this crate writes",
+        "record the batch again with this version of the crate";
+}
+
+/// Every rule that this crate refuses by: those of the crate below, of the operators among them, then its own.
+pub fn every_rule() -> impl Iterator<Item = &'static Rule> {
+    ascend_attention::rules::every_rule().chain(RULES.iter().copied())
+}
+
+/// Reserves memory for `more` elements that are about to be written; refuses more than the host has memory for.
+pub(crate) fn room<T>(
+    list: &mut Vec<T>,
+    more: usize,
+    rule: &'static Rule,
+    fix: &'static str,
+) -> Result<(), Violation> {
+    list.try_reserve(more).map_err(|_| {
+        Violation::new(
+            rule,
+            format_args!("{more} elements of {} bytes", size_of::<T>()),
+            "what fits in the host's memory",
+            fix,
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use ascend_attention::rules::RULES as BELOW;
+
+    use super::*;
+
+    #[test]
+    fn ids_are_unique_and_told() {
+        let rules: Vec<_> = RULES.iter().chain(BELOW).collect();
+        let mut ids: Vec<_> = rules.iter().map(|rule| rule.id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), rules.len());
+        let told = SLOT_RANGE.broken(9, "0 to 7").to_string();
+        assert_eq!(
+            told,
+            "slot.range: a slot is inside the cache; only padding lies outside; given 9, allowed: 0 to 7; fix: compute \
+             slots from the block table of this cache"
+        );
+    }
+}
