@@ -67,8 +67,9 @@ impl<T: Number> WeightGradientSample<T> {
     /// tensors are shared, not copied.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for other shapes, without a token, head or element, query
-    /// heads that are no multiple of the others, or tensors of different devices.
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for
+    /// other shapes, without a token, head or element, query heads that are no multiple of the others, or tensors of
+    /// different devices.
     pub fn new(output_gradient: &Tensor<T>, value: &Tensor<T>) -> Result<Self> {
         value.on("value", output_gradient.memory().context())?;
         let &[tokens, heads, value_dim] = output_gradient.shape() else {
@@ -121,9 +122,10 @@ impl<T: Number> WeightGradientSample<T> {
     /// products are rounded to `T`. Waits for the work.
     ///
     /// # Errors
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device, elements that are not
-    /// finite, or that are so large that products are not; as for [`BatchMatMul::plan`],
-    /// [`BatchMatMulPlan::launch_into`], [`Device::alloc`](crate::Device::alloc) and [`Tensor::download_async`].
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
+    /// stream of another device, elements that are not finite, or that are so large that products are not; as for
+    /// [`BatchMatMul::plan`], [`BatchMatMulPlan::launch_into`], [`Device::alloc`](crate::Device::alloc) and
+    /// [`Tensor::download_async`].
     pub fn parts(&self, stream: &Stream, sizes: TriangleMix) -> Result<PartSums> {
         let device = stream.device();
         self.value

@@ -76,7 +76,7 @@
 //!   prompt.
 //! - [`SplitDecode`]: decode steps with the keys in parts, as many as [`SplitLimits`] sets or of tiles that no other
 //!   request changes.
-//! - [`Error`]: everything that can go wrong, as one type; [`Rule`]: what requests, blocks and lengths are refused
+//! - [`Error`]: everything that can go wrong, as one type; [`rules`]: what requests, blocks and lengths are refused
 //!   for.
 //!
 //! The crate calls nothing but the public functions of [`ascend_attention`], whose documentation lists what runs

@@ -291,10 +291,11 @@ impl MergePlan {
     ///
     /// # Errors
     /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than their
-    /// addresses; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device, or an output
-    /// that shares memory with another tensor; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. By way of
-    /// the host also [`Error::Acl`], should the copies or earlier work on the stream fail, and [`Error::Capturing`]
-    /// for a graph that is captured.
+    /// addresses; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for tensors of another device, or an output that shares
+    /// memory with another tensor; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. By way of the host
+    /// also [`Error::Acl`], should the copies or earlier work on the stream fail, and [`Error::Capturing`] for a
+    /// graph that is captured.
     #[doc(alias = "aclnnAttentionUpdate")]
     pub fn launch_into<T: Element>(
         &self,

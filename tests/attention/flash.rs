@@ -546,9 +546,12 @@ fn parts_of_other_rows_are_not_merged() {
         );
         let plan = RingUpdate::new().plan(&stream, &first, &first).unwrap();
         let refused = plan.launch(&stream, &first, &other).unwrap_err();
-        assert!(
-            matches!(&refused, Error::Violation(violation) if violation.rule.id == "plan.tensors" && violation.given.starts_with("current: "))
-        );
+        assert!(matches!(
+            &refused,
+            Error::Violation(violation)
+                if violation.rule.id == "plan.tensors"
+                    && violation.given.starts_with("current: ")
+        ));
     }
     // Batches in other layouts than SBH are not what the operator reads.
     let batch = rows.reshape([1, 12, 2, 64]).unwrap();

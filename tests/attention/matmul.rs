@@ -163,7 +163,7 @@ fn what_is_not_as_planned_is_refused() {
     let mut own = a.clone();
     let shared = plan.launch_into(&stream, &a, &a, &mut own);
     assert!(
-        matches!(&shared, Err(Error::Violation(violation)) if violation.rule.id == "argument.value")
+        matches!(&shared, Err(Error::Violation(violation)) if violation.rule.id == "argument.memory")
     );
     let other: Result<Tensor<bf16>, _> = {
         let b = upload::<bf16>(&stream, 1, [2, 4, 4]);
@@ -255,7 +255,7 @@ fn tensors_of_another_device_are_refused() {
     let [a, b] = streams.each_ref().map(|of| upload::<f16>(of, 1, [1, 2, 2]));
     let mixed = BatchMatMul::new().plan(&a, &b);
     assert!(
-        matches!(&mixed, Err(Error::Violation(violation)) if violation.rule.id == "argument.value")
+        matches!(&mixed, Err(Error::Violation(violation)) if violation.rule.id == "argument.device")
     );
     let plan = BatchMatMul::new().plan(&a, &a).unwrap();
     assert!(plan.launch(&streams[0], &a, &b).is_err());

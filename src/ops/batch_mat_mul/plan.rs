@@ -110,9 +110,9 @@ impl BatchMatMul {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`], [`Error::UnknownProduct`],
-    /// [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different
-    /// devices or products that memory cannot hold. After that [`Error::Aclnn`], should the operator refuse the call
-    /// nevertheless.
+    /// [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for tensors of different devices or products that memory
+    /// cannot hold. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnBatchMatMulGetWorkspaceSize")]
     pub fn plan<T: Element>(&self, self_: &Tensor<T>, mat2: &Tensor<T>) -> Result<BatchMatMulPlan> {
         let context = self_.memory().context();
@@ -233,9 +233,10 @@ impl BatchMatMulPlan {
     ///
     /// # Errors
     /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than their
-    /// addresses; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device, or an output
-    /// that shares memory with a factor; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while
-    /// it runs shows when the stream is synchronised.
+    /// addresses; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for tensors of another device, or an output that shares
+    /// memory with a factor; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while it runs
+    /// shows when the stream is synchronised.
     #[doc(alias = "aclnnBatchMatMul")]
     pub fn launch_into<T: Element>(
         &self,

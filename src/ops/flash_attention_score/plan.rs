@@ -94,10 +94,10 @@ impl FlashPlan {
     /// The replays of a captured launch write an output of this plan's: [`FlashPlan::output`].
     ///
     /// # Errors
-    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than
-    /// their addresses, for another kind of position bias, other first places, or another share that dropout keeps,
-    /// and in a capture for an output whose state describes other rows;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device, or outputs that share
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than their
+    /// addresses, for another kind of position bias, other first places, or another share that dropout keeps, and in
+    /// a capture for an output whose state describes other rows; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE)
+    /// or [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for tensors of another device, or outputs that share
     /// memory with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace;
     /// [`Error::Aclnn`](crate::Error::Aclnn). A failure while it runs shows when the stream is synchronised.
     #[doc(alias = "aclnnFlashAttentionScore")]

@@ -272,9 +272,10 @@ impl Plan {
     /// # Errors
     /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than their
     /// addresses, and for another block size, quantisation scheme or length of the shared prefix;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device, or an output that shares
-    /// memory with another tensor; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`] if the operator cannot
-    /// be launched. A failure while it runs shows when the stream is synchronised.
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for
+    /// tensors of another device, or an output that shares memory with another tensor; [`Error::OutOfMemory`] for
+    /// the workspace; [`Error::Aclnn`] if the operator cannot be launched. A failure while it runs shows when the
+    /// stream is synchronised.
     #[doc(alias = "aclnnFusedInferAttentionScore")]
     #[doc(alias = "aclSetInputTensorAddr")]
     #[doc(alias = "aclSetDynamicInputTensorAddr")]

@@ -89,9 +89,9 @@ impl GatherPaKvCache {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`], [`Error::UnknownProduct`],
-    /// [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different
-    /// devices, or sequences that were checked for another cache. After that [`Error::Aclnn`], should the operator
-    /// refuse the call nevertheless.
+    /// [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for tensors of different devices, or sequences that were
+    /// checked for another cache. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnGatherPaKvCacheGetWorkspaceSize")]
     pub fn plan<T: Element>(
         &self,
@@ -251,9 +251,10 @@ impl GatherPlan {
     ///
     /// # Errors
     /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than their
-    /// addresses; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device, or outputs that
-    /// share memory with another tensor; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while
-    /// it runs shows when the stream is synchronised.
+    /// addresses; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for tensors of another device, or outputs that share
+    /// memory with another tensor; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while it
+    /// runs shows when the stream is synchronised.
     #[doc(alias = "aclnnGatherPaKvCache")]
     pub fn launch_into<T: Element>(
         &self,

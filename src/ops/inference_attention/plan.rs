@@ -190,12 +190,12 @@ impl<P: InferenceParameter> InferencePlan<P> {
     /// device: the table is checked on the host before each.
     ///
     /// # Errors
-    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for inputs that differ from the planned ones in more than
-    /// their addresses; [`Error::Violation`](crate::Error::Violation) for a table that names a block which the cache
-    /// does not have, or too few for its lengths; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for
-    /// tensors of another device, or an output that shares memory with another tensor;
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace; [`Error::Aclnn`](crate::Error::Aclnn). A
-    /// failure while it runs shows when the stream is synchronised.
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for inputs that differ from the planned ones in more than their
+    /// addresses; [`Error::Violation`](crate::Error::Violation) for a table that names a block which the cache does
+    /// not have, or too few for its lengths; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for tensors of another device, or an output that shares
+    /// memory with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace;
+    /// [`Error::Aclnn`](crate::Error::Aclnn). A failure while it runs shows when the stream is synchronised.
     #[doc(alias = "aclnnPromptFlashAttentionV3")]
     #[doc(alias = "aclnnIncreFlashAttentionV4")]
     pub fn launch_into<'a, T: Element>(

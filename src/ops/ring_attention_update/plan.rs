@@ -126,9 +126,9 @@ impl RingPlan {
     /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for parts that differ from the planned ones in more than their
     /// addresses, also in the order or the ends of their sequences, and in a capture for a merged part whose state
     /// describes other rows; [`Error::Violation`] for sequences without keys in a part;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device, or outputs that share
-    /// memory with another tensor; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while it
-    /// runs shows when the stream is synchronised.
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for
+    /// tensors of another device, or outputs that share memory with another tensor; [`Error::OutOfMemory`] for the
+    /// workspace; [`Error::Aclnn`]. A failure while it runs shows when the stream is synchronised.
     #[doc(alias = "aclnnRingAttentionUpdate")]
     pub fn launch_into<T: Element>(
         &self,

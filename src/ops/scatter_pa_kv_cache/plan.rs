@@ -113,8 +113,9 @@ impl ScatterPaKvCache {
     /// tensors of these shapes. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::Violation`], [`UNSUPPORTED`](ascend_spec::UNSUPPORTED),
-    /// [`Error::UnknownProduct`], [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for
+    /// Before any function of the operator is called: [`Error::Violation`],
+    /// [`UNSUPPORTED`](ascend_spec::UNSUPPORTED), [`Error::UnknownProduct`], [`Error::MissingOperator`],
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for
     /// tensors of different devices or slots that were checked for a larger cache. After that [`Error::Aclnn`],
     /// should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnScatterPaKvCacheGetWorkspaceSize")]
@@ -277,10 +278,12 @@ impl ScatterPlan {
     ///
     /// # Errors
     /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than their
-    /// addresses; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device, caches that
-    /// share memory with another tensor, or slots that were checked for a larger cache; [`Error::OutOfMemory`] for
-    /// the workspace; [`Error::Aclnn`]. A failure while it runs, such as a slot beyond the cache in a mapping that
-    /// was taken unchecked, shows when the stream is synchronised, if the device notices.
+    /// addresses; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE),
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for
+    /// tensors of another device, caches that share memory with another tensor, or slots that were checked for a
+    /// larger cache; [`Error::OutOfMemory`] for the workspace; [`Error::Aclnn`]. A failure while it runs, such as a
+    /// slot beyond the cache in a mapping that was taken unchecked, shows when the stream is synchronised, if the
+    /// device notices.
     #[doc(alias = "aclnnScatterPaKvCache")]
     pub fn launch<'a>(
         &self,
