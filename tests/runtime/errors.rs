@@ -237,7 +237,7 @@ fn lints_that_leave_the_tensors_are_allowed_by_unsafe_code_alone() {
             .unwrap_err();
         let text = error.to_string();
         assert!(
-            text.starts_with("allow_lint: given value.shape_unchecked")
+            text.contains("given allow_lint: value.shape_unchecked")
                 && text.contains("`allow_overrun`"),
             "{text}"
         );
@@ -384,7 +384,8 @@ fn a_launch_must_be_as_planned() {
     let error = plan.launch(&stream, (&q, &longer, &kv)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "key: given FLOAT16 [1, 2, 17, 32], planned: FLOAT16 [1, 2, 16, 32]; launch with what was planned, or \
+        "plan.tensors: a launch has the tensors and attributes that its plan was made for, at any address; given key: \
+         FLOAT16 [1, 2, 17, 32], allowed: FLOAT16 [1, 2, 16, 32]; fix: launch with what was planned, or \
          plan again"
     );
     let outcome = plan.launch(&stream, Inputs::lists(&q, &[&kv, &kv], &[&kv]));
@@ -539,7 +540,7 @@ fn environment_chooses_the_backend() {
     assert!(emulated.contains("backend emulated"), "{emulated}");
     let wrong = run("gpu");
     assert!(
-        wrong.contains(r#"ASCEND_BACKEND: given "gpu", allowed: auto, npu, emulated"#),
+        wrong.contains(r#"given ASCEND_BACKEND: "gpu", allowed: auto, npu, emulated; fix: set"#),
         "{wrong}"
     );
     if harness::not_on_npu(
