@@ -7,11 +7,14 @@ use ascend_spec::{Rule, UNSUPPORTED};
 ascend_spec::library_rules! {
     ARGUMENT_VALUE = "argument.value", "an argument of a function has a value that the function takes",
         "give the argument one of the allowed values";
-    ARGUMENT_DEVICE = "argument.device", "tensors, streams and events of a call are of the device where the call goes",
+    ARGUMENT_DEVICE = "argument.device",
+        "tensors, streams and events of a call are of the device where the call goes",
         "copy the tensor to that device through the host, or make the stream, event or plan on the tensor's device";
-    ARGUMENT_MEMORY = "argument.memory", "what a call writes is memory of its own, which no other argument shares and no other caller reads",
+    ARGUMENT_MEMORY = "argument.memory",
+        "what a call writes is memory of its own, which no other argument shares and no other caller reads",
         "give the call a tensor of its own, such as `Device::alloc` makes";
-    PLAN_TENSORS = "plan.tensors", "a launch has the tensors and attributes that its plan was made for, at any address",
+    PLAN_TENSORS = "plan.tensors",
+        "a launch has the tensors and attributes that its plan was made for, at any address",
         "launch with what was planned, or plan again";
     LENGTHS_ENDS = "lengths.ends", "cumulative ends do not decrease, and have no leading 0 entry",
         "give the sums of the lengths up to each request: ends that do not decrease, without a leading 0";
@@ -25,7 +28,8 @@ ascend_spec::library_rules! {
         "declare more keys at the capture, or compute the step without a graph";
     GRAPH_WORKSPACE = "graph.workspace", "a replay needs at most the workspace that the capture took",
         "capture with lengths that need the most, or compute the step without a graph";
-    GRAPH_UPDATE = "graph.update", "a replay is given lengths once for each call captured with varying ones, made for its graph",
+    GRAPH_UPDATE = "graph.update",
+        "a replay is given lengths once for each call captured with varying ones, made for its graph",
         "give each such call its lengths once, in an update of this graph";
     GRAPH_STREAMS = "graph.streams", "graphs take no more streams than there are",
         "capture fewer sizes or layers";
@@ -33,8 +37,8 @@ ascend_spec::library_rules! {
         "capture the graph again";
 }
 
-/// Every rule that this crate refuses by: those of the operators ([`spec::every_rule`](ascend_spec::every_rule)), then
-/// its own.
+/// Every rule that this crate refuses by: those of the operators ([`spec::every_rule`](ascend_spec::every_rule)),
+/// then its own.
 pub fn every_rule() -> impl Iterator<Item = &'static Rule> {
     let own = [&UNSUPPORTED].into_iter().chain(RULES.iter().copied());
     ascend_spec::every_rule().chain(own)

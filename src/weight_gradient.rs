@@ -67,8 +67,9 @@ impl<T: Number> WeightGradientSample<T> {
     /// tensors are shared, not copied.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for other shapes, without a token, head or element, query
-    /// heads that are no multiple of the others, or tensors of different devices.
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for
+    /// other shapes, without a token, head or element, query heads that are no multiple of the others, or tensors of
+    /// different devices.
     pub fn new(output_gradient: &Tensor<T>, value: &Tensor<T>) -> Result<Self> {
         value.on("value", output_gradient.memory().context())?;
         let &[tokens, heads, value_dim] = output_gradient.shape() else {

@@ -253,7 +253,7 @@ fn handles_of_another_device_or_runtime_are_refused() {
         for (at, error) in errors.iter().enumerate() {
             let text = error.to_string();
             assert!(
-                matches!(&error, Error::Violation(violation) if violation.rule.id == "argument.value"),
+                matches!(&error, Error::Violation(violation) if violation.rule.id == "argument.device"),
                 "{at}: {text}"
             );
             assert!(text.contains("of the same runtime"), "{at}: {text}");

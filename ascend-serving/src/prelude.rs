@@ -1,7 +1,7 @@
 //! What most engines use, for `use ascend_serving::prelude::*`: [`ascend_attention::prelude`], and the parts of a
 //! step.
 //!
-//! `Error`, `Result`, `Rule` and `Violation` are not in it: `ascend_attention` has some of the same names.
+//! `Error`, `Result`, `Violation` and `rules` are not in it: `ascend_attention` has some of the same names.
 //!
 //! ```
 //! use ascend_serving::prelude::*;

@@ -1,5 +1,5 @@
-//! What the paged cache and the serving layer refuse, by rule: conditions of requests, blocks and lengths. The rules of
-//! the crate below are here as well; the contract ([`spec`](ascend_attention::spec)) has the conditions of single
+//! What the paged cache and the serving layer refuse, by rule: conditions of requests, blocks and lengths. The rules
+//! of the crate below are here as well; the contract ([`spec`](ascend_attention::spec)) has the conditions of single
 //! operator calls.
 
 use ascend_attention::Violation;

@@ -152,8 +152,8 @@ pub struct Rule {
     pub fix: &'static str,
     /// Where the condition comes from: an entry of the operator's check list, or a section of its documentation.
     pub source: &'static str,
-    /// CANN's status for a call that breaks the rule; 0 for a lint, for a condition of a library, and for a crash where
-    /// other hosts take the call.
+    /// CANN's status for a call that breaks the rule; 0 for a lint, for a condition of a library, and for a crash
+    /// where other hosts take the call.
     pub status: i32,
     /// The operator that the condition applies to, from this version on; `None` for a condition of a library.
     pub since: Option<OperatorVersion>,
@@ -239,17 +239,17 @@ pub struct Violation {
     /// What to change: the rule's own advice, or one that fits this call better.
     pub fix: String,
     /// The changes that the fix begins with, where they can be made without knowing more than the call: see
-    /// [`Arguments::changed`](crate::ops::fused_infer_attention_score::Arguments::changed). Where a change gives or converts a tensor, the caller
-    /// makes its contents, as the rest of the fix describes.
+    /// [`Arguments::changed`](crate::ops::fused_infer_attention_score::Arguments::changed). Where a change gives or
+    /// converts a tensor, the caller makes its contents, as the rest of the fix describes.
     pub changes: Vec<Change>,
-    /// Another target that takes the call unchanged, if [`FiaCall::taken_by`](crate::ops::fused_infer_attention_score::FiaCall::taken_by) was
-    /// called and found one.
+    /// Another target that takes the call unchanged, if
+    /// [`FiaCall::taken_by`](crate::ops::fused_infer_attention_score::FiaCall::taken_by) was called and found one.
     pub taken_by: Option<Target>,
 }
 
 impl Violation {
-    /// The violation of `rule` by the value `given`, where `allowed` names the values that hold it and `fix` says what
-    /// to change in this call.
+    /// The violation of `rule` by the value `given`, where `allowed` names the values that hold it and `fix` says
+    /// what to change in this call.
     #[cold]
     pub fn new(
         rule: &'static Rule,
@@ -267,7 +267,8 @@ impl Violation {
         }
     }
 
-    /// The refusal of a call that needs `feature`, named by the argument or value that selects it, by [`UNSUPPORTED`].
+    /// The refusal of a call that needs `feature`, named by the argument or value that selects it, by
+    /// [`UNSUPPORTED`].
     #[cold]
     pub fn unsupported(feature: impl fmt::Display) -> Self {
         UNSUPPORTED.broken(feature, "what this library computes")

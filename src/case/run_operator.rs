@@ -19,8 +19,8 @@ impl OperatorCase {
     /// [`Case::launch`](super::Case::launch) does.
     ///
     /// # Errors
-    /// As for [`Case::launch`](super::Case::launch); [`UNSUPPORTED`](ascend_spec::UNSUPPORTED) for an operator that this crate declares
-    /// and cannot call yet.
+    /// As for [`Case::launch`](super::Case::launch); [`UNSUPPORTED`](ascend_spec::UNSUPPORTED) for an operator that
+    /// this crate declares and cannot call yet.
     pub fn launch(&self, stream: &Stream) -> Result<Outcome> {
         let other = self.named_target().other_stream(stream)?;
         let stream = other.as_ref().unwrap_or(stream);

@@ -82,8 +82,9 @@ impl<T: Element> DeviceBuffer<T> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for more elements than there are, or a stream of another
-    /// device; [`Error::Acl`]; [`Error::Capturing`] on a thread that captures.
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for
+    /// more elements than there are, or a stream of another device; [`Error::Acl`]; [`Error::Capturing`] on a thread
+    /// that captures.
     #[doc(alias = "aclrtMemcpy")]
     pub fn copy_from(&self, stream: &Stream, elements: &[T]) -> Result<()> {
         self.memory.context().admits("stream", stream.context())?;

@@ -163,8 +163,9 @@ impl Event {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if one of the events does not note the time, or they are of
-    /// different devices; [`Error::Acl`] if one was not reached yet, or `start` is the later.
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if one
+    /// of the events does not note the time, or they are of different devices; [`Error::Acl`] if one was not reached
+    /// yet, or `start` is the later.
     #[doc(alias = "aclrtEventElapsedTime")]
     pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
         if !self.timed || !start.timed {

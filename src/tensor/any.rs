@@ -363,9 +363,9 @@ impl AnyTensor {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`]: the copy, or work on the stream, failed. [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for
-    /// another device, or for a strided tensor of elements smaller than a byte; [`Error::Capturing`] on a thread
-    /// that captures.
+    /// [`Error::Acl`]: the copy, or work on the stream, failed. [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE)
+    /// or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another device, or for a strided tensor of elements
+    /// smaller than a byte; [`Error::Capturing`] on a thread that captures.
     #[doc(alias = "aclrtMemcpy")]
     pub fn download_bytes(&self, stream: &Stream) -> Result<Vec<u8>> {
         vec_from(bytes_of(&self.desc)?, |bytes| self.gather(stream, bytes))
@@ -420,8 +420,9 @@ impl AnyTensor {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for strided or overlapping tensors, other shapes or element
-    /// types, or another device; [`Error::Capturing`] for a stream on a thread that captures; [`Error::Acl`].
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for
+    /// strided or overlapping tensors, other shapes or element types, or another device; [`Error::Capturing`] for a
+    /// stream on a thread that captures; [`Error::Acl`].
     #[doc(alias = "aclrtMemcpyAsync")]
     pub fn copy_from(&self, queue: &impl Queue, source: &Self) -> Result<()> {
         queue.note(self.queue_copy(queue, source))
@@ -461,8 +462,8 @@ impl AnyTensor {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of bytes, a strided tensor or another
-    /// device; [`Error::Acl`].
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for
+    /// another number of bytes, a strided tensor or another device; [`Error::Acl`].
     #[doc(alias = "aclrtMemcpy")]
     pub fn overwrite_bytes(&self, stream: &Stream, bytes: &[u8]) -> Result<()> {
         let (memory, start) = self.packed("tensor", stream)?;

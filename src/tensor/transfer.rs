@@ -12,9 +12,9 @@ impl<T: Element> Tensor<T> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a strided tensor, another length, or a tensor or host
-    /// memory of another device than the stream's; [`Error::Capturing`] on a thread that captures; [`Error::Acl`].
-    /// The host memory is dropped with the error.
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
+    /// strided tensor, another length, or a tensor or host memory of another device than the stream's;
+    /// [`Error::Capturing`] on a thread that captures; [`Error::Acl`]. The host memory is dropped with the error.
     #[doc(alias = "aclrtMemcpyAsync")]
     pub fn download_async(&self, stream: &Stream, host: HostBuffer<T>) -> Result<Transfer<T>> {
         self.transfer(host, false, stream)

@@ -59,7 +59,7 @@ impl<T: Element> Tensor<T> {
     ///
     /// # Errors
     /// [`Error::Acl`](crate::Error::Acl): the copy, or work on the stream, failed;
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another device;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for another device;
     /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures.
     #[doc(alias = "aclrtMemcpy")]
     pub fn download(&self, stream: &Stream) -> Result<Vec<T>> {
@@ -71,8 +71,8 @@ impl<T: Element> Tensor<T> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of elements, a strided tensor or
-    /// another device; [`Error::Acl`](crate::Error::Acl).
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for
+    /// another number of elements, a strided tensor or another device; [`Error::Acl`](crate::Error::Acl).
     #[doc(alias = "aclrtMemcpy")]
     pub fn overwrite(&self, stream: &Stream, elements: &[T]) -> Result<()> {
         has_len("elements", elements.len(), self.len())?;

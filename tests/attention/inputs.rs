@@ -139,7 +139,7 @@ fn not_as_planned<T: std::fmt::Debug>(outcome: Result<T, Error>, name: &str) {
 #[track_caller]
 fn invalid<T: std::fmt::Debug>(outcome: Result<T, Error>, name: &str) {
     match outcome.unwrap_err() {
-        Error::Violation(violation) if violation.rule == &rules::ARGUMENT_VALUE => {
+        Error::Violation(violation) if violation.rule.id.starts_with("argument.") => {
             assert_eq!(violation.given.split(':').next(), Some(name));
         }
         other => panic!("{other:?}"),

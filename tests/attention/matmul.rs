@@ -255,7 +255,7 @@ fn tensors_of_another_device_are_refused() {
     let [a, b] = streams.each_ref().map(|of| upload::<f16>(of, 1, [1, 2, 2]));
     let mixed = BatchMatMul::new().plan(&a, &b);
     assert!(
-        matches!(&mixed, Err(Error::Violation(violation)) if violation.rule.id == "argument.value")
+        matches!(&mixed, Err(Error::Violation(violation)) if violation.rule.id == "argument.device")
     );
     let plan = BatchMatMul::new().plan(&a, &a).unwrap();
     assert!(plan.launch(&streams[0], (&a, &b)).is_err());

@@ -127,9 +127,12 @@ fn rows_and_parts_that_there_are_not_are_refused() {
     }; 2];
     assert_eq!(argument(&endless, &parts), "rows");
     let other = MergeState::new(Layout::Bsnd).rows(&runs).plan(&parts);
-    assert!(
-        matches!(&other, Err(Error::Violation(violation)) if violation.rule.id == "argument.value" && violation.given.starts_with("layout: "))
-    );
+    assert!(matches!(
+        &other,
+        Err(Error::Violation(violation))
+            if violation.rule.id == "argument.value"
+                && violation.given.starts_with("layout: ")
+    ));
     // A launch with other tensors than planned.
     let plan = merge.rows(&runs).plan(&parts).unwrap();
     let short = [PartsOfRows {
@@ -138,16 +141,23 @@ fn rows_and_parts_that_there_are_not_are_refused() {
     }];
     let short = upload(&stream, &made(1, 0, &short), Layout::Tnd);
     let wrong = [parts[0], Part::of(&short).unwrap()];
-    assert!(
-        matches!(plan.launch(&stream, &wrong), Err(Error::Violation(violation)) if violation.rule.id == "plan.tensors")
-    );
-    assert!(
-        matches!(plan.launch(&stream, &parts[..1]), Err(Error::Violation(violation)) if violation.rule.id == "plan.tensors" && violation.given.starts_with("parts: "))
-    );
+    assert!(matches!(
+        plan.launch(&stream, &wrong),
+        Err(Error::Violation(violation))
+            if violation.rule.id == "plan.tensors"
+    ));
+    assert!(matches!(
+        plan.launch(&stream, &parts[..1]),
+        Err(Error::Violation(violation))
+            if violation.rule.id == "plan.tensors"
+                && violation.given.starts_with("parts: ")
+    ));
     let mut no_lse = plan.output().unwrap();
     no_lse.softmax_lse = None;
-    assert!(
-        matches!(plan.launch_into(&stream, &parts, &mut no_lse), Err(Error::Violation(violation)) if violation.rule.id == "plan.tensors")
-    );
+    assert!(matches!(
+        plan.launch_into(&stream, &parts, &mut no_lse),
+        Err(Error::Violation(violation))
+            if violation.rule.id == "plan.tensors"
+    ));
     plan.launch(&stream, &parts).unwrap();
 }

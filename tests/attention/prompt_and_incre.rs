@@ -51,9 +51,12 @@ fn prompts_that_break_a_rule_are_refused_by_name() {
     assert!(paged.contains("FusedInferAttention has"), "{paged}");
     let keys: [&ascend_attention::AnyTensor; 2] = [&key, &key];
     let lists = call.plan(Inputs::lists(&query, &keys, &keys));
-    assert!(
-        matches!(&lists, Err(Error::Violation(violation)) if violation.rule.id == "argument.value" && violation.given.starts_with("key: "))
-    );
+    assert!(matches!(
+        &lists,
+        Err(Error::Violation(violation))
+            if violation.rule.id == "argument.value"
+                && violation.given.starts_with("key: ")
+    ));
 }
 
 #[test]

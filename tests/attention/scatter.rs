@@ -210,7 +210,12 @@ fn wrong_slots_never_reach_the_device() {
     let larger = SlotMapping::new(&stream, &[1, 6], 100).unwrap();
     let refused = plan.launch(&stream, (&key, &larger, &cache)).unwrap_err();
     assert!(
-        matches!(&refused, Error::Violation(violation) if violation.rule.id == "argument.value" && violation.given.starts_with("slot_mapping: ")),
+        matches!(
+            &refused,
+            Error::Violation(violation)
+                if violation.rule.id == "argument.value"
+                    && violation.given.starts_with("slot_mapping: ")
+        ),
         "{refused}"
     );
     assert!(
@@ -254,7 +259,12 @@ fn tensors_have_to_be_as_planned() {
     let three = upload(&stream, &halves(1, 3 * DIM), &[3, 1, DIM]);
     let refused = plan.launch(&stream, (&three, &slots, &cache)).unwrap_err();
     assert!(
-        matches!(&refused, Error::Violation(violation) if violation.rule.id == "plan.tensors" && violation.given.starts_with("key: ")),
+        matches!(
+            &refused,
+            Error::Violation(violation)
+                if violation.rule.id == "plan.tensors"
+                    && violation.given.starts_with("key: ")
+        ),
         "{refused}"
     );
     // A cache that is its own input.

@@ -124,9 +124,12 @@ fn events_tell_completion_and_time() {
     assert!(stream.is_idle().unwrap());
 
     let untimed = stream.record_event().unwrap();
-    assert!(
-        matches!(untimed.elapsed_since(&start), Err(Error::Violation(violation)) if violation.rule.id == "argument.value" && violation.given.starts_with("event: "))
-    );
+    assert!(matches!(
+        untimed.elapsed_since(&start),
+        Err(Error::Violation(violation))
+            if violation.rule.id == "argument.value"
+                && violation.given.starts_with("event: ")
+    ));
     untimed.record(&stream).unwrap();
     untimed.synchronize().unwrap();
     stream.device().synchronize().unwrap();

@@ -153,7 +153,7 @@ fn devices_are_separate_and_shared_by_number() {
         two.wait_event(&one.record_event().unwrap()).unwrap_err(),
     ] {
         assert!(
-            matches!(&error, Error::Violation(violation) if violation.rule.id == "argument.value"),
+            matches!(&error, Error::Violation(violation) if violation.rule.id == "argument.device"),
             "{error}"
         );
     }

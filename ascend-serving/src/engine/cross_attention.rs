@@ -323,9 +323,9 @@ impl<T: Element> CrossStep<'_, T> {
     ///
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for a query of
-    /// another shape; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a query of another device, and for a
-    /// layer that does not exist; [`Error::NoBackend`] with the reasons of the operator where no call serves the
-    /// step.
+    /// another shape; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a query of another device, and for a layer that does not
+    /// exist; [`Error::NoBackend`] with the reasons of the operator where no call serves the step.
     pub fn forward(&mut self, layer: usize, query: &Tensor<T>) -> Result<Tensor<T>> {
         let [tokens, heads] = [0, 1].map(|axis| size(query, axis));
         let rows = [tokens, heads, self.cross.cache.shape().value_dim];

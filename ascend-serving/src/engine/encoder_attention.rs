@@ -291,8 +291,8 @@ impl EncoderPlan {
     /// As [`launch`](Self::launch), with an output tensor of the caller, of the query's shape.
     ///
     /// # Errors
-    /// As for [`EncoderPlan::launch`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another
-    /// shape, [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for one that shares memory with an input.
+    /// As for [`EncoderPlan::launch`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape,
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with an input.
     pub fn launch_into<T: Element>(
         &self,
         stream: &Stream,

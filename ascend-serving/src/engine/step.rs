@@ -21,9 +21,9 @@ impl<T: Element> Attention<T> {
     /// back from now on are handed out again when the stream has passed the end of the step.
     ///
     /// # Errors
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device, or an
-    /// [`AttentionShape`](crate::AttentionShape) whose scale is 0 or not finite, whose query heads are no multiple
-    /// of its key heads, or whose key heads are not those of the cache;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
+    /// stream of another device, or an [`AttentionShape`](crate::AttentionShape) whose scale is 0 or not finite,
+    /// whose query heads are no multiple of its key heads, or whose key heads are not those of the cache;
     /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE) for metadata whose settings were made from another cache,
     /// [`TABLE_GROUP`](crate::rules::TABLE_GROUP) for blocks of another pool,
     /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went back to the pool since the metadata
@@ -134,9 +134,8 @@ impl<T: Element> Step<'_, T> {
     /// does not.
     ///
     /// # Errors
-    /// As for [`Step::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another
-    /// shape, [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for one that shares memory with what the
-    /// layer reads.
+    /// As for [`Step::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape,
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with what the layer reads.
     pub fn forward_into<'i>(
         &mut self,
         layer: usize,

@@ -85,10 +85,11 @@ impl<T: Element> Attention<T> {
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 tokens;
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for several tokens a request, windows, named masks or
     /// sinks over a quantised cache, and for one whose scales are not of channels;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device, or a scale that is 0 or
-    /// not finite; [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) if the cache does not have a block for each
-    /// request of the largest size; [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many
-    /// streams; a broken rule of the call; as for [`Graph::capture`](ascend_attention::Graph::capture).
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
+    /// stream of another device, or a scale that is 0 or not finite; [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS)
+    /// if the cache does not have a block for each request of the largest size;
+    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; a broken rule of the
+    /// call; as for [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture(
         &self,
         stream: &Stream,
@@ -331,8 +332,9 @@ impl<T: Element> AttentionGraphs<T> {
     /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for other groups of layers;
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) for metadata without requests;
     /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device, and if the step before was
-    /// on another stream and its end is not known. The metadata is unchanged then.
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
+    /// stream of another device, and if the step before was on another stream and its end is not known. The metadata
+    /// is unchanged then.
     ///
     /// Errors of the device while lengths are planned and buffers filled, such as
     /// [`Acl`](ascend_attention::Error::Acl) and [`OutOfMemory`](ascend_attention::Error::OutOfMemory), leave the

@@ -181,13 +181,13 @@ impl<B> GraphPool<B> {
     ///
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for a step larger than all sizes;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device, and if the step before was
-    /// on another stream and its end is not known; [`Capturing`](ascend_attention::Error::Capturing) if it was on
-    /// another stream and the thread captures: the metadata is unchanged then.
-    /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) for sequences that do not fit the step, as for
-    /// [`Attention::begin`](crate::Attention::begin); as for [`Update::all`], and what `fill` returns: nothing is
-    /// launched then, but the metadata is padded.
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
+    /// stream of another device, and if the step before was on another stream and its end is not known;
+    /// [`Capturing`](ascend_attention::Error::Capturing) if it was on another stream and the thread captures: the
+    /// metadata is unchanged then. [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED),
+    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING)
+    /// for sequences that do not fit the step, as for [`Attention::begin`](crate::Attention::begin); as for
+    /// [`Update::all`], and what `fill` returns: nothing is launched then, but the metadata is padded.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,

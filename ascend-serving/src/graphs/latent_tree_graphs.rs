@@ -90,11 +90,10 @@ impl LatentTreeVerification {
     ///
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 nodes;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device, a scale that is
-    /// 0 or not finite, and sinks, which no verification has;
-    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; a
-    /// broken rule of the two calls, where the single call is refused too; as for
-    /// [`Graph::capture`](ascend_attention::Graph::capture).
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
+    /// stream of another device, a scale that is 0 or not finite, and sinks, which no verification has;
+    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; a broken rule of the two
+    /// calls, where the single call is refused too; as for [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture<T: Element>(
         &self,
         stream: &Stream,

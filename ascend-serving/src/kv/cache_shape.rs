@@ -119,7 +119,8 @@ impl CacheShape {
                     "shape",
                     format_args!("{self:?}"),
                     "sizes of 1 or more that go into the format, and whose product can be counted",
-                ).fix("give layers, blocks, tokens, heads and elements of 1 or more, and fewer blocks where the product is too large")
+                )
+                .fix("give sizes of 1 or more, and fewer blocks where the product is too large")
             })?;
             let buffer = device.alloc_zeroed::<T>(elements)?;
             Ok(Tensor::from_buffer(&buffer, dims)?)

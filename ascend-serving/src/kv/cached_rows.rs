@@ -106,9 +106,9 @@ impl<T: Element> LayerCache<T> {
     /// row is contiguous: BnBsH, or a single head in BnNBsD. Returns at once.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another cache, one of another block size or
-    /// without these slots, for a target of another shape, or memory that is shared with the cache or the other
-    /// target; [`Acl`](ascend_attention::Error::Acl).
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for
+    /// another cache, one of another block size or without these slots, for a target of another shape, or memory
+    /// that is shared with the cache or the other target; [`Acl`](ascend_attention::Error::Acl).
     pub fn gather(
         &self,
         stream: &Stream,

@@ -124,7 +124,12 @@ proptest! {
         let (key, value) = (target(key_dim), target(value_dim));
         let outcome = layer.gather(&stream, &all, &key, &value);
         if !whole {
-            let named = matches!(&outcome, Err(Error::Violation(violation)) if violation.rule.id == "argument.value" && violation.given.starts_with("cache: "));
+            let named = matches!(
+                &outcome,
+                Err(Error::Violation(violation))
+                    if violation.rule.id == "argument.value"
+                        && violation.given.starts_with("cache: ")
+            );
             prop_assert!(named, "tokens that lie in parts");
             return Ok(());
         }
@@ -133,7 +138,12 @@ proptest! {
             prop_assert_eq!(tensor.download(&stream).unwrap(), cache.download(&stream).unwrap());
         }
         let outcome = layer.gather(&stream, &all, &key, &key.narrow(0, 0..capacity).unwrap());
-        let named = matches!(&outcome, Err(Error::Violation(violation)) if violation.rule.id == "argument.value" && violation.given.starts_with("value: "));
+        let named = matches!(
+            &outcome,
+            Err(Error::Violation(violation))
+                if violation.rule.id == "argument.memory"
+                    && violation.given.starts_with("value: ")
+        );
         prop_assert!(named, "values over keys");
     }
 }

@@ -27,7 +27,12 @@ fn rows(stream: &Stream, tokens: usize, heads: usize, dim: usize) -> Tensor<bf16
 }
 
 fn names(error: &Error, wanted: &str) -> bool {
-    matches!(&error, Error::Violation(violation) if violation.rule.id == "argument.value" && violation.given.starts_with(&format!("{wanted}: ")))
+    matches!(
+        &error,
+        Error::Violation(violation)
+            if violation.rule.id == "argument.value"
+                && violation.given.starts_with(&format!("{wanted}: "))
+    )
 }
 
 #[test]

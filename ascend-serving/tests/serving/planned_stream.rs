@@ -52,7 +52,12 @@ fn check(stream: &Stream, cache: &PagedKvCache<bf16>, backends: Backends<bf16>) 
     let before = attention();
     let other = stream.device().stream().unwrap();
     let refused = selected.plan.launch(&of(&other), &layer).unwrap_err();
-    let named = matches!(&refused, Error::Violation(violation) if violation.rule.id == "plan.tensors" && violation.given.starts_with("stream: "));
+    let named = matches!(
+        &refused,
+        Error::Violation(violation)
+            if violation.rule.id == "plan.tensors"
+                && violation.given.starts_with("stream: ")
+    );
     assert!(named, "{refused}");
     assert_eq!(attention(), before);
 }

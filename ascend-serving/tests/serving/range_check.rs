@@ -195,7 +195,12 @@ fn a_check_is_set_and_taken_off() {
     for limit in [-1.0, f64::NAN] {
         let check = RangeCheck::always().limit(limit);
         let refused = attention.set_range_check(check).unwrap_err();
-        let named = matches!(&refused, Error::Violation(violation) if violation.rule.id == "argument.value" && violation.given.starts_with("RangeCheck.limit: "));
+        let named = matches!(
+            &refused,
+            Error::Violation(violation)
+                if violation.rule.id == "argument.value"
+                    && violation.given.starts_with("RangeCheck.limit: ")
+        );
         assert!(named, "{refused}");
     }
 

@@ -304,7 +304,10 @@ fn the_gate_falls_back_to_dense_attention() {
         gate: TriangleGate::ALWAYS,
     };
     let error = prefill.plan(&stream, (5, Some(300)), (&query, &key, &key));
-    assert!(
-        matches!(&error, Err(Error::Violation(violation)) if violation.rule.id == "argument.value" && violation.given.starts_with("key: "))
-    );
+    assert!(matches!(
+        &error,
+        Err(Error::Violation(violation))
+            if violation.rule.id == "argument.value"
+                && violation.given.starts_with("key: ")
+    ));
 }

@@ -160,8 +160,8 @@ macro_rules! declared_operators {
             /// breaks.
             ///
             /// # Errors
-            /// [`Violation`] by the first broken rule; [`UNSUPPORTED`](crate::UNSUPPORTED) for what this crate does not
-            /// compute, and for a version that the operator does not have.
+            /// [`Violation`] by the first broken rule; [`UNSUPPORTED`](crate::UNSUPPORTED) for what this crate does
+            /// not compute, and for a version that the operator does not have.
             pub fn check(
                 &self,
                 version: u8,

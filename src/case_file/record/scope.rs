@@ -134,14 +134,14 @@ pub fn tentatively<R, E>(body: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
     outcome
 }
 
-/// Whether a violation is one of the operator's rules or lints: neither a condition of this crate nor a call that it does
-/// not compute.
+/// Whether a violation is one of the operator's rules or lints: neither a condition of this crate nor a call that it
+/// does not compute.
 fn is_of_contract(violation: &Violation) -> bool {
     !matches!(violation.rule.level, Level::Library | Level::Unsupported)
 }
 
-/// CANN's status if an error means that the call was refused: by the contract, or by the operator's first phase, which
-/// launches nothing.
+/// CANN's status if an error means that the call was refused: by the contract, or by the operator's first phase,
+/// which launches nothing.
 pub(crate) fn refusal_status(error: &Error) -> Option<i32> {
     match error {
         Error::Violation(violation) if is_of_contract(violation) => Some(violation.rule.status),

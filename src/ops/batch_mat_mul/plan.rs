@@ -111,9 +111,9 @@ impl BatchMatMul {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`], [`Error::UnknownProduct`],
-    /// [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different
-    /// devices or products that memory cannot hold. After that [`Error::Aclnn`], should the operator refuse the call
-    /// nevertheless.
+    /// [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for tensors of different devices or products that memory
+    /// cannot hold. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnBatchMatMulGetWorkspaceSize")]
     pub fn plan<T: Element>(&self, self_: &Tensor<T>, mat2: &Tensor<T>) -> Result<BatchMatMulPlan> {
         let context = self_.memory().context();

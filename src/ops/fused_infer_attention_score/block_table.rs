@@ -403,14 +403,21 @@ mod tests {
     fn short_rows_are_filled_up_and_wrong_ones_named() {
         let rows = [vec![3, 1], vec![], vec![2]];
         assert_eq!(flat(&rows, 3), Ok(vec![3, 1, 0, 0, 0, 0, 2, 0, 0]));
-        let message = |rows: &[&[usize]], columns| flat(rows, columns).unwrap_err().to_string();
+        let refused = |rows: &[&[usize]], columns| match flat(rows, columns) {
+            Err(Error::Violation(violation)) => (violation.given, violation.allowed),
+            other => panic!("{other:?}"),
+        };
+        let told = |given: &str, allowed: &str| (given.to_owned(), allowed.to_owned());
         assert_eq!(
-            message(&[&[0], &[5, 1 << 31]], 2),
-            "block_table: given block 2147483648 in row 1, allowed: 0 to 2147483647, as tables are INT32"
+            refused(&[&[0], &[5, 1 << 31]], 2),
+            told(
+                "block_table: block 2147483648 in row 1",
+                "0 to 2147483647, as tables are INT32"
+            )
         );
         assert_eq!(
-            message(&[&[0], &[5, 1]], 1),
-            "block_table: given 2 blocks in row 1, allowed: at most 1"
+            refused(&[&[0], &[5, 1]], 1),
+            told("block_table: 2 blocks in row 1", "at most 1")
         );
     }
 }

@@ -89,9 +89,9 @@ impl GatherPaKvCache {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`], [`Error::UnknownProduct`],
-    /// [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different
-    /// devices, or sequences that were checked for another cache. After that [`Error::Aclnn`], should the operator
-    /// refuse the call nevertheless.
+    /// [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for tensors of different devices, or sequences that were
+    /// checked for another cache. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnGatherPaKvCacheGetWorkspaceSize")]
     pub fn plan<T: Element>(
         &self,

@@ -84,10 +84,11 @@ impl RingUpdate {
     /// packed sequences are copied to the device by the stream.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for parts of
-    /// other orders or sequences, and of different devices; [`Error::Violation`], [`UNSUPPORTED`](ascend_spec::UNSUPPORTED),
-    /// [`Error::UnknownProduct`], [`Error::OperatorVersion`]; as for [`Stream::upload`]. After that
-    /// [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    /// Before any function of the operator is called: [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for parts of other orders or sequences, and of different
+    /// devices; [`Error::Violation`], [`UNSUPPORTED`](ascend_spec::UNSUPPORTED), [`Error::UnknownProduct`],
+    /// [`Error::OperatorVersion`]; as for [`Stream::upload`]. After that [`Error::Aclnn`], should the operator
+    /// refuse the call nevertheless.
     #[doc(alias = "aclnnRingAttentionUpdateGetWorkspaceSize")]
     pub fn plan<T: Element>(
         &self,

@@ -144,8 +144,9 @@ impl ScatterPaKvCache {
     /// tensors of these shapes. Nothing is launched, and the tensors are not kept.
     ///
     /// # Errors
-    /// Before any function of the operator is called: [`Error::Violation`], [`UNSUPPORTED`](ascend_spec::UNSUPPORTED),
-    /// [`Error::UnknownProduct`], [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for
+    /// Before any function of the operator is called: [`Error::Violation`],
+    /// [`UNSUPPORTED`](ascend_spec::UNSUPPORTED), [`Error::UnknownProduct`], [`Error::MissingOperator`],
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for
     /// tensors of different devices or slots that were checked for a larger cache. After that [`Error::Aclnn`],
     /// should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnScatterPaKvCacheGetWorkspaceSize")]

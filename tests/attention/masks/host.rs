@@ -13,7 +13,12 @@ fn rows_that_see_nothing_are_refused_where_they_would_be_nan() {
     let masked = |form| HostMask::from_fn(3, 2, form, |i, _| i != 1);
     let refused = masked(infinite).unwrap_err();
     assert!(
-        matches!(&refused, Error::Violation(violation) if violation.rule.id == "argument.value" && violation.given.starts_with("form: ")),
+        matches!(
+            &refused,
+            Error::Violation(violation)
+                if violation.rule.id == "argument.value"
+                    && violation.given.starts_with("form: ")
+        ),
         "{refused}"
     );
     assert!(refused.to_string().contains("row 1"), "{refused}");

@@ -43,8 +43,9 @@ impl<'a> FlashAttentionProblem<'a> {
     /// no keys.
     ///
     /// # Errors
-    /// [`UNSUPPORTED`](crate::UNSUPPORTED) for more than 2097152 sequences, which is more than the operator's documents promise, or for
-    /// more than host memory can hold. Tensors of stride 0 are small however many sequences they have.
+    /// [`UNSUPPORTED`](crate::UNSUPPORTED) for more than 2097152 sequences, which is more than the operator's
+    /// documents promise, or for more than host memory can hold. Tensors of stride 0 are small however many
+    /// sequences they have.
     pub fn attention(&self) -> Result<AttentionProblem<'a>, Violation> {
         let batch = match self.work {
             Work::Attend => self.batch,

@@ -15,9 +15,9 @@ pub(crate) type Verdict = (Work, SparseMode, MaskUse);
 /// Resolves a call whose verdict is known.
 ///
 /// # Errors
-/// [`UNSUPPORTED`](crate::UNSUPPORTED) for calls that the operator leaves unchecked and that are too inconsistent to compute: a scale
-/// that is smaller than its mode's grid, a position bias of another shape, caches of key and value with different
-/// axes. Also for scales of single tokens with a shared prefix, and for prefixes of INT32.
+/// [`UNSUPPORTED`](crate::UNSUPPORTED) for calls that the operator leaves unchecked and that are too inconsistent to
+/// compute: a scale that is smaller than its mode's grid, a position bias of another shape, caches of key and value
+/// with different axes. Also for scales of single tokens with a shared prefix, and for prefixes of INT32.
 pub(super) fn resolve<'a>(f: &Facts<'a>, verdict: Verdict) -> Result<CheckedCall<'a>, Violation> {
     Ok(CheckedCall {
         call: f.call,
