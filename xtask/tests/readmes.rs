@@ -10,12 +10,6 @@ struct Outline {
     headings: Vec<usize>,
 }
 
-/// The text of a README.
-fn text(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
-    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
 fn outline(text: &str) -> Outline {
     let mut outline = Outline::default();
     let mut block: Option<String> = None;
@@ -40,7 +34,9 @@ fn outline(text: &str) -> Outline {
 
 #[test]
 fn the_chinese_readme_shows_what_the_english_one_shows() {
-    let (english, chinese) = (text("README.md"), text("README.zh-CN.md"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let english = fs::read_to_string(root.join("README.md")).unwrap();
+    let chinese = fs::read_to_string(root.join("README.zh-CN.md")).unwrap();
     for (name, text, other) in [
         ("README.md", &english, "(README.zh-CN.md)"),
         ("README.zh-CN.md", &chinese, "(README.md)"),
@@ -66,10 +62,10 @@ fn the_chinese_readme_shows_what_the_english_one_shows() {
         let differs = lines.find(|(left, right)| left != right);
         assert!(
             left == right,
-            "code block {} differs in README.zh-CN.md; copy it from README.md: {}",
+            "code block {} of README.zh-CN.md is not that of README.md: {}",
             number + 1,
             match differs {
-                Some((left, right)) => format!("`{left}` there, `{right}` here"),
+                Some((left, right)) => format!("`{right}` in place of `{left}`"),
                 None => "one of the two has more lines".to_owned(),
             }
         );

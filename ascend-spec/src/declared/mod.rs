@@ -35,7 +35,7 @@ macro_rules! declared_operators {
                 }
             }
 
-            /// The page of the book that has its arguments and rules, without a suffix; `None` for the operator that
+            /// The page of the book that has its arguments, without a suffix; `None` for the operator that
             /// most of the book is about.
             pub const fn page(self) -> Option<&'static str> {
                 match self {
