@@ -37,7 +37,7 @@
 //! ```
 //!
 //! [`prelude`] has what most engines use, with that of [`ascend_attention`], to import at once. [`Error`] is everything
-//! that can go wrong, as one type; [`Rule`] is what requests, blocks and lengths are refused for.
+//! that can go wrong, as one type; [`rules`] is what requests, blocks and lengths are refused for.
 //!
 //! # Cache and sequences
 //!
