@@ -13,10 +13,10 @@ use crate::rules;
 /// instead.
 ///
 /// ```
-/// use ascend_serving::{AttentionOptions, Rule};
+/// use ascend_serving::{AttentionOptions, rules};
 ///
 /// let gemma_2 = AttentionOptions { logit_soft_cap: Some(50.0), ..AttentionOptions::default() };
-/// assert_eq!(gemma_2.check().unwrap_err().rule, rules::OPTION_SOFT_CAP);
+/// assert_eq!(gemma_2.check().unwrap_err().rule, &rules::OPTION_SOFT_CAP);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AttentionOptions {

@@ -250,7 +250,7 @@ fn what_cannot_be_is_refused_by_name() {
     );
     assert!(matches!(
         step.forward(LAYERS, &query([3, 1, DIM])),
-        Err(Error::Attention(_))
+        Err(Error::Violation(_))
     ));
     let mut other = query([3, 1, 32]);
     assert!(

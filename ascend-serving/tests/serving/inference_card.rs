@@ -199,7 +199,7 @@ fn a_write_that_is_refused_leaves_the_cache_as_it_was() {
     let strided = rows([2, 2, 128]).narrow(2, 0..64).unwrap();
     let mut large = cache(8).unwrap();
     let refused = CacheWrite::plan(&large, &stream, &[5, 100], &good, &strided);
-    assert!(matches!(refused, Err(Error::Attention(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Violation(_))), "{refused:?}");
     let write = CacheWrite::plan(&large, &stream, &[5, 100], &good, &good).unwrap();
     for value in [
         &strided,

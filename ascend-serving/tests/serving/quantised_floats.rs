@@ -122,7 +122,7 @@ fn tokens_have_no_scale_of_hifloat8() {
     let (device, shape) = (stream.device(), CacheShape::new(1, 1, DIM));
     let refused = PagedKvCache::<bf16>::quantised_by_token_as(device, 1, 128, shape, PAD, Hif8);
     let why = refused.unwrap_err();
-    assert!(matches!(why, Error::Attention(_)), "{why:?}");
+    assert!(matches!(why, Error::Violation(_)), "{why:?}");
     assert!(why.to_string().contains("HIFLOAT8"), "{why}");
 }
 
