@@ -1,12 +1,12 @@
-//! What a model brings to a layer of a step.
+//! The inputs of a layer of a step.
 
 use ascend_attention::{AnyTensor, Element, Tensor};
 
 use crate::backends::LatentTensors;
 use crate::batch::MaskKind;
 
-/// The inputs of a layer of a step: query, key and value, and what some layers bring besides: a mask of their own,
-/// sinks, or latents. The tuple `(&query, &key, &value)` becomes the inputs of a layer that brings nothing else.
+/// The inputs of a layer of a step: query, key and value, and for some layers a mask of their own, sinks, or latents.
+/// The tuple `(&query, &key, &value)` converts to the inputs of a layer that has none of these.
 ///
 /// Query `[tokens, N, D]`, key and value `[tokens, Nkv, D]` are packed, with the padding of the metadata.
 ///
