@@ -14,5 +14,6 @@ mod garbage;
 mod gather;
 #[cfg(feature = "glue")]
 mod glue;
+mod rms_norm;
 mod scatter;
 mod update;
