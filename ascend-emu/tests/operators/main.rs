@@ -7,8 +7,6 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod batch_mat_mul;
-#[path = "../bench/mod.rs"]
-mod bench;
 mod flash_family;
 mod garbage;
 mod gather;
@@ -17,3 +15,5 @@ mod glue;
 mod rms_norm;
 mod scatter;
 mod update;
+
+use ascend_testing::workbench as bench;
