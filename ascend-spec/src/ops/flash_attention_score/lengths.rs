@@ -35,7 +35,7 @@ impl<'a> PackedLengths<'a> {
     }
 
     /// Whether both arrays end with 0.
-    pub(in crate::ops::flash_attention_score) fn end_with_zero(self) -> bool {
+    pub(crate) fn end_with_zero(self) -> bool {
         self.q_ends.last() == Some(&0) && self.kv_ends.last() == Some(&0)
     }
 

@@ -20,10 +20,7 @@ impl<'a> FiaCall<'a> {
     pub const MOST_SEQUENCES: i64 = 65_536;
 
     /// Most query rows of a sequence that the decode path takes on `target` under a query of `dtype`.
-    pub(in crate::ops::fused_infer_attention_score) fn most_decode_rows(
-        target: Target,
-        dtype: DType,
-    ) -> i64 {
+    pub(crate) fn most_decode_rows(target: Target, dtype: DType) -> i64 {
         if target.cann >= Cann::V9_1 && dtype == DType::Int8 {
             32
         } else {
@@ -49,7 +46,7 @@ impl<'a> FiaCall<'a> {
     }
 
     /// `sparse_mode` as the operator reads it: in 32 bits.
-    pub(in crate::ops::fused_infer_attention_score) fn mode(&self) -> i64 {
+    pub(crate) fn mode(&self) -> i64 {
         i64::from(self.sparse_mode as i32)
     }
 

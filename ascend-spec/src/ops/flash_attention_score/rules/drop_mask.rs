@@ -29,9 +29,7 @@ rules! {
         "pass the mask, or keepProb 1: without a mask nothing is dropped and nothing scaled";
 }
 
-pub(in crate::ops::flash_attention_score) fn keep_prob(
-    call: &FlashAttentionCall<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn keep_prob(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
     require!(
         call.keep_prob > 0.0 && call.keep_prob <= 1.0,
         KEEP_PROB,
@@ -41,7 +39,7 @@ pub(in crate::ops::flash_attention_score) fn keep_prob(
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(mask) = f.call.drop_mask else {
         return Ok(());
     };
@@ -78,10 +76,7 @@ impl FlashAttentionProblem<'_> {
     }
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let drops = p.call.keep_prob < 1.0;
     let Some(mask) = p.call.drop_mask else {
         lint!(

@@ -19,7 +19,7 @@ rules! {
 /// The types that the operator computes with.
 const ALLOWED: &[DType] = &[DType::Float16, DType::Bf16, DType::Float];
 
-pub(in crate::ops::flash_attention_score) fn inputs(at: &Required<'_>) -> Result<(), Violation> {
+pub(crate) fn inputs(at: &Required<'_>) -> Result<(), Violation> {
     let dtype = at.query.dtype;
     require!(
         ALLOWED.contains(&dtype) && at.key.dtype == dtype && at.value.dtype == dtype,
@@ -34,10 +34,7 @@ pub(in crate::ops::flash_attention_score) fn inputs(at: &Required<'_>) -> Result
 }
 
 /// Checks the output's type in the versions that compare it before anything is inferred.
-pub(in crate::ops::flash_attention_score) fn output(
-    version: Version,
-    at: &Required<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn output(version: Version, at: &Required<'_>) -> Result<(), Violation> {
     let compares = matches!(version, Version::V2 | Version::V3 | Version::V4);
     require!(
         !compares || at.attention_out.dtype == at.query.dtype,

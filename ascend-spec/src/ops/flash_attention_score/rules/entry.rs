@@ -57,10 +57,7 @@ const MOST_BATCH: usize = 2 << 20;
 /// Most packed sequences.
 const MOST_PACKED: usize = 20_000;
 
-pub(in crate::ops::flash_attention_score) fn entry_point(
-    version: Version,
-    target: Target,
-) -> Result<(), Violation> {
+pub(crate) fn entry_point(version: Version, target: Target) -> Result<(), Violation> {
     require!(
         version.runs_on(target),
         ENTRY_POINT,
@@ -70,9 +67,7 @@ pub(in crate::ops::flash_attention_score) fn entry_point(
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn required<'a>(
-    call: &'a FlashAttentionCall<'_>,
-) -> Result<Required<'a>, Violation> {
+pub(crate) fn required<'a>(call: &'a FlashAttentionCall<'_>) -> Result<Required<'a>, Violation> {
     let missing = |name: &'static str| {
         move || {
             broken(
@@ -94,9 +89,7 @@ pub(in crate::ops::flash_attention_score) fn required<'a>(
     })
 }
 
-pub(in crate::ops::flash_attention_score) fn countable(
-    call: &FlashAttentionCall<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn countable(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
     for (argument, desc) in call.each_tensor() {
         let name = argument.acl_name();
         require!(
@@ -109,9 +102,7 @@ pub(in crate::ops::flash_attention_score) fn countable(
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn format(
-    call: &FlashAttentionCall<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn format(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
     for (argument, desc) in call.each_tensor() {
         let name = argument.acl_name();
         require!(
@@ -125,10 +116,7 @@ pub(in crate::ops::flash_attention_score) fn format(
 }
 
 /// Refuses what V4 takes and this crate does not compute.
-pub(in crate::ops::flash_attention_score) fn computed(
-    call: &FlashAttentionCall<'_>,
-    target: Target,
-) -> Result<(), Violation> {
+pub(crate) fn computed(call: &FlashAttentionCall<'_>, target: Target) -> Result<(), Violation> {
     if !target.is_950() {
         return Ok(());
     }
@@ -156,10 +144,7 @@ pub(in crate::ops::flash_attention_score) fn computed(
     Err(Violation::unsupported(feature))
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let call = &p.call;
     lint!(
         report,

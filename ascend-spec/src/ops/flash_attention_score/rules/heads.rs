@@ -43,16 +43,16 @@ const MOST_DIM: i64 = 768;
 
 /// Head dimensions of query and value, and the number of key heads; 0 where the key has no heads.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::ops::flash_attention_score) struct HeadDims {
-    pub(in crate::ops::flash_attention_score) query: i64,
-    pub(in crate::ops::flash_attention_score) value: i64,
-    pub(in crate::ops::flash_attention_score) kv_heads: i64,
+pub(crate) struct HeadDims {
+    pub(crate) query: i64,
+    pub(crate) value: i64,
+    pub(crate) kv_heads: i64,
 }
 
 impl HeadDims {
     /// The sizes of these tensors, and the head dimension of the key. A size that cannot be divided counts as 0, or
     /// in key and value as the query's.
-    pub(in crate::ops::flash_attention_score) fn of(
+    pub(crate) fn of(
         layout: InputLayout,
         num_heads: i64,
         [query, key, value]: [&crate::TensorDesc; 3],
@@ -80,13 +80,13 @@ impl HeadDims {
 }
 
 /// Checks `headNum`, before anything is divided by it.
-pub(in crate::ops::flash_attention_score) fn head_num(num_heads: i64) -> Result<(), Violation> {
+pub(crate) fn head_num(num_heads: i64) -> Result<(), Violation> {
     require!(num_heads > 0, HEAD_NUM, num_heads, "1 and above");
     Ok(())
 }
 
 /// Checks the head dimensions of query, key and value. Key and value may have any rank here.
-pub(in crate::ops::flash_attention_score) fn dims(
+pub(crate) fn dims(
     layout: InputLayout,
     num_heads: i64,
     at: &Required<'_>,
@@ -124,7 +124,7 @@ pub(in crate::ops::flash_attention_score) fn dims(
 }
 
 /// Checks the heads of tensors that have elements.
-pub(in crate::ops::flash_attention_score) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
     let num_heads = f.call.num_heads;
     let size = |axis: usize| f.query.shape.get(axis).copied().unwrap_or(0);
     match f.layout.head_axis() {
@@ -176,7 +176,7 @@ pub(in crate::ops::flash_attention_score) fn counts(f: &Facts<'_>) -> Result<(),
 
 /// Refuses packed sequences run as a batch whose query has another number of heads than `headNum`: the operator
 /// splits the query into `headNum` heads whatever its shape.
-pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
     let heads = f
         .layout
         .head_axis()
@@ -192,9 +192,7 @@ pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(
 
 /// Refuses calls without keys whose query has another number of heads than `headNum`: the operator does not check it
 /// then, and fills outputs by its own count.
-pub(in crate::ops::flash_attention_score) fn computed_without_keys(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn computed_without_keys(f: &Facts<'_>) -> Result<(), Violation> {
     let size = |axis: usize| f.query.shape.get(axis).copied().unwrap_or(0);
     let fits = match f.layout.head_axis() {
         Some(axis) => size(axis) == f.heads,

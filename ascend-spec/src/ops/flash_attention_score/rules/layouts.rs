@@ -28,10 +28,7 @@ rules! {
 }
 
 /// The layout of a call, if the query has its number of axes.
-pub(in crate::ops::flash_attention_score) fn layout(
-    version: Version,
-    at: &Required<'_>,
-) -> Result<InputLayout, Violation> {
+pub(crate) fn layout(version: Version, at: &Required<'_>) -> Result<InputLayout, Violation> {
     let (known, allowed) = match version {
         Version::V4 => (InputLayout::parse(at.layout), "BSH, SBH, BSND, BNSD, TND"),
         // FlashAttentionScore passes TND on to the tiling, which lacks the lengths.
@@ -56,10 +53,7 @@ pub(in crate::ops::flash_attention_score) fn layout(
 
 /// Checks that the key has an axis of the head dimension, which the operator compares with the query's. In layouts
 /// with one axis for heads and head dimension, the operator divides before it compares.
-pub(in crate::ops::flash_attention_score) fn key_axes(
-    layout: InputLayout,
-    at: &Required<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn key_axes(layout: InputLayout, at: &Required<'_>) -> Result<(), Violation> {
     match layout.is_hidden() || at.key.shape.rank() >= layout.rank() {
         true => Ok(()),
         false => key_rank(layout, at),
@@ -78,7 +72,7 @@ fn key_rank(layout: InputLayout, at: &Required<'_>) -> Result<(), Violation> {
 }
 
 /// Checks the ranks of key and value, and that packed sequences come with their ends.
-pub(in crate::ops::flash_attention_score) fn ranks(
+pub(crate) fn ranks(
     version: Version,
     layout: InputLayout,
     at: &Required<'_>,
@@ -102,10 +96,7 @@ pub(in crate::ops::flash_attention_score) fn ranks(
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn batch(
-    layout: InputLayout,
-    at: &Required<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn batch(layout: InputLayout, at: &Required<'_>) -> Result<(), Violation> {
     if let Some(axis) = layout.batch_axis() {
         let (of_query, of_key) = (at.query.shape.get(axis), at.key.shape.get(axis));
         require!(
@@ -120,7 +111,7 @@ pub(in crate::ops::flash_attention_score) fn batch(
 
 /// Refuses a value with another layout than the key: the operator compares only their head dimensions, and reads the
 /// value as if it had the key's layout. Packed rows after the last sequence are not read.
-pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
     let keys = f.sums().map(|(_, keys)| keys);
     match lies_like(f.layout, &f.value, &f.key, keys) {
         true => Ok(()),

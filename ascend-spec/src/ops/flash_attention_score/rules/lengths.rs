@@ -34,7 +34,7 @@ rules! {
 }
 
 /// Checks the lengths of packed sequences, and returns them.
-pub(in crate::ops::flash_attention_score) fn packed<'a>(
+pub(crate) fn packed<'a>(
     call: &FlashAttentionCall<'a>,
     at: &Required<'_>,
 ) -> Result<PackedLengths<'a>, Violation> {
@@ -79,10 +79,7 @@ pub(in crate::ops::flash_attention_score) fn packed<'a>(
     Ok(lengths)
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let Some(lengths) = p.packed else {
         return;
     };

@@ -44,9 +44,7 @@ rules! {
 const ALLOWED: &[DType] = &[DType::Bool, DType::UInt8];
 
 /// Checks mask and mode, and returns the mode in force and what the tensor is for.
-pub(in crate::ops::flash_attention_score) fn check(
-    f: &Facts<'_>,
-) -> Result<(SparseMode, MaskKind), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskKind), Violation> {
     let Some(mask) = f.call.mask() else {
         return Ok((SparseMode::DefaultMask, MaskKind::None));
     };
@@ -136,10 +134,7 @@ fn no_shape(f: &Facts<'_>, mask: &TensorDesc) -> Violation {
     )
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let call = &p.call;
     lint!(
         report,

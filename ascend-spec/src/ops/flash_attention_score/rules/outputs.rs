@@ -21,10 +21,7 @@ rules! {
 }
 
 /// Checks shapes and types of the outputs.
-pub(in crate::ops::flash_attention_score) fn check(
-    f: &Facts<'_>,
-    at: &Required<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>, at: &Required<'_>) -> Result<(), Violation> {
     let out = f.layout.out_shape(f.query.shape, f.heads, f.value_dim);
     require!(
         at.attention_out.shape == out && at.attention_out.dtype == f.query.dtype,
@@ -47,10 +44,7 @@ pub(in crate::ops::flash_attention_score) fn check(
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let order = p.call.softmax_out_layout.unwrap_or_default();
     lint!(
         report,

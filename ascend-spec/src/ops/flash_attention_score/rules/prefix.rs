@@ -64,7 +64,7 @@ fn is_valid(f: &Facts<'_>) -> bool {
 }
 
 /// Checks the prefix of a call with a mask, and returns the mode in force.
-pub(in crate::ops::flash_attention_score) fn check(
+pub(crate) fn check(
     f: &Facts<'_>,
     mode: SparseMode,
     mask: &TensorDesc,
@@ -130,10 +130,7 @@ impl fmt::Display for Given<'_> {
     }
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let asked = p.call.mask().is_some() && matches!(p.call.sparse_mode, 5 | 6);
     lint!(
         report,

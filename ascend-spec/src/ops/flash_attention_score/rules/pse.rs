@@ -61,10 +61,7 @@ fn given<'c>(call: &'c FlashAttentionCall<'_>) -> Option<&'c TensorDesc> {
 
 /// Checks the types of bias and slopes. Returns whether sinks are checked too: for calls with slopes these checks end
 /// here.
-pub(in crate::ops::flash_attention_score) fn dtype(
-    call: &FlashAttentionCall<'_>,
-    at: &Required<'_>,
-) -> Result<bool, Violation> {
+pub(crate) fn dtype(call: &FlashAttentionCall<'_>, at: &Required<'_>) -> Result<bool, Violation> {
     let bias = call.real_shift.as_ref();
     if matches!(call.pse_type, 2 | 3) {
         require!(
@@ -86,9 +83,7 @@ pub(in crate::ops::flash_attention_score) fn dtype(
 }
 
 /// Checks `pseType`.
-pub(in crate::ops::flash_attention_score) fn known(
-    call: &FlashAttentionCall<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn known(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
     require!(
         matches!(call.pse_type, 0..=3),
         TYPE,
@@ -99,11 +94,7 @@ pub(in crate::ops::flash_attention_score) fn known(
 }
 
 /// Checks the bias for the mode in force, and returns its layout.
-pub(in crate::ops::flash_attention_score) fn check(
-    f: &Facts<'_>,
-    mode: SparseMode,
-    mask: MaskKind,
-) -> Result<Bias, Violation> {
+pub(crate) fn check(f: &Facts<'_>, mode: SparseMode, mask: MaskKind) -> Result<Bias, Violation> {
     let pse_type = f.call.pse_type;
     let Some(bias) = given(&f.call) else {
         require!(
@@ -278,10 +269,7 @@ fn per_sequence(f: &Facts<'_>, slopes: &TensorDesc) -> Option<bool> {
 }
 
 /// Refuses slopes of packed sequences in another shape: the operator does not check it, and reads whatever there is.
-pub(in crate::ops::flash_attention_score) fn computed(
-    f: &Facts<'_>,
-    bias: Bias,
-) -> Result<(), Violation> {
+pub(crate) fn computed(f: &Facts<'_>, bias: Bias) -> Result<(), Violation> {
     match (bias, given(&f.call)) {
         (Bias::Slopes { .. }, Some(slopes)) if per_sequence(f, slopes).is_none() => {
             Err(Violation::unsupported(
@@ -321,10 +309,7 @@ fn cut(f: &Facts<'_>, mask: MaskKind) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     if let (Bias::Tensor { .. } | Bias::Slopes { .. }, Some(lengths)) = (p.bias, p.packed) {
         let empty = lengths
             .each()

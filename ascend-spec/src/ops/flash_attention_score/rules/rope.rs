@@ -39,7 +39,7 @@ rules! {
 /// Elements of BF16 to which head dimensions are padded.
 const ALIGNMENT: i64 = 16;
 
-pub(in crate::ops::flash_attention_score) fn check(
+pub(crate) fn check(
     layout: InputLayout,
     call: &FlashAttentionCall<'_>,
     at: &Required<'_>,
@@ -109,10 +109,7 @@ pub(in crate::ops::flash_attention_score) fn check(
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let call = &p.call;
     for (part, of, name) in [
         (&call.query_rope, &call.query, "queryRope"),
@@ -132,7 +129,7 @@ pub(in crate::ops::flash_attention_score) fn lints(
 }
 
 /// Refuses rotary parts whose rows and heads differ from those of query and key, which the operator does not compare.
-pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
     let (Some(query), Some(key)) = (&f.call.query_rope, &f.call.key_rope) else {
         return Ok(());
     };

@@ -20,16 +20,14 @@ rules! {
 }
 
 /// Checks the type of the sinks, in calls where the operator checks it before anything is inferred.
-pub(in crate::ops::flash_attention_score) fn dtype(
-    call: &FlashAttentionCall<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn dtype(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
     if let Some(sink) = call.sinks() {
         require!(sink.dtype == DType::Float, DTYPE, sink.dtype, DType::Float);
     }
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(sink) = f.call.sinks() else {
         return Ok(());
     };

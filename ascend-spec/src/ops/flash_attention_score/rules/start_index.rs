@@ -19,10 +19,7 @@ rules! {
         "they count for sequence 0 alone: pass the other sequences in a call of their own";
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let (query, key) = (p.call.q_start_idx, p.call.kv_start_idx);
     lint!(
         report,

@@ -58,11 +58,7 @@ impl fmt::Display for Tokens {
 }
 
 /// Checks the tokens of a call with a mask for the mode in force.
-pub(in crate::ops::flash_attention_score) fn check(
-    f: &Facts<'_>,
-    mode: SparseMode,
-    mask: MaskKind,
-) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>, mode: SparseMode, mask: MaskKind) -> Result<(), Violation> {
     if mask == MaskKind::None {
         return Ok(());
     }
@@ -191,11 +187,7 @@ fn fewer_rows(lengths: PackedLengths<'_>) -> Result<(), Violation> {
 }
 
 /// Whether the host finds that some row sees no key, and has such rows corrected.
-pub(in crate::ops::flash_attention_score) fn fully_masked_rows(
-    f: &Facts<'_>,
-    mode: SparseMode,
-    mask: MaskKind,
-) -> bool {
+pub(crate) fn fully_masked_rows(f: &Facts<'_>, mode: SparseMode, mask: MaskKind) -> bool {
     // The operator reads only the lowest byte.
     if f.call.inner_precise as u8 == 2 {
         return true;
@@ -222,10 +214,7 @@ pub(in crate::ops::flash_attention_score) fn fully_masked_rows(
     }
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let call = &p.call;
     let (rows, keys) = (p.q_rows, p.kv_rows);
     let most = |len: usize| i64::try_from(len).unwrap_or(i64::MAX);

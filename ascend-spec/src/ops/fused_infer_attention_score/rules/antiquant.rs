@@ -62,9 +62,7 @@ rules! {
 }
 
 /// Prefill path: the arguments that a call may have when key and value are not quantised.
-pub(in crate::ops::fused_infer_attention_score) fn none_prefill(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn none_prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     require!(
         f.packed() || (call.key_antiquant_scale.is_none() && call.value_antiquant_scale.is_none()),
@@ -76,9 +74,7 @@ pub(in crate::ops::fused_infer_attention_score) fn none_prefill(
 }
 
 /// Head dimensions of the decode path, which takes INT8 keys of any.
-pub(in crate::ops::fused_infer_attention_score) fn decode_dim(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn decode_dim(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         f.kv_dtype() != DType::Int4 || f.q.dim % 64 == 0,
         ALIGNED,
@@ -89,7 +85,7 @@ pub(in crate::ops::fused_infer_attention_score) fn decode_dim(
 }
 
 /// Prefill path with quantised keys.
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let step = if f.kv_dtype() == DType::Int4 { 64 } else { 32 };
     require!(
@@ -276,7 +272,7 @@ fn pairs(f: &Facts<'_>) -> Result<(), Violation> {
 }
 
 /// Decode path.
-pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     if !f.antiquant() {
         let tensors = [

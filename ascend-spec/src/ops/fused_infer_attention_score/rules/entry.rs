@@ -61,16 +61,14 @@ rules! {
 }
 
 /// The required tensors: query, first key, first value, output.
-pub(in crate::ops::fused_infer_attention_score) struct MainTensors<'a> {
-    pub(in crate::ops::fused_infer_attention_score) query: &'a TensorDesc,
-    pub(in crate::ops::fused_infer_attention_score) key: &'a TensorDesc,
-    pub(in crate::ops::fused_infer_attention_score) value: &'a TensorDesc,
-    pub(in crate::ops::fused_infer_attention_score) out: &'a TensorDesc,
+pub(crate) struct MainTensors<'a> {
+    pub(crate) query: &'a TensorDesc,
+    pub(crate) key: &'a TensorDesc,
+    pub(crate) value: &'a TensorDesc,
+    pub(crate) out: &'a TensorDesc,
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn main_tensors<'a>(
-    call: &'a FiaCall<'a>,
-) -> Result<MainTensors<'a>, Violation> {
+pub(crate) fn main_tensors<'a>(call: &'a FiaCall<'a>) -> Result<MainTensors<'a>, Violation> {
     let missing = |name: &str| {
         crate::rule::broken(
             &REQUIRED,
@@ -107,10 +105,7 @@ impl Version {
     }
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn product(
-    version: Version,
-    target: Target,
-) -> Result<(), Violation> {
+pub(crate) fn product(version: Version, target: Target) -> Result<(), Violation> {
     require!(
         version.runs_on(target),
         PRODUCT,
@@ -121,7 +116,7 @@ pub(in crate::ops::fused_infer_attention_score) fn product(
 }
 
 /// Checks dtypes and formats of the tensors that the API layer looks at.
-pub(in crate::ops::fused_infer_attention_score) fn types(
+pub(crate) fn types(
     call: &FiaCall<'_>,
     at: &MainTensors<'_>,
     target: Target,
@@ -225,10 +220,7 @@ fn one(desc: &TensorDesc, name: &str, allowed: &[DType]) -> Result<(), Violation
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn countable(
-    call: &FiaCall<'_>,
-    at: &MainTensors<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn countable(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Violation> {
     let mask = call.atten_mask.as_ref().map(|mask| (mask, "attenMask"));
     let lse = call.softmax_lse.as_ref().map(|lse| (lse, "softmaxLse"));
     let lists = (call.key.iter().map(|key| (key, "key")))
@@ -255,10 +247,7 @@ fn known(layout: Layout, target: Target) -> bool {
     target.cann >= Cann::V8_5 || !matches!(layout, Layout::Ntd | Layout::BshBnsd | Layout::BsndBnsd)
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn layout(
-    call: &FiaCall<'_>,
-    target: Target,
-) -> Result<Layout, Violation> {
+pub(crate) fn layout(call: &FiaCall<'_>, target: Target) -> Result<Layout, Violation> {
     match Layout::parse(call.input_layout) {
         Some(layout) if known(layout, target) => Ok(layout),
         _ => Err(crate::rule::broken(
@@ -288,7 +277,7 @@ impl std::fmt::Display for LayoutNames {
 }
 
 /// Extents of the query.
-pub(in crate::ops::fused_infer_attention_score) fn query(
+pub(crate) fn query(
     call: &FiaCall<'_>,
     layout: Layout,
     target: Target,
@@ -331,7 +320,7 @@ pub(in crate::ops::fused_infer_attention_score) fn query(
 }
 
 /// Checks that the query's hidden size is a multiple of the number of heads.
-pub(in crate::ops::fused_infer_attention_score) fn divides(
+pub(crate) fn divides(
     call: &FiaCall<'_>,
     layout: Layout,
     query: &TensorDesc,
@@ -354,18 +343,13 @@ fn indivisible(call: &FiaCall<'_>, query: &TensorDesc) -> Violation {
 /// What the operator does with a hidden size that is no multiple of the number of heads: from 8.5 on the prefill path
 /// drops the remainder.
 #[derive(Clone, Copy)]
-pub(in crate::ops::fused_infer_attention_score) enum Remainder {
+pub(crate) enum Remainder {
     Refused,
     Forgotten,
 }
 
 impl Remainder {
-    pub(in crate::ops::fused_infer_attention_score) fn extents(
-        self,
-        layout: Layout,
-        desc: &TensorDesc,
-        heads: i64,
-    ) -> Option<Extents> {
+    pub(crate) fn extents(self, layout: Layout, desc: &TensorDesc, heads: i64) -> Option<Extents> {
         match (self, layout.input(), &desc.shape[..]) {
             (Remainder::Forgotten, Axes::Bsh, &[batch, rows, hidden]) if heads > 0 => {
                 Some(Extents {
@@ -381,9 +365,7 @@ impl Remainder {
 }
 
 /// Refuses the layouts that put heads first in the output, which belong to the decode path.
-pub(in crate::ops::fused_infer_attention_score) fn prefill_layout(
-    layout: Layout,
-) -> Result<(), Violation> {
+pub(crate) fn prefill_layout(layout: Layout) -> Result<(), Violation> {
     require!(
         !matches!(layout.output(), Axes::Nbsd | Axes::Ntd),
         PREFILL_LAYOUT,
@@ -394,9 +376,7 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill_layout(
 }
 
 /// Refuses layouts that the prefill and the decode path do not know in every release.
-pub(in crate::ops::fused_infer_attention_score) fn old_layout(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn old_layout(f: &Facts<'_>) -> Result<(), Violation> {
     let target = Target::snapshot(f.target.soc);
     require!(
         known(f.layout, target),
@@ -411,9 +391,7 @@ pub(in crate::ops::fused_infer_attention_score) fn old_layout(
 }
 
 /// Refuses single rows in BNSD_BSND, which the prefill path does not take.
-pub(in crate::ops::fused_infer_attention_score) fn several_rows(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn several_rows(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         f.layout != Layout::BnsdBsnd || f.q.rows != 1,
         ROWS,
@@ -431,7 +409,7 @@ pub(in crate::ops::fused_infer_attention_score) fn several_rows(
 }
 
 /// Whether the query is empty: the prefill path and the unified checker then do nothing.
-pub(in crate::ops::fused_infer_attention_score) fn empty_query(
+pub(crate) fn empty_query(
     at: &MainTensors<'_>,
     route: Route,
     unified: bool,
@@ -468,10 +446,7 @@ pub(in crate::ops::fused_infer_attention_score) fn empty_query(
 
 /// Checks that a query outside of the quantised absorbed form has no dequantisation scale; `mode_counts` is whether
 /// the mode is checked as well.
-pub(in crate::ops::fused_infer_attention_score) fn query_scale(
-    call: &FiaCall<'_>,
-    mode_counts: bool,
-) -> Result<(), Violation> {
+pub(crate) fn query_scale(call: &FiaCall<'_>, mode_counts: bool) -> Result<(), Violation> {
     require!(
         call.dequant_scale_query.is_none() && !(mode_counts && call.query_quant_mode != 0),
         DEQUANT_QUERY,

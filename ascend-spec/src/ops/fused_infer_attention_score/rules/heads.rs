@@ -37,7 +37,7 @@ rules! {
 }
 
 /// Number of heads of key and value; 0 stands for the number of query heads.
-pub(in crate::ops::fused_infer_attention_score) fn kv_heads(call: &FiaCall<'_>) -> i64 {
+pub(crate) fn kv_heads(call: &FiaCall<'_>) -> i64 {
     match call.num_key_value_heads {
         0 => call.num_heads,
         heads => heads,
@@ -45,7 +45,7 @@ pub(in crate::ops::fused_infer_attention_score) fn kv_heads(call: &FiaCall<'_>) 
 }
 
 /// Checks the number of query heads against the query.
-pub(in crate::ops::fused_infer_attention_score) fn query(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn query(f: &Facts<'_>) -> Result<(), Violation> {
     let heads = f.call.num_heads;
     require!(
         f.q.heads == heads,
@@ -58,7 +58,7 @@ pub(in crate::ops::fused_infer_attention_score) fn query(f: &Facts<'_>) -> Resul
 }
 
 /// Checks the head counts of the attributes against each other and against the query.
-pub(in crate::ops::fused_infer_attention_score) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
     query(f)?;
     let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
     require!(!f.prefill() || heads <= 256, HEADS_MAX, heads, "1 to 256",);
@@ -86,9 +86,7 @@ pub(in crate::ops::fused_infer_attention_score) fn counts(f: &Facts<'_>) -> Resu
 }
 
 /// Checks the heads of dense keys and values.
-pub(in crate::ops::fused_infer_attention_score) fn key_value(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn key_value(f: &Facts<'_>) -> Result<(), Violation> {
     for (desc, heads, name) in [(f.key, f.k.heads, "key"), (f.value, f.v.heads, "value")] {
         require!(
             heads == f.kv_heads,
@@ -105,7 +103,7 @@ pub(in crate::ops::fused_infer_attention_score) fn key_value(
 }
 
 /// The number of key heads in the shapes of key and value, if the number of query heads is a multiple of it.
-pub(in crate::ops::fused_infer_attention_score) fn of_key(f: &Facts<'_>) -> Option<Change> {
+pub(crate) fn of_key(f: &Facts<'_>) -> Option<Change> {
     let axes = f.layout.input();
     let heads_of = |desc: &TensorDesc| match (f.paged(), &desc.shape[..]) {
         (true, &[_, heads, _, _] | &[_, heads, _, _, _]) => Some(heads),
@@ -122,17 +120,12 @@ pub(in crate::ops::fused_infer_attention_score) fn of_key(f: &Facts<'_>) -> Opti
 }
 
 /// The fix for numKeyValueHeads: the key's own number of heads, otherwise the rule's fix.
-pub(in crate::ops::fused_infer_attention_score) fn own_heads(
-    f: &Facts<'_>,
-    rule: &'static Rule,
-) -> Result<Change, &'static str> {
+pub(crate) fn own_heads(f: &Facts<'_>, rule: &'static Rule) -> Result<Change, &'static str> {
     of_key(f).ok_or(rule.fix)
 }
 
 /// Checks the head dimensions of query, key and value against each other.
-pub(in crate::ops::fused_infer_attention_score) fn equal_dims(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn equal_dims(f: &Facts<'_>) -> Result<(), Violation> {
     let (query, key, value) = (f.q.dim, f.k.dim, f.v.dim);
     require!(
         query == key && key == value,
@@ -145,9 +138,7 @@ pub(in crate::ops::fused_infer_attention_score) fn equal_dims(
 }
 
 /// The fix for packed rows [T, N, D] that are passed with the layout BSH; `None` for other calls.
-pub(in crate::ops::fused_infer_attention_score) fn packed_rows(
-    f: &Facts<'_>,
-) -> Option<&'static str> {
+pub(crate) fn packed_rows(f: &Facts<'_>) -> Option<&'static str> {
     let rows = |desc: &TensorDesc, heads: i64| matches!(desc.shape[..], [_, n, _] if n == heads);
     let packed = f.layout.input() == Axes::Bsh
         && !f.paged()
@@ -161,13 +152,13 @@ pub(in crate::ops::fused_infer_attention_score) fn packed_rows(
 }
 
 /// The largest head dimension.
-pub(in crate::ops::fused_infer_attention_score) fn dim_max(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn dim_max(f: &Facts<'_>) -> Result<(), Violation> {
     require!(f.q.dim <= 512, DIM_MAX, f.q.dim, "1 to 512");
     Ok(())
 }
 
 /// Size and alignment of the head dimension.
-pub(in crate::ops::fused_infer_attention_score) fn dim(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn dim(f: &Facts<'_>) -> Result<(), Violation> {
     require!((1..=512).contains(&f.q.dim), DIM_MAX, f.q.dim, "1 to 512",);
     let int8 = [f.query.dtype, f.key.dtype, f.out.dtype].contains(&DType::Int8);
     let step = if int8 { 32 } else { 16 };

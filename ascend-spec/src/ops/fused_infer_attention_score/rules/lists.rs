@@ -39,10 +39,7 @@ rules! {
 
 /// Number of key or value elements in one stored element: from V2 on eight INT4 if both tensors are INT32, otherwise
 /// 1.
-pub(in crate::ops::fused_infer_attention_score) fn nibbles(
-    version: Version,
-    at: &MainTensors<'_>,
-) -> i64 {
+pub(crate) fn nibbles(version: Version, at: &MainTensors<'_>) -> i64 {
     let words = at.key.dtype == DType::Int32 && at.value.dtype == DType::Int32;
     if words && version != Version::V1 {
         8
@@ -52,7 +49,7 @@ pub(in crate::ops::fused_infer_attention_score) fn nibbles(
 }
 
 /// Whether every batch entry has its own key and value tensor.
-pub(in crate::ops::fused_infer_attention_score) fn is_list(
+pub(crate) fn is_list(
     call: &FiaCall<'_>,
     layout: Layout,
     batch: i64,
@@ -66,7 +63,7 @@ pub(in crate::ops::fused_infer_attention_score) fn is_list(
 }
 
 /// Checks the dtypes of key and value against each other and the query.
-pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn dtypes(f: &Facts<'_>) -> Result<(), Violation> {
     // The prefill path checks only the first tensors of a list.
     let used = if f.kv_list && !f.prefill() {
         usize::MAX
@@ -102,7 +99,7 @@ pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Resu
 }
 
 /// Whether there are no keys or no values. Refuses a list in which only some tensors are empty.
-pub(in crate::ops::fused_infer_attention_score) fn empty(f: &Facts<'_>) -> Result<bool, Violation> {
+pub(crate) fn empty(f: &Facts<'_>) -> Result<bool, Violation> {
     if !f.kv_list {
         return Ok(f.key.is_empty() || f.value.is_empty());
     }
@@ -118,11 +115,7 @@ pub(in crate::ops::fused_infer_attention_score) fn empty(f: &Facts<'_>) -> Resul
     Ok(f.key.is_empty() || f.value.is_empty())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn rank(
-    layout: Layout,
-    key: &TensorDesc,
-    value: &TensorDesc,
-) -> Result<(), Violation> {
+pub(crate) fn rank(layout: Layout, key: &TensorDesc, value: &TensorDesc) -> Result<(), Violation> {
     let rank = layout.input().rank();
     for (desc, name) in [(key, "key"), (value, "value")] {
         require!(
@@ -136,9 +129,7 @@ pub(in crate::ops::fused_infer_attention_score) fn rank(
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn batch_max(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn batch_max(f: &Facts<'_>) -> Result<(), Violation> {
     if f.packed() {
         super::packed::arrays(f)?;
     }
@@ -151,7 +142,7 @@ pub(in crate::ops::fused_infer_attention_score) fn batch_max(
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn batch(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn batch(f: &Facts<'_>) -> Result<(), Violation> {
     batch_max(f)?;
     require!(
         f.kv_list || f.paged() || f.packed() || f.k.batch == f.batch,
@@ -163,7 +154,7 @@ pub(in crate::ops::fused_infer_attention_score) fn batch(f: &Facts<'_>) -> Resul
 }
 
 /// Checks the shapes of dense keys and values beyond heads and head dimension; for lists, of every tensor.
-pub(in crate::ops::fused_infer_attention_score) fn shapes(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn shapes(f: &Facts<'_>) -> Result<(), Violation> {
     if !f.kv_list {
         // The prefill path compares heads and head dimension only.
         require!(
@@ -217,11 +208,7 @@ pub(in crate::ops::fused_infer_attention_score) fn shapes(f: &Facts<'_>) -> Resu
 }
 
 /// Rows of the longest dense key.
-pub(in crate::ops::fused_infer_attention_score) fn longest(
-    call: &FiaCall<'_>,
-    layout: Layout,
-    list: bool,
-) -> i64 {
+pub(crate) fn longest(call: &FiaCall<'_>, layout: Layout, list: bool) -> i64 {
     let used = if list { usize::MAX } else { 1 };
     let axes = layout.input();
     let rows = |key: &TensorDesc| {

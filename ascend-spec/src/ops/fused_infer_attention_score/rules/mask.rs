@@ -52,9 +52,7 @@ rules! {
 }
 
 /// Checks mask, mode and tokens, and returns the mode in force and what the tensor is for.
-pub(in crate::ops::fused_infer_attention_score) fn check(
-    f: &Facts<'_>,
-) -> Result<(SparseMode, MaskUse), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     match f.route {
         Route::Decode => decode(f),
         Route::Prefill => prefill(f),
@@ -132,12 +130,11 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
 }
 
 /// The changes of a fix and their reason, or a fix in words alone.
-pub(in crate::ops::fused_infer_attention_score) type OwnFix =
-    Result<(Vec<Change>, &'static str), &'static str>;
+pub(crate) type OwnFix = Result<(Vec<Change>, &'static str), &'static str>;
 
 /// The fix for a mode above 1 with single rows, which have mode 0: no mask where the rows see every key, otherwise a
 /// full one of `width` keys. `keys` are the key counts of the sequences, with a shared prefix.
-pub(in crate::ops::fused_infer_attention_score) fn fix_of_one_row(
+pub(crate) fn fix_of_one_row(
     call: &FiaCall<'_>,
     mode: Option<SparseMode>,
     (batch, width): (i64, i64),
@@ -198,10 +195,7 @@ pub(in crate::ops::fused_infer_attention_score) fn fix_of_one_row(
 }
 
 /// As [`fix_of_one_row`], for a call with single rows that a checker judges; other calls have a fix in words.
-pub(in crate::ops::fused_infer_attention_score) fn fix_of_rows(
-    f: &Facts<'_>,
-    width: i64,
-) -> OwnFix {
+pub(crate) fn fix_of_rows(f: &Facts<'_>, width: i64) -> OwnFix {
     if f.q.rows != 1 {
         return Err("pass mode 0 with a mask [B, 1, rows, keys] that hides what the mode does");
     }
@@ -246,10 +240,7 @@ fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
 }
 
 /// Checks the shape of a compressed mask.
-pub(in crate::ops::fused_infer_attention_score) fn compressed(
-    given: &TensorDesc,
-    mode: SparseMode,
-) -> Result<(), Violation> {
+pub(crate) fn compressed(given: &TensorDesc, mode: SparseMode) -> Result<(), Violation> {
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     let shapes = [
         Dims::of([size, size]),
@@ -297,9 +288,7 @@ fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Violation> {
 }
 
 /// The fix for a mode without its mask: the compressed mask, which is the same for all calls.
-pub(in crate::ops::fused_infer_attention_score) fn fix_of_missing(
-    mode: SparseMode,
-) -> Result<(Change, &'static str), &'static str> {
+pub(crate) fn fix_of_missing(mode: SparseMode) -> Result<(Change, &'static str), &'static str> {
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     match mode.takes_compressed_mask() {
         true => {
@@ -363,7 +352,7 @@ impl fmt::Display for Tokens<'_> {
 }
 
 /// Checks the token counts in force against each other.
-pub(in crate::ops::fused_infer_attention_score) fn band(
+pub(crate) fn band(
     f: &Facts<'_>,
     mode: SparseMode,
     (pre, next): (i64, i64),

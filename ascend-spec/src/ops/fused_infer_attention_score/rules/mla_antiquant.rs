@@ -9,9 +9,7 @@ use crate::Violation;
 use crate::rule::require;
 
 /// Checks the absorbed form with a half-precision query over an INT8 or INT4 cache.
-pub(in crate::ops::fused_infer_attention_score) fn antiquant(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn antiquant(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let Some(k_rope) = &call.key_rope else {
         return paired(f);

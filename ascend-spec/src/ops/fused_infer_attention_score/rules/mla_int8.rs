@@ -10,9 +10,7 @@ use crate::rule::require;
 use crate::{Cann, DType, Dims, Layout, SparseMode, TensorDesc, Violation};
 
 /// Checks the absorbed form with an INT8 query.
-pub(in crate::ops::fused_infer_attention_score) fn full_quant(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn full_quant(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (Some(q_rope), Some(k_rope)) = (&call.query_rope, &call.key_rope) else {
         return paired(f);
@@ -125,13 +123,13 @@ pub(in crate::ops::fused_infer_attention_score) fn full_quant(
 }
 
 /// Whether the mask of a call with an INT8 query is a tree mask.
-pub(in crate::ops::fused_infer_attention_score) fn tree(f: &Facts<'_>) -> bool {
+pub(crate) fn tree(f: &Facts<'_>) -> bool {
     f.target.cann >= Cann::V9_1 && f.call.mode() == TREE_MODE
 }
 
 /// How the tree mask is used: if the mask of packed rows has another size than their squares, the rows see without
 /// it.
-pub(in crate::ops::fused_infer_attention_score) fn tree_use(f: &Facts<'_>) -> MaskUse {
+pub(crate) fn tree_use(f: &Facts<'_>) -> MaskUse {
     let Some(mask) = f.call.mask() else {
         return MaskUse::None;
     };

@@ -13,8 +13,8 @@ pub mod lints;
 pub mod lists;
 pub mod mask;
 pub mod mla;
-pub(in crate::ops::fused_infer_attention_score) mod mla_antiquant;
-pub(in crate::ops::fused_infer_attention_score) mod mla_int8;
+pub(crate) mod mla_antiquant;
+pub(crate) mod mla_int8;
 mod one_or;
 pub mod output;
 pub mod packed;
@@ -86,67 +86,67 @@ impl fmt::Display for Given<'_> {
 
 /// The facts about a call that the rules read.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::ops::fused_infer_attention_score) struct Facts<'a> {
-    pub(in crate::ops::fused_infer_attention_score) call: &'a FiaCall<'a>,
-    pub(in crate::ops::fused_infer_attention_score) query: &'a TensorDesc,
-    pub(in crate::ops::fused_infer_attention_score) key: &'a TensorDesc,
-    pub(in crate::ops::fused_infer_attention_score) value: &'a TensorDesc,
-    pub(in crate::ops::fused_infer_attention_score) out: &'a TensorDesc,
-    pub(in crate::ops::fused_infer_attention_score) layout: Layout,
-    pub(in crate::ops::fused_infer_attention_score) target: Target,
-    pub(in crate::ops::fused_infer_attention_score) checker: Checker,
+pub(crate) struct Facts<'a> {
+    pub(crate) call: &'a FiaCall<'a>,
+    pub(crate) query: &'a TensorDesc,
+    pub(crate) key: &'a TensorDesc,
+    pub(crate) value: &'a TensorDesc,
+    pub(crate) out: &'a TensorDesc,
+    pub(crate) layout: Layout,
+    pub(crate) target: Target,
+    pub(crate) checker: Checker,
     /// Whether the unified checker treats the call as having a single query row a sequence, and ignores its mode and
     /// tokens. Never on Ascend 950.
-    pub(in crate::ops::fused_infer_attention_score) single: bool,
+    pub(crate) single: bool,
     /// Whether the call has one query row a sequence in a layout with a batch axis, on Ascend 950 too.
-    pub(in crate::ops::fused_infer_attention_score) one_row: bool,
-    pub(in crate::ops::fused_infer_attention_score) route: Route,
+    pub(crate) one_row: bool,
+    pub(crate) route: Route,
     /// Number of sequences; with packed layouts, only the length array has it.
-    pub(in crate::ops::fused_infer_attention_score) batch: i64,
+    pub(crate) batch: i64,
     /// Extents of the query; packed layouts have batch 1 and all rows.
-    pub(in crate::ops::fused_infer_attention_score) q: Extents,
+    pub(crate) q: Extents,
     /// Heads of key and value, with 0 resolved.
-    pub(in crate::ops::fused_infer_attention_score) kv_heads: i64,
+    pub(crate) kv_heads: i64,
     /// Number of key or value elements in one stored element: eight INT4 where both tensors are INT32, otherwise 1.
-    pub(in crate::ops::fused_infer_attention_score) nibbles: i64,
+    pub(crate) nibbles: i64,
     /// The memory layout of the cache, if it is paged.
-    pub(in crate::ops::fused_infer_attention_score) cache: Option<Cache>,
+    pub(crate) cache: Option<Cache>,
     /// Extents of the first key; of a paged cache: blocks and tokens in a block.
-    pub(in crate::ops::fused_infer_attention_score) k: Extents,
+    pub(crate) k: Extents,
     /// Extents of the first value.
-    pub(in crate::ops::fused_infer_attention_score) v: Extents,
+    pub(crate) v: Extents,
     /// Whether every batch entry has its own key and value.
-    pub(in crate::ops::fused_infer_attention_score) kv_list: bool,
+    pub(crate) kv_list: bool,
     /// Most keys that a sequence can have: rows of the longest key, or of a block table's row.
-    pub(in crate::ops::fused_infer_attention_score) key_rows: i64,
+    pub(crate) key_rows: i64,
     /// Rows of the shared prefix.
-    pub(in crate::ops::fused_infer_attention_score) prefix: i64,
+    pub(crate) prefix: i64,
 }
 
 impl Facts<'_> {
-    pub(in crate::ops::fused_infer_attention_score) fn paged(&self) -> bool {
+    pub(crate) fn paged(&self) -> bool {
         self.cache.is_some()
     }
 
     /// Number of blocks in a paged cache.
-    pub(in crate::ops::fused_infer_attention_score) fn blocks(&self) -> i64 {
+    pub(crate) fn blocks(&self) -> i64 {
         self.key.shape.first().copied().unwrap_or(0)
     }
 
-    pub(in crate::ops::fused_infer_attention_score) fn packed(&self) -> bool {
+    pub(crate) fn packed(&self) -> bool {
         self.layout.is_packed()
     }
 
-    pub(in crate::ops::fused_infer_attention_score) fn rope(&self) -> bool {
+    pub(crate) fn rope(&self) -> bool {
         self.call.query_rope.is_some()
     }
 
-    pub(in crate::ops::fused_infer_attention_score) fn prefill(&self) -> bool {
+    pub(crate) fn prefill(&self) -> bool {
         self.route == Route::Prefill
     }
 
     /// Dtype of key and value; INT4 where they hold packed nibbles.
-    pub(in crate::ops::fused_infer_attention_score) fn kv_dtype(&self) -> DType {
+    pub(crate) fn kv_dtype(&self) -> DType {
         match self.nibbles {
             1 => self.key.dtype,
             _ => DType::Int4,
@@ -154,27 +154,27 @@ impl Facts<'_> {
     }
 
     /// Whether key and value are quantised and the query is not.
-    pub(in crate::ops::fused_infer_attention_score) fn antiquant(&self) -> bool {
+    pub(crate) fn antiquant(&self) -> bool {
         matches!(self.kv_dtype(), DType::Int8 | DType::Int4) && self.query.dtype != DType::Int8
     }
 
     /// Whether the call is multi-head latent attention over the compressed cache.
-    pub(in crate::ops::fused_infer_attention_score) fn absorbed(&self) -> bool {
+    pub(crate) fn absorbed(&self) -> bool {
         self.rope() && self.q.dim == 512
     }
 
     /// Query length of sequence `b`.
-    pub(in crate::ops::fused_infer_attention_score) fn q_len(&self, b: usize) -> i64 {
+    pub(crate) fn q_len(&self, b: usize) -> i64 {
         lengths::q_len(self.call, self.layout, self.q.rows, b)
     }
 
     /// Key length of sequence `b`, without a shared prefix.
-    pub(in crate::ops::fused_infer_attention_score) fn kv_len(&self, b: usize) -> i64 {
+    pub(crate) fn kv_len(&self, b: usize) -> i64 {
         lengths::kv_len(self.call, self.layout, self.paged(), self.rows_of(b), b)
     }
 
     /// Rows that the key of sequence `b` could have.
-    pub(in crate::ops::fused_infer_attention_score) fn rows_of(&self, b: usize) -> i64 {
+    pub(crate) fn rows_of(&self, b: usize) -> i64 {
         if !self.kv_list {
             return self.key_rows;
         }
@@ -186,17 +186,17 @@ impl Facts<'_> {
             .map_or(0, |of| of.rows)
     }
 
-    pub(in crate::ops::fused_infer_attention_score) fn batch(&self) -> usize {
+    pub(crate) fn batch(&self) -> usize {
         usize::try_from(self.batch).unwrap_or(usize::MAX)
     }
 
     /// The sequences that a check must examine: see [`lengths::distinct`].
-    pub(in crate::ops::fused_infer_attention_score) fn sequences(&self) -> Range<usize> {
+    pub(crate) fn sequences(&self) -> Range<usize> {
         0..lengths::distinct(self.call, self.batch())
     }
 
     /// Keys that a row of a full mask or position bias covers in the prefill path.
-    pub(in crate::ops::fused_infer_attention_score) fn mask_width(&self) -> i64 {
+    pub(crate) fn mask_width(&self) -> i64 {
         if self.paged() {
             let bs = self.call.block_size.max(1);
             let longest = self.longest_key().max(0);
@@ -211,7 +211,7 @@ impl Facts<'_> {
     }
 
     /// The longest key length, without a shared prefix.
-    pub(in crate::ops::fused_infer_attention_score) fn longest_key(&self) -> i64 {
+    pub(crate) fn longest_key(&self) -> i64 {
         match self.call.actual_seq_lengths_kv {
             None | Some([]) => self.key_rows,
             Some(&[one]) if self.batch > 0 && (self.paged() || !self.packed()) => one,
@@ -224,7 +224,7 @@ impl Facts<'_> {
 }
 
 /// The dtype of the elements: `INT32` keys and values are eight packed `INT4` each.
-pub(in crate::ops::fused_infer_attention_score) fn unpacked(dtype: DType) -> DType {
+pub(crate) fn unpacked(dtype: DType) -> DType {
     if dtype == DType::Int32 {
         DType::Int4
     } else {

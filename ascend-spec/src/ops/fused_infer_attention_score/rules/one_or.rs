@@ -3,9 +3,7 @@
 use std::fmt;
 
 /// `1 or 4`, and `1` where that is all.
-pub(in crate::ops::fused_infer_attention_score) struct OneOr(
-    pub(in crate::ops::fused_infer_attention_score) i64,
-);
+pub(crate) struct OneOr(pub(crate) i64);
 
 impl fmt::Display for OneOr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -32,7 +32,7 @@ rules! {
         "set antiquantMode to 0";
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn dtype(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn dtype(f: &Facts<'_>) -> Result<(), Violation> {
     let allowed: &[DType] = match (f.query.dtype, f.route) {
         (DType::Int8, Route::Prefill) => &[DType::Float16, DType::Int8],
         (DType::Int8, Route::Decode) => &[DType::Bf16],
@@ -53,10 +53,7 @@ pub(in crate::ops::fused_infer_attention_score) fn dtype(f: &Facts<'_>) -> Resul
 }
 
 /// The extents that the output should have.
-pub(in crate::ops::fused_infer_attention_score) fn expected(
-    query: Extents,
-    value_dim: i64,
-) -> Extents {
+pub(crate) fn expected(query: Extents, value_dim: i64) -> Extents {
     Extents {
         dim: value_dim,
         ..query
@@ -65,7 +62,7 @@ pub(in crate::ops::fused_infer_attention_score) fn expected(
 
 /// Whether a single row in BSH over a paged cache has an output with the head dimension of the value, which the
 /// value's axes show.
-pub(in crate::ops::fused_infer_attention_score) fn own_value_dim(f: &Facts<'_>) -> bool {
+pub(crate) fn own_value_dim(f: &Facts<'_>) -> bool {
     f.layout == Layout::Bsh
         && f.paged()
         && !f.prefill()
@@ -76,7 +73,7 @@ pub(in crate::ops::fused_infer_attention_score) fn own_value_dim(f: &Facts<'_>) 
 
 /// Head dimension of the output. Over a paged cache the older paths take a value dimension that differs from the
 /// query's only with packed queries, and with single rows in BSH.
-pub(in crate::ops::fused_infer_attention_score) fn value_dim(f: &Facts<'_>) -> i64 {
+pub(crate) fn value_dim(f: &Facts<'_>) -> i64 {
     if own_value_dim(f) {
         // The operator drops the remainder.
         let hidden = f.value.shape.last().copied().unwrap_or(0);
@@ -89,7 +86,7 @@ pub(in crate::ops::fused_infer_attention_score) fn value_dim(f: &Facts<'_>) -> i
     }
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn shape(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn shape(f: &Facts<'_>) -> Result<(), Violation> {
     let out = &f.out.shape;
     let implied = f.layout.out_shape(expected(f.q, value_dim(f)));
     let of_query = f.layout.out_shape(f.q);
@@ -139,7 +136,7 @@ fn plausible(f: &Facts<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn lse(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn lse(f: &Facts<'_>) -> Result<(), Violation> {
     if !f.call.softmax_lse_flag || !f.prefill() {
         return Ok(());
     }
@@ -156,16 +153,13 @@ pub(in crate::ops::fused_infer_attention_score) fn lse(f: &Facts<'_>) -> Result<
 }
 
 /// The change that gives a log-sum-exp of `shape`.
-pub(in crate::ops::fused_infer_attention_score) fn lse_of(shape: Dims) -> Change {
+pub(crate) fn lse_of(shape: Dims) -> Change {
     let given = TensorDesc::packed(DType::Float, shape);
     Change::to(Parameter::SoftmaxLse, NewArgument::Given(given))
 }
 
 /// Checks shape and dtype of the log-sum-exp.
-pub(in crate::ops::fused_infer_attention_score) fn lse_fits(
-    lse: &TensorDesc,
-    want: Dims,
-) -> Result<(), Violation> {
+pub(crate) fn lse_fits(lse: &TensorDesc, want: Dims) -> Result<(), Violation> {
     require!(lse.shape == want, LSE_SHAPE, lse.shape, want, lse_of(want));
     require!(
         lse.dtype == DType::Float,
@@ -178,17 +172,13 @@ pub(in crate::ops::fused_infer_attention_score) fn lse_fits(
 }
 
 /// The log-sum-exp tensor that is written; the decode path treats a null or empty one as none.
-pub(in crate::ops::fused_infer_attention_score) fn written_lse<'a>(
-    call: &'a FiaCall<'a>,
-) -> Option<&'a TensorDesc> {
+pub(crate) fn written_lse<'a>(call: &'a FiaCall<'a>) -> Option<&'a TensorDesc> {
     call.softmax_lse
         .as_ref()
         .filter(|lse| call.softmax_lse_flag && !lse.is_empty())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn precision(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn precision(f: &Facts<'_>) -> Result<(), Violation> {
     let (call, route) = (f.call, f.route);
     let (holds, allowed) = match route {
         Route::Decode => (matches!(call.inner_precise, 0 | 1), "0 or 1"),

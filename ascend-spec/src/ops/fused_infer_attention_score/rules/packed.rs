@@ -56,9 +56,7 @@ rules! {
 }
 
 /// Both length arrays, whose number of entries is the number of sequences.
-pub(in crate::ops::fused_infer_attention_score) fn arrays<'a>(
-    f: &Facts<'a>,
-) -> Result<(&'a [i64], &'a [i64]), Violation> {
+pub(crate) fn arrays<'a>(f: &Facts<'a>) -> Result<(&'a [i64], &'a [i64]), Violation> {
     let (q, kv) = (f.call.actual_seq_lengths, f.call.actual_seq_lengths_kv);
     match (q, kv) {
         (Some(q), Some(kv)) if !q.is_empty() => Ok((q, kv)),
@@ -72,11 +70,7 @@ pub(in crate::ops::fused_infer_attention_score) fn arrays<'a>(
 }
 
 /// Checks the length arrays of packed sequences, whatever the path.
-pub(in crate::ops::fused_infer_attention_score) fn lengths(
-    f: &Facts<'_>,
-    most: usize,
-    rows: i64,
-) -> Result<(), Violation> {
+pub(crate) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(), Violation> {
     let (q, kv) = arrays(f)?;
     require!(
         (1..=most).contains(&q.len())
@@ -109,7 +103,7 @@ pub(in crate::ops::fused_infer_attention_score) fn lengths(
 }
 
 /// The fix for arrays of different length.
-pub(in crate::ops::fused_infer_attention_score) fn counted(q: &[i64], kv: &[i64]) -> &'static str {
+pub(crate) fn counted(q: &[i64], kv: &[i64]) -> &'static str {
     match q {
         [0, ..] if q.len() == kv.len().saturating_add(1) => {
             "drop the leading 0 of actualSeqLengths: its entries are ends of sequences"
@@ -186,7 +180,7 @@ pub(super) fn ends(
 }
 
 /// Refuses a position bias in TND, whatever the work.
-pub(in crate::ops::fused_infer_attention_score) fn no_bias(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn no_bias(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         f.layout != Layout::Tnd || f.call.pse_shift.is_none(),
         ALONE,
@@ -197,7 +191,7 @@ pub(in crate::ops::fused_infer_attention_score) fn no_bias(f: &Facts<'_>) -> Res
 }
 
 /// Checks the rules of the prefill path.
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     require!(
         call.key_shared_prefix.is_none()
@@ -259,7 +253,7 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Res
 }
 
 /// The fix for packed heads of a dimension that no packed path takes.
-pub(in crate::ops::fused_infer_attention_score) fn longer_heads(dim: i64) -> String {
+pub(crate) fn longer_heads(dim: i64) -> String {
     match [64, 128, 192].into_iter().find(|longer| *longer >= dim) {
         Some(longer) => {
             format!("pad the heads of query, key and value with zeros to {longer}; the scale stays")
@@ -287,10 +281,7 @@ fn sequences(f: &Facts<'_>) -> impl Iterator<Item = (i64, i64)> {
 }
 
 /// Checks sparse mode, tokens and lengths together.
-pub(in crate::ops::fused_infer_attention_score) fn masked(
-    f: &Facts<'_>,
-    mode: SparseMode,
-) -> Result<(), Violation> {
+pub(crate) fn masked(f: &Facts<'_>, mode: SparseMode) -> Result<(), Violation> {
     let unmasked = f.call.atten_mask.is_none();
     require!(
         matches!(
@@ -335,14 +326,12 @@ pub(in crate::ops::fused_infer_attention_score) fn masked(
 }
 
 /// Number of sequences, which only the length array has.
-pub(in crate::ops::fused_infer_attention_score) fn batch(
-    call: &crate::ops::fused_infer_attention_score::FiaCall<'_>,
-) -> i64 {
+pub(crate) fn batch(call: &crate::ops::fused_infer_attention_score::FiaCall<'_>) -> i64 {
     i64::try_from(call.actual_seq_lengths.map_or(0, <[i64]>::len)).unwrap_or(i64::MAX)
 }
 
 /// Longest query of a batch.
-pub(in crate::ops::fused_infer_attention_score) fn longest_query(f: &Facts<'_>) -> i64 {
+pub(crate) fn longest_query(f: &Facts<'_>) -> i64 {
     let ends = SequenceLengths::new(f.call.actual_seq_lengths, true);
     let len = |b| ends.of(b, f.q.rows);
     f.sequences().map(len).max().unwrap_or(0)

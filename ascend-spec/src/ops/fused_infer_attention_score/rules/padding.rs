@@ -23,11 +23,11 @@ rules! {
 }
 
 /// Whether a call pads its query or its keys on the left.
-pub(in crate::ops::fused_infer_attention_score) fn given(f: &Facts<'_>) -> bool {
+pub(crate) fn given(f: &Facts<'_>) -> bool {
     f.call.query_padding_size.is_some() || f.call.kv_padding_size.is_some()
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     // NTD_TND ignores the padding of its query.
     if !given(f) || (f.layout == crate::Layout::NtdTnd && call.kv_padding_size.is_none()) {
@@ -80,7 +80,7 @@ fn lengths(f: &Facts<'_>) -> bool {
 }
 
 /// Checks the decode path, which ignores padding where it does not refuse it.
-pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     if f.call.kv_padding_size.is_none() {
         return Ok(());
     }
@@ -95,7 +95,7 @@ pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Resu
 }
 
 /// Whether the unified checker checks the padding of the keys.
-pub(in crate::ops::fused_infer_attention_score) fn checked_by_unified(f: &Facts<'_>) -> bool {
+pub(crate) fn checked_by_unified(f: &Facts<'_>) -> bool {
     let counts = |size| !f.one_row || key_counts(f, size);
     f.call.kv_padding_size.as_ref().is_some_and(counts)
 }
@@ -107,7 +107,7 @@ fn key_counts(f: &Facts<'_>, size: &TensorDesc) -> bool {
 }
 
 /// Whether the padding of the keys takes effect.
-pub(in crate::ops::fused_infer_attention_score) fn in_force(f: &Facts<'_>) -> bool {
+pub(crate) fn in_force(f: &Facts<'_>) -> bool {
     if f.checker == Checker::Unified && f.prefill() {
         return checked_by_unified(f) && !f.packed();
     }

@@ -49,10 +49,7 @@ rules! {
 }
 
 /// Whether the decode path leaves the call unchecked: `innerPrecise` 2 over an INT8 cache with query lengths.
-pub(in crate::ops::fused_infer_attention_score) fn unchecked(
-    call: &FiaCall<'_>,
-    key: &TensorDesc,
-) -> bool {
+pub(crate) fn unchecked(call: &FiaCall<'_>, key: &TensorDesc) -> bool {
     call.block_table.is_some()
         && call.inner_precise == 2
         && key.dtype == DType::Int8
@@ -61,9 +58,7 @@ pub(in crate::ops::fused_infer_attention_score) fn unchecked(
             .is_some_and(|lengths| !lengths.is_empty())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn unchecked_layout(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn unchecked_layout(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         matches!(
             f.layout,
@@ -77,7 +72,7 @@ pub(in crate::ops::fused_infer_attention_score) fn unchecked_layout(
 }
 
 /// The format of a cache by its number of axes.
-pub(in crate::ops::fused_infer_attention_score) fn of_rank(rank: usize) -> Option<Cache> {
+pub(crate) fn of_rank(rank: usize) -> Option<Cache> {
     match rank {
         3 => Some(Cache::BnBsH),
         4 => Some(Cache::BnNBsD),
@@ -88,7 +83,7 @@ pub(in crate::ops::fused_infer_attention_score) fn of_rank(rank: usize) -> Optio
 
 /// The memory layout of the cache, by the number of the key's axes. The decode path treats other numbers of axes as
 /// BnBsH.
-pub(in crate::ops::fused_infer_attention_score) fn cache(
+pub(crate) fn cache(
     call: &FiaCall<'_>,
     key: &TensorDesc,
     route: Route,
@@ -108,11 +103,7 @@ pub(in crate::ops::fused_infer_attention_score) fn cache(
 }
 
 /// Extents of a cache: blocks, heads, tokens in a block, head dimension.
-pub(in crate::ops::fused_infer_attention_score) fn extents(
-    cache: Cache,
-    desc: &TensorDesc,
-    kv_heads: i64,
-) -> Option<Extents> {
+pub(crate) fn extents(cache: Cache, desc: &TensorDesc, kv_heads: i64) -> Option<Extents> {
     let of = |batch, heads, rows, dim| {
         Some(Extents {
             batch,
@@ -132,7 +123,7 @@ pub(in crate::ops::fused_infer_attention_score) fn extents(
 }
 
 /// Keys that a row of the block table can hold.
-pub(in crate::ops::fused_infer_attention_score) fn capacity(call: &FiaCall<'_>) -> i64 {
+pub(crate) fn capacity(call: &FiaCall<'_>) -> i64 {
     let columns = call
         .block_table
         .as_ref()
@@ -173,7 +164,7 @@ fn enough_blocks(f: &Facts<'_>, lengths: &[i64]) -> bool {
 }
 
 /// Checks the rules of the prefill path.
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let (Some(cache), Some(table)) = (f.cache, &f.call.block_table) else {
         return Ok(());
     };
@@ -281,7 +272,7 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Violation> {
 }
 
 /// Checks the rules of the decode path.
-pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     let (Some(cache), Some(table)) = (f.cache, &f.call.block_table) else {
         return Ok(());
     };

@@ -25,7 +25,7 @@ rules! {
 }
 
 /// Checks the tensors of the shared prefix, and the length that is used.
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (Some(key), Some(value)) = (&call.key_shared_prefix, &call.value_shared_prefix) else {
         require!(
@@ -85,7 +85,7 @@ pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Resul
 }
 
 /// The valid prefix length: `actualSharedPrefixLen`, or all rows without it.
-pub(in crate::ops::fused_infer_attention_score) fn length(f: &Facts<'_>) -> i64 {
+pub(crate) fn length(f: &Facts<'_>) -> i64 {
     match f.call.actual_shared_prefix_len {
         Some(&[len]) if f.prefix > 0 => len.clamp(0, f.prefix),
         _ => f.prefix,

@@ -33,18 +33,13 @@ rules! {
 const START_DISTANCE: i64 = 1_048_576;
 
 /// Whether the bias is made of slopes rather than read: from 8.5 on the kind of bias is ignored or refused.
-pub(in crate::ops::fused_infer_attention_score) fn slopes(
-    call: &FiaCall<'_>,
-    target: Target,
-) -> bool {
+pub(crate) fn slopes(call: &FiaCall<'_>, target: Target) -> bool {
     matches!(call.pse_type, 2 | 3) && SLOPES.scope.holds(target)
 }
 
 /// The bias tensor that is read. With packed rows only the split-fuse path reads one, if it covers the rows and keys
 /// of the longest sequence.
-pub(in crate::ops::fused_infer_attention_score) fn read<'f>(
-    f: &'f Facts<'_>,
-) -> Option<&'f TensorDesc> {
+pub(crate) fn read<'f>(f: &'f Facts<'_>) -> Option<&'f TensorDesc> {
     let bias = f.call.pse_shift.as_ref().filter(|pse| !pse.is_empty())?;
     let longest = || {
         let keys = f.sequences().map(|b| f.kv_len(b)).max();
@@ -75,7 +70,7 @@ fn starts(call: &FiaCall<'_>) -> Option<(i64, i64)> {
 }
 
 /// The first key's position minus the first query's, in a call that holds the rules.
-pub(in crate::ops::fused_infer_attention_score) fn key_offset(call: &FiaCall<'_>) -> i64 {
+pub(crate) fn key_offset(call: &FiaCall<'_>) -> i64 {
     starts(call).map_or(0, |(query, key)| key - query)
 }
 
@@ -105,7 +100,7 @@ fn sloped(f: &Facts<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         for f.target => f.call.pse_type == 0 || slopes(f.call, f.target),
         TYPE,

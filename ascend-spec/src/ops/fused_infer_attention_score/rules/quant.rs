@@ -65,7 +65,7 @@ fn dequantised<'a>(f: &Facts<'a>) -> [&'a Option<TensorDesc>; 3] {
 }
 
 /// Checks a call without keys, whose output is filled.
-pub(in crate::ops::fused_infer_attention_score) fn filled(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn filled(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         f.query.dtype != DType::Int8,
         INT8_EMPTY,
@@ -75,7 +75,7 @@ pub(in crate::ops::fused_infer_attention_score) fn filled(f: &Facts<'_>) -> Resu
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let int8_out = f.out.dtype == DType::Int8;
     if f.query.dtype == DType::Int8 {
@@ -125,12 +125,7 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Res
 }
 
 /// Checks that every row sees a key, once the mask's mode is known; this is required only with an output offset.
-pub(in crate::ops::fused_infer_attention_score) fn rows(
-    f: &Facts<'_>,
-    mode: SparseMode,
-    pre: i64,
-    next: i64,
-) -> Result<(), Violation> {
+pub(crate) fn rows(f: &Facts<'_>, mode: SparseMode, pre: i64, next: i64) -> Result<(), Violation> {
     if f.out.dtype != DType::Int8 || count(&f.call.quant_offset2) == 0 {
         return Ok(());
     }
@@ -207,7 +202,7 @@ fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     require!(
         f.query.dtype != DType::Int8 || f.rope(),

@@ -22,7 +22,7 @@ rules! {
         "convert the sink to BF16";
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(sink) = f.call.learnable_sink.filter(|sink| !sink.is_empty()) else {
         return Ok(());
     };
@@ -48,10 +48,7 @@ pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Resul
 }
 
 /// Checks the dtype that the operator is registered with, whichever checker is to judge the call.
-pub(in crate::ops::fused_infer_attention_score) fn dtype(
-    call: &FiaCall<'_>,
-    target: Target,
-) -> Result<(), Violation> {
+pub(crate) fn dtype(call: &FiaCall<'_>, target: Target) -> Result<(), Violation> {
     let Some(sink) = call.learnable_sink.filter(|sink| !sink.is_empty()) else {
         return Ok(());
     };

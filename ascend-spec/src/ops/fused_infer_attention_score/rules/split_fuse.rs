@@ -22,9 +22,7 @@ rules! {
         "convert the sink, and set innerPrecise to 0";
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn check(
-    f: &Facts<'_>,
-) -> Result<(SparseMode, MaskUse), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     let call = f.call;
     super::unified::output::shape(f)?;
     require!(

@@ -45,7 +45,7 @@ rules! {
 
 /// Which tensors are quantised, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::ops::fused_infer_attention_score) enum Kind {
+pub(crate) enum Kind {
     /// Nothing.
     Half,
     /// Key and value.
@@ -60,7 +60,7 @@ pub(in crate::ops::fused_infer_attention_score) enum Kind {
 
 impl Facts<'_> {
     /// Which tensors are quantised, and how. On products other than Ascend 950 it follows from dtypes and path alone.
-    pub(in crate::ops::fused_infer_attention_score) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> Kind {
         if !self.is_950() {
             return match (self.antiquant(), self.query.dtype, self.route) {
                 (true, ..) => Kind::Antiquant,
@@ -111,7 +111,7 @@ fn mask_dtype(f: &Facts<'_>, kind: Kind) -> Result<(), Violation> {
 }
 
 /// Checks the rules of the call's kind.
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let kind = f.kind();
     mask_dtype(f, kind)?;
     layout(f, kind)?;
@@ -125,9 +125,7 @@ pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Resul
 }
 
 /// Refuses quantisation by block, before anything else.
-pub(in crate::ops::fused_infer_attention_score) fn by_block(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn by_block(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let modes = [
         call.query_quant_mode,

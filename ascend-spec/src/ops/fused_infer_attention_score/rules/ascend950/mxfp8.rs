@@ -25,9 +25,9 @@ rules! {
 }
 
 /// Elements that share a pair of scales.
-pub(in crate::ops::fused_infer_attention_score) const PAIR: i64 = 2 * FiaCall::MXFP8_GROUP;
+pub(crate) const PAIR: i64 = 2 * FiaCall::MXFP8_GROUP;
 /// Rows or elements that are contiguous in the scales of an NZ cache.
-pub(in crate::ops::fused_infer_attention_score) const LANES: i64 = 16;
+pub(crate) const LANES: i64 = 16;
 
 pub(super) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;

@@ -77,7 +77,7 @@ rules! {
 }
 
 /// Checks that rotary parts come in pairs.
-pub(in crate::ops::fused_infer_attention_score) fn paired(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn paired(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         f.call.query_rope.is_some() == f.call.key_rope.is_some(),
         PAIR,
@@ -88,9 +88,7 @@ pub(in crate::ops::fused_infer_attention_score) fn paired(f: &Facts<'_>) -> Resu
 }
 
 /// Checks the rotary parts of the decode path: half precision, and given where the packed absorbed form needs them.
-pub(in crate::ops::fused_infer_attention_score) fn decode_ropes(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn decode_ropes(f: &Facts<'_>) -> Result<(), Violation> {
     paired(f)?;
     let ropes = [&f.call.query_rope, &f.call.key_rope];
     require!(
@@ -114,9 +112,7 @@ pub(in crate::ops::fused_infer_attention_score) fn decode_ropes(
 }
 
 /// Checks pair and layout of the rotary parts in the prefill path.
-pub(in crate::ops::fused_infer_attention_score) fn prefill_layout(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn prefill_layout(f: &Facts<'_>) -> Result<(), Violation> {
     paired(f)?;
     require!(
         f.call.query_rope.is_none() || matches!(f.layout, Layout::Tnd | Layout::NtdTnd),
@@ -128,7 +124,7 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill_layout(
 }
 
 /// Checks the rotary parts of the prefill path.
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let (Some(q), Some(k)) = (&f.call.query_rope, &f.call.key_rope) else {
         return Ok(());
     };
@@ -159,7 +155,7 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Res
 }
 
 /// Whether the decode path passes the call to its newer checker: it has rotary parts and no quantisation.
-pub(in crate::ops::fused_infer_attention_score) fn unified(f: &Facts<'_>) -> bool {
+pub(crate) fn unified(f: &Facts<'_>) -> bool {
     f.call.query_rope.is_some()
         && f.call.key_rope.is_some()
         && f.query.dtype.is_half()
@@ -167,9 +163,7 @@ pub(in crate::ops::fused_infer_attention_score) fn unified(f: &Facts<'_>) -> boo
 }
 
 /// Checks the absorbed form without quantisation.
-pub(in crate::ops::fused_infer_attention_score) fn absorbed(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn absorbed(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (Some(q_rope), Some(k_rope)) = (&call.query_rope, &call.key_rope) else {
         return paired(f);
@@ -465,7 +459,7 @@ pub(super) fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Violation> {
 }
 
 /// Checks the number of query heads of the absorbed form.
-pub(in crate::ops::fused_infer_attention_score) fn heads(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn heads(f: &Facts<'_>) -> Result<(), Violation> {
     let heads = f.call.num_heads;
     require!(
         (1..=128).contains(&heads) && heads.count_ones() == 1,

@@ -40,7 +40,7 @@ rules! {
 }
 
 /// Checks the position bias.
-pub(in crate::ops::fused_infer_attention_score) fn bias(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn bias(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(bias) = &f.call.pse_shift else {
         return Ok(());
     };
@@ -93,9 +93,7 @@ fn bias_width(f: &Facts<'_>) -> i64 {
 }
 
 /// Checks left padding.
-pub(in crate::ops::fused_infer_attention_score) fn left_padding(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn left_padding(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let ignored = f.single || (f.kind() == Kind::Antiquant && f.most_rows() == 1);
     let query = call.query_padding_size.as_ref().filter(|_| !ignored);
@@ -140,9 +138,7 @@ pub(in crate::ops::fused_infer_attention_score) fn left_padding(
 }
 
 /// Checks the shared prefix.
-pub(in crate::ops::fused_infer_attention_score) fn shared_prefix(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn shared_prefix(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (Some(key), Some(value)) = (&call.key_shared_prefix, &call.value_shared_prefix) else {
         require!(
@@ -219,9 +215,7 @@ pub(in crate::ops::fused_infer_attention_score) fn shared_prefix(
 }
 
 /// Checks the learnable sink.
-pub(in crate::ops::fused_infer_attention_score) fn learnable_sink(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn learnable_sink(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let Some(given) = &call.learnable_sink else {
         return Ok(());
@@ -255,9 +249,7 @@ pub(in crate::ops::fused_infer_attention_score) fn learnable_sink(
 }
 
 /// Checks the kind of position bias.
-pub(in crate::ops::fused_infer_attention_score) fn bias_type(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn bias_type(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         for f.target => f.call.pse_type == 0,
         BIAS_TYPE,
@@ -268,7 +260,7 @@ pub(in crate::ops::fused_infer_attention_score) fn bias_type(
 }
 
 /// Checks what Ascend 950 still checks where there are no keys.
-pub(in crate::ops::fused_infer_attention_score) fn filled(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn filled(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     if f.packed() {
         require!(

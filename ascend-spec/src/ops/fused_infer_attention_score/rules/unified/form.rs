@@ -37,7 +37,7 @@ rules! {
 
 /// Forms of attention that the unified checker distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::ops::fused_infer_attention_score) enum Form {
+pub(crate) enum Form {
     /// Queries and keys of one part.
     Plain,
     /// Heads of 128 with rotary parts.
@@ -49,7 +49,7 @@ pub(in crate::ops::fused_infer_attention_score) enum Form {
 }
 
 impl Facts<'_> {
-    pub(in crate::ops::fused_infer_attention_score) fn form(&self) -> Form {
+    pub(crate) fn form(&self) -> Form {
         match (self.rope(), self.q.dim, self.v.dim) {
             (true, 512, _) => Form::Absorbed,
             (true, ..) => Form::Split,
@@ -64,7 +64,7 @@ impl Facts<'_> {
     }
 
     /// The four layouts of plain attention with a batch axis.
-    pub(in crate::ops::fused_infer_attention_score) fn classic_layout(&self) -> bool {
+    pub(crate) fn classic_layout(&self) -> bool {
         matches!(
             self.layout,
             Layout::Bsh | Layout::Bsnd | Layout::Bnsd | Layout::BnsdBsnd
@@ -73,7 +73,7 @@ impl Facts<'_> {
 }
 
 /// Checks the head counts of the attributes and of the query.
-pub(in crate::ops::fused_infer_attention_score) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
     let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
     require!(
         kv_heads > 0,
@@ -93,7 +93,7 @@ pub(in crate::ops::fused_infer_attention_score) fn counts(f: &Facts<'_>) -> Resu
 }
 
 /// Checks the layout by form.
-pub(in crate::ops::fused_infer_attention_score) fn layout(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn layout(f: &Facts<'_>) -> Result<(), Violation> {
     let absorbed = matches!(
         f.layout,
         Layout::Bsh
@@ -123,7 +123,7 @@ pub(in crate::ops::fused_infer_attention_score) fn layout(f: &Facts<'_>) -> Resu
 }
 
 /// Checks head dimensions against each other, and by layout.
-pub(in crate::ops::fused_infer_attention_score) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
     let (q, k, v) = (f.q.dim, f.k.dim, f.v.dim);
     for dim in [q, v] {
         require!((1..=512).contains(&dim), heads::DIM_MAX, dim, "1 to 512");

@@ -9,7 +9,7 @@ use crate::{Axes, Cann, Violation};
 /// Most sequences that packed layouts have.
 const MOST: usize = 65_536;
 
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     if f.packed() {
         return packed_arrays(f);
     }

@@ -35,7 +35,7 @@ rules! {
 }
 
 /// Checks the numbers of tensors.
-pub(in crate::ops::fused_infer_attention_score) fn counted(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn counted(f: &Facts<'_>) -> Result<(), Violation> {
     let (keys, values) = (f.call.key.len(), f.call.value.len());
     require!(
         keys == values,
@@ -61,7 +61,7 @@ fn rank(f: &Facts<'_>, desc: &TensorDesc, name: &str) -> Result<(), Violation> {
 }
 
 /// Checks the numbers of axes.
-pub(in crate::ops::fused_infer_attention_score) fn ranks(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn ranks(f: &Facts<'_>) -> Result<(), Violation> {
     if !f.paged() {
         rank(f, f.key, "key")?;
     }
@@ -83,9 +83,7 @@ pub(in crate::ops::fused_infer_attention_score) fn ranks(f: &Facts<'_>) -> Resul
 }
 
 /// Checks that keys and values, and the tensors that belong to them, are contiguous.
-pub(in crate::ops::fused_infer_attention_score) fn contiguous(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn contiguous(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     // The first two axes of these caches, blocks and heads or rows, may be strided.
     let apart = match f.paged() && f.kind() == Kind::MxFp8 {
@@ -119,7 +117,7 @@ pub(in crate::ops::fused_infer_attention_score) fn contiguous(
 }
 
 /// Checks the dtypes of query, key, value and output.
-pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn dtypes(f: &Facts<'_>) -> Result<(), Violation> {
     let other = (f.call.key.iter().chain(f.call.value)).find(|desc| desc.dtype != f.key.dtype);
     if let Some(other) = other {
         return Err(crate::rule::broken(
@@ -146,7 +144,7 @@ pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Resu
 }
 
 /// Checks the batch size.
-pub(in crate::ops::fused_infer_attention_score) fn batch(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn batch(f: &Facts<'_>) -> Result<(), Violation> {
     // Until 9.0 only packed layouts, whose arrays define the batch, are checked.
     let bounded = f.since(Cann::V9_1) || f.packed();
     if f.packed() && f.batch == 0 {
@@ -162,7 +160,7 @@ pub(in crate::ops::fused_infer_attention_score) fn batch(f: &Facts<'_>) -> Resul
 }
 
 /// Checks the shapes of keys and values that are not paged.
-pub(in crate::ops::fused_infer_attention_score) fn shapes(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn shapes(f: &Facts<'_>) -> Result<(), Violation> {
     if f.paged() {
         return Ok(());
     }
@@ -262,7 +260,7 @@ fn list(f: &Facts<'_>) -> Result<(), Violation> {
 }
 
 /// Whether every key and value is empty.
-pub(in crate::ops::fused_infer_attention_score) fn empty(f: &Facts<'_>) -> bool {
+pub(crate) fn empty(f: &Facts<'_>) -> bool {
     let mut all = f.call.key.iter().chain(f.call.value);
     all.all(TensorDesc::is_empty)
 }

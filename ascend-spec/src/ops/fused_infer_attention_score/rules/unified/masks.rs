@@ -40,11 +40,11 @@ rules! {
 }
 
 /// CANN's number of the tree mask.
-pub(in crate::ops::fused_infer_attention_score) const TREE_MODE: i64 = SparseMode::Tree.acl();
+pub(crate) const TREE_MODE: i64 = SparseMode::Tree.acl();
 
 impl Facts<'_> {
     /// The sparse mode in force: a single row has mode 0 whatever the call has.
-    pub(in crate::ops::fused_infer_attention_score) fn mode(&self) -> i64 {
+    pub(crate) fn mode(&self) -> i64 {
         match self.single {
             true => SparseMode::DefaultMask.acl(),
             false => self.call.mode(),
@@ -52,15 +52,13 @@ impl Facts<'_> {
     }
 
     /// Whether the mask is a tree mask.
-    pub(in crate::ops::fused_infer_attention_score) fn tree(&self) -> bool {
+    pub(crate) fn tree(&self) -> bool {
         self.mode() == TREE_MODE && self.since(Cann::V9_1) && !self.is_950()
     }
 }
 
 /// Checks mask, mode and tokens, and returns the mode in force and what the tensor is for.
-pub(in crate::ops::fused_infer_attention_score) fn check(
-    f: &Facts<'_>,
-) -> Result<(SparseMode, MaskUse), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     if f.tree() {
         let mask = tree(f)?;
         return Ok((SparseMode::Tree, MaskUse::Tree(mask)));
@@ -262,10 +260,7 @@ fn tree(f: &Facts<'_>) -> Result<TreeMask, Violation> {
 
 /// How a tree mask is read: packed rows define where their squares begin, whatever axes the tensor has; rows with a
 /// batch axis use the mask's strides, or those of a contiguous `[B, S, S]` where the mask has one axis alone.
-pub(in crate::ops::fused_infer_attention_score) fn drafts(
-    f: &Facts<'_>,
-    given: &TensorDesc,
-) -> TreeMask {
+pub(crate) fn drafts(f: &Facts<'_>, given: &TensorDesc) -> TreeMask {
     let offset = given.offset;
     match given.strides[..] {
         _ if f.packed() => TreeMask::Packed { offset },

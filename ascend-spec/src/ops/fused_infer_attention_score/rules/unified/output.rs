@@ -16,7 +16,7 @@ rules! {
 
 /// Checks the shape of the output. From 9.1 on only some of its axes are checked where input and output have
 /// different axis orders.
-pub(in crate::ops::fused_infer_attention_score) fn shape(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn shape(f: &Facts<'_>) -> Result<(), Violation> {
     let of = output::expected(f.q, f.v.dim);
     let want = f.layout.out_shape(of);
     let same_order = f.layout.input() == f.layout.output();
@@ -51,9 +51,7 @@ fn looked_at(f: &Facts<'_>, of: Extents) -> bool {
         }
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn precision(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn precision(f: &Facts<'_>) -> Result<(), Violation> {
     let most = if f.since(Cann::V9_1) { 4 } else { 3 };
     require!(
         (0..=most).contains(&f.call.inner_precise),
@@ -65,9 +63,7 @@ pub(in crate::ops::fused_infer_attention_score) fn precision(
 }
 
 /// Checks that a log-sum-exp is given if the call writes one.
-pub(in crate::ops::fused_infer_attention_score) fn lse_given(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn lse_given(f: &Facts<'_>) -> Result<(), Violation> {
     let given = f
         .call
         .softmax_lse
@@ -84,7 +80,7 @@ pub(in crate::ops::fused_infer_attention_score) fn lse_given(
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn lse(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn lse(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(lse) = f.call.softmax_lse.filter(|_| f.call.softmax_lse_flag) else {
         return Ok(());
     };

@@ -40,7 +40,7 @@ rules! {
         "drop the argument, or the block table";
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let (Some(cache), Some(table)) = (f.cache, &f.call.block_table) else {
         return Ok(());
     };

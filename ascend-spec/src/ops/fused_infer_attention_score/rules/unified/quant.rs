@@ -38,9 +38,7 @@ rules! {
 }
 
 /// Refuses quantisation arguments that a half-precision call does not use.
-pub(in crate::ops::fused_infer_attention_score) fn left_over(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn left_over(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     if f.kind() != Kind::Half {
         return Ok(());
@@ -97,7 +95,7 @@ pub(in crate::ops::fused_infer_attention_score) fn left_over(
 }
 
 /// Checks scale and offset of an INT8 output.
-pub(in crate::ops::fused_infer_attention_score) fn output(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn output(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     if f.out.dtype.is_half() {
         // On Ascend 950 their dtype is checked all the same.

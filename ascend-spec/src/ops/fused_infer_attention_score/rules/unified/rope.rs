@@ -29,11 +29,11 @@ rules! {
         "drop the argument";
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn paired(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn paired(f: &Facts<'_>) -> Result<(), Violation> {
     mla::paired(f)
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (Some(q_rope), Some(k_rope)) = (&call.query_rope, &call.key_rope) else {
         return Ok(());
