@@ -29,6 +29,7 @@
 #[macro_use]
 pub mod operator;
 
+mod allowed;
 pub mod attention_problem;
 mod cann;
 mod contract;

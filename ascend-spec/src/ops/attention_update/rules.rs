@@ -1,6 +1,7 @@
 //! The rules of AttentionUpdate.
 
 use super::{UpdateCall, UpdateProblem};
+use crate::allowed::Noted;
 use crate::dtype::Names;
 use crate::ops::attention_update::Version;
 use crate::rule::{broken, require, rules};
@@ -119,12 +120,10 @@ impl UpdateCall<'_> {
         self.dtypes(local)?;
         let (rows, dim) = shape(local)?;
         for desc in self.local_out.iter().chain(&self.out) {
-            require!(
-                desc.shape == local.shape,
-                OUT_SHAPE,
-                format_args!("{} beside {}", desc.shape, local.shape),
+            OUT_SHAPE.takes(
+                Noted(desc.shape, format_args!("beside {}", local.shape)),
                 local.shape,
-            );
+            )?;
         }
         require!(
             (8..=512).contains(&dim) && dim % 8 == 0,
@@ -133,12 +132,13 @@ impl UpdateCall<'_> {
             "8, 16, 24, ... 512",
         );
         for desc in self.lse.iter().chain(&self.lse_out) {
-            require!(
-                desc.shape[..] == [rows],
-                LSE_SHAPE,
-                format_args!("{} for {} {}", desc.shape, local.shape, lse.dtype),
+            LSE_SHAPE.takes(
+                Noted(
+                    desc.shape,
+                    format_args!("for {} {}", local.shape, lse.dtype),
+                ),
                 Dims::of([rows]),
-            );
+            )?;
         }
         let mut outputs = self.out.iter().chain(&self.lse_out);
         if outputs.any(|desc| !desc.is_contiguous()) {
@@ -176,12 +176,7 @@ impl UpdateCall<'_> {
 
     fn dtypes(&self, local: &TensorDesc) -> Result<(), Violation> {
         for desc in self.lse.iter().chain(&self.lse_out) {
-            require!(
-                desc.dtype == DType::Float,
-                LSE_DTYPE,
-                desc.dtype,
-                DType::Float,
-            );
+            LSE_DTYPE.takes(desc.dtype, DType::Float)?;
         }
         const ALLOWED: &[DType] = &[DType::Float, DType::Float16, DType::Bf16];
         for desc in self.local_out.iter().chain(&self.out) {

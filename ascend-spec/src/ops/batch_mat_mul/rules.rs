@@ -3,7 +3,7 @@
 use super::cube_math_type::{KEEP_DTYPE, USE_FP16, USE_HF32};
 use super::{BatchMatMulCall, BatchMatMulProblem, Version};
 use crate::DType::{Bf16, Float, Float16};
-use crate::dtype::Names;
+use crate::allowed::{Named, Noted};
 use crate::rule::{broken, require, rules};
 use crate::{Cann, DType, Dims, Format, Soc, Target, TensorDesc, Violation};
 
@@ -95,19 +95,9 @@ impl BatchMatMulCall<'_> {
         );
         let allowed = dtypes(soc);
         for (argument, desc) in self.each_tensor() {
-            require!(
-                allowed.contains(&desc.dtype),
-                DTYPE,
-                format_args!("{} {}", argument.acl_name(), desc.dtype),
-                Names(allowed),
-            );
+            DTYPE.takes(Named(argument.acl_name(), desc.dtype), allowed)?;
         }
-        require!(
-            (KEEP_DTYPE..=USE_HF32).contains(&self.cube_math_type),
-            MATH_TYPE,
-            self.cube_math_type,
-            "0 to 3",
-        );
+        MATH_TYPE.takes(self.cube_math_type, KEEP_DTYPE..=USE_HF32)?;
         let float = left.dtype == Float || right.dtype == Float;
         require!(
             multiplies_float(soc)
@@ -136,12 +126,13 @@ impl BatchMatMulCall<'_> {
             format_args!("mat2 [{a}, {k}, {n}] or [1, {k}, {n}]"),
         );
         let product = Dims::of([a.max(b), m, n]);
-        require!(
-            out.shape == product,
-            OUT_SHAPE,
-            format_args!("{} for {} and {}", out.shape, left.shape, right.shape),
+        OUT_SHAPE.takes(
+            Noted(
+                out.shape,
+                format_args!("for {} and {}", left.shape, right.shape),
+            ),
             product,
-        );
+        )?;
         for (argument, desc) in self.each_tensor() {
             require!(
                 desc.format.is_plain() && desc.is_countable() && desc.byte_range().is_some(),

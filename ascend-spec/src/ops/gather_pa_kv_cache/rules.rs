@@ -1,6 +1,7 @@
 //! The rules of GatherPaKvCache.
 
 use super::{GatherCall, GatherProblem, Parameter};
+use crate::allowed::Shown;
 use crate::dtype::Names;
 use crate::ops::gather_pa_kv_cache::Version;
 use crate::ops::scatter_pa_kv_cache::{NORM, PA_NZ, Pieces};
@@ -205,18 +206,14 @@ impl GatherCall<'_> {
             let (Some(cache), Some(rows)) = (cache, rows) else {
                 continue;
             };
-            require!(
-                allowed.contains(&cache.dtype),
-                DTYPE,
+            DTYPE.takes(cache.dtype, allowed)?;
+            SAME_DTYPE.takes(
+                Shown(
+                    format_args!("{name} {} for a cache of {}", rows.dtype, cache.dtype),
+                    rows.dtype,
+                ),
                 cache.dtype,
-                Names(allowed),
-            );
-            require!(
-                rows.dtype == cache.dtype,
-                SAME_DTYPE,
-                format_args!("{name} {} for a cache of {}", rows.dtype, cache.dtype),
-                cache.dtype,
-            );
+            )?;
         }
         let numbers = [self.block_tables, self.seq_lens, self.seq_offset];
         let mut first = None;

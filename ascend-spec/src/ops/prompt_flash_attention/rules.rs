@@ -1,12 +1,13 @@
 //! The rules of PromptFlashAttention that come before those of FusedInferAttentionScore's prefill path.
 
 use super::{PromptCall, Version};
+use crate::allowed::{Addressable, Named, PlainFormat};
 use crate::attention_problem::AttentionProblem;
 use crate::dtype::Names;
 use crate::ops::fused_infer_attention_score::Verdict;
 use crate::ops::inference_attention::{PathCall, path_rules};
 use crate::rule::{require, rules};
-use crate::{DType, Dims, Format, Layout, Soc, Target, TensorDesc, Violation};
+use crate::{DType, Dims, Layout, Soc, Target, TensorDesc, Violation};
 
 path_rules! {
     "prompt", "PromptFlashAttention", newest "V3", older "V1 and V2",
@@ -90,12 +91,7 @@ impl PromptCall<'_> {
             layout: Self::required(self.input_layout, "inputLayout")?,
         };
         for (desc, name) in at.tensors() {
-            require!(
-                desc.is_countable() && desc.byte_range().is_some(),
-                COUNTABLE,
-                format_args!("{name} {} strides {}", desc.shape, desc.strides),
-                "dimensions of at least 0, and bytes from the base address on",
-            );
+            COUNTABLE.takes(Named(name, *desc), Addressable)?;
         }
         if at.out.is_empty() {
             return Ok(None);
@@ -103,15 +99,13 @@ impl PromptCall<'_> {
         self.dtypes(&at, target)?;
         let (heads, dims) = self.shapes(&at)?;
         for (desc, name) in at.tensors() {
-            require!(
-                desc.format.is_plain(),
-                FORMAT,
-                format_args!("{name} in format {}", desc.format),
-                Format::PLAIN,
-            );
+            FORMAT.takes(
+                Named(format_args!("{name} in format"), desc.format),
+                PlainFormat,
+            )?;
         }
         let out = out_shape(&at, heads, dims.1);
-        require!(at.out.shape == out, OUT_SHAPE, at.out.shape, out,);
+        OUT_SHAPE.takes(at.out.shape, out)?;
         let Some(Layout::Bnsd | Layout::Bsnd | Layout::BnsdBsnd | Layout::Bsh | Layout::Tnd) =
             Layout::parse(at.layout)
         else {
@@ -150,34 +144,24 @@ impl PromptCall<'_> {
             Bf16 => &[Bf16, Int8],
             _ => &[Int8, Float16],
         };
-        require!(
-            outputs.contains(&at.out.dtype),
-            OUT_DTYPE,
-            at.out.dtype,
-            Names(outputs),
-        );
+        OUT_DTYPE.takes(at.out.dtype, outputs)?;
         if let Some(pse) = &self.pse_shift {
             let want = if dtype == Bf16 { Bf16 } else { Float16 };
-            require!(pse.dtype == want, PSE_DTYPE, pse.dtype, want);
+            PSE_DTYPE.takes(pse.dtype, want)?;
         }
         if let Some(mask) = &self.atten_mask {
             let masks: &[DType] = match dtype {
                 Int8 => &[Bool, Int8, UInt8],
                 _ => &[Bool, Int8, UInt8, Float16],
             };
-            require!(
-                masks.contains(&mask.dtype),
-                MASK_DTYPE,
-                mask.dtype,
-                Names(masks),
-            );
+            MASK_DTYPE.takes(mask.dtype, masks)?;
         }
         Ok(())
     }
 
     /// Checks the shapes, and returns the number of query heads and the head dimensions of query and value.
     fn shapes(&self, at: &Required<'_>) -> Result<(i64, (i64, i64)), Violation> {
-        require!(self.num_heads > 0, HEADS, self.num_heads, "1 and above");
+        HEADS.takes(self.num_heads, 1..)?;
         let rank = match at.layout {
             "BNSD" | "BSND" | "BNSD_BSND" => 4,
             "BSH" | "TND" | "NTD" | "NSD" => 3,
@@ -259,7 +243,7 @@ impl PromptCall<'_> {
                 Self::MOST_CARD_SEQUENCES
             ),
         );
-        require!(self.pse_shift.is_none(), CARD_PSE, "pseShift", "null");
+        CARD_PSE.forbids([("pseShift", self.pse_shift.is_some())])?;
         let at_least =
             |tokens: i64, size: usize| usize::try_from(tokens).is_ok_and(|of| of >= size);
         require!(
@@ -273,12 +257,7 @@ impl PromptCall<'_> {
             format_args!("preTokens from {rows} on, nextTokens 0 or from {keys} on"),
         );
         if let Some(mask) = self.atten_mask.filter(|mask| !mask.is_empty()) {
-            require!(
-                mask.dtype == DType::Bool,
-                CARD_MASK_DTYPE,
-                mask.dtype,
-                DType::Bool,
-            );
+            CARD_MASK_DTYPE.takes(mask.dtype, DType::Bool)?;
             require!(
                 rows == keys && rows.is_multiple_of(Self::CARD_MASK_ROWS as usize),
                 CARD_MASK,

@@ -1,10 +1,11 @@
 //! The rules of RingAttentionUpdate.
 
 use super::{RingUpdateCall, RingUpdateProblem, Version};
+use crate::allowed::{Addressable, Named, PlainFormat};
 use crate::dtype::Names;
 use crate::ops::flash_attention_score::{InputLayout, SoftmaxOrder};
 use crate::rule::{broken, require, rules};
-use crate::{DType, Dims, Format, Target, TensorDesc, Violation};
+use crate::{DType, Dims, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -136,12 +137,10 @@ impl RingUpdateCall<'_> {
         );
         for (argument, desc) in self.each_tensor() {
             let name = argument.acl_name();
-            require!(
-                desc.format.is_plain(),
-                FORMAT,
-                format_args!("{name} in format {}", desc.format),
-                Format::PLAIN,
-            );
+            FORMAT.takes(
+                Named(format_args!("{name} in format"), desc.format),
+                PlainFormat,
+            )?;
         }
         let parts = [prev.max, prev.sum, cur.max, cur.sum];
         let other = parts.into_iter().find(|desc| desc.dtype != DType::Float);
@@ -219,12 +218,7 @@ impl RingUpdateCall<'_> {
     fn countable(&self, parts: &[&Triple<'_>]) -> Result<(), Violation> {
         for (argument, desc) in self.each_tensor() {
             let name = argument.acl_name();
-            require!(
-                desc.is_countable() && desc.byte_range().is_some(),
-                COUNTABLE,
-                format_args!("{name} {} strides {}", desc.shape, desc.strides),
-                "bytes that can be addressed, from the base address on",
-            );
+            COUNTABLE.takes(Named(name, *desc), Addressable)?;
         }
         let mut inputs = parts.iter().flat_map(|of| [of.attn, of.max, of.sum]);
         let empty = inputs.find(|desc| desc.is_empty());

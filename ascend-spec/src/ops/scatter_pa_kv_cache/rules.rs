@@ -2,7 +2,7 @@
 
 use super::problem::{Pieces, ScatterProblem};
 use super::{NORM, PA_NZ, Parameter, ScatterCall};
-use crate::dtype::Names;
+use crate::allowed::{Named, Noted, Outcome, Shown};
 use crate::ops::scatter_pa_kv_cache::Version;
 use crate::rule::{broken, require, rules};
 use crate::{Change, DType, Dims, Format, NewArgument, Soc, Target, TensorDesc, Violation};
@@ -92,19 +92,12 @@ impl ScatterCall<'_> {
             tensor(cache, Parameter::ValueCache, nz)?;
             pair(value, cache, "value", soc)?;
         }
-        require!(
-            matches!(slots.dtype, DType::Int32 | DType::Int64),
-            SLOT_DTYPE,
-            slots.dtype,
-            Names(&[DType::Int32, DType::Int64]),
-        );
+        SLOT_DTYPE.takes(slots.dtype, [DType::Int32, DType::Int64])?;
         let tokens = key_shape(key)?;
-        require!(
-            slots.shape[..] == [tokens],
-            SLOT_SHAPE,
-            format_args!("{} for a key {}", slots.shape, key.shape),
+        SLOT_SHAPE.takes(
+            Noted(slots.shape, format_args!("for a key {}", key.shape)),
             Dims::of([tokens]),
-        );
+        )?;
         if let Some((value, _)) = values {
             value_shape(value, key)?;
         }
@@ -251,21 +244,18 @@ fn pair(desc: &TensorDesc, cache: &TensorDesc, name: &str, soc: Soc) -> Result<(
         Soc::Ascend950 => &[Float16, Bf16, Int8, Float, Int32, Float8E5M2, Float8E4M3Fn],
         _ => &[Float16, Bf16, Int8],
     };
-    require!(
-        allowed.contains(&desc.dtype),
-        DTYPE,
-        format_args!("{name} {}", desc.dtype),
-        Names(allowed),
-        format_args!("convert {name} to one of the allowed dtypes"),
-    );
-    require!(
-        cache.dtype == desc.dtype,
-        SAME_DTYPE,
-        format_args!("{name} {} for a cache of {}", desc.dtype, cache.dtype),
-        cache.dtype,
-        format_args!("convert {name} to the cache's dtype"),
-    );
-    Ok(())
+    DTYPE
+        .takes(Named(name, desc.dtype), allowed)
+        .fix(|| format!("convert {name} to one of the allowed dtypes"))?;
+    SAME_DTYPE
+        .takes(
+            Shown(
+                format_args!("{name} {} for a cache of {}", desc.dtype, cache.dtype),
+                desc.dtype,
+            ),
+            cache.dtype,
+        )
+        .fix(|| format!("convert {name} to the cache's dtype"))
 }
 
 /// Checks the shape of a key, and returns its number of tokens.

@@ -1,6 +1,7 @@
 //! Dropout: `dropMask` and `keepProb`.
 
 use super::{Report, lint};
+use crate::allowed::{Noted, Outcome};
 use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem};
@@ -43,20 +44,14 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(mask) = f.call.drop_mask else {
         return Ok(());
     };
-    require!(mask.dtype == DType::UInt8, DTYPE, mask.dtype, DType::UInt8,);
+    DTYPE.takes(mask.dtype, DType::UInt8)?;
     let bytes = f
         .scores()
         .saturating_mul(i128::from(f.heads))
         .saturating_add(7)
         / 8;
     let given = i128::from(mask.elements().unwrap_or(0));
-    require!(
-        given >= bytes,
-        SIZE,
-        format_args!("{given} bytes"),
-        format_args!("{bytes} bytes and more"),
-    );
-    Ok(())
+    SIZE.takes(Noted(given, "bytes"), bytes..)
 }
 
 impl FlashAttentionProblem<'_> {
@@ -91,11 +86,5 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     lint!(report, drops, UNSCALED, "keepProb 1 with a mask", "below 1",);
     let given = mask.elements().unwrap_or(0);
     let bytes = FlashAttentionProblem::drop_mask_bytes(p.drop_bits());
-    lint!(
-        report,
-        given >= bytes,
-        SHORT,
-        format_args!("{given} bytes"),
-        format_args!("{bytes} bytes and more"),
-    );
+    SHORT.takes(Noted(given, "bytes"), bytes..).report(report);
 }

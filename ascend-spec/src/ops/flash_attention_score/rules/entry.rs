@@ -2,11 +2,12 @@
 
 use super::Report;
 use super::lint;
+use crate::allowed::{Addressable, Named, Outcome, PlainFormat};
 use crate::attention_problem::{inverted_scale, score_scale};
 use crate::ops::flash_attention_score::facts::Required;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
 use crate::rule::{broken, require, rules};
-use crate::{Dims, Format, Target, TensorDesc, Violation};
+use crate::{Dims, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -92,12 +93,7 @@ pub(crate) fn required<'a>(call: &'a FlashAttentionCall<'_>) -> Result<Required<
 pub(crate) fn countable(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
     for (argument, desc) in call.each_tensor() {
         let name = argument.acl_name();
-        require!(
-            desc.is_countable() && desc.byte_range().is_some(),
-            COUNTABLE,
-            format_args!("{name} {} strides {}", desc.shape, desc.strides),
-            "dimensions of at least 0, and bytes from the base address on",
-        );
+        COUNTABLE.takes(Named(name, *desc), Addressable)?;
     }
     Ok(())
 }
@@ -105,12 +101,10 @@ pub(crate) fn countable(call: &FlashAttentionCall<'_>) -> Result<(), Violation> 
 pub(crate) fn format(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
     for (argument, desc) in call.each_tensor() {
         let name = argument.acl_name();
-        require!(
-            desc.format.is_plain(),
-            FORMAT,
-            format_args!("{name} in format {}", desc.format),
-            Format::PLAIN,
-        );
+        FORMAT.takes(
+            Named(format_args!("{name} in format"), desc.format),
+            PlainFormat,
+        )?;
     }
     Ok(())
 }
@@ -146,13 +140,9 @@ pub(crate) fn computed(call: &FlashAttentionCall<'_>, target: Target) -> Result<
 
 pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let call = &p.call;
-    lint!(
-        report,
-        call.padding_mask.is_none(),
-        PADDING_MASK,
-        "paddingMask",
-        "null",
-    );
+    PADDING_MASK
+        .forbids([("paddingMask", call.padding_mask.is_some())])
+        .report(report);
     lint!(
         report,
         call.softmax_out.is_none_or(|out| out.is_empty()),
@@ -174,13 +164,9 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
             "a tensor with elements, or none",
         );
     }
-    lint!(
-        report,
-        matches!(call.inner_precise, 0..=2),
-        INNER_PRECISE,
-        call.inner_precise,
-        "0 to 2",
-    );
+    INNER_PRECISE
+        .takes(call.inner_precise, 0..=2)
+        .report(report);
     lint!(
         report,
         score_scale(call.scale).is_finite(),

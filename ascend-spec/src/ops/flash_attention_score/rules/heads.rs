@@ -1,5 +1,6 @@
 //! Numbers of heads and head dimensions.
 
+use crate::allowed::Named;
 use crate::ops::flash_attention_score::InputLayout;
 use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
@@ -81,8 +82,7 @@ impl HeadDims {
 
 /// Checks `headNum`, before anything is divided by it.
 pub(crate) fn head_num(num_heads: i64) -> Result<(), Violation> {
-    require!(num_heads > 0, HEAD_NUM, num_heads, "1 and above");
-    Ok(())
+    HEAD_NUM.takes(num_heads, 1..)
 }
 
 /// Checks the head dimensions of query, key and value. Key and value may have any rank here.
@@ -102,24 +102,9 @@ pub(crate) fn dims(
         format_args!("key {} for heads of {}", at.key.shape, dims.query),
         format_args!("{} and more", dims.query),
     );
-    require!(
-        dims.query == key,
-        KEY_DIM,
-        format_args!("{} and {key}", dims.query),
-        dims.query,
-    );
-    require!(
-        dims.value <= dims.query,
-        VALUE_DIM,
-        dims.value,
-        format_args!("at most {}", dims.query),
-    );
-    require!(
-        dims.query <= MOST_DIM,
-        DIM_MAX,
-        dims.query,
-        format_args!("at most {MOST_DIM}"),
-    );
+    KEY_DIM.takes(Named(format_args!("{} and", dims.query), key), dims.query)?;
+    VALUE_DIM.takes(dims.value, ..=dims.query)?;
+    DIM_MAX.takes(dims.query, ..=MOST_DIM)?;
     Ok(dims)
 }
 

@@ -1,5 +1,6 @@
 //! `inputLayout` and the axes of query, key and value.
 
+use crate::allowed::{Noted, Rank, Shown};
 use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::ops::flash_attention_score::{InputLayout, Parameter, Version};
 use crate::rule::{broken, require, rules};
@@ -42,12 +43,10 @@ pub(crate) fn layout(version: Version, at: &Required<'_>) -> Result<InputLayout,
         let given = format_args!("{:?} for {version}", at.layout);
         return Err(broken(&LAYOUT, given, allowed, LAYOUT.fix));
     };
-    require!(
-        at.query.shape.rank() == layout.rank(),
-        QUERY_RANK,
-        format_args!("{} in {layout}", at.query.shape),
-        format_args!("{} axes", layout.rank()),
-    );
+    QUERY_RANK.takes(
+        Noted(at.query.shape, format_args!("in {layout}")),
+        Rank(layout.rank()),
+    )?;
     Ok(layout)
 }
 
@@ -62,13 +61,13 @@ pub(crate) fn key_axes(layout: InputLayout, at: &Required<'_>) -> Result<(), Vio
 
 fn key_rank(layout: InputLayout, at: &Required<'_>) -> Result<(), Violation> {
     let rank = layout.rank();
-    require!(
-        at.key.shape.rank() == rank,
-        KEY_RANK,
-        format_args!("key {} in {layout}", at.key.shape),
-        format_args!("{rank} axes"),
-    );
-    Ok(())
+    KEY_RANK.takes(
+        Shown(
+            format_args!("key {} in {layout}", at.key.shape),
+            at.key.shape,
+        ),
+        Rank(rank),
+    )
 }
 
 /// Checks the ranks of key and value, and that packed sequences come with their ends.

@@ -1,7 +1,7 @@
 //! Mask tensor and sparse mode.
 
 use super::{Report, lint, prefix};
-use crate::dtype::Names;
+use crate::allowed::Outcome;
 use crate::ops::flash_attention_score::facts::Facts;
 use crate::ops::flash_attention_score::{FlashAttentionProblem, FullMask, MaskKind, Sequence};
 use crate::ops::flash_attention_score::{Parameter, Version};
@@ -48,16 +48,12 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskKind), Violation> 
     let Some(mask) = f.call.mask() else {
         return Ok((SparseMode::DefaultMask, MaskKind::None));
     };
-    require!(
-        ALLOWED.contains(&mask.dtype),
-        DTYPE,
-        mask.dtype,
-        Names(ALLOWED),
+    DTYPE.takes(mask.dtype, ALLOWED).fix(|| {
         (
             Change::to(Parameter::AttenMask, NewArgument::DType(DType::Bool)),
             "INT8, which FusedInferAttentionScore takes, is refused here",
-        ),
-    );
+        )
+    })?;
     require!(
         matches!(mask.shape.rank(), 2 | 4),
         RANK,

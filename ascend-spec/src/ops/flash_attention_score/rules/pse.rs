@@ -84,13 +84,7 @@ pub(crate) fn dtype(call: &FlashAttentionCall<'_>, at: &Required<'_>) -> Result<
 
 /// Checks `pseType`.
 pub(crate) fn known(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
-    require!(
-        matches!(call.pse_type, 0..=3),
-        TYPE,
-        call.pse_type,
-        "0 to 3",
-    );
-    Ok(())
+    TYPE.takes(call.pse_type, 0..=3)
 }
 
 /// Checks the bias for the mode in force, and returns its layout.

@@ -67,12 +67,7 @@ pub(crate) fn check(
     let last = layout.last_axis();
     let dim = |desc: &crate::TensorDesc| desc.shape.get(last).copied().unwrap_or(0);
     let most = dim(at.query);
-    require!(
-        dim(query) <= most,
-        DIM,
-        dim(query),
-        format_args!("at most {most}"),
-    );
+    DIM.takes(dim(query), ..=most)?;
     let dtypes = [at.query, at.key, at.value, query, key].map(|desc| desc.dtype);
     let other = dtypes.into_iter().find(|&dtype| dtype != DType::Bf16);
     require!(

@@ -3,8 +3,8 @@
 use crate::ops::flash_attention_score::FlashAttentionCall;
 use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
-use crate::rule::{require, rules};
-use crate::{DType, Violation};
+use crate::rule::rules;
+use crate::{DType, Dims, Violation};
 
 rules! {
     in Scope::ALL;
@@ -22,7 +22,7 @@ rules! {
 /// Checks the type of the sinks, in calls where the operator checks it before anything is inferred.
 pub(crate) fn dtype(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
     if let Some(sink) = call.sinks() {
-        require!(sink.dtype == DType::Float, DTYPE, sink.dtype, DType::Float);
+        DTYPE.takes(sink.dtype, DType::Float)?;
     }
     Ok(())
 }
@@ -31,17 +31,6 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(sink) = f.call.sinks() else {
         return Ok(());
     };
-    require!(
-        sink.dtype == DType::Float,
-        DTYPE_SLOPES,
-        sink.dtype,
-        DType::Float,
-    );
-    require!(
-        *sink.shape == [f.heads],
-        SHAPE,
-        sink.shape,
-        format_args!("[{}]", f.heads),
-    );
-    Ok(())
+    DTYPE_SLOPES.takes(sink.dtype, DType::Float)?;
+    SHAPE.takes(sink.shape, Dims::of([f.heads]))
 }

@@ -159,7 +159,7 @@ fn split_few(f: &Facts<'_>) -> Result<(), Violation> {
                 format!("[{n}, {d}], [{n}, 1, {d}] or [{}]", n * d)
             },
         );
-        require!(scale.dtype == dtype, DTYPE, scale.dtype, dtype);
+        DTYPE.takes(scale.dtype, dtype)?;
         offset_like(offset, scale)?;
     }
     Ok(())
@@ -199,12 +199,7 @@ fn paged_prefill(f: &Facts<'_>) -> Result<(), Violation> {
             format_args!("[1, {}] or [1, {n}, {d}]", n * d),
         );
         if let Some(offset) = offset {
-            require!(
-                offset.shape == scale.shape,
-                OFFSET,
-                offset.shape,
-                scale.shape,
-            );
+            OFFSET.takes(offset.shape, scale.shape)?;
         }
     }
     Ok(())
@@ -229,12 +224,7 @@ fn merged_shape(f: &Facts<'_>) -> Result<(), Violation> {
         "shape the scale by the layout",
     );
     if let Some(offset) = &f.call.antiquant_offset {
-        require!(
-            offset.shape == scale.shape,
-            OFFSET,
-            offset.shape,
-            scale.shape,
-        );
+        OFFSET.takes(offset.shape, scale.shape)?;
     }
     Ok(())
 }
@@ -320,7 +310,7 @@ pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     } else {
         f.query.dtype
     };
-    require!(scale.dtype == dtype, DTYPE, scale.dtype, dtype);
+    DTYPE.takes(scale.dtype, dtype)?;
     let fits = match call.antiquant_mode {
         1 => matches!(scale.shape[..], [2, b, s] if b == f.batch && s >= f.key_rows),
         _ => channel(f, &scale.shape, 2) || *scale.shape == [2],

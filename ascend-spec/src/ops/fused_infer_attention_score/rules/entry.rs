@@ -1,11 +1,11 @@
 //! First checks: required arguments, product, dtypes, formats, layout, and what this crate does not support yet.
 
 use super::Facts;
-use crate::dtype::Names;
+use crate::allowed::{Named, Noted, Outcome, PlainFormat, Rank};
 use crate::layout::{Axes, Extents};
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Route, Version};
 use crate::rule::{require, rules};
-use crate::{Cann, Change, DType, Format, Layout, NewArgument, Soc, Target, TensorDesc, Violation};
+use crate::{Cann, Change, DType, Layout, NewArgument, Soc, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -203,21 +203,15 @@ fn small_floats(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Violatio
 }
 
 fn one(desc: &TensorDesc, name: &str, allowed: &[DType]) -> Result<(), Violation> {
-    require!(
-        allowed.contains(&desc.dtype),
-        DTYPE,
-        format_args!("{name} {}", desc.dtype),
-        Names(allowed),
-        format_args!("convert {name} to one of the allowed dtypes"),
-    );
-    require!(
-        desc.format.is_plain(),
-        FORMAT,
-        format_args!("{name} in format {}", desc.format),
-        Format::PLAIN,
-        format_args!("describe {name} as ND"),
-    );
-    Ok(())
+    DTYPE
+        .takes(Named(name, desc.dtype), allowed)
+        .fix(|| format!("convert {name} to one of the allowed dtypes"))?;
+    FORMAT
+        .takes(
+            Named(format_args!("{name} in format"), desc.format),
+            PlainFormat,
+        )
+        .fix(|| format!("describe {name} as ND"))
 }
 
 pub(crate) fn countable(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Violation> {
@@ -291,24 +285,18 @@ pub(crate) fn query(
         format_args!("0 with {layout}"),
         "at least 1",
     );
-    require!(
-        call.num_heads > 0,
-        HEADS_POSITIVE,
-        call.num_heads,
-        "1 to 256",
-        match axes.extents(&query.shape, 1) {
+    HEADS_POSITIVE
+        .takes(call.num_heads, 1..)
+        .fix(|| match axes.extents(&query.shape, 1) {
             Some(of) if axes != Axes::Bsh && of.heads > 0 => {
                 Ok(Change::set(Parameter::NumHeads, of.heads))
             }
             _ => Err(HEADS_POSITIVE.fix),
-        },
-    );
-    require!(
-        query.shape.rank() == axes.rank(),
-        QUERY_RANK,
-        format_args!("{} with {layout}", query.shape),
-        format_args!("{} axes", axes.rank()),
-    );
+        })?;
+    QUERY_RANK.takes(
+        Noted(query.shape, format_args!("with {layout}")),
+        Rank(axes.rank()),
+    )?;
     let remainder = match target.cann >= Cann::V8_5 {
         true => Remainder::Forgotten,
         false => Remainder::Refused,

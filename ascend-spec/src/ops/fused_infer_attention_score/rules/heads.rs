@@ -1,6 +1,7 @@
 //! Head counts and head dimensions.
 
 use super::Facts;
+use crate::allowed::{Outcome, Shown};
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{Axes, Change, DType, Rule, TensorDesc, Violation};
@@ -47,14 +48,15 @@ pub(crate) fn kv_heads(call: &FiaCall<'_>) -> i64 {
 /// Checks the number of query heads against the query.
 pub(crate) fn query(f: &Facts<'_>) -> Result<(), Violation> {
     let heads = f.call.num_heads;
-    require!(
-        f.q.heads == heads,
-        HEADS_QUERY,
-        format_args!("numHeads {heads} with {} heads in the query", f.q.heads),
-        f.q.heads,
-        Change::set(Parameter::NumHeads, f.q.heads),
-    );
-    Ok(())
+    HEADS_QUERY
+        .takes(
+            Shown(
+                format_args!("numHeads {heads} with {} heads in the query", f.q.heads),
+                heads,
+            ),
+            f.q.heads,
+        )
+        .fix(|| Change::set(Parameter::NumHeads, f.q.heads))
 }
 
 /// Checks the head counts of the attributes against each other and against the query.
@@ -62,13 +64,12 @@ pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
     query(f)?;
     let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
     require!(!f.prefill() || heads <= 256, HEADS_MAX, heads, "1 to 256",);
-    require!(
-        (1..=heads.min(256)).contains(&kv_heads),
-        KV_HEADS,
-        f.call.num_key_value_heads,
-        format_args!("0, or 1 to {}", heads.min(256)),
-        own_heads(f, &KV_HEADS),
-    );
+    KV_HEADS
+        .takes(
+            Shown(f.call.num_key_value_heads, kv_heads),
+            1..=heads.min(256),
+        )
+        .fix(|| own_heads(f, &KV_HEADS))?;
     require!(
         heads % kv_heads == 0,
         HEADS_DIVIDE,
@@ -153,13 +154,12 @@ pub(crate) fn packed_rows(f: &Facts<'_>) -> Option<&'static str> {
 
 /// The largest head dimension.
 pub(crate) fn dim_max(f: &Facts<'_>) -> Result<(), Violation> {
-    require!(f.q.dim <= 512, DIM_MAX, f.q.dim, "1 to 512");
-    Ok(())
+    DIM_MAX.takes(f.q.dim, ..=512)
 }
 
 /// Size and alignment of the head dimension.
 pub(crate) fn dim(f: &Facts<'_>) -> Result<(), Violation> {
-    require!((1..=512).contains(&f.q.dim), DIM_MAX, f.q.dim, "1 to 512",);
+    DIM_MAX.takes(f.q.dim, 1..=512)?;
     let int8 = [f.query.dtype, f.key.dtype, f.out.dtype].contains(&DType::Int8);
     let step = if int8 { 32 } else { 16 };
     require!(

@@ -2,6 +2,7 @@
 
 use super::Facts;
 use super::entry::MainTensors;
+use crate::allowed::{Named, Outcome, Rank, Shown};
 use crate::ops::fused_infer_attention_score::{FiaCall, Route, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Layout, TensorDesc, Violation};
@@ -118,13 +119,15 @@ pub(crate) fn empty(f: &Facts<'_>) -> Result<bool, Violation> {
 pub(crate) fn rank(layout: Layout, key: &TensorDesc, value: &TensorDesc) -> Result<(), Violation> {
     let rank = layout.input().rank();
     for (desc, name) in [(key, "key"), (value, "value")] {
-        require!(
-            desc.shape.rank() == rank,
-            KEY_RANK,
-            format_args!("{name} {} with {layout}", desc.shape),
-            format_args!("{rank} axes"),
-            format_args!("reshape {name} or choose the layout that it has"),
-        );
+        KEY_RANK
+            .takes(
+                Shown(
+                    format_args!("{name} {} with {layout}", desc.shape),
+                    desc.shape,
+                ),
+                Rank(rank),
+            )
+            .fix(|| format!("reshape {name} or choose the layout that it has"))?;
     }
     Ok(())
 }
@@ -133,13 +136,7 @@ pub(crate) fn batch_max(f: &Facts<'_>) -> Result<(), Violation> {
     if f.packed() {
         super::packed::arrays(f)?;
     }
-    require!(
-        (1..=FiaCall::MOST_SEQUENCES).contains(&f.batch),
-        BATCH_MAX,
-        f.batch,
-        "1 to 65536",
-    );
-    Ok(())
+    BATCH_MAX.takes(f.batch, 1..=FiaCall::MOST_SEQUENCES)
 }
 
 pub(crate) fn batch(f: &Facts<'_>) -> Result<(), Violation> {
@@ -187,15 +184,13 @@ pub(crate) fn shapes(f: &Facts<'_>) -> Result<(), Violation> {
                 "batch 1, no axis of size 0",
             );
         }
-        require!(
-            key.shape == value.shape,
-            VALUE_SHAPE,
-            format_args!(
-                "key {index} is {}, value {index} is {}",
-                key.shape, value.shape
+        VALUE_SHAPE.takes(
+            Named(
+                format_args!("key {index} is {}, value {index} is", key.shape),
+                value.shape,
             ),
             key.shape,
-        );
+        )?;
         require!(
             key.shape.rank() == f.key.shape.rank()
                 && key.shape.with(rows, 0) == f.key.shape.with(rows, 0),

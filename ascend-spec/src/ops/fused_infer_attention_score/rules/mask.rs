@@ -1,5 +1,6 @@
 //! Mask tensor, sparse mode and token window.
 
+use crate::allowed::{Noted, Outcome};
 use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use std::fmt;
@@ -74,19 +75,20 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     if let Some(mode @ (SparseMode::RightDownCausal | SparseMode::Band)) =
         Operator::FusedInferAttentionScore.sparse_mode(f.call.mode())
     {
-        require!(
-            *mask.shape == [size, size],
-            COMPRESSED_DECODE,
-            format_args!("{} in mode {mode}", mask.shape),
-            "[2048, 2048]",
-            match mask.shape.ends_with(&[size, size]) && mask.elements() == Some(4_194_304) {
-                true => Ok(Change::to(
-                    Parameter::AttenMask,
-                    NewArgument::Shape(Dims::of([size, size])),
-                )),
-                false => Err(COMPRESSED_DECODE.fix),
-            },
-        );
+        COMPRESSED_DECODE
+            .takes(
+                Noted(mask.shape, format_args!("in mode {mode}")),
+                Dims::of([size, size]),
+            )
+            .fix(|| {
+                match mask.shape.ends_with(&[size, size]) && mask.elements() == Some(4_194_304) {
+                    true => Ok(Change::to(
+                        Parameter::AttenMask,
+                        NewArgument::Shape(Dims::of([size, size])),
+                    )),
+                    false => Err(COMPRESSED_DECODE.fix),
+                }
+            })?;
         let given = f
             .call
             .actual_shared_prefix_len

@@ -15,7 +15,7 @@ pub(crate) fn antiquant(f: &Facts<'_>) -> Result<(), Violation> {
         return paired(f);
     };
     require!(!call.softmax_lse_flag, LSE, "softmaxLseFlag true", "false");
-    require!(call.pse_shift.is_none(), ALONE, "pseShift", "none");
+    ALONE.forbids([("pseShift", call.pse_shift.is_some())])?;
     lists::dtypes(f)?;
     heads::query(f)?;
     dims(f)?;

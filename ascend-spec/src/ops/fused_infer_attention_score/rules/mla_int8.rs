@@ -18,7 +18,7 @@ pub(crate) fn full_quant(f: &Facts<'_>) -> Result<(), Violation> {
     let packed = f.packed();
     super::heads::query(f)?;
     dims(f)?;
-    require!(f.out.dtype == DType::Bf16, OUT, f.out.dtype, DType::Bf16);
+    OUT.takes(f.out.dtype, DType::Bf16)?;
     // The checks of the quantised query accept it from 9.0 on.
     require!(
         !call.softmax_lse_flag || f.target.cann >= Cann::V9_0,

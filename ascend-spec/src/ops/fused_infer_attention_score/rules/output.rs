@@ -1,7 +1,7 @@
 //! Output, log-sum-exp and precision.
 
 use super::Facts;
-use crate::dtype::Names;
+use crate::allowed::{Noted, Outcome};
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::{Checker, FiaCall, Parameter, Route, Version};
 use crate::rule::{require, rules};
@@ -39,17 +39,17 @@ pub(crate) fn dtype(f: &Facts<'_>) -> Result<(), Violation> {
         (DType::Bf16, _) => &[DType::Bf16, DType::Int8],
         _ => &[DType::Float16, DType::Int8],
     };
-    require!(
-        allowed.contains(&f.out.dtype),
-        OUT_DTYPE,
-        format_args!("{} for a {} query", f.out.dtype, f.query.dtype),
-        Names(allowed),
-        Change::to(
-            Parameter::AttentionOut,
-            NewArgument::DType(allowed.first().copied().unwrap_or(f.query.dtype)),
-        ),
-    );
-    Ok(())
+    OUT_DTYPE
+        .takes(
+            Noted(f.out.dtype, format_args!("for a {} query", f.query.dtype)),
+            allowed,
+        )
+        .fix(|| {
+            Change::to(
+                Parameter::AttentionOut,
+                NewArgument::DType(allowed.first().copied().unwrap_or(f.query.dtype)),
+            )
+        })
 }
 
 /// The extents that the output should have.
@@ -160,15 +160,10 @@ pub(crate) fn lse_of(shape: Dims) -> Change {
 
 /// Checks shape and dtype of the log-sum-exp.
 pub(crate) fn lse_fits(lse: &TensorDesc, want: Dims) -> Result<(), Violation> {
-    require!(lse.shape == want, LSE_SHAPE, lse.shape, want, lse_of(want));
-    require!(
-        lse.dtype == DType::Float,
-        LSE_DTYPE,
-        lse.dtype,
-        DType::Float,
-        lse_of(want),
-    );
-    Ok(())
+    LSE_SHAPE.takes(lse.shape, want).fix(|| lse_of(want))?;
+    LSE_DTYPE
+        .takes(lse.dtype, DType::Float)
+        .fix(|| lse_of(want))
 }
 
 /// The log-sum-exp tensor that is written; the decode path treats a null or empty one as none.

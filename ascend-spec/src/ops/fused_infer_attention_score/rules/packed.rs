@@ -1,6 +1,7 @@
 //! Packed sequences (TND, NTD_TND) in the prefill path.
 
 use super::{Facts, lengths};
+use crate::allowed::{Named, Outcome};
 use crate::attention_problem::SequenceLengths;
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use crate::rule::{broken, require, rules};
@@ -82,24 +83,16 @@ pub(crate) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(), Viola
     );
     ends(q, f.q.rows, &Q_ENDS, Parameter::ActualSeqLengths)?;
     q_total(q, f.q.rows)?;
-    require!(
-        f.q.rows <= rows,
-        Q_TOTAL,
-        f.q.rows,
-        format_args!("at most {rows} rows")
-    );
+    Q_TOTAL.takes(f.q.rows, ..=rows)?;
     if f.paged() {
         return kv_range(f, kv);
     }
     ends(kv, f.k.rows, &KV_ENDS, Parameter::ActualSeqLengthsKv)?;
     kv_total(kv, f.k.rows)?;
-    require!(
-        f.v.rows == f.k.rows,
-        ROWS,
-        format_args!("key {}, value {}", f.k.rows, f.v.rows),
+    ROWS.takes(
+        Named(format_args!("key {}, value", f.k.rows), f.v.rows),
         f.k.rows,
-    );
-    Ok(())
+    )
 }
 
 /// The fix for arrays of different length.
@@ -115,27 +108,17 @@ pub(crate) fn counted(q: &[i64], kv: &[i64]) -> &'static str {
 /// Checks that the last query ends at `rows`.
 pub(super) fn q_total(q: &[i64], rows: i64) -> Result<(), Violation> {
     let last = q.last().copied().unwrap_or(0);
-    require!(
-        last == rows,
-        Q_TOTAL,
-        format_args!("last entry {last}"),
-        rows,
-        lengths::summed(Parameter::ActualSeqLengths, q, rows, Q_TOTAL.fix),
-    );
-    Ok(())
+    Q_TOTAL
+        .takes(Named("last entry", last), rows)
+        .fix(|| lengths::summed(Parameter::ActualSeqLengths, q, rows, Q_TOTAL.fix))
 }
 
 /// Checks that the last key ends at `rows`.
 pub(super) fn kv_total(kv: &[i64], rows: i64) -> Result<(), Violation> {
     let last = kv.last().copied().unwrap_or(0);
-    require!(
-        last == rows,
-        KV_ENDS,
-        format_args!("last entry {last}"),
-        rows,
-        lengths::summed(Parameter::ActualSeqLengthsKv, kv, rows, KV_ENDS.fix),
-    );
-    Ok(())
+    KV_ENDS
+        .takes(Named("last entry", last), rows)
+        .fix(|| lengths::summed(Parameter::ActualSeqLengthsKv, kv, rows, KV_ENDS.fix))
 }
 
 /// Checks the key length of each sequence against the capacity of the block table.

@@ -1,10 +1,11 @@
 //! Left padding of query and key.
 
 use super::Facts;
+use crate::allowed::Named;
 use crate::ops::fused_infer_attention_score::Checker;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::rule::{require, rules};
-use crate::{DType, TensorDesc, Violation};
+use crate::{DType, Dims, TensorDesc, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -57,12 +58,7 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     ];
     for (size, name, lengths) in sizes {
         let Some(size) = size else { continue };
-        require!(
-            *size.shape == [1],
-            SHAPE,
-            format_args!("{name} {}", size.shape),
-            "[1]",
-        );
+        SHAPE.takes(Named(name, size.shape), Dims::of([1]))?;
         require!(
             lengths.is_some(),
             LENGTHS,

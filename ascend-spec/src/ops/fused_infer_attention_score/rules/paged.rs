@@ -59,16 +59,10 @@ pub(crate) fn unchecked(call: &FiaCall<'_>, key: &TensorDesc) -> bool {
 }
 
 pub(crate) fn unchecked_layout(f: &Facts<'_>) -> Result<(), Violation> {
-    require!(
-        matches!(
-            f.layout,
-            Layout::Bsh | Layout::Bsnd | Layout::Bnsd | Layout::Tnd
-        ),
-        UNCHECKED,
+    UNCHECKED.takes(
         f.layout,
-        "BSH, BSND, BNSD, TND",
-    );
-    Ok(())
+        [Layout::Bsh, Layout::Bsnd, Layout::Bnsd, Layout::Tnd],
+    )
 }
 
 /// The format of a cache by its number of axes.
@@ -266,7 +260,7 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Violation> {
     );
     if cache == Cache::BnBsH {
         let hidden = f.kv_heads.saturating_mul(f.q.dim);
-        require!(hidden <= 65_535, HIDDEN, hidden, "65535 or less",);
+        HIDDEN.takes(hidden, ..=65_535)?;
     }
     Ok(())
 }

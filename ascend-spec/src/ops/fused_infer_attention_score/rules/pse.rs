@@ -123,7 +123,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     } else {
         f.query.dtype
     };
-    require!(pse.dtype == dtype, DTYPE, pse.dtype, dtype,);
+    DTYPE.takes(pse.dtype, dtype)?;
     let (rows, keys) = match (f.prefill(), f.paged()) {
         // The longest packed sequence counts.
         (true, paged) if f.packed() => (

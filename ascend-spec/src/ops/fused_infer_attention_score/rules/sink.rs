@@ -4,7 +4,7 @@ use super::Facts;
 use crate::ops::fused_infer_attention_score::FiaCall;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::rule::{require, rules};
-use crate::{Cann, DType, Target, Violation};
+use crate::{Cann, DType, Dims, Target, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -38,13 +38,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         format_args!("{} and {}", f.q.dim, f.v.dim),
         "64 or 128",
     );
-    require!(
-        *sink.shape == [f.call.num_heads],
-        SHAPE,
-        sink.shape,
-        format_args!("[{}]", f.call.num_heads),
-    );
-    Ok(())
+    SHAPE.takes(sink.shape, Dims::of([f.call.num_heads]))
 }
 
 /// Checks the dtype that the operator is registered with, whichever checker is to judge the call.

@@ -1,10 +1,11 @@
 //! The split-fuse path of packed rows, which checks little of a call.
 
 use super::{Facts, packed, paged, sink};
+use crate::allowed::Named;
 use crate::attention_problem::MaskUse;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::rule::{require, rules};
-use crate::{SparseMode, Violation};
+use crate::{Dims, SparseMode, Violation};
 
 rules! {
     in Scope::A2_A3.since(V8_5);
@@ -45,12 +46,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     super::unified::output::lse_given(f)?;
     super::unified::output::lse(f)?;
     if let Some(given) = &call.learnable_sink {
-        require!(
-            *given.shape == [call.num_heads],
-            sink::SHAPE,
-            given.shape,
-            format_args!("[{}]", call.num_heads),
-        );
+        sink::SHAPE.takes(given.shape, Dims::of([call.num_heads]))?;
         require!(
             given.dtype == f.query.dtype && !matches!(call.inner_precise, 1..=3),
             SINK,
@@ -76,12 +72,10 @@ fn lengths(f: &Facts<'_>) -> Result<(), Violation> {
     if f.paged() {
         return paged::cache_rows(f, &paged::CACHE_SHAPE);
     }
-    require!(
-        f.k.rows == f.v.rows,
-        packed::ROWS,
-        format_args!("key {}, value {}", f.k.rows, f.v.rows),
+    packed::ROWS.takes(
+        Named(format_args!("key {}, value", f.k.rows), f.v.rows),
         f.k.rows,
-    );
+    )?;
     packed::kv_total(kv, f.k.rows)
 }
 

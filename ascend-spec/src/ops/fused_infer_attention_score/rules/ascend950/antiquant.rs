@@ -1,6 +1,7 @@
 //! Quantised keys and values under a half-precision query on Ascend 950.
 
 use super::{OUT_DTYPE, UNUSED};
+use crate::allowed::Noted;
 use crate::ops::fused_infer_attention_score::FiaCall;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::Facts;
@@ -112,12 +113,7 @@ fn scale(f: &Facts<'_>, scale: &TensorDesc, mode: i64) -> Result<(), Violation> 
         6 => DType::Float8E8M0,
         _ => f.query.dtype,
     };
-    require!(
-        scale.dtype == dtype,
-        SCALE_DTYPE,
-        format_args!("{} for mode {mode}", scale.dtype),
-        dtype,
-    );
+    SCALE_DTYPE.takes(Noted(scale.dtype, format_args!("for mode {mode}")), dtype)?;
     let (n, d, b) = (f.kv_heads, f.k.dim, f.batch);
     let keys = match f.packed() && !f.paged() {
         true => f.longest_key(),

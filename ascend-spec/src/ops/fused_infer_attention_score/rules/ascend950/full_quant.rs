@@ -30,12 +30,7 @@ rules! {
 pub(super) fn absorbed(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     mla::heads(f)?;
-    require!(
-        f.out.dtype == DType::Bf16,
-        OUT_DTYPE,
-        f.out.dtype,
-        DType::Bf16,
-    );
+    OUT_DTYPE.takes(f.out.dtype, DType::Bf16)?;
     let int8 = f.query.dtype == DType::Int8;
     let bf16 =
         |rope: &Option<TensorDesc>| rope.as_ref().is_some_and(|rope| rope.dtype == DType::Bf16);
@@ -139,12 +134,7 @@ pub(super) fn tensor(f: &Facts<'_>) -> Result<(), Violation> {
         ),
         "INT8, 2 rows or more, modes 0",
     );
-    require!(
-        f.out.dtype == DType::Bf16,
-        OUT_DTYPE,
-        f.out.dtype,
-        DType::Bf16,
-    );
+    OUT_DTYPE.takes(f.out.dtype, DType::Bf16)?;
     let factors = [&call.deq_scale1, &call.quant_scale1, &call.deq_scale2];
     let one = |scale: &Option<TensorDesc>| scale.as_ref().is_some_and(|scale| *scale.shape == [1]);
     require!(

@@ -1,6 +1,7 @@
 //! Antiquantisation of key and value.
 
 use super::{Report, lint};
+use crate::allowed::Outcome;
 use crate::attention_problem::ScaleOffset;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::{Argument, CheckedCall, Checker, Parameter, Route};
@@ -31,13 +32,9 @@ rules! {
 
 pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
-    lint!(
-        report,
-        call.key_rope_antiquant_scale.is_none(),
-        ROPE_SCALE,
-        "a tensor",
-        "none",
-    );
+    ROPE_SCALE
+        .forbids([("a tensor", call.key_rope_antiquant_scale.is_some())])
+        .report(report);
     let affines = [&p.problem.key_quantisation, &p.problem.value_quantisation];
     let mut used = affines.into_iter().flatten().flat_map(grids);
     for parameter in [

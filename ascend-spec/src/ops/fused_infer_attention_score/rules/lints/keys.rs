@@ -1,6 +1,7 @@
 //! Keys and values that are not checked, and limits that only the documents know.
 
 use super::{Report, lint};
+use crate::allowed::{Named, Outcome};
 use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::{CheckedCall, Checker, Route};
 use crate::rule::rules;
@@ -89,25 +90,18 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
                 ),
             );
         }
-        lint!(
-            report,
-            p.problem.batch <= 256,
-            LIST_MAX,
-            p.problem.batch,
-            "1 to 256"
-        );
+        LIST_MAX.takes(p.problem.batch, ..=256).report(report);
     } else if let ([key, ..], [value, ..]) = (call.key, call.value)
         && p.problem.pages.is_none()
         && !p.problem.packed
         && p.checker != Checker::Unified
     {
-        lint!(
-            report,
-            key.shape == value.shape,
-            VALUE_SHAPE,
-            format_args!("key {}, value {}", key.shape, value.shape),
-            key.shape,
-        );
+        VALUE_SHAPE
+            .takes(
+                Named(format_args!("key {}, value", key.shape), value.shape),
+                key.shape,
+            )
+            .report(report);
     }
     lint!(
         report,
@@ -119,13 +113,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         format_args!("1 to {most}"),
     );
     if p.checker == Checker::Decode {
-        lint!(
-            report,
-            p.problem.heads <= 256,
-            HEADS_MAX,
-            p.problem.heads,
-            "1 to 256"
-        );
+        HEADS_MAX.takes(p.problem.heads, ..=256).report(report);
         lint!(
             report,
             p.problem.head_dim.is_multiple_of(16) || p.problem.batch <= 128,

@@ -1,6 +1,7 @@
 //! Outputs.
 
 use super::{Report, lint};
+use crate::allowed::Outcome;
 use crate::layout::{Axes, Extents};
 use crate::ops::fused_infer_attention_score::CheckedCall;
 use crate::ops::fused_infer_attention_score::Version;
@@ -42,7 +43,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     };
     let want = p.layout.out_shape(of);
     if let Some(out) = &call.attention_out {
-        lint!(report, out.shape == want, OUT_SHAPE, out.shape, want);
+        OUT_SHAPE.takes(out.shape, want).report(report);
     }
     of.dim = 1;
     let want = TensorDesc::packed(DType::Float, p.layout.lse_shape(of));

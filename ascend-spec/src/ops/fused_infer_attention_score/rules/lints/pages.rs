@@ -1,6 +1,7 @@
 //! Page attention.
 
 use super::{Report, lint};
+use crate::allowed::{Named, Outcome, Shown};
 use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::{Cache, CheckedCall, Checker};
 use crate::rule::rules;
@@ -88,23 +89,24 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     if unified {
         return;
     }
-    lint!(
-        report,
-        key.shape == value.shape,
-        VALUE,
-        format_args!("key {}, value {}", key.shape, value.shape),
-        key.shape,
-    );
+    VALUE
+        .takes(
+            Named(format_args!("key {}, value", key.shape), value.shape),
+            key.shape,
+        )
+        .report(report);
     let (blocks, bs) = (size(pages.blocks), size(pages.block_size));
     let (heads, dim) = (size(p.problem.kv_heads), size(p.problem.head_dim));
     if let Some(shape) = cache.shape(key.dtype, blocks, bs, heads, dim) {
-        lint!(
-            report,
-            key.shape == shape,
-            SHAPE,
-            format_args!("{}, read by a table of {bs} tokens a block", key.shape),
-            shape,
-        );
+        SHAPE
+            .takes(
+                Shown(
+                    format_args!("{}, read by a table of {bs} tokens a block", key.shape),
+                    key.shape,
+                ),
+                shape,
+            )
+            .report(report);
     }
     let hidden = key.shape.last().copied().unwrap_or(0);
     lint!(

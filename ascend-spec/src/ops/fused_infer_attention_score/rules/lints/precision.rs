@@ -2,6 +2,7 @@
 
 use super::{Report, lint};
 use crate::DType;
+use crate::allowed::Outcome;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::paged;
 use crate::ops::fused_infer_attention_score::{CheckedCall, Route};
@@ -37,11 +38,5 @@ pub(super) fn bypass(p: &CheckedCall<'_>, report: Report<'_>) -> bool {
 }
 
 pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
-    lint!(
-        report,
-        (0..=3).contains(&p.call.inner_precise),
-        MEANING,
-        p.call.inner_precise,
-        "0 to 3",
-    );
+    MEANING.takes(p.call.inner_precise, 0..=3).report(report);
 }

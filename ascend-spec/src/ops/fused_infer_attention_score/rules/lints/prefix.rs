@@ -1,6 +1,7 @@
 //! Shared prefix.
 
 use super::{Report, lint};
+use crate::allowed::Outcome;
 use crate::ops::fused_infer_attention_score::CheckedCall;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::rule::rules;
@@ -20,7 +21,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let key = p.problem.first.key.dtype;
     let read = [&call.key_shared_prefix, &call.value_shared_prefix].into_iter();
     for prefix in read.flatten().filter(|_| p.problem.prefix.is_some()) {
-        lint!(report, prefix.dtype == key, DTYPE, prefix.dtype, key,);
+        DTYPE.takes(prefix.dtype, key).report(report);
     }
     lint!(
         report,

@@ -2,6 +2,7 @@
 
 use super::masks::fix_of_one_row;
 use super::{Report, lint};
+use crate::allowed::Outcome;
 use crate::attention_problem::MaskUse;
 use crate::operator::Fix;
 use crate::ops::fused_infer_attention_score::Version;
@@ -106,7 +107,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         "a sink with one of them",
         "none of them",
     );
-    lint!(report, call.pse_type == 0, BIAS_TYPE, call.pse_type, 0);
+    BIAS_TYPE.takes(call.pse_type, 0).report(report);
     let all = || call.key.iter().chain(call.value);
     if p.problem.list.is_some()
         && let Some(key) = all().find(|desc| desc.shape.first() != Some(&1))
@@ -125,13 +126,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         "multiples of 16",
     );
     if let Some([_, _, 1, _]) = call.pse_shift.as_ref().map(|bias| &bias.shape[..]) {
-        lint!(
-            report,
-            p.problem.query_rows == 1,
-            BIAS_ROW,
-            1,
-            p.problem.query_rows
-        );
+        BIAS_ROW.takes(1, p.problem.query_rows).report(report);
     }
     if p.checker == Checker::SplitFuse {
         split_fused(p, report);
@@ -301,17 +296,13 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
     let out = call.attention_out.map(|out| out.dtype);
     let heads = i64::try_from(p.problem.kv_heads).unwrap_or(i64::MAX);
     let own = call.key.first().and_then(axis).unwrap_or(heads);
-    lint!(
-        report,
-        own == heads,
-        KV_HEADS,
-        heads,
-        own,
-        match call.num_heads.checked_rem(own) {
+    KV_HEADS
+        .takes(heads, own)
+        .fix(|| match call.num_heads.checked_rem(own) {
             Some(0) => Ok(Change::set(Parameter::NumKeyValueHeads, own)),
             _ => Err(KV_HEADS.fix),
-        },
-    );
+        })
+        .report(report);
     lint!(
         report,
         p.problem.is_grouped(),

@@ -1,11 +1,12 @@
 //! Tensors of every kind, and the factor of the scores.
 
 use super::{Report, lint};
+use crate::TensorDesc;
+use crate::allowed::{Named, Outcome, PlainFormat};
 use crate::attention_problem::{inverted_scale, score_scale};
 use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::{CheckedCall, FiaCall, Parameter};
 use crate::rule::rules;
-use crate::{Format, TensorDesc};
 
 rules! {
     in Scope::ALL;
@@ -88,17 +89,15 @@ pub(super) fn strided(p: &CheckedCall<'_>, odd: Odd, report: Report<'_>) {
 pub(super) fn check(p: &CheckedCall<'_>, odd: Odd, report: Report<'_>) {
     if odd.format {
         for (argument, desc) in p.call.each_tensor() {
-            lint!(
-                report,
-                desc.format.is_plain(),
-                FORMAT,
-                format_args!(
-                    "{} in format {}",
-                    argument.parameter.acl_name(),
-                    desc.format
-                ),
-                Format::PLAIN,
-            );
+            FORMAT
+                .takes(
+                    Named(
+                        format_args!("{} in format", argument.parameter.acl_name()),
+                        desc.format,
+                    ),
+                    PlainFormat,
+                )
+                .report(report);
         }
     }
     if odd.size {

@@ -3,6 +3,7 @@
 mod sliding;
 
 use super::{Facts, packed};
+use crate::allowed::Outcome;
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall};
@@ -170,28 +171,13 @@ pub(crate) fn absorbed(f: &Facts<'_>) -> Result<(), Violation> {
     };
     let sliding = call.mode() == SparseMode::Band.acl();
     require!(!call.softmax_lse_flag, LSE, "softmaxLseFlag true", "false",);
-    require!(
-        f.out.dtype == f.query.dtype,
-        OUT,
-        f.out.dtype,
-        f.query.dtype,
-    );
-    require!(
-        matches!(call.inner_precise, 0 | 1),
-        PRECISE,
-        call.inner_precise,
-        "0 or 1",
-    );
+    OUT.takes(f.out.dtype, f.query.dtype)?;
+    PRECISE.takes(call.inner_precise, [0, 1])?;
     alone(f)?;
     super::lists::batch_max(f)?;
     super::heads::query(f)?;
     let out = f.layout.out_shape(f.q);
-    require!(
-        f.out.shape == out,
-        super::output::OUT_SHAPE,
-        f.out.shape,
-        out,
-    );
+    super::output::OUT_SHAPE.takes(f.out.shape, out)?;
     require!(
         call.key.len() == 1 && call.value.len() == 1,
         super::lists::LIST_LENGTH,
@@ -218,13 +204,9 @@ pub(crate) fn absorbed(f: &Facts<'_>) -> Result<(), Violation> {
             "no blockTable",
             "a blockTable",
         );
-        require!(
-            call.block_size >= 0,
-            BLOCK_SIZE,
-            call.block_size,
-            "0 or more",
-            "set blockSize to 0",
-        );
+        BLOCK_SIZE
+            .takes(call.block_size, 0..)
+            .fix(|| "set blockSize to 0")?;
         return sliding::dense(f, k_rope);
     };
     block_size(f, cache, sliding)?;
@@ -292,7 +274,7 @@ pub(super) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
         ),
         "512 three times, 64",
     );
-    require!(f.kv_heads == 1, KV_HEADS, f.kv_heads, 1);
+    KV_HEADS.takes(f.kv_heads, 1)?;
     heads(f)?;
     let sliding = f.call.mode() == SparseMode::Band.acl();
     let rows = if f.packed() {

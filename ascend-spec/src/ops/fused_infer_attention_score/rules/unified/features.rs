@@ -9,7 +9,7 @@ use crate::ops::fused_infer_attention_score::rules::{
     Facts, heads, packed, padding, prefix, pse, sink,
 };
 use crate::rule::{require, rules};
-use crate::{Axes, Cann, DType, TensorDesc, Violation};
+use crate::{Axes, Cann, DType, Dims, TensorDesc, Violation};
 
 rules! {
     in Scope::UNIFIED;
@@ -55,7 +55,7 @@ pub(crate) fn bias(f: &Facts<'_>) -> Result<(), Violation> {
         DType::Int8 => DType::Float16,
         dtype => dtype,
     };
-    require!(bias.dtype == dtype, pse::DTYPE, bias.dtype, dtype);
+    pse::DTYPE.takes(bias.dtype, dtype)?;
     let (rows, keys) = (f.q.rows, bias_width(f));
     let fits = match bias.shape[..] {
         [b, n, i, j] => {
@@ -220,17 +220,12 @@ pub(crate) fn learnable_sink(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(given) = &call.learnable_sink else {
         return Ok(());
     };
-    require!(
-        *given.shape == [call.num_heads],
-        sink::SHAPE,
-        given.shape,
-        format_args!("[{}]", call.num_heads),
-    );
+    sink::SHAPE.takes(given.shape, Dims::of([call.num_heads]))?;
     let dtype = match f.is_950() {
         true => f.query.dtype,
         false => DType::Bf16,
     };
-    require!(given.dtype == dtype, SINK_DTYPE, given.dtype, dtype);
+    SINK_DTYPE.takes(given.dtype, dtype)?;
     require!(
         for f.target => f.query.dtype.is_half()
             && f.form() != super::Form::Absorbed
@@ -250,13 +245,7 @@ pub(crate) fn learnable_sink(f: &Facts<'_>) -> Result<(), Violation> {
 
 /// Checks the kind of position bias.
 pub(crate) fn bias_type(f: &Facts<'_>) -> Result<(), Violation> {
-    require!(
-        for f.target => f.call.pse_type == 0,
-        BIAS_TYPE,
-        f.call.pse_type,
-        0,
-    );
-    Ok(())
+    BIAS_TYPE.takes_on(f.target, f.call.pse_type, 0)
 }
 
 /// Checks what Ascend 950 still checks where there are no keys.

@@ -1,5 +1,6 @@
 //! The form of attention: which head dimensions and layouts may be combined.
 
+use crate::allowed::{Named, Outcome, Shown};
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, heads, packed};
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
@@ -75,13 +76,9 @@ impl Facts<'_> {
 /// Checks the head counts of the attributes and of the query.
 pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
     let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
-    require!(
-        kv_heads > 0,
-        heads::KV_HEADS,
-        f.call.num_key_value_heads,
-        "0 or more",
-        heads::own_heads(f, &heads::KV_HEADS),
-    );
+    heads::KV_HEADS
+        .takes(Shown(f.call.num_key_value_heads, kv_heads), 1..)
+        .fix(|| heads::own_heads(f, &heads::KV_HEADS))?;
     require!(
         heads % kv_heads == 0,
         heads::HEADS_DIVIDE,
@@ -126,15 +123,11 @@ pub(crate) fn layout(f: &Facts<'_>) -> Result<(), Violation> {
 pub(crate) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
     let (q, k, v) = (f.q.dim, f.k.dim, f.v.dim);
     for dim in [q, v] {
-        require!((1..=512).contains(&dim), heads::DIM_MAX, dim, "1 to 512");
+        heads::DIM_MAX.takes(dim, 1..=512)?;
     }
-    require!(
-        k == q,
-        KEY_DIM,
-        format_args!("query {q}, key {k}"),
-        q,
-        heads::packed_rows(f).unwrap_or(KEY_DIM.fix),
-    );
+    KEY_DIM
+        .takes(Named(format_args!("query {q}, key"), k), q)
+        .fix(|| heads::packed_rows(f).unwrap_or(KEY_DIM.fix))?;
     let form = f.form();
     if f.is_950() && f.dims_differ() && f.kind() == Kind::Half {
         return different(f);

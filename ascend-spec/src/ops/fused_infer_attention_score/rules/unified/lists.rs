@@ -1,5 +1,6 @@
 //! Keys and values of the unified checker: their number, batch and shapes.
 
+use crate::allowed::{Rank, Shown};
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, heads, lists, output, packed, paged};
@@ -37,12 +38,10 @@ rules! {
 /// Checks the numbers of tensors.
 pub(crate) fn counted(f: &Facts<'_>) -> Result<(), Violation> {
     let (keys, values) = (f.call.key.len(), f.call.value.len());
-    require!(
-        keys == values,
-        COUNT,
-        format_args!("{keys} keys, {values} values"),
+    COUNT.takes(
+        Shown(format_args!("{keys} keys, {values} values"), values),
         keys,
-    );
+    )?;
     if !f.paged() {
         rank(f, f.value, "value")?;
     }
@@ -51,13 +50,13 @@ pub(crate) fn counted(f: &Facts<'_>) -> Result<(), Violation> {
 
 fn rank(f: &Facts<'_>, desc: &TensorDesc, name: &str) -> Result<(), Violation> {
     let rank = f.layout.input().rank();
-    require!(
-        desc.shape.rank() == rank,
-        lists::KEY_RANK,
-        format_args!("{name} {} with {}", desc.shape, f.layout),
-        format_args!("{rank} axes"),
-    );
-    Ok(())
+    lists::KEY_RANK.takes(
+        Shown(
+            format_args!("{name} {} with {}", desc.shape, f.layout),
+            desc.shape,
+        ),
+        Rank(rank),
+    )
 }
 
 /// Checks the numbers of axes.
@@ -65,12 +64,13 @@ pub(crate) fn ranks(f: &Facts<'_>) -> Result<(), Violation> {
     if !f.paged() {
         rank(f, f.key, "key")?;
     }
-    require!(
-        f.key.shape.rank() == f.value.shape.rank(),
-        RANK,
-        format_args!("key {}, value {}", f.key.shape, f.value.shape),
-        format_args!("{} axes", f.key.shape.rank()),
-    );
+    RANK.takes(
+        Shown(
+            format_args!("key {}, value {}", f.key.shape, f.value.shape),
+            f.key.shape,
+        ),
+        Rank(f.value.shape.rank()),
+    )?;
     if f.paged() {
         require!(
             paged::of_rank(f.key.shape.rank()).is_some(),
@@ -198,12 +198,7 @@ fn list(f: &Facts<'_>) -> Result<(), Violation> {
         f.layout,
         "BSH, BSND, BNSD, BNSD_BSND",
     );
-    require!(
-        for f.target => f.batch <= 256,
-        MOST,
-        f.batch,
-        "1 to 256",
-    );
+    MOST.takes_on(f.target, f.batch, ..=256)?;
     let fits = match exact {
         true => call.key.len() == f.batch(),
         false => call.key.len() >= f.batch(),

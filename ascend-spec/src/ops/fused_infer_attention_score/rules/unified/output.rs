@@ -53,13 +53,7 @@ fn looked_at(f: &Facts<'_>, of: Extents) -> bool {
 
 pub(crate) fn precision(f: &Facts<'_>) -> Result<(), Violation> {
     let most = if f.since(Cann::V9_1) { 4 } else { 3 };
-    require!(
-        (0..=most).contains(&f.call.inner_precise),
-        PRECISE,
-        f.call.inner_precise,
-        format_args!("0 to {most}"),
-    );
-    Ok(())
+    PRECISE.takes(f.call.inner_precise, 0..=most)
 }
 
 /// Checks that a log-sum-exp is given if the call writes one.

@@ -159,7 +159,7 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Violation> {
     );
     if cache == Cache::BnBsH {
         let hidden = f.kv_heads.saturating_mul(f.k.dim);
-        require!(for f.target => hidden <= 65_535, HIDDEN, hidden, "65535 or less");
+        HIDDEN.takes_on(f.target, hidden, ..=65_535)?;
     }
     Ok(())
 }

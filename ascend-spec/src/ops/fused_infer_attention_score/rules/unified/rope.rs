@@ -1,6 +1,7 @@
 //! Rotary parts and the absorbed form in the unified checker.
 
 use super::Form;
+use crate::allowed::Named;
 use crate::layout::Extents;
 use crate::operator::OwnedValue;
 use crate::ops::fused_infer_attention_score::Cache;
@@ -95,12 +96,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
 fn shapes(f: &Facts<'_>, q_rope: &TensorDesc, k_rope: &TensorDesc) -> Result<(), Violation> {
     let axes = f.layout.input();
     let want = axes.shape(Extents { dim: 64, ..f.q });
-    require!(
-        q_rope.shape == want,
-        mla::SHAPE,
-        format_args!("queryRope {}", q_rope.shape),
-        want,
-    );
+    mla::SHAPE.takes(Named("queryRope", q_rope.shape), want)?;
     let fits = match f.cache {
         // Beside a list of keys the rotary part has the batch axis that the keys do not have.
         None if f.kv_list => {

@@ -1,0 +1,301 @@
+//! What a rule allows: a value that tests an argument and says in words which values it admits, so that a refusal
+//! cannot say what the test does not.
+
+use crate::operator::{Fix, written};
+use crate::rule::{Rule, Violation, broken};
+use crate::{Dims, Format, Target, TensorDesc};
+use std::fmt::{self, Display};
+use std::ops::{RangeFrom, RangeInclusive, RangeToInclusive};
+
+/// Receives the lints that are found.
+pub(crate) type Report<'r> = &'r mut dyn FnMut(Violation);
+
+/// The verdict of a check.
+pub(crate) type Checked = Result<(), Violation>;
+
+/// The values of type `T` that hold a rule. A value of `T` itself admits what equals it, an array or a slice each of
+/// its elements, a range what it contains.
+pub(crate) trait Allowed<T> {
+    fn admits(&self, value: &T) -> bool;
+    fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
+}
+
+impl<T: PartialEq + Display> Allowed<T> for T {
+    fn admits(&self, value: &T) -> bool {
+        value == self
+    }
+
+    fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.fmt(f)
+    }
+}
+
+impl<T: PartialEq + Display> Allowed<T> for &[T] {
+    fn admits(&self, value: &T) -> bool {
+        self.contains(value)
+    }
+
+    fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, value) in self.iter().enumerate() {
+            let before = match index {
+                0 => "",
+                last if last + 1 == self.len() => " or ",
+                _ => ", ",
+            };
+            write!(f, "{before}{value}")?;
+        }
+        Ok(())
+    }
+}
+
+impl<T: PartialEq + Display, const N: usize> Allowed<T> for [T; N] {
+    fn admits(&self, value: &T) -> bool {
+        self.contains(value)
+    }
+
+    fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_slice().name(f)
+    }
+}
+
+impl<T: PartialOrd + Display> Allowed<T> for RangeInclusive<T> {
+    fn admits(&self, value: &T) -> bool {
+        self.contains(value)
+    }
+
+    fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.start(), self.end())
+    }
+}
+
+impl<T: PartialOrd + Display> Allowed<T> for RangeFrom<T> {
+    fn admits(&self, value: &T) -> bool {
+        self.contains(value)
+    }
+
+    fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} or more", self.start)
+    }
+}
+
+impl<T: PartialOrd + Display> Allowed<T> for RangeToInclusive<T> {
+    fn admits(&self, value: &T) -> bool {
+        self.contains(value)
+    }
+
+    fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at most {}", self.end)
+    }
+}
+
+/// The positive multiples of a step up to a bound.
+pub(crate) struct Multiples(pub(crate) i64, pub(crate) RangeToInclusive<i64>);
+
+impl Allowed<i64> for Multiples {
+    fn admits(&self, value: &i64) -> bool {
+        *value > 0 && value % self.0 == 0 && self.1.contains(value)
+    }
+
+    fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "multiples of {} up to {}", self.0, self.1.end)
+    }
+}
+
+/// The shapes of so many axes.
+pub(crate) struct Rank(pub(crate) usize);
+
+impl Allowed<Dims> for Rank {
+    fn admits(&self, shape: &Dims) -> bool {
+        shape.rank() == self.0
+    }
+
+    fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} axes", self.0)
+    }
+}
+
+/// The formats that store elements in the order of the described axes.
+pub(crate) struct PlainFormat;
+
+impl Allowed<Format> for PlainFormat {
+    fn admits(&self, format: &Format) -> bool {
+        format.is_plain()
+    }
+
+    fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(Format::PLAIN)
+    }
+}
+
+/// Tensors whose elements can be counted and addressed from the base address on.
+pub(crate) struct Addressable;
+
+impl Allowed<TensorDesc> for Addressable {
+    fn admits(&self, desc: &TensorDesc) -> bool {
+        desc.is_countable() && desc.byte_range().is_some()
+    }
+
+    fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("dimensions of at least 0, and bytes from the base address on")
+    }
+}
+
+/// What a rule looks at: a value, which a refusal shows.
+pub(crate) trait Subject {
+    type Value;
+    fn value(&self) -> &Self::Value;
+    fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
+}
+
+impl<T: Display> Subject for T {
+    type Value = T;
+
+    fn value(&self) -> &T {
+        self
+    }
+
+    fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.fmt(f)
+    }
+}
+
+/// A value behind the name of the argument that has it.
+pub(crate) struct Named<N, T>(pub(crate) N, pub(crate) T);
+
+impl<N: Display, T: Display> Subject for Named<N, T> {
+    type Value = T;
+
+    fn value(&self) -> &T {
+        &self.1
+    }
+
+    fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.0, self.1)
+    }
+}
+
+/// A value and what it belongs to.
+pub(crate) struct Noted<T, N>(pub(crate) T, pub(crate) N);
+
+impl<T: Display, N: Display> Subject for Noted<T, N> {
+    type Value = T;
+
+    fn value(&self) -> &T {
+        &self.0
+    }
+
+    fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.0, self.1)
+    }
+}
+
+/// A value that a refusal shows in other words.
+pub(crate) struct Shown<W, T>(pub(crate) W, pub(crate) T);
+
+impl<W: Display, T> Subject for Shown<W, T> {
+    type Value = T;
+
+    fn value(&self) -> &T {
+        &self.1
+    }
+
+    fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Displays what a function writes.
+struct Written<F>(F);
+
+impl<F: Fn(&mut fmt::Formatter<'_>) -> fmt::Result> Display for Written<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (self.0)(f)
+    }
+}
+
+impl Rule {
+    /// Checks that `allowed` admits the subject. The fix of a refusal is the rule's own.
+    #[inline]
+    pub(crate) fn takes<S: Subject>(
+        &'static self,
+        subject: S,
+        allowed: impl Allowed<S::Value>,
+    ) -> Checked {
+        match allowed.admits(subject.value()) {
+            true => Ok(()),
+            false => Err(broken(
+                self,
+                Written(|f: &mut fmt::Formatter<'_>| subject.show(f)),
+                Written(|f: &mut fmt::Formatter<'_>| allowed.name(f)),
+                self.fix,
+            )),
+        }
+    }
+
+    /// As [`Rule::takes`], where the rule holds for the target.
+    #[inline]
+    pub(crate) fn takes_on<S: Subject>(
+        &'static self,
+        target: Target,
+        subject: S,
+        allowed: impl Allowed<S::Value>,
+    ) -> Checked {
+        match self.scope.holds(target) {
+            true => self.takes(subject, allowed),
+            false => Ok(()),
+        }
+    }
+
+    /// Checks that none of the arguments is given, each of which stands with its name.
+    #[inline]
+    pub(crate) fn forbids<const N: usize>(&'static self, arguments: [(&str, bool); N]) -> Checked {
+        match arguments.iter().any(|(_, given)| *given) {
+            true => Err(forbidden(self, &arguments)),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The refusal of the arguments that are given and may not be.
+#[cold]
+fn forbidden(rule: &'static Rule, arguments: &[(&str, bool)]) -> Violation {
+    let names = |arguments: &mut dyn Iterator<Item = &(&str, bool)>| {
+        let names: Vec<_> = arguments.map(|(name, _)| *name).collect();
+        names.join(", ")
+    };
+    let given = names(&mut arguments.iter().filter(|(_, given)| *given));
+    match arguments {
+        [_] => broken(rule, given, "none", rule.fix),
+        all => broken(
+            rule,
+            given,
+            format_args!("none of {}", names(&mut all.iter())),
+            rule.fix,
+        ),
+    }
+}
+
+/// What is done with the verdict of a check.
+pub(crate) trait Outcome {
+    /// Replaces the fix of a refusal.
+    fn fix<F: Fix>(self, fix: impl FnOnce() -> F) -> Self;
+    /// Reports a refusal, which is that of a lint.
+    fn report(self, report: Report<'_>);
+}
+
+impl Outcome for Checked {
+    #[inline]
+    fn fix<F: Fix>(self, fix: impl FnOnce() -> F) -> Self {
+        self.map_err(|mut violation| {
+            (violation.changes, violation.fix) = written(fix());
+            violation
+        })
+    }
+
+    #[inline]
+    fn report(self, report: Report<'_>) {
+        if let Err(violation) = self {
+            report(violation);
+        }
+    }
+}
