@@ -1,7 +1,7 @@
 //! What a rule allows: a value that tests an argument and says in words which values it admits, so that a refusal
 //! cannot say what the test does not.
 
-use crate::operator::{Fix, written};
+use crate::operator::{ArgumentValues, DeclaredParameter, Fix, Value, written};
 use crate::rule::{Rule, Violation, broken};
 use crate::{Dims, Format, Target, TensorDesc};
 use std::fmt::{self, Display};
@@ -36,6 +36,9 @@ impl<T: PartialEq + Display> Allowed<T> for &[T] {
     }
 
     fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_empty() {
+            return f.write_str("none");
+        }
         for (index, value) in self.iter().enumerate() {
             let before = match index {
                 0 => "",
@@ -254,6 +257,57 @@ impl Rule {
             false => Ok(()),
         }
     }
+
+    /// Checks that a call gives none of the parameters. An attribute of 0 or false is not given.
+    #[inline]
+    pub(crate) fn leaves_out<C: ArgumentValues>(
+        &'static self,
+        call: &C,
+        parameters: &[C::Parameter],
+    ) -> Checked {
+        match parameters.iter().any(|&parameter| gives(call, parameter)) {
+            true => {
+                let named =
+                    |&parameter: &C::Parameter| (parameter.info().acl_name, gives(call, parameter));
+                let arguments: Vec<_> = parameters.iter().map(named).collect();
+                Err(forbidden(self, &arguments))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// Checks that a call gives both parameters or neither.
+    #[inline]
+    pub(crate) fn pairs<C: ArgumentValues>(
+        &'static self,
+        call: &C,
+        pair: [C::Parameter; 2],
+    ) -> Checked {
+        match pair.map(|parameter| gives(call, parameter)) {
+            [true, false] => Err(broken(
+                self,
+                pair[0].info().acl_name,
+                "both or neither",
+                self.fix,
+            )),
+            [false, true] => Err(broken(
+                self,
+                pair[1].info().acl_name,
+                "both or neither",
+                self.fix,
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether a call gives a parameter. An attribute of 0 or false is not given.
+fn gives<C: ArgumentValues>(call: &C, parameter: C::Parameter) -> bool {
+    let value = matches!(
+        call.value(parameter),
+        Some(Value::Int(1.. | ..=-1) | Value::Flag(true) | Value::Ints(Some(_)))
+    );
+    value || !call.tensors(parameter).is_empty()
 }
 
 /// The refusal of the arguments that are given and may not be.

@@ -2,9 +2,8 @@
 
 use super::{Report, lint};
 use crate::allowed::{Noted, Outcome};
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
-use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem};
+use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Violation};
 

@@ -1,7 +1,6 @@
 //! What every call needs before any argument is compared with another.
 
-use super::Report;
-use super::lint;
+use super::{Report, lint};
 use crate::allowed::{Addressable, Named, Outcome, PlainFormat};
 use crate::attention_problem::{inverted_scale, score_scale};
 use crate::ops::flash_attention_score::facts::Required;

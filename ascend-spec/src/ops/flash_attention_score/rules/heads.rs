@@ -1,9 +1,8 @@
 //! Numbers of heads and head dimensions.
 
 use crate::allowed::Named;
-use crate::ops::flash_attention_score::InputLayout;
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
+use crate::ops::flash_attention_score::{InputLayout, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Violation};
 

@@ -1,9 +1,10 @@
 //! `actualSeqQLen` and `actualSeqKvLen`.
 
 use super::{Report, lint};
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Required;
-use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, PackedLengths};
+use crate::ops::flash_attention_score::{
+    FlashAttentionCall, FlashAttentionProblem, PackedLengths, Version,
+};
 use crate::rule::{broken, require, rules};
 use crate::{Dims, Violation};
 

@@ -3,8 +3,9 @@
 use super::{Report, lint, prefix};
 use crate::allowed::Outcome;
 use crate::ops::flash_attention_score::facts::Facts;
-use crate::ops::flash_attention_score::{FlashAttentionProblem, FullMask, MaskKind, Sequence};
-use crate::ops::flash_attention_score::{Parameter, Version};
+use crate::ops::flash_attention_score::{
+    FlashAttentionProblem, FullMask, MaskKind, Parameter, Sequence, Version,
+};
 use crate::rule::{broken, require, rules};
 use crate::{
     Change, DType, Dims, MaskDemand, NewArgument, Operator, SparseMode, TensorDesc, Violation,

@@ -1,9 +1,8 @@
 //! Outputs: the attention, and maximum and sum of each row.
 
 use super::{Report, lint};
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
-use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem};
+use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Violation};
 

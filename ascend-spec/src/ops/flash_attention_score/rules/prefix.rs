@@ -1,9 +1,8 @@
 //! `prefix` of modes 5 and 6.
 
 use super::{Report, lint};
-use crate::ops::flash_attention_score::FlashAttentionProblem;
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
+use crate::ops::flash_attention_score::{FlashAttentionProblem, Version};
 use crate::rule::{require, rules};
 use crate::{SparseMode, TensorDesc, Violation};
 use std::fmt;

@@ -1,11 +1,10 @@
 //! Position bias: `realShift` and `pseType`.
 
 use super::{Report, lint};
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::bias::BiasForm;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::ops::flash_attention_score::{
-    Bias, FlashAttentionCall, FlashAttentionProblem, MaskKind,
+    Bias, FlashAttentionCall, FlashAttentionProblem, MaskKind, Version,
 };
 use crate::rule::{broken, require, rules};
 use crate::{DType, Dims, SparseMode, TensorDesc, Violation};

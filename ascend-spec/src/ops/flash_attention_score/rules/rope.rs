@@ -2,9 +2,10 @@
 
 use super::layouts::lies_like;
 use super::{Report, lint};
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
-use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, InputLayout};
+use crate::ops::flash_attention_score::{
+    FlashAttentionCall, FlashAttentionProblem, InputLayout, Version,
+};
 use crate::rule::{broken, require, rules};
 use crate::{DType, Violation};
 

@@ -1,8 +1,7 @@
 //! Sinks: one extra logit a head.
 
-use crate::ops::flash_attention_score::FlashAttentionCall;
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
+use crate::ops::flash_attention_score::{FlashAttentionCall, Version};
 use crate::rule::rules;
 use crate::{DType, Dims, Violation};
 

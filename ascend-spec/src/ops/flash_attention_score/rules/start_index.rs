@@ -2,8 +2,7 @@
 
 use super::{Report, lint};
 use crate::SparseMode;
-use crate::ops::flash_attention_score::Version;
-use crate::ops::flash_attention_score::{Bias, FlashAttentionProblem};
+use crate::ops::flash_attention_score::{Bias, FlashAttentionProblem, Version};
 use crate::rule::rules;
 
 rules! {

@@ -1,10 +1,9 @@
 //! `preTokens` and `nextTokens`, and the lengths that a mode requires.
 
 use super::{Report, lint};
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
 use crate::ops::flash_attention_score::{
-    FlashAttentionCall, FlashAttentionProblem, MaskKind, PackedLengths,
+    FlashAttentionCall, FlashAttentionProblem, MaskKind, PackedLengths, Version,
 };
 use crate::rule::{require, rules};
 use crate::{SparseMode, TOKENS_UNBOUNDED, Violation};

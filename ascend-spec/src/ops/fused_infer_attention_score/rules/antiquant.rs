@@ -243,22 +243,12 @@ fn split_tensors<'a>(
 }
 
 fn pairs(f: &Facts<'_>) -> Result<(), Violation> {
-    let call = f.call;
-    let scales = (
-        call.key_antiquant_scale.is_some(),
-        call.value_antiquant_scale.is_some(),
-    );
-    let offsets = (
-        call.key_antiquant_offset.is_some(),
-        call.value_antiquant_offset.is_some(),
-    );
-    require!(
-        scales.0 == scales.1 && offsets.0 == offsets.1 && (scales.0 || !offsets.0),
-        PAIR,
-        "one without the other",
-        "both scales; both offsets or neither",
-    );
-    Ok(())
+    PAIR.pairs(f.call, Parameter::SPLIT_SCALES)?;
+    PAIR.pairs(f.call, Parameter::SPLIT_OFFSETS)?;
+    match f.call.key_antiquant_scale {
+        Some(_) => Ok(()),
+        None => PAIR.leaves_out(f.call, &Parameter::SPLIT_OFFSETS),
+    }
 }
 
 /// Decode path.

@@ -1,8 +1,7 @@
 //! Rules on what no description of a call shows: the numbers in device memory that are positions in other tensors.
 
 use crate::attention_problem::Work;
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::{CheckedCall, Parameter};
+use crate::ops::fused_infer_attention_score::{CheckedCall, Parameter, Version};
 use crate::rule::{broken, rules};
 use crate::{Rule, TensorDesc, Violation};
 use std::iter;

@@ -2,13 +2,12 @@
 
 use crate::allowed::{Noted, Outcome};
 use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
-use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
+use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Route, Version};
 use std::fmt;
 
 use super::{Facts, packed, padding, prefix, quant};
 use crate::attention_problem::{MaskTensor, MaskUse};
 use crate::geometry::TOKENS_UNBOUNDED;
-use crate::ops::fused_infer_attention_score::Route;
 use crate::rule::{broken, require, rules};
 use crate::{
     Change, DType, Dims, MaskGeometry, NewArgument, Operator, SparseMode, TensorDesc, Violation,

@@ -6,7 +6,7 @@ use super::mla::{ALONE, LSE, PAGED, block_size, caches, dims, paired};
 use super::mla_int8::quantised_modes;
 use super::{Facts, heads, lists};
 use crate::Violation;
-use crate::rule::require;
+use crate::ops::fused_infer_attention_score::Parameter;
 
 /// Checks the absorbed form with a half-precision query over an INT8 or INT4 cache.
 pub(crate) fn antiquant(f: &Facts<'_>) -> Result<(), Violation> {
@@ -14,8 +14,8 @@ pub(crate) fn antiquant(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(k_rope) = &call.key_rope else {
         return paired(f);
     };
-    require!(!call.softmax_lse_flag, LSE, "softmaxLseFlag true", "false");
-    ALONE.forbids([("pseShift", call.pse_shift.is_some())])?;
+    LSE.leaves_out(call, &[Parameter::SoftmaxLseFlag])?;
+    ALONE.leaves_out(call, &[Parameter::PseShift])?;
     lists::dtypes(f)?;
     heads::query(f)?;
     dims(f)?;

@@ -28,7 +28,7 @@ pub mod split_fuse;
 pub mod unified;
 
 use crate::layout::Extents;
-use crate::ops::fused_infer_attention_score::{Cache, Checker, FiaCall, Route};
+use crate::ops::fused_infer_attention_score::{Cache, Checker, FiaCall, Parameter, Route};
 use crate::{Cann, DType, Layout, Rule, Target, TensorDesc};
 use std::fmt;
 use std::ops::Range;
@@ -70,6 +70,35 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
     .flatten()
     .copied()
     .chain(lints::all())
+}
+
+/// Parameters that rules name together.
+impl Parameter {
+    const SHARED_PREFIX: [Parameter; 2] =
+        [Parameter::KeySharedPrefix, Parameter::ValueSharedPrefix];
+    const LEFT_PADDING: [Parameter; 2] = [Parameter::QueryPaddingSize, Parameter::KvPaddingSize];
+    /// Scales of an INT8 query: of Q K^T, of the probabilities, of P V.
+    const DEQUANTISATION: [Parameter; 3] = [
+        Parameter::DeqScale1,
+        Parameter::QuantScale1,
+        Parameter::DeqScale2,
+    ];
+    const OUTPUT_QUANTISATION: [Parameter; 2] = [Parameter::QuantScale2, Parameter::QuantOffset2];
+    const ROTARY: [Parameter; 2] = [Parameter::QueryRope, Parameter::KeyRope];
+    const MERGED_ANTIQUANT: [Parameter; 2] =
+        [Parameter::AntiquantScale, Parameter::AntiquantOffset];
+    const SPLIT_SCALES: [Parameter; 2] =
+        [Parameter::KeyAntiquantScale, Parameter::ValueAntiquantScale];
+    const SPLIT_OFFSETS: [Parameter; 2] = [
+        Parameter::KeyAntiquantOffset,
+        Parameter::ValueAntiquantOffset,
+    ];
+    const QUANTISATION_MODES: [Parameter; 4] = [
+        Parameter::AntiquantMode,
+        Parameter::KeyAntiquantMode,
+        Parameter::ValueAntiquantMode,
+        Parameter::QueryQuantMode,
+    ];
 }
 
 /// An optional tensor and its name, in a message.

@@ -164,31 +164,31 @@ pub(super) fn ends(
 
 /// Refuses a position bias in TND, whatever the work.
 pub(crate) fn no_bias(f: &Facts<'_>) -> Result<(), Violation> {
-    require!(
-        f.layout != Layout::Tnd || f.call.pse_shift.is_none(),
-        ALONE,
-        "pseShift",
-        "none",
-    );
-    Ok(())
+    match f.layout {
+        Layout::Tnd => ALONE.leaves_out(f.call, &[Parameter::PseShift]),
+        _ => Ok(()),
+    }
 }
 
 /// Checks the rules of the prefill path.
 pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
-    require!(
-        call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none()
-            && (call.query_padding_size.is_none() || f.layout == Layout::NtdTnd)
-            && call.kv_padding_size.is_none()
-            && f.query.dtype != DType::Int8
-            && (f.out.dtype != DType::Int8 || f.layout == Layout::NtdTnd)
-            && !f.antiquant()
-            && (f.paged() || call.key.len() <= 1 || f.query.shape.first() == f.key.shape.first()),
-        ALONE,
-        "packed sequences with one of them",
-        "none of them",
-    );
+    ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
+    let reordered = f.layout == Layout::NtdTnd;
+    ALONE.forbids([
+        (
+            "queryPaddingSize",
+            call.query_padding_size.is_some() && !reordered,
+        ),
+        ("kvPaddingSize", call.kv_padding_size.is_some()),
+        ("an INT8 query", f.query.dtype == DType::Int8),
+        ("an INT8 output", f.out.dtype == DType::Int8 && !reordered),
+        ("quantised keys", f.antiquant()),
+        (
+            "a tensor list",
+            !f.paged() && call.key.len() > 1 && f.query.shape.first() != f.key.shape.first(),
+        ),
+    ])?;
     require!(
         f.query.dtype == DType::Bf16 && f.key.dtype == DType::Bf16 && f.value.dtype == DType::Bf16,
         DTYPE,

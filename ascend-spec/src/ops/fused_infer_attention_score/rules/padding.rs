@@ -2,8 +2,7 @@
 
 use super::Facts;
 use crate::allowed::Named;
-use crate::ops::fused_infer_attention_score::Checker;
-use crate::ops::fused_infer_attention_score::Version;
+use crate::ops::fused_infer_attention_score::{Checker, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Dims, TensorDesc, Violation};
 
@@ -34,16 +33,12 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     if !given(f) || (f.layout == crate::Layout::NtdTnd && call.kv_padding_size.is_none()) {
         return Ok(());
     }
-    require!(
-        !f.kv_list
-            && !f.paged()
-            && !f.packed()
-            && call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none(),
-        ALONE,
-        "left padding with one of them",
-        "none of them",
-    );
+    ALONE.forbids([
+        ("a tensor list", f.kv_list),
+        ("blockTable", f.paged()),
+        ("a packed layout", f.packed()),
+    ])?;
+    ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
     let sizes: [(&Option<TensorDesc>, _, _); 2] = [
         (
             &call.query_padding_size,
@@ -80,14 +75,14 @@ pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     if f.call.kv_padding_size.is_none() {
         return Ok(());
     }
-    let prefix = f.call.key_shared_prefix.is_some() && lengths(f);
-    require!(
-        !prefix && f.kv_dtype() != DType::Int4 && !f.rope(),
-        DECODE,
-        "kvPaddingSize with one of them",
-        "none of them",
-    );
-    Ok(())
+    DECODE.forbids([
+        (
+            "a shared prefix with lengths",
+            f.call.key_shared_prefix.is_some() && lengths(f),
+        ),
+        ("INT4 keys", f.kv_dtype() == DType::Int4),
+        ("rotary parts", f.rope()),
+    ])
 }
 
 /// Whether the unified checker checks the padding of the keys.

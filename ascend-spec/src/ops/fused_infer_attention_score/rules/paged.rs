@@ -1,9 +1,9 @@
 //! Page attention: block size, block table, cache shapes.
 
 use super::Facts;
+use crate::allowed::Multiples;
 use crate::layout::Extents;
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Route};
+use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Route, Version};
 use crate::rule::{broken, require, rules};
 use crate::{Cann, DType, Layout, Rule, TensorDesc, Violation};
 
@@ -163,23 +163,13 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
         return Ok(());
     };
     let bs = f.call.block_size;
-    require!(
-        (128..=1024).contains(&bs) && bs % 128 == 0,
-        BLOCK_SIZE,
-        bs,
-        "128, 256, ... 1024",
-    );
-    require!(
-        !f.kv_list
-            && f.call.query_padding_size.is_none()
-            && f.call.kv_padding_size.is_none()
-            && f.call.key_shared_prefix.is_none()
-            && f.call.value_shared_prefix.is_none()
-            && f.query.dtype != DType::Int8,
-        ALONE,
-        "page attention with one of them",
-        "none of them",
-    );
+    BLOCK_SIZE.takes(bs, Multiples(128, ..=1024))?;
+    ALONE.forbids([
+        ("a tensor list", f.kv_list),
+        ("an INT8 query", f.query.dtype == DType::Int8),
+    ])?;
+    ALONE.leaves_out(f.call, &Parameter::LEFT_PADDING)?;
+    ALONE.leaves_out(f.call, &Parameter::SHARED_PREFIX)?;
     require!(
         f.call
             .actual_seq_lengths_kv
@@ -272,12 +262,7 @@ pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     };
     let bs = f.call.block_size;
     let step = if f.kv_dtype() == DType::Int8 { 32 } else { 16 };
-    require!(
-        (1..=512).contains(&bs) && bs % step == 0,
-        BLOCK_SIZE_DECODE,
-        bs,
-        format_args!("multiples of {step} up to 512"),
-    );
+    BLOCK_SIZE_DECODE.takes(bs, Multiples(step, ..=512))?;
     require!(
         !table.is_empty() && table.elements().is_some(),
         TABLE_EMPTY,

@@ -1,7 +1,7 @@
 //! Shared prefix.
 
 use super::Facts;
-use crate::ops::fused_infer_attention_score::Version;
+use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{DType, TensorDesc, Violation};
 
@@ -28,25 +28,16 @@ rules! {
 pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (Some(key), Some(value)) = (&call.key_shared_prefix, &call.value_shared_prefix) else {
-        require!(
-            call.key_shared_prefix.is_none() && call.value_shared_prefix.is_none(),
-            PAIR,
-            "one of them",
-            "both or neither",
-        );
-        return Ok(());
+        return PAIR.pairs(call, Parameter::SHARED_PREFIX);
     };
-    let full_int8 = f.query.dtype == DType::Int8;
-    require!(
-        !f.paged()
-            && !f.packed()
-            && !f.rope()
-            && !full_int8
-            && !(f.prefill() && (f.kv_list || super::padding::given(f))),
-        ALONE,
-        "a shared prefix with one of them",
-        "none of them",
-    );
+    ALONE.forbids([
+        ("blockTable", f.paged()),
+        ("a packed layout", f.packed()),
+        ("rotary parts", f.rope()),
+        ("an INT8 query", f.query.dtype == DType::Int8),
+        ("a tensor list", f.prefill() && f.kv_list),
+        ("left padding", f.prefill() && super::padding::given(f)),
+    ])?;
     // INT32 is not unpacked here: only key and value hold eight INT4 in each.
     let extents = |desc: &TensorDesc| f.layout.input().extents(&desc.shape, f.kv_heads);
     let fits = match (extents(key), extents(value)) {

@@ -1,9 +1,8 @@
 //! Additive position bias.
 
 use super::{Facts, Given, packed};
-use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
-use crate::ops::fused_infer_attention_score::{Checker, FiaCall};
+use crate::ops::fused_infer_attention_score::{Checker, FiaCall, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Target, TensorDesc, Violation};
 

@@ -1,7 +1,7 @@
 //! Quantised query and quantised output.
 
 use super::Facts;
-use crate::ops::fused_infer_attention_score::Version;
+use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{DType, SparseMode, TensorDesc, Violation};
 
@@ -51,17 +51,9 @@ rules! {
         "quantise the output in a step of its own";
 }
 
-fn given(tensor: &Option<TensorDesc>) -> bool {
-    tensor.is_some()
-}
-
 /// Number of elements of a tensor; 0 without one.
 fn count(tensor: &Option<TensorDesc>) -> u64 {
     tensor.as_ref().and_then(TensorDesc::elements).unwrap_or(0)
-}
-
-fn dequantised<'a>(f: &Facts<'a>) -> [&'a Option<TensorDesc>; 3] {
-    [&f.call.deq_scale1, &f.call.quant_scale1, &f.call.deq_scale2]
 }
 
 /// Checks a call without keys, whose output is filled.
@@ -80,24 +72,18 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let int8_out = f.out.dtype == DType::Int8;
     if f.query.dtype == DType::Int8 {
         require!(
-            dequantised(f).into_iter().all(|tensor| count(tensor) > 0),
+            [&call.deq_scale1, &call.quant_scale1, &call.deq_scale2]
+                .into_iter()
+                .all(|tensor| count(tensor) > 0),
             INT8_IN,
             "not all of them",
             "three tensors",
         );
-        require!(
-            int8_out || !(given(&call.quant_scale2) || given(&call.quant_offset2)),
-            FP_OUT,
-            "one of them",
-            "neither",
-        );
-    } else {
-        require!(
-            !(int8_out && f.query.dtype == DType::Float16 && dequantised(f).into_iter().any(given)),
-            FP_IN,
-            "one of them",
-            "none of them",
-        );
+        if !int8_out {
+            FP_OUT.leaves_out(call, &Parameter::OUTPUT_QUANTISATION)?;
+        }
+    } else if int8_out && f.query.dtype == DType::Float16 {
+        FP_IN.leaves_out(call, &Parameter::DEQUANTISATION)?;
     }
     if !int8_out {
         return Ok(());
@@ -106,12 +92,13 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let channel = count(&call.quant_scale2) > 1;
     let band = SparseMode::from_acl(call.mode()) == Some(SparseMode::Band);
     let negative = band && (call.pre_tokens < 0 || call.next_tokens < 0);
-    require!(
-        !channel || !(super::padding::given(f) || call.softmax_lse_flag || negative),
-        CHANNEL,
-        "one of them",
-        "none of them",
-    );
+    if channel {
+        CHANNEL.forbids([
+            ("left padding", super::padding::given(f)),
+            ("softmaxLseFlag", call.softmax_lse_flag),
+            ("a negative token", negative),
+        ])?;
+    }
     require!(
         !negative,
         BAND,
@@ -175,12 +162,7 @@ fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Violation> {
     let size = count(&call.quant_scale2);
     let channels =
         u64::try_from(call.num_heads.saturating_mul(super::output::value_dim(f))).unwrap_or(0);
-    require!(
-        size == 1 || size == channels,
-        OUT_SIZE,
-        size,
-        format_args!("1 or {channels}"),
-    );
+    OUT_SIZE.takes(size, [1, channels])?;
     if let Some(offset) = call
         .quant_offset2
         .as_ref()
@@ -210,26 +192,10 @@ pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
         "INT8 without queryRope",
         "FLOAT16 or BF16",
     );
-    require!(
-        !dequantised(f).into_iter().any(given),
-        FP_IN,
-        "one of them",
-        "none of them",
-    );
+    FP_IN.leaves_out(call, &Parameter::DEQUANTISATION)?;
     if f.out.dtype != DType::Int8 {
-        require!(
-            !(given(&call.quant_scale2) || given(&call.quant_offset2)),
-            OUT_UNUSED,
-            "one of them",
-            "neither",
-        );
-        return Ok(());
+        return OUT_UNUSED.leaves_out(call, &Parameter::OUTPUT_QUANTISATION);
     }
-    require!(
-        f.kv_dtype() != DType::Int4,
-        INT4_OUT,
-        "INT8 output",
-        "the query's dtype",
-    );
+    INT4_OUT.forbids([("INT4 keys", f.kv_dtype() == DType::Int4)])?;
     output(f, false)
 }

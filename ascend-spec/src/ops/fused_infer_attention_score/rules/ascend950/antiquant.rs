@@ -2,9 +2,8 @@
 
 use super::{OUT_DTYPE, UNUSED};
 use crate::allowed::Noted;
-use crate::ops::fused_infer_attention_score::FiaCall;
-use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::Facts;
+use crate::ops::fused_infer_attention_score::{FiaCall, Version};
 use crate::rule::{broken, require, rules};
 use crate::{DType, Dims, TensorDesc, Violation};
 
@@ -37,12 +36,11 @@ rules! {
 
 pub(super) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
-    require!(
-        !f.rope() && f.q.dim == f.v.dim && call.learnable_sink.is_none(),
-        ALONE,
-        "rotary parts, head dimensions that differ, or a sink",
-        "none of them",
-    );
+    ALONE.forbids([
+        ("rotary parts", f.rope()),
+        ("head dimensions that differ", f.q.dim != f.v.dim),
+        ("learnableSink", call.learnable_sink.is_some()),
+    ])?;
     require!(
         call.antiquant_scale.is_none()
             && call.antiquant_offset.is_none()

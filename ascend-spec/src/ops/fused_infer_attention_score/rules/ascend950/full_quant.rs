@@ -1,9 +1,8 @@
 //! Quantised queries on Ascend 950: the absorbed form, and INT8 with a factor for each tensor.
 
-use super::{ALONE, MODE, OUT_DTYPE, alone, heads, modes, none_of};
-use crate::ops::fused_infer_attention_score::Version;
+use super::{ALONE, MODE, OUT_DTYPE, UNUSED, alone, heads, modes};
 use crate::ops::fused_infer_attention_score::rules::{Facts, mla};
-use crate::ops::fused_infer_attention_score::{Cache, FiaCall};
+use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{Axes, DType, Dims, Layout, TensorDesc, Violation};
 
@@ -87,17 +86,10 @@ pub(super) fn absorbed(f: &Facts<'_>) -> Result<(), Violation> {
         "not all of them",
         format_args!("FLOAT {grid}, [1] and [1]"),
     );
-    let unused = [
-        &call.key_antiquant_offset,
-        &call.value_antiquant_offset,
-        &call.deq_scale1,
-        &call.deq_scale2,
-        &call.quant_scale1,
-        &call.antiquant_scale,
-        &call.antiquant_offset,
-        &call.key_rope_antiquant_scale,
-    ];
-    none_of(&unused)?;
+    UNUSED.leaves_out(call, &Parameter::SPLIT_OFFSETS)?;
+    UNUSED.leaves_out(call, &Parameter::DEQUANTISATION)?;
+    UNUSED.leaves_out(call, &Parameter::MERGED_ANTIQUANT)?;
+    UNUSED.leaves_out(call, &[Parameter::KeyRopeAntiquantScale])?;
     alone(f)?;
     modes(f)?;
     if int8 && !f.packed() {
@@ -143,24 +135,16 @@ pub(super) fn tensor(f: &Facts<'_>) -> Result<(), Violation> {
         "not all of them",
         "three of shape [1]",
     );
-    let unused = [
-        &call.antiquant_scale,
-        &call.antiquant_offset,
-        &call.key_antiquant_scale,
-        &call.key_antiquant_offset,
-        &call.value_antiquant_scale,
-        &call.value_antiquant_offset,
-        &call.dequant_scale_query,
-        &call.key_rope_antiquant_scale,
-    ];
-    none_of(&unused)?;
-    require!(
-        call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none()
-            && call.learnable_sink.is_none(),
-        ALONE,
-        "a shared prefix or a sink",
-        "none of them",
-    );
-    Ok(())
+    UNUSED.leaves_out(call, &Parameter::MERGED_ANTIQUANT)?;
+    UNUSED.leaves_out(call, &Parameter::SPLIT_SCALES)?;
+    UNUSED.leaves_out(call, &Parameter::SPLIT_OFFSETS)?;
+    UNUSED.leaves_out(
+        call,
+        &[
+            Parameter::DequantScaleQuery,
+            Parameter::KeyRopeAntiquantScale,
+        ],
+    )?;
+    ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
+    ALONE.leaves_out(call, &[Parameter::LearnableSink])
 }

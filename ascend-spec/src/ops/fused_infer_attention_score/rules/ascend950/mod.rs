@@ -5,10 +5,9 @@ pub mod full_quant;
 pub mod mxfp8;
 
 use super::Facts;
-use crate::ops::fused_infer_attention_score::Route;
-use crate::ops::fused_infer_attention_score::Version;
+use crate::ops::fused_infer_attention_score::{Parameter, Route, Version};
 use crate::rule::{require, rules};
-use crate::{DType, Layout, TensorDesc, Violation};
+use crate::{DType, Layout, Violation};
 
 rules! {
     in Scope::ASCEND_950;
@@ -182,17 +181,6 @@ fn heads(f: &Facts<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Refuses tensors that a quantised call does not use.
-fn none_of(unused: &[&Option<TensorDesc>]) -> Result<(), Violation> {
-    require!(
-        unused.iter().all(|tensor| tensor.is_none()),
-        UNUSED,
-        "one of them",
-        "none of them",
-    );
-    Ok(())
-}
-
 /// Checks for sparse mode 0 without a mask, or 3 with one.
 fn modes(f: &Facts<'_>) -> Result<(), Violation> {
     let masked = f.call.mask().is_some();
@@ -211,20 +199,8 @@ fn modes(f: &Facts<'_>) -> Result<(), Violation> {
 
 /// Refuses arguments that the absorbed form and MXFP8 exclude.
 fn alone(f: &Facts<'_>) -> Result<(), Violation> {
-    let call = f.call;
-    let excluded = [
-        &call.query_padding_size,
-        &call.kv_padding_size,
-        &call.key_shared_prefix,
-        &call.value_shared_prefix,
-        &call.pse_shift,
-        &call.learnable_sink,
-    ];
-    require!(
-        !f.kv_list && excluded.into_iter().all(Option::is_none),
-        ALONE,
-        "one of them",
-        "none of them",
-    );
-    Ok(())
+    ALONE.forbids([("a tensor list", f.kv_list)])?;
+    ALONE.leaves_out(f.call, &Parameter::LEFT_PADDING)?;
+    ALONE.leaves_out(f.call, &Parameter::SHARED_PREFIX)?;
+    ALONE.leaves_out(f.call, &[Parameter::PseShift, Parameter::LearnableSink])
 }

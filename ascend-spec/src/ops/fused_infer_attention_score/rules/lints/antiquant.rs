@@ -3,8 +3,9 @@
 use super::{Report, lint};
 use crate::allowed::Outcome;
 use crate::attention_problem::ScaleOffset;
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::{Argument, CheckedCall, Checker, Parameter, Route};
+use crate::ops::fused_infer_attention_score::{
+    Argument, CheckedCall, Checker, Parameter, Route, Version,
+};
 use crate::rule::rules;
 use crate::{DType, TensorDesc};
 

@@ -2,8 +2,7 @@
 
 use super::{Report, lint};
 use crate::allowed::{Named, Outcome};
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::{CheckedCall, Checker, Route};
+use crate::ops::fused_infer_attention_score::{CheckedCall, Checker, Route, Version};
 use crate::rule::rules;
 
 rules! {

@@ -3,9 +3,8 @@
 use super::{Report, lint};
 use crate::allowed::Outcome;
 use crate::layout::{Axes, Extents};
-use crate::ops::fused_infer_attention_score::CheckedCall;
-use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::Given;
+use crate::ops::fused_infer_attention_score::{CheckedCall, Version};
 use crate::rule::rules;
 use crate::{DType, TensorDesc};
 

@@ -2,8 +2,7 @@
 
 use super::{Report, lint};
 use crate::DType;
-use crate::ops::fused_infer_attention_score::CheckedCall;
-use crate::ops::fused_infer_attention_score::Version;
+use crate::ops::fused_infer_attention_score::{CheckedCall, Version};
 use crate::rule::rules;
 
 rules! {

@@ -2,8 +2,7 @@
 
 use super::{Report, lint};
 use crate::allowed::{Named, Outcome, Shown};
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::{Cache, CheckedCall, Checker};
+use crate::ops::fused_infer_attention_score::{Cache, CheckedCall, Checker, Version};
 use crate::rule::rules;
 use crate::{Cann, DType, TensorDesc};
 use std::slice;

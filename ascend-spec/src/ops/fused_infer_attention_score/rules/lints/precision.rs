@@ -3,9 +3,8 @@
 use super::{Report, lint};
 use crate::DType;
 use crate::allowed::Outcome;
-use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::paged;
-use crate::ops::fused_infer_attention_score::{CheckedCall, Route};
+use crate::ops::fused_infer_attention_score::{CheckedCall, Route, Version};
 use crate::rule::rules;
 
 rules! {

@@ -1,8 +1,7 @@
 //! Position bias.
 
 use super::{Report, lint};
-use crate::ops::fused_infer_attention_score::CheckedCall;
-use crate::ops::fused_infer_attention_score::Version;
+use crate::ops::fused_infer_attention_score::{CheckedCall, Version};
 use crate::rule::rules;
 
 rules! {

@@ -1,8 +1,7 @@
 //! Quantised query and output.
 
 use super::{Report, lint};
-use crate::ops::fused_infer_attention_score::CheckedCall;
-use crate::ops::fused_infer_attention_score::Version;
+use crate::ops::fused_infer_attention_score::{CheckedCall, Version};
 use crate::rule::rules;
 use crate::{DType, TensorDesc};
 

@@ -5,9 +5,8 @@ use super::{Report, lint};
 use crate::allowed::Outcome;
 use crate::attention_problem::MaskUse;
 use crate::operator::Fix;
-use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::{lengths, packed};
-use crate::ops::fused_infer_attention_score::{CheckedCall, Checker, Parameter, Route};
+use crate::ops::fused_infer_attention_score::{CheckedCall, Checker, Parameter, Route, Version};
 use crate::rule::rules;
 use crate::{Cann, Change, DType, NewArgument, Operator, SparseMode};
 
@@ -91,22 +90,17 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         single_mask(p),
     );
     masks(p, report);
-    let others = [
-        &call.query_padding_size,
-        &call.kv_padding_size,
-        &call.key_shared_prefix,
-        &call.pse_shift,
-    ];
-    let plain = others.into_iter().all(Option::is_none)
-        && p.problem.key_quantisation.is_none()
-        && p.problem.out_dtype() != DType::Int8;
-    lint!(
-        report,
-        call.learnable_sink.is_none() || plain,
-        SINK,
-        "a sink with one of them",
-        "none of them",
-    );
+    if call.learnable_sink.is_some() {
+        SINK.forbids([
+            ("queryPaddingSize", call.query_padding_size.is_some()),
+            ("kvPaddingSize", call.kv_padding_size.is_some()),
+            ("keySharedPrefix", call.key_shared_prefix.is_some()),
+            ("pseShift", call.pse_shift.is_some()),
+            ("quantised keys", p.problem.key_quantisation.is_some()),
+            ("an INT8 output", p.problem.out_dtype() == DType::Int8),
+        ])
+        .report(report);
+    }
     BIAS_TYPE.takes(call.pse_type, 0).report(report);
     let all = || call.key.iter().chain(call.value);
     if p.problem.list.is_some()
@@ -321,18 +315,15 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
             NewArgument::DType(p.problem.query.dtype),
         ),
     );
+    use Parameter::{
+        KeySharedPrefix, KvPaddingSize, QuantScale2, QueryPaddingSize, ValueSharedPrefix,
+    };
     let ignored = [
-        &call.query_padding_size,
-        &call.kv_padding_size,
-        &call.key_shared_prefix,
-        &call.value_shared_prefix,
-        &call.quant_scale2,
+        QueryPaddingSize,
+        KvPaddingSize,
+        KeySharedPrefix,
+        ValueSharedPrefix,
+        QuantScale2,
     ];
-    lint!(
-        report,
-        ignored.into_iter().all(Option::is_none),
-        IGNORED,
-        "one of them",
-        "none of them",
-    );
+    IGNORED.leaves_out(call, &ignored).report(report);
 }

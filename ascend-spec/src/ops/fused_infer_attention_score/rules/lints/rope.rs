@@ -1,8 +1,7 @@
 //! Rotary parts.
 
 use super::{Report, lint};
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::{CheckedCall, Route};
+use crate::ops::fused_infer_attention_score::{CheckedCall, Route, Version};
 use crate::rule::rules;
 
 rules! {

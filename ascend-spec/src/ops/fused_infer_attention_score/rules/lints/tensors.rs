@@ -4,8 +4,7 @@ use super::{Report, lint};
 use crate::TensorDesc;
 use crate::allowed::{Named, Outcome, PlainFormat};
 use crate::attention_problem::{inverted_scale, score_scale};
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::{CheckedCall, FiaCall, Parameter};
+use crate::ops::fused_infer_attention_score::{CheckedCall, FiaCall, Parameter, Version};
 use crate::rule::rules;
 
 rules! {

@@ -3,10 +3,9 @@
 mod sliding;
 
 use super::{Facts, packed};
-use crate::allowed::Outcome;
+use crate::allowed::{Noted, Outcome};
 use crate::layout::Extents;
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::{Cache, FiaCall};
+use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Layout, SparseMode, TensorDesc, Violation};
 
@@ -79,13 +78,7 @@ rules! {
 
 /// Checks that rotary parts come in pairs.
 pub(crate) fn paired(f: &Facts<'_>) -> Result<(), Violation> {
-    require!(
-        f.call.query_rope.is_some() == f.call.key_rope.is_some(),
-        PAIR,
-        "one of them",
-        "both or neither",
-    );
-    Ok(())
+    PAIR.pairs(f.call, Parameter::ROTARY)
 }
 
 /// Checks the rotary parts of the decode path: half precision, and given where the packed absorbed form needs them.
@@ -115,13 +108,10 @@ pub(crate) fn decode_ropes(f: &Facts<'_>) -> Result<(), Violation> {
 /// Checks pair and layout of the rotary parts in the prefill path.
 pub(crate) fn prefill_layout(f: &Facts<'_>) -> Result<(), Violation> {
     paired(f)?;
-    require!(
-        f.call.query_rope.is_none() || matches!(f.layout, Layout::Tnd | Layout::NtdTnd),
-        LAYOUT,
-        f.layout,
-        "TND, NTD_TND",
-    );
-    Ok(())
+    match f.call.query_rope {
+        Some(_) => LAYOUT.takes(f.layout, [Layout::Tnd, Layout::NtdTnd]),
+        None => Ok(()),
+    }
 }
 
 /// Checks the rotary parts of the prefill path.
@@ -170,7 +160,7 @@ pub(crate) fn absorbed(f: &Facts<'_>) -> Result<(), Violation> {
         return paired(f);
     };
     let sliding = call.mode() == SparseMode::Band.acl();
-    require!(!call.softmax_lse_flag, LSE, "softmaxLseFlag true", "false",);
+    LSE.leaves_out(call, &[Parameter::SoftmaxLseFlag])?;
     OUT.takes(f.out.dtype, f.query.dtype)?;
     PRECISE.takes(call.inner_precise, [0, 1])?;
     alone(f)?;
@@ -217,42 +207,25 @@ pub(crate) fn absorbed(f: &Facts<'_>) -> Result<(), Violation> {
 }
 
 fn alone(f: &Facts<'_>) -> Result<(), Violation> {
-    let call = f.call;
-    let tensors = [
-        &call.deq_scale1,
-        &call.quant_scale1,
-        &call.deq_scale2,
-        &call.quant_scale2,
-        &call.quant_offset2,
-        &call.antiquant_scale,
-        &call.antiquant_offset,
-        &call.key_antiquant_scale,
-        &call.key_antiquant_offset,
-        &call.value_antiquant_scale,
-        &call.value_antiquant_offset,
-        &call.dequant_scale_query,
-        &call.key_rope_antiquant_scale,
-        &call.pse_shift,
-        &call.query_padding_size,
-        &call.kv_padding_size,
-        &call.key_shared_prefix,
-        &call.value_shared_prefix,
+    let single = [
+        Parameter::DequantScaleQuery,
+        Parameter::KeyRopeAntiquantScale,
+        Parameter::PseShift,
+        Parameter::ActualSharedPrefixLen,
     ];
-    let modes = [
-        call.antiquant_mode,
-        call.key_antiquant_mode,
-        call.value_antiquant_mode,
-        call.query_quant_mode,
+    let all: [&[Parameter]; 9] = [
+        &Parameter::DEQUANTISATION,
+        &Parameter::OUTPUT_QUANTISATION,
+        &Parameter::MERGED_ANTIQUANT,
+        &Parameter::SPLIT_SCALES,
+        &Parameter::SPLIT_OFFSETS,
+        &single,
+        &Parameter::LEFT_PADDING,
+        &Parameter::SHARED_PREFIX,
+        &Parameter::QUANTISATION_MODES,
     ];
-    require!(
-        tensors.into_iter().all(Option::is_none)
-            && call.actual_shared_prefix_len.is_none()
-            && modes == [0; 4],
-        ALONE,
-        "one of these arguments, or its mode",
-        "none of them, modes 0",
-    );
-    Ok(())
+    all.into_iter()
+        .try_for_each(|parameters| ALONE.leaves_out(f.call, parameters))
 }
 
 pub(super) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
@@ -282,13 +255,9 @@ pub(super) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
     } else {
         f.q.rows
     };
-    let most = FiaCall::most_decode_rows(f.target, f.query.dtype);
-    require!(
-        sliding || rows <= most,
-        ROWS,
-        rows,
-        format_args!("0 to {most}"),
-    );
+    if !sliding {
+        ROWS.takes(rows, ..=FiaCall::most_decode_rows(f.target, f.query.dtype))?;
+    }
     let shaped = f
         .call
         .query_rope
@@ -325,20 +294,16 @@ fn rope_extents(f: &Facts<'_>, desc: &TensorDesc) -> Option<Extents> {
 }
 
 pub(super) fn block_size(f: &Facts<'_>, cache: Cache, sliding: bool) -> Result<(), Violation> {
-    let bs = f.call.block_size;
-    let fits = match (sliding, cache) {
-        (true, Cache::Nz) => false,
-        (true, _) => matches!(bs, 64 | 128),
-        (false, Cache::Nz) => bs == 128,
-        (false, _) => matches!(bs, 16 | 128),
+    let allowed: &[i64] = match (sliding, cache) {
+        (true, Cache::Nz) => &[],
+        (true, _) => &[64, 128],
+        (false, Cache::Nz) => &[128],
+        (false, _) => &[16, 128],
     };
-    require!(
-        fits,
-        BLOCK_SIZE,
-        bs,
-        "16 or 128; 128 with NZ; 64 or 128 with sparse mode 4, not NZ",
-    );
-    Ok(())
+    BLOCK_SIZE.takes(
+        Noted(f.call.block_size, format_args!("with {cache}")),
+        allowed,
+    )
 }
 
 pub(super) fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result<(), Violation> {
@@ -442,14 +407,7 @@ pub(super) fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Violation> {
 
 /// Checks the number of query heads of the absorbed form.
 pub(crate) fn heads(f: &Facts<'_>) -> Result<(), Violation> {
-    let heads = f.call.num_heads;
-    require!(
-        (1..=128).contains(&heads) && heads.count_ones() == 1,
-        HEADS,
-        heads,
-        "1, 2, 4, 8, 16, 32, 64, 128",
-    );
-    Ok(())
+    HEADS.takes(f.call.num_heads, [1, 2, 4, 8, 16, 32, 64, 128])
 }
 
 /// Checks query lengths in the calls where the operator does.

@@ -1,13 +1,14 @@
 //! Position bias, left padding, shared prefix and sinks in the unified checker.
 
 use super::masks;
+use crate::allowed::Named;
 use crate::layout::Extents;
-use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
 use crate::ops::fused_infer_attention_score::rules::{
     Facts, heads, packed, padding, prefix, pse, sink,
 };
+use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{Axes, Cann, DType, Dims, TensorDesc, Violation};
 
@@ -104,16 +105,15 @@ pub(crate) fn left_padding(f: &Facts<'_>) -> Result<(), Violation> {
     if query.is_none() && key.is_none() {
         return Ok(());
     }
-    require!(
-        f.classic_layout()
-            && (!f.kv_list || f.since(Cann::V9_1))
-            && call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none()
-            && f.form() != super::Form::Absorbed,
-        PADDING_ALONE,
-        "left padding with one of them",
-        "none of them",
-    );
+    PADDING_ALONE.forbids([
+        (
+            "a layout other than BSH, BSND, BNSD and BNSD_BSND",
+            !f.classic_layout(),
+        ),
+        ("a tensor list", f.kv_list && !f.since(Cann::V9_1)),
+        ("the absorbed form", f.form() == super::Form::Absorbed),
+    ])?;
+    PADDING_ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
     let sizes = [
         (query, "queryPaddingSize", call.actual_seq_lengths),
         (key, "kvPaddingSize", call.actual_seq_lengths_kv),
@@ -121,12 +121,9 @@ pub(crate) fn left_padding(f: &Facts<'_>) -> Result<(), Violation> {
     for (size, name, lengths) in sizes {
         let Some(size) = size else { continue };
         let checked = (!f.single || f.since(Cann::V9_1)) && f.kind() == Kind::Half;
-        require!(
-            !checked || *size.shape == [1],
-            padding::SHAPE,
-            format_args!("{name} {}", size.shape),
-            "[1]",
-        );
+        if checked {
+            padding::SHAPE.takes(Named(name, size.shape), Dims::of([1]))?;
+        }
         require!(
             lengths.is_some(),
             padding::LENGTHS,
@@ -141,20 +138,16 @@ pub(crate) fn left_padding(f: &Facts<'_>) -> Result<(), Violation> {
 pub(crate) fn shared_prefix(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (Some(key), Some(value)) = (&call.key_shared_prefix, &call.value_shared_prefix) else {
-        require!(
-            call.key_shared_prefix.is_none() && call.value_shared_prefix.is_none(),
-            prefix::PAIR,
-            "one of them",
-            "both or neither",
-        );
-        return Ok(());
+        return prefix::PAIR.pairs(call, Parameter::SHARED_PREFIX);
     };
-    require!(
-        f.classic_layout() && !f.paged() && (!f.kv_list || (f.q.rows == 1 && !f.is_950())),
-        PREFIX_ALONE,
-        "a shared prefix with one of them",
-        "none of them",
-    );
+    PREFIX_ALONE.forbids([
+        (
+            "a layout other than BSH, BSND, BNSD and BNSD_BSND",
+            !f.classic_layout(),
+        ),
+        ("blockTable", f.paged()),
+        ("a tensor list", f.kv_list && (f.q.rows != 1 || f.is_950())),
+    ])?;
     let extents = |desc: &TensorDesc| {
         let of = f.layout.input().extents(&desc.shape, f.kv_heads)?;
         // Each INT32 holds eight INT4, as in the keys.

@@ -2,9 +2,9 @@
 
 use crate::attention_problem::{MaskTensor, MaskUse, TreeMask};
 use crate::geometry::TOKENS_UNBOUNDED;
-use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
 use crate::ops::fused_infer_attention_score::rules::{Facts, mask, padding, prefix, quant};
+use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{broken, require, rules};
 use crate::{Cann, Operator, SparseMode, TensorDesc, Violation};
 
@@ -219,17 +219,13 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), V
 
 fn tree(f: &Facts<'_>) -> Result<TreeMask, Violation> {
     let call = f.call;
-    require!(
-        f.rope()
-            && !padding::given(f)
-            && call.pse_shift.is_none()
-            && call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none()
-            && f.out.dtype.is_half(),
-        TREE,
-        "sparseMode 9 without queryRope, or with one of them",
-        "queryRope and keyRope, none of the others",
-    );
+    TREE.forbids([
+        ("a missing queryRope", !f.rope()),
+        ("left padding", padding::given(f)),
+        ("a quantised output", !f.out.dtype.is_half()),
+    ])?;
+    TREE.leaves_out(call, &[Parameter::PseShift])?;
+    TREE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
     let Some(given) = call.mask() else {
         return Err(broken(
             &mask::REQUIRED,

@@ -1,10 +1,9 @@
 //! Page attention in the unified checker.
 
 use super::Form;
-use crate::ops::fused_infer_attention_score::Cache;
-use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, paged};
+use crate::ops::fused_infer_attention_score::{Cache, Parameter, Version};
 use crate::rule::{broken, require, rules};
 use crate::{Axes, DType, Layout, TensorDesc, Violation};
 
@@ -56,15 +55,11 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         true => call.kv_padding_size.is_some() && f.since(crate::Cann::V9_1),
         false => call.query_padding_size.is_some() || call.kv_padding_size.is_some(),
     };
-    require!(
-        call.key.len() == 1
-            && !padded
-            && call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none(),
-        ALONE,
-        "page attention with one of them",
-        "none of them",
-    );
+    ALONE.forbids([
+        ("a tensor list", call.key.len() > 1),
+        ("left padding", padded),
+    ])?;
+    ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
     let Some(lengths) = call.actual_seq_lengths_kv.filter(|all| !all.is_empty()) else {
         return Err(broken(
             &paged::LENGTHS,

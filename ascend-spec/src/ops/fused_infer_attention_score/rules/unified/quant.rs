@@ -1,9 +1,9 @@
 //! Quantisation arguments of the unified checker: those that the call does not use, and those of an INT8 output.
 
 use super::Form;
-use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, quant};
+use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{broken, require, rules};
 use crate::{Cann, DType, Dims, SparseMode, TensorDesc, Violation};
 
@@ -43,46 +43,32 @@ pub(crate) fn left_over(f: &Facts<'_>) -> Result<(), Violation> {
     if f.kind() != Kind::Half {
         return Ok(());
     }
-    let antiquant = [
-        &call.dequant_scale_query,
-        &call.antiquant_scale,
-        &call.antiquant_offset,
-        &call.key_antiquant_scale,
-        &call.value_antiquant_scale,
-        &call.key_antiquant_offset,
-        &call.value_antiquant_offset,
-    ];
-    let dequant = [&call.deq_scale1, &call.quant_scale1, &call.deq_scale2];
-    require!(
-        for f.target => antiquant.into_iter().chain(dequant).all(Option::is_none),
-        LEFT_OVER,
-        "one of them with half-precision tensors",
-        "none",
-    );
-    let modes = [
-        call.antiquant_mode,
-        call.key_antiquant_mode,
-        call.value_antiquant_mode,
-        call.query_quant_mode,
-    ];
-    require!(
-        for f.target => modes == [0; 4],
-        MODES,
-        format_args!("{modes:?}"),
-        0,
-    );
-    require!(
-        for f.target => f.out.dtype.is_half()
-            && call.pse_shift.is_none()
-            && call.query_padding_size.is_none()
-            && call.kv_padding_size.is_none()
-            && call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none()
-            && (call.learnable_sink.is_none() || f.form() != Form::Absorbed),
-        PLAIN,
-        "one of them",
-        "none of them",
-    );
+    if LEFT_OVER.scope.holds(f.target) {
+        let all: [&[Parameter]; 5] = [
+            &[Parameter::DequantScaleQuery],
+            &Parameter::MERGED_ANTIQUANT,
+            &Parameter::SPLIT_SCALES,
+            &Parameter::SPLIT_OFFSETS,
+            &Parameter::DEQUANTISATION,
+        ];
+        all.into_iter()
+            .try_for_each(|parameters| LEFT_OVER.leaves_out(call, parameters))?;
+    }
+    if MODES.scope.holds(f.target) {
+        MODES.leaves_out(call, &Parameter::QUANTISATION_MODES)?;
+    }
+    if PLAIN.scope.holds(f.target) {
+        PLAIN.forbids([
+            ("a quantised output", !f.out.dtype.is_half()),
+            (
+                "a sink with the absorbed form",
+                call.learnable_sink.is_some() && f.form() == Form::Absorbed,
+            ),
+        ])?;
+        PLAIN.leaves_out(call, &[Parameter::PseShift])?;
+        PLAIN.leaves_out(call, &Parameter::LEFT_PADDING)?;
+        PLAIN.leaves_out(call, &Parameter::SHARED_PREFIX)?;
+    }
     // 8.5 requires it only of calls with rotary parts.
     let asked = f.since(Cann::V9_0) || f.rope();
     require!(

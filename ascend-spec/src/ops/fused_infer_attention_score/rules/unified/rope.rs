@@ -4,10 +4,9 @@ use super::Form;
 use crate::allowed::Named;
 use crate::layout::Extents;
 use crate::operator::OwnedValue;
-use crate::ops::fused_infer_attention_score::Cache;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
-use crate::ops::fused_infer_attention_score::rules::{Facts, mla, paged};
-use crate::ops::fused_infer_attention_score::{Parameter, Version};
+use crate::ops::fused_infer_attention_score::rules::{Facts, mla, padding, paged};
+use crate::ops::fused_infer_attention_score::{Cache, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{Cann, Change, TensorDesc, Violation};
 
@@ -80,17 +79,9 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
             false => Err(PREFIX_LENGTH.fix),
         },
     );
-    let padded = super::super::padding::given(f) && !f.is_950();
-    require!(
-        call.pse_shift.is_none()
-            && call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none()
-            && !padded,
-        ALONE,
-        "rotary parts with one of them",
-        "none of them",
-    );
-    Ok(())
+    ALONE.forbids([("left padding", padding::given(f) && !f.is_950())])?;
+    ALONE.leaves_out(call, &[Parameter::PseShift])?;
+    ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)
 }
 
 fn shapes(f: &Facts<'_>, q_rope: &TensorDesc, k_rope: &TensorDesc) -> Result<(), Violation> {
