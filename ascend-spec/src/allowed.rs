@@ -1,11 +1,11 @@
 //! What a rule allows: a value that tests an argument and says in words which values it admits, so that a refusal
 //! cannot say what the test does not.
 
-use crate::operator::{ArgumentValues, DeclaredParameter, Fix, Value, written};
+use crate::operator::{ArgumentList, ArgumentValues, DeclaredParameter, Fix, Value, written};
 use crate::rule::{Rule, Violation, broken};
 use crate::{Dims, Format, Target, TensorDesc};
 use std::fmt::{self, Display};
-use std::ops::{RangeFrom, RangeInclusive, RangeToInclusive};
+use std::ops::{RangeFrom, RangeInclusive, RangeToInclusive, Rem};
 
 /// Receives the lints that are found.
 pub(crate) type Report<'r> = &'r mut dyn FnMut(Violation);
@@ -104,7 +104,33 @@ impl Allowed<i64> for Multiples {
     }
 }
 
-/// The shapes of so many axes.
+/// The multiples of a positive number.
+pub(crate) struct MultiplesOf<T>(pub(crate) T);
+
+impl<T: Rem<Output = T> + Default + PartialEq + Copy + Display> Allowed<T> for MultiplesOf<T> {
+    fn admits(&self, value: &T) -> bool {
+        *value % self.0 == T::default()
+    }
+
+    fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "multiples of {}", self.0)
+    }
+}
+
+/// The positive divisors of a number.
+pub(crate) struct DivisorsOf(pub(crate) i64);
+
+impl Allowed<i64> for DivisorsOf {
+    fn admits(&self, value: &i64) -> bool {
+        *value > 0 && self.0 % value == 0
+    }
+
+    fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "divisors of {}", self.0)
+    }
+}
+
+/// The shapes of a number of axes.
 pub(crate) struct Rank(pub(crate) usize);
 
 impl Allowed<Dims> for Rank {
@@ -247,6 +273,45 @@ impl Rule {
             true => self.takes(subject, allowed),
             false => Ok(()),
         }
+    }
+
+    /// Returns a required argument, or refuses a call without it.
+    pub(crate) fn requires<T>(
+        &'static self,
+        argument: Option<T>,
+        name: &str,
+    ) -> Result<T, Violation> {
+        argument.ok_or_else(|| {
+            let all = self.holds.trim_end_matches(" are given");
+            broken(
+                self,
+                format_args!("no {name}"),
+                all,
+                format_args!("pass {name}"),
+            )
+        })
+    }
+
+    /// Checks the format of every tensor of a call.
+    pub(crate) fn plain<C: ArgumentList<Tensor = TensorDesc>>(&'static self, call: &C) -> Checked {
+        call.each_tensor().try_for_each(|(argument, desc)| {
+            let name = argument.acl_name();
+            self.takes(
+                Named(format_args!("{name} in format"), desc.format),
+                PlainFormat,
+            )
+        })
+    }
+
+    /// Checks that the bytes of every tensor of a call can be addressed.
+    pub(crate) fn addressable<C: ArgumentList<Tensor = TensorDesc>>(
+        &'static self,
+        call: &C,
+    ) -> Checked {
+        let mut tensors = call.each_tensor();
+        tensors.try_for_each(|(argument, desc)| {
+            self.takes(Named(argument.acl_name(), *desc), Addressable)
+        })
     }
 
     /// Checks that none of the arguments is given, each of which stands with its name.

@@ -1,11 +1,11 @@
 //! The rules of AttentionUpdate.
 
 use super::{UpdateCall, UpdateProblem};
-use crate::allowed::Noted;
+use crate::allowed::{Multiples, Noted};
 use crate::dtype::Names;
 use crate::ops::attention_update::Version;
-use crate::rule::{broken, require, rules};
-use crate::{Cann, DType, Dims, Format, Scope, Span, Target, TensorDesc, Violation};
+use crate::rule::{require, rules};
+use crate::{Cann, DType, Dims, Scope, Span, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -93,12 +93,7 @@ impl UpdateCall<'_> {
             ),
             "the same number of both, 1 to 16",
         );
-        require!(
-            matches!(self.update_type, 0 | 1),
-            KIND,
-            self.update_type,
-            "0 (attention alone) or 1 (log-sum-exps too)",
-        );
+        KIND.takes(self.update_type, [0, 1])?;
         let writes_lse = self.update_type == 1;
         require!(
             self.lse_out.is_some() == writes_lse,
@@ -114,9 +109,8 @@ impl UpdateCall<'_> {
             ),
             "lseOut with updateType 1, null with 0",
         );
-        for (argument, desc) in self.each_tensor() {
-            plain(desc, argument.parameter.acl_name())?;
-        }
+        FORMAT.plain(self)?;
+        FORMAT.addressable(self)?;
         self.dtypes(local)?;
         let (rows, dim) = shape(local)?;
         for desc in self.local_out.iter().chain(&self.out) {
@@ -125,12 +119,7 @@ impl UpdateCall<'_> {
                 local.shape,
             )?;
         }
-        require!(
-            (8..=512).contains(&dim) && dim % 8 == 0,
-            DIM,
-            dim,
-            "8, 16, 24, ... 512",
-        );
+        DIM.takes(dim, Multiples(8, ..=512))?;
         for desc in self.lse.iter().chain(&self.lse_out) {
             LSE_SHAPE.takes(
                 Noted(
@@ -159,18 +148,10 @@ impl UpdateCall<'_> {
 
     /// The required tensors: first log-sum-exp, first part, output.
     fn required(&self) -> Result<(&TensorDesc, &TensorDesc, &TensorDesc), Violation> {
-        let missing = |name: &str| {
-            broken(
-                &REQUIRED,
-                format_args!("no {name}"),
-                "lists of 1 to 16 tensors, and an output",
-                format_args!("pass {name}"),
-            )
-        };
         Ok((
-            self.lse.first().ok_or_else(|| missing("lse"))?,
-            self.local_out.first().ok_or_else(|| missing("localOut"))?,
-            self.out.as_ref().ok_or_else(|| missing("out"))?,
+            REQUIRED.requires(self.lse.first(), "lse")?,
+            REQUIRED.requires(self.local_out.first(), "localOut")?,
+            REQUIRED.requires(self.out.as_ref(), "out")?,
         ))
     }
 
@@ -191,23 +172,9 @@ impl UpdateCall<'_> {
     }
 }
 
-fn plain(desc: &TensorDesc, name: &str) -> Result<(), Violation> {
-    require!(
-        desc.format.is_plain() && desc.is_countable() && desc.byte_range().is_some(),
-        FORMAT,
-        format_args!(
-            "{name} {} strides {} in format {}",
-            desc.shape, desc.strides, desc.format
-        ),
-        format_args!("{}, and dimensions of at least 0", Format::PLAIN),
-        format_args!("describe {name} as ND with a shape that memory can hold"),
-    );
-    Ok(())
-}
-
 fn shape(local: &TensorDesc) -> Result<(i64, i64), Violation> {
     match local.shape[..] {
         [rows, dim] => Ok((rows, dim)),
-        _ => Err(broken(&OUT_SHAPE, local.shape, "[rows, D]", OUT_SHAPE.fix)),
+        _ => Err(OUT_SHAPE.broken(local.shape, "[rows, D]")),
     }
 }

@@ -26,7 +26,7 @@ impl<'a> FlashAttentionCall<'a> {
         entry::entry_point(version, target)?;
         let call = self.read_by(version);
         let at = entry::required(&call)?;
-        entry::countable(&call)?;
+        entry::COUNTABLE.addressable(&call)?;
         let outputs = [at.softmax_max, at.softmax_sum, at.attention_out];
         if outputs.iter().all(|desc| desc.is_empty()) {
             let layout = InputLayout::parse(at.layout).unwrap_or(InputLayout::Tnd);
@@ -35,7 +35,7 @@ impl<'a> FlashAttentionCall<'a> {
         let layout = layouts::layout(version, &at)?;
         heads::head_num(call.num_heads)?;
         dtypes::inputs(&at)?;
-        entry::format(&call)?;
+        entry::FORMAT.plain(&call)?;
         layouts::key_axes(layout, &at)?;
         let dims = heads::dims(layout, call.num_heads, &at)?;
         if pse::dtype(&call, &at)? {

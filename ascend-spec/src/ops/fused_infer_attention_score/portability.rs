@@ -124,11 +124,9 @@ fn refused(target: Target, since: Cann, why: &Violation) -> Violation {
 fn compare(own: &CheckedCall<'_>, other: &CheckedCall<'_>, report: &mut dyn FnMut(Violation)) {
     let (here, there) = (own.target, other.target);
     if let Some(what) = difference(own, other) {
-        report(broken(
-            &MEANING,
+        report(MEANING.broken(
             format_args!("a call of which {there} has other {what} than {here}"),
             "calls of which every release makes the same",
-            MEANING.fix,
         ));
     }
     let mut known = Vec::new();

@@ -1,11 +1,12 @@
 //! The rules of GatherPaKvCache.
 
 use super::{GatherCall, GatherProblem, Parameter};
-use crate::allowed::Shown;
+use crate::allowed::{MultiplesOf, Noted, Outcome, Shown};
+use crate::contract::first_lint;
 use crate::dtype::Names;
 use crate::ops::gather_pa_kv_cache::Version;
 use crate::ops::scatter_pa_kv_cache::{NORM, PA_NZ, Pieces};
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{Cann, DType, Format, Soc, Target, TensorDesc, Violation};
 
 rules! {
@@ -75,15 +76,7 @@ impl GatherCall<'_> {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, soc: Soc) -> Result<GatherProblem, Violation> {
-        let missing = |name: &str| {
-            broken(
-                &REQUIRED,
-                format_args!("no {name}"),
-                "every tensor but seqOffset",
-                format_args!("pass {name}"),
-            )
-        };
-        let given = |tensor: &Option<TensorDesc>, name| tensor.ok_or_else(|| missing(name));
+        let given = |tensor: &Option<TensorDesc>, name| REQUIRED.requires(*tensor, name);
         let (key_cache, value_cache) = (
             given(&self.key_cache, "keyCache")?,
             given(&self.value_cache, "valueCache")?,
@@ -166,27 +159,18 @@ impl GatherCall<'_> {
         soc: Soc,
         allowed: &[&str],
     ) -> Result<(), Violation> {
-        for (pieces, name) in [(problem.key, "keyRef"), (problem.value, "valueRef")] {
-            let bytes = pieces.row_bytes();
-            let whole = soc == Soc::Ascend950 || bytes.is_multiple_of(UNIT);
-            if !whole && !allowed.contains(&UNIT_OF_COPIES.id) {
-                return Err(broken(
-                    &UNIT_OF_COPIES,
-                    format_args!("{bytes} bytes a token of {name}"),
-                    format_args!("a multiple of {UNIT}"),
-                    UNIT_OF_COPIES.fix,
-                ));
+        first_lint(allowed, |report| {
+            for (pieces, name) in [(problem.key, "keyRef"), (problem.value, "valueRef")] {
+                let note = format_args!("bytes a token of {name}");
+                let bytes = || Noted(pieces.row_bytes(), note);
+                if soc != Soc::Ascend950 {
+                    UNIT_OF_COPIES
+                        .takes(bytes(), MultiplesOf(UNIT))
+                        .report(report);
+                }
+                TOKEN_BYTES.takes(bytes(), ..=MOST_BYTES).report(report);
             }
-            if bytes > MOST_BYTES && !allowed.contains(&TOKEN_BYTES.id) {
-                return Err(broken(
-                    &TOKEN_BYTES,
-                    format_args!("{bytes} bytes a token of {name}"),
-                    format_args!("at most {MOST_BYTES}"),
-                    TOKEN_BYTES.fix,
-                ));
-            }
-        }
-        Ok(())
+        })
     }
 
     fn dtypes(&self, soc: Soc) -> Result<(), Violation> {
@@ -320,11 +304,9 @@ fn pieces(rows: &TensorDesc, cache: &TensorDesc, nz: bool) -> Result<Pieces, Vio
         false => "[tokens, N, D] and a cache [blocks, block size, N, D]",
     };
     found.filter(|of| of.row_bytes() > 0).ok_or_else(|| {
-        broken(
-            &CACHE,
+        CACHE.broken(
             format_args!("{} for a cache {}", rows.shape, cache.shape),
             shapes,
-            CACHE.fix,
         )
     })
 }

@@ -146,16 +146,7 @@ pub(crate) trait PathCall: ArgumentValues<Tensor = TensorDesc> {
 
     /// A required argument.
     fn required<T>(argument: Option<T>, acl_name: &str) -> Result<T, Violation> {
-        let rule = Self::RULES.required;
-        let all = rule.holds.trim_end_matches(" are given");
-        argument.ok_or_else(|| {
-            broken(
-                rule,
-                format_args!("no {acl_name}"),
-                all,
-                format_args!("pass {acl_name}"),
-            )
-        })
+        Self::RULES.required.requires(argument, acl_name)
     }
 
     /// The verdict of the path's rules on a call of FusedInferAttentionScore.

@@ -2,7 +2,6 @@
 
 use super::rules::{BOTH_EMPTY, BOTH_MASKED, ONE_EMPTY};
 use crate::Violation;
-use crate::rule::broken;
 
 /// Maximum and sum of one row over a part of its keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,14 +61,12 @@ pub fn admits(prev: Part, cur: Part) -> Result<(), Violation> {
         (Part::EMPTY, other) | (other, Part::EMPTY) if other.max < 0.0 => &ONE_EMPTY,
         _ => return Ok(()),
     };
-    Err(broken(
-        rule,
+    Err(rule.broken(
         format_args!(
             "maxima {} and {}, sums {} and {}",
             prev.max, cur.max, prev.sum, cur.sum
         ),
         rule.holds,
-        rule.fix,
     ))
 }
 
@@ -87,11 +84,9 @@ pub fn admits_keyless(prev: &[bool], cur: &[bool], allowed: &[&str]) -> Result<(
             (false, false) => continue,
         };
         if !allowed.contains(&rule.id) {
-            return Err(broken(
-                rule,
+            return Err(rule.broken(
                 format_args!("no keys in {part} for sequence {sequence}"),
                 "keys in both parts for every sequence that has rows",
-                rule.fix,
             ));
         }
     }

@@ -1,10 +1,9 @@
 //! The rules of RingAttentionUpdate.
 
 use super::{RingUpdateCall, RingUpdateProblem, Version};
-use crate::allowed::{Addressable, Named, PlainFormat};
 use crate::dtype::Names;
 use crate::ops::flash_attention_score::{InputLayout, SoftmaxOrder};
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{DType, Dims, Target, TensorDesc, Violation};
 
 rules! {
@@ -129,27 +128,13 @@ impl RingUpdateCall<'_> {
         self.countable(&[&prev, &cur])?;
         let layout = layout(self.input_layout, &prev, &cur)?;
         let packed = layout.is_packed();
-        require!(
-            !packed || self.actual_seq_qlen.is_some(),
-            REQUIRED,
-            "no actualSeqQlen",
-            "actualSeqQlen with TND",
-        );
-        for (argument, desc) in self.each_tensor() {
-            let name = argument.acl_name();
-            FORMAT.takes(
-                Named(format_args!("{name} in format"), desc.format),
-                PlainFormat,
-            )?;
+        if packed {
+            REQUIRED.requires(self.actual_seq_qlen, "actualSeqQlen with TND")?;
         }
-        let parts = [prev.max, prev.sum, cur.max, cur.sum];
-        let other = parts.into_iter().find(|desc| desc.dtype != DType::Float);
-        require!(
-            other.is_none(),
-            SOFTMAX_DTYPES,
-            other.map_or(DType::Float, |desc| desc.dtype),
-            DType::Float,
-        );
+        FORMAT.plain(self)?;
+        for desc in [prev.max, prev.sum, cur.max, cur.sum] {
+            SOFTMAX_DTYPES.takes(desc.dtype, DType::Float)?;
+        }
         let problem = match packed {
             true => self.packed(version, target, &prev)?,
             false => dense(&prev, &cur)?,
@@ -187,39 +172,26 @@ impl RingUpdateCall<'_> {
     }
 
     fn required(&self) -> Result<(Triple<'_>, Triple<'_>, Triple<'_>), Violation> {
-        let missing = |name: &'static str| {
-            move || {
-                broken(
-                    &REQUIRED,
-                    format_args!("no {name}"),
-                    "attention, maxima and sums of both parts and of the result",
-                    format_args!("pass {name}"),
-                )
-            }
-        };
         let prev = Triple {
-            attn: (self.prev_attn_out.as_ref()).ok_or_else(missing("prevAttnOut"))?,
-            max: (self.prev_softmax_max.as_ref()).ok_or_else(missing("prevSoftmaxMax"))?,
-            sum: (self.prev_softmax_sum.as_ref()).ok_or_else(missing("prevSoftmaxSum"))?,
+            attn: REQUIRED.requires(self.prev_attn_out.as_ref(), "prevAttnOut")?,
+            max: REQUIRED.requires(self.prev_softmax_max.as_ref(), "prevSoftmaxMax")?,
+            sum: REQUIRED.requires(self.prev_softmax_sum.as_ref(), "prevSoftmaxSum")?,
         };
         let cur = Triple {
-            attn: (self.cur_attn_out.as_ref()).ok_or_else(missing("curAttnOut"))?,
-            max: (self.cur_softmax_max.as_ref()).ok_or_else(missing("curSoftmaxMax"))?,
-            sum: (self.cur_softmax_sum.as_ref()).ok_or_else(missing("curSoftmaxSum"))?,
+            attn: REQUIRED.requires(self.cur_attn_out.as_ref(), "curAttnOut")?,
+            max: REQUIRED.requires(self.cur_softmax_max.as_ref(), "curSoftmaxMax")?,
+            sum: REQUIRED.requires(self.cur_softmax_sum.as_ref(), "curSoftmaxSum")?,
         };
         let out = Triple {
-            attn: self.attn_out.as_ref().ok_or_else(missing("attnOut"))?,
-            max: (self.softmax_max.as_ref()).ok_or_else(missing("softmaxMax"))?,
-            sum: (self.softmax_sum.as_ref()).ok_or_else(missing("softmaxSum"))?,
+            attn: REQUIRED.requires(self.attn_out.as_ref(), "attnOut")?,
+            max: REQUIRED.requires(self.softmax_max.as_ref(), "softmaxMax")?,
+            sum: REQUIRED.requires(self.softmax_sum.as_ref(), "softmaxSum")?,
         };
         Ok((prev, cur, out))
     }
 
     fn countable(&self, parts: &[&Triple<'_>]) -> Result<(), Violation> {
-        for (argument, desc) in self.each_tensor() {
-            let name = argument.acl_name();
-            COUNTABLE.takes(Named(name, *desc), Addressable)?;
-        }
+        COUNTABLE.addressable(self)?;
         let mut inputs = parts.iter().flat_map(|of| [of.attn, of.max, of.sum]);
         let empty = inputs.find(|desc| desc.is_empty());
         require!(
@@ -246,12 +218,9 @@ impl RingUpdateCall<'_> {
             "" | "SBH" => SoftmaxOrder::SequenceBlocks,
             "TND" => SoftmaxOrder::SameAsInput,
             other => {
-                return Err(broken(
-                    &SOFTMAX_LAYOUT,
-                    format_args!("{other:?}"),
-                    "null, \"\", SBH, TND",
-                    SOFTMAX_LAYOUT.fix,
-                ));
+                return Err(
+                    SOFTMAX_LAYOUT.broken(format_args!("{other:?}"), "null, \"\", SBH, TND")
+                );
             }
         };
         let &[rows, heads, dim] = &prev.attn.shape[..] else {
@@ -323,8 +292,7 @@ fn layout(
         Some("SBH") if all(4) => InputLayout::Sbh,
         Some("TND") if all(3) => InputLayout::Tnd,
         _ => {
-            return Err(broken(
-                &LAYOUT,
+            return Err(LAYOUT.broken(
                 format_args!(
                     "{:?} with maxima {} and {}",
                     name.unwrap_or("null"),
@@ -332,7 +300,6 @@ fn layout(
                     cur.max.shape
                 ),
                 "SBH with [B, N, S, 8], TND with [T, N, 8]",
-                LAYOUT.fix,
             ));
         }
     };
@@ -348,11 +315,9 @@ fn layout(
 
 #[cold]
 fn no_shapes(prev: &Triple<'_>, allowed: &str) -> Violation {
-    broken(
-        &SHAPES,
+    SHAPES.broken(
         format_args!("{} with maxima {}", prev.attn.shape, prev.max.shape),
         allowed,
-        SHAPES.fix,
     )
 }
 

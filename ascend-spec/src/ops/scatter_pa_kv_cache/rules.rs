@@ -141,24 +141,21 @@ impl ScatterCall<'_> {
     }
 
     fn required(&self) -> Result<(&TensorDesc, &TensorDesc, &TensorDesc), Violation> {
-        let missing = |name: &str, fix: &str| {
-            broken(
-                &REQUIRED,
-                format_args!("no {name}"),
-                "key, keyCacheRef and slotMapping; value and valueCacheRef both or neither",
-                format_args!("pass {name}{fix}"),
-            )
+        let missing = |name: &str, other: &str| {
+            let refused = REQUIRED.requires(None::<()>, name);
+            refused.fix(|| format!("pass {name}, or leave out {other}"))
         };
         let all = (
-            self.key.as_ref().ok_or_else(|| missing("key", ""))?,
-            (self.key_cache.as_ref()).ok_or_else(|| missing("keyCacheRef", ""))?,
-            (self.slot_mapping.as_ref()).ok_or_else(|| missing("slotMapping", ""))?,
+            REQUIRED.requires(self.key.as_ref(), "key")?,
+            REQUIRED.requires(self.key_cache.as_ref(), "keyCacheRef")?,
+            REQUIRED.requires(self.slot_mapping.as_ref(), "slotMapping")?,
         );
         match (&self.value, &self.value_cache) {
-            (Some(_), None) => Err(missing("valueCacheRef", ", or leave out value")),
-            (None, Some(_)) => Err(missing("value", ", or leave out valueCacheRef")),
-            _ => Ok(all),
+            (Some(_), None) => missing("valueCacheRef", "value")?,
+            (None, Some(_)) => missing("value", "valueCacheRef")?,
+            _ => {}
         }
+        Ok(all)
     }
 
     /// Checks the modes by their names, and returns whether the caches are in the NZ order.
@@ -262,12 +259,7 @@ fn pair(desc: &TensorDesc, cache: &TensorDesc, name: &str, soc: Soc) -> Result<(
 fn key_shape(key: &TensorDesc) -> Result<i64, Violation> {
     match key.shape[..] {
         [tokens, heads, dim] if heads > 0 && dim > 0 => Ok(tokens),
-        _ => Err(broken(
-            &KEY_SHAPE,
-            key.shape,
-            "[tokens, N, D]",
-            KEY_SHAPE.fix,
-        )),
+        _ => Err(KEY_SHAPE.broken(key.shape, "[tokens, N, D]")),
     }
 }
 
@@ -294,12 +286,7 @@ fn cache(
     like: Option<(usize, usize)>,
 ) -> Result<(usize, usize, Pieces), Violation> {
     let &[_, heads, dim] = &rows.shape[..] else {
-        return Err(broken(
-            &KEY_SHAPE,
-            rows.shape,
-            "[tokens, N, D]",
-            KEY_SHAPE.fix,
-        ));
+        return Err(KEY_SHAPE.broken(rows.shape, "[tokens, N, D]"));
     };
     let lanes = (UNIT / rows.dtype.size().unwrap_or(1)) as i64;
     let unit = |c: i64| c == lanes;

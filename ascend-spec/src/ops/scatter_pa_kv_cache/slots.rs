@@ -1,7 +1,6 @@
 //! Rules for the content of a slot mapping, which a caller who has the numbers can check.
 
 use super::rules::{SLOT_DUPLICATE, SLOT_NEGATIVE, SLOT_RANGE};
-use crate::rule::broken;
 use crate::{Rule, Violation};
 use std::fmt;
 
@@ -51,15 +50,13 @@ impl SlotFault {
         match self {
             SlotFault::OutOfRange { slots, .. } => {
                 let last = slots.saturating_sub(1);
-                broken(
-                    rule,
+                rule.broken(
                     self,
                     format_args!("0 to {last}, as the cache has {slots} slots"),
-                    rule.fix,
                 )
             }
-            SlotFault::Duplicate { .. } => broken(rule, self, "each slot once", rule.fix),
-            SlotFault::Negative { .. } => broken(rule, self, "0 and above", rule.fix),
+            SlotFault::Duplicate { .. } => rule.broken(self, "each slot once"),
+            SlotFault::Negative { .. } => rule.broken(self, "0 and above"),
         }
     }
 }

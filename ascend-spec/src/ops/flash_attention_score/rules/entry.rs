@@ -1,11 +1,11 @@
 //! What every call needs before any argument is compared with another.
 
 use super::{Report, lint};
-use crate::allowed::{Addressable, Named, Outcome, PlainFormat};
+use crate::allowed::Outcome;
 use crate::attention_problem::{inverted_scale, score_scale};
 use crate::ops::flash_attention_score::facts::Required;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{Dims, Target, TensorDesc, Violation};
 
 rules! {
@@ -68,44 +68,15 @@ pub(crate) fn entry_point(version: Version, target: Target) -> Result<(), Violat
 }
 
 pub(crate) fn required<'a>(call: &'a FlashAttentionCall<'_>) -> Result<Required<'a>, Violation> {
-    let missing = |name: &'static str| {
-        move || {
-            broken(
-                &REQUIRED,
-                format_args!("no {name}"),
-                "query, key, value, inputLayout, softmaxMaxOut, softmaxSumOut and attentionOutOut",
-                format_args!("pass {name}"),
-            )
-        }
-    };
     Ok(Required {
-        query: call.query.as_ref().ok_or_else(missing("query"))?,
-        key: call.key.as_ref().ok_or_else(missing("key"))?,
-        value: call.value.as_ref().ok_or_else(missing("value"))?,
-        layout: call.input_layout.ok_or_else(missing("inputLayout"))?,
-        softmax_max: (call.softmax_max.as_ref()).ok_or_else(missing("softmaxMaxOut"))?,
-        softmax_sum: (call.softmax_sum.as_ref()).ok_or_else(missing("softmaxSumOut"))?,
-        attention_out: (call.attention_out.as_ref()).ok_or_else(missing("attentionOutOut"))?,
+        query: REQUIRED.requires(call.query.as_ref(), "query")?,
+        key: REQUIRED.requires(call.key.as_ref(), "key")?,
+        value: REQUIRED.requires(call.value.as_ref(), "value")?,
+        layout: REQUIRED.requires(call.input_layout, "inputLayout")?,
+        softmax_max: REQUIRED.requires(call.softmax_max.as_ref(), "softmaxMaxOut")?,
+        softmax_sum: REQUIRED.requires(call.softmax_sum.as_ref(), "softmaxSumOut")?,
+        attention_out: REQUIRED.requires(call.attention_out.as_ref(), "attentionOutOut")?,
     })
-}
-
-pub(crate) fn countable(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
-    for (argument, desc) in call.each_tensor() {
-        let name = argument.acl_name();
-        COUNTABLE.takes(Named(name, *desc), Addressable)?;
-    }
-    Ok(())
-}
-
-pub(crate) fn format(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
-    for (argument, desc) in call.each_tensor() {
-        let name = argument.acl_name();
-        FORMAT.takes(
-            Named(format_args!("{name} in format"), desc.format),
-            PlainFormat,
-        )?;
-    }
-    Ok(())
 }
 
 /// Refuses what V4 takes and this crate does not compute.

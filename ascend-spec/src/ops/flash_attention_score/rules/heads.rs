@@ -1,6 +1,6 @@
 //! Numbers of heads and head dimensions.
 
-use crate::allowed::Named;
+use crate::allowed::{MultiplesOf, Named, Noted};
 use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::ops::flash_attention_score::{InputLayout, Version};
 use crate::rule::{require, rules};
@@ -114,12 +114,10 @@ pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
     match f.layout.head_axis() {
         None => {
             let hidden = size(f.layout.last_axis());
-            require!(
-                hidden % num_heads == 0,
-                HIDDEN,
-                format_args!("{hidden} for headNum {num_heads}"),
-                format_args!("a multiple of {num_heads}"),
-            );
+            HIDDEN.takes(
+                Noted(hidden, format_args!("for headNum {num_heads}")),
+                MultiplesOf(num_heads),
+            )?;
         }
         // If packed sequences are run as a batch, the query is split into `headNum` heads.
         Some(axis) => require!(

@@ -3,7 +3,7 @@
 use crate::allowed::{Noted, Rank, Shown};
 use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::ops::flash_attention_score::{InputLayout, Parameter, Version};
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{TensorDesc, Violation};
 
 rules! {
@@ -41,7 +41,7 @@ pub(crate) fn layout(version: Version, at: &Required<'_>) -> Result<InputLayout,
     };
     let Some(layout) = known else {
         let given = format_args!("{:?} for {version}", at.layout);
-        return Err(broken(&LAYOUT, given, allowed, LAYOUT.fix));
+        return Err(LAYOUT.broken(given, allowed));
     };
     QUERY_RANK.takes(
         Noted(at.query.shape, format_args!("in {layout}")),

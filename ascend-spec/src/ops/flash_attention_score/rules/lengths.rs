@@ -5,7 +5,7 @@ use crate::ops::flash_attention_score::facts::Required;
 use crate::ops::flash_attention_score::{
     FlashAttentionCall, FlashAttentionProblem, PackedLengths, Version,
 };
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{Dims, Violation};
 
 rules! {
@@ -42,7 +42,7 @@ pub(crate) fn packed<'a>(
     let given = |ends: Option<&'a [i64]>, name: &str| {
         ends.filter(|ends| !ends.is_empty()).ok_or_else(|| {
             let given = format_args!("no {name}");
-            broken(&REQUIRED, given, "both arrays", REQUIRED.fix)
+            REQUIRED.broken(given, "both arrays")
         })
     };
     let lengths = PackedLengths {

@@ -6,7 +6,7 @@ use crate::ops::flash_attention_score::facts::Facts;
 use crate::ops::flash_attention_score::{
     FlashAttentionProblem, FullMask, MaskKind, Parameter, Sequence, Version,
 };
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{
     Change, DType, Dims, MaskDemand, NewArgument, Operator, SparseMode, TensorDesc, Violation,
 };
@@ -66,7 +66,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskKind), Violation> 
         None => (Operator::FlashAttentionScore, "0 to 6"),
     };
     let Some(mode) = operator.sparse_mode(f.call.sparse_mode) else {
-        return Err(broken(&MODE, f.call.sparse_mode, modes, MODE.fix));
+        return Err(MODE.broken(f.call.sparse_mode, modes));
     };
     let full = full(f, mask);
     // A mask of four axes is checked against the lengths even if it is a compressed one.
@@ -121,13 +121,11 @@ fn no_shape(f: &Facts<'_>, mask: &TensorDesc) -> Violation {
     let of_all = f.sums().map_or(String::new(), |(rows, keys)| {
         format!(", {}", Dims::of([rows, keys]))
     });
-    broken(
-        &SHAPE,
+    SHAPE.broken(
         format_args!("{} in mode {}", mask.shape, f.call.sparse_mode),
         format_args!(
             "[{s}, {t}], [1, 1, {s}, {t}], [{b}, 1, {s}, {t}], [{b}, {n}, {s}, {t}]{of_all}"
         ),
-        SHAPE.fix,
     )
 }
 
@@ -193,10 +191,8 @@ impl FlashAttentionProblem<'_> {
 
 #[cold]
 fn loose(of: &Sequence, head: usize, i: usize, j: usize) -> Violation {
-    broken(
-        &LOOSE,
+    LOOSE.broken(
         format_args!("key {j} for row {i} of sequence {}, head {head}", of.index),
         "1 in the mask",
-        LOOSE.fix,
     )
 }

@@ -6,7 +6,7 @@ use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::ops::flash_attention_score::{
     Bias, FlashAttentionCall, FlashAttentionProblem, MaskKind, Version,
 };
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{DType, Dims, SparseMode, TensorDesc, Violation};
 
 rules! {
@@ -140,14 +140,12 @@ fn last_rows(f: &Facts<'_>, batch: i64) -> BiasForm {
 
 fn dense(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Violation> {
     let shape = || {
-        broken(
-            &SHAPE,
+        SHAPE.broken(
             bias.shape,
             format_args!(
                 "[1 or {}, {}, {} or 1 or 1024, {}]",
                 f.batch, f.heads, f.q_rows, f.kv_rows
             ),
-            SHAPE.fix,
         )
     };
     let &[b, n, rows, keys] = &bias.shape[..] else {
@@ -203,14 +201,12 @@ fn packed(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Vi
             b
         }
         _ => {
-            return Err(broken(
-                &PACKED_SHAPE,
+            return Err(PACKED_SHAPE.broken(
                 bias.shape,
                 format_args!(
                     "[{of_keys}], [{of_scores}] or {}",
                     Dims::of([f.batch, f.heads, BiasForm::LAST_ROWS, f.kv_rows])
                 ),
-                PACKED_SHAPE.fix,
             ));
         }
     };

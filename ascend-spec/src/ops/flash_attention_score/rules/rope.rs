@@ -6,7 +6,7 @@ use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::ops::flash_attention_score::{
     FlashAttentionCall, FlashAttentionProblem, InputLayout, Version,
 };
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{DType, Violation};
 
 rules! {
@@ -49,20 +49,10 @@ pub(crate) fn check(
         (None, None) => return Ok(()),
         (Some(query), Some(key)) => (query, key),
         (Some(_), None) => {
-            return Err(broken(
-                &PAIRED,
-                "queryRope alone",
-                "both or neither",
-                PAIRED.fix,
-            ));
+            return Err(PAIRED.broken("queryRope alone", "both or neither"));
         }
         (None, Some(_)) => {
-            return Err(broken(
-                &PAIRED,
-                "keyRope alone",
-                "both or neither",
-                PAIRED.fix,
-            ));
+            return Err(PAIRED.broken("keyRope alone", "both or neither"));
         }
     };
     let last = layout.last_axis();

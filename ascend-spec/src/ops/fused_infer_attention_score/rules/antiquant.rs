@@ -2,7 +2,7 @@
 
 use super::Facts;
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Version};
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{Cann, Change, DType, Dims, Layout, SparseMode, TensorDesc, Violation};
 
 rules! {
@@ -287,7 +287,7 @@ pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
         return decode_split(f);
     }
     let Some(scale) = &call.antiquant_scale else {
-        return Err(broken(&SCALE, "none", "scales", SCALE.fix));
+        return Err(SCALE.broken("none", "scales"));
     };
     require!(
         (0..=2).contains(&call.antiquant_mode),

@@ -2,7 +2,7 @@
 
 use crate::attention_problem::Work;
 use crate::ops::fused_infer_attention_score::{CheckedCall, Parameter, Version};
-use crate::rule::{broken, rules};
+use crate::rule::rules;
 use crate::{Rule, TensorDesc, Violation};
 use std::iter;
 
@@ -119,11 +119,9 @@ impl ContentBounds {
     pub fn admits_rows(&self, blocks: impl Iterator<Item = usize>) -> Result<(), Violation> {
         for (sequence, (needed, named)) in self.needed().zip(blocks).enumerate() {
             if named < needed {
-                return Err(broken(
-                    &ROW,
+                return Err(ROW.broken(
                     format_args!("{named} blocks of sequence {sequence}"),
                     format_args!("{needed} or more, which its keys need"),
-                    ROW.fix,
                 ));
             }
         }
@@ -164,11 +162,9 @@ impl ContentBounds {
         };
         match most {
             // The operator treats a negative size as 0.
-            Some(most) if size > most => Err(broken(
-                &PADDING,
+            Some(most) if size > most => Err(PADDING.broken(
                 format_args!("{} {size}", parameter.acl_name()),
                 format_args!("at most {most}"),
-                PADDING.fix,
             )),
             _ => Ok(()),
         }
@@ -215,11 +211,9 @@ impl ContentBounds {
     fn no_block(&self, given: std::fmt::Arguments<'_>) -> Violation {
         let last = self.blocks.saturating_sub(1);
         let rule: &'static Rule = &BLOCK;
-        broken(
-            rule,
+        rule.broken(
             given,
             format_args!("0 to {last}, as the cache has {} blocks", self.blocks),
-            rule.fix,
         )
     }
 }

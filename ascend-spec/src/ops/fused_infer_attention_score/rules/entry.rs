@@ -69,22 +69,11 @@ pub(crate) struct MainTensors<'a> {
 }
 
 pub(crate) fn main_tensors<'a>(call: &'a FiaCall<'a>) -> Result<MainTensors<'a>, Violation> {
-    let missing = |name: &str| {
-        crate::rule::broken(
-            &REQUIRED,
-            format_args!("no {name}"),
-            "a tensor, or for key and value a list of at least one",
-            format_args!("pass {name}"),
-        )
-    };
     Ok(MainTensors {
-        query: call.query.as_ref().ok_or_else(|| missing("query"))?,
-        key: call.key.first().ok_or_else(|| missing("key"))?,
-        value: call.value.first().ok_or_else(|| missing("value"))?,
-        out: call
-            .attention_out
-            .as_ref()
-            .ok_or_else(|| missing("attentionOut"))?,
+        query: REQUIRED.requires(call.query.as_ref(), "query")?,
+        key: REQUIRED.requires(call.key.first(), "key")?,
+        value: REQUIRED.requires(call.value.first(), "value")?,
+        out: REQUIRED.requires(call.attention_out.as_ref(), "attentionOut")?,
     })
 }
 
@@ -320,11 +309,9 @@ pub(crate) fn divides(
 }
 
 fn indivisible(call: &FiaCall<'_>, query: &TensorDesc) -> Violation {
-    crate::rule::broken(
-        &QUERY_HIDDEN,
+    QUERY_HIDDEN.broken(
         format_args!("{} with numHeads {}", query.shape, call.num_heads),
         "a hidden size that is numHeads times the head dimension",
-        QUERY_HIDDEN.fix,
     )
 }
 

@@ -1,7 +1,7 @@
 //! Head counts and head dimensions.
 
 use super::Facts;
-use crate::allowed::{Outcome, Shown};
+use crate::allowed::{DivisorsOf, Outcome, Shown};
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{Axes, Change, DType, Rule, TensorDesc, Violation};
@@ -70,13 +70,15 @@ pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
             1..=heads.min(256),
         )
         .fix(|| own_heads(f, &KV_HEADS))?;
-    require!(
-        heads % kv_heads == 0,
-        HEADS_DIVIDE,
-        format_args!("{heads} query heads over {kv_heads}"),
-        format_args!("a divisor of {heads}"),
-        own_heads(f, &HEADS_DIVIDE),
-    );
+    HEADS_DIVIDE
+        .takes(
+            Shown(
+                format_args!("{heads} query heads over {kv_heads}"),
+                kv_heads,
+            ),
+            DivisorsOf(heads),
+        )
+        .fix(|| own_heads(f, &HEADS_DIVIDE))?;
     require!(
         f.absorbed() || heads / kv_heads <= 64,
         GROUP_MAX,

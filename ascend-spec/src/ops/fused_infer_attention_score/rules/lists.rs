@@ -79,11 +79,9 @@ pub(crate) fn dtypes(f: &Facts<'_>) -> Result<(), Violation> {
         .take(used)
         .chain(f.call.value.iter().take(used));
     if let Some(desc) = all.find(|desc| desc.dtype != first) {
-        return Err(crate::rule::broken(
-            &KEY_VALUE_DTYPE,
+        return Err(KEY_VALUE_DTYPE.broken(
             format_args!("{} beside {}", desc.dtype, f.key.dtype),
             f.key.dtype,
-            KEY_VALUE_DTYPE.fix,
         ));
     }
     let fits = match (f.query.dtype, f.kv_dtype()) {

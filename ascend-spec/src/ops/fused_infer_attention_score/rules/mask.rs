@@ -208,11 +208,9 @@ pub(crate) fn fix_of_rows(f: &Facts<'_>, width: i64) -> OwnFix {
 
 fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     let Some(mode) = Operator::FusedInferAttentionScore.sparse_mode(f.call.mode()) else {
-        return Err(broken(
-            &MODE,
+        return Err(MODE.broken(
             f.call.mode(),
             "0 (defaultMask), 1 (allMask), 2 (leftUpCausal), 3 (rightDownCausal), 4 (band)",
-            MODE.fix,
         ));
     };
     if f.packed() {

@@ -20,12 +20,7 @@ pub(crate) fn antiquant(f: &Facts<'_>) -> Result<(), Violation> {
     heads::query(f)?;
     dims(f)?;
     let Some(cache) = f.cache else {
-        return Err(crate::rule::broken(
-            &PAGED,
-            "no blockTable",
-            "a blockTable",
-            PAGED.fix,
-        ));
+        return Err(PAGED.broken("no blockTable", "a blockTable"));
     };
     block_size(f, cache, false)?;
     caches(f, cache, k_rope)?;

@@ -61,12 +61,7 @@ pub(crate) fn arrays<'a>(f: &Facts<'a>) -> Result<(&'a [i64], &'a [i64]), Violat
     let (q, kv) = (f.call.actual_seq_lengths, f.call.actual_seq_lengths_kv);
     match (q, kv) {
         (Some(q), Some(kv)) if !q.is_empty() => Ok((q, kv)),
-        _ => Err(broken(
-            &ARRAYS,
-            "a null or empty array",
-            "both arrays",
-            ARRAYS.fix,
-        )),
+        _ => Err(ARRAYS.broken("a null or empty array", "both arrays")),
     }
 }
 

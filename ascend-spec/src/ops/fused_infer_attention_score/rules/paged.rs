@@ -86,12 +86,7 @@ pub(crate) fn cache(
         return Ok(None);
     }
     match (of_rank(key.shape.rank()), route) {
-        (None, Route::Prefill) => Err(broken(
-            &CACHE_RANK,
-            key.shape,
-            "3, 4 or 5 axes",
-            CACHE_RANK.fix,
-        )),
+        (None, Route::Prefill) => Err(CACHE_RANK.broken(key.shape, "3, 4 or 5 axes")),
         (cache, _) => Ok(Some(cache.unwrap_or(Cache::BnBsH))),
     }
 }
@@ -170,15 +165,11 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     ])?;
     ALONE.leaves_out(f.call, &Parameter::LEFT_PADDING)?;
     ALONE.leaves_out(f.call, &Parameter::SHARED_PREFIX)?;
-    require!(
-        f.call
-            .actual_seq_lengths_kv
-            .is_some_and(|lengths| !lengths.is_empty()),
-        LENGTHS,
-        "none",
-        "one length a sequence",
-    );
-    let lengths = f.call.actual_seq_lengths_kv.unwrap_or(&[]);
+    let lengths = f
+        .call
+        .actual_seq_lengths_kv
+        .filter(|lengths| !lengths.is_empty());
+    let lengths = lengths.ok_or_else(|| LENGTHS.broken("none", "one length a sequence"))?;
     let longest = lengths.iter().take(f.batch()).copied().max().unwrap_or(0);
     let longest = blocks(longest, bs);
     require!(

@@ -140,12 +140,7 @@ pub(crate) fn rows(f: &Facts<'_>, mode: SparseMode, pre: i64, next: i64) -> Resu
 fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Violation> {
     let call = f.call;
     let Some(scale) = &call.quant_scale2 else {
-        return Err(crate::rule::broken(
-            &OUT_SCALE,
-            "none",
-            "a FLOAT or BF16 tensor",
-            OUT_SCALE.fix,
-        ));
+        return Err(OUT_SCALE.broken("none", "a FLOAT or BF16 tensor"));
     };
     let dtype = match scale.dtype {
         DType::Float => true,

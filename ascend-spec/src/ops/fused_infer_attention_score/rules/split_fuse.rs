@@ -62,12 +62,7 @@ fn lengths(f: &Facts<'_>) -> Result<(), Violation> {
     let (q, kv) = packed::arrays(f)?;
     packed::q_total(q, f.q.rows)?;
     if kv.is_empty() {
-        return Err(crate::rule::broken(
-            &packed::ARRAYS,
-            "an empty array",
-            "both arrays",
-            packed::ARRAYS.fix,
-        ));
+        return Err(packed::ARRAYS.broken("an empty array", "both arrays"));
     }
     if f.paged() {
         return paged::cache_rows(f, &paged::CACHE_SHAPE);

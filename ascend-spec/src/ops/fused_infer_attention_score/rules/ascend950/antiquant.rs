@@ -4,7 +4,7 @@ use super::{OUT_DTYPE, UNUSED};
 use crate::allowed::Noted;
 use crate::ops::fused_infer_attention_score::rules::Facts;
 use crate::ops::fused_infer_attention_score::{FiaCall, Version};
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{DType, Dims, TensorDesc, Violation};
 
 rules! {
@@ -50,7 +50,7 @@ pub(super) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         "keyAntiquantScale and valueAntiquantScale",
     );
     let (Some(key), Some(value)) = (&call.key_antiquant_scale, &call.value_antiquant_scale) else {
-        return Err(broken(&SCALES, "not both", "both scales", SCALES.fix));
+        return Err(SCALES.broken("not both", "both scales"));
     };
     let modes = (call.key_antiquant_mode, call.value_antiquant_mode);
     require!(
@@ -202,11 +202,9 @@ fn rows(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Violation> {
         return Ok(());
     };
     let keys = f.kv_dtype();
-    Err(broken(
-        &ROWS,
+    Err(ROWS.broken(
         format_args!("{rows} rows over {keys} keys with {given}"),
         allowed,
-        ROWS.fix,
     ))
 }
 

@@ -2,7 +2,7 @@
 
 use super::masks::fix_of_one_row;
 use super::{Report, lint};
-use crate::allowed::Outcome;
+use crate::allowed::{MultiplesOf, Named, Outcome};
 use crate::attention_problem::MaskUse;
 use crate::operator::Fix;
 use crate::ops::fused_infer_attention_score::rules::{lengths, packed};
@@ -112,13 +112,10 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
             None => lint!(report, false, LIST_BATCH, key.shape, "batch 1"),
         }
     }
-    lint!(
-        report,
-        p.problem.head_dim.is_multiple_of(16) && p.problem.value_dim.is_multiple_of(16),
-        UNALIGNED,
-        format_args!("{} and {}", p.problem.head_dim, p.problem.value_dim),
-        "multiples of 16",
-    );
+    let value = Named("value", p.problem.value_dim);
+    (UNALIGNED.takes(p.problem.head_dim, MultiplesOf(16)))
+        .and_then(|()| UNALIGNED.takes(value, MultiplesOf(16)))
+        .report(report);
     if let Some([_, _, 1, _]) = call.pse_shift.as_ref().map(|bias| &bias.shape[..]) {
         BIAS_ROW.takes(1, p.problem.query_rows).report(report);
     }

@@ -1,6 +1,6 @@
 //! The form of attention: which head dimensions and layouts may be combined.
 
-use crate::allowed::{Named, Outcome, Shown};
+use crate::allowed::{DivisorsOf, Multiples, Named, Noted, Outcome, Shown};
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, heads, packed};
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
@@ -79,13 +79,15 @@ pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
     heads::KV_HEADS
         .takes(Shown(f.call.num_key_value_heads, kv_heads), 1..)
         .fix(|| heads::own_heads(f, &heads::KV_HEADS))?;
-    require!(
-        heads % kv_heads == 0,
-        heads::HEADS_DIVIDE,
-        format_args!("{heads} query heads over {kv_heads}"),
-        format_args!("a divisor of {heads}"),
-        heads::own_heads(f, &heads::HEADS_DIVIDE),
-    );
+    heads::HEADS_DIVIDE
+        .takes(
+            Shown(
+                format_args!("{heads} query heads over {kv_heads}"),
+                kv_heads,
+            ),
+            DivisorsOf(heads),
+        )
+        .fix(|| heads::own_heads(f, &heads::HEADS_DIVIDE))?;
     heads::query(f)
 }
 
@@ -158,13 +160,10 @@ pub(crate) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
         );
     }
     let step = aligned(f);
-    require!(
-        q % step == 0,
-        ALIGNED,
-        format_args!("{q} with {}", f.layout),
-        format_args!("multiples of {step} up to 512"),
-    );
-    Ok(())
+    ALIGNED.takes(
+        Noted(q, format_args!("with {}", f.layout)),
+        Multiples(step, ..=512),
+    )
 }
 
 /// The fix for a head dimension of packed rows: the split-fuse path, where only innerPrecise keeps the call from it;

@@ -120,11 +120,9 @@ pub(crate) fn contiguous(f: &Facts<'_>) -> Result<(), Violation> {
 pub(crate) fn dtypes(f: &Facts<'_>) -> Result<(), Violation> {
     let other = (f.call.key.iter().chain(f.call.value)).find(|desc| desc.dtype != f.key.dtype);
     if let Some(other) = other {
-        return Err(crate::rule::broken(
-            &lists::KEY_VALUE_DTYPE,
+        return Err(lists::KEY_VALUE_DTYPE.broken(
             format_args!("{} beside {}", other.dtype, f.key.dtype),
             f.key.dtype,
-            lists::KEY_VALUE_DTYPE.fix,
         ));
     }
     let quantised = match f.is_950() {

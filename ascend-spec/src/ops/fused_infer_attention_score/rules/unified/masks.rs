@@ -64,7 +64,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
         return Ok((SparseMode::Tree, MaskUse::Tree(mask)));
     }
     let Some(mode) = Operator::FusedInferAttentionScore.sparse_mode(f.mode()) else {
-        return Err(broken(&MODE, f.mode(), "0 to 4", MODE.fix));
+        return Err(MODE.broken(f.mode(), "0 to 4"));
     };
     let one = f.kind() == Kind::Antiquant && f.most_rows() == 1;
     require!(
@@ -244,11 +244,9 @@ fn tree(f: &Facts<'_>) -> Result<TreeMask, Violation> {
     let lengths = f.call.actual_seq_lengths.is_some();
     let longer = |&b: &usize| f.kv_len(b) > 0 && f.q_len(b) > f.kv_len(b);
     if let Some(b) = f.sequences().find(longer).filter(|_| lengths) {
-        return Err(broken(
-            &TREE_ROWS,
+        return Err(TREE_ROWS.broken(
             format_args!("sequence {b}: {} rows, {} keys", f.q_len(b), f.kv_len(b)),
             "at least as many keys as rows",
-            TREE_ROWS.fix,
         ));
     }
     Ok(drafts(f, given))

@@ -4,7 +4,7 @@ use super::Form;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, paged};
 use crate::ops::fused_infer_attention_score::{Cache, Parameter, Version};
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{Axes, DType, Layout, TensorDesc, Violation};
 
 rules! {
@@ -61,12 +61,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     ])?;
     ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
     let Some(lengths) = call.actual_seq_lengths_kv.filter(|all| !all.is_empty()) else {
-        return Err(broken(
-            &paged::LENGTHS,
-            "none",
-            "one length a sequence",
-            paged::LENGTHS.fix,
-        ));
+        return Err(paged::LENGTHS.broken("none", "one length a sequence"));
     };
     block_size(f)?;
     require!(

@@ -4,7 +4,7 @@ use super::Form;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, quant};
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{Cann, DType, Dims, SparseMode, TensorDesc, Violation};
 
 rules! {
@@ -97,12 +97,7 @@ pub(crate) fn output(f: &Facts<'_>) -> Result<(), Violation> {
                 .as_ref()
                 .map_or(Ok(()), |offset| dtype(f, offset));
         }
-        return Err(broken(
-            &quant::OUT_SCALE,
-            "none",
-            "a FLOAT or BF16 tensor",
-            quant::OUT_SCALE.fix,
-        ));
+        return Err(quant::OUT_SCALE.broken("none", "a FLOAT or BF16 tensor"));
     };
     let classic = f.classic_layout() && f.form() == Form::Plain;
     require!(
