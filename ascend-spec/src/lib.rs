@@ -42,7 +42,6 @@ pub mod geometry;
 mod layout;
 pub mod minifloat;
 pub mod ops;
-mod reports;
 mod rule;
 mod soc;
 mod target;

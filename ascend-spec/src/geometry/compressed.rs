@@ -2,7 +2,7 @@
 
 use super::MaskGeometry;
 use super::region::Region;
-use super::tokens::FAR;
+use super::sparse_mode::FAR;
 use crate::{Dims, SparseMode};
 
 /// A mask template. The operator reads the mask of a tile of scores from it, at a position that depends on the tile's

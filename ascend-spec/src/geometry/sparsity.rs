@@ -1,7 +1,7 @@
 //! A whole call: the geometry of each of its sequences.
 
 use super::MaskGeometry;
-use super::tokens::TOKENS_UNBOUNDED;
+use super::sparse_mode::TOKENS_UNBOUNDED;
 use crate::SparseMode;
 
 /// How the sequences of a call are arranged.

@@ -1,7 +1,7 @@
 //! Trees of draft tokens: a token sees the context, its ancestors and itself.
 
 use super::Visibility;
-use super::tokens::clamp_len;
+use super::sparse_mode::clamp_len;
 use std::ops::Range;
 
 /// A tree (or several) of draft tokens that one step verifies, given by the parent of each token.

@@ -1,7 +1,7 @@
 //! TriangleMix: which part of the causal triangle a prefill layer leaves out.
 
 use super::region::Region;
-use super::tokens::{FAR, clamp_len};
+use super::sparse_mode::{FAR, clamp_len};
 use super::{MaskGeometry, Runs};
 
 /// Sizes of TriangleMix, a sparse prefill that needs no training: shallow layers attend densely, deep layers leave

@@ -18,7 +18,6 @@ mod declare;
 mod change;
 mod entry_point;
 mod parameter;
-mod select;
 mod value;
 mod version;
 

@@ -2,6 +2,8 @@
 //!
 //! Its fourth version also has every argument of FlashAttentionVarLenScore, which has them in an order of its own.
 
+use crate::attention_problem::TensorRole;
+
 /// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
 /// describes the table's form.
 ///
@@ -51,3 +53,24 @@ macro_rules! flash_attention_score_arguments {
 }
 
 flash_attention_score_arguments! { declare_arguments { "FlashAttentionScore and FlashAttentionVarLenScore", #[derive(Copy)] FlashAttentionCall } }
+
+impl Parameter {
+    /// The parameter whose tensor plays a role; `None` for roles that the operator does not know.
+    pub const fn of_role(role: TensorRole) -> Option<Self> {
+        Some(match role {
+            TensorRole::Query => Parameter::Query,
+            TensorRole::Key(0) => Parameter::Key,
+            TensorRole::Value(0) => Parameter::Value,
+            TensorRole::QueryRope => Parameter::QueryRope,
+            TensorRole::KeyRope => Parameter::KeyRope,
+            TensorRole::Mask => Parameter::AttenMask,
+            TensorRole::Bias => Parameter::RealShift,
+            TensorRole::DropMask => Parameter::DropMask,
+            TensorRole::Sink => Parameter::Sink,
+            TensorRole::Output => Parameter::AttentionOut,
+            TensorRole::SoftmaxMax => Parameter::SoftmaxMax,
+            TensorRole::SoftmaxSum => Parameter::SoftmaxSum,
+            _ => return None,
+        })
+    }
+}

@@ -6,34 +6,28 @@
 //! release takes and no kernel here computes is [`UNSUPPORTED`](crate::UNSUPPORTED), such as the INT8 output that 9.0
 //! takes without a scale.
 
-mod antiquant_mode;
 mod arguments;
 mod cache;
 mod call;
 mod check;
-mod checked_call;
-mod checker;
 mod head_shape;
 mod implied;
 mod mxfp8;
 mod portability;
 mod quantisation;
 mod resolve;
-mod roles;
 mod routing;
 pub mod rules;
-mod unread;
 mod version;
 
-pub use antiquant_mode::AntiquantMode;
 pub use arguments::{Argument, Arguments, FiaCall, Parameter};
 pub use cache::Cache;
-pub use checked_call::{CheckedCall, Route};
-pub use checker::Checker;
+pub use call::{CheckedCall, Checker, Route};
+pub use check::UnreadLengths;
 pub use head_shape::HeadShape;
+pub use quantisation::AntiquantMode;
 pub(crate) use resolve::Verdict;
 pub use rules::contents::ContentBounds;
-pub use unread::UnreadLengths;
 pub use version::Version;
 
 use crate::attention_problem::{AttentionArguments, AttentionProblem, TensorRole};
