@@ -1,9 +1,7 @@
 //! The order of the rules, and the resolution of a call that holds them.
 
 use super::facts::{Facts, Required};
-use super::rules::{
-    drop_mask, dtypes, entry, heads, layouts, lengths, mask, outputs, pse, rope, sink, tokens,
-};
+use super::rules::{drop_mask, entry, heads, layouts, lengths, mask, outputs, pse, rope, tokens};
 use super::{
     Bias, FlashAttentionCall, FlashAttentionProblem, InputLayout, MaskKind, SoftmaxOrder, Version,
     Work,
@@ -34,14 +32,14 @@ impl<'a> FlashAttentionCall<'a> {
         }
         let layout = layouts::layout(version, &at)?;
         heads::head_num(call.num_heads)?;
-        dtypes::inputs(&at)?;
+        entry::inputs(&at)?;
         entry::FORMAT.plain(&call)?;
         layouts::key_axes(layout, &at)?;
         let dims = heads::dims(layout, call.num_heads, &at)?;
         if pse::dtype(&call, &at)? {
-            sink::dtype(&call)?;
+            heads::sink_dtype(&call)?;
         }
-        dtypes::output(version, &at)?;
+        entry::output(version, &at)?;
         layouts::ranks(version, layout, &at)?;
         rope::check(layout, &call, &at)?;
         layouts::batch(layout, &at)?;
@@ -60,7 +58,7 @@ impl<'a> FlashAttentionCall<'a> {
         heads::counts(&facts)?;
         let (mode, mask) = mask::check(&facts)?;
         drop_mask::check(&facts)?;
-        sink::check(&facts)?;
+        heads::sinks(&facts)?;
         let bias = pse::check(&facts, mode, mask)?;
         tokens::check(&facts, mode, mask)?;
         outputs::check(&facts, &at)?;

@@ -1,6 +1,6 @@
 //! Whether other releases take a call, and compute the same result.
 
-use super::rules::lints::portable::{MEANING, REFUSED};
+use super::rules::lints::releases::{PORTABLE_MEANING, PORTABLE_REFUSED};
 use super::{CheckedCall, FiaCall, Version};
 use crate::attention_problem::{AttentionProblem, MaskUse};
 use crate::rule::broken;
@@ -110,7 +110,7 @@ impl FiaCall<'_> {
 
 fn refused(target: Target, since: Cann, why: &Violation) -> Violation {
     broken(
-        &REFUSED,
+        &PORTABLE_REFUSED,
         format_args!(
             "a call that {target} refuses by {}: {}, given {}, allowed there: {}",
             why.rule.id, why.rule.holds, why.given, why.allowed
@@ -124,7 +124,7 @@ fn refused(target: Target, since: Cann, why: &Violation) -> Violation {
 fn compare(own: &CheckedCall<'_>, other: &CheckedCall<'_>, report: &mut dyn FnMut(Violation)) {
     let (here, there) = (own.target, other.target);
     if let Some(what) = difference(own, other) {
-        report(MEANING.broken(
+        report(PORTABLE_MEANING.broken(
             format_args!("a call of which {there} has other {what} than {here}"),
             "calls of which every release makes the same",
         ));
@@ -134,7 +134,7 @@ fn compare(own: &CheckedCall<'_>, other: &CheckedCall<'_>, report: &mut dyn FnMu
     other.each_lint(&mut |lint| {
         if !known.contains(&lint.rule.id) {
             report(broken(
-                &MEANING,
+                &PORTABLE_MEANING,
                 format_args!(
                     "a call that on {there} breaks {}: {}, given {}",
                     lint.rule.id, lint.rule.holds, lint.given

@@ -2,9 +2,9 @@
 
 use crate::allowed::{MultiplesOf, Named, Noted};
 use crate::ops::flash_attention_score::facts::{Facts, Required};
-use crate::ops::flash_attention_score::{InputLayout, Version};
+use crate::ops::flash_attention_score::{FlashAttentionCall, InputLayout, Version};
 use crate::rule::{require, rules};
-use crate::{DType, Violation};
+use crate::{DType, Dims, Violation};
 
 rules! {
     in Scope::ALL;
@@ -36,6 +36,15 @@ rules! {
         "with as many heads of key as of query in BSH, SBH or BSND, heads of 88 have values of 72 or 88 once there are more \
          than 1024 keys (512 or more in FLOAT16 and BF16)",
         "pad the value to 88, or call with the layout BNSD";
+    SINK_DTYPE = "flash.sink_dtype", PARAM_INVALID, V3, "FlashAttentionScoreV3 documentation, sinkOptional",
+        "sink is FLOAT",
+        "convert the sinks to FLOAT";
+    SINK_DTYPE_SLOPES = "flash.sink_dtype_slopes", PARAM_NULLPTR, V3, "FlashAttentionScore tiling, sink",
+        "beside slopes, too, sink is FLOAT",
+        "convert the sinks to FLOAT";
+    SINK_SHAPE = "flash.sink_shape", PARAM_NULLPTR, V3, "FlashAttentionScore tiling, sink",
+        "sink is [N]",
+        "pass one logit for each query head";
 }
 
 /// The largest head dimension.
@@ -186,4 +195,20 @@ pub(crate) fn computed_without_keys(f: &Facts<'_>) -> Result<(), Violation> {
             "a headNum that is not the number of heads of the query, which the operator does not compare without keys",
         )),
     }
+}
+
+/// Checks the type of the sinks, in calls where the operator checks it before anything is inferred.
+pub(crate) fn sink_dtype(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
+    if let Some(sink) = call.sinks() {
+        SINK_DTYPE.takes(sink.dtype, DType::Float)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn sinks(f: &Facts<'_>) -> Result<(), Violation> {
+    let Some(sink) = f.call.sinks() else {
+        return Ok(());
+    };
+    SINK_DTYPE_SLOPES.takes(sink.dtype, DType::Float)?;
+    SINK_SHAPE.takes(sink.shape, Dims::of([f.heads]))
 }

@@ -51,6 +51,15 @@ rules! {
     EMPTY = "flash.pse_empty_sequence", Lint("only numbers change"), VarLenV1, "FlashAttentionVarLenScore documentation, constraints",
         "packed sequences without rows or keys go with no bias",
         "leave out the empty sequences";
+    START_LONE = "flash.start_index_lone", Lint("the number is not looked at"), V2, "FlashAttentionScore kernel, start indices",
+        "qStartIdx and kvStartIdx are both given, or neither",
+        "pass both, the other one as [0]";
+    START_UNREAD = "flash.start_index_unread", Lint("the numbers are not looked at"), V2, "FlashAttentionScoreV2 documentation, qStartIdxOptional",
+        "qStartIdx and kvStartIdx go with pseType 2 and 3, and have one entry",
+        "pass null, or slopes; the first entry counts for all sequences";
+    START_FIRST = "flash.start_index_first", Lint("only numbers change"), VarLenV2, "FlashAttentionScore kernel, start indices in mode 8",
+        "in mode 8 start indices other than 0 go with one sequence",
+        "they count for sequence 0 alone: pass the other sequences in a call of their own";
 }
 
 /// The bias; `None` for one without elements, which counts as not given.
@@ -312,4 +321,41 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
             "sequences that are not empty",
         );
     }
+}
+
+pub(crate) fn start_lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
+    let (query, key) = (p.call.q_start_idx, p.call.kv_start_idx);
+    lint!(
+        report,
+        query.is_some() == key.is_some(),
+        START_LONE,
+        match query {
+            Some(_) => "qStartIdx alone",
+            None => "kvStartIdx alone",
+        },
+        "both or neither",
+    );
+    let slopes = matches!(p.bias, Bias::Slopes { .. });
+    let entries = [query, key].map(|indices| indices.map_or(0, <[i64]>::len));
+    lint!(
+        report,
+        entries
+            .iter()
+            .all(|&entries| entries <= usize::from(slopes)),
+        START_UNREAD,
+        format_args!("{} and {} entries", entries[0], entries[1]),
+        if slopes { "one of each" } else { "null" },
+    );
+    let first_alone = p.mode == SparseMode::BandLeftUpCausal && p.batch > 1;
+    lint!(
+        report,
+        !first_alone || p.key_offset() == 0,
+        START_FIRST,
+        format_args!(
+            "start indices {} apart for {} sequences",
+            p.key_offset(),
+            p.batch
+        ),
+        "one sequence",
+    );
 }

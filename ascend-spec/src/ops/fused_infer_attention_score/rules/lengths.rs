@@ -3,7 +3,7 @@
 use super::Facts;
 use crate::attention_problem::SequenceLengths;
 use crate::operator::{Change, Shown};
-use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
+use crate::ops::fused_infer_attention_score::rules::OneOr;
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use crate::rule::{broken, require, rules};
 use crate::{Layout, Violation};

@@ -1,7 +1,7 @@
 //! Mask tensor, sparse mode and token window.
 
 use crate::allowed::{Noted, Outcome};
-use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
+use crate::ops::fused_infer_attention_score::rules::OneOr;
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Route, Version};
 use std::fmt;
 

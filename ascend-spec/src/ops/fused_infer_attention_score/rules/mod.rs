@@ -4,7 +4,6 @@
 
 pub mod antiquant;
 pub mod ascend950;
-mod content_bytes;
 pub mod contents;
 pub mod entry;
 pub mod heads;
@@ -15,7 +14,6 @@ pub mod mask;
 pub mod mla;
 pub(crate) mod mla_antiquant;
 pub(crate) mod mla_int8;
-mod one_or;
 pub mod output;
 pub mod packed;
 pub mod padding;
@@ -258,6 +256,18 @@ pub(crate) fn unpacked(dtype: DType) -> DType {
         DType::Int4
     } else {
         dtype
+    }
+}
+
+/// `1 or 4`, and `1` where that is all.
+pub(crate) struct OneOr(pub(crate) i64);
+
+impl fmt::Display for OneOr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            1 => f.write_str("1"),
+            size => write!(f, "1 or {size}"),
+        }
     }
 }
 

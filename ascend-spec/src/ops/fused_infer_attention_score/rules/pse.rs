@@ -1,7 +1,7 @@
 //! Additive position bias.
 
 use super::{Facts, Given, packed};
-use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
+use crate::ops::fused_infer_attention_score::rules::OneOr;
 use crate::ops::fused_infer_attention_score::{Checker, FiaCall, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Target, TensorDesc, Violation};

@@ -31,6 +31,12 @@ rules! {
     UNALIGNED = "query.batch_unaligned", Overrun("nobody says where rows of more sequences are copied to"), V1, "FusedInferAttentionScore documentation, limits",
         "with a head dimension that is no multiple of 16 the batch size is at most 128",
         "pad the head dimension with zeros, or split the batch over several calls";
+    ROPE_DTYPE = "rope.dtype_unchecked", Overrun("a rotary part of smaller elements is read as one of the query's"), V3, "check J29",
+        "in the prefill path queryRope and keyRope have the query's dtype",
+        "convert the rotary parts to the query's dtype";
+    ROPE_CACHE = "rope.cache_unchecked", Overrun("the cache of keyRope is read by the blocks of the key"), V3, "check J29",
+        "in the prefill path the cache of keyRope has as many blocks as that of the key, and tokens in each",
+        "shape the cache of keyRope as that of the key";
 }
 
 /// Lints of a call without keys: its output is filled, whatever the values are.
@@ -124,4 +130,39 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
             "1 to 128",
         );
     }
+}
+
+pub(super) fn rope(p: &CheckedCall<'_>, report: Report<'_>) {
+    let call = p.call;
+    if p.route != Route::Prefill {
+        return;
+    }
+    for (rope, name) in [(&call.query_rope, "queryRope"), (&call.key_rope, "keyRope")] {
+        let Some(rope) = rope else { continue };
+        lint!(
+            report,
+            // A quantised query has BF16 rotary parts, which a rule checks.
+            rope.dtype == p.problem.query.dtype || p.problem.query_quantisation.is_some(),
+            ROPE_DTYPE,
+            format_args!("{name} {}", rope.dtype),
+            p.problem.query.dtype,
+        );
+    }
+    let (Some(pages), Some(cache), Some(rope)) = (&p.problem.pages, p.cache, &call.key_rope) else {
+        return;
+    };
+    let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+    let grid = crate::ops::fused_infer_attention_score::rules::paged::extents(
+        cache,
+        rope,
+        size(p.problem.kv_heads),
+    )
+    .map(|of| (of.batch, of.rows));
+    lint!(
+        report,
+        grid == Some((size(pages.blocks), size(pages.block_size))),
+        ROPE_CACHE,
+        rope.shape,
+        format_args!("{} blocks of {}", pages.blocks, pages.block_size),
+    );
 }

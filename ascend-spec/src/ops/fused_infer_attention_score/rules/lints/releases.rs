@@ -71,6 +71,12 @@ rules! {
     UNALIGNED = "head_dim.unaligned", Lint("rows are read as they lie"), V5, "Ascend 950, head dimensions" in Scope::ASCEND_950,
         "the head dimension is a multiple of 16",
         "pad the head dimension with zeros: the documents ask for it";
+    PORTABLE_REFUSED = "portable.refused", Lint("the release that the call runs on takes it"), V1, "differences between releases" in Scope::ALL,
+        "a call that is to be portable is one that every release that it is meant for takes",
+        "change what the rule of that release names";
+    PORTABLE_MEANING = "portable.meaning", Lint("the release that the call runs on reads it as it is checked"), V1, "differences between releases" in Scope::ALL,
+        "a call that is to be portable means the same on every release that it is meant for",
+        "drop what releases read differently: masks and modes of single rows, arguments that one of them ignores";
 }
 
 pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {

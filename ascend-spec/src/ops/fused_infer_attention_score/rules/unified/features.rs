@@ -4,9 +4,8 @@ use super::masks;
 use crate::allowed::Named;
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
-use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
 use crate::ops::fused_infer_attention_score::rules::{
-    Facts, heads, packed, padding, prefix, pse, sink,
+    Facts, OneOr, heads, packed, padding, prefix, pse, sink,
 };
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};

@@ -1,8 +1,7 @@
 //! Length arrays of the unified checker.
 
 use crate::ops::fused_infer_attention_score::Parameter;
-use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
-use crate::ops::fused_infer_attention_score::rules::{Facts, lengths, packed};
+use crate::ops::fused_infer_attention_score::rules::{Facts, OneOr, lengths, packed};
 use crate::rule::require;
 use crate::{Axes, Cann, Violation};
 

@@ -2,8 +2,7 @@
 
 use crate::attention_problem::{MaskTensor, MaskUse, TreeMask};
 use crate::geometry::TOKENS_UNBOUNDED;
-use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
-use crate::ops::fused_infer_attention_score::rules::{Facts, mask, padding, prefix, quant};
+use crate::ops::fused_infer_attention_score::rules::{Facts, OneOr, mask, padding, prefix, quant};
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{broken, require, rules};
 use crate::{Cann, Operator, SparseMode, TensorDesc, Violation};
