@@ -217,7 +217,8 @@ mod tests {
         #[test]
         fn maps_of_sparse_modes_follow_the_predicate(
             mode in proptest::sample::select(SparseMode::ALL.to_vec()), tensor: bool,
-            sq in 0u64..30, skv in 0u64..30, pre in -14i64..14, next in -14i64..14, prefix in 0u64..34, sides in sides(),
+            sq in 0u64..30, skv in 0u64..30, pre in -14i64..14, next in -14i64..14, prefix in 0u64..34,
+            sides in sides(),
         ) {
             follows(&MaskGeometry::new(mode, tensor, sq, skv, pre, next), sides)?;
             follows(&MaskGeometry::prefix(sq, skv, prefix), sides)?;

@@ -158,7 +158,9 @@ mod tests {
         }
 
         #[test]
-        fn any_numbers_are_safe(ranks in 1u64.., interleave in 1u64.., rank: u64, history: u64, q: u64, i: u64, j: u64) {
+        fn any_numbers_are_safe(
+            ranks in 1u64.., interleave in 1u64.., rank: u64, history: u64, q: u64, i: u64, j: u64,
+        ) {
             let of = shard(ranks, interleave, rank % ranks);
             let mask = of.rows(history, q);
             let _ = (mask.kv_len(), mask.sees(i, j), mask.tile(0..i, 0..j), mask.visible());

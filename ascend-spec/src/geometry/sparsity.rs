@@ -269,7 +269,8 @@ mod tests {
         #[test]
         fn lengths_that_make_no_sense_are_safe(
             q in proptest::collection::vec(any::<i64>(), 0..4), kv in proptest::collection::vec(any::<i64>(), 0..4),
-            prefix in proptest::collection::vec(any::<i64>(), 0..4), mode in proptest::sample::select(SparseMode::ALL.to_vec()),
+            prefix in proptest::collection::vec(any::<i64>(), 0..4),
+            mode in proptest::sample::select(SparseMode::ALL.to_vec()),
             pre: i64, next: i64, b in 0usize..6,
         ) {
             let call = Sparsity {

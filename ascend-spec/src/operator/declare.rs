@@ -464,7 +464,9 @@ macro_rules! declare_arguments {
     (@pattern int_list $given:ident) => { $crate::operator::OwnedValue::Ints($given) };
 
     (@map list $self:ident.$field:ident, $variant:ident, $map:ident) => {
-        $self.$field.iter().enumerate().map(|(index, tensor)| $map(Argument::element(Parameter::$variant, index), tensor)).collect::<Result<_, E>>()?
+        $self.$field.iter().enumerate()
+            .map(|(index, tensor)| $map(Argument::element(Parameter::$variant, index), tensor))
+            .collect::<Result<_, E>>()?
     };
     (@map tensor $self:ident.$field:ident, $variant:ident, $map:ident) => {
         $self.$field.as_ref().map(|tensor| $map(Parameter::$variant.into(), tensor)).transpose()?

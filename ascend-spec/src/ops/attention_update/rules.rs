@@ -28,7 +28,8 @@ rules! {
         "every localOut and out is FLOAT, FLOAT16 or BF16, all the same",
         "convert all parts and the output to one of the allowed dtypes";
     FORMAT = "update.format", PARAM_INVALID, V1, "AttentionUpdate documentation, formats",
-        "every tensor is in a plain format such as ND or NCHW, with dimensions of at least 0 whose bytes can be addressed",
+        "every tensor is in a plain format such as ND or NCHW, with dimensions of at least 0 whose bytes can be \
+         addressed",
         "describe the tensor as ND, with a shape that memory can hold";
     OUT_SHAPE = "update.local_out_shape", PARAM_INVALID, V1, "AttentionUpdate documentation, localOut",
         "every localOut and out is [rows, D], all the same",

@@ -40,17 +40,22 @@ rules! {
     FORMAT = "batch_mat_mul.format", PARAM_INVALID, V1, "BatchMatMul documentation, return values",
         "tensors are in a plain format such as ND or NCL, with dimensions of at least 0 whose bytes can be addressed",
         "describe the tensor as ND, with a shape that memory can hold";
-    MIXED = "batch_mat_mul.mixed_dtypes", Lint("one factor is converted, to a type that the releases do not agree on"), V1, "BatchMatMul documentation, constraints",
+    MIXED = "batch_mat_mul.mixed_dtypes",
+        Lint("one factor is converted, to a type that the releases do not agree on"),
+        V1, "BatchMatMul documentation, constraints",
         "self and mat2 are of one dtype, or FLOAT and FLOAT16",
         "convert both factors to one dtype";
     OUT_DTYPE = "batch_mat_mul.out_dtype", Lint("the product is converted"), V1, "BatchMatMul documentation, out",
         "out is of the dtype of both factors, of FLOAT for two dtypes, on Ascend 950 perhaps of FLOAT for any",
         "take an output of the factors' dtype";
-    IGNORED = "batch_mat_mul.ignored_cube_math_type", Lint("the numbers are multiplied as they are, or as FLOAT16"), V1, "BatchMatMul documentation, cubeMathType",
+    IGNORED = "batch_mat_mul.ignored_cube_math_type",
+        Lint("the numbers are multiplied as they are, or as FLOAT16"), V1, "BatchMatMul documentation, cubeMathType",
         "cubeMathType 2 (USE_FP16) comes without BF16, and 3 (USE_HF32) with FLOAT",
         "ask for 0 (KEEP_DTYPE)";
-    EMPTY = "batch_mat_mul.empty_batch", Overrun("a factor without memory may be read"), V1, "BatchMatMul tiling, shapes",
-        "no factor without matrices stands beside one with a matrix: the output has room for one product, which nothing computes",
+    EMPTY = "batch_mat_mul.empty_batch",
+        Overrun("a factor without memory may be read"), V1, "BatchMatMul tiling, shapes",
+        "no factor without matrices stands beside one with a matrix: the output has room for one product, which \
+         nothing computes",
         "leave the call out where there is nothing to compute";
 }
 

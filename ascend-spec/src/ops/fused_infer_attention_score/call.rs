@@ -113,8 +113,8 @@ impl Checker {
         ["8.1", "none", "none", "every call"],
         [
             "8.5",
-            "half precision with head dimensions of 64, 128 (rotary parts of 64 or none), 192 over 128, or absorbed, without \
-             bias, padding, prefix or output quantisation; NZ caches and reordered layouts",
+            "half precision with head dimensions of 64, 128 (rotary parts of 64 or none), 192 over 128, or absorbed, \
+             without bias, padding, prefix or output quantisation; NZ caches and reordered layouts",
             "some packed rows without rotary parts",
             "the rest",
         ],

@@ -21,7 +21,8 @@ versions! {
     /// The version of GatherPaKvCache.
     pub enum Version {
         /// The only one.
-        V1 = OperatorVersion::new(1, "aclnnGatherPaKvCache", "8.5").exported_since(V8_5).on_a2_a3(V8_5).on_ascend950(V8_5),
+        V1 = OperatorVersion::new(1, "aclnnGatherPaKvCache", "8.5")
+            .exported_since(V8_5).on_a2_a3(V8_5).on_ascend950(V8_5),
     }
 }
 

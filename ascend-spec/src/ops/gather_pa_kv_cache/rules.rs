@@ -50,10 +50,13 @@ rules! {
     TOKENS = "gather.tokens", TILING_ERROR, V1, "GatherPaKvCache documentation, keyRef and valueRef",
         "keyRef and valueRef have as many rows",
         "give both a row for each token of all sequences";
-    UNIT_OF_COPIES = "gather.unit", Lint("copies are in units of 32 bytes: rows that are not whole units are cut"), V1, "GatherPaKvCache kernel, copies",
+    UNIT_OF_COPIES = "gather.unit",
+        Lint("copies are in units of 32 bytes: rows that are not whole units are cut"),
+        V1, "GatherPaKvCache kernel, copies",
         "the bytes of a token's keys, and of its values, are a multiple of 32 on Atlas A2 and A3",
         "use head counts and dimensions with whole units, or gather another way";
-    TOKEN_BYTES = "gather.token_bytes", Lint("the row does not fit in the core's memory"), V1, "GatherPaKvCache kernel, buffers",
+    TOKEN_BYTES = "gather.token_bytes",
+        Lint("the row does not fit in the core's memory"), V1, "GatherPaKvCache kernel, buffers",
         "a token's keys, and its values, are at most 148 KiB",
         "gather the heads in several calls";
     BLOCK = "gather.block", Overrun("rows of other memory are copied"), V1, "GatherPaKvCache kernel, blockTables",

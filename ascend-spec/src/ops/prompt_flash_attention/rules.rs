@@ -31,12 +31,12 @@ path_rules! {
         "numHeads is at least 1",
         "pass the number of query heads";
     LAYOUT = "prompt.input_layout", PARAM_INVALID, V1, "PromptFlashAttention documentation, inputLayout",
-        "query, key and value have the axes of inputLayout: four in BNSD, BSND and BNSD_BSND, three in BSH, TND, NTD and NSD, \
-         two in SH",
+        "query, key and value have the axes of inputLayout: four in BNSD, BSND and BNSD_BSND, three in BSH, TND, NTD \
+         and NSD, two in SH",
         "spell the layout as CANN does, and give the tensors its axes";
     DIM = "prompt.head_dim", PARAM_INVALID, V1, "PromptFlashAttention documentation, head dimension",
-        "the query's head dimension is from 1 to 512 and the value's at most 512; the query's is not above the value's where \
-         the output is INT8, nor outside of TND where it is above 128",
+        "the query's head dimension is from 1 to 512 and the value's at most 512; the query's is not above the value's \
+         where the output is INT8, nor outside of TND where it is above 128",
         "pad the value's head dimension with zeros, or split heads that are longer than 512";
     FORMAT = "prompt.format", PARAM_INVALID, V1, "PromptFlashAttention documentation, formats",
         "query, key, value and attentionOut are in a plain format such as ND or NCHW",
@@ -53,15 +53,18 @@ path_rules! {
     CARD_PSE = "prompt.card_pse", INNER_NULLPTR, V3, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
         "on 310P there is no pseShift",
         "leave the bias out, or run on Atlas A2 or A3";
-    CARD_TOKENS = "prompt.card_tokens", INNER_NULLPTR, V1, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
+    CARD_TOKENS = "prompt.card_tokens",
+        INNER_NULLPTR, V1, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
         "on 310P preTokens is at least the query rows, and nextTokens is 0 or at least the keys",
         "write the band into a mask of BOOL, and pass 2147483647 for both";
-    CARD_MASK_DTYPE = "prompt.card_mask_dtype", INNER_NULLPTR, V1, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
+    CARD_MASK_DTYPE = "prompt.card_mask_dtype",
+        INNER_NULLPTR, V1, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
         "on 310P attenMask is BOOL",
         "convert the mask to BOOL";
     CARD_MASK = "prompt.card_mask", INNER_NULLPTR, V1, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
         "on 310P attenMask goes with as many query rows as keys, a multiple of 16",
-        "pad query, key and value with zeros to one multiple of 16, the last query row at the last key, and hide the added keys";
+        "pad query, key and value with zeros to one multiple of 16, the last query row at the last key, and hide the \
+         added keys";
 }
 
 /// The required arguments.

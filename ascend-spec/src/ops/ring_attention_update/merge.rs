@@ -107,7 +107,8 @@ mod tests {
     proptest! {
         #[test]
         fn merged_parts_are_the_whole(
-            first in proptest::collection::vec(-20f32..20.0, 1..8), second in proptest::collection::vec(-20f32..20.0, 1..8),
+            first in proptest::collection::vec(-20f32..20.0, 1..8),
+            second in proptest::collection::vec(-20f32..20.0, 1..8),
         ) {
             let merged = merge(of(&first), of(&second));
             let whole = of(&[first, second].concat());

@@ -38,7 +38,8 @@ rules! {
     SHAPES = "ring.shapes", TILING_ERROR, V1, "RingAttentionUpdate tiling, SBH",
         "attention is [S, B, H], maxima and sums are [B, N, S, 8], the same for both parts and the result",
         "merge outputs of calls with the same rows and heads";
-    SOFTMAX_LAYOUT = "ring.softmax_layout", TILING_ERROR, V2, "RingAttentionUpdateV2 documentation, inputSoftmaxLayoutOptional",
+    SOFTMAX_LAYOUT = "ring.softmax_layout",
+        TILING_ERROR, V2, "RingAttentionUpdateV2 documentation, inputSoftmaxLayoutOptional",
         "with TND inputSoftmaxLayout is null, empty, SBH or TND",
         "pass TND for maxima and sums that lie like the attention, otherwise nothing";
     HEAD_DIM = "ring.head_dim", TILING_ERROR, V1, "RingAttentionUpdate documentation, constraints" in Scope::A2_A3,
@@ -50,11 +51,14 @@ rules! {
     OUT = "ring.out", PARAM_NULLPTR, V1, "RingAttentionUpdate, copy to the outputs",
         "attnOut has the shape of prevAttnOut, softmaxMax and softmaxSum are FLOAT with the shape of prevSoftmaxMax",
         "give the outputs the shapes of the first part";
-    LENGTHS = "ring.lengths", Overrun("rows are read and written wherever the entries say"), V1, "RingAttentionUpdate documentation, actualSeqQlenOptional",
+    LENGTHS = "ring.lengths",
+        Overrun("rows are read and written wherever the entries say"),
+        V1, "RingAttentionUpdate documentation, actualSeqQlenOptional",
         "actualSeqQlen begins with 0, does not descend, and ends with the rows",
-        "pass the running sums of the query's lengths behind a leading 0, and views of as many rows: a marked tail behind the \
-         last sequence has nothing to merge";
-    SOFTMAX_UNREAD = "ring.softmax_layout_unread", Lint("the text is not looked at"), V2, "RingAttentionUpdateV2 documentation, inputSoftmaxLayoutOptional",
+        "pass the running sums of the query's lengths behind a leading 0, and views of as many rows: a marked tail \
+         behind the last sequence has nothing to merge";
+    SOFTMAX_UNREAD = "ring.softmax_layout_unread",
+        Lint("the text is not looked at"), V2, "RingAttentionUpdateV2 documentation, inputSoftmaxLayoutOptional",
         "inputSoftmaxLayout goes with TND",
         "pass null: with SBH there is one order";
     BOTH_MASKED = "ring.both_masked", Lint("only numbers change"), V1, "RingAttentionUpdate kernel, formula",
@@ -64,8 +68,8 @@ rules! {
         "no packed sequence is without keys in both parts: 0 divided by 0 is NaN",
         "leave the sequence out of the merge";
     ONE_EMPTY = "ring.one_empty", Lint("only numbers change"), V1, "RingAttentionUpdate kernel, formula",
-        "no row with a negative maximum meets a part without keys, whose maximum is 0: the merged maximum would be 0, and where \
-         the exponential of the row's own is 0, too, the result NaN",
+        "no row with a negative maximum meets a part without keys, whose maximum is 0: the merged maximum would be 0, \
+         and where the exponential of the row's own is 0, too, the result NaN",
         "leave the sequence out of the merge";
 }
 

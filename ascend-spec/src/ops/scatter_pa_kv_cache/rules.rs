@@ -36,7 +36,8 @@ rules! {
         "spell the mode as CANN does";
     CONTIGUOUS = "scatter.contiguous", PARAM_INVALID, V1, "ScatterPaKvCache documentation, constraints",
         "every tensor is contiguous, with dimensions of at least 0 whose bytes can be addressed",
-        "copy new rows and slots to contiguous tensors; a cache is written in place, so pass the contiguous one that attention reads";
+        "copy new rows and slots to contiguous tensors; a cache is written in place, so pass the contiguous one that \
+         attention reads";
     KEY_SHAPE = "scatter.key_shape", TILING_ERROR, V1, "ScatterPaKvCache documentation, key",
         "key is [tokens, N, D] with N and D of at least 1",
         "give the key three axes: tokens, heads, head dimension";
@@ -48,20 +49,26 @@ rules! {
         "give one slot for each token";
     KEY_CACHE = "key_cache.shape", TILING_ERROR, V1, "ScatterPaKvCache documentation, keyCacheRef",
         "keyCacheRef holds at least one block of rows like the key's, in the order of cacheModeOptional",
-        "describe the cache in the order of cacheMode: Norm (also null) for [blocks, block size, N, D], PA_NZ for the NZ orders";
+        "describe the cache in the order of cacheMode: Norm (also null) for [blocks, block size, N, D], PA_NZ for the \
+         NZ orders";
     VALUE_CACHE = "value_cache.shape", TILING_ERROR, V1, "ScatterPaKvCache documentation, valueCacheRef",
         "valueCacheRef holds as many blocks of as many rows as keyCacheRef, of rows like the value's",
         "give the caches of keys and values the same blocks";
-    UNUSED = "compress_lens.unused", Lint("the tensors are not looked at"), V1, "ScatterPaKvCache documentation, scatterModeOptional",
+    UNUSED = "compress_lens.unused",
+        Lint("the tensors are not looked at"), V1, "ScatterPaKvCache documentation, scatterModeOptional",
         "compressLens, compressSeqOffset and seqLens go with a compressed mode",
         "leave these tensors out";
-    SLOT_RANGE = "slot_mapping.range", Overrun("a row is written to wherever its slot would be"), V1, "ScatterPaKvCache documentation, slotMapping",
+    SLOT_RANGE = "slot_mapping.range",
+        Overrun("a row is written to wherever its slot would be"), V1, "ScatterPaKvCache documentation, slotMapping",
         "every slot is one of the cache's",
         "take the slot from the block table of this cache: block * block size + row";
-    SLOT_DUPLICATE = "slot_mapping.unique", Lint("one of the rows stays"), V1, "ScatterPaKvCache documentation, slotMapping",
+    SLOT_DUPLICATE = "slot_mapping.unique",
+        Lint("one of the rows stays"), V1, "ScatterPaKvCache documentation, slotMapping",
         "no slot is named twice",
         "give each token a slot of its own";
-    SLOT_NEGATIVE = "slot_mapping.negative", Lint("the operator's kernels pass over such tokens, though its documents do not say so"), V1, "ScatterPaKvCache documentation, slotMapping",
+    SLOT_NEGATIVE = "slot_mapping.negative",
+        Lint("the operator's kernels pass over such tokens, though its documents do not say so"),
+        V1, "ScatterPaKvCache documentation, slotMapping",
         "no slot is negative: the documents do not say that such tokens are skipped",
         "leave padding tokens out of the call, or allow this lint where negative slots are known to be skipped";
 }

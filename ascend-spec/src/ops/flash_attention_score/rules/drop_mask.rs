@@ -18,12 +18,14 @@ rules! {
     SIZE = "flash.drop_mask_size", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, dropMask",
         "dropMask has a bit for each score of each head",
         "pack a bit for each score, rows one behind the other without padding";
-    SHORT = "flash.drop_mask_short", Overrun("the kernel loads more bytes at once than the bits need"), V1, "FlashAttentionScore kernel, dropMask",
+    SHORT = "flash.drop_mask_short",
+        Overrun("the kernel loads more bytes at once than the bits need"), V1, "FlashAttentionScore kernel, dropMask",
         "dropMask has 16 bytes for each 128 bits begun",
         "allocate ceil(bits / 128) * 16 bytes";
     UNSCALED = "flash.drop_mask_unscaled", Lint("only numbers change"), V1, "FlashAttentionScore kernel, dropout",
         "dropMask comes with a keepProb below 1",
-        "pass the keepProb that the mask was made with, or no mask: scores are dropped, and the others not made up for it";
+        "pass the keepProb that the mask was made with, or no mask: scores are dropped, and the others not made up for \
+         it";
     UNUSED = "flash.keep_prob_unused", Lint("nothing is dropped"), V1, "FlashAttentionScore kernel, dropout",
         "a keepProb below 1 comes with dropMask",
         "pass the mask, or keepProb 1: without a mask nothing is dropped and nothing scaled";

@@ -23,16 +23,19 @@ rules! {
     FORMAT = "flash.format", PARAM_INVALID, V1, "FlashAttentionScore documentation, formats",
         "every tensor is in a plain format such as ND or NCHW",
         "describe the tensor as ND";
-    PADDING_MASK = "flash.padding_mask_ignored", Lint("the tensor is not looked at"), V1, "FlashAttentionScore documentation, paddingMaskOptional",
+    PADDING_MASK = "flash.padding_mask_ignored",
+        Lint("the tensor is not looked at"), V1, "FlashAttentionScore documentation, paddingMaskOptional",
         "paddingMask, which is reserved, is null",
         "pass padding as part of attenMask";
-    SOFTMAX_OUT = "flash.softmax_out_ignored", Lint("the tensor is not looked at"), V1, "FlashAttentionScore documentation, softmaxOutOut",
+    SOFTMAX_OUT = "flash.softmax_out_ignored",
+        Lint("the tensor is not looked at"), V1, "FlashAttentionScore documentation, softmaxOutOut",
         "softmaxOut, which is reserved, has no elements",
         "give softmaxOut the shape [0]: the operator leaves it as it is";
     EMPTY = "flash.tensor_empty", Lint("the tensor counts as absent"), V1, "FlashAttentionScore, optional tensors",
         "attenMask, realShift and sink have elements where they are given",
         "pass a null pointer instead: the operator takes an empty tensor for one that is not given";
-    INNER_PRECISE = "flash.inner_precise_known", Lint("the number is cut to its lowest byte"), V1, "FlashAttentionScore documentation, innerPrecise",
+    INNER_PRECISE = "flash.inner_precise_known",
+        Lint("the number is cut to its lowest byte"), V1, "FlashAttentionScore documentation, innerPrecise",
         "innerPrecise is 0, 1 or 2",
         "pass 2 to have rows without visible keys corrected, 0 otherwise";
     SCALE = "flash.scale_finite", Lint("only numbers change"), V1, "FlashAttentionScore documentation, scaleValue",
@@ -40,11 +43,15 @@ rules! {
         "pass the factor of the scores, usually one over the root of the head dimension";
     SCALE_ZERO = "flash.scale_zero", Lint("only numbers change"), V1, "FlashAttentionScore documentation, scaleValue",
         "scaleValue is not 0 in 32 bits",
-        "pass one over the root of the head dimension: with 0 each visible key weighs alike, whatever query and key are";
-    SCALE_INVERSE = "flash.scale_inverse", Lint("only numbers change"), V1, "FlashAttentionScore documentation, scaleValue",
+        "pass one over the root of the head dimension: with 0 each visible key weighs alike, whatever query and key \
+         are";
+    SCALE_INVERSE = "flash.scale_inverse",
+        Lint("only numbers change"), V1, "FlashAttentionScore documentation, scaleValue",
         "scaleValue is not the root of the head dimension",
         "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
-    LIMITS = "flash.documented_limits", Overrun("the documents promise nothing beyond, and the operator does not ask"), V1, "FlashAttentionScore documentation, constraints",
+    LIMITS = "flash.documented_limits",
+        Overrun("the documents promise nothing beyond, and the operator does not ask"),
+        V1, "FlashAttentionScore documentation, constraints",
         "there are at most 2097152 sequences (20000 packed ones), 256 heads and 1048576 rows and keys",
         "cut the call into several";
     DTYPE = "flash.dtype", PARAM_INVALID, V1, "FlashAttentionScore documentation, query, key and value",

@@ -33,8 +33,8 @@ rules! {
         "the heads of query are a multiple of those of key",
         "repeat heads of key and value, or pass headNum as the number of query heads";
     DIM_88 = "flash.head_dim_88", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, padding of head dimension 88",
-        "with as many heads of key as of query in BSH, SBH or BSND, heads of 88 have values of 72 or 88 once there are more \
-         than 1024 keys (512 or more in FLOAT16 and BF16)",
+        "with as many heads of key as of query in BSH, SBH or BSND, heads of 88 have values of 72 or 88 once there are \
+         more than 1024 keys (512 or more in FLOAT16 and BF16)",
         "pad the value to 88, or call with the layout BNSD";
     SINK_DTYPE = "flash.sink_dtype", PARAM_INVALID, V3, "FlashAttentionScoreV3 documentation, sinkOptional",
         "sink is FLOAT",

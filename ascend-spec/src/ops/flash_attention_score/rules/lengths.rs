@@ -10,7 +10,8 @@ use crate::{Dims, Violation};
 
 rules! {
     in Scope::ALL;
-    REQUIRED = "flash.lengths_required", PARAM_NULLPTR, VarLenV1, "FlashAttentionVarLenScore documentation, actualSeqQLenOptional",
+    REQUIRED = "flash.lengths_required",
+        PARAM_NULLPTR, VarLenV1, "FlashAttentionVarLenScore documentation, actualSeqQLenOptional",
         "packed sequences have their ends in actualSeqQLen and actualSeqKvLen",
         "pass running sums of the lengths, the first entry that of the first sequence";
     COUNT = "flash.lengths_count", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, lengths",
@@ -21,15 +22,18 @@ rules! {
         "pass running sums that end with the rows of the tensor";
     TAIL = "flash.padded_tail", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, padded tail",
         "where query and key both have rows behind the last sequence, both arrays end with 0",
-        "pass running sums, not lengths: entries that add up to the rows look like lengths; with sums, append a 0 to both \
-         arrays or cut the tensors to the last ones";
+        "pass running sums, not lengths: entries that add up to the rows look like lengths; with sums, append a 0 to \
+         both arrays or cut the tensors to the last ones";
     SOME = "flash.lengths_all_zero", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, lengths",
         "some sequence has rows, and some sequence has keys",
         "leave the call out where there is nothing to attend to";
-    ASCEND = "flash.lengths_descend", Overrun("where the next sequence begins is written nowhere"), VarLenV1, "FlashAttentionVarLenScore documentation, actualSeqQLenOptional",
+    ASCEND = "flash.lengths_descend",
+        Overrun("where the next sequence begins is written nowhere"),
+        VarLenV1, "FlashAttentionVarLenScore documentation, actualSeqQLenOptional",
         "the ends of the sequences do not descend, but for zeros behind the last one",
         "pass running sums, not lengths";
-    UNWRITTEN = "flash.tail_unwritten", Lint("rows of the outputs stay as they were"), VarLenV1, "FlashAttentionScore tiling, padded tail",
+    UNWRITTEN = "flash.tail_unwritten",
+        Lint("rows of the outputs stay as they were"), VarLenV1, "FlashAttentionScore tiling, padded tail",
         "the sequences cover every row of query, or zeros at the end of both arrays mark the rest",
         "append a 0 to both arrays and give the key rows behind the last sequence too, or cut the query";
 }

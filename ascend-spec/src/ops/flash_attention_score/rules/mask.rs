@@ -23,8 +23,8 @@ rules! {
         "with a mask sparseMode is from 0 to 6 with a batch axis, 0 to 4 or 6 to 8 with packed sequences",
         "mode 5 needs a batch axis, modes 7 and 8 packed sequences";
     SHAPE = "flash.atten_mask_shape", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, attenMask",
-        "a full mask has an element for each row and key of the longest sequence, for all, for each sequence, or for each \
-         sequence and head; two axes may also cover the rows and keys of all packed sequences",
+        "a full mask has an element for each row and key of the longest sequence, for all, for each sequence, or for \
+         each sequence and head; two axes may also cover the rows and keys of all packed sequences",
         "expand the mask to every row and key: a padding mask [B, 1, 1, Skv] is not broadcast";
     COMPRESSED = "flash.atten_mask_compressed", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, attenMask",
         "the mask of modes 2, 3, 4, 7 and 8 is [2048, 2048], that of mode 6 is [3072, 2048]",
@@ -32,12 +32,15 @@ rules! {
     MODE_UNMASKED = "flash.mode_without_mask", Lint("no mask is read"), V1, "FlashAttentionScore, sparseMode",
         "a sparse mode that hides keys has a mask: without one every row sees every key",
         "pass the mask, or mode 0 to have every row see every key";
-    PACKED = "flash.atten_mask_packed", Lint("less of the mask is read than there is"), VarLenV1, "FlashAttentionScore kernel, attenMask of packed sequences",
-        "a mask of four axes for each packed sequence goes with sequences of one length: it is read one sequence's scores \
-         behind the other's, not as its shape says",
+    PACKED = "flash.atten_mask_packed",
+        Lint("less of the mask is read than there is"),
+        VarLenV1, "FlashAttentionScore kernel, attenMask of packed sequences",
+        "a mask of four axes for each packed sequence goes with sequences of one length: it is read one sequence's \
+         scores behind the other's, not as its shape says",
         "pack the masks of the sequences, or pass one of [1, 1, max Sq, max Skv] or [sum Sq, sum Skv]";
     LOOSE = "flash.atten_mask_loose", Lint("only numbers change"), V1, "FlashAttentionScore kernel, sparseMode 0 and 5",
-        "the mask of modes 0 and 5 hides all that preTokens, nextTokens and prefix hide: of them the operator asks by blocks alone",
+        "the mask of modes 0 and 5 hides all that preTokens, nextTokens and prefix hide: of them the operator asks by \
+         blocks alone",
         "hide those keys in the mask too, or pass a mode with a compressed mask, which keeps to them exactly";
 }
 

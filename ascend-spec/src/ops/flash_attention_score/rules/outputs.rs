@@ -14,7 +14,8 @@ rules! {
     SOFTMAX = "flash.softmax_shape", PARAM_NULLPTR, V1, "FlashAttentionScore, copy to softmaxMaxOut and softmaxSumOut",
         "softmaxMaxOut and softmaxSumOut are FLOAT [B, N, Sq, 8], of packed sequences [T, N, 8]",
         "give the output the shape that is allowed: eight equal numbers for each row";
-    ORDER = "flash.softmax_out_layout_known", Lint("the default order is written"), VarLenV4, "FlashAttentionVarLenScoreV4 documentation, softmaxOutLayout",
+    ORDER = "flash.softmax_out_layout_known",
+        Lint("the default order is written"), VarLenV4, "FlashAttentionVarLenScoreV4 documentation, softmaxOutLayout",
         "softmaxOutLayout is null, empty or same_as_input",
         "pass same_as_input to have [T, N, 8] as it reads, or nothing to have a block [N, Sq, 8] for each sequence";
 }

@@ -16,10 +16,11 @@ rules! {
         "in mode 5 with several sequences the mask has a batch axis",
         "give each sequence a mask of its own, with its own prefix";
     IGNORED = "flash.prefix_ignored", Lint("only numbers change"), V1, "FlashAttentionScore tiling, prefix",
-        "mode 5 has an entry of prefix for each sequence, at least Skv - Sq and 0, at most Skv: any other is dropped and the \
-         mask alone counts",
+        "mode 5 has an entry of prefix for each sequence, at least Skv - Sq and 0, at most Skv: any other is dropped \
+         and the mask alone counts",
         "give each sequence a prefix within its keys, or pass mode 1 if the mask says it all";
-    UNREAD = "flash.prefix_unread", Lint("the numbers are not looked at"), V1, "FlashAttentionScore documentation, prefixOptional",
+    UNREAD = "flash.prefix_unread",
+        Lint("the numbers are not looked at"), V1, "FlashAttentionScore documentation, prefixOptional",
         "prefix goes with modes 5 and 6 and a mask",
         "pass null, or one of the modes 5 and 6";
 }

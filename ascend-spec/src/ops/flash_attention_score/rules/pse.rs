@@ -27,16 +27,18 @@ rules! {
         "a bias is [B or 1, N, Sq or 1 or 1024, Skv]",
         "expand the bias to every head and key";
     LAST_ROWS = "flash.pse_last_rows", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, realShift of 1024 rows",
-        "a bias of 1024 rows goes with at least as many rows, and with more with as many keys and a causal mask: mode 2, mode \
-         3, or mode 0 with nextTokens 0 and preTokens of at least Sq",
+        "a bias of 1024 rows goes with at least as many rows, and with more with as many keys and a causal mask: mode \
+         2, mode 3, or mode 0 with nextTokens 0 and preTokens of at least Sq",
         "expand the bias to every row, or pass a causal mask";
-    PACKED_SHAPE = "flash.pse_packed_shape", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, realShift of packed sequences",
-        "the bias of packed sequences has one axis, of N times the keys or N times the scores of all, or is [B or 1, N, 1024, \
-         max Skv]",
+    PACKED_SHAPE = "flash.pse_packed_shape",
+        PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, realShift of packed sequences",
+        "the bias of packed sequences has one axis, of N times the keys or N times the scores of all, or is [B or 1, \
+         N, 1024, max Skv]",
         "flatten the bias: [N, Sq, Skv] or [N, 1, Skv] of each sequence, one behind the other";
-    PACKED_LAST_ROWS = "flash.pse_packed_last_rows", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, realShift of packed sequences",
-        "a bias of 1024 rows goes with packed sequences of as many rows as keys and a causal mask: mode 2, mode 3, or mode 4 or \
-         0 with nextTokens 0 and preTokens of the longest sequence",
+    PACKED_LAST_ROWS = "flash.pse_packed_last_rows",
+        PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, realShift of packed sequences",
+        "a bias of 1024 rows goes with packed sequences of as many rows as keys and a causal mask: mode 2, mode 3, or \
+         mode 4 or 0 with nextTokens 0 and preTokens of the longest sequence",
         "flatten the bias of each sequence, or pass a causal mask";
     SLOPES_SHAPE = "flash.pse_slopes_shape", PARAM_NULLPTR, V2, "FlashAttentionScore tiling, slopes",
         "slopes are [N] or [B, N]",
@@ -45,19 +47,23 @@ rules! {
         "with a batch axis slopes go with as many rows as keys",
         "pass the bias as a tensor in pseType 0";
     SLOPES_CUT = "flash.pse_slopes_cut", PARAM_NULLPTR, VarLenV2, "FlashAttentionScore tiling, slopes",
-        "slopes do not go with mode 7, and with mode 8 if the first sequence begins as far behind its keys as it is shorter, \
-         and each other has as many rows as keys",
+        "slopes do not go with mode 7, and with mode 8 if the first sequence begins as far behind its keys as it is \
+         shorter, and each other has as many rows as keys",
         "pass qStartIdx and kvStartIdx that make up for the first sequence's length, or another mode";
-    EMPTY = "flash.pse_empty_sequence", Lint("only numbers change"), VarLenV1, "FlashAttentionVarLenScore documentation, constraints",
+    EMPTY = "flash.pse_empty_sequence",
+        Lint("only numbers change"), VarLenV1, "FlashAttentionVarLenScore documentation, constraints",
         "packed sequences without rows or keys go with no bias",
         "leave out the empty sequences";
-    START_LONE = "flash.start_index_lone", Lint("the number is not looked at"), V2, "FlashAttentionScore kernel, start indices",
+    START_LONE = "flash.start_index_lone",
+        Lint("the number is not looked at"), V2, "FlashAttentionScore kernel, start indices",
         "qStartIdx and kvStartIdx are both given, or neither",
         "pass both, the other one as [0]";
-    START_UNREAD = "flash.start_index_unread", Lint("the numbers are not looked at"), V2, "FlashAttentionScoreV2 documentation, qStartIdxOptional",
+    START_UNREAD = "flash.start_index_unread",
+        Lint("the numbers are not looked at"), V2, "FlashAttentionScoreV2 documentation, qStartIdxOptional",
         "qStartIdx and kvStartIdx go with pseType 2 and 3, and have one entry",
         "pass null, or slopes; the first entry counts for all sequences";
-    START_FIRST = "flash.start_index_first", Lint("only numbers change"), VarLenV2, "FlashAttentionScore kernel, start indices in mode 8",
+    START_FIRST = "flash.start_index_first",
+        Lint("only numbers change"), VarLenV2, "FlashAttentionScore kernel, start indices in mode 8",
         "in mode 8 start indices other than 0 go with one sequence",
         "they count for sequence 0 alone: pass the other sequences in a call of their own";
 }

@@ -11,7 +11,8 @@ use crate::{DType, Violation};
 
 rules! {
     in Scope::ALL;
-    PAIRED = "flash.rope_paired", PARAM_NULLPTR, VarLenV3, "FlashAttentionVarLenScoreV3 documentation, queryRope and keyRope",
+    PAIRED = "flash.rope_paired",
+        PARAM_NULLPTR, VarLenV3, "FlashAttentionVarLenScoreV3 documentation, queryRope and keyRope",
         "queryRope and keyRope are both given, or neither",
         "pass both";
     DIM = "flash.rope_dim", PARAM_NULLPTR, VarLenV3, "FlashAttentionScore tiling, queryRope",
@@ -32,7 +33,8 @@ rules! {
     ALIGNED = "flash.rope_aligned", PARAM_NULLPTR, VarLenV3, "FlashAttentionScore tiling, queryRope",
         "with rotary parts the head dimensions of query and value are multiples of 16",
         "pad the heads with zeros, or append the rotary parts to query and key";
-    ROWS = "flash.rope_rows", Lint("the rows behind are not looked at"), VarLenV3, "FlashAttentionScore tiling, queryRope",
+    ROWS = "flash.rope_rows",
+        Lint("the rows behind are not looked at"), VarLenV3, "FlashAttentionScore tiling, queryRope",
         "queryRope has as many rows as query, and keyRope as many as key",
         "pass the rotary parts of the rows that query and key have";
 }

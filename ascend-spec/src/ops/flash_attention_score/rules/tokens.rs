@@ -13,7 +13,8 @@ rules! {
     in Scope::ALL;
     NEGATIVE = "flash.tokens_negative", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, band",
         "preTokens and nextTokens, counted from the top left corner, are not both negative",
-        "a band lies on both sides of, before (next < 0) or after (pre < 0) the diagonal; mode 4 counts from the bottom right";
+        "a band lies on both sides of, before (next < 0) or after (pre < 0) the diagonal; mode 4 counts from the \
+         bottom right";
     PRE = "flash.pre_tokens", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, band",
         "a negative preTokens, counted from the top left corner, leaves a band within the keys",
         "nextTokens has to be at least -preTokens, and -preTokens less than the keys";
@@ -21,21 +22,23 @@ rules! {
         "a negative nextTokens, counted from the top left corner, leaves a band within the rows",
         "preTokens has to be at least -nextTokens, and -nextTokens less than the rows";
     PACKED_WINDOW = "flash.packed_window", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, packed mode 0",
-        "in mode 0 nextTokens is not negative, a negative preTokens is at least -nextTokens, and in each packed sequence with \
-         rows and keys the keys and preTokens together are no less than the rows",
+        "in mode 0 nextTokens is not negative, a negative preTokens is at least -nextTokens, and in each packed \
+         sequence with rows and keys the keys and preTokens together are no less than the rows",
         "widen the window, or pass all tokens and let the mask say it";
     PACKED_BAND = "flash.packed_band", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, packed mode 4",
-        "in mode 4 preTokens is not negative, the band is not empty, and in each packed sequence with rows and keys the keys \
-         and nextTokens together are no less than the rows",
+        "in mode 4 preTokens is not negative, the band is not empty, and in each packed sequence with rows and keys \
+         the keys and nextTokens together are no less than the rows",
         "widen the band, which counts from the bottom right corner";
     ROWS = "flash.packed_rows", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, packed modes 3 and 7",
         "in modes 3 and 7 no packed sequence has more rows than keys",
         "pass mode 4, or sequences with as many keys as rows";
     CUT = "flash.cut_sequence", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, packed modes 7 and 8",
-        "in modes 7 and 8 preTokens covers the keys of the cut sequence (the last, or the first, with rows), nextTokens is not \
-         positive in mode 7, and the keys and nextTokens together are no less than the rows",
-        "pass the keys of the cut sequence as preTokens, and as nextTokens how far its last row's diagonal is from the last key";
-    WINDOW_UNMASKED = "flash.tokens_without_mask", Lint("only numbers change"), V1, "FlashAttentionScore, preTokens and nextTokens",
+        "in modes 7 and 8 preTokens covers the keys of the cut sequence (the last, or the first, with rows), \
+         nextTokens is not positive in mode 7, and the keys and nextTokens together are no less than the rows",
+        "pass the keys of the cut sequence as preTokens, and as nextTokens how far its last row's diagonal is from the \
+         last key";
+    WINDOW_UNMASKED = "flash.tokens_without_mask",
+        Lint("only numbers change"), V1, "FlashAttentionScore, preTokens and nextTokens",
         "without a mask preTokens and nextTokens hide no key: every row sees every key",
         "pass the mask of mode 4 or another mode, or leave the tokens unbounded";
     IGNORED = "flash.tokens_ignored", Lint("only numbers change"), V1, "FlashAttentionScore, preTokens and nextTokens",

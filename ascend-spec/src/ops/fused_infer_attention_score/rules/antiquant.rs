@@ -41,22 +41,26 @@ rules! {
         "packed queries over INT8 caches have innerPrecise 2",
         "use a layout with a batch axis";
     NZ_MODE = "antiquant.nz_sparse_mode", TILING_ERROR, V1, "check F20",
-        "an NZ cache of INT8 keys takes mode 0 without a mask for single rows, mode 3 with the compressed mask for several and for packed rows",
+        "an NZ cache of INT8 keys takes mode 0 without a mask for single rows, mode 3 with the compressed mask for \
+         several and for packed rows",
         "use mode 3 for several rows, mode 0 without a mask for one";
     NZ = "antiquant.nz_cache", TILING_ERROR, V1, "check F20",
-        "without rotary parts an NZ cache is INT8 in runs of 32 under BF16 queries of head dimension 128 in BSH, BSND or BNSD, \
-         with split scales alone, has innerPrecise 1, and writes no softmaxLse and no INT8 output",
+        "without rotary parts an NZ cache is INT8 in runs of 32 under BF16 queries of head dimension 128 in BSH, BSND \
+         or BNSD, with split scales alone, has innerPrecise 1, and writes no softmaxLse and no INT8 output",
         "use a BnBsH cache, or what an NZ cache goes with";
     PACKED_NZ = "antiquant.packed_nz", TILING_ERROR, V2, "INT8 NZ decode, packed rows" in Scope::A2_A3.since(V9_0),
         "packed rows over an NZ cache of INT8 keys are 1 to 16 a sequence, with per-channel scales",
         "use a layout with a batch axis, or per-channel scales";
-    NULL_LENGTHS = "antiquant.packed_nz_null", TilingCrash("every host reads through the null pointer"), V2, "status codes, null lengths" in Scope::A2_A3.since(V9_0),
+    NULL_LENGTHS = "antiquant.packed_nz_null",
+        TilingCrash("every host reads through the null pointer"),
+        V2, "status codes, null lengths" in Scope::A2_A3.since(V9_0),
         "packed rows over an NZ cache of INT8 keys come with both length arrays and a block table",
         "pass all three: the operator reads each without looking";
     NZ_HEADS = "antiquant.nz_heads", TILING_ERROR, V1, "check F20" in Scope::A2_A3.until(V8_1),
         "before 8.5 an NZ cache of INT8 keys serves 10 heads over 1, 64 over 8, 80 over 8 or 128 over 16",
         "use a BnBsH cache";
-    MIXED = "antiquant.mixed_modes", TILING_ERROR, V2, "check F16; FusedInferAttentionScore documentation, keyAntiquantMode",
+    MIXED = "antiquant.mixed_modes",
+        TILING_ERROR, V2, "check F16; FusedInferAttentionScore documentation, keyAntiquantMode",
         "per-channel keys beside values with a scale for each token are INT8 under a FLOAT16 query",
         "use one mode for key and value";
 }
@@ -188,7 +192,8 @@ fn paged_prefill(f: &Facts<'_>) -> Result<(), Violation> {
             call.inner_precise,
             call.mode()
         ),
-        "FLOAT16 in BSH or BSND, INT8 keys, split scales of mode 0, innerPrecise 1, sparseMode 3 with a mask, no position bias",
+        "FLOAT16 in BSH or BSND, INT8 keys, split scales of mode 0, innerPrecise 1, sparseMode 3 with a mask, no \
+         position bias",
     );
     let (n, d) = (f.kv_heads, f.k.dim);
     for (scale, offset) in split_tensors(f) {
@@ -380,8 +385,8 @@ fn decode_split(f: &Facts<'_>) -> Result<(), Violation> {
             SHAPE,
             format_args!("{shape} for mode {mode}"),
             "mode 0 [1] or [1, heads, 1, dim], [1, heads, dim], [1, heads * dim], over NZ [heads * dim] with BSH, \
-             [heads, dim] with BSND, [heads, 1, dim] with BNSD; 1 [B, S]; 2 [heads]; 3 [B, heads, S]; \
-             4 [blocks, block size]; 5 [blocks, heads, block size]",
+             [heads, dim] with BSND, [heads, 1, dim] with BNSD; 1 [B, S]; 2 [heads]; 3 [B, heads, S]; 4 [blocks, block \
+             size]; 5 [blocks, heads, block size]",
         );
         let dtype = if matches!(mode, 0 | 2) {
             f.query.dtype
@@ -469,7 +474,8 @@ fn nz(f: &Facts<'_>) -> Result<(), Violation> {
         but_precise && call.inner_precise == 1,
         NZ,
         format_args!(
-            "{} query in {}, dim {}, heads {} over {}, block size {}, {} keys {}, innerPrecise {}, softmaxLseFlag {}, {} output{}",
+            "{} query in {}, dim {}, heads {} over {}, block size {}, {} keys {}, innerPrecise {}, softmaxLseFlag {}, \
+             {} output{}",
             f.query.dtype,
             f.layout,
             f.q.dim,
@@ -483,8 +489,8 @@ fn nz(f: &Facts<'_>) -> Result<(), Violation> {
             f.out.dtype,
             call.pse_shift.map_or("", |_| ", pseShift"),
         ),
-        "BF16, 128, block size 128 or 512, INT8 keys in runs of 32, innerPrecise 1, softmaxLseFlag false, BF16 output, no \
-         pseShift",
+        "BF16, 128, block size 128 or 512, INT8 keys in runs of 32, innerPrecise 1, softmaxLseFlag false, BF16 output, \
+         no pseShift",
         match but_precise {
             true => Ok(Change::set(Parameter::InnerPrecise, 1)),
             false => Err(NZ.fix),

@@ -13,7 +13,8 @@ rules! {
         "key and value have one dtype",
         "convert every key and value to one dtype";
     KEY_DTYPE = "key.dtype_of_query", TILING_ERROR, V1, "checks A5, D3, F3",
-        "key and value have the query's dtype, or are INT8 or INT4 (INT32 of eight INT4 from V2 on) with antiquantisation",
+        "key and value have the query's dtype, or are INT8 or INT4 (INT32 of eight INT4 from V2 on) with \
+         antiquantisation",
         "convert key and value to the query's dtype";
     KEY_RANK = "key.rank", TILING_ERROR, V1, "checks B13, D13" in Scope::ALL,
         "key and value have as many axes as the layout",

@@ -17,14 +17,16 @@ rules! {
     in Scope::A2_A3;
     MODE = "sparse_mode.known", TILING_ERROR, V1, "check D10",
         "sparseMode is from 0 to 4 in the prefill path",
-        "modes 5 to 8 belong to the training operators; mode 9, the tree mask, exists from CANN 9.1 on, on Atlas A2 and A3 with rotary \
-         parts: elsewhere pass the tree as a full mask in mode 1, or leave it to the safe layer's TreeVerification";
+        "modes 5 to 8 belong to the training operators; mode 9, the tree mask, exists from CANN 9.1 on, on Atlas A2 \
+         and A3 with rotary parts: elsewhere pass the tree as a full mask in mode 1, or leave it to the safe layer's \
+         TreeVerification";
     REQUIRED = "atten_mask.required", TILING_ERROR, V1, "check E4.1" in Scope::ALL,
         "sparse modes 1 to 4 have a mask in the prefill path",
         "pass the mask, or use mode 0 without one to let every row see every key";
     COMPRESSED = "atten_mask.compressed_shape", TILING_ERROR, V1, "check E4.2" in Scope::ALL,
         "the mask of sparse modes 2, 3 and 4 is [2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]",
-        "these modes derive visibility from the lengths: pass the strict upper triangle of size 2048, or use mode 1 for a full mask";
+        "these modes derive visibility from the lengths: pass the strict upper triangle of size 2048, or use mode 1 \
+         for a full mask";
     COMPRESSED_DECODE = "atten_mask.compressed_shape_decode", TILING_ERROR, V1, "checks F14, J12",
         "in the decode path the mask of sparse modes 3 and 4 is [2048, 2048]",
         "pass the compressed mask with two axes, or a full mask [B, 1, 1, Skv] in mode 0";
@@ -182,12 +184,13 @@ pub(crate) fn fix_of_one_row(
             let halves = call.key.first().is_some_and(|key| key.dtype.is_half());
             let words = match halves {
                 true => {
-                    "1 hides what lies outside of the window, for a single row has one by a full mask alone; better call with \
-                     TND, which takes mode 4 for single rows too: hardware is reported wrong with such masks beyond 512 keys"
+                    "1 hides what lies outside of the window, for a single row has one by a full mask alone; better \
+                     call with TND, which takes mode 4 for single rows too: hardware is reported wrong with such masks \
+                     beyond 512 keys"
                 }
                 false => {
-                    "1 hides what lies outside of the window, for a single row has one by a full mask alone; hardware is \
-                     reported wrong with such masks beyond 512 keys: test it there"
+                    "1 hides what lies outside of the window, for a single row has one by a full mask alone; hardware \
+                     is reported wrong with such masks beyond 512 keys: test it there"
                 }
             };
             (changes, words)

@@ -80,7 +80,8 @@ pub(crate) fn full_quant(f: &Facts<'_>) -> Result<(), Violation> {
             f.layout, f.query.shape, f.key.shape, k_rope.shape
         ),
         format_args!(
-            "INT8 NZ caches of block size 128, BF16 ropes, dequantScaleQuery FLOAT {grid} (not {query_scale}), key and value scales FLOAT [1], queryQuantMode 3"
+            "INT8 NZ caches of block size 128, BF16 ropes, dequantScaleQuery FLOAT {grid} (not {query_scale}), key and \
+             value scales FLOAT [1], queryQuantMode 3"
         ),
     );
     let alike = |desc: &TensorDesc, dim| {

@@ -21,7 +21,8 @@ rules! {
     LSE_SHAPE = "softmax_lse.shape", TILING_ERROR, V1, "check C3" in Scope::ALL,
         "softmaxLse is [B, N, S, 1] when softmaxLseFlag is true, in the prefill path",
         "make softmaxLse of this shape";
-    LSE_DTYPE = "softmax_lse.dtype", PARAM_INVALID, V1, "FusedInferAttentionScore documentation, softmaxLse" in Scope::ALL,
+    LSE_DTYPE = "softmax_lse.dtype",
+        PARAM_INVALID, V1, "FusedInferAttentionScore documentation, softmaxLse" in Scope::ALL,
         "softmaxLse is FLOAT when softmaxLseFlag is true, in the prefill path",
         "make softmaxLse a FLOAT tensor";
     PRECISE = "inner_precise.known", TILING_ERROR, V1, "checks D11, F5, J20",

@@ -13,7 +13,8 @@ rules! {
         "packed layouts have both length arrays, with the same number of entries from 1 to 4096",
         "pass cumulative query ends, and key ends (key lengths with paging), one for each sequence";
     DATA = "packed.lengths_data", TILING_ERROR, V2, "check E2.1" in Scope::A2_A3.until(V8_1),
-        "packed sequences of the prefill path are not asked for by GetMaxWorkspaceSize, which keeps back what the length arrays hold",
+        "packed sequences of the prefill path are not asked for by GetMaxWorkspaceSize, which keeps back what the \
+         length arrays hold",
         "ask GetWorkspaceSize with the longest sequences there will be";
     Q_ENDS = "packed.q_ends", TILING_ERROR, V1, "check E2.2" in Scope::ALL,
         "actualSeqLengths of a packed layout is cumulative: not negative, not decreasing",
@@ -31,7 +32,8 @@ rules! {
         "packed sequences are BF16 in the prefill path",
         "convert to BF16, or use a layout with a batch axis";
     DIMS = "packed.head_dim", TILING_ERROR, V1, "check E2.8",
-        "the head dimensions of query, key and value are 64, 128, or 192, 192 and 128; 192 three times with TND and as many key heads as query heads",
+        "the head dimensions of query, key and value are 64, 128, or 192, 192 and 128; 192 three times with TND and as \
+         many key heads as query heads",
         "pad shorter heads with zeros to 64, 128 or 192; longer ones go with BSH, BSND and BNSD";
     ROWS = "packed.value_rows", TILING_ERROR, V1, "check E2.3" in Scope::ALL,
         "packed key and value have the same number of rows",

@@ -18,7 +18,8 @@ rules! {
         "left padding goes with no tensor list, paging, packed layout or shared prefix in the prefill path",
         "pad on the right and give the lengths";
     DECODE = "padding_size.decode", TILING_ERROR, V1, "checks F7, F12, J10",
-        "in the decode path kvPaddingSize goes with neither INT4 keys nor rotary parts, nor with a shared prefix and key lengths",
+        "in the decode path kvPaddingSize goes with neither INT4 keys nor rotary parts, nor with a shared prefix and \
+         key lengths",
         "pad on the right and give the lengths";
 }
 

@@ -28,8 +28,8 @@ rules! {
         "the cache has at least as many blocks as the sequences need together",
         "pass the whole cache";
     CACHE_SHAPE = "cache.shape", TILING_ERROR, V1, "checks E3.4, F20",
-        "in the prefill path key and value cache have the shape that block size, heads and head dimension imply, in the \
-         decode path an NZ cache of the key does",
+        "in the prefill path key and value cache have the shape that block size, heads and head dimension imply, in \
+         the decode path an NZ cache of the key does",
         "shape both caches by blockSize, numKeyValueHeads and the query's head dimension";
     CACHE_LAYOUT = "cache.layout", TILING_ERROR, V1, "checks E3.5, F6" in Scope::ALL,
         "the cache's format goes with the query's layout",

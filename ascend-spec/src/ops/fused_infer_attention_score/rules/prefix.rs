@@ -20,7 +20,8 @@ rules! {
         "actualSharedPrefixLen has one entry from 0 to the rows of the prefix",
         "pass the number of valid prefix rows";
     ALONE = "shared_prefix.alone", TILING_ERROR, V2, "check E5.5",
-        "a shared prefix goes with no paging, left padding, packed layout, rotary parts, INT8 query, or in the prefill path tensor list",
+        "a shared prefix goes with no paging, left padding, packed layout, rotary parts, INT8 query, or in the prefill \
+         path tensor list",
         "copy the prefix into each sequence's keys";
 }
 

@@ -14,16 +14,21 @@ rules! {
     DTYPE = "pse_shift.dtype", TILING_ERROR, V1, "check E5.2" in Scope::ALL,
         "pseShift has the query's dtype, FLOAT16 for an INT8 query",
         "convert the position bias";
-    TYPE = "pse_type.known", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType" in Scope::A2_A3.until(V8_1),
+    TYPE = "pse_type.known",
+        TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType" in Scope::A2_A3.until(V8_1),
         "pseType is 0 (a bias tensor), 2 or 3 (slopes)",
         "pass 0 with a bias tensor, 2 for slopes times distance, 3 for slopes times its root";
-    SLOPES = "pse_shift.slopes", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType" in Scope::A2_A3.until(V8_1),
+    SLOPES = "pse_shift.slopes",
+        TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType" in Scope::A2_A3.until(V8_1),
         "with pseType 2 and 3 pseShift is FLOAT [N]",
         "pass one slope for each query head";
-    SQUARE = "pse_type.square", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType" in Scope::A2_A3.until(V8_1),
+    SQUARE = "pse_type.square",
+        TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType" in Scope::A2_A3.until(V8_1),
         "with pseType 2 and 3 query and key have as many rows, each sequence with a batch axis of its own",
         "pass a bias tensor with pseType 0";
-    START = "start_idx.range", TILING_ERROR, V5, "FusedInferAttentionScore documentation, qStartIdx and kvStartIdx" in Scope::A2_A3.until(V8_1),
+    START = "start_idx.range",
+        TILING_ERROR, V5, "FusedInferAttentionScore documentation, qStartIdx and \
+         kvStartIdx" in Scope::A2_A3.until(V8_1),
         "with pseType 2 and 3 qStartIdx and kvStartIdx have one 32-bit entry each and are at most 1048576 apart",
         "pass the first position of the queries and that of the keys";
 }

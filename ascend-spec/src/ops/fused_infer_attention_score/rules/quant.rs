@@ -20,7 +20,8 @@ rules! {
         "an INT8 query with a FLOAT16 output has no quantScale2 and no quantOffset2",
         "drop quantScale2 and quantOffset2, or make the output INT8";
     FP_IN = "quant.half_query", TILING_ERROR, V1, "checks J18, F8",
-        "deqScale1, quantScale1 and deqScale2 are not given with a FLOAT16 query and INT8 output, nor in the decode path",
+        "deqScale1, quantScale1 and deqScale2 are not given with a FLOAT16 query and INT8 output, nor in the decode \
+         path",
         "drop deqScale1, quantScale1 and deqScale2: they belong to an INT8 query with several rows";
     OUT_SCALE = "quant_scale2.required", TILING_ERROR, V1, "checks D7, F9" in Scope::ALL,
         "an INT8 output has quantScale2",

@@ -13,7 +13,8 @@ rules! {
         "quantised keys have keyAntiquantScale and valueAntiquantScale",
         "pass the scale of the keys and that of the values: the merged antiquantScale is gone";
     OFFSETS = "antiquant.split_offsets", TILING_ERROR, V5, "Ascend 950, antiquantisation",
-        "offsets come for key and value or for neither, each of its scale's shape and dtype, and with INT8 and INT4 keys alone",
+        "offsets come for key and value or for neither, each of its scale's shape and dtype, and with INT8 and INT4 \
+         keys alone",
         "pass both offsets, shaped as their scales, or none";
     MODES = "antiquant.modes_of_dtype", TILING_ERROR, V5, "Ascend 950, antiquantisation, modes",
         "the modes of key and value are one, or 0 and 1, and one that the dtype of the keys has",
@@ -23,14 +24,15 @@ rules! {
         "convert the scales";
     SCALE_SHAPE = "antiquant.shape_of_mode", TILING_ERROR, V5, "Ascend 950, antiquantisation, modes",
         "scales have the shape of their mode",
-        "shape the scales by heads and head dimension (0), batch and keys (1, 3), heads (2), blocks (4, 5) or groups (6)";
+        "shape the scales by heads and head dimension (0), batch and keys (1, 3), heads (2), blocks (4, 5) or groups \
+         (6)";
     ROWS = "antiquant.rows", TILING_ERROR, V5, "Ascend 950, K1 and K2",
-        "several query rows over INT4 keys are not taken; over INT8 keys they are at most 16, BF16, with modes 0 or 1 of dense \
-         keys and no left padding",
+        "several query rows over INT4 keys are not taken; over INT8 keys they are at most 16, BF16, with modes 0 or 1 \
+         of dense keys and no left padding",
         "split the rows, or use FLOAT8_E4M3FN keys";
     ALONE = "antiquant.alone", TILING_ERROR, V5, "Ascend 950, K5 and antiquantisation",
-        "quantised keys go with no rotary parts, no head dimensions that differ, no sink, and with a shared prefix only for \
-         integer keys whose modes have one",
+        "quantised keys go with no rotary parts, no head dimensions that differ, no sink, and with a shared prefix \
+         only for integer keys whose modes have one",
         "drop the argument, or dequantise the keys";
 }
 
@@ -136,8 +138,8 @@ fn scale(f: &Facts<'_>, scale: &TensorDesc, mode: i64) -> Result<(), Violation> 
         SCALE_SHAPE,
         format_args!("{shape} for mode {mode}"),
         format_args!(
-            "0 [{n}, {d}] and its other forms, for INT8 also [1]; 1 [{b}, {keys}]; 2 [{n}]; 3 [{b}, {n}, {keys}]; \
-             4 [{bn}, {bs}]; 5 [{bn}, {n}, {bs}]; 6 [1, {b}, {n}, {keys}, {}]",
+            "0 [{n}, {d}] and its other forms, for INT8 also [1]; 1 [{b}, {keys}]; 2 [{n}]; 3 [{b}, {n}, {keys}]; 4 \
+             [{bn}, {bs}]; 5 [{bn}, {n}, {bs}]; 6 [1, {b}, {n}, {keys}, {}]",
             d / 32
         ),
     );

@@ -9,16 +9,17 @@ use crate::{Axes, DType, Dims, Layout, TensorDesc, Violation};
 rules! {
     in Scope::ASCEND_950;
     ABSORBED = "mla.full_quant_950", TILING_ERROR, V5, "Ascend 950, full quantisation of MLA",
-        "a quantised query of the absorbed form has 512 and 64 channels of INT8, FLOAT8_E4M3FN or HIFLOAT8 with BF16 rotary \
-         parts, at most 16 rows, keys in one tensor or in blocks of 128, NZ ones for INT8, and no actualSeqLengths unless packed",
+        "a quantised query of the absorbed form has 512 and 64 channels of INT8, FLOAT8_E4M3FN or HIFLOAT8 with BF16 \
+         rotary parts, at most 16 rows, keys in one tensor or in blocks of 128, NZ ones for INT8, and no \
+         actualSeqLengths unless packed",
         "meet all of the conditions";
     SCALES = "mla.full_quant_scales", TILING_ERROR, V5, "Ascend 950, full quantisation of MLA",
-        "dequantScaleQuery is FLOAT of the query's shape without its head dimension, keyAntiquantScale and valueAntiquantScale \
-         are FLOAT [1]",
+        "dequantScaleQuery is FLOAT of the query's shape without its head dimension, keyAntiquantScale and \
+         valueAntiquantScale are FLOAT [1]",
         "pass one scale for each query row and head, one for the keys and one for the values";
     TENSOR = "quant.per_tensor", TILING_ERROR, V5, "Ascend 950, full quantisation per tensor",
-        "a fully quantised call without rotary parts is MXFP8, or INT8 with modes 0, several rows, no block table and one head \
-         dimension",
+        "a fully quantised call without rotary parts is MXFP8, or INT8 with modes 0, several rows, no block table and \
+         one head dimension",
         "use the modes 6, 6 and 8 (MXFP8) with FLOAT8_E4M3FN";
     FACTORS = "quant.per_tensor_scales", TILING_ERROR, V5, "Ascend 950, full quantisation per tensor",
         "an INT8 query has deqScale1, quantScale1 and deqScale2 of shape [1]",

@@ -15,13 +15,13 @@ rules! {
         "queryQuantMode, keyAntiquantMode and valueAntiquantMode are not all 7",
         "use the modes 6, 6 and 8 (MXFP8): quantisation by block was removed";
     MASK_DTYPE = "atten_mask.dtype_registered", PARAM_INVALID, V5, "Ascend 950, dtypes",
-        "the mask over HIFLOAT8, FLOAT4_E2M1 and INT4 keys is BOOL, with a FLOAT8_E4M3FN output of a half-precision query BOOL \
-         or under FLOAT16 UINT8, with a FLOAT16 output of a HIFLOAT8 query BOOL",
+        "the mask over HIFLOAT8, FLOAT4_E2M1 and INT4 keys is BOOL, with a FLOAT8_E4M3FN output of a half-precision \
+         query BOOL or under FLOAT16 UINT8, with a FLOAT16 output of a HIFLOAT8 query BOOL",
         "convert the mask to BOOL: the operator is registered for it everywhere";
     LAYOUT = "input_layout.quantised", TILING_ERROR, V5, "Ascend 950, layouts",
-        "quantised calls have the layouts of their kind: antiquantisation BSH, BSND, BNSD, BNSD_BSND with several rows, and TND \
-         but for INT8 keys; MXFP8 TND; an INT8 query without rotary parts BSH, BSND, BNSD and BNSD_BSND; with them the eight of \
-         the absorbed form, but for INT8 neither BNSD nor BNSD_NBSD",
+        "quantised calls have the layouts of their kind: antiquantisation BSH, BSND, BNSD, BNSD_BSND with several \
+         rows, and TND but for INT8 keys; MXFP8 TND; an INT8 query without rotary parts BSH, BSND, BNSD and BNSD_BSND; \
+         with them the eight of the absorbed form, but for INT8 neither BNSD nor BNSD_NBSD",
         "use one of these layouts";
     HEADS = "num_heads.full_quant", TILING_ERROR, V5, "Ascend 950, full quantisation",
         "fully quantised calls have at most 256 heads, of which at most 64 share a key head",
@@ -33,12 +33,12 @@ rules! {
         "a quantised call carries the scales of its kind and no others",
         "drop the tensor, and set its mode to 0";
     ALONE = "quant.alone", TILING_ERROR, V5, "Ascend 950, full quantisation",
-        "fully quantised calls go with no tensor list, left padding, shared prefix, position bias or sink where their kind \
-         excludes them",
+        "fully quantised calls go with no tensor list, left padding, shared prefix, position bias or sink where their \
+         kind excludes them",
         "drop the argument";
     MODE = "sparse_mode.full_quant", TILING_ERROR, V5, "Ascend 950, M7",
-        "with rotary parts or MXFP8, a fully quantised call has sparse mode 3 with a mask or mode 0 without one; INT8 single \
-         rows have mode 0, several rows mode 3",
+        "with rotary parts or MXFP8, a fully quantised call has sparse mode 3 with a mask or mode 0 without one; INT8 \
+         single rows have mode 0, several rows mode 3",
         "use mode 3 for several rows, mode 0 without a mask for one";
 }
 

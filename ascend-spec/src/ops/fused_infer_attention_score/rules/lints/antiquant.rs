@@ -13,17 +13,21 @@ rules! {
     in Scope::ALL;
     IGNORED = "antiquant.ignored", Lint("the tensors are not looked at"), V1, "checks J14, J23, J25",
         "every antiquantisation scale and offset that is given is used",
-        "drop the scales and offsets that are not used: split ones come before merged ones, and none count with plain keys";
+        "drop the scales and offsets that are not used: split ones come before merged ones, and none count with plain \
+         keys";
     MODE_IGNORED = "antiquant_mode.ignored", Lint("only an attribute is ignored"), V1, "check J14",
         "antiquantMode, keyAntiquantMode, valueAntiquantMode and queryQuantMode are 0 where the operator ignores them",
         "set the mode to 0";
-    MERGED_MODE = "antiquant_mode.merged", Lint("the tensors are checked as those of the mode in force"), V1, "check J14",
+    MERGED_MODE = "antiquant_mode.merged",
+        Lint("the tensors are checked as those of the mode in force"), V1, "check J14",
         "antiquantMode is 0 or 1",
         "pass mode 0: the operator takes mode 2 for it";
-    SCALE_DTYPE = "antiquant.dtype_unchecked", Overrun("each element is read as one of the mode's type"), V1, "checks E6.3, F16, J14, J26",
+    SCALE_DTYPE = "antiquant.dtype_unchecked",
+        Overrun("each element is read as one of the mode's type"), V1, "checks E6.3, F16, J14, J26",
         "scales and offsets have the dtype of their mode: FLOAT for each token, otherwise the query's",
         "convert the scales and offsets";
-    VALUE_SCALE = "antiquant.value_scale_unchecked", Overrun("a factor is read for each token of each sequence"), V2, "check J14",
+    VALUE_SCALE = "antiquant.value_scale_unchecked",
+        Overrun("a factor is read for each token of each sequence"), V2, "check J14",
         "a value's scale for each token beside per-channel keys is [B, S] or [1, B, S]",
         "shape the value's scale by its mode";
     ROPE_SCALE = "key_rope_antiquant_scale.ignored", Lint("the tensor is not looked at"), V3, "check J15",

@@ -10,13 +10,17 @@ rules! {
     LIST_IGNORED = "key.list_ignored", Lint("the tensors are not looked at"), V1, "check J16",
         "every tensor of the key and value lists is used",
         "pass the tensors that are used only";
-    LIST_DTYPE = "key.list_dtype", Overrun("a tensor of smaller elements is read as one of the first tensor's"), V1, "check D3",
+    LIST_DTYPE = "key.list_dtype",
+        Overrun("a tensor of smaller elements is read as one of the first tensor's"), V1, "check D3",
         "in the prefill path the tensors of a list have one dtype",
         "convert every tensor of the lists to one dtype: the operator looks at the first alone";
-    SINGLE_LENGTH = "key.list_single_length", Overrun("keys behind the end of a shorter tensor are read"), V1, "check E1.2",
+    SINGLE_LENGTH = "key.list_single_length",
+        Overrun("keys behind the end of a shorter tensor are read"), V1, "check E1.2",
         "in the prefill path one key length for a whole list fits in each of its tensors",
         "pass a key length for each sequence: the operator holds a single one against the longest tensor";
-    LIST_MAX = "key.list_max", Overrun("nobody says what holds the addresses of more"), V1, "FusedInferAttentionScore documentation, limits; check I2",
+    LIST_MAX = "key.list_max",
+        Overrun("nobody says what holds the addresses of more"),
+        V1, "FusedInferAttentionScore documentation, limits; check I2",
         "a list of keys has at most 256 tensors",
         "split the batch over several calls";
     VALUE_SHAPE = "value.shape_unchecked", Overrun("the value is read by the key's rows"), V1, "check J17",
@@ -25,16 +29,22 @@ rules! {
     ROWS_MAX = "query.rows_max", Overrun("nobody says where offsets of more rows lead"), V1, "check D15",
         "a sequence has at most 20971520 query rows and as many keys",
         "split long sequences: the operator only warns";
-    HEADS_MAX = "num_heads.max_decode", Overrun("nobody says what the buffers hold for more"), V1, "FusedInferAttentionScore documentation, limits; check D1",
+    HEADS_MAX = "num_heads.max_decode",
+        Overrun("nobody says what the buffers hold for more"),
+        V1, "FusedInferAttentionScore documentation, limits; check D1",
         "numHeads is at most 256 in the decode path",
         "split the heads over several calls";
-    UNALIGNED = "query.batch_unaligned", Overrun("nobody says where rows of more sequences are copied to"), V1, "FusedInferAttentionScore documentation, limits",
+    UNALIGNED = "query.batch_unaligned",
+        Overrun("nobody says where rows of more sequences are copied to"),
+        V1, "FusedInferAttentionScore documentation, limits",
         "with a head dimension that is no multiple of 16 the batch size is at most 128",
         "pad the head dimension with zeros, or split the batch over several calls";
-    ROPE_DTYPE = "rope.dtype_unchecked", Overrun("a rotary part of smaller elements is read as one of the query's"), V3, "check J29",
+    ROPE_DTYPE = "rope.dtype_unchecked",
+        Overrun("a rotary part of smaller elements is read as one of the query's"), V3, "check J29",
         "in the prefill path queryRope and keyRope have the query's dtype",
         "convert the rotary parts to the query's dtype";
-    ROPE_CACHE = "rope.cache_unchecked", Overrun("the cache of keyRope is read by the blocks of the key"), V3, "check J29",
+    ROPE_CACHE = "rope.cache_unchecked",
+        Overrun("the cache of keyRope is read by the blocks of the key"), V3, "check J29",
         "in the prefill path the cache of keyRope has as many blocks as that of the key, and tokens in each",
         "shape the cache of keyRope as that of the key";
 }

@@ -11,19 +11,25 @@ rules! {
     SURPLUS = "actual_seq_lengths.surplus", Lint("the entries are not looked at"), V1, "checks E1, F7",
         "the length arrays have no entries beyond the batch",
         "drop the entries beyond the batch: the operator uses the first ones";
-    IGNORED = "actual_seq_lengths.ignored", Lint("every row of the tensors is computed"), V1, "check E1.1; FusedInferAttentionScore documentation, actualSeqLengths",
+    IGNORED = "actual_seq_lengths.ignored",
+        Lint("every row of the tensors is computed"),
+        V1, "check E1.1; FusedInferAttentionScore documentation, actualSeqLengths",
         "in the decode path actualSeqLengths is the number of query rows, once or for each sequence",
         "drop actualSeqLengths: every sequence has all its query rows in the decode path";
-    EMPTY = "actual_seq_lengths_kv.empty", Lint("the whole block table is read, whose blocks are checked"), V1, "check J7",
+    EMPTY = "actual_seq_lengths_kv.empty",
+        Lint("the whole block table is read, whose blocks are checked"), V1, "check J7",
         "a paged call has a key length for each sequence",
         "pass the number of cached tokens of each sequence: otherwise all that the block table could hold counts";
     PADDING_IGNORED = "padding_size.ignored", Lint("the tensor is not looked at"), V1, "check J10",
-        "queryPaddingSize goes with several query rows, kvPaddingSize with key lengths and one key tensor that is not paged",
+        "queryPaddingSize goes with several query rows, kvPaddingSize with key lengths and one key tensor that is not \
+         paged",
         "drop the padding, or pad on the right and give the lengths";
-    PADDING_UNCHECKED = "padding_size.unchecked", Overrun("eight bytes are read whatever the tensor has"), V1, "checks C7, J10",
+    PADDING_UNCHECKED = "padding_size.unchecked",
+        Overrun("eight bytes are read whatever the tensor has"), V1, "checks C7, J10",
         "queryPaddingSize and kvPaddingSize are INT64 [1]",
         "pass one INT64: the padding is the same for every sequence";
-    PREFIX_DTYPE = "shared_prefix.dtype_unchecked", Overrun("a prefix of smaller elements is read as one of the key's"), V2, "check J21",
+    PREFIX_DTYPE = "shared_prefix.dtype_unchecked",
+        Overrun("a prefix of smaller elements is read as one of the key's"), V2, "check J21",
         "in the prefill path keySharedPrefix and valueSharedPrefix have the key's dtype",
         "convert the prefixes to the key's dtype";
     PREFIX_LENGTH = "shared_prefix.length_ignored", Lint("only an attribute is ignored"), V2, "check J21",

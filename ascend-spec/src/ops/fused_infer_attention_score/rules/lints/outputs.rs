@@ -10,19 +10,25 @@ use crate::{DType, TensorDesc};
 
 rules! {
     in Scope::ALL;
-    LAYOUT = "input_layout.heads_first", Lint("the output has as many elements in either order"), V3, "FusedInferAttentionScore documentation, inputLayout",
+    LAYOUT = "input_layout.heads_first",
+        Lint("the output has as many elements in either order"),
+        V3, "FusedInferAttentionScore documentation, inputLayout",
         "the layouts BSH_NBSD, BSND_NBSD and BNSD_NBSD go with multi-head latent attention in its absorbed form",
         "use the layout without _NBSD, and put the heads first afterwards";
-    OUT_SHAPE = "attention_out.shape_unchecked", Overrun("the operator writes the whole of its own shape"), V1, "checks B9, J4",
+    OUT_SHAPE = "attention_out.shape_unchecked",
+        Overrun("the operator writes the whole of its own shape"), V1, "checks B9, J4",
         "attentionOut has the shape that the operator writes",
         "make attentionOut of this shape";
-    LSE_UNCHECKED = "softmax_lse.unchecked", Overrun("the operator writes a FLOAT for each row wherever softmaxLse points"), V1, "check J13",
+    LSE_UNCHECKED = "softmax_lse.unchecked",
+        Overrun("the operator writes a FLOAT for each row wherever softmaxLse points"), V1, "check J13",
         "softmaxLse is a FLOAT tensor of shape [B, N, S, 1] when softmaxLseFlag is true",
         "pass a softmaxLse of this shape, or set softmaxLseFlag to false";
-    LSE_IGNORED = "softmax_lse.ignored", Lint("nothing is written there"), V1, "FusedInferAttentionScore documentation, softmaxLse",
+    LSE_IGNORED = "softmax_lse.ignored",
+        Lint("nothing is written there"), V1, "FusedInferAttentionScore documentation, softmaxLse",
         "softmaxLse is given when softmaxLseFlag is true, and otherwise stands in with one element at most",
         "set softmaxLseFlag to true: otherwise softmaxLse comes back as it was";
-    PRECISE_UNCHECKED = "inner_precise.unchecked", Overrun("nothing is checked, and everything is read as the attributes say"), V1, "checks J1, J2",
+    PRECISE_UNCHECKED = "inner_precise.unchecked",
+        Overrun("nothing is checked, and everything is read as the attributes say"), V1, "checks J1, J2",
         "innerPrecise is 0 or 1 over an INT8 cache in the decode path",
         "use innerPrecise 0 or 1: with 2 and query lengths the operator leaves the call unchecked";
     PRECISE_MEANING = "inner_precise.meaning", Lint("only numbers change"), V1, "check J20",

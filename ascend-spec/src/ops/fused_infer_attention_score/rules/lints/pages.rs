@@ -9,23 +9,27 @@ use std::slice;
 
 rules! {
     in Scope::ALL;
-    BLOCK_SIZE = "block_size.ignored", Lint("only an attribute is ignored"), V1, "FusedInferAttentionScore documentation, blockSize",
+    BLOCK_SIZE = "block_size.ignored",
+        Lint("only an attribute is ignored"), V1, "FusedInferAttentionScore documentation, blockSize",
         "blockSize is given with a block table only",
         "pass the block table, or blockSize 0";
     TABLE = "block_table.unchecked", Overrun("a row of INT32 is read for each sequence"), V1, "check J8",
         "in the decode path, in the split-fuse path and for the unified checker until 9.0 blockTable is INT32 [B, M]",
         "pass one row of INT32 block ids for each sequence";
-    BLOCKS = "cache.blocks_unchecked", Lint("the blocks that the table names are checked one by one"), V1, "checks E3.3, J8",
+    BLOCKS = "cache.blocks_unchecked",
+        Lint("the blocks that the table names are checked one by one"), V1, "checks E3.3, J8",
         "outside of the prefill path the cache has as many blocks as its longest sequence needs",
         "pass the whole cache, or shorter lengths";
-    SHAPE = "cache.shape_unchecked", Overrun("blocks are read by blockSize, numKeyValueHeads and the query's head dimension"), V1, "checks E3.4, F6",
-        "in the decode and the split-fuse path a BnBsH cache is [blocks, blockSize, numKeyValueHeads * head dimension], a BnNBsD cache \
-         [blocks, numKeyValueHeads, blockSize, head dimension]",
+    SHAPE = "cache.shape_unchecked",
+        Overrun("blocks are read by blockSize, numKeyValueHeads and the query's head dimension"), V1, "checks E3.4, F6",
+        "in the decode and the split-fuse path a BnBsH cache is [blocks, blockSize, numKeyValueHeads * head \
+         dimension], a BnNBsD cache [blocks, numKeyValueHeads, blockSize, head dimension]",
         "shape the cache by blockSize, numKeyValueHeads and the query's head dimension";
     VALUE = "cache.value_unchecked", Overrun("the value cache is read by the key cache's shape"), V1, "check J9",
         "in the decode and the split-fuse path the value cache has the key cache's shape",
         "give the value cache the key cache's shape";
-    HIDDEN = "cache.hidden_size_unchecked", Overrun("the step from row to row does not fit in its 16 bits"), V1, "checks E3.4, F6",
+    HIDDEN = "cache.hidden_size_unchecked",
+        Overrun("the step from row to row does not fit in its 16 bits"), V1, "checks E3.4, F6",
         "in the decode path the last axis of a BnBsH cache is at most 65535",
         "use a BnNBsD cache with BNSD queries";
 }

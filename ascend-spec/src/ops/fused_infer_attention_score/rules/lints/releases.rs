@@ -13,44 +13,60 @@ use crate::{Cann, Change, DType, NewArgument, Operator, SparseMode};
 rules! {
     in Scope::A2_A3.since(V8_5);
     ENDS = "split_fuse.ends", Overrun("rows are read from where the ends lead"), V1, "split-fuse path, lengths",
-        "packed rows without rotary parts have ends that do not fall, as many for the keys, and over a cache key lengths within \
-         the block table's row",
+        "packed rows without rotary parts have ends that do not fall, as many for the keys, and over a cache key \
+         lengths within the block table's row",
         "pass cumulative sums for the query, and for cached keys each sequence's own length";
     CAUSAL = "split_fuse.causal_rows", Lint("only numbers change"), V1, "split-fuse path, sparse mode 3",
         "sparse mode 3 over packed rows has no more query rows than keys in any sequence",
         "count the new tokens as keys too";
-    KV_HEADS = "split_fuse.kv_heads", Overrun("keys are read by numKeyValueHeads, whatever the tensor has"), V1, "split-fuse path, numKeyValueHeads",
+    KV_HEADS = "split_fuse.kv_heads",
+        Overrun("keys are read by numKeyValueHeads, whatever the tensor has"), V1, "split-fuse path, numKeyValueHeads",
         "numKeyValueHeads is the key's number of heads for packed rows",
         "set numKeyValueHeads to the key's number of heads";
-    GROUPS = "split_fuse.heads_divide", Overrun("query heads beyond a whole number for each key head are not written"), V1, "X kernel, split-fuse path, groups of heads",
-        "packed rows without rotary parts have as many query heads for each key head: numHeads divides by numKeyValueHeads",
+    GROUPS = "split_fuse.heads_divide",
+        Overrun("query heads beyond a whole number for each key head are not written"),
+        V1, "X kernel, split-fuse path, groups of heads",
+        "packed rows without rotary parts have as many query heads for each key head: numHeads divides by \
+         numKeyValueHeads",
         "every key head must serve the same number of query heads";
-    DIVIDES = "split_fuse.kv_heads_zero", HostCrash("x86 hosts divide by numKeyValueHeads"), V1, "split-fuse path, numKeyValueHeads" in Scope::A2_A3.since(V9_0),
+    DIVIDES = "split_fuse.kv_heads_zero",
+        HostCrash("x86 hosts divide by numKeyValueHeads"),
+        V1, "split-fuse path, numKeyValueHeads" in Scope::A2_A3.since(V9_0),
         "packed rows with as many key heads as query heads say numKeyValueHeads",
         "set numKeyValueHeads to the number of key heads: a division by 0 ends the process on x86 hosts";
-    OUT_DTYPE = "split_fuse.output_dtype", Overrun("the output is written in the query's dtype"), V1, "split-fuse path, output",
+    OUT_DTYPE = "split_fuse.output_dtype",
+        Overrun("the output is written in the query's dtype"), V1, "split-fuse path, output",
         "packed rows without rotary parts have an output of the query's dtype",
         "make attentionOut of the query's dtype";
     IGNORED = "split_fuse.ignored", Lint("the arguments are not looked at"), V1, "split-fuse path, arguments",
         "packed rows without rotary parts come with no left padding, shared prefix or quantisation",
         "drop the argument";
-    SINGLE_MASK = "sparse_mode.single_row", Lint("the mask is checked as the full one that it is read as"), V1, "single-query decode, mask",
+    SINGLE_MASK = "sparse_mode.single_row",
+        Lint("the mask is checked as the full one that it is read as"), V1, "single-query decode, mask",
         "a single row has no sparse mode above 1 with a mask",
-        "pass mode 0, with a full mask where the mode hides keys from a single row: the operator reads the triangle as a full \
-         mask, which hides others";
-    SINGLE_ROWS = "atten_mask.row_each", Overrun("row number b is read for sequence b"), V1, "single-query decode, mask" in Scope::A2_A3.since(V9_1),
+        "pass mode 0, with a full mask where the mode hides keys from a single row: the operator reads the triangle as \
+         a full mask, which hides others";
+    SINGLE_ROWS = "atten_mask.row_each",
+        Overrun("row number b is read for sequence b"), V1, "single-query decode, mask" in Scope::A2_A3.since(V9_1),
         "a mask of two axes has a row for each sequence of a single row",
         "pass [B, Skv]";
-    PADDED = "atten_mask.padded_keys", Overrun("columns are read up to where the padded keys end"), V1, "left padding, mask" in Scope::UNIFIED.since(V9_1),
+    PADDED = "atten_mask.padded_keys",
+        Overrun("columns are read up to where the padded keys end"),
+        V1, "left padding, mask" in Scope::UNIFIED.since(V9_1),
         "beside kvPaddingSize a full mask has a column for each row of the key tensor",
         "expand the mask to the rows of the key: it is read by their places, not counted from the first valid one";
-    TREE_SIZE = "tree_mask.size", Overrun("the mask is read by the numbers of rows, whatever its size"), V3, "sparse mode 9, shapes" in Scope::A2_A3.since(V9_1),
+    TREE_SIZE = "tree_mask.size",
+        Overrun("the mask is read by the numbers of rows, whatever its size"),
+        V3, "sparse mode 9, shapes" in Scope::A2_A3.since(V9_1),
         "the tree mask has an element for each row and each of the last keys, as many as rows",
         "pass [B, S, S], or for packed sequences the squares of their rows one after another";
-    TREE_SHAPE = "tree_mask.shape", Lint("each element is read where the mask's last two axes put it"), V3, "sparse mode 9, shapes" in Scope::A2_A3.since(V9_1),
+    TREE_SHAPE = "tree_mask.shape",
+        Lint("each element is read where the mask's last two axes put it"),
+        V3, "sparse mode 9, shapes" in Scope::A2_A3.since(V9_1),
         "the tree mask is [B, S, S], for packed sequences of one axis with the squares of their rows",
         "shape the mask by the query's rows";
-    TREE_IGNORED = "tree_mask.ignored", Lint("nothing is read of the tensor"), V3, "sparse mode 9, full quantisation" in Scope::A2_A3.since(V9_1),
+    TREE_IGNORED = "tree_mask.ignored",
+        Lint("nothing is read of the tensor"), V3, "sparse mode 9, full quantisation" in Scope::A2_A3.since(V9_1),
         "the tree mask of packed INT8 queries has one axis with the squares of their rows one after another",
         "pass a mask of that size: the operator leaves another one out, and every row sees every key";
     SINK = "learnable_sink.combined", Lint("only numbers change"), V4, "learnableSink, features",
@@ -59,22 +75,30 @@ rules! {
     BIAS_TYPE = "pse_type.ignored", Lint("only an attribute is ignored"), V5, "pseType" in Scope::A2_A3.since(V9_0),
         "pseType is 0",
         "pass 0 with a bias tensor: 9.0, and from then on the split-fuse path, ignore the type on these products";
-    LIST_BATCH = "key.list_batch_unchecked", Lint("the first entry of each tensor alone is read"), V1, "tensor lists; Ascend 950, tensor lists" in Scope::UNIFIED.since(V9_1),
+    LIST_BATCH = "key.list_batch_unchecked",
+        Lint("the first entry of each tensor alone is read"),
+        V1, "tensor lists; Ascend 950, tensor lists" in Scope::UNIFIED.since(V9_1),
         "each tensor of a list has batch 1",
         "give each sequence a tensor of its own";
-    LIST_EMPTY = "key.list_batch_empty", Overrun("the first entry of each tensor is read, also where there is none"), V1, "tensor lists; Ascend 950, tensor lists" in Scope::UNIFIED.since(V9_1),
+    LIST_EMPTY = "key.list_batch_empty",
+        Overrun("the first entry of each tensor is read, also where there is none"),
+        V1, "tensor lists; Ascend 950, tensor lists" in Scope::UNIFIED.since(V9_1),
         "no tensor of a list has batch 0",
         "give a sequence without keys the length 0";
     BIAS_ROW = "pse_shift.one_row", Lint("one row is read for all"), V5, "Ascend 950, pseShift" in Scope::ASCEND_950,
         "a position bias has a row for each query row",
         "expand the bias to every query row";
-    UNALIGNED = "head_dim.unaligned", Lint("rows are read as they lie"), V5, "Ascend 950, head dimensions" in Scope::ASCEND_950,
+    UNALIGNED = "head_dim.unaligned",
+        Lint("rows are read as they lie"), V5, "Ascend 950, head dimensions" in Scope::ASCEND_950,
         "the head dimension is a multiple of 16",
         "pad the head dimension with zeros: the documents ask for it";
-    PORTABLE_REFUSED = "portable.refused", Lint("the release that the call runs on takes it"), V1, "differences between releases" in Scope::ALL,
+    PORTABLE_REFUSED = "portable.refused",
+        Lint("the release that the call runs on takes it"), V1, "differences between releases" in Scope::ALL,
         "a call that is to be portable is one that every release that it is meant for takes",
         "change what the rule of that release names";
-    PORTABLE_MEANING = "portable.meaning", Lint("the release that the call runs on reads it as it is checked"), V1, "differences between releases" in Scope::ALL,
+    PORTABLE_MEANING = "portable.meaning",
+        Lint("the release that the call runs on reads it as it is checked"),
+        V1, "differences between releases" in Scope::ALL,
         "a call that is to be portable means the same on every release that it is meant for",
         "drop what releases read differently: masks and modes of single rows, arguments that one of them ignores";
 }

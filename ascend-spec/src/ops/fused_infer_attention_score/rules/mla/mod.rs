@@ -15,10 +15,12 @@ rules! {
         "queryRope and keyRope are given together",
         "pass the rotary parts of query and key";
     LAYOUT = "rope.layout", TILING_ERROR, V3, "checks B5, D16, I8",
-        "rotary parts go with TND and NTD_TND in the prefill path, and with every layout but BNSD_BSND and NTD_TND in the absorbed form",
+        "rotary parts go with TND and NTD_TND in the prefill path, and with every layout but BNSD_BSND and NTD_TND in \
+         the absorbed form",
         "pack the sequences";
     PREFILL_DIMS = "rope.prefill_dims", TILING_ERROR, V3, "check E2.7",
-        "in the prefill path query, key and value have head dimension 128, the rotary parts 64 and the other axes of query and key",
+        "in the prefill path query, key and value have head dimension 128, the rotary parts 64 and the other axes of \
+         query and key",
         "shape the rotary parts as query and key";
     ABSORBED_DIMS = "rope.absorbed_dims", TILING_ERROR, V3, "checks F18, G3.7",
         "in the absorbed form query, key and value have head dimension 512 and the rotary parts 64",
@@ -42,16 +44,19 @@ rules! {
         "the absorbed form is paged, except with sparse mode 4",
         "page the compressed cache";
     BLOCK_SIZE = "mla.block_size", TILING_ERROR, V3, "checks F18, G1.4, G3.2",
-        "blockSize is 16 or 128, 128 with an NZ cache, 64 or 128 with sparse mode 4, and not negative without a block table",
+        "blockSize is 16 or 128, 128 with an NZ cache, 64 or 128 with sparse mode 4, and not negative without a block \
+         table",
         "use blocks of 128 tokens";
     CACHE = "mla.cache", TILING_ERROR, V3, "checks F18, G3.2, G3.6, G4.4, G4.5",
         "the caches of key, value and keyRope have one format and block count, and the format goes with the layout",
         "shape the three caches alike; BnNBsD goes with BNSD and packed queries, NZ with the others";
     MODE = "mla.sparse_mode", TILING_ERROR, V3, "checks F14a, F14b, G3.4",
-        "single rows take mode 0 without a mask, several rows mode 3 with the [2048, 2048] mask, or mode 4 where offered",
+        "single rows take mode 0 without a mask, several rows mode 3 with the [2048, 2048] mask, or mode 4 where \
+         offered",
         "use mode 3 for several rows, mode 0 without a mask for one";
     SLIDING = "mla.sliding", TILING_ERROR, V3, "checks G1.5, G3.4, G4.2, J30",
-        "sparse mode 4 has BSND, 128 heads, a BnBsH cache, preTokens from 1 to 2048, nextTokens 0, at most 131088 keys and no more rows than keys",
+        "sparse mode 4 has BSND, 128 heads, a BnBsH cache, preTokens from 1 to 2048, nextTokens 0, at most 131088 keys \
+         and no more rows than keys",
         "meet all of the conditions, or use mode 3";
     LSE = "mla.softmax_lse", TILING_ERROR, V3, "checks F17, G3.1",
         "the absorbed form writes no log-sum-exp",
@@ -63,7 +68,8 @@ rules! {
         "the absorbed form goes with no quantisation, position bias, left padding or shared prefix",
         "drop the argument and set its mode to 0";
     LENGTHS = "mla.lengths", TILING_ERROR, V3, "checks F19, G3.8, G4.1",
-        "the absorbed form has no query lengths unless packed or with sparse mode 4, and a key length for each sequence",
+        "the absorbed form has no query lengths unless packed or with sparse mode 4, and a key length for each \
+         sequence",
         "pass the number of cached tokens of each sequence, and drop actualSeqLengths";
     OUT = "mla.output", TILING_ERROR, V3, "checks F21, G3.1",
         "the output has the query's dtype, BF16 for an INT8 query",
@@ -72,7 +78,8 @@ rules! {
         "the tree mask of an INT8 query with several rows a sequence is [B, S, S]",
         "pass one square of the query's rows for each sequence";
     FULL_QUANT = "mla.full_quant", TILING_ERROR, V4, "checks F12, F14d, J10",
-        "an INT8 query has an INT8 NZ cache of blockSize 128, BF16 rotary parts, scales of query, key and value, and queryQuantMode 3, and no left padding",
+        "an INT8 query has an INT8 NZ cache of blockSize 128, BF16 rotary parts, scales of query, key and value, and \
+         queryQuantMode 3, and no left padding",
         "meet all of the conditions";
 }
 
@@ -99,8 +106,8 @@ pub(crate) fn decode_ropes(f: &Facts<'_>) -> Result<(), Violation> {
         PAIR,
         "neither",
         "both",
-        "packed queries of head dimension 512 are the absorbed form: pass queryRope and keyRope, or call with BSH, BSND or BNSD, \
-         which take heads of 512 without them",
+        "packed queries of head dimension 512 are the absorbed form: pass queryRope and keyRope, or call with BSH, \
+         BSND or BNSD, which take heads of 512 without them",
     );
     Ok(())
 }

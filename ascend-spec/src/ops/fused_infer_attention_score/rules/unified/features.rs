@@ -14,18 +14,19 @@ use crate::{Axes, Cann, DType, Dims, TensorDesc, Violation};
 rules! {
     in Scope::UNIFIED;
     BIAS_LAYOUT = "pse_shift.layout", TILING_ERROR, V1, "checks E2.9, I3; Ascend 950, pseShift",
-        "pseShift goes with BSH, BSND, BNSD and BNSD_BSND, and for several rows on Atlas A2 and A3 with a head dimension that \
-         is a multiple of 16",
+        "pseShift goes with BSH, BSND, BNSD and BNSD_BSND, and for several rows on Atlas A2 and A3 with a head \
+         dimension that is a multiple of 16",
         "use a layout with a batch axis that keeps its order";
     BIAS_TYPE = "pse_type.zero", TILING_ERROR, V5, "position bias; Ascend 950, pseType" in Scope::UNIFIED.since(V9_1),
         "pseType is 0",
         "pass a bias tensor: slopes are gone";
     PADDING_ALONE = "padding_size.unified_alone", TILING_ERROR, V1, "check I3; Ascend 950, left padding",
-        "left padding goes with BSH, BSND, BNSD and BNSD_BSND and with no shared prefix or absorbed form, until 9.0 with no \
-         tensor list",
+        "left padding goes with BSH, BSND, BNSD and BNSD_BSND and with no shared prefix or absorbed form, until 9.0 \
+         with no tensor list",
         "pad on the right and give the lengths";
     PREFIX_ALONE = "shared_prefix.unified_alone", TILING_ERROR, V2, "check I13; Ascend 950, shared prefix",
-        "a shared prefix goes with BSH, BSND, BNSD and BNSD_BSND, with no paging, and for several rows with no tensor list",
+        "a shared prefix goes with BSH, BSND, BNSD and BNSD_BSND, with no paging, and for several rows with no tensor \
+         list",
         "copy the prefix into each sequence's keys";
     PREFIX_OUT = "shared_prefix.output", TILING_ERROR, V5, "Ascend 950, shared prefix" in Scope::ASCEND_950,
         "of the quantised outputs INT8 alone goes with a shared prefix",
@@ -34,8 +35,8 @@ rules! {
         "learnableSink is BF16 on Atlas A2 and A3, and of the query's dtype on Ascend 950",
         "convert the sink";
     SINK_950 = "learnable_sink.alone", TILING_ERROR, V4, "Ascend 950, learnableSink" in Scope::ASCEND_950,
-        "a learnable sink has head dimensions of 64, 128 or 192 and values of 64 or 128, innerPrecise 0, and no left padding, \
-         shared prefix, position bias, quantised output or absorbed form",
+        "a learnable sink has head dimensions of 64, 128 or 192 and values of 64 or 128, innerPrecise 0, and no left \
+         padding, shared prefix, position bias, quantised output or absorbed form",
         "drop the argument, or set innerPrecise to 0";
 }
 

@@ -10,26 +10,27 @@ use crate::{Cann, Change, DType, Layout, Violation};
 rules! {
     in Scope::UNIFIED;
     LAYOUT = "input_layout.form", TILING_ERROR, V1, "checks I8, I9; Ascend 950, layouts",
-        "the absorbed form has the layouts BSH, BSND, BNSD, TND and those that put heads first in the output, every other \
-         form the nine others",
+        "the absorbed form has the layouts BSH, BSND, BNSD, TND and those that put heads first in the output, every \
+         other form the nine others",
         "use the layout without _NBSD or TND_NTD, or for the absorbed form one of its eight";
     REORDERED_DIM = "head_dim.reordered", TILING_ERROR, V1, "check I9; Ascend 950, L8",
-        "without rotary parts NTD, NTD_TND, BSH_BNSD and BSND_BNSD take head dimensions of 64 or 128, or 192 with values of 128",
+        "without rotary parts NTD, NTD_TND, BSH_BNSD and BSND_BNSD take head dimensions of 64 or 128, or 192 with \
+         values of 128",
         "pad the head dimension with zeros to 64 or 128, or use a layout that keeps its order";
     PACKED_DIM = "head_dim.packed", TILING_ERROR, V1, "check I9" in Scope::A2_A3.since(V8_5),
         "without rotary parts TND takes head dimensions of 64, 128 or 192, or 192 with values of 128",
-        "pad heads of up to 192 with zeros; longer ones go with BSH, BSND and BNSD, up to 256 also with innerPrecise 0 and fewer \
-         key heads than query heads";
+        "pad heads of up to 192 with zeros; longer ones go with BSH, BSND and BNSD, up to 256 also with innerPrecise 0 \
+         and fewer key heads than query heads";
     VALUE_DIM = "head_dim.value", TILING_ERROR, V1, "checks G0.4, I9",
         "query and value have one head dimension, or 192 and 128",
         "pad the narrower of query, key and value with zeros";
     DIFFERENT = "head_dim.different", TILING_ERROR, V1, "Ascend 950, L12" in Scope::ASCEND_950,
-        "head dimensions of query and value that differ are at most 128, in BSH, BSND, BNSD or TND, with sparse modes 0, 2 or \
-         3, and with no cache, softmaxLse, position bias or left padding",
+        "head dimensions of query and value that differ are at most 128, in BSH, BSND, BNSD or TND, with sparse modes \
+         0, 2 or 3, and with no cache, softmaxLse, position bias or left padding",
         "pad the narrower of query, key and value with zeros";
     ALIGNED = "head_dim.aligned_rows", TILING_ERROR, V1, "check I9; Ascend 950, L9",
-        "several query rows on Atlas A2 and A3, and BNSD_BSND everywhere, have a head dimension that is a multiple of 16, with \
-         an INT8 output of 32",
+        "several query rows on Atlas A2 and A3, and BNSD_BSND everywhere, have a head dimension that is a multiple of \
+         16, with an INT8 output of 32",
         "pad the head dimension of query, key and value with zeros; the scale stays";
     KEY_DIM = "head_dim.key", TILING_ERROR, V1, "checks G4.4, I9; Ascend 950, L5",
         "the key has the query's head dimension",
@@ -115,8 +116,8 @@ pub(crate) fn layout(f: &Facts<'_>) -> Result<(), Violation> {
         },
         LAYOUT,
         f.layout,
-        "BSH, BSND, BNSD, TND; BNSD_BSND, BSH_BNSD, BSND_BNSD, NTD and NTD_TND, or for the absorbed form \
-         BSH_NBSD, BSND_NBSD, BNSD_NBSD and TND_NTD",
+        "BSH, BSND, BNSD, TND; BNSD_BSND, BSH_BNSD, BSND_BNSD, NTD and NTD_TND, or for the absorbed form BSH_NBSD, \
+         BSND_NBSD, BNSD_NBSD and TND_NTD",
     );
     Ok(())
 }

@@ -11,17 +11,19 @@ use crate::{Cann, Change, DType, Layout, NewArgument, TensorDesc, Violation};
 rules! {
     in Scope::UNIFIED;
     STRIDED = "tensor.contiguous", TILING_ERROR, V1, "entry points, strided tensors" in Scope::UNIFIED.since(V9_1),
-        "key, value, keyRope and the scales of key and value are contiguous, on Atlas A2 and A3 for V5 whatever checks the call; on \
-         Ascend 950 the first two axes of paged MXFP8 ones may be strided",
+        "key, value, keyRope and the scales of key and value are contiguous, on Atlas A2 and A3 for V5 whatever checks \
+         the call; on Ascend 950 the first two axes of paged MXFP8 ones may be strided",
         "copy the tensor to a contiguous one";
     COUNT = "key.list_count", TILING_ERROR, V1, "checks G0.1, I2",
         "key and value are lists of one length",
         "pass a value for each key";
     LAYOUT = "key.list_layout", TILING_ERROR, V1, "check I2; Ascend 950, tensor lists",
-        "a list of several keys goes with BSH, BSND, BNSD and BNSD_BSND, in 8.5 also with BSH_BNSD and BSND_BNSD, with no rotary parts on Atlas A2 and A3, and with no \
-         block table",
+        "a list of several keys goes with BSH, BSND, BNSD and BNSD_BSND, in 8.5 also with BSH_BNSD and BSND_BNSD, with \
+         no rotary parts on Atlas A2 and A3, and with no block table",
         "use one key tensor, or pad the keys to one length and pass BNSD";
-    SHORT = "key.list_short", TilingCrash("some of these calls read past the end of the list, the others are refused"), V1, "status codes, short lists" in Scope::A2_A3.since(V8_5).until(V9_0),
+    SHORT = "key.list_short",
+        TilingCrash("some of these calls read past the end of the list, the others are refused"),
+        V1, "status codes, short lists" in Scope::A2_A3.since(V8_5).until(V9_0),
         "a list of keys with BNSD or BNSD_BSND has a tensor for each sequence",
         "pass one key and one value a sequence";
     MOST = "key.list_most", TILING_ERROR, V1, "check I2" in Scope::A2_A3.since(V8_5).until(V9_0),

@@ -14,8 +14,9 @@ rules! {
     in Scope::UNIFIED;
     MODE = "sparse_mode.unified", TILING_ERROR, V1, "check I4; Ascend 950, masks",
         "sparseMode is from 0 to 4; on Atlas A2 and A3 from 9.1 on also 9, the tree mask",
-        "modes 5 to 8 belong to the training operators; mode 9, the tree mask, exists from CANN 9.1 on, on Atlas A2 and A3 with rotary \
-         parts: elsewhere pass the tree as a full mask in mode 1, or leave it to the safe layer's TreeVerification";
+        "modes 5 to 8 belong to the training operators; mode 9, the tree mask, exists from CANN 9.1 on, on Atlas A2 \
+         and A3 with rotary parts: elsewhere pass the tree as a full mask in mode 1, or leave it to the safe layer's \
+         TreeVerification";
     FORM_MODE = "sparse_mode.form", TILING_ERROR, V3, "check I4; Ascend 950, M7",
         "the absorbed form takes sparse modes 0, 3, 4 and where there is one the tree mask of mode 9",
         "use mode 3 for causal attention, mode 4 for a window, mode 0 for neither";
@@ -23,12 +24,12 @@ rules! {
         "single rows over quantised keys have sparse mode 0",
         "pass mode 0, with a full mask where the mode hides keys from a single row";
     FULL = "atten_mask.full", TILING_ERROR, V1, "checks I4, I5; Ascend 950, M3",
-        "the mask of sparse modes 0 and 1 covers every query row and key in two, three or four axes; two axes go on Atlas A2 \
-         and A3 with BSH, BSND, BNSD and BNSD_BSND without rotary parts, four have one mask for all heads",
+        "the mask of sparse modes 0 and 1 covers every query row and key in two, three or four axes; two axes go on \
+         Atlas A2 and A3 with BSH, BSND, BNSD and BNSD_BSND without rotary parts, four have one mask for all heads",
         "expand the mask to [B, 1, rows, keys]: three and four axes go everywhere";
     TREE = "tree_mask.form", TILING_ERROR, V3, "sparse mode 9, rules" in Scope::A2_A3.since(V9_1),
-        "the tree mask of sparse mode 9 goes with rotary parts, and with no left padding, position bias, shared prefix or \
-         INT8 output",
+        "the tree mask of sparse mode 9 goes with rotary parts, and with no left padding, position bias, shared prefix \
+         or INT8 output",
         "use mode 1 with a full mask";
     TREE_RANK = "tree_mask.rank", TILING_ERROR, V3, "sparse mode 9, shapes" in Scope::A2_A3.since(V9_1),
         "the tree mask of sparse mode 9 has one axis or three",

@@ -16,15 +16,15 @@ rules! {
         "until 9.0 the quantisation modes of half-precision calls are 0",
         "set antiquantMode, keyAntiquantMode, valueAntiquantMode and queryQuantMode to 0";
     PLAIN = "quant.output_unified", TILING_ERROR, V1, "routing of 8.5" in Scope::A2_A3.since(V8_5).until(V8_5),
-        "in 8.5 an NZ cache, a reordered layout, and query and value of different head dimensions go with no INT8 output, \
-         position bias, left padding, shared prefix or sink of the absorbed form",
+        "in 8.5 an NZ cache, a reordered layout, and query and value of different head dimensions go with no INT8 \
+         output, position bias, left padding, shared prefix or sink of the absorbed form",
         "use a BnBsH cache and one of BSH, BSND, BNSD, BNSD_BSND and TND";
     OUT_UNUSED = "quant_scale2.half_output", TILING_ERROR, V1, "check G2.3" in Scope::A2_A3.since(V8_5).until(V9_0),
         "in 9.0, and in 8.5 with rotary parts, quantScale2 goes with an INT8 output only",
         "drop quantScale2, or make the output INT8";
     CHANNELS = "quant_scale2.grid", TILING_ERROR, V1, "check I12; Ascend 950, post-quant" in Scope::UNIFIED,
-        "quantScale2 has one element or one for each head and dimension; other layouts than BSH, BSND, BNSD and BNSD_BSND take \
-         [1] and [N, D] alone",
+        "quantScale2 has one element or one for each head and dimension; other layouts than BSH, BSND, BNSD and \
+         BNSD_BSND take [1] and [N, D] alone",
         "pass one scale as [1], or [N, D]";
     ROPE = "quant.output_rope", TILING_ERROR, V3, "checks G3.1, I12" in Scope::A2_A3.since(V8_5),
         "an INT8 output goes with no rotary parts",
