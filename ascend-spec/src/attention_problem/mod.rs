@@ -274,18 +274,18 @@ pub trait AttentionArguments: ArgumentList<Tensor = TensorDesc> {
 
 /// The factor of the scores as operators hold it: in 32 bits, in which numbers from about `3.4e38` on are infinite, and
 /// those below about `1e-45` are 0.
-pub fn score_scale(given: f64) -> f32 {
-    given as f32
+pub fn score_scale(scale: f64) -> f32 {
+    scale as f32
 }
 
 /// The factor that was likely meant where the square root of a head dimension is given instead of its reciprocal.
 /// Head dimensions of 1 are not considered.
-pub fn inverted_scale(given: f64, head_dims: impl IntoIterator<Item = usize>) -> Option<f64> {
+pub fn inverted_scale(scale: f64, head_dims: impl IntoIterator<Item = usize>) -> Option<f64> {
     let roots = head_dims
         .into_iter()
         .filter(|&dim| dim > 1)
         .map(|dim| (dim as f64).sqrt());
-    let mut near = roots.filter(|root| (given / root - 1.0).abs() < 1e-3);
+    let mut near = roots.filter(|root| (scale / root - 1.0).abs() < 1e-3);
     near.next().map(f64::recip)
 }
 
@@ -295,10 +295,10 @@ mod score_scale_tests {
 
     #[test]
     fn roots_are_told_from_factors() {
-        let meant = |given| inverted_scale(given, [64, 128]);
+        let meant = |scale| inverted_scale(scale, [64, 128]);
         assert_eq!(meant(8.0), Some(0.125));
         assert!(meant(11.3137).is_some_and(|meant| (meant - 0.088_388).abs() < 1e-6));
-        for given in [
+        for scale in [
             0.125,
             1.0,
             0.0,
@@ -309,7 +309,7 @@ mod score_scale_tests {
             f64::NAN,
             f64::INFINITY,
         ] {
-            assert_eq!(meant(given), None, "{given}");
+            assert_eq!(meant(scale), None, "{scale}");
         }
         assert_eq!(inverted_scale(1.0, [1, 0]), None);
     }

@@ -89,13 +89,13 @@ impl Rows {
     }
 
     /// The bytes that a tensor with these extents touches.
-    pub(super) fn bytes(&self, of: Extents) -> Option<Range<u64>> {
+    pub(super) fn bytes(&self, extents: Extents) -> Option<Range<u64>> {
         let elements = match self.lanes as i64 {
-            0 => self.view.elements(of)?,
+            0 => self.view.elements(extents)?,
             lanes => {
                 let groups = Extents {
-                    dim: of.dim / lanes,
-                    ..of
+                    dim: extents.dim / lanes,
+                    ..extents
                 };
                 let range = self.view.elements(groups)?;
                 range.start..range.end.checked_add(lanes as u64 - 1)?

@@ -180,14 +180,14 @@ impl MaskGeometry {
             return only.tile(rows, keys);
         }
         let cells = (rows.1 - rows.0) as u128 * (keys.1 - keys.0) as u128;
-        let counts = self.regions().iter().map(|of| of.count(rows, keys));
+        let counts = self.regions().iter().map(|region| region.count(rows, keys));
         Tile::of(counts.sum(), cells)
     }
 
     /// How many keys the rows see, all together. In constant time.
     pub fn visible(&self) -> u128 {
         let (rows, keys) = ((0, self.q_len), (0, self.kv_len));
-        let counts = self.regions().iter().map(|of| of.count(rows, keys));
+        let counts = self.regions().iter().map(|region| region.count(rows, keys));
         counts.sum()
     }
 
@@ -342,9 +342,9 @@ mod tests {
             super::super::tile_by_rows(&geometry, rows.clone(), keys.clone()),
             tile
         );
-        let of = |j: i64| rows.clone().any(|i| visible(i as i64, j));
-        let first = (0..13).find(|&j| of(j)).map_or(0, |j| j as u64);
-        let last = (0..13).rev().find(|&j| of(j)).map_or(0, |j| j as u64 + 1);
+        let any = |j: i64| rows.clone().any(|i| visible(i as i64, j));
+        let first = (0..13).find(|&j| any(j)).map_or(0, |j| j as u64);
+        let last = (0..13).rev().find(|&j| any(j)).map_or(0, |j| j as u64 + 1);
         prop_assert_eq!(geometry.span(rows), first..last);
         let masked = (0..sq).any(|i| !(0..skv).any(|j| visible(i, j)));
         prop_assert_eq!(geometry.has_fully_masked_row(), masked);

@@ -98,7 +98,7 @@ impl<'a> Sparsity<'a> {
 
     fn geometry_with(&self, b: usize, cut: Option<usize>) -> MaskGeometry {
         let (q_len, kv_len) = self.lengths.of(b);
-        let of = |mode| {
+        let geometry_of = |mode| {
             let (pre, next) = (self.pre_tokens, self.next_tokens);
             MaskGeometry::new(mode, self.has_tensor, q_len, kv_len, pre, next)
         };
@@ -108,7 +108,7 @@ impl<'a> Sparsity<'a> {
                 let prefix = self.prefix.get(b).copied().unwrap_or(0);
                 MaskGeometry::prefix(q_len, kv_len, u64::try_from(prefix).unwrap_or(0))
             }
-            mode => of(mode.of_sequence(cut)),
+            mode => geometry_of(mode.of_sequence(cut)),
         }
     }
 

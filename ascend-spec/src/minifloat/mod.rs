@@ -345,13 +345,13 @@ mod tests {
     fn nearest_hifloat8(value: f32) -> f32 {
         let value = f64::from(value).clamp(-1e6, 1e6);
         // An infinity counts as the value that would follow the largest one.
-        let of = |code| match hifloat8(code) {
-            of if of.is_infinite() => of.signum() * 1.5 * 32768.0,
-            of => of,
+        let number = |code| match hifloat8(code) {
+            found if found.is_infinite() => found.signum() * 1.5 * 32768.0,
+            found => found,
         };
         let codes = (0..=u8::MAX).filter(|&code| code != 0x80);
         let nearest = codes.min_by(|&a, &b| {
-            let (a, b) = (of(a), of(b));
+            let (a, b) = (number(a), number(b));
             let apart = (value - a).abs().total_cmp(&(value - b).abs());
             apart.then(b.abs().total_cmp(&a.abs()))
         });

@@ -121,7 +121,7 @@ mod tests {
         for version in Version::ALL {
             let own = Parameter::ALL.iter().copied();
             let own: Vec<_> = own
-                .filter(|of| of.info().since <= version.number())
+                .filter(|own| own.info().since <= version.number())
                 .collect();
             let own = EntryPoint::Own(own.leak());
             let version = EntryPoint::Version(version.number());

@@ -121,7 +121,14 @@ mod tests {
         assert_eq!(lengths.filled(), (2, 2));
         let firsts: Vec<_> = lengths
             .sequences()
-            .map(|of| (of.index, of.q_first, of.kv_first, of.scores_before))
+            .map(|sequence| {
+                (
+                    sequence.index,
+                    sequence.q_first,
+                    sequence.kv_first,
+                    sequence.scores_before,
+                )
+            })
             .collect();
         let want = [
             (0, 0, 0, 0),

@@ -27,24 +27,31 @@ impl<'a> FiaCall<'a> {
 
     /// Tries the changes of a violation. They are dropped, and the fix is the rule's own, if the changed call breaks
     /// the same rule again, breaks any rule where the violation is of a lint, or is unsupported.
-    pub(super) fn tried(&self, mut of: Violation, version: Version, target: Target) -> Violation {
-        if of.changes.is_empty() {
-            return of;
+    pub(super) fn tried(
+        &self,
+        mut violation: Violation,
+        version: Version,
+        target: Target,
+    ) -> Violation {
+        if violation.changes.is_empty() {
+            return violation;
         }
-        let mends = match self.to_arguments().changed(&of.changes) {
+        let mends = match self.to_arguments().changed(&violation.changes) {
             Err(_) => false,
             Ok(changed) => match changed.call().judged(version, target) {
                 Ok(_) => true,
                 Err(next) => {
-                    !next.is_unsupported() && of.rule.level == Level::Rule && next.rule != of.rule
+                    !next.is_unsupported()
+                        && violation.rule.level == Level::Rule
+                        && next.rule != violation.rule
                 }
             },
         };
         if !mends {
-            of.changes.clear();
-            of.fix = of.rule.fix.to_owned();
+            violation.changes.clear();
+            violation.fix = violation.rule.fix.to_owned();
         }
-        of
+        violation
     }
 
     /// As [`FiaCall::check`], but the changes of a fix are not tried.
@@ -105,14 +112,14 @@ impl<'a> FiaCall<'a> {
         checker: Option<Checker>,
     ) -> Result<Facts<'a>, Violation> {
         version.enter(target)?;
-        let at = entry::main_tensors(self)?;
+        let main = entry::main_tensors(self)?;
         entry::product(version, target)?;
-        entry::types(self, &at, target)?;
+        entry::types(self, &main, target)?;
         let layout = entry::layout(self, target)?;
-        entry::countable(self, &at)?;
-        let q = entry::query(self, layout, target, at.query)?;
+        entry::countable(self, &main)?;
+        let q = entry::query(self, layout, target, main.query)?;
         let kv_heads = heads::kv_heads(self);
-        let nibbles = lists::nibbles(version, &at);
+        let nibbles = lists::nibbles(version, &main);
         let forgotten = entry::Remainder::Forgotten;
         let dim = |desc: &TensorDesc| {
             if target.cann < Cann::V8_5 {
@@ -127,7 +134,7 @@ impl<'a> FiaCall<'a> {
                 (true, _) => 0,
                 (false, _) => forgotten
                     .extents(layout, desc, kv_heads)
-                    .map_or(0, |of| of.dim),
+                    .map_or(0, |extents| extents.dim),
             };
             dim.saturating_mul(nibbles)
         };
@@ -135,15 +142,15 @@ impl<'a> FiaCall<'a> {
             call: self,
             target,
             layout,
-            query: at.query,
-            key: at.key,
+            query: main.query,
+            key: main.key,
             q,
-            key_dim: dim(at.key),
-            value_dim: dim(at.value),
+            key_dim: dim(main.key),
+            value_dim: dim(main.value),
         };
-        let checker = checker.unwrap_or_else(|| routing.checker(&at));
+        let checker = checker.unwrap_or_else(|| routing.checker(&main));
         if checker != Checker::Prefill {
-            entry::divides(self, layout, at.query)?;
+            entry::divides(self, layout, main.query)?;
         }
         routing.null_lengths()?;
         let one_row = checker == Checker::Unified && routing.one_row();
@@ -157,7 +164,7 @@ impl<'a> FiaCall<'a> {
         let list = checker == Checker::Unified && self.key.len() > 1;
         let cache = match list {
             true => None,
-            false => paged::cache(self, at.key, route)?,
+            false => paged::cache(self, main.key, route)?,
         };
         let none = Extents {
             batch: 0,
@@ -175,16 +182,16 @@ impl<'a> FiaCall<'a> {
         };
         // In the decode path the value may have other axes than the key.
         let value_cache = match (cache, checker) {
-            (Some(_), Checker::Decode) => paged::of_rank(at.value.shape.rank()).or(cache),
+            (Some(_), Checker::Decode) => paged::of_rank(main.value.shape.rank()).or(cache),
             _ => cache,
         };
         let counted = |cache, desc| {
-            let of = lying(cache, desc)?;
-            let dim = of.dim.saturating_mul(nibbles);
-            Some(Extents { dim, ..of })
+            let extents = lying(cache, desc)?;
+            let dim = extents.dim.saturating_mul(nibbles);
+            Some(Extents { dim, ..extents })
         };
         if cache.is_none() && checker != Checker::Unified {
-            lists::rank(layout, at.key, at.value)?;
+            lists::rank(layout, main.key, main.value)?;
         }
         let batch = if layout.is_packed() {
             packed::batch(self)
@@ -193,16 +200,16 @@ impl<'a> FiaCall<'a> {
         };
         let kv_list = match checker {
             Checker::Unified => list,
-            _ => lists::is_list(self, layout, batch, route, at.key),
+            _ => lists::is_list(self, layout, batch, route, main.key),
         };
         let prefix = self.key_shared_prefix.as_ref();
         let prefix = prefix.and_then(|desc| lying(cache, desc));
         Ok(Facts {
             call: self,
-            query: at.query,
-            key: at.key,
-            value: at.value,
-            out: at.out,
+            query: main.query,
+            key: main.key,
+            value: main.value,
+            out: main.out,
             layout,
             target,
             checker,
@@ -214,9 +221,9 @@ impl<'a> FiaCall<'a> {
             kv_heads,
             nibbles,
             cache,
-            k: counted(cache, at.key).unwrap_or(none),
-            v: match counted(value_cache, at.value) {
-                Some(of) => of,
+            k: counted(cache, main.key).unwrap_or(none),
+            v: match counted(value_cache, main.value) {
+                Some(extents) => extents,
                 // The split-fuse path drops the remainder of the last axis.
                 None if checker == Checker::SplitFuse => Extents {
                     dim: routing.value_dim,
@@ -229,7 +236,7 @@ impl<'a> FiaCall<'a> {
                 Some(_) => paged::capacity(self),
                 None => lists::longest(self, layout, kv_list),
             },
-            prefix: prefix.map_or(0, |of| of.rows),
+            prefix: prefix.map_or(0, |extents| extents.rows),
         })
     }
 }

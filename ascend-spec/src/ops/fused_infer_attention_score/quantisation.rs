@@ -68,11 +68,11 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<ScaleOffset> {
     };
     let merged = scale == TensorRole::KeyValueScale;
     let desc = described(call, scale)?;
-    let mut of = count(desc);
+    let mut elements = count(desc);
     let mut first = 0;
     if merged {
-        of /= 2;
-        first = of * half;
+        elements /= 2;
+        first = elements * half;
     }
     // The operator checks the shape of merged mode 2 as that of mode 0.
     let mode = if merged && mode == 2 { 0 } else { mode };
@@ -91,7 +91,7 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<ScaleOffset> {
     let tokens = Counts::Tokens;
     let groups = d / GROUP;
     let (view, counts, need) = match mode {
-        AntiquantMode::PerChannel if of == 1 => (scalar(first), tokens, 1),
+        AntiquantMode::PerChannel if elements == 1 => (scalar(first), tokens, 1),
         AntiquantMode::PerChannel => (view(0, d, 0, 1), tokens, n.saturating_mul(d)),
         AntiquantMode::PerToken => (view(last, 0, 1, 0), tokens, f.batch.saturating_mul(last)),
         AntiquantMode::PerTensorHead => (view(0, 1, 0, 0), tokens, n),
@@ -125,7 +125,7 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<ScaleOffset> {
         AntiquantMode::PerTokenGroup => desc.shape.get(3).copied().unwrap_or(0),
         _ => i64::MAX,
     };
-    if of < need || most < f.longest_key() {
+    if elements < need || most < f.longest_key() {
         return None;
     }
     let offset = match described(call, offset) {

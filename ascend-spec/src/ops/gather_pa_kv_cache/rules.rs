@@ -306,10 +306,12 @@ fn pieces(rows: &TensorDesc, cache: &TensorDesc, nz: bool) -> Result<Pieces, Vio
         }
         false => "[tokens, N, D] and a cache [blocks, block size, N, D]",
     };
-    found.filter(|of| of.row_bytes() > 0).ok_or_else(|| {
-        CACHE.broken(
-            format_args!("{} for a cache {}", rows.shape, cache.shape),
-            shapes,
-        )
-    })
+    found
+        .filter(|pieces| pieces.row_bytes() > 0)
+        .ok_or_else(|| {
+            CACHE.broken(
+                format_args!("{} for a cache {}", rows.shape, cache.shape),
+                shapes,
+            )
+        })
 }

@@ -97,7 +97,7 @@ pub(crate) trait PathCall: ArgumentValues<Tensor = TensorDesc> {
         use fia::Parameter as Fused;
         let value = |parameter| self.value(Self::of_fused(parameter)?);
         let tensor = |parameter| self.fused_tensor(parameter).copied();
-        let list = |parameter| Self::of_fused(parameter).map_or(&[][..], |of| self.tensors(of));
+        let list = |parameter| Self::of_fused(parameter).map_or(&[][..], |own| self.tensors(own));
         let ints = |parameter| match value(parameter) {
             Some(Value::Ints(ints)) => ints,
             _ => None,

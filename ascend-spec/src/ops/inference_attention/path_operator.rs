@@ -139,32 +139,32 @@ macro_rules! path_operator {
             type Arguments = Arguments<$crate::TensorDesc>;
 
             fn check(
-                of: &Self::Arguments,
+                arguments: &Self::Arguments,
                 version: Version,
                 target: $crate::Target,
                 report: &mut dyn FnMut($crate::Violation),
             ) -> Result<(), $crate::Violation> {
-                $crate::attention_problem::AttentionArguments::resolve(of, version, target, report).map(drop)
+                $crate::attention_problem::AttentionArguments::resolve(arguments, version, target, report).map(drop)
             }
 
-            fn computes(of: &Self::Arguments, version: Version) -> bool {
+            fn computes(arguments: &Self::Arguments, version: Version) -> bool {
                 use $crate::ops::inference_attention::PathCall as _;
-                let call = of.call();
+                let call = arguments.call();
                 call.given().all(|parameter| $call::computes(version, parameter))
             }
 
-            fn imply_outputs(of: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<$crate::Dims>) {
-                let implied = of.call().as_fused().implied_outputs().0;
-                of.attention_out = of.attention_out.or(implied);
+            fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<$crate::Dims>) {
+                let implied = arguments.call().as_fused().implied_outputs().0;
+                arguments.attention_out = arguments.attention_out.or(implied);
             }
 
             fn check_contents(
-                of: &Self::Arguments,
+                arguments: &Self::Arguments,
                 version: Version,
                 _: $crate::Target,
                 integers: &dyn Fn(&str) -> Vec<i64>,
             ) -> Result<(), $crate::Violation> {
-                $crate::ops::inference_attention::PathCall::admit_contents(&of.call(), version, integers)
+                $crate::ops::inference_attention::PathCall::admit_contents(&arguments.call(), version, integers)
             }
         }
     };

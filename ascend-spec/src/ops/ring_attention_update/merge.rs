@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn of(scores: &[f32]) -> Part {
+    fn part(scores: &[f32]) -> Part {
         let max = scores.iter().copied().fold(f32::MIN, f32::max);
         let sum = scores.iter().map(|score| (score - max).exp()).sum();
         Part { max, sum }
@@ -110,8 +110,8 @@ mod tests {
             first in proptest::collection::vec(-20f32..20.0, 1..8),
             second in proptest::collection::vec(-20f32..20.0, 1..8),
         ) {
-            let merged = merge(of(&first), of(&second));
-            let whole = of(&[first, second].concat());
+            let merged = merge(part(&first), part(&second));
+            let whole = part(&[first, second].concat());
             prop_assert_eq!(merged.part.max, whole.max);
             prop_assert!((merged.part.sum - whole.sum).abs() <= 1e-5 * whole.sum);
             prop_assert!((merged.prev + merged.cur - 1.0).abs() < 1e-6);
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_fully_masked_part_leaves_the_other_as_it_is() {
-        let live = of(&[1.0, 2.0]);
+        let live = part(&[1.0, 2.0]);
         for merged in [
             merge(Part::FULLY_MASKED, live),
             merge(live, Part::FULLY_MASKED),
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn what_the_formula_has_no_answer_to_is_named() {
-        let live = of(&[-1.0, -2.0]);
+        let live = part(&[-1.0, -2.0]);
         let id = |prev, cur| admits(prev, cur).unwrap_err().rule.id;
         assert_eq!(
             id(Part::FULLY_MASKED, Part::FULLY_MASKED),
@@ -147,25 +147,25 @@ mod tests {
         assert!(merge(Part::EMPTY, Part::EMPTY).prev.is_nan());
         assert_eq!(id(live, Part::EMPTY), "ring.one_empty");
         assert_eq!(merge(live, Part::EMPTY).part.max, 0.0);
-        let low = of(&[-200.0]);
+        let low = part(&[-200.0]);
         assert_eq!(id(low, Part::EMPTY), "ring.one_empty");
         assert!(merge(low, Part::EMPTY).prev.is_nan());
-        assert!(admits(of(&[1.0]), Part::EMPTY).is_ok());
+        assert!(admits(part(&[1.0]), Part::EMPTY).is_ok());
     }
 
     #[test]
     fn sequences_without_keys_are_named_before_their_maxima_are_known() {
-        let of = |prev: &[bool], cur: &[bool], allowed: &[&str]| {
+        let answer = |prev: &[bool], cur: &[bool], allowed: &[&str]| {
             admits_keyless(prev, cur, allowed).map_err(|violation| violation.rule.id)
         };
         let (none, second) = ([false, false], [false, true]);
-        assert_eq!(of(&none, &none, &[]), Ok(()));
-        assert_eq!(of(&second, &none, &[]), Err("ring.one_empty"));
-        assert_eq!(of(&none, &second, &[]), Err("ring.one_empty"));
-        assert_eq!(of(&second, &second, &[]), Err("ring.both_empty"));
+        assert_eq!(answer(&none, &none, &[]), Ok(()));
+        assert_eq!(answer(&second, &none, &[]), Err("ring.one_empty"));
+        assert_eq!(answer(&none, &second, &[]), Err("ring.one_empty"));
+        assert_eq!(answer(&second, &second, &[]), Err("ring.both_empty"));
         let one = &["ring.one_empty"];
-        assert_eq!(of(&none, &second, one), Ok(()));
-        assert_eq!(of(&second, &second, one), Err("ring.both_empty"));
+        assert_eq!(answer(&none, &second, one), Ok(()));
+        assert_eq!(answer(&second, &second, one), Err("ring.both_empty"));
         let violation = admits_keyless(&second, &none, &[]).unwrap_err();
         assert!(
             violation

@@ -34,33 +34,35 @@ impl CallContract for RingAttentionUpdate {
     type Arguments = Arguments<TensorDesc>;
 
     fn check(
-        of: &Self::Arguments,
+        arguments: &Self::Arguments,
         version: Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
     ) -> Result<(), Violation> {
-        let call = of.call();
+        let call = arguments.call();
         call.check(version, target)?;
         each_lint(|allowed| call.lint(allowed), report);
         Ok(())
     }
 
-    fn imply_outputs(of: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
+    fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
         let packed = |desc: TensorDesc, dtype| TensorDesc::packed(dtype, desc.shape);
-        let attn = of.prev_attn_out.map(|desc| packed(desc, desc.dtype));
-        let softmax = of.prev_softmax_max.map(|desc| packed(desc, DType::Float));
-        of.attn_out = of.attn_out.or(attn);
-        of.softmax_max = of.softmax_max.or(softmax);
-        of.softmax_sum = of.softmax_sum.or(softmax);
+        let attn = arguments.prev_attn_out.map(|desc| packed(desc, desc.dtype));
+        let softmax = arguments
+            .prev_softmax_max
+            .map(|desc| packed(desc, DType::Float));
+        arguments.attn_out = arguments.attn_out.or(attn);
+        arguments.softmax_max = arguments.softmax_max.or(softmax);
+        arguments.softmax_sum = arguments.softmax_sum.or(softmax);
     }
 
     fn check_contents(
-        of: &Self::Arguments,
+        arguments: &Self::Arguments,
         version: Version,
         target: Target,
         integers: &dyn Fn(&str) -> Vec<i64>,
     ) -> Result<(), Violation> {
-        match of.call().check(version, target) {
+        match arguments.call().check(version, target) {
             Ok(problem) => problem.admits_lengths(&integers(Parameter::ActualSeqQlen.name())),
             Err(_) => Ok(()),
         }
@@ -132,10 +134,12 @@ impl RingUpdateProblem {
 
     /// Index of the first element of a row of a head among the elements of the attention. Exact where the tensor fits
     /// in memory; saturates elsewhere.
-    pub fn attention_element(&self, of: &Sequence, head: usize, row: usize) -> usize {
+    pub fn attention_element(&self, sequence: &Sequence, head: usize, row: usize) -> usize {
         let row = match self.layout.is_packed() {
-            true => of.q_first.saturating_add(row),
-            false => row.saturating_mul(self.batch).saturating_add(of.index),
+            true => sequence.q_first.saturating_add(row),
+            false => row
+                .saturating_mul(self.batch)
+                .saturating_add(sequence.index),
         };
         let row = row.saturating_mul(self.heads).saturating_add(head);
         row.saturating_mul(self.head_dim)

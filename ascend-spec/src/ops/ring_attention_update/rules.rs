@@ -196,7 +196,9 @@ impl RingUpdateCall<'_> {
 
     fn countable(&self, parts: &[&Triple<'_>]) -> Result<(), Violation> {
         COUNTABLE.addressable(self)?;
-        let mut inputs = parts.iter().flat_map(|of| [of.attn, of.max, of.sum]);
+        let mut inputs = parts
+            .iter()
+            .flat_map(|part| [part.attn, part.max, part.sum]);
         let empty = inputs.find(|desc| desc.is_empty());
         require!(
             empty.is_none(),
@@ -270,12 +272,12 @@ fn dtypes(prev: &Triple<'_>, cur: &Triple<'_>, out: &Triple<'_>) -> Result<(), V
     const ALLOWED: &[DType] = &[DType::Float, DType::Float16, DType::Bf16];
     let dtype = prev.attn.dtype;
     require!(
-        ALLOWED.contains(&dtype) && [cur, out].iter().all(|of| of.attn.dtype == dtype),
+        ALLOWED.contains(&dtype) && [cur, out].iter().all(|part| part.attn.dtype == dtype),
         DTYPE,
         format_args!("{dtype}, {} and {}", cur.attn.dtype, out.attn.dtype),
         format_args!("all of {}", Names(ALLOWED)),
     );
-    let softmax = [prev, cur, out].map(|of| [of.max.dtype, of.sum.dtype]);
+    let softmax = [prev, cur, out].map(|part| [part.max.dtype, part.sum.dtype]);
     require!(
         softmax.as_flattened().contains(&DType::Float),
         SOFTMAX_DTYPE,
@@ -331,8 +333,8 @@ fn dense(prev: &Triple<'_>, cur: &Triple<'_>) -> Result<RingUpdateProblem, Viola
         return Err(no_shapes(prev, "[S, B, H] with [B, N, S, 8]"));
     };
     let softmax = Dims::of([batch, heads, rows, SoftmaxOrder::COPIES as i64]);
-    let same = |of: &Triple<'_>| {
-        of.attn.shape == prev.attn.shape && of.max.shape == softmax && of.sum.shape == softmax
+    let same = |part: &Triple<'_>| {
+        part.attn.shape == prev.attn.shape && part.max.shape == softmax && part.sum.shape == softmax
     };
     require!(
         (b, s) == (batch, rows) && [prev, cur].into_iter().all(same),

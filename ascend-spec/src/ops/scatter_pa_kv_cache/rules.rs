@@ -272,7 +272,7 @@ fn key_shape(key: &TensorDesc) -> Result<i64, Violation> {
 
 fn value_shape(value: &TensorDesc, key: &TensorDesc) -> Result<(), Violation> {
     let holds = match (&value.shape[..], &key.shape[..]) {
-        (&[tokens, heads, dim], &[of, by, _]) => tokens == of && heads == by && dim > 0,
+        (&[tokens, heads, dim], &[rows, n, _]) => tokens == rows && heads == n && dim > 0,
         _ => false,
     };
     require!(

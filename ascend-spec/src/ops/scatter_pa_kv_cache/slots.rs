@@ -157,10 +157,10 @@ mod tests {
         fn faults_are_those_of_the_definition(mapping in prop::collection::vec(-3i64..24, 0..40), slots in 0u64..20) {
             let found = faults(&mapping, slots);
             for (token, &slot) in mapping.iter().enumerate() {
-                let at = |fault: &SlotFault| matches!(*fault,
+                let is_listed = |fault: &SlotFault| matches!(*fault,
                     SlotFault::OutOfRange { token: t, .. } | SlotFault::Duplicate { token: t, .. }
                     | SlotFault::Negative { token: t, .. } if t == token);
-                let mine: Vec<_> = found.iter().filter(|fault| at(fault)).collect();
+                let mine: Vec<_> = found.iter().filter(|fault| is_listed(fault)).collect();
                 let outside = slot < 0 || slot as u64 >= slots;
                 let earlier = mapping[..token].iter().rposition(|&other| other == slot);
                 match (mine.as_slice(), outside, earlier) {

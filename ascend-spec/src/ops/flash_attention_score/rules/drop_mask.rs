@@ -51,8 +51,8 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         .saturating_mul(i128::from(f.heads))
         .saturating_add(7)
         / 8;
-    let given = i128::from(mask.elements().unwrap_or(0));
-    SIZE.takes(Noted(given, "bytes"), bytes..)
+    let elements = i128::from(mask.elements().unwrap_or(0));
+    SIZE.takes(Noted(elements, "bytes"), bytes..)
 }
 
 impl FlashAttentionProblem<'_> {
@@ -85,7 +85,9 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
         return;
     };
     lint!(report, drops, UNSCALED, "keepProb 1 with a mask", "below 1",);
-    let given = mask.elements().unwrap_or(0);
+    let elements = mask.elements().unwrap_or(0);
     let bytes = FlashAttentionProblem::drop_mask_bytes(p.drop_bits());
-    SHORT.takes(Noted(given, "bytes"), bytes..).report(report);
+    SHORT
+        .takes(Noted(elements, "bytes"), bytes..)
+        .report(report);
 }

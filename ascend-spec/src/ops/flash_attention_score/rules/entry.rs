@@ -188,14 +188,14 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
 /// The types that the operator computes with.
 const ALLOWED: &[DType] = &[DType::Float16, DType::Bf16, DType::Float];
 
-pub(crate) fn inputs(at: &Required<'_>) -> Result<(), Violation> {
-    let dtype = at.query.dtype;
+pub(crate) fn inputs(required: &Required<'_>) -> Result<(), Violation> {
+    let dtype = required.query.dtype;
     require!(
-        ALLOWED.contains(&dtype) && at.key.dtype == dtype && at.value.dtype == dtype,
+        ALLOWED.contains(&dtype) && required.key.dtype == dtype && required.value.dtype == dtype,
         DTYPE,
         format_args!(
             "query {dtype}, key {}, value {}",
-            at.key.dtype, at.value.dtype
+            required.key.dtype, required.value.dtype
         ),
         format_args!("all of {}", Names(ALLOWED)),
     );
@@ -203,13 +203,13 @@ pub(crate) fn inputs(at: &Required<'_>) -> Result<(), Violation> {
 }
 
 /// Checks the output's type in the versions that compare it before anything is inferred.
-pub(crate) fn output(version: Version, at: &Required<'_>) -> Result<(), Violation> {
+pub(crate) fn output(version: Version, required: &Required<'_>) -> Result<(), Violation> {
     let compares = matches!(version, Version::V2 | Version::V3 | Version::V4);
     require!(
-        !compares || at.attention_out.dtype == at.query.dtype,
+        !compares || required.attention_out.dtype == required.query.dtype,
         OUT_DTYPE,
-        at.attention_out.dtype,
-        at.query.dtype,
+        required.attention_out.dtype,
+        required.query.dtype,
     );
     Ok(())
 }

@@ -97,17 +97,21 @@ pub(crate) fn head_num(num_heads: i64) -> Result<(), Violation> {
 pub(crate) fn dims(
     layout: InputLayout,
     num_heads: i64,
-    at: &Required<'_>,
+    required: &Required<'_>,
 ) -> Result<HeadDims, Violation> {
-    let (dims, key) = HeadDims::of(layout, num_heads, [at.query, at.key, at.value]);
+    let (dims, key) = HeadDims::of(
+        layout,
+        num_heads,
+        [required.query, required.key, required.value],
+    );
     require!(
         layout.head_axis().is_some()
             || dims.query == 0
             || dims.kv_heads > 0
-            || at.key.is_empty()
-            || at.value.is_empty(),
+            || required.key.is_empty()
+            || required.value.is_empty(),
         KEY_NARROW,
-        format_args!("key {} for heads of {}", at.key.shape, dims.query),
+        format_args!("key {} for heads of {}", required.key.shape, dims.query),
         format_args!("{} and more", dims.query),
     );
     KEY_DIM.takes(Named(format_args!("{} and", dims.query), key), dims.query)?;

@@ -29,22 +29,26 @@ rules! {
 }
 
 /// The layout of a call, if the query has its number of axes.
-pub(crate) fn layout(version: Version, at: &Required<'_>) -> Result<InputLayout, Violation> {
+pub(crate) fn layout(version: Version, required: &Required<'_>) -> Result<InputLayout, Violation> {
     let (known, allowed) = match version {
-        Version::V4 => (InputLayout::parse(at.layout), "BSH, SBH, BSND, BNSD, TND"),
+        Version::V4 => (
+            InputLayout::parse(required.layout),
+            "BSH, SBH, BSND, BNSD, TND",
+        ),
         // FlashAttentionScore passes TND on to the tiling, which lacks the lengths.
-        _ if !version.is_var_len() => (InputLayout::parse(at.layout), "BSH, SBH, BSND, BNSD"),
+        _ if !version.is_var_len() => (InputLayout::parse(required.layout), "BSH, SBH, BSND, BNSD"),
         _ => (
-            InputLayout::parse(at.layout).filter(|_| at.layout == InputLayout::Tnd.as_str()),
+            InputLayout::parse(required.layout)
+                .filter(|_| required.layout == InputLayout::Tnd.as_str()),
             "TND",
         ),
     };
     let Some(layout) = known else {
-        let given = format_args!("{:?} for {version}", at.layout);
+        let given = format_args!("{:?} for {version}", required.layout);
         return Err(LAYOUT.broken(given, allowed));
     };
     QUERY_RANK.takes(
-        Noted(at.query.shape, format_args!("in {layout}")),
+        Noted(required.query.shape, format_args!("in {layout}")),
         Rank(layout.rank()),
     )?;
     Ok(layout)
@@ -52,19 +56,19 @@ pub(crate) fn layout(version: Version, at: &Required<'_>) -> Result<InputLayout,
 
 /// Checks that the key has an axis of the head dimension, which the operator compares with the query's. In layouts
 /// with one axis for heads and head dimension, the operator divides before it compares.
-pub(crate) fn key_axes(layout: InputLayout, at: &Required<'_>) -> Result<(), Violation> {
-    match layout.is_hidden() || at.key.shape.rank() >= layout.rank() {
+pub(crate) fn key_axes(layout: InputLayout, required: &Required<'_>) -> Result<(), Violation> {
+    match layout.is_hidden() || required.key.shape.rank() >= layout.rank() {
         true => Ok(()),
-        false => key_rank(layout, at),
+        false => key_rank(layout, required),
     }
 }
 
-fn key_rank(layout: InputLayout, at: &Required<'_>) -> Result<(), Violation> {
+fn key_rank(layout: InputLayout, required: &Required<'_>) -> Result<(), Violation> {
     let rank = layout.rank();
     KEY_RANK.takes(
         Shown(
-            format_args!("key {} in {layout}", at.key.shape),
-            at.key.shape,
+            format_args!("key {} in {layout}", required.key.shape),
+            required.key.shape,
         ),
         Rank(rank),
     )
@@ -74,11 +78,11 @@ fn key_rank(layout: InputLayout, at: &Required<'_>) -> Result<(), Violation> {
 pub(crate) fn ranks(
     version: Version,
     layout: InputLayout,
-    at: &Required<'_>,
+    required: &Required<'_>,
 ) -> Result<(), Violation> {
     let rank = layout.rank();
     if version == Version::V2 {
-        key_rank(layout, at)?;
+        key_rank(layout, required)?;
     }
     require!(
         !layout.is_packed() || version.has(Parameter::ActualSeqLengths),
@@ -87,21 +91,27 @@ pub(crate) fn ranks(
         "BSH, SBH, BSND, BNSD",
     );
     require!(
-        at.key.shape.rank() == rank && at.value.shape.rank() == rank,
+        required.key.shape.rank() == rank && required.value.shape.rank() == rank,
         KV_RANK,
-        format_args!("key {}, value {} in {layout}", at.key.shape, at.value.shape),
+        format_args!(
+            "key {}, value {} in {layout}",
+            required.key.shape, required.value.shape
+        ),
         format_args!("{rank} axes"),
     );
     Ok(())
 }
 
-pub(crate) fn batch(layout: InputLayout, at: &Required<'_>) -> Result<(), Violation> {
+pub(crate) fn batch(layout: InputLayout, required: &Required<'_>) -> Result<(), Violation> {
     if let Some(axis) = layout.batch_axis() {
-        let (of_query, of_key) = (at.query.shape.get(axis), at.key.shape.get(axis));
+        let (of_query, of_key) = (required.query.shape.get(axis), required.key.shape.get(axis));
         require!(
             of_query == of_key,
             BATCH,
-            format_args!("query {}, key {} in {layout}", at.query.shape, at.key.shape),
+            format_args!(
+                "query {}, key {} in {layout}",
+                required.query.shape, required.key.shape
+            ),
             "the same batch",
         );
     }
@@ -131,7 +141,7 @@ pub(super) fn lies_like(
 ) -> bool {
     let last = layout.last_axis();
     match (packed_rows, &desc.shape[..], &other.shape[..]) {
-        (Some(rows), &[of, heads, _], &[_, heads_of, _]) => of >= rows && heads == heads_of,
+        (Some(rows), &[tokens, heads, _], &[_, heads_of, _]) => tokens >= rows && heads == heads_of,
         (_, shape, other) => shape.len() == other.len() && shape.get(..last) == other.get(..last),
     }
 }

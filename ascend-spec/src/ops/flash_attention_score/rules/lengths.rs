@@ -41,7 +41,7 @@ rules! {
 /// Checks the lengths of packed sequences, and returns them.
 pub(crate) fn packed<'a>(
     call: &FlashAttentionCall<'a>,
-    at: &Required<'_>,
+    required: &Required<'_>,
 ) -> Result<PackedLengths<'a>, Violation> {
     let given = |ends: Option<&'a [i64]>, name: &str| {
         ends.filter(|ends| !ends.is_empty()).ok_or_else(|| {
@@ -61,7 +61,7 @@ pub(crate) fn packed<'a>(
         "as many of both",
     );
     let rows = |shape: &Dims| shape.first().copied().unwrap_or(0);
-    let (query, key) = (rows(&at.query.shape), rows(&at.key.shape));
+    let (query, key) = (rows(&required.query.shape), rows(&required.key.shape));
     let (q_sum, kv_sum) = lengths.sums();
     require!(
         q_sum <= query && kv_sum <= key,

@@ -99,18 +99,18 @@ fn full(f: &Facts<'_>, mask: &TensorDesc) -> Option<FullMask> {
     let (rows, keys) = (f.q_rows, f.kv_rows);
     let size = |dim: i64| u64::try_from(dim).unwrap_or(0);
     let (row, one) = (size(keys), size(rows).saturating_mul(size(keys)));
-    let of = |batch, head| FullMask::Batched { batch, head, row };
+    let batched = |batch, head| FullMask::Batched { batch, head, row };
     let shared = |b: i64, n: i64| b == 1 && n == 1;
     match mask.shape[..] {
-        [s, t] if (s, t) == (rows, keys) => Some(of(0, 0)),
+        [s, t] if (s, t) == (rows, keys) => Some(batched(0, 0)),
         [s, t] if f.sums() == Some((s, t)) => Some(FullMask::Diagonal { row: size(t) }),
         [b, n, s, t] if (s, t) == (rows, keys) => match f.packed {
-            _ if shared(b, n) => Some(of(0, 0)),
+            _ if shared(b, n) => Some(batched(0, 0)),
             Some(_) if b == f.batch && n == 1 => Some(FullMask::Packed { heads: false }),
             Some(_) if b == f.batch && n == f.heads => Some(FullMask::Packed { heads: true }),
-            None if b == f.batch && n == 1 => Some(of(one, 0)),
+            None if b == f.batch && n == 1 => Some(batched(one, 0)),
             None if b == f.batch && n == f.heads => {
-                Some(of(one.saturating_mul(size(f.heads)), one))
+                Some(batched(one.saturating_mul(size(f.heads)), one))
             }
             _ => None,
         },
@@ -145,8 +145,8 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
         let longest = lengths.longest();
         // If packed sequences are run as a batch, empty ones have no mask. Otherwise empty ones before others have
         // one that is not counted.
-        let filled = lengths.each().skip_while(|&of| of == longest);
-        let mut unequal = filled.skip_while(|&of| of == (0, 0));
+        let filled = lengths.each().skip_while(|&pair| pair == longest);
+        let mut unequal = filled.skip_while(|&pair| pair == (0, 0));
         lint!(
             report,
             p.as_batch || unequal.next().is_none(),
@@ -171,20 +171,20 @@ impl FlashAttentionProblem<'_> {
         if !matches!(self.mode, SparseMode::DefaultMask | SparseMode::Prefix) {
             return Ok(());
         }
-        for of in self.sequences() {
-            let geometry = self.geometry(&of);
+        for sequence in self.sequences() {
+            let geometry = self.geometry(&sequence);
             for head in 0..self.heads {
-                let (rows, keys) = (0..of.q_len, 0..of.kv_len);
+                let (rows, keys) = (0..sequence.q_len, 0..sequence.kv_len);
                 let shown = rows
                     .flat_map(|i| keys.clone().map(move |j| (i, j)))
                     .filter(|&(i, j)| !geometry.sees(i as u64, j as u64))
                     .find(|&(i, j)| {
-                        let at = mask.element(&of, (head, self.heads), i, j);
-                        let at = usize::try_from(at).ok();
-                        at.and_then(|at| hides.get(at)) == Some(&0)
+                        let element = mask.element(&sequence, (head, self.heads), i, j);
+                        let element = usize::try_from(element).ok();
+                        element.and_then(|element| hides.get(element)) == Some(&0)
                     });
                 if let Some((i, j)) = shown {
-                    return Err(loose(&of, head, i, j));
+                    return Err(loose(&sequence, head, i, j));
                 }
             }
         }
@@ -193,9 +193,12 @@ impl FlashAttentionProblem<'_> {
 }
 
 #[cold]
-fn loose(of: &Sequence, head: usize, i: usize, j: usize) -> Violation {
+fn loose(sequence: &Sequence, head: usize, i: usize, j: usize) -> Violation {
     LOOSE.broken(
-        format_args!("key {j} for row {i} of sequence {}, head {head}", of.index),
+        format_args!(
+            "key {j} for row {i} of sequence {}, head {head}",
+            sequence.index
+        ),
         "1 in the mask",
     )
 }

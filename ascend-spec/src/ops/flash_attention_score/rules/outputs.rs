@@ -21,18 +21,18 @@ rules! {
 }
 
 /// Checks shapes and types of the outputs.
-pub(crate) fn check(f: &Facts<'_>, at: &Required<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>, required: &Required<'_>) -> Result<(), Violation> {
     let out = f.layout.out_shape(f.query.shape, f.heads, f.value_dim);
     require!(
-        at.attention_out.shape == out && at.attention_out.dtype == f.query.dtype,
+        required.attention_out.shape == out && required.attention_out.dtype == f.query.dtype,
         SHAPE,
-        at.attention_out,
+        required.attention_out,
         format_args!("{} {out}", f.query.dtype),
     );
     let softmax = f.layout.softmax_shape(f.query.shape, f.heads);
     for (desc, name) in [
-        (at.softmax_max, "softmaxMaxOut"),
-        (at.softmax_sum, "softmaxSumOut"),
+        (required.softmax_max, "softmaxMaxOut"),
+        (required.softmax_sum, "softmaxSumOut"),
     ] {
         require!(
             desc.shape == softmax && desc.dtype == DType::Float,

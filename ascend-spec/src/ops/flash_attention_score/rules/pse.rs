@@ -75,7 +75,10 @@ fn given<'c>(call: &'c FlashAttentionCall<'_>) -> Option<&'c TensorDesc> {
 
 /// Checks the types of bias and slopes. Returns whether sinks are checked too: for calls with slopes these checks end
 /// here.
-pub(crate) fn dtype(call: &FlashAttentionCall<'_>, at: &Required<'_>) -> Result<bool, Violation> {
+pub(crate) fn dtype(
+    call: &FlashAttentionCall<'_>,
+    required: &Required<'_>,
+) -> Result<bool, Violation> {
     let bias = call.real_shift.as_ref();
     if matches!(call.pse_type, 2 | 3) {
         require!(
@@ -86,7 +89,7 @@ pub(crate) fn dtype(call: &FlashAttentionCall<'_>, at: &Required<'_>) -> Result<
         );
         return Ok(false);
     }
-    let out = at.attention_out.dtype;
+    let out = required.attention_out.dtype;
     require!(
         !matches!(call.pse_type, 0 | 1) || bias.is_none_or(|bias| bias.dtype == out),
         DTYPE,

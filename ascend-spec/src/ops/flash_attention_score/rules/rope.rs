@@ -45,7 +45,7 @@ const ALIGNMENT: i64 = 16;
 pub(crate) fn check(
     layout: InputLayout,
     call: &FlashAttentionCall<'_>,
-    at: &Required<'_>,
+    required: &Required<'_>,
 ) -> Result<(), Violation> {
     let (query, key) = match (&call.query_rope, &call.key_rope) {
         (None, None) => return Ok(()),
@@ -59,9 +59,9 @@ pub(crate) fn check(
     };
     let last = layout.last_axis();
     let dim = |desc: &crate::TensorDesc| desc.shape.get(last).copied().unwrap_or(0);
-    let most = dim(at.query);
+    let most = dim(required.query);
     DIM.takes(dim(query), ..=most)?;
-    let dtypes = [at.query, at.key, at.value, query, key].map(|desc| desc.dtype);
+    let dtypes = [required.query, required.key, required.value, query, key].map(|desc| desc.dtype);
     let other = dtypes.into_iter().find(|&dtype| dtype != DType::Bf16);
     require!(
         other.is_none(),
@@ -87,7 +87,7 @@ pub(crate) fn check(
         },
         "none of realShift, dropMask and keepProb below 1",
     );
-    let dims = [most, dim(at.value)];
+    let dims = [most, dim(required.value)];
     require!(
         dims.iter().all(|dim| dim % ALIGNMENT == 0),
         ALIGNED,
@@ -99,19 +99,19 @@ pub(crate) fn check(
 
 pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let call = &p.call;
-    for (part, of, name) in [
+    for (part, whole, name) in [
         (&call.query_rope, &call.query, "queryRope"),
         (&call.key_rope, &call.key, "keyRope"),
     ] {
-        let (Some(part), Some(of)) = (part, of) else {
+        let (Some(part), Some(whole)) = (part, whole) else {
             continue;
         };
         lint!(
             report,
-            part.shape.first() == of.shape.first(),
+            part.shape.first() == whole.shape.first(),
             ROWS,
-            format_args!("{name} {} beside {}", part.shape, of.shape),
-            format_args!("{} rows", of.shape.first().copied().unwrap_or(0)),
+            format_args!("{name} {} beside {}", part.shape, whole.shape),
+            format_args!("{} rows", whole.shape.first().copied().unwrap_or(0)),
         );
     }
 }

@@ -89,12 +89,12 @@ fn band(f: &Facts<'_>, mode: SparseMode) -> Result<(), Violation> {
     let Some((pre, next)) = top_left(f, mode) else {
         return Ok(());
     };
-    let given = Tokens { pre, next };
-    require!(pre >= 0 || next >= 0, NEGATIVE, given, "one of at least 0");
+    let tokens = Tokens { pre, next };
+    require!(pre >= 0 || next >= 0, NEGATIVE, tokens, "one of at least 0");
     require!(
         pre >= 0 || (next >= pre.saturating_neg() && pre.saturating_neg() < f.kv_rows),
         PRE,
-        given,
+        tokens,
         format_args!(
             "preTokens of {} or more for {} keys",
             next.saturating_neg().max(1 - f.kv_rows),
@@ -104,7 +104,7 @@ fn band(f: &Facts<'_>, mode: SparseMode) -> Result<(), Violation> {
     require!(
         next >= 0 || (next.saturating_neg() <= pre && next.saturating_neg() < f.q_rows),
         NEXT,
-        given,
+        tokens,
         format_args!(
             "nextTokens of {} or more for {} rows",
             pre.saturating_neg().max(1 - f.q_rows),

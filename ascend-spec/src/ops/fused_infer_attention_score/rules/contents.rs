@@ -263,7 +263,7 @@ mod tests {
     use crate::ops::fused_infer_attention_score::{FiaCall, Version};
     use crate::{DType, Soc, Target, TensorDesc};
 
-    fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
+    fn desc(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
         TensorDesc::contiguous(dtype, shape)
     }
 
@@ -274,13 +274,13 @@ mod tests {
 
     #[test]
     fn tables_are_held_against_the_cache_and_the_lengths() {
-        let cache = [of(DType::Float16, &[4, 16, 64]).unwrap()];
+        let cache = [desc(DType::Float16, &[4, 16, 64]).unwrap()];
         let call = FiaCall {
-            query: of(DType::Float16, &[2, 1, 64]),
+            query: desc(DType::Float16, &[2, 1, 64]),
             key: &cache,
             value: &cache,
-            attention_out: of(DType::Float16, &[2, 1, 64]),
-            block_table: of(DType::Int32, &[2, 3]),
+            attention_out: desc(DType::Float16, &[2, 1, 64]),
+            block_table: desc(DType::Int32, &[2, 3]),
             block_size: 16,
             actual_seq_lengths_kv: Some(&[33, 5]),
             num_heads: 1,
@@ -323,14 +323,14 @@ mod tests {
 
     #[test]
     fn padding_leaves_room_for_the_longest_sequence() {
-        let key = [of(DType::Float16, &[2, 1, 32, 64]).unwrap()];
+        let key = [desc(DType::Float16, &[2, 1, 32, 64]).unwrap()];
         let call = FiaCall {
-            query: of(DType::Float16, &[2, 1, 16, 64]),
+            query: desc(DType::Float16, &[2, 1, 16, 64]),
             key: &key,
             value: &key,
-            attention_out: of(DType::Float16, &[2, 1, 16, 64]),
-            query_padding_size: of(DType::Int64, &[1]),
-            kv_padding_size: of(DType::Int64, &[1]),
+            attention_out: desc(DType::Float16, &[2, 1, 16, 64]),
+            query_padding_size: desc(DType::Int64, &[1]),
+            kv_padding_size: desc(DType::Int64, &[1]),
             actual_seq_lengths: Some(&[10, 12]),
             actual_seq_lengths_kv: Some(&[32, 7]),
             num_heads: 1,

@@ -109,17 +109,17 @@ pub(crate) fn product(version: Version, target: Target) -> Result<(), Violation>
 /// Checks dtypes and formats of the tensors that the API layer looks at.
 pub(crate) fn types(
     call: &FiaCall<'_>,
-    at: &MainTensors<'_>,
+    main: &MainTensors<'_>,
     target: Target,
 ) -> Result<(), Violation> {
     use DType::{Bf16, Bool, Float16, Int4, Int8, Int32, UInt8};
     if target.is_950() {
-        return types_950(call, at);
+        return types_950(call, main);
     }
     if target.soc == Soc::Ascend950 {
-        small_floats(call, at)?;
+        small_floats(call, main)?;
     }
-    one(at.query, "query", &[Float16, Bf16, Int8])?;
+    one(main.query, "query", &[Float16, Bf16, Int8])?;
     for key in call.key {
         one(key, "key", &[Float16, Bf16, Int8, Int4, Int32])?;
     }
@@ -139,11 +139,11 @@ pub(crate) fn types(
         one(mask, "attenMask", &[Bool, Int8, UInt8])?;
     }
     super::sink::dtype(call, target)?;
-    one(at.out, "attentionOut", &[Float16, Bf16, Int8])
+    one(main.out, "attentionOut", &[Float16, Bf16, Int8])
 }
 
 /// Checks dtypes and formats on Ascend 950.
-fn types_950(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Violation> {
+fn types_950(call: &FiaCall<'_>, main: &MainTensors<'_>) -> Result<(), Violation> {
     use DType::{
         Bf16, Bool, Float, Float4E2M1, Float8E4M3Fn, Float16, HiFloat8, Int4, Int8, Int32, UInt8,
     };
@@ -158,7 +158,7 @@ fn types_950(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Violation> 
         Int32,
         Float4E2M1,
     ];
-    one(at.query, "query", &LARGE)?;
+    one(main.query, "query", &LARGE)?;
     for key in call.key {
         one(key, "key", &CACHED)?;
     }
@@ -174,16 +174,16 @@ fn types_950(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Violation> 
     if let Some(sink) = &call.learnable_sink {
         one(sink, "learnableSink", &[Float16, Bf16])?;
     }
-    one(at.out, "attentionOut", &LARGE)
+    one(main.out, "attentionOut", &LARGE)
 }
 
 /// Types that Ascend 950 takes beyond those of the other products.
-fn small_floats(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Violation> {
+fn small_floats(call: &FiaCall<'_>, main: &MainTensors<'_>) -> Result<(), Violation> {
     use DType::{Float4E2M1, Float8E4M3Fn, HiFloat8};
     let newer = |desc: &TensorDesc| matches!(desc.dtype, HiFloat8 | Float8E4M3Fn);
     let mut cached = call.key.iter().chain(call.value);
-    if newer(at.query)
-        || newer(at.out)
+    if newer(main.query)
+        || newer(main.out)
         || cached.any(|desc| newer(desc) || desc.dtype == Float4E2M1)
     {
         return Err(Violation::unsupported(
@@ -205,12 +205,12 @@ fn one(desc: &TensorDesc, name: &str, allowed: &[DType]) -> Result<(), Violation
         .fix(|| format!("describe {name} as ND"))
 }
 
-pub(crate) fn countable(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Violation> {
+pub(crate) fn countable(call: &FiaCall<'_>, main: &MainTensors<'_>) -> Result<(), Violation> {
     let mask = call.atten_mask.as_ref().map(|mask| (mask, "attenMask"));
     let lse = call.softmax_lse.as_ref().map(|lse| (lse, "softmaxLse"));
     let lists = (call.key.iter().map(|key| (key, "key")))
         .chain(call.value.iter().map(|value| (value, "value")));
-    for (desc, name) in [(at.query, "query"), (at.out, "attentionOut")]
+    for (desc, name) in [(main.query, "query"), (main.out, "attentionOut")]
         .into_iter()
         .chain(lists)
         .chain(mask)
@@ -279,8 +279,8 @@ pub(crate) fn query(
     HEADS_POSITIVE
         .takes(call.num_heads, 1..)
         .fix(|| match axes.extents(&query.shape, 1) {
-            Some(of) if axes != Axes::Bsh && of.heads > 0 => {
-                Ok(Change::set(Parameter::NumHeads, of.heads))
+            Some(own) if axes != Axes::Bsh && own.heads > 0 => {
+                Ok(Change::set(Parameter::NumHeads, own.heads))
             }
             _ => Err(HEADS_POSITIVE.fix),
         })?;
@@ -387,35 +387,35 @@ pub(crate) fn several_rows(f: &Facts<'_>) -> Result<(), Violation> {
 
 /// Whether the query is empty: the prefill path and the unified checker then do nothing.
 pub(crate) fn empty_query(
-    at: &MainTensors<'_>,
+    main: &MainTensors<'_>,
     route: Route,
     unified: bool,
 ) -> Result<bool, Violation> {
-    if !at.query.is_empty() {
+    if !main.query.is_empty() {
         require!(
-            !(at.out.is_empty() && unified),
+            !(main.out.is_empty() && unified),
             EMPTY_OUT,
             format_args!(
                 "query {} with attentionOut {}",
-                at.query.shape, at.out.shape
+                main.query.shape, main.out.shape
             ),
             "an attentionOut with elements",
         );
         return Ok(false);
     }
     require!(
-        at.out.is_empty(),
+        main.out.is_empty(),
         EMPTY_OUT,
         format_args!(
             "query {} with attentionOut {}",
-            at.query.shape, at.out.shape
+            main.query.shape, main.out.shape
         ),
         "an attentionOut without elements",
     );
     require!(
         route == Route::Prefill,
         EMPTY_DECODE,
-        at.query.shape,
+        main.query.shape,
         "at least one sequence",
     );
     Ok(true)

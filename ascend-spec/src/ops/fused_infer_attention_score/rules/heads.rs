@@ -111,7 +111,7 @@ pub(crate) fn of_key(f: &Facts<'_>) -> Option<Change> {
     let heads_of = |desc: &TensorDesc| match (f.paged(), &desc.shape[..]) {
         (true, &[_, heads, _, _] | &[_, heads, _, _, _]) => Some(heads),
         (true, _) => None,
-        (false, shape) if axes != Axes::Bsh => axes.extents(shape, 1).map(|of| of.heads),
+        (false, shape) if axes != Axes::Bsh => axes.extents(shape, 1).map(|extents| extents.heads),
         (false, _) => None,
     };
     let heads = heads_of(f.key)?;

@@ -81,19 +81,19 @@ pub(crate) fn kv_len(call: &FiaCall<'_>, layout: Layout, paged: bool, rows: i64,
 /// of their own in the arrays or the list of keys, are like the last of these. A batch axis may be of any size.
 pub(crate) fn distinct(call: &FiaCall<'_>, batch: usize) -> usize {
     let entries = |lengths: Option<&[i64]>| lengths.map_or(0, <[i64]>::len);
-    let told = entries(call.actual_seq_lengths)
+    let most = entries(call.actual_seq_lengths)
         .max(entries(call.actual_seq_lengths_kv))
         .max(call.key.len());
     // After the last of cumulative ends, one more sequence may differ.
-    batch.min(told.saturating_add(2))
+    batch.min(most.saturating_add(2))
 }
 
 /// The sum of `of` over all sequences.
-pub(crate) fn total(call: &FiaCall<'_>, batch: usize, of: impl Fn(usize) -> i64) -> i64 {
+pub(crate) fn total(call: &FiaCall<'_>, batch: usize, size: impl Fn(usize) -> i64) -> i64 {
     let looked_at = distinct(call, batch);
-    let sum = (0..looked_at).fold(0i64, |sum, b| sum.saturating_add(of(b)));
+    let sum = (0..looked_at).fold(0i64, |sum, b| sum.saturating_add(size(b)));
     let rest = i64::try_from(batch - looked_at).unwrap_or(i64::MAX);
-    let each = looked_at.checked_sub(1).map_or(0, of);
+    let each = looked_at.checked_sub(1).map_or(0, size);
     sum.saturating_add(rest.saturating_mul(each))
 }
 

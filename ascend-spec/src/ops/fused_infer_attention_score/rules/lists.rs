@@ -41,8 +41,8 @@ rules! {
 
 /// Number of key or value elements in one stored element: from V2 on eight INT4 if both tensors are INT32, otherwise
 /// 1.
-pub(crate) fn nibbles(version: Version, at: &MainTensors<'_>) -> i64 {
-    let words = at.key.dtype == DType::Int32 && at.value.dtype == DType::Int32;
+pub(crate) fn nibbles(version: Version, main: &MainTensors<'_>) -> i64 {
+    let words = main.key.dtype == DType::Int32 && main.value.dtype == DType::Int32;
     if words && version != Version::V1 {
         8
     } else {

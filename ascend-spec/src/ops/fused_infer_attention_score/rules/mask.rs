@@ -242,7 +242,7 @@ fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
 }
 
 /// Checks the shape of a compressed mask.
-pub(crate) fn compressed(given: &TensorDesc, mode: SparseMode) -> Result<(), Violation> {
+pub(crate) fn compressed(mask: &TensorDesc, mode: SparseMode) -> Result<(), Violation> {
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     let shapes = [
         Dims::of([size, size]),
@@ -250,9 +250,9 @@ pub(crate) fn compressed(given: &TensorDesc, mode: SparseMode) -> Result<(), Vio
         Dims::of([1, 1, size, size]),
     ];
     require!(
-        shapes.contains(&given.shape),
+        shapes.contains(&mask.shape),
         COMPRESSED,
-        format_args!("{} in mode {mode}", given.shape),
+        format_args!("{} in mode {mode}", mask.shape),
         "[2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]",
     );
     Ok(())

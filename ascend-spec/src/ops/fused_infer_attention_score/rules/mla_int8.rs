@@ -85,8 +85,9 @@ pub(crate) fn full_quant(f: &Facts<'_>) -> Result<(), Violation> {
         ),
     );
     let alike = |desc: &TensorDesc, dim| {
-        super::paged::extents(Cache::Nz, desc, 1)
-            .is_some_and(|of| (of.batch, of.heads, of.rows, of.dim) == (f.k.batch, 1, 128, dim))
+        super::paged::extents(Cache::Nz, desc, 1).is_some_and(|extents| {
+            (extents.batch, extents.heads, extents.rows, extents.dim) == (f.k.batch, 1, 128, dim)
+        })
     };
     // From 8.5 on blocks, heads and rows of the value are not compared.
     let value_fits = match f.target.cann >= Cann::V8_5 {

@@ -210,7 +210,7 @@ impl Facts<'_> {
             .key
             .get(b)
             .and_then(extents)
-            .map_or(0, |of| of.rows)
+            .map_or(0, |own| own.rows)
     }
 
     pub(crate) fn batch(&self) -> usize {

@@ -155,8 +155,8 @@ pub(crate) fn lse(f: &Facts<'_>) -> Result<(), Violation> {
 
 /// The change that gives a log-sum-exp of `shape`.
 pub(crate) fn lse_of(shape: Dims) -> Change {
-    let given = TensorDesc::packed(DType::Float, shape);
-    Change::to(Parameter::SoftmaxLse, NewArgument::Given(given))
+    let lse = TensorDesc::packed(DType::Float, shape);
+    Change::to(Parameter::SoftmaxLse, NewArgument::Given(lse))
 }
 
 /// Checks shape and dtype of the log-sum-exp.

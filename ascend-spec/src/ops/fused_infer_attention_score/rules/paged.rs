@@ -93,7 +93,7 @@ pub(crate) fn cache(
 
 /// Extents of a cache: blocks, heads, tokens in a block, head dimension.
 pub(crate) fn extents(cache: Cache, desc: &TensorDesc, kv_heads: i64) -> Option<Extents> {
-    let of = |batch, heads, rows, dim| {
+    let shaped = |batch, heads, rows, dim| {
         Some(Extents {
             batch,
             heads,
@@ -103,10 +103,10 @@ pub(crate) fn extents(cache: Cache, desc: &TensorDesc, kv_heads: i64) -> Option<
     };
     match (cache, &desc.shape[..]) {
         (Cache::BnBsH, &[bn, bs, h]) if kv_heads > 0 && h % kv_heads == 0 => {
-            of(bn, kv_heads, bs, h / kv_heads)
+            shaped(bn, kv_heads, bs, h / kv_heads)
         }
-        (Cache::BnNBsD, &[bn, n, bs, d]) => of(bn, n, bs, d),
-        (Cache::Nz, &[bn, n, d1, bs, d0]) => of(bn, n, bs, d1.saturating_mul(d0)),
+        (Cache::BnNBsD, &[bn, n, bs, d]) => shaped(bn, n, bs, d),
+        (Cache::Nz, &[bn, n, d1, bs, d0]) => shaped(bn, n, bs, d1.saturating_mul(d0)),
         _ => None,
     }
 }

@@ -45,12 +45,12 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     let verdict = mask(f)?;
     super::unified::output::lse_given(f)?;
     super::unified::output::lse(f)?;
-    if let Some(given) = &call.learnable_sink {
-        sink::SHAPE.takes(given.shape, Dims::of([call.num_heads]))?;
+    if let Some(sink) = &call.learnable_sink {
+        sink::SHAPE.takes(sink.shape, Dims::of([call.num_heads]))?;
         require!(
-            given.dtype == f.query.dtype && !matches!(call.inner_precise, 1..=3),
+            sink.dtype == f.query.dtype && !matches!(call.inner_precise, 1..=3),
             SINK,
-            format_args!("{} with innerPrecise {}", given.dtype, call.inner_precise),
+            format_args!("{} with innerPrecise {}", sink.dtype, call.inner_precise),
             format_args!("{} with 0", f.query.dtype),
         );
     }

@@ -103,8 +103,8 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
 }
 
 /// The parameters of scale and offset.
-fn grids(of: &ScaleOffset) -> impl Iterator<Item = Parameter> + Clone {
-    let grids = [Some(of.scale), of.offset].into_iter().flatten();
+fn grids(scales: &ScaleOffset) -> impl Iterator<Item = Parameter> + Clone {
+    let grids = [Some(scales.scale), scales.offset].into_iter().flatten();
     grids.filter_map(|grid| Some(Argument::of_role(grid.tensor.role)?.parameter))
 }
 

@@ -167,7 +167,7 @@ pub(super) fn rope(p: &CheckedCall<'_>, report: Report<'_>) {
         rope,
         size(p.problem.kv_heads),
     )
-    .map(|of| (of.batch, of.rows));
+    .map(|extents| (extents.batch, extents.rows));
     lint!(
         report,
         grid == Some((size(pages.blocks), size(pages.block_size))),

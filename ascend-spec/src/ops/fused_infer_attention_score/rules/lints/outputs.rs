@@ -46,18 +46,18 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         "BSH, BSND, BNSD",
     );
     let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
-    let mut of = Extents {
+    let mut extents = Extents {
         batch: size(p.problem.batch),
         heads: size(p.problem.heads),
         rows: size(p.problem.query_rows),
         dim: size(p.problem.value_dim),
     };
-    let want = p.layout.out_shape(of);
+    let want = p.layout.out_shape(extents);
     if let Some(out) = &call.attention_out {
         OUT_SHAPE.takes(out.shape, want).report(report);
     }
-    of.dim = 1;
-    let want = TensorDesc::packed(DType::Float, p.layout.lse_shape(of));
+    extents.dim = 1;
+    let want = TensorDesc::packed(DType::Float, p.layout.lse_shape(extents));
     let lse = call.softmax_lse.as_ref();
     if call.softmax_lse_flag {
         lint!(

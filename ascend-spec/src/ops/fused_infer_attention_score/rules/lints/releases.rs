@@ -173,9 +173,9 @@ fn masks(p: &CheckedCall<'_>, report: Report<'_>) {
         return;
     };
     let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
-    if let (MaskUse::Full(at), &[rows, _]) = (p.problem.mask, &mask.shape[..]) {
+    if let (MaskUse::Full(tensor), &[rows, _]) = (p.problem.mask, &mask.shape[..]) {
         let batch = size(p.problem.batch);
-        let each = at.batch != 0 && p.checker == Checker::Unified;
+        let each = tensor.batch != 0 && p.checker == Checker::Unified;
         lint!(
             report,
             !each || rows >= batch,
@@ -220,7 +220,8 @@ fn masks(p: &CheckedCall<'_>, report: Report<'_>) {
         false => *mask.shape == [batch, rows, rows],
     };
     let inside = mask.byte_range().zip(p.problem.mask_bytes());
-    let inside = inside.is_some_and(|(of, read)| of.start <= read.start && read.end <= of.end);
+    let inside =
+        inside.is_some_and(|(whole, read)| whole.start <= read.start && read.end <= whole.end);
     // Older compilers cannot keep these arguments in a variable.
     macro_rules! documents {
         () => {

@@ -133,14 +133,16 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
         "128 three times",
         "split the head dimension as 128 and 64",
     );
-    let wanted = |desc: &TensorDesc, of: Extents| {
-        f.layout.input().shape(Extents { dim: 64, ..of }) == desc.shape
+    let wanted = |desc: &TensorDesc, extents: Extents| {
+        f.layout.input().shape(Extents { dim: 64, ..extents }) == desc.shape
     };
     let key_fits = match f.cache {
         None => wanted(k, f.k),
         // The number of blocks is not compared.
-        Some(cache) => super::paged::extents(cache, k, f.kv_heads).is_some_and(|of| {
-            of.heads == f.k.heads && of.dim == 64 && (cache == Cache::Nz || of.rows == f.k.rows)
+        Some(cache) => super::paged::extents(cache, k, f.kv_heads).is_some_and(|extents| {
+            extents.heads == f.k.heads
+                && extents.dim == 64
+                && (cache == Cache::Nz || extents.rows == f.k.rows)
         }),
     };
     require!(
@@ -239,7 +241,7 @@ pub(super) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
     let rope = |desc: &Option<TensorDesc>| {
         desc.as_ref()
             .and_then(|desc| rope_extents(f, desc))
-            .map(|of| of.dim)
+            .map(|extents| extents.dim)
     };
     let dims = (f.q.dim, f.k.dim, f.v.dim, rope(&f.call.query_rope));
     require!(
@@ -316,7 +318,7 @@ pub(super) fn block_size(f: &Facts<'_>, cache: Cache, sliding: bool) -> Result<(
 pub(super) fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result<(), Violation> {
     let bs = f.call.block_size;
     let rope = super::paged::extents(cache, k_rope, 1);
-    let grid = |of: Extents| (of.batch, of.heads, of.rows);
+    let grid = |extents: Extents| (extents.batch, extents.heads, extents.rows);
     let lanes = |desc: &TensorDesc| 256 / i64::from(desc.dtype.bits().max(1));
     let nz = cache != Cache::Nz
         || [f.key, f.value, k_rope]
@@ -329,7 +331,7 @@ pub(super) fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result
     };
     let alike = grid(f.k) == grid(f.v)
         && rope.map(grid) == Some(grid(f.k))
-        && rope.map(|of| of.dim) == Some(64);
+        && rope.map(|extents| extents.dim) == Some(64);
     require!(
         alike
             && nz

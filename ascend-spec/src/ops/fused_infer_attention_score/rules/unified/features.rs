@@ -149,15 +149,15 @@ pub(crate) fn shared_prefix(f: &Facts<'_>) -> Result<(), Violation> {
         ("a tensor list", f.kv_list && (f.q.rows != 1 || f.is_950())),
     ])?;
     let extents = |desc: &TensorDesc| {
-        let of = f.layout.input().extents(&desc.shape, f.kv_heads)?;
+        let stored = f.layout.input().extents(&desc.shape, f.kv_heads)?;
         // Each INT32 holds eight INT4, as in the keys.
         let packed = if desc.dtype == DType::Int32 {
             f.nibbles
         } else {
             1
         };
-        let dim = of.dim.saturating_mul(packed);
-        Some(Extents { dim, ..of })
+        let dim = stored.dim.saturating_mul(packed);
+        Some(Extents { dim, ..stored })
     };
     let fits = match (extents(key), extents(value)) {
         (Some(k), Some(v)) => {
@@ -210,15 +210,15 @@ pub(crate) fn shared_prefix(f: &Facts<'_>) -> Result<(), Violation> {
 /// Checks the learnable sink.
 pub(crate) fn learnable_sink(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
-    let Some(given) = &call.learnable_sink else {
+    let Some(sink) = &call.learnable_sink else {
         return Ok(());
     };
-    sink::SHAPE.takes(given.shape, Dims::of([call.num_heads]))?;
+    sink::SHAPE.takes(sink.shape, Dims::of([call.num_heads]))?;
     let dtype = match f.is_950() {
         true => f.query.dtype,
         false => DType::Bf16,
     };
-    SINK_DTYPE.takes(given.dtype, dtype)?;
+    SINK_DTYPE.takes(sink.dtype, dtype)?;
     require!(
         for f.target => f.query.dtype.is_half()
             && f.form() != super::Form::Absorbed

@@ -102,12 +102,12 @@ pub(crate) fn contiguous(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(&parameter) = looked_at.iter().find(|parameter| found(parameter)) else {
         return Ok(());
     };
-    if let Some((at, desc)) = strided(parameter) {
+    if let Some((index, desc)) = strided(parameter) {
         let copied = looked_at.into_iter().filter(found);
         require!(
             for f.target => false,
             STRIDED,
-            format_args!("{} {at}: {desc} strides {}", parameter.acl_name(), desc.strides),
+            format_args!("{} {index}: {desc} strides {}", parameter.acl_name(), desc.strides),
             "row-major strides",
             match f.paged() {
                 true => Err("give the cache contiguous memory: a copy of it misses what is written later"),
@@ -174,9 +174,9 @@ pub(crate) fn shapes(f: &Facts<'_>) -> Result<(), Violation> {
         format_args!("{} in the key, {} in the query", f.k.batch, f.batch),
         f.batch,
     );
-    let of = |of: Extents| (of.batch, of.rows);
+    let rows = |extents: Extents| (extents.batch, extents.rows);
     require!(
-        of(f.k) == of(f.v),
+        rows(f.k) == rows(f.v),
         VALUE_ROWS,
         format_args!("key {}, value {}", f.key.shape, f.value.shape),
         format_args!("batch {}, {} rows", f.k.batch, f.k.rows),
@@ -217,20 +217,20 @@ fn list(f: &Facts<'_>) -> Result<(), Violation> {
         f.batch,
     );
     let axes = f.layout.input();
-    let of = |desc: &TensorDesc| axes.extents(&desc.shape, f.kv_heads);
+    let extents = |desc: &TensorDesc| axes.extents(&desc.shape, f.kv_heads);
     for (index, (key, value)) in call.key.iter().zip(call.value).enumerate() {
-        let (k, v) = (of(key), of(value));
-        let batch = |of: Option<Extents>| of.is_some_and(|of| exact || of.batch == 1);
-        for (desc, of, name) in [(key, k, "key"), (value, v, "value")] {
+        let (k, v) = (extents(key), extents(value));
+        let single = |own: Option<Extents>| own.is_some_and(|own| exact || own.batch == 1);
+        for (desc, own, name) in [(key, k, "key"), (value, v, "value")] {
             require!(
-                batch(of),
+                single(own),
                 lists::LIST_BATCH,
                 format_args!("{name} {index} is {}", desc.shape),
                 "batch 1",
             );
         }
-        let like = |of: Option<Extents>, first: Extents| {
-            of.is_some_and(|of| (of.heads, of.dim) == (f.kv_heads, first.dim))
+        let like = |own: Option<Extents>, first: Extents| {
+            own.is_some_and(|own| (own.heads, own.dim) == (f.kv_heads, first.dim))
         };
         require!(
             like(k, f.k) && like(v, f.v),
@@ -242,7 +242,7 @@ fn list(f: &Facts<'_>) -> Result<(), Violation> {
             format_args!("{} heads of {} and {}", f.kv_heads, f.k.dim, f.v.dim),
         );
         require!(
-            k.map(|of| of.rows) == v.map(|of| of.rows),
+            k.map(|own| own.rows) == v.map(|own| own.rows),
             VALUE_ROWS,
             format_args!(
                 "key {index} is {}, value {index} is {}",

@@ -150,10 +150,10 @@ fn longest_axis(f: &Facts<'_>) -> i64 {
     }
 }
 
-fn full(f: &Facts<'_>, given: &TensorDesc) -> Result<MaskTensor, Violation> {
+fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Violation> {
     let (rows, batch, keys) = (f.most_rows(), f.batch, width(f));
     let two = !f.is_950() && f.classic_layout() && f.form() == Form::Plain;
-    let covers = match given.shape[..] {
+    let covers = match mask.shape[..] {
         // One row a sequence: the rows of the mask are the sequences.
         [b, j] if f.q.rows == 1 && !f.packed() => {
             two && j >= keys
@@ -170,24 +170,24 @@ fn full(f: &Facts<'_>, given: &TensorDesc) -> Result<MaskTensor, Violation> {
     require!(
         covers,
         FULL,
-        given.shape,
+        mask.shape,
         format_args!(
             "[{one}, Sq, Skv] or [{one}, 1, Sq, Skv] with Sq at least {rows}, Skv at least {keys}",
             one = OneOr(batch)
         ),
-        match f.single && triangle(given) && f.call.mode() > SparseMode::AllMask.acl() {
+        match f.single && triangle(mask) && f.call.mode() > SparseMode::AllMask.acl() {
             true => Ok(mask::fix_of_rows(f, keys)),
             false => Err(FULL.fix),
         },
     );
-    let (batch_stride, row, key) = match (&given.shape[..], &given.strides[..]) {
+    let (batch_stride, row, key) = match (&mask.shape[..], &mask.strides[..]) {
         ([_, _], &[b, j]) if f.q.rows == 1 && !f.packed() => (b, 0, j),
         ([_, _], &[i, j]) => (0, i, j),
         ([b, ..], &[s, i, j] | &[s, _, i, j]) => (if *b == 1 { 0 } else { s }, i, j),
         _ => (0, 0, 0),
     };
     Ok(MaskTensor {
-        offset: given.offset,
+        offset: mask.offset,
         batch: batch_stride,
         row,
         key,
@@ -195,9 +195,9 @@ fn full(f: &Facts<'_>, given: &TensorDesc) -> Result<MaskTensor, Violation> {
 }
 
 /// Whether a mask has the size of the compressed ones.
-fn triangle(given: &TensorDesc) -> bool {
+fn triangle(mask: &TensorDesc) -> bool {
     let size = SparseMode::COMPRESSED_MASK_SIZE;
-    given.shape.ends_with(&[size, size])
+    mask.shape.ends_with(&[size, size])
 }
 
 /// Checks the token counts and returns those in force: only these relations between them are left in this checker.
@@ -226,7 +226,7 @@ fn tree(f: &Facts<'_>) -> Result<TreeMask, Violation> {
     ])?;
     TREE.leaves_out(call, &[Parameter::PseShift])?;
     TREE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
-    let Some(given) = call.mask() else {
+    let Some(mask) = call.mask() else {
         return Err(broken(
             &mask::REQUIRED,
             "no mask in mode 9",
@@ -235,9 +235,9 @@ fn tree(f: &Facts<'_>) -> Result<TreeMask, Violation> {
         ));
     };
     require!(
-        matches!(given.shape.rank(), 1 | 3),
+        matches!(mask.shape.rank(), 1 | 3),
         TREE_RANK,
-        given.shape,
+        mask.shape,
         "[B, S, S], or one axis",
     );
     // Without query lengths nothing is compared.
@@ -249,14 +249,14 @@ fn tree(f: &Facts<'_>) -> Result<TreeMask, Violation> {
             "at least as many keys as rows",
         ));
     }
-    Ok(drafts(f, given))
+    Ok(drafts(f, mask))
 }
 
 /// How a tree mask is read: packed rows define where their squares begin, whatever axes the tensor has; rows with a
 /// batch axis use the mask's strides, or those of a contiguous `[B, S, S]` where the mask has one axis alone.
-pub(crate) fn drafts(f: &Facts<'_>, given: &TensorDesc) -> TreeMask {
-    let offset = given.offset;
-    match given.strides[..] {
+pub(crate) fn drafts(f: &Facts<'_>, mask: &TensorDesc) -> TreeMask {
+    let offset = mask.offset;
+    match mask.strides[..] {
         _ if f.packed() => TreeMask::Packed { offset },
         [batch, row, key] => TreeMask::Square(MaskTensor {
             offset,
