@@ -40,12 +40,7 @@ impl<T: PartialEq + Display> Allowed<T> for &[T] {
             return f.write_str("none");
         }
         for (index, value) in self.iter().enumerate() {
-            let before = match index {
-                0 => "",
-                last if last + 1 == self.len() => " or ",
-                _ => ", ",
-            };
-            write!(f, "{before}{value}")?;
+            write!(f, "{}{value}", between(index, self.len()))?;
         }
         Ok(())
     }
@@ -140,6 +135,59 @@ impl Allowed<Dims> for Rank {
 
     fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} axes", self.0)
+    }
+}
+
+/// An axis of an allowed shape: of one size, or of a size from a number on.
+#[derive(Clone, Copy)]
+pub(crate) enum Axis {
+    Of(i64),
+    From(i64),
+}
+
+impl Axis {
+    fn admits(self, size: i64) -> bool {
+        match self {
+            Axis::Of(own) => size == own,
+            Axis::From(least) => size >= least,
+        }
+    }
+}
+
+/// The shapes whose axes are those of one of the lists.
+pub(crate) struct Shapes<'a>(pub(crate) &'a [&'a [Axis]]);
+
+impl Allowed<Dims> for Shapes<'_> {
+    fn admits(&self, shape: &Dims) -> bool {
+        self.0.iter().any(|axes| {
+            let mut pairs = axes.iter().zip(shape.iter());
+            axes.len() == shape.rank() && pairs.all(|(axis, size)| axis.admits(*size))
+        })
+    }
+
+    fn name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, axes) in self.0.iter().enumerate() {
+            f.write_str(between(index, self.0.len()))?;
+            f.write_str("[")?;
+            for (index, axis) in axes.iter().enumerate() {
+                f.write_str(if index > 0 { ", " } else { "" })?;
+                match axis {
+                    Axis::Of(size) => write!(f, "{size}")?,
+                    Axis::From(least) => write!(f, "{least} or more")?,
+                }
+            }
+            f.write_str("]")?;
+        }
+        Ok(())
+    }
+}
+
+/// What stands before an element of a list of allowed values.
+fn between(index: usize, len: usize) -> &'static str {
+    match index {
+        0 => "",
+        last if last + 1 == len => " or ",
+        _ => ", ",
     }
 }
 

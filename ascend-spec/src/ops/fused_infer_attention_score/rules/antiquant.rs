@@ -1,6 +1,8 @@
 //! Quantised keys and values under a half-precision query.
 
 use super::Facts;
+use crate::allowed::Axis::{From, Of};
+use crate::allowed::{Axis, MultiplesOf, Named, Noted, Outcome, Shapes};
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{Cann, Change, DType, Dims, Layout, SparseMode, TensorDesc, Violation};
@@ -67,37 +69,25 @@ rules! {
 
 /// Prefill path: the arguments that a call may have when key and value are not quantised.
 pub(crate) fn none_prefill(f: &Facts<'_>) -> Result<(), Violation> {
-    let call = f.call;
-    require!(
-        f.packed() || (call.key_antiquant_scale.is_none() && call.value_antiquant_scale.is_none()),
-        UNUSED,
-        format_args!("keyAntiquantScale with {} keys", f.key.dtype),
-        "none",
-    );
-    Ok(())
+    match f.packed() {
+        true => Ok(()),
+        false => UNUSED.leaves_out(f.call, &Parameter::SPLIT_SCALES),
+    }
 }
 
 /// Head dimensions of the decode path, which takes INT8 keys of any.
 pub(crate) fn decode_dim(f: &Facts<'_>) -> Result<(), Violation> {
-    require!(
-        f.kv_dtype() != DType::Int4 || f.q.dim % 64 == 0,
-        ALIGNED,
-        f.q.dim,
-        "multiples of 64",
-    );
-    Ok(())
+    match f.kv_dtype() {
+        DType::Int4 => ALIGNED.takes(f.q.dim, MultiplesOf(64)),
+        _ => Ok(()),
+    }
 }
 
 /// Prefill path with quantised keys.
 pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let step = if f.kv_dtype() == DType::Int4 { 64 } else { 32 };
-    require!(
-        f.q.dim % step == 0,
-        ALIGNED,
-        f.q.dim,
-        format_args!("multiples of {step}"),
-    );
+    ALIGNED.takes(f.q.dim, MultiplesOf(step))?;
     let split = call.key_antiquant_scale.is_some() || call.value_antiquant_scale.is_some();
     require!(
         split || call.antiquant_scale.is_some(),
@@ -147,22 +137,12 @@ fn split_few(f: &Facts<'_>) -> Result<(), Violation> {
     let (n, d) = (f.kv_heads, f.k.dim);
     let dtype = if token { DType::Float } else { DType::Bf16 };
     for (scale, offset) in split_tensors(f) {
-        let shape = &scale.shape;
-        let fits = if token {
-            **shape == [f.batch, f.key_rows]
-        } else {
-            **shape == [n, d] || **shape == [n, 1, d] || **shape == [n * d]
+        let (rows, flat) = ([Of(f.batch), Of(f.key_rows)], [Of(n.saturating_mul(d))]);
+        let allowed: &[&[Axis]] = match token {
+            true => &[&rows],
+            false => &[&[Of(n), Of(d)], &[Of(n), Of(1), Of(d)], &flat],
         };
-        require!(
-            fits,
-            SHAPE,
-            shape,
-            if token {
-                format!("[{}, {}]", f.batch, f.key_rows)
-            } else {
-                format!("[{n}, {d}], [{n}, 1, {d}] or [{}]", n * d)
-            },
-        );
+        SHAPE.takes(scale.shape, Shapes(allowed))?;
         DTYPE.takes(scale.dtype, dtype)?;
         offset_like(offset, scale)?;
     }
@@ -197,12 +177,10 @@ fn paged_prefill(f: &Facts<'_>) -> Result<(), Violation> {
     );
     let (n, d) = (f.kv_heads, f.k.dim);
     for (scale, offset) in split_tensors(f) {
-        require!(
-            *scale.shape == [1, n * d] || *scale.shape == [1, n, d],
-            SHAPE,
+        SHAPE.takes(
             scale.shape,
-            format_args!("[1, {}] or [1, {n}, {d}]", n * d),
-        );
+            [Dims::of([1, n.saturating_mul(d)]), Dims::of([1, n, d])],
+        )?;
         if let Some(offset) = offset {
             OFFSET.takes(offset.shape, scale.shape)?;
         }
@@ -221,13 +199,9 @@ fn merged_shape(f: &Facts<'_>) -> Result<(), Violation> {
         crate::Axes::Bsnd => Dims::of([2, n, d]),
         _ => Dims::of([2, n, 1, d]),
     };
-    require!(
-        scale.shape == channel || *scale.shape == [2],
-        SHAPE,
-        scale.shape,
-        format_args!("{channel} or [2]"),
-        "shape the scale by the layout",
-    );
+    SHAPE
+        .takes(scale.shape, [channel, Dims::of([2])])
+        .fix(|| "shape the scale by the layout")?;
     if let Some(offset) = &f.call.antiquant_offset {
         OFFSET.takes(offset.shape, scale.shape)?;
     }
@@ -260,21 +234,10 @@ fn pairs(f: &Facts<'_>) -> Result<(), Violation> {
 pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     if !f.antiquant() {
-        let tensors = [
-            &call.antiquant_scale,
-            &call.antiquant_offset,
-            &call.key_antiquant_scale,
-            &call.key_antiquant_offset,
-            &call.value_antiquant_scale,
-            &call.value_antiquant_offset,
-            &call.key_rope_antiquant_scale,
-        ];
-        require!(
-            tensors.into_iter().all(Option::is_none),
-            UNUSED,
-            format_args!("an antiquantisation tensor with {} keys", f.key.dtype),
-            "none",
-        );
+        UNUSED.leaves_out(call, &Parameter::MERGED_ANTIQUANT)?;
+        UNUSED.leaves_out(call, &Parameter::SPLIT_SCALES)?;
+        UNUSED.leaves_out(call, &Parameter::SPLIT_OFFSETS)?;
+        UNUSED.leaves_out(call, &[Parameter::KeyRopeAntiquantScale])?;
         return nz(f);
     }
     let packed_nz = f.packed() && f.cache == Some(Cache::Nz) && f.target.cann >= Cann::V9_0;
@@ -300,46 +263,36 @@ pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
         call.antiquant_mode,
         "0 or 1",
     );
-    let dtype = if call.antiquant_mode == 1 {
-        DType::Float
-    } else {
-        f.query.dtype
+    let dtype = match call.antiquant_mode {
+        1 => DType::Float,
+        _ => f.query.dtype,
     };
     DTYPE.takes(scale.dtype, dtype)?;
-    let fits = match call.antiquant_mode {
-        1 => matches!(scale.shape[..], [2, b, s] if b == f.batch && s >= f.key_rows),
-        _ => channel(f, &scale.shape, 2) || *scale.shape == [2],
+    let (n, d, two) = (Of(f.kv_heads), Of(f.q.dim), Of(2));
+    let hidden = Of(f.kv_heads.saturating_mul(f.q.dim));
+    let allowed: &[&[Axis]] = match call.antiquant_mode {
+        1 => &[&[two, Of(f.batch), From(f.key_rows)]],
+        _ => &[
+            &[two],
+            &[two, n, Of(1), d],
+            &[two, Of(1), n, d],
+            &[two, n, d],
+            &[two, hidden],
+        ],
     };
-    require!(
-        fits,
-        SHAPE,
-        scale.shape,
-        "[2] and [2, heads, 1, dim], [2, heads, dim], [2, heads * dim] for mode 0; [2, B, S] for mode 1",
-    );
+    SHAPE.takes(scale.shape, Shapes(allowed))?;
     offset_like(call.antiquant_offset.as_ref(), scale)?;
     nz(f)
 }
 
 fn offset_like(offset: Option<&TensorDesc>, scale: &TensorDesc) -> Result<(), Violation> {
-    if let Some(offset) = offset {
-        require!(
-            offset.shape == scale.shape && offset.dtype == scale.dtype,
-            OFFSET,
-            offset,
-            scale,
-        );
+    match offset {
+        Some(offset) => {
+            OFFSET.takes(offset.dtype, scale.dtype)?;
+            OFFSET.takes(offset.shape, scale.shape)
+        }
+        None => Ok(()),
     }
-    Ok(())
-}
-
-/// Per-channel shapes with `p` leading: 2 for the merged tensor, 1 for a split one. The head dimension is the query's:
-/// a paged key may have any.
-fn channel(f: &Facts<'_>, shape: &[i64], p: i64) -> bool {
-    let (n, d) = (f.kv_heads, f.q.dim);
-    shape == [p, n, 1, d]
-        || shape == [p, 1, n, d]
-        || shape == [p, n, d]
-        || shape == [p, n.saturating_mul(d)]
 }
 
 fn decode_split(f: &Facts<'_>) -> Result<(), Violation> {
@@ -359,70 +312,56 @@ fn decode_split(f: &Facts<'_>) -> Result<(), Violation> {
         format_args!("{} keys, {} query", f.key.dtype, f.query.dtype),
         "INT8 and FLOAT16",
     );
-    let (bn, bs) = (f.blocks(), f.call.block_size);
-    let n = f.kv_heads;
+    let (bn, bs) = (Of(f.blocks()), Of(f.call.block_size));
     let nz_cache = f.cache == Some(Cache::Nz);
     for (index, (scale, offset)) in split_tensors(f).enumerate() {
         let mode = if index == 0 { modes.0 } else { modes.1 };
-        let shape = &scale.shape;
-        let fits = match mode {
-            0 if nz_cache && !f.rope() => *shape == nz_channel(f),
-            0 => channel(f, shape, 1) || **shape == [1],
-            // Beside per-channel keys the value's scale is not checked.
-            1 if modes == (0, 1) => true,
-            1 => {
-                matches!(shape[..], [b, s] | [1, b, s] if b == f.batch && s >= f.key_rows)
-            }
-            2 => **shape == [n],
-            3 => {
-                matches!(shape[..], [b, heads, s] if b == f.batch && heads == n && s >= f.key_rows)
-            }
-            4 => **shape == [bn, bs],
-            _ => **shape == [bn, n, bs],
+        // The head dimension is the query's: a paged key may have any.
+        let (n, d, one) = (Of(f.kv_heads), Of(f.q.dim), Of(1));
+        let hidden = Of(f.kv_heads.saturating_mul(f.q.dim));
+        let (b, s) = (Of(f.batch), From(f.key_rows));
+        let allowed: &[&[Axis]] = match mode {
+            0 if nz_cache && !f.rope() => match f.layout.input() {
+                crate::Axes::Bsh => &[&[hidden]],
+                crate::Axes::Bsnd | crate::Axes::Tnd => &[&[n, d]],
+                _ => &[&[n, one, d]],
+            },
+            0 => &[
+                &[one],
+                &[one, n, one, d],
+                &[one, one, n, d],
+                &[one, n, d],
+                &[one, hidden],
+            ],
+            1 => &[&[b, s], &[one, b, s]],
+            2 => &[&[n]],
+            3 => &[&[b, n, s]],
+            4 => &[&[bn, bs]],
+            _ => &[&[bn, n, bs]],
         };
-        require!(
-            fits,
-            SHAPE,
-            format_args!("{shape} for mode {mode}"),
-            "mode 0 [1] or [1, heads, 1, dim], [1, heads, dim], [1, heads * dim], over NZ [heads * dim] with BSH, \
-             [heads, dim] with BSND, [heads, 1, dim] with BNSD; 1 [B, S]; 2 [heads]; 3 [B, heads, S]; 4 [blocks, block \
-             size]; 5 [blocks, heads, block size]",
-        );
-        let dtype = if matches!(mode, 0 | 2) {
-            f.query.dtype
-        } else {
-            DType::Float
+        // Beside per-channel keys the value's scale is not checked.
+        if mode != 1 || modes != (0, 1) {
+            let note = format_args!("for mode {mode}");
+            SHAPE.takes(Noted(scale.shape, note), Shapes(allowed))?;
+        }
+        let dtype = match mode {
+            0 | 2 => f.query.dtype,
+            _ => DType::Float,
         };
-        require!(
-            (index == 1 && modes != (0, 1) && !nz_cache) || scale.dtype == dtype,
-            DTYPE,
-            scale.dtype,
-            dtype,
-        );
+        if index == 0 || modes == (0, 1) || nz_cache {
+            DTYPE.takes(scale.dtype, dtype)?;
+        }
         offset_like(offset, scale)?;
     }
-    if let (Some(key), Some(value)) = (&call.key_antiquant_scale, &call.value_antiquant_scale) {
-        require!(
-            modes.0 != modes.1
-                || !(nz_cache || matches!(modes.0, 4 | 5))
-                || key.shape == value.shape,
-            SHAPE,
-            format_args!("key {}, value {}", key.shape, value.shape),
-            key.shape,
-            "give key and value scales of one shape",
-        );
+    if let (Some(key), Some(value)) = (&call.key_antiquant_scale, &call.value_antiquant_scale)
+        && modes.0 == modes.1
+        && (nz_cache || matches!(modes.0, 4 | 5))
+    {
+        SHAPE
+            .takes(Named("value", value.shape), key.shape)
+            .fix(|| "give key and value scales of one shape")?;
     }
     nz(f)
-}
-
-/// Per-channel shape over an NZ cache: the layout's order of heads and head dimension.
-fn nz_channel(f: &Facts<'_>) -> Dims {
-    let (n, d) = (f.kv_heads, f.q.dim);
-    match f.layout.input() {
-        crate::Axes::Bsh => Dims::of([n.saturating_mul(d)]),
-        crate::Axes::Bsnd | crate::Axes::Tnd => Dims::of([n, d]),
-        _ => Dims::of([n, 1, d]),
-    }
 }
 
 /// Packed rows over an NZ cache: at most 16 a sequence, and only per-channel scales.
