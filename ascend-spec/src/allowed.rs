@@ -138,11 +138,13 @@ impl Allowed<Dims> for Rank {
     }
 }
 
-/// An axis of an allowed shape: of one size, or of a size from a number on.
+/// An axis of an allowed shape: of one size, of a size from a number on, of one size or of 1, or of any size.
 #[derive(Clone, Copy)]
 pub(crate) enum Axis {
     Of(i64),
     From(i64),
+    OneOr(i64),
+    Any,
 }
 
 impl Axis {
@@ -150,6 +152,8 @@ impl Axis {
         match self {
             Axis::Of(own) => size == own,
             Axis::From(least) => size >= least,
+            Axis::OneOr(own) => size == 1 || size == own,
+            Axis::Any => true,
         }
     }
 }
@@ -172,8 +176,10 @@ impl Allowed<Dims> for Shapes<'_> {
             for (index, axis) in axes.iter().enumerate() {
                 f.write_str(if index > 0 { ", " } else { "" })?;
                 match axis {
-                    Axis::Of(size) => write!(f, "{size}")?,
+                    Axis::Of(size) | Axis::OneOr(size @ 1) => write!(f, "{size}")?,
                     Axis::From(least) => write!(f, "{least} or more")?,
+                    Axis::OneOr(size) => write!(f, "1 or {size}")?,
+                    Axis::Any => f.write_str("any")?,
                 }
             }
             f.write_str("]")?;

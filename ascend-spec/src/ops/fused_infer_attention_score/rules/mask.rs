@@ -1,7 +1,6 @@
 //! Mask tensor, sparse mode and token window.
 
-use crate::allowed::{Noted, Outcome};
-use crate::ops::fused_infer_attention_score::rules::OneOr;
+use crate::allowed::{Axis, Noted, Outcome, Shapes};
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Route, Version};
 use std::fmt;
 
@@ -261,21 +260,13 @@ pub(crate) fn compressed(mask: &TensorDesc, mode: SparseMode) -> Result<(), Viol
 /// Checks a full mask of the prefill path: rows and keys last, before them batch (1 or B) and an axis that is not
 /// checked.
 fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Violation> {
-    let (rows, batch, keys) = (f.q.rows, f.batch, f.mask_width());
-    let covers = match mask.shape[..] {
-        [i, j] => i >= rows && j >= keys,
-        [b, i, j] | [b, _, i, j] => (b == 1 || b == batch) && i >= rows && j >= keys,
-        _ => false,
-    };
-    require!(
-        covers,
-        FULL,
-        mask.shape,
-        format_args!(
-            "[Sq, Skv], [{one}, Sq, Skv] or [{one}, 1, Sq, Skv] with Sq at least {rows}, Skv at least {keys}",
-            one = OneOr(batch)
-        ),
+    let (b, i, j) = (
+        Axis::OneOr(f.batch),
+        Axis::From(f.q.rows),
+        Axis::From(f.mask_width()),
     );
+    let allowed: [&[Axis]; 3] = [&[i, j], &[b, i, j], &[b, Axis::Any, i, j]];
+    FULL.takes(mask.shape, Shapes(&allowed))?;
     let (batch_stride, row, key) = match (&mask.shape[..], &mask.strides[..]) {
         ([_, _], &[i, j]) => (0, i, j),
         ([b, ..], &[s, i, j] | &[s, _, i, j]) => (if *b == 1 { 0 } else { s }, i, j),

@@ -1,7 +1,7 @@
 //! Page attention: block size, block table, cache shapes.
 
 use super::Facts;
-use crate::allowed::Multiples;
+use crate::allowed::{Axis, Multiples, Shapes};
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Route, Version};
 use crate::rule::{broken, require, rules};
@@ -172,13 +172,9 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let lengths = lengths.ok_or_else(|| LENGTHS.broken("none", "one length a sequence"))?;
     let longest = lengths.iter().take(f.batch()).copied().max().unwrap_or(0);
     let longest = blocks(longest, bs);
-    require!(
-        table.dtype == DType::Int32
-            && matches!(table.shape[..], [rows, m] if rows == f.batch && m >= longest && m > 0),
-        TABLE,
-        table,
-        format_args!("INT32 [{}, {longest} or more]", f.batch),
-    );
+    TABLE.takes(table.dtype, DType::Int32)?;
+    let shape = [Axis::Of(f.batch), Axis::From(longest.max(1))];
+    TABLE.takes(table.shape, Shapes(&[&shape]))?;
     require!(
         enough_blocks(f, lengths),
         BLOCKS,

@@ -1,7 +1,7 @@
 //! Additive position bias.
 
 use super::{Facts, Given, packed};
-use crate::ops::fused_infer_attention_score::rules::OneOr;
+use crate::allowed::{Axis, Shapes};
 use crate::ops::fused_infer_attention_score::{Checker, FiaCall, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Target, TensorDesc, Violation};
@@ -144,26 +144,13 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         (false, true) => (1, f.key_rows),
         (false, false) => (1, f.longest_key().saturating_add(super::prefix::length(f))),
     };
-    let fits = match pse.shape[..] {
-        [b, n, i, j] => {
-            let rows_fit = if f.prefill() { i >= rows } else { i == 1 };
-            // TND takes no bias at all; NTD_TND checks the shape and ignores the values.
-            (b == 1 || (b == f.batch && !f.packed()))
-                && n == f.call.num_heads
-                && rows_fit
-                && j >= keys
-        }
-        _ => false,
+    // TND takes no bias at all; NTD_TND checks the shape and ignores the values.
+    let batch = if f.packed() { 1 } else { f.batch };
+    let rows = match f.prefill() {
+        true => Axis::From(rows),
+        false => Axis::Of(1),
     };
-    require!(
-        fits,
-        SHAPE,
-        pse.shape,
-        format_args!(
-            "[{}, {}, {rows}, {keys}], the last two at least",
-            OneOr(f.batch),
-            f.call.num_heads
-        ),
-    );
-    Ok(())
+    let heads = Axis::Of(f.call.num_heads);
+    let shape = [Axis::OneOr(batch), heads, rows, Axis::From(keys)];
+    SHAPE.takes(pse.shape, Shapes(&[&shape]))
 }

@@ -1,11 +1,11 @@
 //! Position bias, left padding, shared prefix and sinks in the unified checker.
 
 use super::masks;
-use crate::allowed::Named;
+use crate::allowed::{Axis, Named, Shapes};
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{
-    Facts, OneOr, heads, packed, padding, prefix, pse, sink,
+    Facts, heads, packed, padding, prefix, pse, sink,
 };
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
@@ -57,27 +57,17 @@ pub(crate) fn bias(f: &Facts<'_>) -> Result<(), Violation> {
         dtype => dtype,
     };
     pse::DTYPE.takes(bias.dtype, dtype)?;
-    let (rows, keys) = (f.q.rows, bias_width(f));
-    let fits = match bias.shape[..] {
-        [b, n, i, j] => {
-            (b == 1 || b == f.batch)
-                && n == f.call.num_heads
-                && (i >= rows || (i == 1 && f.is_950()))
-                && j >= keys
-        }
-        _ => false,
-    };
-    require!(
-        fits,
-        pse::SHAPE,
-        bias.shape,
-        format_args!(
-            "[{}, {}, {rows}, {keys}], the last two at least",
-            OneOr(f.batch),
-            f.call.num_heads
-        ),
+    let (b, n, j) = (
+        Axis::OneOr(f.batch),
+        Axis::Of(f.call.num_heads),
+        Axis::From(bias_width(f)),
     );
-    Ok(())
+    let (each_row, one_row) = ([b, n, Axis::From(f.q.rows), j], [b, n, Axis::Of(1), j]);
+    let allowed: &[&[Axis]] = match f.is_950() {
+        true => &[&each_row, &one_row],
+        false => &[&each_row],
+    };
+    pse::SHAPE.takes(bias.shape, Shapes(allowed))
 }
 
 /// Number of keys that a position bias covers.

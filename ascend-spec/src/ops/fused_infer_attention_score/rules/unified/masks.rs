@@ -1,8 +1,9 @@
 //! Mask tensor, sparse mode and token window of the unified checker.
 
+use crate::allowed::{Axis, Outcome, Shapes};
 use crate::attention_problem::{MaskTensor, MaskUse, TreeMask};
 use crate::geometry::TOKENS_UNBOUNDED;
-use crate::ops::fused_infer_attention_score::rules::{Facts, OneOr, mask, padding, prefix, quant};
+use crate::ops::fused_infer_attention_score::rules::{Facts, mask, padding, prefix, quant};
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{broken, require, rules};
 use crate::{Cann, Operator, SparseMode, TensorDesc, Violation};
@@ -153,33 +154,24 @@ fn longest_axis(f: &Facts<'_>) -> i64 {
 fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Violation> {
     let (rows, batch, keys) = (f.most_rows(), f.batch, width(f));
     let two = !f.is_950() && f.classic_layout() && f.form() == Form::Plain;
-    let covers = match mask.shape[..] {
-        // One row a sequence: the rows of the mask are the sequences.
-        [b, j] if f.q.rows == 1 && !f.packed() => {
-            two && j >= keys
-                && if f.since(Cann::V9_1) {
-                    b >= 1
-                } else {
-                    b == batch
-                }
-        }
-        [i, j] => two && i >= rows && j >= keys,
-        [b, i, j] | [b, 1, i, j] => (b == 1 || b == batch) && i >= rows && j >= keys,
-        _ => false,
+    let (b, i, j) = (Axis::OneOr(batch), Axis::From(rows), Axis::From(keys));
+    let (three, four) = ([b, i, j], [b, Axis::Of(1), i, j]);
+    // One row a sequence: the rows of a mask of two axes are the sequences.
+    let first = match f.q.rows == 1 && !f.packed() {
+        true if f.since(Cann::V9_1) => Axis::From(1),
+        true => Axis::Of(batch),
+        false => i,
     };
-    require!(
-        covers,
-        FULL,
-        mask.shape,
-        format_args!(
-            "[{one}, Sq, Skv] or [{one}, 1, Sq, Skv] with Sq at least {rows}, Skv at least {keys}",
-            one = OneOr(batch)
-        ),
+    let allowed: &[&[Axis]] = match two {
+        true => &[&[first, j], &three, &four],
+        false => &[&three, &four],
+    };
+    FULL.takes(mask.shape, Shapes(allowed)).fix(|| {
         match f.single && triangle(mask) && f.call.mode() > SparseMode::AllMask.acl() {
             true => Ok(mask::fix_of_rows(f, keys)),
             false => Err(FULL.fix),
-        },
-    );
+        }
+    })?;
     let (batch_stride, row, key) = match (&mask.shape[..], &mask.strides[..]) {
         ([_, _], &[b, j]) if f.q.rows == 1 && !f.packed() => (b, 0, j),
         ([_, _], &[i, j]) => (0, i, j),
