@@ -70,12 +70,12 @@ macro_rules! declare_arguments {
             fn of_input(number: usize) -> Option<Self> {
                 const BY_INPUT: [Option<Parameter>; Parameter::ALL.len()] = {
                     let mut numbered = [None; Parameter::ALL.len()];
-                    let mut at = 0;
-                    while at < numbered.len() {
-                        if let Some(number) = Parameter::TABLE[at].input {
-                            numbered[number] = Some(Parameter::ALL[at]);
+                    let mut index = 0;
+                    while index < numbered.len() {
+                        if let Some(number) = Parameter::TABLE[index].input {
+                            numbered[number] = Some(Parameter::ALL[index]);
                         }
-                        at += 1;
+                        index += 1;
                     }
                     numbered
                 };
@@ -184,7 +184,7 @@ macro_rules! declare_arguments {
             /// This call with other tensors: `tensor` makes each of them from the old one.
             pub fn map<U>(&self, mut tensor: impl FnMut(Argument, &T) -> U) -> Arguments<U> {
                 let mapped: Result<_, std::convert::Infallible> =
-                    self.try_map(|argument, of| Ok(tensor(argument, of)));
+                    self.try_map(|argument, value| Ok(tensor(argument, value)));
                 let Ok(mapped) = mapped;
                 mapped
             }
@@ -203,9 +203,9 @@ macro_rules! declare_arguments {
             }
 
             #[doc = concat!("The call that the rules judge, with the tensors of `of`.")]
-            pub fn call_of<'a>(&'a self, of: &'a Arguments<$crate::TensorDesc>) -> $call<$($borrow)?> {
+            pub fn call_of<'a>(&'a self, tensors: &'a Arguments<$crate::TensorDesc>) -> $call<$($borrow)?> {
                 $call {
-                    $($field: declare_arguments!(@view $kind self.$field, of.$field),)*
+                    $($field: declare_arguments!(@view $kind self.$field, tensors.$field),)*
                 }
             }
         }
@@ -258,10 +258,10 @@ macro_rules! declare_arguments {
                 changes: &[$crate::operator::Change],
             ) -> Result<Self, $crate::operator::WrongKind> {
                 let mut changed: Self = self.call().attributes();
-                for (at, tensor) in self.each_tensor() {
-                    let tensor = $crate::operator::changed(changes, at.parameter.info(), tensor);
+                for (argument, tensor) in self.each_tensor() {
+                    let tensor = $crate::operator::changed(changes, argument.parameter.info(), tensor);
                     if let Some(tensor) = tensor {
-                        changed.set_tensor(at.parameter, tensor);
+                        changed.set_tensor(argument.parameter, tensor);
                     }
                 }
                 for change in changes {
@@ -329,10 +329,10 @@ macro_rules! declare_arguments {
 
             /// The parameters that are given, in the operator's order. An attribute with its default is not given.
             pub fn given(&self) -> impl Iterator<Item = Parameter> {
-                let given = [
+                let all = [
                     $(declare_arguments!(@given $kind self.$field $(, $default)?).then_some(Parameter::$variant),)*
                 ];
-                given.into_iter().flatten()
+                all.into_iter().flatten()
             }
 
             /// The call with the operator's defaults for every parameter that `keeps` refuses.
@@ -465,7 +465,9 @@ macro_rules! declare_arguments {
     (@pattern int_list $given:ident) => { $crate::operator::OwnedValue::Ints($given) };
 
     (@map list $self:ident.$field:ident, $variant:ident, $map:ident) => {
-        $self.$field.iter().enumerate().map(|(index, tensor)| $map(Argument::element(Parameter::$variant, index), tensor)).collect::<Result<_, E>>()?
+        $self.$field.iter().enumerate()
+            .map(|(index, tensor)| $map(Argument::element(Parameter::$variant, index), tensor))
+            .collect::<Result<_, E>>()?
     };
     (@map tensor $self:ident.$field:ident, $variant:ident, $map:ident) => {
         $self.$field.as_ref().map(|tensor| $map(Parameter::$variant.into(), tensor)).transpose()?

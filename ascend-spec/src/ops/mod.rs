@@ -21,7 +21,8 @@ macro_rules! for_each_operator {
             cases {
                 FusedInferAttentionScore: fused_infer_attention_score, "fused_infer_attention_score", None;
                 FlashAttentionScore: flash_attention_score, "flash_attention_score", Some("flash-attention-score");
-                FlashAttentionVarlenScore: flash_attention_score, "flash_attention_varlen_score", Some("flash-attention-score");
+                FlashAttentionVarlenScore: flash_attention_score,
+                    "flash_attention_varlen_score", Some("flash-attention-score");
                 RingAttentionUpdate: ring_attention_update, "ring_attention_update", Some("ring-attention-update");
                 PromptFlashAttention: prompt_flash_attention, "prompt_flash_attention", Some("prompt-flash-attention");
                 IncreFlashAttention: incre_flash_attention, "incre_flash_attention", Some("incre-flash-attention");
