@@ -1,13 +1,11 @@
 //! The call as the kernels see it: sequences, tensors by the row, and the numbering of queries.
 
 use super::Buffers;
-use super::dequantise::scalars::ScalarTensor;
-use super::dequantise::scale_grid::ScaleGrid;
+use super::dequantise::scale_grid::{ScalarTensor, ScaleGrid};
 use super::dequantise::{Quantisation, ScalePosition};
-use super::dropout::DropMask;
-use super::mask::summary::MaskSummary;
-use super::mask::tensor::MaskTensor;
+use super::mask::{DropMask, MaskSummary, MaskTensor};
 use super::position_bias::Bias;
+use super::scratch::Scratch;
 use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::tensor::input::{ElementTypes, InputTensor};
@@ -406,4 +404,27 @@ pub(crate) unsafe fn read_padding(
         query: read(problem.query_padding).unwrap_or(0),
         key: read(problem.key_padding).unwrap_or(0),
     }
+}
+
+/// Some queries of one key head, and the keys that they attend to.
+#[derive(Clone, Debug)]
+pub(super) struct Task {
+    pub(super) sequence: usize,
+    pub(super) kv_head: usize,
+    pub(super) queries: Range<usize>,
+    pub(super) keys: Range<usize>,
+}
+
+impl Task {
+    pub(super) fn work(&self) -> u64 {
+        (self.queries.len() as u64).saturating_mul(self.keys.len() as u64)
+    }
+}
+
+/// A task, and the arguments of its computation.
+pub(super) struct TaskContext<'a, 's> {
+    pub(super) attention: &'a Attention,
+    pub(super) sequence: &'a Sequence,
+    pub(super) task: &'a Task,
+    pub(super) scratch: &'s mut Scratch,
 }

@@ -4,12 +4,12 @@
 //! are written as zeros; rows whose keys are all hidden by the mask tensor are written as zeros or as the mean of the
 //! values. Calls with softmax outputs write maximum and sum instead of the log-sum-exp.
 
+use super::TILE_KEYS;
 use super::attention::Attention;
+use super::attention::Task;
 use super::online_softmax::{OnlineSoftmax, quantise_weights, rescale_factor};
 use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
-use super::task::Task;
-use super::tile::TILE_KEYS;
 use super::tile_load::{Destination, TileLoad, stride};
 use super::visibility::read_mask;
 use ascend_spec::MaskGeometry;

@@ -3,7 +3,7 @@
 use super::Buffers;
 use super::kv::block_table::BlockIds;
 use super::kv::{KeyValues, KvTensor, Storage};
-use super::mask::summary::MaskSummary;
+use super::mask::MaskSummary;
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::strided::{Sizes, WriteTensor};
 use crate::host_memory::HostMemoryExhausted;

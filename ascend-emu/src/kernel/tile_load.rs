@@ -1,5 +1,6 @@
 //! Loading tiles of keys and values: rows are widened to single precision, and quantised rows dequantised.
 
+use super::TILE_KEYS;
 use super::attention::Attention;
 use super::dequantise::Quantisation;
 use super::kv::KvTensor;
@@ -7,7 +8,6 @@ use super::kv::tile_rows::{StridedRows, TileRow, TileRows};
 use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, Vector, WIDTH, all_zero};
 use super::tensor::input::{InPlaceElement, InputTensor};
-use super::tile::TILE_KEYS;
 use half::{bf16, f16};
 use std::ops::Range;
 

@@ -5,7 +5,6 @@
 //! group.
 
 pub(crate) mod in_registers;
-pub(crate) mod scalars;
 pub(crate) mod scale_grid;
 
 use super::Buffers;

@@ -3,11 +3,11 @@
 pub(crate) mod block_table;
 pub(crate) mod tile_rows;
 
+use super::SUB_TILE_KEYS;
 use super::dequantise::{Quantisation, ScalePosition};
 use super::prefetch::{PrefetchRows, TilePrefetch};
 use super::simd::{Simd, Vector, WIDTH};
 use super::tensor::input::{InPlaceElement, InputTensor, clear};
-use super::tile::SUB_TILE_KEYS;
 use block_table::BlockIds;
 use half::{bf16, f16};
 use std::ops::Range;

@@ -10,8 +10,8 @@
 
 use super::buffers::QueryTile;
 use super::{LANE_GROUPS, TILE_QUERIES};
+use crate::kernel::TILE_KEYS;
 use crate::kernel::simd::{Kernel, Shape, Simd, Vector, WIDTH};
-use crate::kernel::tile::TILE_KEYS;
 use crate::kernel::tile_load::{PITCH, SLICE, tile_index};
 use std::ops::Range;
 

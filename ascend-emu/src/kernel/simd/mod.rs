@@ -16,7 +16,6 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod half_bits;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;

@@ -1,6 +1,6 @@
 //! NEON, which every AArch64 processor has.
 
-use super::half_bits::{half_to_single, single_to_half};
+use super::portable::{half_to_single, single_to_half};
 use super::{Kernel, Shape, Simd, Vector, WIDTH};
 use core::arch::aarch64::{
     float32x4_t, vaddq_f32, vaddvq_f32, vbslq_f32, vcgtq_f32, vdupq_n_f32, vfmaq_f32, vmulq_f32,

@@ -1,6 +1,6 @@
 //! Input tensors of any element type, read by the row.
 
-use super::element::Element;
+use super::Element;
 use super::strided::{ReadTensor, Sizes, Strided};
 use crate::kernel::simd::{Kernel, Simd, Vector, WIDTH};
 use ascend_spec::DType;

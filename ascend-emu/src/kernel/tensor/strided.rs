@@ -4,7 +4,7 @@
 //! formed: the addresses come from C programs, so they need not be aligned, and other streams of a faulty program may
 //! write the memory while it is read.
 
-use super::element::Element;
+use super::Element;
 use crate::kernel::simd::{Simd, Vector, WIDTH};
 use ascend_spec::attention_problem::Rows;
 use ascend_spec::{Extents, View};
