@@ -10,7 +10,7 @@ use crate::fault::Fault;
 use crate::lock::Lock;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator, TensorPosition};
-use crate::ops::phase_one::phase_one;
+use crate::ops::entry_point::write_executor;
 use crate::sanitizer::allocation_table;
 use crate::status::{AICORE_EXCEPTION, Outcome, aclnn};
 use crate::trace::Trace;
@@ -223,7 +223,7 @@ pub(super) unsafe fn prepare(
         Ok((operator, addresses, true))
     };
     // SAFETY: the caller's promise.
-    aclnn(|| unsafe { phase_one(workspace_size, executor, make) })
+    aclnn(|| unsafe { write_executor(workspace_size, executor, make) })
 }
 
 /// Phase two.

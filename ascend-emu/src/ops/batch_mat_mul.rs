@@ -3,12 +3,11 @@
 //! `cubeMathType` makes no difference: factors are multiplied as they are, in single precision.
 
 use super::declared::DeclaredOperator;
-use super::entry_point::{phase_one, phase_two};
-use super::lints;
-use super::phase_one::executor_of;
+use super::entry_point::{executor_of, phase_one, phase_two};
 use crate::descriptor::Described;
 use crate::fault::Fault;
 use crate::kernel::batch_mat_mul::{self, Matrices};
+use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
@@ -16,7 +15,7 @@ use crate::status::{AICORE_EXCEPTION, Outcome};
 use ascend_spec::ops::batch_mat_mul::{
     Argument, Arguments, BatchMatMulProblem, Parameter, Version,
 };
-use ascend_spec::{Soc, TensorDesc, arguments_of_version, batch_mat_mul_arguments};
+use ascend_spec::{TensorDesc, arguments_of_version, batch_mat_mul_arguments};
 use std::ops::Range;
 
 /// A call that satisfies every rule.
@@ -28,8 +27,9 @@ struct BatchMatMulOperator {
 
 impl BatchMatMulOperator {
     /// Checks a call.
-    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Outcome<Self> {
-        let call = arguments.call();
+    fn new(arguments: &Arguments<Described>) -> Outcome<Self> {
+        let arguments = arguments.map(|_, tensor| tensor.desc);
+        let (call, soc) = (arguments.call(), context::machine().target.soc);
         let problem = call.check(soc)?;
         lints::report_first(Version::V1.symbol(), &arguments, |allowed| {
             call.lint(soc, allowed)
@@ -130,12 +130,7 @@ impl DeclaredOperator for BatchMatMulOperator {
     }
 }
 
-fn new(arguments: &Arguments<Described>) -> Outcome<BatchMatMulOperator> {
-    let descs = arguments.map(|_, tensor| tensor.desc);
-    BatchMatMulOperator::new(descs, context::machine().target.soc)
-}
-
 batch_mat_mul_arguments! { arguments_of_version {
-    1 phase_one { aclnnBatchMatMulGetWorkspaceSize, Arguments, executor_of(new) }
+    1 phase_one { aclnnBatchMatMulGetWorkspaceSize, Arguments, executor_of(BatchMatMulOperator::new) }
 } }
 phase_two!(aclnnBatchMatMul, Version::V1.symbol());

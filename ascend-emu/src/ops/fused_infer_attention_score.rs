@@ -1,11 +1,10 @@
 //! FusedInferAttentionScore, versions 1 to 5.
 
 use super::attention::{Attention, AttentionCall};
-use super::entry_point::{phase_one, phase_two};
-use super::lints;
-use super::phase_one::executor_of;
+use super::entry_point::{executor_of, phase_one, phase_two};
 use crate::descriptor::Described;
 use crate::fault::Fault;
+use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::observe::{ObservedCall, observer};
 use crate::operator::Addresses;

@@ -1,14 +1,13 @@
 //! GatherPaKvCache as an operator of the emulator.
 
 use super::declared::DeclaredOperator;
-use super::entry_point::{phase_one, phase_two};
+use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, integers};
-use super::lints;
-use super::phase_one::executor_of;
 use crate::config::{Check, check};
 use crate::descriptor::Described;
 use crate::elements::{Elements, Place, Reader};
 use crate::fault::Fault;
+use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
@@ -18,7 +17,7 @@ use ascend_spec::ops::gather_pa_kv_cache::{
     Argument, Arguments, GatherProblem, Parameter, Source, Version,
 };
 use ascend_spec::ops::scatter_pa_kv_cache::Pieces;
-use ascend_spec::{Soc, TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
+use ascend_spec::{TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
 use std::ops::Range;
 use std::ptr;
 
@@ -33,8 +32,9 @@ struct GatherOperator {
 
 impl GatherOperator {
     /// Checks a call.
-    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Outcome<Self> {
-        let call = arguments.call();
+    fn new(arguments: &Arguments<Described>) -> Outcome<Self> {
+        let arguments = arguments.map(|_, tensor| tensor.desc);
+        let (call, soc) = (arguments.call(), context::machine().target.soc);
         let problem = call.check(soc)?;
         let first = |allowed: &[&str]| call.lint(&problem, soc, allowed);
         lints::report_first(Version::V1.symbol(), &arguments, first)?;
@@ -200,12 +200,7 @@ unsafe fn copy(
     }
 }
 
-fn new(arguments: &Arguments<Described>) -> Outcome<GatherOperator> {
-    let descs = arguments.map(|_, tensor| tensor.desc);
-    GatherOperator::new(descs, context::machine().target.soc)
-}
-
 gather_pa_kv_cache_arguments! { arguments_of_version {
-    1 phase_one { aclnnGatherPaKvCacheGetWorkspaceSize, Arguments, executor_of(new) }
+    1 phase_one { aclnnGatherPaKvCacheGetWorkspaceSize, Arguments, executor_of(GatherOperator::new) }
 } }
 phase_two!(aclnnGatherPaKvCache, Version::V1.symbol());

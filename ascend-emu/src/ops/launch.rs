@@ -1,16 +1,16 @@
 //! One launch of a declared operator: the addresses of its tensors, and the misuse that it finds in them.
 
 use super::declared::{DeclaredOperator, ParameterOf};
-use super::overlap::refuse_overlap;
 use crate::config::Check;
 use crate::fault::Fault;
 use crate::host_memory::{HostMemoryExhausted, try_collect};
 use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
+use crate::operator::{Access, Addresses, Operator};
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::AICORE_EXCEPTION;
 use ascend_spec::DType;
 use ascend_spec::operator::{Argument, ArgumentList};
+use smallvec::SmallVec;
 use std::fmt::Display;
 use std::ptr;
 
@@ -141,4 +141,39 @@ pub(super) unsafe fn integers<O: DeclaredOperator>(
         _ => i64::from(unsafe { first.cast::<i32>().add(index).read_unaligned() }),
     };
     try_collect((0..usize::try_from(count).unwrap_or(0)).map(one))
+}
+
+/// An output that shares bytes with another tensor of the same launch.
+fn overlap(accesses: &[Access]) -> Option<(&Access, &Access)> {
+    let end = |access: &Access| access.address.saturating_add(access.bytes as usize);
+    accesses.iter().enumerate().find_map(|(i, one)| {
+        let other = accesses.iter().enumerate().find(|&(j, other)| {
+            i != j && one.write && one.address < end(other) && other.address < end(one)
+        });
+        other.map(|(_, other)| (one, other))
+    })
+}
+
+/// Returns a device fault if a launch would write memory that is also part of another of its tensors.
+fn refuse_overlap(op: &dyn Operator, at: &Addresses) -> Result<(), Fault> {
+    let mut accesses: SmallVec<[Access; 16]> = SmallVec::new();
+    op.accesses(at, &mut |access| {
+        if access.bytes > 0 {
+            accesses.push(access);
+        }
+    });
+    match overlap(&accesses) {
+        None => Ok(()),
+        Some((output, other)) => Err(Fault {
+            code: AICORE_EXCEPTION,
+            message: format!(
+                "{}: {} at {:#x} and {} at {:#x} overlap; the output cannot share memory with another tensor",
+                op.name(),
+                output.what,
+                output.address,
+                other.what,
+                other.address
+            ),
+        }),
+    }
 }

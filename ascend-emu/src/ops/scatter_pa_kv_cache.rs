@@ -1,15 +1,14 @@
 //! ScatterPaKvCache as an operator of the emulator.
 
 use super::declared::DeclaredOperator;
-use super::entry_point::{phase_one, phase_two};
+use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, integers};
-use super::lints;
-use super::phase_one::executor_of;
 use crate::config::{Check, check};
 use crate::descriptor::Described;
 use crate::elements::{Elements, Place};
 use crate::fault::Fault;
 use crate::kernel::scatter;
+use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
@@ -18,7 +17,7 @@ use crate::status::{AICORE_EXCEPTION, Outcome};
 use ascend_spec::ops::scatter_pa_kv_cache::{
     Argument, Arguments, Parameter, ScatterProblem, SlotFault, Version, slot_faults,
 };
-use ascend_spec::{Soc, TensorDesc, arguments_of_version, scatter_pa_kv_cache_arguments};
+use ascend_spec::{TensorDesc, arguments_of_version, scatter_pa_kv_cache_arguments};
 use std::ops::Range;
 
 /// A call that satisfies every rule.
@@ -32,8 +31,9 @@ struct ScatterOperator {
 
 impl ScatterOperator {
     /// Checks a call.
-    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Outcome<Self> {
-        let call = arguments.call();
+    fn new(arguments: &Arguments<Described>) -> Outcome<Self> {
+        let arguments = arguments.map(|_, tensor| tensor.desc);
+        let (call, soc) = (arguments.call(), context::machine().target.soc);
         let problem = call.check(soc)?;
         lints::report_first(Version::V1.symbol(), &arguments, |allowed| {
             call.lint(allowed)
@@ -191,12 +191,7 @@ impl DeclaredOperator for ScatterOperator {
     }
 }
 
-fn new(arguments: &Arguments<Described>) -> Outcome<ScatterOperator> {
-    let descs = arguments.map(|_, tensor| tensor.desc);
-    ScatterOperator::new(descs, context::machine().target.soc)
-}
-
 scatter_pa_kv_cache_arguments! { arguments_of_version {
-    1 phase_one { aclnnScatterPaKvCacheGetWorkspaceSize, Arguments, executor_of(new) }
+    1 phase_one { aclnnScatterPaKvCacheGetWorkspaceSize, Arguments, executor_of(ScatterOperator::new) }
 } }
 phase_two!(aclnnScatterPaKvCache, Version::V1.symbol());
