@@ -144,15 +144,12 @@
 
 pub mod abi;
 mod c_pointer;
-mod chip;
 mod config;
 mod descriptor;
 mod elements;
 mod executor;
-mod failed_device;
 mod fault;
 mod fault_plan;
-mod fork;
 #[cfg(feature = "glue")]
 pub mod glue;
 mod handle;
@@ -165,7 +162,6 @@ mod lock;
 mod machine;
 mod machines;
 mod memory;
-mod not_emulated;
 mod observe;
 mod operator;
 mod ops;
@@ -173,17 +169,30 @@ mod runtime;
 mod sanitizer;
 mod status;
 mod trace;
-pub mod traced;
 
+pub use abi::{not_emulated, refused};
 pub use config::{Check, CheckScope, check, check_scope};
 pub use fault_plan::Site;
 pub use injection::{Injection, inject};
 pub use lints::report_lints;
 pub use live::{Live, live};
 pub use machine::{Machine, MachineError};
-pub use not_emulated::{not_emulated, refused};
 pub use observe::{ObservedCall, Observer, observe};
 pub use sanitizer::{Allocation, Finding, FindingKind, MemoryLocation, allocation_at, findings};
+
+/// The functions of the C ABI, which write each call to the file that `ASCEND_EMU_TRACE` names.
+///
+/// They call those of [`abi`], with the same contract. [`functions`] and the shared library provide these functions; a
+/// program that calls `abi` itself is not traced.
+pub mod traced {
+    macro_rules! define {
+        ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
+            crate::trace::traced! { $( pub fn $name($( $argument: $type ),*) -> $result = crate::abi::$name; )* }
+        };
+    }
+
+    ascend_sys::for_each_function! { define }
+}
 
 macro_rules! fill {
     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {

@@ -2,7 +2,7 @@
 
 use super::copy::{Copy, Pageable, Side, copy_async};
 use super::{not_null, refuse, store};
-use crate::failed_device;
+use crate::fault;
 use crate::fault_plan::Site;
 use crate::injection::strike;
 use crate::runtime::capture::forbid_unsafe;
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn aclrtMemcpyBatch(
         let copies = unsafe { batch.copies() }?;
         forbid_unsafe(CAPTURE_MODE, NAME)?;
         strike(Site::Memcpy)?;
-        failed_device::check(NAME)?;
+        fault::check_thread_device(NAME)?;
         for copy in &copies {
             // SAFETY: host memory is valid, by the caller's promise.
             unsafe { copy.run(NAME) }?;

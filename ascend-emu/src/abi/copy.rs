@@ -2,7 +2,7 @@
 
 use super::{not_null, refuse};
 use crate::config::check;
-use crate::failed_device;
+use crate::fault;
 use crate::fault_plan::Site;
 use crate::injection::strike;
 use crate::memory::DeviceMemory;
@@ -196,7 +196,7 @@ pub unsafe extern "C" fn aclrtMemcpy(
         let copy = Copy::new(NAME, dst, destMax, src, count, kind)?;
         forbid_unsafe(CAPTURE_MODE, NAME)?;
         strike(Site::Memcpy)?;
-        failed_device::check(NAME)?;
+        fault::check_thread_device(NAME)?;
         // SAFETY: host memory is valid, by the caller's promise.
         unsafe { copy.run(NAME) }
     })
@@ -222,7 +222,7 @@ pub(super) unsafe fn copy_async(
 ) -> Outcome {
     let stream = self::stream(name, stream)?;
     strike(Site::Memcpy)?;
-    failed_device::check_device(name, Some(stream.device()))?;
+    fault::check_device(name, Some(stream.device()))?;
     let pageable = copies
         .iter()
         .find_map(|copy| Some((copy, copy.pageable()?)));

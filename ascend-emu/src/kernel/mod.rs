@@ -22,7 +22,7 @@
 //! | `tensor` | strided tensors in memory, by element type |
 //! | `simd` | instruction sets |
 //! | `roofline` | the best performance that the machine allows, for benchmarks |
-//! | `scatter`, `merge`, `ring_update`, `batch_mat_mul` | the other operators: rows into a paged cache; partial results into one; products of matrices |
+//! | `merge`, `ring_update`, `batch_mat_mul` | the other operators: partial results into one; products of matrices |
 //!
 //! Layouts have no kernels of their own: packed sequences, paged caches, shared prefixes, rotary parts and quantised
 //! elements are handled where rows are loaded into tiles of single precision.
@@ -56,7 +56,6 @@ mod prefill;
 pub mod reference;
 pub(crate) mod ring_update;
 pub mod roofline;
-pub(crate) mod scatter;
 mod schedule;
 mod scratch;
 mod sequence;

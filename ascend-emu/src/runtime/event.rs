@@ -1,9 +1,8 @@
 //! Events: records in streams that other streams and the host wait for.
 
 use crate::config::Check;
-use crate::failed_device;
+use crate::fault::{self, StreamFaults};
 use crate::lock::{Lock, Signal, expired};
-use crate::runtime::stream_faults::StreamFaults;
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::sanitizer::{StreamId, VectorClock, allocation_table};
 use crate::status::{EVENT_SYNC_TIMEOUT, Outcome, PARAM_INVALID, TIMESTAMP_INVALID, failure};
@@ -366,11 +365,11 @@ impl Event {
         drop(state);
         // Without its stream the event has no known device, so the thread's own device is checked.
         let Some(faults) = faults else {
-            return failed_device::check(name);
+            return fault::check_thread_device(name);
         };
         match faults.take() {
             Some(fault) => Err(fault.into()),
-            None => failed_device::check_device(name, Some(faults.device())),
+            None => fault::check_device(name, Some(faults.device())),
         }
     }
 

@@ -1,7 +1,6 @@
 //! Streams: queues of commands, each run in order by a thread of its own.
 
 mod capturing;
-mod host_work;
 mod settings;
 mod waiting;
 mod worker;
@@ -9,8 +8,7 @@ mod worker;
 pub(crate) use settings::Settings;
 
 use crate::config::check;
-use crate::failed_device;
-use crate::fault::Fault;
+use crate::fault::{self, Fault, StreamFaults};
 use crate::handle::{Kind, Table};
 use crate::lock::{Lock, Signal};
 use crate::operator::{Access, Addresses};
@@ -21,7 +19,6 @@ use crate::runtime::event::{Event, wait_limit};
 use crate::runtime::graph::{Graph, Group, Step};
 use crate::runtime::queue::{Command, Queue};
 use crate::runtime::stall::StallWatch;
-use crate::runtime::stream_faults::StreamFaults;
 use crate::runtime::task::Task;
 use crate::sanitizer::{StreamId, StreamProgress, allocation_table};
 use crate::status::{
@@ -125,7 +122,7 @@ impl Stream {
         let thread = thread::Builder::new()
             .name(format!("ascend-emu-stream-{id}"))
             .spawn(move || {
-                failed_device::enter(Some(device));
+                fault::enter_device(Some(device));
                 worker.work();
             })
             .map_err(|error| failure!(NO_STREAM_RESOURCE, "no thread for a stream: {error}"))?;

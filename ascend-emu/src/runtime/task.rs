@@ -2,8 +2,7 @@
 
 use crate::config::{Check, config};
 use crate::elements::{Elements, NamedTensor, Place, Reader};
-use crate::failed_device;
-use crate::fault::Fault;
+use crate::fault::{self, Fault};
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator};
 use crate::runtime::callback::HostCall;
@@ -270,9 +269,9 @@ impl fmt::Debug for Task {
 ///
 /// As for [`Operator::run`].
 unsafe fn launch(op: &dyn Operator, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
-    let device = failed_device::of_thread();
+    let device = fault::device_of_thread();
     let body = || {
-        failed_device::enter(device);
+        fault::enter_device(device);
         // SAFETY: the caller's promise.
         let run = || unsafe { op.run(at, memory) };
         catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|payload| {

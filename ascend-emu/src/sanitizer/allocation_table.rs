@@ -6,17 +6,15 @@
 mod contents;
 mod hazards;
 mod registered;
-mod stream_order;
 mod virtual_memory;
 mod written;
 
 pub(crate) use contents::{copied, inspect_reads, spare, wrote, wrote_elements};
-pub(crate) use hazards::{admit, inspect};
-pub(crate) use registered::{register_host, registered_mapped, registrations, unregister_host};
-pub(crate) use stream_order::{
-    add_stream, busy_streams, host_waited, host_waited_for_stream, order_after,
+pub(crate) use hazards::{
+    add_stream, admit, busy_streams, host_waited, host_waited_for_stream, inspect, order_after,
     order_after_unknown, remove_stream, snapshot_clock,
 };
+pub(crate) use registered::{register_host, registered_mapped, registrations, unregister_host};
 pub(crate) use virtual_memory::{
     allocate_physical, free_physical, map, release_range, reserve, totals as virtual_totals, unmap,
 };

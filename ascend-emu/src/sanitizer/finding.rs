@@ -1,7 +1,7 @@
 //! Findings: misuse to which hardware reacts with wrong numbers or not at all.
 
 use crate::config::Check;
-use crate::failed_device;
+use crate::fault;
 use crate::lock::Lock;
 use crate::status::{Failure, Outcome, warn};
 use std::collections::{BTreeMap, HashMap};
@@ -191,7 +191,7 @@ impl Log {
 /// Writes the number of findings to stderr at the end of the process.
 extern "C" fn tell_total() {
     let total = LOG.lock().as_ref().and_then(Log::total);
-    if let Some(total) = total.filter(|_| !crate::fork::forked()) {
+    if let Some(total) = total.filter(|_| !crate::status::forked()) {
         warn(total);
     }
 }
@@ -229,7 +229,7 @@ pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
     match check {
         Check::Strict => {
             if kind.spoils_results() {
-                failed_device::fail(&text);
+                fault::fail_device(&text);
             }
             Err(Failure::new(code, text))
         }

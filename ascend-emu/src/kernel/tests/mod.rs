@@ -1,6 +1,5 @@
 //! The kernels against the oracle.
 
-mod call;
 #[path = "../../../tests/calls/mod.rs"]
 mod calls;
 mod case;

@@ -3,13 +3,16 @@
 use super::Stream;
 use crate::config::Check;
 use crate::fault::Fault;
+use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses};
 use crate::runtime::event::Event;
 use crate::runtime::graph::{Graph, Step};
 use crate::runtime::queue::Command;
 use crate::runtime::stall::{Wait, Waiting};
 use crate::runtime::task::Task;
-use crate::status::{DEVICE_INTERNAL, TASK_TIMEOUT, panic_text};
+use crate::runtime::{callback, stream_value};
+use crate::sanitizer::allocation_table;
+use crate::status::{AICORE_EXCEPTION, DEVICE_INTERNAL, TASK_TIMEOUT, panic_text};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -154,5 +157,71 @@ impl Stream {
             }
         }
         Ok(())
+    }
+}
+
+impl Stream {
+    /// Runs a task of any kind.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Task::run`].
+    pub(super) unsafe fn run_task(
+        &self,
+        task: &Task,
+        at: &Addresses,
+        check: Check,
+        scratch: &mut Vec<Access>,
+    ) -> Result<(), Fault> {
+        let memory = || DeviceMemory::get().map_err(Fault::from);
+        match task {
+            Task::Call(call) => {
+                // SAFETY: the program promised it when it queued the call.
+                unsafe { call.run() };
+                Ok(())
+            }
+            Task::Report {
+                stream,
+                call,
+                block,
+            } => callback::deliver(*stream, *call, *block, &self.abort),
+            Task::Raise(notify) => {
+                notify.raise();
+                Ok(())
+            }
+            Task::AwaitNotify { notify, limit } => notify.wait(*limit, &self.abort),
+            Task::Write { at, value } => {
+                // SAFETY: the allocation table admitted the task, so its bytes are live.
+                unsafe { stream_value::write(memory()?, *at, *value) };
+                allocation_table::wrote(*at..at.saturating_add(size_of::<u64>()));
+                Ok(())
+            }
+            Task::AwaitValue {
+                at,
+                value,
+                comparison,
+            } => {
+                // SAFETY: as above.
+                unsafe { stream_value::wait(memory()?, *at, *value, *comparison, &self.abort) };
+                Ok(())
+            }
+            // SAFETY: the caller's promise.
+            task => unsafe { task.run(at, (check, AICORE_EXCEPTION), scratch) },
+        }
+    }
+
+    /// Tells the sanitizer how a task that was just admitted orders streams.
+    pub(super) fn order(&self, task: &Task) {
+        match task {
+            Task::Raise(notify) => notify.queue_record(self.id),
+            Task::AwaitNotify { notify, .. } => notify.queue_wait(self.id),
+            Task::Write { at, value } => stream_value::queue_write(self.id, *at, *value),
+            Task::AwaitValue {
+                at,
+                value,
+                comparison,
+            } => stream_value::queue_wait(self.id, *at, *value, *comparison),
+            _ => {}
+        }
     }
 }
