@@ -6,6 +6,7 @@ use crate::operator::Addresses;
 use crate::runtime::event::{Event, Mark};
 use crate::runtime::graph::{Graph, Group};
 use crate::runtime::task::Task;
+use crate::sanitizer::Operation;
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +34,8 @@ pub(crate) enum Command {
         ticket: u64,
     },
     Replay(Arc<Graph>, Check),
-    Update(Arc<Group>, Vec<(Task, Addresses)>),
+    /// Carries out an update of a task group, which the graph keeps.
+    Update(Arc<Group>, Operation),
     /// Work that must not run and fails with the fault instead.
     Broken(Fault),
 }
@@ -46,7 +48,8 @@ impl Command {
             Command::Wait { event, .. } => event.end_wait(),
             Command::Reset { event, ticket } => event.reach_reset(ticket),
             Command::Task(task, _) => task.cancel(),
-            Command::Replay(..) | Command::Update(..) | Command::Broken(_) => {}
+            Command::Update(group, update) => group.end_update(update, true),
+            Command::Replay(..) | Command::Broken(_) => {}
         }
     }
 }

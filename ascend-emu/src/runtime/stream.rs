@@ -16,11 +16,11 @@ use crate::runtime::callback;
 use crate::runtime::capturable_event::CapturableEvent;
 use crate::runtime::capture::{Capture, recordable};
 use crate::runtime::event::{Event, wait_limit};
-use crate::runtime::graph::{Graph, Group, Step};
+use crate::runtime::graph::{Graph, Group, REPLAY, Step};
 use crate::runtime::queue::{Command, Queue};
 use crate::runtime::stall::StallWatch;
 use crate::runtime::task::Task;
-use crate::sanitizer::{StreamId, StreamProgress, allocation_table};
+use crate::sanitizer::{Operation, StreamId, StreamProgress, allocation_table};
 use crate::status::{
     CAPTURE_CONFLICT, Failure, NO_STREAM_RESOURCE, Outcome, PARAM_INVALID, STREAM_CAPTURED,
     TASK_GROUP_STATUS, failure,
@@ -154,6 +154,14 @@ impl Stream {
         self.filled.notify_all();
     }
 
+    /// The operation that is queued next.
+    fn next_operation(&self, submission: &Submission) -> Operation {
+        Operation {
+            stream: self.id,
+            number: submission.seq + 1,
+        }
+    }
+
     /// Waits until the queue has room for another command. No other thread fills it while the caller holds
     /// `submission`.
     fn wait_for_room(&self, name: &'static str, _held: &Submission) -> Outcome {
@@ -195,8 +203,8 @@ impl Stream {
         self.wait_for_room(task.name(), &submission)?;
         let addresses = at.unwrap_or(&none);
         let visit = |visit: &mut dyn FnMut(Access)| task.accesses(addresses, visit);
-        let seq = submission.seq + 1;
-        let broken = allocation_table::admit(self.id, seq, check(), code, task.name(), &visit)?;
+        let operation = self.next_operation(&submission);
+        let broken = allocation_table::admit(operation, check(), code, task.name(), &visit)?;
         match broken {
             None => {
                 self.order(&task);
@@ -315,7 +323,7 @@ impl Stream {
 
     /// `aclmdlRIExecuteAsync`.
     pub(crate) fn replay(&self, graph: Arc<Graph>) -> Outcome {
-        const NAME: &str = "aclmdlRIExecuteAsync";
+        const NAME: &str = REPLAY;
         let mut submission = self.submission.lock();
         match submission.mode() {
             Mode::Eager => {}
@@ -335,10 +343,15 @@ impl Stream {
             }
         }
         self.wait_for_room(NAME, &submission)?;
-        let seq = submission.seq + 1;
-        let visit = |visit: &mut dyn FnMut(Access)| graph.accesses(visit);
-        let broken = allocation_table::admit(self.id, seq, check(), PARAM_INVALID, NAME, &visit)?;
-        let command = broken.map_or_else(
+        let replay = self.next_operation(&submission);
+        let before = graph.updates_before(self.id);
+        graph.add_replay(replay);
+        let visit = |visit: &mut dyn FnMut(Access)| graph.accesses(&before, visit);
+        let admitted = allocation_table::admit(replay, check(), PARAM_INVALID, NAME, &visit);
+        if !matches!(admitted, Ok(None)) {
+            graph.remove_replay(replay);
+        }
+        let command = admitted?.map_or_else(
             || Command::Replay(Arc::clone(&graph), check()),
             Command::Broken,
         );

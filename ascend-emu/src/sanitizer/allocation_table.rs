@@ -11,8 +11,9 @@ mod written;
 
 pub(crate) use contents::{copied, inspect_reads, spare, wrote, wrote_elements};
 pub(crate) use hazards::{
-    add_stream, admit, busy_streams, host_waited, host_waited_for_stream, inspect, order_after,
-    order_after_unknown, remove_stream, snapshot_clock,
+    add_replay_accesses, add_stream, admit, busy_streams, happens_before, host_has_waited,
+    host_waited, host_waited_for_stream, inspect, order_after, order_after_unknown, remove_stream,
+    snapshot_clock,
 };
 pub(crate) use registered::{register_host, registered_mapped, registrations, unregister_host};
 pub(crate) use virtual_memory::{

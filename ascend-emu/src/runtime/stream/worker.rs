@@ -107,8 +107,8 @@ impl Stream {
                 Ok(())
             }
             Command::Replay(graph, check) => self.run_graph(&graph, at, check, scratch),
-            Command::Update(group, tasks) => {
-                group.replace(tasks);
+            Command::Update(group, update) => {
+                group.end_update(update, false);
                 Ok(())
             }
             Command::Broken(fault) => Err(fault),
@@ -145,9 +145,9 @@ impl Stream {
                         }
                         _ => None,
                     };
-                    // SAFETY: the allocation table admitted the replay, with every range of the graph at that time
-                    // live. Ranges of tasks put in by an update since were checked then; freed early, device memory
-                    // stays mapped.
+                    // SAFETY: the allocation table admitted the replay with the ranges of every task that it may run,
+                    // and added those of updates that were queued since; it keeps them until `completed` passes the
+                    // replay's number.
                     unsafe { self.run_task(&task, at, check, scratch)? }
                 }
                 Some(Step::Raise(event)) => event.raise(self.id),

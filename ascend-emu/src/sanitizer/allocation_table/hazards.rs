@@ -136,9 +136,11 @@ impl AllocationTable {
                 && of.end == end
                 && of.write == access.write
         };
-        if let Some(of) = accesses.iter_mut().find(same) {
-            of.operation = operation;
-            of.site = (name, access.what);
+        if let Some(known) = accesses.iter_mut().find(same) {
+            if known.operation.number <= operation.number {
+                known.operation = operation;
+                known.site = (name, access.what);
+            }
             return;
         }
         if accesses.len() == accesses.capacity() {
@@ -201,21 +203,19 @@ impl AllocationTable {
     }
 }
 
-/// Checks the operation about to be queued in a stream with a number, and records its accesses. In strict mode a
+/// Checks the operation about to be queued, and records its accesses. In strict mode a
 /// finding refuses the operation. An operation on bytes outside of all memory must not run: the result is the fault
 /// that its stream reports instead.
 pub(crate) fn admit(
-    stream: StreamId,
-    number: u64,
+    operation: Operation,
     check: Check,
     code: i32,
     name: &'static str,
     visit: Visit<'_>,
 ) -> Outcome<Option<Fault>> {
-    let operation = Operation { stream, number };
     let examined = with(|table| {
         let races = |of: &QueuedAccess, access| {
-            let ordered = table.order.happens_before(of.operation, stream);
+            let ordered = table.order.happens_before(of.operation, operation.stream);
             (!ordered).then(|| stream_race(name, access, of))
         };
         let examined = table.examine(name, visit, races);
@@ -236,6 +236,24 @@ pub(crate) fn admit(
         with(|table| table.queue(operation, name, visit));
     }
     Ok(fault)
+}
+
+/// Adds the accesses of a queued update of a graph to those of the graph's queued replays, which run the new tasks unless
+/// they happen before the update. They are not examined for races: the replay may run after work that is queued later.
+pub(crate) fn add_replay_accesses(
+    update: Operation,
+    replays: &[Operation],
+    name: &'static str,
+    visit: Visit<'_>,
+) {
+    with(|table| {
+        table.order.queue(update);
+        for &replay in replays {
+            if !table.order.happens_before(replay, update.stream) {
+                table.queue(replay, name, visit);
+            }
+        }
+    });
 }
 
 fn stream_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspicion {
@@ -316,6 +334,16 @@ pub(crate) fn busy_streams() -> Vec<StreamId> {
 /// Writes the clock of a stream, with the stream's own queued work, into `into`.
 pub(crate) fn snapshot_clock(stream: StreamId, into: &mut VectorClock) {
     with(|table| table.order.snapshot(stream, into));
+}
+
+/// Whether an operation happens before the next one of a stream.
+pub(crate) fn happens_before(operation: Operation, stream: StreamId) -> bool {
+    with(|table| table.order.happens_before(operation, stream))
+}
+
+/// Whether the host has waited for an operation, or its stream is gone.
+pub(crate) fn host_has_waited(operation: Operation) -> bool {
+    with(|table| table.order.host_has_waited(operation))
 }
 
 /// Orders the next operation of a stream after everything in a clock.
