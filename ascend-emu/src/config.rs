@@ -98,8 +98,8 @@ pub(crate) struct Config {
 }
 
 /// A variable whose value is not one of those allowed.
-fn refuse(name: &str, given: &str, allowed: &str) -> Failure {
-    failure!(PARAM_INVALID, "{name}: given `{given}`, allowed: {allowed}")
+fn refuse(name: &str, value: &str, allowed: &str) -> Failure {
+    failure!(PARAM_INVALID, "{name}: given `{value}`, allowed: {allowed}")
 }
 
 /// Opens a file to append to, and makes it if there is none.

@@ -134,11 +134,11 @@ impl Executor {
             // A list has no description of its own; its tensors were checked when the call was prepared.
             crate::descriptor::TENSOR_LISTS.get(tensor)?;
         } else {
-            let given = TENSORS.get(tensor)?.get().desc;
-            if given != *desc {
+            let described = TENSORS.get(tensor)?.get().desc;
+            if described != *desc {
                 return Err(failure!(
                     ACLNN_INVALID,
-                    "{name}: given {given}, allowed: {desc}, as prepared: only addresses may change"
+                    "{name}: given {described}, allowed: {desc}, as prepared: only addresses may change"
                 ));
             }
         }

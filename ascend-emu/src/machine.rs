@@ -48,10 +48,10 @@ pub enum MachineError {
     #[error(transparent)]
     Unreleased(#[from] UnreleasedTarget),
     /// The process has the largest number of machines, or of chip names, already.
-    #[error("one more of the {given} that this process emulates; allowed: {most}")]
+    #[error("one more of the {what} that this process emulates; allowed: {most}")]
     TooMany {
         /// `machines` or their chip names, whichever are too many.
-        given: &'static str,
+        what: &'static str,
         /// The largest number of them.
         most: usize,
     },

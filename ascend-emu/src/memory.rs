@@ -141,7 +141,7 @@ impl DeviceMemory {
 /// Maps fresh anonymous memory without reserving swap for it, and returns the address.
 fn map(len: usize, protection: i32) -> Option<usize> {
     // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no other memory.
-    let at = unsafe {
+    let start = unsafe {
         libc::mmap(
             ptr::null_mut(),
             len,
@@ -151,7 +151,7 @@ fn map(len: usize, protection: i32) -> Option<usize> {
             0,
         )
     };
-    (at != libc::MAP_FAILED).then(|| at.expose_provenance())
+    (start != libc::MAP_FAILED).then(|| start.expose_provenance())
 }
 
 /// Hands out ranges of the device view: untouched ones first, returned ones once those are used up, so that a stale
@@ -177,34 +177,34 @@ impl Arena {
     /// A range of exactly `bytes`.
     pub(crate) fn take(&mut self, bytes: usize) -> Option<usize> {
         if bytes <= self.end - self.fresh {
-            let at = self.fresh;
+            let start = self.fresh;
             self.fresh += bytes;
-            return Some(at);
+            return Some(start);
         }
-        let (&at, &size) = self.returned.iter().find(|&(_, &size)| size >= bytes)?;
-        self.returned.remove(&at);
+        let (&start, &size) = self.returned.iter().find(|&(_, &size)| size >= bytes)?;
+        self.returned.remove(&start);
         if size > bytes {
-            self.returned.insert(at + bytes, size - bytes);
+            self.returned.insert(start + bytes, size - bytes);
         }
-        Some(at)
+        Some(start)
     }
 
     /// Takes back a range that [`Arena::take`] gave.
-    pub(crate) fn give_back(&mut self, mut at: usize, mut bytes: usize) {
-        if let Some(after) = self.returned.remove(&(at + bytes)) {
+    pub(crate) fn give_back(&mut self, mut start: usize, mut bytes: usize) {
+        if let Some(after) = self.returned.remove(&(start + bytes)) {
             bytes += after;
         }
-        if let Some((&before, &size)) = self.returned.range(..at).next_back()
-            && before + size == at
+        if let Some((&before, &size)) = self.returned.range(..start).next_back()
+            && before + size == start
         {
             self.returned.remove(&before);
-            at = before;
+            start = before;
             bytes += size;
         }
-        if at + bytes == self.fresh && self.end - self.fresh < bytes {
-            self.fresh = at;
+        if start + bytes == self.fresh && self.end - self.fresh < bytes {
+            self.fresh = start;
         } else {
-            self.returned.insert(at, bytes);
+            self.returned.insert(start, bytes);
         }
     }
 }
@@ -246,10 +246,11 @@ impl DeviceMemory {
             // SAFETY: the caller's promise.
             return unsafe { host.write_bytes(POISON, bytes.min(POISON_FILE)) };
         };
-        for at in (0..bytes).step_by(POISON_FILE).take(MOST_MAPPINGS) {
+        for offset in (0..bytes).step_by(POISON_FILE).take(MOST_MAPPINGS) {
             // SAFETY: the caller's promise.
-            let mapped =
-                unsafe { file.show_privately(host.add(at), 0, POISON_FILE.min(bytes - at)) };
+            let mapped = unsafe {
+                file.show_privately(host.add(offset), 0, POISON_FILE.min(bytes - offset))
+            };
             if mapped.is_err() {
                 return;
             }

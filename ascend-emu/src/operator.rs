@@ -135,7 +135,7 @@ pub(crate) trait Operator: Send + Sync {
     }
 
     /// Visits every byte range read or written by one launch with these addresses.
-    fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access));
+    fn accesses(&self, addresses: &Addresses, visit: &mut dyn FnMut(Access));
 
     /// Passes the elements that a launch reads, and that must have been written before, to the reader. The ranges of
     /// [`Operator::accesses`] also hold bytes that no launch reads, such as blocks of a cache that no table names.
@@ -154,7 +154,7 @@ pub(crate) trait Operator: Send + Sync {
     /// As for [`Operator::run`].
     unsafe fn writes(
         &self,
-        at: &Addresses,
+        addresses: &Addresses,
         memory: &DeviceMemory,
         visit: &mut dyn FnMut(&Elements),
     );
@@ -165,5 +165,5 @@ pub(crate) trait Operator: Send + Sync {
     ///
     /// The ranges that [`Operator::accesses`] names are live while it runs, and no other thread writes them or reads
     /// those that it writes.
-    unsafe fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault>;
+    unsafe fn run(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault>;
 }

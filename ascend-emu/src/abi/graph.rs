@@ -22,8 +22,8 @@ fn explicit(name: &str, raw: aclrtStream) -> Outcome<Arc<Stream>> {
     stream(name, raw)
 }
 
-fn mode(given: aclmdlRICaptureMode) -> Outcome<Mode> {
-    Ok(match given {
+fn mode(mode: aclmdlRICaptureMode) -> Outcome<Mode> {
+    Ok(match mode {
         aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_GLOBAL => Mode::Global,
         aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL => Mode::ThreadLocal,
         aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_RELAXED => Mode::Relaxed,

@@ -77,10 +77,10 @@ pub unsafe extern "C" fn aclrtHostRegisterV2(ptr: *mut c_void, size: u64, flag: 
         ACL_HOST_REG_MAPPED | ACL_HOST_REG_PINNED | ACL_HOST_REG_IOMEMORY | ACL_HOST_REG_READONLY;
     acl(|| {
         if flag == 0 || flag & !KNOWN != 0 {
-            let given = format!("{flag:#x}");
+            let flag = format!("{flag:#x}");
             return Err(refuse(
                 &format!("{NAME}: flag"),
-                given,
+                flag,
                 "ACL_HOST_REG_* flags",
             ));
         }

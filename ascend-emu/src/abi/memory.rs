@@ -53,8 +53,8 @@ unsafe fn allocate_device(
     policy: aclrtMemMallocPolicy,
 ) -> Outcome {
     if policy.0 & !POLICY_FLAGS > POLICIES {
-        let given = format!("{:#x}", policy.0);
-        return Err(refuse("policy", given, "an aclrtMemMallocPolicy"));
+        let policy = format!("{:#x}", policy.0);
+        return Err(refuse("policy", policy, "an aclrtMemMallocPolicy"));
     }
     // SAFETY: the caller's promise.
     unsafe {

@@ -99,6 +99,6 @@ fn deadline(name: &str, milliseconds: i32) -> Outcome<Option<Instant>> {
 }
 
 /// A value that is not one of those allowed.
-fn refuse(what: &str, given: impl std::fmt::Display, allowed: &str) -> Failure {
-    failure!(PARAM_INVALID, "{what}: given {given}, allowed: {allowed}")
+fn refuse(what: &str, value: impl std::fmt::Display, allowed: &str) -> Failure {
+    failure!(PARAM_INVALID, "{what}: given {value}, allowed: {allowed}")
 }

@@ -71,22 +71,22 @@ pub unsafe extern "C" fn aclrtGetNotifyId(notify: aclrtNotify, notifyId: *mut u3
 }
 
 /// The address of a value in device memory.
-fn value_address(name: &str, at: *mut c_void) -> Outcome<usize> {
-    not_null(&format!("{name}: devAddr"), at)?;
-    let at = at.addr();
-    if Side::of(at)? != Side::Device {
+fn value_address(name: &str, address: *mut c_void) -> Outcome<usize> {
+    not_null(&format!("{name}: devAddr"), address)?;
+    let address = address.addr();
+    if Side::of(address)? != Side::Device {
         return Err(failure!(
             PARAM_INVALID,
-            "{name}: devAddr at {at:#x} is host memory, allowed: device memory"
+            "{name}: devAddr at {address:#x} is host memory, allowed: device memory"
         ));
     }
-    if !at.is_multiple_of(8) {
+    if !address.is_multiple_of(8) {
         return Err(failure!(
             PARAM_INVALID,
-            "{name}: devAddr: given {at:#x}, allowed: a multiple of 8"
+            "{name}: devAddr: given {address:#x}, allowed: a multiple of 8"
         ));
     }
-    Ok(at)
+    Ok(address)
 }
 
 pub unsafe extern "C" fn aclrtValueWrite(
@@ -98,11 +98,11 @@ pub unsafe extern "C" fn aclrtValueWrite(
     const NAME: &str = "aclrtValueWrite";
     acl(|| {
         let stream = self::stream(NAME, stream)?;
-        let at = value_address(NAME, devAddr)?;
+        let address = value_address(NAME, devAddr)?;
         if flag != 0 {
             return Err(refuse(&format!("{NAME}: flag"), flag, "0"));
         }
-        stream.submit(Task::Write { at, value }, None, PARAM_INVALID)
+        stream.submit(Task::Write { address, value }, None, PARAM_INVALID)
     })
 }
 
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn aclrtValueWait(
     const NAME: &str = "aclrtValueWait";
     acl(|| {
         let stream = self::stream(NAME, stream)?;
-        let at = value_address(NAME, devAddr)?;
+        let address = value_address(NAME, devAddr)?;
         let comparison = match flag {
             sys::ACL_STREAM_WAIT_VALUE_GEQ => Comparison::NotBelow,
             sys::ACL_STREAM_WAIT_VALUE_EQ => Comparison::Equal,
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn aclrtValueWait(
             }
         };
         let task = Task::AwaitValue {
-            at,
+            address,
             value,
             comparison,
         };

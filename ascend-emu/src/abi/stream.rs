@@ -160,8 +160,8 @@ pub unsafe extern "C" fn aclrtDeviceGetStreamPriorityRange(
 }
 
 /// A switch, 0 or 1.
-fn switch(what: &str, given: u32) -> Outcome<bool> {
-    match given {
+fn switch(what: &str, value: u32) -> Outcome<bool> {
+    match value {
         0 => Ok(false),
         1 => Ok(true),
         other => Err(refuse(what, other, "0 (off), 1 (on)")),

@@ -70,10 +70,10 @@ unsafe fn properties(name: &str, prop: *const aclrtPhysicalMemProp) -> Outcome<(
     current()?;
     // SAFETY: not null, so valid for reading.
     let prop = unsafe { prop.read_unaligned() };
-    let one = |what: &str, given: u32| {
+    let one = |what: &str, value: u32| {
         failure!(
             NULL_PARAM,
-            "{name}: prop->{what}: given {given}, allowed: 0"
+            "{name}: prop->{what}: given {value}, allowed: 0"
         )
     };
     if prop.handleType != aclrtMemHandleType::ACL_MEM_HANDLE_TYPE_NONE {

@@ -82,9 +82,9 @@ fn repeat_each(
         None => Shape::from_elem(input.elements(), 1),
     };
     let along = axis.unwrap_or(0);
-    if let (Some(size), Some(&given)) = (shape.get_mut(along), out.shape().get(along)) {
+    if let (Some(size), Some(&joined)) = (shape.get_mut(along), out.shape().get(along)) {
         // The counts are known only on the device.
-        *size = given;
+        *size = joined;
     }
     out.expect_shape(&shape)?;
     work(move |views| {

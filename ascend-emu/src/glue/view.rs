@@ -143,9 +143,9 @@ impl View {
         }
     }
 
-    fn moved(mut self, axis: usize, by: usize) -> View {
+    fn moved(mut self, axis: usize, places: usize) -> View {
         if !self.shape.contains(&0) {
-            let bytes = self.steps[axis] * by as isize;
+            let bytes = self.steps[axis] * places as isize;
             // SAFETY: the callers stay within the view, whose memory is one range.
             self.first = unsafe { self.first.offset(bytes) };
         }
@@ -440,12 +440,14 @@ impl Views {
     /// thread touches.
     pub(super) unsafe fn new(
         tensors: &[Argument],
-        at: &Addresses,
+        addresses: &Addresses,
         memory: &DeviceMemory,
     ) -> Result<Self, HostMemoryExhausted> {
         let mut copies = Vec::new();
-        let ranges: Vec<Range<usize>> =
-            tensors.iter().map(|argument| range(argument, at)).collect();
+        let ranges: Vec<Range<usize>> = tensors
+            .iter()
+            .map(|argument| range(argument, addresses))
+            .collect();
         let shared = |own: &Range<usize>| {
             tensors.iter().zip(&ranges).any(|(argument, other)| {
                 argument.role != Role::Read && own.start < other.end && other.start < own.end
@@ -535,24 +537,24 @@ impl Views {
 }
 
 /// Address of a tensor, 0 if there is none.
-pub(super) fn address(position: TensorPosition, at: &Addresses) -> usize {
+pub(super) fn address(position: TensorPosition, addresses: &Addresses) -> usize {
     let address = match position {
-        TensorPosition::Input(input) => at.inputs.get(input),
-        TensorPosition::Output(output) => at.outputs.get(output),
+        TensorPosition::Input(input) => addresses.inputs.get(input),
+        TensorPosition::Output(output) => addresses.outputs.get(output),
         // A second list is refused when arguments are read.
         TensorPosition::Element { element, .. } => {
-            at.lists.first().and_then(|list| list.get(element))
+            addresses.lists.first().and_then(|list| list.get(element))
         }
     };
     address.copied().unwrap_or(0)
 }
 
 /// The address range of a tensor; empty for a tensor without elements.
-pub(super) fn range(argument: &Argument, at: &Addresses) -> Range<usize> {
+pub(super) fn range(argument: &Argument, addresses: &Addresses) -> Range<usize> {
     let bytes = argument.desc.byte_range().unwrap_or(0..u64::MAX);
     let address_at = |bytes: u64| {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        address(argument.position, at).saturating_add(bytes)
+        address(argument.position, addresses).saturating_add(bytes)
     };
     address_at(bytes.start)..address_at(bytes.end)
 }

@@ -42,18 +42,18 @@ impl MaskTensor {
 
     /// Copies the bytes of one row from key `first_key` on. Keys that the tensor does not have are visible.
     #[inline(always)]
-    pub(crate) fn read_row(&self, at: &MaskRows, row: usize, first_key: usize, out: &mut [u8]) {
-        let (context, out) = out.split_at_mut(before_tensor(at, first_key, out.len()));
+    pub(crate) fn read_row(&self, rows: &MaskRows, row: usize, first_key: usize, out: &mut [u8]) {
+        let (context, out) = out.split_at_mut(before_tensor(rows, first_key, out.len()));
         context.fill(0);
         let first_key = first_key + context.len();
-        if let Some(from) = self.contiguous(at, row, first_key, out.len()) {
+        if let Some(from) = self.contiguous(rows, row, first_key, out.len()) {
             // SAFETY: all of the bytes may be read, as `contiguous` checked, by the contract of `new`; `out` is ours
             // alone.
             unsafe { from.copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
             return;
         }
         for (j, out) in out.iter_mut().enumerate() {
-            let element = at.element(row, first_key + j);
+            let element = rows.element(row, first_key + j);
             *out = match element.filter(|element| self.bytes.contains(element)) {
                 // SAFETY: as above, one byte.
                 Some(element) => unsafe { self.base.wrapping_offset(element as isize).read() },
@@ -67,60 +67,68 @@ impl MaskTensor {
     #[inline(always)]
     pub(crate) fn hide(
         &self,
-        at: &MaskRows,
+        rows: &MaskRows,
         row: usize,
         first_key: usize,
         lanes: u16,
         hidden: &mut [u16],
     ) {
         const CHUNK: usize = 16;
-        let context = before_tensor(at, first_key, hidden.len());
+        let context = before_tensor(rows, first_key, hidden.len());
         let (first_key, hidden) = (first_key + context, &mut hidden[context..]);
-        let Some(from) = self.contiguous(at, row, first_key, hidden.len()) else {
+        let Some(from) = self.contiguous(rows, row, first_key, hidden.len()) else {
             for (j, hidden) in hidden.iter_mut().enumerate() {
                 let mut byte = [0];
-                self.read_row(at, row, first_key + j, &mut byte);
+                self.read_row(rows, row, first_key + j, &mut byte);
                 *hidden |= if byte[0] == 0 { 0 } else { lanes };
             }
             return;
         };
-        let below = at.element(row + PREFETCH_DISTANCE, first_key).unwrap_or(0) as isize;
+        let below = rows
+            .element(row + PREFETCH_DISTANCE, first_key)
+            .unwrap_or(0) as isize;
         for byte in (0..hidden.len()).step_by(CACHE_LINE) {
             let address = self.base.wrapping_offset(below).wrapping_add(byte);
             prefetch(CacheLevel::L1, address);
         }
         let (chunks, rest) = hidden.as_chunks_mut::<CHUNK>();
-        let mut at = from;
+        let mut next = from;
         for hidden in chunks {
             // SAFETY: all of the bytes may be read, as `contiguous` checked, by the contract of `new`.
-            let bytes = unsafe { at.cast::<[u8; CHUNK]>().read_unaligned() };
+            let bytes = unsafe { next.cast::<[u8; CHUNK]>().read_unaligned() };
             for i in 0..CHUNK {
                 hidden[i] |= if bytes[i] == 0 { 0 } else { lanes };
             }
-            at = at.wrapping_add(CHUNK);
+            next = next.wrapping_add(CHUNK);
         }
         for hidden in rest {
             // SAFETY: as above, one byte.
-            let byte = unsafe { at.read() };
+            let byte = unsafe { next.read() };
             *hidden |= if byte == 0 { 0 } else { lanes };
-            at = at.wrapping_add(1);
+            next = next.wrapping_add(1);
         }
     }
 
     /// The address of the bytes of `count` keys from key `key` on, if they are contiguous and may be read.
     #[inline(always)]
-    fn contiguous(&self, at: &MaskRows, row: usize, key: usize, count: usize) -> Option<*const u8> {
-        let first = at.element(row, key)?;
-        let last = at.element(row, key + count.checked_sub(1)?)?;
+    fn contiguous(
+        &self,
+        rows: &MaskRows,
+        row: usize,
+        key: usize,
+        count: usize,
+    ) -> Option<*const u8> {
+        let first = rows.element(row, key)?;
+        let last = rows.element(row, key + count.checked_sub(1)?)?;
         let inside = self.bytes.contains(&first) && self.bytes.contains(&last);
-        (at.key == 1 && inside).then(|| self.base.wrapping_offset(first as isize))
+        (rows.key == 1 && inside).then(|| self.base.wrapping_offset(first as isize))
     }
 }
 
 /// The number of keys, among the `count` from `first_key` on, that precede the first element of the tensor.
 #[inline(always)]
-fn before_tensor(at: &MaskRows, first_key: usize, count: usize) -> usize {
-    at.context.saturating_sub(first_key).min(count)
+fn before_tensor(rows: &MaskRows, first_key: usize, count: usize) -> usize {
+    rows.context.saturating_sub(first_key).min(count)
 }
 
 /// Number of rows, and of keys, of a cell.
@@ -198,7 +206,7 @@ impl MaskSummary {
     pub(crate) fn fill(
         cells: &mut [u8],
         number: usize,
-        (mask, at): (&MaskTensor, &MaskRows),
+        (mask, rows): (&MaskTensor, &MaskRows),
         geometry: &MaskGeometry,
     ) {
         let first = number * CELL;
@@ -213,7 +221,7 @@ impl MaskSummary {
             let mut bytes = [0u8; CHUNK_KEYS];
             let bytes = &mut bytes[..count];
             for row in first..last {
-                mask.read_row(at, row, start, bytes);
+                mask.read_row(rows, row, start, bytes);
                 for (byte, (most, least)) in bytes.iter().zip(most.iter_mut().zip(&mut least)) {
                     *most = (*most).max(*byte);
                     *least = (*least).min(*byte);

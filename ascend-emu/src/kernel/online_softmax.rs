@@ -59,29 +59,29 @@ pub(super) fn rescale_factor(max: f32, score: f32) -> f32 {
 }
 
 /// Replaces scores by their weights `2^(score - shift)`, rounded to the element type of the weights. The scores are
-/// vector `at` of every `STRIDE` vectors. Returns the sum of the weights before rounding.
+/// vector `index` of every `STRIDE` vectors. Returns the sum of the weights before rounding.
 #[inline(always)]
 pub(super) fn weights<S: Simd, const STRIDE: usize>(
     simd: S,
     attention: &Attention,
     scores: &mut [Vector],
-    at: usize,
+    index: usize,
     shift: S::Register,
 ) -> S::Register {
     match (attention.weight_scale, attention.weight_dtype) {
         (Some(weight_scale), _) => {
             let mut sum = simd.splat(0.0);
             for scores in scores.chunks_exact_mut(STRIDE) {
-                let weight = exp2(simd, simd.subtract(simd.load(&scores[at]), shift));
+                let weight = exp2(simd, simd.subtract(simd.load(&scores[index]), shift));
                 sum = simd.add(sum, weight);
-                simd.store(weight, &mut scores[at]);
-                scores[at] = quantise_weights(&scores[at], weight_scale);
+                simd.store(weight, &mut scores[index]);
+                scores[index] = quantise_weights(&scores[index], weight_scale);
             }
             sum
         }
-        (None, DType::Float16) => powers::<f16, S, STRIDE>(simd, scores, at, shift),
-        (None, DType::Bf16) => powers::<bf16, S, STRIDE>(simd, scores, at, shift),
-        (None, _) => powers::<f32, S, STRIDE>(simd, scores, at, shift),
+        (None, DType::Float16) => powers::<f16, S, STRIDE>(simd, scores, index, shift),
+        (None, DType::Bf16) => powers::<bf16, S, STRIDE>(simd, scores, index, shift),
+        (None, _) => powers::<f32, S, STRIDE>(simd, scores, index, shift),
     }
 }
 
@@ -89,14 +89,14 @@ pub(super) fn weights<S: Simd, const STRIDE: usize>(
 fn powers<T: Element, S: Simd, const STRIDE: usize>(
     simd: S,
     scores: &mut [Vector],
-    at: usize,
+    index: usize,
     shift: S::Register,
 ) -> S::Register {
     let mut sum = simd.splat(0.0);
     for scores in scores.chunks_exact_mut(STRIDE) {
-        let weight = exp2(simd, simd.subtract(simd.load(&scores[at]), shift));
+        let weight = exp2(simd, simd.subtract(simd.load(&scores[index]), shift));
         sum = simd.add(sum, weight);
-        simd.store(T::round(simd, weight), &mut scores[at]);
+        simd.store(T::round(simd, weight), &mut scores[index]);
     }
     sum
 }

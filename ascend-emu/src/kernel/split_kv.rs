@@ -158,12 +158,12 @@ mod tests {
         assert!(wholes.iter().all(|whole| *whole == wholes[0]));
         let weights = partials.map(|(score, _)| (score - 3.25f32).exp2());
         let out: f32 = partials.iter().zip(weights).map(|((_, v), w)| v * w).sum();
-        let Some((max, sum, of)) = &wholes[0] else {
+        let Some((max, sum, whole)) = &wholes[0] else {
             return;
         };
         assert_eq!(max[0], 3.25);
         assert!((sum[0] - weights.iter().sum::<f32>()).abs() < 1e-6);
-        assert!((of[0][0] - out).abs() < 1e-5);
+        assert!((whole[0][0] - out).abs() < 1e-5);
     }
 
     #[test]

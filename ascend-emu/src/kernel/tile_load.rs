@@ -185,7 +185,7 @@ impl LoadRows<'_> {
         j: usize,
         nonfinite: &mut S::Register,
     ) {
-        let at = (self.load.kv_head, self.load.rows.start + j);
+        let row = (self.load.kv_head, self.load.rows.start + j);
         let out = match destination {
             Destination::Rows(rows) => &mut rows[j * stride(self.vectors)..],
             Destination::Tile { row, .. } => &mut **row,
@@ -195,7 +195,7 @@ impl LoadRows<'_> {
             simd,
             self.tensor,
             self.quantisation,
-            at,
+            row,
             (out, 1),
             nonfinite,
         );

@@ -138,8 +138,8 @@ pub(crate) fn read_mask<'a>(
         return None;
     }
     let out = out.get_mut(..keys.len())?;
-    let at = sequence.mask.as_ref()?.of_head(head);
-    mask.read_row(&at, row as usize, keys.start, out);
+    let rows = sequence.mask.as_ref()?.of_head(head);
+    mask.read_row(&rows, row as usize, keys.start, out);
     Some(out)
 }
 
@@ -178,18 +178,30 @@ impl<'s> MaskWindow<'s> {
     ) -> &[u16] {
         let known = self.keys.start <= tile.start && tile.end <= self.keys.end;
         let mask = attention.mask.as_ref().zip(sequence.mask.as_ref());
-        if let Some((mask, at)) = mask.filter(|_| !known) {
+        if let Some((mask, mask_rows)) = mask.filter(|_| !known) {
             self.keys = tile.start..reach(sequence, &rows, tile, end);
             let hidden = &mut self.hidden[..self.keys.len()];
             hidden.fill(0);
             // Rows past the last one have no queries.
             for row in rows.start..rows.end.min(sequence.geometry.q_len()) {
-                if at.differs_by_head() {
+                if mask_rows.differs_by_head() {
                     for (head, lane) in lanes.heads_of(row) {
-                        mask.hide(&at.of_head(head), row as usize, tile.start, lane, hidden);
+                        mask.hide(
+                            &mask_rows.of_head(head),
+                            row as usize,
+                            tile.start,
+                            lane,
+                            hidden,
+                        );
                     }
                 } else {
-                    mask.hide(at, row as usize, tile.start, lanes.of_row(row), hidden);
+                    mask.hide(
+                        mask_rows,
+                        row as usize,
+                        tile.start,
+                        lanes.of_row(row),
+                        hidden,
+                    );
                 }
             }
         }

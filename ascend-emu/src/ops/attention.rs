@@ -179,7 +179,7 @@ impl<A: AttentionCall> Attention<A> {
             .map(|(role, copy)| (*role, copy.as_mut_ptr()))
             .collect();
         let base = |role: TensorRole| {
-            let copy = copy_addresses.iter().find(|(of, _)| *of == role);
+            let copy = copy_addresses.iter().find(|(copied, _)| *copied == role);
             match (copy, A::of_role(role)) {
                 (Some((_, copy)), _) => *copy,
                 (None, Some(argument)) => launch.base(argument),
@@ -251,34 +251,41 @@ impl<A: AttentionCall> DeclaredOperator for Attention<A> {
         }
     }
 
-    unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
         if let Some(problem) = &self.problem {
             // SAFETY: the caller's promise.
-            unsafe { attention_reads::reads(self, problem, &A::of_role, (at, memory), reader) };
+            unsafe {
+                attention_reads::reads(self, problem, &A::of_role, (addresses, memory), reader)
+            };
         }
     }
 
-    unsafe fn writes(&self, at: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    unsafe fn writes(
+        &self,
+        addresses: &Addresses,
+        _: &DeviceMemory,
+        visit: &mut dyn FnMut(&Elements),
+    ) {
         let softmax = self.problem.as_ref().and_then(|problem| problem.softmax);
         let order = softmax.and_then(|softmax| softmax.order);
         let ordered = [TensorRole::SoftmaxMax, TensorRole::SoftmaxSum].map(A::of_role);
-        self.written(at, &mut |argument, elements| {
+        self.written(addresses, &mut |argument, elements| {
             let order = order.filter(|_| ordered.contains(&Some(argument)));
             visit(&elements.in_order(order));
         });
     }
 
-    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let outcome = match &self.problem {
             Some(problem) if !self.touches.is_empty() => {
                 // SAFETY: the caller's promise.
-                let launch = unsafe { Launch::new(self, self.check, at, memory) };
+                let launch = unsafe { Launch::new(self, self.check, addresses, memory) };
                 launch.and_then(|launch| self.attend(problem, &launch))
             }
             _ => Ok(()),
         };
         // SAFETY: the caller's promise; the launch has ended.
-        unsafe { A::ran(self, at, memory, outcome.as_ref().map(|_| ())) };
+        unsafe { A::ran(self, addresses, memory, outcome.as_ref().map(|_| ())) };
         outcome
     }
 }

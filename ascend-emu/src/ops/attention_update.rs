@@ -58,12 +58,12 @@ impl DeclaredOperator for UpdateOperator {
         self.problem.touches(&self.arguments.call(), visit);
     }
 
-    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         if self.is_idle() {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
+        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         let (mut lse, mut local_out) = (Vec::new(), Vec::new());
         let (mut out, mut lse_out) = (ptr::null_mut(), None);
         let mut copies = Vec::new();

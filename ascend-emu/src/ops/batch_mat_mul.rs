@@ -81,7 +81,7 @@ impl DeclaredOperator for BatchMatMulOperator {
         });
     }
 
-    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let Arguments {
             self_: Some(left),
             mat2: Some(right),
@@ -96,11 +96,11 @@ impl DeclaredOperator for BatchMatMulOperator {
         }
         let placed = |parameter: Parameter, desc| Matrices {
             desc,
-            base: memory.host(at.get(Argument::from(parameter))),
+            base: memory.host(addresses.get(Argument::from(parameter))),
         };
-        let bytes = |of: &Matrices<'_>| {
-            let range = of.desc.byte_range().unwrap_or(0..0);
-            let base = of.base.addr();
+        let bytes = |matrices: &Matrices<'_>| {
+            let range = matrices.desc.byte_range().unwrap_or(0..0);
+            let base = matrices.base.addr();
             base.saturating_add(range.start as usize)..base.saturating_add(range.end as usize)
         };
         let out = placed(Parameter::Out, out);

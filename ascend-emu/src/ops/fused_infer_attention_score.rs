@@ -23,7 +23,7 @@ impl AttentionCall for Arguments<TensorDesc> {
 
     unsafe fn ran(
         op: &Checked,
-        at: &Addresses,
+        addresses: &Addresses,
         memory: &DeviceMemory,
         outcome: Result<(), &Fault>,
     ) {
@@ -31,7 +31,7 @@ impl AttentionCall for Arguments<TensorDesc> {
             return;
         };
         let call = op.arguments.call();
-        let base = |argument| at.get(argument);
+        let base = |argument| addresses.get(argument);
         let observed = ObservedCall::unread(&call, op.version, op.target);
         // SAFETY: the ranges are those of `touches`: live, and locked for the task that runs this, which has finished
         // writing.

@@ -104,15 +104,16 @@ impl DeclaredOperator for GatherOperator {
         });
     }
 
-    unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
-        for (argument, _) in self.doubtful(at, reader) {
+    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+        for (argument, _) in self.doubtful(addresses, reader) {
             let pieces = match argument.parameter {
                 Parameter::KeyCache => self.problem.key,
                 Parameter::ValueCache => self.problem.value,
                 _ => continue,
             };
             // SAFETY: the caller's promise, for each of them.
-            let numbers = |parameter: Parameter| unsafe { integers(self, memory, at, parameter) };
+            let numbers =
+                |parameter: Parameter| unsafe { integers(self, memory, addresses, parameter) };
             let (Ok(table), Ok(lengths), Ok(offsets)) = (
                 numbers(Parameter::BlockTables),
                 numbers(Parameter::SeqLens),
@@ -121,30 +122,33 @@ impl DeclaredOperator for GatherOperator {
                 // The launch fails with the same error.
                 return;
             };
-            let (tensor, first) = (self.named(argument, at), self.first_byte(argument, at));
+            let (tensor, first) = (
+                self.named(argument, addresses),
+                self.first_byte(argument, addresses),
+            );
             (self.problem).sources(&table, &lengths, &offsets, &mut |source| {
                 if let Source::Row { block, row, .. } = source {
                     let place = |piece| pieces.place(self.problem.block_size, block, row, piece);
                     let axes = [(pieces.count, place(1) as i64 - place(0) as i64)];
-                    let at = first.saturating_add(place(0));
+                    let start = first.saturating_add(place(0));
                     let named = Place::Block {
                         block,
                         first: row,
-                        of: None,
+                        sequence: None,
                     };
-                    let row = Elements::new(tensor, at, pieces.bytes, &axes, None, named);
+                    let row = Elements::new(tensor, start, pieces.bytes, &axes, None, named);
                     row.iter().for_each(|row| reader.read(row));
                 }
             });
         }
     }
 
-    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         if self.is_idle() {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
+        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         let numbers = |parameter: Parameter| {
             // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found
             // that the outputs, the only tensors written, share no memory with them.

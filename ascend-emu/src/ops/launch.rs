@@ -19,7 +19,7 @@ use std::ptr;
 pub(super) struct Launch<'a, O> {
     op: &'a O,
     check: Check,
-    at: &'a Addresses,
+    addresses: &'a Addresses,
     memory: &'a DeviceMemory,
 }
 
@@ -36,21 +36,21 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
     pub(super) unsafe fn new(
         op: &'a O,
         check: Check,
-        at: &'a Addresses,
+        addresses: &'a Addresses,
         memory: &'a DeviceMemory,
     ) -> Result<Self, Fault> {
-        refuse_overlap(op, at)?;
+        refuse_overlap(op, addresses)?;
         Ok(Launch {
             op,
             check,
-            at,
+            addresses,
             memory,
         })
     }
 
     /// Base address of a tensor; null if the call has no such tensor.
     pub(super) fn base(&self, argument: impl Into<Argument<ParameterOf<O>>>) -> *mut u8 {
-        match self.at.get(argument.into()) {
+        match self.addresses.get(argument.into()) {
             0 => ptr::null_mut(),
             address => self.memory.host(address),
         }
@@ -61,7 +61,9 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         let argument = argument.into();
         match self.op.arguments().tensor(argument) {
             None => ptr::null_mut(),
-            Some(_) => self.memory.host(self.op.first_byte(argument, self.at)),
+            Some(_) => self
+                .memory
+                .host(self.op.first_byte(argument, self.addresses)),
         }
     }
 
@@ -86,7 +88,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         argument: impl Into<Argument<ParameterOf<O>>>,
     ) -> Result<Vec<i64>, Fault> {
         // SAFETY: the caller's promise.
-        let all = unsafe { integers(self.op, self.memory, self.at, argument) };
+        let all = unsafe { integers(self.op, self.memory, self.addresses, argument) };
         all.map_err(|why| self.fault(why))
     }
 
@@ -103,7 +105,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         let symbol = self.op.symbol();
         let mut tensors = self.op.arguments().each_tensor();
         let address = tensors.find(|(argument, _)| argument.acl_name() == tensor);
-        let address = address.map(|(argument, _)| self.at.get(argument));
+        let address = address.map(|(argument, _)| self.addresses.get(argument));
         let suspicion = Suspicion {
             kind,
             site: (symbol, tensor),
@@ -125,7 +127,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
 pub(super) unsafe fn integers<O: DeclaredOperator>(
     op: &O,
     memory: &DeviceMemory,
-    at: &Addresses,
+    addresses: &Addresses,
     argument: impl Into<Argument<ParameterOf<O>>>,
 ) -> Result<Vec<i64>, HostMemoryExhausted> {
     let argument = argument.into();
@@ -133,7 +135,7 @@ pub(super) unsafe fn integers<O: DeclaredOperator>(
         return Ok(Vec::new());
     };
     let count = desc.elements().unwrap_or(0);
-    let first = memory.host(op.first_byte(argument, at));
+    let first = memory.host(op.first_byte(argument, addresses));
     let one = |index: usize| match desc.dtype {
         // SAFETY: the caller's promise; the index is one of the tensor's elements. Alignment is not required.
         DType::Int64 => unsafe { first.cast::<i64>().add(index).read_unaligned() },
@@ -155,9 +157,9 @@ fn overlap(accesses: &[Access]) -> Option<(&Access, &Access)> {
 }
 
 /// Returns a device fault if a launch would write memory that is also part of another of its tensors.
-fn refuse_overlap(op: &dyn Operator, at: &Addresses) -> Result<(), Fault> {
+fn refuse_overlap(op: &dyn Operator, addresses: &Addresses) -> Result<(), Fault> {
     let mut accesses: SmallVec<[Access; 16]> = SmallVec::new();
-    op.accesses(at, &mut |access| {
+    op.accesses(addresses, &mut |access| {
         if access.bytes > 0 {
             accesses.push(access);
         }

@@ -81,30 +81,36 @@ impl DeclaredOperator for RingUpdateOperator {
         });
     }
 
-    unsafe fn reads(&self, at: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
+    unsafe fn reads(&self, addresses: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
         let Some(order) = self.softmax_order() else {
             return;
         };
         for (argument, desc) in self.arguments.each_tensor() {
             let read = is_softmax(argument.parameter) && argument.parameter.info().output.is_none();
-            let elements = Elements::described(self.named(argument, at), desc).filter(|_| read);
+            let elements =
+                Elements::described(self.named(argument, addresses), desc).filter(|_| read);
             if let Some(elements) = elements {
                 reader.read_in_order(&elements.in_order(Some(order)));
             }
         }
     }
 
-    unsafe fn writes(&self, at: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    unsafe fn writes(
+        &self,
+        addresses: &Addresses,
+        _: &DeviceMemory,
+        visit: &mut dyn FnMut(&Elements),
+    ) {
         let order = self.softmax_order();
-        self.written(at, &mut |argument, elements| {
+        self.written(addresses, &mut |argument, elements| {
             let of_softmax = is_softmax(argument.parameter);
             visit(&elements.in_order(order.filter(|_| of_softmax)));
         });
     }
 
-    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
+        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         let elements = |parameter: Parameter| {
             let desc = self.arguments.tensor(parameter)?;
             Some(ring_update::Elements::new(launch.first(parameter), *desc))

@@ -46,13 +46,13 @@ impl ScatterOperator {
     }
 
     /// Returns a device fault if the address of a cache as an output differs from its address as an input.
-    fn refuse_two_places(&self, at: &Addresses) -> Result<(), Fault> {
+    fn refuse_two_places(&self, addresses: &Addresses) -> Result<(), Fault> {
         for cache in [Parameter::KeyCache, Parameter::ValueCache] {
             let info = cache.info();
             let (Some(input), Some(output)) = (info.input, info.output) else {
                 continue;
             };
-            let (read, written) = (at.inputs.get(input), at.outputs.get(output));
+            let (read, written) = (addresses.inputs.get(input), addresses.outputs.get(output));
             if self.arguments.tensor(cache).is_some() && read != written {
                 return Err(self.fault(format!(
                     "{} is at {:#x} as input {input} and at {:#x} as output {output}; it is one tensor, so change both",
@@ -70,9 +70,9 @@ impl ScatterOperator {
     /// # Safety
     ///
     /// As for [`DeclaredOperator::compute`].
-    unsafe fn slots(&self, at: &Addresses, memory: &DeviceMemory) -> Vec<(usize, usize)> {
+    unsafe fn slots(&self, addresses: &Addresses, memory: &DeviceMemory) -> Vec<(usize, usize)> {
         // SAFETY: the caller's promise.
-        let slots = unsafe { integers(self, memory, at, Parameter::SlotMapping) };
+        let slots = unsafe { integers(self, memory, addresses, Parameter::SlotMapping) };
         // Without memory for the slots, the launch itself fails.
         let slots = slots.unwrap_or_default();
         let inside = |slot: i64| {
@@ -135,7 +135,7 @@ impl DeclaredOperator for ScatterOperator {
 
     unsafe fn writes(
         &self,
-        at: &Addresses,
+        addresses: &Addresses,
         memory: &DeviceMemory,
         visit: &mut dyn FnMut(&Elements),
     ) {
@@ -146,11 +146,11 @@ impl DeclaredOperator for ScatterOperator {
         for (pieces, cache) in pairs {
             let Some(pieces) = pieces else { continue };
             let (tensor, first) = (
-                self.named(cache.into(), at),
-                self.first_byte(cache.into(), at),
+                self.named(cache.into(), addresses),
+                self.first_byte(cache.into(), addresses),
             );
             // SAFETY: the caller's promise.
-            let slots = unsafe { self.slots(at, memory) };
+            let slots = unsafe { self.slots(addresses, memory) };
             // Tokens in consecutive slots of a block are elements of one step.
             let block = |slot: usize| slot / self.problem.block_size.max(1);
             let runs = slots
@@ -165,20 +165,20 @@ impl DeclaredOperator for ScatterOperator {
                     (run.len(), step(place(1, 0))),
                     (pieces.count, step(place(0, 1))),
                 ];
-                let at = first.saturating_add(place(0, 0));
-                let rows = Elements::new(tensor, at, pieces.bytes, &axes, None, Place::Whole);
+                let start = first.saturating_add(place(0, 0));
+                let rows = Elements::new(tensor, start, pieces.bytes, &axes, None, Place::Whole);
                 rows.iter().for_each(&mut *visit);
             }
         }
     }
 
-    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         if self.is_idle() {
             return Ok(());
         }
-        self.refuse_two_places(at)?;
+        self.refuse_two_places(addresses)?;
         // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
+        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         // SAFETY: the ranges of `touches`, which begin at the first byte of each tensor, are live (the allocation
         // table let the launch in), locked for the task that runs this, and, as the launch has found, with the caches
         // apart from everything else.

@@ -114,7 +114,7 @@ pub(crate) fn end_stream(stream: StreamId) {
 
 fn forget(inboxes: &mut Vec<Inbox>, stream: StreamId) {
     for inbox in inboxes.iter_mut() {
-        inbox.streams.retain(|&of| of != stream);
+        inbox.streams.retain(|&known| known != stream);
         inbox.waiting.retain(|report| {
             let stays = report.stream != stream;
             if !stays {

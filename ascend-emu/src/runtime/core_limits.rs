@@ -17,8 +17,8 @@ pub(crate) enum CoreKind {
 }
 
 impl CoreKind {
-    pub(crate) fn new(name: &str, given: aclrtDevResLimitType) -> Outcome<Self> {
-        match given {
+    pub(crate) fn new(name: &str, kind: aclrtDevResLimitType) -> Outcome<Self> {
+        match kind {
             aclrtDevResLimitType::ACL_RT_DEV_RES_CUBE_CORE => Ok(CoreKind::Cube),
             aclrtDevResLimitType::ACL_RT_DEV_RES_VECTOR_CORE => Ok(CoreKind::Vector),
             aclrtDevResLimitType(other) => Err(failure!(

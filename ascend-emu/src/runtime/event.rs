@@ -87,8 +87,8 @@ struct State {
 
 impl State {
     fn is_pending(&self, mark: Mark) -> bool {
-        let of_stream = self.pending.iter().find(|p| p.stream == mark.stream);
-        of_stream.is_some_and(|pending| pending.reached < mark.ticket)
+        let pending = self.pending.iter().find(|p| p.stream == mark.stream);
+        pending.is_some_and(|pending| pending.reached < mark.ticket)
     }
 
     fn queue(&mut self, mark: Mark) {

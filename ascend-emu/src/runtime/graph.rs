@@ -90,12 +90,12 @@ impl Graph {
         self.0.lock().nodes.len()
     }
 
-    /// Copies a step, and the addresses of its tensors to `at`.
-    pub(crate) fn step(&self, place: usize, at: &mut Addresses) -> Option<Step<()>> {
+    /// Copies a step, and the addresses of its tensors to `to`.
+    pub(crate) fn step(&self, place: usize, to: &mut Addresses) -> Option<Step<()>> {
         let steps = self.0.lock();
         Some(match &steps.nodes.get(place)?.step {
             Step::Task(task, addresses) => {
-                at.copy_from(addresses);
+                to.copy_from(addresses);
                 Step::Task(task.clone(), ())
             }
             Step::Raise(event) => Step::Raise(Arc::clone(event)),
@@ -118,17 +118,17 @@ impl Graph {
     /// carried out before it runs. Tasks that one of the updates `before` the replay replaces do not run.
     pub(crate) fn accesses(&self, before: &[Operation], visit: &mut dyn FnMut(Access)) {
         let steps = self.0.lock();
-        let replaced = |place: usize, by: &dyn Fn(&QueuedUpdate) -> bool| {
+        let replaced = |place: usize, counts: &dyn Fn(&QueuedUpdate) -> bool| {
             let mut updates = steps.updates.iter();
             updates.any(|update| {
-                before.contains(&update.operation) && by(update) && update.replaces(place)
+                before.contains(&update.operation) && counts(update) && update.replaces(place)
             })
         };
         for (place, node) in steps.nodes.iter().enumerate() {
-            if let Step::Task(task, at) = &node.step
+            if let Step::Task(task, addresses) = &node.step
                 && !replaced(place, &|_| true)
             {
-                task.accesses(at, visit);
+                task.accesses(addresses, visit);
             }
         }
         for update in &steps.updates {
@@ -137,9 +137,9 @@ impl Graph {
             let later = |other: &QueuedUpdate| {
                 other.operation.stream == stream && other.operation.number > number
             };
-            for (place, task, at) in &update.tasks {
+            for (place, task, addresses) in &update.tasks {
                 if !replaced(*place, &later) {
-                    task.accesses(at, visit);
+                    task.accesses(addresses, visit);
                 }
             }
         }
@@ -246,7 +246,7 @@ impl Group {
         steps.updates.push(QueuedUpdate {
             operation: update,
             tasks: members
-                .map(|(member, (task, at))| (member, task, at))
+                .map(|(member, (task, addresses))| (member, task, addresses))
                 .collect(),
         });
         let mut replays: Vec<_> = steps.replays.iter().copied().collect();
@@ -259,8 +259,8 @@ impl Group {
                 .updates
                 .iter()
                 .filter(|queued| queued.operation == update);
-            for (_, task, at) in queued.flat_map(|queued| &queued.tasks) {
-                task.accesses(at, visit);
+            for (_, task, addresses) in queued.flat_map(|queued| &queued.tasks) {
+                task.accesses(addresses, visit);
             }
         };
         allocation_table::add_replay_accesses(update, &replays, REPLAY, &visit);
@@ -280,13 +280,13 @@ impl Group {
             .iter()
             .position(|queued| queued.operation == update);
         let queued = queued.map(|place| steps.updates.remove(place));
-        for (member, task, at) in queued
+        for (member, task, addresses) in queued
             .filter(|_| !dropped)
             .into_iter()
             .flat_map(|q| q.tasks)
         {
             if let Some(node) = steps.nodes.get_mut(member) {
-                node.step = Step::Task(task, Box::new(at));
+                node.step = Step::Task(task, Box::new(addresses));
             }
         }
     }

@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn commands_come_out_in_order_around_the_end() {
         let mut queue = Queue::default();
-        let mut at = Addresses::default();
+        let mut taken = Addresses::default();
         let mut next = 0u8;
         let mut expected = 0u8;
         for round in 0..50 {
@@ -152,11 +152,12 @@ mod tests {
                 next = next.wrapping_add(1);
             }
             for _ in 0..CAPACITY - round {
-                let Some(Command::Task(Task::Fill { value, .. }, _)) = queue.take(&mut at) else {
+                let Some(Command::Task(Task::Fill { value, .. }, _)) = queue.take(&mut taken)
+                else {
                     panic!("no command");
                 };
                 assert_eq!(value, expected);
-                assert_eq!(at.inputs[0], usize::from(expected));
+                assert_eq!(taken.inputs[0], usize::from(expected));
                 expected = expected.wrapping_add(1);
             }
         }

@@ -148,9 +148,9 @@ impl Stream {
     // Queueing.
 
     /// Queues a command that was admitted with the number `submission.seq + 1`.
-    fn push(&self, submission: &mut Submission, command: Command, at: Option<&Addresses>) {
+    fn push(&self, submission: &mut Submission, command: Command, addresses: Option<&Addresses>) {
         submission.seq += 1;
-        self.shared.lock().queue.push(command, at);
+        self.shared.lock().queue.push(command, addresses);
         self.filled.notify_all();
     }
 
@@ -180,35 +180,35 @@ impl Stream {
 
     /// Submits a task, which the mode of the stream queues, records or collects. A task that strict checking refuses
     /// fails with `code`.
-    pub(crate) fn submit(&self, task: Task, at: Option<&Addresses>, code: i32) -> Outcome {
+    pub(crate) fn submit(&self, task: Task, addresses: Option<&Addresses>, code: i32) -> Outcome {
         let none = Addresses::default();
         let mut submission = self.submission.lock();
         match submission.mode() {
             Mode::Eager => {}
             Mode::Captured(capture) => {
                 recordable(&task)?;
-                let at = at.cloned().unwrap_or_default();
-                return capture.add(self.id, Step::Task(task, Box::new(at)));
+                let addresses = addresses.cloned().unwrap_or_default();
+                return capture.add(self.id, Step::Task(task, Box::new(addresses)));
             }
             Mode::Updating(_, tasks) => {
                 recordable(&task)?;
-                let at = at.cloned().unwrap_or_default();
-                let visit = |visit: &mut dyn FnMut(Access)| task.accesses(&at, visit);
+                let addresses = addresses.cloned().unwrap_or_default();
+                let visit = |visit: &mut dyn FnMut(Access)| task.accesses(&addresses, visit);
                 allocation_table::inspect(check(), code, task.name(), false, &visit)?;
-                tasks.push((task, at));
+                tasks.push((task, addresses));
                 return Ok(());
             }
         }
         self.refuse_stopped(task.name())?;
         self.wait_for_room(task.name(), &submission)?;
-        let addresses = at.unwrap_or(&none);
-        let visit = |visit: &mut dyn FnMut(Access)| task.accesses(addresses, visit);
+        let visit =
+            |visit: &mut dyn FnMut(Access)| task.accesses(addresses.unwrap_or(&none), visit);
         let operation = self.next_operation(&submission);
         let broken = allocation_table::admit(operation, check(), code, task.name(), &visit)?;
         match broken {
             None => {
                 self.order(&task);
-                self.push(&mut submission, Command::Task(task, check()), at);
+                self.push(&mut submission, Command::Task(task, check()), addresses);
             }
             Some(fault) => {
                 // The missing write of a broken task is no finding besides its fault.

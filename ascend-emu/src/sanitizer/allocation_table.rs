@@ -133,7 +133,7 @@ impl AllocationTable {
                 region
                     .accesses
                     .iter()
-                    .any(|of| self.order.in_flight(of.operation))
+                    .any(|known| self.order.in_flight(known.operation))
             });
         self.deferred_frees = keep;
         done
@@ -200,13 +200,13 @@ pub(crate) fn allocate(location: MemoryLocation, bytes: u64) -> Outcome<usize> {
     let base = with(|table| {
         let left = limit.saturating_sub(table.used_bytes(location));
         if bytes > left {
-            let at = match location {
+            let place = match location {
                 MemoryLocation::Device(device) => format!("on device {device}"),
                 MemoryLocation::PinnedHost => "of pinned host memory".to_owned(),
             };
             return Err(failure!(
                 MEMORY_ALLOCATION,
-                "out of memory {at}: {bytes} bytes asked for, {left} of {limit} free"
+                "out of memory {place}: {bytes} bytes asked for, {left} of {limit} free"
             ));
         }
         let base = match location {
@@ -245,10 +245,10 @@ pub(crate) fn allocate(location: MemoryLocation, bytes: u64) -> Outcome<usize> {
 }
 
 fn allocate_host(align: usize, bytes: usize) -> Option<usize> {
-    let mut at = std::ptr::null_mut();
+    let mut start = std::ptr::null_mut();
     // SAFETY: `at` is a valid place for the result; `align` is a power of two and a multiple of a pointer's size.
-    let status = unsafe { libc::posix_memalign(&raw mut at, align, bytes) };
-    (status == 0 && !at.is_null()).then(|| at.expose_provenance())
+    let status = unsafe { libc::posix_memalign(&raw mut start, align, bytes) };
+    (status == 0 && !start.is_null()).then(|| start.expose_provenance())
 }
 
 /// Gives the memory of regions back to its source.
@@ -324,14 +324,14 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
         let unsynced = region
             .accesses
             .iter()
-            .find(|of| !table.order.host_has_waited(of.operation));
-        let suspicion = unsynced.map(|of| Suspicion {
+            .find(|known| !table.order.host_has_waited(known.operation));
+        let suspicion = unsynced.map(|known| Suspicion {
             kind: FindingKind::FreeInUse,
-            site: (name, of.site.1),
+            site: (name, known.site.1),
             tensor: address,
             message: format!(
                 "{name}: {address:#x} ({} bytes) is the {} of a queued {}, and nothing has waited for that since",
-                region.info.bytes, of.site.1, of.site.0
+                region.info.bytes, known.site.1, known.site.0
             ),
         });
         Ok(suspicion)
@@ -348,7 +348,7 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
         if region
             .accesses
             .iter()
-            .any(|of| table.order.in_flight(of.operation))
+            .any(|known| table.order.in_flight(known.operation))
         {
             table.deferred_frees.push(region);
             return Ok(Vec::new());
@@ -394,7 +394,7 @@ pub(crate) fn clear_device(device: i32) -> (u64, u64) {
             region
                 .accesses
                 .iter()
-                .any(|of| table.order.in_flight(of.operation))
+                .any(|known| table.order.in_flight(known.operation))
         });
         table.deferred_frees.extend(busy);
         (now, count, bytes)

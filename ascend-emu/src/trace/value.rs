@@ -96,9 +96,9 @@ impl Pointee {
 /// # Safety
 ///
 /// `at` is valid for reading a `T`.
-unsafe fn read_name<T: Enumeration>(at: *const c_void) -> Name {
+unsafe fn read_name<T: Enumeration>(pointer: *const c_void) -> Name {
     // SAFETY: the caller's promise; C may give it any alignment.
-    Name::of(unsafe { at.cast::<T>().read_unaligned() })
+    Name::of(unsafe { pointer.cast::<T>().read_unaligned() })
 }
 
 /// Wraps an argument, for the traits below.

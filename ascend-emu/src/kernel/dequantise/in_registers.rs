@@ -97,7 +97,7 @@ impl<'a> PerChannelOrToken<'a> {
 impl<'a> HeadDequantise for PerChannelOrToken<'a> {
     #[inline(always)]
     fn skip_vectors(self, i: usize) -> Self {
-        let from = |of: &'a [Vector]| of.get(i..).unwrap_or_default();
+        let from = |vectors: &'a [Vector]| vectors.get(i..).unwrap_or_default();
         PerChannelOrToken {
             scales: from(self.scales),
             offsets: self.offsets.map(from),

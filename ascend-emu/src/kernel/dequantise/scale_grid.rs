@@ -57,31 +57,31 @@ impl ScaleGrid {
     }
 
     /// The entry of a row whose elements share one; NaN if the tensor does not have it.
-    pub(crate) fn of_row(&self, at: (usize, usize, usize)) -> f32 {
-        self.of_element(at, 0)
+    pub(crate) fn of_row(&self, row: (usize, usize, usize)) -> f32 {
+        self.of_element(row, 0)
     }
 
     /// The entry of element `d` of a row; NaN if the tensor does not have it.
-    fn of_element(&self, at: (usize, usize, usize), d: usize) -> f32 {
-        let entry = self.scalars.float(self.grid.at(at, d));
+    fn of_element(&self, row: (usize, usize, usize), d: usize) -> f32 {
+        let entry = self.scalars.float(self.grid.at(row, d));
         entry.unwrap_or(f32::NAN)
     }
 
     /// The entries of vector `i` of a row; `of_row` is the entry that all elements share, if there is one.
     #[inline(always)]
-    pub(super) fn vector(&self, at: (usize, usize, usize), i: usize, of_row: f32) -> Vector {
+    pub(super) fn vector(&self, row: (usize, usize, usize), i: usize, of_row: f32) -> Vector {
         if self.per_group {
-            return self.read_vector(at, i);
+            return self.read_vector(row, i);
         }
-        let head = at.1;
+        let head = row.1;
         let channels = self.channels.get(head * self.vectors + i);
         channels.copied().unwrap_or([of_row; WIDTH])
     }
 
     /// The entries of vector `i` of a row, read one by one.
     #[inline(never)]
-    fn read_vector(&self, at: (usize, usize, usize), i: usize) -> Vector {
-        std::array::from_fn(|l| self.of_element(at, i * WIDTH + l))
+    fn read_vector(&self, row: (usize, usize, usize), i: usize) -> Vector {
+        std::array::from_fn(|l| self.of_element(row, i * WIDTH + l))
     }
 
     /// The entries of a head's channels; empty unless the grid is per channel.
@@ -93,9 +93,9 @@ impl ScaleGrid {
 
     /// The entry of a row whose elements share one; 0 for other grids.
     #[inline(always)]
-    pub(super) fn row_entry(&self, at: (usize, usize, usize)) -> f32 {
+    pub(super) fn row_entry(&self, row: (usize, usize, usize)) -> f32 {
         if self.channels.is_empty() && !self.per_group {
-            self.of_row(at)
+            self.of_row(row)
         } else {
             0.0
         }
@@ -136,13 +136,13 @@ impl ScalarTensor {
     /// The bytes of an element; `None` outside of the tensor.
     #[inline(always)]
     fn element<const SIZE: usize>(&self, index: i64) -> Option<[u8; SIZE]> {
-        let at = index.checked_mul(SIZE as i64)?;
-        let end = at.checked_add(SIZE as i64)?;
-        let inside = self.bytes.start <= at && end <= self.bytes.end;
+        let start = index.checked_mul(SIZE as i64)?;
+        let end = start.checked_add(SIZE as i64)?;
+        let inside = self.bytes.start <= start && end <= self.bytes.end;
         // SAFETY: the bytes lie within those that may be read by the contract of `new`; no alignment is assumed.
         inside.then(|| unsafe {
             self.base
-                .wrapping_offset(at as isize)
+                .wrapping_offset(start as isize)
                 .cast::<[u8; SIZE]>()
                 .read_unaligned()
         })

@@ -317,8 +317,8 @@ impl QueryBlock<'_> {
                 });
                 if let Some(dropout) = &attention.dropout {
                     let queries = self.queries(first_group + lane_group);
-                    let of = (dropout, lane_group, queries, visible);
-                    self.drop_weights(&mut query_tile, of, first);
+                    let weights = (dropout, lane_group, queries, visible);
+                    self.drop_weights(&mut query_tile, weights, first);
                 }
             }
             simd.outline(Outputs {

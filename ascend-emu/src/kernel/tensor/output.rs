@@ -75,7 +75,7 @@ impl OutputTensor {
     pub(crate) fn write_row<S: Simd>(
         &self,
         simd: S,
-        at: (usize, usize, usize),
+        row: (usize, usize, usize),
         values: &mut [Vector],
         computed: bool,
     ) {
@@ -86,15 +86,15 @@ impl OutputTensor {
             OutputTensor::F32(_) | OutputTensor::F16(_) | OutputTensor::Bf16(_) => None,
         };
         if let Some(quantisation) = quantisation.filter(|_| computed) {
-            quantisation.quantise(at.1, values);
+            quantisation.quantise(row.1, values);
         }
         match self {
-            OutputTensor::F32(tensor) => tensor.write_row(simd, at, values),
-            OutputTensor::F16(tensor) => tensor.write_row(simd, at, values),
-            OutputTensor::Bf16(tensor) => tensor.write_row(simd, at, values),
-            OutputTensor::Int8(tensor, _) => tensor.write_row(simd, at, values),
-            OutputTensor::E4m3(tensor, _) => tensor.write_row(simd, at, values),
-            OutputTensor::HiFloat8(tensor, _) => tensor.write_row(simd, at, values),
+            OutputTensor::F32(tensor) => tensor.write_row(simd, row, values),
+            OutputTensor::F16(tensor) => tensor.write_row(simd, row, values),
+            OutputTensor::Bf16(tensor) => tensor.write_row(simd, row, values),
+            OutputTensor::Int8(tensor, _) => tensor.write_row(simd, row, values),
+            OutputTensor::E4m3(tensor, _) => tensor.write_row(simd, row, values),
+            OutputTensor::HiFloat8(tensor, _) => tensor.write_row(simd, row, values),
         }
     }
 }

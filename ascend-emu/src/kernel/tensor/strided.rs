@@ -41,13 +41,13 @@ impl Sizes {
 }
 
 impl From<Extents> for Sizes {
-    fn from(of: Extents) -> Self {
+    fn from(extents: Extents) -> Self {
         let count = |n: i64| usize::try_from(n).unwrap_or(0);
         Sizes {
-            batch: count(of.batch),
-            heads: count(of.heads),
-            rows: count(of.rows),
-            dim: count(of.dim),
+            batch: count(extents.batch),
+            heads: count(extents.heads),
+            rows: count(extents.rows),
+            dim: count(extents.dim),
         }
     }
 }
@@ -182,8 +182,8 @@ impl<T> Strided<T> {
 
     /// Address of the first element of a row, which must exist.
     #[inline(always)]
-    fn row(&self, at: (usize, usize, usize)) -> *mut T {
-        self.base.wrapping_offset(self.first(at))
+    fn row(&self, row: (usize, usize, usize)) -> *mut T {
+        self.base.wrapping_offset(self.first(row))
     }
 }
 
@@ -237,14 +237,14 @@ impl<T: Element> ReadTensor<T> {
     pub(crate) fn read<S: Simd>(
         &self,
         simd: S,
-        at: (usize, usize, usize),
+        row: (usize, usize, usize),
         columns: Range<usize>,
         out: &mut [Vector],
         step: usize,
         nonfinite: &mut S::Register,
     ) {
         assert!(columns.end <= self.0.sizes.dim, "no such column");
-        let first = self.0.row(at).cast_const();
+        let first = self.0.row(row).cast_const();
         let mut left = columns.clone();
         let mut out = out.iter_mut().step_by(step);
         if self.0.view.dim == 1 && self.0.lanes == 0 {
@@ -264,18 +264,18 @@ impl<T: Element> ReadTensor<T> {
             }
             left.start += whole * WIDTH;
         }
-        for (at, out) in left.clone().step_by(WIDTH).zip(out) {
-            let values = if self.0.dense && at + WIDTH <= left.end {
+        for (column, out) in left.clone().step_by(WIDTH).zip(out) {
+            let values = if self.0.dense && column + WIDTH <= left.end {
                 // SAFETY: as above; fractals hold whole vectors, and `columns` starts at one.
                 unsafe {
                     first
-                        .wrapping_offset(self.0.column(at))
+                        .wrapping_offset(self.0.column(column))
                         .cast::<[T; WIDTH]>()
                         .read_unaligned()
                 }
             } else {
                 let mut values = [T::ZERO; WIDTH];
-                for (value, d) in values.iter_mut().zip(at..left.end) {
+                for (value, d) in values.iter_mut().zip(column..left.end) {
                     // SAFETY: as above, element `d` of the row.
                     *value = unsafe { first.wrapping_offset(self.0.column(d)).read_unaligned() };
                 }
@@ -331,24 +331,29 @@ impl<T: Element> WriteTensor<T> {
 
     /// Writes one row, rounded to the element type.
     #[inline(always)]
-    pub(crate) fn write_row<S: Simd>(&self, simd: S, at: (usize, usize, usize), values: &[Vector]) {
-        let first = self.0.row(at);
+    pub(crate) fn write_row<S: Simd>(
+        &self,
+        simd: S,
+        row: (usize, usize, usize),
+        values: &[Vector],
+    ) {
+        let first = self.0.row(row);
         let dim = self.dim();
         for (i, values) in values.iter().take(dim.div_ceil(WIDTH)).enumerate() {
-            let at = i * WIDTH;
+            let column = i * WIDTH;
             let narrow = T::narrow(simd, simd.load(values));
-            if self.0.dense && at + WIDTH <= dim {
+            if self.0.dense && column + WIDTH <= dim {
                 // SAFETY: `row` checked that the row exists; the vector lies within its `dim` elements, all writable
                 // by the contract of `new`. No alignment is assumed.
                 unsafe {
                     first
-                        .wrapping_add(at)
+                        .wrapping_add(column)
                         .cast::<[T; WIDTH]>()
                         .write_unaligned(narrow)
                 };
             } else {
                 let stride = self.0.view.dim as isize;
-                for (value, d) in narrow.iter().zip(at..dim) {
+                for (value, d) in narrow.iter().zip(column..dim) {
                     // SAFETY: as above, element `d` of the row.
                     unsafe {
                         first

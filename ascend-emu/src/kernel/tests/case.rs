@@ -119,11 +119,11 @@ impl Case {
             .key_rows
             .iter()
             .map(|&rows| {
-                let mut of = self.extents(self.kv_heads, rows);
+                let mut extents = self.extents(self.kv_heads, rows);
                 if list {
-                    of.batch = 1;
+                    extents.batch = 1;
                 }
-                desc(of)
+                desc(extents)
             })
             .collect();
         let mut call = FiaCall::new(self.layout.as_str());

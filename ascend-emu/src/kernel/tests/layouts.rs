@@ -122,8 +122,8 @@ fn blocks_of_any_size_give_the_bits_of_one_tensor() {
                     let table: Vec<i32> = (0..count as i32).rev().collect();
                     let shape = [count, KV_HEADS, block, DIM];
                     let paged = numbers.output(&shape, Some(&table), level);
-                    let at = format!("{group} {stored:?} {keys} {block} {level:?}");
-                    assert_eq!(paged, dense, "{at}");
+                    let call = format!("{group} {stored:?} {keys} {block} {level:?}");
+                    assert_eq!(paged, dense, "{call}");
                 }
             }
         }

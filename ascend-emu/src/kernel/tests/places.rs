@@ -64,10 +64,10 @@ fn gives_each(call: &Call, want: impl Fn(usize, usize, usize, usize) -> f64) {
             let close = |got: f64| (got - want).abs() <= 1e-2 * want.abs();
             let got = data.output(&problem.out, (b, head, row), d);
             assert!(close(got), "{b} {head} {row} {d}: {got}, not {want}");
-            let at = format_args!("{b} {head} {row} {d}");
+            let place = format_args!("{b} {head} {row} {d}");
             assert!(
                 close(from_oracle),
-                "oracle: {at}: {from_oracle}, not {want}"
+                "oracle: {place}: {from_oracle}, not {want}"
             );
         }
     });

@@ -96,8 +96,8 @@ impl Stream {
             Mode::Updating(group, tasks) => {
                 group.check(&tasks)?;
                 let visit = |visit: &mut dyn FnMut(Access)| {
-                    for (task, at) in &tasks {
-                        task.accesses(at, visit);
+                    for (task, addresses) in &tasks {
+                        task.accesses(addresses, visit);
                     }
                 };
                 allocation_table::inspect(check(), PARAM_INVALID, NAME, false, &visit)?;

@@ -19,12 +19,12 @@ use std::sync::atomic::Ordering;
 
 impl Stream {
     pub(super) fn work(self: Arc<Self>) {
-        let mut at = Addresses::default();
+        let mut addresses = Addresses::default();
         let mut scratch = Vec::new();
         loop {
             let mut shared = self.shared.lock();
             let command = loop {
-                if let Some(command) = shared.queue.take(&mut at) {
+                if let Some(command) = shared.queue.take(&mut addresses) {
                     break command;
                 }
                 if shared.ending {
@@ -45,7 +45,7 @@ impl Stream {
                     command.cancel();
                     return Ok(());
                 }
-                self.execute(command, &mut at, &mut scratch)
+                self.execute(command, &mut addresses, &mut scratch)
             }))
             .unwrap_or_else(|payload| {
                 Err(Fault {
@@ -74,13 +74,15 @@ impl Stream {
     fn execute(
         &self,
         command: Command,
-        at: &mut Addresses,
+        addresses: &mut Addresses,
         scratch: &mut Vec<Access>,
     ) -> Result<(), Fault> {
         match command {
             // SAFETY: the allocation table admitted the task, so its ranges are live, and it keeps them until
             // `completed` passes the task's number.
-            Command::Task(task, check) => unsafe { self.run_task(&task, at, check, scratch) },
+            Command::Task(task, check) => unsafe {
+                self.run_task(&task, addresses, check, scratch)
+            },
             Command::Record { event, mark } => {
                 event.reach_record(mark);
                 Ok(())
@@ -106,7 +108,7 @@ impl Stream {
                 event.reach_reset(ticket);
                 Ok(())
             }
-            Command::Replay(graph, check) => self.run_graph(&graph, at, check, scratch),
+            Command::Replay(graph, check) => self.run_graph(&graph, addresses, check, scratch),
             Command::Update(group, update) => {
                 group.end_update(update, false);
                 Ok(())
@@ -129,7 +131,7 @@ impl Stream {
     fn run_graph(
         &self,
         graph: &Graph,
-        at: &mut Addresses,
+        addresses: &mut Addresses,
         check: Check,
         scratch: &mut Vec<Access>,
     ) -> Result<(), Fault> {
@@ -137,18 +139,18 @@ impl Stream {
             if self.abort.load(Ordering::Acquire) {
                 break;
             }
-            match graph.step(place, at) {
+            match graph.step(place, addresses) {
                 Some(Step::Task(task, ())) => {
                     let _waiting = match task {
-                        Task::AwaitValue { at, .. } => {
-                            Some(Waiting::begin(self.id, Wait::Value(at)))
+                        Task::AwaitValue { address, .. } => {
+                            Some(Waiting::begin(self.id, Wait::Value(address)))
                         }
                         _ => None,
                     };
                     // SAFETY: the allocation table admitted the replay with the ranges of every task that it may run,
                     // and added those of updates that were queued since; it keeps them until `completed` passes the
                     // replay's number.
-                    unsafe { self.run_task(&task, at, check, scratch)? }
+                    unsafe { self.run_task(&task, addresses, check, scratch)? }
                 }
                 Some(Step::Raise(event)) => event.raise(self.id),
                 Some(Step::Lower(event)) => event.lower(),
@@ -169,7 +171,7 @@ impl Stream {
     pub(super) unsafe fn run_task(
         &self,
         task: &Task,
-        at: &Addresses,
+        addresses: &Addresses,
         check: Check,
         scratch: &mut Vec<Access>,
     ) -> Result<(), Fault> {
@@ -190,23 +192,25 @@ impl Stream {
                 Ok(())
             }
             Task::AwaitNotify { notify, limit } => notify.wait(*limit, &self.abort),
-            Task::Write { at, value } => {
+            Task::Write { address, value } => {
                 // SAFETY: the allocation table admitted the task, so its bytes are live.
-                unsafe { stream_value::write(memory()?, *at, *value) };
-                allocation_table::wrote(*at..at.saturating_add(size_of::<u64>()));
+                unsafe { stream_value::write(memory()?, *address, *value) };
+                allocation_table::wrote(*address..address.saturating_add(size_of::<u64>()));
                 Ok(())
             }
             Task::AwaitValue {
-                at,
+                address,
                 value,
                 comparison,
             } => {
                 // SAFETY: as above.
-                unsafe { stream_value::wait(memory()?, *at, *value, *comparison, &self.abort) };
+                unsafe {
+                    stream_value::wait(memory()?, *address, *value, *comparison, &self.abort)
+                };
                 Ok(())
             }
             // SAFETY: the caller's promise.
-            task => unsafe { task.run(at, (check, AICORE_EXCEPTION), scratch) },
+            task => unsafe { task.run(addresses, (check, AICORE_EXCEPTION), scratch) },
         }
     }
 
@@ -215,12 +219,12 @@ impl Stream {
         match task {
             Task::Raise(notify) => notify.queue_record(self.id),
             Task::AwaitNotify { notify, .. } => notify.queue_wait(self.id),
-            Task::Write { at, value } => stream_value::queue_write(self.id, *at, *value),
+            Task::Write { address, value } => stream_value::queue_write(self.id, *address, *value),
             Task::AwaitValue {
-                at,
+                address,
                 value,
                 comparison,
-            } => stream_value::queue_wait(self.id, *at, *value, *comparison),
+            } => stream_value::queue_wait(self.id, *address, *value, *comparison),
             _ => {}
         }
     }

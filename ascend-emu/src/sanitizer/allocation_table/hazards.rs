@@ -117,8 +117,8 @@ impl AllocationTable {
         let end = access
             .address
             .saturating_add(usize::try_from(access.bytes).unwrap_or(usize::MAX));
-        region.accesses.iter().filter(move |of| {
-            (of.write || access.write) && of.start < end && access.address < of.end
+        region.accesses.iter().filter(move |known| {
+            (known.write || access.write) && known.start < end && access.address < known.end
         })
     }
 
@@ -130,11 +130,11 @@ impl AllocationTable {
             return;
         };
         let accesses = &mut region.accesses;
-        let same = |of: &&mut QueuedAccess| {
-            of.operation.stream == operation.stream
-                && of.start == access.address
-                && of.end == end
-                && of.write == access.write
+        let same = |known: &&mut QueuedAccess| {
+            known.operation.stream == operation.stream
+                && known.start == access.address
+                && known.end == end
+                && known.write == access.write
         };
         if let Some(known) = accesses.iter_mut().find(same) {
             if known.operation.number <= operation.number {
@@ -144,7 +144,7 @@ impl AllocationTable {
             return;
         }
         if accesses.len() == accesses.capacity() {
-            accesses.retain(|of| !self.order.host_has_waited(of.operation));
+            accesses.retain(|known| !self.order.host_has_waited(known.operation));
         }
         if accesses.len() >= ACCESSES {
             accesses.remove(0);
@@ -175,8 +175,8 @@ impl AllocationTable {
             }
             Ok((region, beyond)) => {
                 examined.suspicions.extend(beyond);
-                let race =
-                    AllocationTable::conflicts(region, access).find_map(|of| races(of, access));
+                let race = AllocationTable::conflicts(region, access)
+                    .find_map(|known| races(known, access));
                 examined.suspicions.extend(race);
             }
         };
@@ -214,9 +214,11 @@ pub(crate) fn admit(
     visit: Visit<'_>,
 ) -> Outcome<Option<Fault>> {
     let examined = with(|table| {
-        let races = |of: &QueuedAccess, access| {
-            let ordered = table.order.happens_before(of.operation, operation.stream);
-            (!ordered).then(|| stream_race(name, access, of))
+        let races = |known: &QueuedAccess, access| {
+            let ordered = table
+                .order
+                .happens_before(known.operation, operation.stream);
+            (!ordered).then(|| stream_race(name, access, known))
         };
         let examined = table.examine(name, visit, races);
         if examined.suspicions.is_empty() {
@@ -256,7 +258,7 @@ pub(crate) fn add_replay_accesses(
     });
 }
 
-fn stream_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspicion {
+fn stream_race(name: &'static str, access: Access, known: &QueuedAccess) -> Suspicion {
     let verb = |write| if write { "writes" } else { "reads" };
     Suspicion {
         kind: FindingKind::StreamRace,
@@ -270,9 +272,9 @@ fn stream_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspici
             access.what,
             access.address,
             access.bytes,
-            of.site.0,
-            verb(of.write),
-            of.site.1
+            known.site.0,
+            verb(known.write),
+            known.site.1
         ),
     }
 }
@@ -287,9 +289,9 @@ pub(crate) fn inspect(
     visit: Visit<'_>,
 ) -> Outcome {
     let examined = with(|table| {
-        table.examine(name, visit, |of, access| {
-            (by_host && !table.order.host_has_waited(of.operation))
-                .then(|| host_race(name, access, of))
+        table.examine(name, visit, |known, access| {
+            (by_host && !table.order.host_has_waited(known.operation))
+                .then(|| host_race(name, access, known))
         })
     });
     let check = if examined.broken.is_some() {
@@ -300,9 +302,9 @@ pub(crate) fn inspect(
     report_all(check, code, examined.suspicions)
 }
 
-fn host_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspicion {
+fn host_race(name: &'static str, access: Access, known: &QueuedAccess) -> Suspicion {
     let verb = if access.write { "writes" } else { "reads" };
-    let what = if of.write { "written" } else { "read" };
+    let what = if known.write { "written" } else { "read" };
     Suspicion {
         kind: FindingKind::HostRace,
         site: (name, access.what),
@@ -310,7 +312,7 @@ fn host_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspicion
         message: format!(
             "{name} {verb} its {} at {:#x} ({} bytes), which a queued {} has {what} as its {} with no synchronisation \
              since; wait for its stream first (aclrtSynchronizeStream)",
-            access.what, access.address, access.bytes, of.site.0, of.site.1
+            access.what, access.address, access.bytes, known.site.0, known.site.1
         ),
     }
 }

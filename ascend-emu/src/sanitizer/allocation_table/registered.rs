@@ -135,14 +135,14 @@ pub(crate) fn unregister_host(check: Check, name: &'static str, address: usize) 
             .unwrap_or_default();
         let unsynced = accesses
             .iter()
-            .find(|of| !table.order.host_has_waited(of.operation));
-        Ok(unsynced.map(|of| Suspicion {
+            .find(|known| !table.order.host_has_waited(known.operation));
+        Ok(unsynced.map(|known| Suspicion {
             kind: FindingKind::FreeInUse,
-            site: (name, of.site.1),
+            site: (name, known.site.1),
             tensor: address,
             message: format!(
                 "{name}: {address:#x} is the {} of a queued {}, and nothing has waited for that since",
-                of.site.1, of.site.0
+                known.site.1, known.site.0
             ),
         }))
     })?;

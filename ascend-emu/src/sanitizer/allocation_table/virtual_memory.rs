@@ -20,7 +20,7 @@ struct Physical {
     /// The size that was requested.
     bytes: u64,
     /// Start of its part of the file; `len` is the part's length.
-    at: usize,
+    offset: usize,
     len: usize,
     /// The number of its mappings.
     mappings: usize,
@@ -147,13 +147,13 @@ pub(crate) fn allocate_physical(device: i32, bytes: u64) -> Outcome<Id> {
             Some(file) => file,
             none => none.insert(PhysicalMemory::new(memory.len())?),
         };
-        let at = file.take(len).ok_or_else(short)?;
+        let offset = file.take(len).ok_or_else(short)?;
         table.memory.count += 1;
         let number = table.memory.count;
         let physical = Physical {
             device,
             bytes,
-            at,
+            offset,
             len,
             mappings: 0,
             held: true,
@@ -192,10 +192,10 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
             deferred_frees,
             ..
         } = table;
-        let wrong = |what: &str, given: usize, allowed: String| {
+        let wrong = |what: &str, value: usize, allowed: String| {
             failure!(
                 PARAM_INVALID,
-                "{name}: {what}: given {given:#x}, allowed: {allowed}"
+                "{name}: {what}: given {value:#x}, allowed: {allowed}"
             )
         };
         let Some(physical) = virtuals.physical.get_mut(&number) else {
@@ -261,7 +261,7 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
         // accesses nor the check for overlapping outputs, both of which go by address, know that these are the same
         // bytes. Work that runs on both at once reads or writes the bytes through raw pointers, never through
         // references, and reads any of the values that are written there, as on hardware.
-        unsafe { file.show(memory.host(address), physical.at, bytes) }?;
+        unsafe { file.show(memory.host(address), physical.offset, bytes) }?;
         if std::mem::take(&mut physical.unpoisoned) {
             // SAFETY: the bytes were mapped just now, for the first time: no other code has their address.
             unsafe { memory.host(address).write_bytes(POISON, bytes) };
@@ -308,14 +308,14 @@ pub(crate) fn unmap(check: Check, name: &'static str, address: usize) -> Outcome
             .filter(is_mapped)
             .ok_or_else(missing)?;
         let mut accesses = region.accesses.iter();
-        let unsynced = accesses.find(|of| !table.order.host_has_waited(of.operation));
-        Ok(unsynced.map(|of| Suspicion {
+        let unsynced = accesses.find(|known| !table.order.host_has_waited(known.operation));
+        Ok(unsynced.map(|known| Suspicion {
             kind: FindingKind::FreeInUse,
-            site: (name, of.site.1),
+            site: (name, known.site.1),
             tensor: address,
             message: format!(
                 "{name}: {address:#x} ({} bytes) has the {} of a queued {}, and nothing has waited for that since",
-                region.info.bytes, of.site.1, of.site.0
+                region.info.bytes, known.site.1, known.site.0
             ),
         }))
     })?;
@@ -330,7 +330,7 @@ pub(crate) fn unmap(check: Check, name: &'static str, address: usize) -> Outcome
         if region
             .accesses
             .iter()
-            .any(|of| table.order.in_flight(of.operation))
+            .any(|known| table.order.in_flight(known.operation))
         {
             table.deferred_frees.push(region);
             return Ok(Vec::new());
@@ -366,7 +366,7 @@ impl AllocationTable {
             *used = used.saturating_sub(physical.len as u64);
         }
         if let Some(file) = &mut self.memory.file {
-            file.give_back(physical.at, physical.len);
+            file.give_back(physical.offset, physical.len);
         }
     }
 }
