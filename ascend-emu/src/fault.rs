@@ -1,9 +1,9 @@
 //! Faults: of a device operation, of a stream until they are reported, and of a whole device.
 //!
-//! Where `ASCEND_EMU_CHECK=strict` chooses the mode of the process, a finding that spoils results ends its device: every
-//! later wait and copy is answered with it until the device is reset. A caller that does not look at the status of the
-//! call that failed, such as a queue of tasks on another thread, cannot take what is left in memory for a result.
-//! [`check_scope`](crate::check_scope) fails no device.
+//! Where `ASCEND_EMU_CHECK=strict` chooses the mode of the process, a finding that spoils results ends its device:
+//! every later wait and copy is answered with it until the device is reset. A caller that does not look at the status
+//! of the call that failed, such as a queue of tasks on another thread, cannot take what is left in memory for a
+//! result. [`check_scope`](crate::check_scope) fails no device.
 
 use crate::config::{Check, config};
 use crate::lock::Lock;
@@ -135,8 +135,8 @@ pub(crate) fn check_device(name: &str, device: Option<i32>) -> Outcome {
         None => Ok(()),
         Some((device, finding)) => Err(failure!(
             AICORE_EXCEPTION,
-            "{name}: device {device} has failed by a finding, and answers nothing else until aclrtResetDevice (which the safe \
-             layer calls once the last handle of the device is dropped): {finding}"
+            "{name}: device {device} has failed by a finding, and answers nothing else until aclrtResetDevice (which \
+             the safe layer calls once the last handle of the device is dropped): {finding}"
         )),
     }
 }

@@ -52,7 +52,8 @@ pub(crate) struct Plan(Vec<Entry>);
 impl Plan {
     /// Reads `malloc:3=207001,launch:1=507015`; an error has the allowed values.
     pub(crate) fn parse(text: &str) -> Result<Self, &'static str> {
-        const FORM: &str = "a comma-separated list of SITE:N=STATUS with SITE one of malloc, launch, sync, memcpy, N from 1 on and STATUS not 0";
+        const FORM: &str = "a comma-separated list of SITE:N=STATUS with SITE one of malloc, launch, sync, memcpy, N \
+                            from 1 on and STATUS not 0";
         let entry = |text: &str| {
             let (site, rest) = text.trim().split_once(':')?;
             let (n, code) = rest.split_once('=')?;

@@ -91,7 +91,7 @@ impl DeviceMemory {
         self.views(address) || self.ranges.contain(address)
     }
 
-    /// Whether an address lies in the device view.
+    /// Whether an address is within the device view.
     fn views(&self, address: usize) -> bool {
         (self.base..self.base + self.len).contains(&address)
     }
@@ -111,7 +111,7 @@ impl DeviceMemory {
     /// The host's pointer to the byte at an address: into the backing view for device addresses, the address itself
     /// for host memory.
     ///
-    /// The pointer is valid for the bytes of the allocation that the address lies in. The caller knows that there is
+    /// The pointer is valid for the bytes of the allocation that contains the address. The caller knows that there is
     /// one: operations are checked against the live allocations before they are queued, and memory that is freed too
     /// early stays mapped.
     pub(crate) fn host(&self, address: usize) -> *mut u8 {
@@ -132,7 +132,7 @@ impl DeviceMemory {
         if bytes == 0 || !self.views(address) || bytes > self.base + self.len - address {
             return;
         }
-        // SAFETY: the range lies in the backing view, which this object owns; allocations are whole pages, and
+        // SAFETY: the range is within the backing view, which this object owns; allocations are whole pages, and
         // the caller gives up the allocation.
         unsafe { libc::madvise(self.host(address).cast(), bytes, libc::MADV_DONTNEED) };
     }
@@ -235,7 +235,7 @@ impl DeviceMemory {
     ///
     /// # Safety
     ///
-    /// The pages lie in the device view, are allocated, and nothing else accesses them.
+    /// The pages are within the device view, are allocated, and nothing else accesses them.
     pub(crate) unsafe fn poison(&self, address: usize, bytes: usize) {
         let host = self.host(address);
         let mut poisoned = POISONED.lock();

@@ -93,7 +93,7 @@ impl<'a> ObservedCall<'a> {
                 continue;
             };
             let source = tensors.memory.host(base.saturating_add(from));
-            // SAFETY: the bytes lie in a range that is live and that no thread writes to (`with_tensors`); `to` is
+            // SAFETY: the bytes are within a range that is live and that no thread writes to (`with_tensors`); `to` is
             // memory of the caller's own, which no tensor shares.
             unsafe { ptr::copy_nonoverlapping(source.cast_const(), part.as_mut_ptr(), count) };
         }

@@ -130,7 +130,7 @@ pub(crate) trait Operator: Send + Sync {
 
     /// Called by phase two when the launch is queued. An operator whose output shape depends on the data waits for
     /// the launch and writes the shape to the tensor of the output's handle.
-    fn tell_shape(&self, _wait: &dyn Fn() -> Outcome) -> Outcome {
+    fn store_shape(&self, _wait: &dyn Fn() -> Outcome) -> Outcome {
         Ok(())
     }
 

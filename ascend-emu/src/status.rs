@@ -230,8 +230,8 @@ fn refuse_forked() -> Outcome {
     }
     Err(failure!(
         NOT_SUPPORTED,
-        "this process was forked after aclInit: streams and their work stay with the parent and would never be over here; \
-         fork before aclInit, or start the child by exec"
+        "this process was forked after aclInit: streams and their work stay with the parent and would never be over \
+         here; fork before aclInit, or start the child by exec"
     ))
 }
 
@@ -278,9 +278,9 @@ pub(crate) fn value<T>(on_failure: T, body: impl FnOnce() -> Outcome<T>) -> T {
 
 /// Whether this process was forked from one that uses the emulator.
 ///
-/// A fork copies the forking thread alone. The threads of streams and of the kernels are missing in the child, and locks
-/// that they held stay held: nothing queued would ever run, and any call might wait for ever. Each call in the child is
-/// refused instead.
+/// A fork copies the forking thread alone. The threads of streams and of the kernels are missing in the child, and
+/// locks that they held stay held: nothing queued would ever run, and any call might wait for ever. Each call in the
+/// child is refused instead.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 unsafe extern "C" fn in_child() {

@@ -127,7 +127,7 @@ impl Copy {
             .find(|(_, end)| end.side == Side::Pageable)
     }
 
-    /// Visits the ends that lie in the allocation table.
+    /// Visits the ends that the allocation table knows.
     fn visit(&self, visit: &mut dyn FnMut(Access)) {
         for (what, end, write) in [("src", &self.src, false), ("dst", &self.dst, true)] {
             if end.side != Side::Pageable {

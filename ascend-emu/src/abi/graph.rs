@@ -113,7 +113,7 @@ pub unsafe extern "C" fn aclmdlRICaptureThreadExchangeMode(
         // SAFETY: not null, so valid for reading and writing one value.
         let new = self::mode(unsafe { mode.read_unaligned() })?;
         let old = exchange_thread_mode(new);
-        // SAFETY: as above.
+        // SAFETY: not null, so valid for writing one value.
         unsafe { store("mode", mode, mode_to_c(old)) }
     })
 }

@@ -141,7 +141,8 @@ macro_rules! of_machine {
             use super::*;
 
             crate::trace::traced! {
-                $(pub(super) fn $name<const INDEX: usize>($($argument: $type),*) -> $result = super::$generic::<INDEX>;)*
+                $(pub(super) fn $name<const INDEX: usize>($($argument: $type),*) -> $result
+                    = super::$generic::<INDEX>;)*
             }
         }
 

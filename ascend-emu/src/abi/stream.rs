@@ -187,7 +187,7 @@ pub unsafe extern "C" fn aclrtSetStreamAttribute(
         let word = || unsafe { value.cast::<u32>().read_unaligned() };
         match stmAttrType {
             Attr::ACL_STREAM_ATTR_FAILURE_MODE => {
-                // SAFETY: as above.
+                // SAFETY: not null, so valid for reading the member of the attribute.
                 let mode = unsafe { value.cast::<u64>().read_unaligned() };
                 stream.set_failure_mode(NAME, mode)?;
             }

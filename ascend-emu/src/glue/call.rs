@@ -120,7 +120,7 @@ impl Operator for GlueOperator {
         argument.map(|argument| &argument.desc)
     }
 
-    fn tell_shape(&self, wait: &dyn Fn() -> Outcome) -> Outcome {
+    fn store_shape(&self, wait: &dyn Fn() -> Outcome) -> Outcome {
         let Some((index, shape)) = &self.work.sized else {
             return Ok(());
         };

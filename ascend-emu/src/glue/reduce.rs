@@ -201,7 +201,7 @@ pub(super) fn over(op: Fold) -> impl Fn(Argument, Vec<i64>, bool, Argument) -> O
     move |input, dims, keep, out| fold(op, input, &dims, keep, out)
 }
 
-/// As [`over`], but the output's type is an argument.
+/// Reduces as [`over`] does; the output's type is an argument.
 pub(super) fn over_as(
     op: Fold,
 ) -> impl Fn(Argument, Vec<i64>, bool, DType, Argument) -> Outcome<Work> {

@@ -114,7 +114,7 @@ impl Attention {
             Some(unsafe { Quantisation::new(problem, buffers, tensors, heads, dim) })
         };
         let scales = |grid: Grid, heads| {
-            // SAFETY: as above.
+            // SAFETY: the problem touches the tensors of its grids.
             unsafe { ScaleGrid::new(buffers, &grid, heads, 1) }
         };
         let int8 = problem.int8_query.map(|int8| {

@@ -22,7 +22,7 @@ pub(crate) struct MaskTensor {
 
 // SAFETY: the address is only read through, which the contract of `new` allows on any thread.
 unsafe impl Send for MaskTensor {}
-// SAFETY: as above.
+// SAFETY: the address is only read through, which the contract of `new` allows on any thread.
 unsafe impl Sync for MaskTensor {}
 
 impl MaskTensor {
@@ -55,7 +55,7 @@ impl MaskTensor {
         for (j, out) in out.iter_mut().enumerate() {
             let element = rows.element(row, first_key + j);
             *out = match element.filter(|element| self.bytes.contains(element)) {
-                // SAFETY: as above, one byte.
+                // SAFETY: the element is one of the bytes that may be read, by the contract of `new`.
                 Some(element) => unsafe { self.base.wrapping_offset(element as isize).read() },
                 None => 0,
             };
@@ -102,7 +102,7 @@ impl MaskTensor {
             next = next.wrapping_add(CHUNK);
         }
         for hidden in rest {
-            // SAFETY: as above, one byte.
+            // SAFETY: the byte is one of those that `contiguous` checked.
             let byte = unsafe { next.read() };
             *hidden |= if byte == 0 { 0 } else { lanes };
             next = next.wrapping_add(1);
@@ -262,7 +262,7 @@ pub(super) struct DropMask {
 
 // SAFETY: the address is only read through, which the contract of `new` allows on any thread.
 unsafe impl Send for DropMask {}
-// SAFETY: as above.
+// SAFETY: the address is only read through, which the contract of `new` allows on any thread.
 unsafe impl Sync for DropMask {}
 
 impl DropMask {
@@ -288,7 +288,7 @@ impl DropMask {
         if !self.bytes.contains(&byte) {
             return true;
         }
-        // SAFETY: the byte may be read, by the contract of `new`; it lies within memory, so that its index fits an
+        // SAFETY: the byte may be read, by the contract of `new`; it is within memory, so that its index fits an
         // `isize`.
         let byte = unsafe { self.base.wrapping_add(byte as usize).read() };
         byte >> (bit % 8) & 1 != 0

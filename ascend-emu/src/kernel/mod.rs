@@ -7,7 +7,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `schedule` | cuts a call into tasks: query blocks, and key ranges where there are few blocks; runs them on threads |
+//! | `schedule` | cuts a call into tasks: query blocks, and key ranges where blocks are few; runs them on threads |
 //! | `prefill` | the loop over KV tiles for many queries: tiled matrix products |
 //! | `decode` | the loop over KV tiles for a few queries: dot products with keys and values in place |
 //! | `online_softmax` | running maximum and sum; the exponential |

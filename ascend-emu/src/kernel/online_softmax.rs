@@ -130,8 +130,8 @@ const POLYNOMIAL: [f32; 6] = [
     6.931_472_4e-1,
 ];
 
-/// Computes `2^x` for `x <= 0`: the fractional part by a minimax polynomial, the integer part in the exponent bits, with a relative error below 2^-22 unless the result is subnormal. Returns 0 for `x`
-/// up to -126.5, and NaN for NaN.
+/// Computes `2^x` for `x <= 0`: the fractional part by a minimax polynomial, the integer part in the exponent bits. The
+/// relative error is below 2^-22 unless the result is subnormal. Returns 0 for `x` up to -126.5, and NaN for NaN.
 #[inline(always)]
 pub(super) fn exp2<S: Simd>(simd: S, x: S::Register) -> S::Register {
     // NaN passes through.

@@ -25,7 +25,7 @@ pub(crate) struct Elements {
 
 // SAFETY: the contract of `run` covers the memory of the pointer, and threads write different rows through it.
 unsafe impl Sync for Elements {}
-// SAFETY: as above.
+// SAFETY: the contract of `run` covers the memory of the pointer, and threads write different rows through it.
 unsafe impl Send for Elements {}
 
 impl Elements {
@@ -171,7 +171,7 @@ unsafe fn parts(problem: &RingUpdateProblem, buffers: &Buffers, row: Row<'_>) ->
     let part = |triple: &Triple| Part {
         // SAFETY: the row is one of the problem's, whose softmax tensors have it.
         max: unsafe { triple.max.read(element) },
-        // SAFETY: as above.
+        // SAFETY: the row is one of the problem's, whose softmax tensors have it.
         sum: unsafe { triple.sum.read(element) },
     };
     (part(&buffers.prev), part(&buffers.cur))
@@ -240,7 +240,7 @@ unsafe fn one<T: Number>(problem: &RingUpdateProblem, buffers: &Buffers, row: Ro
         [prev, cur, out].map(|triple| (triple.attn.at::<T>(first), triple.attn.step()));
     for d in 0..problem.head_dim as isize {
         let place = |(first, step): (*mut T, isize)| first.wrapping_offset(step * d);
-        // SAFETY: the row's elements lie along the last axis of tensors that have it.
+        // SAFETY: the row's elements are those along the last axis of tensors that have it.
         unsafe {
             let [prev, cur] = [prev, cur].map(|row| place(row).read_unaligned().widen());
             let sum = prev * merged.prev + cur * merged.cur;

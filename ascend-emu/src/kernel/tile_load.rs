@@ -42,7 +42,7 @@ pub(crate) fn stride(vectors: usize) -> usize {
 
 /// The destination of loaded rows.
 pub(crate) enum Destination<'a> {
-    /// As whole rows, a [`stride`] apart.
+    /// Whole rows, a [`stride`] apart.
     Rows(&'a mut [Vector]),
     /// In slices, from row `first` of the tile on. `row` is a buffer for one row.
     Tile {

@@ -88,7 +88,7 @@ impl PhysicalMemory {
         #[cfg(target_os = "linux")]
         {
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-            // SAFETY: the part lies in this object's file, and is mapped nowhere.
+            // SAFETY: the part is within this object's file, and is mapped nowhere.
             let punched = unsafe {
                 libc::fallocate(
                     self.file.as_raw_fd(),
@@ -109,7 +109,7 @@ impl PhysicalMemory {
     ///
     /// # Safety
     ///
-    /// The range lies in a backing view of this crate and begins at a page. A read or write of it at the same time
+    /// The range is within a backing view of this crate and begins at a page. A read or write of it at the same time
     /// accesses the memory before or the memory after.
     pub(crate) unsafe fn show(&self, host: *mut u8, offset: usize, bytes: usize) -> Outcome {
         // SAFETY: the caller's promise.

@@ -192,7 +192,7 @@ impl<A: AttentionCall> Attention<A> {
         // table let the launch in), locked for the task that runs this, and, as the launch has found, with outputs
         // apart from everything else. Copies have all elements of their tensors.
         unsafe { attention_contents::inspect(launch, problem, &buffers, &name) }?;
-        // SAFETY: as above.
+        // SAFETY: the ranges of `touches` are live and locked for this task, and the outputs overlap nothing else.
         unsafe { kernel::run(problem, &buffers) }.map_err(|unsupported| Fault {
             code: AICORE_EXCEPTION,
             message: unsupported.to_string(),
@@ -200,7 +200,7 @@ impl<A: AttentionCall> Attention<A> {
         for (role, copy) in &copies {
             let copied = self.copied(problem, *role);
             if let Some((argument, desc)) = copied.filter(|(argument, _)| argument.is_output()) {
-                // SAFETY: as above.
+                // SAFETY: the bytes of an output are those of `touches`, live and locked for this task.
                 unsafe { scatter(desc, copy, launch.base(argument)) };
             }
         }

@@ -63,8 +63,8 @@ impl fmt::Display for InfiniteBias {
         f.write_str(match *value > 0.0 {
             true => "which makes NaN of the whole row; give a finite number",
             false => {
-                "which hardware may make NaN of the whole row; hide keys with attenMask, or add the lowest finite number of \
-                 the type"
+                "which hardware may make NaN of the whole row; hide keys with attenMask, or add the lowest finite \
+                 number of the type"
             }
         })
     }
@@ -81,9 +81,9 @@ impl fmt::Display for HiddenRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "attenMask hides every key from row {} of sequence {}, and from each row of each sequence its own key and all \
-             before it, which a causal mask shows; in this tensor 0 shows a key and any other byte hides it, so invert one \
-             whose bytes mean the opposite",
+            "attenMask hides every key from row {} of sequence {}, and from each row of each sequence its own key and \
+             all before it, which a causal mask shows; in this tensor 0 shows a key and any other byte hides it, so \
+             invert one whose bytes mean the opposite",
             self.row, self.sequence
         )
     }
@@ -259,7 +259,7 @@ impl Bytes<'_> {
                     continue;
                 }
                 let first = base.wrapping_offset((first * size) as isize);
-                // SAFETY: the elements from the first to the last lie within the bytes of the bias, which are live.
+                // SAFETY: the elements from the first to the last are within the bytes of the bias, which are live.
                 let found = unsafe { first_infinite(dtype, first, step as isize, end - start) };
                 if let Some((key, value)) = found {
                     let key = start + key;

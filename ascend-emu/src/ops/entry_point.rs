@@ -84,7 +84,10 @@ macro_rules! phase_one {
         ) -> ascend_sys::bindings::aclnnStatus {
             let read = || {
                 #[allow(clippy::needless_update, reason = "the newest version has them all")]
-                Ok($arguments { $($field: $crate::ops::entry_point::read_argument!($kind $field $name),)* ..Default::default() })
+                Ok($arguments {
+                    $($field: $crate::ops::entry_point::read_argument!($kind $field $name),)*
+                    ..Default::default()
+                })
             };
             // SAFETY: the promise of the caller from C.
             $crate::status::aclnn(|| unsafe { $prepare($($with,)* read, workspace_size, executor) })
@@ -191,7 +194,8 @@ fn refuse_beyond_tensors<O: DeclaredOperator>(op: &O) -> Result<(), Violation> {
     match inside || op.overruns() {
         true => Ok(()),
         false => Err(Violation::unsupported(
-            "arguments that say more rows, heads or elements than the tensors have, which the operator does not compare",
+            "arguments that say more rows, heads or elements than the tensors have, which the operator does not \
+             compare",
         )),
     }
 }

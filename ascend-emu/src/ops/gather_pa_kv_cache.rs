@@ -175,8 +175,8 @@ impl DeclaredOperator for GatherOperator {
             (self.problem).sources(&table, &lengths, &offsets, &mut |source| {
                 if let Source::Row { token, block, row } = source {
                     let place = |piece| pieces.place(self.problem.block_size, block, row, piece);
-                    // SAFETY: the contract has checked the shapes, and block, row and token lie within them; both
-                    // tensors are live, contiguous and apart.
+                    // SAFETY: the contract has checked the shapes, and block, row and token are within them; both
+                    // tensors are live and contiguous, and do not overlap.
                     unsafe { copy(&pieces, cache, &place, rows, token) };
                 }
             });

@@ -139,7 +139,7 @@ pub(super) unsafe fn integers<O: DeclaredOperator>(
     let one = |index: usize| match desc.dtype {
         // SAFETY: the caller's promise; the index is one of the tensor's elements. Alignment is not required.
         DType::Int64 => unsafe { first.cast::<i64>().add(index).read_unaligned() },
-        // SAFETY: as above.
+        // SAFETY: the caller's promise; the index is one of the tensor's elements. Alignment is not required.
         _ => i64::from(unsafe { first.cast::<i32>().add(index).read_unaligned() }),
     };
     try_collect((0..usize::try_from(count).unwrap_or(0)).map(one))

@@ -243,7 +243,7 @@ unsafe fn write(
     for piece in 0..pieces.count {
         let from = token * pieces.row_bytes() + piece * pieces.bytes;
         let to = problem.place(pieces, slot, piece);
-        // SAFETY: both pieces lie in their tensors, as token and slot do; the tensors are apart.
+        // SAFETY: both pieces are within their tensors, as token and slot are; the tensors do not overlap.
         unsafe {
             ptr::copy_nonoverlapping(rows.add(from), cache.add(to), pieces.bytes);
         }

@@ -187,7 +187,8 @@ pub(crate) unsafe fn process(name: &str, thread: u64, deadline: Option<Instant>)
             let Some(inbox) = inbox else {
                 return Err(failure!(
                     NOT_SUBSCRIBED,
-                    "{name}: this thread, {thread:#x}, runs the callbacks of no stream; aclrtSubscribeReport comes first"
+                    "{name}: this thread, {thread:#x}, runs the callbacks of no stream; aclrtSubscribeReport comes \
+                     first"
                 ));
             };
             if !inbox.waiting.is_empty() {

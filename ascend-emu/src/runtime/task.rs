@@ -157,7 +157,7 @@ impl Task {
     /// # Safety
     ///
     /// As for [`Task::run`].
-    unsafe fn tell_written(&self, addresses: &Addresses, memory: &DeviceMemory) {
+    unsafe fn report_written(&self, addresses: &Addresses, memory: &DeviceMemory) {
         match self {
             // SAFETY: the caller's promise.
             Task::Launch { op, .. } => allocation_table::wrote_elements(&mut |visit| unsafe {
@@ -217,14 +217,15 @@ impl Task {
                 Ok(())
             }
             Task::Fill { dst, value, bytes } => {
-                // SAFETY: as above.
+                // SAFETY: the range is valid (the caller's promise) and locked, so no other thread touches it.
                 unsafe { memory.host(*dst).write_bytes(*value, *bytes as usize) };
                 Ok(())
             }
         };
         let outcome = inspected.map_err(Fault::from).and_then(|()| work());
-        // SAFETY: as above. The missing writes of a failed launch are no finding besides its fault.
-        unsafe { self.tell_written(addresses, memory) };
+        // The missing writes of a failed launch are no finding besides its fault.
+        // SAFETY: the ranges are live (the caller's promise) and locked.
+        unsafe { self.report_written(addresses, memory) };
         allocation_table::written(
             scratch
                 .iter()

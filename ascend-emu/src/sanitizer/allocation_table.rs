@@ -116,7 +116,7 @@ struct AllocationTable {
 const FREED: usize = 1024;
 
 impl AllocationTable {
-    /// The region that an address lies in, guard page included.
+    /// The region that contains an address, guard page included.
     fn region(&self, address: usize) -> Option<&Region> {
         let (_, region) = self.regions.range(..=address).next_back()?;
         (address < region.reach).then_some(region)
@@ -364,7 +364,7 @@ fn not_allocated(table: &AllocationTable, name: &str, address: usize) -> Failure
     let why = if table.freed.iter().any(|range| range.start == address) {
         "was already freed".to_owned()
     } else if let Some(region) = table.region(address) {
-        format!("lies inside the allocation at {:#x}", region.info.base)
+        format!("is inside the allocation at {:#x}", region.info.base)
     } else {
         "was not allocated".to_owned()
     };
@@ -404,14 +404,14 @@ pub(crate) fn clear_device(device: i32) -> (u64, u64) {
     (count + handles, bytes + physical_bytes)
 }
 
-/// The live allocation that an address lies in.
+/// The live allocation that contains an address.
 pub(crate) fn lookup(address: usize) -> Option<Allocation> {
     with(|table| table.region(address).map(|region| region.info))
 }
 
 /// The location of live memory at `address`, and the number of bytes from there to the end of its allocation. Memory
 /// that is mapped side by side counts as one allocation.
-pub(crate) fn room(address: usize) -> Option<(MemoryLocation, u64)> {
+pub(crate) fn bytes_from(address: usize) -> Option<(MemoryLocation, u64)> {
     with(|table| {
         let first = table.region(address)?;
         let location = first.info.location;
@@ -432,7 +432,7 @@ pub(crate) fn room(address: usize) -> Option<(MemoryLocation, u64)> {
     })
 }
 
-/// The live allocation that `address` lies in, its guard page included. The memory is not touched.
+/// The live allocation that contains `address`, its guard page included. The memory is not touched.
 pub fn allocation_at<T>(address: *const T) -> Option<Allocation> {
     lookup(address.addr())
 }
@@ -460,7 +460,7 @@ pub(crate) fn totals() -> (usize, u64, usize) {
     })
 }
 
-/// Counts a write to each allocation that one of the addresses lies in.
+/// Counts a write to each allocation that contains one of the addresses.
 pub(crate) fn written(addresses: impl Iterator<Item = usize>) {
     with(|table| {
         for address in addresses {

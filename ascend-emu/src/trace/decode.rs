@@ -44,7 +44,7 @@ pub(super) unsafe fn argument(
         // SAFETY: the caller's promise for a text that the function reads.
         Value::Text(text) => unsafe { self::text(json, text) },
         Value::Characters(text) if reads_text(function, name) => {
-            // SAFETY: as above.
+            // SAFETY: the caller's promise, since the function reads a text here.
             unsafe { self::text(json, text) }
         }
         Value::Elements(element, array) => match count(name, arguments) {
@@ -169,20 +169,21 @@ unsafe fn text(json: &mut Json, text: *const c_char) {
 unsafe fn elements(json: &mut Json, element: Element, array: *const c_void, count: usize) {
     /// # Safety
     ///
-    /// `array` is valid for reading more than `at` elements.
+    /// `array` is valid for reading more than `index` elements.
     unsafe fn read<T>(array: *const c_void, index: usize) -> T {
         // SAFETY: the caller's promise; C may give an array any alignment.
         unsafe { array.cast::<T>().add(index).read_unaligned() }
     }
-    json.bounded(0..count, ARRAY, |json, at| match element {
-        // SAFETY: an element of the array, for each kind.
-        Element::Integer => json.integer(unsafe { read::<i64>(array, at) }),
-        // SAFETY: as above.
-        Element::Real => json.real(unsafe { read::<f32>(array, at) }),
-        // SAFETY: as above; a byte, since a `bool` of C may hold what one of Rust may not.
-        Element::Flag => json.boolean(unsafe { read::<u8>(array, at) } != 0),
-        // SAFETY: as above.
-        Element::Handle => json.address(unsafe { read::<*const c_void>(array, at) }.addr()),
+    json.bounded(0..count, ARRAY, |json, index| match element {
+        // SAFETY: the array has this element, of the kind.
+        Element::Integer => json.integer(unsafe { read::<i64>(array, index) }),
+        // SAFETY: the array has this element, of the kind.
+        Element::Real => json.real(unsafe { read::<f32>(array, index) }),
+        // SAFETY: the array has this element; it is read as a byte, since a `bool` of C may hold what one of
+        // Rust may not.
+        Element::Flag => json.boolean(unsafe { read::<u8>(array, index) } != 0),
+        // SAFETY: the array has this element, of the kind.
+        Element::Handle => json.address(unsafe { read::<*const c_void>(array, index) }.addr()),
     });
 }
 

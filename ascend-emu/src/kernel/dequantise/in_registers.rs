@@ -4,7 +4,7 @@ use crate::kernel::simd::{Simd, Vector};
 
 /// Dequantises the rows of a head, vector by vector.
 pub(crate) trait HeadDequantise: Copy {
-    /// As this value, but for rows without their first `i` vectors.
+    /// The dequantisation of rows without their first `i` vectors.
     fn skip_vectors(self, i: usize) -> Self;
 
     /// Number of vectors of a row that have scales; unlimited unless the scales are per channel.

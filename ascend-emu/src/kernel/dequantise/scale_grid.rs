@@ -113,7 +113,7 @@ pub(crate) struct ScalarTensor {
 
 // SAFETY: the address is only read through, which the contract of `new` allows on any thread.
 unsafe impl Send for ScalarTensor {}
-// SAFETY: as above.
+// SAFETY: the address is only read through, which the contract of `new` allows on any thread.
 unsafe impl Sync for ScalarTensor {}
 
 impl ScalarTensor {
@@ -139,7 +139,7 @@ impl ScalarTensor {
         let start = index.checked_mul(SIZE as i64)?;
         let end = start.checked_add(SIZE as i64)?;
         let inside = self.bytes.start <= start && end <= self.bytes.end;
-        // SAFETY: the bytes lie within those that may be read by the contract of `new`; no alignment is assumed.
+        // SAFETY: the bytes are within those that may be read by the contract of `new`; no alignment is assumed.
         inside.then(|| unsafe {
             self.base
                 .wrapping_offset(start as isize)

@@ -219,7 +219,7 @@ pub(crate) struct FourBitTensor {
 
 // SAFETY: the address is only read through, which the contract of `new` allows on any thread.
 unsafe impl Send for FourBitTensor {}
-// SAFETY: as above.
+// SAFETY: the address is only read through, which the contract of `new` allows on any thread.
 unsafe impl Sync for FourBitTensor {}
 
 impl FourBitTensor {
@@ -234,7 +234,8 @@ impl FourBitTensor {
         FourBitTensor { grid, floats }
     }
 
-    /// As [`InputTensor::read`], but the elements are always finite.
+    /// Widens the elements `columns` of a row: vector `i` of them goes to `out[i * step]`, the last one padded with
+    /// zeros. All elements are finite.
     #[inline(always)]
     fn read(
         &self,
@@ -252,7 +253,7 @@ impl FourBitTensor {
         }
     }
 
-    /// As [`FourBitTensor::read`], but `value` computes an element's value from the upper half of a byte.
+    /// Reads as [`FourBitTensor::read`] does; `value` computes an element's value from the upper half of a byte.
     #[inline(always)]
     fn read_as(
         &self,
@@ -273,7 +274,7 @@ impl FourBitTensor {
         {
             let index = first.wrapping_add(grid.column(column));
             if grid.is_dense() && index & 1 == 0 && column + WIDTH <= columns.end {
-                // SAFETY: as below; the bytes of elements that are contiguous.
+                // SAFETY: the row and the columns exist, as checked, and are contiguous.
                 let bytes = unsafe {
                     base.wrapping_offset(index >> 1)
                         .cast::<[u8; WIDTH / 2]>()

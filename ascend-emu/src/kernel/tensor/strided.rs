@@ -193,7 +193,7 @@ pub(crate) struct ReadTensor<T>(Strided<T>);
 
 // SAFETY: the address is only read through, which the contract of `new` allows on any thread.
 unsafe impl<T: Element> Send for ReadTensor<T> {}
-// SAFETY: as above.
+// SAFETY: the address is only read through, which the contract of `new` allows on any thread.
 unsafe impl<T: Element> Sync for ReadTensor<T> {}
 
 impl<T: Element> ReadTensor<T> {
@@ -252,7 +252,7 @@ impl<T: Element> ReadTensor<T> {
             let whole = columns.len() / WIDTH;
             let first = first.wrapping_add(columns.start);
             for (i, out) in (0..whole).zip(&mut out) {
-                // SAFETY: `row` checked that the row exists; the vector lies within its elements, which are
+                // SAFETY: `row` checked that the row exists; the vector is within its elements, which are
                 // contiguous and readable by the contract of `new`. No alignment is assumed.
                 let values = unsafe {
                     first
@@ -266,7 +266,8 @@ impl<T: Element> ReadTensor<T> {
         }
         for (column, out) in left.clone().step_by(WIDTH).zip(out) {
             let values = if self.0.dense && column + WIDTH <= left.end {
-                // SAFETY: as above; fractals hold whole vectors, and `columns` starts at one.
+                // SAFETY: the row exists, and the vector is within its elements: fractals hold whole vectors, and
+                // `columns` starts at one.
                 unsafe {
                     first
                         .wrapping_offset(self.0.column(column))
@@ -276,7 +277,7 @@ impl<T: Element> ReadTensor<T> {
             } else {
                 let mut values = [T::ZERO; WIDTH];
                 for (value, d) in values.iter_mut().zip(column..left.end) {
-                    // SAFETY: as above, element `d` of the row.
+                    // SAFETY: `row` checked that the row exists, and it has element `d`.
                     *value = unsafe { first.wrapping_offset(self.0.column(d)).read_unaligned() };
                 }
                 values
@@ -305,7 +306,7 @@ pub(crate) struct WriteTensor<T>(Strided<T>);
 
 // SAFETY: the address is only written through, which the contract of `new` allows on any thread.
 unsafe impl<T: Element> Send for WriteTensor<T> {}
-// SAFETY: as above.
+// SAFETY: the address is only written through, which the contract of `new` allows on any thread.
 unsafe impl<T: Element> Sync for WriteTensor<T> {}
 
 impl<T: Element> WriteTensor<T> {
@@ -343,7 +344,7 @@ impl<T: Element> WriteTensor<T> {
             let column = i * WIDTH;
             let narrow = T::narrow(simd, simd.load(values));
             if self.0.dense && column + WIDTH <= dim {
-                // SAFETY: `row` checked that the row exists; the vector lies within its `dim` elements, all writable
+                // SAFETY: `row` checked that the row exists; the vector is within its `dim` elements, all writable
                 // by the contract of `new`. No alignment is assumed.
                 unsafe {
                     first
@@ -354,7 +355,7 @@ impl<T: Element> WriteTensor<T> {
             } else {
                 let stride = self.0.view.dim as isize;
                 for (value, d) in narrow.iter().zip(column..dim) {
-                    // SAFETY: as above, element `d` of the row.
+                    // SAFETY: `row` checked that the row exists, and it has element `d`.
                     unsafe {
                         first
                             .wrapping_offset(stride.wrapping_mul(d as isize))

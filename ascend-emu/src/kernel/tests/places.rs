@@ -180,7 +180,7 @@ fn ids_that_name_no_block_are_found_and_count_as_zeros() {
         // Past the sequence's keys nothing is looked up.
         call.kv_lens = Some(vec![16]);
         call.with(None, |problem, data| {
-            // SAFETY: as above.
+            // SAFETY: the buffers are those of the problem's tensors.
             let found = data.with_buffers(|buffers| unsafe { bad_block(problem, buffers) });
             assert_eq!(found, None);
         });

@@ -203,7 +203,7 @@ impl Stream {
                 value,
                 comparison,
             } => {
-                // SAFETY: as above.
+                // SAFETY: the allocation table admitted the task, so its bytes are live.
                 unsafe {
                     stream_value::wait(memory()?, *address, *value, *comparison, &self.abort)
                 };

@@ -25,7 +25,7 @@ impl AllocationTable {
         }
     }
 
-    /// Visits the parts of a range that lie in one region each, as ranges of offsets in it.
+    /// Visits the parts of a range that are within one region each, as ranges of offsets in it.
     fn each_part(&self, bytes: Range<usize>, visit: &mut dyn FnMut(&Region, Range<usize>) -> bool) {
         let mut address = bytes.start;
         while address < bytes.end
@@ -56,7 +56,7 @@ impl AllocationTable {
     }
 
     /// Changes what is written of these bytes: `change` is given each region's written bytes, the region's first
-    /// address, and the part that lies in the region.
+    /// address, and the part that is within the region.
     fn change_written(
         &mut self,
         bytes: Range<usize>,
@@ -171,9 +171,9 @@ impl Reader for UnwrittenReads<'_> {
                 site: (self.name, what),
                 tensor: address,
                 message: format!(
-                    "{}: {what} at {address:#x} is read as {order}, and was written as {other}; let the attention write, \
-                     and the update read, one of both: softmaxOutLayout \"same_as_input\" goes with inputSoftmaxLayout \
-                     \"TND\"",
+                    "{}: {what} at {address:#x} is read as {order}, and was written as {other}; let the attention \
+                     write, and the update read, one of both: softmaxOutLayout \"same_as_input\" goes with \
+                     inputSoftmaxLayout \"TND\"",
                     self.name
                 ),
             });
@@ -239,7 +239,8 @@ impl Reader for UnwrittenReads<'_> {
             site: (self.name, what),
             tensor: address,
             message: format!(
-                "{place}: {reader} reads them at {:#x}, and nothing has written them since the memory was handed out; {mend}",
+                "{place}: {reader} reads them at {:#x}, and nothing has written them since the memory was handed out; \
+                 {mend}",
                 first.start
             ),
         });

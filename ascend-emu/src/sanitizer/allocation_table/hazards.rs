@@ -29,12 +29,12 @@ pub(crate) type Visit<'a> = &'a dyn Fn(&mut dyn FnMut(Access));
 #[derive(Default)]
 pub(super) struct Examined {
     pub(super) suspicions: Vec<Suspicion>,
-    /// A message, if a range lies outside of all memory.
+    /// A message, if a range is outside of all memory.
     pub(super) broken: Option<String>,
 }
 
 impl AllocationTable {
-    /// Checks that a range lies in one allocation. `Err` is for a range outside of all memory.
+    /// Checks that a range is within one allocation. `Err` is for a range outside of all memory.
     pub(super) fn bounds(
         &self,
         name: &'static str,
@@ -95,16 +95,13 @@ impl AllocationTable {
         while let Some(region) = self.region(rest.address)
             && let Owner::Mapped(_) = region.owner
         {
-            let room = (region.reach - rest.address) as u64;
-            if rest.bytes <= room {
+            let own = (region.reach - rest.address) as u64;
+            if rest.bytes <= own {
                 break;
             }
-            visit(Access {
-                bytes: room,
-                ..rest
-            });
+            visit(Access { bytes: own, ..rest });
             rest.address = region.reach;
-            rest.bytes -= room;
+            rest.bytes -= own;
         }
         visit(rest);
     }
@@ -240,8 +237,8 @@ pub(crate) fn admit(
     Ok(fault)
 }
 
-/// Adds the accesses of a queued update of a graph to those of the graph's queued replays, which run the new tasks unless
-/// they happen before the update. They are not examined for races: the replay may run after work that is queued later.
+/// Adds the accesses of a queued update of a graph to those of the graph's queued replays, which run the new tasks
+/// unless they happen before the update. These accesses are not examined for races.
 pub(crate) fn add_replay_accesses(
     update: Operation,
     replays: &[Operation],
@@ -266,8 +263,8 @@ fn stream_race(name: &'static str, access: Access, known: &QueuedAccess) -> Susp
         tensor: access.address,
         message: format!(
             "{name} {} its {} at {:#x} ({} bytes) while a {} queued on another stream {} the same memory as its {}, \
-             with no event between them; record an event on the other stream after that work, and let this stream wait for \
-             it (aclrtRecordEvent, aclrtStreamWaitEvent)",
+             with no event between them; record an event on the other stream after that work, and let this stream \
+             wait for it (aclrtRecordEvent, aclrtStreamWaitEvent)",
             verb(access.write),
             access.what,
             access.address,

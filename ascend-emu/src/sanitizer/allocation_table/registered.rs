@@ -42,7 +42,8 @@ pub(crate) fn register_host(
         {
             return Err(failure!(
                 ALREADY_REGISTERED,
-                "{name}: {address:#x} ({bytes} bytes) is registered already, in part or as a whole: {start:#x} to {:#x}",
+                "{name}: {address:#x} ({bytes} bytes) is registered already, in part or as a whole: {start:#x} to \
+                 {:#x}",
                 known.end
             ));
         }

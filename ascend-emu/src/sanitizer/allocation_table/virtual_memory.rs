@@ -59,7 +59,7 @@ impl Virtual {
         self.physical.get(&number).map(|physical| &physical.written)
     }
 
-    /// As [`Virtual::written`], but mutable.
+    /// The written bytes of physical memory, to be changed.
     pub(super) fn written_mut(&mut self, number: u64) -> Option<&mut WrittenBytes> {
         let physical = self.physical.get_mut(&number);
         physical.map(|physical| &mut physical.written)
@@ -100,8 +100,8 @@ pub(crate) fn release_range(name: &str, address: usize) -> Outcome {
         if let Some(region) = inside {
             return Err(failure!(
                 PARAM_INVALID,
-                "{name}: {:#x} in the range ({} bytes) is still mapped, or used by queued work; aclrtUnmapMem, then wait, \
-                 comes first",
+                "{name}: {:#x} in the range ({} bytes) is still mapped, or used by queued work; aclrtUnmapMem, then \
+                 wait, comes first",
                 region.info.base,
                 region.info.bytes
             ));

@@ -16,7 +16,7 @@ pub(super) struct WrittenBytes {
 }
 
 impl WrittenBytes {
-    /// The range that an offset lies in, or ends at.
+    /// The range that contains an offset, or ends at it.
     fn before(&self, offset: usize) -> Option<(usize, usize)> {
         let (&start, &end) = self.ranges.range(..=offset).next_back()?;
         (offset <= end).then_some((start, end))
