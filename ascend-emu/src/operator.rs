@@ -1,6 +1,6 @@
 //! The interface of an operator for the machinery of streams, graphs and executors.
 
-use crate::descriptor::Described;
+use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
@@ -29,9 +29,9 @@ pub(crate) struct Addresses {
 
 impl Addresses {
     /// The addresses of a call's tensors.
-    pub(crate) fn of(arguments: &impl ArgumentList<Tensor = Described>) -> Self {
+    pub(crate) fn of(arguments: &impl ArgumentList<Tensor = DescribedTensor>) -> Self {
         let mut addresses = Addresses::default();
-        for (argument, Described { address, .. }) in arguments.each_tensor() {
+        for (argument, DescribedTensor { address, .. }) in arguments.each_tensor() {
             let info = argument.parameter.info();
             if let Some(list) = info.list.and_then(|list| addresses.lists.get_mut(list)) {
                 list.push(*address);

@@ -126,7 +126,7 @@ macro_rules! failure {
 pub(crate) use failure;
 
 #[derive(Default)]
-struct Recent {
+struct RecentError {
     /// Message of the latest error, until [`take_message`] takes it.
     message: Option<CString>,
     /// The message that was taken last, kept alive for its reader.
@@ -138,11 +138,11 @@ struct Recent {
 }
 
 thread_local! {
-    static RECENT: RefCell<Recent> = RefCell::new(Recent::default());
+    static RECENT: RefCell<RecentError> = RefCell::new(RecentError::default());
 }
 
 /// Runs `with` on the thread's record; does nothing while the thread is being torn down.
-fn recent<T: Default>(with: impl FnOnce(&mut Recent) -> T) -> T {
+fn recent<T: Default>(with: impl FnOnce(&mut RecentError) -> T) -> T {
     RECENT
         .try_with(|recent| recent.try_borrow_mut().map(|mut r| with(&mut r)).ok())
         .ok()

@@ -1,6 +1,6 @@
 //! Copies in batches, between the host and a device.
 
-use super::copy::{Copy, Pageable, Side, copy_async};
+use super::copy::{Copy, PageableCopies, Side, copy_async};
 use super::{not_null, refuse, store};
 use crate::fault;
 use crate::fault_plan::Site;
@@ -257,6 +257,6 @@ pub unsafe extern "C" fn aclrtMemcpyBatchAsync(
         // SAFETY: the caller's promise.
         let copies = unsafe { batch.copies() }?;
         // SAFETY: the caller's promise.
-        unsafe { copy_async(NAME, &copies, stream, Pageable::Allowed) }
+        unsafe { copy_async(NAME, &copies, stream, PageableCopies::Allowed) }
     })
 }

@@ -24,7 +24,7 @@ use std::ffi::c_void;
 pub(super) enum Side {
     Device,
     Pinned,
-    Pageable,
+    PageableCopies,
 }
 
 impl Side {
@@ -34,14 +34,14 @@ impl Side {
         }
         Ok(match allocation_table::lookup(address) {
             Some(_) => Side::Pinned,
-            None => Side::Pageable,
+            None => Side::PageableCopies,
         })
     }
 
     fn name(self) -> &'static str {
         match self {
             Side::Device => "device",
-            Side::Pinned | Side::Pageable => "host",
+            Side::Pinned | Side::PageableCopies => "host",
         }
     }
 }
@@ -124,13 +124,13 @@ impl Copy {
     pub(super) fn pageable(&self) -> Option<(&'static str, &End)> {
         [("dst", &self.dst), ("src", &self.src)]
             .into_iter()
-            .find(|(_, end)| end.side == Side::Pageable)
+            .find(|(_, end)| end.side == Side::PageableCopies)
     }
 
     /// Visits the ends that the allocation table knows.
     fn visit(&self, visit: &mut dyn FnMut(Access)) {
         for (what, end, write) in [("src", &self.src, false), ("dst", &self.dst, true)] {
-            if end.side != Side::Pageable {
+            if end.side != Side::PageableCopies {
                 visit(Access {
                     address: end.address,
                     bytes: self.bytes,
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn aclrtMemcpy(
 
 /// Whether pageable host memory of an asynchronous copy is reported. The copy waits for the stream in either case.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pageable {
+pub(super) enum PageableCopies {
     /// It is reported as a finding.
     Finding,
     /// It is the documented use of the function.
@@ -218,7 +218,7 @@ pub(super) unsafe fn copy_async(
     name: &'static str,
     copies: &[Copy],
     stream: aclrtStream,
-    allowed: Pageable,
+    allowed: PageableCopies,
 ) -> Outcome {
     let stream = self::stream(name, stream)?;
     strike(Site::Memcpy)?;
@@ -233,7 +233,7 @@ pub(super) unsafe fn copy_async(
         return Ok(());
     };
     forbid_unsafe(CAPTURE_BLOCKS_ASYNC, name)?;
-    if allowed == Pageable::Finding {
+    if allowed == PageableCopies::Finding {
         let suspicion = Suspicion {
             kind: FindingKind::PageableCopy,
             site: (name, what),
@@ -273,7 +273,7 @@ pub unsafe extern "C" fn aclrtMemcpyAsync(
         self::stream(NAME, stream)?;
         let copy = Copy::new(NAME, dst, destMax, src, count, kind)?;
         // SAFETY: the caller's promise.
-        unsafe { copy_async(NAME, &[copy], stream, Pageable::Finding) }
+        unsafe { copy_async(NAME, &[copy], stream, PageableCopies::Finding) }
     })
 }
 
@@ -290,7 +290,7 @@ pub unsafe extern "C" fn aclrtMemcpyAsyncWithCondition(
         self::stream(NAME, stream)?;
         let copy = Copy::new(NAME, dst, destMax, src, count, kind)?;
         // SAFETY: the caller's promise.
-        unsafe { copy_async(NAME, &[copy], stream, Pageable::Allowed) }
+        unsafe { copy_async(NAME, &[copy], stream, PageableCopies::Allowed) }
     })
 }
 

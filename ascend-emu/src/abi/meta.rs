@@ -2,8 +2,8 @@
 
 use crate::c_pointer::not_null_or;
 use crate::descriptor::{
-    BOOL_ARRAYS, Described, FLOAT_ARRAYS, INT_ARRAYS, List, MOST_ELEMENTS, SCALAR_LISTS, SCALARS,
-    Scalar, TENSOR_LISTS, TENSORS, Tensor,
+    BOOL_ARRAYS, DescribedTensor, FLOAT_ARRAYS, INT_ARRAYS, List, MOST_ELEMENTS, SCALAR_LISTS,
+    SCALARS, Scalar, TENSOR_LISTS, TENSORS, Tensor,
 };
 use crate::handle::Table;
 use crate::status::{ACLNN_INNER, ACLNN_INVALID, ACLNN_NULLPTR, Outcome, aclnn, failure, value};
@@ -68,7 +68,7 @@ impl Arguments {
     /// # Safety
     ///
     /// The arrays are null or have the number of elements that their ranks give; the strides have the view's rank.
-    unsafe fn read(&self) -> Outcome<Described> {
+    unsafe fn read(&self) -> Outcome<DescribedTensor> {
         // SAFETY: the caller's promise.
         let (view, storage) = unsafe {
             (
@@ -82,7 +82,7 @@ impl Arguments {
             // SAFETY: the caller's promise.
             Some(unsafe { copy("stride", self.strides, self.view_rank) }?)
         };
-        Described::new(
+        DescribedTensor::new(
             &view,
             self.dtype.0,
             strides.as_deref(),

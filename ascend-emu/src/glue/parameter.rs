@@ -109,7 +109,11 @@ impl Arguments {
         Ok(argument)
     }
 
-    fn tensor(&self, name: &str, raw: *const aclTensor) -> Outcome<crate::descriptor::Described> {
+    fn tensor(
+        &self,
+        name: &str,
+        raw: *const aclTensor,
+    ) -> Outcome<crate::descriptor::DescribedTensor> {
         if raw.is_null() {
             return Err(self.null(name));
         }

@@ -2,7 +2,7 @@
 
 use super::argument::{Argument, Shape, refuse};
 use super::call::{Work, work};
-use super::number::{Domain, Number, Wide};
+use super::number::{Domain, Number, WideElement};
 use super::view::{View, Views};
 use crate::host_memory::try_with_capacity;
 use crate::status::Outcome;
@@ -64,7 +64,7 @@ impl Axes {
     }
 
     /// Visits each line.
-    pub(super) fn lines<W: Wide>(
+    pub(super) fn lines<W: WideElement>(
         &self,
         view: &View,
         visit: &mut dyn FnMut(&[W]) -> Result<(), String>,
@@ -96,16 +96,16 @@ pub(super) struct Fold {
 }
 
 /// The index of the greatest element: the first of equal ones; NaN counts as greater than any number.
-pub(super) fn greatest<W: Wide>(values: &[W]) -> usize {
+pub(super) fn greatest<W: WideElement>(values: &[W]) -> usize {
     best(values, |a, b| a > b)
 }
 
 /// The index of the least element: the first of equal ones; NaN counts as less than any number.
-pub(super) fn least<W: Wide>(values: &[W]) -> usize {
+pub(super) fn least<W: WideElement>(values: &[W]) -> usize {
     best(values, |a, b| a < b)
 }
 
-fn best<W: Wide>(values: &[W], better: fn(W, W) -> bool) -> usize {
+fn best<W: WideElement>(values: &[W], better: fn(W, W) -> bool) -> usize {
     let mut best = 0;
     for (i, &value) in values.iter().enumerate() {
         let so_far = values[best];
@@ -175,7 +175,7 @@ fn fold(fold: Fold, input: Argument, dims: &[i64], keep: bool, out: Argument) ->
         return Err(input.refuse(input.desc.shape, "at least one element to look at"));
     }
     let domain = line_domain(&input, &out)?;
-    fn each<W: Wide>(
+    fn each<W: WideElement>(
         axes: &Axes,
         views: &Views,
         [input, out]: [&Argument; 2],
@@ -388,7 +388,7 @@ pub(super) fn cumulate(input: Argument, dim: i64, dtype: DType, out: Argument) -
     let axis = input.axis("dim", dim)?;
     let axes = Axes::new(&input, "dim", &[axis as i64])?;
     let domain = line_domain(&input, &out)?;
-    fn each<W: Wide>(
+    fn each<W: WideElement>(
         axes: &Axes,
         views: &Views,
         [input, out]: [&Argument; 2],

@@ -2,7 +2,7 @@
 
 use super::argument::{Argument, Shape, broadcast, common_shape, refuse};
 use super::call::{Work, work, work_of_size};
-use super::number::{Domain, Number, Wide};
+use super::number::{Domain, Number, WideElement};
 use super::view::{View, Views, map};
 use crate::host_memory::try_with_capacity;
 use crate::status::Outcome;
@@ -389,7 +389,7 @@ pub(super) fn masked_select(input: Argument, mask: Argument, out: Argument) -> O
     out.expect_dtype(input.dtype())?;
     let domain = input.domain()?;
     mask.domain()?;
-    fn chosen<W: Wide>(input: &View, mask: &View, out: &View) -> Result<usize, String> {
+    fn chosen<W: WideElement>(input: &View, mask: &View, out: &View) -> Result<usize, String> {
         let (mut chosen, mask) = (input.read::<W>()?, mask.read::<f64>()?);
         let mut mask = mask.into_iter();
         chosen.retain(|_| mask.next().is_some_and(|mask| mask != 0.0));

@@ -1,7 +1,7 @@
 //! Strided views of the memory behind device addresses.
 
 use super::argument::{Argument, Role, Shape};
-use super::number::{Number, Wide};
+use super::number::{Number, WideElement};
 use crate::host_memory::{HostMemoryExhausted, try_repeat};
 use crate::memory::DeviceMemory;
 use crate::operator::{Addresses, TensorPosition};
@@ -241,7 +241,7 @@ impl View {
     }
 
     /// Reads all elements in row-major order.
-    pub(super) fn read<W: Wide>(&self) -> Result<Vec<W>, String> {
+    pub(super) fn read<W: WideElement>(&self) -> Result<Vec<W>, String> {
         let count = self.elements();
         let mut values = try_repeat(W::default(), count)?;
         self.read_into(&mut values);
@@ -249,7 +249,7 @@ impl View {
     }
 
     /// Reads the first `values.len()` elements in row-major order.
-    pub(super) fn read_into<W: Wide>(&self, values: &mut [W]) {
+    pub(super) fn read_into<W: WideElement>(&self, values: &mut [W]) {
         let mut rest = values;
         walk(&self.shape, &[&self.steps], &mut |at, count, step| {
             let count = count.min(rest.len());
@@ -261,7 +261,7 @@ impl View {
     }
 
     /// Writes elements in row-major order.
-    pub(super) fn write<W: Wide>(&self, values: &[W]) {
+    pub(super) fn write<W: WideElement>(&self, values: &[W]) {
         let mut rest = values;
         walk(&self.shape, &[&self.steps], &mut |at, count, step| {
             let (row, after) = rest.split_at(count.min(rest.len()));
@@ -272,7 +272,7 @@ impl View {
     }
 
     /// Writes a number to each element, computed from its number in row-major order.
-    pub(super) fn write_each<W: Wide>(&self, number: &dyn Fn(u64) -> W) {
+    pub(super) fn write_each<W: WideElement>(&self, number: &dyn Fn(u64) -> W) {
         let mut place = 0;
         let mut numbers = [W::default(); CHUNK];
         walk(&self.shape, &[&self.steps], &mut |at, count, step| {
@@ -387,7 +387,7 @@ impl View {
 }
 
 /// Computes an output from the elements at the same place of inputs, all of which broadcast to the output's shape.
-pub(super) fn map<const N: usize, I: Wide, O: Wide>(
+pub(super) fn map<const N: usize, I: WideElement, O: WideElement>(
     inputs: [&View; N],
     out: &View,
     compute: &dyn Fn([I; N]) -> O,

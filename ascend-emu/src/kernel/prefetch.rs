@@ -32,13 +32,13 @@ pub(super) enum CacheLevel {
 
 /// The address of rows that are a constant pitch apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Pitched {
+struct PitchedRows {
     first: *const u8,
     /// Bytes from each row to the next.
     pitch: isize,
 }
 
-impl Pitched {
+impl PitchedRows {
     #[inline(always)]
     fn address(self, row: usize, byte: usize) -> *const u8 {
         let row = self.pitch.wrapping_mul(row as isize);
@@ -48,7 +48,7 @@ impl Pitched {
     /// The rows from number `row` on.
     #[inline(always)]
     fn after(self, row: usize) -> Self {
-        Pitched {
+        PitchedRows {
             first: self.address(row, 0),
             ..self
         }
@@ -58,7 +58,7 @@ impl Pitched {
 /// A segment of rows to prefetch, a constant pitch apart.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PrefetchRows {
-    place: Pitched,
+    place: PitchedRows,
     rows: usize,
     /// Bytes of a row.
     bytes: usize,
@@ -67,7 +67,7 @@ pub(super) struct PrefetchRows {
 impl PrefetchRows {
     /// No rows.
     pub(super) const NONE: PrefetchRows = PrefetchRows {
-        place: Pitched {
+        place: PitchedRows {
             first: std::ptr::null(),
             pitch: 0,
         },
@@ -78,7 +78,7 @@ impl PrefetchRows {
     /// Makes `rows` rows of `elements` elements, each `pitch` elements after the one before.
     pub(super) fn new<T>(first: *const T, pitch: isize, rows: usize, elements: usize) -> Self {
         PrefetchRows {
-            place: Pitched {
+            place: PitchedRows {
                 first: first.cast(),
                 pitch: pitch.wrapping_mul(size_of::<T>() as isize),
             },
@@ -142,13 +142,13 @@ pub(super) struct PrefetchPlan {
     l1: [PrefetchRows; 2],
     l2: [PrefetchRows; 2],
     /// An address that is in L1 already, to prefetch where there is no row.
-    at_hand: Pitched,
+    at_hand: PitchedRows,
 }
 
 impl PrefetchPlan {
     /// Makes a plan that prefetches these rows, and `at_hand`, an address in use, where there are none.
     pub(super) fn new(l1: [PrefetchRows; 2], l2: [PrefetchRows; 2], at_hand: *const u8) -> Self {
-        let at_hand = Pitched {
+        let at_hand = PitchedRows {
             first: at_hand,
             pitch: 0,
         };
@@ -183,7 +183,7 @@ impl PrefetchPlan {
 
     /// The address of row `j` of two segments, and the number of rows from it on at the same pitch.
     #[inline(always)]
-    fn row(&self, [first, second]: &[PrefetchRows; 2], j: usize) -> (Pitched, usize) {
+    fn row(&self, [first, second]: &[PrefetchRows; 2], j: usize) -> (PitchedRows, usize) {
         let left = match j.checked_sub(first.rows) {
             None => first.part(j, usize::MAX),
             Some(j) => second.part(j, usize::MAX),
@@ -198,8 +198,8 @@ impl PrefetchPlan {
 /// The next rows to prefetch into L1 and into L2, each a constant pitch apart.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PrefetchCursor {
-    l1: Pitched,
-    l2: Pitched,
+    l1: PitchedRows,
+    l2: PitchedRows,
 }
 
 impl PrefetchCursor {
@@ -378,7 +378,7 @@ mod tests {
             .cursors(2..8)
             .map(|(piece, cursor)| (piece, cursor.l1, cursor.l2))
             .collect();
-        let rows = |first: *const u8, pitch| Pitched { first, pitch };
+        let rows = |first: *const u8, pitch| PitchedRows { first, pitch };
         let at_hand = rows(line(9), 0);
         assert_eq!(
             pieces,

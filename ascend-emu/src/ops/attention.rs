@@ -297,7 +297,7 @@ macro_rules! attention_functions {
             $table! { arguments_of_version { $number phase_one {
                 $one, Arguments, executor_of(of_machine(
                     Version::$version,
-                    |arguments: &Arguments<Described>| arguments.map(|_, tensor| tensor.desc),
+                    |arguments: &Arguments<DescribedTensor>| arguments.map(|_, tensor| tensor.desc),
                 ))
             } } }
             phase_two!($two, Version::$version.symbol());

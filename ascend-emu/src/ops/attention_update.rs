@@ -5,7 +5,7 @@ use super::declared::DeclaredOperator;
 use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
 use crate::config::{Check, check};
-use crate::descriptor::Described;
+use crate::descriptor::DescribedTensor;
 use crate::fault::Fault;
 use crate::kernel::merge;
 use crate::memory::DeviceMemory;
@@ -28,7 +28,7 @@ struct UpdateOperator {
 
 impl UpdateOperator {
     /// Checks a call.
-    fn new(arguments: &Arguments<Described>) -> Result<Self, Violation> {
+    fn new(arguments: &Arguments<DescribedTensor>) -> Result<Self, Violation> {
         let arguments = arguments.map(|_, tensor| tensor.desc);
         let problem = arguments.call().check(context::machine().target)?;
         Ok(UpdateOperator {

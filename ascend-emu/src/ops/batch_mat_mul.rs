@@ -4,7 +4,7 @@
 
 use super::declared::DeclaredOperator;
 use super::entry_point::{executor_of, phase_one, phase_two};
-use crate::descriptor::Described;
+use crate::descriptor::DescribedTensor;
 use crate::fault::Fault;
 use crate::kernel::batch_mat_mul::{self, Matrices};
 use crate::lints;
@@ -27,7 +27,7 @@ struct BatchMatMulOperator {
 
 impl BatchMatMulOperator {
     /// Checks a call.
-    fn new(arguments: &Arguments<Described>) -> Outcome<Self> {
+    fn new(arguments: &Arguments<DescribedTensor>) -> Outcome<Self> {
         let arguments = arguments.map(|_, tensor| tensor.desc);
         let (call, soc) = (arguments.call(), context::machine().target.soc);
         let problem = call.check(soc)?;

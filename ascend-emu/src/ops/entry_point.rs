@@ -4,7 +4,7 @@
 
 use super::declared::{DeclaredOperator, ParameterOf};
 use crate::c_pointer::not_null_or;
-use crate::descriptor::Described;
+use crate::descriptor::DescribedTensor;
 use crate::executor::{Executor, refused};
 use crate::operator::{Addresses, Operator};
 use crate::status::{ACLNN_NULLPTR, Failure, Outcome};
@@ -165,7 +165,7 @@ pub(crate) unsafe fn executor_of<O, A, E>(
 ) -> Outcome
 where
     O: DeclaredOperator + 'static,
-    A: ArgumentList<Parameter = ParameterOf<O>, Tensor = Described>,
+    A: ArgumentList<Parameter = ParameterOf<O>, Tensor = DescribedTensor>,
     Failure: From<E>,
 {
     // SAFETY: the caller's promise.

@@ -2,7 +2,7 @@
 
 use super::attention::{AttentionCall, attention_functions, of_machine};
 use super::entry_point::{executor_of, phase_one, phase_two};
-use crate::descriptor::Described;
+use crate::descriptor::DescribedTensor;
 use ascend_spec::attention_problem::TensorRole;
 use ascend_spec::ops::flash_attention_score::{Arguments, Version};
 use ascend_spec::{

@@ -2,7 +2,7 @@
 
 use super::attention::{Attention, AttentionCall};
 use super::entry_point::{executor_of, phase_one, phase_two};
-use crate::descriptor::Described;
+use crate::descriptor::DescribedTensor;
 use crate::fault::Fault;
 use crate::lints;
 use crate::memory::DeviceMemory;
@@ -95,14 +95,14 @@ enum Purpose {
 unsafe fn prepare(
     version: Version,
     purpose: Purpose,
-    read: impl FnOnce() -> Outcome<Arguments<Described>>,
+    read: impl FnOnce() -> Outcome<Arguments<DescribedTensor>>,
     workspace_size: *mut u64,
     executor: *mut *mut aclOpExecutor,
 ) -> Outcome {
     let machine = context::machine();
     machine.admits(version)?;
     version.enter(machine.target)?;
-    let new = |arguments: &Arguments<Described>| {
+    let new = |arguments: &Arguments<DescribedTensor>| {
         let descs = arguments.map(|_, tensor| tensor.desc);
         match purpose {
             Purpose::Launch => checked(descs, version, machine.target),

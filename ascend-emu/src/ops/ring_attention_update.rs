@@ -4,7 +4,7 @@ use super::declared::DeclaredOperator;
 use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
 use crate::config::{Check, check};
-use crate::descriptor::Described;
+use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::host_memory::try_collect;
@@ -34,7 +34,7 @@ struct RingUpdateOperator {
 
 impl RingUpdateOperator {
     /// Checks a call of a version.
-    fn new(arguments: &Arguments<Described>, version: Version) -> Outcome<Self> {
+    fn new(arguments: &Arguments<DescribedTensor>, version: Version) -> Outcome<Self> {
         let arguments = arguments.map(|_, tensor| tensor.desc);
         let call = arguments.call();
         let problem = call.check(version, context::machine().target)?;
@@ -171,7 +171,9 @@ fn is_softmax(parameter: Parameter) -> bool {
     maxima.contains(&parameter) || sums.contains(&parameter)
 }
 
-fn new(version: Version) -> impl FnOnce(&Arguments<Described>) -> Outcome<RingUpdateOperator> {
+fn new(
+    version: Version,
+) -> impl FnOnce(&Arguments<DescribedTensor>) -> Outcome<RingUpdateOperator> {
     move |arguments| RingUpdateOperator::new(arguments, version)
 }
 

@@ -4,7 +4,7 @@ use super::declared::DeclaredOperator;
 use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, integers};
 use crate::config::{Check, check};
-use crate::descriptor::Described;
+use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Place};
 use crate::fault::Fault;
 use crate::lints;
@@ -31,7 +31,7 @@ struct ScatterOperator {
 
 impl ScatterOperator {
     /// Checks a call.
-    fn new(arguments: &Arguments<Described>) -> Outcome<Self> {
+    fn new(arguments: &Arguments<DescribedTensor>) -> Outcome<Self> {
         let arguments = arguments.map(|_, tensor| tensor.desc);
         let (call, soc) = (arguments.call(), context::machine().target.soc);
         let problem = call.check(soc)?;

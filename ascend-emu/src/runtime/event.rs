@@ -46,7 +46,7 @@ pub(crate) struct Mark {
 
 /// The record or reset that was queued last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Last {
+enum LastCommand {
     #[default]
     Nothing,
     Record(Mark),
@@ -55,7 +55,7 @@ enum Last {
 
 /// The queued records of one stream, which reaches them in order.
 #[derive(Clone, Copy, Debug)]
-struct Pending {
+struct PendingRecords {
     stream: StreamId,
     /// Ticket of the last record queued.
     queued: u64,
@@ -66,9 +66,9 @@ struct Pending {
 #[derive(Debug, Default)]
 struct State {
     tickets: u64,
-    last: Last,
+    last: LastCommand,
     /// Streams with records that are queued and not reached.
-    pending: SmallVec<[Pending; 4]>,
+    pending: SmallVec<[PendingRecords; 4]>,
     /// When the record with a ticket was reached.
     reached: Option<(u64, Instant)>,
     /// Whether the latest record or reset that was reached is a record. Waits within graphs read this.
@@ -94,7 +94,7 @@ impl State {
     fn queue(&mut self, mark: Mark) {
         match self.pending.iter_mut().find(|p| p.stream == mark.stream) {
             Some(pending) => pending.queued = mark.ticket,
-            None => self.pending.push(Pending {
+            None => self.pending.push(PendingRecords {
                 stream: mark.stream,
                 queued: mark.ticket,
                 // A stream without an entry has reached all records that it had queued.
@@ -180,7 +180,7 @@ impl Event {
             stream,
             ticket: state.next_ticket(),
         };
-        state.last = Last::Record(mark);
+        state.last = LastCommand::Record(mark);
         state.queue(mark);
         allocation_table::snapshot_clock(mark.stream, &mut state.clock);
         state.faults = Arc::downgrade(faults);
@@ -190,7 +190,7 @@ impl Event {
     /// Queues a wait in a stream and returns the record to wait for, or `None` if nothing was recorded.
     pub(crate) fn queue_wait(&self, stream: StreamId) -> Option<Mark> {
         let mut state = self.state.lock();
-        let Last::Record(mark) = state.last else {
+        let LastCommand::Record(mark) = state.last else {
             return None;
         };
         state.waits += 1;
@@ -201,7 +201,7 @@ impl Event {
     /// Queues a reset and returns its ticket.
     pub(crate) fn queue_reset(&self) -> u64 {
         let mut state = self.state.lock();
-        state.last = Last::Reset;
+        state.last = LastCommand::Reset;
         state.next_ticket()
     }
 
@@ -255,7 +255,7 @@ impl Event {
     pub(crate) fn raise(&self, stream: StreamId) {
         let mut state = self.state.lock();
         let ticket = state.next_ticket();
-        state.last = Last::Record(Mark { stream, ticket });
+        state.last = LastCommand::Record(Mark { stream, ticket });
         state.raise(ticket);
         drop(state);
         self.changed.notify_all();
@@ -265,7 +265,7 @@ impl Event {
     pub(crate) fn lower(&self) {
         let mut state = self.state.lock();
         state.tickets += 1;
-        state.last = Last::Reset;
+        state.last = LastCommand::Reset;
         state.lower();
     }
 
@@ -297,7 +297,7 @@ impl Event {
 
     /// Whether a record was queued after the last reset.
     pub(crate) fn recorded(&self) -> bool {
-        matches!(self.state.lock().last, Last::Record(_))
+        matches!(self.state.lock().last, LastCommand::Record(_))
     }
 
     // Called by the host.
@@ -305,7 +305,7 @@ impl Event {
     /// Whether the latest record was reached.
     pub(crate) fn query(&self) -> bool {
         let state = self.state.lock();
-        let Last::Record(mark) = state.last else {
+        let LastCommand::Record(mark) = state.last else {
             return false;
         };
         if state.is_pending(mark) {
@@ -330,7 +330,7 @@ impl Event {
         mut look: impl FnMut(StreamId) -> Outcome<Option<Instant>>,
     ) -> Outcome {
         let mut state = self.state.lock();
-        let Last::Record(mark) = state.last else {
+        let LastCommand::Record(mark) = state.last else {
             drop(state);
             let suspicion = Suspicion {
                 kind: FindingKind::UnrecordedEvent,
@@ -388,7 +388,7 @@ impl Event {
     pub(crate) fn time(&self, name: &str, which: &str) -> Outcome<Instant> {
         let state = self.state.lock();
         match (state.last, state.reached) {
-            (Last::Record(mark), Some((latest, at))) if latest == mark.ticket => Ok(at),
+            (LastCommand::Record(mark), Some((latest, at))) if latest == mark.ticket => Ok(at),
             _ => Err(failure!(
                 TIMESTAMP_INVALID,
                 "{name}: the {which}event has no timestamp: it was not recorded, or its record is not reached"

@@ -64,7 +64,7 @@ impl Submission {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct WorkerState {
     queue: Queue,
     /// The number of commands that are over.
     completed: u64,
@@ -83,7 +83,7 @@ pub(crate) struct Stream {
     pub settings: Settings,
     /// Locked while a command is checked and queued, so that commands are queued in the order of their numbers.
     submission: Lock<Submission>,
-    shared: Lock<Shared>,
+    shared: Lock<WorkerState>,
     /// Notified when a command was queued, or the stream ends.
     filled: Signal,
     /// Notified when a command is over, or taken out of the queue.

@@ -30,7 +30,7 @@ use hazards::QueuedAccess;
 use registered::Registration;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use virtual_memory::Virtual;
+use virtual_memory::VirtualMemory;
 use written::WrittenBytes;
 
 /// The location of memory.
@@ -101,7 +101,7 @@ struct AllocationTable {
     regions: BTreeMap<usize, Region>,
     /// Registered host memory, by first address.
     registered: BTreeMap<usize, Registration>,
-    memory: Virtual,
+    memory: VirtualMemory,
     order: StreamOrder,
     /// Freed regions that work in flight still accesses; their memory is given back when that work is over.
     deferred_frees: Vec<Region>,

@@ -6,8 +6,8 @@
 use super::json::Json;
 use super::value::{Element, Handle, Name, Pointee, Value};
 use crate::descriptor::{
-    BOOL_ARRAYS, Described, FLOAT_ARRAYS, INT_ARRAYS, MOST_ELEMENTS, SCALARS, Scalar, TENSOR_LISTS,
-    TENSORS,
+    BOOL_ARRAYS, DescribedTensor, FLOAT_ARRAYS, INT_ARRAYS, MOST_ELEMENTS, SCALARS, Scalar,
+    TENSOR_LISTS, TENSORS,
 };
 use ascend_spec::{DType, Dims};
 use ascend_sys::bindings::{aclDataType, aclFormat};
@@ -298,7 +298,7 @@ fn scalar(json: &mut Json, scalar: &Scalar) {
 }
 
 /// Writes a tensor; strides, offset and storage only where the shape does not imply them.
-fn tensor(json: &mut Json, handle: Option<usize>, tensor: &Described) {
+fn tensor(json: &mut Json, handle: Option<usize>, tensor: &DescribedTensor) {
     let desc = &tensor.desc;
     let dims = |json: &mut Json, dims: &Dims| {
         json.array(|json| dims.iter().for_each(|&dim| json.integer(dim)));

@@ -10,7 +10,7 @@ pub(crate) mod scale_grid;
 use super::Buffers;
 use super::simd::{Simd, Vector, WIDTH};
 use ascend_spec::attention_problem::{AttentionProblem, Counts, Grid, ScaleOffset};
-use in_registers::PerChannelOrToken;
+use in_registers::ChannelOrTokenScales;
 use scale_grid::ScaleGrid;
 
 /// The position of a row, for grids that count tokens and for grids that count stored rows.
@@ -126,8 +126,8 @@ impl Quantisation {
     }
 
     /// Scales and offsets of a head's channels.
-    pub(crate) fn of_head(&self, head: usize) -> PerChannelOrToken<'_> {
-        PerChannelOrToken {
+    pub(crate) fn of_head(&self, head: usize) -> ChannelOrTokenScales<'_> {
+        ChannelOrTokenScales {
             scales: self.scale.of_head(head),
             offsets: self.offset.as_ref().map(|it| it.of_head(head)),
         }

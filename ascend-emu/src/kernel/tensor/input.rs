@@ -1,7 +1,7 @@
 //! Input tensors of any element type, read by the row.
 
 use super::Element;
-use super::strided::{ReadTensor, Sizes, Strided};
+use super::strided::{ReadTensor, Sizes, StridedTensor};
 use crate::kernel::simd::{Kernel, Simd, Vector, WIDTH};
 use ascend_spec::DType;
 use ascend_spec::attention_problem::Rows;
@@ -212,7 +212,7 @@ pub(crate) fn clear(out: &mut [Vector], step: usize, count: usize) {
 /// A tensor of `INT4` or `FLOAT4_E2M1`: two elements to a byte, the first in the low half.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FourBitTensor {
-    grid: Strided<u8>,
+    grid: StridedTensor<u8>,
     /// Whether the elements are `FLOAT4_E2M1`.
     floats: bool,
 }
@@ -229,8 +229,8 @@ impl FourBitTensor {
     ///
     /// As for [`InputTensor::new`].
     unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes, floats: bool) -> Self {
-        // `Strided` checks that addresses do not overflow as if elements were whole bytes, which is on the safe side.
-        let grid = Strided::new(base.cast_mut(), rows, sizes);
+        // `StridedTensor` checks that addresses do not overflow as if elements were whole bytes: on the safe side.
+        let grid = StridedTensor::new(base.cast_mut(), rows, sizes);
         FourBitTensor { grid, floats }
     }
 

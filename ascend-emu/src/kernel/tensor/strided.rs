@@ -54,7 +54,7 @@ impl From<Extents> for Sizes {
 
 /// A tensor whose rows are placed by a [`View`].
 #[derive(Debug)]
-pub(crate) struct Strided<T> {
+pub(crate) struct StridedTensor<T> {
     base: *mut T,
     view: View,
     /// Number of contiguous elements in an NZ cache, a multiple of [`WIDTH`]; 0 for rows that are not cut into
@@ -65,15 +65,15 @@ pub(crate) struct Strided<T> {
     dense: bool,
 }
 
-impl<T> Clone for Strided<T> {
+impl<T> Clone for StridedTensor<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Strided<T> {}
+impl<T> Copy for StridedTensor<T> {}
 
-impl<T> Strided<T> {
+impl<T> StridedTensor<T> {
     pub(crate) fn new(base: *mut u8, rows: &Rows, sizes: Sizes) -> Self {
         let view = rows.view;
         let lanes = if rows.lanes.is_multiple_of(WIDTH) && sizes.dim.is_multiple_of(WIDTH) {
@@ -97,7 +97,7 @@ impl<T> Strided<T> {
         } else {
             Sizes { rows: 0, ..sizes }
         };
-        Strided {
+        StridedTensor {
             base: base.cast(),
             view,
             lanes,
@@ -189,7 +189,7 @@ impl<T> Strided<T> {
 
 /// A tensor that is read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ReadTensor<T>(Strided<T>);
+pub(crate) struct ReadTensor<T>(StridedTensor<T>);
 
 // SAFETY: the address is only read through, which the contract of `new` allows on any thread.
 unsafe impl<T: Element> Send for ReadTensor<T> {}
@@ -203,7 +203,7 @@ impl<T: Element> ReadTensor<T> {
     ///
     /// As long as the value is used, every element of `rows` within `sizes`, counted from `base`, may be read.
     pub(crate) unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes) -> Self {
-        ReadTensor(Strided::new(base.cast_mut(), rows, sizes))
+        ReadTensor(StridedTensor::new(base.cast_mut(), rows, sizes))
     }
 
     pub(crate) fn sizes(&self) -> Sizes {
@@ -302,7 +302,7 @@ fn widen<T: Element, S: Simd>(
 
 /// A tensor that is written.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct WriteTensor<T>(Strided<T>);
+pub(crate) struct WriteTensor<T>(StridedTensor<T>);
 
 // SAFETY: the address is only written through, which the contract of `new` allows on any thread.
 unsafe impl<T: Element> Send for WriteTensor<T> {}
@@ -317,7 +317,7 @@ impl<T: Element> WriteTensor<T> {
     /// As long as the value is used, every element of `rows` within `sizes`, counted from `base`, may be written, and
     /// no other code reads or writes them. If the tensor is not disjoint, only one thread at a time writes.
     pub(crate) unsafe fn new(base: *mut u8, rows: &Rows, sizes: Sizes) -> Self {
-        WriteTensor(Strided::new(base, rows, sizes))
+        WriteTensor(StridedTensor::new(base, rows, sizes))
     }
 
     /// Whether no two elements share memory, so that threads may write different rows at once.

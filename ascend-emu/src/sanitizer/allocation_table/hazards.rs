@@ -27,7 +27,7 @@ pub(crate) type Visit<'a> = &'a dyn Fn(&mut dyn FnMut(Access));
 
 /// The findings about the accesses of an operation.
 #[derive(Default)]
-pub(super) struct Examined {
+pub(super) struct Examination {
     pub(super) suspicions: Vec<Suspicion>,
     /// A message, if a range is outside of all memory.
     pub(super) broken: Option<String>,
@@ -161,8 +161,8 @@ impl AllocationTable {
         name: &'static str,
         visit: Visit<'_>,
         races: impl Fn(&QueuedAccess, Access) -> Option<Suspicion>,
-    ) -> Examined {
-        let mut examined = Examined::default();
+    ) -> Examination {
+        let mut examined = Examination::default();
         let mut examine = |access: Access| match self.bounds(name, access) {
             Err(suspicion) => {
                 examined

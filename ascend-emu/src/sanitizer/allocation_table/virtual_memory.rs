@@ -10,12 +10,12 @@ use crate::status::{MEMORY_ALLOCATION, MEMORY_FREE, Outcome, PARAM_INVALID, fail
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 
-/// Handles of physical memory; the number is that of [`Virtual::physical`].
+/// Handles of physical memory; the number is that of [`VirtualMemory::physical`].
 static HANDLES: Table<u64> = Table::new(Kind::Physical);
 
-/// Physical memory.
+/// Physical memory behind a handle.
 #[derive(Debug)]
-struct Physical {
+struct PhysicalHandle {
     device: i32,
     /// The size that was requested.
     bytes: u64,
@@ -34,7 +34,7 @@ struct Physical {
 
 /// A range that a program has reserved.
 #[derive(Clone, Copy, Debug)]
-struct Reserved {
+struct ReservedRange {
     /// The range, which may be longer than the requested size.
     range: Range,
     /// The requested size, in whole units.
@@ -45,15 +45,15 @@ struct Reserved {
 
 /// The physical memory and the reserved ranges of the process.
 #[derive(Debug, Default)]
-pub(super) struct Virtual {
+pub(super) struct VirtualMemory {
     file: Option<PhysicalMemory>,
-    physical: BTreeMap<u64, Physical>,
+    physical: BTreeMap<u64, PhysicalHandle>,
     count: u64,
     /// By first address.
-    reserved: BTreeMap<usize, Reserved>,
+    reserved: BTreeMap<usize, ReservedRange>,
 }
 
-impl Virtual {
+impl VirtualMemory {
     /// The written bytes of the physical memory with a number.
     pub(super) fn written(&self, number: u64) -> Option<&WrittenBytes> {
         self.physical.get(&number).map(|physical| &physical.written)
@@ -71,7 +71,7 @@ pub(crate) fn reserve(device: Option<i32>, bytes: usize) -> Outcome<usize> {
     let range = DeviceMemory::get()?.ranges.reserve(bytes)?;
     with(|table| {
         let len = bytes.next_multiple_of(Ranges::ALIGNMENT);
-        let known = Reserved { range, len, device };
+        let known = ReservedRange { range, len, device };
         table.memory.reserved.insert(range.base, known);
         let end = range.base + len;
         table
@@ -150,7 +150,7 @@ pub(crate) fn allocate_physical(device: i32, bytes: u64) -> Outcome<Id> {
         let offset = file.take(len).ok_or_else(short)?;
         table.memory.count += 1;
         let number = table.memory.count;
-        let physical = Physical {
+        let physical = PhysicalHandle {
             device,
             bytes,
             offset,
@@ -355,7 +355,7 @@ impl AllocationTable {
 
     /// Gives physical memory back if it has neither a handle nor a mapping.
     fn drop_physical(&mut self, number: u64) {
-        let idle = |physical: &Physical| !physical.held && physical.mappings == 0;
+        let idle = |physical: &PhysicalHandle| !physical.held && physical.mappings == 0;
         if !self.memory.physical.get(&number).is_some_and(idle) {
             return;
         }
@@ -382,7 +382,7 @@ pub(super) fn clear(device: i32) -> (u64, u64) {
             deferred_frees,
             ..
         } = table;
-        let of_device = |physical: &&mut Physical| physical.device == device && physical.held;
+        let of_device = |physical: &&mut PhysicalHandle| physical.device == device && physical.held;
         let mut bytes = 0u64;
         let mut numbers = Vec::new();
         for (number, physical) in &mut memory.physical {
