@@ -24,7 +24,7 @@ use std::ffi::c_void;
 pub(super) enum Side {
     Device,
     Pinned,
-    PageableCopies,
+    Pageable,
 }
 
 impl Side {
@@ -34,14 +34,14 @@ impl Side {
         }
         Ok(match allocation_table::lookup(address) {
             Some(_) => Side::Pinned,
-            None => Side::PageableCopies,
+            None => Side::Pageable,
         })
     }
 
     fn name(self) -> &'static str {
         match self {
             Side::Device => "device",
-            Side::Pinned | Side::PageableCopies => "host",
+            Side::Pinned | Side::Pageable => "host",
         }
     }
 }
@@ -63,14 +63,14 @@ impl Copy {
     pub(super) fn new(
         name: &str,
         dst: *mut c_void,
-        room: usize,
+        dst_max: usize,
         src: *const c_void,
         count: usize,
         kind: aclrtMemcpyKind,
     ) -> Outcome<Self> {
         not_null(&format!("{name}: dst"), dst)?;
         not_null(&format!("{name}: src"), src)?;
-        check_count(name, "destMax", room, count)?;
+        check_count(name, "destMax", dst_max, count)?;
         let end = |address: usize| -> Outcome<End> {
             Ok(End {
                 address,
@@ -124,13 +124,13 @@ impl Copy {
     pub(super) fn pageable(&self) -> Option<(&'static str, &End)> {
         [("dst", &self.dst), ("src", &self.src)]
             .into_iter()
-            .find(|(_, end)| end.side == Side::PageableCopies)
+            .find(|(_, end)| end.side == Side::Pageable)
     }
 
     /// Visits the ends that the allocation table knows.
     fn visit(&self, visit: &mut dyn FnMut(Access)) {
         for (what, end, write) in [("src", &self.src, false), ("dst", &self.dst, true)] {
-            if end.side != Side::PageableCopies {
+            if end.side != Side::Pageable {
                 visit(Access {
                     address: end.address,
                     bytes: self.bytes,
@@ -170,14 +170,14 @@ pub(super) unsafe fn run_now(task: &Task) -> Outcome {
     .map_err(Failure::from)
 }
 
-pub(super) fn check_count(name: &str, room_name: &str, room: usize, count: usize) -> Outcome {
+pub(super) fn check_count(name: &str, limit_name: &str, limit: usize, count: usize) -> Outcome {
     if count == 0 {
         return Err(refuse(&format!("{name}: count"), count, "1 byte or more"));
     }
-    if count > room {
+    if count > limit {
         return Err(failure!(
             PARAM_INVALID,
-            "{name}: count: given {count} bytes, allowed: at most {room_name}, {room}"
+            "{name}: count: given {count} bytes, allowed: at most {limit_name}, {limit}"
         ));
     }
     Ok(())

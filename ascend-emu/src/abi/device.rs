@@ -1,7 +1,7 @@
 //! Devices and contexts, faults of hardware, which never occur in the emulator, and access of devices to each other's
 //! memory, which every device has: what a program enables is kept and reported.
 
-use super::{deadline, not_null, refuse, store};
+use super::{answer, deadline, not_null, refuse, store};
 use crate::config::config;
 use crate::fault;
 use crate::fault_plan::Site;
@@ -128,14 +128,12 @@ pub unsafe extern "C" fn aclrtGetErrorVerbose(
     deviceId: i32,
     errorInfo: *mut aclrtErrorInfo,
 ) -> aclError {
-    acl(|| {
-        not_null("errorInfo", errorInfo)?;
+    answer!(errorInfo, {
         context::known_device(deviceId)?;
         // SAFETY: all members are numbers and pointers, for which zero is a value. Zero is ACL_RT_NO_ERROR, without
         // details and with nothing to repair.
         let healthy = unsafe { MaybeUninit::<aclrtErrorInfo>::zeroed().assume_init() };
-        // SAFETY: the caller's promise.
-        unsafe { store("errorInfo", errorInfo, healthy) }
+        healthy
     })
 }
 
@@ -188,12 +186,10 @@ pub unsafe extern "C" fn aclrtDeviceCanAccessPeer(
     deviceId: i32,
     peerDeviceId: i32,
 ) -> aclError {
-    acl(|| {
-        not_null("canAccessPeer", canAccessPeer)?;
+    answer!(canAccessPeer, {
         context::initialized()?;
         pair("aclrtDeviceCanAccessPeer", deviceId, peerDeviceId)?;
-        // SAFETY: the caller's promise.
-        unsafe { store("canAccessPeer", canAccessPeer, 1) }
+        1
     })
 }
 
@@ -232,12 +228,10 @@ pub unsafe extern "C" fn aclrtDevicePeerAccessStatus(
     peerDeviceId: i32,
     status: *mut i32,
 ) -> aclError {
-    acl(|| {
-        not_null("status", status)?;
+    answer!(status, {
         context::known_device(deviceId)?;
         context::known_device(peerDeviceId)?;
         let open = OPEN.lock().contains(&(deviceId, peerDeviceId));
-        // SAFETY: the caller's promise.
-        unsafe { store("status", status, i32::from(open)) }
+        i32::from(open)
     })
 }

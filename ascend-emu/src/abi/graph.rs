@@ -1,6 +1,6 @@
 //! Graph capture.
 
-use super::{deadline, not_null, refuse, store};
+use super::{answer, deadline, not_null, refuse, store};
 use crate::fault_plan::Site;
 use crate::injection::strike;
 use crate::runtime::capture::{Mode, exchange_thread_mode};
@@ -95,13 +95,11 @@ pub unsafe extern "C" fn aclmdlRICaptureEnd(
     modelRI: *mut aclmdlRI,
 ) -> aclError {
     const NAME: &str = "aclmdlRICaptureEnd";
-    acl(|| {
-        not_null("modelRI", modelRI)?;
+    answer!(modelRI, {
         // SAFETY: the caller's promise.
         unsafe { store("modelRI", modelRI, ptr::null_mut()) }?;
         let graph = explicit(NAME, stream)?.end_capture()?;
-        // SAFETY: the caller's promise.
-        unsafe { store("modelRI", modelRI, graph.raw()) }
+        graph.raw()
     })
 }
 
@@ -163,12 +161,10 @@ pub unsafe extern "C" fn aclmdlRICaptureTaskGrpEnd(
     handle: *mut aclrtTaskGrp,
 ) -> aclError {
     const NAME: &str = "aclmdlRICaptureTaskGrpEnd";
-    acl(|| {
-        not_null("handle", handle)?;
+    answer!(handle, {
         let stream = explicit(NAME, stream)?;
         let group = stream.captured(NAME)?.end_group(stream.id())?;
-        // SAFETY: the caller's promise.
-        unsafe { store("handle", handle, group.raw()) }
+        group.raw()
     })
 }
 

@@ -1,11 +1,10 @@
 //! Limits: of the cores that operators may use on a device, in a stream, from a thread; of the time that operators run
 //! and streams wait.
 
-use super::{not_null, store};
+use super::{answer, store};
 use crate::lock::Lock;
 use crate::runtime::context::{chip, current, initialized, known_device, stream};
-use crate::runtime::core_limits as limits;
-use crate::runtime::core_limits::{CoreKind, CoreLimits};
+use crate::runtime::core_limits::{self as limits, CoreKind, CoreLimits};
 use crate::runtime::event::limit_waits;
 use crate::status::acl;
 use ascend_sys::bindings::{aclError, aclrtDevResLimitType, aclrtStream};
@@ -15,12 +14,10 @@ pub unsafe extern "C" fn aclrtGetDeviceResLimit(
     type_: aclrtDevResLimitType,
     value: *mut u32,
 ) -> aclError {
-    acl(|| {
-        not_null("value", value)?;
+    answer!(value, {
         let cores = CoreKind::new("aclrtGetDeviceResLimit", type_)?;
         known_device(deviceId)?;
-        // SAFETY: the caller's promise.
-        unsafe { store("value", value, limits::of_device((deviceId, chip()), cores)) }
+        limits::of_device((deviceId, chip()), cores)
     })
 }
 
@@ -51,13 +48,11 @@ pub unsafe extern "C" fn aclrtGetStreamResLimit(
     value: *mut u32,
 ) -> aclError {
     const NAME: &str = "aclrtGetStreamResLimit";
-    acl(|| {
-        not_null("value", value)?;
+    answer!(value, {
         let cores = CoreKind::new(NAME, type_)?;
         let stream = self::stream(NAME, stream)?;
         let cores = limits::of_stream(&stream.settings.limits, (current()?.device, chip()), cores);
-        // SAFETY: the caller's promise.
-        unsafe { store("value", value, cores) }
+        cores
     })
 }
 
@@ -109,12 +104,10 @@ pub unsafe extern "C" fn aclrtGetResInCurrentThread(
     type_: aclrtDevResLimitType,
     value: *mut u32,
 ) -> aclError {
-    acl(|| {
-        not_null("value", value)?;
+    answer!(value, {
         let cores = CoreKind::new("aclrtGetResInCurrentThread", type_)?;
         let cores = limits::of_thread((current()?.device, chip()), cores);
-        // SAFETY: the caller's promise.
-        unsafe { store("value", value, cores) }
+        cores
     })
 }
 
@@ -149,11 +142,9 @@ pub unsafe extern "C" fn aclrtSetOpExecuteTimeOutV2(
     timeout: u64,
     actualTimeout: *mut u64,
 ) -> aclError {
-    acl(|| {
-        not_null("actualTimeout", actualTimeout)?;
+    answer!(actualTimeout, {
         initialized()?;
-        // SAFETY: the caller's promise.
-        unsafe { store("actualTimeout", actualTimeout, set(timeout)) }
+        set(timeout)
     })
 }
 

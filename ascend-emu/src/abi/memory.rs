@@ -187,9 +187,15 @@ pub unsafe extern "C" fn aclrtFreeHost(hostPtr: *mut c_void) -> aclError {
 }
 
 /// A fill with checked arguments.
-fn fill(name: &str, device: *mut c_void, room: usize, value: i32, count: usize) -> Outcome<Task> {
+fn fill(
+    name: &str,
+    device: *mut c_void,
+    max_count: usize,
+    value: i32,
+    count: usize,
+) -> Outcome<Task> {
     not_null(&format!("{name}: devPtr"), device)?;
-    check_count(name, "maxCount", room, count)?;
+    check_count(name, "maxCount", max_count, count)?;
     let dst = device.addr();
     if Side::of(dst)? != Side::Device {
         return Err(failure!(

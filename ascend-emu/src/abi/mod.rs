@@ -85,6 +85,19 @@ unsafe fn store<T>(name: &str, to: *mut T, value: T) -> Outcome {
     Ok(())
 }
 
+/// Answers a call: writes a value through the pointer of this name. Null is refused before the value is computed.
+macro_rules! answer {
+    ($to:ident, $value:expr) => {
+        $crate::status::acl(|| {
+            super::not_null(stringify!($to), $to)?;
+            let value = $value;
+            // SAFETY: not null, so valid for writing, by the promise of the caller from C.
+            unsafe { super::store(stringify!($to), $to, value) }
+        })
+    };
+}
+use answer;
+
 /// The deadline of a timeout in milliseconds from now; `None` for -1.
 fn deadline(name: &str, milliseconds: i32) -> Outcome<Option<Instant>> {
     match u64::try_from(milliseconds) {

@@ -1,7 +1,7 @@
 //! Notifies, and values in memory that streams write and wait for.
 
 use super::copy::Side;
-use super::{not_null, refuse, store};
+use super::{answer, not_null, refuse};
 use crate::runtime::context::{current, stream};
 use crate::runtime::notify::{NOTIFIES, Notify};
 use crate::runtime::stream_value::Comparison;
@@ -13,8 +13,7 @@ use std::time::Duration;
 
 pub unsafe extern "C" fn aclrtCreateNotify(notify: *mut aclrtNotify, flag: u64) -> aclError {
     const NAME: &str = "aclrtCreateNotify";
-    acl(|| {
-        not_null("notify", notify)?;
+    answer!(notify, {
         current()?;
         if flag == u64::from(sys::ACL_NOTIFY_DEVICE_USE_ONLY) {
             return Err(failure!(
@@ -30,8 +29,7 @@ pub unsafe extern "C" fn aclrtCreateNotify(notify: *mut aclrtNotify, flag: u64) 
                 "ACL_NOTIFY_DEFAULT (0)",
             ));
         }
-        // SAFETY: the caller's promise.
-        unsafe { store("notify", notify, Notify::create().raw()) }
+        Notify::create().raw()
     })
 }
 
@@ -62,11 +60,9 @@ pub unsafe extern "C" fn aclrtWaitAndResetNotify(
 }
 
 pub unsafe extern "C" fn aclrtGetNotifyId(notify: aclrtNotify, notifyId: *mut u32) -> aclError {
-    acl(|| {
-        not_null("notifyId", notifyId)?;
+    answer!(notifyId, {
         let id = NOTIFIES.get(notify)?.id;
-        // SAFETY: the caller's promise.
-        unsafe { store("notifyId", notifyId, id) }
+        id
     })
 }
 

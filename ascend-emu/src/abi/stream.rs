@@ -1,6 +1,6 @@
 //! Streams, and the attributes that programs set and read.
 
-use super::{deadline, not_null, refuse, store};
+use super::{answer, deadline, not_null, refuse, store};
 use crate::fault;
 use crate::fault_plan::Site;
 use crate::injection::strike;
@@ -26,11 +26,9 @@ const FLAGS: u32 = sys::ACL_STREAM_FAST_LAUNCH
 const LOWEST: u32 = 7;
 
 pub unsafe extern "C" fn aclrtCreateStream(stream: *mut aclrtStream) -> aclError {
-    acl(|| {
-        not_null("stream", stream)?;
+    answer!(stream, {
         let id = current()?.create_stream(Settings::default())?;
-        // SAFETY: the caller's promise.
-        unsafe { store("stream", stream, id.raw()) }
+        id.raw()
     })
 }
 
@@ -39,8 +37,7 @@ pub unsafe extern "C" fn aclrtCreateStreamWithConfig(
     priority: u32,
     flag: u32,
 ) -> aclError {
-    acl(|| {
-        not_null("stream", stream)?;
+    answer!(stream, {
         if priority > LOWEST {
             return Err(refuse("priority", priority, "0 (highest) to 7"));
         }
@@ -52,8 +49,7 @@ pub unsafe extern "C" fn aclrtCreateStreamWithConfig(
             ));
         }
         let id = current()?.create_stream(Settings::new(priority, flag))?;
-        // SAFETY: the caller's promise.
-        unsafe { store("stream", stream, id.raw()) }
+        id.raw()
     })
 }
 
@@ -97,16 +93,14 @@ pub unsafe extern "C" fn aclrtStreamQuery(
     status: *mut aclrtStreamStatus,
 ) -> aclError {
     const NAME: &str = "aclrtStreamQuery";
-    acl(|| {
-        not_null("status", status)?;
+    answer!(status, {
         let over = self::stream(NAME, stream)?.query(NAME)?;
         let found = if over {
             aclrtStreamStatus::ACL_STREAM_STATUS_COMPLETE
         } else {
             aclrtStreamStatus::ACL_STREAM_STATUS_NOT_READY
         };
-        // SAFETY: the caller's promise.
-        unsafe { store("status", status, found) }
+        found
     })
 }
 
@@ -128,20 +122,16 @@ pub unsafe extern "C" fn aclrtStreamGetPriority(
     stream: aclrtStream,
     priority: *mut u32,
 ) -> aclError {
-    acl(|| {
-        not_null("priority", priority)?;
+    answer!(priority, {
         let stream = self::stream("aclrtStreamGetPriority", stream)?;
-        // SAFETY: the caller's promise.
-        unsafe { store("priority", priority, stream.settings.values().priority) }
+        stream.settings.values().priority
     })
 }
 
 pub unsafe extern "C" fn aclrtStreamGetFlags(stream: aclrtStream, flags: *mut u32) -> aclError {
-    acl(|| {
-        not_null("flags", flags)?;
+    answer!(flags, {
         let stream = self::stream("aclrtStreamGetFlags", stream)?;
-        // SAFETY: the caller's promise.
-        unsafe { store("flags", flags, stream.settings.values().flags) }
+        stream.settings.values().flags
     })
 }
 
@@ -222,8 +212,7 @@ pub unsafe extern "C" fn aclrtGetStreamAttribute(
 ) -> aclError {
     use aclrtStreamAttr as Attr;
     const NAME: &str = "aclrtGetStreamAttribute";
-    acl(|| {
-        not_null("value", value)?;
+    answer!(value, {
         let values = self::stream(NAME, stream)?.settings.values();
         let word = match stmAttrType {
             Attr::ACL_STREAM_ATTR_FAILURE_MODE if values.stop_on_failure => ACL_STOP_ON_FAILURE,
@@ -238,8 +227,7 @@ pub unsafe extern "C" fn aclrtGetStreamAttribute(
         let filled = aclrtStreamAttrValue {
             reserve: [word, 0, 0, 0],
         };
-        // SAFETY: the caller's promise.
-        unsafe { store("value", value, filled) }
+        filled
     })
 }
 
@@ -262,11 +250,9 @@ pub unsafe extern "C" fn aclrtGetStreamOverflowSwitch(
     stream: aclrtStream,
     flag: *mut u32,
 ) -> aclError {
-    acl(|| {
-        not_null("flag", flag)?;
+    answer!(flag, {
         let stream = self::stream("aclrtGetStreamOverflowSwitch", stream)?;
         let on = stream.settings.values().overflow_switch;
-        // SAFETY: the caller's promise.
-        unsafe { store("flag", flag, u32::from(on)) }
+        u32::from(on)
     })
 }

@@ -180,7 +180,7 @@ impl Operator for GlueOperator {
         let views = unsafe { Views::new(&self.tensors, addresses, memory) };
         let outcome = views.map_err(String::from).and_then(|views| {
             let outcome = (self.work.body)(&views);
-            views.tell_parts();
+            views.report_parts();
             outcome
         });
         if let Some((from, to)) = self.plain_copy() {

@@ -116,10 +116,7 @@ impl Indices {
             for (axis, places) in positions.iter().rev() {
                 own = own.at(*axis, places[count]);
             }
-            let part = place.iter().fold(result.clone(), |view, &index| {
-                view.at(self.first_axis, index)
-            });
-            visit(&own, &part);
+            visit(&own, &result.part(self.first_axis, place));
             count += 1;
             Ok(())
         })
@@ -382,7 +379,7 @@ pub(super) fn scatter_value(
     put_along(input, (dim, index), None, value, reduce, out)
 }
 
-/// Selects the elements where a mask is set. The output has room for all; phase two sets its shape to their number.
+/// Selects the elements where a mask is set. The output holds all; phase two sets its shape to their number.
 pub(super) fn masked_select(input: Argument, mask: Argument, out: Argument) -> Outcome<Work> {
     let shape = common_shape(&[input, mask])?;
     out.expect_shape(&[shape.iter().product()])?;
@@ -407,12 +404,12 @@ pub(super) fn masked_select(input: Argument, mask: Argument, out: Argument) -> O
     })
 }
 
-/// Finds the places of the elements that are not 0, each as a row or as a column. The output has room for all; phase
-/// two sets its shape to their number.
+/// Finds the places of the elements that are not 0, each as a row or as a column. The output holds all; phase two
+/// sets its shape to their number.
 pub(super) fn nonzero(rows: bool) -> impl Fn(Argument, Argument) -> Outcome<Work> {
     move |input, out| {
-        let (rank, room) = (input.rank(), input.elements());
-        out.expect_shape(&if rows { [room, rank] } else { [rank, room] })?;
+        let (rank, most) = (input.rank(), input.elements());
+        out.expect_shape(&if rows { [most, rank] } else { [rank, most] })?;
         out.expect_dtype(DType::Int64)?;
         if !out.desc.is_contiguous() {
             return Err(out.refuse(out.desc, "a contiguous tensor"));

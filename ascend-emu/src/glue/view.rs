@@ -176,6 +176,12 @@ impl View {
         view
     }
 
+    /// A view of the part at these places of the axes from `axis` on, without those axes.
+    pub(super) fn part(&self, axis: usize, places: &[usize]) -> View {
+        let places = places.iter();
+        places.fold(self.clone(), |view, &index| view.at(axis, index))
+    }
+
     /// A view of these elements with the axes in another order.
     pub(super) fn permute(&self, axes: &[usize]) -> View {
         View {
@@ -220,9 +226,9 @@ impl View {
     /// A view of one element, by its place on each axis.
     pub(super) fn element(&self, place: &[usize]) -> View {
         let mut view = self.clone();
-        for (axis, &at) in place.iter().enumerate() {
-            assert!(at < self.shape[axis]);
-            view = view.moved(axis, at);
+        for (axis, &index) in place.iter().enumerate() {
+            assert!(index < self.shape[axis]);
+            view = view.moved(axis, index);
         }
         view.shape.clear();
         view.steps.clear();
@@ -233,8 +239,8 @@ impl View {
     pub(super) fn nth(&self, number: usize) -> View {
         let mut rest = number;
         let mut place = self.shape.clone();
-        for (at, &size) in place.iter_mut().zip(&self.shape).rev() {
-            *at = rest % size.max(1);
+        for (index, &size) in place.iter_mut().zip(&self.shape).rev() {
+            *index = rest % size.max(1);
             rest /= size.max(1);
         }
         self.element(&place)
@@ -251,11 +257,11 @@ impl View {
     /// Reads the first `values.len()` elements in row-major order.
     pub(super) fn read_into<W: WideElement>(&self, values: &mut [W]) {
         let mut rest = values;
-        walk(&self.shape, &[&self.steps], &mut |at, count, step| {
+        walk(&self.shape, &[&self.steps], &mut |offsets, count, step| {
             let count = count.min(rest.len());
             let (row, after) = std::mem::take(&mut rest).split_at_mut(count);
             // SAFETY: elements of the view.
-            unsafe { W::load(self.dtype, self.first.offset(at[0]), step[0], row) };
+            unsafe { W::load(self.dtype, self.first.offset(offsets[0]), step[0], row) };
             rest = after;
         });
     }
@@ -263,10 +269,10 @@ impl View {
     /// Writes elements in row-major order.
     pub(super) fn write<W: WideElement>(&self, values: &[W]) {
         let mut rest = values;
-        walk(&self.shape, &[&self.steps], &mut |at, count, step| {
+        walk(&self.shape, &[&self.steps], &mut |offsets, count, step| {
             let (row, after) = rest.split_at(count.min(rest.len()));
             // SAFETY: elements of the view.
-            unsafe { W::store(self.dtype, self.first.offset(at[0]), step[0], row) };
+            unsafe { W::store(self.dtype, self.first.offset(offsets[0]), step[0], row) };
             rest = after;
         });
     }
@@ -275,7 +281,7 @@ impl View {
     pub(super) fn write_each<W: WideElement>(&self, number: &dyn Fn(u64) -> W) {
         let mut place = 0;
         let mut numbers = [W::default(); CHUNK];
-        walk(&self.shape, &[&self.steps], &mut |at, count, step| {
+        walk(&self.shape, &[&self.steps], &mut |offsets, count, step| {
             for start in (0..count).step_by(CHUNK) {
                 let numbers = &mut numbers[..CHUNK.min(count - start)];
                 for value in numbers.iter_mut() {
@@ -284,7 +290,7 @@ impl View {
                 }
                 // SAFETY: elements of the view.
                 unsafe {
-                    let to = self.first.offset(at[0] + step[0] * start as isize);
+                    let to = self.first.offset(offsets[0] + step[0] * start as isize);
                     W::store(self.dtype, to, step[0], numbers);
                 }
             }
@@ -293,11 +299,11 @@ impl View {
 
     /// Sets every byte of each element to 0.
     pub(super) fn clear(&self) {
-        walk(&self.shape, &[&self.steps], &mut |at, count, step| {
+        walk(&self.shape, &[&self.steps], &mut |offsets, count, step| {
             for i in 0..count as isize {
                 // SAFETY: an element of the view.
                 unsafe {
-                    (self.first.offset(at[0] + step[0] * i)).write_bytes(0, self.size);
+                    (self.first.offset(offsets[0] + step[0] * i)).write_bytes(0, self.size);
                 }
             }
         });
@@ -308,12 +314,17 @@ impl View {
         assert_eq!(self.shape, from.shape, "a copy between two shapes");
         let steps: [&[isize]; 2] = [&from.steps, &self.steps];
         if from.dtype == self.dtype {
-            walk(&self.shape, &steps, &mut |at, count, step| {
+            walk(&self.shape, &steps, &mut |offsets, count, step| {
                 // SAFETY: elements of the views, which have one shape. Those of the two are the same or apart: an input
                 // that overlaps an output otherwise was copied when the views were made.
                 unsafe {
-                    let src = (from.first.offset(at[0]).cast_const(), step[0]);
-                    copy_row(self.size, src, (self.first.offset(at[1]), step[1]), count);
+                    let src = (from.first.offset(offsets[0]).cast_const(), step[0]);
+                    copy_row(
+                        self.size,
+                        src,
+                        (self.first.offset(offsets[1]), step[1]),
+                        count,
+                    );
                 }
             });
         } else if super::number::Domain::of(from.dtype) == Some(super::number::Domain::Int) {
@@ -346,10 +357,10 @@ impl View {
         View::of_number(&mut bytes, self.dtype, value);
         let element = bytes.get(..self.size).unwrap_or_default();
         let same = element.iter().all(|&byte| byte == bytes[0]);
-        walk(&self.shape, &[&self.steps], &mut |at, count, step| {
+        walk(&self.shape, &[&self.steps], &mut |offsets, count, step| {
             // SAFETY: elements of the view, and one in `bytes`, which has room for any.
             unsafe {
-                let to = self.first.offset(at[0]);
+                let to = self.first.offset(offsets[0]);
                 if same && step[0] == self.size as isize {
                     to.write_bytes(bytes[0], self.size * count);
                 } else {
@@ -397,12 +408,12 @@ pub(super) fn map<const N: usize, I: WideElement, O: WideElement>(
     steps.push(&out.steps);
     let mut values = [[I::default(); CHUNK]; N];
     let mut results = [O::default(); CHUNK];
-    walk(&out.shape, &steps, &mut |at, count, step| {
+    walk(&out.shape, &steps, &mut |offsets, count, step| {
         for start in (0..count).step_by(CHUNK) {
             let count = CHUNK.min(count - start);
             let first = |view: &View, i: usize| {
                 // SAFETY: an element of the view.
-                unsafe { view.first.offset(at[i] + step[i] * start as isize) }
+                unsafe { view.first.offset(offsets[i] + step[i] * start as isize) }
             };
             for (i, (input, values)) in inputs.iter().zip(&mut values).enumerate() {
                 // SAFETY: elements of the view.
@@ -506,10 +517,10 @@ impl Views {
         const MOST: usize = 1 << 12;
         let (all, host) = &self.places[argument.index];
         let mut parts = self.parts.borrow_mut();
-        walk(&part.shape, &[&part.steps], &mut |at, count, step| {
+        walk(&part.shape, &[&part.steps], &mut |offsets, count, step| {
             let first = part
                 .first
-                .wrapping_offset(at[0].min(at[0] + step[0] * (count as isize - 1)));
+                .wrapping_offset(offsets[0].min(offsets[0] + step[0] * (count as isize - 1)));
             let start = all.start + (first.addr() - host);
             let written = start..start + step[0].unsigned_abs() * (count - 1) + part.size;
             match parts.last_mut() {
@@ -525,7 +536,7 @@ impl Views {
     }
 
     /// Reports to the sanitizer the parts that were written.
-    pub(super) fn tell_parts(&self) {
+    pub(super) fn report_parts(&self) {
         for part in self.parts.borrow_mut().drain(..) {
             allocation_table::wrote(part);
         }

@@ -129,14 +129,41 @@ impl AllocationTable {
         }
         let (keep, done) = std::mem::take(&mut self.deferred_frees)
             .into_iter()
-            .partition(|region| {
-                region
-                    .accesses
-                    .iter()
-                    .any(|known| self.order.in_flight(known.operation))
-            });
+            .partition(|region| self.is_in_flight(region));
         self.deferred_frees = keep;
         done
+    }
+
+    /// Whether work in flight accesses a region.
+    fn is_in_flight(&self, region: &Region) -> bool {
+        let mut accesses = region.accesses.iter();
+        accesses.any(|known| self.order.in_flight(known.operation))
+    }
+
+    /// Defers the end of a region that work in flight accesses; otherwise returns it, to be released.
+    fn end(&mut self, region: Region) -> Vec<Region> {
+        if self.is_in_flight(&region) {
+            self.deferred_frees.push(region);
+            return Vec::new();
+        }
+        vec![region]
+    }
+
+    /// The misuse of ending a region that queued work accesses, without a wait of the host for that work.
+    fn ends_in_use(&self, name: &'static str, region: &Region) -> Option<Suspicion> {
+        let mut accesses = region.accesses.iter();
+        let unsynced = accesses.find(|known| !self.order.host_has_waited(known.operation))?;
+        let (address, (queued, what)) = (region.info.base, unsynced.site);
+        Some(Suspicion {
+            kind: FindingKind::FreeInUse,
+            site: (name, what),
+            tensor: address,
+            message: format!(
+                "{name}: {address:#x} ({} bytes) is the {what} of a queued {queued}, and nothing has waited for \
+                 that since",
+                region.info.bytes
+            ),
+        })
     }
 
     fn used_bytes(&self, location: MemoryLocation) -> u64 {
@@ -321,20 +348,7 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
                 "{name}: {address:#x} is memory that is {other}"
             ));
         }
-        let unsynced = region
-            .accesses
-            .iter()
-            .find(|known| !table.order.host_has_waited(known.operation));
-        let suspicion = unsynced.map(|known| Suspicion {
-            kind: FindingKind::FreeInUse,
-            site: (name, known.site.1),
-            tensor: address,
-            message: format!(
-                "{name}: {address:#x} ({} bytes) is the {} of a queued {}, and nothing has waited for that since",
-                region.info.bytes, known.site.1, known.site.0
-            ),
-        });
-        Ok(suspicion)
+        Ok(table.ends_in_use(name, region))
     })?;
     report_all(check, MEMORY_FREE, found)?;
     let free_now = with(|table| -> Outcome<Vec<Region>> {
@@ -345,15 +359,7 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
         table
             .registered
             .retain(|start, _| !(address..region.reach).contains(start));
-        if region
-            .accesses
-            .iter()
-            .any(|known| table.order.in_flight(known.operation))
-        {
-            table.deferred_frees.push(region);
-            return Ok(Vec::new());
-        }
-        Ok(vec![region])
+        Ok(table.end(region))
     })?;
     release(free_now);
     settle();
@@ -389,14 +395,11 @@ pub(crate) fn clear_device(device: i32) -> (u64, u64) {
             .map(|region| region.info.bytes)
             .collect();
         let (count, bytes) = (own.len() as u64, own.iter().sum::<u64>());
-        let dropped: Vec<Region> = bases.iter().filter_map(|&b| table.remove(b)).collect();
-        let (busy, now): (Vec<_>, Vec<_>) = dropped.into_iter().partition(|region| {
-            region
-                .accesses
-                .iter()
-                .any(|known| table.order.in_flight(known.operation))
-        });
-        table.deferred_frees.extend(busy);
+        let mut now = Vec::new();
+        for base in bases {
+            let region = table.remove(base);
+            now.extend(region.into_iter().flat_map(|region| table.end(region)));
+        }
         (now, count, bytes)
     });
     release(now);

@@ -217,11 +217,6 @@ pub(crate) struct FourBitTensor {
     floats: bool,
 }
 
-// SAFETY: the address is only read through, which the contract of `new` allows on any thread.
-unsafe impl Send for FourBitTensor {}
-// SAFETY: the address is only read through, which the contract of `new` allows on any thread.
-unsafe impl Sync for FourBitTensor {}
-
 impl FourBitTensor {
     /// The tensor at `base`.
     ///

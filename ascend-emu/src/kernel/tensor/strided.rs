@@ -73,6 +73,11 @@ impl<T> Clone for StridedTensor<T> {
 
 impl<T> Copy for StridedTensor<T> {}
 
+// SAFETY: the type only computes addresses. Types that access them have a contract for every thread.
+unsafe impl<T> Send for StridedTensor<T> {}
+// SAFETY: the type only computes addresses. Types that access them have a contract for every thread.
+unsafe impl<T> Sync for StridedTensor<T> {}
+
 impl<T> StridedTensor<T> {
     pub(crate) fn new(base: *mut u8, rows: &Rows, sizes: Sizes) -> Self {
         let view = rows.view;
@@ -191,11 +196,6 @@ impl<T> StridedTensor<T> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadTensor<T>(StridedTensor<T>);
 
-// SAFETY: the address is only read through, which the contract of `new` allows on any thread.
-unsafe impl<T: Element> Send for ReadTensor<T> {}
-// SAFETY: the address is only read through, which the contract of `new` allows on any thread.
-unsafe impl<T: Element> Sync for ReadTensor<T> {}
-
 impl<T: Element> ReadTensor<T> {
     /// The tensor at `base`.
     ///
@@ -303,11 +303,6 @@ fn widen<T: Element, S: Simd>(
 /// A tensor that is written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteTensor<T>(StridedTensor<T>);
-
-// SAFETY: the address is only written through, which the contract of `new` allows on any thread.
-unsafe impl<T: Element> Send for WriteTensor<T> {}
-// SAFETY: the address is only written through, which the contract of `new` allows on any thread.
-unsafe impl<T: Element> Sync for WriteTensor<T> {}
 
 impl<T: Element> WriteTensor<T> {
     /// The tensor at `base`.

@@ -5,7 +5,7 @@ use super::{Allocation, AllocationTable, MemoryLocation, Owner, Region, capacity
 use crate::config::{Check, poisons};
 use crate::handle::{Id, Kind, Table};
 use crate::memory::{DeviceMemory, POISON, PhysicalMemory, Range, Ranges, hide};
-use crate::sanitizer::finding::{FindingKind, Suspicion, report_all};
+use crate::sanitizer::finding::{Suspicion, report_all};
 use crate::status::{MEMORY_ALLOCATION, MEMORY_FREE, Outcome, PARAM_INVALID, failure};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -307,17 +307,7 @@ pub(crate) fn unmap(check: Check, name: &'static str, address: usize) -> Outcome
             .get(&address)
             .filter(is_mapped)
             .ok_or_else(missing)?;
-        let mut accesses = region.accesses.iter();
-        let unsynced = accesses.find(|known| !table.order.host_has_waited(known.operation));
-        Ok(unsynced.map(|known| Suspicion {
-            kind: FindingKind::FreeInUse,
-            site: (name, known.site.1),
-            tensor: address,
-            message: format!(
-                "{name}: {address:#x} ({} bytes) has the {} of a queued {}, and nothing has waited for that since",
-                region.info.bytes, known.site.1, known.site.0
-            ),
-        }))
+        Ok(table.ends_in_use(name, region))
     })?;
     report_all(check, MEMORY_FREE, found)?;
     let now = with(|table| -> Outcome<Vec<Region>> {
@@ -327,15 +317,7 @@ pub(crate) fn unmap(check: Check, name: &'static str, address: usize) -> Outcome
             .filter(is_mapped)
             .ok_or_else(missing)?;
         let region = table.remove(address).ok_or_else(missing)?;
-        if region
-            .accesses
-            .iter()
-            .any(|known| table.order.in_flight(known.operation))
-        {
-            table.deferred_frees.push(region);
-            return Ok(Vec::new());
-        }
-        Ok(vec![region])
+        Ok(table.end(region))
     })?;
     super::release(now);
     settle();
