@@ -178,9 +178,21 @@ impl Case {
     }
 }
 
-impl Call {
+/// What the kernels and the oracle do with a random call.
+pub(super) trait ComputedCall {
     /// Calls `work` with the call and its data; the tensors of the query's type have elements of type `held`.
-    pub(super) fn with<R>(
+    fn with<R>(
+        &self,
+        held: Option<DType>,
+        work: impl FnOnce(&AttentionProblem<'_>, &mut Data) -> R,
+    ) -> R;
+
+    /// Runs the call and compares all of output and log-sum-exp with the oracle.
+    fn check(&self, held: Option<DType>, level: Level) -> Result<(), String>;
+}
+
+impl ComputedCall for Call {
+    fn with<R>(
         &self,
         held: Option<DType>,
         work: impl FnOnce(&AttentionProblem<'_>, &mut Data) -> R,
@@ -198,8 +210,7 @@ impl Call {
         work(&checked.problem, &mut data)
     }
 
-    /// Runs the call and compares all of output and log-sum-exp with the oracle.
-    pub(super) fn check(&self, held: Option<DType>, level: Level) -> Result<(), String> {
+    fn check(&self, held: Option<DType>, level: Level) -> Result<(), String> {
         self.with(held, |problem, data| {
             let want = data.oracle(problem);
             data.run(problem, level);

@@ -4,6 +4,7 @@
 //! is wrong for both.
 
 use super::calls::{Call, Random, cached, desc};
+use super::case::ComputedCall as _;
 use super::data::Data;
 use crate::kernel::simd::Level;
 use ascend_spec::ops::fused_infer_attention_score::{Argument, Cache, Parameter, Version};

@@ -3,6 +3,7 @@
 
 use super::calls::contents::fill;
 use super::calls::{Call, Random, desc};
+use super::case::ComputedCall as _;
 use super::data::levels;
 use crate::kernel::simd::Level;
 use ascend_spec::ops::fused_infer_attention_score::Parameter;

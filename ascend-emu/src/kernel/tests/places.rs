@@ -4,6 +4,7 @@
 //! With one key, or with equal scores, the output shows which values were read.
 
 use super::calls::{Call, desc};
+use super::case::ComputedCall as _;
 use super::data::Data;
 use crate::kernel::bad_block;
 use crate::kernel::simd::Level;
