@@ -249,10 +249,7 @@ pub(super) fn update_parts(
                 let position = positions.next().unwrap_or(0);
                 part = part.at(0, place_on(&indices, axis, position, size)?);
             }
-            let from = place
-                .iter()
-                .fold(views.of(&updates).clone(), |view, &at| view.at(0, at));
-            part.copy_from(&from);
+            part.copy_from(&views.of(&updates).part(0, place));
             views.wrote_part(&target, &part);
             Ok(())
         })

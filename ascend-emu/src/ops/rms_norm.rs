@@ -1,15 +1,14 @@
 //! RmsNorm as an operator of the emulator.
 
 use super::declared::DeclaredOperator;
-use super::entry_point::{phase_one, phase_two};
+use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
-use super::lints;
-use super::phase_one::executor_of;
 use crate::config::{Check, check};
-use crate::descriptor::Described;
+use crate::descriptor::DescribedTensor;
 use crate::fault::Fault;
 use crate::kernel::ring_update::Elements;
 use crate::kernel::rms_norm::{self, Buffers};
+use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
@@ -85,7 +84,7 @@ impl DeclaredOperator for RmsNormOperator {
     }
 }
 
-fn new(arguments: &Arguments<Described>) -> Outcome<RmsNormOperator> {
+fn new(arguments: &Arguments<DescribedTensor>) -> Outcome<RmsNormOperator> {
     let arguments = arguments.map(|_, tensor| tensor.desc);
     let (call, soc) = (arguments.call(), context::machine().target.soc);
     let problem = call.check(soc)?;
