@@ -26,7 +26,7 @@ ascend_attention::spec::library_rules! {
         "use the sequences of this cache's pool";
     BLOCK_UNCOPIED = "block.uncopied",
         "a step reads no block that still waits for the tokens of a shared one",
-        "grow with `Attention::grow`, or pass `Grown::copies` to `PagedKvCache::copy_blocks` before the step";
+        "grow with `Attention::grow`, or pass `Growth::copies` to `PagedKvCache::copy_blocks` before the step";
     BLOCK_GIVEN_BACK = "block.given_back",
         "a step begins with blocks that its sequences have held since its metadata was made",
         "keep the sequences of a step until it has begun, and make its metadata after their last change";

@@ -9,7 +9,7 @@ use crate::backends::{AttentionShape, RefusedBackend, no_backend};
 use crate::error::{Error, Result};
 use crate::kv::LayerCache;
 
-use super::draft_tree::DraftTree;
+use super::DraftTree;
 use super::tree_verification::{TwoCalls, TwoPlans, check_nodes, same_batch, tree_mask};
 
 /// Verifies a drafted tree for each request over a cache of latents and rotary parts
@@ -157,7 +157,7 @@ impl LatentTreeVerification {
     ) -> Result<Plan> {
         let rows = trees.iter().map(DraftTree::nodes);
         let keys = rows.clone().zip(cached.lengths());
-        let keys = keys.map(|(nodes, cached)| cached.saturating_add(nodes));
+        let keys = keys.map(|(nodes, cached)| cached + nodes);
         let (q, kv) = (
             PerRequest::new(rows.collect())?,
             PerRequest::new(keys.collect())?,

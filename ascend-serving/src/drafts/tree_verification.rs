@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::kv::LayerCache;
 use crate::rules;
 
-use super::draft_tree::DraftTree;
+use super::DraftTree;
 
 /// Verifies a drafted tree for each request. Every node sees the cached tokens of its request, its ancestors and
 /// itself.

@@ -12,7 +12,7 @@ use crate::draw::Draw;
 pub fn pad(draw: &mut Draw) -> PadPolicy {
     match draw.bool() {
         true => PadPolicy::SkipNegative,
-        false => PadPolicy::DumpSlot(draw.usize()),
+        false => PadPolicy::DumpSlot(draw.u32()),
     }
 }
 

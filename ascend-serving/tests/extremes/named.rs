@@ -13,12 +13,7 @@ use ascend_serving::{
 
 #[test]
 fn a_dump_slot_outside_the_pool_is_refused() {
-    for (slot, size) in [
-        (usize::MAX, 1),
-        (usize::MAX, 128),
-        (512, 128),
-        (1 << 31, 128),
-    ] {
+    for (slot, size) in [(u32::MAX, 1), (u32::MAX, 128), (512, 128), (1 << 31, 128)] {
         let refused = BlockPool::new(4, size, PadPolicy::DumpSlot(slot)).unwrap_err();
         assert_eq!(refused.rule, &rules::PAD_SLOT, "{slot} {size}");
     }

@@ -31,8 +31,13 @@ fn lengths_for(of: usize, draw: &mut Draw) -> PerRequest {
     PerRequest::new(lengths.collect()).unwrap()
 }
 
-/// Settings as a recorded batch may have them, whatever cache there is.
-fn settings(blocks: usize, block_size: usize, pad: PadPolicy, window: usize) -> BatchSettings {
+/// Settings as a recorded batch may have them, whatever cache there is; none where no cache has them.
+fn settings(
+    blocks: usize,
+    block_size: usize,
+    pad: PadPolicy,
+    window: usize,
+) -> Option<BatchSettings> {
     let pad = match pad {
         PadPolicy::SkipNegative => "\"SkipNegative\"".to_owned(),
         PadPolicy::DumpSlot(slot) => format!("{{\"DumpSlot\":{slot}}}"),
@@ -46,7 +51,8 @@ fn settings(blocks: usize, block_size: usize, pad: PadPolicy, window: usize) -> 
         "{{\"version\":1,\"settings\":{{\"blocks\":{blocks},\"block_size\":{block_size},\"pad\":{pad},\
          \"causality\":{causality},\"policy\":{{\"chunked_prefill\":false,\"drafting\":null}}}},\"requests\":[]}}"
     );
-    RecordedBatch::from_json(&json).unwrap().settings
+    let recorded = RecordedBatch::from_json(&json);
+    recorded.ok().map(|recorded| recorded.settings)
 }
 
 struct Request {
@@ -177,10 +183,7 @@ pub const CALLS: &[Call] = &[
         let _ = DraftTree::from_parents(&draw.few(Draw::i64));
         let (selected, parents) = (draw.few(Draw::usize), draw.few(Draw::usize));
         if let Ok(tree) = DraftTree::from_candidates(&selected, &parents, draw.usize()) {
-            let _ = (
-                tree.positions(draw.usize()),
-                tree.sees(draw.usize(), draw.usize()),
-            );
+            let _ = (tree.depths().count(), tree.sees(draw.usize(), draw.usize()));
             let _ = (
                 tree.parent(draw.usize()),
                 tree.depth(draw.usize()),
@@ -248,7 +251,7 @@ pub const CALLS: &[Call] = &[
                 encoding.write(0, &rows, &rows).unwrap();
             }
         }
-        let settings = settings(4, 16, PadPolicy::SkipNegative, 0);
+        let settings = settings(4, 16, PadPolicy::SkipNegative, 0).unwrap();
         let requests = draw.few(Request::draw);
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
         let Ok(metadata) = AttentionMetadata::new(&requests, settings) else {
@@ -278,7 +281,10 @@ pub const CALLS: &[Call] = &[
         }
     }),
     ("AttentionMetadata", |draw| {
-        let settings = settings(draw.usize(), draw.usize(), pad(draw), draw.usize());
+        let sizes = (draw.usize(), draw.usize());
+        let Some(settings) = settings(sizes.0, sizes.1, pad(draw), draw.usize()) else {
+            return;
+        };
         let requests = draw.few(Request::draw);
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
         if let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) {
@@ -298,8 +304,16 @@ pub const CALLS: &[Call] = &[
         let pool = BlockPool::new(4, 16, PadPolicy::SkipNegative).unwrap();
         let mut sequence = Sequence::new(&pool);
         drop(sequence.grow(draw.usize()));
-        let settings = settings(4, 16, PadPolicy::SkipNegative, 0);
-        let _ = AttentionMetadata::new(&[BatchRequest::of(&sequence, draw.usize())], settings);
+        drop(sequence.drop_before(draw.of(&[0, 16, 17])));
+        let window = draw.of(&[0, 1, 20]);
+        let settings = settings(4, 16, PadPolicy::SkipNegative, window).unwrap();
+        let mut request = BatchRequest::of(&sequence, draw.usize());
+        let _ = AttentionMetadata::new(&[request], settings);
+        (request.cached, request.new) = (draw.usize(), draw.usize());
+        let _ = AttentionMetadata::new(&[request], settings);
+        let share = Interleave::new(2, 8).unwrap();
+        let parallel = ContextParallel::new(share, 8).unwrap();
+        let _ = parallel.split(&[request], PadPolicy::SkipNegative);
     }),
     ("Hybrid", |draw| {
         let backends = Backends::<bf16>::none().with(Fused);
@@ -329,7 +343,7 @@ pub const CALLS: &[Call] = &[
         };
         let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64);
         let mut attention = Attention::new(heads, cache.unwrap(), backends);
-        let settings = settings(4, 16, PadPolicy::SkipNegative, draw.usize());
+        let settings = settings(4, 16, PadPolicy::SkipNegative, draw.usize()).unwrap();
         let requests = draw.few(Request::draw);
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
         let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) else {
@@ -374,7 +388,7 @@ pub const CALLS: &[Call] = &[
             return;
         };
         let window = if draw.bool() { window } else { 0 };
-        let settings = settings(4, 16, pad, window);
+        let settings = settings(4, 16, pad, window).unwrap();
         let requests = draw.few(Request::draw);
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
         let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) else {

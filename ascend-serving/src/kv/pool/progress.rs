@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ascend_attention::Violation;
 
-use crate::lock::lock;
 use crate::rules;
+use crate::sharing::lock;
 
 use super::BlockPool;
 
@@ -84,7 +84,7 @@ pub(crate) struct StepProgress {
 
 impl ProgressTable {
     fn tick(&mut self) -> u64 {
-        self.clock = self.clock.saturating_add(1);
+        self.clock += 1;
         self.clock
     }
 
@@ -145,10 +145,9 @@ impl ProgressTable {
         tokens: &StepTokens,
     ) -> Result<(), Violation> {
         let StepTokens { stamp, cached, len } = *tokens;
-        let version = self.sequences.get(stamp.place).copied();
-        let version = version.unwrap_or_default();
-        if (version.began, version.changed) != (stamp.began, stamp.changed) {
-            return Err(changed(whose, version.began == stamp.began, len));
+        let is_alive = self.is_alive(&stamp);
+        if !is_alive || self.sequences[stamp.place].changed != stamp.changed {
+            return Err(changed_sequence(whose, is_alive, len));
         }
         // A pool without a cache of this crate has no progress; where several caches share the pool, the least
         // counts.
@@ -156,7 +155,7 @@ impl ProgressTable {
             .progress(cache, stamp.place)
             .min_by_key(|of| of.computed);
         match least {
-            Some(of) if of.computed < cached => Err(behind(whose, of, cached, len)),
+            Some(of) if of.computed < cached => Err(missing_tokens(whose, of, cached, len)),
             _ => Ok(()),
         }
     }
@@ -166,7 +165,7 @@ impl ProgressTable {
             if of.open == 0 {
                 of.cut = usize::MAX;
             }
-            of.open = of.open.saturating_add(1);
+            of.open += 1;
         }
     }
 
@@ -182,7 +181,11 @@ impl ProgressTable {
             return;
         }
         for of in self.progress(cache, tokens.stamp.place) {
-            of.open = of.open.saturating_sub(1);
+            // A cache that joined the pool since the step began has no part in it.
+            let Some(open) = of.open.checked_sub(1) else {
+                continue;
+            };
+            of.open = open;
             if done {
                 // Tokens that were cut off meanwhile, and grown again, are not those that the step computed.
                 of.computed = of.computed.max(tokens.len.min(of.cut));
@@ -196,7 +199,7 @@ impl ProgressTable {
 }
 
 #[cold]
-fn changed(whose: &dyn fmt::Display, is_alive: bool, len: usize) -> Violation {
+fn changed_sequence(whose: &dyn fmt::Display, is_alive: bool, len: usize) -> Violation {
     let what = match is_alive {
         true => "grew, was cut or gave blocks back since",
         false => "is gone",
@@ -211,17 +214,22 @@ fn changed(whose: &dyn fmt::Display, is_alive: bool, len: usize) -> Violation {
 }
 
 #[cold]
-fn behind(whose: &dyn fmt::Display, of: &Progress, cached: usize, len: usize) -> Violation {
-    let computed = of.computed;
+fn missing_tokens(
+    whose: &dyn fmt::Display,
+    progress: &Progress,
+    cached: usize,
+    len: usize,
+) -> Violation {
+    let computed = progress.computed;
     let given =
         format!("{cached} tokens of {whose} in front, of which the first {computed} are computed");
-    let allowed = match len.saturating_sub(computed) {
+    let allowed = match len - computed {
         new if len > cached => {
             format!("{new} or more new tokens: `BatchRequest::of(&sequence, {new})`")
         }
         new => format!("{computed} tokens, or all once a step has computed the last {new}"),
     };
-    match &of.missing {
+    match &progress.missing {
         Some(missing) => Violation::new(
             &rules::STEP_LAYERS_MISSING,
             format_args!("{given}: the step that wrote the next ones ended without {missing}"),
@@ -261,10 +269,10 @@ impl SequenceEntry {
     /// The entry of a sequence that begins with the first `tokens` tokens of this one.
     pub(in crate::kv) fn fork(&self, tokens: usize) -> Self {
         Self::add(&self.pool, |cache| {
-            let of = cache.get(self.stamp.place).cloned().unwrap_or_default();
+            let own = &cache[self.stamp.place];
             Progress {
-                computed: of.computed.min(tokens),
-                missing: of.missing.filter(|_| of.computed < tokens),
+                computed: own.computed.min(tokens),
+                missing: own.missing.clone().filter(|_| own.computed < tokens),
                 ..Progress::default()
             }
         })
@@ -288,9 +296,7 @@ impl SequenceEntry {
         let place = self.stamp.place;
         let mut table = lock(self.pool.progress_table());
         self.stamp.changed = table.tick();
-        if let Some(version) = table.sequences.get_mut(place) {
-            version.changed = self.stamp.changed;
-        }
+        table.sequences[place].changed = self.stamp.changed;
         let Some(tokens) = tokens else { return };
         for of in table.progress(None, place) {
             of.computed = of.computed.min(tokens);
@@ -306,10 +312,8 @@ impl Drop for SequenceEntry {
     fn drop(&mut self) {
         let place = self.stamp.place;
         let mut table = lock(self.pool.progress_table());
-        if let Some(version) = table.sequences.get_mut(place) {
-            *version = SequenceVersion::default();
-            table.free.push(place);
-        }
+        table.sequences[place] = SequenceVersion::default();
+        table.free.push(place);
     }
 }
 
@@ -378,9 +382,7 @@ impl CacheEntry {
 
 impl Drop for CacheEntry {
     fn drop(&mut self) {
-        if let Some(place) = lock(self.pool.progress_table()).caches.get_mut(self.place) {
-            *place = None;
-        }
+        lock(self.pool.progress_table()).caches[self.place] = None;
         self.pool.forget_copies(self.place);
     }
 }
@@ -436,7 +438,7 @@ impl StepProgress {
     }
 
     /// Records which layers are missing in a step that wrote some.
-    pub(crate) fn lacks(&mut self, missing: &Arc<str>) {
+    pub(crate) fn record_missing(&mut self, missing: &Arc<str>) {
         self.missing = Some(Arc::clone(missing));
     }
 

@@ -5,8 +5,9 @@ use ascend_attention::{Element, Stream, Tensor};
 use crate::error::Result;
 use crate::kv::cache_shape::LayerCache;
 use crate::kv::copied_writes::CopiedWrites;
-use crate::kv::quantised::quantised_type::QuantisedType;
-use crate::kv::quantised::rows_on_host::rows_to_quantise;
+
+use super::quantised_type::QuantisedType;
+use super::rows_on_host::rows_to_quantise;
 
 /// Scales in the blocks of their tokens.
 #[derive(Clone, Debug)]
@@ -46,10 +47,10 @@ impl TokenQuantiser {
         let values = self.quantise(stream, "value", value, values)?;
         let caches = [&scales.rows.key, &scales.rows.value];
         let all = self.quantised.iter().zip(&self.scales).zip(caches);
-        for (((quantised, scales), cache), of) in all.zip([&keys, &values]) {
+        for (((quantised, scales), cache), tokens) in all.zip([&keys, &values]) {
             let first = quantised.narrow(0, 0..self.slots.len())?;
-            first.overwrite(stream, &of.quantised)?;
-            scales.overwrite(stream, &of.scales)?;
+            first.overwrite(stream, &tokens.quantised)?;
+            scales.overwrite(stream, &tokens.scales)?;
             self.writes
                 .checked("scales", scales, cache)?
                 .queue(stream)?;
