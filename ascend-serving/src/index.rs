@@ -393,7 +393,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn formats_convert_both_ways(rows in prop::collection::vec((prop::collection::vec(0usize..99, 0..5), any::<usize>()), 1..6), page in 1usize..20) {
+        fn formats_convert_both_ways(
+            rows in prop::collection::vec((prop::collection::vec(0usize..99, 0..5), any::<usize>()), 1..6),
+            page in 1usize..20,
+        ) {
             // A length that fills the row up to its last page.
             let lengths: Vec<usize> = rows.iter().map(|(row, cut)| match row.len() {
                 0 => 0,

@@ -9,7 +9,8 @@
 //! use ascend_attention::{Runtime, bf16};
 //! use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 //! use ascend_serving::{
-//!     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Fused, PagedDecode,
+//!     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Fused,
+//!     PagedDecode,
 //! };
 //!
 //! let stream = Runtime::emulated()?.device(0)?.stream()?;

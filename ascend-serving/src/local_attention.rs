@@ -153,7 +153,11 @@ mod tests {
     proptest! {
         /// Each query sees, bottom-right causally in its virtual request, exactly the keys up to itself in its chunk.
         #[test]
-        fn virtual_requests_see_their_chunk(requests in prop::collection::vec((0usize..40, 0usize..40), 1..5), page in 1usize..5, pages in 1usize..5) {
+        fn virtual_requests_see_their_chunk(
+            requests in prop::collection::vec((0usize..40, 0usize..40), 1..5),
+            page in 1usize..5,
+            pages in 1usize..5,
+        ) {
             let chunk = page * pages;
             let q: Vec<usize> = requests.iter().map(|(q, _)| *q).collect();
             let kv: Vec<usize> = requests.iter().map(|(q, cached)| q + cached).collect();

@@ -283,15 +283,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_unique_and_told() {
+    fn ids_are_unique_and_stand_in_texts() {
         let rules: Vec<_> = RULES.iter().chain(BELOW).collect();
         let mut ids: Vec<_> = rules.iter().map(|rule| rule.id).collect();
         ids.sort_unstable();
         ids.dedup();
         assert_eq!(ids.len(), rules.len());
-        let told = SLOT_RANGE.broken(9, "0 to 7").to_string();
+        let text = SLOT_RANGE.broken(9, "0 to 7").to_string();
         assert_eq!(
-            told,
+            text,
             "slot.range: a slot is inside the cache; only padding lies outside; given 9, allowed: 0 to 7; fix: compute \
              slots from the block table of this cache"
         );

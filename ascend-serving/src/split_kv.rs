@@ -167,7 +167,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_are_within_the_cap_and_cover(lengths in prop::collection::vec(0usize..=i64::MAX as usize, 1..9), max_splits in 1usize..20, cores in 1usize..200, kv_heads in 1usize..9, group in 1usize..40) {
+        fn parts_are_within_the_cap_and_cover(
+            lengths in prop::collection::vec(0usize..=i64::MAX as usize, 1..9),
+            max_splits in 1usize..20,
+            cores in 1usize..200,
+            kv_heads in 1usize..9,
+            group in 1usize..40,
+        ) {
             let limits = SplitLimits { max_splits, cores, heads: kv_heads * group, kv_heads };
             let splits = limits.balanced(&per(&lengths)).unwrap();
             for (len, parts) in lengths.iter().zip(&splits) {
@@ -177,7 +183,10 @@ mod tests {
         }
 
         #[test]
-        fn deterministic_parts_depend_on_the_request_alone(lengths in prop::collection::vec(0usize..100_000, 1..9), tile in 1usize..600) {
+        fn deterministic_parts_depend_on_the_request_alone(
+            lengths in prop::collection::vec(0usize..100_000, 1..9),
+            tile in 1usize..600,
+        ) {
             let all = SplitLimits::deterministic(&per(&lengths), tile).unwrap();
             for (len, parts) in lengths.iter().zip(all) {
                 prop_assert_eq!(vec![parts], SplitLimits::deterministic(&per(&[*len]), tile).unwrap());

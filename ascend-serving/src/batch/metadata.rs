@@ -533,7 +533,7 @@ mod tests {
     use super::super::RecordedBatch;
     use super::super::example::{request, settings};
     use super::*;
-    use crate::kv::MAX_INT32;
+    use crate::kv::{Audit, AuditRequest, MAX_INT32};
     use proptest::prelude::*;
 
     #[test]
@@ -590,7 +590,10 @@ mod tests {
         /// Whatever the batch: recording loses nothing, renewing is making anew, and padding leaves the requests
         /// alone.
         #[test]
-        fn metadata_of_any_batch(lengths in prop::collection::vec((0usize..30, 1usize..20, any::<usize>()), 1..8), more in 0usize..70) {
+        fn metadata_of_any_batch(
+            lengths in prop::collection::vec((0usize..30, 1usize..20, any::<usize>()), 1..8),
+            more in 0usize..70,
+        ) {
             let mut rows = Vec::new();
             let mut block = 0;
             for (cached, new, _) in &lengths {
@@ -598,7 +601,11 @@ mod tests {
                 rows.push((block..block + blocks).collect::<Vec<usize>>());
                 block += blocks;
             }
-            let requests: Vec<_> = lengths.iter().zip(&rows).map(|((cached, new, drafts), row)| BatchRequest::in_row(row, *cached, *new).drafts(drafts % new).prompt_len((drafts % 3 > 0).then_some(cached + drafts % 50))).collect();
+            let requests = lengths.iter().zip(&rows).map(|((cached, new, drafts), row)| {
+                let prompt_len = (drafts % 3 > 0).then_some(cached + drafts % 50);
+                BatchRequest::in_row(row, *cached, *new).drafts(drafts % new).prompt_len(prompt_len)
+            });
+            let requests: Vec<_> = requests.collect();
             let settings = BatchSettings { blocks: 128, ..settings() };
             let metadata = AttentionMetadata::new(&requests, settings).unwrap();
             let recorded = RecordedBatch::new(settings, &requests);
@@ -616,20 +623,34 @@ mod tests {
             for (q, kv) in q.lengths().iter().zip(again.kv_lengths().lengths()).skip(lengths.len()) {
                 prop_assert!(*q == *kv && (1..=16).contains(q));
             }
-            let audit: Vec<_> = requests.iter().map(|r| crate::kv::AuditRequest { cached: r.cached, given_back: 0, new: r.new }).collect();
-            let audit = crate::kv::Audit { blocks: 128, block_size: 4, pad: settings.pad, requests: &audit, table: again.table(), slots: again.slots() };
+            let audit = |r: &BatchRequest<'_>| AuditRequest { cached: r.cached, given_back: 0, new: r.new };
+            let audit = Audit {
+                blocks: 128,
+                block_size: 4,
+                pad: settings.pad,
+                requests: &requests.iter().map(audit).collect::<Vec<_>>(),
+                table: again.table(),
+                slots: again.slots(),
+            };
             prop_assert_eq!(audit.check(), Ok(()));
         }
     }
 
     proptest! {
         #[test]
-        fn blocks_are_below_a_bound_if_each_is(numbers in prop::collection::vec(prop_oneof![0usize..9, any::<usize>()], 0..9), bound in prop_oneof![0usize..9, Just(MAX_INT32)]) {
+        fn blocks_are_below_a_bound_if_each_is(
+            numbers in prop::collection::vec(prop_oneof![0usize..9, any::<usize>()], 0..9),
+            bound in prop_oneof![0usize..9, Just(MAX_INT32)],
+        ) {
             prop_assert_eq!(all_below(&numbers, bound), numbers.iter().all(|number| *number < bound));
         }
 
         #[test]
-        fn rows_end_with_the_last_token_if_no_other_number_of_blocks_does(blocks in 0usize..9, block_size in 1usize..9, len in 0usize..70) {
+        fn rows_end_with_the_last_token_if_no_other_number_of_blocks_does(
+            blocks in 0usize..9,
+            block_size in 1usize..9,
+            len in 0usize..70,
+        ) {
             prop_assert_eq!(ends_in(blocks, block_size, len), len > 0 && len.div_ceil(block_size) == blocks);
         }
     }

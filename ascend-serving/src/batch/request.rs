@@ -49,8 +49,8 @@ impl<'a> BatchRequest<'a> {
     /// tokens than the sequence has are refused when the step's metadata is made.
     ///
     /// **Grow once for every step, by all its tokens.** Without growth the last `new` tokens are those of the step
-    /// before, and their keys and values are overwritten: this cannot be told from computing the same tokens once
-    /// more, which is allowed. A step that leaves out tokens by which the sequence grew is refused when it begins
+    /// before, and their keys and values are overwritten: no check can distinguish this from computing the same tokens
+    /// once more, which is allowed. A step that leaves out tokens by which the sequence grew is refused when it begins
     /// ([`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP)), as is one whose sequence grew after its metadata was made
     /// ([`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED)).
     ///
@@ -141,12 +141,12 @@ impl BatchRequest<'_> {
             return Err(Violation::new(
                 &rules::SEQUENCE_LENGTH,
                 format_args!(
-                    "{new} new tokens of request {request}, whose sequence has {len}, {given_back} of them given back, behind \
-                     {cached} cached ones"
+                    "{new} new tokens of request {request}, whose sequence has {len}, {given_back} of them given back, \
+                     behind {cached} cached ones"
                 ),
                 format_args!("at most {kept}, the cached ones included"),
-                "grow the sequence by its new tokens before the step (`Attention::grow`), and say in `BatchRequest::of` by \
-                 how many",
+                "grow the sequence by its new tokens before the step (`Attention::grow`), and say in \
+                 `BatchRequest::of` by how many",
             ));
         }
         if let Causality::Chunk(size) = causality

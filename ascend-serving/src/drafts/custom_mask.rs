@@ -364,7 +364,9 @@ mod tests {
                 prop_assert_eq!(&CustomMask::unpack(&mask.pack::<u16>(), &extents).unwrap(), &mask);
                 prop_assert_eq!(&CustomMask::unpack(&mask.pack::<u32>(), &extents).unwrap(), &mask);
                 prop_assert_eq!(&CustomMask::unpack(&mask.pack::<u64>(), &extents).unwrap(), &mask);
-                let same = CustomMask::new(mask.visible().to_vec(), mask.mask_indptr().to_vec(), mask.qo_indptr().to_vec());
+                let offsets = [mask.mask_indptr(), mask.qo_indptr()];
+                let [mask_indptr, qo_indptr] = offsets.map(<[usize]>::to_vec);
+                let same = CustomMask::new(mask.visible().to_vec(), mask_indptr, qo_indptr);
                 prop_assert_eq!(&same.unwrap(), &mask);
                 for (r, tree) in trees.iter().enumerate() {
                     let (rows, keys) = mask.extent(r);

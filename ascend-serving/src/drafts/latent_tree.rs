@@ -18,9 +18,10 @@ use super::tree_verification::{TwoCalls, TwoPlans, check_nodes, same_batch, tree
 ///
 /// | target | calls |
 /// |---|---|
-/// | Atlas A2 and A3 with CANN 9.1 | one over the cache, sparse mode 9, with the mask `[B, nodes, nodes]` of the trees |
-/// | Atlas A2 and A3 with CANN 8.5 and 9.0, Ascend 950 | one of all nodes over the cached tokens, one over the nodes alone with that mask, merged |
+/// | Atlas A2 and A3 with CANN 9.1 | one over the cache, sparse mode 9, with the trees' mask `[B, nodes, nodes]` |
+/// | Atlas A2 and A3 with CANN 8.5 and 9.0, Ascend 950 | one over the cached tokens, one over the nodes, merged |
 ///
+/// The call over the nodes alone has the same mask.
 /// The contract of the device's target decides: the single call is used wherever the operator takes it. On CANN 8.1
 /// absorbed queries of a tree have no call.
 ///

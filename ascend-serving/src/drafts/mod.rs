@@ -346,8 +346,7 @@ pub(super) mod tests {
             let nodes = tree.nodes();
             // The n-th child of its parent has token n.
             let tokens: Vec<usize> = (0..nodes).map(|node| {
-                let of = |other: &usize| tree.parent(*other) == tree.parent(node) && *other > 0;
-                (0..node).filter(of).count()
+                (1..node).filter(|other| tree.parent(*other) == tree.parent(node)).count()
             }).collect();
             let predicted = &predicted[..nodes];
             let accepted = tree.accept_greedy(&tokens, predicted).unwrap();

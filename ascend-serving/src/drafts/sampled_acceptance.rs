@@ -213,8 +213,8 @@ impl DraftTree {
                     &rules::DRAFT_PROBABILITY,
                     format_args!("token {token} of node {node}, drawn with the probability 0"),
                     "a token that its source can give",
-                    "give the distribution that the drafts behind the node were drawn from; for tokens that were not drawn, \
-                     `DraftSource::Fixed`",
+                    "give the distribution that the drafts behind the node were drawn from; for tokens that were not \
+                     drawn, `DraftSource::Fixed`",
                 ));
             }
             if drafts.uniform[node] * drawn < rest.probability(token) {
@@ -299,11 +299,11 @@ mod tests {
     const DRAFT: [[f32; VOCABULARY]; 2] = [[0.5, 0.1, 0.1, 0.2, 0.1], [0.1, 0.3, 0.3, 0.2, 0.1]];
 
     /// The distribution after a node: the first at the root, after a token the second, rotated by the token.
-    fn behind(of: &[[f32; VOCABULARY]; 2], token: Option<u32>) -> [f32; VOCABULARY] {
+    fn behind(rows: &[[f32; VOCABULARY]; 2], token: Option<u32>) -> [f32; VOCABULARY] {
         match token {
-            None => of[0],
+            None => rows[0],
             Some(token) => {
-                let mut row = of[1];
+                let mut row = rows[1];
                 row.rotate_right(token as usize);
                 row
             }
@@ -362,9 +362,9 @@ mod tests {
                 }
             });
         }
-        let rows = |of| {
+        let rows = |model| {
             let each = tokens.iter().enumerate();
-            let each = each.flat_map(|(node, token)| behind(of, (node > 0).then_some(*token)));
+            let each = each.flat_map(|(node, token)| behind(model, (node > 0).then_some(*token)));
             each.collect::<Vec<f32>>()
         };
         (tokens.clone(), rows(&TARGET), rows(&DRAFT))
@@ -467,7 +467,7 @@ mod tests {
             source: DraftSource::Independent(&[0.5, 0.5, 0.5, 0.5]),
             uniform: &[0.5, 0.5],
         };
-        let rule = |of: SampledDrafts<'_>| tree.accept_sampled(&of).unwrap_err().rule;
+        let rule = |drafts: SampledDrafts<'_>| tree.accept_sampled(&drafts).unwrap_err().rule;
         assert!(tree.accept_sampled(&right).is_ok());
         for target in [
             [0.5, 0.6, 1.0, 0.0],
@@ -476,11 +476,11 @@ mod tests {
             [f32::INFINITY, 0.0, 1.0, 0.0],
             [0.5, 0.5, 0.0, 0.0],
         ] {
-            let given = SampledDrafts {
+            let wrong = SampledDrafts {
                 target: &target,
                 ..right
             };
-            assert_eq!(rule(given), &rules::DRAFT_PROBABILITY, "{target:?}");
+            assert_eq!(rule(wrong), &rules::DRAFT_PROBABILITY, "{target:?}");
         }
         for source in [[1.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.5, 0.5]] {
             for source in [
@@ -547,7 +547,7 @@ mod tests {
         fn walks_are_paths(parents in parents(9), seed in any::<u64>(), way in 0..3) {
             let tree = DraftTree::from_parents(&parents).unwrap();
             let way = [Way::Fixed, Way::Independent, Way::Distinct][way as usize];
-            let children = |node: usize| (1..tree.nodes()).filter(|of| tree.parent(*of) == Some(node)).count();
+            let children = |node: usize| (1..tree.nodes()).filter(|child| tree.parent(*child) == Some(node)).count();
             // Without replacement there are as many siblings as tokens.
             prop_assume!(way != Way::Distinct || (0..tree.nodes()).all(|node| children(node) <= VOCABULARY));
             let mut random = Random(seed);
@@ -577,10 +577,20 @@ mod tests {
 
         /// Any numbers at all: an answer or a refusal.
         #[test]
-        fn nothing_panics(numbers in prop::collection::vec(any::<f32>(), 9), tokens in prop::collection::vec(any::<u32>(), 3), uniform in prop::collection::vec(any::<f64>(), 3)) {
+        fn nothing_panics(
+            numbers in prop::collection::vec(any::<f32>(), 9),
+            tokens in prop::collection::vec(any::<u32>(), 3),
+            uniform in prop::collection::vec(any::<f64>(), 3),
+        ) {
             let tree = DraftTree::from_parents(&[-1, 0, 0]).unwrap();
             for source in [DraftSource::Fixed, DraftSource::Independent(&numbers), DraftSource::Distinct(&numbers)] {
-                let _ = tree.accept_sampled(&SampledDrafts { tokens: &tokens, vocabulary: 3, target: &numbers, source, uniform: &uniform });
+                let _ = tree.accept_sampled(&SampledDrafts {
+                    tokens: &tokens,
+                    vocabulary: 3,
+                    target: &numbers,
+                    source,
+                    uniform: &uniform,
+                });
             }
         }
     }

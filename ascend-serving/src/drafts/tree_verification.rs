@@ -159,11 +159,11 @@ pub(crate) fn tree_mask(
     nodes: usize,
 ) -> Result<HostMask> {
     for (request, tree) in trees.iter().enumerate() {
-        let given = tree.borrow().nodes();
-        if given > nodes {
+        let own = tree.borrow().nodes();
+        if own > nodes {
             return Err(Violation::new(
                 &rules::DRAFT_TREE,
-                format_args!("{given} nodes of request {request}"),
+                format_args!("{own} nodes of request {request}"),
                 format_args!("at most {nodes}, as the query has rows"),
                 "pad the tensors to the largest tree",
             )

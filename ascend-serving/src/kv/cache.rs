@@ -94,7 +94,8 @@ impl<T: Element> PagedKvCache<T> {
             return Err(Violation::new(
                 &rules::POOL_SHARED,
                 format_args!(
-                    "a pool of {} blocks of {} tokens with padding {:?}, {held} held, for a cache of whose own {own_held} are held",
+                    "a pool of {} blocks of {} tokens with padding {:?}, {held} held, for a cache of whose own \
+                     {own_held} are held",
                     other.0, other.1, other.2
                 ),
                 format_args!(

@@ -157,7 +157,11 @@ mod tests {
     proptest! {
         /// Every token is the one in its slot, in order, and runs are as long as they can be.
         #[test]
-        fn runs_are_slots(block_size in 1usize..6, table in prop::collection::vec(0usize..9, 1..6), cuts in prop::collection::vec((0usize..30, 0usize..30), 1..4)) {
+        fn runs_are_slots(
+            block_size in 1usize..6,
+            table in prop::collection::vec(0usize..9, 1..6),
+            cuts in prop::collection::vec((0usize..30, 0usize..30), 1..4),
+        ) {
             let mut rows = CachedRows::new(block_size);
             let mut want = Vec::new();
             for (from, to) in cuts {

@@ -102,7 +102,13 @@ mod tests {
     proptest! {
         /// Every token is on one rank, in a slot of its own, and the ranks' lengths are what their tokens count.
         #[test]
-        fn ranks_divide_a_context(ranks in 1usize..6, run in 1usize..5, runs in 1usize..5, blocks in 1usize..4, cut in 0usize..1000) {
+        fn ranks_divide_a_context(
+            ranks in 1usize..6,
+            run in 1usize..5,
+            runs in 1usize..5,
+            blocks in 1usize..4,
+            cut in 0usize..1000,
+        ) {
             let share = Interleave::new(ranks, run).unwrap();
             let block_size = run * runs;
             let row: Vec<usize> = (0..blocks).map(|b| b * 3 + 1).collect();

@@ -104,7 +104,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn kernel_blocks_keep_every_slot(times in 1usize..6, kernel in 1usize..40, row in prop::collection::vec(0usize..50, 1..6)) {
+        fn kernel_blocks_keep_every_slot(
+            times in 1usize..6,
+            kernel in 1usize..40,
+            row in prop::collection::vec(0usize..50, 1..6),
+        ) {
             let cache = times * kernel;
             let split = KernelBlocks::new(cache, kernel).unwrap().split_row(&row).unwrap();
             for position in 0..cache * row.len() {

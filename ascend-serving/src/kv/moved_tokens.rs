@@ -107,13 +107,17 @@ impl<T: Element> PagedKvCache<T> {
     ) -> Result<()> {
         self.admits(stream)?;
         self.holds(sequence)?;
-        let has_groups = |layer: &CacheLayer<T>| matches!(layer, CacheLayer::Quantised { layer, .. } if layer.group_scales().is_some());
+        let has_groups = |layer: &CacheLayer<T>| match layer {
+            CacheLayer::Plain(_) => false,
+            CacheLayer::Quantised { layer, .. } => layer.group_scales().is_some(),
+        };
         if self.layers.iter().any(has_groups) {
             return Err(Violation::new(
                 &rules::CACHE_QUANTISED,
                 "tokens that move in a cache of MXFP8",
                 "a cache whose tokens have scales of their own, or of channels",
-                "verify chains of drafts: values share powers of two with 31 others, which a token that moves would take along",
+                "verify chains of drafts: values share powers of two with 31 others, which a token that moves would \
+                 take along",
             )
             .into());
         }

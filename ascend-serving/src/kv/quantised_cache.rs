@@ -38,8 +38,8 @@ impl<T: Element> PagedKvCache<T> {
     /// use ascend_attention::{Runtime, bf16};
     /// use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
     /// use ascend_serving::{
-    ///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, QuantisedDecode,
-    ///     QuantisedPrefill,
+    ///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    ///     QuantisedDecode, QuantisedPrefill,
     /// };
     ///
     /// let stream = Runtime::emulated()?.device(0)?.stream()?;

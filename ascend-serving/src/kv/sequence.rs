@@ -108,8 +108,9 @@ pub(crate) fn uncopied(given: impl std::fmt::Display) -> Violation {
         &rules::BLOCK_UNCOPIED,
         given,
         "blocks whose copies were queued, in the order of the growths",
-        "grow with `Attention::grow`, or pass `Growth::copies` to `PagedKvCache::copy_blocks` before the step; where the \
-         copies were dropped, truncate the sequence to a token in front of the block, and grow and compute it again from there",
+        "grow with `Attention::grow`, or pass `Growth::copies` to `PagedKvCache::copy_blocks` before the step; where \
+         the copies were dropped, truncate the sequence to a token in front of the block, and grow and compute it \
+         again from there",
     )
 }
 
@@ -600,8 +601,8 @@ mod tests {
             for act in acts {
                 match act {
                     Act::Grow(n, tokens) => {
-                        let at = n % sequences.len();
-                        let (sequence, names) = &mut sequences[at];
+                        let place = n % sequences.len();
+                        let (sequence, names) = &mut sequences[place];
                         if let Ok(grown) = sequence.grow(tokens) {
                             for copy in &grown.copies {
                                 let from = copy.from.id() * 4;
@@ -623,8 +624,8 @@ mod tests {
                         sequences.push(prefix);
                     }
                     Act::Truncate(n, tokens) => {
-                        let at = n % sequences.len();
-                        let (sequence, names) = &mut sequences[at];
+                        let place = n % sequences.len();
+                        let (sequence, names) = &mut sequences[place];
                         let tokens = tokens % (sequence.len() + 1);
                         sequence.truncate(tokens).unwrap();
                         names.truncate(tokens);

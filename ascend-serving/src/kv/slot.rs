@@ -162,7 +162,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slots_of_a_range_are_those_of_its_tokens(row in prop::collection::vec(0usize..50, 1..6), size in 1usize..9, cut in any::<[usize; 2]>()) {
+        fn slots_of_a_range_are_those_of_its_tokens(
+            row in prop::collection::vec(0usize..50, 1..6),
+            size in 1usize..9,
+            cut in any::<[usize; 2]>(),
+        ) {
             let tokens = size * row.len();
             let (a, b) = (cut[0] % (tokens + 1), cut[1] % (tokens + 1));
             let mut slots = Vec::new();

@@ -22,7 +22,7 @@ pub(super) struct SlotWrite {
     pub(super) tokens: usize,
     /// Rows up to the last one that is written.
     pub(super) rows: usize,
-    by: Writer,
+    writer: Writer,
 }
 
 impl SlotWrite {
@@ -42,7 +42,7 @@ impl SlotWrite {
             return Ok(Self {
                 tokens: slots.len(),
                 rows: 0,
-                by: Writer::Nothing,
+                writer: Writer::Nothing,
             });
         }
         let (split, block_size) = (shape.split(), pool.block_size());
@@ -61,7 +61,7 @@ impl SlotWrite {
             return Ok(Self {
                 tokens: slots.len(),
                 rows: written,
-                by: Writer::Copies(writes),
+                writer: Writer::Copies(writes),
             });
         }
         let mapping = slot_mapping(stream, (pool, shape), written_slots)?;
@@ -69,7 +69,7 @@ impl SlotWrite {
         Ok(Self {
             tokens: slots.len(),
             rows: written,
-            by: Writer::Scatter(Box::new((mapping, plan))),
+            writer: Writer::Scatter(Box::new((mapping, plan))),
         })
     }
 
@@ -82,11 +82,11 @@ impl SlotWrite {
         [key, value]: [&Tensor<T>; 2],
     ) -> Result<()> {
         rows_have_slots(self.tokens, key, value)?;
-        if matches!(self.by, Writer::Nothing) {
+        if matches!(self.writer, Writer::Nothing) {
             return Ok(());
         }
         let views = WriteViews::of(shape, layer, self.rows, [key, value])?;
-        match &self.by {
+        match &self.writer {
             Writer::Nothing => Ok(()),
             Writer::Scatter(scatter) => {
                 let (slots, plan) = &**scatter;

@@ -10,10 +10,11 @@ use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCa
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ChunkedLocal, ContextParallel, CrossAttention, CustomMask,
-    DraftTree, EncoderAttention, Fused, FusedInTwo, GraphLimits, Hybrid, KeySplit, LayerSet,
-    LocalBatch, MaskExtent, MaskKind, NamedMask, PackedBits, PageIndices, PagedDecode, Phase,
-    RecordedBatch, SharedPrefixDecode, SharedPrefixGate, SplitDecode, SplitLimits, TokenIndices,
-    TreeRequest, TreeVerification, TriangleGate, TriangleMixPrefill, TrianglePrefill, window_start,
+    DraftSource, DraftTree, Drafting, EncoderAttention, Fused, FusedInTwo, GraphLimits, Hybrid,
+    KeySplit, LayerSet, LocalBatch, MaskExtent, MaskKind, MultiItemPrompt, NamedMask, PackedBits,
+    PageIndices, PagedDecode, Phase, RecordedBatch, SampledDrafts, SharedPrefixDecode,
+    SharedPrefixGate, SplitDecode, SplitLimits, StatePolicy, TokenIndices, TreeRequest,
+    TreeVerification, TriangleGate, TriangleMixPrefill, TrianglePrefill, window_start,
 };
 
 use crate::Call;
@@ -191,6 +192,38 @@ pub const CALLS: &[Call] = &[
             );
             let _ = tree.accept_greedy(&draw.few(Draw::u32), &draw.few(Draw::u32));
         }
+    }),
+    ("SampledDrafts", |draw| {
+        let tree = DraftTree::chain(draw.of(&[0, 1, 2])).unwrap();
+        let row = draw.of(&[&[0.5f32, 0.5][..], &[1.0], &[]]);
+        let rows = row.repeat(draw.of(&[tree.nodes(), 1]));
+        let _ = tree.accept_sampled(&SampledDrafts {
+            tokens: &draw.few(Draw::u32),
+            vocabulary: draw.of(&[row.len(), 0, usize::MAX]),
+            target: &rows,
+            source: draw.of(&[
+                DraftSource::Fixed,
+                DraftSource::Independent(&rows),
+                DraftSource::Distinct(&rows),
+            ]),
+            uniform: &draw.few(Draw::f64),
+        });
+    }),
+    ("MultiItemPrompt", |draw| {
+        let (starts, tokens) = (draw.few(Draw::usize), draw.usize());
+        if let Ok(prompt) = MultiItemPrompt::new(starts, tokens) {
+            let _ = (prompt.prefix(), prompt.items().count());
+            let _ = (
+                prompt.positions().nth(draw.usize().min(9)),
+                prompt.sees(draw.usize(), draw.usize()),
+            );
+        }
+    }),
+    ("StatePolicy", |draw| {
+        let requests = draw.few(Request::draw);
+        let requests: Vec<_> = requests.iter().map(Request::view).collect();
+        let drafting = draw.of(&[None, Some(Drafting::Mtp), Some(Drafting::Other)]);
+        let _ = StatePolicy::new(draw.bool(), drafting).state(&requests);
     }),
     ("SplitLimits", |draw| {
         let limits = SplitLimits {

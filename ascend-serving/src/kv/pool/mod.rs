@@ -175,7 +175,11 @@ impl BlockPool {
     /// Number of blocks that are held.
     pub fn held_blocks(&self) -> usize {
         let state = lock(&self.0.state);
-        state.blocks.iter().filter(|of| of.holders > 0).count()
+        state
+            .blocks
+            .iter()
+            .filter(|record| record.holders > 0)
+            .count()
     }
 
     fn progress_table(&self) -> &Mutex<ProgressTable> {
@@ -201,10 +205,19 @@ impl BlockPool {
         let state = lock(&self.0.state);
         let changed = |(before, [read, written]): (u64, ReadAndWritten<'r>)| {
             let after = |block: &usize, when: fn(&BlockRecord) -> u64| {
-                state.blocks.get(*block).is_some_and(|of| when(of) > before)
+                state
+                    .blocks
+                    .get(*block)
+                    .is_some_and(|record| when(record) > before)
             };
-            let read = read.iter().find(|block| after(block, |of| of.given_back));
-            let changed = read.or_else(|| written.iter().find(|block| after(block, |of| of.left)));
+            let read = read
+                .iter()
+                .find(|block| after(block, |record| record.given_back));
+            let changed = read.or_else(|| {
+                written
+                    .iter()
+                    .find(|block| after(block, |record| record.left))
+            });
             changed.copied()
         };
         std::iter::once(first).chain(rows).find_map(changed)
@@ -311,7 +324,8 @@ impl BlockPool {
         let (rule, fix) = match free + waiting < wanted {
             true => (
                 &rules::POOL_EXHAUSTED,
-                "evict cached prefixes (`PrefixCache::evict`), finish or preempt a request, grow by fewer tokens, or make a larger cache",
+                "evict cached prefixes (`PrefixCache::evict`), finish or preempt a request, grow by fewer tokens, or \
+                 make a larger cache",
             ),
             false => (
                 &rules::POOL_WAITING,
@@ -379,8 +393,8 @@ pub(crate) fn too_many_blocks(given: impl fmt::Display, allowed: impl fmt::Displ
         &rules::BATCH_BLOCKS,
         given,
         allowed,
-        "preempt a request, or make the cache larger; `SharedPrefixDecode` reads shared blocks once, and `PagedDecode` has no \
-         such limit",
+        "preempt a request, or make the cache larger; `SharedPrefixDecode` reads shared blocks once, and `PagedDecode` \
+         has no such limit",
     )
 }
 

@@ -122,13 +122,13 @@ impl ProgressTable {
     ) -> impl Iterator<Item = &mut Progress> {
         let caches = self.caches.iter_mut().enumerate();
         let chosen = caches.filter(move |(at, _)| cache.is_none_or(|cache| cache == *at));
-        chosen.filter_map(move |(_, of)| of.as_mut()?.get_mut(place))
+        chosen.filter_map(move |(_, progress)| progress.as_mut()?.get_mut(place))
     }
 
     /// The indices of the caches.
     pub(super) fn caches(&self) -> Vec<usize> {
         let caches = self.caches.iter().enumerate();
-        let alive = caches.filter_map(|(place, of)| of.as_ref().map(|_| place));
+        let alive = caches.filter_map(|(place, progress)| progress.as_ref().map(|_| place));
         alive.collect()
     }
 
@@ -153,19 +153,21 @@ impl ProgressTable {
         // counts.
         let least = self
             .progress(cache, stamp.place)
-            .min_by_key(|of| of.computed);
+            .min_by_key(|progress| progress.computed);
         match least {
-            Some(of) if of.computed < cached => Err(missing_tokens(whose, of, cached, len)),
+            Some(progress) if progress.computed < cached => {
+                Err(missing_tokens(whose, progress, cached, len))
+            }
             _ => Ok(()),
         }
     }
 
     fn open(&mut self, cache: Option<usize>, tokens: &StepTokens) {
-        for of in self.progress(cache, tokens.stamp.place) {
-            if of.open == 0 {
-                of.cut = usize::MAX;
+        for progress in self.progress(cache, tokens.stamp.place) {
+            if progress.open == 0 {
+                progress.cut = usize::MAX;
             }
-            of.open += 1;
+            progress.open += 1;
         }
     }
 
@@ -180,19 +182,19 @@ impl ProgressTable {
         if !self.is_alive(&tokens.stamp) {
             return;
         }
-        for of in self.progress(cache, tokens.stamp.place) {
+        for progress in self.progress(cache, tokens.stamp.place) {
             // A cache that joined the pool since the step began has no part in it.
-            let Some(open) = of.open.checked_sub(1) else {
+            let Some(open) = progress.open.checked_sub(1) else {
                 continue;
             };
-            of.open = open;
+            progress.open = open;
             if done {
                 // Tokens that were cut off meanwhile, and grown again, are not those that the step computed.
-                of.computed = of.computed.max(tokens.len.min(of.cut));
-                of.missing = None;
+                progress.computed = progress.computed.max(tokens.len.min(progress.cut));
+                progress.missing = None;
             } else if missing.is_some() {
-                of.computed = of.computed.min(tokens.cached);
-                of.missing.clone_from(missing);
+                progress.computed = progress.computed.min(tokens.cached);
+                progress.missing.clone_from(missing);
             }
         }
     }
@@ -208,8 +210,8 @@ fn changed_sequence(whose: &dyn fmt::Display, is_alive: bool, len: usize) -> Vio
         &rules::SEQUENCE_CHANGED,
         format_args!("metadata of {whose} up to {len} tokens, whose sequence {what}"),
         "sequences as they were when the metadata was made",
-        "make the step's metadata (`AttentionMetadata::new` or `renew`) after the last `grow`, `truncate` or `drop_before` of its \
-         sequences, once for each step",
+        "make the step's metadata (`AttentionMetadata::new` or `renew`) after the last `grow`, `truncate` or \
+         `drop_before` of its sequences, once for each step",
     )
 }
 
@@ -234,18 +236,18 @@ fn missing_tokens(
             &rules::STEP_LAYERS_MISSING,
             format_args!("{given}: the step that wrote the next ones ended without {missing}"),
             allowed,
-            "begin a step with the last tokens of the sequence, all that are not computed, and queue every layer; or truncate the \
-             sequence to the computed ones, to 0 where blocks were given back, and grow it again",
+            "begin a step with the last tokens of the sequence, all that are not computed, and queue every layer; or \
+             truncate the sequence to the computed ones, to 0 where blocks were given back, and grow it again",
         ),
         None => Violation::new(
             &rules::SEQUENCE_GAP,
             given,
             allowed,
-            "compute all tokens that the sequence grew by in one step, and grow once for each step; a step that failed or was \
-             dropped before its first layer has computed none, so begin it again; tokens that are not wanted: \
-             truncate the sequence to the computed ones, to 0 where blocks were given back; tokens that something else really \
-             wrote, such as a copy from another cache: name them by `PagedKvCache::mark_computed`, otherwise attention reads what \
-             the blocks held before",
+            "compute all tokens that the sequence grew by in one step, and grow once for each step; a step that failed \
+             or was dropped before its first layer has computed none, so begin it again; tokens that are not wanted: \
+             truncate the sequence to the computed ones, to 0 where blocks were given back; tokens that something else \
+             really wrote, such as a copy from another cache: name them by `PagedKvCache::mark_computed`, otherwise \
+             attention reads what the blocks held before",
         ),
     }
 }
@@ -298,11 +300,11 @@ impl SequenceEntry {
         self.stamp.changed = table.tick();
         table.sequences[place].changed = self.stamp.changed;
         let Some(tokens) = tokens else { return };
-        for of in table.progress(None, place) {
-            of.computed = of.computed.min(tokens);
-            of.cut = of.cut.min(tokens);
-            if of.computed == tokens {
-                of.missing = None;
+        for progress in table.progress(None, place) {
+            progress.computed = progress.computed.min(tokens);
+            progress.cut = progress.cut.min(tokens);
+            if progress.computed == tokens {
+                progress.missing = None;
             }
         }
     }
@@ -355,17 +357,17 @@ impl CacheEntry {
     /// The number of first tokens of a sequence that this cache has.
     pub(in crate::kv) fn computed_tokens(&self, sequence: SequenceStamp) -> usize {
         let mut table = lock(self.pool.progress_table());
-        let of = table.progress(Some(self.place), sequence.place).next();
-        of.map_or(0, |of| of.computed)
+        let progress = table.progress(Some(self.place), sequence.place).next();
+        progress.map_or(0, |progress| progress.computed)
     }
 
     /// Records that this cache has the first `tokens` tokens of a sequence.
     pub(in crate::kv) fn mark_computed(&self, sequence: SequenceStamp, tokens: usize) {
         let mut table = lock(self.pool.progress_table());
-        for of in table.progress(Some(self.place), sequence.place) {
-            if of.computed < tokens {
-                of.computed = tokens;
-                of.missing = None;
+        for progress in table.progress(Some(self.place), sequence.place) {
+            if progress.computed < tokens {
+                progress.computed = tokens;
+                progress.missing = None;
             }
         }
     }
@@ -399,7 +401,7 @@ impl BlockPool {
     pub(crate) fn computed_tokens(&self, sequence: SequenceStamp) -> Option<usize> {
         let mut table = lock(self.progress_table());
         let each = table.progress(None, sequence.place);
-        each.map(|of| of.computed).min()
+        each.map(|progress| progress.computed).min()
     }
 }
 
@@ -417,11 +419,11 @@ impl StepProgress {
         let place = cache.map(|cache| cache.place);
         let mut all = Vec::with_capacity(tokens.size_hint().0);
         let mut table = lock(pool.progress_table());
-        for (request, of) in tokens {
-            table.check(place, &format_args!("request {request}"), &of)?;
-            all.push(of);
+        for (request, tokens) in tokens {
+            table.check(place, &format_args!("request {request}"), &tokens)?;
+            all.push(tokens);
         }
-        all.iter().for_each(|of| table.open(place, of));
+        all.iter().for_each(|tokens| table.open(place, tokens));
         drop(table);
         Ok(Self {
             pool: pool.clone(),
@@ -448,8 +450,8 @@ impl StepProgress {
         }
         let place = self.cache.as_ref().map(|cache| cache.place);
         let mut table = lock(self.pool.progress_table());
-        for of in &self.tokens {
-            table.close(place, of, done, &self.missing);
+        for tokens in &self.tokens {
+            table.close(place, tokens, done, &self.missing);
         }
     }
 }

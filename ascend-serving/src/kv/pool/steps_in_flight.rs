@@ -98,8 +98,8 @@ struct OpenStepReport(u64);
 impl Drop for OpenStepReport {
     fn drop(&mut self) {
         tracing::error!(
-            "step {} stays open: its lane panicked when it was asked for the end of the step, so that blocks given back since \
-             the step began are not handed out again",
+            "step {} stays open: its lane panicked when it was asked for the end of the step, so that blocks given \
+             back since the step began are not handed out again",
             self.0
         );
     }

@@ -144,7 +144,11 @@ mod tests {
         /// A float is within a 16th of its number or half the smallest step, and moving it to a larger scale and back
         /// loses nothing but numbers that become too small.
         #[test]
-        fn floats_move_between_scales(numbers in prop::collection::vec(-1e3f64..1e3, 1..40), exponent in -90i32..90, more in 0u8..6) {
+        fn floats_move_between_scales(
+            numbers in prop::collection::vec(-1e3f64..1e3, 1..40),
+            exponent in -90i32..90,
+            more in 0u8..6,
+        ) {
             let numbers: Vec<f64> = numbers.iter().map(|x| x * f64::from(exponent).exp2()).collect();
             let scale = SharedScale::covering(numbers.iter().copied());
             let larger = SharedScale(scale.0 + more);

@@ -8,11 +8,11 @@ use crate::error::{Error, Result};
 /// The type in which keys and values of a quantised cache are stored: numbers of one byte, which stand for themselves
 /// times a scale.
 ///
-/// | type | products | scales | exactness |
+/// | type | products | scales | largest error |
 /// |---|---|---|---|
-/// | [`Int8`](Self::Int8) | Atlas A2, A3, Ascend 950 | of channels, of tokens | steps of one size: half a step for each number |
-/// | [`Float8E4M3Fn`](Self::Float8E4M3Fn) | Ascend 950, CANN 9.1 | of channels, of tokens | a 16th of each number, over 15 powers of two |
-/// | [`HiFloat8`](Self::HiFloat8) | Ascend 950, CANN 9.1 | of channels | a 16th of numbers from 1/8 to 16, less of others, over 38 powers of two |
+/// | INT8 | Atlas A2, A3, Ascend 950 | of channels, of tokens | half a step, of one size |
+/// | FLOAT8_E4M3FN | Ascend 950, CANN 9.1 | of channels, of tokens | a 16th of each number, over 15 powers of two |
+/// | HIFLOAT8 | Ascend 950, CANN 9.1 | of channels | a 16th from 1/8 to 16, more of others, over 38 powers of two |
 ///
 /// Where most of a channel's numbers are far smaller than its largest, floats keep them and integers lose them; where
 /// they are spread evenly, integers are closer.

@@ -112,9 +112,9 @@ mod tests {
     #[test]
     fn halves_go_to_the_even_integer() {
         let numbers = [127.0, 0.5, 1.5, -2.5, 0.0, 0.0, 0.0, 0.0];
-        let of = QuantisedTokens::of(QuantisedType::Int8, &numbers, 4);
-        assert_eq!(of.quantised, [127, 0, 2, -2, 0, 0, 0, 0]);
-        assert_eq!(of.scales, [1.0, 1.0]);
+        let tokens = QuantisedTokens::of(QuantisedType::Int8, &numbers, 4);
+        assert_eq!(tokens.quantised, [127, 0, 2, -2, 0, 0, 0, 0]);
+        assert_eq!(tokens.scales, [1.0, 1.0]);
     }
 
     #[test]
@@ -130,9 +130,9 @@ mod tests {
             0.5,
             0.0,
         ];
-        let of = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, &numbers, 8);
-        assert_eq!(of.scales, [1.0]);
-        let back: Vec<f32> = (of.quantised.iter())
+        let tokens = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, &numbers, 8);
+        assert_eq!(tokens.scales, [1.0]);
+        let back: Vec<f32> = (tokens.quantised.iter())
             .map(|bits| Float8E4M3Fn::from_bits(*bits as u8).to_f32())
             .collect();
         let want = [
@@ -153,8 +153,8 @@ mod tests {
         #[test]
         fn a_token_fills_its_floats(numbers in prop::collection::vec(-1e4f32..1e4, 4..40), exponent in -100i32..20) {
             let numbers: Vec<f32> = numbers.iter().map(|x| x * (exponent as f32).exp2()).collect();
-            let of = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, &numbers, 4);
-            for ((row, stored), scale) in numbers.chunks(4).zip(of.quantised.chunks(4)).zip(&of.scales) {
+            let tokens = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, &numbers, 4);
+            for ((row, stored), scale) in numbers.chunks(4).zip(tokens.quantised.chunks(4)).zip(&tokens.scales) {
                 let float = |bits: &i8| f64::from(Float8E4M3Fn::from_bits(*bits as u8).to_f32());
                 for (number, bits) in row.iter().zip(stored) {
                     let (number, scale) = (f64::from(*number), f64::from(*scale));
@@ -170,8 +170,8 @@ mod tests {
         #[test]
         fn a_token_fills_its_scale(numbers in prop::collection::vec(-1e4f32..1e4, 4..40), exponent in -100i32..20) {
             let numbers: Vec<f32> = numbers.iter().map(|x| x * (exponent as f32).exp2()).collect();
-            let of = QuantisedTokens::of(QuantisedType::Int8, &numbers, 4);
-            for ((row, quantised), scale) in numbers.chunks(4).zip(of.quantised.chunks(4)).zip(&of.scales) {
+            let tokens = QuantisedTokens::of(QuantisedType::Int8, &numbers, 4);
+            for ((row, quantised), scale) in numbers.chunks(4).zip(tokens.quantised.chunks(4)).zip(&tokens.scales) {
                 for (number, integer) in row.iter().zip(quantised) {
                     let back = f64::from(*integer) * f64::from(*scale);
                     prop_assert!((back - f64::from(*number)).abs() <= f64::from(*scale) * 0.5001);

@@ -100,19 +100,19 @@ mod tests {
             Some(512),
         ];
         let pairs = ValuePair::all(&slots, 512);
-        let of = |block, pair, rows: &[(usize, usize)], places| ValuePair {
+        let want = |block, pair, rows: &[(usize, usize)], places| ValuePair {
             block,
             pair,
             rows: rows.to_vec(),
             places,
         };
-        let want = [
-            of(0, 1, &[(0, 6), (1, 7), (3, 63)], 0..64),
-            of(0, 2, &[(4, 0)], 0..1),
-            of(1, 0, &[(6, 0)], 0..1),
-            of(1, 2, &[(5, 0)], 0..1),
+        let wanted = [
+            want(0, 1, &[(0, 6), (1, 7), (3, 63)], 0..64),
+            want(0, 2, &[(4, 0)], 0..1),
+            want(1, 0, &[(6, 0)], 0..1),
+            want(1, 2, &[(5, 0)], 0..1),
         ];
-        assert_eq!(pairs, want);
+        assert_eq!(pairs, wanted);
         assert_eq!(
             pairs.iter().map(ValuePair::is_shared).collect::<Vec<_>>(),
             [true, false, false, false]
