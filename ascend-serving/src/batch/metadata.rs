@@ -623,7 +623,7 @@ mod tests {
             for (q, kv) in q.lengths().iter().zip(again.kv_lengths().lengths()).skip(lengths.len()) {
                 prop_assert!(*q == *kv && (1..=16).contains(q));
             }
-            let audit = |r: &BatchRequest<'_>| AuditRequest { cached: r.cached, given_back: 0, new: r.new };
+            let audit = |r: &BatchRequest<'_>| AuditRequest::new(r.cached, r.new);
             let audit = Audit {
                 blocks: 128,
                 block_size: 4,

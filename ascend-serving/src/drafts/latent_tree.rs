@@ -29,6 +29,7 @@ use super::tree_verification::{TwoCalls, TwoPlans, check_nodes, same_batch, tree
 ///
 /// Source: aclnnFusedInferAttentionScoreV3, multi-head latent attention.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct LatentTreeVerification {
     /// The heads.
     pub shape: AttentionShape,
@@ -65,6 +66,11 @@ enum Calls {
 }
 
 impl LatentTreeVerification {
+    /// A verification by attention of these heads.
+    pub const fn new(shape: AttentionShape) -> Self {
+        Self { shape }
+    }
+
     /// Prepares the verification of one tree for each request, after `cached` tokens each. Smaller trees are padded
     /// to the nodes of the tensors; the rows after a tree mean nothing. One plan serves all layers of a step.
     ///

@@ -31,6 +31,7 @@ use super::DraftTree;
 /// Chains need none of this: they are causal, and a step of
 /// [`AttentionState::SpecDecoding`](crate::AttentionState::SpecDecoding) verifies them.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct TreeVerification {
     /// The heads.
     pub shape: AttentionShape,
@@ -58,6 +59,11 @@ pub struct TreePlan {
 }
 
 impl TreeVerification {
+    /// A verification by attention of these heads.
+    pub const fn new(shape: AttentionShape) -> Self {
+        Self { shape }
+    }
+
     /// Prepares the verification of one tree for each request, after `cached` tokens each. Smaller trees are padded
     /// to the nodes of the tensors; the rows after a tree mean nothing. One plan serves all layers of a step.
     ///

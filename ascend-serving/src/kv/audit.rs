@@ -13,6 +13,7 @@ use super::table::PageTable;
 
 /// The lengths of one request in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AuditRequest {
     /// Tokens before the step, from the token in the first entry of the request's row on.
     pub cached: usize,
@@ -23,6 +24,23 @@ pub struct AuditRequest {
     pub given_back: usize,
     /// Tokens that the step adds.
     pub new: usize,
+}
+
+impl AuditRequest {
+    /// A request that adds `new` tokens to `cached` ones, of which none was given back.
+    pub const fn new(cached: usize, new: usize) -> Self {
+        Self {
+            cached,
+            given_back: 0,
+            new,
+        }
+    }
+
+    /// Sets the number of cached tokens that were given back.
+    pub const fn given_back(mut self, tokens: usize) -> Self {
+        self.given_back = tokens;
+        self
+    }
 }
 
 /// A step as the operators will see it, to be checked against its lengths.
@@ -211,21 +229,11 @@ mod tests {
         pad: PadPolicy,
     }
 
-    fn request(cached: usize, new: usize) -> AuditRequest {
-        AuditRequest {
-            cached,
-            given_back: 0,
-            new,
-        }
-    }
-
     impl Step {
         /// Two requests over a shared first block: one of 6 cached tokens and 3 new, one of 4 and 1.
         fn right() -> Self {
             Self {
-                requests: [(6, 3), (4, 1)]
-                    .map(|(cached, new)| request(cached, new))
-                    .into(),
+                requests: vec![AuditRequest::new(6, 3), AuditRequest::new(4, 1)],
                 rows: vec![vec![1, 2, 3], vec![1, 5]],
                 slots: vec![10, 11, 12, 20, -1, -1],
                 pad: PadPolicy::SkipNegative,

@@ -66,7 +66,8 @@ impl PageTable {
     /// [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE) for a table of more than [`MAX_ENTRIES`](Self::MAX_ENTRIES), or
     /// one that does not fit in the host's memory: one long row makes all rows long.
     pub fn from_rows<R: AsRef<[usize]>>(rows: &[R]) -> Result<Self, Violation> {
-        let columns = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0);
+        let widths = rows.iter().map(|row| row.as_ref().len());
+        let columns = widths.fold(0, usize::max);
         let mut table = Self::default();
         table.reset(columns);
         table.room(rows.len())?;

@@ -141,11 +141,8 @@ pub const CALLS: &[Call] = &[
         }
     }),
     ("Audit", |draw| {
-        let requests = draw.few(|draw| AuditRequest {
-            cached: draw.usize(),
-            given_back: draw.usize(),
-            new: draw.usize(),
-        });
+        let requests =
+            draw.few(|draw| AuditRequest::new(draw.usize(), draw.usize()).given_back(draw.usize()));
         let _ = Audit {
             blocks: draw.usize(),
             block_size: draw.usize(),

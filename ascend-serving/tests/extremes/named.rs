@@ -67,11 +67,7 @@ fn an_audit_of_a_request_at_the_last_position_ends() {
         blocks: 1,
         block_size: i32::MAX as usize,
         pad: PadPolicy::SkipNegative,
-        requests: &[AuditRequest {
-            cached: i32::MAX as usize,
-            given_back: 0,
-            new: 0,
-        }],
+        requests: &[AuditRequest::new(i32::MAX as usize, 0)],
         table: &PageTable::from_rows(&[[0]]).unwrap(),
         slots: &[],
     };

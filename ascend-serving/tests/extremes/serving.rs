@@ -428,9 +428,8 @@ pub const CALLS: &[Call] = &[
         let cache =
             PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, PadPolicy::SkipNegative);
         let cache = cache.unwrap();
-        let verification = TreeVerification {
-            shape: AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64),
-        };
+        let verification =
+            TreeVerification::new(AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64));
         let Ok(mut graphs) = verification.capture(&stream, &cache, &graph_limits(draw)) else {
             return;
         };
