@@ -253,7 +253,7 @@ impl TokenIndices {
         };
         for (request, &len) in lengths.lengths().iter().enumerate() {
             let used = table.used(request, len, page_size)?;
-            let first = window_start(len, window);
+            let first = window.map_or(0, |window| len.saturating_sub(window));
             fill_slots(used, first..len, page_size, &mut lists.kv_indices)?;
             let end = i32::try_from(lists.kv_indices.len()).map_err(|_| overflow())?;
             lists.kv_indptr.push(end);
@@ -311,11 +311,6 @@ impl TokenIndices {
     pub fn kv_indices(&self) -> &[i32] {
         &self.kv_indices
     }
-}
-
-/// The first of `len` keys that a window of `window` keys shows.
-pub fn window_start(len: usize, window: Option<usize>) -> usize {
-    window.map_or(0, |window| len.saturating_sub(window))
 }
 
 #[cfg(test)]

@@ -151,7 +151,7 @@ pub use graphs::{
     LatentGraphTensors, LatentTreeGraphStep, LatentTreeGraphs, TreeGraphStep, TreeGraphs,
     TreeRequest,
 };
-pub use index::{PageIndices, TokenIndices, window_start};
+pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
 pub use split_kv::SplitLimits;

@@ -7,9 +7,10 @@
 //! [`SlotMapping`](ascend_attention::scatter::SlotMapping), and copies do where the product has no such operator.
 //! [`PagedKvCache`] combines them: the tensors of every layer, and their pool.
 //!
-//! Sizes, counts, lengths, positions and the numbers of blocks and slots are `usize`; they become CANN's integers
-//! where they are copied to the device or given to an operator, and what does not fit is refused there. Lists of a
-//! step's slots alone are what the device gets: integers of its width, among which padding may be negative.
+//! Sizes, counts, lengths, positions and the numbers of blocks and slots are `usize`. What CANN's integers do not hold
+//! is refused where it enters: a pool has no more slots than INT32 counts, a sequence no more tokens, and a layer no
+//! more bytes than memory has, so that sums and products of accepted numbers cannot overflow. Lists of a step's slots
+//! alone are what the device gets: integers of its width, among which padding may be negative.
 
 mod audit;
 mod cache;

@@ -12,7 +12,7 @@ use ascend_serving::{
     KeySplit, LayerSet, LocalBatch, MaskExtent, MaskKind, MultiItemPrompt, NamedMask, PackedBits,
     PageIndices, PagedDecode, Phase, RecordedBatch, SampledDrafts, SharedPrefixDecode,
     SharedPrefixGate, SplitDecode, SplitLimits, StatePolicy, TokenIndices, TreeRequest,
-    TreeVerification, window_start,
+    TreeVerification,
 };
 
 use crate::Call;
@@ -133,7 +133,6 @@ pub const CALLS: &[Call] = &[
         let lengths = lengths_for(table.requests(), draw);
         let window = draw.bool().then(|| draw.usize());
         let _ = TokenIndices::from_table(&table, &lengths, draw.usize(), window);
-        let _ = window_start(draw.usize(), window);
     }),
     ("CustomMask", |draw| {
         let trees = draw.few(|draw| DraftTree::chain(draw.usize()).ok());
