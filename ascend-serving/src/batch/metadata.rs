@@ -510,7 +510,7 @@ fn ends_in(blocks: usize, block_size: usize, len: usize) -> bool {
     len > 0 && len <= places && places - len < block_size
 }
 
-/// Whether all of these numbers are below a bound of up to [`MAX_INT32`], in a form that compilers vectorise: a
+/// Whether all of these numbers are below a bound of up to INT32, in a form that compilers vectorise: a
 /// number below the bound has no sign bit, and has one after the bound is subtracted.
 fn all_below(numbers: &[usize], bound: usize) -> bool {
     let mut signs = (usize::MAX, 0usize);

@@ -185,13 +185,13 @@ impl<T: Element> PagedKvCache<T> {
         stored: QuantisedType,
     ) -> Result<Self> {
         shape.check_layers()?;
-        if stored.largest_of_token().is_none() {
-            return Err(Error::invalid(
-                "stored",
-                format_args!("{}, with a scale for each token", stored.dtype()),
-                "INT8 or FLOAT8_E4M3FN; HIFLOAT8 has scales of channels: `PagedKvCache::quantised_as`",
-            ).fix("store INT8 or FLOAT8_E4M3FN, or make the cache by `PagedKvCache::quantised_as`"));
-        }
+        let Some(largest) = stored.largest_of_token() else {
+            let stored = format_args!("{}, with a scale for each token", stored.dtype());
+            let allowed = "INT8 or FLOAT8_E4M3FN; HIFLOAT8 has scales of channels: `PagedKvCache::quantised_as`";
+            let fix =
+                "store INT8 or FLOAT8_E4M3FN, or make the cache by `PagedKvCache::quantised_as`";
+            return Err(Error::invalid("stored", stored, allowed).fix(fix));
+        };
         if shape.format == Cache::Nz {
             return Err(Error::invalid(
                 "shape.format",
@@ -209,6 +209,7 @@ impl<T: Element> PagedKvCache<T> {
         let scales = one.zeroed_layers::<f32>(device, blocks, block_size)?;
         let scales = scales.into_iter().map(|rows| {
             Ok(LayerScales::Token(TokenScales {
+                largest,
                 key: rows.key.reshape([blocks, block_size])?,
                 value: rows.value.reshape([blocks, block_size])?,
                 rows,
