@@ -410,8 +410,6 @@ macro_rules! for_each_glue_function {
             ) = search::top;
 
             // Of models.
-            /// `torch_npu.npu_rms_norm`: vLLM-Ascend, of latent queries and keys.
-            fn aclnnRmsNorm(x: In, gamma: In, epsilon: f64, yOut: Out, rstdOut: Out) = model::rms_norm;
             /// `torch.nn.functional.layer_norm`.
             fn aclnnLayerNorm(
                 input: In, normalizedShape: Ints, weightOptional: OptionalIn, biasOptional: OptionalIn, eps: f64, out: Out,

@@ -23,7 +23,7 @@
 //! | `tensor` | strided tensors in memory, by element type |
 //! | `simd` | instruction sets |
 //! | `roofline` | the best performance that the machine allows, for benchmarks |
-//! | `scatter`, `merge`, `ring_update`, `batch_mat_mul` | the other operators: rows into a paged cache; partial results into one; products of matrices |
+//! | `scatter`, `merge`, `ring_update`, `batch_mat_mul`, `rms_norm` | the other operators: rows into a paged cache; partial results into one; products of matrices; normalised rows |
 //!
 //! Layouts have no kernels of their own: packed sequences, paged caches, shared prefixes, rotary parts and quantised
 //! elements are handled where rows are loaded into tiles of single precision.
@@ -58,6 +58,7 @@ mod prefetch;
 mod prefill;
 pub mod reference;
 pub(crate) mod ring_update;
+pub(crate) mod rms_norm;
 pub mod roofline;
 pub(crate) mod scatter;
 mod schedule;

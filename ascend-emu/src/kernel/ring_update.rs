@@ -64,6 +64,11 @@ impl Elements {
         }
     }
 
+    /// Whether the elements are contiguous.
+    pub(super) fn is_contiguous(&self) -> bool {
+        self.contiguous
+    }
+
     /// Reads an element.
     ///
     /// # Safety
@@ -72,6 +77,28 @@ impl Elements {
     pub(crate) unsafe fn read<T: Copy>(&self, element: usize) -> T {
         // SAFETY: the caller's promise. No alignment is assumed.
         unsafe { self.at::<T>(element).read_unaligned() }
+    }
+
+    /// Writes an element.
+    ///
+    /// # Safety
+    ///
+    /// The tensor has the element, as a `T` that is live and accessed by no other thread.
+    pub(super) unsafe fn write<T: Copy>(&self, element: usize, value: T) {
+        // SAFETY: the caller's promise. No alignment is assumed.
+        unsafe { self.at::<T>(element).write_unaligned(value) };
+    }
+
+    /// Writes the element of this number of a contiguous tensor that begins at the first byte, whatever the
+    /// description has room for.
+    ///
+    /// # Safety
+    ///
+    /// The bytes are live and accessed by no other thread.
+    pub(super) unsafe fn write_behind<T: Copy>(&self, element: usize, value: T) {
+        let place = self.first.cast::<T>().wrapping_add(element);
+        // SAFETY: the caller's promise. No alignment is assumed.
+        unsafe { place.write_unaligned(value) };
     }
 }
 

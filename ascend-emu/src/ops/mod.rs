@@ -20,6 +20,7 @@ mod overlap;
 pub(crate) mod phase_one;
 mod prompt_flash_attention;
 mod ring_attention_update;
+mod rms_norm;
 mod scatter_pa_kv_cache;
 
 /// The C functions of all operators.
@@ -32,5 +33,6 @@ pub(crate) mod functions {
     pub use super::incre_flash_attention::*;
     pub use super::prompt_flash_attention::*;
     pub use super::ring_attention_update::*;
+    pub use super::rms_norm::*;
     pub use super::scatter_pa_kv_cache::*;
 }

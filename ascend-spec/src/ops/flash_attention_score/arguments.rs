@@ -50,4 +50,4 @@ macro_rules! flash_attention_score_arguments {
     };
 }
 
-flash_attention_score_arguments! { declare_arguments { "FlashAttentionScore and FlashAttentionVarLenScore", #[derive(Copy)] FlashAttentionCall } }
+flash_attention_score_arguments! { declare_arguments { "FlashAttentionScore and FlashAttentionVarLenScore", #[derive(Copy)] FlashAttentionCall<'a> } }

@@ -61,4 +61,4 @@ macro_rules! fused_infer_attention_score_arguments {
     };
 }
 
-fused_infer_attention_score_arguments! { declare_arguments { "FusedInferAttentionScore", FiaCall } }
+fused_infer_attention_score_arguments! { declare_arguments { "FusedInferAttentionScore", FiaCall<'a> } }
