@@ -5,12 +5,15 @@ use ascend_attention::{Element, Stream, Tensor};
 use crate::error::Result;
 use crate::kv::cache_shape::LayerCache;
 use crate::kv::copied_writes::CopiedWrites;
-use crate::kv::quantised::quantised_type::QuantisedType;
-use crate::kv::quantised::rows_on_host::rows_to_quantise;
+
+use super::quantised_type::QuantisedType;
+use super::rows_on_host::rows_to_quantise;
 
 /// Scales in the blocks of their tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenScales {
+    /// What the largest number of each token becomes.
+    pub(in crate::kv) largest: f32,
     /// Scales as tokens of one element, `[blocks, block_size, 1]`.
     pub(crate) rows: LayerCache<f32>,
     /// Scales of keys as the operator reads them, `[blocks, block_size]`.
@@ -42,14 +45,14 @@ impl TokenQuantiser {
     ) -> Result<[&Tensor<i8>; 2]> {
         let [key, value] = rows;
         let [keys, values] = &self.quantised;
-        let keys = self.quantise(stream, "key", key, keys)?;
-        let values = self.quantise(stream, "value", value, values)?;
+        let keys = self.quantise(stream, "key", key, keys, scales.largest)?;
+        let values = self.quantise(stream, "value", value, values, scales.largest)?;
         let caches = [&scales.rows.key, &scales.rows.value];
         let all = self.quantised.iter().zip(&self.scales).zip(caches);
-        for (((quantised, scales), cache), of) in all.zip([&keys, &values]) {
+        for (((quantised, scales), cache), tokens) in all.zip([&keys, &values]) {
             let first = quantised.narrow(0, 0..self.slots.len())?;
-            first.overwrite(stream, &of.quantised)?;
-            scales.overwrite(stream, &of.scales)?;
+            first.overwrite(stream, &tokens.quantised)?;
+            scales.overwrite(stream, &tokens.scales)?;
             self.writes
                 .checked("scales", scales, cache)?
                 .queue(stream)?;
@@ -63,10 +66,12 @@ impl TokenQuantiser {
         argument: &'static str,
         rows: &Tensor<T>,
         like: &Tensor<i8>,
+        largest: f32,
     ) -> Result<QuantisedTokens> {
         let planned = like.shape();
         let (numbers, elements) = rows_to_quantise(stream, argument, rows, planned, &self.slots)?;
-        Ok(QuantisedTokens::of(self.stored, &numbers, elements))
+        let stored = (self.stored, largest);
+        Ok(QuantisedTokens::quantise(stored, &numbers, elements))
     }
 }
 
@@ -80,9 +85,8 @@ struct QuantisedTokens {
 }
 
 impl QuantisedTokens {
-    /// Quantises each token by the scale that makes its largest number the largest of the type; by 1 where all are 0.
-    fn of(stored: QuantisedType, numbers: &[f32], elements: usize) -> Self {
-        let largest = stored.largest_of_token().unwrap_or(1.0);
+    /// Quantises each token by the scale that makes its largest number `largest`; by 1 where all are 0.
+    fn quantise((stored, largest): (QuantisedType, f32), numbers: &[f32], elements: usize) -> Self {
         let mut quantised = Vec::with_capacity(numbers.len());
         let mut scales = Vec::new();
         for row in numbers.chunks(elements.max(1)) {
@@ -102,18 +106,21 @@ mod tests {
     use ascend_attention::spec::minifloat::Float8E4M3Fn;
     use proptest::prelude::*;
 
+    const INT8: (QuantisedType, f32) = (QuantisedType::Int8, 127.0);
+    const E4M3FN: (QuantisedType, f32) = (QuantisedType::Float8E4M3Fn, 448.0);
+
     #[test]
     fn no_tokens_are_nothing() {
-        let none = QuantisedTokens::of(QuantisedType::Int8, &[], 0);
+        let none = QuantisedTokens::quantise(INT8, &[], 0);
         assert!(none.quantised.is_empty() && none.scales.is_empty());
     }
 
     #[test]
     fn halves_go_to_the_even_integer() {
         let numbers = [127.0, 0.5, 1.5, -2.5, 0.0, 0.0, 0.0, 0.0];
-        let of = QuantisedTokens::of(QuantisedType::Int8, &numbers, 4);
-        assert_eq!(of.quantised, [127, 0, 2, -2, 0, 0, 0, 0]);
-        assert_eq!(of.scales, [1.0, 1.0]);
+        let tokens = QuantisedTokens::quantise(INT8, &numbers, 4);
+        assert_eq!(tokens.quantised, [127, 0, 2, -2, 0, 0, 0, 0]);
+        assert_eq!(tokens.scales, [1.0, 1.0]);
     }
 
     #[test]
@@ -129,9 +136,9 @@ mod tests {
             0.5,
             0.0,
         ];
-        let of = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, &numbers, 8);
-        assert_eq!(of.scales, [1.0]);
-        let back: Vec<f32> = (of.quantised.iter())
+        let tokens = QuantisedTokens::quantise(E4M3FN, &numbers, 8);
+        assert_eq!(tokens.scales, [1.0]);
+        let back: Vec<f32> = (tokens.quantised.iter())
             .map(|bits| Float8E4M3Fn::from_bits(*bits as u8).to_f32())
             .collect();
         let want = [
@@ -152,8 +159,8 @@ mod tests {
         #[test]
         fn a_token_fills_its_floats(numbers in prop::collection::vec(-1e4f32..1e4, 4..40), exponent in -100i32..20) {
             let numbers: Vec<f32> = numbers.iter().map(|x| x * (exponent as f32).exp2()).collect();
-            let of = QuantisedTokens::of(QuantisedType::Float8E4M3Fn, &numbers, 4);
-            for ((row, stored), scale) in numbers.chunks(4).zip(of.quantised.chunks(4)).zip(&of.scales) {
+            let tokens = QuantisedTokens::quantise(E4M3FN, &numbers, 4);
+            for ((row, stored), scale) in numbers.chunks(4).zip(tokens.quantised.chunks(4)).zip(&tokens.scales) {
                 let float = |bits: &i8| f64::from(Float8E4M3Fn::from_bits(*bits as u8).to_f32());
                 for (number, bits) in row.iter().zip(stored) {
                     let (number, scale) = (f64::from(*number), f64::from(*scale));
@@ -169,8 +176,8 @@ mod tests {
         #[test]
         fn a_token_fills_its_scale(numbers in prop::collection::vec(-1e4f32..1e4, 4..40), exponent in -100i32..20) {
             let numbers: Vec<f32> = numbers.iter().map(|x| x * (exponent as f32).exp2()).collect();
-            let of = QuantisedTokens::of(QuantisedType::Int8, &numbers, 4);
-            for ((row, quantised), scale) in numbers.chunks(4).zip(of.quantised.chunks(4)).zip(&of.scales) {
+            let tokens = QuantisedTokens::quantise(INT8, &numbers, 4);
+            for ((row, quantised), scale) in numbers.chunks(4).zip(tokens.quantised.chunks(4)).zip(&tokens.scales) {
                 for (number, integer) in row.iter().zip(quantised) {
                     let back = f64::from(*integer) * f64::from(*scale);
                     prop_assert!((back - f64::from(*number)).abs() <= f64::from(*scale) * 0.5001);

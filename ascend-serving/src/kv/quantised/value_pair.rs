@@ -3,10 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::mxfp8::{GROUP, SharedScale};
-
-/// Number of tokens in two groups, whose shared scales are adjacent.
-pub(super) const PAIR: usize = 2 * GROUP;
+use super::mxfp8::{GROUP, PAIR, SharedScale};
 
 /// New values in 64 neighbouring places of a block, whose shared scales are stored in pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,19 +23,18 @@ impl ValuePair {
         let mut all = BTreeMap::<_, Vec<_>>::new();
         for (row, slot) in slots.iter().enumerate() {
             let Some(slot) = slot else { continue };
-            let block = slot.checked_div(block_size).unwrap_or(0);
-            let place = slot.checked_rem(block_size).unwrap_or(0);
-            let of = all.entry((block, place / PAIR)).or_default();
-            of.push((row, place % PAIR));
+            let (block, place) = (slot / block_size, slot % block_size);
+            let rows = all.entry((block, place / PAIR)).or_default();
+            rows.push((row, place % PAIR));
         }
         let pairs = all.into_iter().map(|((block, pair), mut rows)| {
             rows.sort_unstable_by_key(|(_, place)| *place);
-            let ends = [rows.first(), rows.last()];
-            let [first, last] = ends.map(|of| of.map_or(0, |(_, place)| *place));
+            // Each pair has a row.
+            let (first, last) = (rows[0].1, rows[rows.len() - 1].1);
             Self {
                 block,
                 pair,
-                places: first.saturating_sub(first % GROUP)..last.saturating_add(1),
+                places: first - first % GROUP..last + 1,
                 rows,
             }
         });
@@ -59,26 +55,24 @@ impl ValuePair {
         stored: &mut [u8],
         shared_scales: &mut [u8],
     ) {
-        for group in 0..2usize {
-            let places = group.saturating_mul(GROUP)..group.saturating_add(1).saturating_mul(GROUP);
-            let rows = self.rows.iter().filter(|(_, at)| places.contains(at));
+        for group in 0..2 {
+            let places = group * GROUP..(group + 1) * GROUP;
+            let rows = self.rows.iter().filter(|(_, place)| places.contains(place));
             let rows: Vec<_> = rows
-                .map(|(row, at)| (new_row(*row), at.saturating_sub(places.start)))
+                .map(|(row, place)| (new_row(*row), place - places.start))
                 .collect();
             if rows.is_empty() {
                 continue;
             }
-            let from = places.start.saturating_sub(self.places.start);
+            let from = places.start - self.places.start;
             let shared_scales = shared_scales.iter_mut().skip(group).step_by(2);
             for (element, shared_scale) in shared_scales.enumerate() {
-                let column = stored.iter_mut().skip(element).step_by(dim.max(1));
+                let column = stored.iter_mut().skip(element).step_by(dim);
                 let mut column: Vec<_> = column.skip(from).take(GROUP).collect();
                 let old = SharedScale(*shared_scale);
                 let mut numbers: Vec<f64> = column.iter().map(|bits| old.load(**bits)).collect();
-                for (row, at) in &rows {
-                    if let (Some(number), Some(new)) = (numbers.get_mut(*at), row.get(element)) {
-                        *number = f64::from(*new);
-                    }
+                for (row, place) in &rows {
+                    numbers[*place] = f64::from(row[element]);
                 }
                 let new = SharedScale::covering(numbers.iter().copied());
                 for (bits, number) in column.iter_mut().zip(numbers) {
@@ -106,19 +100,19 @@ mod tests {
             Some(512),
         ];
         let pairs = ValuePair::all(&slots, 512);
-        let of = |block, pair, rows: &[(usize, usize)], places| ValuePair {
+        let want = |block, pair, rows: &[(usize, usize)], places| ValuePair {
             block,
             pair,
             rows: rows.to_vec(),
             places,
         };
-        let want = [
-            of(0, 1, &[(0, 6), (1, 7), (3, 63)], 0..64),
-            of(0, 2, &[(4, 0)], 0..1),
-            of(1, 0, &[(6, 0)], 0..1),
-            of(1, 2, &[(5, 0)], 0..1),
+        let wanted = [
+            want(0, 1, &[(0, 6), (1, 7), (3, 63)], 0..64),
+            want(0, 2, &[(4, 0)], 0..1),
+            want(1, 0, &[(6, 0)], 0..1),
+            want(1, 2, &[(5, 0)], 0..1),
         ];
-        assert_eq!(pairs, want);
+        assert_eq!(pairs, wanted);
         assert_eq!(
             pairs.iter().map(ValuePair::is_shared).collect::<Vec<_>>(),
             [true, false, false, false]

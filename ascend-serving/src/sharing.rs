@@ -1,8 +1,16 @@
-//! Work that shares memory from one call to the next, and so belongs to one stream.
+//! What calls share: data behind locks whose holders may have panicked, and memory that is used from one call to the
+//! next, and so belongs to one stream.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ascend_attention::Stream;
 
 use crate::error::{Error, Result};
+
+/// Locks, also after a holder has panicked: the guarded data is never left half changed.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The stream that an object was planned on, which orders the use of the memory that its launches share.
 #[derive(Clone, Copy, Debug)]

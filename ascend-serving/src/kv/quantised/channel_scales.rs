@@ -4,9 +4,9 @@ use ascend_attention::{AnyTensor, Element, Number, Stream, Tensor, Violation};
 
 use crate::error::Result;
 use crate::kv::cache_shape::CacheShape;
-use crate::kv::quantised::quantised_type::QuantisedType;
-use crate::kv::quantised::query_type::QueryType;
-use crate::rules;
+use crate::rules::{self, room};
+
+use super::quantised_type::{QuantisedType, QueryType};
 
 /// The scales of one layer's keys and values: a factor for each head and element, the same for all tokens.
 ///
@@ -64,8 +64,7 @@ impl ChannelScales {
     /// cannot be counted.
     pub fn uniform(shape: &CacheShape, key: f32, value: f32) -> Result<Self, Violation> {
         let all = |name, scale: f32, dim: usize| {
-            let channels = shape.kv_heads.saturating_mul(dim);
-            let mut scales = zeros(channels, name)?;
+            let mut scales = zeros(shape.kv_heads.checked_mul(dim), name)?;
             scales.fill(scale);
             Ok::<_, Violation>(scales)
         };
@@ -124,19 +123,23 @@ impl ChannelScales {
 }
 
 /// A 0 for each channel.
-fn zeros(channels: usize, name: &str) -> Result<Vec<f32>, Violation> {
-    let mut zeros = Vec::new();
-    let fits = channels <= ChannelScales::MAX_CHANNELS && zeros.try_reserve_exact(channels).is_ok();
-    if !fits {
-        return Err(Violation::new(
+fn zeros(channels: Option<usize>, name: &str) -> Result<Vec<f32>, Violation> {
+    let most = ChannelScales::MAX_CHANNELS;
+    let fix = "give the heads of the model times the elements of one";
+    match channels.filter(|channels| *channels <= most) {
+        Some(channels) => {
+            let mut zeros = Vec::new();
+            room(&mut zeros, channels, &rules::QUANTISED_SCALE, fix)?;
+            zeros.resize(channels, 0.0);
+            Ok(zeros)
+        }
+        None => Err(Violation::new(
             &rules::QUANTISED_SCALE,
-            format_args!("{channels} channels of the {name}"),
-            format_args!("at most {}", ChannelScales::MAX_CHANNELS),
-            "give the heads of the model times the elements of one",
-        ));
+            format_args!("more than {most} channels of the {name}"),
+            format_args!("at most {most}"),
+            fix,
+        )),
     }
-    zeros.resize(channels, 0.0);
-    Ok(zeros)
 }
 
 /// The scales by which the largest number of each channel becomes a given one.
@@ -157,25 +160,20 @@ fn largest<T: Number>(
             "bring whole tokens, `[tokens, N * D]`",
         ));
     }
-    let mut most = zeros(channels, name)?;
-    for (at, number) in tokens.iter().enumerate() {
+    let mut most = zeros(Some(channels), name)?;
+    for (place, number) in tokens.iter().enumerate() {
         let number = number.to_f64();
         if !number.is_finite() {
             return Err(Violation::new(
                 &rules::QUANTISED_FINITE,
-                format_args!("{number} at place {at} of the {name}"),
+                format_args!("{number} at place {place} of the {name}"),
                 "finite numbers",
                 "find the layer that overflows by `Tensor::range_report`, and leave its tokens out of the calibration",
             ));
         }
         // Numbers of 16 or 32 bits lose nothing by this.
-        let number = number.abs() as f32;
-        if let Some(most) = at
-            .checked_rem(channels)
-            .and_then(|channel| most.get_mut(channel))
-        {
-            *most = most.max(number);
-        }
+        let most = &mut most[place % channels];
+        *most = most.max(number.abs() as f32);
     }
     let scale = |most: f32| if most > 0.0 { most / becomes } else { 1.0 };
     Ok(most.into_iter().map(scale).collect())
@@ -192,16 +190,15 @@ pub(in crate::kv) struct DeviceScales {
 }
 
 impl DeviceScales {
-    /// Uploads scales of `heads` heads, as numbers of the type `T`.
+    /// Uploads the scales of these heads and elements of each, as numbers of the type `T`.
     pub(in crate::kv) fn upload<T: Element>(
         stream: &Stream,
         scales: &[f32],
-        heads: usize,
+        heads_and_dim: [usize; 2],
         device_shape: &[usize],
     ) -> Result<Self> {
-        let dim = scales.len().checked_div(heads).unwrap_or(0);
-        let of_query = QueryType::of::<T>()?;
-        let rounded: Vec<f32> = scales.iter().map(|x| of_query.rounded(*x)).collect();
+        let query = QueryType::of::<T>()?;
+        let rounded: Vec<f32> = scales.iter().map(|x| query.rounded(*x)).collect();
         let inverses: Vec<f32> = rounded.iter().map(|scale| scale.recip()).collect();
         let channels = scales.iter().zip(&rounded).zip(&inverses).enumerate();
         for (channel, ((given, rounded), inverse)) in channels {
@@ -215,10 +212,9 @@ impl DeviceScales {
                 .into());
             }
         }
-        let on_device = of_query.upload(stream, &rounded, device_shape)?;
         Ok(Self {
-            scales: on_device,
-            inverses: stream.upload(&inverses, [heads, dim])?,
+            scales: query.upload(stream, &rounded, device_shape)?,
+            inverses: stream.upload(&inverses, heads_and_dim)?,
         })
     }
 }

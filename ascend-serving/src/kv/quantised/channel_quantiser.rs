@@ -2,11 +2,13 @@
 
 use ascend_attention::attention::{Affine, Inputs, Quantisation};
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
-use ascend_attention::{AnyTensor, Device, Element, Output, Plan, Queue, Tensor};
+use ascend_attention::{
+    AnyTensor, Device, Element, FusedInferAttention, Layout, Output, Plan, Queue, Tensor,
+};
 
 use crate::error::{Error, Result};
-use crate::kv::quantised::one_key_each::one_key_each;
-use crate::kv::quantised::quantised_type::QuantisedType;
+
+use super::quantised_type::QuantisedType;
 
 /// Quantises rows by scales that are the same for all of them.
 ///
@@ -32,16 +34,16 @@ impl ChannelQuantiser {
         device: &Device,
         (argument, stored): (&'static str, QuantisedType),
         rows: usize,
-        of: &Tensor<T>,
+        numbers: &Tensor<T>,
         inverses: &Tensor<f32>,
         quantised: Tensor<i8>,
     ) -> Result<Self> {
-        let [heads, _] = [0, 1].map(|axis| inverses.shape().get(axis).copied().unwrap_or(0));
-        let of = one_row_each(argument, of, rows, inverses)?;
-        let zeros = device.alloc_zeroed::<T>(of.len())?;
-        let zeros: AnyTensor = Tensor::from_buffer(&zeros, of.shape())?.into();
-        let inputs = Inputs::<T>::of_any(&zeros, &zeros, &of);
-        let plan = one_key_each(heads)
+        let numbers = one_row_each(argument, numbers, rows, inverses)?;
+        let zeros = device.alloc_zeroed::<T>(numbers.len())?;
+        let zeros: AnyTensor = Tensor::from_buffer(&zeros, numbers.shape())?.into();
+        let inputs = Inputs::<T>::of_any(&zeros, &zeros, &numbers);
+        // The inverses are [N, D].
+        let plan = one_key_each(inverses.shape()[0])
             .out_dtype(stored.dtype())
             .plan(inputs.quantisation(Quantisation::Output(Affine::scale(inverses))))?;
         Ok(Self {
@@ -58,11 +60,11 @@ impl ChannelQuantiser {
     pub(in crate::kv) fn queue<T: Element>(
         &self,
         queue: &impl Queue,
-        of: &Tensor<T>,
+        numbers: &Tensor<T>,
         inverses: &Tensor<f32>,
     ) -> Result<&Tensor<i8>> {
-        let of = one_row_each(self.argument, of, self.rows, inverses)?;
-        let inputs = Inputs::<T>::of_any(&self.zeros, &self.zeros, &of);
+        let numbers = one_row_each(self.argument, numbers, self.rows, inverses)?;
+        let inputs = Inputs::<T>::of_any(&self.zeros, &self.zeros, &numbers);
         let inputs = inputs.quantisation(Quantisation::Output(Affine::scale(inverses)));
         let bytes = one_row_each(self.argument, &self.quantised, self.rows, inverses)?;
         match self.stored {
@@ -112,4 +114,13 @@ fn one_row_each<T: Element>(
     Ok(rows
         .narrow(0, 0..count)?
         .reshape([count, 1, inverses.len()])?)
+}
+
+/// A call with a sequence for each row: a row attends to its own key alone, so that the call returns the rows of the
+/// value.
+pub(crate) fn one_key_each(heads: usize) -> FusedInferAttention {
+    FusedInferAttention::new(Layout::Bsh)
+        .heads(heads)
+        .kv_heads(heads)
+        .scale(1.0)
 }
