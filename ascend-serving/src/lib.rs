@@ -128,9 +128,9 @@ pub use backends::{
     AttentionBackend, AttentionShape, Backends, CascadePrefill, ChunkedLocal, Fused, FusedInTwo,
     Hybrid, KeySplit, LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Masked, Mla,
     MxFp8, PagedDecode, Phase, PromptAndIncre, QuantisedDecode, QuantisedPrefill, RefusedBackend,
-    Selected, SharedGroup, SharedPrefixDecode, SharedPrefixGate, SplitDecode, StepContext,
-    StepMemory, StepPlan, TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan,
-    TrianglePrefill, UpProjected, UpProjection, WhyDense,
+    Selected, SharedGroup, SharedPrefixDecode, SharedPrefixGate, SplitDecode, StepCall,
+    StepContext, StepMemory, StepPlan, StepProgram, StepStage, TriangleChoice, TriangleGate,
+    TriangleMixPrefill, TrianglePlan, TrianglePrefill, UpProjected, UpProjection, WhyDense,
 };
 pub use batch::{
     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,

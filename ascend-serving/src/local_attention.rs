@@ -103,9 +103,9 @@ impl LocalBatch {
     }
 
     /// The rows of the table.
-    pub(crate) fn rows(&self) -> Vec<&[usize]> {
-        let rows = (0..self.table.requests()).map(|of| self.table.row(of));
-        rows.map(Option::unwrap_or_default).collect()
+    pub(crate) fn rows(&self) -> Vec<Vec<usize>> {
+        let rows = (0..self.table.requests()).map(|request| self.table.row(request));
+        rows.map(|row| row.unwrap_or_default().to_vec()).collect()
     }
 }
 

@@ -243,6 +243,9 @@ ascend_attention::spec::library_rules! {
     GRAPH_LAYER = "graph.layer",
         "a step replays each layer once",
         "begin a step for each step of the engine";
+    GRAPH_BACKEND = "graph.backend",
+        "a captured step is computed by a backend whose calls the captured size fixes",
+        "register a backend such as `Fused` behind it, or compute the step without a graph";
     GRAPH_INPUTS = "graph.inputs",
         "a captured layer brings the kind of inputs that it was captured with, and no other mask or sinks",
         "bring what the layer was captured with, or compute the step without a graph";

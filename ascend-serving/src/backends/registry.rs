@@ -1,6 +1,7 @@
 //! Backends by name, tried in order.
 
 use std::fmt;
+use std::sync::Arc;
 
 use ascend_attention as attention;
 use ascend_attention::case::tentatively;
@@ -12,28 +13,30 @@ use crate::error::{Error, Result};
 use crate::kv::too_many_blocks;
 use crate::rules;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, knows_cache};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, knows_cache};
 use super::chunked_local::ChunkedLocal;
 use super::masked::Masked;
 use super::paged_decode::PagedDecode;
+use super::program::StepProgram;
 use super::prompt_and_incre::PromptAndIncre;
 use super::step_memory::StepMemory;
+use super::step_plan::StepPlan;
 
 /// Backends in the order in which they are tried.
 pub struct Backends<T: Element> {
-    backends: Vec<Box<dyn AttentionBackend<T>>>,
+    backends: Vec<Arc<dyn AttentionBackend<T>>>,
     memory_limit: Option<MemoryLimit>,
 }
 
 /// The most bytes on the device while `layers` layers are queued.
 #[derive(Clone, Copy, Debug)]
-struct MemoryLimit {
+pub(super) struct MemoryLimit {
     bytes: usize,
     layers: usize,
 }
 
 impl MemoryLimit {
-    fn admits(self, memory: StepMemory) -> Result<(), Violation> {
+    pub(super) fn admits(self, memory: StepMemory) -> Result<(), Violation> {
         let Self { bytes, layers } = self;
         let needed = memory.total(layers);
         if needed <= bytes {
@@ -91,7 +94,7 @@ impl RefusedBackend {
 
 impl RefusedBackend {
     /// Why the backend refused, and which target takes the call.
-    pub(super) fn reason(&self) -> String {
+    fn reason(&self) -> String {
         match self.taken_by {
             Some(target) => format!("{}; {target} takes the call", self.why),
             None => self.why.to_string(),
@@ -105,6 +108,14 @@ impl fmt::Display for RefusedBackend {
     }
 }
 
+/// The backend whose program a graph records.
+pub(crate) struct Recorded<T: Element> {
+    pub(crate) backend: Arc<dyn AttentionBackend<T>>,
+    /// The program of some step. Those of others differ in lengths, blocks and the contents of masks alone.
+    pub(crate) form: StepProgram<T>,
+    pub(crate) plan: StepPlan<T>,
+}
+
 /// The backend that serves a step, and why those before it do not.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -112,7 +123,7 @@ pub struct Selected<T: Element> {
     /// The backend's name.
     pub name: &'static str,
     /// The step that the backend has prepared.
-    pub plan: Box<dyn StepPlan<T>>,
+    pub plan: StepPlan<T>,
     /// Backends that were tried before this one.
     pub refused: Vec<RefusedBackend>,
 }
@@ -138,8 +149,8 @@ impl<T: Element> Backends<T> {
         let name = backend.name();
         let mut places = self.backends.iter_mut();
         match places.find(|other| other.name() == name) {
-            Some(place) => *place = Box::new(backend),
-            None => self.backends.push(Box::new(backend)),
+            Some(place) => *place = Arc::new(backend),
+            None => self.backends.push(Arc::new(backend)),
         }
         self
     }
@@ -199,10 +210,61 @@ impl<T: Element> Backends<T> {
         )
     }
 
-    /// Refuses a plan that needs more memory than the limit.
-    pub(super) fn admits(&self, memory: StepMemory) -> Result<(), Violation> {
+    /// The most memory of a plan.
+    pub(super) fn limit(&self) -> Option<MemoryLimit> {
+        self.memory_limit
+    }
+
+    fn admits(&self, memory: StepMemory) -> Result<(), Violation> {
         self.memory_limit
             .map_or(Ok(()), |limit| limit.admits(memory))
+    }
+
+    /// The first backend whose program graphs can record, and its program, planned with room for tables of `columns`
+    /// columns. The programs of all these steps must differ in lengths, blocks and the contents of masks alone.
+    ///
+    /// # Errors
+    /// [`Error::NoBackend`] with the reason of each backend.
+    pub(crate) fn record(
+        &self,
+        steps: &[StepContext<'_>],
+        first: &LayerTensors<'_, T>,
+        columns: usize,
+    ) -> Result<Recorded<T>> {
+        let Some(step) = steps.first() else {
+            return Err(no_backend(&[], None));
+        };
+        let record = |backend: &Arc<dyn AttentionBackend<T>>| -> Result<Recorded<T>> {
+            knows_cache(&**backend, step, first)?;
+            let form = backend.program(step, first)?;
+            form.check_recordable(backend.name())?;
+            for other in steps.iter().skip(1) {
+                let program = backend.program(other, first)?;
+                form.check_form(&program, backend.name())?;
+            }
+            let program = backend.program(step, first)?;
+            let plan = StepPlan::of_program(program, step, first, Some(columns))?;
+            self.admits(plan.memory())?;
+            let backend = Arc::clone(backend);
+            Ok(Recorded {
+                backend,
+                form,
+                plan,
+            })
+        };
+        tentatively(|| {
+            let mut refused = Vec::new();
+            for backend in &self.backends {
+                match record(backend) {
+                    Ok(recorded) => return Ok(recorded),
+                    Err(why) => {
+                        let device = step.stream.device();
+                        refused.push(RefusedBackend::new(backend.name(), why, device));
+                    }
+                }
+            }
+            Err(no_backend(&refused, self.hint(step, first)))
+        })
     }
 
     fn first_that_serves(
@@ -212,7 +274,7 @@ impl<T: Element> Backends<T> {
     ) -> Result<Selected<T>> {
         let mut refused = Vec::new();
         for backend in &self.backends {
-            let planned = plan_by(&**backend, step, first);
+            let planned = StepPlan::new(&**backend, step, first);
             let within = planned.and_then(|plan| {
                 self.admits(plan.memory())?;
                 Ok(plan)
@@ -235,16 +297,6 @@ impl<T: Element> Backends<T> {
     }
 }
 
-/// Prepares a step with a backend, if the backend reads a cache of this kind.
-pub(super) fn plan_by<T: Element>(
-    backend: &dyn AttentionBackend<T>,
-    step: &StepContext<'_>,
-    first: &LayerTensors<'_, T>,
-) -> Result<Box<dyn StepPlan<T>>> {
-    knows_cache(backend, step, first)?;
-    backend.plan(step, first)
-}
-
 /// Rewrites the operator's refusal of a batch in the terms of a scheduler.
 fn for_schedulers(why: Error) -> Error {
     match why {
@@ -261,11 +313,20 @@ fn for_schedulers(why: Error) -> Error {
 }
 
 /// The rules of this layer that an error names.
-pub(crate) fn rules_of(why: &Error) -> Vec<&'static Rule> {
+fn rules_of(why: &Error) -> Vec<&'static Rule> {
     match why {
         Error::Violation(refused) => vec![refused.rule],
         Error::NoBackend { rules, .. } => rules.clone(),
         _ => Vec::new(),
+    }
+}
+
+/// The error of a backend, or of the program of some layers, that `part` names.
+pub(super) fn refused_part(part: &str, why: Error, device: &Device) -> Error {
+    let refused = RefusedBackend::new("", why, device);
+    Error::NoBackend {
+        rules: rules_of(&refused.why),
+        reasons: format!("{part}: {}", refused.reason()),
     }
 }
 

@@ -11,9 +11,10 @@ use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ChunkedLocal, ContextParallel, CrossAttention, CustomMask,
     DraftTree, EncoderAttention, Fused, FusedInTwo, GraphLimits, Hybrid, KeySplit, LayerSet,
-    LocalBatch, MaskExtent, MaskKind, NamedMask, PackedBits, PageIndices, PagedDecode, Phase,
-    RecordedBatch, SharedPrefixDecode, SharedPrefixGate, SplitDecode, SplitLimits, TokenIndices,
-    TreeRequest, TreeVerification, TriangleGate, TriangleMixPrefill, TrianglePrefill, window_start,
+    LocalBatch, MaskExtent, MaskKind, Masked, NamedMask, PackedBits, PageIndices, PagedDecode,
+    Phase, RecordedBatch, SharedPrefixDecode, SharedPrefixGate, SplitDecode, SplitLimits,
+    TokenIndices, TreeRequest, TreeVerification, TriangleGate, TriangleMixPrefill, TrianglePrefill,
+    window_start,
 };
 
 use crate::Call;
@@ -362,7 +363,8 @@ pub const CALLS: &[Call] = &[
             return;
         };
         let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64);
-        let attention = Attention::new(heads, cache, Backends::none());
+        let backends = Backends::none().with(Masked).with(Fused);
+        let attention = Attention::new(heads, cache, backends);
         let limits = graph_limits(draw);
         let window = draw.usize();
         let mask: MaskKind = match (draw.bool(), NonZeroUsize::new(window)) {
