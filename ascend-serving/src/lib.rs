@@ -124,14 +124,7 @@ pub mod rules;
 mod split_kv;
 
 pub use ascend_attention::Violation;
-pub use backends::{
-    AttentionBackend, AttentionShape, Backends, CascadePrefill, ChunkedLocal, Fused, FusedInTwo,
-    Hybrid, KeySplit, LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Masked, Mla,
-    MxFp8, PagedDecode, Phase, PromptAndIncre, QuantisedDecode, QuantisedPrefill, RefusedBackend,
-    Selected, SharedGroup, SharedPrefixDecode, SharedPrefixGate, SplitDecode, StepCall,
-    StepContext, StepMemory, StepPlan, StepProgram, StepStage, TriangleChoice, TriangleGate,
-    TriangleMixPrefill, TrianglePlan, TrianglePrefill, UpProjected, UpProjection, WhyDense,
-};
+pub use backends::*;
 pub use batch::{
     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,
     MultiItemPrompt, NamedMask, RecordedBatch, StatePolicy,

@@ -151,6 +151,9 @@ ascend_attention::spec::library_rules! {
     RANKS_PARTS = "ranks.parts",
         "a context is divided into no more parts than a merge takes",
         "merge in two levels";
+    BACKEND_STEP = "backend.step",
+        "a backend gets steps of the kind that it computes",
+        "register a backend for other steps behind this one";
     BACKEND_DECODE = "backend.decode",
         "the decoding backend gets single causal query tokens",
         "register a backend for packed queries behind this one";

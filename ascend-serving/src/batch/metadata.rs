@@ -466,6 +466,11 @@ impl AttentionMetadata {
         self.kv_lengths.lengths().iter().copied().max().unwrap_or(0)
     }
 
+    /// Query tokens of the request with the most.
+    pub(crate) fn longest_rows(&self) -> usize {
+        self.new_and_cached().map(|(new, _)| new).max().unwrap_or(0)
+    }
+
     /// The requests of the step, dummies included, as the rows of a named mask.
     pub(crate) fn masked_requests(&self) -> impl Iterator<Item = MaskedRequest> {
         let all = self.new_and_cached().enumerate();

@@ -263,7 +263,10 @@ impl<T: Element> AttentionGraphs<T> {
     /// The query rows that a step is padded to, or why it cannot be replayed.
     fn check(&self, step: &[AttentionMetadata]) -> Result<usize, Violation> {
         same_groups(step.len(), self.groups.len())?;
-        for (group, metadata) in self.groups.iter().zip(step) {
+        let largest = self.graphs.sizes().last();
+        let buffers = largest.and_then(|size| self.graphs.buffers(size));
+        let buffers = buffers.into_iter().flat_map(|buffers| &**buffers);
+        for ((group, metadata), buffers) in self.groups.iter().zip(step).zip(buffers) {
             group.admits(metadata)?;
             if metadata.requests() == 0 {
                 return Err(Violation::new(
@@ -273,7 +276,7 @@ impl<T: Element> AttentionGraphs<T> {
                     "skip the step",
                 ));
             }
-            group.admits_tokens(metadata)?;
+            group.admits_tokens(metadata, &buffers.programs)?;
         }
         let mut too_long = None;
         for rows in self.graphs.sizes() {

@@ -7,9 +7,7 @@ use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::{AttentionShape, LayerTensors, Recorded, StepContext};
-use crate::batch::{
-    AttentionMetadata, BatchSettings, Causality, MaskKind, MaskedRequest, NamedMask,
-};
+use crate::batch::{AttentionMetadata, BatchSettings, Causality, MaskKind, MaskedRequest};
 use crate::engine::{Attention, same_mask};
 use crate::error::Result;
 use crate::kv::{
@@ -114,11 +112,6 @@ impl CapturedGroup {
         self.limits
     }
 
-    /// The masks of the layers that are rules of the caller, each once.
-    fn named(&self) -> impl Iterator<Item = &NamedMask> {
-        self.seen.iter().filter_map(MaskKind::named)
-    }
-
     /// Columns of the block table.
     fn columns(&self) -> usize {
         let columns = self.limits.keys.div_ceil(self.limits.block_size.max(1));
@@ -139,13 +132,18 @@ impl CapturedGroup {
             .try_for_each(|seen| metadata.keeps_for(seen))
     }
 
-    /// Refuses a step with a request of more new tokens than were captured, or of fewer where a layer has a named
-    /// mask.
-    pub(super) fn admits_tokens(&self, metadata: &AttentionMetadata) -> Result<(), Violation> {
+    /// Refuses a step with a request of more new tokens than were captured, or of fewer where the calls of a layer
+    /// have as many rows for each request.
+    pub(super) fn admits_tokens<T: Element>(
+        &self,
+        metadata: &AttentionMetadata,
+        programs: &[CapturedProgram<T>],
+    ) -> Result<(), Violation> {
         let each = self.each.0;
-        let named = self.named().next();
+        let mut alike = self.seen.iter().zip(programs);
+        let alike = alike.find(|(mask, program)| program.all_alike || mask.named().is_some());
         let mut requests = metadata.masked_requests();
-        let other = requests.find(|of| match (of.place, named) {
+        let other = requests.find(|of| match (of.place, alike) {
             (_, Some(_)) => of.new != each,
             (Some(_), None) => of.new > each,
             (None, None) => false,
@@ -159,16 +157,20 @@ impl CapturedGroup {
                 Some(request) => format!("{new} new tokens of request {request}"),
                 None => format!("a dummy request of {new} tokens"),
             },
-            match named {
-                Some(mask) => format!(
+            match alike {
+                Some((MaskKind::Named(mask), _)) => format!(
                     "{each} a request, as was captured with the named mask {:?}",
                     mask.name()
                 ),
+                Some((_, program)) => format!(
+                    "{each} a request, as was captured with the backend `{}`",
+                    program.recorded.backend.name()
+                ),
                 None => format!("at most {each} a request"),
             },
-            match named {
+            match alike {
                 Some(_) => {
-                    "compute the step without a graph: a captured named mask has as many rows for each request"
+                    "compute the step without a graph: the captured calls have as many rows for each request"
                 }
                 None => {
                     "compute the step without a graph, or capture with `GraphLimits::tokens_each`"
@@ -177,8 +179,8 @@ impl CapturedGroup {
         ))
     }
 
-    /// Steps of `requests` requests that differ as much as captured ones may: with few and with many keys, and where
-    /// requests may add fewer tokens, with most tokens in one request.
+    /// Steps of `requests` requests that differ as much as captured ones may: with few and with many keys, and last,
+    /// where requests may add fewer tokens, with most tokens in one request.
     fn examples(&self, requests: usize) -> Result<Vec<AttentionMetadata>> {
         let each = self.each.0;
         let ends = (1..=requests).map(|request| self.each.rows(request));
@@ -188,7 +190,7 @@ impl CapturedGroup {
             examples.push((ends.clone(), keys));
         }
         examples.push((ends.clone(), ends.per_request()));
-        if each > 1 && requests > 1 && self.named().next().is_none() {
+        if each > 1 && requests > 1 {
             let ends = (1..requests).chain([self.each.rows(requests)]);
             let ends = Cumulative::new(ends.collect())?;
             let keys = ends.per_request();
@@ -249,11 +251,20 @@ impl CapturedGroup {
             let steps = examples.iter();
             let steps = steps.map(|metadata| self.context(stream, metadata, mask, &table));
             let steps: Vec<_> = steps.collect();
-            let recorded = attention
-                .backends()
-                .record(&steps, &tensors, self.columns())?;
+            let record = |steps: &[StepContext<'_>]| {
+                (attention.backends()).record(steps, &tensors, self.columns())
+            };
+            let alike = |step: &StepContext<'_>| step.metadata.longest_rows() == self.each.0;
+            let alike: Vec<_> = steps.iter().copied().filter(alike).collect();
+            // Where no backend serves requests with fewer tokens, all have to add as many.
+            let recorded = match record(&steps) {
+                Err(_) if alike.len() < steps.len() => (record(&alike)?, true),
+                recorded => (recorded?, false),
+            };
+            let (recorded, all_alike) = recorded;
             Ok(CapturedProgram {
                 recorded,
+                all_alike,
                 layer,
                 cache,
                 quantised,

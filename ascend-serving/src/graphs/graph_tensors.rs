@@ -39,6 +39,8 @@ pub(super) struct GroupBuffers<T: Element> {
 /// What computes the captured layers with one mask.
 pub(super) struct CapturedProgram<T: Element> {
     pub(super) recorded: Recorded<T>,
+    /// Whether each request of a step has to add as many tokens as were declared.
+    pub(super) all_alike: bool,
     /// The first of the layers, and its cache and sinks.
     pub(super) layer: usize,
     pub(super) cache: LayerCache<T>,
