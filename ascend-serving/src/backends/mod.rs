@@ -1,6 +1,7 @@
 //! Ways to compute the attention of a step.
 
 mod backend;
+mod batched_queries;
 mod cascade_prefill;
 mod chunked_local;
 mod copied_rows;
@@ -26,6 +27,7 @@ mod triangle;
 
 pub use backend::{AttentionBackend, AttentionShape, LayerTensors, StepContext};
 pub(crate) use backend::{batched, size};
+pub use batched_queries::BatchedQueries;
 pub use cascade_prefill::CascadePrefill;
 pub use chunked_local::ChunkedLocal;
 pub use fused::Fused;

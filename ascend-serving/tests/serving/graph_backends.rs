@@ -2,13 +2,14 @@
 
 use std::num::NonZeroUsize;
 
-use ascend_attention::{Stream, bf16};
+use ascend_attention::spec::{Cann, Soc};
+use ascend_attention::{Machine, Runtime, Stream, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ChunkedLocal, Fused, FusedInTwo, GraphLimits, Hybrid, KeySplit,
-    LayerSet, MaskKind, Masked, NamedMask, PagedDecode, SharedPrefixDecode, SharedPrefixGate,
-    SplitDecode, rules,
+    BatchedQueries, CascadePrefill, Causality, ChunkedLocal, Fused, FusedInTwo, GraphLimits,
+    Hybrid, KeySplit, LayerSet, MaskKind, Masked, NamedMask, PagedDecode, SharedPrefixDecode,
+    SharedPrefixGate, SplitDecode, rules,
 };
 
 use crate::harness;
@@ -173,5 +174,45 @@ fn calls_that_happen_not_to_depend_on_lengths_are_captured() {
     assert_eq!(
         replayed(&stream, backends, Causality::Causal, 1),
         "split_decode"
+    );
+}
+
+/// FLOAT16 on CANN 8.1, whose packed calls take BF16 alone: drafts are verified by batched calls, also in graphs.
+#[test]
+fn batched_queries_are_captured_where_packed_ones_are_not_taken() {
+    if harness::not_on_npu("CANN 8.1 is emulated") {
+        return;
+    }
+    // The harness looks at what is left behind.
+    drop(harness::runtime());
+    let runtime = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V8_1)).unwrap();
+    let stream = runtime.device(0).unwrap().stream().unwrap();
+    let backends = || Backends::<f16>::none().with(Fused).with(BatchedQueries);
+    let window = Causality::Window(NonZeroUsize::new(70).unwrap());
+    for each in [1, 4] {
+        for causality in [Causality::Causal, window] {
+            assert_eq!(
+                replayed(&stream, backends(), causality, each),
+                "batched_queries"
+            );
+        }
+    }
+    // Requests of such graphs all add the tokens that were declared.
+    let mut attention = attention(&stream, backends());
+    let limits = GraphLimits::new([4], 300).tokens_each(4);
+    let mut graphs = attention
+        .capture(&stream, Causality::Causal, &limits)
+        .unwrap();
+    let mut sequence = Sequence::new(attention.cache().pool());
+    attention.grow(&stream, &mut sequence, 3).unwrap();
+    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
+    let batch = [BatchRequest::of(&sequence, 3)];
+    let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
+    assert!(!graphs.serves(&metadata));
+    let fewer = graphs.begin(&stream, &mut metadata).map(drop).unwrap_err();
+    assert!(fewer.breaks(&rules::GRAPH_SIZE), "{fewer}");
+    assert!(
+        fewer.to_string().contains("the backend `batched_queries`"),
+        "{fewer}"
     );
 }
