@@ -237,10 +237,7 @@ impl MaskCache {
             |side: u64| MaskGeometry::new(SparseMode::LeftUpCausal, true, side, side, 0, 0);
         match key.content {
             Content::Template(template) => self.make_of(device, &template.geometry(), key.form),
-            Content::Bands(bands) => self.make_of(device, &bands, key.form),
-            Content::Triangle(sizes, part, rows) => {
-                self.make_of(device, &sizes.geometry(part, rows), key.form)
-            }
+            Content::Geometry(geometry) => self.make_of(device, &geometry, key.form),
             Content::Local(chunks) => self.make_of(device, &chunks, key.form),
             Content::CausalSquare => {
                 let doubled = least.max(grown_from.saturating_mul(2));

@@ -1,6 +1,6 @@
 //! The key of a cached mask.
 
-use ascend_spec::geometry::{LocalChunks, TriangleMix, TrianglePart, TriangleRows};
+use ascend_spec::geometry::LocalChunks;
 use ascend_spec::{CompressedMask, MaskGeometry};
 
 use super::form::MaskForm;
@@ -20,10 +20,8 @@ pub(super) struct MaskKey {
 pub(super) enum Content {
     /// A template.
     Template(CompressedMask),
-    /// Bands: the full masks of the sparse modes.
-    Bands(MaskGeometry),
-    /// A part of the causal triangle.
-    Triangle(TriangleMix, TrianglePart, TriangleRows),
+    /// A formula: the full masks of the sparse modes, parts of the causal triangle.
+    Geometry(MaskGeometry),
     /// Chunks.
     Local(LocalChunks),
     /// The causal square that all smaller causal masks are views of. It grows, so that its side is no part of the key.

@@ -23,7 +23,6 @@ mod shared_prefix_decode;
 mod split_decode;
 mod step_memory;
 mod step_plan;
-mod triangle;
 
 pub use backend::{AttentionBackend, AttentionShape, LayerTensors, StepContext};
 pub(crate) use backend::{batched, size};
@@ -48,9 +47,6 @@ pub(crate) use registry::{Recorded, no_backend};
 pub use shared_prefix_decode::{SharedGroup, SharedPrefixDecode, SharedPrefixGate};
 pub use split_decode::{KeySplit, SplitDecode};
 pub use step_memory::StepMemory;
-pub(crate) use step_memory::{output_bytes, table_bytes, tensor_bytes};
+pub(crate) use step_memory::{output_bytes, tensor_bytes};
 pub(crate) use step_plan::attention_alone;
 pub use step_plan::{StepPlan, StepStage};
-pub use triangle::{
-    TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan, TrianglePrefill, WhyDense,
-};
