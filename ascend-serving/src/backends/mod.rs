@@ -37,7 +37,7 @@ pub use latent_tensors::{LatentForm, LatentRows, LatentTensors, UpProjected, UpP
 pub use masked::Masked;
 pub use mxfp8::MxFp8;
 pub use paged_decode::PagedDecode;
-pub(crate) use paged_decode::{layout as decode_layout, rows as decode_rows};
+pub(crate) use paged_decode::layout as decode_layout;
 pub use program::{StepCall, StepProgram};
 pub use prompt_and_incre::PromptAndIncre;
 pub use quantised_decode::QuantisedDecode;

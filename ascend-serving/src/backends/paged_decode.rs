@@ -29,7 +29,7 @@ pub(crate) fn layout<T: Element>(cache: &LayerCache<T>) -> Layout {
 }
 
 /// Packed queries `[tokens, N, D]` as one row a request.
-pub(crate) fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tensor<T>> {
+pub(super) fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tensor<T>> {
     let [tokens, heads, dim] = sizes(query);
     match layout {
         Layout::Bnsd => Ok(query.reshape([tokens, heads, 1, dim])?),

@@ -6,9 +6,7 @@ use std::ops::Range;
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
 use ascend_attention::merge::PartsOfRows;
 use ascend_attention::spec::Layout;
-use ascend_attention::{
-    Element, FusedInferAttention, InnerPrecise, Mask, SparseMode, Tensor, Violation,
-};
+use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Mask, Tensor, Violation};
 
 use crate::batch::{MaskedRequest, NamedMask};
 use crate::error::Result;
@@ -119,8 +117,9 @@ impl<T: Element> StepProgram<T> {
     /// Refuses a program that differs from this one in more than lengths, blocks and the contents of masks.
     pub(crate) fn check_form(&self, other: &Self, backend: &str) -> Result<(), Violation> {
         let alike = |(one, other): (&Self, &Self)| {
-            let forms = other.calls.iter().map(StepCall::form);
-            one.calls.iter().map(StepCall::form).eq(forms)
+            let mut calls = one.calls.iter().zip(&other.calls);
+            one.calls.len() == other.calls.len()
+                && calls.all(|(one, other)| one.has_form_of(other))
                 && one.merge == other.merge
                 && other.stage.is_none()
         };
@@ -179,14 +178,17 @@ pub struct StepCall {
     /// Query rows of the step; `None` for all of them.
     rows: Option<Range<usize>>,
     pub(super) keys: CallKeys,
-    lengths: OwnedLengths,
+    /// Ends of the query rows of a packed call; over the step's own keys those of the keys too.
+    q_ends: Option<Cumulative>,
+    /// Keys of each sequence, if they are cached.
+    kv_lengths: PerRequest,
     pub(super) mask: CallMask,
     takes_sinks: bool,
     inner_precise: Option<InnerPrecise>,
 }
 
 /// The keys of a call.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum CallKeys {
     /// The step's own keys, packed.
     Own,
@@ -206,33 +208,14 @@ pub(super) enum CallMask {
     Named(NamedMask, Vec<MaskedRequest>),
 }
 
-/// The lengths of a call, as [`CallLengths`] has them.
-#[derive(Clone, Debug)]
-enum OwnedLengths {
-    PackedPaged { q: Cumulative, kv: PerRequest },
-    PackedDense { q: Cumulative, kv: Cumulative },
-    Batched { kv: PerRequest },
-}
-
-/// What two calls have in common that differ in lengths, blocks and the contents of masks alone.
-#[derive(Debug, PartialEq)]
-struct CallForm<'a> {
-    layout: Layout,
-    rows: Option<&'a Range<usize>>,
-    keys: (u8, Option<&'a Range<usize>>),
-    sequences: usize,
-    mask: (Option<&'a NamedMask>, Option<(SparseMode, i64, i64)>),
-    new_tokens: Option<usize>,
-    takes_sinks: bool,
-}
-
 impl StepCall {
-    fn new(layout: Layout, keys: CallKeys, lengths: OwnedLengths) -> Self {
+    fn new(layout: Layout, q_ends: Option<Cumulative>, kv_lengths: PerRequest) -> Self {
         Self {
             layout,
             rows: None,
-            keys,
-            lengths,
+            keys: CallKeys::Cached,
+            q_ends,
+            kv_lengths,
             mask: CallMask::Operator(Mask::none()),
             takes_sinks: true,
             inner_precise: None,
@@ -250,25 +233,22 @@ impl StepCall {
     }
 
     /// A packed call (TND) over cached keys, with the ends of the query rows and the number of keys of each sequence.
-    pub fn packed(q: Cumulative, kv: PerRequest) -> Self {
-        let lengths = OwnedLengths::PackedPaged { q, kv };
-        Self::new(Layout::Tnd, CallKeys::Cached, lengths)
+    pub fn packed(q_ends: Cumulative, kv_lengths: PerRequest) -> Self {
+        Self::new(Layout::Tnd, Some(q_ends), kv_lengths)
     }
 
     /// A packed call (TND) over the step's own keys, of which each request has one for each of its rows.
     pub fn over_own_keys(ends: Cumulative) -> Self {
-        let (q, kv) = (ends.clone(), ends);
-        Self::new(
-            Layout::Tnd,
-            CallKeys::Own,
-            OwnedLengths::PackedDense { q, kv },
-        )
+        Self {
+            keys: CallKeys::Own,
+            ..Self::new(Layout::Tnd, Some(ends), PerRequest::default())
+        }
     }
 
     /// A call with a batch axis (BSH, BSND or BNSD) over cached keys, of requests with equally many query rows, in
     /// BNSD one each.
-    pub fn batched(layout: Layout, kv: PerRequest) -> Self {
-        Self::new(layout, CallKeys::Cached, OwnedLengths::Batched { kv })
+    pub fn batched(layout: Layout, kv_lengths: PerRequest) -> Self {
+        Self::new(layout, None, kv_lengths)
     }
 
     /// Takes some rows of the step's query.
@@ -315,48 +295,46 @@ impl StepCall {
 
     /// The lengths.
     pub(super) fn lengths(&self) -> CallLengths<'_> {
-        match &self.lengths {
-            OwnedLengths::PackedPaged { q, kv } => CallLengths::PackedPaged { q, kv },
-            OwnedLengths::PackedDense { q, kv } => CallLengths::PackedDense { q, kv },
-            OwnedLengths::Batched { kv } => CallLengths::Batched { q: None, kv },
+        let kv = &self.kv_lengths;
+        match (&self.q_ends, &self.keys) {
+            (Some(q), CallKeys::Own) => CallLengths::PackedDense { q, kv: q },
+            (Some(q), _) => CallLengths::PackedPaged { q, kv },
+            (None, _) => CallLengths::Batched { q: None, kv },
         }
     }
 
     fn sequences(&self) -> usize {
-        match &self.lengths {
-            OwnedLengths::PackedPaged { kv, .. } | OwnedLengths::Batched { kv } => {
-                kv.lengths().len()
-            }
-            OwnedLengths::PackedDense { kv, .. } => kv.ends().len(),
-        }
+        let keys = self.kv_lengths.lengths().len();
+        self.q_ends.as_ref().map_or(keys, |ends| ends.ends().len())
     }
 
-    fn form(&self) -> CallForm<'_> {
-        let keys = match &self.keys {
-            CallKeys::Own => (0, None),
-            CallKeys::Cached => (1, None),
-            CallKeys::CachedOf(requests) => (2, Some(requests)),
-            CallKeys::Blocks(_) => (3, None),
+    /// Whether this call differs from another in lengths, blocks and the contents of its mask alone.
+    fn has_form_of(&self, other: &Self) -> bool {
+        let keys = match (&self.keys, &other.keys) {
+            (CallKeys::Blocks(_), CallKeys::Blocks(_)) => true,
+            (one, other) => one == other,
         };
-        let (mask, new_tokens) = match &self.mask {
-            CallMask::Operator(mask) => {
-                let mode = (mask.sparse_mode(), mask.pre_tokens(), mask.next_tokens());
-                ((None, Some(mode)), None)
+        let masks = match (&self.mask, &other.mask) {
+            (CallMask::Operator(one), CallMask::Operator(other)) => {
+                let form =
+                    |mask: &Mask| (mask.sparse_mode(), mask.pre_tokens(), mask.next_tokens());
+                form(one) == form(other)
             }
-            CallMask::Named(mask, requests) => {
-                let new = requests.first().map(|request| request.new);
-                ((Some(mask), None), new)
+            (CallMask::Named(one, rows), CallMask::Named(other, others)) => {
+                let new = |rows: &[MaskedRequest]| rows.first().map(|request| request.new);
+                one == other && new(rows) == new(others)
             }
+            _ => false,
         };
-        CallForm {
-            layout: self.layout,
-            rows: self.rows.as_ref(),
-            keys,
-            sequences: self.sequences(),
-            mask,
-            new_tokens,
-            takes_sinks: self.takes_sinks,
-        }
+        let rows = (self.layout, &self.rows, self.sequences(), self.takes_sinks);
+        keys && masks
+            && rows
+                == (
+                    other.layout,
+                    &other.rows,
+                    other.sequences(),
+                    other.takes_sinks,
+                )
     }
 
     /// The call under a mask, without lengths.

@@ -14,11 +14,17 @@ use crate::kv::too_many_blocks;
 use crate::rules;
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, knows_cache};
+use super::batched_queries::BatchedQueries;
 use super::chunked_local::ChunkedLocal;
+use super::fused::Fused;
+use super::latent::Mla;
 use super::masked::Masked;
+use super::mxfp8::MxFp8;
 use super::paged_decode::PagedDecode;
 use super::program::StepProgram;
 use super::prompt_and_incre::PromptAndIncre;
+use super::quantised_decode::QuantisedDecode;
+use super::quantised_prefill::QuantisedPrefill;
 use super::step_memory::StepMemory;
 use super::step_plan::StepPlan;
 
@@ -137,6 +143,31 @@ impl<T: Element> Backends<T> {
         }
     }
 
+    /// The backends for every kind of step that the operators of the device serve, those that copy nothing first:
+    /// [`Fused`](crate::Fused), [`PagedDecode`](crate::PagedDecode), [`BatchedQueries`](crate::BatchedQueries),
+    /// [`Masked`](crate::Masked), [`ChunkedLocal`](crate::ChunkedLocal), [`QuantisedDecode`](crate::QuantisedDecode),
+    /// [`QuantisedPrefill`](crate::QuantisedPrefill), [`MxFp8`](crate::MxFp8), [`Mla`](crate::Mla) and
+    /// [`PromptAndIncre`](crate::PromptAndIncre); on the Atlas inference series the last one alone.
+    ///
+    /// Others are added behind ([`Backends::with`]), or in front of all in a list of one's own
+    /// ([`Backends::none`]): those that divide keys, share prefixes or choose by layer.
+    pub fn standard(device: &Device) -> Self {
+        if PromptAndIncre::is_all_of(device) {
+            return Self::none().with(PromptAndIncre);
+        }
+        Self::none()
+            .with(Fused)
+            .with(PagedDecode)
+            .with(BatchedQueries)
+            .with(Masked)
+            .with(ChunkedLocal)
+            .with(QuantisedDecode)
+            .with(QuantisedPrefill)
+            .with(MxFp8)
+            .with(Mla::new())
+            .with(PromptAndIncre)
+    }
+
     /// Refuses plans that need more than `bytes` bytes on the device besides the cache ([`StepPlan::memory`]) while
     /// `layers` layers are queued at the same time, such as all of the model: the next backend is tried then.
     pub fn memory_limit(mut self, bytes: usize, layers: usize) -> Self {
@@ -171,7 +202,17 @@ impl<T: Element> Backends<T> {
     /// # Errors
     /// [`Error::NoBackend`] with the reason of each backend.
     pub fn plan(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<Selected<T>> {
-        tentatively(|| self.first_that_serves(step, first))
+        let (selected, refused) = self.first_that_serves(step, first, |backend| {
+            let plan = StepPlan::new(&**backend, step, first)?;
+            self.admits(plan.memory())?;
+            Ok((backend.name(), plan))
+        })?;
+        let (name, plan) = selected;
+        Ok(Selected {
+            name,
+            plan,
+            refused,
+        })
     }
 
     /// Advice on a backend that may serve the step, unless it is registered.
@@ -220,8 +261,8 @@ impl<T: Element> Backends<T> {
             .map_or(Ok(()), |limit| limit.admits(memory))
     }
 
-    /// The first backend whose program graphs can record, and its program, planned with room for tables of `columns`
-    /// columns. The programs of all these steps must differ in lengths, blocks and the contents of masks alone.
+    /// Prepares what graphs record of steps: a program with room for tables of `columns` columns, by the first backend
+    /// whose programs of all these steps differ in lengths, blocks and the contents of masks alone.
     ///
     /// # Errors
     /// [`Error::NoBackend`] with the reason of each backend.
@@ -234,29 +275,37 @@ impl<T: Element> Backends<T> {
         let Some(step) = steps.first() else {
             return Err(no_backend(&[], None));
         };
-        let record = |backend: &Arc<dyn AttentionBackend<T>>| -> Result<Recorded<T>> {
+        let (recorded, _) = self.first_that_serves(step, first, |backend| {
             knows_cache(&**backend, step, first)?;
             let form = backend.program(step, first)?;
             form.check_recordable(backend.name())?;
-            for other in steps.iter().skip(1) {
-                let program = backend.program(other, first)?;
-                form.check_form(&program, backend.name())?;
+            for other in steps {
+                form.check_form(&backend.program(other, first)?, backend.name())?;
             }
             let program = backend.program(step, first)?;
             let plan = StepPlan::of_program(program, step, first, Some(columns))?;
             self.admits(plan.memory())?;
-            let backend = Arc::clone(backend);
             Ok(Recorded {
-                backend,
+                backend: Arc::clone(backend),
                 form,
                 plan,
             })
-        };
+        })?;
+        Ok(recorded)
+    }
+
+    /// What `prepare` makes of the first backend that it takes, and why it took none before.
+    fn first_that_serves<R>(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+        prepare: impl Fn(&Arc<dyn AttentionBackend<T>>) -> Result<R>,
+    ) -> Result<(R, Vec<RefusedBackend>)> {
         tentatively(|| {
             let mut refused = Vec::new();
             for backend in &self.backends {
-                match record(backend) {
-                    Ok(recorded) => return Ok(recorded),
+                match prepare(backend) {
+                    Ok(prepared) => return Ok((prepared, refused)),
                     Err(why) => {
                         let device = step.stream.device();
                         refused.push(RefusedBackend::new(backend.name(), why, device));
@@ -265,35 +314,6 @@ impl<T: Element> Backends<T> {
             }
             Err(no_backend(&refused, self.hint(step, first)))
         })
-    }
-
-    fn first_that_serves(
-        &self,
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-    ) -> Result<Selected<T>> {
-        let mut refused = Vec::new();
-        for backend in &self.backends {
-            let planned = StepPlan::new(&**backend, step, first);
-            let within = planned.and_then(|plan| {
-                self.admits(plan.memory())?;
-                Ok(plan)
-            });
-            match within {
-                Ok(plan) => {
-                    return Ok(Selected {
-                        name: backend.name(),
-                        plan,
-                        refused,
-                    });
-                }
-                Err(why) => {
-                    let device = step.stream.device();
-                    refused.push(RefusedBackend::new(backend.name(), why, device));
-                }
-            }
-        }
-        Err(no_backend(&refused, self.hint(step, first)))
     }
 }
 

@@ -35,7 +35,7 @@ use super::graph_tensors::{GroupBuffers, ReplayedProgram};
 /// ```
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 /// use ascend_serving::{
-///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Fused, GraphLimits,
+///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, GraphLimits,
 /// };
 /// use ascend_attention::{Runtime, bf16};
 ///
@@ -45,7 +45,7 @@ use super::graph_tensors::{GroupBuffers, ReplayedProgram};
 /// let stream = device.stream()?;
 /// let cache = PagedKvCache::new(&device, 16, 128, CacheShape::new(2, 1, 64), PadPolicy::SkipNegative)?;
 /// let shape = AttentionShape::new(1, 1, 64);
-/// let mut attention = Attention::<bf16>::new(shape, cache, Backends::none().with(Fused));
+/// let mut attention = Attention::<bf16>::new(shape, cache, Backends::standard(&device));
 /// // Up to 4 requests of up to 1024 keys, which share the 16 blocks that there are.
 /// let mut graphs = attention.capture(&stream, Causality::Causal, &GraphLimits::new([1, 4], 1024))?;
 ///
