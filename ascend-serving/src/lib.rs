@@ -9,8 +9,7 @@
 //! use ascend_attention::{Runtime, bf16};
 //! use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 //! use ascend_serving::{
-//!     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Fused,
-//!     PagedDecode,
+//!     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
 //! };
 //!
 //! let stream = Runtime::emulated()?.device(0)?.stream()?;
@@ -18,7 +17,7 @@
 //! let shape = CacheShape::new(2, 2, 64);
 //! let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PadPolicy::SkipNegative)?;
 //! let settings = BatchSettings::of(&cache, Causality::Causal);
-//! let backends = Backends::none().with(PagedDecode).with(Fused);
+//! let backends = Backends::standard(stream.device());
 //! let mut attention = Attention::new(AttentionShape::new(4, 2, 64), cache, backends);
 //!
 //! let mut sequence = Sequence::new(attention.cache().pool());
@@ -65,8 +64,10 @@
 //! - [`CrossAttention`]: attention of decoders over the keys of an encoder, which are written once.
 //! - [`EncoderAttention`]: attention of encoders and vision towers, without a cache.
 //! - [`LayerInputs`]: query, key and value of a layer, with a mask, sinks or latents.
-//! - [`AttentionBackend`], [`Backends`]: a way to compute a step; a list that is tried in order, with reasons.
-//! - [`Fused`], [`FusedInTwo`], [`PagedDecode`]: backends by FusedInferAttentionScore.
+//! - [`AttentionBackend`], [`Backends`]: a way to compute a step; a list that is tried in order, with reasons
+//!   ([`Backends::standard`]).
+//! - [`StepProgram`], [`StepCall`]: what a backend makes of a step, which steps launch and graphs record.
+//! - [`Fused`], [`FusedInTwo`], [`PagedDecode`], [`BatchedQueries`]: backends by FusedInferAttentionScore.
 //! - [`PromptAndIncre`]: by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series (310P).
 //! - [`QuantisedDecode`], [`QuantisedPrefill`], [`MxFp8`]: over quantised caches.
 //! - [`Mla`]: multi-head latent attention, absorbed or plain; [`LatentTensors`] defines who projects what.
@@ -121,13 +122,7 @@ mod sharing;
 mod split_kv;
 
 pub use ascend_attention::Violation;
-pub use backends::{
-    AttentionBackend, AttentionShape, Backends, CascadePrefill, ChunkedLocal, Fused, FusedInTwo,
-    Hybrid, KeySplit, LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Masked, Mla,
-    MxFp8, PagedDecode, Phase, PromptAndIncre, QuantisedDecode, QuantisedPrefill, RefusedBackend,
-    Selected, SharedGroup, SharedPrefixDecode, SharedPrefixGate, SplitDecode, StepContext,
-    StepMemory, StepPlan, UpProjected, UpProjection,
-};
+pub use backends::*;
 pub use batch::{
     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,
     MultiItemPrompt, NamedMask, RecordedBatch, StatePolicy,

@@ -95,8 +95,8 @@ impl LocalBatch {
     }
 
     /// The rows of the table.
-    pub(crate) fn rows(&self) -> Vec<&[usize]> {
-        self.table.rows().collect()
+    pub(crate) fn rows(&self) -> Vec<Vec<usize>> {
+        self.table.rows().map(<[usize]>::to_vec).collect()
     }
 }
 

@@ -151,6 +151,9 @@ ascend_attention::spec::library_rules! {
     RANKS_PARTS = "ranks.parts",
         "a context is divided into no more parts than a merge takes",
         "merge in two levels";
+    BACKEND_STEP = "backend.step",
+        "a backend gets steps of the kind that it computes",
+        "register a backend for other steps behind this one";
     BACKEND_DECODE = "backend.decode",
         "the decoding backend gets single causal query tokens",
         "register a backend for packed queries behind this one";
@@ -240,6 +243,9 @@ ascend_attention::spec::library_rules! {
     GRAPH_LAYER = "graph.layer",
         "a step replays each layer once",
         "begin a step for each step of the engine";
+    GRAPH_BACKEND = "graph.backend",
+        "a captured step is computed by a backend whose calls the captured size fixes",
+        "register a backend such as `Fused` behind it, or compute the step without a graph";
     GRAPH_INPUTS = "graph.inputs",
         "a captured layer brings the kind of inputs that it was captured with, and no other mask or sinks",
         "bring what the layer was captured with, or compute the step without a graph";

@@ -26,7 +26,7 @@ use super::state::AttentionState;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttentionMetadata {
     pub(super) settings: BatchSettings,
-    state: AttentionState,
+    pub(super) state: AttentionState,
     pub(super) requests: usize,
     pub(super) actual_tokens: usize,
     decodes: usize,
@@ -100,9 +100,16 @@ impl AttentionMetadata {
     ///
     /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW): ascend_attention::rules::LENGTHS_OVERFLOW
     pub fn new(requests: &[BatchRequest<'_>], settings: BatchSettings) -> Result<Self, Violation> {
-        let mut metadata = Self {
+        let mut metadata = Self::empty(settings);
+        metadata.renew(requests)?;
+        Ok(metadata)
+    }
+
+    /// A step without requests.
+    pub(super) fn empty(settings: BatchSettings) -> Self {
+        Self {
             settings,
-            state: AttentionState::DecodeOnly,
+            state: AttentionState::PrefillNoCache,
             requests: 0,
             actual_tokens: 0,
             decodes: 0,
@@ -117,9 +124,7 @@ impl AttentionMetadata {
             mask: settings.causality.into(),
             given_back: false,
             sequences: Sequences::default(),
-        };
-        metadata.renew(requests)?;
-        Ok(metadata)
+        }
     }
 
     /// Computes the metadata of the next step, as [`AttentionMetadata::new`] does, in the same memory. After an error
@@ -455,6 +460,11 @@ impl AttentionMetadata {
             .iter()
             .copied()
             .fold(0, usize::max)
+    }
+
+    /// Query tokens of the request with the most.
+    pub(crate) fn longest_rows(&self) -> usize {
+        self.new_and_cached().map(|(new, _)| new).max().unwrap_or(0)
     }
 
     /// The requests of the step, dummies included, as the rows of a named mask.

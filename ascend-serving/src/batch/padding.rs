@@ -1,11 +1,13 @@
 //! Dummy requests, which fill a step up to a size.
 
 use ascend_attention::Violation;
+use ascend_attention::attention::{Cumulative, PerRequest};
 
 use crate::rules;
 
+use super::BatchSettings;
 use super::metadata::AttentionMetadata;
-use super::state::StatePolicy;
+use super::state::{AttentionState, StatePolicy};
 
 impl AttentionMetadata {
     /// Adds dummy requests until there are `tokens` query tokens, as graphs captured for a size and uneven ranks
@@ -82,6 +84,46 @@ impl AttentionMetadata {
     ) -> Result<(), Violation> {
         let dummies = self.missing(requests, tokens)?;
         self.add_dummies(tokens, dummies)
+    }
+
+    /// A padded copy of a step for graphs, which read the cache whatever the kind of the step is: steps of single
+    /// tokens decode.
+    pub(crate) fn replayed(&self, requests: usize, tokens: usize) -> Result<Self, Violation> {
+        let mut copy = self.clone();
+        copy.pad_to_requests(requests, tokens)?;
+        copy.read_cache();
+        Ok(copy)
+    }
+
+    /// A step for graphs of nothing but dummy requests, with these ends of their query tokens and numbers of keys.
+    pub(crate) fn of_dummies(
+        settings: BatchSettings,
+        q_ends: Cumulative,
+        kv_lengths: PerRequest,
+    ) -> Result<Self, Violation> {
+        let mut step = Self::empty(settings);
+        let longest = kv_lengths.lengths().iter().copied().max().unwrap_or(0);
+        let requests = kv_lengths.lengths().len();
+        step.table.reset(step.columns(longest));
+        step.table.room(requests)?;
+        for _ in 0..requests {
+            step.table.push_cut(&[]);
+        }
+        for nth in 0..q_ends.total() {
+            step.slots
+                .push(settings.pad.slot_of(nth, settings.block_size)?);
+        }
+        (step.q_ends, step.kv_lengths) = (q_ends, kv_lengths);
+        step.read_cache();
+        Ok(step)
+    }
+
+    fn read_cache(&mut self) {
+        if self.tokens() == self.table.requests() {
+            self.state = AttentionState::DecodeOnly;
+        } else if !self.state.reads_cache() {
+            self.state = AttentionState::ChunkedPrefill;
+        }
     }
 
     /// Whether [`pad_to_requests`](Self::pad_to_requests) accepts these numbers.

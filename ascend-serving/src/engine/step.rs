@@ -174,7 +174,7 @@ impl<T: Element> Step<'_, T> {
         layer: usize,
         inputs: &LayerInputs<'_, T>,
         into: Option<&Tensor<T>>,
-        launch: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
+        launch: impl FnOnce(&StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
         let outcome = self.queue_layer(layer, inputs, into, launch);
         let refused = outcome.as_ref().err();
@@ -195,7 +195,7 @@ impl<T: Element> Step<'_, T> {
         layer: usize,
         inputs: &LayerInputs<'_, T>,
         into: Option<&Tensor<T>>,
-        launch: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
+        launch: impl FnOnce(&StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
         self.layers.check_not_repeated(layer)?;
         let &LayerInputs {
@@ -256,7 +256,7 @@ impl<T: Element> Step<'_, T> {
         };
         self.layers.begin_write();
         cache.write(self.stream, write, layer, key, value)?;
-        launch(&*planned.selected.plan, &context, &tensors)
+        launch(&planned.selected.plan, &context, &tensors)
     }
 
     /// The backend and plan that serve the step's layers, once a layer is planned; of several masks those of the

@@ -222,7 +222,7 @@ impl<B: TreeBuffers> TreePool<B> {
             rows,
             // The graphs write nothing to the cache.
             Vec::new(),
-            |_| Ok(lengths(&of_step)),
+            |_, update| Ok(update.all(lengths(&of_step))?),
             |buffers| {
                 let TreeTables {
                     block_table,

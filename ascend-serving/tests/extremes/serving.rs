@@ -9,10 +9,10 @@ use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ChunkedLocal, ContextParallel, CrossAttention, CustomMask,
     DraftSource, DraftTree, Drafting, EncoderAttention, Fused, FusedInTwo, GraphLimits, Hybrid,
-    KeySplit, LayerSet, LocalBatch, MaskExtent, MaskKind, MultiItemPrompt, NamedMask, PackedBits,
-    PageIndices, PagedDecode, Phase, RecordedBatch, SampledDrafts, SharedPrefixDecode,
+    KeySplit, LayerSet, LocalBatch, MaskExtent, MaskKind, Masked, MultiItemPrompt, NamedMask,
+    PackedBits, PageIndices, PagedDecode, Phase, RecordedBatch, SampledDrafts, SharedPrefixDecode,
     SharedPrefixGate, SplitDecode, SplitLimits, StatePolicy, TokenIndices, TreeRequest,
-    TreeVerification,
+    TreeVerification, window_start,
 };
 
 use crate::Call;
@@ -385,7 +385,8 @@ pub const CALLS: &[Call] = &[
             return;
         };
         let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64);
-        let attention = Attention::new(heads, cache, Backends::none());
+        let backends = Backends::none().with(Masked).with(Fused);
+        let attention = Attention::new(heads, cache, backends);
         let limits = graph_limits(draw);
         let window = draw.usize();
         let mask: MaskKind = match (draw.bool(), NonZeroUsize::new(window)) {
