@@ -82,7 +82,7 @@
 //!
 //! # Drafts and trees
 //!
-//! - [`DraftTree`]: drafted tokens, and which of them are [`Accepted`]: greedily, or by rejection sampling
+//! - [`DraftTree`]: drafted tokens, and which of them are [`AcceptedDrafts`]: greedily, or by rejection sampling
 //!   ([`SampledDrafts`]).
 //! - [`TreeVerification`]: drafted trees, by two calls of the stock operator and a merge.
 //! - [`LatentTreeVerification`]: trees of latent attention, by one call where the release has a tree mask.
@@ -104,7 +104,6 @@
 
 #![warn(missing_docs)]
 #![forbid(unsafe_code)]
-#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backends;
@@ -117,11 +116,9 @@ mod graphs;
 mod index;
 pub mod kv;
 mod local_attention;
-mod lock;
-mod planned_stream;
 mod prefix_cache;
-pub mod prelude;
 pub mod rules;
+mod sharing;
 mod split_kv;
 
 pub use ascend_attention::Violation;
@@ -132,7 +129,7 @@ pub use batch::{
 };
 pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
 pub use drafts::{
-    Accepted, CustomMask, DraftSource, DraftTree, LatentTreePlan, LatentTreeTensors,
+    AcceptedDrafts, CustomMask, DraftSource, DraftTree, LatentTreePlan, LatentTreeTensors,
     LatentTreeVerification, MaskExtent, MaskWord, PackedBits, SampledDrafts, TreePlan, TreeTensors,
     TreeVerification,
 };
@@ -149,10 +146,43 @@ pub use graphs::{
     LatentGraphTensors, LatentTreeGraphStep, LatentTreeGraphs, TreeGraphStep, TreeGraphs,
     TreeRequest,
 };
-pub use index::{PageIndices, TokenIndices, window_start};
+pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
 pub use split_kv::SplitLimits;
+
+/// What most engines use, for `use ascend_serving::prelude::*`: [`ascend_attention::prelude`], and the parts of a
+/// step.
+///
+/// `Error`, `Result`, `Violation` and `rules` are not in it: `ascend_attention` has some of the same names.
+///
+/// ```
+/// use ascend_serving::prelude::*;
+///
+/// # fn main() -> ascend_serving::Result<()> {
+/// let pool = BlockPool::new(8, 128, PadPolicy::SkipNegative)?;
+/// let mut sequence = Sequence::new(&pool);
+/// sequence.grow(130)?;
+/// let settings = BatchSettings::of(&pool, Causality::Causal);
+/// let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 130)], settings)?;
+/// assert_eq!(metadata.state(), AttentionState::PrefillNoCache);
+/// # Ok(())
+/// # }
+/// ```
+pub mod prelude {
+    pub use ascend_attention::prelude::*;
+
+    pub use crate::kv::{
+        BlockPool, CacheShape, ChannelScales, PadPolicy, PageTable, PagedKvCache, Sequence,
+    };
+    pub use crate::{
+        Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape,
+        AttentionState, Backends, BatchRequest, BatchSettings, Causality, DraftTree, Drafting,
+        Fused, FusedInTwo, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, Hybrid,
+        LayerGroup, LayerInputs, MaskKind, Mla, PagedDecode, PrefixCache, QuantisedDecode,
+        QuantisedPrefill, RecordedBatch, SplitDecode, StatePolicy, Step,
+    };
+}
 
 /// The README and pages of the book, whose programs are tests.
 #[cfg(doctest)]

@@ -175,7 +175,7 @@ fn drafted_trees(stream: &Stream, pools: &mut Pools) -> Result<()> {
     };
     // The second request has nothing cached.
     let cached = PerRequest::new(vec![5, 0])?;
-    let verification = TreeVerification { shape: shape() };
+    let verification = TreeVerification::new(shape());
     let plan = verification.plan(stream, &trees, &cached, &tensors)?;
     plan.launch(stream, &tensors)?.download(stream)?;
     Ok(())
@@ -290,7 +290,7 @@ fn captured_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
         drop(step);
         query.download(stream)?;
     }
-    let verification = TreeVerification { shape: shape() };
+    let verification = TreeVerification::new(shape());
     let mut graphs = verification.capture(stream, attention.cache(), &limits)?;
     let tree = DraftTree::chain(1)?;
     let request = TreeRequest {

@@ -12,9 +12,9 @@ use ascend_attention::{Element, Plan, Stream, Tensor, Violation};
 use crate::batch::Causality;
 use crate::error::{Error, Result};
 use crate::kv::{GROUP, GroupScales, QuantisedLayer, host_numbers, quantise_mxfp8};
-use crate::lock::lock;
-use crate::planned_stream::PlannedStream;
 use crate::rules;
+use crate::sharing::PlannedStream;
+use crate::sharing::lock;
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, check_quantised_mask, size};
 use super::program::StepProgram;

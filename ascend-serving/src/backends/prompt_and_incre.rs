@@ -15,9 +15,9 @@ use ascend_attention::{Device, Element, Mask, Tensor, Violation};
 use crate::batch::{AttentionMetadata, Causality};
 use crate::error::Result;
 use crate::kv::CachedRows;
-use crate::lock::lock;
-use crate::planned_stream::PlannedStream;
 use crate::rules;
+use crate::sharing::PlannedStream;
+use crate::sharing::lock;
 
 use super::backend::{AttentionBackend, LayerTensors, StepContext, batched};
 use super::copied_rows::{CopiedRows, KeyRows, Prompt, Prompts};

@@ -11,8 +11,8 @@ use ascend_attention::{AnyTensor, Element, Plan, Stream, Tensor};
 use crate::batch::Causality;
 use crate::error::Result;
 use crate::kv::{CachedRows, QuantisedLayer};
-use crate::lock::lock;
-use crate::planned_stream::PlannedStream;
+use crate::sharing::PlannedStream;
+use crate::sharing::lock;
 
 use super::backend::{
     AttentionBackend, LayerTensors, StepContext, check_quantised_mask, quantised_cache, size,
@@ -136,7 +136,8 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         if !metadata.state().reads_cache() {
             return Fused.program(step, first);
         }
-        of.cache.lies_whole(metadata.settings().block_size())?;
+        of.cache
+            .check_contiguous(metadata.settings().block_size())?;
         let singles = match leading_singles(step, first)? {
             // Steps of such requests alone are for `QuantisedDecode`; here all their tokens are copied.
             all if all == metadata.table().requests() => 0,

@@ -145,7 +145,7 @@ impl<T: Element> Attention<T> {
         metadata: &AttentionMetadata,
     ) -> Result<()> {
         self.cache.admits(stream)?;
-        metadata.goes_with(self.cache.pool())?;
+        metadata.check_pool(self.cache.pool())?;
         let _lease = self.cache.pool().begin_step(stream);
         metadata.check_blocks_held(self.cache.pool())?;
         // Checks that this cache has computed the tokens that are copied.

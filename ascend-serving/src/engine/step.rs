@@ -45,7 +45,7 @@ impl<T: Element> Attention<T> {
     ) -> Result<Step<'a, T>> {
         self.cache.admits(stream)?;
         self.shape.check_cache(&self.cache.shape())?;
-        metadata.goes_with(self.cache.pool())?;
+        metadata.check_pool(self.cache.pool())?;
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let lease = self.cache.pool().begin_step(stream);
         metadata.check_blocks_held(self.cache.pool())?;
@@ -230,7 +230,7 @@ impl<T: Element> Step<'_, T> {
         check_outputs(&tensors, into)?;
         let known = self.planned.iter().position(|of| of.mask == *mask);
         if known.is_none() {
-            self.metadata.keeps_for(mask)?;
+            self.metadata.check_mask(mask)?;
             let selected = self.attention.backends.plan(&context, &tensors)?;
             self.planned.push(Planned {
                 mask: mask.clone(),

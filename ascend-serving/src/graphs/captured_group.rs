@@ -120,7 +120,7 @@ impl CapturedGroup {
 
     /// Refuses a step with another mask, or whose sequences gave back tokens that some layer shows.
     pub(super) fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Violation> {
-        metadata.goes_with(&self.pool)?;
+        metadata.check_pool(&self.pool)?;
         metadata.check_blocks_held(&self.pool)?;
         if let Some(first) = self.seen.first()
             && !self.seen.contains(metadata.mask())
@@ -129,7 +129,7 @@ impl CapturedGroup {
         }
         self.seen
             .iter()
-            .try_for_each(|seen| metadata.keeps_for(seen))
+            .try_for_each(|seen| metadata.check_mask(seen))
     }
 
     /// Refuses a step with a request of more new tokens than were captured, or of fewer where the calls of a layer
@@ -400,7 +400,7 @@ impl CapturedGroup {
         let rows = (0..table.requests()).filter_map(|request| table.row(request));
         buffers.table.overwrite(stream, &rows.collect::<Vec<_>>())?;
         let slots = metadata.slots().iter().copied();
-        let slots = scattered_slots((&self.pool, &self.shape), slots);
+        let slots = scattered_slots((&self.pool, &self.shape), slots)?;
         buffers.slots.overwrite(stream, &slots)?;
         for (captured, replayed) in buffers.programs.iter().zip(programs) {
             let ReplayedProgram { program, masks } = replayed;

@@ -350,7 +350,7 @@ fn releases_serve_what_they_take() {
         }
         for dim in [64, 128] {
             check(Cache::BnBsH, dim, false, all.map(Ok));
-            let apart = [Ok(all[0]), Ok(all[1]), Err("whose tokens lie whole")];
+            let apart = [Ok(all[0]), Ok(all[1]), Err("whose tokens are contiguous")];
             check(Cache::BnNBsD, dim, false, apart);
             // Packed calls of FLOAT16 came with 8.5.
             match cann {
@@ -372,7 +372,7 @@ fn releases_serve_what_they_take() {
             Cache::Nz,
             128,
             false,
-            [Ok(all[0]), decode, Err("whose tokens lie whole")],
+            [Ok(all[0]), decode, Err("whose tokens are contiguous")],
         );
     }
 }
