@@ -1,9 +1,10 @@
 //! What an operator's declaration expands to: its parameters, its owned arguments, and the call that its rules judge.
 
-/// Makes `Parameter`, `Arguments<T>` and the borrowed call from a table of arguments.
+/// Makes `Parameter`, `Arguments<T>` and the call from a table of arguments. A call with lists or texts borrows them:
+/// its name is followed by `<'a>`.
 macro_rules! declare_arguments {
     (
-        { $operator:literal, $(#[$call_meta:meta])* $call:ident }
+        { $operator:literal, $(#[$call_meta:meta])* $call:ident $(<$borrow:lifetime>)? }
         $($since:literal { $field:ident: $kind:ident $(= $default:expr)?, $variant:ident, $acl:literal, $doc:literal })*
     ) => {
         #[doc = concat!("A parameter of ", $operator, ".")]
@@ -202,7 +203,7 @@ macro_rules! declare_arguments {
             }
 
             #[doc = concat!("The call that the rules judge, with the tensors of `of`.")]
-            pub fn call_of<'a>(&'a self, tensors: &'a Arguments<$crate::TensorDesc>) -> $call<'a> {
+            pub fn call_of<'a>(&'a self, tensors: &'a Arguments<$crate::TensorDesc>) -> $call<$($borrow)?> {
                 $call {
                     $($field: declare_arguments!(@view $kind self.$field, tensors.$field),)*
                 }
@@ -224,7 +225,7 @@ macro_rules! declare_arguments {
             }
         }
 
-        impl $crate::operator::ArgumentList for $call<'_> {
+        impl<$($borrow)?> $crate::operator::ArgumentList for $call<$($borrow)?> {
             type Parameter = Parameter;
             type Tensor = $crate::TensorDesc;
 
@@ -233,7 +234,7 @@ macro_rules! declare_arguments {
             }
         }
 
-        impl $crate::operator::ArgumentValues for $call<'_> {
+        impl<$($borrow)?> $crate::operator::ArgumentValues for $call<$($borrow)?> {
             fn value(&self, parameter: Parameter) -> Option<$crate::operator::Value<'_>> {
                 match parameter {
                     $(Parameter::$variant => declare_arguments!(@value $kind self.$field),)*
@@ -243,7 +244,7 @@ macro_rules! declare_arguments {
 
         impl Arguments<$crate::TensorDesc> {
             /// The call that the rules judge.
-            pub fn call(&self) -> $call<'_> {
+            pub fn call<'a>(&'a self) -> $call<$($borrow)?> {
                 self.call_of(self)
             }
 
@@ -286,11 +287,11 @@ macro_rules! declare_arguments {
         /// [`Arguments::call`] makes a call from owned arguments.
         $(#[$call_meta])*
         #[derive(Clone, Debug, PartialEq)]
-        pub struct $call<'a> {
+        pub struct $call<$($borrow)?> {
             $(#[doc = $doc] pub $field: declare_arguments!(@borrowed 'a $kind),)*
         }
 
-        impl Default for $call<'_> {
+        impl<$($borrow)?> Default for $call<$($borrow)?> {
             /// A call without tensors, with the operator's defaults.
             fn default() -> Self {
                 $call {
@@ -299,7 +300,7 @@ macro_rules! declare_arguments {
             }
         }
 
-        impl $call<'_> {
+        impl<$($borrow)?> $call<$($borrow)?> {
             /// The tensors that are given to a parameter: none or one, or those of a list.
             pub fn tensors(&self, parameter: Parameter) -> &[$crate::TensorDesc] {
                 match parameter {
@@ -395,7 +396,7 @@ macro_rules! declare_arguments {
     (@borrowed $a:lifetime ints) => { Option<&$a [i64]> };
     (@borrowed $a:lifetime int_list) => { Option<&$a [i64]> };
     (@borrowed $a:lifetime int) => { i64 };
-    (@borrowed $a:lifetime int8) => { <i8 as $crate::operator::InCall<$a>>::Value };
+    (@borrowed $a:lifetime int8) => { i8 };
     (@borrowed $a:lifetime float) => { f64 };
     (@borrowed $a:lifetime flag) => { bool };
     (@borrowed $a:lifetime text) => { &$a str };

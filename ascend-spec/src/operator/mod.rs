@@ -27,7 +27,7 @@ pub use entry_point::EntryPoint;
 pub use parameter::{
     Argument, ArgumentList, DeclaredParameter, Kind, ParameterInfo, name_of_field,
 };
-pub use value::{ArgumentValues, InCall, OwnedValue, Value, WrongKind};
+pub use value::{ArgumentValues, OwnedValue, Value, WrongKind};
 pub(crate) use version::versions;
 pub use version::{DeclaredVersion, OperatorVersion};
 

@@ -9,6 +9,7 @@ pub mod incre_flash_attention;
 mod inference_attention;
 pub mod prompt_flash_attention;
 pub mod ring_attention_update;
+pub mod rms_norm;
 pub mod scatter_pa_kv_cache;
 
 /// Passes the list of all operators to a macro. A line names the type that stands for the operator and the module it
@@ -31,6 +32,7 @@ macro_rules! for_each_operator {
                 ScatterPaKvCache: scatter_pa_kv_cache;
                 AttentionUpdate: attention_update;
                 BatchMatMul: batch_mat_mul;
+                RmsNorm: rms_norm;
             }
         }
     };

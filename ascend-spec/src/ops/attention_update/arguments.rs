@@ -20,4 +20,4 @@ macro_rules! attention_update_arguments {
     };
 }
 
-attention_update_arguments! { declare_arguments { "AttentionUpdate", #[derive(Copy)] UpdateCall } }
+attention_update_arguments! { declare_arguments { "AttentionUpdate", #[derive(Copy)] UpdateCall<'a> } }

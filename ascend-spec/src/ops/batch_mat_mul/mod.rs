@@ -68,11 +68,7 @@ impl BatchMatMulProblem {
 
     /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base
     /// address, by the strides of its description. Visits nothing if there is no element to compute.
-    pub fn touches(
-        &self,
-        call: &BatchMatMulCall<'_>,
-        visit: &mut dyn FnMut(Parameter, Range<u64>),
-    ) {
+    pub fn touches(&self, call: &BatchMatMulCall, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
         if self.is_idle() {
             return;
         }

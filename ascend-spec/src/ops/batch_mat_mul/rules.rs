@@ -72,7 +72,7 @@ fn multiplies_float(soc: Soc) -> bool {
     !matches!(soc, Soc::AtlasInference | Soc::AtlasTraining)
 }
 
-impl BatchMatMulCall<'_> {
+impl BatchMatMulCall {
     /// Checks the call against the contract of the operator on `soc`, and resolves it.
     ///
     /// Allocates nothing unless it refuses.

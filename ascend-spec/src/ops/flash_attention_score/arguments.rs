@@ -57,7 +57,7 @@ macro_rules! flash_attention_score_arguments {
 }
 
 flash_attention_score_arguments! {
-    declare_arguments { "FlashAttentionScore and FlashAttentionVarLenScore", #[derive(Copy)] FlashAttentionCall }
+    declare_arguments { "FlashAttentionScore and FlashAttentionVarLenScore", #[derive(Copy)] FlashAttentionCall<'a> }
 }
 
 impl Parameter {

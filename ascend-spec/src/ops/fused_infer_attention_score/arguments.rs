@@ -78,7 +78,7 @@ macro_rules! fused_infer_attention_score_arguments {
     };
 }
 
-fused_infer_attention_score_arguments! { declare_arguments { "FusedInferAttentionScore", FiaCall } }
+fused_infer_attention_score_arguments! { declare_arguments { "FusedInferAttentionScore", FiaCall<'a> } }
 
 impl Argument {
     /// The tensor of a call that plays a role; `None` for roles that the operator has no argument for.

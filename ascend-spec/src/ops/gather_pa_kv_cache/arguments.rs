@@ -28,4 +28,4 @@ macro_rules! gather_pa_kv_cache_arguments {
     };
 }
 
-gather_pa_kv_cache_arguments! { declare_arguments { "GatherPaKvCache", #[derive(Copy)] GatherCall } }
+gather_pa_kv_cache_arguments! { declare_arguments { "GatherPaKvCache", #[derive(Copy)] GatherCall<'a> } }

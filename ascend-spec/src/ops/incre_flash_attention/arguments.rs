@@ -40,4 +40,4 @@ macro_rules! incre_flash_attention_arguments {
     };
 }
 
-incre_flash_attention_arguments! { declare_arguments { "IncreFlashAttention", #[derive(Copy)] IncreCall } }
+incre_flash_attention_arguments! { declare_arguments { "IncreFlashAttention", #[derive(Copy)] IncreCall<'a> } }

@@ -36,4 +36,4 @@ macro_rules! prompt_flash_attention_arguments {
     };
 }
 
-prompt_flash_attention_arguments! { declare_arguments { "PromptFlashAttention", #[derive(Copy)] PromptCall } }
+prompt_flash_attention_arguments! { declare_arguments { "PromptFlashAttention", #[derive(Copy)] PromptCall<'a> } }

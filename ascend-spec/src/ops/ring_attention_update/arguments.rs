@@ -30,4 +30,4 @@ macro_rules! ring_attention_update_arguments {
     };
 }
 
-ring_attention_update_arguments! { declare_arguments { "RingAttentionUpdate", #[derive(Copy)] RingUpdateCall } }
+ring_attention_update_arguments! { declare_arguments { "RingAttentionUpdate", #[derive(Copy)] RingUpdateCall<'a> } }

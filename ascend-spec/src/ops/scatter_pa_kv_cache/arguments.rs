@@ -29,4 +29,4 @@ macro_rules! scatter_pa_kv_cache_arguments {
     };
 }
 
-scatter_pa_kv_cache_arguments! { declare_arguments { "ScatterPaKvCache", #[derive(Copy)] ScatterCall } }
+scatter_pa_kv_cache_arguments! { declare_arguments { "ScatterPaKvCache", #[derive(Copy)] ScatterCall<'a> } }
