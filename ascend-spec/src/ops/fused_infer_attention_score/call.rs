@@ -1,5 +1,5 @@
-//! A call of FusedInferAttentionScore: its limits and defaults, who judges it, and what is known of it once it holds every
-//! rule.
+//! A call of FusedInferAttentionScore: its limits and defaults, who judges it, and what is known of it once it holds
+//! every rule.
 
 use super::{Cache, FiaCall};
 use crate::attention_problem::AttentionProblem;

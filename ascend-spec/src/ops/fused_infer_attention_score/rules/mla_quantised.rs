@@ -1,5 +1,5 @@
-//! The absorbed form of multi-head latent attention with an INT8 query, and with a half-precision query over a quantised
-//! cache; its rules stand with the others in `mla`.
+//! The absorbed form of multi-head latent attention with an INT8 query, and with a half-precision query over a
+//! quantised cache; its rules stand with the others in `mla`.
 
 use super::mla::{
     ALONE, CACHE, FULL_QUANT, LSE, MODE, OUT, PAGED, PRECISE, TREE, block_size, caches, dims,
