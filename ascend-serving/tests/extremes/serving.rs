@@ -12,7 +12,7 @@ use ascend_serving::{
     KeySplit, LayerSet, LocalBatch, MaskExtent, MaskKind, Masked, MultiItemPrompt, NamedMask,
     PackedBits, PageIndices, PagedDecode, Phase, RecordedBatch, SampledDrafts, SharedPrefixDecode,
     SharedPrefixGate, SplitDecode, SplitLimits, StatePolicy, TokenIndices, TreeRequest,
-    TreeVerification, window_start,
+    TreeVerification,
 };
 
 use crate::Call;
