@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use ascend_attention::case::{AnyCase, Verdict};
+use ascend_attention::case::{Case, Verdict};
 use ascend_attention::{Error, Stream};
 
 use super::output::Output;
@@ -87,11 +87,11 @@ fn replay(file: &Path, stream: &Stream, out: Option<&Written>) -> Report {
         );
         return report;
     }
-    match AnyCase::read(file) {
+    match Case::read(file) {
         Err(error) => report.failure = Some(error.to_string()),
         Ok(case) => {
-            report.name = case.name().to_owned();
-            report.note = case.note().to_owned();
+            report.name.clone_from(&case.name);
+            report.note.clone_from(&case.note);
             match case.launch(stream) {
                 Err(error @ Error::OtherTarget { .. }) => report.skipped = Some(error.to_string()),
                 Err(error) => report.failure = Some(error.to_string()),

@@ -5,7 +5,7 @@ use ascend_spec::declared::{AnyArguments, DeclaredOperator};
 
 use crate::error::Result;
 use crate::operator::{Phases, launch_once};
-use crate::ops::for_each_case_operator;
+use crate::ops::for_each_operator;
 use crate::runtime::Stream;
 use crate::tensor::AnyTensor;
 
@@ -53,7 +53,7 @@ macro_rules! launches {
     };
 }
 
-for_each_case_operator! { launches }
+for_each_operator! { launches }
 
 fn no_such_call() -> Violation {
     Violation::unsupported("a call of this operator from a case")

@@ -71,7 +71,9 @@ pub enum CaseError {
     #[error("unknown op {}; this crate knows {}", quoted(.0), operators())]
     UnknownOp(String),
     /// A case of another operator than FusedInferAttentionScore, where a case of that operator is read.
-    #[error("a case of {0}: `case::AnyCase` reads those of every operator")]
+    #[error(
+        "a case of {0}, where one of fused_infer_attention_score is needed: choose another file"
+    )]
     OtherOp(&'static str),
     /// An argument that the version of the case does not have.
     #[error(

@@ -1,14 +1,13 @@
 //! Calls without data: shapes, dtypes, attributes and perhaps the operator's verdict, as lines of JSON.
 
 use ascend_spec::declared::{AnyArguments, DeclaredOperator};
-use ascend_spec::operator::{Kind, Value as Given};
+use ascend_spec::operator::Kind;
 use ascend_spec::{Cann, Soc, Target, TensorDesc};
 use serde_json::{Map, Value, json};
 
 use super::error::shortened;
-use super::json_tensor::{desc, described};
-use super::unique_names::UniqueNames;
-use super::{CaseError, values};
+use super::json::{UniqueNames, desc, described};
+use super::{CaseError, metadata};
 
 /// One call described by shapes, dtypes and attributes alone.
 ///
@@ -177,25 +176,11 @@ impl ParameterCase {
     pub fn to_json(&self) -> Result<String, CaseError> {
         let operator = self.arguments.operator();
         let fused = operator == DeclaredOperator::FusedInferAttentionScore;
-        let plain = AnyArguments::<TensorDesc>::new(operator);
         let (mut inputs, mut outputs, mut attributes) = (Map::new(), Map::new(), Map::new());
-        let mut written = Vec::new();
         for parameter in operator.parameters() {
-            let name = parameter.name;
-            let Some(value) = self.arguments.value(name) else {
+            let Some(text) = metadata::value_text(&self.arguments, parameter)? else {
                 continue;
             };
-            // Defaults are left out where a reader of an earlier release or a version of the operator may lack the
-            // argument.
-            if plain.value(name) == Some(value) && (!fused || name == "pse_type") {
-                continue;
-            }
-            if let Given::Float(number) = value {
-                values::number(name, &format!("{number:?}"))?;
-            }
-            written.extend(values::text(value).map(|text| (parameter, text)));
-        }
-        for (parameter, text) in written {
             let name = parameter.name;
             let value = match parameter.kind {
                 Kind::Text | Kind::OptionalText => Value::String(text),
@@ -274,7 +259,8 @@ impl ParameterCase {
         };
         let unknown = || CaseError::UnknownKey(name.to_owned());
         let parameter = self.arguments.operator().parameter_named(name);
-        let value = values::read(parameter.ok_or_else(unknown)?, &text)?.ok_or_else(unknown)?;
+        let value =
+            metadata::read_value(parameter.ok_or_else(unknown)?, &text)?.ok_or_else(unknown)?;
         self.arguments.set_value(name, value).map_err(|_| unknown())
     }
 
@@ -364,6 +350,7 @@ fn single(operator: DeclaredOperator) -> String {
 
 #[cfg(test)]
 mod tests {
+    use ascend_spec::operator::Value as Given;
     use ascend_spec::ops::fused_infer_attention_score::Version;
 
     use super::*;

@@ -1,15 +1,17 @@
 //! The tensors of a file: their names, and the element types of those that are stored as U8.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use ascend_spec::DType;
+use safetensors::tensor::TensorInfo;
 
-use super::CaseError;
 use super::header::{self, Header};
 use super::tensor::{CaseTensor, from_file, stored_name, stored_type, to_file};
+use super::{CaseError, read_file};
 
 /// Prefix of the keys that give the element types of tensors stored as U8.
-const STORED: &str = "dtype.";
+pub(super) const STORED: &str = "dtype.";
 
 /// The element types that the metadata gives for tensors stored as U8.
 #[derive(Default)]
@@ -217,4 +219,27 @@ fn members(
         }
     }
     Ok(found.into_values().collect())
+}
+
+/// Reads the tensors of a safetensors file by name, and ignores its metadata. The file may have at most `most` bytes.
+///
+/// # Errors
+/// As for [`read_file`]; [`CaseError`] if it is no such file, has a name twice, or an element type that CANN does not
+/// have.
+pub fn read_tensors(
+    path: impl AsRef<Path>,
+    most: u64,
+) -> Result<BTreeMap<String, CaseTensor>, CaseError> {
+    let file = read_file(path, most)?;
+    let header = Header::read(&file)?;
+    let tensor = |(name, info): &(String, TensorInfo)| {
+        let TensorInfo { dtype, shape, .. } = info;
+        let dtype = from_file(*dtype).ok_or_else(|| CaseError::Dtype {
+            tensor: name.clone(),
+            dtype: format!("{dtype:?}"),
+        })?;
+        let bytes = header.bytes(&file, info).to_vec();
+        Ok((name.clone(), CaseTensor::new(dtype, shape, bytes)?))
+    };
+    header.tensors.iter().map(tensor).collect()
 }

@@ -2,28 +2,14 @@
 
 use ascend_spec::{Cann, Soc, Target};
 
-use super::{Case, CaseError, OperatorCase};
+use super::{Case, CaseError};
 use crate::error::{Error, Result};
 use crate::runtime::{Backend, Machine, Runtime, Stream};
 
-impl Case {
+impl<A> Case<A> {
     /// The product and release that the case is for. Where it names no product or no release, those of `otherwise`
     /// stand in, or the newest release if that of `otherwise` does not know the case's product. A chip of no known
     /// family counts as none.
-    pub fn target(&self, otherwise: Target) -> Target {
-        self.named_target().or(otherwise)
-    }
-
-    pub(crate) fn named_target(&self) -> NamedTarget<'_> {
-        NamedTarget {
-            soc_name: self.soc_name.as_deref(),
-            cann: self.cann,
-        }
-    }
-}
-
-impl OperatorCase {
-    /// The product and release that the case is for, as [`Case::target`] finds them.
     pub fn target(&self, otherwise: Target) -> Target {
         self.named_target().or(otherwise)
     }

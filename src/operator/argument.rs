@@ -29,7 +29,7 @@ pub trait Parameter: DeclaredParameter {
 }
 
 /// The tensors of a call or a launch.
-pub trait Tensors<P> {
+pub(crate) trait Tensors<P> {
     /// Calls `visit` with each tensor, outputs first and lists in their order, until it fails.
     fn each<'t>(
         &'t self,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use ascend_spec::TensorDesc;
 use ascend_spec::declared::AnyArguments;
 
-use crate::case_file::{self, AnyLive, LiveOperator};
+use crate::case_file::{self, LiveCall};
 use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{Parameter, PreparedCall, Tensors};
@@ -68,14 +68,6 @@ pub trait Operation: Sealed + Sized {
         plan.call.workspace_bytes()
     }
 
-    /// Describes a launch with these tensors, to be recorded; `None` for calls that case files do not hold.
-    #[doc(hidden)]
-    fn live(&self, plan: &Plan<Self>, tensors: &impl Tensors<Self::Parameter>) -> Option<AnyLive> {
-        let recorded = plan.recorded.as_ref()?;
-        let live = LiveOperator::new(plan.context(), &recorded.call, Some(recorded.version));
-        Some(live.with(tensors, plan.call.each_fixed()).into())
-    }
-
     /// Adds what is particular to a plan to its debugging text.
     #[doc(hidden)]
     fn describe(&self, _plan: &Plan<Self>, _text: &mut fmt::DebugStruct<'_, '_>) {}
@@ -117,6 +109,18 @@ impl<O: Operation> Plan<O> {
     pub(crate) fn recorded_as(mut self, call: AnyArguments<TensorDesc>, version: u8) -> Self {
         self.recorded = Some(Box::new(RecordedCall { call, version }));
         self
+    }
+
+    /// The plan of an operator with one version, whose launches are recorded as this call, or its refusal, which is
+    /// recorded with these tensors.
+    pub(crate) fn recorded(
+        planned: Result<Self>,
+        context: &Arc<Context>,
+        call: AnyArguments<TensorDesc>,
+        tensors: &impl Tensors<O::Parameter>,
+    ) -> Result<Self> {
+        let planned = record_refusal(planned, || LiveCall::new(context, &call, 1, tensors, None));
+        planned.map(|plan| plan.recorded_as(call, 1))
     }
 
     pub(crate) fn call(&self) -> &PreparedCall<O::Parameter> {
@@ -229,35 +233,43 @@ impl<O: Operation> Plan<O> {
     ) -> Result<Result<()>> {
         let checked = self.call.check(queue, tensors);
         let checked = checked.and_then(|checked| admits().map(|()| checked));
+        if !case_file::is_on() || self.call.is_idle() {
+            return checked.map(|checked| checked.launch());
+        }
+        let live = self
+            .live(tensors)
+            .map(|live| match case_file::keeps_calls() {
+                true => live.keep_contents(queue.stream()),
+                false => live,
+            });
         let outcome = checked.map(|checked| checked.launch());
-        if case_file::is_on() && !self.call.is_idle() {
-            self.record(queue, tensors, &outcome);
+        match (&outcome, live) {
+            (_, None) => {}
+            (Ok(Ok(())), Some(live)) => case_file::launched(queue.stream(), live),
+            (Ok(Err(error)) | Err(error), Some(live)) => {
+                case_file::failed(live, queue.stream(), error);
+            }
         }
         outcome
     }
 
+    /// A launch with these tensors, to be recorded.
     #[cold]
-    fn record(
-        &self,
-        queue: &impl LaunchQueue,
-        tensors: &impl Tensors<O::Parameter>,
-        outcome: &Result<Result<()>>,
-    ) {
-        let Some(live) = self.operation.live(self, tensors) else {
-            return;
-        };
-        match outcome {
-            Ok(Ok(())) => case_file::launched(queue.stream(), live),
-            Ok(Err(error)) | Err(error) => case_file::failed(live, queue.stream(), error),
-        }
+    pub(crate) fn live(&self, tensors: &impl Tensors<O::Parameter>) -> Option<LiveCall> {
+        let RecordedCall { call, version } = &**self.recorded.as_ref()?;
+        let fixed = self.call.each_fixed();
+        Some(LiveCall::new(
+            self.context(),
+            call,
+            *version,
+            tensors,
+            fixed,
+        ))
     }
 }
 
 /// Records the refusal of a call that was to be planned, if there is any recorder.
-pub(crate) fn record_refusal<R, L: Into<AnyLive>>(
-    planned: Result<R>,
-    live: impl FnOnce() -> L,
-) -> Result<R> {
+pub(crate) fn record_refusal<R>(planned: Result<R>, live: impl FnOnce() -> LiveCall) -> Result<R> {
     planned.inspect_err(|error| {
         if case_file::is_on() {
             case_file::failed(live(), None, error);

@@ -432,7 +432,7 @@ fn merged_parts_equal_attention_over_all_keys() {
         // Of one sequence's rows at a time: its keys, in two parts.
         for cut in [3, 10, 17] {
             let (near, far) = (attend(0, cut / 2, cut), attend(cut, (cut + 20) / 2, 20));
-            let plan = RingUpdate::new().plan(&stream, &near, &far).unwrap();
+            let plan = RingUpdate::new().plan(&stream, (&near, &far)).unwrap();
             let merged = plan.launch(&stream, (&near, &far)).unwrap();
             let again = plan.launch(&stream, (&far, &near)).unwrap();
             // The keys of each sequence in one call.
@@ -506,7 +506,7 @@ fn parts_without_their_marked_tails_are_merged() {
         plan.launch(&stream, (rows, rows, rows)).unwrap()
     };
     let tailed = part(&rows, &[3, 9, 0]);
-    let refused = RingUpdate::new().plan(&stream, &tailed, &tailed);
+    let refused = RingUpdate::new().plan(&stream, (&tailed, &tailed));
     let Err(Error::Violation(refused)) = refused else {
         panic!("{refused:?}");
     };
@@ -516,7 +516,7 @@ fn parts_without_their_marked_tails_are_merged() {
         "{refused}"
     );
     let whole = part(&rows.narrow(0, 0..9).unwrap(), &[3, 9]);
-    let plan = RingUpdate::new().plan(&stream, &whole, &whole).unwrap();
+    let plan = RingUpdate::new().plan(&stream, (&whole, &whole)).unwrap();
     let merged = plan.launch(&stream, (&whole, &whole)).unwrap();
     assert_eq!(
         merged.attention.download(&stream).unwrap(),
@@ -539,12 +539,14 @@ fn parts_of_other_rows_are_not_merged() {
     };
     let first = part([3, 12], false);
     for other in [part([4, 12], false), part([3, 12], true)] {
-        let refused = RingUpdate::new().plan(&stream, &first, &other).unwrap_err();
+        let refused = RingUpdate::new()
+            .plan(&stream, (&first, &other))
+            .unwrap_err();
         assert!(
             refused.to_string().contains("those of the previous part"),
             "{refused}"
         );
-        let plan = RingUpdate::new().plan(&stream, &first, &first).unwrap();
+        let plan = RingUpdate::new().plan(&stream, (&first, &first)).unwrap();
         let refused = plan.launch(&stream, (&first, &other)).unwrap_err();
         assert!(matches!(
             &refused,
@@ -558,7 +560,7 @@ fn parts_of_other_rows_are_not_merged() {
     let call = FlashAttention::new(InputLayout::Bsnd).heads(2).scale(0.125);
     let plan = call.plan((&batch, &batch, &batch)).unwrap();
     let part = plan.launch(&stream, (&batch, &batch, &batch)).unwrap();
-    let refused = RingUpdate::new().plan(&stream, &part, &part).unwrap_err();
+    let refused = RingUpdate::new().plan(&stream, (&part, &part)).unwrap_err();
     assert!(
         refused.to_string().contains("in the layout SBH or TND"),
         "{refused}"

@@ -60,7 +60,7 @@ fn gathered<T: Element>(
     let blocks = key.shape()[0];
     let sequences = SequenceBlocks::new(stream, &rows, &lengths, blocks, block_size).unwrap();
     let call = GatherPaKvCache::new().cache_order(order);
-    let plan = call.plan(&sequences, &key, &value).unwrap();
+    let plan = call.plan(&sequences, (&key, &value)).unwrap();
     let (keys, values) = plan.launch(stream, (&key, &value)).unwrap();
     [keys, values].map(|tensor| {
         let elements = tensor.download(stream).unwrap();
@@ -137,7 +137,7 @@ fn blocks_are_gathered_into_rows() {
     let rows = [vec![3, 1], vec![0]];
     let sequences = SequenceBlocks::new(&stream, &rows, &[3, 1], 4, 2).unwrap();
     let plan = GatherPaKvCache::new()
-        .plan(&sequences, &cache, &cache)
+        .plan(&sequences, (&cache, &cache))
         .unwrap();
     for _ in 0..2 {
         let (keys, values) = plan.launch(&stream, (&cache, &cache)).unwrap();
@@ -170,7 +170,7 @@ fn what_no_cache_holds_is_refused_by_name() {
     let plan = |shape: [usize; 4]| {
         let cache = stream.upload(&vec![f16::ONE; shape.iter().product()], shape);
         let cache = cache.unwrap();
-        GatherPaKvCache::new().plan(&sequences, &cache, &cache)
+        GatherPaKvCache::new().plan(&sequences, (&cache, &cache))
     };
     assert!(plan([4, 2, 1, 16]).is_ok());
     let smaller = plan([3, 2, 1, 16]);
@@ -184,7 +184,7 @@ fn what_no_cache_holds_is_refused_by_name() {
     assert_eq!(violated(plan([4, 2, 1, 8])), "gather.unit");
     assert_eq!(violated(plan([4, 2, 128, 600])), "gather.token_bytes");
     let single = stream.upload(&[1.0f32; 128], [4, 2, 1, 16]).unwrap();
-    let single = GatherPaKvCache::new().plan(&sequences, &single, &single);
+    let single = GatherPaKvCache::new().plan(&sequences, (&single, &single));
     assert_eq!(violated(single), "gather.dtype");
 }
 
@@ -195,7 +195,7 @@ fn a_release_without_the_operator_is_told() {
     };
     let cache = stream.upload(&[f16::ONE; 128], [4, 2, 1, 16]).unwrap();
     let sequences = SequenceBlocks::new(&stream, &[vec![0]], &[2], 4, 2).unwrap();
-    let missing = GatherPaKvCache::new().plan(&sequences, &cache, &cache);
+    let missing = GatherPaKvCache::new().plan(&sequences, (&cache, &cache));
     assert!(matches!(
         missing,
         Err(Error::MissingOperator {
@@ -211,7 +211,7 @@ fn sequences_without_tokens_launch_nothing() {
     let cache = stream.upload(&[f16::ONE; 128], [4, 2, 1, 16]).unwrap();
     let sequences = SequenceBlocks::new(&stream, &[Vec::new()], &[0], 4, 2).unwrap();
     let plan = GatherPaKvCache::new()
-        .plan(&sequences, &cache, &cache)
+        .plan(&sequences, (&cache, &cache))
         .unwrap();
     let (keys, _) = plan.launch(&stream, (&cache, &cache)).unwrap();
     assert_eq!(keys.shape(), [0, 1, 16]);

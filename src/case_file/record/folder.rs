@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use super::Recorded;
 use crate::case_file::CaseError;
-use crate::case_file::write_file::write_new;
+use crate::case_file::file_access::write_new;
 use crate::error::Result;
 use crate::runtime::lock;
 

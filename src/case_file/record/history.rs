@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use super::any_live::AnyLive;
+use super::live::LiveCall;
 use super::{Recorded, folder};
 use crate::case_file::ParameterCase;
 use crate::error::{Error, Result};
@@ -25,7 +25,7 @@ struct Launched {
 static LAUNCHED: Mutex<VecDeque<Launched>> = Mutex::new(VecDeque::new());
 
 /// Notes a launch, without keeping any of its memory alive.
-pub(super) fn note(progress: &Arc<StreamProgress>, call: &AnyLive) {
+pub(super) fn note(progress: &Arc<StreamProgress>, call: &LiveCall) {
     let note = Launched {
         progress: Arc::clone(progress),
         number: progress.issued(),

@@ -6,3 +6,4 @@
 mod plan;
 
 pub use plan::{BatchMatMul, BatchMatMulOperation, BatchMatMulPlan, CubeMathType};
+pub(crate) use plan::{phase_one, phases_of};

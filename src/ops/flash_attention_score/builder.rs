@@ -8,7 +8,7 @@ use ascend_spec::ops::flash_attention_score::{
 };
 use ascend_spec::{DType, Dims, TensorDesc};
 
-use crate::case_file::LiveOperator;
+use crate::case_file::LiveCall;
 use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{AllowedLints, Lengths, Tensors, heads, no_elements, no_scale};
@@ -223,7 +223,7 @@ impl FlashAttention {
         let planned = self.prepare(&call, inputs, [attention, softmax, reserved]);
         let mask = self.mask.tensor().map(|mask| (Parameter::AttenMask, mask));
         record_refusal(planned, || {
-            LiveOperator::new(context, &self.recorded(&call), None).with(inputs, mask.into_iter())
+            LiveCall::new(context, &self.recorded(&call), 1, inputs, mask)
         })
     }
 

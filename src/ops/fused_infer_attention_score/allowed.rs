@@ -1,5 +1,4 @@
-//! What a caller lets a call do: the lints that it may break, the versions of the operator that it may go to, and the
-//! releases that have to take it.
+//! What a caller lets a call do: the lints that it may break, and the releases that have to take it.
 
 use ascend_spec::Cann;
 use ascend_spec::ops::fused_infer_attention_score::Version;
@@ -8,11 +7,10 @@ use smallvec::SmallVec;
 use crate::error::Result;
 use crate::operator::{AllowedLints, lints_of};
 
-/// The lints that a call may break, by id, the oldest version that it may go to, and whether it is to be portable.
+/// The lints that a call may break, by id, and whether it is to be portable.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Allowed {
     lints: AllowedLints,
-    oldest: Option<Version>,
     portable_since: Option<Cann>,
 }
 
@@ -29,16 +27,6 @@ impl Allowed {
     pub(super) unsafe fn overrun(&mut self, id: impl Into<String>) {
         // SAFETY: handed on to the caller.
         unsafe { self.lints.overrun(id) };
-    }
-
-    /// Lets the call go to no version older than this.
-    pub(super) fn at_least(&mut self, oldest: Version) {
-        self.oldest = Some(oldest);
-    }
-
-    /// The oldest version that the call may go to.
-    pub(super) fn oldest(&self) -> Version {
-        self.oldest.unwrap_or(Version::V1)
     }
 
     /// Requires that every release from this one on takes the call alike.

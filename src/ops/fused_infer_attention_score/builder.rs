@@ -221,8 +221,7 @@ impl FusedInferAttention {
             // The error of a broken rule is more useful.
             let (api, target) = (context.runtime().api(), context.target()?);
             let allowed = self.allowed.ids()?;
-            let broken =
-                versions::choose(api, target, self.allowed.oldest(), &call, &allowed).err();
+            let broken = versions::choose(api, target, &call, &allowed).err();
             let error = broken.map_or_else(|| unset::scale(&call), named);
             let mask = self.mask.tensor();
             return refused(Err(error), context, (&call, &self.allowed), mask, bindings);

@@ -36,3 +36,4 @@ pub use plan::{AttentionOperation, Output, Plan};
 pub use pse_shift::{Distance, PseShift};
 pub use quantisation::{Affine, Antiquantisation, Quantisation};
 pub use shared_prefix::SharedPrefix;
+pub(crate) use versions::{phase_one, phases_of};

@@ -4,12 +4,11 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-use ascend_spec::ops::fused_infer_attention_score::{
-    Argument, Arguments, ContentBounds, FiaCall, Parameter, Version,
-};
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::fused_infer_attention_score::{Argument, ContentBounds, FiaCall, Parameter};
 use ascend_spec::{Layout, TensorDesc};
 
-use crate::case_file::{AnyLive, LiveCall};
+use crate::case_file::LiveCall;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{Addressed, Tensors, addressed, new_output, reach};
@@ -47,13 +46,10 @@ pub type Plan = operation::Plan<AttentionOperation>;
 /// FusedInferAttentionScore, as its [`Plan`] knows it.
 #[derive(Debug)]
 pub struct AttentionOperation {
-    version: Version,
     layout: Option<Layout>,
     features: Features,
     /// Bounds of what launches read on the device as positions.
     bounds: Option<ContentBounds>,
-    /// The attributes that were planned, to be recorded.
-    attributes: Arguments<()>,
 }
 
 /// A table that each replay of a graph reads for the same lengths.
@@ -132,10 +128,6 @@ impl Operation for AttentionOperation {
         CapturedTable::of(&inputs.tensors().contents(), self.bounds.as_ref())
     }
 
-    fn live(&self, plan: &Plan, tensors: &impl Tensors<Parameter>) -> Option<AnyLive> {
-        Some(plan.live_call(tensors).into())
-    }
-
     fn describe(&self, plan: &Plan, text: &mut fmt::DebugStruct<'_, '_>) {
         let softmax_lse = plan.desc(Parameter::SoftmaxLse).is_some();
         text.field("layout", &self.layout)
@@ -152,9 +144,9 @@ pub(super) fn refused<R>(
     bindings: &impl Bindings,
 ) -> Result<R> {
     record_refusal(planned, || {
-        let mut live = LiveCall::new(context, call, mask, bindings, allowed.oldest());
-        live.portable_since(allowed.portable());
-        live
+        let mask = mask.map(|mask| (Parameter::AttenMask, mask));
+        let call = AnyArguments::FusedInferAttentionScore(call.to_arguments());
+        LiveCall::new(context, &call, 1, bindings, mask).portable_since(allowed.portable())
     })
 }
 
@@ -186,8 +178,8 @@ impl Plan {
             mask.on(Parameter::AttenMask.name(), context)?;
         }
         let api = context.runtime().api();
-        let (target, at_least) = (context.target()?, allowed.oldest());
-        let (version, bounds) = versions::choose(api, target, at_least, call, &allowed.ids()?)?;
+        let target = context.target()?;
+        let (version, bounds) = versions::choose(api, target, call, &allowed.ids()?)?;
         if let Some(since) = allowed.portable() {
             versions::portable(target, version, since, call, &allowed.ids()?)?;
         }
@@ -219,14 +211,13 @@ impl Plan {
             }
         }
         let operation = AttentionOperation {
-            version,
             layout: Layout::parse(call.input_layout),
             features: bindings.features().unwrap_or_default(),
             bounds,
-            attributes: call.attributes(),
         };
         let prepared = versions::prepare(context, version, call, &tensors, mask)?;
-        Ok(Self::new(prepared, operation))
+        let recorded = AnyArguments::FusedInferAttentionScore(call.to_arguments());
+        Ok(Self::new(prepared, operation).recorded_as(recorded, version.number()))
     }
 
     pub(super) fn desc(&self, output: Parameter) -> Option<TensorDesc> {
@@ -261,23 +252,5 @@ impl Plan {
             given.admitted(self.content_bounds(), Reading::on(queue))
         };
         self.queue(queue, bindings, admits).flatten()
-    }
-
-    /// Describes a launch with these tensors, to be recorded.
-    pub(crate) fn live_call(&self, tensors: &impl Tensors<Parameter>) -> LiveCall {
-        let AttentionOperation {
-            version,
-            attributes,
-            ..
-        } = self.operation();
-        let no_tensors = Arguments::default();
-        let mut call = attributes.call_of(&no_tensors);
-        for parameter in [Parameter::AttentionOut, Parameter::SoftmaxLse] {
-            if let Some(desc) = call.single_mut(parameter) {
-                *desc = self.desc(parameter);
-            }
-        }
-        let mask = self.call().fixed(Parameter::AttenMask);
-        LiveCall::new(self.context(), &call, mask, tensors, *version)
     }
 }

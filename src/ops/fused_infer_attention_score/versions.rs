@@ -12,17 +12,16 @@ use crate::operator::{self, Addressed, Descriptors, PreparedCall, entry_points, 
 use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
-/// Checks a call against the contract, and finds the oldest version of the operator, from `at_least` on, that is
-/// installed, runs on the product and can express the call. Also returns the bounds of what the call reads on the
+/// Checks a call against the contract, and finds the oldest version of the operator that is installed, runs on the
+/// product and can express the call. Also returns the bounds of what the call reads on the
 /// device as positions.
 pub(super) fn choose(
     api: &Api,
     target: Target,
-    at_least: Version,
     call: &FiaCall<'_>,
     allowed: &[&str],
 ) -> Result<(Version, Option<ContentBounds>)> {
-    let oldest = Version::oldest_for(call).max(at_least);
+    let oldest = Version::oldest_for(call);
     let candidates = || {
         let able = |version: &Version| *version >= oldest && version.runs_on(target);
         Version::ALL.into_iter().filter(able)
@@ -31,7 +30,7 @@ pub(super) fn choose(
     let first = candidates().next().unwrap_or(oldest);
     // Newer releases are checked only where this one refuses.
     let told = |mut violation: Violation| {
-        violation.taken_by = call.taken_by(at_least, target, allowed);
+        violation.taken_by = call.taken_by(Version::V1, target, allowed);
         violation
     };
     let checked =

@@ -7,7 +7,7 @@ use ascend_spec::operator::{Argument, DeclaredVersion};
 use ascend_spec::ops::fused_infer_attention_score::{self as fia, ContentBounds};
 use ascend_sys::Api;
 
-use crate::case_file::LiveOperator;
+use crate::case_file::LiveCall;
 use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{
@@ -81,7 +81,7 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
         record_refusal(planned, || {
             let context = described.query.memory().context();
             let mask = mask.map(|mask| (P::ATTEN_MASK, mask));
-            LiveOperator::new(context, &call.recorded(), None).with(&launch, mask.into_iter())
+            LiveCall::new(context, &call.recorded(), 1, &launch, mask)
         })
     }
 

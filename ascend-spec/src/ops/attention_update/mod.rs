@@ -12,9 +12,9 @@ pub use problem::UpdateProblem;
 pub use weights::{Real, visible, weigh};
 
 use crate::Cann::V8_1;
-use crate::Rule;
-use crate::contract::DescribedOperator;
+use crate::contract::{CallContract, DescribedOperator};
 use crate::operator::{OperatorVersion, versions};
+use crate::{Dims, Rule, Target, TensorDesc, Violation};
 
 versions! {
     /// The version of AttentionUpdate.
@@ -33,5 +33,28 @@ impl DescribedOperator for AttentionUpdate {
 
     fn rules() -> impl Iterator<Item = &'static Rule> {
         rules::RULES.iter().copied()
+    }
+}
+
+impl CallContract for AttentionUpdate {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn check(
+        of: &Self::Arguments,
+        _: Version,
+        target: Target,
+        _: &mut dyn FnMut(Violation),
+    ) -> Result<(), Violation> {
+        of.call().check(target).map(drop)
+    }
+
+    fn imply_outputs(of: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
+        let packed = |parts: &[TensorDesc]| {
+            let part = parts.first()?;
+            Some(TensorDesc::packed(part.dtype, part.shape))
+        };
+        of.out = of.out.or(packed(&of.local_out));
+        let writes_lse = of.update_type == 1;
+        of.lse_out = (of.lse_out).or_else(|| packed(&of.lse).filter(|_| writes_lse));
     }
 }

@@ -11,9 +11,9 @@ pub use arguments::{Argument, Arguments, BatchMatMulCall, Parameter};
 pub use problem::BatchMatMulProblem;
 
 use crate::Cann::{V8_1, V9_0};
-use crate::Rule;
-use crate::contract::DescribedOperator;
+use crate::contract::{CallContract, DescribedOperator, each_lint};
 use crate::operator::{OperatorVersion, versions};
+use crate::{Dims, Rule, Target, TensorDesc, Violation};
 
 versions! {
     /// The version of BatchMatMul.
@@ -45,5 +45,25 @@ impl DescribedOperator for BatchMatMul {
 
     fn rules() -> impl Iterator<Item = &'static Rule> {
         rules::RULES.iter().copied()
+    }
+}
+
+impl CallContract for BatchMatMul {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn check(
+        of: &Self::Arguments,
+        _: Version,
+        target: Target,
+        report: &mut dyn FnMut(Violation),
+    ) -> Result<(), Violation> {
+        let call = of.call();
+        call.check(target.soc)?;
+        each_lint(|allowed| call.lint(target.soc, allowed), report);
+        Ok(())
+    }
+
+    fn imply_outputs(of: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
+        of.out = of.out.or(of.call().implied_out());
     }
 }

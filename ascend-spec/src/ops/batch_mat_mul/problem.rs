@@ -1,6 +1,7 @@
 //! What a call that holds every rule computes.
 
 use super::{BatchMatMulCall, Parameter};
+use crate::TensorDesc;
 use std::ops::Range;
 
 /// A call of BatchMatMul that holds every rule, resolved.
@@ -45,5 +46,19 @@ impl BatchMatMulProblem {
             };
             visit(argument.parameter, desc.walked([batch, rows, columns]));
         }
+    }
+}
+
+impl BatchMatMulCall<'_> {
+    /// The contiguous products that follow from the factors, of the type of `self`; `None` without factors, and for
+    /// products that no memory holds. Where factors have no three axes each, which a check refuses, a product is one
+    /// element.
+    pub fn implied_out(&self) -> Option<TensorDesc> {
+        let (left, right) = (self.self_?, self.mat2?);
+        let shape = match (&left.shape[..], &right.shape[..]) {
+            (&[a, m, _], &[b, _, n]) => [a.max(b), m, n],
+            _ => [1; 3],
+        };
+        TensorDesc::contiguous(left.dtype, &shape)
     }
 }

@@ -91,8 +91,9 @@ impl CallContract for FusedInferAttentionScore {
         of.softmax_lse = of.softmax_lse.or(softmax_lse);
     }
 
-    fn oldest_on(of: &Self::Arguments, target: Target) -> Option<Version> {
-        Some(Version::oldest_on(&of.call(), Version::V1, target))
+    fn oldest_on(of: &Self::Arguments, at_least: u8, target: Target) -> Option<Version> {
+        let at_least = Self::version(at_least).unwrap_or(Version::V1);
+        Some(Version::oldest_on(&of.call(), at_least, target))
     }
 
     fn check_contents(
