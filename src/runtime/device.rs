@@ -10,7 +10,7 @@ use ascend_sys::bindings as sys;
 
 use crate::error::{Result, acl};
 use crate::runtime::kept::Kept;
-use crate::runtime::{Context, Runtime, Stream, capturing};
+use crate::runtime::{Context, Runtime, capturing};
 
 /// Memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +110,7 @@ impl Device {
     /// Waits for everything queued on the device, by any thread or library.
     ///
     /// While any thread captures a graph on the device this wait is refused, by this crate on the capturing thread
-    /// and by CANN on others, and the capture goes on. Other threads may call [`Stream::synchronize`] of another
+    /// and by CANN on others, and the capture goes on. Other threads may call [`Stream::synchronize`](crate::Stream::synchronize) of another
     /// stream.
     ///
     /// Since CANN 8.1.
@@ -126,17 +126,6 @@ impl Device {
         unsafe { acl!(api, aclrtSynchronizeDevice()) }?;
         self.context().sweep();
         Ok(())
-    }
-
-    /// A new stream.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// [`Error::Acl`](crate::Error::Acl), for example when the device has no stream left.
-    #[doc(alias = "aclrtCreateStream")]
-    pub fn stream(&self) -> Result<Stream> {
-        Stream::create(self.clone())
     }
 
     /// The raw context (`aclrtContext`), valid while this device is.

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use ascend_spec::{DType, Dims, TensorDesc};
 
 use crate::error::{Error, Result};
-use crate::memory::{Element, overlap, vec_from, zeros};
+use crate::memory::{overlap, vec_from, zeros};
 use crate::runtime::{Context, Device, LaunchQueue, Memory, Queue, Stream};
 
-use super::Tensor;
 use super::shape::{Sizes, bytes_of, dims, has_len};
 
 /// A tensor on a device whose element type is known at run time.
@@ -495,19 +494,6 @@ impl AnyTensor {
     /// uses the tensor.
     pub(crate) fn read_part(&self, byte: usize, bytes: &mut [u8]) -> Result<()> {
         self.memory.read(self.start.saturating_add(byte), bytes)
-    }
-
-    /// Returns the same tensor with element type `T`.
-    ///
-    /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if the elements are of another type.
-    pub fn typed<T: Element>(self) -> Result<Tensor<T>> {
-        if self.desc.dtype == T::DTYPE {
-            Ok(Tensor::of(self))
-        } else {
-            Err(Error::invalid("dtype", T::DTYPE, self.desc.dtype)
-                .fix("name the type of the elements"))
-        }
     }
 }
 

@@ -23,6 +23,21 @@ pub struct Tensor<T: Element> {
     elements: PhantomData<T>,
 }
 
+impl AnyTensor {
+    /// Returns the same tensor with element type `T`.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if the elements are of another type.
+    pub fn typed<T: Element>(self) -> Result<Tensor<T>> {
+        if self.desc().dtype == T::DTYPE {
+            Ok(Tensor::of(self))
+        } else {
+            Err(Error::invalid("dtype", T::DTYPE, self.desc().dtype)
+                .fix("name the type of the elements"))
+        }
+    }
+}
+
 impl<T: Element> Tensor<T> {
     pub(super) fn of(tensor: AnyTensor) -> Self {
         Self {

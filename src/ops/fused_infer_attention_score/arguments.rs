@@ -12,8 +12,8 @@ use crate::tensor::AnyTensor;
 
 use super::allowed::Allowed;
 use super::contents::{GivenContents, Reading};
-use super::inputs::Features;
-use super::plan::{Bindings, Plan, imply_outputs};
+use super::inputs::{Bindings, Features};
+use super::plan::{Plan, imply_outputs};
 
 /// A call of FusedInferAttentionScore with its tensors: every argument that any version of the operator has, by its
 /// name, right or wrong. For tools that replay calls; programs use [`FusedInferAttention`](super::FusedInferAttention).

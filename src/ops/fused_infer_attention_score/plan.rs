@@ -14,23 +14,14 @@ use crate::memory::Element;
 use crate::operator::{Addressed, Tensors, addressed, new_output, reach};
 use crate::ops::operation::{self, Operation, Sealed, record_refusal};
 use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck};
-use crate::tensor::{AnyTensor, Tensor};
+use crate::tensor::AnyTensor;
 
 use super::allowed::Allowed;
 use super::block_table::BlockTable;
 use super::contents::{GivenContents, Reading};
-use super::inputs::{Features, Inputs, Launch};
+use super::inputs::{Bindings, Features, Inputs, Launch, Output};
+use super::padding_size::PaddingSize;
 use super::versions;
-
-/// What a launch computes.
-#[derive(Clone, Debug)]
-pub struct Output<T: Element> {
-    /// The attention output (`attentionOut`), in the output order of the layout.
-    pub attention: Tensor<T>,
-    /// The log-sum-exp of each row's scores, `[B, N, Sq, 1]` (`softmaxLse`), if requested. A row that saw no key has
-    /// +inf.
-    pub softmax_lse: Option<Tensor<f32>>,
-}
 
 /// A call that was checked and prepared. From [`FusedInferAttention::plan`](super::FusedInferAttention::plan).
 ///
@@ -75,15 +66,6 @@ impl ReplayCheck for CapturedTable {
     fn admits_replay(&self) -> Result<()> {
         self.table.admitted(&self.bounds, true, true)
     }
-}
-
-/// The tensors of a call or a launch, and what comes with them.
-pub(crate) trait Bindings: Tensors<Parameter> {
-    /// The attributes that came with the tensors; none where all attributes are the plan's.
-    fn features(&self) -> Option<Features>;
-
-    /// The tensors whose elements are positions in others; none where the caller has checked them.
-    fn contents(&self) -> GivenContents<'_>;
 }
 
 /// Describes the outputs that the inputs imply, where the call describes none.
@@ -252,5 +234,57 @@ impl Plan {
             given.admitted(self.content_bounds(), Reading::on(queue))
         };
         self.queue(queue, bindings, admits).flatten()
+    }
+}
+
+/// The tensors of a launch and the attributes that came with them, owned, for a launch that runs later.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    tensors: Vec<(Argument, AnyTensor)>,
+    features: Option<Features>,
+    block_table: Option<BlockTable>,
+    query_padding: Option<PaddingSize>,
+    kv_padding: Option<PaddingSize>,
+}
+
+impl Bound {
+    pub(crate) fn of(bindings: &impl Bindings) -> Result<Self> {
+        let mut tensors = Vec::new();
+        bindings.each(|argument, tensor| {
+            tensors.push((argument, tensor.clone()));
+            Ok(())
+        })?;
+        let contents = bindings.contents();
+        Ok(Self {
+            tensors,
+            features: bindings.features(),
+            block_table: contents.block_table.cloned(),
+            query_padding: contents.query_padding.cloned(),
+            kv_padding: contents.kv_padding.cloned(),
+        })
+    }
+}
+
+impl Tensors<Parameter> for Bound {
+    fn each<'b>(
+        &'b self,
+        mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        let mut tensors = self.tensors.iter();
+        tensors.try_for_each(|(argument, tensor)| visit(*argument, tensor))
+    }
+}
+
+impl Bindings for Bound {
+    fn features(&self) -> Option<Features> {
+        self.features
+    }
+
+    fn contents(&self) -> GivenContents<'_> {
+        GivenContents {
+            block_table: self.block_table.as_ref(),
+            query_padding: self.query_padding.as_ref(),
+            kv_padding: self.kv_padding.as_ref(),
+        }
     }
 }

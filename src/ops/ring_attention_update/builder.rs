@@ -17,7 +17,7 @@ use crate::tensor::{AnyTensor, Tensor};
 use super::RingPlan;
 use super::keyless::merged_keyless;
 use super::plan::{Launch, RingOperation};
-use super::versions::{choose, prepare};
+use super::versions::{Starts, choose, prepare};
 
 /// A call of RingAttentionUpdate, which merges attention over two parts of the keys, with the maxima and sums of each
 /// part.
@@ -159,9 +159,6 @@ fn fixed(starts: &Starts) -> Vec<(Parameter, &AnyTensor)> {
         .map(|(_, tensor)| (Parameter::ActualSeqQlen, &**tensor))
         .collect()
 }
-
-/// Where packed sequences begin and the last one ends, on the host and on the device.
-pub(super) type Starts = Option<(Vec<i64>, Tensor<i64>)>;
 
 fn starts(stream: &Stream, rows: &StateRows) -> Result<Starts> {
     let Some(ends) = &rows.ends else {

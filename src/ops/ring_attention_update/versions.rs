@@ -11,9 +11,10 @@ use crate::operator::{
     self, AllowedLints, Descriptors, PreparedCall, entry_points, lints_of, phase_one,
 };
 use crate::runtime::Context;
-use crate::tensor::AnyTensor;
+use crate::tensor::{AnyTensor, Tensor};
 
-use super::builder::Starts;
+/// Where packed sequences begin and the last one ends, on the host and on the device.
+pub(super) type Starts = Option<(Vec<i64>, Tensor<i64>)>;
 
 /// Checks a call against the contract, and finds the oldest installed version that can express it. All run on the same
 /// products.
