@@ -4,8 +4,8 @@ use ascend_spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 
 use crate::error::Result;
 
+use super::cache::{Content, MaskKey};
 use super::causal::CausalOrigin;
-use super::key::{Content, MaskKey};
 use super::masks::Masks;
 use super::triangle_layers::TriangleLayers;
 use super::value::Mask;

@@ -1,8 +1,6 @@
 //! What the parts of the causal triangle contribute in one layer, from its queries, keys and values.
 
 mod part_sums;
-mod sample_real;
-mod sizes;
 mod tile;
 
 use std::num::NonZero;
@@ -16,8 +14,8 @@ use crate::error::{Error, Result};
 
 pub use part_sums::PartSums;
 pub(crate) use part_sums::Parts;
-pub use sample_real::SampleReal;
-pub(crate) use sizes::check_sizes;
+pub(crate) use part_sums::check_sizes;
+pub use tile::SampleReal;
 use tile::{KEYS, ROWS, Softmax, Tile, Values};
 
 /// Queries, keys and values of one layer over a whole prompt, row-major in host memory.

@@ -11,10 +11,11 @@ use ascend_spec::TensorDesc;
 use ascend_spec::declared::AnyArguments;
 
 use crate::case_file::{self, LiveCall};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{Parameter, PreparedCall, Tensors};
 use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck};
+use crate::tensor::{AnyTensor, Tensor};
 
 /// Keeps others from implementing [`Operation`].
 pub(crate) trait Sealed {}
@@ -285,4 +286,48 @@ impl<O: Operation> fmt::Debug for Plan<O> {
         text.field("workspace_bytes", &self.workspace_bytes());
         text.finish_non_exhaustive()
     }
+}
+
+/// A new tensor for an output that a plan describes. `argument` is its name in errors.
+pub(crate) fn new_output<T: Element>(
+    context: &Arc<Context>,
+    argument: &'static str,
+    desc: TensorDesc,
+) -> Result<Tensor<T>> {
+    if desc.dtype != T::DTYPE {
+        return Err(Error::invalid(
+            argument,
+            format_args!("{} elements", T::DTYPE),
+            format_args!(
+                "{} elements, which the plan computes: launch with the planned tensors, or name the type of the output, as in \
+                 `Inputs::output_type::<T>`",
+                desc.dtype
+            ),
+        ).fix("name the type of the output by `Inputs::output_type::<T>`, or launch with the planned tensors"));
+    }
+    AnyTensor::empty(context, desc)?.typed()
+}
+
+/// The refusal of a call without a scale, whose heads have `dim` dimensions.
+#[cold]
+pub(crate) fn no_scale(dim: i64) -> Error {
+    Error::invalid(
+        "scale",
+        "none",
+        format_args!(
+            "the factor of the scores, usually one over the root of the head dimension: `.scale(1.0 / {dim}f64.sqrt())`; \
+             `.scale(1.0)` for queries that are scaled already"
+        ),
+    ).fix("set the factor by `.scale(..)`")
+}
+
+/// The refusal of a call whose outputs have no elements.
+#[cold]
+pub(crate) fn no_elements(query: &AnyTensor) -> Error {
+    Error::invalid(
+        "query",
+        query.desc(),
+        "a tensor with elements: leave the call out where there is nothing to compute",
+    )
+    .fix("leave the call out where there is nothing to compute")
 }

@@ -3,13 +3,12 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ascend_spec::{Soc, Target};
 use ascend_sys::bindings as sys;
 
 use crate::error::{Result, acl};
-use crate::runtime::kept::Kept;
 use crate::runtime::{Context, Runtime, capturing};
 
 /// Memory of a device, in bytes.
@@ -149,5 +148,49 @@ impl fmt::Debug for Device {
             .field("id", &self.id())
             .field("soc_name", &self.soc_name())
             .finish_non_exhaustive()
+    }
+}
+
+/// One value of each type, made at the first call for the type.
+#[derive(Default)]
+pub(super) struct Kept(OnceLock<Box<Entry>>);
+
+struct Entry {
+    value: Box<dyn Any + Send + Sync>,
+    next: Kept,
+}
+
+impl Kept {
+    /// The value of a type.
+    pub(super) fn of<T: Any + Send + Sync + Default>(&self) -> &T {
+        let mut at = self;
+        loop {
+            let entry = at.0.get_or_init(|| {
+                Box::new(Entry {
+                    value: Box::new(T::default()),
+                    next: Kept::default(),
+                })
+            });
+            match entry.value.downcast_ref() {
+                Some(value) => return value,
+                None => at = &entry.next,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn each_type_has_one_value() {
+        let kept = Kept::default();
+        *kept.of::<Mutex<u8>>().lock().unwrap() = 1;
+        *kept.of::<Mutex<String>>().lock().unwrap() = "two".to_owned();
+        assert_eq!(*kept.of::<Mutex<u8>>().lock().unwrap(), 1);
+        assert_eq!(*kept.of::<Mutex<String>>().lock().unwrap(), "two");
     }
 }

@@ -6,7 +6,6 @@ mod context;
 mod deferred_free;
 mod device;
 mod event;
-mod kept;
 mod machine;
 mod queue;
 mod release;

@@ -421,10 +421,7 @@ fn a_capture_takes_launches_of_its_own_device() {
             }
         });
         let error = captured.map(drop).unwrap_err();
-        assert!(
-            matches!(&error, Error::Violation(violation) if violation.rule.id == "argument.device"),
-            "{error}"
-        );
+        assert!(error.breaks(&rules::ARGUMENT_DEVICE), "{error}");
         assert!(error.to_string().contains("device 1"), "{error}");
     }
     still_works(&stream);

@@ -6,7 +6,7 @@ pub mod flash_attention_score;
 pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
 pub mod incre_flash_attention;
-mod inference_attention;
+pub mod inference_attention;
 pub mod prompt_flash_attention;
 pub mod ring_attention_update;
 pub mod scatter_pa_kv_cache;

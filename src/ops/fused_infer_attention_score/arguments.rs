@@ -10,10 +10,10 @@ use crate::operator::Tensors;
 use crate::runtime::{Device, Stream};
 use crate::tensor::AnyTensor;
 
-use super::allowed::Allowed;
 use super::contents::{GivenContents, Reading};
 use super::inputs::{Bindings, Features};
 use super::plan::{Plan, imply_outputs};
+use super::versions::Allowed;
 
 /// A call of FusedInferAttentionScore with its tensors: every argument that any version of the operator has, by its
 /// name, right or wrong. For tools that replay calls; programs use [`FusedInferAttention`](super::FusedInferAttention).

@@ -9,11 +9,10 @@ use crate::mask::Mask;
 use crate::memory::Element;
 use crate::ops::attention_settings::{Numbers, Settings, setters};
 
-use super::allowed::Allowed;
 use super::contents::Reading;
-use super::inputs::Bindings;
-use super::inputs::Inputs;
+use super::inputs::{Bindings, Inputs};
 use super::plan::{Plan, imply_outputs, refused};
+use super::versions::Allowed;
 use super::{unset, versions};
 
 /// A call of FusedInferAttentionScore, `softmax(scale * Q K^T) V` over the keys that a [`Mask`] shows.

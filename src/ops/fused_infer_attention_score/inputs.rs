@@ -12,7 +12,7 @@ use crate::tensor::{AnyTensor, Tensor};
 
 use super::block_table::BlockTable;
 use super::contents::GivenContents;
-use super::padding_size::PaddingSize;
+use super::contents::PaddingSize;
 use super::pse_shift::PseShift;
 use super::quantisation::{Modes, Quantisation};
 use super::shared_prefix::SharedPrefix;
@@ -25,6 +25,16 @@ pub struct Output<T: Element> {
     /// The log-sum-exp of each row's scores, `[B, N, Sq, 1]` (`softmaxLse`), if requested. A row that saw no key has
     /// +inf.
     pub softmax_lse: Option<Tensor<f32>>,
+}
+
+impl<T: Element> From<Tensor<T>> for Output<T> {
+    /// An output without log-sum-exps.
+    fn from(attention: Tensor<T>) -> Self {
+        Self {
+            attention,
+            softmax_lse: None,
+        }
+    }
 }
 
 /// The tensors of a call or a launch, and what comes with them.

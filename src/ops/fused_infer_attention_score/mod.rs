@@ -4,14 +4,12 @@
 //! [`BlockTable`], rotary parts, a [`SharedPrefix`], scales of a [`Quantisation`], ...) is given together with them, as
 //! [`Inputs`]. [`Arguments`] takes every argument of the operator by name, for tools that replay calls.
 
-mod allowed;
 mod arguments;
 mod block_table;
 mod builder;
 mod contents;
 mod inputs;
 mod lengths;
-mod padding_size;
 mod plan;
 mod pse_shift;
 mod quantisation;
@@ -24,11 +22,11 @@ pub use arguments::Arguments;
 pub use ascend_spec::ops::fused_infer_attention_score::{AntiquantMode, Cache, Parameter};
 pub use block_table::BlockTable;
 pub use builder::FusedInferAttention;
+pub use contents::PaddingSize;
 pub(crate) use contents::Reading;
 pub(crate) use inputs::{CallTensors, Features, Launch};
 pub use inputs::{Inputs, Output};
 pub use lengths::{CallLengths, Cumulative, PerRequest};
-pub use padding_size::PaddingSize;
 pub use plan::{AttentionOperation, Plan};
 pub(crate) use plan::{Bound, CapturedTable};
 pub use pse_shift::{Distance, PseShift};

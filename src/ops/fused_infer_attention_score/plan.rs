@@ -1,8 +1,7 @@
 //! A call that was checked and prepared, to be launched with any tensors of its shapes.
 
-use std::fmt;
-use std::ptr;
 use std::sync::Arc;
+use std::{fmt, ptr};
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::fused_infer_attention_score::{Argument, ContentBounds, FiaCall, Parameter};
@@ -11,17 +10,16 @@ use ascend_spec::{Layout, TensorDesc};
 use crate::case_file::LiveCall;
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{Addressed, Tensors, addressed, new_output, reach};
-use crate::ops::operation::{self, Operation, Sealed, record_refusal};
+use crate::operator::{Addressed, Tensors, addressed, reach};
+use crate::ops::operation::{self, Operation, Sealed, new_output, record_refusal};
 use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck};
 use crate::tensor::AnyTensor;
 
-use super::allowed::Allowed;
 use super::block_table::BlockTable;
-use super::contents::{GivenContents, Reading};
+use super::contents::{GivenContents, PaddingSize, Reading};
 use super::inputs::{Bindings, Features, Inputs, Launch, Output};
-use super::padding_size::PaddingSize;
 use super::versions;
+use super::versions::Allowed;
 
 /// A call that was checked and prepared. From [`FusedInferAttention::plan`](super::FusedInferAttention::plan).
 ///

@@ -12,10 +12,9 @@ use ascend_sys::Api;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, new_output,
-    phase_one,
+    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, phase_one,
 };
-use crate::ops::operation::{self, Operation, Sealed};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::scatter_pa_kv_cache::CacheOrder;
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};

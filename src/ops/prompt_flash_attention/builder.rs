@@ -1,15 +1,18 @@
 //! A call for several query rows, described step by step.
 
-use ascend_spec::ops::fused_infer_attention_score as fia;
-use ascend_spec::ops::prompt_flash_attention::{Parameter, PromptCall};
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::prompt_flash_attention::{Parameter, PromptCall, Version};
+use ascend_spec::{TensorDesc, arguments_of_version, prompt_flash_attention_arguments};
+use ascend_sys::Api;
 
 use crate::error::Result;
 use crate::mask::Mask;
 use crate::operator;
+use crate::operator::{Descriptors, PhaseOne, Phases, entry_points, phase_one};
 use crate::ops::attention_settings::Numbers;
 use crate::ops::inference_attention::{
-    Described, InferenceAttention, InferenceOperator, InferenceParameter, InferencePlan,
-    no_such_input,
+    Described, InferenceAttention, InferenceCall, InferenceOperator, InferenceParameter,
+    InferencePlan, no_such_input,
 };
 
 /// A call that was checked and prepared. From [`PromptFlashAttention::plan`].
@@ -64,29 +67,40 @@ impl PromptFlashAttention {
     }
 }
 
+entry_points! {
+    prompt_flash_attention_arguments, PromptCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnPromptFlashAttentionGetWorkspaceSize, aclnnPromptFlashAttention;
+    Version::V2 => 2: aclnnPromptFlashAttentionV2GetWorkspaceSize, aclnnPromptFlashAttentionV2;
+    Version::V3 => 3: aclnnPromptFlashAttentionV3GetWorkspaceSize, aclnnPromptFlashAttentionV3;
+}
+
+/// The version that calls go to: V1 and V2 are deprecated, and compute without a position bias.
+const VERSION: Version = Version::V3;
+
+impl InferenceCall for PromptCall<'_> {
+    const VERSION: Version = VERSION;
+
+    fn phases() -> Phases {
+        phases_of(VERSION)
+    }
+
+    fn recorded(&self) -> AnyArguments<TensorDesc> {
+        AnyArguments::PromptFlashAttention(self.to_arguments())
+    }
+
+    fn phase_one(&self, api: &Api, descriptors: &mut Descriptors<Parameter>) -> Result<PhaseOne> {
+        phase_one(api, VERSION, self, descriptors)
+    }
+}
+
 impl operator::Parameter for Parameter {}
 
 impl InferenceParameter for Parameter {
+    type Call<'a> = PromptCall<'a>;
     const OPERATOR: &'static str = "PromptFlashAttention";
     const QUERY: Self = Parameter::Query;
     const ATTEN_MASK: Self = Parameter::AttenMask;
     const ATTENTION_OUT: Self = Parameter::AttentionOut;
-
-    #[inline]
-    fn of_fused(parameter: fia::Parameter) -> Option<Self> {
-        Some(match parameter {
-            fia::Parameter::Query => Parameter::Query,
-            fia::Parameter::Key => Parameter::Key,
-            fia::Parameter::Value => Parameter::Value,
-            fia::Parameter::PseShift => Parameter::PseShift,
-            fia::Parameter::DeqScale1 => Parameter::DeqScale1,
-            fia::Parameter::QuantScale1 => Parameter::QuantScale1,
-            fia::Parameter::DeqScale2 => Parameter::DeqScale2,
-            fia::Parameter::QuantScale2 => Parameter::QuantScale2,
-            fia::Parameter::QuantOffset2 => Parameter::QuantOffset2,
-            _ => return None,
-        })
-    }
 }
 
 impl InferenceOperator for Parameter {

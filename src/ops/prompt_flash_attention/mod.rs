@@ -5,8 +5,7 @@
 //! them.
 
 mod builder;
-mod versions;
 
 pub use super::inference_attention::{InferenceAttention, InferenceOperation, InferencePlan};
 pub use builder::{PromptFlashAttention, PromptPlan};
-pub(crate) use versions::{phase_one, phases_of};
+pub(crate) use builder::{phase_one, phases_of};

@@ -15,8 +15,8 @@ use crate::runtime::Stream;
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::RingPlan;
-use super::keyless::merged_keyless;
 use super::plan::{Launch, RingOperation};
+use super::versions::merged_keyless;
 use super::versions::{Starts, choose, prepare};
 
 /// A call of RingAttentionUpdate, which merges attention over two parts of the keys, with the maxima and sums of each

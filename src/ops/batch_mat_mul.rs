@@ -1,4 +1,7 @@
-//! Products of matrices.
+//! BatchMatMul: products of matrices, one for each entry of the first axis.
+//!
+//! [`BatchMatMul`] describes a call, which is planned once and launched with other tensors of the same shapes as a
+//! [`BatchMatMulPlan`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,10 +16,9 @@ use ascend_sys::Api;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, new_output,
-    phase_one,
+    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, phase_one,
 };
-use crate::ops::operation::{self, Operation, Sealed};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
