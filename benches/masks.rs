@@ -79,11 +79,9 @@ mod hit {
     }
 
     #[divan::bench]
-    fn triangle_mix(bencher: Bencher<'_, '_>) {
+    fn geometry(bencher: Bencher<'_, '_>) {
         let rows = TriangleRows::whole(1024);
-        let (sizes, part) = (TriangleMix::PAPER, TrianglePart::Triangle);
-        bench(bencher, |masks| {
-            masks.triangle_mix(sizes, part, rows).unwrap()
-        });
+        let triangle = TriangleMix::PAPER.geometry(TrianglePart::Triangle, rows);
+        bench(bencher, |masks| masks.geometry(triangle).unwrap());
     }
 }

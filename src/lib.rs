@@ -129,7 +129,6 @@ pub mod rules;
 mod runtime;
 mod status;
 mod tensor;
-pub mod weight_gradient;
 
 pub use ascend_spec as spec;
 pub use ascend_spec::minifloat::{Float4E2M1, Float8E4M3Fn, Float8E8M0, HiFloat8};

@@ -8,7 +8,7 @@
     reason = "a test fails by panicking"
 )]
 
-mod harness;
+use ascend_testing::harness;
 
 use std::cell::Cell;
 use std::ffi::c_void;

@@ -6,7 +6,7 @@
     reason = "a test fails by panicking"
 )]
 
-mod harness;
+use ascend_testing::harness;
 
 use ascend_attention::attention::{Arguments, Parameter};
 use ascend_attention::spec::Level;

@@ -6,7 +6,7 @@
     reason = "a test fails by panicking"
 )]
 
-mod harness;
+use ascend_testing::harness;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

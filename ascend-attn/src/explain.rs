@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use ascend_attention::spec::{Level, Span};
-use ascend_serving::rules::every_rule;
+use ascend_trianglemix::rules::every_rule;
 
 use super::Stop;
 use super::output::Output;

@@ -93,6 +93,12 @@ impl From<ascend_attention::Error> for Stop {
     }
 }
 
+impl From<ascend_serving::Error> for Stop {
+    fn from(error: ascend_serving::Error) -> Self {
+        Self::Trouble(error.to_string())
+    }
+}
+
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,

@@ -194,7 +194,7 @@ fn a_rule_is_explained_and_an_unknown_one_is_not() {
 
 #[test]
 fn every_rule_is_explained_with_its_text_source_and_fix() {
-    for rule in ascend_serving::rules::every_rule() {
+    for rule in ascend_trianglemix::rules::every_rule() {
         let (code, text) = check(&["--explain", rule.id]);
         assert_eq!(code, 0, "{text}");
         for says in [rule.holds, rule.source, rule.fix] {

@@ -6,7 +6,7 @@
 )]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod bench;
+use ascend_testing::workbench as bench;
 
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, MemoryLocation, allocation_at, check_scope, findings, live};

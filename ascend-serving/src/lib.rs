@@ -72,7 +72,6 @@
 //! - [`Masked`], [`ChunkedLocal`]: named masks; attention within chunks, by the virtual requests of a [`LocalBatch`].
 //! - [`CascadePrefill`], [`SharedPrefixDecode`]: cached prefixes computed separately, then merged.
 //! - [`SplitDecode`]: decode steps with the keys in parts that [`SplitLimits`] sets, or in tiles.
-//! - [`TriangleMixPrefill`], [`TrianglePrefill`]: TriangleMix, as a backend and for one prompt.
 //! - [`Hybrid`]: chooses a backend by layer and by kind of step.
 //! - [`Attention::backend_choices`]: which backend would serve which kind of step, before there is one.
 //! - [`compare_backends`]: two ways to compute the same recorded steps: how far apart, and how long each takes.
@@ -129,8 +128,7 @@ pub use backends::{
     Hybrid, KeySplit, LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Masked, Mla,
     MxFp8, PagedDecode, Phase, PromptAndIncre, QuantisedDecode, QuantisedPrefill, RefusedBackend,
     Selected, SharedGroup, SharedPrefixDecode, SharedPrefixGate, SplitDecode, StepContext,
-    StepMemory, StepPlan, TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan,
-    TrianglePrefill, UpProjected, UpProjection, WhyDense,
+    StepMemory, StepPlan, UpProjected, UpProjection,
 };
 pub use batch::{
     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,

@@ -199,9 +199,6 @@ ascend_attention::spec::library_rules! {
     BACKEND_SHARED_PREFIX = "backend.shared_prefix_decode",
         "neighbouring requests share enough cached blocks that all their tokens see",
         "sort the batch by rows of the table, and register an ordinary backend behind this one";
-    BACKEND_TRIANGLE = "backend.triangle_mix",
-        "TriangleMix leaves enough out of a causal prompt of known length, in some layer",
-        "register a dense backend behind this one, and tell requests the length of their prompts";
     BACKEND_NAME = "backend.name",
         "a set of layers names a registered backend for each kind of step",
         "register the backend before the sets are made";

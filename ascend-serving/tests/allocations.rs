@@ -8,11 +8,6 @@
     reason = "a test fails by panicking, and modules are the program's own"
 )]
 
-#[path = "../../ascend-spec/tests/allocations/mod.rs"]
-mod allocations;
-#[path = "../../tests/harness/mod.rs"]
-mod harness;
-
 use allocations::{MOST_ROUNDS, in_steady_state};
 use ascend_attention::attention::PerRequest;
 use ascend_attention::spec::{Cann, Soc};
@@ -26,6 +21,11 @@ use ascend_serving::{
     LayerGroup, LayerInputs, MaskKind, Masked, NamedMask, PagedDecode, QuantisedDecode,
     StatePolicy,
 };
+use ascend_testing::allocations;
+use ascend_testing::harness;
+
+#[global_allocator]
+static ALLOCATOR: allocations::Counting = allocations::Counting;
 
 /// Layers of a decode step: keys and values written, then attended to. Each round queues four layers, with these
 /// masks; the first round plans them.

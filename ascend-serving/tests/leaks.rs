@@ -11,158 +11,31 @@
     reason = "a test fails by panicking"
 )]
 
-#[path = "../../tests/harness/mod.rs"]
-mod harness;
-
 use std::num::NonZeroUsize;
 
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
-use ascend_attention::mask::{HostMask, MaskForm, TriangleLayers};
+use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::merge::{EmptyRows, MergeState, Part};
-use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{
-    AnyTensor, CausalOrigin, Error as CallError, FusedInferAttention, Graph, InnerPrecise, Layout,
-    Machine, Output, Runtime, SlidingWindow, Stream, Tensor, bf16, f16,
+    CausalOrigin, FusedInferAttention, Graph, InnerPrecise, Layout, Machine, Output, Runtime,
+    SlidingWindow, Stream, Tensor, bf16, f16,
 };
-use ascend_emu::{Live, Site, inject};
+use ascend_emu::Live;
 use ascend_serving::kv::{
     BlockPool, CacheShape, CacheWrite, ChannelScales, Interleave, PadPolicy, PageTable,
     PagedKvCache, Sequence,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ContextParallel, DraftTree, Drafting, Error, Fused, FusedInTwo,
-    GraphLimits, GroupedAttention, GroupedRequest, Hybrid, LatentForm, LatentRows, LatentTensors,
-    LayerGroup, LayerInputs, LayerSet, MaskKind, Masked, Mla, NamedMask, PagedDecode, Phase,
-    PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, RecordedBatch, Result,
-    SharedPrefixDecode, SharedPrefixGate, StatePolicy, TreeRequest, TreeTensors, TreeVerification,
-    TriangleGate, TriangleMixPrefill, TrianglePrefill, UpProjected, rules,
+    CascadePrefill, Causality, ContextParallel, DraftTree, Fused, FusedInTwo, GraphLimits,
+    GroupedAttention, GroupedRequest, Hybrid, LatentForm, LatentRows, LatentTensors, LayerGroup,
+    LayerInputs, LayerSet, MaskKind, Masked, Mla, NamedMask, PagedDecode, Phase, PrefixCache,
+    PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result, SharedPrefixDecode,
+    SharedPrefixGate, StatePolicy, TreeRequest, TreeTensors, TreeVerification, UpProjected,
 };
-
-const HEADS: usize = 2;
-const DIM: usize = 64;
-const BLOCKS: usize = 12;
-const LAYERS: usize = 2;
-
-/// Pools that a run made, to be asked when all else is gone.
-type Pools = Vec<BlockPool>;
-type Piece = fn(&Stream, &mut Pools) -> Result<()>;
-
-fn ones<T: ascend_attention::Element>(
-    stream: &Stream,
-    one: T,
-    shape: impl AsRef<[usize]>,
-) -> Result<Tensor<T>> {
-    let elements = vec![one; shape.as_ref().iter().product()];
-    Ok(stream.upload(&elements, shape)?)
-}
-
-fn cache(stream: &Stream, pools: &mut Pools) -> Result<PagedKvCache<bf16>> {
-    let shape = CacheShape::new(LAYERS, 1, DIM);
-    let pad = PadPolicy::SkipNegative;
-    let cache = PagedKvCache::new(stream.device(), BLOCKS, 128, shape, pad)?;
-    pools.push(cache.pool().clone());
-    Ok(cache)
-}
-
-fn shape() -> AttentionShape {
-    AttentionShape::new(HEADS, 1, DIM)
-}
-
-fn settings(cache: &PagedKvCache<bf16>, causality: Causality) -> BatchSettings {
-    BatchSettings::of(cache, causality).policy(StatePolicy::new(true, Some(Drafting::Mtp)))
-}
-
-/// One step over all layers, padded; the last layer's result is looked at.
-fn step(
-    stream: &Stream,
-    attention: &mut Attention<bf16>,
-    causality: Causality,
-    batch: &[BatchRequest<'_>],
-    sink: Option<&AnyTensor>,
-) -> Result<()> {
-    let settings = settings(attention.cache(), causality);
-    let recorded = RecordedBatch::from_json(&RecordedBatch::new(settings, batch).to_json())?;
-    let mut metadata = AttentionMetadata::new(&recorded.requests(), settings)?;
-    metadata.renew(batch)?;
-    metadata.pad_to(metadata.tokens() + 3)?;
-    let tokens = metadata.tokens();
-    let query = ones(stream, bf16::ONE, [tokens, HEADS, DIM])?;
-    let key = ones(stream, bf16::ONE, [tokens, 1, DIM])?;
-    let mut step = attention.begin(stream, &metadata)?;
-    let mut inputs = LayerInputs::from((&query, &key, &key));
-    inputs.learnable_sink = sink;
-    for layer in 0..LAYERS - 1 {
-        step.forward(layer, inputs)?;
-    }
-    let output = step.forward(LAYERS - 1, inputs)?;
-    drop(step);
-    output.download(stream)?;
-    Ok(())
-}
-
-/// A schedule of requests: prompts in chunks, a shared prefix that is written behind, decoding, drafts taken back, a
-/// window that gives blocks back, sinks, a full cache.
-fn schedule(stream: &Stream, pools: &mut Pools, backends: Backends<bf16>) -> Result<()> {
-    let cache = cache(stream, pools)?;
-    schedule_over(stream, cache, backends)
-}
-
-/// The same over a cache.
-fn schedule_over(
-    stream: &Stream,
-    cache: PagedKvCache<bf16>,
-    backends: Backends<bf16>,
-) -> Result<()> {
-    let mut attention = Attention::new(shape(), cache, backends);
-    let pool = attention.cache().pool().clone();
-    let causal = Causality::Causal;
-    let mut first = Sequence::new(&pool);
-    let _ = first.grow(200)?;
-    step(
-        stream,
-        &mut attention,
-        causal,
-        &[BatchRequest::of(&first, 200).prompt_len(200)],
-        None,
-    )?;
-    // Another request begins alike, in the middle of a block.
-    let mut second = first.share_prefix(150)?;
-    let grown = second.grow(7)?;
-    attention.cache_mut().copy_blocks(stream, &grown.copies)?;
-    // The copy still holds the block that was shared, so that the first request writes into one of its own too.
-    attention.grow(stream, &mut first, 1)?;
-    let batch = [BatchRequest::of(&first, 1), BatchRequest::of(&second, 7)];
-    step(stream, &mut attention, causal, &batch, None)?;
-    let _ = first.grow(3)?;
-    let _ = second.grow(1)?;
-    let drafted = [
-        BatchRequest::of(&first, 3).drafts(2),
-        BatchRequest::of(&second, 1),
-    ];
-    step(stream, &mut attention, causal, &drafted, None)?;
-    first.truncate(202)?;
-    let _ = first.grow(1)?;
-    let _ = second.grow(1)?;
-    let batch = [BatchRequest::of(&first, 1), BatchRequest::of(&second, 1)];
-    let window = Causality::Window(NonZeroUsize::new(60).unwrap());
-    let sink = ones(stream, bf16::ONE, [HEADS])?;
-    step(stream, &mut attention, window, &batch, Some(&sink))?;
-    first.drop_before(140)?;
-    // Preempted when the cache is full.
-    let full = second.grow(128 * BLOCKS).unwrap_err();
-    assert_eq!(full.rule, &rules::POOL_EXHAUSTED);
-    second.truncate(0)?;
-    let _ = second.grow(5)?;
-    step(
-        stream,
-        &mut attention,
-        causal,
-        &[BatchRequest::of(&second, 5)],
-        None,
-    )
-}
+use ascend_testing::faults::*;
+use ascend_testing::harness;
 
 fn packed_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
     schedule(stream, pools, Backends::none().with(Fused))
@@ -199,14 +72,8 @@ fn steps_over_integers(stream: &Stream, pools: &mut Pools) -> Result<()> {
 }
 
 fn steps_of_several_calls(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let triangle = TriangleMixPrefill {
-        layers: TriangleLayers::first(1).unwrap(),
-        sizes: TriangleMix::new(4, 16, 8),
-        gate: TriangleGate::ALWAYS,
-    };
     let gate = SharedPrefixGate::ALWAYS;
     let backends = Backends::none()
-        .with(triangle)
         .with(SharedPrefixDecode { gate })
         .with(CascadePrefill)
         .with(Fused);
@@ -311,21 +178,6 @@ fn drafted_trees(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let verification = TreeVerification { shape: shape() };
     let plan = verification.plan(stream, &trees, &cached, &tensors)?;
     plan.launch(stream, &tensors)?.download(stream)?;
-    Ok(())
-}
-
-fn triangles(stream: &Stream, _: &mut Pools) -> Result<()> {
-    let prefill = TrianglePrefill {
-        shape: shape(),
-        sizes: TriangleMix::new(4, 16, 8),
-        gate: TriangleGate::ALWAYS,
-    };
-    let query = ones(stream, bf16::ONE, [90, HEADS, DIM])?;
-    let key = ones(stream, bf16::ONE, [90, 1, DIM])?;
-    let plan = prefill.plan(stream, (0, Some(90)), (&query, &key, &key))?;
-    assert!(!plan.is_dense());
-    plan.launch(stream, (&query, &key, &key))?
-        .download(stream)?;
     Ok(())
 }
 
@@ -571,66 +423,6 @@ fn copies(stream: &Stream, _: &mut Pools) -> Result<()> {
     Ok(event.synchronize()?)
 }
 
-/// One run of a piece. Nothing but what was alive before is so afterwards.
-fn run(piece: Piece, before: Live) -> Result<()> {
-    let mut pools = Pools::new();
-    let stream = harness::device().stream().map_err(Error::from);
-    let outcome = stream.and_then(|stream| {
-        let outcome = piece(&stream, &mut pools);
-        // Whatever failed, the stream goes on.
-        let _ = stream.synchronize();
-        outcome
-    });
-    for pool in &pools {
-        assert_eq!(pool.held_blocks(), 0, "{outcome:?}");
-        assert_eq!(pool.steps_in_flight(), 0, "{outcome:?}");
-        assert_eq!(pool.free_blocks(), BLOCKS, "{outcome:?}");
-    }
-    drop(pools);
-    assert_eq!(ascend_emu::live(), before, "after {outcome:?}");
-    outcome
-}
-
-/// Calls that fail, and with which statuses in turn: memory that ran out or not, launches refused at once or failing on
-/// the device.
-const FAULTS: [(Site, [i32; 2]); 4] = [
-    (Site::Malloc, [207_001, 507_899]),
-    (Site::Memcpy, [507_899; 2]),
-    (Site::Launch, [361_001, 507_015]),
-    (Site::Sync, [507_046; 2]),
-];
-
-/// Runs with the first call of each kind failing, with the second, and so on: how many runs failed, by kind.
-fn with_each_fault(piece: Piece, before: Live) -> [usize; FAULTS.len()] {
-    FAULTS.map(|(site, statuses)| {
-        let mut failed = 0;
-        // Some failures are made good, such as memory that is there after waiting.
-        let mut good = 0;
-        for nth in 1.. {
-            let [odd, even] = statuses;
-            let status = if nth % 2 == 1 { odd } else { even };
-            let fault = inject(site, nth, status);
-            match run(piece, before) {
-                Ok(()) => good += 1,
-                Err(
-                    Error::Attention(CallError::Acl { .. })
-                    | Error::Attention(CallError::Aclnn { .. })
-                    | Error::Attention(CallError::OutOfMemory { .. }),
-                )
-                | Err(Error::Attention(CallError::Timeout { .. }) | Error::NoBackend { .. }) => {
-                    (failed, good) = (failed + 1, 0);
-                }
-                Err(other) => panic!("{site:?} {nth}: {other}"),
-            }
-            drop(fault);
-            if good == 4 {
-                break;
-            }
-        }
-        failed
-    })
-}
-
 #[test]
 fn nothing_is_left_whatever_fails() {
     if harness::not_on_npu(
@@ -645,10 +437,7 @@ fn nothing_is_left_whatever_fails() {
     assert!(failed.iter().all(|failed| *failed > 0), "{failed:?}");
 
     // The others find the one that they use, which the device keeps.
-    let device = harness::device();
-    drop(device.masks().causal(CausalOrigin::RightDown).unwrap());
-    let before = ascend_emu::live();
-    let pieces: [Piece; 15] = [
+    let launching: [Piece; 13] = [
         packed_steps,
         steps_over_integers,
         steps_by_several_backends,
@@ -656,24 +445,14 @@ fn nothing_is_left_whatever_fails() {
         ranks,
         latent_steps,
         drafted_trees,
-        triangles,
         graphs,
         captured_steps,
         cached_prefixes,
         masked_layers,
         inference_card,
         merges,
-        copies,
     ];
-    for (number, piece) in pieces.into_iter().enumerate() {
-        run(piece, before).unwrap();
-        let failed = with_each_fault(piece, before);
-        let launches = !std::ptr::fn_addr_eq(piece, copies as Piece);
-        for ((site, _), failed) in FAULTS.iter().zip(failed) {
-            let struck = failed > 0 || (*site == Site::Launch && !launches);
-            assert!(struck, "piece {number}: no {site:?} failed");
-        }
-    }
-    drop(device);
-    assert_eq!(ascend_emu::live(), nothing);
+    let mut pieces = launching.map(|piece| (piece, true)).to_vec();
+    pieces.push((copies, false));
+    nothing_is_left(&pieces);
 }

@@ -6,11 +6,14 @@
     reason = "helpers of tests end them by a panic"
 )]
 
-mod allocations;
+use ascend_testing::allocations;
 
 use allocations::allocations;
 use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
 use ascend_spec::{Cann, DType, Soc, Target, TensorDesc, Violation};
+
+#[global_allocator]
+static ALLOCATOR: allocations::Counting = allocations::Counting;
 
 #[test]
 fn an_accepted_call_allocates_nothing_on_any_target() {

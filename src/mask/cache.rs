@@ -4,7 +4,7 @@ use std::collections::hash_map::Entry as Place;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use ascend_spec::geometry::{LocalChunks, TriangleMix, TrianglePart, TriangleRows};
+use ascend_spec::geometry::LocalChunks;
 use ascend_spec::{CompressedMask, Dims, MaskGeometry, SparseMode, TensorDesc, Visibility};
 use rustc_hash::FxHashMap;
 
@@ -237,10 +237,7 @@ impl MaskCache {
             |side: u64| MaskGeometry::new(SparseMode::LeftUpCausal, true, side, side, 0, 0);
         match key.content {
             Content::Template(template) => self.make_of(device, &template.geometry(), key.form),
-            Content::Bands(bands) => self.make_of(device, &bands, key.form),
-            Content::Triangle(sizes, part, rows) => {
-                self.make_of(device, &sizes.geometry(part, rows), key.form)
-            }
+            Content::Geometry(geometry) => self.make_of(device, &geometry, key.form),
             Content::Local(chunks) => self.make_of(device, &chunks, key.form),
             Content::CausalSquare => {
                 let doubled = least.max(grown_from.saturating_mul(2));
@@ -396,10 +393,8 @@ pub(super) struct MaskKey {
 pub(super) enum Content {
     /// A template.
     Template(CompressedMask),
-    /// Bands: the full masks of the sparse modes.
-    Bands(MaskGeometry),
-    /// A part of the causal triangle.
-    Triangle(TriangleMix, TrianglePart, TriangleRows),
+    /// A formula: the full masks of the sparse modes, parts of the causal triangle.
+    Geometry(MaskGeometry),
     /// Chunks.
     Local(LocalChunks),
     /// The causal square that all smaller causal masks are views of. It grows, so that its side is no part of the key.

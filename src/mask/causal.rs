@@ -107,7 +107,7 @@ impl Masks<'_> {
         keys: usize,
         form: MaskForm,
     ) -> Result<AnyTensor> {
-        self.bands(origin.geometry(rows as u64, keys as u64), form)
+        self.matrix(origin.geometry(rows as u64, keys as u64), form)
     }
 
     /// A full causal mask `[rows, keys]` as a view of one square that serves all lengths and grows by doubling: nothing

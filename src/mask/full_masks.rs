@@ -65,7 +65,7 @@ impl Masks<'_> {
         form: MaskForm,
     ) -> Result<AnyTensor> {
         let bands = MaskGeometry::prefix(rows as u64, keys as u64, prefix as u64);
-        self.bands(bands, form)
+        self.matrix(bands, form)
     }
 }
 

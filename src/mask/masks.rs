@@ -82,9 +82,22 @@ impl<'a> Masks<'a> {
         self.get(key, 0, |template| Mask::compressed(mode, template.clone()))
     }
 
-    /// The tensor of a mask that is made of bands.
-    pub(super) fn bands(&self, bands: MaskGeometry, form: MaskForm) -> Result<AnyTensor> {
-        let content = Content::Bands(bands);
+    /// The mask of a formula, such as a part of [`TriangleMix`](ascend_spec::geometry::TriangleMix), as a full INT8
+    /// tensor `[rows, keys]` for sparse mode 1.
+    ///
+    /// # Errors
+    /// Those of an upload.
+    pub fn geometry(&self, geometry: MaskGeometry) -> Result<Mask> {
+        let content = Content::Geometry(geometry);
+        let form = self.form();
+        self.get(MaskKey { content, form }, 0, |tensor| {
+            Mask::all_mask(tensor)
+        })
+    }
+
+    /// The tensor of the mask of a formula.
+    pub(super) fn matrix(&self, geometry: MaskGeometry, form: MaskForm) -> Result<AnyTensor> {
+        let content = Content::Geometry(geometry);
         self.get(MaskKey { content, form }, 0, AnyTensor::clone)
     }
 

@@ -18,7 +18,7 @@
 //! | context parallel | [`Masks::context_parallel`] | decoding with drafts on several ranks, vLLM-Ascend |
 //! | token tree | [`Masks::tree`] | speculative verification, SGLang |
 //! | token tree without its context | [`Masks::drafts`], [`Masks::packed_drafts`] | speculative verification from CANN 9.1 on, with rotary parts |
-//! | TriangleMix | [`Masks::triangle_mix`], [`TriangleLayers`], [`TriangleProbe`] | sparse prefill of long prompts |
+//! | formula | [`Masks::geometry`] | TriangleMix, sparse prefill of long prompts |
 //! | custom | [`Masks::custom`] | everything else |
 //!
 //! # Rows that see nothing
@@ -39,11 +39,6 @@ mod host;
 mod masks;
 mod sliding_window;
 mod tree;
-mod triangle_layers;
-mod triangle_mix;
-mod triangle_presets;
-mod triangle_probe;
-mod triangle_sample;
 mod value;
 
 pub use cache::{CacheCounts, MaskCache};
@@ -52,9 +47,4 @@ pub use form::MaskForm;
 pub use host::HostMask;
 pub use masks::Masks;
 pub use sliding_window::SlidingWindow;
-pub use triangle_layers::TriangleLayers;
-pub use triangle_presets::{PresetSource, TrianglePreset};
-pub use triangle_probe::{Contribution, ProbeMeasure, TriangleProbe};
-pub use triangle_sample::{LayerSample, PartSums, SampleMeasure, SampleReal};
-pub(crate) use triangle_sample::{Parts, check_sizes};
 pub use value::Mask;

@@ -103,6 +103,6 @@ impl Masks<'_> {
         keys: usize,
         form: MaskForm,
     ) -> Result<AnyTensor> {
-        self.bands(window.geometry(rows as u64, keys as u64), form)
+        self.matrix(window.geometry(rows as u64, keys as u64), form)
     }
 }

@@ -8,10 +8,12 @@
     reason = "a test fails by panicking, and modules are the program's own"
 )]
 
-#[path = "../../ascend-spec/tests/allocations/mod.rs"]
-mod allocations;
-#[path = "../harness/mod.rs"]
-mod harness;
 mod mask_cache;
 mod nouns;
 mod steady_state;
+
+use ascend_testing::allocations;
+use ascend_testing::harness;
+
+#[global_allocator]
+static ALLOCATOR: allocations::Counting = allocations::Counting;

@@ -233,11 +233,8 @@ fn a_hit_allocates_nothing() {
         drop(masks.prefix(3, 8, 8).unwrap());
         drop(masks.local(chunk, 8, 40).unwrap());
         let sizes = TriangleMix::new(2, 4, 8);
-        drop(
-            masks
-                .triangle_mix(sizes, TrianglePart::Triangle, rows)
-                .unwrap(),
-        );
+        let triangle = sizes.geometry(TrianglePart::Triangle, rows);
+        drop(masks.geometry(triangle).unwrap());
         drop(
             masks
                 .template(CompressedMask::Prefix, MaskForm::BOOL)

@@ -10,8 +10,6 @@
 
 mod flash;
 mod gather;
-#[path = "../harness/mod.rs"]
-mod harness;
 mod inputs;
 mod masks;
 mod matmul;
@@ -22,4 +20,5 @@ mod prompt_and_incre;
 mod refusals;
 mod scatter;
 mod typed_calls;
-mod weight_gradient;
+
+use ascend_testing::harness;

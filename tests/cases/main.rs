@@ -8,15 +8,14 @@
     reason = "a test fails by panicking, and modules are the program's own"
 )]
 
-#[path = "../case_files/mod.rs"]
-mod case_files;
 mod format;
 #[cfg(feature = "emulation")]
 mod golden;
-#[path = "../harness/mod.rs"]
-mod harness;
 mod mutations;
 #[cfg(feature = "emulation")]
 mod operators;
 mod recorded;
 mod robustness;
+
+use ascend_testing::case_files;
+use ascend_testing::harness;

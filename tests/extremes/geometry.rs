@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use ascend_attention::SparseMode;
 use ascend_attention::spec::geometry::{
     CompressedMask, ContextShard, Lengths, LocalChunks, MaskGeometry, RankRows, Sparsity,
-    TokenTree, TriangleMix, TrianglePart, TriangleRows, Visibility,
+    TokenTree, Visibility,
 };
 use ascend_attention::spec::ops::scatter_pa_kv_cache::slot_faults;
 
@@ -51,19 +51,6 @@ pub fn bands(draw: &mut Draw) -> MaskGeometry {
     }
 }
 
-pub fn triangle(draw: &mut Draw) -> (TriangleMix, TrianglePart, TriangleRows) {
-    let sizes = TriangleMix::new(draw.u64(), draw.u64(), draw.u64());
-    let rows = match draw.bool() {
-        true => TriangleRows::whole(draw.u64()),
-        false => TriangleRows {
-            first_row: draw.u64(),
-            rows: draw.u64(),
-            prompt_len: draw.u64(),
-        },
-    };
-    (sizes, draw.of(&TrianglePart::ALL), rows)
-}
-
 pub const CALLS: &[Call] = &[
     ("MaskGeometry", |draw| {
         let bands = bands(draw);
@@ -102,7 +89,7 @@ pub const CALLS: &[Call] = &[
         let _ = CompressedMask::prefix_origin(draw.u64(), draw.u64());
     }),
     ("TriangleMix", |draw| {
-        let (sizes, part, rows) = triangle(draw);
+        let (sizes, part, rows) = draw.triangle();
         let _ = (sizes.leaves_out(rows), rows.keys());
         let _ = sizes.first_sparse_row(draw.u64());
         ask(&sizes.geometry(part, rows), draw);

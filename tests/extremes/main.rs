@@ -8,18 +8,17 @@
     reason = "a test fails by panicking"
 )]
 
-#[path = "../harness/mod.rs"]
-mod harness;
-
 mod calls;
-mod draw;
 mod geometry;
-mod limits;
 mod mask;
 mod named;
 mod tensors;
 
-use limits::{Call, device, stream, try_all, turn};
+use ascend_testing::draw;
+use ascend_testing::limits::{Call, Limited, device, stream, try_all, turn};
+
+#[global_allocator]
+static ALLOCATOR: Limited = Limited;
 
 #[test]
 fn calls_answer_any_numbers() {

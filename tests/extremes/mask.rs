@@ -1,14 +1,12 @@
 //! Masks on the host and on a device.
 
-use ascend_attention::mask::{
-    CausalOrigin, HostMask, Mask, MaskForm, SlidingWindow, TriangleLayers, TriangleProbe,
-};
-use ascend_attention::spec::geometry::{TokenTree, TriangleMix, Visibility};
+use ascend_attention::mask::{CausalOrigin, HostMask, Mask, MaskForm, SlidingWindow};
+use ascend_attention::spec::geometry::{TokenTree, Visibility};
 use ascend_attention::{DType, Result};
 
 use crate::Call;
 use crate::draw::Draw;
-use crate::geometry::{bands, local, nonzero, rank_rows, triangle};
+use crate::geometry::{bands, local, nonzero, rank_rows};
 
 fn form(draw: &mut Draw) -> MaskForm {
     let dtype = draw.of(&[DType::Float16, DType::Bf16, DType::Float]);
@@ -59,7 +57,7 @@ pub const CALLS: &[Call] = &[
             1 => HostMask::of(&local(draw), form),
             2 => HostMask::of(&rank_rows(draw), form),
             _ => {
-                let (sizes, part, rows) = triangle(draw);
+                let (sizes, part, rows) = draw.triangle();
                 HostMask::of(&sizes.geometry(part, rows), form)
             }
         };
@@ -125,40 +123,13 @@ pub const CALLS: &[Call] = &[
         let tree = TokenTree::new(&[-1, 0]).unwrap();
         ask_device(masks.tree(&[tree.behind(draw.u64())], rows, keys));
     }),
-    ("Masks of TriangleMix", |draw| {
-        let device = crate::device();
-        let (sizes, part, rows) = triangle(draw);
-        ask_device(device.masks().triangle_mix(sizes, part, rows));
-        let layers = TriangleLayers::first(2).unwrap();
-        let rows = (draw.u64(), draw.u64());
-        let prompt = Some(draw.u64());
-        ask_device(
-            device
-                .masks()
-                .triangle_layer(sizes, &layers, draw.usize(), rows, prompt),
-        );
+    ("Masks of formulas", |draw| {
+        let (sizes, part, rows) = draw.triangle();
+        ask_device(crate::device().masks().geometry(sizes.geometry(part, rows)));
     }),
     ("Mask", |draw| {
         let tensor = crate::stream().upload(&[0i8; 4], [2, 2]).unwrap();
         let _ = Mask::default_mask(tensor, draw.i64(), draw.i64()).tensor_bytes();
-    }),
-    ("TriangleLayers", |draw| {
-        ask_device(TriangleLayers::first(draw.usize()));
-        ask_device(TriangleLayers::from_start(draw.usize(), draw.usize()));
-        let layers = draw.few(Draw::usize);
-        if let Ok(layers) = TriangleLayers::explicit(layers) {
-            let _ = (layers.to_string(), layers.contains(draw.usize()));
-        }
-        let measured = draw.few(Draw::f64);
-        let _ = TriangleLayers::least(&measured, draw.usize());
-    }),
-    ("TriangleProbe", |draw| {
-        let sizes = TriangleMix::new(draw.u64(), draw.u64(), draw.u64());
-        if let Ok(mut probe) = TriangleProbe::new(draw.usize(), sizes) {
-            let gradient = draw.few(|draw| draw.f64() as f32);
-            let _ = probe.record(draw.usize(), draw.usize(), &gradient);
-            let _ = (probe.layers(draw.usize()), probe.contributions());
-        }
     }),
     ("Masks::custom", |draw| {
         let device = crate::device();

@@ -1,25 +1,8 @@
 //! Sizes that cannot exist, each with the refusal that it gets.
 
-use ascend_attention::mask::{CausalOrigin, HostMask, MaskForm, TriangleLayers, TriangleProbe};
-use ascend_attention::rules;
-use ascend_attention::spec::geometry::{
-    Lengths, LocalChunks, MaskGeometry, Sparsity, TriangleMix, Visibility,
-};
+use ascend_attention::mask::{CausalOrigin, HostMask, MaskForm};
+use ascend_attention::spec::geometry::{Lengths, LocalChunks, MaskGeometry, Sparsity, Visibility};
 use ascend_attention::{DType, FusedInferAttention, Layout, SparseMode, Tensor, f16};
-
-#[test]
-fn layers_beyond_any_model_are_refused() {
-    assert!(TriangleLayers::first(usize::MAX).is_err());
-    assert!(TriangleLayers::from_start(0, usize::MAX).is_err());
-    assert!(TriangleLayers::from_start(usize::MAX, usize::MAX).is_err());
-    assert!(TriangleLayers::explicit(0..usize::MAX).is_err());
-    assert!(TriangleLayers::explicit([usize::MAX]).is_err());
-    let endless = TriangleLayers::explicit(std::iter::repeat(3)).unwrap_err();
-    assert!(endless.breaks(&rules::ARGUMENT_VALUE), "{endless}");
-    assert!(TriangleProbe::new(usize::MAX, TriangleMix::PROBE).is_err());
-    let most = TriangleLayers::MAX_LAYERS;
-    assert_eq!(TriangleLayers::first(most).unwrap().indices().len(), most);
-}
 
 #[test]
 fn axes_of_empty_masks_are_bounded_too() {

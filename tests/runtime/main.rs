@@ -16,9 +16,9 @@ mod graph;
 mod graph_failures;
 mod graph_launches;
 mod graph_threads;
-#[path = "../harness/mod.rs"]
-mod harness;
 mod ordering;
 mod ownership;
 mod threads;
 mod versions;
+
+use ascend_testing::harness;

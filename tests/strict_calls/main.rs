@@ -9,12 +9,12 @@
 )]
 
 mod breaking;
-#[path = "../../ascend-emu/tests/calls/mod.rs"]
-mod calls;
 mod crashes;
 mod entry_points;
 mod raw;
 mod unchecked;
+
+use ascend_testing::calls;
 
 use std::cell::Cell;
 use std::collections::HashSet;

@@ -1,7 +1,7 @@
 //! The tables of rules, lints, crashes and conditions on the book's page of rules, by operator.
 
-use ascend_serving::rules::every_rule;
 use ascend_spec::{Level, Rule, Span};
+use ascend_trianglemix::rules::every_rule;
 use std::fmt::Write as _;
 
 const LEVELS: [(Level, &str); 5] = [

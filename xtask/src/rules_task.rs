@@ -81,7 +81,7 @@ fn table() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ascend_serving::rules::every_rule;
+    use ascend_trianglemix::rules::every_rule;
 
     #[test]
     fn reports_of_hardware_stand_where_rules_point() {

@@ -1,23 +1,24 @@
 //! `ascend-attn triangle`: what TriangleMix saves, and what it changes.
 
 mod data;
-mod forecast;
 mod measure;
 mod report;
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use ascend_attention::mask::{TriangleLayers, TrianglePreset};
 use ascend_attention::spec::geometry::TriangleMix;
-use ascend_serving::{AttentionShape, TriangleGate, TrianglePrefill};
+use ascend_serving::AttentionShape;
+use ascend_trianglemix::{
+    TriangleForecast, TriangleGate, TriangleLayers, TrianglePrefill, TrianglePreset,
+};
 use clap::ValueEnum;
 
 use super::mask::{self, Preset};
 use super::output::Output;
 use super::{BackendChoice, Stop};
 use data::Data;
-use forecast::Forecast;
 use measure::Measured;
 
 pub(super) use data::Half;
@@ -31,7 +32,7 @@ pub(super) use data::Half;
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     /// Tokens of the prompt
-    #[arg(long, value_name = "N", required_unless_present = "data", value_parser = clap::value_parser!(u64).range(1..=MOST_TOKENS))]
+    #[arg(long, value_name = "N", required_unless_present = "data", value_parser = clap::value_parser!(u64).range(1..=TriangleForecast::MAX_TOKENS as u64))]
     tokens: Option<u64>,
     /// Layers of the model [default: those of --model]
     #[arg(long, value_name = "N", required_unless_present = "model", value_parser = clap::value_parser!(u16).range(1..=4096))]
@@ -110,9 +111,6 @@ pub(super) struct Arguments {
     svg: Option<PathBuf>,
 }
 
-/// Most tokens of a prompt: every count stays exact in 64 bits.
-const MOST_TOKENS: u64 = 1 << 24;
-
 /// When to run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum When {
@@ -130,7 +128,7 @@ const PATIENCE: f64 = 2e12;
 
 /// The command's results.
 struct Findings {
-    forecast: Forecast,
+    forecast: TriangleForecast,
     dtype: Half,
     /// Where the numbers of --model come from.
     model: Option<TrianglePreset>,
@@ -161,24 +159,14 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
             (tokens, AttentionShape::new(heads, kv_heads, dim))
         }
     };
-    if tokens as u64 > MOST_TOKENS {
-        return Err(Stop::Trouble(format!(
-            "{tokens} tokens: at most {MOST_TOKENS}"
-        )));
-    }
-    if shape.heads % shape.kv_heads != 0 {
-        return Err(Stop::Trouble(format!(
-            "{} heads over {} of keys and values: a multiple of these",
-            shape.heads, shape.kv_heads
-        )));
-    }
     let (layers, sparse) = layers(arguments, model)?;
     let prefill = TrianglePrefill {
         shape,
         sizes,
         gate: TriangleGate::ALWAYS,
     };
-    let forecast = Forecast::new(&prefill, tokens, (layers, sparse), arguments.block);
+    let block = NonZeroU64::new(arguments.block).unwrap_or(NonZeroU64::MIN);
+    let forecast = TriangleForecast::new(&prefill, tokens, (layers, sparse), block)?;
     let of_data = data.as_ref().and_then(|data| data.half);
     let dtype = arguments.dtype.or(of_data).unwrap_or_default();
     let measured = match arguments.measure {
@@ -186,7 +174,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         when => {
             let runtime = arguments.backend.runtime()?;
             let npu = runtime.backend() == ascend_attention::Backend::Npu;
-            let flops = forecast.dense_flops(&shape);
+            let flops = forecast.dense_flops();
             if when == When::Auto && !npu && flops > PATIENCE {
                 Err(format!(
                     "a dense layer has {:.1} TFLOP: --measure always lets the emulation compute them",

@@ -1,8 +1,8 @@
 //! The findings as text and as JSON.
 
 use ascend_attention::Backend;
-use ascend_attention::mask::{PresetSource, TrianglePreset};
 use ascend_attention::spec::geometry::BlockCounts;
+use ascend_trianglemix::{PresetSource, TrianglePreset};
 use serde_json::{Value, json};
 
 use super::Findings;
@@ -54,7 +54,8 @@ pub(super) fn text(of: &Findings) -> Vec<String> {
     lines.push(counts("  partial", all.partial, left.partial));
     match &of.measured {
         Ok(measured) => {
-            let (dense, sparse) = (measured.dense_seconds, measured.triangle_seconds);
+            let layers = &measured.layers;
+            let (dense, sparse) = (layers.dense_seconds, layers.triangle_seconds);
             let predicted = dense * it.block_share();
             let times = |name: &str, dense: f64, sparse: f64| {
                 let share = percent(sparse / dense.max(f64::MIN_POSITIVE));
@@ -70,9 +71,9 @@ pub(super) fn text(of: &Findings) -> Vec<String> {
             lines.push(format!(
                 "measured on {}, median of {}; all layers from one of each kind",
                 on(measured),
-                measured.runs
+                layers.runs
             ));
-            let it = &measured.difference;
+            let it = &layers.difference;
             let [row, head, element] = it.place;
             lines.push(format!(
                 "outputs differ by at most {:.3e} (row {row}, head {head}, element {element}), {:.3e} in the mean, {:.3e} of \
@@ -168,9 +169,10 @@ pub(super) fn json(of: &Findings) -> String {
     });
     let mut found = match &of.measured {
         Ok(measured) => {
-            let (dense, sparse) = (measured.dense_seconds, measured.triangle_seconds);
+            let layers = &measured.layers;
+            let (dense, sparse) = (layers.dense_seconds, layers.triangle_seconds);
             let predicted = dense * it.block_share();
-            let difference = &measured.difference;
+            let difference = &layers.difference;
             json!({
                 "seconds": {
                     "dense": dense,
@@ -180,7 +182,7 @@ pub(super) fn json(of: &Findings) -> String {
                     "model": it.model(dense, sparse),
                     "model_predicted": it.model(dense, predicted),
                 },
-                "runs": measured.runs,
+                "runs": layers.runs,
                 "difference": {
                     "largest": difference.largest,
                     "row": difference.place[0],

@@ -7,8 +7,6 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod batch_mat_mul;
-#[path = "../bench/mod.rs"]
-mod bench;
 mod flash_family;
 mod garbage;
 mod gather;
@@ -16,3 +14,5 @@ mod gather;
 mod glue;
 mod scatter;
 mod update;
+
+use ascend_testing::workbench as bench;

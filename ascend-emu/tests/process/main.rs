@@ -7,14 +7,16 @@
 )]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "../../../ascend-spec/tests/allocations/mod.rs"]
-mod allocations;
-#[path = "../bench/mod.rs"]
-mod bench;
 mod global_capture;
 mod lifecycle;
 mod refusals;
 mod steady_state;
+
+use ascend_testing::allocations;
+use ascend_testing::workbench as bench;
+
+#[global_allocator]
+static ALLOCATOR: allocations::Counting = allocations::Counting;
 
 #[test]
 fn a_process_from_begin_to_end() {

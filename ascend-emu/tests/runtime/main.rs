@@ -7,8 +7,6 @@
 )]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-#[path = "../bench/mod.rs"]
-mod bench;
 mod executors;
 mod exports;
 mod faults;
@@ -20,3 +18,5 @@ mod sanitizer;
 mod stalls;
 mod stream_order;
 mod streams;
+
+use ascend_testing::workbench as bench;

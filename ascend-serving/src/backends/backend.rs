@@ -59,7 +59,10 @@ impl AttentionShape {
 
     /// Refuses query heads that are no multiple of the key heads, a scale that makes every key weigh the same or none
     /// anything, and the inverse of the usual scale.
-    pub(crate) fn check(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for these.
+    pub fn check(&self) -> Result<()> {
         let of_each = self.heads.checked_rem(self.kv_heads);
         if self.heads == 0 || of_each != Some(0) {
             return Err(Error::invalid(
@@ -109,7 +112,7 @@ impl AttentionShape {
     }
 
     /// A call with these heads and this scale.
-    pub(crate) fn call(&self, layout: Layout) -> FusedInferAttention {
+    pub fn call(&self, layout: Layout) -> FusedInferAttention {
         FusedInferAttention::new(layout)
             .heads(self.heads)
             .kv_heads(self.kv_heads)
@@ -216,7 +219,10 @@ impl<'a, T: Element> LayerTensors<'a, T> {
     }
 
     /// Refuses latent attention on behalf of a backend that supports keys and values alone.
-    pub(crate) fn without_latent(&self) -> Result<(), Violation> {
+    ///
+    /// # Errors
+    /// [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for a layer with latents.
+    pub fn without_latent(&self) -> Result<(), Violation> {
         match self.latent {
             None => Ok(()),
             Some(_) => Err(Violation::new(

@@ -20,7 +20,6 @@ mod registry;
 mod shared_prefix_decode;
 mod split_decode;
 mod step_memory;
-mod triangle;
 
 pub use backend::{AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan};
 pub(crate) use backend::{attention_alone, batched, size};
@@ -44,7 +43,4 @@ pub use registry::{Backends, RefusedBackend, Selected};
 pub use shared_prefix_decode::{SharedGroup, SharedPrefixDecode, SharedPrefixGate};
 pub use split_decode::{KeySplit, SplitDecode};
 pub use step_memory::StepMemory;
-pub(crate) use step_memory::{output_bytes, table_bytes, tensor_bytes};
-pub use triangle::{
-    TriangleChoice, TriangleGate, TriangleMixPrefill, TrianglePlan, TrianglePrefill, WhyDense,
-};
+pub(crate) use step_memory::{output_bytes, tensor_bytes};

@@ -27,7 +27,7 @@ impl StepMemory {
     }
 
     /// The memory of a plan whose calls need these workspaces, one after the other.
-    pub(crate) fn of_calls(workspaces: impl IntoIterator<Item = usize>) -> Self {
+    pub fn of_calls(workspaces: impl IntoIterator<Item = usize>) -> Self {
         Self {
             workspace: workspaces.into_iter().max().unwrap_or(0),
             ..Self::default()
@@ -35,19 +35,22 @@ impl StepMemory {
     }
 
     /// Adds bytes that the plan holds.
-    pub(crate) fn holding(mut self, bytes: impl IntoIterator<Item = usize>) -> Self {
+    #[must_use]
+    pub fn holding(mut self, bytes: impl IntoIterator<Item = usize>) -> Self {
         self.held = bytes.into_iter().fold(self.held, usize::saturating_add);
         self
     }
 
     /// Adds bytes that each layer holds.
-    pub(crate) fn taking(mut self, bytes: impl IntoIterator<Item = usize>) -> Self {
+    #[must_use]
+    pub fn taking(mut self, bytes: impl IntoIterator<Item = usize>) -> Self {
         self.layer = bytes.into_iter().fold(self.layer, usize::saturating_add);
         self
     }
 
     /// The memory of two plans that are both held, where each layer runs one of them.
-    pub(crate) fn beside(self, other: Self) -> Self {
+    #[must_use]
+    pub fn beside(self, other: Self) -> Self {
         Self {
             held: self.held.saturating_add(other.held),
             layer: self.layer.max(other.layer),

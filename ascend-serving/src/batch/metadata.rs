@@ -452,7 +452,7 @@ impl AttentionMetadata {
     }
 
     /// New tokens of each request, and those that are cached already, dummies included.
-    pub(crate) fn new_and_cached(&self) -> impl Iterator<Item = (usize, usize)> {
+    pub fn new_and_cached(&self) -> impl Iterator<Item = (usize, usize)> {
         self.q_ends.new_and_cached(&self.kv_lengths)
     }
 

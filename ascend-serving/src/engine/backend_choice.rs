@@ -98,8 +98,8 @@ impl<T: Element> Attention<T> {
     /// this mask, and with these sinks or without: each plans two small requests, and nothing is queued. Call it when
     /// the engine starts; on the emulation of a product and release it answers also for machines that you do not have.
     ///
-    /// A choice may depend on more than the kind: backends such as [`TriangleMixPrefill`](crate::TriangleMixPrefill)
-    /// and [`SharedPrefixDecode`](crate::SharedPrefixDecode) leave small steps to the others.
+    /// A choice may depend on more than the kind: backends such as [`SharedPrefixDecode`](crate::SharedPrefixDecode)
+    /// leave small steps to the others.
     /// [`Step::selected`](crate::Step::selected) is the backend of a real step. The examples have no latents, so that
     /// [`Mla`](crate::Mla) refuses every kind.
     ///

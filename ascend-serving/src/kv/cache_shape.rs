@@ -1,6 +1,5 @@
 //! The shape and format of a paged cache.
 
-use ascend_attention::mask::TriangleLayers;
 use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_attention::{Device, Element, Stream, Tensor};
 
@@ -24,7 +23,7 @@ pub struct CacheShape {
 
 impl CacheShape {
     /// Most layers of a cache.
-    pub const MAX_LAYERS: usize = TriangleLayers::MAX_LAYERS;
+    pub const MAX_LAYERS: usize = 1 << 12;
 
     /// Keys and values of the same head dimension, in BnBsH.
     pub fn new(layers: usize, kv_heads: usize, head_dim: usize) -> Self {

@@ -8,18 +8,16 @@
     reason = "a test fails by panicking"
 )]
 
-#[path = "../../../tests/extremes/draw.rs"]
-mod draw;
-#[path = "../../../tests/harness/mod.rs"]
-mod harness;
 mod kv;
-#[path = "../../../tests/extremes/limits.rs"]
-mod limits;
 mod named;
 mod quantised;
 mod serving;
 
-use limits::{Call, device, stream, try_all, turn};
+use ascend_testing::limits::{Call, Limited, device, stream, try_all, turn};
+use ascend_testing::{draw, harness};
+
+#[global_allocator]
+static ALLOCATOR: Limited = Limited;
 
 #[test]
 fn kv_answers_any_numbers() {

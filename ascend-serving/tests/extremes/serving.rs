@@ -4,8 +4,6 @@ use std::num::NonZeroUsize;
 
 use ascend_attention::attention::PerRequest;
 use ascend_attention::bf16;
-use ascend_attention::mask::TriangleLayers;
-use ascend_attention::spec::geometry::TriangleMix;
 use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
@@ -13,7 +11,7 @@ use ascend_serving::{
     DraftTree, EncoderAttention, Fused, FusedInTwo, GraphLimits, Hybrid, KeySplit, LayerSet,
     LocalBatch, MaskExtent, MaskKind, NamedMask, PackedBits, PageIndices, PagedDecode, Phase,
     RecordedBatch, SharedPrefixDecode, SharedPrefixGate, SplitDecode, SplitLimits, TokenIndices,
-    TreeRequest, TreeVerification, TriangleGate, TriangleMixPrefill, TrianglePrefill, window_start,
+    TreeRequest, TreeVerification, window_start,
 };
 
 use crate::Call;
@@ -86,17 +84,6 @@ fn split_decode(draw: &mut Draw) -> SplitDecode {
     SplitDecode { split }
 }
 
-fn sizes(draw: &mut Draw) -> TriangleMix {
-    TriangleMix::new(draw.u64(), draw.u64(), draw.u64())
-}
-
-fn gate(draw: &mut Draw) -> TriangleGate {
-    TriangleGate {
-        min_sparse_rows: draw.usize(),
-        min_saved_pairs: u128::from(draw.u64()),
-    }
-}
-
 fn shared_prefix(draw: &mut Draw) -> SharedPrefixDecode {
     SharedPrefixDecode {
         gate: SharedPrefixGate {
@@ -104,14 +91,6 @@ fn shared_prefix(draw: &mut Draw) -> SharedPrefixDecode {
             min_shared_keys: draw.usize(),
             min_saved_keys: draw.usize(),
         },
-    }
-}
-
-fn triangle_mix(draw: &mut Draw) -> TriangleMixPrefill {
-    TriangleMixPrefill {
-        layers: TriangleLayers::first(2).unwrap(),
-        sizes: sizes(draw),
-        gate: gate(draw),
     }
 }
 
@@ -286,7 +265,6 @@ pub const CALLS: &[Call] = &[
                 shared_prefix(draw).groups(&metadata),
                 metadata.prefill_tokens(),
             );
-            let _ = triangle_mix(draw).choices(&metadata);
             let _ = (
                 metadata.pad_to(draw.usize()),
                 metadata.call_lengths().keys(),
@@ -315,7 +293,6 @@ pub const CALLS: &[Call] = &[
         let cache =
             PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, PadPolicy::SkipNegative);
         let backends = Backends::none()
-            .with(triangle_mix(draw))
             .with(shared_prefix(draw))
             .with(CascadePrefill)
             .with(ChunkedLocal)
@@ -430,23 +407,5 @@ pub const CALLS: &[Call] = &[
         let _ = step.forward(0, (&rows, &rows, &rows));
         drop(step);
         stream.synchronize().unwrap();
-    }),
-    ("TrianglePrefill", |draw| {
-        let stream = crate::stream();
-        let prefill = TrianglePrefill {
-            shape: AttentionShape::new(1, 1, 64),
-            sizes: sizes(draw),
-            gate: gate(draw),
-        };
-        let any = draw.usize();
-        let first_row = draw.of(&[0, 1, 2, any]);
-        let of = |rows: usize| {
-            stream
-                .upload(&vec![bf16::ONE; rows * 64], [rows, 1, 64])
-                .unwrap()
-        };
-        let (query, key) = (of(3), of(3 + first_row % 3));
-        let prompt = draw.bool().then(|| draw.usize());
-        let _ = prefill.plan(&stream, (first_row, prompt), (&query, &key, &key));
     }),
 ];

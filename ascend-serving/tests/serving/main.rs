@@ -19,8 +19,6 @@ mod cross_attention;
 mod encoder_attention;
 mod graph_pool;
 mod grouped_layers;
-#[path = "../../../tests/harness/mod.rs"]
-mod harness;
 mod heads;
 mod inference_card;
 mod layer_masks;
@@ -43,6 +41,6 @@ mod shared_memory;
 mod shared_pool;
 mod states;
 mod step_memory;
-mod tokens;
 mod tree_verification;
-mod triangle_prefill;
+
+use ascend_testing::{harness, tokens};

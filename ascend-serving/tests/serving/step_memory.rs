@@ -1,24 +1,14 @@
 //! What a planned step says of the device's memory is what it takes.
 
-use std::cell::Cell;
-use std::ffi::c_void;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 
-use ascend_attention::mask::TriangleLayers;
-use ascend_attention::spec::geometry::TriangleMix;
-use ascend_attention::sys::Api;
-use ascend_attention::sys::bindings::{aclError, aclrtMemMallocPolicy};
-use ascend_attention::{Runtime, Stream, bf16};
-use ascend_serving::kv::{
-    CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, Sequence,
-};
+use ascend_attention::{Stream, bf16};
+use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ChunkedLocal, Error, Fused, FusedInTwo, Hybrid, KeySplit, LayerSet,
     MaskKind, Masked, NamedMask, PagedDecode, QuantisedDecode, QuantisedPrefill, RefusedBackend,
-    SharedPrefixDecode, SharedPrefixGate, SplitDecode, StatePolicy, Step, StepMemory, TriangleGate,
-    TriangleMixPrefill, rules,
+    SharedPrefixDecode, SharedPrefixGate, SplitDecode, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -26,12 +16,7 @@ use proptest::test_runner::TestCaseError;
 use crate::acts::config;
 use crate::harness;
 use crate::tokens::DIM;
-
-const HEADS: usize = 4;
-const KV_HEADS: usize = 2;
-const BLOCK_SIZE: usize = 128;
-/// What a step takes besides, such as slots.
-const BESIDES: usize = 16 << 10;
+use ascend_testing::step_memory::{self, BLOCK_SIZE, HEADS, KV_HEADS};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Of {
@@ -43,14 +28,13 @@ enum Of {
     Cascade,
     Shared,
     Split,
-    Triangle,
     Hybrid,
     Int8,
     Int8ByToken,
 }
 
 impl Of {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 11] = [
         Self::Fused,
         Self::InTwo,
         Self::Decode,
@@ -59,7 +43,6 @@ impl Of {
         Self::Cascade,
         Self::Shared,
         Self::Split,
-        Self::Triangle,
         Self::Hybrid,
         Self::Int8,
         Self::Int8ByToken,
@@ -79,11 +62,6 @@ impl Of {
             }),
             Self::Split => none.with(SplitDecode {
                 split: KeySplit::Tiles(NonZeroUsize::new(256).unwrap()),
-            }),
-            Self::Triangle => none.with(TriangleMixPrefill {
-                sizes: TriangleMix::new(5, 20, 30),
-                layers: TriangleLayers::explicit([0, 1]).unwrap(),
-                gate: TriangleGate::ALWAYS,
             }),
             Self::Hybrid => {
                 let both = Backends::none().with(Fused).with(ChunkedLocal);
@@ -120,109 +98,16 @@ impl Of {
     }
 }
 
-thread_local! {
-    /// Bytes that this thread has allocated on devices.
-    static ALLOCATED: Cell<usize> = const { Cell::new(0) };
-}
-
-unsafe extern "C" fn counted(
-    place: *mut *mut c_void,
-    bytes: usize,
-    policy: aclrtMemMallocPolicy,
-) -> aclError {
-    ALLOCATED.set(ALLOCATED.get() + bytes);
-    // SAFETY: handed on to the caller.
-    unsafe { harness::functions().aclrtMalloc.unwrap()(place, bytes, policy) }
-}
-
-/// A stream of a runtime whose allocations are counted.
-fn counted_stream() -> Stream {
-    let mut functions = harness::functions();
-    functions.aclrtMalloc = Some(counted);
-    let api = Arc::new(Api::from_functions(functions, "allocations counted"));
-    // SAFETY: one function counts, and hands on to that of the backend.
-    let runtime = unsafe { Runtime::from_api(api) }.unwrap();
-    runtime.device(0).unwrap().stream().unwrap()
-}
-
-/// A step's requests: cached and new tokens. They share what the first one has cached, in whole blocks.
 fn check(of: Of, requests: &[(usize, usize)]) -> Result<(), TestCaseError> {
-    let stream = counted_stream();
-    let cache = of.cache(&stream);
-    let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
-    let mut attention = Attention::<bf16>::new(shape, cache, of.backends());
-    let mut sequences: Vec<Sequence> = Vec::new();
-    for (cached, new) in requests {
-        let shared = sequences.first().map_or(0, Sequence::len);
-        let shared = (*cached).min(shared) / BLOCK_SIZE * BLOCK_SIZE;
-        let mut sequence = match sequences.first() {
-            Some(first) => first.share_prefix(shared).unwrap(),
-            None => Sequence::new(attention.cache().pool()),
-        };
-        attention
-            .grow(&stream, &mut sequence, cached - shared + new)
-            .unwrap();
-        attention.cache().mark_computed(&sequence, *cached).unwrap();
-        sequences.push(sequence);
-    }
-    let settings = BatchSettings::of(attention.cache(), Causality::Causal)
-        .policy(StatePolicy::new(true, None));
-    let batch: Vec<_> = (sequences.iter().zip(requests))
-        .map(|(sequence, (cached, new))| BatchRequest::of(sequence, *new).prompt_len(cached + new))
-        .collect();
-    let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
-    metadata.set_mask(of.mask());
-    let choice = attention.backend_choice(&stream, &metadata, None, None);
-    let choice = choice.unwrap();
-    let said = choice.memory.total(1);
-
-    let tokens = metadata.tokens();
-    let rows = |heads: usize| {
-        let zeros = vec![bf16::ZERO; tokens * heads * DIM];
-        stream.upload(&zeros, [tokens, heads, DIM]).unwrap()
-    };
-    let (query, key) = (rows(HEADS), rows(KV_HEADS));
-    let mut output = rows(HEADS);
-    // What is quantised before it is written is the cache's, not the backend's.
-    let before = ALLOCATED.get();
-    let write = CacheWrite::plan(attention.cache(), &stream, metadata.slots(), &key, &key);
-    drop(write.unwrap());
-    let writes = ALLOCATED.get() - before;
-    let mut step = attention.begin(&stream, &metadata).unwrap();
-    let mut layer = |step: &mut Step<'_, bf16>, layer| {
-        let before = ALLOCATED.get();
-        step.forward_into(layer, (&query, &key, &key), &mut output)
-            .unwrap();
-        ALLOCATED.get() - before
-    };
-    let first = layer(&mut step, 0).saturating_sub(writes);
-    let second = layer(&mut step, 1);
-    let selected = step.selected().unwrap();
-    prop_assert_eq!(choice.served.as_deref().ok(), Some(selected.name));
-    prop_assert_eq!(selected.plan.memory(), choice.memory);
-    let StepMemory { held, layer, .. } = choice.memory;
-    prop_assert!(
-        second.abs_diff(layer) <= BESIDES,
-        "{of:?}: {second} bytes taken by a layer, {layer} said"
-    );
-    // Masks are there already, and they are what is held of these. While it is planned, what is merged is there once
-    // more.
-    let masks = if of == Of::Masked { held } else { 0 };
-    let taken = first + masks;
-    prop_assert!(
-        (said..=said + layer + 2 * BESIDES).contains(&(taken + BESIDES)),
-        "{of:?}: {first} bytes taken by a step, {said} said, {masks} of them masks"
-    );
-    drop(step);
-    stream.synchronize().unwrap();
-    Ok(())
+    let (name, cache) = (format!("{of:?}"), |stream: &Stream| of.cache(stream));
+    step_memory::check(&name, of.backends(), cache, of.mask(), requests)
 }
 
 proptest! {
     #![proptest_config(config(48))]
 
     #[test]
-    fn a_step_takes_the_memory_that_its_plan_says(at in 0usize..12, single: bool, requests in prop::collection::vec((0usize..600, 1usize..200), 1..5)) {
+    fn a_step_takes_the_memory_that_its_plan_says(at in 0..Of::ALL.len(), single: bool, requests in prop::collection::vec((0usize..600, 1usize..200), 1..5)) {
         let decodes = requests.iter().map(|(cached, _)| (cached + 1, 1));
         let requests = if single { decodes.collect() } else { requests };
         check(Of::ALL[at], &requests)?;
@@ -233,7 +118,6 @@ proptest! {
 #[test]
 fn parts_that_are_merged_are_counted() {
     check(Of::Cascade, &[(512, 1500), (300, 700)]).unwrap();
-    check(Of::Triangle, &[(0, 2500)]).unwrap();
     check(Of::Shared, &[(1024, 600), (1024, 600)]).unwrap();
     check(Of::Masked, &[(300, 900)]).unwrap();
 }

@@ -3,62 +3,16 @@
 use std::num::NonZeroU64;
 
 use ascend_attention::attention::Inputs;
-use ascend_attention::mask::{HostMask, MaskForm, TriangleLayers};
-use ascend_attention::spec::geometry::{
-    ContextShard, TokenTree, TriangleMix, TrianglePart, TriangleRows,
-};
+use ascend_attention::mask::{HostMask, MaskForm};
+use ascend_attention::spec::geometry::{ContextShard, TokenTree};
 use ascend_attention::spec::{Cann, DType, Soc};
 use ascend_attention::{
-    CausalOrigin, FusedInferAttention, InnerPrecise, Layout, Machine, Mask, Runtime, SparseMode,
-    Stream, f16,
+    CausalOrigin, FusedInferAttention, Layout, Machine, Mask, Runtime, SparseMode, Stream, f16,
 };
 
 use super::window;
-use crate::harness::reference::{Logical, row};
-use crate::harness::{halves, poisoned, stream};
-
-/// Attention of two heads over f16 inputs under a mask, on the device and by the definition.
-#[track_caller]
-fn attends(
-    stream: &Stream,
-    (rows, keys): (usize, usize),
-    mask: Mask,
-    visible: impl Fn(usize, usize) -> bool,
-) -> Vec<f16> {
-    let random = |seed, rows| Logical::<f16>::random(seed, [1, 2, rows, 16]);
-    let inputs = [random(1, rows), random(2, keys), random(3, keys)];
-    let [query, key, value] = inputs
-        .each_ref()
-        .map(|of| stream.upload(&of.data, [1, 2, of.rows, 16]).unwrap());
-    let mask_bytes = mask.tensor_bytes();
-    let plan = FusedInferAttention::new(Layout::Bnsd)
-        .heads(2)
-        .scale(0.25)
-        .mask(mask)
-        .inner_precise(InnerPrecise::HighPrecisionCorrected)
-        .plan((&query, &key, &value))
-        .unwrap();
-    assert_eq!(plan.mask_bytes(), mask_bytes);
-    let mut output = poisoned(&plan, stream);
-    plan.launch_into(stream, (&query, &key, &value), &mut output)
-        .unwrap();
-    let got = output.attention.download(stream).unwrap();
-    let [q, k, v] = inputs.each_ref().map(Logical::exact);
-    for head in 0..2 {
-        for i in 0..rows {
-            let want = row(&q, &k, &v, (0, 0), head, i, 0.25, |j| visible(i, j));
-            let want = want.map_or_else(|| vec![0.0; 16], |(out, _)| out);
-            let got = &got[(head * rows + i) * 16..][..16];
-            for (got, want) in got.iter().zip(want) {
-                assert!(
-                    (got.to_f64() - want).abs() < 2e-3,
-                    "head {head}, row {i}: {got}, not {want}"
-                );
-            }
-        }
-    }
-    got
-}
+use crate::harness::reference::Logical;
+use crate::harness::{attends, halves, poisoned, stream};
 
 #[test]
 fn attention_under_each_mask_sees_what_the_mask_says() {
@@ -131,53 +85,6 @@ fn attention_under_each_mask_sees_what_the_mask_says() {
     );
     let custom = masks.custom(&float.unwrap()).unwrap();
     attends(&stream, size, custom, |i, j| (i + j) % 3 == 0);
-}
-
-#[test]
-fn attention_to_the_parts_of_a_triangle_follows_the_paper() {
-    let stream = stream();
-    let masks = stream.device().masks();
-    let sizes = TriangleMix::new(3, 9, 7);
-    let n = 60;
-    // The whole prompt, and a chunk that has the first of the last rows.
-    for (first_row, rows) in [(0, n), (30, 25)] {
-        let keys = first_row + rows;
-        for part in TrianglePart::ALL {
-            let of = TriangleRows {
-                first_row: first_row as u64,
-                rows: rows as u64,
-                prompt_len: n as u64,
-            };
-            let mask = masks.triangle_mix(sizes, part, of).unwrap();
-            attends(&stream, (rows, keys), mask, |i, j| {
-                let q = i + first_row;
-                let streaming = j < 3 || q.wrapping_sub(j) <= 9;
-                let last = q >= n - 7;
-                j <= q
-                    && match part {
-                        TrianglePart::Streaming => streaming,
-                        TrianglePart::Last => !streaming && last,
-                        TrianglePart::Middle => !streaming && !last,
-                        TrianglePart::Triangle => streaming || last,
-                        TrianglePart::Dense => true,
-                    }
-            });
-        }
-    }
-    // A prompt too short to leave anything out takes no tensor of its size.
-    let short = masks
-        .triangle_mix(sizes, TrianglePart::Triangle, TriangleRows::whole(20))
-        .unwrap();
-    assert_eq!(short.sparse_mode(), SparseMode::RightDownCausal);
-    let layers = TriangleLayers::first(2).unwrap();
-    let layer = |layer, rows, prompt_len| {
-        let mask = masks.triangle_layer(sizes, &layers, layer, (0, rows), prompt_len);
-        mask.unwrap().sparse_mode()
-    };
-    assert_eq!(layer(1, 60, Some(60)), SparseMode::AllMask);
-    assert_eq!(layer(2, 60, Some(60)), SparseMode::RightDownCausal);
-    assert_eq!(layer(1, 60, None), SparseMode::RightDownCausal);
-    assert_eq!(layer(1, 1, Some(60)), SparseMode::RightDownCausal);
 }
 
 #[track_caller]

@@ -6,9 +6,21 @@ use crate::kernel::simd::Level;
 use ascend_spec::DType;
 use ascend_spec::attention_problem::AttentionProblem;
 
-impl Call {
+/// What the kernels and the oracle do with a call.
+pub(super) trait Computed {
     /// Calls `work` with the call and its data; the tensors of the query's type have elements of type `held`.
-    pub(super) fn with<R>(
+    fn with<R>(
+        &self,
+        held: Option<DType>,
+        work: impl FnOnce(&AttentionProblem<'_>, &mut Data) -> R,
+    ) -> R;
+
+    /// Runs the call and compares all of output and log-sum-exp with the oracle.
+    fn check(&self, held: Option<DType>, level: Level) -> Result<(), String>;
+}
+
+impl Computed for Call {
+    fn with<R>(
         &self,
         held: Option<DType>,
         work: impl FnOnce(&AttentionProblem<'_>, &mut Data) -> R,
@@ -26,8 +38,7 @@ impl Call {
         work(&checked.problem, &mut data)
     }
 
-    /// Runs the call and compares all of output and log-sum-exp with the oracle.
-    pub(super) fn check(&self, held: Option<DType>, level: Level) -> Result<(), String> {
+    fn check(&self, held: Option<DType>, level: Level) -> Result<(), String> {
         self.with(held, |problem, data| {
             let want = data.oracle(problem);
             data.run(problem, level);

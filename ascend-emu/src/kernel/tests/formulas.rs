@@ -3,6 +3,7 @@
 //! Kernels and oracle both take places from the contract's views. These tests do not, so that they find a view that
 //! is wrong for both.
 
+use super::call::Computed as _;
 use super::calls::{Call, Random, cached, desc};
 use super::data::Data;
 use crate::kernel::simd::Level;

@@ -1,6 +1,7 @@
 //! Results do not depend on the placement of rows: the same keys in one tensor, or scattered over blocks of any size,
 //! produce the same bits.
 
+use super::call::Computed as _;
 use super::calls::contents::fill;
 use super::calls::{Call, Random, desc};
 use super::data::levels;

@@ -1,5 +1,6 @@
 //! Random calls of every path.
 
+use super::call::Computed as _;
 use super::calls::{Call, ascend950, dense, paths, quantised, releases};
 use super::data::levels;
 use ascend_spec::{Cann, DType, Soc, Target};

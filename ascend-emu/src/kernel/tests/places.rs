@@ -3,6 +3,7 @@
 //!
 //! With one key, or with equal scores, the output shows which values were read.
 
+use super::call::Computed as _;
 use super::calls::{Call, desc};
 use super::data::Data;
 use crate::kernel::bad_block;

@@ -1,14 +1,13 @@
 //! Calls whose tensors all lie at pages without access: a launch that reads or writes a byte outside of its tensors
 //! ends the process, and the call stands on standard error.
 
-#[path = "../../../calls/mod.rs"]
-pub(super) mod calls;
 mod draws;
-#[path = "../../../../../ascend-spec/tests/contract/lints/mod.rs"]
-mod lints;
 mod mutation;
 mod pages;
 mod placed;
+
+pub(super) use ascend_testing::calls;
+use ascend_testing::lints;
 
 use crate::bench::*;
 use ascend_emu::abi::*;

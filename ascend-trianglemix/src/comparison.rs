@@ -1,0 +1,117 @@
+//! A dense layer and one that leaves out the middle, run with the same numbers.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "places are counted in tensors that exist"
+)]
+
+use std::time::Instant;
+
+use ascend_attention::{Number, Stream, Tensor};
+use ascend_serving::Result;
+
+use crate::prefill::{TrianglePlan, TrianglePrefill};
+
+/// How long a dense layer and one that leaves out the middle take, and how far their outputs differ. From
+/// [`TrianglePrefill::compare`].
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct LayerComparison {
+    /// Median time of a dense layer.
+    pub dense_seconds: f64,
+    /// Median time of a layer that leaves out the middle.
+    pub triangle_seconds: f64,
+    /// Runs of each layer.
+    pub runs: usize,
+    /// How far the outputs differ.
+    pub difference: OutputDifference,
+}
+
+/// How far the outputs of two layers differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct OutputDifference {
+    /// The largest difference.
+    pub largest: f64,
+    /// Row, head and element of the largest difference.
+    pub place: [usize; 3],
+    /// The mean difference.
+    pub mean: f64,
+    /// The root of the sum of squared differences, relative to that of the dense outputs.
+    pub relative: f64,
+    /// Number of elements that are not finite in one of the outputs.
+    pub not_finite: usize,
+}
+
+impl OutputDifference {
+    fn new<T: Number>(dense: &[T], triangle: &[T], heads: usize, dim: usize) -> Self {
+        let mut all = Self::default();
+        let (mut sum, mut squares, mut size, mut count) = (0.0, 0.0, 0.0, 0usize);
+        for (at, (a, b)) in dense.iter().zip(triangle).enumerate() {
+            let (a, b) = (a.to_f64(), b.to_f64());
+            let difference = (a - b).abs();
+            if !difference.is_finite() {
+                all.not_finite += 1;
+                continue;
+            }
+            if difference > all.largest {
+                all.largest = difference;
+                all.place = [at / dim / heads, at / dim % heads, at % dim];
+            }
+            sum += difference;
+            squares += difference * difference;
+            size += a * a;
+            count += 1;
+        }
+        all.mean = sum / count.max(1) as f64;
+        if size > 0.0 {
+            all.relative = (squares / size).sqrt();
+        }
+        all
+    }
+}
+
+impl TrianglePrefill {
+    /// Runs a dense layer and one that leaves out the middle, `runs` times each behind a first run that does not
+    /// count: a whole prompt, with query, key and value as for [`TrianglePrefill::plan`]. Waits for the work.
+    ///
+    /// # Errors
+    /// As for [`TrianglePrefill::plan`], [`TrianglePlan::launch`] and [`Tensor::download`].
+    pub fn compare<T: Number>(
+        &self,
+        stream: &Stream,
+        tensors: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+        runs: usize,
+    ) -> Result<LayerComparison> {
+        let tokens = tensors.0.shape().first().copied().unwrap_or(0);
+        // A prompt of unknown length is dense.
+        let dense = self.plan(stream, (0, None), tensors)?;
+        let triangle = self.plan(stream, (0, Some(tokens)), tensors)?;
+        let timed = |plan: &TrianglePlan| -> Result<(f64, Tensor<T>)> {
+            let start = Instant::now();
+            let output = plan.launch(stream, tensors)?;
+            stream.synchronize()?;
+            Ok((start.elapsed().as_secs_f64(), output))
+        };
+        let outputs = (timed(&dense)?.1, timed(&triangle)?.1);
+        let (mut dense_seconds, mut triangle_seconds) = (Vec::new(), Vec::new());
+        for _ in 0..runs {
+            dense_seconds.push(timed(&dense)?.0);
+            triangle_seconds.push(timed(&triangle)?.0);
+        }
+        let (dense, triangle) = (outputs.0.download(stream)?, outputs.1.download(stream)?);
+        let (heads, dim) = (self.shape.heads, self.shape.head_dim);
+        Ok(LayerComparison {
+            dense_seconds: median(dense_seconds),
+            triangle_seconds: median(triangle_seconds),
+            runs,
+            difference: OutputDifference::new(&dense, &triangle, heads, dim),
+        })
+    }
+}
+
+/// The middle value, or the upper of the two in the middle; 0 without any.
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds.get(seconds.len() / 2).copied().unwrap_or(0.0)
+}

@@ -1,0 +1,314 @@
+//! TriangleMix by calls of the stock operator is attention over exactly the keys of the triangle.
+
+use crate::harness;
+
+use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
+use ascend_attention::{FusedInferAttention, Layout, Mask, Stream, Tensor, bf16};
+use ascend_serving::{AttentionShape, Error};
+use ascend_trianglemix::{TriangleGate, TriangleMasks, TrianglePrefill};
+use harness::reference::{Half, Logical, row};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError};
+
+const DIM: usize = 64;
+
+/// The rows of a range, packed.
+fn packed(stream: &Stream, of: &Logical<bf16>, rows: std::ops::Range<usize>) -> Tensor<bf16> {
+    let shape = [rows.len(), of.heads, DIM];
+    stream.upload(&of.packed(rows), shape).unwrap()
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    sizes: TriangleMix,
+    prompt: usize,
+    /// Ends of chunks.
+    cuts: Vec<usize>,
+    kv_heads: usize,
+    group: usize,
+    known: bool,
+    seed: u64,
+}
+
+/// The triangle by its definition.
+fn sees(case: &Case, row: usize, key: usize) -> bool {
+    let (sinks, window) = (case.sizes.num_sink_tokens, case.sizes.sliding_window_size);
+    let last = row as u64 + case.sizes.num_last_tokens >= case.prompt as u64;
+    let near = key <= row && (row - key) as u64 <= window;
+    key <= row && (near || (key as u64) < sinks || last || !case.known)
+}
+
+fn check(case: &Case) -> Result<usize, TestCaseError> {
+    let stream = harness::stream();
+    let (heads, kv_heads) = (case.kv_heads * case.group, case.kv_heads);
+    let prefill = TrianglePrefill {
+        shape: AttentionShape::new(heads, kv_heads, DIM),
+        sizes: case.sizes,
+        gate: TriangleGate::ALWAYS,
+    };
+    let query = Logical::random(3 * case.seed, [1, heads, case.prompt, DIM]);
+    let key = Logical::random(3 * case.seed + 1, [1, kv_heads, case.prompt, DIM]);
+    let value = Logical::random(3 * case.seed + 2, [1, kv_heads, case.prompt, DIM]);
+    let (q, k, v) = (query.exact(), key.exact(), value.exact());
+    let mut sparse = 0;
+    let mut first = 0;
+    for end in case.cuts.iter().copied().chain([case.prompt]) {
+        let rows = first..end;
+        if rows.is_empty() {
+            continue;
+        }
+        let tensors = (
+            packed(&stream, &query, rows.clone()),
+            packed(&stream, &key, 0..end),
+            packed(&stream, &value, 0..end),
+        );
+        let prompt = case.known.then_some(case.prompt);
+        let place = (first, prompt);
+        let plan = prefill
+            .plan(&stream, place, (&tensors.0, &tensors.1, &tensors.2))
+            .unwrap();
+        let hidden = |row: usize| (0..=row).filter(|key| !sees(case, row, *key)).count();
+        let left_out: usize = rows.clone().map(hidden).sum();
+        // Single rows are decoding, which is dense.
+        let left_out = if rows.len() == 1 { 0 } else { left_out };
+        prop_assert_eq!(plan.saved_pairs(), left_out as u128);
+        prop_assert_eq!(plan.is_dense(), left_out == 0);
+        sparse += left_out;
+        let out = plan
+            .launch(&stream, (&tensors.0, &tensors.1, &tensors.2))
+            .unwrap();
+        let out = out.download(&stream).unwrap();
+        for (at, position) in rows.clone().enumerate() {
+            let head = (position * 7) % heads;
+            let dense = rows.len() == 1;
+            let visible = |key: usize| key <= position && (dense || sees(case, position, key));
+            let scale = prefill.shape.scale;
+            let want = row(&q, &k, &v, (0, 0), head, position, scale, visible)
+                .unwrap()
+                .0;
+            let got = &out[(at * heads + head) * DIM..][..DIM];
+            for (got, want) in got.iter().zip(&want) {
+                let got = got.to_f64();
+                // The parts are rounded before they are merged.
+                prop_assert!(
+                    (got - want).abs() <= 2.0 * bf16::TOLERANCE,
+                    "row {position}, head {head}: {got}, expected {want}"
+                );
+            }
+        }
+        first = end;
+    }
+    Ok(sparse)
+}
+
+/// Rows of `[B, N, S, D]` data, one batch, as `[1, N, rows, D]`.
+fn heads_first(stream: &Stream, of: &Logical<bf16>, rows: std::ops::Range<usize>) -> Tensor<bf16> {
+    let data: Vec<bf16> = (0..of.heads)
+        .flat_map(|head| rows.clone().map(move |row| (head, row)))
+        .flat_map(|(head, row)| of.row(0, head, row).to_vec())
+        .collect();
+    stream
+        .upload(&data, [1, of.heads, rows.len(), DIM])
+        .unwrap()
+}
+
+/// Every row, by the calls of a prefill and by one call with the whole mask as a tensor (sparse mode 1).
+#[track_caller]
+fn same_as_the_explicit_mask(sizes: TriangleMix, prompt: usize, cuts: &[usize]) {
+    let stream = harness::stream();
+    let (heads, kv_heads) = (4, 2);
+    let prefill = TrianglePrefill {
+        shape: AttentionShape::new(heads, kv_heads, DIM),
+        sizes,
+        gate: TriangleGate::ALWAYS,
+    };
+    let query = Logical::random(71, [1, heads, prompt, DIM]);
+    let (key, value) = (
+        Logical::random(72, [1, kv_heads, prompt, DIM]),
+        Logical::random(73, [1, kv_heads, prompt, DIM]),
+    );
+    let mut first = 0;
+    for end in cuts.iter().copied().chain([prompt]) {
+        let rows = first..end;
+        if rows.is_empty() {
+            continue;
+        }
+        let place = (first, Some(prompt));
+        let (q, k, v) = (
+            packed(&stream, &query, rows.clone()),
+            packed(&stream, &key, 0..end),
+            packed(&stream, &value, 0..end),
+        );
+        let plan = prefill.plan(&stream, place, (&q, &k, &v)).unwrap();
+        let by_calls = plan.launch(&stream, (&q, &k, &v)).unwrap();
+        let by_calls = by_calls.download(&stream).unwrap();
+
+        let of = TriangleRows {
+            first_row: first as u64,
+            rows: rows.len() as u64,
+            prompt_len: prompt as u64,
+        };
+        let masks = stream.device().masks();
+        let mask = match rows.len() {
+            // Decoding, which is dense.
+            1 => Ok(Mask::none()),
+            _ => masks.triangle_mix(sizes, TrianglePart::Triangle, of),
+        };
+        let (q, k, v) = (
+            heads_first(&stream, &query, rows.clone()),
+            heads_first(&stream, &key, 0..end),
+            heads_first(&stream, &value, 0..end),
+        );
+        let call = FusedInferAttention::new(Layout::Bnsd)
+            .heads(heads)
+            .kv_heads(kv_heads)
+            .scale(prefill.shape.scale)
+            .mask(mask.unwrap());
+        let explicit = call.plan((&q, &k, &v)).unwrap();
+        let explicit = explicit.launch(&stream, (&q, &k, &v)).unwrap();
+        let explicit = explicit.attention.download(&stream).unwrap();
+        for head in 0..heads {
+            for row in 0..rows.len() {
+                let one = &by_calls[(row * heads + head) * DIM..][..DIM];
+                let other = &explicit[(head * rows.len() + row) * DIM..][..DIM];
+                for (one, other) in one.iter().zip(other) {
+                    // Each is rounded, and so are the parts of one of them.
+                    assert!(
+                        (one.to_f64() - other.to_f64()).abs() <= 2.0 * bf16::TOLERANCE,
+                        "prompt {prompt}, cuts {cuts:?}, row {}, head {head}: {one} and {other}",
+                        first + row
+                    );
+                }
+            }
+        }
+        first = end;
+    }
+}
+
+/// With `S` the first row that leaves a key out: prompts of 1, S, S + 1 tokens and more, at once and in chunks that
+/// end at 1, at S, at S + 1, and at the first of the last rows.
+#[test]
+fn calls_of_the_stock_operator_are_the_explicit_mask() {
+    let sizes = TriangleMix::new(3, 12, 10);
+    let s = 3 + 12 + 1;
+    for prompt in [1, s, s + 1, s + 10, s + 11, 150] {
+        let last = prompt - prompt.min(10);
+        same_as_the_explicit_mask(sizes, prompt, &[]);
+        for cut in [1, s, s + 1, last, last + 1] {
+            same_as_the_explicit_mask(sizes, prompt, &[cut.min(prompt)]);
+        }
+    }
+    same_as_the_explicit_mask(sizes, 150, &[1, s, s + 1, 64, 128, 140]);
+    same_as_the_explicit_mask(TriangleMix::GUIDE, 300, &[36, 37, 128, 236]);
+    same_as_the_explicit_mask(TriangleMix::new(0, 5, 0), 90, &[40]);
+    same_as_the_explicit_mask(TriangleMix::new(7, 0, 1), 90, &[40]);
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let sizes = (0u64..12, 0u64..40, 0u64..40);
+    let prompt = 1usize..200;
+    let heads = (1usize..3, 1usize..4);
+    let cuts = prop::collection::vec(any::<usize>(), 0..3);
+    (sizes, prompt, heads, cuts, any::<u8>(), any::<u32>()).prop_map(
+        |((sinks, window, last), prompt, (kv_heads, group), cuts, known, seed)| {
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut % prompt).collect();
+            cuts.sort_unstable();
+            Case {
+                sizes: TriangleMix::new(sinks, window, last),
+                prompt,
+                cuts,
+                kv_heads,
+                group,
+                known: known % 8 > 0,
+                seed: seed.into(),
+            }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(40) })]
+
+    #[test]
+    fn any_chunks_of_any_prompt(case in case()) {
+        check(&case)?;
+    }
+}
+
+/// Prompts that end around the first row that leaves a key out, and around the last rows.
+#[test]
+fn lengths_at_the_boundaries() {
+    let sizes = TriangleMix::new(3, 12, 10);
+    let first_sparse = 3 + 12 + 1;
+    let mut sparse = Vec::new();
+    for prompt in [
+        1,
+        first_sparse,
+        first_sparse + 1,
+        first_sparse + 10,
+        first_sparse + 11,
+        60,
+    ] {
+        let case = Case {
+            sizes,
+            prompt,
+            cuts: vec![],
+            kv_heads: 1,
+            group: 2,
+            known: true,
+            seed: 5,
+        };
+        sparse.push(check(&case).unwrap());
+        for cut in [1, first_sparse, first_sparse + 1, prompt - prompt.min(10)] {
+            let cuts = vec![cut.min(prompt)];
+            check(&Case {
+                cuts,
+                ..case.clone()
+            })
+            .unwrap();
+        }
+    }
+    assert_eq!(sparse[..4], [0; 4]);
+    assert_eq!(sparse[4], 1);
+    assert!(sparse[5] > 100);
+}
+
+#[test]
+fn the_gate_falls_back_to_dense_attention() {
+    let stream = harness::stream();
+    let tokens = |heads| packed(&stream, &Logical::random(1, [1, heads, 300, DIM]), 0..300);
+    let (query, key) = (tokens(2), tokens(1));
+    let plan = |gate, prompt| {
+        let prefill = TrianglePrefill {
+            shape: AttentionShape::new(2, 1, DIM),
+            sizes: TriangleMix::GUIDE,
+            gate,
+        };
+        prefill.plan(&stream, (0, prompt), (&query, &key, &key))
+    };
+    let rows = 300 - 64 - (4 + 32 + 1);
+    let pairs = rows * (rows + 1) / 2;
+    let gate = |min_sparse_rows, min_saved_pairs| TriangleGate {
+        min_sparse_rows,
+        min_saved_pairs,
+    };
+    let saved = |gate, prompt| plan(gate, prompt).unwrap().saved_pairs();
+    assert_eq!(saved(TriangleGate::ALWAYS, Some(300)), pairs);
+    assert_eq!(saved(gate(rows as usize, pairs), Some(300)), pairs);
+    assert_eq!(saved(gate(rows as usize + 1, 1), Some(300)), 0);
+    assert_eq!(saved(gate(1, pairs + 1), Some(300)), 0);
+    assert_eq!(saved(TriangleGate::MEASURED, Some(300)), 0);
+    assert_eq!(saved(TriangleGate::ALWAYS, None), 0);
+    let prefill = TrianglePrefill {
+        shape: AttentionShape::new(2, 1, DIM),
+        sizes: TriangleMix::GUIDE,
+        gate: TriangleGate::ALWAYS,
+    };
+    let error = prefill.plan(&stream, (5, Some(300)), (&query, &key, &key));
+    assert!(matches!(
+        &error,
+        Err(Error::Violation(violation))
+            if violation.rule.id == "argument.value"
+                && violation.given.starts_with("key: ")
+    ));
+}
