@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     match outcome.verdict {
         Verdict::Passed => {
-            println!("passed on the backend {}", runtime.backend());
+            println!("passed on the backend {}", runtime.platform());
             Ok(())
         }
         other => Err(format!("the case did not pass: {other:?}").into()),

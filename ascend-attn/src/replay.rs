@@ -10,7 +10,7 @@ use ascend_attention::case::{Case, Verdict};
 use ascend_attention::{Error, Stream};
 
 use super::output::Output;
-use super::platform::Platform;
+use super::platform::DeviceReport;
 use super::report::{Report, Tally};
 use super::{BackendChoice, Stop};
 
@@ -50,7 +50,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let runtime = arguments.backend.runtime()?;
     let device = runtime.device(arguments.device)?;
     let stream = device.stream()?;
-    let platform = Platform::of(&stream);
+    let platform = DeviceReport::of(&stream);
     if !arguments.json {
         output.line(&platform)?;
     }

@@ -4,7 +4,7 @@ use ascend_spec::{Cann, Soc, Target};
 
 use super::{Case, CaseError};
 use crate::error::{Error, Result};
-use crate::runtime::{Backend, Machine, Runtime, Stream};
+use crate::runtime::{Machine, Platform, Runtime, Stream};
 
 impl<A> Case<A> {
     /// The product and release that the case is for. Where it names no product or no release, those of `otherwise`
@@ -73,7 +73,7 @@ impl NamedTarget<'_> {
         }
         let target = device.target()?;
         let Target { soc, cann, .. } = self.or(target);
-        if device.runtime().backend() != Backend::Emulated {
+        if device.runtime().platform() != Platform::Emulated {
             return match admits(soc, cann, target) {
                 Ok(()) => Ok(None),
                 Err(instead) => Err(Error::OtherTarget {

@@ -10,7 +10,7 @@ use ascend_attention::rules;
 use ascend_attention::spec::Cann;
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_attention::{
-    BACKEND_VARIABLE, DType, Error, FusedInferAttention, InnerPrecise, Layout, Mask, Runtime,
+    DType, Error, FusedInferAttention, InnerPrecise, Layout, Mask, PLATFORM_VARIABLE, Runtime,
     Tensor, bf16, f16,
 };
 use harness::{still_works, stream, tensor};
@@ -525,7 +525,7 @@ fn environment_chooses_the_backend() {
                 "--nocapture",
                 "--test-threads=1",
             ])
-            .env(BACKEND_VARIABLE, backend)
+            .env(PLATFORM_VARIABLE, backend)
             .env("ASCEND_TEST_CHILD", "1")
             .env("ASCEND_HOME_PATH", "/nonexistent-toolkit")
             .env_remove("ASCEND_TOOLKIT_HOME")
@@ -567,7 +567,7 @@ fn child_prints_the_backend() {
         return;
     }
     match Runtime::auto() {
-        Ok(runtime) => println!("backend {}", runtime.backend()),
+        Ok(runtime) => println!("backend {}", runtime.platform()),
         Err(error) => println!("error {error}"),
     }
 }

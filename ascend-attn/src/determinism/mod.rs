@@ -17,7 +17,7 @@ use ascend_attention::spec::Target;
 use ascend_attention::{Error, Stream};
 
 use super::output::Output;
-use super::platform::Platform;
+use super::platform::DeviceReport;
 use super::replay::{CASES, collect, stem};
 use super::{BackendChoice, Stop};
 
@@ -61,7 +61,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let device = runtime.device(arguments.device)?;
     let stream = device.stream()?;
     let target = device.target()?;
-    let platform = Platform::of(&stream);
+    let platform = DeviceReport::of(&stream);
     if !arguments.json {
         output.line(&platform)?;
     }
@@ -141,7 +141,7 @@ fn vary(
         });
         report.found.push(Found::new(name, found));
     }
-    let backend = stream.device().runtime().backend();
+    let backend = stream.device().runtime().platform();
     for count in threads::COUNTS {
         let found = threads::outputs(original.case(), count, backend).and_then(|outputs| {
             let after = ComputedRows::of(&original, &outputs)?;

@@ -5,7 +5,7 @@ use std::env;
 use std::path::Path;
 use std::process::Command;
 
-use ascend_attention::Backend;
+use ascend_attention::Platform;
 use ascend_attention::case::{AttentionCase, Case, CaseTensor};
 
 /// The numbers of threads.
@@ -21,9 +21,9 @@ const VARIABLE: &str = "ASCEND_EMU_THREADS";
 pub(super) fn outputs(
     case: &AttentionCase,
     threads: usize,
-    backend: Backend,
+    platform: Platform,
 ) -> Result<Vec<(&'static str, CaseTensor)>, String> {
-    if backend != Backend::Emulated {
+    if platform != Platform::Emulated {
         return Err("an NPU does not let a program choose its threads".to_owned());
     }
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
