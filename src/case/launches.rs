@@ -62,9 +62,9 @@ fn no_such_call() -> Violation {
 }
 
 /// The arguments of a call as the tensors of a launch.
-struct Given<'a, A>(&'a A);
+struct LaunchTensors<'a, A>(&'a A);
 
-impl<A> Tensors<A::Parameter> for Given<'_, A>
+impl<A> Tensors<A::Parameter> for LaunchTensors<'_, A>
 where
     A: ArgumentList<Tensor = AnyTensor>,
 {
@@ -98,9 +98,9 @@ where
     A: ArgumentList<Tensor = AnyTensor>,
     A::Parameter: Parameter,
 {
-    let given = Given(arguments);
-    let tensors = addressed(&given)?;
+    let launched = LaunchTensors(arguments);
+    let tensors = addressed(&launched)?;
     // SAFETY: the caller of this function promises the same of phase one.
     let call = unsafe { PreparedCall::new(stream.context(), phases, &tensors, &[], phase_one) }?;
-    call.check(stream, &given)?.launch()
+    call.check(stream, &launched)?.launch()
 }

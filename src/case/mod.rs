@@ -8,12 +8,12 @@
 //!
 //! A [`Case`] is of any operator that [`DeclaredOperator`](crate::spec::declared::DeclaredOperator) lists. Tensors have
 //! the operator's parameter names in snake case: `query`, `key`, `value`, `atten_mask`, `block_table` and so on. A list
-//! of several tensors is `key.0`, `key.1`, ... Expected outputs have their parameters' names, such as `attention_out` and
-//! `softmax_lse`, and are always F32; a NaN in them means "not specified". Where an operator writes a part of a tensor,
-//! as ScatterPaKvCache does of a cache, the tensor is what it holds before the call, and the name with `_out` is what is
-//! expected of it. The metadata holds strings. The operator's other arguments have their names in snake case, too:
-//! integers, decimal numbers, `true` or `false`, texts, and JSON lists of integers. Absent, an attribute has the
-//! operator's default, and a list is a null pointer. The other keys are:
+//! of several tensors is `key.0`, `key.1`, ... Expected outputs have their parameters' names, such as `attention_out`
+//! and `softmax_lse`, and are always F32; a NaN in them means "not specified". Where an operator writes a part of a
+//! tensor, as ScatterPaKvCache does of a cache, the tensor is what it holds before the call, and the name with `_out`
+//! is what is expected of it. The metadata holds strings. The operator's other arguments have their names in snake
+//! case, too: integers, decimal numbers, `true` or `false`, texts, and JSON lists of integers. Absent, an attribute has
+//! the operator's default, and a list is a null pointer. The other keys are:
 //!
 //! | key | value |
 //! |---|---|
@@ -35,8 +35,8 @@
 //! | `portable_since` | the first release, such as `8.1.0`, that has to take a call of FusedInferAttentionScore as the case's own release does; absent: no other release has to |
 //! | `group`, `group_role` | free text, of operators with `softmax_max`: cases that belong together, and the part of this one |
 //!
-//! Types of 4 bits are two to a byte along the last axis, the even one in the low half: the file's last axis is half the
-//! operator's. Masks that the reader makes are 2048 x 2048, in mode 6 3072 x 2048, and BOOL, but INT8 for
+//! Types of 4 bits are two to a byte along the last axis, the even one in the low half: the file's last axis is half
+//! the operator's. Masks that the reader makes are 2048 x 2048, in mode 6 3072 x 2048, and BOOL, but INT8 for
 //! FusedInferAttentionScore on other products than Ascend 950.
 //!
 //! ```
@@ -64,9 +64,9 @@
 //!
 //! # Recording
 //!
-//! [`AttentionCase::record`](Case::record) makes a case of a live call, [`record_calls`] of every call in a closure, and the variable
-//! [`RECORD_VARIABLE`] lets refused and failing calls be written as files while a program runs. [`Recorder`] is for
-//! implementations of the operator's C functions: it writes the calls that these receive.
+//! [`AttentionCase::record`](Case::record) makes a case of a live call, [`record_calls`] of every call in a closure,
+//! and the variable [`RECORD_VARIABLE`] lets refused and failing calls be written as files while a program runs.
+//! [`Recorder`] is for implementations of the operator's C functions: it writes the calls that these receive.
 
 mod compare;
 mod launches;

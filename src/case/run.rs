@@ -138,9 +138,9 @@ impl<A: CaseArguments + Clone> Case<A> {
         stream: &Stream,
         described: &AnyArguments<TensorDesc>,
     ) -> Result<AnyArguments<AnyTensor>> {
-        let given = self.arguments.by_name();
+        let arguments = self.arguments.by_name();
         described.try_map(|AnyArgument { parameter, index }, desc| {
-            match given.tensors(parameter.name).get(index) {
+            match arguments.tensors(parameter.name).get(index) {
                 Some(tensor) if parameter.name == "drop_mask" => upload_roomy(stream, tensor),
                 Some(tensor) => upload(stream, tensor),
                 None if parameter.kind.is_output() => {

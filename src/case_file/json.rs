@@ -26,7 +26,8 @@ pub(super) fn desc(name: &str, value: &Value) -> Result<TensorDesc, CaseError> {
         CaseError::Shape {
         tensor: name.to_owned(),
         given: shortened(&value.to_string()),
-        allowed: "an object with `shape`, a list of at most 8 integers, `dtype`, and perhaps `strides`, an integer an axis"
+        allowed: "an object with `shape`, a list of at most 8 integers, `dtype`, and perhaps `strides`, an integer \
+                  an axis"
             .to_owned(),
     }
     };

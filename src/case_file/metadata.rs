@@ -69,7 +69,8 @@ const KEYS: &[Key] = &[
                 Expect::Reject { status } => *status = Some(code),
                 Expect::Ok => {
                     return Err(CaseError::Contradiction(
-                        "there is an `expect_status`, but `expect` is not `reject`: leave it out, or expect the refusal",
+                        "there is an `expect_status`, but `expect` is not `reject`: leave it out, or expect the \
+                         refusal",
                     ));
                 }
             }

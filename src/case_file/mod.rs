@@ -393,11 +393,13 @@ impl<A: CaseArguments> Case<A> {
         report: &mut dyn FnMut(Violation),
     ) -> Result<(), Violation> {
         described.check(version, target, report)?;
-        if let (Some(since), AnyArguments::FusedInferAttentionScore(of)) =
+        if let (Some(since), AnyArguments::FusedInferAttentionScore(arguments)) =
             (self.portable_since, described)
-            && let Some(version) = Version::ALL.into_iter().find(|of| of.number() == version)
+            && let Some(version) = Version::ALL
+                .into_iter()
+                .find(|known| known.number() == version)
         {
-            (of.call()).each_difference(version, target, since, report);
+            (arguments.call()).each_difference(version, target, since, report);
         }
         Ok(())
     }
@@ -435,8 +437,8 @@ impl<A: CaseArguments> Case<A> {
             (MaskKind::Tensor, true) => return Err(CaseError::MissingTensor("atten_mask".into())),
             (MaskKind::None | MaskKind::Compressed, false) => {
                 return wrong(
-                    "there is a tensor `atten_mask`, but `atten_mask_kind` is not `tensor`: change the one or leave out the \
-                     other",
+                    "there is a tensor `atten_mask`, but `atten_mask_kind` is not `tensor`: change the one or leave \
+                     out the other",
                 );
             }
             (MaskKind::Compressed, true) if self.template().is_none() => {

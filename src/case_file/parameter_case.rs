@@ -129,8 +129,8 @@ impl ParameterCase {
         if case.id.is_empty() {
             return Err(CaseError::MissingKey("id"));
         }
-        for (of, _) in &mut case.accepted {
-            *of = of.or(case.release);
+        for (release, _) in &mut case.accepted {
+            *release = release.or(case.release);
         }
         if let Some(soc) = case.soc {
             let named = case.accepted.iter().filter_map(|(release, _)| *release);
@@ -149,8 +149,8 @@ impl ParameterCase {
         if !self.soc.is_none_or(|soc| soc.is_kin(target.soc)) {
             return None;
         }
-        let of = |release: &Option<Cann>| release.is_none_or(|release| release == target.cann);
-        let mut verdicts = self.accepted.iter().filter(|(release, _)| of(release));
+        let holds = |release: &Option<Cann>| release.is_none_or(|release| release == target.cann);
+        let mut verdicts = self.accepted.iter().filter(|(release, _)| holds(release));
         verdicts.next().map(|&(_, accepted)| accepted)
     }
 
@@ -191,18 +191,21 @@ impl ParameterCase {
                 _ => attributes.insert(name.to_owned(), value),
             };
         }
-        for parameter in operator.parameters().filter(|of| of.kind.is_tensor()) {
+        for parameter in operator
+            .parameters()
+            .filter(|parameter| parameter.kind.is_tensor())
+        {
             let side = match parameter.kind.is_output() {
                 true => &mut outputs,
                 false => &mut inputs,
             };
-            let given = self.arguments.tensors(parameter.name);
-            let mut tensors = given.iter().map(described);
+            let descriptors = self.arguments.tensors(parameter.name);
+            let mut tensors = descriptors.iter().map(described);
             let value: Value = match parameter.kind {
                 Kind::TensorList => tensors.collect(),
                 _ => tensors.next().unwrap_or_default(),
             };
-            if !given.is_empty() {
+            if !descriptors.is_empty() {
                 side.insert(parameter.name.to_owned(), value);
             }
         }
@@ -214,10 +217,10 @@ impl ParameterCase {
         });
         if let Some(object) = line.as_object_mut() {
             let verdict = |accepted| if accepted { "accept" } else { "reject" };
-            let of = |&(release, accepted): &(Option<Cann>, bool)| {
+            let shown = |&(release, accepted): &(Option<Cann>, bool)| {
                 Some((release?.name().to_owned(), Value::from(verdict(accepted))))
             };
-            let releases: Map<String, Value> = self.accepted.iter().filter_map(of).collect();
+            let releases: Map<String, Value> = self.accepted.iter().filter_map(shown).collect();
             match self.accepted.first() {
                 Some(&(None, accepted)) => {
                     object.insert("expect".to_owned(), verdict(accepted).into());

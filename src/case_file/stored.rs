@@ -58,8 +58,8 @@ impl Stored {
                 .map_err(|_| wrong("at most 8 axes, each below 2^63"))?;
             let tensor = match self.of(name) {
                 None => tensor,
-                Some(of) if dtype == DType::UInt8 => tensor
-                    .unpacked(of)
+                Some(stored) if dtype == DType::UInt8 => tensor
+                    .unpacked(stored)
                     .ok_or_else(|| wrong("a last axis, along which two elements share a byte"))?,
                 Some(_) => {
                     return Err(CaseError::Contradiction(
@@ -127,7 +127,8 @@ pub(super) fn writable(named: &[(String, &CaseTensor)]) -> Result<(), CaseError>
     for (name, tensor) in named {
         let whole = tensor.stored_shape().is_some_and(|shape| {
             let bits = file_type(tensor.dtype()).map(|dtype| dtype.bitsize());
-            let elements = |of: usize| shape.iter().try_fold(of, |n, size| n.checked_mul(*size));
+            let elements =
+                |bits: usize| shape.iter().try_fold(bits, |n, size| n.checked_mul(*size));
             // The format has no padding bits after the last element.
             bits.and_then(elements)
                 .is_some_and(|bits| bits.is_multiple_of(8))
@@ -149,13 +150,13 @@ fn stored(named: &[(String, &CaseTensor)]) -> Vec<(String, &'static str)> {
     }
     let mut stored = Vec::new();
     for (name, tensor) in named {
-        let Some(of) = stored_name(tensor.dtype()) else {
+        let Some(dtype) = stored_name(tensor.dtype()) else {
             continue;
         };
         let list = list_of(name);
         let alike = lists.get(list).is_some_and(Option::is_some);
         let label = if alike { list } else { name };
-        stored.push((format!("{STORED}{label}"), of));
+        stored.push((format!("{STORED}{label}"), dtype));
     }
     stored.dedup();
     stored

@@ -334,7 +334,8 @@ impl Operation for MergeOperation {
         let Some(stream) = queue.stream() else {
             return Err(Error::Capturing {
                 what: "a merge through the host",
-                instead: "merge parts that all have keys, with EmptyRows::None; or, on Atlas A2 and A3 from CANN 8.5 on and \
+                instead: "merge parts that all have keys, with EmptyRows::None; or, on Atlas A2 and A3 from CANN 8.5 \
+                          on and \
                           on Ascend 950 from 9.1 on, rows that have keys in some part, with EmptyRows::SomeParts",
             });
         };

@@ -194,13 +194,13 @@ impl<O: Operation> Plan<O> {
     /// tensors as they are then: block tables are checked on the host before each.
     ///
     /// # Errors
-    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than
-    /// their addresses, and for other attributes that come with them; [`Error::Violation`](crate::Error::Violation)
-    /// for contents that are positions outside of other tensors;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device;
-    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an output that shares memory with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace;
-    /// [`Error::Aclnn`](crate::Error::Aclnn) if the operator cannot be launched. A failure while it runs shows when
-    /// the stream is synchronised.
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than their
+    /// addresses, and for other attributes that come with them; [`Error::Violation`](crate::Error::Violation) for
+    /// contents that are positions outside of other tensors; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for
+    /// tensors of another device; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an output that shares memory
+    /// with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace;
+    /// [`Error::Aclnn`](crate::Error::Aclnn) if the operator cannot be launched. A failure while it runs shows when the
+    /// stream is synchronised.
     #[doc(alias = "aclSetInputTensorAddr")]
     #[doc(alias = "aclSetDynamicInputTensorAddr")]
     pub fn launch_into<'a, T: Element>(
@@ -299,8 +299,8 @@ pub(crate) fn new_output<T: Element>(
             argument,
             format_args!("{} elements", T::DTYPE),
             format_args!(
-                "{} elements, which the plan computes: launch with the planned tensors, or name the type of the output, as in \
-                 `Inputs::output_type::<T>`",
+                "{} elements, which the plan computes: launch with the planned tensors, or name the type of the \
+                 output, as in `Inputs::output_type::<T>`",
                 desc.dtype
             ),
         ).fix("name the type of the output by `Inputs::output_type::<T>`, or launch with the planned tensors"));
@@ -315,8 +315,8 @@ pub(crate) fn no_scale(dim: i64) -> Error {
         "scale",
         "none",
         format_args!(
-            "the factor of the scores, usually one over the root of the head dimension: `.scale(1.0 / {dim}f64.sqrt())`; \
-             `.scale(1.0)` for queries that are scaled already"
+            "the factor of the scores, usually one over the root of the head dimension: `.scale(1.0 / \
+             {dim}f64.sqrt())`; `.scale(1.0)` for queries that are scaled already"
         ),
     ).fix("set the factor by `.scale(..)`")
 }

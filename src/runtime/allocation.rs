@@ -142,9 +142,10 @@ impl Memory {
         }
         Err(Error::shared(
             argument,
-            "memory that others rely on: a tensor of the mask cache, which all callers share, a block table, slots, a padding",
-            "one of your own, such as `Masks::custom` makes; `BlockTable::overwrite` and `SlotMapping::overwrite` check what \
-             they write",
+            "memory that others rely on: a tensor of the mask cache, which all callers share, a block table, slots, \
+             a padding",
+            "one of your own, such as `Masks::custom` makes; `BlockTable::overwrite` and `SlotMapping::overwrite` \
+             check what they write",
         ).fix("write to a tensor of your own, or by `BlockTable::overwrite` and `SlotMapping::overwrite`"))
     }
 

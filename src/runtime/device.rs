@@ -108,9 +108,9 @@ impl Device {
 
     /// Waits for everything queued on the device, by any thread or library.
     ///
-    /// While any thread captures a graph on the device this wait is refused, by this crate on the capturing thread
-    /// and by CANN on others, and the capture goes on. Other threads may call [`Stream::synchronize`](crate::Stream::synchronize) of another
-    /// stream.
+    /// While any thread captures a graph on the device this wait is refused, by this crate on the capturing thread and
+    /// by CANN on others, and the capture goes on. Other threads may call
+    /// [`Stream::synchronize`](crate::Stream::synchronize) of another stream.
     ///
     /// Since CANN 8.1.
     ///

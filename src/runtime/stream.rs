@@ -12,7 +12,8 @@ use crate::error::{Result, acl};
 use crate::runtime::stream_progress::synchronise_stream;
 use crate::runtime::{Context, Device, Memory, Resource, StreamProgress, Uses, capturing, lock};
 
-/// A queue of work that the device does in order. Different streams run side by side; [`Event`](crate::Event)s order them.
+/// A queue of work that the device does in order. Different streams run side by side; [`Event`](crate::Event)s order
+/// them.
 ///
 /// Work is queued by [`Plan::launch`](crate::attention::Plan::launch) and the asynchronous copies; it is over when
 /// [`Stream::synchronize`] returns. Dropping a stream waits for its work.

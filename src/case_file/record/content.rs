@@ -84,7 +84,7 @@ impl Content<'_> {
         let implied = case.describe();
         let differs = |(argument, desc): (AnyArgument, &TensorDesc)| {
             let implied = implied.tensors(argument.parameter.name).first();
-            implied.is_none_or(|of| (of.dtype, of.shape) != (desc.dtype, desc.shape))
+            implied.is_none_or(|implied| (implied.dtype, implied.shape) != (desc.dtype, desc.shape))
         };
         match self.outputs().any(differs) {
             true => Err("its outputs are not those that follow from its inputs".to_owned()),
@@ -191,13 +191,13 @@ impl Content<'_> {
             let tensor = CaseTensor::with_dims(desc.dtype, shape, data).map_err(text)?;
             case.arguments.set_tensor(name, tensor).map_err(text)?;
         }
-        let dtype = |of: &AnyArguments<TensorDesc>| {
-            let out = of.tensors("attention_out").first();
+        let dtype = |arguments: &AnyArguments<TensorDesc>| {
+            let out = arguments.tensors("attention_out").first();
             out.map(|out| out.dtype)
         };
-        let given = dtype(&self.arguments);
-        if takes(operator, "out_dtype") && given != dtype(&case.describe()) {
-            case.out_dtype = given;
+        let dtype_of_call = dtype(&self.arguments);
+        if takes(operator, "out_dtype") && dtype_of_call != dtype(&case.describe()) {
+            case.out_dtype = dtype_of_call;
         }
         case.writable().map_err(text)?;
         Ok(case)

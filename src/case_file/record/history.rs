@@ -47,10 +47,10 @@ pub(super) fn waited(progress: &Arc<StreamProgress>, number: u64, outcome: &Resu
         return;
     }
     let mut over = Vec::new();
-    lock(&LAUNCHED).retain(|of| {
-        let is_over = Arc::ptr_eq(&of.progress, progress) && of.number <= number;
+    lock(&LAUNCHED).retain(|launched| {
+        let is_over = Arc::ptr_eq(&launched.progress, progress) && launched.number <= number;
         if is_over {
-            over.push(of.call.clone());
+            over.push(launched.call.clone());
         }
         !is_over
     });

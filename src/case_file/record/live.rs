@@ -79,7 +79,8 @@ impl LiveCall {
             // This cannot fail: the parameter is the operator's own.
             let _ = arguments.set_tensor(name, tensor);
         };
-        let outputs = (call.each_tensor()).filter(|(of, _)| of.parameter.kind.is_output());
+        let outputs =
+            (call.each_tensor()).filter(|(argument, _)| argument.parameter.kind.is_output());
         for (output, desc) in outputs {
             set(output.parameter.name, *desc, None);
         }

@@ -27,10 +27,11 @@ pub use scope::{record_calls, tentatively};
 
 use folder::Folder;
 
-/// The environment variable that names a folder for calls that are refused or fail. (The emulation's C library, of the crate `ascend-emu-c`, writes every call of FusedInferAttentionScore that
-/// it receives into this folder; see [`Recorder`].) Each call is written when it happens: as a case file
-/// (`call-001.safetensors`) with its inputs, or, where these cannot be copied, as a line of shapes and attributes
-/// (`call-001.jsonl`), which `ascend-attn check` reads.
+/// The environment variable that names a folder for calls that are refused or fail. (The emulation's C library, of the
+/// crate `ascend-emu-c`, writes every call of FusedInferAttentionScore that it receives into this folder; see
+/// [`Recorder`].) Each call is written when it happens: as a case file (`call-001.safetensors`) with its inputs, or,
+/// where these cannot be copied, as a line of shapes and attributes (`call-001.jsonl`), which `ascend-attn check`
+/// reads.
 ///
 /// Nothing is overwritten, a call that fails again in the same way is not written again, and a folder takes 256
 /// calls, a process 1 GiB of them. The variable is read once.

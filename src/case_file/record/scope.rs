@@ -42,12 +42,12 @@ fn with<R>(body: impl FnOnce(&mut Session) -> R) -> Option<R> {
 /// Runs `body`, and records the calls that the calling thread makes meanwhile: those of plans, of the steps of
 /// `ascend-serving`'s `Attention`, of whatever launches them.
 ///
-/// A call that is launched is waited for and recorded with its inputs, as
-/// [`Case::record`](crate::case::Case::record) does; the case expects the computed outputs, within `tolerance`. A call
-/// that is refused or fails is recorded with the error as its note, and the case of a refused one expects the refusal by
-/// the same rule or lint. A case cannot expect an output with NaN: it leaves the output out, and its note reports it. When
-/// a step tries several backends, the calls that they refuse are recorded only if no backend serves the step. Calls that
-/// a graph captures or replays are recorded without data.
+/// A call that is launched is waited for and recorded with its inputs, as [`Case::record`](crate::case::Case::record)
+/// does; the case expects the computed outputs, within `tolerance`. A call that is refused or fails is recorded with
+/// the error as its note, and the case of a refused one expects the refusal by the same rule or lint. A case cannot
+/// expect an output with NaN: it leaves the output out, and its note reports it. When a step tries several backends,
+/// the calls that they refuse are recorded only if no backend serves the step. Calls that a graph captures or replays
+/// are recorded without data.
 ///
 /// Calls of every operator are recorded. Of one that updates a part of its tensors, such as ScatterPaKvCache, the case
 /// has what they held before: a launch waits for the stream to copy them.

@@ -51,7 +51,7 @@ pub(super) fn choose(
         needed: oldest.symbol(),
         why: match oldest {
             Version::V1 => "",
-            Version::V2 => " (for maxima and sums that lie like the query)",
+            Version::V2 => " (for maxima and sums in the order of the query)",
         },
         library: Library::Opapi.file_name(),
         since: oldest.since_cann(),

@@ -1,4 +1,10 @@
-//! A call for one query row a sequence, described step by step.
+//! IncreFlashAttention: attention of one query row a sequence, the decoding of the Atlas inference series (310P).
+//!
+//! [`IncreFlashAttention`] describes a call, which is planned once and launched per layer as an [`IncrePlan`]. What a
+//! call reads is given as the [`Inputs`](crate::attention::Inputs) of FusedInferAttention; it takes fewer kinds of
+//! them.
+
+pub use super::inference_attention::{InferenceAttention, InferenceOperation, InferencePlan};
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::incre_flash_attention::{IncreCall, Parameter, Version};
@@ -11,8 +17,7 @@ use crate::operator;
 use crate::operator::{Descriptors, PhaseOne, Phases, entry_points, phase_one};
 use crate::ops::attention_settings::Numbers;
 use crate::ops::inference_attention::{
-    Described, InferenceAttention, InferenceCall, InferenceOperator, InferenceParameter,
-    InferencePlan,
+    Described, InferenceCall, InferenceOperator, InferenceParameter,
 };
 use crate::tensor::AnyTensor;
 
@@ -23,9 +28,9 @@ pub type IncrePlan = InferencePlan<Parameter>;
 /// paged.
 ///
 /// It is the fused attention of the Atlas inference series (310P), which has no
-/// [`FusedInferAttention`](crate::FusedInferAttention), and runs on Atlas A2 and A3 too. Unlike that, it has no
-/// sparse modes, rotary parts, shared prefix, log-sum-exp and separate scales of key and value. It takes the layouts
-/// BSH, BSND and BNSD. What is not set has the operator's default, except [`inner_precise`](IncreFlashAttention::inner_precise),
+/// [`FusedInferAttention`](crate::FusedInferAttention), and runs on Atlas A2 and A3 too. Unlike that, it has no sparse
+/// modes, rotary parts, shared prefix, log-sum-exp and separate scales of key and value. It takes the layouts BSH, BSND
+/// and BNSD. What is not set has the operator's default, except [`inner_precise`](IncreFlashAttention::inner_precise),
 /// which is high precision, and [`scale`](IncreFlashAttention::scale), which has to be set.
 ///
 /// Source: aclnnIncreFlashAttentionV4, since CANN 8.1. Ascend 950 refuses it.

@@ -1,4 +1,10 @@
-//! A call for several query rows, described step by step.
+//! PromptFlashAttention: attention of several query rows a sequence, the prefill of the Atlas inference series (310P).
+//!
+//! [`PromptFlashAttention`] describes a call, which is planned once and launched per layer as a [`PromptPlan`]. What
+//! a call reads is given as the [`Inputs`](crate::attention::Inputs) of FusedInferAttention; it takes fewer kinds of
+//! them.
+
+pub use super::inference_attention::{InferenceAttention, InferenceOperation, InferencePlan};
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::prompt_flash_attention::{Parameter, PromptCall, Version};
@@ -11,8 +17,7 @@ use crate::operator;
 use crate::operator::{Descriptors, PhaseOne, Phases, entry_points, phase_one};
 use crate::ops::attention_settings::Numbers;
 use crate::ops::inference_attention::{
-    Described, InferenceAttention, InferenceCall, InferenceOperator, InferenceParameter,
-    InferencePlan, no_such_input,
+    Described, InferenceCall, InferenceOperator, InferenceParameter, no_such_input,
 };
 
 /// A call that was checked and prepared. From [`PromptFlashAttention::plan`].
@@ -23,10 +28,10 @@ pub type PromptPlan = InferencePlan<Parameter>;
 ///
 /// It is the fused attention of the Atlas inference series (310P), which has no
 /// [`FusedInferAttention`](crate::FusedInferAttention), and runs on Atlas A2 and A3 too. Unlike that, it has no paged
-/// cache, no tensor lists, no rotary parts, no shared prefix, no left padding and no log-sum-exp. It takes FLOAT16,
-/// on Atlas A2 and A3 BF16, or INT8; the layouts BSH, BSND, BNSD, BNSD_BSND and TND; sparse modes 0 to 4. What is not
-/// set has the operator's default, except [`inner_precise`](PromptFlashAttention::inner_precise), which is high precision, and
-/// [`scale`](PromptFlashAttention::scale), which has to be set.
+/// cache, no tensor lists, no rotary parts, no shared prefix, no left padding and no log-sum-exp. It takes FLOAT16, on
+/// Atlas A2 and A3 BF16, or INT8; the layouts BSH, BSND, BNSD, BNSD_BSND and TND; sparse modes 0 to 4. What is not set
+/// has the operator's default, except [`inner_precise`](PromptFlashAttention::inner_precise), which is high precision,
+/// and [`scale`](PromptFlashAttention::scale), which has to be set.
 ///
 /// Source: aclnnPromptFlashAttentionV3, since CANN 8.1. Ascend 950 refuses it.
 ///
