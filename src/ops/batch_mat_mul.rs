@@ -23,7 +23,7 @@ use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    batch_mat_mul_arguments, BatchMatMulCall<'_>, Parameter, Version;
+    batch_mat_mul_arguments, BatchMatMulCall, Parameter, Version;
     Version::V1 => 1: aclnnBatchMatMulGetWorkspaceSize, aclnnBatchMatMul;
 }
 
@@ -154,7 +154,7 @@ impl BatchMatMul {
     fn prepare(
         &self,
         context: &Arc<Context>,
-        call: &BatchMatMulCall<'_>,
+        call: &BatchMatMulCall,
         stand_in: &AnyTensor,
     ) -> Result<PreparedCall<Parameter>> {
         let soc = context.soc()?;

@@ -230,9 +230,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
             block_table: &table,
         }
     };
-    let verification = TreeVerification {
-        shape: shape_of_heads,
-    };
+    let verification = TreeVerification::new(shape_of_heads);
     let plan = verification
         .plan(&stream, &trees, &of_case.cached(), &tensors(0))
         .unwrap();
@@ -318,9 +316,7 @@ fn batches_that_do_not_fit_are_refused() {
         block_table: &table,
     };
     let rule = |trees: &[DraftTree], cached: &[usize]| {
-        let verification = TreeVerification {
-            shape: AttentionShape::new(1, 1, DIM),
-        };
+        let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
         let cached = PerRequest::new(cached.to_vec()).unwrap();
         match verification.plan(&stream, trees, &cached, &tensors) {
             Err(Error::Violation(refused)) => refused.rule,
@@ -340,9 +336,7 @@ fn batches_that_do_not_fit_are_refused() {
             ..tensors
         };
         for tensors in [with(&other, &tokens), with(&tokens, &other)] {
-            let verification = TreeVerification {
-                shape: AttentionShape::new(1, 1, DIM),
-            };
+            let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
             let cached = PerRequest::new(vec![5]).unwrap();
             let why = verification.plan(&stream, &[chain(1)], &cached, &tensors);
             let why = why.unwrap_err();
@@ -357,9 +351,7 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     let shape = CacheShape::new(1, 1, DIM);
     let pad = PadPolicy::SkipNegative;
     let mut cache = PagedKvCache::<f16>::new(stream.device(), 6, 128, shape, pad).unwrap();
-    let verification = TreeVerification {
-        shape: AttentionShape::new(1, 1, DIM),
-    };
+    let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
     let limits = GraphLimits::new([2], 200).tokens_each(3);
     let mut graphs = verification.capture(&stream, &cache, &limits).unwrap();
     assert_eq!((graphs.sizes().collect(), graphs.nodes()), (vec![2], 3));
@@ -450,9 +442,7 @@ fn steps_of_trees_with_more_blocks_than_were_declared_are_refused() {
     let shape = CacheShape::new(1, 1, DIM);
     let pad = PadPolicy::SkipNegative;
     let mut cache = PagedKvCache::<f16>::new(stream.device(), 12, 128, shape, pad).unwrap();
-    let verification = TreeVerification {
-        shape: AttentionShape::new(1, 1, DIM),
-    };
+    let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
     let mut sequences = [0; 2].map(|_| Sequence::new(cache.pool()));
     for (sequence, tokens) in sequences.iter_mut().zip([400, 130]) {
         cache.grow(&stream, sequence, tokens).unwrap();
@@ -601,7 +591,7 @@ impl LatentCase<'_> {
             })
         };
         let shape = AttentionShape::latent(heads);
-        let verification = LatentTreeVerification { shape };
+        let verification = LatentTreeVerification::new(shape);
         let plan = verification.plan(stream, &trees, &of_case.cached(), &tensors(0)?)?;
         let compare = |layer: usize, out: &Tensor<T>, of: &[usize]| {
             let out = out.download(stream).unwrap();
@@ -784,9 +774,7 @@ fn trees_of_latent_attention_have_no_call_where_the_operator_is_too_old() {
         let stream = &runtime.device(0).unwrap().stream().unwrap();
         let (shape, pad) = (CacheShape::latent(1), PadPolicy::SkipNegative);
         let cache = PagedKvCache::<bf16>::new(stream.device(), 2, 128, shape, pad).unwrap();
-        let verification = LatentTreeVerification {
-            shape: AttentionShape::latent(4),
-        };
+        let verification = LatentTreeVerification::new(AttentionShape::latent(4));
         let limits = GraphLimits::new([1], 100).tokens_each(2);
         let captured = verification.capture(stream, &cache, &limits).map(drop);
         // That of the two calls: both forms were asked.
@@ -819,9 +807,7 @@ fn trees_of_latent_attention_have_no_other_call_for_a_device_that_fails() {
             .block_table(stream, &PageTable::from_rows(&[[1]]).unwrap())
             .unwrap(),
     };
-    let verification = LatentTreeVerification {
-        shape: AttentionShape::latent(4),
-    };
+    let verification = LatentTreeVerification::new(AttentionShape::latent(4));
     let trees = [DraftTree::from_parents(&PARENTS).unwrap()];
     let cached = PerRequest::new(vec![5]).unwrap();
     let limits = GraphLimits::new([1], 100).tokens_each(PARENTS.len());

@@ -20,6 +20,7 @@ mod prompt_incre;
 mod quantised;
 mod recorded;
 mod ring;
+mod rms_norm;
 mod rules;
 mod targets;
 mod verdicts;

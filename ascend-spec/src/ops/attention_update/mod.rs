@@ -3,18 +3,17 @@
 //! With `L = ln sum(exp(lse_i))` the merged row is `sum(exp(lse_i - L) * out_i)`, which is attention over all the keys.
 
 mod arguments;
-mod problem;
 pub mod rules;
 mod weights;
 
 pub use arguments::{Argument, Arguments, Parameter, UpdateCall};
-pub use problem::UpdateProblem;
 pub use weights::{Real, visible, weigh};
 
 use crate::Cann::V8_1;
 use crate::contract::{CallContract, DescribedOperator};
 use crate::operator::{OperatorVersion, versions};
-use crate::{Dims, Rule, Target, TensorDesc, Violation};
+use crate::{DType, Dims, Rule, Target, TensorDesc, Violation};
+use std::ops::Range;
 
 versions! {
     /// The version of AttentionUpdate.
@@ -40,21 +39,57 @@ impl CallContract for AttentionUpdate {
     type Arguments = Arguments<TensorDesc>;
 
     fn check(
-        of: &Self::Arguments,
+        arguments: &Self::Arguments,
         _: Version,
         target: Target,
         _: &mut dyn FnMut(Violation),
     ) -> Result<(), Violation> {
-        of.call().check(target).map(drop)
+        arguments.call().check(target).map(drop)
     }
 
-    fn imply_outputs(of: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
+    fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
         let packed = |parts: &[TensorDesc]| {
             let part = parts.first()?;
             Some(TensorDesc::packed(part.dtype, part.shape))
         };
-        of.out = of.out.or(packed(&of.local_out));
-        let writes_lse = of.update_type == 1;
-        of.lse_out = (of.lse_out).or_else(|| packed(&of.lse).filter(|_| writes_lse));
+        arguments.out = arguments.out.or(packed(&arguments.local_out));
+        let writes_lse = arguments.update_type == 1;
+        arguments.lse_out =
+            (arguments.lse_out).or_else(|| packed(&arguments.lse).filter(|_| writes_lse));
+    }
+}
+
+/// A call of AttentionUpdate that holds every rule, resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UpdateProblem {
+    /// Number of parts.
+    pub parts: usize,
+    /// Number of rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub dim: usize,
+    /// Type of the attention; log-sum-exps are `FLOAT`.
+    pub dtype: DType,
+    /// Whether the merged log-sum-exps are written.
+    pub writes_lse: bool,
+    /// Whether a log-sum-exp of +inf, with which attention marks a row without keys, counts as -inf, so that the part
+    /// has weight 0; otherwise it makes the row NaN.
+    pub infinity_is_empty: bool,
+}
+
+impl UpdateProblem {
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base
+    /// address, by the strides of its description. Visits nothing without rows.
+    pub fn touches(&self, call: &UpdateCall<'_>, visit: &mut dyn FnMut(Argument, Range<u64>)) {
+        if self.rows == 0 {
+            return;
+        }
+        for (argument, desc) in call.each_tensor() {
+            let touched = match argument.parameter {
+                Parameter::Lse | Parameter::LseOut => desc.walked([self.rows]),
+                _ => desc.walked([self.rows, self.dim]),
+            };
+            visit(argument, touched);
+        }
     }
 }

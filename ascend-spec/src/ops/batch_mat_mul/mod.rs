@@ -4,16 +4,15 @@
 //! strided.
 
 mod arguments;
-mod problem;
 pub mod rules;
 
 pub use arguments::{Argument, Arguments, BatchMatMulCall, Parameter};
-pub use problem::BatchMatMulProblem;
 
 use crate::Cann::{V8_1, V9_0};
 use crate::contract::{CallContract, DescribedOperator, each_lint};
 use crate::operator::{OperatorVersion, versions};
 use crate::{Dims, Rule, Target, TensorDesc, Violation};
+use std::ops::Range;
 
 versions! {
     /// The version of BatchMatMul.
@@ -52,18 +51,73 @@ impl CallContract for BatchMatMul {
     type Arguments = Arguments<TensorDesc>;
 
     fn check(
-        of: &Self::Arguments,
+        arguments: &Self::Arguments,
         _: Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
     ) -> Result<(), Violation> {
-        let call = of.call();
+        let call = arguments.call();
         call.check(target.soc)?;
         each_lint(|allowed| call.lint(target.soc, allowed), report);
         Ok(())
     }
 
-    fn imply_outputs(of: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
-        of.out = of.out.or(of.call().implied_out());
+    fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
+        arguments.out = arguments.out.or(arguments.call().implied_out());
+    }
+}
+
+/// A call of BatchMatMul that holds every rule, resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchMatMulProblem {
+    /// Number of products; 0 if a factor has no elements.
+    pub batch: usize,
+    /// Rows of a product.
+    pub rows: usize,
+    /// Elements that a sum runs over.
+    pub inner: usize,
+    /// Columns of a product.
+    pub columns: usize,
+}
+
+impl BatchMatMulProblem {
+    /// Whether there is no element to compute.
+    pub fn is_idle(&self) -> bool {
+        self.batch == 0 || self.rows == 0 || self.columns == 0
+    }
+
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base
+    /// address, by the strides of its description. Visits nothing if there is no element to compute.
+    pub fn touches(&self, call: &BatchMatMulCall, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
+        if self.is_idle() {
+            return;
+        }
+        for (argument, desc) in call.each_tensor() {
+            let (rows, columns) = match argument.parameter {
+                Parameter::SelfMatrices => (self.rows, self.inner),
+                Parameter::Mat2 => (self.inner, self.columns),
+                _ => (self.rows, self.columns),
+            };
+            // A first axis of 1 serves every product.
+            let batch = match desc.shape.first() {
+                Some(1) => 1,
+                _ => self.batch,
+            };
+            visit(argument.parameter, desc.walked([batch, rows, columns]));
+        }
+    }
+}
+
+impl BatchMatMulCall {
+    /// The contiguous products that follow from the factors, of the type of `self`; `None` without factors, and for
+    /// products that no memory holds. Where factors have no three axes each, which a check refuses, a product is one
+    /// element.
+    pub fn implied_out(&self) -> Option<TensorDesc> {
+        let (left, right) = (self.self_?, self.mat2?);
+        let shape = match (&left.shape[..], &right.shape[..]) {
+            (&[a, m, _], &[b, _, n]) => [a.max(b), m, n],
+            _ => [1; 3],
+        };
+        TensorDesc::contiguous(left.dtype, &shape)
     }
 }

@@ -6,9 +6,8 @@
 
 mod path_call;
 mod path_operator;
-mod path_rules;
 
 pub(crate) use path_call::path_version;
 pub use path_call::{PathCall, PathRules};
 pub(crate) use path_operator::path_operator;
-pub(crate) use path_rules::path_rules;
+pub(crate) use path_operator::path_rules;

@@ -48,12 +48,12 @@ impl CallContract for ScatterPaKvCache {
     type Arguments = Arguments<TensorDesc>;
 
     fn check(
-        of: &Self::Arguments,
+        arguments: &Self::Arguments,
         _: Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
     ) -> Result<(), Violation> {
-        let call = of.call();
+        let call = arguments.call();
         call.check(target.soc)?;
         each_lint(|allowed| call.lint(allowed), report);
         Ok(())
@@ -62,12 +62,12 @@ impl CallContract for ScatterPaKvCache {
     fn imply_outputs(_: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {}
 
     fn check_contents(
-        of: &Self::Arguments,
+        arguments: &Self::Arguments,
         _: Version,
         target: Target,
         integers: &dyn Fn(&str) -> Vec<i64>,
     ) -> Result<(), Violation> {
-        let Ok(problem) = of.call().check(target.soc) else {
+        let Ok(problem) = arguments.call().check(target.soc) else {
             return Ok(());
         };
         let mut wrong = None;
