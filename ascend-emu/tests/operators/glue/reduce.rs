@@ -4,6 +4,7 @@ use super::rows::Argument::{Int, Real};
 use super::rows::*;
 use super::tensors::*;
 use crate::bench::*;
+use approx::assert_abs_diff_eq;
 use ascend_emu::glue::*;
 use ascend_sys::bindings::aclDataType;
 use ascend_sys::bindings::aclTensor;
@@ -375,7 +376,7 @@ fn lines_have_norms() {
         .zip(y.values().chunks(2).zip(scales.values()))
     {
         let want = 1.0 / (line.iter().map(|v| v * v).sum::<f64>() / 2.0 + 0.5).sqrt();
-        assert!((scale - want).abs() < 1e-6);
+        assert_abs_diff_eq!(scale, want, epsilon = 1e-6);
         assert!(
             (got[0] - line[0] * want).abs() < 1e-6 && (got[1] - 10.0 * line[1] * want).abs() < 1e-5
         );
