@@ -1,5 +1,12 @@
 //! What the tests share: a context of their own, memory, streams that can be held up, and one attention call.
 
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    clippy::not_unsafe_ptr_arg_deref,
+    clippy::new_without_default,
+    reason = "tests call the C functions as C programs do, and end where a pointer is wrong"
+)]
+
 use approx::abs_diff_eq;
 use ascend_emu::abi::*;
 use ascend_sys::bindings as sys;
