@@ -2,7 +2,7 @@
 //! examples of operators fill and print half-precision tensors with this type.
 //!
 //! An `op::fp16_t` is the struct `op::tagFp16` of one `uint16_t`. Operators that return one by value are not here:
-//! their result goes where no Rust function can be told to put it on every processor. The header of this project has
+//! on some processors no Rust function can place their result where C++ expects it. The header of this project has
 //! them inline.
 
 use half::f16;

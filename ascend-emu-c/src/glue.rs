@@ -23,7 +23,7 @@ macro_rules! export_glue {
                     unsafe { ascend_emu::glue::$name::prepare($( $argument, )* workspaceSize, executor) }
                 }
 
-                // SAFETY: as above.
+                // SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
                 #[unsafe(export_name = stringify!($name))]
                 unsafe extern "C" fn launch(
                     workspace: *mut c_void,

@@ -49,12 +49,12 @@ impl Observer for Calls {
 pub(crate) const fn begins_call(function: &str) -> bool {
     const PREFIX: &[u8] = b"aclnnFusedInferAttentionScore";
     let name = function.as_bytes();
-    let mut at = 0;
-    while at < PREFIX.len() {
-        if at >= name.len() || name[at] != PREFIX[at] {
+    let mut index = 0;
+    while index < PREFIX.len() {
+        if index >= name.len() || name[index] != PREFIX[index] {
             return false;
         }
-        at += 1;
+        index += 1;
     }
     true
 }

@@ -121,7 +121,9 @@ pub extern "C" fn aclSetCompileopt(option: i32, _value: *const c_char) -> i32 {
         let name = "aclSetCompileopt";
         let message = match MISSING.try_with(RefCell::take).ok().flatten() {
             Some(operator) => format!("the operator {operator} is not emulated"),
-            None => "an operator that is compiled by its name, since it has no aclnn function here, is not emulated".to_owned(),
+            None => "an operator that is compiled by its name, since it has no aclnn function here, is not \
+                     emulated"
+                .to_owned(),
         };
         let message = format_args!("{name}: {message}");
         return refused(name, ACL_ERROR_FEATURE_UNSUPPORTED, message);
@@ -174,7 +176,8 @@ answered! {
     // Queues of tensors between host and device.
     i32 = feature => acltdtDestroyChannel acltdtDestroyDataset acltdtGetDataTypeFromItem acltdtGetDimsFromItem
         acltdtReceiveTensor;
-    *mut c_void = null => acltdtCreateChannelWithCapacity acltdtCreateDataset acltdtGetDataAddrFromItem acltdtGetDataItem;
+    *mut c_void = null => acltdtCreateChannelWithCapacity acltdtCreateDataset acltdtGetDataAddrFromItem
+        acltdtGetDataItem;
     usize = zero => acltdtGetDataSizeFromItem acltdtGetDatasetSize acltdtGetDimNumFromItem;
     // The profiler: nobody attaches one, so that nothing is ever reported.
     i32 = runtime => MsprofReportAdditionalInfo MsprofReportApi MsprofReportCompactInfo MsprofRegisterCallback;

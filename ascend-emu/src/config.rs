@@ -98,8 +98,20 @@ pub(crate) struct Config {
 }
 
 /// A variable whose value is not one of those allowed.
-fn refuse(name: &str, given: &str, allowed: &str) -> Failure {
-    failure!(PARAM_INVALID, "{name}: given `{given}`, allowed: {allowed}")
+fn refuse(name: &str, value: &str, allowed: &str) -> Failure {
+    failure!(PARAM_INVALID, "{name}: given `{value}`, allowed: {allowed}")
+}
+
+/// Reads a variable with `parse`; `None` if it is not set.
+fn read<T>(
+    var: &dyn Fn(&str) -> Outcome<Option<String>>,
+    name: &str,
+    allowed: &str,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Outcome<Option<T>> {
+    let text = var(name)?;
+    let value = text.map(|text| parse(&text).ok_or_else(|| refuse(name, &text, allowed)));
+    value.transpose()
 }
 
 /// Opens a file to append to, and makes it if there is none.
@@ -129,27 +141,16 @@ impl Config {
                 _ => Err(refuse(name, &text, &format!("{least} to {most}"))),
             }
         };
-        let check = match var("ASCEND_EMU_CHECK")? {
-            None => Check::Compat,
-            Some(text) => text
-                .trim()
-                .parse()
-                .map_err(|()| refuse("ASCEND_EMU_CHECK", &text, "compat, strict"))?,
-        };
-        let lints = match var("ASCEND_EMU_LINTS")? {
-            None => None,
-            Some(text) => Some(
-                (text.trim().parse())
-                    .map_err(|()| refuse("ASCEND_EMU_LINTS", &text, "off, warn, error"))?,
-            ),
-        };
-        let cann = match var("ASCEND_EMU_CANN")? {
-            None => None,
-            Some(text) => Some(text.parse::<Cann>().map_err(|_| {
-                let allowed = Cann::ALL.map(Cann::name).join(", ");
-                refuse("ASCEND_EMU_CANN", &text, &allowed)
-            })?),
-        };
+        let check = read(&var, "ASCEND_EMU_CHECK", "compat, strict", |text| {
+            text.trim().parse().ok()
+        })?;
+        let lints = read(&var, "ASCEND_EMU_LINTS", "off, warn, error", |text| {
+            text.trim().parse().ok()
+        })?;
+        let releases = Cann::ALL.map(Cann::name).join(", ");
+        let cann = read(&var, "ASCEND_EMU_CANN", &releases, |text| {
+            text.parse::<Cann>().ok()
+        })?;
         let soc = var("ASCEND_EMU_SOC")?;
         let mut machine = Machine::chosen(soc.as_deref(), cann).map_err(|error| match error {
             MachineError::Unreleased(unreleased) => failure!(
@@ -162,27 +163,21 @@ impl Config {
                 Soc::NAME_FORMS,
             ),
         })?;
-        if let Some(text) = var("ASCEND_EMU_OPERATOR")? {
-            let newest = Version::ALL
-                .into_iter()
-                .find(|version| version.to_string() == text.trim())
-                .ok_or_else(|| refuse("ASCEND_EMU_OPERATOR", &text, "V1, V2, V3, V4, V5"))?;
+        let versions = "V1, V2, V3, V4, V5";
+        let newest = read(&var, "ASCEND_EMU_OPERATOR", versions, |text| {
+            let mut versions = Version::ALL.into_iter();
+            versions.find(|version| version.to_string() == text.trim())
+        })?;
+        if let Some(newest) = newest {
             machine = machine.operator(newest);
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         // The kernels read the variable themselves.
-        if let Some(text) = var(Level::VARIABLE)? {
-            Level::named(text.trim()).ok_or_else(|| {
-                let allowed: Vec<_> = Level::all().into_iter().map(Level::name).collect();
-                refuse(Level::VARIABLE, &text, &allowed.join(", "))
-            })?;
-        }
-        let faults = match var("ASCEND_EMU_FAULT")? {
-            None => Plan::default(),
-            Some(text) => {
-                Plan::parse(&text).map_err(|allowed| refuse("ASCEND_EMU_FAULT", &text, allowed))?
-            }
-        };
+        let levels: Vec<_> = Level::all().into_iter().map(Level::name).collect();
+        read(&var, Level::VARIABLE, &levels.join(", "), |text| {
+            Level::named(text.trim())
+        })?;
+        let faults = read(&var, "ASCEND_EMU_FAULT", Plan::FORM, Plan::parse)?;
         let poison = number("ASCEND_EMU_POISON", 0, 1)? == Some(1);
         let trace = match var("ASCEND_EMU_TRACE")? {
             None => None,
@@ -192,7 +187,7 @@ impl Config {
             })?),
         };
         Ok(Config {
-            check,
+            check: check.unwrap_or(Check::Compat),
             lints,
             machine,
             devices: number("ASCEND_EMU_DEVICES", 1, u64::from(MAX_DEVICES))?
@@ -203,7 +198,7 @@ impl Config {
                 .unwrap_or(cores),
             memory: number("ASCEND_EMU_MEMORY", 1 << 12, 1 << 44)?,
             poison,
-            faults,
+            faults: faults.unwrap_or_default(),
             trace,
         })
     }
@@ -302,7 +297,7 @@ impl Drop for CheckScope {
 mod tests {
     use super::*;
 
-    fn read(set: &[(&str, &str)]) -> Outcome<Config> {
+    fn read_set(set: &[(&str, &str)]) -> Outcome<Config> {
         Config::read(|name| {
             set.iter()
                 .find(|(key, _)| *key == name)
@@ -312,7 +307,7 @@ mod tests {
 
     #[test]
     fn nothing_set_is_the_default() {
-        let config = read(&[]).unwrap();
+        let config = read_set(&[]).unwrap();
         assert_eq!((config.check, config.lints), (Check::Compat, None));
         assert_eq!(config.machine, Machine::default());
         assert_eq!(config.devices, 2);
@@ -322,7 +317,7 @@ mod tests {
 
     #[test]
     fn values_are_taken() {
-        let config = read(&[
+        let config = read_set(&[
             ("ASCEND_EMU_CHECK", "strict"),
             ("ASCEND_EMU_LINTS", "error"),
             ("ASCEND_EMU_SOC", "Ascend910_9391"),
@@ -354,7 +349,7 @@ mod tests {
             (" 9.0 ", Cann::V9_0),
             ("9.1", Cann::V9_1),
         ] {
-            let config = read(&[("ASCEND_EMU_CANN", text)]).unwrap();
+            let config = read_set(&[("ASCEND_EMU_CANN", text)]).unwrap();
             assert_eq!(config.machine.target().cann, cann, "{text}");
         }
     }
@@ -386,7 +381,7 @@ mod tests {
             ("ASCEND_EMU_TRACE", "/nowhere/trace.jsonl"),
             ("ASCEND_EMU_TRACE", "/"),
         ] {
-            let failure = read(&[(name, value)]).unwrap_err();
+            let failure = read_set(&[(name, value)]).unwrap_err();
             assert_eq!(failure.code, PARAM_INVALID);
             assert!(failure.message.starts_with(name), "{}", failure.message);
             assert!(failure.message.contains(value), "{}", failure.message);
@@ -434,16 +429,18 @@ mod tests {
     fn a_release_that_does_not_know_the_chip_is_refused_and_never_the_default() {
         let soc = ("ASCEND_EMU_SOC", "Ascend950PR_9599");
         for old in ["8.1", "8.5"] {
-            let failure = read(&[soc, ("ASCEND_EMU_CANN", old)]).unwrap_err();
+            let failure = read_set(&[soc, ("ASCEND_EMU_CANN", old)]).unwrap_err();
             assert_eq!(failure.code, PARAM_INVALID);
             let named = ["ASCEND_EMU_SOC", "ASCEND_EMU_CANN", "9.0, 9.1"];
             for part in named {
                 assert!(failure.message.contains(part), "{}", failure.message);
             }
         }
-        let alone = read(&[soc]).unwrap().machine;
+        let alone = read_set(&[soc]).unwrap().machine;
         assert_eq!(alone, Machine::new(soc.1, Cann::NEWEST).unwrap());
-        let older = read(&[soc, ("ASCEND_EMU_CANN", "9.0")]).unwrap().machine;
+        let older = read_set(&[soc, ("ASCEND_EMU_CANN", "9.0")])
+            .unwrap()
+            .machine;
         assert_eq!(older, Machine::new(soc.1, Cann::V9_0).unwrap());
     }
 

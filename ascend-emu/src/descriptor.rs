@@ -20,14 +20,14 @@ pub(crate) static BOOL_ARRAYS: Table<Box<[bool]>> = Table::new(Kind::BoolArray);
 
 /// The contents of a tensor descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Described {
+pub(crate) struct DescribedTensor {
     pub desc: TensorDesc,
     /// Shape of the memory that the view is a part of.
     pub storage: Dims,
     pub address: usize,
 }
 
-impl Described {
+impl DescribedTensor {
     /// Checks the arguments of `aclCreateTensor`; strides default to contiguous ones.
     pub(crate) fn new(
         view: &[i64],
@@ -88,7 +88,7 @@ impl Described {
                  address or beyond all memory"
             ));
         }
-        Ok(Described {
+        Ok(DescribedTensor {
             desc,
             storage,
             address,
@@ -98,18 +98,18 @@ impl Described {
 
 /// A tensor.
 #[derive(Debug)]
-pub(crate) struct Tensor(Lock<Described>);
+pub(crate) struct Tensor(Lock<DescribedTensor>);
 
 impl Tensor {
-    pub(crate) fn create(described: Described) -> Id {
+    pub(crate) fn create(described: DescribedTensor) -> Id {
         TENSORS.insert(Tensor(Lock::new(described)))
     }
 
-    pub(crate) fn get(&self) -> Described {
+    pub(crate) fn get(&self) -> DescribedTensor {
         *self.0.lock()
     }
 
-    pub(crate) fn set(&self, described: Described) {
+    pub(crate) fn set(&self, described: DescribedTensor) {
         *self.0.lock() = described;
     }
 
@@ -193,7 +193,7 @@ impl<T> List<T> {
 }
 
 /// The tensor behind a handle, `None` for null.
-pub(crate) fn optional_tensor<T>(raw: *const T) -> Outcome<Option<Described>> {
+pub(crate) fn optional_tensor<T>(raw: *const T) -> Outcome<Option<DescribedTensor>> {
     if raw.is_null() {
         return Ok(None);
     }
@@ -201,7 +201,7 @@ pub(crate) fn optional_tensor<T>(raw: *const T) -> Outcome<Option<Described>> {
 }
 
 /// The tensors in the list behind a handle, `None` for null.
-pub(crate) fn optional_list<T>(name: &str, raw: *const T) -> Outcome<Option<Vec<Described>>> {
+pub(crate) fn optional_list<T>(name: &str, raw: *const T) -> Outcome<Option<Vec<DescribedTensor>>> {
     if raw.is_null() {
         return Ok(None);
     }

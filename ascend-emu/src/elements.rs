@@ -14,12 +14,11 @@ pub(crate) enum Place {
     Whole,
     /// All that a copy takes to the host.
     Copied,
-    /// Tokens of a block of a paged cache, from `first` on; `of` is the sequence whose keys they are, and how many it
-    /// has.
+    /// Tokens of a block of a paged cache, from `first` on; the sequence whose keys they are, and how many it has.
     Block {
         block: usize,
         first: usize,
-        of: Option<(usize, usize)>,
+        sequence: Option<(usize, usize)>,
     },
 }
 
@@ -163,10 +162,10 @@ impl Elements {
         let mut index: SmallVec<[usize; 5]> = SmallVec::from_elem(0, outer.len());
         for _ in 0..MOST_RUNS {
             let steps = index.iter().zip(outer);
-            let at = steps.fold(self.start, |at, (&index, &(_, step))| {
-                at.saturating_add(step.saturating_mul(index))
+            let start = steps.fold(self.start, |start, (&index, &(_, step))| {
+                start.saturating_add(step.saturating_mul(index))
             });
-            if !visit(at..at.saturating_add(self.run)) {
+            if !visit(start..start.saturating_add(self.run)) {
                 return false;
             }
             let next = index
@@ -212,9 +211,9 @@ mod tests {
         address: 0,
     };
 
-    fn runs(of: &Elements) -> Vec<Range<usize>> {
+    fn runs(elements: &Elements) -> Vec<Range<usize>> {
         let mut all = Vec::new();
-        of.runs(&mut |run| {
+        elements.runs(&mut |run| {
             all.push(run);
             true
         });
@@ -224,17 +223,17 @@ mod tests {
     #[test]
     fn axes_that_continue_each_other_are_one_run() {
         // Two heads of three rows of 32 bytes, with room for four.
-        let of = |axes: &[(usize, i64)]| {
+        let elements = |axes: &[(usize, i64)]| {
             Elements::new(X, 1000, 32, axes, Some(1), Place::Whole).unwrap()
         };
-        let apart = of(&[(2, 128), (3, 32)]);
+        let apart = elements(&[(2, 128), (3, 32)]);
         assert_eq!(runs(&apart), [1000..1096, 1128..1224]);
         assert_eq!(apart.bounds(), 1000..1224);
         assert_eq!(
             [1000, 1040, 1100, 1128, 1223].map(|byte| apart.row_of(byte)),
             [0, 1, 2, 0, 2]
         );
-        let joined = of(&[(2, 32), (3, 64)]);
+        let joined = elements(&[(2, 32), (3, 64)]);
         assert_eq!(
             runs(&joined).as_slice(),
             std::slice::from_ref(&(1000..1192))
@@ -243,7 +242,7 @@ mod tests {
             [1031, 1063, 1064, 1191].map(|byte| joined.row_of(byte)),
             [0, 0, 1, 2]
         );
-        let backwards = of(&[(1, 0), (3, -50)]);
+        let backwards = elements(&[(1, 0), (3, -50)]);
         assert_eq!(runs(&backwards), [900..932, 950..982, 1000..1032]);
         assert!(Elements::new(X, 0, 4, &[(0, 4)], None, Place::Whole).is_none());
     }

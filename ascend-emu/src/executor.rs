@@ -8,7 +8,7 @@ use crate::lock::Lock;
 use crate::operator::{Addresses, Operator, TensorPosition};
 use crate::runtime::context;
 use crate::runtime::task::Task;
-use crate::sanitizer::allocation_table::{MemoryLocation, room};
+use crate::sanitizer::allocation_table::{MemoryLocation, bytes_from};
 use crate::status::{
     ACLNN_INNER_NULLPTR, ACLNN_INVALID, ACLNN_NULLPTR, ACLNN_RUNTIME, Failure, Outcome, failure,
 };
@@ -65,16 +65,16 @@ impl Executor {
                 "{name}: workspace is null, but phase one asked for {needed} bytes"
             ));
         }
-        let Some((MemoryLocation::Device(_), room)) = room(workspace) else {
+        let Some((MemoryLocation::Device(_), left)) = bytes_from(workspace) else {
             return Err(failure!(
                 ACLNN_INVALID,
                 "{name}: workspace at {workspace:#x} is not device memory from aclrtMalloc"
             ));
         };
-        if room < needed {
+        if left < needed {
             return Err(failure!(
                 ACLNN_INVALID,
-                "{name}: workspace at {workspace:#x} has {room} bytes left in its allocation, allowed: at least \
+                "{name}: workspace at {workspace:#x} has {left} bytes left in its allocation, allowed: at least \
                  {needed}"
             ));
         }
@@ -103,7 +103,7 @@ impl Executor {
         let addresses = self.addresses.lock();
         stream.submit(task, Some(&addresses), ACLNN_RUNTIME)?;
         drop(addresses);
-        self.op.tell_shape(&|| {
+        self.op.store_shape(&|| {
             // A recorded launch has not run.
             if stream.records() {
                 return Ok(());
@@ -134,11 +134,11 @@ impl Executor {
             // A list has no description of its own; its tensors were checked when the call was prepared.
             crate::descriptor::TENSOR_LISTS.get(tensor)?;
         } else {
-            let given = TENSORS.get(tensor)?.get().desc;
-            if given != *desc {
+            let described = TENSORS.get(tensor)?.get().desc;
+            if described != *desc {
                 return Err(failure!(
                     ACLNN_INVALID,
-                    "{name}: given {given}, allowed: {desc}, as prepared: only addresses may change"
+                    "{name}: given {described}, allowed: {desc}, as prepared: only addresses may change"
                 ));
             }
         }

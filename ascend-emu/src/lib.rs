@@ -39,23 +39,25 @@
 //!
 //! | [`FindingKind`] | `compat` | `strict` |
 //! |---|---|---|
-//! | [`OutOfBounds`](FindingKind::OutOfBounds), at most one page past an allocation's last | goes on: hardware rounds allocations up | error |
-//! | [`OutOfBounds`](FindingKind::OutOfBounds) beyond that, [`UseAfterFree`](FindingKind::UseAfterFree) | device fault 507015 at the next synchronisation; a copy by the host fails at once | error of the call |
-//! | [`FreeInUse`](FindingKind::FreeInUse) | the memory is freed once that work is over | error, nothing is freed |
-//! | [`HostRace`](FindingKind::HostRace), [`StreamRace`](FindingKind::StreamRace) | goes on, in some order | error |
-//! | [`PageableCopy`](FindingKind::PageableCopy) | waits for the stream, then copies, as hardware does | the same |
-//! | [`UnwrittenRead`](FindingKind::UnwrittenRead) | goes on: the bytes are zeros, or with `ASCEND_EMU_POISON=1` NaN | device fault |
-//! | [`UnwrittenCopy`](FindingKind::UnwrittenCopy) | goes on | the same |
-//! | [`RepeatedBlock`](FindingKind::RepeatedBlock), [`HiddenRow`](FindingKind::HiddenRow), [`SoftmaxOrder`](FindingKind::SoftmaxOrder) | goes on | device fault |
-//! | [`InfiniteBias`](FindingKind::InfiniteBias) | goes on | the same |
-//! | [`BlockTable`](FindingKind::BlockTable) | goes on: the keys of that block count as zeros | device fault 507015 at the next synchronisation |
-//! | [`SlotOutOfRange`](FindingKind::SlotOutOfRange) | goes on: the token is skipped | device fault, nothing is written |
-//! | [`DuplicateSlot`](FindingKind::DuplicateSlot) | goes on: the last token stays | device fault, nothing is written |
-//! | [`EmptyRow`](FindingKind::EmptyRow) | goes on: the row, or the next merge of it, becomes NaN | device fault, nothing is written |
-//! | [`UnrecordedEvent`](FindingKind::UnrecordedEvent) | nothing is waited for | error |
-//! | [`StalledReplay`](FindingKind::StalledReplay), where the host waits without a time limit | goes on waiting | error after a second, with the code of a timeout |
-//! | [`HostCrash`](FindingKind::HostCrash) | goes on as on aarch64, where a division by zero does not end the process: the call is taken, or refused with its status | error of the call |
-//! | [`Leak`](FindingKind::Leak) | the memory is released | the memory is released |
+//! | [`OutOfBounds`], at most one page past an allocation's last | goes on: hardware rounds allocations up | error |
+//! | [`OutOfBounds`] beyond that, [`UseAfterFree`] | device fault; a copy by the host fails | error of the call |
+//! | [`FreeInUse`] | the memory is freed once that work is over | error, nothing is freed |
+//! | [`HostRace`], [`StreamRace`] | goes on, in some order | error |
+//! | [`PageableCopy`] | waits for the stream, then copies, as hardware does | the same |
+//! | [`UnwrittenRead`] | goes on: the bytes are zeros, or with `ASCEND_EMU_POISON=1` NaN | device fault |
+//! | [`UnwrittenCopy`] | goes on | the same |
+//! | [`RepeatedBlock`], [`HiddenRow`], [`SoftmaxOrder`] | goes on | device fault |
+//! | [`InfiniteBias`] | goes on | the same |
+//! | [`BlockTable`] | goes on: the keys of that block count as zeros | device fault |
+//! | [`SlotOutOfRange`] | goes on: the token is skipped | device fault, nothing is written |
+//! | [`DuplicateSlot`] | goes on: the last token stays | device fault, nothing is written |
+//! | [`EmptyRow`] | goes on: the row, or the next merge of it, becomes NaN | device fault, nothing is written |
+//! | [`UnrecordedEvent`] | nothing is waited for | error |
+//! | [`StalledReplay`], where the host waits without a time limit | goes on waiting | a timeout after a second |
+//! | [`HostCrash`] | goes on as on aarch64, where a division by zero ends no process | error of the call |
+//! | [`Leak`] | the memory is released | the memory is released |
+//!
+//! A device fault, status 507015, shows at the next synchronisation.
 //!
 //! With `ASCEND_EMU_CHECK=strict` a finding that spoils results ends its device: every later wait and copy fails with
 //! 507015 and the finding's text, until `aclrtResetDevice` has ended the device's last use, or
@@ -67,10 +69,31 @@
 //! not from timing: the same program shows the same findings every time. [`check_scope`] chooses the mode for one
 //! thread, [`inject`] makes one of its calls fail, [`live()`] counts handles and memory not given back.
 //!
+//! [`BlockTable`]: FindingKind::BlockTable
+//! [`DuplicateSlot`]: FindingKind::DuplicateSlot
+//! [`EmptyRow`]: FindingKind::EmptyRow
+//! [`FreeInUse`]: FindingKind::FreeInUse
+//! [`HiddenRow`]: FindingKind::HiddenRow
+//! [`HostCrash`]: FindingKind::HostCrash
+//! [`HostRace`]: FindingKind::HostRace
+//! [`InfiniteBias`]: FindingKind::InfiniteBias
+//! [`Leak`]: FindingKind::Leak
+//! [`OutOfBounds`]: FindingKind::OutOfBounds
+//! [`PageableCopy`]: FindingKind::PageableCopy
+//! [`RepeatedBlock`]: FindingKind::RepeatedBlock
+//! [`SlotOutOfRange`]: FindingKind::SlotOutOfRange
+//! [`SoftmaxOrder`]: FindingKind::SoftmaxOrder
+//! [`StalledReplay`]: FindingKind::StalledReplay
+//! [`StreamRace`]: FindingKind::StreamRace
+//! [`UnrecordedEvent`]: FindingKind::UnrecordedEvent
+//! [`UnwrittenCopy`]: FindingKind::UnwrittenCopy
+//! [`UnwrittenRead`]: FindingKind::UnwrittenRead
+//! [`UseAfterFree`]: FindingKind::UseAfterFree
+//!
 //! # Unwritten memory
 //!
 //! The emulator records which bytes of each device allocation were written since it was handed out. A read of other
-//! bytes of a paged cache is an [`UnwrittenRead`](FindingKind::UnwrittenRead), which names the block and its tokens.
+//! bytes of a paged cache is an [`UnwrittenRead`], which names the block and its tokens.
 //!
 //! - Attention reads the keys below each sequence's length that its geometry (causality, window) lets some row see,
 //!   by way of the block table. Keys that a mask tensor hides are among them: hardware loads them, and a value that
@@ -82,7 +105,7 @@
 //!   if none of its bytes was written and every sequence sees a key. Where memory is poisoned, what is computed from
 //!   their bytes is NaN.
 //! - A copy within a device copies the marks of its source, written or not, and is no finding; a copy to the host is
-//!   an [`UnwrittenCopy`](FindingKind::UnwrittenCopy) if none of its bytes was written. Host memory, pinned or
+//!   an [`UnwrittenCopy`] if none of its bytes was written. Host memory, pinned or
 //!   registered, counts as written, since the program writes it by itself.
 //! - All of an output counts as written, also rows that an operator leaves alone; if an operator looks up the places
 //!   that it writes to, only these places count. The workspace counts as written, and so do the outputs of work that
@@ -101,16 +124,19 @@
 //! | `process`, `thread` | the operating system's numbers |
 //! | `time` | when the call began, in seconds since 1970 |
 //! | `function` | the C name |
-//! | `arguments` | by the names of the headers: numbers; texts; enumerators by CANN's names; handles and addresses as `"0x.."`, null as null; an `aclTensor` as its `handle`, `dtype`, `shape`, `format` and `address`, and `strides`, `offset` and `storage` (the shape of its memory) if the shape does not imply them; a list as its members; an array as its numbers |
+//! | `arguments` | the values of the arguments, by the names of the headers |
 //! | `out` | the values that a successful call has written through its pointers |
 //! | `status`, `name` | what was returned, and CANN's name for it |
 //! | `returned` | the result of a function that returns no status |
 //! | `message` | for a failed call, the text that `aclGetRecentErrMsg` will return |
 //! | `microseconds` | how long the call took |
 //!
-//! The first 1024 numbers of an array are written, the first 64 members of a list and the first 4096 bytes of a text;
-//! a text at the end of the array has the number of those left out. The variable takes effect when [`functions`] is
-//! called: without it a call costs nothing more, and through the shared library one load of a byte.
+//! Numbers, texts and arrays of numbers are written as such, enumerators by CANN's names, handles and addresses as
+//! `"0x.."`, null as null. An `aclTensor` is an object of its `handle`, `dtype`, `shape`, `format` and `address`, with
+//! `strides`, `offset` and `storage` (the shape of its memory) if the shape does not imply them; a list is an array of
+//! its members. The first 1024 numbers of an array are written, the first 64 members of a list and the first 4096 bytes
+//! of a text; a text at the end of the array has the number of those left out. The variable takes effect when
+//! [`functions`] is called: without it a call costs nothing more, and through the shared library one load of a byte.
 //!
 //! # Differences from hardware
 //!
@@ -144,15 +170,12 @@
 
 pub mod abi;
 mod c_pointer;
-mod chip;
 mod config;
 mod descriptor;
 mod elements;
 mod executor;
-mod failed_device;
 mod fault;
 mod fault_plan;
-mod fork;
 #[cfg(feature = "glue")]
 pub mod glue;
 mod handle;
@@ -165,7 +188,6 @@ mod lock;
 mod machine;
 mod machines;
 mod memory;
-mod not_emulated;
 mod observe;
 mod operator;
 mod ops;
@@ -173,17 +195,30 @@ mod runtime;
 mod sanitizer;
 mod status;
 mod trace;
-pub mod traced;
 
+pub use abi::{not_emulated, refused};
 pub use config::{Check, CheckScope, check, check_scope};
 pub use fault_plan::Site;
 pub use injection::{Injection, inject};
 pub use lints::report_lints;
 pub use live::{Live, live};
 pub use machine::{Machine, MachineError};
-pub use not_emulated::{not_emulated, refused};
 pub use observe::{ObservedCall, Observer, observe};
 pub use sanitizer::{Allocation, Finding, FindingKind, MemoryLocation, allocation_at, findings};
+
+/// The functions of the C ABI, which write each call to the file that `ASCEND_EMU_TRACE` names.
+///
+/// They call those of [`abi`], with the same contract. [`functions`] and the shared library provide these functions; a
+/// program that calls `abi` itself is not traced.
+pub mod traced {
+    macro_rules! define {
+        ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {
+            crate::trace::traced! { $( pub fn $name($( $argument: $type ),*) -> $result = crate::abi::$name; )* }
+        };
+    }
+
+    ascend_sys::for_each_function! { define }
+}
 
 macro_rules! fill {
     ($( [$library:ident] fn $name:ident ( $( $argument:ident : $type:ty ),* ) -> $result:ty ; )*) => {

@@ -1,5 +1,5 @@
 //! Lints: arguments that an operator takes and then ignores, misreads or overruns. They are reported to programs that
-//! did not check their calls against the contract.
+//! did not check their calls against the contract. Calls that end the host process are reported here as well.
 //!
 //! The safe layer checks each call for lints itself, so that calls through [`functions`](crate::functions) report
 //! none unless `ASCEND_EMU_LINTS` asks for them. Programs in C and Python check nothing: the shared library turns
@@ -7,8 +7,10 @@
 
 use crate::config::{Check, Lints, check, config};
 use crate::lock::Lock;
-use crate::status::{ACLNN_INNER, Outcome, failure, warn};
-use ascend_spec::Violation;
+use crate::sanitizer::{self, FindingKind, Suspicion};
+use crate::status::{ACLNN_INNER, Failure, Outcome, failure, warn};
+use ascend_spec::operator::{ArgumentList, DeclaredParameter as _};
+use ascend_spec::{Level, TensorDesc, Violation, each_lint};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +32,7 @@ pub fn report_lints() {
 }
 
 /// How lints are treated: as `ASCEND_EMU_LINTS` sets it, otherwise as [`report_lints`] has chosen.
-pub(crate) fn mode() -> Lints {
+fn mode() -> Lints {
     config()
         .lints
         .unwrap_or_else(|| match REPORTS.load(Ordering::Relaxed) {
@@ -39,21 +41,21 @@ pub(crate) fn mode() -> Lints {
         })
 }
 
-/// Reports a lint that a call breaks, once for each description of its tensors, which `tensors` writes.
+/// Reports a lint that a call breaks, once for each description of its tensors.
 ///
 /// # Errors
 /// The lint, where lints are errors. A lint by which the device may access memory outside of the tensors is also an
 /// error where checks are strict.
-pub(crate) fn report(
+fn report_lint<A: ArgumentList<Tensor = TensorDesc>>(
     symbol: &'static str,
-    tensors: impl FnOnce() -> String,
+    arguments: &A,
     lint: &Violation,
 ) -> Outcome {
     let mode = mode();
     if mode == Lints::Off {
         return Ok(());
     }
-    let (rule, tensors) = (lint.rule, tensors());
+    let (rule, tensors) = (lint.rule, tensors(arguments));
     let reach = match rule.overruns {
         true => format!("; the device may leave the tensors: {}", rule.reach),
         false => String::new(),
@@ -76,4 +78,62 @@ pub(crate) fn report(
         warn(format_args!("lint: {text}{rest}"));
     }
     Ok(())
+}
+
+/// Reports every lint that `each` finds in a checked call. A call that crashes the operator's host code on some hosts
+/// is reported in every mode of lints.
+pub(crate) fn report<A: ArgumentList<Tensor = TensorDesc>>(
+    symbol: &'static str,
+    arguments: &A,
+    each: impl FnOnce(&mut dyn FnMut(Violation)),
+) -> Outcome {
+    let mut outcome = Ok(());
+    each(&mut |lint| {
+        if outcome.is_ok() {
+            outcome = match lint.rule.level {
+                Level::HostCrash => report_crash(symbol, &lint, ACLNN_INNER),
+                _ => report_lint(symbol, arguments, &lint),
+            };
+        }
+    });
+    outcome
+}
+
+/// Reports every lint of a call whose contract returns the first one that is not in a list of allowed ones.
+pub(crate) fn report_first<A: ArgumentList<Tensor = TensorDesc>>(
+    symbol: &'static str,
+    arguments: &A,
+    first: impl FnMut(&[&str]) -> Result<(), Violation>,
+) -> Outcome {
+    if mode() == Lints::Off {
+        return Ok(());
+    }
+    report(symbol, arguments, |lint| each_lint(first, lint))
+}
+
+fn tensors<A: ArgumentList<Tensor = TensorDesc>>(arguments: &A) -> String {
+    let each = arguments.each_tensor();
+    let each =
+        each.map(|(argument, desc)| format!("{} {desc}", argument.parameter.info().acl_name));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+/// The failure of a call that the contract refuses; a crash is reported as well.
+pub(crate) fn refused(symbol: &'static str, refusal: Violation) -> Failure {
+    if refusal.rule.level != Level::HostCrash {
+        return refusal.into();
+    }
+    let reported = report_crash(symbol, &refusal, refusal.status());
+    reported.err().unwrap_or_else(|| refusal.into())
+}
+
+/// Reports the end of a host process; in strict mode the call fails with `code`.
+fn report_crash(symbol: &'static str, violation: &Violation, code: i32) -> Outcome {
+    let suspicion = Suspicion {
+        kind: FindingKind::HostCrash,
+        site: (symbol, violation.rule.id),
+        tensor: 0,
+        message: format!("{symbol}: {violation}"),
+    };
+    sanitizer::report(check(), code, suspicion)
 }

@@ -35,7 +35,7 @@ pub(crate) fn index_of(machine: &Machine) -> Result<MachineIndex, MachineError> 
     static TAKING: Lock<()> = Lock::new(());
     let own = &config().machine;
     let _alone = TAKING.lock();
-    let full = |given, most| move || MachineError::TooMany { given, most };
+    let full = |what, most| move || MachineError::TooMany { what, most };
     let behaviour = match machine.behaviour() == own.behaviour() {
         true => 0,
         false => {
@@ -57,7 +57,7 @@ pub(crate) fn index_of(machine: &Machine) -> Result<MachineIndex, MachineError> 
 fn place_of<T: Clone + PartialEq>(places: &[OnceLock<T>], value: &T) -> Option<usize> {
     let mut places = places.iter().zip(1..);
     let found = places.find(|(place, _)| place.get_or_init(|| value.clone()) == value);
-    found.map(|(_, at)| at)
+    found.map(|(_, number)| number)
 }
 
 /// The behaviour at an index; 0 is that of the environment's machine.
@@ -105,11 +105,11 @@ mod tests {
 
     #[test]
     fn names_that_differ_in_nothing_take_no_machines_away() {
-        let name = |at: usize| format!("Ascend910_93{at:02}");
-        let indices = (0..100).map(|at| {
-            let machine = Machine::new(&name(at), Cann::V9_0).unwrap();
+        let name = |number: usize| format!("Ascend910_93{number:02}");
+        let indices = (0..100).map(|number| {
+            let machine = Machine::new(&name(number), Cann::V9_0).unwrap();
             let index = index_of(&machine).unwrap();
-            assert_eq!(soc_name_at(index.name).to_str(), Ok(name(at).as_str()));
+            assert_eq!(soc_name_at(index.name).to_str(), Ok(name(number).as_str()));
             index.behaviour
         });
         let indices: Vec<_> = indices.collect();

@@ -5,14 +5,13 @@
 //! the bytes: the *backing view*. The two differ by a constant.
 
 mod physical;
-mod poison;
 mod ranges;
 
 pub(crate) use physical::{PhysicalMemory, hide};
-pub(crate) use poison::POISON;
 pub(crate) use ranges::{Range, Ranges};
 
 use crate::config::config;
+use crate::lock::Lock;
 use crate::status::{Failure, MEMORY_ALLOCATION, Outcome, failure};
 use std::collections::BTreeMap;
 use std::ptr;
@@ -92,7 +91,7 @@ impl DeviceMemory {
         self.views(address) || self.ranges.contain(address)
     }
 
-    /// Whether an address lies in the device view.
+    /// Whether an address is within the device view.
     fn views(&self, address: usize) -> bool {
         (self.base..self.base + self.len).contains(&address)
     }
@@ -112,7 +111,7 @@ impl DeviceMemory {
     /// The host's pointer to the byte at an address: into the backing view for device addresses, the address itself
     /// for host memory.
     ///
-    /// The pointer is valid for the bytes of the allocation that the address lies in. The caller knows that there is
+    /// The pointer is valid for the bytes of the allocation that contains the address. The caller knows that there is
     /// one: operations are checked against the live allocations before they are queued, and memory that is freed too
     /// early stays mapped.
     pub(crate) fn host(&self, address: usize) -> *mut u8 {
@@ -133,7 +132,7 @@ impl DeviceMemory {
         if bytes == 0 || !self.views(address) || bytes > self.base + self.len - address {
             return;
         }
-        // SAFETY: the range lies in the backing view, which this object owns; allocations are whole pages, and
+        // SAFETY: the range is within the backing view, which this object owns; allocations are whole pages, and
         // the caller gives up the allocation.
         unsafe { libc::madvise(self.host(address).cast(), bytes, libc::MADV_DONTNEED) };
     }
@@ -142,7 +141,7 @@ impl DeviceMemory {
 /// Maps fresh anonymous memory without reserving swap for it, and returns the address.
 fn map(len: usize, protection: i32) -> Option<usize> {
     // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no other memory.
-    let at = unsafe {
+    let start = unsafe {
         libc::mmap(
             ptr::null_mut(),
             len,
@@ -152,7 +151,7 @@ fn map(len: usize, protection: i32) -> Option<usize> {
             0,
         )
     };
-    (at != libc::MAP_FAILED).then(|| at.expose_provenance())
+    (start != libc::MAP_FAILED).then(|| start.expose_provenance())
 }
 
 /// Hands out ranges of the device view: untouched ones first, returned ones once those are used up, so that a stale
@@ -178,34 +177,83 @@ impl Arena {
     /// A range of exactly `bytes`.
     pub(crate) fn take(&mut self, bytes: usize) -> Option<usize> {
         if bytes <= self.end - self.fresh {
-            let at = self.fresh;
+            let start = self.fresh;
             self.fresh += bytes;
-            return Some(at);
+            return Some(start);
         }
-        let (&at, &size) = self.returned.iter().find(|&(_, &size)| size >= bytes)?;
-        self.returned.remove(&at);
+        let (&start, &size) = self.returned.iter().find(|&(_, &size)| size >= bytes)?;
+        self.returned.remove(&start);
         if size > bytes {
-            self.returned.insert(at + bytes, size - bytes);
+            self.returned.insert(start + bytes, size - bytes);
         }
-        Some(at)
+        Some(start)
     }
 
     /// Takes back a range that [`Arena::take`] gave.
-    pub(crate) fn give_back(&mut self, mut at: usize, mut bytes: usize) {
-        if let Some(after) = self.returned.remove(&(at + bytes)) {
+    pub(crate) fn give_back(&mut self, mut start: usize, mut bytes: usize) {
+        if let Some(after) = self.returned.remove(&(start + bytes)) {
             bytes += after;
         }
-        if let Some((&before, &size)) = self.returned.range(..at).next_back()
-            && before + size == at
+        if let Some((&before, &size)) = self.returned.range(..start).next_back()
+            && before + size == start
         {
             self.returned.remove(&before);
-            at = before;
+            start = before;
             bytes += size;
         }
-        if at + bytes == self.fresh && self.end - self.fresh < bytes {
-            self.fresh = at;
+        if start + bytes == self.fresh && self.end - self.fresh < bytes {
+            self.fresh = start;
         } else {
-            self.returned.insert(at, bytes);
+            self.returned.insert(start, bytes);
+        }
+    }
+}
+
+/// Each byte of poisoned memory: two, or four, are a NaN of `FLOAT16`, `BFLOAT16` and `FLOAT`.
+pub(crate) const POISON: u8 = 0xff;
+
+/// Bytes of the file of poison. Longer memory maps it again and again, and takes room only where it is written to.
+const POISON_FILE: usize = 16 << 20;
+
+/// Memory from this size on maps the file: to fill it would take longer.
+const MAPPED_FROM: usize = 1 << 20;
+
+/// The most mappings of the file for one allocation, since a process has some ten thousands. What is beyond reads as
+/// zero.
+const MOST_MAPPINGS: usize = 256;
+
+/// The file of poison, once it was made. Where the system grants none, the next allocation asks again.
+static POISONED: Lock<Option<PhysicalMemory>> = Lock::new(None);
+
+fn poison_file() -> Option<PhysicalMemory> {
+    let file = PhysicalMemory::new(POISON_FILE).ok()?;
+    file.fill(POISON, POISON_FILE).then_some(file)
+}
+
+impl DeviceMemory {
+    /// Fills whole pages with NaN: of large memory what can be had without taking as much of the host's.
+    ///
+    /// # Safety
+    ///
+    /// The pages are within the device view, are allocated, and nothing else accesses them.
+    pub(crate) unsafe fn poison(&self, address: usize, bytes: usize) {
+        let host = self.host(address);
+        let mut poisoned = POISONED.lock();
+        if bytes >= MAPPED_FROM && poisoned.is_none() {
+            *poisoned = poison_file();
+        }
+        let Some(file) = poisoned.as_ref().filter(|_| bytes >= MAPPED_FROM) else {
+            // SAFETY: the caller's promise.
+            return unsafe { host.write_bytes(POISON, bytes.min(POISON_FILE)) };
+        };
+        for offset in (0..bytes).step_by(POISON_FILE).take(MOST_MAPPINGS) {
+            // SAFETY: the caller's promise.
+            let mapped = unsafe {
+                file.show_privately(host.add(offset), 0, POISON_FILE.min(bytes - offset))
+            };
+            if mapped.is_err() {
+                return;
+            }
         }
     }
 }

@@ -77,10 +77,13 @@ impl<'a> ObservedCall<'a> {
         let Some(tensors) = &self.tensors else { return };
         let base = (tensors.address)(argument);
         let end = start.saturating_add(to.len());
-        let of = tensors.touches.iter().filter(|(of, _)| *of == argument);
-        for (_, range) in of {
+        let touches = tensors
+            .touches
+            .iter()
+            .filter(|(touched, _)| *touched == argument);
+        for (_, range) in touches {
             let bounds =
-                [range.start, range.end].map(|at| usize::try_from(at).unwrap_or(usize::MAX));
+                [range.start, range.end].map(|byte| usize::try_from(byte).unwrap_or(usize::MAX));
             let (from, until) = (bounds[0].max(start), bounds[1].min(end));
             let Some(count) = until.checked_sub(from).filter(|_| base != 0) else {
                 continue;
@@ -90,7 +93,7 @@ impl<'a> ObservedCall<'a> {
                 continue;
             };
             let source = tensors.memory.host(base.saturating_add(from));
-            // SAFETY: the bytes lie in a range that is live and that no thread writes to (`with_tensors`); `to` is
+            // SAFETY: the bytes are within a range that is live and that no thread writes to (`with_tensors`); `to` is
             // memory of the caller's own, which no tensor shares.
             unsafe { ptr::copy_nonoverlapping(source.cast_const(), part.as_mut_ptr(), count) };
         }

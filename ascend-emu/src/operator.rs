@@ -1,6 +1,6 @@
 //! The interface of an operator for the machinery of streams, graphs and executors.
 
-use crate::descriptor::Described;
+use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
@@ -29,9 +29,9 @@ pub(crate) struct Addresses {
 
 impl Addresses {
     /// The addresses of a call's tensors.
-    pub(crate) fn of(arguments: &impl ArgumentList<Tensor = Described>) -> Self {
+    pub(crate) fn of(arguments: &impl ArgumentList<Tensor = DescribedTensor>) -> Self {
         let mut addresses = Addresses::default();
-        for (argument, Described { address, .. }) in arguments.each_tensor() {
+        for (argument, DescribedTensor { address, .. }) in arguments.each_tensor() {
             let info = argument.parameter.info();
             if let Some(list) = info.list.and_then(|list| addresses.lists.get_mut(list)) {
                 list.push(*address);
@@ -130,12 +130,12 @@ pub(crate) trait Operator: Send + Sync {
 
     /// Called by phase two when the launch is queued. An operator whose output shape depends on the data waits for
     /// the launch and writes the shape to the tensor of the output's handle.
-    fn tell_shape(&self, _wait: &dyn Fn() -> Outcome) -> Outcome {
+    fn store_shape(&self, _wait: &dyn Fn() -> Outcome) -> Outcome {
         Ok(())
     }
 
     /// Visits every byte range read or written by one launch with these addresses.
-    fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access));
+    fn accesses(&self, addresses: &Addresses, visit: &mut dyn FnMut(Access));
 
     /// Passes the elements that a launch reads, and that must have been written before, to the reader. The ranges of
     /// [`Operator::accesses`] also hold bytes that no launch reads, such as blocks of a cache that no table names.
@@ -154,7 +154,7 @@ pub(crate) trait Operator: Send + Sync {
     /// As for [`Operator::run`].
     unsafe fn writes(
         &self,
-        at: &Addresses,
+        addresses: &Addresses,
         memory: &DeviceMemory,
         visit: &mut dyn FnMut(&Elements),
     );
@@ -165,5 +165,5 @@ pub(crate) trait Operator: Send + Sync {
     ///
     /// The ranges that [`Operator::accesses`] names are live while it runs, and no other thread writes them or reads
     /// those that it writes.
-    unsafe fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault>;
+    unsafe fn run(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault>;
 }

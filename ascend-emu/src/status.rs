@@ -1,6 +1,5 @@
 //! Status codes, and the calling thread's most recent error.
 
-use crate::fork::forked;
 use ascend_spec::Violation;
 use ascend_sys::bindings as sys;
 use std::any::Any;
@@ -11,6 +10,8 @@ use std::fmt::Display;
 use std::io::{self, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Gives the toolkit's status macros, whose Rust type the bindings choose, the type of a status.
 macro_rules! codes {
@@ -125,7 +126,7 @@ macro_rules! failure {
 pub(crate) use failure;
 
 #[derive(Default)]
-struct Recent {
+struct RecentError {
     /// Message of the latest error, until [`take_message`] takes it.
     message: Option<CString>,
     /// The message that was taken last, kept alive for its reader.
@@ -137,11 +138,11 @@ struct Recent {
 }
 
 thread_local! {
-    static RECENT: RefCell<Recent> = RefCell::new(Recent::default());
+    static RECENT: RefCell<RecentError> = RefCell::new(RecentError::default());
 }
 
 /// Runs `with` on the thread's record; does nothing while the thread is being torn down.
-fn recent<T: Default>(with: impl FnOnce(&mut Recent) -> T) -> T {
+fn recent<T: Default>(with: impl FnOnce(&mut RecentError) -> T) -> T {
     RECENT
         .try_with(|recent| recent.try_borrow_mut().map(|mut r| with(&mut r)).ok())
         .ok()
@@ -229,8 +230,8 @@ fn refuse_forked() -> Outcome {
     }
     Err(failure!(
         NOT_SUPPORTED,
-        "this process was forked after aclInit: streams and their work stay with the parent and would never be over here; \
-         fork before aclInit, or start the child by exec"
+        "this process was forked after aclInit: streams and their work stay with the parent and would never be over \
+         here; fork before aclInit, or start the child by exec"
     ))
 }
 
@@ -273,6 +274,36 @@ pub(crate) fn value<T>(on_failure: T, body: impl FnOnce() -> Outcome<T>) -> T {
         remember(&failure, false);
         on_failure
     })
+}
+
+/// Whether this process was forked from one that uses the emulator.
+///
+/// A fork copies the forking thread alone. The threads of streams and of the kernels are missing in the child, and
+/// locks that they held stay held: nothing queued would ever run, and any call might wait for ever. Each call in the
+/// child is refused instead.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn in_child() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+/// Makes [`forked`] true in children of this process from now on. Fails with the system's error number.
+pub(crate) fn watch_forks() -> Result<(), i32> {
+    static REGISTERED: OnceLock<i32> = OnceLock::new();
+    let status = *REGISTERED.get_or_init(|| {
+        // SAFETY: the handler is a function of this library and does nothing but store a flag, which is allowed in the
+        // child of a process with threads.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) }
+    });
+    match status {
+        0 => Ok(()),
+        error => Err(error),
+    }
+}
+
+/// Whether this process was forked from one that called [`watch_forks`].
+pub(crate) fn forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use ascend_serving::{
     Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest,
     BatchSettings, Causality, Fused, GroupedAttention, GroupedRequest, LayerGroup, LayerTensors,
     PagedDecode, RangeCheck, SharedPrefixDecode, SharedPrefixGate, StatePolicy, StepContext,
+    StepPlan,
 };
 use divan::Bencher;
 
@@ -240,7 +241,7 @@ impl SharedPrefix {
             learnable_sink: None,
             latent: None,
         };
-        let plan = backend.plan(&step, &layer).unwrap();
+        let plan = StepPlan::new(backend, &step, &layer).unwrap();
         bencher.bench_local(|| {
             let output = plan.launch(&step, &layer).unwrap();
             self.stream.synchronize().unwrap();

@@ -36,7 +36,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{} on {}", device.soc_name(), runtime.backend());
 
     let int8 = std::env::args().any(|argument| argument == "--int8");
-    let (cache, backends) = cache(&stream, int8)?;
+    let cache = cache(&stream, int8)?;
+    let backends = Backends::standard(stream.device());
     let pool = cache.pool().clone();
     println!(
         "cache: {} blocks of {} tokens, {} KiB",
@@ -179,24 +180,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A cache, and the ways to compute over it.
-fn cache(
-    stream: &Stream,
-    int8: bool,
-) -> ascend_serving::Result<(PagedKvCache<bf16>, Backends<bf16>)> {
+fn cache(stream: &Stream, int8: bool) -> ascend_serving::Result<PagedKvCache<bf16>> {
     let shape = CacheShape::new(LAYERS, KV_HEADS, DIM);
     let pad = PadPolicy::SkipNegative;
     if !int8 {
-        let cache = PagedKvCache::new(stream.device(), BLOCKS, BLOCK_SIZE, shape, pad)?;
-        return Ok((cache, Backends::none().with(Fused)));
+        return PagedKvCache::new(stream.device(), BLOCKS, BLOCK_SIZE, shape, pad);
     }
     // Numbers between -1 and 1. A model's scales come from a calibration: `ChannelScales::covering`.
     let scales = vec![ChannelScales::uniform(&shape, 1.0 / 127.0, 1.0 / 127.0)?; LAYERS];
-    let cache = PagedKvCache::quantised(stream, BLOCKS, BLOCK_SIZE, shape, pad, &scales)?;
-    let backends = Backends::none()
-        .with(QuantisedDecode)
-        .with(QuantisedPrefill);
-    Ok((cache, backends))
+    PagedKvCache::quantised(stream, BLOCKS, BLOCK_SIZE, shape, pad, &scales)
 }
 
 /// A prompt: a beginning that all have, and some tokens of its own.

@@ -83,7 +83,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             block_table: &table,
         };
         let trees = vec![tree.clone(); requests.len()];
-        let plan = TreeVerification { shape }.plan(&stream, &trees, &lengths, &tensors)?;
+        let plan = TreeVerification::new(shape).plan(&stream, &trees, &lengths, &tensors)?;
         let begun = Instant::now();
         let output = plan.launch(&stream, &tensors)?.download(&stream)?;
         time += begun.elapsed();

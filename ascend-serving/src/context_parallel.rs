@@ -10,7 +10,7 @@ use crate::backends::AttentionShape;
 use crate::batch::{AttentionMetadata, BatchRequest, Causality};
 use crate::error::{Error, Result};
 use crate::kv::{
-    Interleave, LayerCache, MAX_INT32, PadPolicy, PageTable, check_slots, on_device, written_over,
+    Interleave, LayerCache, MAX_INT32, PadPolicy, PageTable, check_slots, written_over,
 };
 use crate::rules::{self, room};
 
@@ -100,7 +100,7 @@ impl ContextParallel {
 
     /// Tokens that an entry of the block table means: a block on each rank.
     pub fn pool_block_size(&self) -> usize {
-        self.block_size.saturating_mul(self.share.ranks())
+        self.block_size * self.share.ranks()
     }
 
     /// Divides a step. The requests' rows of the table are those of a pool with blocks of
@@ -125,7 +125,7 @@ impl ContextParallel {
         pad: PadPolicy,
     ) -> Result<ContextSplit, Violation> {
         if let PadPolicy::DumpSlot(slot) = pad
-            && slot >= self.block_size
+            && slot as usize >= self.block_size
         {
             return Err(Violation::new(
                 &rules::PAD_SLOT,
@@ -134,14 +134,14 @@ impl ContextParallel {
                 "write padding to the first block of each rank, which the pool reserves by one block of its own",
             ));
         }
-        let mut end = 0usize;
+        let mut end = 0;
         let mut ends = Cumulative::default();
         let mut group = None;
-        for (at, request) in requests.iter().enumerate() {
-            group = request.in_group(at, group)?;
-            request.check_sequence(at, Causality::Causal)?;
-            request.check_lengths(at)?;
-            end = request.end_of_tokens(at, end, AttentionMetadata::MAX_TOKENS)?;
+        for (index, request) in requests.iter().enumerate() {
+            group = request.join_group(index, group)?;
+            request.check_sequence(index, Causality::Causal)?;
+            request.check_lengths(index)?;
+            end = request.add_tokens(index, end, AttentionMetadata::MAX_TOKENS)?;
             ends.push_end(end)?;
         }
         if requests.is_empty() {
@@ -154,14 +154,12 @@ impl ContextParallel {
         }
         let single = requests.iter().all(|request| request.new == 1);
         // Blocks after the last one in use are left out: the table is as wide as the calls need.
-        let span = self.pool_block_size().max(1);
         let used = |request: &BatchRequest<'_>| {
-            let keys = request.cached.saturating_add(request.new);
-            let columns = keys.div_ceil(span);
-            request.row.get(..columns).unwrap_or(request.row).to_vec()
+            let columns = (request.cached + request.new).div_ceil(self.pool_block_size());
+            request.row.iter().copied().take(columns).collect()
         };
-        let table = PageTable::from_rows(&requests.iter().map(used).collect::<Vec<_>>())?;
-        let any_blocks = MAX_INT32.checked_div(self.block_size).unwrap_or(0);
+        let table = PageTable::from_rows(&requests.iter().map(used).collect::<Vec<Vec<_>>>())?;
+        let any_blocks = MAX_INT32 / self.block_size;
         let ranks = (0..self.share.ranks()).map(|rank| {
             let mut step = RankStep {
                 rank,
@@ -171,27 +169,27 @@ impl ContextParallel {
                 table: table.clone(),
                 single,
             };
-            let mut padded = 0usize;
+            let mut padded = 0;
             for request in requests {
-                let keys = request.cached.saturating_add(request.new);
+                let keys = request.cached + request.new;
                 let (rule, fix) = (&rules::LENGTHS_OVERFLOW, "split the batch");
                 room(&mut step.slots, request.new, rule, fix)?;
                 for position in request.cached..keys {
                     let slot = self
                         .share
                         .slot(request.row, position, self.block_size, rank)?;
-                    step.slots.push(match slot {
-                        Some(slot) => match on_device(slot)? {
-                            slot if pad.is_padding(slot, self.block_size) => {
-                                return Err(written_over(pad, step.slots.len()));
-                            }
-                            slot => slot,
-                        },
-                        None => {
-                            padded = padded.saturating_add(1);
-                            pad.slot_of(padded.saturating_sub(1), self.block_size)?
+                    // Every slot is an INT32.
+                    let slot = match slot.map(|slot| slot as i32) {
+                        Some(slot) if pad.is_padding(slot, self.block_size) => {
+                            return Err(written_over(pad, step.slots.len()));
                         }
-                    });
+                        Some(slot) => slot,
+                        None => {
+                            padded += 1;
+                            pad.slot_of(padded - 1, self.block_size)?
+                        }
+                    };
+                    step.slots.push(slot);
                 }
                 let seen = if single { keys } else { request.cached };
                 step.kv_lengths.push(self.share.local_len(seen, rank))?;
@@ -202,20 +200,17 @@ impl ContextParallel {
         });
         let ranks: Vec<RankStep> = ranks.collect::<Result<_, Violation>>()?;
         let own = if single { 0 } else { 1 << ranks.len() };
-        let with_keys = |at: usize| {
-            let bits = ranks.iter().enumerate();
-            bits.fold(own, |bits: u16, (rank, step)| {
-                let keys = step.kv_lengths.lengths().get(at).copied().unwrap_or(0);
-                bits | u16::from(keys > 0) << rank
+        let parts = |request: usize| {
+            let ranks = ranks.iter().enumerate();
+            ranks.fold(own, |parts: u16, (rank, step)| {
+                parts | u16::from(step.kv_lengths.lengths()[request] > 0) << rank
             })
         };
-        let rows = requests
-            .iter()
-            .enumerate()
-            .map(|(at, request)| PartsOfRows {
-                rows: request.new,
-                parts: with_keys(at),
-            });
+        let rows = requests.iter().enumerate();
+        let rows = rows.map(|(index, request)| PartsOfRows {
+            rows: request.new,
+            parts: parts(index),
+        });
         Ok(ContextSplit {
             rows: rows.collect(),
             new: (!single).then_some(NewTokens { q_ends: ends }),

@@ -122,13 +122,13 @@ mod tests {
     #[test]
     fn refusals_of_lengths_are_refusals_here_too() {
         let refused = Cumulative::new(vec![3, 2]).unwrap_err();
-        let told = refused.to_string();
+        let text = refused.to_string();
         let error = Error::from(ascend_attention::Error::from(refused));
         assert!(error.breaks(&rules::LENGTHS_ENDS));
         assert!(
             matches!(&error, Error::Violation(violation) if violation.rule.id == "lengths.ends")
         );
-        assert_eq!(error.to_string(), told);
+        assert_eq!(error.to_string(), text);
         assert!(!error.breaks(&rules::POOL_EXHAUSTED));
     }
 

@@ -10,11 +10,11 @@
 use ascend_attention::Violation;
 use ascend_attention::attention::PerRequest;
 
-use crate::kv::{PageTable, fill_slots};
+use crate::kv::{PageTable, check_block_size, fill_slots};
 use crate::rules;
 
 /// Pages of each request, packed request after request, with the number of tokens in each last page.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageIndices {
     kv_indptr: Vec<i32>,
     kv_indices: Vec<i32>,
@@ -22,7 +22,7 @@ pub struct PageIndices {
 }
 
 /// Slots of the keys of each request, packed request after request.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenIndices {
     kv_indptr: Vec<i32>,
     kv_indices: Vec<i32>,
@@ -35,16 +35,6 @@ fn overflow() -> Violation {
         i32::MAX,
         "split the batch",
     )
-}
-
-fn length(lengths: &PerRequest, request: usize) -> usize {
-    lengths.lengths().get(request).copied().unwrap_or(0)
-}
-
-/// Converts the numbers of a list, none of which is negative.
-fn whole(list: &[i32]) -> Vec<usize> {
-    let numbers = list.iter().filter_map(|n| usize::try_from(*n).ok());
-    numbers.collect()
 }
 
 fn rows_match(table: &PageTable, lengths: &PerRequest) -> Result<(), Violation> {
@@ -63,19 +53,19 @@ fn rows_match(table: &PageTable, lengths: &PerRequest) -> Result<(), Violation> 
     ))
 }
 
-/// The part of `indices` that belongs to a request.
+/// The part of `indices` that belongs to a request; nothing for a request that does not exist.
 fn part<'a>(indptr: &[i32], indices: &'a [i32], request: usize) -> &'a [i32] {
-    let at = |n: usize| indptr.get(n).and_then(|at| usize::try_from(*at).ok());
-    let range = at(request).zip(request.checked_add(1).and_then(at));
-    range
-        .and_then(|(start, end)| indices.get(start..end))
-        .unwrap_or(&[])
+    match indptr.get(request..) {
+        // `check_lists` has refused starts that are negative, fall, or are past the end.
+        Some([start, end, ..]) => &indices[*start as usize..*end as usize],
+        _ => &[],
+    }
 }
 
-/// Checks that `indptr` divides `indices`.
-fn divides(indptr: &[i32], indices: &[i32]) -> Result<(), Violation> {
+/// Checks that `indptr` divides `indices`, none of which is negative.
+fn check_lists(indptr: &[i32], indices: &[i32]) -> Result<(), Violation> {
     let rises = indptr.is_sorted() && indptr.first() == Some(&0);
-    let whole = indptr.last().map(|end| usize::try_from(*end)) == Some(Ok(indices.len()));
+    let whole = indptr.last().map(|end| *end as usize) == Some(indices.len());
     if !rises || !whole {
         return Err(Violation::new(
             &rules::INDEX_SHAPE,
@@ -100,15 +90,6 @@ fn divides(indptr: &[i32], indices: &[i32]) -> Result<(), Violation> {
     }
 }
 
-fn no_page() -> Violation {
-    Violation::new(
-        &rules::POOL_SIZE,
-        "pages of 0 tokens",
-        "1 or more",
-        "give the cache's page size",
-    )
-}
-
 impl PageIndices {
     /// The three lists, checked.
     ///
@@ -116,18 +97,16 @@ impl PageIndices {
     /// [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE) if they do not fit together: a start for each request and the
     /// total; a last page of 1 to `page_size` tokens, or of 0 for a request without pages.
     /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a negative page, [`POOL_SIZE`](crate::rules::POOL_SIZE) for
-    /// pages without tokens.
+    /// a page size that is 0 or no INT32.
     pub fn new(
         kv_indptr: Vec<i32>,
         kv_indices: Vec<i32>,
         last_page_len: Vec<i32>,
         page_size: usize,
     ) -> Result<Self, Violation> {
-        if page_size == 0 {
-            return Err(no_page());
-        }
-        divides(&kv_indptr, &kv_indices)?;
-        if kv_indptr.len().checked_sub(1) != Some(last_page_len.len()) {
+        check_block_size(page_size)?;
+        check_lists(&kv_indptr, &kv_indices)?;
+        if kv_indptr.len() - 1 != last_page_len.len() {
             return Err(Violation::new(
                 &rules::INDEX_SHAPE,
                 format_args!(
@@ -146,7 +125,7 @@ impl PageIndices {
         };
         for (request, &last) in lists.last_page_len.iter().enumerate() {
             let pages = lists.pages(request).len();
-            let fits = usize::try_from(last).is_ok_and(|last| last <= page_size);
+            let fits = last >= 0 && last as usize <= page_size;
             if !fits || (last == 0) != (pages == 0) {
                 return Err(Violation::new(
                     &rules::INDEX_SHAPE,
@@ -166,53 +145,40 @@ impl PageIndices {
     /// # Errors
     /// [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) for another number of lengths,
     /// [`TABLE_ROW`](crate::rules::TABLE_ROW) for a row that is too short,
-    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW).
+    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for a page that is no INT32,
+    /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for a page size that is 0 or no INT32.
     pub fn from_table(
         table: &PageTable,
         lengths: &PerRequest,
         page_size: usize,
     ) -> Result<Self, Violation> {
         rows_match(table, lengths)?;
-        let mut lists = Self {
-            kv_indptr: vec![0],
-            ..Self::default()
-        };
-        for request in 0..table.requests() {
-            let len = length(lengths, request);
-            let used = table.used(request, len, page_size)?;
-            for &page in used {
-                lists
-                    .kv_indices
-                    .push(i32::try_from(page).map_err(|_| overflow())?);
+        let (mut kv_indptr, mut kv_indices) = (vec![0], Vec::new());
+        let mut last_page_len = Vec::new();
+        for (request, &len) in lengths.lengths().iter().enumerate() {
+            for &page in table.used(request, len, page_size)? {
+                kv_indices.push(i32::try_from(page).map_err(|_| overflow())?);
             }
-            let end = i32::try_from(lists.kv_indices.len()).map_err(|_| overflow())?;
-            lists.kv_indptr.push(end);
-            let last = len
-                .checked_sub(1)
-                .and_then(|last| last.checked_rem(page_size));
-            let last = last.map_or(0, |last| last.saturating_add(1));
-            let last = i32::try_from(last).map_err(|_| overflow())?;
-            lists.last_page_len.push(last);
+            // A table has fewer entries than INT32 counts, and a last page no more tokens than a page.
+            kv_indptr.push(kv_indices.len() as i32);
+            last_page_len.push(match len {
+                0 => 0,
+                len => ((len - 1) % page_size + 1) as i32,
+            });
         }
-        Self::new(
-            lists.kv_indptr,
-            lists.kv_indices,
-            lists.last_page_len,
-            page_size,
-        )
+        Self::new(kv_indptr, kv_indices, last_page_len, page_size)
     }
 
     /// The table and the lengths that these lists stand for.
     ///
     /// # Errors
-    /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for pages without tokens; [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE)
-    /// for pages smaller than a last one of the lists, and for a table that does not fit in the host's memory.
+    /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for a page size that is 0 or no INT32;
+    /// [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE) for pages smaller than a last one of the lists, and for a table that
+    /// does not fit in the host's memory.
     pub fn to_table(&self, page_size: usize) -> Result<(PageTable, PerRequest), Violation> {
-        if page_size == 0 {
-            return Err(no_page());
-        }
-        let longest = self.last_page_len.iter().copied().max().unwrap_or(0);
-        if usize::try_from(longest).is_ok_and(|longest| longest > page_size) {
+        check_block_size(page_size)?;
+        let mut last = self.last_page_len.iter();
+        if let Some(longest) = last.find(|last| **last as usize > page_size) {
             return Err(Violation::new(
                 &rules::INDEX_SHAPE,
                 format_args!("last_page_len {longest} in pages of {page_size}"),
@@ -220,13 +186,14 @@ impl PageIndices {
                 "give the page size that the lists were made for",
             ));
         }
-        let requests = self.last_page_len.len();
-        let row = |request| whole(self.pages(request));
-        let rows: Vec<Vec<usize>> = (0..requests).map(row).collect();
-        let lengths = rows.iter().zip(&self.last_page_len).map(|(pages, last)| {
-            let full = pages.len().saturating_sub(1).saturating_mul(page_size);
-            full.saturating_add(usize::try_from(*last).unwrap_or(0))
-        });
+        let requests = 0..self.last_page_len.len();
+        let row = |request| self.pages(request).iter().map(|page| *page as usize);
+        let rows: Vec<Vec<usize>> = requests.map(|request| row(request).collect()).collect();
+        let lengths =
+            (rows.iter().zip(&self.last_page_len)).map(|(pages, last)| match pages.len() {
+                0 => 0,
+                pages => (pages - 1) * page_size + *last as usize,
+            });
         Ok((
             PageTable::from_rows(&rows)?,
             PerRequest::new(lengths.collect())?,
@@ -260,7 +227,7 @@ impl TokenIndices {
     /// # Errors
     /// [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE), [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a negative slot.
     pub fn new(kv_indptr: Vec<i32>, kv_indices: Vec<i32>) -> Result<Self, Violation> {
-        divides(&kv_indptr, &kv_indices)?;
+        check_lists(&kv_indptr, &kv_indices)?;
         Ok(Self {
             kv_indptr,
             kv_indices,
@@ -271,8 +238,8 @@ impl TokenIndices {
     ///
     /// # Errors
     /// [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH), [`TABLE_ROW`](crate::rules::TABLE_ROW),
-    /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK), [`SLOT_RANGE`](crate::rules::SLOT_RANGE),
-    /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW).
+    /// [`SLOT_RANGE`](crate::rules::SLOT_RANGE), [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW),
+    /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for a page size that is 0 or no INT32.
     pub fn from_table(
         table: &PageTable,
         lengths: &PerRequest,
@@ -284,10 +251,9 @@ impl TokenIndices {
             kv_indptr: vec![0],
             kv_indices: Vec::new(),
         };
-        for request in 0..table.requests() {
-            let len = length(lengths, request);
+        for (request, &len) in lengths.lengths().iter().enumerate() {
             let used = table.used(request, len, page_size)?;
-            let first = window_start(len, window);
+            let first = window.map_or(0, |window| len.saturating_sub(window));
             fill_slots(used, first..len, page_size, &mut lists.kv_indices)?;
             let end = i32::try_from(lists.kv_indices.len()).map_err(|_| overflow())?;
             lists.kv_indptr.push(end);
@@ -300,12 +266,10 @@ impl TokenIndices {
     /// # Errors
     /// [`INDEX_MISALIGNED`](crate::rules::INDEX_MISALIGNED) where the slots of a page's keys are not contiguous, or
     /// do not begin at the beginning of a page of the cache: operators that read pages cannot read such keys.
-    /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for pages without tokens.
+    /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for a page size that is 0 or no INT32.
     pub fn to_table(&self, page_size: usize) -> Result<(PageTable, PerRequest), Violation> {
-        if page_size == 0 {
-            return Err(no_page());
-        }
-        let requests = self.kv_indptr.len().saturating_sub(1);
+        check_block_size(page_size)?;
+        let requests = self.kv_indptr.len() - 1;
         let mut rows = Vec::with_capacity(requests);
         let mut lengths = Vec::with_capacity(requests);
         for request in 0..requests {
@@ -313,16 +277,10 @@ impl TokenIndices {
             lengths.push(slots.len());
             let mut row = Vec::with_capacity(slots.len().div_ceil(page_size));
             for page in slots.chunks(page_size) {
-                let first = page.first().copied().unwrap_or(0);
-                // In 64 bits every slot has a next one.
-                let slots = page.iter().zip(i64::from(first)..);
-                let through = slots
-                    .into_iter()
-                    .all(|(slot, wanted)| i64::from(*slot) == wanted);
-                let place = usize::try_from(first).ok();
-                let aligned = place.filter(|place| place.checked_rem(page_size) == Some(0));
-                let block = aligned.and_then(|place| place.checked_div(page_size));
-                let Some(block) = block.filter(|_| through) else {
+                let first = page[0] as usize;
+                let mut slots = page.iter().zip(first..);
+                let contiguous = slots.all(|(slot, wanted)| *slot as usize == wanted);
+                if !contiguous || !first.is_multiple_of(page_size) {
                     return Err(Violation::new(
                         &rules::INDEX_MISALIGNED,
                         format_args!("slots {first}, ... of request {request}"),
@@ -331,8 +289,8 @@ impl TokenIndices {
                         ),
                         "allocate whole pages, or gather the keys into a dense tensor",
                     ));
-                };
-                row.push(block);
+                }
+                row.push(first / page_size);
             }
             rows.push(row);
         }
@@ -353,11 +311,6 @@ impl TokenIndices {
     pub fn kv_indices(&self) -> &[i32] {
         &self.kv_indices
     }
-}
-
-/// The first of `len` keys that a window of `window` keys shows.
-pub fn window_start(len: usize, window: Option<usize>) -> usize {
-    window.map_or(0, |window| len.saturating_sub(window))
 }
 
 #[cfg(test)]
@@ -397,15 +350,14 @@ mod tests {
         let tokens = TokenIndices::new(vec![0, 5], vec![4, 5, 6, 7, 0]).unwrap();
         assert_eq!(tokens.to_table(4).unwrap().0.blocks(), [1, 0]);
         assert_eq!(tokens.to_table(0).unwrap_err().rule, &rules::POOL_SIZE);
-        let pages = tokens.to_table(usize::MAX).unwrap_err();
+        let pages = tokens.to_table(i32::MAX as usize).unwrap_err();
         assert_eq!(pages.rule, &rules::INDEX_MISALIGNED);
-        let of_sixteen = PageIndices::new(vec![0, 2], vec![3, 4], vec![5], 16).unwrap();
-        assert_eq!(
-            of_sixteen.to_table(2).unwrap_err().rule,
-            &rules::INDEX_SHAPE
-        );
-        assert_eq!(of_sixteen.to_table(0).unwrap_err().rule, &rules::POOL_SIZE);
-        assert_eq!(of_sixteen.to_table(16).unwrap().1.lengths(), [21]);
+        let pages = tokens.to_table(usize::MAX).unwrap_err();
+        assert_eq!(pages.rule, &rules::POOL_SIZE);
+        let sixteen = PageIndices::new(vec![0, 2], vec![3, 4], vec![5], 16).unwrap();
+        assert_eq!(sixteen.to_table(2).unwrap_err().rule, &rules::INDEX_SHAPE);
+        assert_eq!(sixteen.to_table(0).unwrap_err().rule, &rules::POOL_SIZE);
+        assert_eq!(sixteen.to_table(16).unwrap().1.lengths(), [21]);
     }
 
     #[test]
@@ -431,12 +383,15 @@ mod tests {
         let wrong = PageIndices::from_table(&table, &per(&[5]), 4);
         assert_eq!(wrong.unwrap_err().rule, &rules::TABLE_ROW);
         let wrong = PageIndices::from_table(&table, &per(&[1]), 0);
-        assert_eq!(wrong.unwrap_err().rule, &rules::TABLE_ROW);
+        assert_eq!(wrong.unwrap_err().rule, &rules::POOL_SIZE);
     }
 
     proptest! {
         #[test]
-        fn formats_convert_both_ways(rows in prop::collection::vec((prop::collection::vec(0usize..99, 0..5), any::<usize>()), 1..6), page in 1usize..20) {
+        fn formats_convert_both_ways(
+            rows in prop::collection::vec((prop::collection::vec(0usize..99, 0..5), any::<usize>()), 1..6),
+            page in 1usize..20,
+        ) {
             // A length that fills the row up to its last page.
             let lengths: Vec<usize> = rows.iter().map(|(row, cut)| match row.len() {
                 0 => 0,

@@ -9,7 +9,7 @@
 //! use ascend_attention::{Runtime, bf16};
 //! use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 //! use ascend_serving::{
-//!     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Fused, PagedDecode,
+//!     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
 //! };
 //!
 //! let stream = Runtime::emulated()?.device(0)?.stream()?;
@@ -17,7 +17,7 @@
 //! let shape = CacheShape::new(2, 2, 64);
 //! let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PadPolicy::SkipNegative)?;
 //! let settings = BatchSettings::of(&cache, Causality::Causal);
-//! let backends = Backends::none().with(PagedDecode).with(Fused);
+//! let backends = Backends::standard(stream.device());
 //! let mut attention = Attention::new(AttentionShape::new(4, 2, 64), cache, backends);
 //!
 //! let mut sequence = Sequence::new(attention.cache().pool());
@@ -64,8 +64,10 @@
 //! - [`CrossAttention`]: attention of decoders over the keys of an encoder, which are written once.
 //! - [`EncoderAttention`]: attention of encoders and vision towers, without a cache.
 //! - [`LayerInputs`]: query, key and value of a layer, with a mask, sinks or latents.
-//! - [`AttentionBackend`], [`Backends`]: a way to compute a step; a list that is tried in order, with reasons.
-//! - [`Fused`], [`FusedInTwo`], [`PagedDecode`]: backends by FusedInferAttentionScore.
+//! - [`AttentionBackend`], [`Backends`]: a way to compute a step; a list that is tried in order, with reasons
+//!   ([`Backends::standard`]).
+//! - [`StepProgram`], [`StepCall`]: what a backend makes of a step, which steps launch and graphs record.
+//! - [`Fused`], [`FusedInTwo`], [`PagedDecode`], [`BatchedQueries`]: backends by FusedInferAttentionScore.
 //! - [`PromptAndIncre`]: by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series (310P).
 //! - [`QuantisedDecode`], [`QuantisedPrefill`], [`MxFp8`]: over quantised caches.
 //! - [`Mla`]: multi-head latent attention, absorbed or plain; [`LatentTensors`] defines who projects what.
@@ -80,7 +82,7 @@
 //!
 //! # Drafts and trees
 //!
-//! - [`DraftTree`]: drafted tokens, and which of them are [`Accepted`]: greedily, or by rejection sampling
+//! - [`DraftTree`]: drafted tokens, and which of them are [`AcceptedDrafts`]: greedily, or by rejection sampling
 //!   ([`SampledDrafts`]).
 //! - [`TreeVerification`]: drafted trees, by two calls of the stock operator and a merge.
 //! - [`LatentTreeVerification`]: trees of latent attention, by one call where the release has a tree mask.
@@ -102,7 +104,6 @@
 
 #![warn(missing_docs)]
 #![forbid(unsafe_code)]
-#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backends;
@@ -115,28 +116,20 @@ mod graphs;
 mod index;
 pub mod kv;
 mod local_attention;
-mod lock;
-mod planned_stream;
 mod prefix_cache;
-pub mod prelude;
 pub mod rules;
+mod sharing;
 mod split_kv;
 
 pub use ascend_attention::Violation;
-pub use backends::{
-    AttentionBackend, AttentionShape, Backends, CascadePrefill, ChunkedLocal, Fused, FusedInTwo,
-    Hybrid, KeySplit, LatentForm, LatentRows, LatentTensors, LayerSet, LayerTensors, Masked, Mla,
-    MxFp8, PagedDecode, Phase, PromptAndIncre, QuantisedDecode, QuantisedPrefill, RefusedBackend,
-    Selected, SharedGroup, SharedPrefixDecode, SharedPrefixGate, SplitDecode, StepContext,
-    StepMemory, StepPlan, UpProjected, UpProjection,
-};
+pub use backends::*;
 pub use batch::{
     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, Drafting, MaskKind,
     MultiItemPrompt, NamedMask, RecordedBatch, StatePolicy,
 };
 pub use context_parallel::{ContextParallel, ContextPlan, ContextSplit, NewTokens, RankStep};
 pub use drafts::{
-    Accepted, CustomMask, DraftSource, DraftTree, LatentTreePlan, LatentTreeTensors,
+    AcceptedDrafts, CustomMask, DraftSource, DraftTree, LatentTreePlan, LatentTreeTensors,
     LatentTreeVerification, MaskExtent, MaskWord, PackedBits, SampledDrafts, TreePlan, TreeTensors,
     TreeVerification,
 };
@@ -153,10 +146,43 @@ pub use graphs::{
     LatentGraphTensors, LatentTreeGraphStep, LatentTreeGraphs, TreeGraphStep, TreeGraphs,
     TreeRequest,
 };
-pub use index::{PageIndices, TokenIndices, window_start};
+pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
 pub use split_kv::SplitLimits;
+
+/// What most engines use, for `use ascend_serving::prelude::*`: [`ascend_attention::prelude`], and the parts of a
+/// step.
+///
+/// `Error`, `Result`, `Violation` and `rules` are not in it: `ascend_attention` has some of the same names.
+///
+/// ```
+/// use ascend_serving::prelude::*;
+///
+/// # fn main() -> ascend_serving::Result<()> {
+/// let pool = BlockPool::new(8, 128, PadPolicy::SkipNegative)?;
+/// let mut sequence = Sequence::new(&pool);
+/// sequence.grow(130)?;
+/// let settings = BatchSettings::of(&pool, Causality::Causal);
+/// let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 130)], settings)?;
+/// assert_eq!(metadata.state(), AttentionState::PrefillNoCache);
+/// # Ok(())
+/// # }
+/// ```
+pub mod prelude {
+    pub use ascend_attention::prelude::*;
+
+    pub use crate::kv::{
+        BlockPool, CacheShape, ChannelScales, PadPolicy, PageTable, PagedKvCache, Sequence,
+    };
+    pub use crate::{
+        Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape,
+        AttentionState, Backends, BatchRequest, BatchSettings, Causality, DraftTree, Drafting,
+        Fused, FusedInTwo, GraphLimits, GroupedAttention, GroupedRequest, GroupedSequence, Hybrid,
+        LayerGroup, LayerInputs, MaskKind, Mla, PagedDecode, PrefixCache, QuantisedDecode,
+        QuantisedPrefill, RecordedBatch, SplitDecode, StatePolicy, Step,
+    };
+}
 
 /// The README and pages of the book, whose programs are tests.
 #[cfg(doctest)]

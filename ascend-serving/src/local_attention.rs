@@ -35,7 +35,8 @@ impl LocalBatch {
     /// # Errors
     /// [`CHUNK_SIZE`](crate::rules::CHUNK_SIZE) unless `chunk` is a multiple of `block_size` and neither is 0: a
     /// chunk would begin within a block. [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) for lists of different
-    /// lengths, [`LENGTHS_KV_BELOW_Q`](crate::rules::LENGTHS_KV_BELOW_Q), [`TABLE_ROW`](crate::rules::TABLE_ROW).
+    /// lengths, [`LENGTHS_KV_BELOW_Q`](crate::rules::LENGTHS_KV_BELOW_Q), [`TABLE_ROW`](crate::rules::TABLE_ROW),
+    /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for a block size that is no INT32.
     pub fn new(
         q_lengths: &PerRequest,
         kv_lengths: &PerRequest,
@@ -43,8 +44,8 @@ impl LocalBatch {
         block_size: usize,
         chunk: usize,
     ) -> Result<Self, Violation> {
-        let whole = chunk.checked_rem(block_size) == Some(0);
-        let Some(size) = NonZeroU64::new(chunk as u64).filter(|_| whole) else {
+        let size = NonZeroU64::new(chunk as u64);
+        let Some(size) = size.filter(|_| chunk.is_multiple_of(block_size)) else {
             return Err(Violation::new(
                 &rules::CHUNK_SIZE,
                 format_args!("chunks of {chunk} tokens in blocks of {block_size}"),
@@ -78,24 +79,15 @@ impl LocalBatch {
                 ));
             }
             let used = table.used(request, kv, block_size)?;
-            let block = |position: usize| position.checked_div(block_size);
             let chunks = LocalChunks::new(size, q as u64, kv as u64);
-            // No number of a piece is larger than those of the request.
-            let at_most = |n: u64| usize::try_from(n).unwrap_or(kv);
             for part in chunks.virtual_sequences() {
-                let (start, keys) = (at_most(part.kv_start), at_most(part.kv_len));
-                local.q_lengths.push(at_most(part.q_len))?;
+                let (start, keys) = (part.kv_start as usize, part.kv_len as usize);
+                local.q_lengths.push(part.q_len as usize)?;
                 local.kv_lengths.push(keys)?;
                 local.request.push(request);
                 local.first_key.push(start);
-                let end = start.saturating_add(keys);
-                let last = block(end.saturating_sub(1));
-                let blocks = block(start).zip(last);
-                rows.push(
-                    blocks
-                        .and_then(|(from, to)| used.get(from..=to))
-                        .unwrap_or(&[]),
-                );
+                let end = start + keys;
+                rows.push(&used[start / block_size..end.div_ceil(block_size)]);
             }
         }
         local.table = PageTable::from_rows(&rows)?;
@@ -103,9 +95,8 @@ impl LocalBatch {
     }
 
     /// The rows of the table.
-    pub(crate) fn rows(&self) -> Vec<&[usize]> {
-        let rows = (0..self.table.requests()).map(|of| self.table.row(of));
-        rows.map(Option::unwrap_or_default).collect()
+    pub(crate) fn rows(&self) -> Vec<Vec<usize>> {
+        self.table.rows().map(<[usize]>::to_vec).collect()
     }
 }
 
@@ -162,7 +153,11 @@ mod tests {
     proptest! {
         /// Each query sees, bottom-right causally in its virtual request, exactly the keys up to itself in its chunk.
         #[test]
-        fn virtual_requests_see_their_chunk(requests in prop::collection::vec((0usize..40, 0usize..40), 1..5), page in 1usize..5, pages in 1usize..5) {
+        fn virtual_requests_see_their_chunk(
+            requests in prop::collection::vec((0usize..40, 0usize..40), 1..5),
+            page in 1usize..5,
+            pages in 1usize..5,
+        ) {
             let chunk = page * pages;
             let q: Vec<usize> = requests.iter().map(|(q, _)| *q).collect();
             let kv: Vec<usize> = requests.iter().map(|(q, cached)| q + cached).collect();
@@ -175,8 +170,8 @@ mod tests {
                     let first = local.first_key[v];
                     let sees: Vec<usize> = (0..keys).filter(|j| *j + rows <= i + keys).map(|j| j + first).collect();
                     for key in &sees {
-                        let at = *key - first;
-                        let slot = crate::kv::slot(local.table.row(v).unwrap(), at, page);
+                        let position = *key - first;
+                        let slot = crate::kv::slot(local.table.row(v).unwrap(), position, page);
                         prop_assert_eq!(slot, crate::kv::slot(table.row(request).unwrap(), *key, page));
                     }
                     virtual_rows.push((request, sees));

@@ -1,6 +1,7 @@
 //! Prefixes of prompts that are cached already, found by their tokens.
 
 use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ struct Group {
     /// Every block that is held for the group.
     order: BTreeSet<Place>,
     /// How many nodes hold each block: several where the same sequence was inserted under several salts.
-    own: HashMap<usize, u32>,
+    own: HashMap<usize, u64>,
 }
 
 /// The nodes and blocks that an eviction removes.
@@ -58,17 +59,17 @@ struct Victims {
 }
 
 impl Victims {
-    /// Leaves out nodes that give no block back, unless an ancestor that does is removed. `of` returns the block of a
-    /// node, and its parent where parents count.
-    fn spare(&mut self, of: impl Fn(NodeId) -> (Option<usize>, Option<Parent>)) {
+    /// Leaves out nodes that give no block back, unless an ancestor that does is removed. `describe` returns the block
+    /// of a node, and its parent where parents count.
+    fn spare(&mut self, describe: impl Fn(NodeId) -> (Option<usize>, Option<Parent>)) {
         let blocks: HashSet<usize> = self.blocks.iter().copied().collect();
         let mut taken: HashSet<NodeId> = HashSet::new();
         // Ancestors were chosen last.
         for id in self.nodes.iter().rev() {
-            let (block, parent) = of(*id);
+            let (block, parent) = describe(*id);
             let goes_back = block.is_some_and(|block| blocks.contains(&block));
-            let behind = matches!(parent, Some(Parent::Node(parent)) if taken.contains(&parent));
-            if goes_back || behind {
+            let follows = matches!(parent, Some(Parent::Node(parent)) if taken.contains(&parent));
+            if goes_back || follows {
                 taken.insert(*id);
             }
         }
@@ -85,8 +86,7 @@ impl Group {
     /// The first block that the token after `blocks` blocks sees.
     fn first_shown(&self, blocks: usize) -> usize {
         let size = self.pool.block_size();
-        let shown = self.causality.shown_from(blocks.saturating_mul(size));
-        shown.checked_div(size).unwrap_or(0)
+        self.causality.shown_from(blocks * size) / size
     }
 }
 
@@ -206,9 +206,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
 
     /// Number of tokens of a prompt that [`share`](Self::share) would find. Changes nothing.
     pub fn hit_len(&self, salt: &[u8], tokens: &[T]) -> usize {
-        self.longest(salt, tokens)
-            .len()
-            .saturating_mul(self.block_size)
+        self.longest(salt, tokens).len() * self.block_size
     }
 
     /// A sequence with the longest prefix of a prompt that is cached, in whole blocks. The last token of the prompt
@@ -312,14 +310,15 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     ///
     /// Share a prompt's prefix before calling this: its blocks are held from then on.
     pub fn available_blocks(&self, group: usize) -> usize {
-        let evictable = self.victims(group, usize::MAX).blocks.len();
-        let free = self.groups.get(group).map(|of| of.pool.free_blocks());
-        free.unwrap_or(0).saturating_add(evictable)
+        self.groups.get(group).map_or(0, |layers| {
+            layers.pool.free_blocks() + self.victims(group, usize::MAX).blocks.len()
+        })
     }
 
     /// Number of blocks of a group that the cache holds.
     pub fn cached_blocks(&self, group: usize) -> usize {
-        self.groups.get(group).map_or(0, |of| of.order.len())
+        let layers = self.groups.get(group);
+        layers.map_or(0, |layers| layers.order.len())
     }
 
     /// Removes everything, as when the weights change. Sequences keep their blocks.
@@ -334,7 +333,6 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
 
     /// The nodes of the longest prefix that every group has, without the last token.
     fn longest(&self, salt: &[u8], tokens: &[T]) -> Vec<NodeId> {
-        let sought = tokens.len().saturating_sub(1);
         let mut children = self.roots.get(salt);
         // For each group, the number of blocks without a gap up to here.
         let mut runs = vec![0usize; self.groups.len()];
@@ -346,14 +344,14 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
             };
             path.push(id);
             let blocks = path.len();
-            if blocks.saturating_mul(self.block_size) > sought {
+            if blocks * self.block_size == tokens.len() {
                 break;
             }
             for (run, held) in runs.iter_mut().zip(&node.held) {
-                *run = held.as_ref().map_or(0, |_| run.saturating_add(1));
+                *run = held.as_ref().map_or(0, |_| *run + 1);
             }
             let mut groups = self.groups.iter().zip(&runs);
-            if groups.all(|(of, run)| of.first_shown(blocks) >= blocks.saturating_sub(*run)) {
+            if groups.all(|(group, run)| group.first_shown(blocks) >= blocks - run) {
                 longest = blocks;
             }
             children = Some(&node.children);
@@ -366,12 +364,12 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         let path = self.longest(salt, tokens);
         let now = self.tick();
         let parts = (0..self.groups.len()).filter_map(|group| {
-            let of = self.groups.get(group)?;
-            let (pool, causality) = (of.pool.clone(), of.causality);
-            let shown = of.first_shown(path.len());
+            let layers = self.groups.get(group)?;
+            let (pool, causality) = (layers.pool.clone(), layers.causality);
+            let shown = layers.first_shown(path.len());
             let mut blocks = Vec::with_capacity(path.len());
-            for (at, id) in path.iter().enumerate() {
-                blocks.push(match at < shown {
+            for (column, id) in path.iter().enumerate() {
+                blocks.push(match column < shown {
                     true => None,
                     false => self.touch(*id, group, now).cloned(),
                 });
@@ -393,29 +391,29 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
         }
         let now = self.tick();
         let mut parent = Parent::Root(salt.into());
-        let (mut added, mut last) = (0usize, None);
-        for (at, block) in tokens.chunks_exact(self.block_size).enumerate() {
+        let (mut added, mut last) = (0, None);
+        for (column, block) in tokens.chunks_exact(self.block_size).enumerate() {
             let id = match self.child(&parent, block) {
                 Some(id) => id,
                 None => {
                     // Without this block no later one would be found.
                     let mut groups = self.groups.iter().zip(parts);
-                    if groups.any(|(of, part)| of.is_full() && part.block(at).is_none()) {
+                    if groups.any(|(group, part)| group.is_full() && part.block(column).is_none()) {
                         break;
                     }
-                    self.add(parent, block, at)
+                    self.add(parent, block, column)
                 }
             };
             for (group, part) in parts.iter().enumerate() {
-                let block = part.block(at);
-                let full = self.groups.get(group).is_some_and(Group::is_full);
+                let block = part.block(column);
+                let full = self.groups[group].is_full();
                 if self.held(id, group).is_some() {
                     if full || block.is_some() {
                         self.touch(id, group, now);
                     }
                 } else if let Some(block) = block {
                     self.hold(id, group, block.clone(), now);
-                    added = added.saturating_add(1);
+                    added += 1;
                 }
             }
             parent = Parent::Node(id);
@@ -449,39 +447,38 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     /// their turn comes: a parent is never used before its children, so that it comes after them.
     fn victims(&self, group: usize, wanted: usize) -> Victims {
         let mut victims = Victims::default();
-        let Some(of) = self.groups.get(group) else {
+        let Some(layers) = self.groups.get(group) else {
             return victims;
         };
         let mut children_gone: HashMap<NodeId, usize> = HashMap::new();
         // For a block that several nodes hold, how many of them are chosen: the last one gives it back.
-        let mut chosen: HashMap<usize, u32> = HashMap::new();
-        for (_, _, id) in &of.order {
+        let mut chosen: HashMap<usize, u64> = HashMap::new();
+        for (_, _, id) in &layers.order {
             if victims.blocks.len() >= wanted {
                 break;
             }
             let (Some(node), Some((block, _))) = (self.nodes.get(id), self.held(*id, group)) else {
                 continue;
             };
-            let own = of.own.get(&block.id()).copied().unwrap_or(0);
-            let gone = children_gone.get(id).copied().unwrap_or(0);
-            if block.holders() > own || (of.is_full() && node.children.len() > gone) {
+            let own = layers.own[&block.id()];
+            let gone = children_gone.get(id).map_or(0, |gone| *gone);
+            if block.holders() > own || (layers.is_full() && node.children.len() > gone) {
                 continue;
             }
             victims.nodes.push(*id);
             let chosen = chosen.entry(block.id()).or_default();
-            *chosen = chosen.saturating_add(1);
+            *chosen += 1;
             if *chosen == own {
                 victims.blocks.push(block.id());
             }
             if let Parent::Node(parent) = node.parent {
-                let gone = children_gone.entry(parent).or_default();
-                *gone = gone.saturating_add(1);
+                *children_gone.entry(parent).or_default() += 1;
             }
         }
         victims.spare(|id| {
             let node = self.nodes.get(&id);
             let parent = node.map(|node| &node.parent);
-            let parent = parent.filter(|_| of.is_full());
+            let parent = parent.filter(|_| layers.is_full());
             let block = self.held(id, group).map(|(block, _)| block.id());
             (block, parent.cloned())
         });
@@ -489,7 +486,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     }
 
     fn tick(&mut self) -> u64 {
-        self.clock = self.clock.saturating_add(1);
+        self.clock += 1;
         self.clock
     }
 
@@ -506,7 +503,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
 
     fn add(&mut self, parent: Parent, tokens: &[T], depth: usize) -> NodeId {
         let id = self.next;
-        self.next = id.saturating_add(1);
+        self.next += 1;
         let tokens: Arc<[T]> = tokens.into();
         if let Parent::Root(salt) = &parent {
             self.roots.entry(Arc::clone(salt)).or_default();
@@ -530,40 +527,38 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
     }
 
     fn hold(&mut self, id: NodeId, group: usize, block: Block, now: u64) {
-        if let (Some(node), Some(of)) = (self.nodes.get_mut(&id), self.groups.get_mut(group))
-            && let Some(held) = node.held.get_mut(group)
-        {
-            let own = of.own.entry(block.id()).or_default();
-            *own = own.saturating_add(1);
-            *held = Some((block, now));
-            of.order.insert((now, Reverse(node.depth), id));
+        if let Some(node) = self.nodes.get_mut(&id) {
+            let layers = &mut self.groups[group];
+            *layers.own.entry(block.id()).or_default() += 1;
+            layers.order.insert((now, Reverse(node.depth), id));
+            node.held[group] = Some((block, now));
         }
     }
 
     /// Marks the block of a node as used now, and returns it.
     fn touch(&mut self, id: NodeId, group: usize, now: u64) -> Option<&Block> {
         let node = self.nodes.get_mut(&id)?;
-        let of = self.groups.get_mut(group)?;
-        let (block, used) = node.held.get_mut(group)?.as_mut()?;
-        of.order.remove(&(*used, Reverse(node.depth), id));
+        let order = &mut self.groups[group].order;
+        let (block, used) = node.held[group].as_mut()?;
+        order.remove(&(*used, Reverse(node.depth), id));
         *used = now;
-        of.order.insert((now, Reverse(node.depth), id));
+        order.insert((now, Reverse(node.depth), id));
         Some(block)
     }
 
     /// Gives the block of a node back.
     fn release(&mut self, id: NodeId, group: usize) {
-        if let (Some(node), Some(of)) = (self.nodes.get_mut(&id), self.groups.get_mut(group))
-            && let Some((block, used)) = node.held.get_mut(group).and_then(Option::take)
+        if let Some(node) = self.nodes.get_mut(&id)
+            && let Some((block, used)) = node.held[group].take()
         {
-            of.order.remove(&(used, Reverse(node.depth), id));
-            if let Some(own) = of.own.get_mut(&block.id()) {
-                *own = own.saturating_sub(1);
-                if *own == 0 {
-                    of.own.remove(&block.id());
+            let layers = &mut self.groups[group];
+            layers.order.remove(&(used, Reverse(node.depth), id));
+            if let Entry::Occupied(mut own) = layers.own.entry(block.id()) {
+                *own.get_mut() -= 1;
+                if *own.get() == 0 {
+                    own.remove();
                 }
             }
-            drop(block);
         }
     }
 
@@ -607,7 +602,7 @@ fn check_part(pool: &BlockPool, part: &Sequence, tokens: usize) -> Result<(), Vi
         "insert sequences of the pools that the prefix cache was made with",
     )?;
     part.check_count(tokens, "insert the tokens whose keys a step has computed")?;
-    if let Some(computed) = pool.computed_tokens(part.stamp()).filter(|of| *of < tokens) {
+    if let Some(computed) = pool.computed_tokens(part.stamp()).filter(|n| *n < tokens) {
         return Err(Violation::new(
             &rules::SEQUENCE_GAP,
             format_args!(

@@ -26,7 +26,7 @@ ascend_attention::spec::library_rules! {
         "use the sequences of this cache's pool";
     BLOCK_UNCOPIED = "block.uncopied",
         "a step reads no block that still waits for the tokens of a shared one",
-        "grow with `Attention::grow`, or pass `Grown::copies` to `PagedKvCache::copy_blocks` before the step";
+        "grow with `Attention::grow`, or pass `Growth::copies` to `PagedKvCache::copy_blocks` before the step";
     BLOCK_GIVEN_BACK = "block.given_back",
         "a step begins with blocks that its sequences have held since its metadata was made",
         "keep the sequences of a step until it has begun, and make its metadata after their last change";
@@ -151,6 +151,9 @@ ascend_attention::spec::library_rules! {
     RANKS_PARTS = "ranks.parts",
         "a context is divided into no more parts than a merge takes",
         "merge in two levels";
+    BACKEND_STEP = "backend.step",
+        "a backend gets steps of the kind that it computes",
+        "register a backend for other steps behind this one";
     BACKEND_DECODE = "backend.decode",
         "the decoding backend gets single causal query tokens",
         "register a backend for packed queries behind this one";
@@ -240,6 +243,9 @@ ascend_attention::spec::library_rules! {
     GRAPH_LAYER = "graph.layer",
         "a step replays each layer once",
         "begin a step for each step of the engine";
+    GRAPH_BACKEND = "graph.backend",
+        "a captured step is computed by a backend whose calls the captured size fixes",
+        "register a backend such as `Fused` behind it, or compute the step without a graph";
     GRAPH_INPUTS = "graph.inputs",
         "a captured layer brings the kind of inputs that it was captured with, and no other mask or sinks",
         "bring what the layer was captured with, or compute the step without a graph";
@@ -280,15 +286,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_unique_and_told() {
+    fn ids_are_unique_and_stand_in_texts() {
         let rules: Vec<_> = RULES.iter().chain(BELOW).collect();
         let mut ids: Vec<_> = rules.iter().map(|rule| rule.id).collect();
         ids.sort_unstable();
         ids.dedup();
         assert_eq!(ids.len(), rules.len());
-        let told = SLOT_RANGE.broken(9, "0 to 7").to_string();
+        let text = SLOT_RANGE.broken(9, "0 to 7").to_string();
         assert_eq!(
-            told,
+            text,
             "slot.range: a slot is inside the cache; only padding lies outside; given 9, allowed: 0 to 7; fix: compute \
              slots from the block table of this cache"
         );

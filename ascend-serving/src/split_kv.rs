@@ -31,7 +31,7 @@ impl SplitLimits {
     /// [`SPLIT_LIMITS`](crate::rules::SPLIT_LIMITS) for a limit of 0, or query heads that are no multiple of the key
     /// heads.
     pub fn balanced(&self, lengths: &PerRequest) -> Result<Vec<usize>, Violation> {
-        let grouped = self.heads.checked_rem(self.kv_heads) == Some(0);
+        let grouped = self.heads.is_multiple_of(self.kv_heads);
         if self.max_splits == 0 || self.cores == 0 || self.heads == 0 || !grouped {
             return Err(Violation::new(
                 &rules::SPLIT_LIMITS,
@@ -41,20 +41,20 @@ impl SplitLimits {
             ));
         }
         let lengths = lengths.lengths();
-        let max = lengths.iter().copied().max().unwrap_or(0);
+        let max = lengths.iter().copied().fold(0, usize::max);
         if max == 0 {
             return Ok(vec![0; lengths.len()]);
         }
         let cap = self.max_splits;
-        let mut min = lengths.iter().copied().min().unwrap_or(0).max(1);
+        let mut min = lengths.iter().copied().fold(max, usize::min).max(1);
         // Lengths that differ by less than a quarter count as equal.
-        if max.saturating_sub(min) < min.div_ceil(4) {
+        if max - min < min.div_ceil(4) {
             min = max;
         }
         let by_length = max.div_ceil(min).min(cap);
         let chunk = max.div_ceil(by_length);
 
-        let group = self.heads.checked_div(self.kv_heads).unwrap_or(1);
+        let group = self.heads / self.kv_heads;
         let head_groups = match group {
             1 => self.heads,
             _ => self.heads.div_ceil(group.min(16)),
@@ -87,17 +87,16 @@ impl SplitLimits {
     }
 }
 
-/// The keys `0..len` in ranges of `size`, rounded up to whole blocks.
+/// The keys `0..len` of a request in ranges of `size`, rounded up to whole blocks.
 pub(crate) fn key_ranges(
     len: usize,
     size: usize,
     block_size: usize,
 ) -> impl Iterator<Item = Range<usize>> {
-    let block_size = block_size.max(1);
-    let size = size.div_ceil(block_size).max(1).saturating_mul(block_size);
+    let size = size.clamp(1, len.max(1)).next_multiple_of(block_size);
     (0..len)
         .step_by(size)
-        .map(move |first| first..first.saturating_add(size).min(len))
+        .map(move |first| first..(first + size).min(len))
 }
 
 #[cfg(test)]
@@ -158,17 +157,23 @@ mod tests {
 
     #[test]
     fn ranges_are_whole_blocks_and_cover_all_keys() {
-        let of = |len, size, block| key_ranges(len, size, block).collect::<Vec<_>>();
-        assert_eq!(of(300, 100, 128), [0..128, 128..256, 256..300]);
-        assert_eq!(of(300, 129, 128), [0..256, 256..300]);
-        assert!(of(0, 5, 16).is_empty());
-        assert_eq!(of(5, 0, 0).len(), 5);
-        assert_eq!(of(7, usize::MAX, 16), [0..7; 1]);
+        let ranges = |len, size, block| key_ranges(len, size, block).collect::<Vec<_>>();
+        assert_eq!(ranges(300, 100, 128), [0..128, 128..256, 256..300]);
+        assert_eq!(ranges(300, 129, 128), [0..256, 256..300]);
+        assert!(ranges(0, 5, 16).is_empty());
+        assert_eq!(ranges(5, 0, 1).len(), 5);
+        assert_eq!(ranges(7, usize::MAX, 16), [0..7; 1]);
     }
 
     proptest! {
         #[test]
-        fn parts_are_within_the_cap_and_cover(lengths in prop::collection::vec(0usize..=i64::MAX as usize, 1..9), max_splits in 1usize..20, cores in 1usize..200, kv_heads in 1usize..9, group in 1usize..40) {
+        fn parts_are_within_the_cap_and_cover(
+            lengths in prop::collection::vec(0usize..=i64::MAX as usize, 1..9),
+            max_splits in 1usize..20,
+            cores in 1usize..200,
+            kv_heads in 1usize..9,
+            group in 1usize..40,
+        ) {
             let limits = SplitLimits { max_splits, cores, heads: kv_heads * group, kv_heads };
             let splits = limits.balanced(&per(&lengths)).unwrap();
             for (len, parts) in lengths.iter().zip(&splits) {
@@ -178,7 +183,10 @@ mod tests {
         }
 
         #[test]
-        fn deterministic_parts_depend_on_the_request_alone(lengths in prop::collection::vec(0usize..100_000, 1..9), tile in 1usize..600) {
+        fn deterministic_parts_depend_on_the_request_alone(
+            lengths in prop::collection::vec(0usize..100_000, 1..9),
+            tile in 1usize..600,
+        ) {
             let all = SplitLimits::deterministic(&per(&lengths), tile).unwrap();
             for (len, parts) in lengths.iter().zip(all) {
                 prop_assert_eq!(vec![parts], SplitLimits::deterministic(&per(&[*len]), tile).unwrap());

@@ -175,7 +175,7 @@ fn drafted_trees(stream: &Stream, pools: &mut Pools) -> Result<()> {
     };
     // The second request has nothing cached.
     let cached = PerRequest::new(vec![5, 0])?;
-    let verification = TreeVerification { shape: shape() };
+    let verification = TreeVerification::new(shape());
     let plan = verification.plan(stream, &trees, &cached, &tensors)?;
     plan.launch(stream, &tensors)?.download(stream)?;
     Ok(())
@@ -266,7 +266,8 @@ fn cached_prefixes(stream: &Stream, pools: &mut Pools) -> Result<()> {
 /// Layers with masks of their own in one step, two of them by rules that are made anew.
 /// Steps of two tokens a request and drafted trees, by graphs of several sizes.
 fn captured_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let mut attention = Attention::new(shape(), cache(stream, pools)?, Backends::none());
+    let backends = Backends::none().with(Masked).with(Fused);
+    let mut attention = Attention::new(shape(), cache(stream, pools)?, backends);
     let limits = GraphLimits::new([1, 2], 200).tokens_each(2);
     let near = |_, token: usize, key: usize| key <= token && token - key < 9;
     let near = MaskKind::from(NamedMask::new("near", near));
@@ -289,7 +290,7 @@ fn captured_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
         drop(step);
         query.download(stream)?;
     }
-    let verification = TreeVerification { shape: shape() };
+    let verification = TreeVerification::new(shape());
     let mut graphs = verification.capture(stream, attention.cache(), &limits)?;
     let tree = DraftTree::chain(1)?;
     let request = TreeRequest {

@@ -42,7 +42,7 @@ pub(crate) trait CallContract: DescribedOperator {
 
     /// Checks a call against the rules of a version, and reports every lint that it breaks.
     fn check(
-        of: &Self::Arguments,
+        arguments: &Self::Arguments,
         version: Self::Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
@@ -50,29 +50,33 @@ pub(crate) trait CallContract: DescribedOperator {
 
     /// Gives a call the outputs that it lacks; an output whose shape the inputs do not imply has the shape that
     /// `expected` returns.
-    fn imply_outputs(of: &mut Self::Arguments, expected: &dyn Fn(&str) -> Option<Dims>);
+    fn imply_outputs(arguments: &mut Self::Arguments, expected: &dyn Fn(&str) -> Option<Dims>);
 
     /// The first argument that is given and that a version does not have.
-    fn unread(of: &Self::Arguments, version: Self::Version) -> Option<&'static ParameterInfo> {
+    fn unread(
+        arguments: &Self::Arguments,
+        version: Self::Version,
+    ) -> Option<&'static ParameterInfo> {
         let plain = Self::Arguments::default();
         let mut newer = (Self::Parameter::ALL.iter().copied())
             .filter(|parameter| parameter.info().since > version.info().number());
-        let given = newer.find(|&parameter| {
-            !of.tensors(parameter).is_empty() || of.value(parameter) != plain.value(parameter)
+        let newest = newer.find(|&parameter| {
+            !arguments.tensors(parameter).is_empty()
+                || arguments.value(parameter) != plain.value(parameter)
         });
-        given.map(DeclaredParameter::info)
+        newest.map(DeclaredParameter::info)
     }
 
     /// Whether a version has every argument that is given, and computes with it.
-    fn computes(of: &Self::Arguments, version: Self::Version) -> bool {
-        Self::unread(of, version).is_none()
+    fn computes(arguments: &Self::Arguments, version: Self::Version) -> bool {
+        Self::unread(arguments, version).is_none()
     }
 
     /// The oldest version that computes with every given argument and that the product has in the release; the newest
     /// version where none does.
-    fn oldest_on(of: &Self::Arguments, target: Target) -> Option<Self::Version> {
+    fn oldest_on(arguments: &Self::Arguments, target: Target) -> Option<Self::Version> {
         let mut able = Self::Version::ALL.iter().copied();
-        able.find(|&version| version.info().runs_on(target) && Self::computes(of, version))
+        able.find(|&version| version.info().runs_on(target) && Self::computes(arguments, version))
             .or_else(|| Self::Version::ALL.last().copied())
     }
 

@@ -51,13 +51,13 @@ impl Axes {
     }
 
     /// The shape of a tensor with these extents; `H` saturates.
-    pub fn shape(self, of: Extents) -> Dims {
+    pub fn shape(self, extents: Extents) -> Dims {
         let Extents {
             batch,
             heads,
             rows,
             dim,
-        } = of;
+        } = extents;
         match self {
             Axes::Bsh => Dims::of([batch, rows, heads.saturating_mul(dim)]),
             Axes::Bsnd => Dims::of([batch, rows, heads, dim]),
@@ -159,12 +159,12 @@ impl View {
 
     /// The elements that a tensor of these extents touches, or `None` if it reaches below its base address or does not
     /// fit in 64 bits. Empty if an extent is 0 or less.
-    pub fn elements(&self, of: Extents) -> Option<Range<u64>> {
+    pub fn elements(&self, extents: Extents) -> Option<Range<u64>> {
         let axes = [
-            (of.batch, self.batch),
-            (of.heads, self.head),
-            (of.rows, self.row),
-            (of.dim, self.dim),
+            (extents.batch, self.batch),
+            (extents.heads, self.head),
+            (extents.rows, self.row),
+            (extents.dim, self.dim),
         ];
         if axes.iter().any(|&(size, _)| size <= 0) {
             return Some(0..0);
@@ -266,16 +266,16 @@ impl Layout {
     }
 
     /// Shape of `attentionOut`; `dim` of `of` is the value's head dimension.
-    pub fn out_shape(self, of: Extents) -> Dims {
-        self.output().shape(of)
+    pub fn out_shape(self, extents: Extents) -> Dims {
+        self.output().shape(extents)
     }
 
     /// Shape of `softmaxLse`: `[B, N, S, 1]`, packed `[T, N, 1]`.
-    pub fn lse_shape(self, of: Extents) -> Dims {
+    pub fn lse_shape(self, extents: Extents) -> Dims {
         if self.is_packed() {
-            Dims::of([of.rows, of.heads, 1])
+            Dims::of([extents.rows, extents.heads, 1])
         } else {
-            Dims::of([of.batch, of.heads, of.rows, 1])
+            Dims::of([extents.batch, extents.heads, extents.rows, 1])
         }
     }
 
@@ -317,13 +317,13 @@ mod tests {
             batch in 1i64..4, heads in 1i64..4, rows in 1i64..4, dim in 1i64..4,
             axes in proptest::sample::select(vec![Axes::Bsh, Axes::Bsnd, Axes::Bnsd, Axes::Nbsd, Axes::Tnd, Axes::Ntd]),
         ) {
-            let of = Extents { batch: if axes.is_packed() { 1 } else { batch }, heads, rows, dim };
-            let desc = TensorDesc::packed(DType::Float16, axes.shape(of));
+            let extents = Extents { batch: if axes.is_packed() { 1 } else { batch }, heads, rows, dim };
+            let desc = TensorDesc::packed(DType::Float16, axes.shape(extents));
             prop_assert_eq!(desc.shape.rank(), axes.rank());
-            prop_assert_eq!(axes.extents(&desc.shape, heads), Some(of));
+            prop_assert_eq!(axes.extents(&desc.shape, heads), Some(extents));
             let view = axes.view(&desc, dim).unwrap();
             let mut seen = std::collections::BTreeSet::new();
-            for b in 0..of.batch as usize {
+            for b in 0..extents.batch as usize {
                 for n in 0..heads as usize {
                     for s in 0..rows as usize {
                         for d in 0..dim {
@@ -334,7 +334,7 @@ mod tests {
             }
             let count = desc.elements().unwrap();
             prop_assert_eq!(seen.len() as u64, count);
-            prop_assert_eq!(view.elements(of), Some(0..count));
+            prop_assert_eq!(view.elements(extents), Some(0..count));
             prop_assert_eq!(seen.iter().max().copied(), Some(count as i64 - 1));
         }
     }

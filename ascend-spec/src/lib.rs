@@ -29,6 +29,7 @@
 #[macro_use]
 pub mod operator;
 
+mod allowed;
 pub mod attention_problem;
 mod cann;
 mod contract;
@@ -41,7 +42,6 @@ pub mod geometry;
 mod layout;
 pub mod minifloat;
 pub mod ops;
-mod reports;
 mod rule;
 mod soc;
 mod target;

@@ -102,7 +102,7 @@ impl fmt::Display for Soc {
 
 /// Whether `rest` is two letters or digits, such as `91` in `Ascend910_9391`.
 fn is_bin(rest: &str) -> bool {
-    rest.len() == 2 && rest.bytes().all(|of| of.is_ascii_alphanumeric())
+    rest.len() == 2 && rest.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
 /// Whether `rest` is a digit, perhaps with a letter or with a second digit after a dash: `3`, `2C`, `4-1`.

@@ -78,7 +78,15 @@ impl TensorDesc {
     /// Whether every element is at the offset that `other` has for the same indices, with the same type, format and
     /// shape: strides of axes of size 1 do not count.
     pub fn lies_as(&self, other: &Self) -> bool {
-        let kind = |of: &Self| (of.dtype, of.format, of.shape, of.offset, of.strides.rank());
+        let kind = |desc: &Self| {
+            (
+                desc.dtype,
+                desc.format,
+                desc.shape,
+                desc.offset,
+                desc.strides.rank(),
+            )
+        };
         let mut strides = self
             .shape
             .iter()

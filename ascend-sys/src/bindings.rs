@@ -2809,6 +2809,25 @@ unsafe extern "C" {
         stream: aclrtStream,
     ) -> aclnnStatus;
     /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+
+ A row is the last axes of x, as many as gamma has. epsilon is added to the mean of its squares.*/
+    pub fn aclnnRmsNormGetWorkspaceSize(
+        x: *const aclTensor,
+        gamma: *const aclTensor,
+        epsilon: f64,
+        yOut: *const aclTensor,
+        rstdOut: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream.
+    pub fn aclnnRmsNorm(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
  Since a release after 8.1.*/
     pub fn aclnnScatterPaKvCacheGetWorkspaceSize(
         key: *const aclTensor,
@@ -4664,6 +4683,21 @@ macro_rules! for_each_function {
                 executor: *mut $crate::bindings::aclOpExecutor,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnRmsNormGetWorkspaceSize(
+                x: *const $crate::bindings::aclTensor,
+                gamma: *const $crate::bindings::aclTensor,
+                epsilon: f64,
+                yOut: *const $crate::bindings::aclTensor,
+                rstdOut: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnRmsNorm(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
             [Opapi] fn aclnnScatterPaKvCacheGetWorkspaceSize(
                 key: *const $crate::bindings::aclTensor,
                 keyCacheRef: *mut $crate::bindings::aclTensor,
@@ -4942,6 +4976,8 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnRingAttentionUpdate: Some(aclnnRingAttentionUpdate),
         aclnnRingAttentionUpdateV2GetWorkspaceSize: None,
         aclnnRingAttentionUpdateV2: None,
+        aclnnRmsNormGetWorkspaceSize: Some(aclnnRmsNormGetWorkspaceSize),
+        aclnnRmsNorm: Some(aclnnRmsNorm),
         aclnnScatterPaKvCacheGetWorkspaceSize: None,
         aclnnScatterPaKvCache: None,
     }

@@ -7,7 +7,7 @@ use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{Element, Tensor, Violation};
 use ascend_serving::{
     AttentionBackend, AttentionMetadata, Causality, Fused, LayerTensors, Result, StepContext,
-    StepMemory, StepPlan,
+    StepMemory, StepPlan, StepProgram, StepStage,
 };
 
 use crate::layers::TriangleLayers;
@@ -55,7 +55,7 @@ pub struct TriangleMixPrefill {
 struct TriangleStep<T: Element> {
     layers: TriangleLayers,
     triangle: TrianglePlan,
-    dense: Box<dyn StepPlan<T>>,
+    dense: StepPlan<T>,
     reads_cache: bool,
 }
 
@@ -92,11 +92,11 @@ impl<T: Element> AttentionBackend<T> for TriangleMixPrefill {
         "triangle_mix"
     }
 
-    fn plan(
+    fn program(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-    ) -> Result<Box<dyn StepPlan<T>>> {
+    ) -> Result<StepProgram<T>> {
         first.without_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
@@ -120,7 +120,7 @@ impl<T: Element> AttentionBackend<T> for TriangleMixPrefill {
             )
             .into());
         }
-        let dense = Fused.plan(step, first)?;
+        let dense = StepPlan::new(&Fused, step, first)?;
         let mut starts = Vec::with_capacity(choices.len());
         let mut end = 0;
         let requests = step.metadata.new_and_cached().zip(choices);
@@ -143,7 +143,7 @@ impl<T: Element> AttentionBackend<T> for TriangleMixPrefill {
         };
         let tensors = tensors(first, reads_cache);
         let triangle = prefill.plan_rows(step.stream, requests, source, tensors)?;
-        Ok(Box::new(TriangleStep {
+        Ok(StepProgram::new([]).stage(TriangleStep {
             layers: self.layers.clone(),
             triangle,
             dense,
@@ -169,16 +169,22 @@ impl<T: Element> fmt::Debug for TriangleStep<T> {
     }
 }
 
-impl<T: Element> StepPlan<T> for TriangleStep<T> {
+impl<T: Element> StepStage<T> for TriangleStep<T> {
     fn memory(&self) -> StepMemory {
         self.dense.memory().beside(self.triangle.memory())
     }
 
-    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
+    fn launch_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Tensor<T>,
+    ) -> Result<()> {
         if !self.layers.contains(layer.layer) {
-            return self.dense.launch(step, layer);
+            return self.dense.launch_into(step, layer, output);
         }
         let [query, key, value] = tensors(layer, self.reads_cache);
-        self.triangle.launch(step.stream, (query, key, value))
+        self.triangle
+            .launch_into(step.stream, (query, key, value), output)
     }
 }

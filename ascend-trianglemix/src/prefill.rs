@@ -74,7 +74,6 @@ pub struct TrianglePlan {
     /// Shapes of query, key and value.
     planned: [Vec<usize>; 3],
     saved_pairs: u128,
-    output_bytes: usize,
 }
 
 /// Where the keys of a step's requests are.
@@ -187,9 +186,6 @@ impl TrianglePrefill {
             shape: [rows, heads, dim],
             planned: tensors.map(|tensor| tensor.shape().to_vec()),
             saved_pairs,
-            output_bytes: [heads, dim, size_of::<T>()]
-                .into_iter()
-                .fold(rows, usize::saturating_mul),
         })
     }
 }
@@ -363,8 +359,7 @@ impl TrianglePlan {
         self.saved_pairs
     }
 
-    /// The device memory that the prefill needs besides query, keys and values. Its output is part of what a layer
-    /// holds.
+    /// The device memory that the prefill needs besides query, keys, values and output.
     pub fn memory(&self) -> StepMemory {
         let calls = self
             .segments
@@ -386,7 +381,6 @@ impl TrianglePlan {
         StepMemory::of_calls(calls.flatten())
             .holding(tables.flatten())
             .taking(self.segments.iter().map(|segment| segment.parts_bytes))
-            .taking([self.output_bytes])
     }
 
     /// Queues the prefill of a layer: the attention `[rows, N, D]`. Returns at once.
@@ -397,8 +391,23 @@ impl TrianglePlan {
     pub fn launch<T: Element>(
         &self,
         stream: &Stream,
-        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+        tensors: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
     ) -> Result<Tensor<T>> {
+        let mut output = Tensor::<T>::empty(stream.device(), self.shape)?;
+        self.launch_into(stream, tensors, &mut output)?;
+        Ok(output)
+    }
+
+    /// As [`launch`](Self::launch), with an output tensor of the caller.
+    ///
+    /// # Errors
+    /// As for [`TrianglePlan::launch`], also for an output of another shape.
+    pub fn launch_into<T: Element>(
+        &self,
+        stream: &Stream,
+        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+        output: &mut Tensor<T>,
+    ) -> Result<()> {
         let tensors = [query, key, value];
         let named = ["query", "key", "value"].into_iter().zip(tensors);
         for ((argument, tensor), planned) in named.zip(&self.planned) {
@@ -411,9 +420,16 @@ impl TrianglePlan {
                 .into());
             }
         }
-        let out = Tensor::<T>::empty(stream.device(), self.shape)?;
+        if output.shape() != self.shape {
+            return Err(Error::not_as_planned(
+                "output",
+                format_args!("{:?}", output.shape()),
+                format_args!("{:?}", self.shape),
+            )
+            .into());
+        }
         for Segment { call, sinks, .. } in &self.segments {
-            let attention = out.narrow(0, call.rows.clone())?;
+            let attention = output.narrow(0, call.rows.clone())?;
             let Some(sinks) = sinks else {
                 let mut output = Output {
                     attention,
@@ -434,6 +450,6 @@ impl TrianglePlan {
             let parts = [Part::of(&near)?, Part::of(&far)?];
             merge.launch_into(stream, &parts, &mut both)?;
         }
-        Ok(out)
+        Ok(())
     }
 }

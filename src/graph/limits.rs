@@ -29,7 +29,10 @@ impl KeyLimits {
 
     /// Returns key lengths at the limits for requests of these query rows: once with one request after the other as
     /// long as the blocks that are left allow, and once with all requests equally long.
-    pub(super) fn extremes(&self, rows: &Cumulative) -> Result<Vec<PerRequest>, Violation> {
+    ///
+    /// # Errors
+    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for limits that have no room for the rows.
+    pub fn extremes(&self, rows: &Cumulative) -> Result<Vec<PerRequest>, Violation> {
         let rows = rows.per_request();
         // Lengths that the operator counts.
         let most = self.keys.min(PerRequest::MAX_LENGTH);

@@ -54,8 +54,7 @@ impl Update {
     /// # Errors
     /// As for [`Update::lengths`]; [`GRAPH_UPDATE`](crate::rules::GRAPH_UPDATE) for a graph without such calls:
     /// launches of plans keep the lengths of their plans.
-    pub fn all(mut self, lengths: CallLengths<'_>) -> Result<Self> {
-        let graph = self.calls.graph;
+    pub fn all(self, lengths: CallLengths<'_>) -> Result<Self> {
         if self.plans.is_empty() {
             return Err(Violation::new(
                 &rules::GRAPH_UPDATE,
@@ -65,7 +64,17 @@ impl Update {
             )
             .into());
         }
-        for index in 0..self.plans.len() {
+        let every = self.plans.len();
+        self.each(std::iter::repeat_n(lengths, every))
+    }
+
+    /// Gives each call lengths of its own, in the order of their captures.
+    ///
+    /// # Errors
+    /// As for [`Update::lengths`].
+    pub fn each<'l>(mut self, lengths: impl IntoIterator<Item = CallLengths<'l>>) -> Result<Self> {
+        let graph = self.calls.graph;
+        for (index, lengths) in lengths.into_iter().enumerate() {
             self.set(CapturedCall { graph, index }, lengths)?;
         }
         Ok(self)

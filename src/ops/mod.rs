@@ -11,6 +11,7 @@ pub(crate) mod inference_attention;
 pub mod operation;
 pub mod prompt_flash_attention;
 pub mod ring_attention_update;
+pub mod rms_norm;
 pub mod scatter_pa_kv_cache;
 
 /// The modules by their public names.
@@ -19,7 +20,7 @@ pub(crate) mod public {
         batch_mat_mul as matmul, flash_attention_score as flash,
         fused_infer_attention_score as attention, gather_pa_kv_cache as gather,
         incre_flash_attention as incre, operation, prompt_flash_attention as prompt,
-        ring_attention_update as ring, scatter_pa_kv_cache as scatter,
+        ring_attention_update as ring, rms_norm as norm, scatter_pa_kv_cache as scatter,
     };
 }
 

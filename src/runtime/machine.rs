@@ -71,9 +71,9 @@ pub(super) fn refused(error: ascend_emu::MachineError) -> crate::Error {
     match error {
         UnknownProduct { name } => crate::Error::UnknownProduct { name },
         Unreleased(target) => crate::Error::Unreleased(target),
-        TooMany { given, most } => crate::Error::invalid(
+        TooMany { what, most } => crate::Error::invalid(
             "machine",
-            format_args!("one more of the {given} that this process emulates"),
+            format_args!("one more of the {what} that this process emulates"),
             format_args!("{most}"),
         )
         .fix("drop runtimes that the process no longer needs, or share one"),

@@ -15,6 +15,7 @@ mod masks;
 mod matmul;
 mod merge;
 mod merge_rows;
+mod norm;
 mod numbers;
 mod prompt_and_incre;
 mod refusals;

@@ -1,8 +1,8 @@
 //! Copies in batches, between the host and a device.
 
-use super::copy::{Copy, Pageable, Side, copy_async};
+use super::copy::{Copy, PageableCopies, Side, copy_async};
 use super::{not_null, refuse, store};
-use crate::failed_device;
+use crate::fault;
 use crate::fault_plan::Site;
 use crate::injection::strike;
 use crate::runtime::capture::forbid_unsafe;
@@ -19,7 +19,7 @@ use std::ffi::c_void;
 struct Batch {
     name: &'static str,
     dsts: *mut *mut c_void,
-    rooms: *mut usize,
+    dst_maxs: *mut usize,
     srcs: *mut *mut c_void,
     sizes: *mut usize,
     count: usize,
@@ -87,7 +87,7 @@ impl Batch {
         // SAFETY: not null, so valid for writing.
         unsafe { store("failIndex", self.fail_index, usize::MAX) }?;
         not_null(&format!("{name}: dsts"), self.dsts)?;
-        not_null(&format!("{name}: destMaxs"), self.rooms)?;
+        not_null(&format!("{name}: destMaxs"), self.dst_maxs)?;
         not_null(&format!("{name}: srcs"), self.srcs)?;
         not_null(&format!("{name}: sizes"), self.sizes)?;
         not_null(&format!("{name}: attrs"), self.attributes)?;
@@ -104,16 +104,16 @@ impl Batch {
             let missing = || failure!(INTERNAL, "{name}: copy {place} has no attribute");
             let (_, attribute) = attribute.ok_or_else(missing)?;
             // SAFETY: within the arrays, which have `count` elements.
-            let (dst, room, src, size) = unsafe {
+            let (dst, dst_max, src, size) = unsafe {
                 (
                     self.dsts.add(place).read_unaligned(),
-                    self.rooms.add(place).read_unaligned(),
+                    self.dst_maxs.add(place).read_unaligned(),
                     self.srcs.add(place).read_unaligned(),
                     self.sizes.add(place).read_unaligned(),
                 )
             };
             let checked = kind(name, attribute).and_then(|kind| {
-                let copy = Copy::new(name, dst, room, src, size, kind)?;
+                let copy = Copy::new(name, dst, dst_max, src, size, kind)?;
                 check_device(name, "dst", dst.addr(), copy.dst.side, attribute.dstLoc)?;
                 check_device(name, "src", src.addr(), copy.src.side, attribute.srcLoc)?;
                 if *direction.get_or_insert(kind) != kind {
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn aclrtMemcpyBatch(
         let batch = Batch {
             name: NAME,
             dsts,
-            rooms: destMaxs,
+            dst_maxs: destMaxs,
             srcs,
             sizes,
             count: numBatches,
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn aclrtMemcpyBatch(
         let copies = unsafe { batch.copies() }?;
         forbid_unsafe(CAPTURE_MODE, NAME)?;
         strike(Site::Memcpy)?;
-        failed_device::check(NAME)?;
+        fault::check_thread_device(NAME)?;
         for copy in &copies {
             // SAFETY: host memory is valid, by the caller's promise.
             unsafe { copy.run(NAME) }?;
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn aclrtMemcpyBatchAsync(
         let batch = Batch {
             name: NAME,
             dsts,
-            rooms: destMaxs,
+            dst_maxs: destMaxs,
             srcs,
             sizes,
             count: numBatches,
@@ -257,6 +257,6 @@ pub unsafe extern "C" fn aclrtMemcpyBatchAsync(
         // SAFETY: the caller's promise.
         let copies = unsafe { batch.copies() }?;
         // SAFETY: the caller's promise.
-        unsafe { copy_async(NAME, &copies, stream, Pageable::Allowed) }
+        unsafe { copy_async(NAME, &copies, stream, PageableCopies::Allowed) }
     })
 }

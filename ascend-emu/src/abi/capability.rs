@@ -1,6 +1,6 @@
 //! Capabilities of a device.
 
-use super::{not_null, refuse, store};
+use super::{answer, not_null, refuse, store};
 use crate::runtime::context::{self, device_exists, initialized, known_device, machine};
 use crate::sanitizer::allocation_table;
 use crate::status::{NOT_SUPPORTED, Outcome, acl, failure};
@@ -24,8 +24,7 @@ pub unsafe extern "C" fn aclGetDeviceCapability(
     value: *mut i64,
 ) -> aclError {
     const NAME: &str = "aclGetDeviceCapability";
-    acl(|| {
-        not_null("value", value)?;
+    answer!(value, {
         device(NAME, deviceId)?;
         let chip = context::chip();
         let found = match deviceInfo {
@@ -37,8 +36,7 @@ pub unsafe extern "C" fn aclGetDeviceCapability(
                 return Err(refuse(&what, other, "an aclDeviceInfo, 0 to 2"));
             }
         };
-        // SAFETY: the caller's promise.
-        unsafe { store("value", value, found) }
+        found
     })
 }
 
@@ -73,15 +71,13 @@ pub unsafe extern "C" fn aclGetCannAttributeList(
 }
 
 pub unsafe extern "C" fn aclGetCannAttribute(cannAttr: aclCannAttr, value: *mut i32) -> aclError {
-    acl(|| {
-        not_null("value", value)?;
+    answer!(value, {
         if !(0..=2).contains(&cannAttr.0) {
             let what = "aclGetCannAttribute: cannAttr";
             return Err(refuse(what, cannAttr.0, "an aclCannAttr, 0 to 2"));
         }
         let there = abilities().contains(&cannAttr);
-        // SAFETY: the caller's promise.
-        unsafe { store("value", value, i32::from(there)) }
+        i32::from(there)
     })
 }
 
@@ -103,8 +99,7 @@ pub unsafe extern "C" fn aclrtGetDeviceInfo(
 ) -> aclError {
     use aclrtDevAttr as Attr;
     const NAME: &str = "aclrtGetDeviceInfo";
-    acl(|| {
-        not_null("value", value)?;
+    answer!(value, {
         device(NAME, deviceId)?;
         let chip = context::chip();
         let soc = machine().target.soc;
@@ -132,15 +127,13 @@ pub unsafe extern "C" fn aclrtGetDeviceInfo(
                 ));
             }
         };
-        // SAFETY: the caller's promise.
-        unsafe { store("value", value, found) }
+        found
     })
 }
 
 /// The identity of an emulated device is the same in every process.
 pub unsafe extern "C" fn aclrtDeviceGetUuid(deviceId: i32, uuid: *mut aclrtUuid) -> aclError {
-    acl(|| {
-        not_null("uuid", uuid)?;
+    answer!(uuid, {
         known_device(deviceId)?;
         let name = b"ascend-emu\0\0";
         let mut bytes = [0; 16];
@@ -148,8 +141,7 @@ pub unsafe extern "C" fn aclrtDeviceGetUuid(deviceId: i32, uuid: *mut aclrtUuid)
         for (to, byte) in bytes.iter_mut().zip(text) {
             *to = byte as c_char;
         }
-        // SAFETY: the caller's promise.
-        unsafe { store("uuid", uuid, aclrtUuid { bytes }) }
+        aclrtUuid { bytes }
     })
 }
 
@@ -198,8 +190,7 @@ pub unsafe extern "C" fn aclrtGetPrimaryCtxState(
     active: *mut i32,
 ) -> aclError {
     const NAME: &str = "aclrtGetPrimaryCtxState";
-    acl(|| {
-        not_null("active", active)?;
+    answer!(active, {
         if !flags.is_null() {
             return Err(refuse(
                 &format!("{NAME}: flags"),
@@ -208,8 +199,7 @@ pub unsafe extern "C" fn aclrtGetPrimaryCtxState(
             ));
         }
         let there = context::has_primary(deviceId)?;
-        // SAFETY: the caller's promise.
-        unsafe { store("active", active, i32::from(there)) }
+        i32::from(there)
     })
 }
 

@@ -2,7 +2,7 @@
 
 use super::{not_null, refuse};
 use crate::config::check;
-use crate::failed_device;
+use crate::fault;
 use crate::fault_plan::Site;
 use crate::injection::strike;
 use crate::memory::DeviceMemory;
@@ -63,14 +63,14 @@ impl Copy {
     pub(super) fn new(
         name: &str,
         dst: *mut c_void,
-        room: usize,
+        dst_max: usize,
         src: *const c_void,
         count: usize,
         kind: aclrtMemcpyKind,
     ) -> Outcome<Self> {
         not_null(&format!("{name}: dst"), dst)?;
         not_null(&format!("{name}: src"), src)?;
-        check_count(name, "destMax", room, count)?;
+        check_count(name, "destMax", dst_max, count)?;
         let end = |address: usize| -> Outcome<End> {
             Ok(End {
                 address,
@@ -127,7 +127,7 @@ impl Copy {
             .find(|(_, end)| end.side == Side::Pageable)
     }
 
-    /// Visits the ends that lie in the allocation table.
+    /// Visits the ends that the allocation table knows.
     fn visit(&self, visit: &mut dyn FnMut(Access)) {
         for (what, end, write) in [("src", &self.src, false), ("dst", &self.dst, true)] {
             if end.side != Side::Pageable {
@@ -170,14 +170,14 @@ pub(super) unsafe fn run_now(task: &Task) -> Outcome {
     .map_err(Failure::from)
 }
 
-pub(super) fn check_count(name: &str, room_name: &str, room: usize, count: usize) -> Outcome {
+pub(super) fn check_count(name: &str, limit_name: &str, limit: usize, count: usize) -> Outcome {
     if count == 0 {
         return Err(refuse(&format!("{name}: count"), count, "1 byte or more"));
     }
-    if count > room {
+    if count > limit {
         return Err(failure!(
             PARAM_INVALID,
-            "{name}: count: given {count} bytes, allowed: at most {room_name}, {room}"
+            "{name}: count: given {count} bytes, allowed: at most {limit_name}, {limit}"
         ));
     }
     Ok(())
@@ -196,7 +196,7 @@ pub unsafe extern "C" fn aclrtMemcpy(
         let copy = Copy::new(NAME, dst, destMax, src, count, kind)?;
         forbid_unsafe(CAPTURE_MODE, NAME)?;
         strike(Site::Memcpy)?;
-        failed_device::check(NAME)?;
+        fault::check_thread_device(NAME)?;
         // SAFETY: host memory is valid, by the caller's promise.
         unsafe { copy.run(NAME) }
     })
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn aclrtMemcpy(
 
 /// Whether pageable host memory of an asynchronous copy is reported. The copy waits for the stream in either case.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pageable {
+pub(super) enum PageableCopies {
     /// It is reported as a finding.
     Finding,
     /// It is the documented use of the function.
@@ -218,11 +218,11 @@ pub(super) unsafe fn copy_async(
     name: &'static str,
     copies: &[Copy],
     stream: aclrtStream,
-    allowed: Pageable,
+    allowed: PageableCopies,
 ) -> Outcome {
     let stream = self::stream(name, stream)?;
     strike(Site::Memcpy)?;
-    failed_device::check_device(name, Some(stream.device()))?;
+    fault::check_device(name, Some(stream.device()))?;
     let pageable = copies
         .iter()
         .find_map(|copy| Some((copy, copy.pageable()?)));
@@ -233,7 +233,7 @@ pub(super) unsafe fn copy_async(
         return Ok(());
     };
     forbid_unsafe(CAPTURE_BLOCKS_ASYNC, name)?;
-    if allowed == Pageable::Finding {
+    if allowed == PageableCopies::Finding {
         let suspicion = Suspicion {
             kind: FindingKind::PageableCopy,
             site: (name, what),
@@ -273,7 +273,7 @@ pub unsafe extern "C" fn aclrtMemcpyAsync(
         self::stream(NAME, stream)?;
         let copy = Copy::new(NAME, dst, destMax, src, count, kind)?;
         // SAFETY: the caller's promise.
-        unsafe { copy_async(NAME, &[copy], stream, Pageable::Finding) }
+        unsafe { copy_async(NAME, &[copy], stream, PageableCopies::Finding) }
     })
 }
 
@@ -290,7 +290,7 @@ pub unsafe extern "C" fn aclrtMemcpyAsyncWithCondition(
         self::stream(NAME, stream)?;
         let copy = Copy::new(NAME, dst, destMax, src, count, kind)?;
         // SAFETY: the caller's promise.
-        unsafe { copy_async(NAME, &[copy], stream, Pageable::Allowed) }
+        unsafe { copy_async(NAME, &[copy], stream, PageableCopies::Allowed) }
     })
 }
 

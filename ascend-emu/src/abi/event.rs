@@ -1,6 +1,6 @@
 //! Events.
 
-use super::{deadline, not_null, store};
+use super::{answer, deadline};
 use crate::config::check;
 use crate::fault_plan::Site;
 use crate::injection::strike;
@@ -16,12 +16,10 @@ use std::time::Instant;
 ///
 /// `event` is null or valid for writing.
 unsafe fn create(event: *mut aclrtEvent, flags: Option<u32>) -> aclError {
-    acl(|| {
-        not_null("event", event)?;
+    answer!(event, {
         current()?;
         let id = CapturableEvent::create(flags)?;
-        // SAFETY: the caller's promise.
-        unsafe { store("event", event, id.raw()) }
+        id.raw()
     })
 }
 
@@ -78,15 +76,13 @@ pub unsafe extern "C" fn aclrtQueryEventStatus(
     event: aclrtEvent,
     status: *mut aclrtEventRecordedStatus,
 ) -> aclError {
-    acl(|| {
-        not_null("status", status)?;
+    answer!(status, {
         let found = if EVENTS.get(event)?.query("aclrtQueryEventStatus")? {
             aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_COMPLETE
         } else {
             aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_NOT_READY
         };
-        // SAFETY: the caller's promise.
-        unsafe { store("status", status, found) }
+        found
     })
 }
 
@@ -94,8 +90,7 @@ pub unsafe extern "C" fn aclrtQueryEventWaitStatus(
     event: aclrtEvent,
     status: *mut aclrtEventWaitStatus,
 ) -> aclError {
-    acl(|| {
-        not_null("status", status)?;
+    answer!(status, {
         let found = if EVENTS
             .get(event)?
             .query_waits("aclrtQueryEventWaitStatus")?
@@ -104,8 +99,7 @@ pub unsafe extern "C" fn aclrtQueryEventWaitStatus(
         } else {
             aclrtEventWaitStatus::ACL_EVENT_WAIT_STATUS_NOT_READY
         };
-        // SAFETY: the caller's promise.
-        unsafe { store("status", status, found) }
+        found
     })
 }
 
@@ -114,12 +108,10 @@ pub unsafe extern "C" fn aclrtEventElapsedTime(
     startEvent: aclrtEvent,
     endEvent: aclrtEvent,
 ) -> aclError {
-    acl(|| {
-        not_null("ms", ms)?;
+    answer!(ms, {
         let elapsed =
             CapturableEvent::elapsed_ms(&*EVENTS.get(startEvent)?, &*EVENTS.get(endEvent)?)?;
-        // SAFETY: the caller's promise.
-        unsafe { store("ms", ms, elapsed) }
+        elapsed
     })
 }
 
@@ -127,10 +119,8 @@ pub unsafe extern "C" fn aclrtEventGetTimestamp(
     event: aclrtEvent,
     timestamp: *mut u64,
 ) -> aclError {
-    acl(|| {
-        not_null("timestamp", timestamp)?;
+    answer!(timestamp, {
         let found = EVENTS.get(event)?.timestamp()?;
-        // SAFETY: the caller's promise.
-        unsafe { store("timestamp", timestamp, found) }
+        found
     })
 }

@@ -111,65 +111,36 @@ pub unsafe extern "C" fn aclSetDynamicTensorAddr(
     })
 }
 
-pub unsafe extern "C" fn AclSetInputTensorAddr(
-    executor: *mut aclOpExecutor,
-    index: usize,
-    tensor: *mut aclTensor,
-    addr: *mut c_void,
-) -> aclnnStatus {
-    // SAFETY: an alias.
-    unsafe { aclSetInputTensorAddr(executor, index, tensor, addr) }
+/// Defines functions that have a second name.
+macro_rules! aliases {
+    ($($alias:ident = $function:ident ( $($argument:ident: $type:ty),* );)*) => {$(
+        pub unsafe extern "C" fn $alias($($argument: $type),*) -> aclnnStatus {
+            // SAFETY: the caller's promise is that of the function.
+            unsafe { $function($($argument),*) }
+        }
+    )*};
 }
 
-pub unsafe extern "C" fn AclSetOutputTensorAddr(
-    executor: *mut aclOpExecutor,
-    index: usize,
-    tensor: *mut aclTensor,
-    addr: *mut c_void,
-) -> aclnnStatus {
-    // SAFETY: an alias.
-    unsafe { aclSetOutputTensorAddr(executor, index, tensor, addr) }
-}
-
-pub unsafe extern "C" fn AclSetTensorAddr(
-    executor: *mut aclOpExecutor,
-    index: usize,
-    tensor: *mut aclTensor,
-    addr: *mut c_void,
-) -> aclnnStatus {
-    // SAFETY: an alias.
-    unsafe { aclSetTensorAddr(executor, index, tensor, addr) }
-}
-
-pub unsafe extern "C" fn AclSetDynamicInputTensorAddr(
-    executor: *mut aclOpExecutor,
-    irIndex: usize,
-    relativeIndex: usize,
-    tensors: *mut aclTensorList,
-    addr: *mut c_void,
-) -> aclnnStatus {
-    // SAFETY: an alias.
-    unsafe { aclSetDynamicInputTensorAddr(executor, irIndex, relativeIndex, tensors, addr) }
-}
-
-pub unsafe extern "C" fn AclSetDynamicOutputTensorAddr(
-    executor: *mut aclOpExecutor,
-    irIndex: usize,
-    relativeIndex: usize,
-    tensors: *mut aclTensorList,
-    addr: *mut c_void,
-) -> aclnnStatus {
-    // SAFETY: an alias.
-    unsafe { aclSetDynamicOutputTensorAddr(executor, irIndex, relativeIndex, tensors, addr) }
-}
-
-pub unsafe extern "C" fn AclSetDynamicTensorAddr(
-    executor: *mut aclOpExecutor,
-    irIndex: usize,
-    relativeIndex: usize,
-    tensors: *mut aclTensorList,
-    addr: *mut c_void,
-) -> aclnnStatus {
-    // SAFETY: an alias.
-    unsafe { aclSetDynamicTensorAddr(executor, irIndex, relativeIndex, tensors, addr) }
+aliases! {
+    AclSetInputTensorAddr = aclSetInputTensorAddr(
+        executor: *mut aclOpExecutor, index: usize, tensor: *mut aclTensor, addr: *mut c_void
+    );
+    AclSetOutputTensorAddr = aclSetOutputTensorAddr(
+        executor: *mut aclOpExecutor, index: usize, tensor: *mut aclTensor, addr: *mut c_void
+    );
+    AclSetTensorAddr = aclSetTensorAddr(
+        executor: *mut aclOpExecutor, index: usize, tensor: *mut aclTensor, addr: *mut c_void
+    );
+    AclSetDynamicInputTensorAddr = aclSetDynamicInputTensorAddr(
+        executor: *mut aclOpExecutor, irIndex: usize, relativeIndex: usize, tensors: *mut aclTensorList,
+        addr: *mut c_void
+    );
+    AclSetDynamicOutputTensorAddr = aclSetDynamicOutputTensorAddr(
+        executor: *mut aclOpExecutor, irIndex: usize, relativeIndex: usize, tensors: *mut aclTensorList,
+        addr: *mut c_void
+    );
+    AclSetDynamicTensorAddr = aclSetDynamicTensorAddr(
+        executor: *mut aclOpExecutor, irIndex: usize, relativeIndex: usize, tensors: *mut aclTensorList,
+        addr: *mut c_void
+    );
 }

@@ -1,6 +1,6 @@
 //! Graph capture.
 
-use super::{deadline, not_null, refuse, store};
+use super::{answer, deadline, not_null, refuse, store};
 use crate::fault_plan::Site;
 use crate::injection::strike;
 use crate::runtime::capture::{Mode, exchange_thread_mode};
@@ -22,8 +22,8 @@ fn explicit(name: &str, raw: aclrtStream) -> Outcome<Arc<Stream>> {
     stream(name, raw)
 }
 
-fn mode(given: aclmdlRICaptureMode) -> Outcome<Mode> {
-    Ok(match given {
+fn mode(mode: aclmdlRICaptureMode) -> Outcome<Mode> {
+    Ok(match mode {
         aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_GLOBAL => Mode::Global,
         aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL => Mode::ThreadLocal,
         aclmdlRICaptureMode::ACL_MODEL_RI_CAPTURE_MODE_RELAXED => Mode::Relaxed,
@@ -95,13 +95,11 @@ pub unsafe extern "C" fn aclmdlRICaptureEnd(
     modelRI: *mut aclmdlRI,
 ) -> aclError {
     const NAME: &str = "aclmdlRICaptureEnd";
-    acl(|| {
-        not_null("modelRI", modelRI)?;
+    answer!(modelRI, {
         // SAFETY: the caller's promise.
         unsafe { store("modelRI", modelRI, ptr::null_mut()) }?;
         let graph = explicit(NAME, stream)?.end_capture()?;
-        // SAFETY: the caller's promise.
-        unsafe { store("modelRI", modelRI, graph.raw()) }
+        graph.raw()
     })
 }
 
@@ -113,7 +111,7 @@ pub unsafe extern "C" fn aclmdlRICaptureThreadExchangeMode(
         // SAFETY: not null, so valid for reading and writing one value.
         let new = self::mode(unsafe { mode.read_unaligned() })?;
         let old = exchange_thread_mode(new);
-        // SAFETY: as above.
+        // SAFETY: not null, so valid for writing one value.
         unsafe { store("mode", mode, mode_to_c(old)) }
     })
 }
@@ -163,12 +161,10 @@ pub unsafe extern "C" fn aclmdlRICaptureTaskGrpEnd(
     handle: *mut aclrtTaskGrp,
 ) -> aclError {
     const NAME: &str = "aclmdlRICaptureTaskGrpEnd";
-    acl(|| {
-        not_null("handle", handle)?;
+    answer!(handle, {
         let stream = explicit(NAME, stream)?;
         let group = stream.captured(NAME)?.end_group(stream.id())?;
-        // SAFETY: the caller's promise.
-        unsafe { store("handle", handle, group.raw()) }
+        group.raw()
     })
 }
 

@@ -1,7 +1,7 @@
 //! Registered host memory, and the place of memory.
 
 use super::copy::Side;
-use super::{not_null, refuse, store};
+use super::{answer, not_null, refuse, store};
 use crate::config::check;
 use crate::memory::DeviceMemory;
 use crate::runtime::context::{current, initialized};
@@ -49,8 +49,7 @@ pub unsafe extern "C" fn aclrtHostRegister(
 ) -> aclError {
     use aclrtHostRegisterType as Type;
     const NAME: &str = "aclrtHostRegister";
-    acl(|| {
-        not_null("devPtr", devPtr)?;
+    answer!(devPtr, {
         match type_ {
             Type::ACL_HOST_REGISTER_MAPPED => {}
             Type::ACL_HOST_REGISTER_IOMEMORY | Type::ACL_HOST_REGISTER_READONLY => {
@@ -66,8 +65,7 @@ pub unsafe extern "C" fn aclrtHostRegister(
             }
         }
         register(NAME, ptr, size, true, false)?;
-        // SAFETY: the caller's promise.
-        unsafe { store("devPtr", devPtr, ptr) }
+        ptr
     })
 }
 
@@ -77,10 +75,10 @@ pub unsafe extern "C" fn aclrtHostRegisterV2(ptr: *mut c_void, size: u64, flag: 
         ACL_HOST_REG_MAPPED | ACL_HOST_REG_PINNED | ACL_HOST_REG_IOMEMORY | ACL_HOST_REG_READONLY;
     acl(|| {
         if flag == 0 || flag & !KNOWN != 0 {
-            let given = format!("{flag:#x}");
+            let flag = format!("{flag:#x}");
             return Err(refuse(
                 &format!("{NAME}: flag"),
-                given,
+                flag,
                 "ACL_HOST_REG_* flags",
             ));
         }

@@ -2,7 +2,7 @@
 //!
 //! Each function exists once for every machine index; the C names are those of index 0, the machine of the environment.
 
-use super::{not_null, refuse, store};
+use super::{answer, not_null, refuse, store};
 use crate::machines::{MACHINES, MachineIndex, NAMES, behaviour_at, soc_name_at};
 use crate::runtime::context;
 use crate::status::{Outcome, acl};
@@ -25,11 +25,9 @@ unsafe extern "C" fn create_context<const INDEX: usize>(
     context: *mut aclrtContext,
     device_id: i32,
 ) -> aclError {
-    acl(|| {
-        not_null("context", context)?;
+    answer!(context, {
         let id = context::create(device_id, INDEX)?;
-        // SAFETY: the caller's promise.
-        unsafe { store("context", context, id.raw()) }
+        id.raw()
     })
 }
 
@@ -102,7 +100,7 @@ unsafe extern "C" fn version_string<const INDEX: usize>(
         not_null("versionStr", version)?;
         let text = version_text(INDEX);
         for (place, byte) in text.bytes().chain([0]).enumerate() {
-            // SAFETY: the array has room for ACL_PKG_VERSION_MAX_SIZE (128) characters, the text is far shorter.
+            // SAFETY: the array has ACL_PKG_VERSION_MAX_SIZE (128) characters, the text is far shorter.
             unsafe { version.add(place).write(byte as c_char) };
         }
         Ok(())
@@ -141,7 +139,8 @@ macro_rules! of_machine {
             use super::*;
 
             crate::trace::traced! {
-                $(pub(super) fn $name<const INDEX: usize>($($argument: $type),*) -> $result = super::$generic::<INDEX>;)*
+                $(pub(super) fn $name<const INDEX: usize>($($argument: $type),*) -> $result
+                    = super::$generic::<INDEX>;)*
             }
         }
 

@@ -53,8 +53,8 @@ unsafe fn allocate_device(
     policy: aclrtMemMallocPolicy,
 ) -> Outcome {
     if policy.0 & !POLICY_FLAGS > POLICIES {
-        let given = format!("{:#x}", policy.0);
-        return Err(refuse("policy", given, "an aclrtMemMallocPolicy"));
+        let policy = format!("{:#x}", policy.0);
+        return Err(refuse("policy", policy, "an aclrtMemMallocPolicy"));
     }
     // SAFETY: the caller's promise.
     unsafe {
@@ -187,9 +187,15 @@ pub unsafe extern "C" fn aclrtFreeHost(hostPtr: *mut c_void) -> aclError {
 }
 
 /// A fill with checked arguments.
-fn fill(name: &str, device: *mut c_void, room: usize, value: i32, count: usize) -> Outcome<Task> {
+fn fill(
+    name: &str,
+    device: *mut c_void,
+    max_count: usize,
+    value: i32,
+    count: usize,
+) -> Outcome<Task> {
     not_null(&format!("{name}: devPtr"), device)?;
-    check_count(name, "maxCount", room, count)?;
+    check_count(name, "maxCount", max_count, count)?;
     let dst = device.addr();
     if Side::of(dst)? != Side::Device {
         return Err(failure!(

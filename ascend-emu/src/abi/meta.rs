@@ -2,8 +2,8 @@
 
 use crate::c_pointer::not_null_or;
 use crate::descriptor::{
-    BOOL_ARRAYS, Described, FLOAT_ARRAYS, INT_ARRAYS, List, MOST_ELEMENTS, SCALAR_LISTS, SCALARS,
-    Scalar, TENSOR_LISTS, TENSORS, Tensor,
+    BOOL_ARRAYS, DescribedTensor, FLOAT_ARRAYS, INT_ARRAYS, List, MOST_ELEMENTS, SCALAR_LISTS,
+    SCALARS, Scalar, TENSOR_LISTS, TENSORS, Tensor,
 };
 use crate::handle::Table;
 use crate::status::{ACLNN_INNER, ACLNN_INVALID, ACLNN_NULLPTR, Outcome, aclnn, failure, value};
@@ -68,7 +68,7 @@ impl Arguments {
     /// # Safety
     ///
     /// The arrays are null or have the number of elements that their ranks give; the strides have the view's rank.
-    unsafe fn read(&self) -> Outcome<Described> {
+    unsafe fn read(&self) -> Outcome<DescribedTensor> {
         // SAFETY: the caller's promise.
         let (view, storage) = unsafe {
             (
@@ -82,7 +82,7 @@ impl Arguments {
             // SAFETY: the caller's promise.
             Some(unsafe { copy("stride", self.strides, self.view_rank) }?)
         };
-        Described::new(
+        DescribedTensor::new(
             &view,
             self.dtype.0,
             strides.as_deref(),
@@ -293,79 +293,47 @@ unsafe fn hand_out(values: &[i64], to: *mut *mut i64, count: *mut u64) -> Outcom
     }
 }
 
-pub unsafe extern "C" fn aclGetViewShape(
-    tensor: *const aclTensor,
-    viewDims: *mut *mut i64,
-    viewDimsNum: *mut u64,
-) -> aclnnStatus {
-    aclnn(|| {
-        let described = TENSORS.get(tensor)?.get();
-        // SAFETY: the caller's promise.
-        unsafe { hand_out(&described.desc.shape, viewDims, viewDimsNum) }
-    })
-}
-
-pub unsafe extern "C" fn aclGetStorageShape(
-    tensor: *const aclTensor,
-    storageDims: *mut *mut i64,
-    storageDimsNum: *mut u64,
-) -> aclnnStatus {
-    aclnn(|| {
-        let described = TENSORS.get(tensor)?.get();
-        // SAFETY: the caller's promise.
-        unsafe { hand_out(&described.storage, storageDims, storageDimsNum) }
-    })
-}
-
-pub unsafe extern "C" fn aclGetViewStrides(
-    tensor: *const aclTensor,
-    stridesValue: *mut *mut i64,
-    stridesNum: *mut u64,
-) -> aclnnStatus {
-    aclnn(|| {
-        let described = TENSORS.get(tensor)?.get();
-        // SAFETY: the caller's promise.
-        unsafe { hand_out(&described.desc.strides, stridesValue, stridesNum) }
-    })
-}
-
-pub unsafe extern "C" fn aclGetViewOffset(
-    tensor: *const aclTensor,
-    offset: *mut i64,
-) -> aclnnStatus {
-    aclnn(|| {
-        let described = TENSORS.get(tensor)?.get();
-        // SAFETY: the caller's promise.
-        unsafe { store("offset", offset, described.desc.offset) }
-    })
-}
-
-pub unsafe extern "C" fn aclGetFormat(
-    tensor: *const aclTensor,
-    format: *mut aclFormat,
-) -> aclnnStatus {
-    aclnn(|| {
-        let described = TENSORS.get(tensor)?.get();
-        // SAFETY: the caller's promise.
-        unsafe { store("format", format, aclFormat(described.desc.format.acl())) }
-    })
-}
-
-pub unsafe extern "C" fn aclGetDataType(
-    tensor: *const aclTensor,
-    dataType: *mut aclDataType,
-) -> aclnnStatus {
-    aclnn(|| {
-        let described = TENSORS.get(tensor)?.get();
-        // SAFETY: the caller's promise.
-        unsafe {
-            store(
-                "dataType",
-                dataType,
-                aclDataType(described.desc.dtype.acl()),
-            )
+/// Defines functions that hand out numbers of a tensor.
+macro_rules! numbers {
+    ($($name:ident($to:ident, $count:ident) = $($member:ident).+;)*) => {$(
+        pub unsafe extern "C" fn $name(
+            tensor: *const aclTensor,
+            $to: *mut *mut i64,
+            $count: *mut u64,
+        ) -> aclnnStatus {
+            aclnn(|| {
+                let described = TENSORS.get(tensor)?.get();
+                // SAFETY: the caller's promise.
+                unsafe { hand_out(&described.$($member).+, $to, $count) }
+            })
         }
-    })
+    )*};
+}
+
+numbers! {
+    aclGetViewShape(viewDims, viewDimsNum) = desc.shape;
+    aclGetStorageShape(storageDims, storageDimsNum) = storage;
+    aclGetViewStrides(stridesValue, stridesNum) = desc.strides;
+}
+
+/// Defines functions that write a property of a tensor.
+macro_rules! properties {
+    ($($name:ident($to:ident: $type:ty) = |$described:ident| $value:expr;)*) => {$(
+        pub unsafe extern "C" fn $name(tensor: *const aclTensor, $to: *mut $type) -> aclnnStatus {
+            aclnn(|| {
+                let $described = TENSORS.get(tensor)?.get();
+                // SAFETY: the caller's promise.
+                unsafe { store(stringify!($to), $to, $value) }
+            })
+        }
+    )*};
+}
+
+properties! {
+    aclGetViewOffset(offset: i64) = |tensor| tensor.desc.offset;
+    aclGetFormat(format: aclFormat) = |tensor| aclFormat(tensor.desc.format.acl());
+    aclGetDataType(dataType: aclDataType) = |tensor| aclDataType(tensor.desc.dtype.acl());
+    aclGetRawTensorAddr(addr: *mut c_void) = |tensor| ptr::with_exposed_provenance_mut(tensor.address);
 }
 
 /// # Safety
@@ -384,44 +352,22 @@ unsafe fn count<T, H>(
     })
 }
 
-pub unsafe extern "C" fn aclGetIntArraySize(
-    array: *const aclIntArray,
-    size: *mut u64,
-) -> aclnnStatus {
-    // SAFETY: the caller's promise.
-    unsafe { count(&INT_ARRAYS, array, size, |array| array.len()) }
+/// Defines functions that write a length.
+macro_rules! lengths {
+    ($($name:ident($handle:ident: $type:ty) = $table:ident, $len:expr;)*) => {$(
+        pub unsafe extern "C" fn $name($handle: *const $type, size: *mut u64) -> aclnnStatus {
+            // SAFETY: the caller's promise.
+            unsafe { count(&$table, $handle, size, $len) }
+        }
+    )*};
 }
 
-pub unsafe extern "C" fn aclGetFloatArraySize(
-    array: *const aclFloatArray,
-    size: *mut u64,
-) -> aclnnStatus {
-    // SAFETY: the caller's promise.
-    unsafe { count(&FLOAT_ARRAYS, array, size, |array| array.len()) }
-}
-
-pub unsafe extern "C" fn aclGetBoolArraySize(
-    array: *const aclBoolArray,
-    size: *mut u64,
-) -> aclnnStatus {
-    // SAFETY: the caller's promise.
-    unsafe { count(&BOOL_ARRAYS, array, size, |array| array.len()) }
-}
-
-pub unsafe extern "C" fn aclGetTensorListSize(
-    tensorList: *const aclTensorList,
-    size: *mut u64,
-) -> aclnnStatus {
-    // SAFETY: the caller's promise.
-    unsafe { count(&TENSOR_LISTS, tensorList, size, List::len) }
-}
-
-pub unsafe extern "C" fn aclGetScalarListSize(
-    scalarList: *const aclScalarList,
-    size: *mut u64,
-) -> aclnnStatus {
-    // SAFETY: the caller's promise.
-    unsafe { count(&SCALAR_LISTS, scalarList, size, List::len) }
+lengths! {
+    aclGetIntArraySize(array: aclIntArray) = INT_ARRAYS, |array| array.len();
+    aclGetFloatArraySize(array: aclFloatArray) = FLOAT_ARRAYS, |array| array.len();
+    aclGetBoolArraySize(array: aclBoolArray) = BOOL_ARRAYS, |array| array.len();
+    aclGetTensorListSize(tensorList: aclTensorList) = TENSOR_LISTS, List::len;
+    aclGetScalarListSize(scalarList: aclScalarList) = SCALAR_LISTS, List::len;
 }
 
 pub unsafe extern "C" fn aclSetRawTensorAddr(
@@ -431,17 +377,5 @@ pub unsafe extern "C" fn aclSetRawTensorAddr(
     aclnn(|| {
         TENSORS.get(tensor)?.set_address(addr.addr());
         Ok(())
-    })
-}
-
-pub unsafe extern "C" fn aclGetRawTensorAddr(
-    tensor: *const aclTensor,
-    addr: *mut *mut c_void,
-) -> aclnnStatus {
-    aclnn(|| {
-        let described = TENSORS.get(tensor)?.get();
-        let address = ptr::with_exposed_provenance_mut(described.address);
-        // SAFETY: the caller's promise.
-        unsafe { store("addr", addr, address) }
     })
 }

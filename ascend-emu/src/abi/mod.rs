@@ -31,18 +31,14 @@ mod device;
 mod event;
 mod executor;
 mod graph;
-mod health;
 mod host_memory;
 mod limits;
 mod machine;
 mod memory;
 mod meta;
 mod notify;
-mod peer;
 mod runtime;
 mod stream;
-mod stream_attribute;
-mod timeout;
 mod unemulated;
 mod virtual_memory;
 
@@ -54,7 +50,6 @@ pub use device::*;
 pub use event::*;
 pub use executor::*;
 pub use graph::*;
-pub use health::*;
 pub use host_memory::*;
 pub use limits::*;
 pub(crate) use machine::fill_in;
@@ -62,11 +57,8 @@ pub use machine::*;
 pub use memory::*;
 pub use meta::*;
 pub use notify::*;
-pub use peer::*;
 pub use runtime::*;
 pub use stream::*;
-pub use stream_attribute::*;
-pub use timeout::*;
 pub use unemulated::*;
 pub use virtual_memory::*;
 
@@ -93,6 +85,19 @@ unsafe fn store<T>(name: &str, to: *mut T, value: T) -> Outcome {
     Ok(())
 }
 
+/// Answers a call: writes a value through the pointer of this name. Null is refused before the value is computed.
+macro_rules! answer {
+    ($to:ident, $value:expr) => {
+        $crate::status::acl(|| {
+            super::not_null(stringify!($to), $to)?;
+            let value = $value;
+            // SAFETY: not null, so valid for writing, by the promise of the caller from C.
+            unsafe { super::store(stringify!($to), $to, value) }
+        })
+    };
+}
+use answer;
+
 /// The deadline of a timeout in milliseconds from now; `None` for -1.
 fn deadline(name: &str, milliseconds: i32) -> Outcome<Option<Instant>> {
     match u64::try_from(milliseconds) {
@@ -107,6 +112,6 @@ fn deadline(name: &str, milliseconds: i32) -> Outcome<Option<Instant>> {
 }
 
 /// A value that is not one of those allowed.
-fn refuse(what: &str, given: impl std::fmt::Display, allowed: &str) -> Failure {
-    failure!(PARAM_INVALID, "{what}: given {given}, allowed: {allowed}")
+fn refuse(what: &str, value: impl std::fmt::Display, allowed: &str) -> Failure {
+    failure!(PARAM_INVALID, "{what}: given {value}, allowed: {allowed}")
 }

@@ -1,7 +1,7 @@
 //! Notifies, and values in memory that streams write and wait for.
 
 use super::copy::Side;
-use super::{not_null, refuse, store};
+use super::{answer, not_null, refuse};
 use crate::runtime::context::{current, stream};
 use crate::runtime::notify::{NOTIFIES, Notify};
 use crate::runtime::stream_value::Comparison;
@@ -13,8 +13,7 @@ use std::time::Duration;
 
 pub unsafe extern "C" fn aclrtCreateNotify(notify: *mut aclrtNotify, flag: u64) -> aclError {
     const NAME: &str = "aclrtCreateNotify";
-    acl(|| {
-        not_null("notify", notify)?;
+    answer!(notify, {
         current()?;
         if flag == u64::from(sys::ACL_NOTIFY_DEVICE_USE_ONLY) {
             return Err(failure!(
@@ -30,8 +29,7 @@ pub unsafe extern "C" fn aclrtCreateNotify(notify: *mut aclrtNotify, flag: u64) 
                 "ACL_NOTIFY_DEFAULT (0)",
             ));
         }
-        // SAFETY: the caller's promise.
-        unsafe { store("notify", notify, Notify::create().raw()) }
+        Notify::create().raw()
     })
 }
 
@@ -62,31 +60,29 @@ pub unsafe extern "C" fn aclrtWaitAndResetNotify(
 }
 
 pub unsafe extern "C" fn aclrtGetNotifyId(notify: aclrtNotify, notifyId: *mut u32) -> aclError {
-    acl(|| {
-        not_null("notifyId", notifyId)?;
+    answer!(notifyId, {
         let id = NOTIFIES.get(notify)?.id;
-        // SAFETY: the caller's promise.
-        unsafe { store("notifyId", notifyId, id) }
+        id
     })
 }
 
 /// The address of a value in device memory.
-fn value_address(name: &str, at: *mut c_void) -> Outcome<usize> {
-    not_null(&format!("{name}: devAddr"), at)?;
-    let at = at.addr();
-    if Side::of(at)? != Side::Device {
+fn value_address(name: &str, address: *mut c_void) -> Outcome<usize> {
+    not_null(&format!("{name}: devAddr"), address)?;
+    let address = address.addr();
+    if Side::of(address)? != Side::Device {
         return Err(failure!(
             PARAM_INVALID,
-            "{name}: devAddr at {at:#x} is host memory, allowed: device memory"
+            "{name}: devAddr at {address:#x} is host memory, allowed: device memory"
         ));
     }
-    if !at.is_multiple_of(8) {
+    if !address.is_multiple_of(8) {
         return Err(failure!(
             PARAM_INVALID,
-            "{name}: devAddr: given {at:#x}, allowed: a multiple of 8"
+            "{name}: devAddr: given {address:#x}, allowed: a multiple of 8"
         ));
     }
-    Ok(at)
+    Ok(address)
 }
 
 pub unsafe extern "C" fn aclrtValueWrite(
@@ -98,11 +94,11 @@ pub unsafe extern "C" fn aclrtValueWrite(
     const NAME: &str = "aclrtValueWrite";
     acl(|| {
         let stream = self::stream(NAME, stream)?;
-        let at = value_address(NAME, devAddr)?;
+        let address = value_address(NAME, devAddr)?;
         if flag != 0 {
             return Err(refuse(&format!("{NAME}: flag"), flag, "0"));
         }
-        stream.submit(Task::Write { at, value }, None, PARAM_INVALID)
+        stream.submit(Task::Write { address, value }, None, PARAM_INVALID)
     })
 }
 
@@ -115,7 +111,7 @@ pub unsafe extern "C" fn aclrtValueWait(
     const NAME: &str = "aclrtValueWait";
     acl(|| {
         let stream = self::stream(NAME, stream)?;
-        let at = value_address(NAME, devAddr)?;
+        let address = value_address(NAME, devAddr)?;
         let comparison = match flag {
             sys::ACL_STREAM_WAIT_VALUE_GEQ => Comparison::NotBelow,
             sys::ACL_STREAM_WAIT_VALUE_EQ => Comparison::Equal,
@@ -131,7 +127,7 @@ pub unsafe extern "C" fn aclrtValueWait(
             }
         };
         let task = Task::AwaitValue {
-            at,
+            address,
             value,
             comparison,
         };

@@ -1,6 +1,6 @@
 //! Virtual memory: ranges of addresses, and the physical memory that is mapped to them.
 
-use super::{not_null, refuse, store};
+use super::{answer, not_null, refuse};
 use crate::config::check;
 use crate::fault_plan::Site;
 use crate::injection::strike;
@@ -23,8 +23,7 @@ pub unsafe extern "C" fn aclrtReserveMemAddress(
     flags: u64,
 ) -> aclError {
     const NAME: &str = "aclrtReserveMemAddress";
-    acl(|| {
-        not_null("virPtr", virPtr)?;
+    answer!(virPtr, {
         // Addresses belong to the process: clients reserve some before they set a device, to test whether that works.
         initialized()?;
         let device = current().ok().map(|context| context.device);
@@ -46,8 +45,7 @@ pub unsafe extern "C" fn aclrtReserveMemAddress(
             ));
         }
         let address = allocation_table::reserve(device, size)?;
-        // SAFETY: the caller's promise.
-        unsafe { store("virPtr", virPtr, with_exposed_provenance_mut(address)) }
+        with_exposed_provenance_mut(address)
     })
 }
 
@@ -70,10 +68,10 @@ unsafe fn properties(name: &str, prop: *const aclrtPhysicalMemProp) -> Outcome<(
     current()?;
     // SAFETY: not null, so valid for reading.
     let prop = unsafe { prop.read_unaligned() };
-    let one = |what: &str, given: u32| {
+    let one = |what: &str, value: u32| {
         failure!(
             NULL_PARAM,
-            "{name}: prop->{what}: given {given}, allowed: 0"
+            "{name}: prop->{what}: given {value}, allowed: 0"
         )
     };
     if prop.handleType != aclrtMemHandleType::ACL_MEM_HANDLE_TYPE_NONE {
@@ -128,8 +126,7 @@ pub unsafe extern "C" fn aclrtMallocPhysical(
     flags: u64,
 ) -> aclError {
     const NAME: &str = "aclrtMallocPhysical";
-    acl(|| {
-        not_null("handle", handle)?;
+    answer!(handle, {
         if size == 0 {
             return Err(refuse(&format!("{NAME}: size"), size, "1 byte or more"));
         }
@@ -143,8 +140,7 @@ pub unsafe extern "C" fn aclrtMallocPhysical(
         let (device, _) = unsafe { properties(NAME, prop) }?;
         strike(Site::Malloc)?;
         let id = allocation_table::allocate_physical(device, size as u64)?;
-        // SAFETY: the caller's promise.
-        unsafe { store("handle", handle, id.raw()) }
+        id.raw()
     })
 }
 
@@ -194,8 +190,7 @@ pub unsafe extern "C" fn aclrtMemGetAllocationGranularity(
 ) -> aclError {
     use aclrtMemGranularityOptions as Options;
     const NAME: &str = "aclrtMemGetAllocationGranularity";
-    acl(|| {
-        not_null("granularity", granularity)?;
+    answer!(granularity, {
         // SAFETY: the caller's promise.
         let (_, unit) = unsafe { properties(NAME, prop) }?;
         match option {
@@ -208,7 +203,6 @@ pub unsafe extern "C" fn aclrtMemGetAllocationGranularity(
                 ));
             }
         }
-        // SAFETY: the caller's promise.
-        unsafe { store("granularity", granularity, unit) }
+        unit
     })
 }

@@ -39,8 +39,8 @@ pub(super) struct Argument {
 
 impl Argument {
     /// A refusal that names the operator and this parameter.
-    pub(super) fn refuse(&self, given: impl Display, allowed: impl Display) -> Failure {
-        refuse(self.operator, self.name, given, allowed)
+    pub(super) fn refuse(&self, value: impl Display, allowed: impl Display) -> Failure {
+        refuse(self.operator, self.name, value, allowed)
     }
 
     /// Whether a launch writes only the parts that indices name, and reports these itself.
@@ -187,12 +187,12 @@ impl Argument {
 pub(super) fn refuse(
     operator: &str,
     parameter: &str,
-    given: impl Display,
+    value: impl Display,
     allowed: impl Display,
 ) -> Failure {
     failure!(
         ACLNN_INVALID,
-        "{operator}: {parameter}: given {given}, allowed: {allowed}"
+        "{operator}: {parameter}: given {value}, allowed: {allowed}"
     )
 }
 

@@ -10,7 +10,7 @@ use crate::fault::Fault;
 use crate::lock::Lock;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator, TensorPosition};
-use crate::ops::phase_one::phase_one;
+use crate::ops::entry_point::write_executor;
 use crate::sanitizer::allocation_table;
 use crate::status::{AICORE_EXCEPTION, Outcome, aclnn};
 use crate::trace::Trace;
@@ -48,15 +48,15 @@ pub(super) fn work_of_size(
     out: &Argument,
     body: impl Fn(&Views) -> Result<Vec<i64>, String> + Send + Sync + 'static,
 ) -> Outcome<Work> {
-    let told = Arc::new(Lock::new(None));
-    let tell = Arc::clone(&told);
+    let shape = Arc::new(Lock::new(None));
+    let write = Arc::clone(&shape);
     let body = move |views: &Views| {
-        *tell.lock() = Some(body(views)?);
+        *write.lock() = Some(body(views)?);
         Ok(())
     };
     Ok(Work {
         body: Box::new(body),
-        sized: Some((out.index, told)),
+        sized: Some((out.index, shape)),
     })
 }
 
@@ -87,10 +87,10 @@ impl GlueOperator {
 }
 
 /// All elements of an argument.
-fn elements(argument: &Argument, at: &Addresses) -> Option<Elements> {
+fn elements(argument: &Argument, addresses: &Addresses) -> Option<Elements> {
     let tensor = NamedTensor {
         what: argument.name,
-        address: address(argument.position, at),
+        address: address(argument.position, addresses),
     };
     Elements::described(tensor, &argument.desc)
 }
@@ -120,13 +120,13 @@ impl Operator for GlueOperator {
         argument.map(|argument| &argument.desc)
     }
 
-    fn tell_shape(&self, wait: &dyn Fn() -> Outcome) -> Outcome {
-        let Some((index, told)) = &self.work.sized else {
+    fn store_shape(&self, wait: &dyn Fn() -> Outcome) -> Outcome {
+        let Some((index, shape)) = &self.work.sized else {
             return Ok(());
         };
         wait()?;
         // After a failed launch there is no shape; its stream reports the failure.
-        let shape = told.lock().take();
+        let shape = shape.lock().take();
         let shape = shape.and_then(|shape| Dims::new(&shape));
         if let (Some(shape), Some(argument)) = (shape, self.tensors.get(*index)) {
             let tensor = TENSORS.get(without_provenance::<aclTensor>(argument.handle))?;
@@ -138,9 +138,9 @@ impl Operator for GlueOperator {
         Ok(())
     }
 
-    fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access)) {
+    fn accesses(&self, addresses: &Addresses, visit: &mut dyn FnMut(Access)) {
         for argument in &self.tensors {
-            let range = range(argument, at);
+            let range = range(argument, addresses);
             visit(Access {
                 address: range.start,
                 bytes: range.len() as u64,
@@ -150,36 +150,41 @@ impl Operator for GlueOperator {
         }
     }
 
-    unsafe fn writes(&self, at: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    unsafe fn writes(
+        &self,
+        addresses: &Addresses,
+        _: &DeviceMemory,
+        visit: &mut dyn FnMut(&Elements),
+    ) {
         // A launch reports the parts that it wrote, and the bytes that it copied, itself.
-        let told = |argument: &Argument| argument.writes_parts() || self.plain_copy().is_some();
+        let in_parts = |argument: &Argument| argument.writes_parts() || self.plain_copy().is_some();
         let written = self
             .tensors
             .iter()
             .filter(|argument| argument.role != Role::Read);
         for elements in written
-            .filter(|argument| !told(argument))
-            .filter_map(|argument| elements(argument, at))
+            .filter(|argument| !in_parts(argument))
+            .filter_map(|argument| elements(argument, addresses))
         {
             visit(&elements);
         }
     }
 
-    unsafe fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn run(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let mut outputs = (self.tensors.iter()).filter(|argument| argument.role != Role::Read);
         if self.work.sized.is_none() && outputs.all(|argument| argument.desc.is_empty()) {
             return Ok(());
         }
         // SAFETY: the ranges are those of `accesses`: live (the allocation table let the launch in), and locked for
         // the task that runs this.
-        let views = unsafe { Views::new(&self.tensors, at, memory) };
+        let views = unsafe { Views::new(&self.tensors, addresses, memory) };
         let outcome = views.map_err(String::from).and_then(|views| {
             let outcome = (self.work.body)(&views);
-            views.tell_parts();
+            views.report_parts();
             outcome
         });
         if let Some((from, to)) = self.plain_copy() {
-            let (from, to) = (range(from, at), range(to, at));
+            let (from, to) = (range(from, addresses), range(to, addresses));
             allocation_table::copied(from.start, to.start, to.len());
         }
         outcome.map_err(|why| Fault {
@@ -223,7 +228,7 @@ pub(super) unsafe fn prepare(
         Ok((operator, addresses, true))
     };
     // SAFETY: the caller's promise.
-    aclnn(|| unsafe { phase_one(workspace_size, executor, make) })
+    aclnn(|| unsafe { write_executor(workspace_size, executor, make) })
 }
 
 /// Phase two.

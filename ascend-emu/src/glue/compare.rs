@@ -2,7 +2,7 @@
 
 use super::argument::{Argument, check_shapes, common_domain};
 use super::call::{Work, work};
-use super::number::{Domain, Number, Wide, common_float, rounded};
+use super::number::{Domain, Number, WideElement, common_float, rounded};
 use super::view::{Views, map};
 use crate::status::Outcome;
 use ascend_spec::DType;
@@ -149,7 +149,7 @@ pub(super) fn equal(a: Argument, b: Argument, out: Argument) -> Outcome<Work> {
     out.domain()?;
     let domain = common_domain(&[a, b], &[])?;
     let same_shape = a.shape() == b.shape();
-    fn same<W: Wide>(views: &Views, a: &Argument, b: &Argument) -> Result<bool, String> {
+    fn same<W: WideElement>(views: &Views, a: &Argument, b: &Argument) -> Result<bool, String> {
         Ok(views.of(a).read::<W>()? == views.of(b).read::<W>()?)
     }
     work(move |views: &Views| {

@@ -55,42 +55,42 @@ pub(super) fn unary(
 
 /// A function of two numbers, for integers and for real numbers.
 #[derive(Clone, Copy)]
-pub(super) struct Binary {
+pub(super) struct BinaryFunction {
     pub int: fn(i64, i64) -> i64,
     pub real: fn(f64, f64) -> f64,
 }
 
-pub(super) const ADD: Binary = Binary {
+pub(super) const ADD: BinaryFunction = BinaryFunction {
     int: i64::wrapping_add,
     real: |a, b| a + b,
 };
-pub(super) const SUB: Binary = Binary {
+pub(super) const SUB: BinaryFunction = BinaryFunction {
     int: i64::wrapping_sub,
     real: |a, b| a - b,
 };
-pub(super) const MUL: Binary = Binary {
+pub(super) const MUL: BinaryFunction = BinaryFunction {
     int: i64::wrapping_mul,
     real: |a, b| a * b,
 };
-pub(super) const MAX: Binary = Binary {
+pub(super) const MAX: BinaryFunction = BinaryFunction {
     int: i64::max,
     // If one of them is NaN, so is the result.
     real: |a, b| if a.is_nan() || a > b { a } else { b },
 };
-pub(super) const MIN: Binary = Binary {
+pub(super) const MIN: BinaryFunction = BinaryFunction {
     int: i64::min,
     real: |a, b| if a.is_nan() || a < b { a } else { b },
 };
-pub(super) const FLOOR_DIVIDE: Binary = Binary {
+pub(super) const FLOOR_DIVIDE: BinaryFunction = BinaryFunction {
     int: floor_divide,
     real: floor_divide_real,
 };
-pub(super) const TRUNC_DIVIDE: Binary = Binary {
+pub(super) const TRUNC_DIVIDE: BinaryFunction = BinaryFunction {
     int: |a, b| a.checked_div(b).unwrap_or(0),
     real: |a, b| (a / b).trunc(),
 };
 /// The remainder with the sign of the divisor.
-pub(super) const REMAINDER: Binary = Binary {
+pub(super) const REMAINDER: BinaryFunction = BinaryFunction {
     int: |a, b| {
         let rest = a.checked_rem(b).unwrap_or(0);
         if rest != 0 && (rest < 0) != (b < 0) {
@@ -108,7 +108,7 @@ pub(super) const REMAINDER: Binary = Binary {
         }
     },
 };
-pub(super) const POW: Binary = Binary {
+pub(super) const POW: BinaryFunction = BinaryFunction {
     int: power,
     real: f64::powf,
 };
@@ -163,7 +163,7 @@ fn floor_divide_real(a: f64, b: f64) -> f64 {
 }
 
 /// Applies a function to the elements of two tensors.
-pub(super) fn binary(op: Binary) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
+pub(super) fn binary(op: BinaryFunction) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
     move |a, b, out| {
         numeric(
             [a, b],
@@ -176,7 +176,9 @@ pub(super) fn binary(op: Binary) -> impl Fn(Argument, Argument, Argument) -> Out
 }
 
 /// Applies a function to each element of a tensor and a scalar.
-pub(super) fn with_scalar(op: Binary) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
+pub(super) fn with_scalar(
+    op: BinaryFunction,
+) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
     move |input, number, out| {
         let number = number.beside(input.dtype());
         let (int, real) = (number.int(), number.real());
@@ -191,7 +193,9 @@ pub(super) fn with_scalar(op: Binary) -> impl Fn(Argument, Number, Argument) -> 
 }
 
 /// Applies a function to a scalar and each element of a tensor.
-pub(super) fn of_scalar(op: Binary) -> impl Fn(Number, Argument, Argument) -> Outcome<Work> {
+pub(super) fn of_scalar(
+    op: BinaryFunction,
+) -> impl Fn(Number, Argument, Argument) -> Outcome<Work> {
     move |number, input, out| {
         let number = number.beside(input.dtype());
         let (int, real) = (number.int(), number.real());
@@ -206,7 +210,9 @@ pub(super) fn of_scalar(op: Binary) -> impl Fn(Number, Argument, Argument) -> Ou
 }
 
 /// Applies `op` to one tensor and `alpha` times another.
-pub(super) fn scaled(op: Binary) -> impl Fn(Argument, Argument, Number, Argument) -> Outcome<Work> {
+pub(super) fn scaled(
+    op: BinaryFunction,
+) -> impl Fn(Argument, Argument, Number, Argument) -> Outcome<Work> {
     move |a, b, alpha, out| {
         let alpha = alpha.beside(out.dtype());
         let (int, real) = (alpha.int(), alpha.real());
@@ -222,7 +228,7 @@ pub(super) fn scaled(op: Binary) -> impl Fn(Argument, Argument, Number, Argument
 
 /// Applies `op` to a tensor and `alpha` times a scalar.
 pub(super) fn scaled_scalar(
-    op: Binary,
+    op: BinaryFunction,
 ) -> impl Fn(Argument, Number, Number, Argument) -> Outcome<Work> {
     move |input, other, alpha, out| {
         let product = match (other, alpha) {
@@ -292,9 +298,9 @@ pub(super) fn gelu(input: Argument, approximate: i64, out: Argument) -> Outcome<
 }
 
 /// The quotient for a rounding mode.
-fn quotient(out: &Argument, mode: i32) -> Outcome<Binary> {
+fn quotient(out: &Argument, mode: i32) -> Outcome<BinaryFunction> {
     Ok(match mode {
-        0 => Binary {
+        0 => BinaryFunction {
             real: |a, b| a / b,
             ..TRUNC_DIVIDE
         },
@@ -337,7 +343,7 @@ pub(super) fn bitwise(
 ) -> impl Fn(Argument, Argument, Argument) -> Outcome<Work> {
     move |a, b, out| {
         expect_bits(&[a, b, out])?;
-        binary(Binary {
+        binary(BinaryFunction {
             int: op,
             real: |a, _| a,
         })(a, b, out)
@@ -350,7 +356,7 @@ pub(super) fn bitwise_scalar(
 ) -> impl Fn(Argument, Number, Argument) -> Outcome<Work> {
     move |input, other, out| {
         expect_bits(&[input, out])?;
-        with_scalar(Binary {
+        with_scalar(BinaryFunction {
             int: op,
             real: |a, _| a,
         })(input, Number::Int(other.int()), out)

@@ -237,8 +237,8 @@ pub(super) fn dropout_mask(
         product.checked_mul(usize::try_from(size).ok()?)
     });
     let elements = elements.ok_or_else(|| {
-        let given = format_args!("{shape:?}");
-        refuse(operator, "shape", given, "sizes of a tensor that can exist")
+        let shape = format_args!("{shape:?}");
+        refuse(operator, "shape", shape, "sizes of a tensor that can exist")
     })?;
     if !(0.0..=1.0).contains(&probability) {
         return Err(refuse(operator, "prob", probability, "0 to 1"));
@@ -265,7 +265,7 @@ pub(super) fn dropout_mask(
     let dropped = rounded(probability, dtype);
     work(move |views| {
         let kept = |place| i64::from(random_unit(stream, place) >= dropped);
-        let byte = |at: u64| (0..8).fold(0, |byte, bit| byte | kept(8 * at + bit) << bit);
+        let byte = |index: u64| (0..8).fold(0, |byte, bit| byte | kept(8 * index + bit) << bit);
         views.of(&mask).write_each(&byte);
         Ok(())
     })
@@ -304,8 +304,8 @@ pub(super) fn repeat(from: Argument, repeats: Vec<i64>, out: Argument) -> Outcom
         let from = views.of(&from).broadcast(&sizes);
         super::view::View::places(&counts, &mut |place| {
             let mut part = views.of(&out).clone();
-            for (axis, &at) in place.iter().enumerate() {
-                part = part.narrow(axis, at * sizes[axis], sizes[axis]);
+            for (axis, &index) in place.iter().enumerate() {
+                part = part.narrow(axis, index * sizes[axis], sizes[axis]);
             }
             part.copy_from(&from);
             Ok(())
@@ -370,9 +370,9 @@ pub(super) fn pad(from: Argument, pad: Vec<i64>, value: Number, out: Argument) -
     work(move |views| {
         let (mut from, mut to) = (views.of(&from).clone(), views.of(&out).clone());
         to.fill(value);
-        for (axis, &(first, at, count)) in parts.iter().enumerate() {
+        for (axis, &(first, start, count)) in parts.iter().enumerate() {
             from = from.narrow(axis, first, count);
-            to = to.narrow(axis, at, count);
+            to = to.narrow(axis, start, count);
         }
         to.copy_from(&from);
         Ok(())

@@ -82,9 +82,9 @@ fn repeat_each(
         None => Shape::from_elem(input.elements(), 1),
     };
     let along = axis.unwrap_or(0);
-    if let (Some(size), Some(&given)) = (shape.get_mut(along), out.shape().get(along)) {
+    if let (Some(size), Some(&joined)) = (shape.get_mut(along), out.shape().get(along)) {
         // The counts are known only on the device.
-        *size = given;
+        *size = joined;
     }
     out.expect_shape(&shape)?;
     work(move |views| {
@@ -94,20 +94,12 @@ fn repeat_each(
             None => from.elements(),
         };
         let counts = counts(views, size)?;
-        let total: usize = counts
-            .iter()
-            .fold(0, |sum, &count| sum.saturating_add(count));
-        let room = to.shape().get(along).copied().unwrap_or(1);
-        if total != room {
-            return Err(format!(
-                "repeats: {total} in sum, but the output has {room}"
-            ));
-        }
+        expect_total(&counts, to.shape().get(along).copied().unwrap_or(1))?;
         let mut place = 0;
-        for (at, count) in counts.into_iter().enumerate() {
+        for (index, count) in counts.into_iter().enumerate() {
             let part = match axis {
-                Some(axis) => from.at(axis, at),
-                None => from.nth(at),
+                Some(axis) => from.at(axis, index),
+                None => from.nth(index),
             };
             for _ in 0..count {
                 to.at(along, place).copy_from(&part);
@@ -139,6 +131,19 @@ fn counts_of(
             )),
         }
     })
+}
+
+/// Checks that counts add up to the elements of an output.
+fn expect_total(counts: &[usize], elements: usize) -> Result<(), String> {
+    let sum = counts
+        .iter()
+        .fold(0, |sum: usize, &count| sum.saturating_add(count));
+    match sum == elements {
+        true => Ok(()),
+        false => Err(format!(
+            "repeats: {sum} in sum, but the output has {elements}"
+        )),
+    }
 }
 
 /// Checks a count of repetitions.
@@ -208,18 +213,11 @@ pub(super) fn repeat_places(repeats: Argument, _output_size: i64, out: Argument)
     out.expect_rank(1)?;
     out.expect_index()?;
     let counts = counts_of(repeats)?;
-    let (size, room) = (repeats.elements(), out.elements());
+    let (size, most) = (repeats.elements(), out.elements());
     work(move |views| {
         let counts = counts(views, size)?;
-        let total: usize = counts
-            .iter()
-            .fold(0, |sum, &count| sum.saturating_add(count));
-        if total != room {
-            return Err(format!(
-                "repeats: {total} in sum, but the output has {room}"
-            ));
-        }
-        let mut places = try_with_capacity::<i64>(total)?;
+        expect_total(&counts, most)?;
+        let mut places = try_with_capacity::<i64>(most)?;
         for (place, count) in (0..).zip(counts) {
             places.extend(std::iter::repeat_n(place, count));
         }

@@ -83,10 +83,7 @@ impl Product {
         let a = with_stack(a, self.vectors[0].then_some(0), [self.rows, self.inner]);
         let b = with_stack(b, self.vectors[1].then_some(1), [self.inner, self.columns]);
         View::places(&self.stack, &mut |place| {
-            let matrix = |view: &View| {
-                let part = place.iter().fold(view.clone(), |view, &at| view.at(0, at));
-                part.read::<f64>()
-            };
+            let matrix = |view: &View| view.part(0, place).read::<f64>();
             let (left, right) = (matrix(&a)?, matrix(&b)?);
             let mut product = try_repeat(0.0, self.rows.saturating_mul(self.columns))?;
             if self.inner > 0 && self.columns > 0 {
@@ -121,8 +118,7 @@ pub(super) fn matmul(
     work(move |views| {
         let to = views.of(&out);
         product.compute(views.of(&a), views.of(&b), &mut |place, values| {
-            let part = place.iter().fold(to.clone(), |view, &at| view.at(0, at));
-            part.write(values);
+            to.part(0, place).write(values);
             Ok(())
         })
     })
@@ -158,16 +154,15 @@ pub(super) fn add_product(
     work(move |views| {
         let (input, to) = (views.of(&input).broadcast(&shape), views.of(&out));
         product.compute(views.of(&a), views.of(&b), &mut |place, values| {
-            let part = |view: &View| place.iter().fold(view.clone(), |view, &at| view.at(0, at));
             // If `beta` is 0 the input's content does not matter, even NaN.
             let mut sums = match beta {
                 0.0 => try_repeat(0.0, values.len())?,
-                _ => part(&input).read::<f64>()?,
+                _ => input.part(0, place).read::<f64>()?,
             };
             for (sum, &value) in sums.iter_mut().zip(values) {
                 *sum = if beta == 0.0 { 0.0 } else { beta * *sum } + alpha * value;
             }
-            part(to).write(&sums);
+            to.part(0, place).write(&sums);
             Ok(())
         })
     })

@@ -83,7 +83,7 @@ macro_rules! define {
                         return body();
                     };
                     let arguments = [
-                        $( (name_of_field(stringify!($argument)), $argument.traced()), )*
+                        $( (name_of_field(stringify!($argument)), value!($argument)), )*
                         ("workspaceSize", value!(workspaceSize)),
                         ("executor", value!(executor)),
                     ];

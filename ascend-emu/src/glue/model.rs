@@ -92,50 +92,6 @@ pub(super) fn rotate_by_mode(
     rotate(rotation)(input, cos, sin, out)
 }
 
-/// Divides each line of the last axes, as many axes as the factors have, by its root mean square, and multiplies it
-/// by the factors.
-pub(super) fn rms_norm(
-    input: Argument,
-    factors: Argument,
-    epsilon: f64,
-    out: Argument,
-    scales: Argument,
-) -> Outcome<Work> {
-    let shape = input.shape();
-    let first = (shape.len().checked_sub(factors.rank()))
-        .filter(|&first| shape[first..] == *factors.shape());
-    let Some(first) = first else {
-        return Err(factors.refuse(
-            factors.desc.shape,
-            format_args!("the last dimensions of {}", input.desc.shape),
-        ));
-    };
-    out.expect_shape(&shape)?;
-    let lines: usize = shape[..first].iter().product();
-    if scales.elements() != lines {
-        return Err(scales.refuse(scales.desc.shape, format_args!("{lines} elements")));
-    }
-    for argument in [input, factors, out, scales] {
-        expect_real(&argument)?;
-    }
-    work(move |views| {
-        let factors = views.of(&factors).read::<f64>()?;
-        let mut numbers = views.of(&input).read::<f64>()?;
-        let mut found = try_with_capacity(lines)?;
-        for line in numbers.chunks_mut(factors.len().max(1)) {
-            let squares: f64 = line.iter().map(|value| value * value).sum();
-            let scale = 1.0 / (squares / line.len() as f64 + epsilon).sqrt();
-            for (value, factor) in line.iter_mut().zip(&factors) {
-                *value *= scale * factor;
-            }
-            found.push(scale);
-        }
-        views.of(&out).write(&numbers);
-        views.of(&scales).write(&found);
-        Ok(())
-    })
-}
-
 /// Normalises each line of the last axes, which `normalized_shape` names: subtracts its mean and divides by its
 /// standard deviation, then multiplies by a weight and adds a bias, if there are any. The optional outputs are the
 /// mean and the reciprocal deviation of each line.
@@ -293,10 +249,7 @@ pub(super) fn update_parts(
                 let position = positions.next().unwrap_or(0);
                 part = part.at(0, place_on(&indices, axis, position, size)?);
             }
-            let from = place
-                .iter()
-                .fold(views.of(&updates).clone(), |view, &at| view.at(0, at));
-            part.copy_from(&from);
+            part.copy_from(&views.of(&updates).part(0, place));
             views.wrote_part(&target, &part);
             Ok(())
         })

@@ -116,7 +116,7 @@ pub(super) fn common_float(dtypes: impl IntoIterator<Item = DType>) -> Option<DT
 }
 
 /// The type of elements while operators compute with them.
-pub(super) trait Wide: Copy + Default + PartialOrd + Send + Sync + 'static {
+pub(super) trait WideElement: Copy + Default + PartialOrd + Send + Sync + 'static {
     /// Reads elements that are `step` bytes apart.
     ///
     /// # Safety
@@ -141,7 +141,7 @@ pub(super) trait Wide: Copy + Default + PartialOrd + Send + Sync + 'static {
 /// # Safety
 ///
 /// `from` is valid for reading the element.
-unsafe fn one<W: Wide>(dtype: DType, from: *const u8) -> W {
+unsafe fn one<W: WideElement>(dtype: DType, from: *const u8) -> W {
     let mut value = [W::default()];
     // SAFETY: the caller's promise.
     unsafe { W::load(dtype, from, 0, &mut value) };
@@ -152,7 +152,7 @@ unsafe fn one<W: Wide>(dtype: DType, from: *const u8) -> W {
 ///
 /// # Safety
 ///
-/// As for [`Wide::load`].
+/// As for [`WideElement::load`].
 unsafe fn gather<T: Copy, W>(from: *const u8, step: isize, to: &mut [W], widen: impl Fn(T) -> W) {
     for (i, to) in to.iter_mut().enumerate() {
         // SAFETY: the caller's promise; no slice has more than `isize::MAX` elements.
@@ -165,7 +165,7 @@ unsafe fn gather<T: Copy, W>(from: *const u8, step: isize, to: &mut [W], widen: 
 ///
 /// # Safety
 ///
-/// As for [`Wide::store`].
+/// As for [`WideElement::store`].
 unsafe fn scatter<T, W: Copy>(to: *mut u8, step: isize, from: &[W], narrow: impl Fn(W) -> T) {
     for (i, &from) in from.iter().enumerate() {
         // SAFETY: the caller's promise; no slice has more than `isize::MAX` elements.
@@ -177,10 +177,10 @@ unsafe fn scatter<T, W: Copy>(to: *mut u8, step: isize, from: &[W], narrow: impl
     }
 }
 
-/// Implements [`Wide`]: the conversions from each type but BOOL, and back.
+/// Implements [`WideElement`]: the conversions from each type but BOOL, and back.
 macro_rules! wide {
     ($wide:ty, $half:expr, $bhalf:expr, $is_nan:expr) => {
-        impl Wide for $wide {
+        impl WideElement for $wide {
             unsafe fn load(dtype: DType, from: *const u8, step: isize, to: &mut [Self]) {
                 // SAFETY: the caller's promise.
                 unsafe {

@@ -8,7 +8,8 @@ use super::number::Number;
 use crate::descriptor::{INT_ARRAYS, SCALARS, TENSORS, optional_list};
 use crate::operator::{Addresses, INPUTS, LISTS, OUTPUTS, TensorPosition};
 use crate::status::{ACLNN_INNER, ACLNN_INVALID, ACLNN_NULLPTR, Failure, Outcome, failure};
-use crate::trace::value::{Value as Traced, value};
+use crate::trace;
+use crate::trace::value::{KnownType, Value, value};
 use ascend_spec::{DType, TensorDesc};
 use ascend_sys::bindings::{aclDataType, aclIntArray, aclScalar, aclTensor, aclTensorList};
 
@@ -19,6 +20,12 @@ macro_rules! c_types {
         #[repr(transparent)]
         #[derive(Clone, Copy, Debug)]
         pub struct $name(pub $inner);
+
+        impl KnownType for &&&&trace::value::Argument<$name> {
+            fn value(&self) -> Value {
+                value!(self.0.0)
+            }
+        }
     )*};
 }
 
@@ -45,8 +52,17 @@ c_types! {
     Ints(*const aclIntArray);
     /// `aclDataType`.
     Type(aclDataType);
-    /// `bool`, as the byte that C passes.
-    Flag(u8);
+}
+
+/// `bool`, as the byte that C passes.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug)]
+pub struct Flag(pub u8);
+
+impl KnownType for &&&&trace::value::Argument<Flag> {
+    fn value(&self) -> Value {
+        Value::Flag(self.0.0 != 0)
+    }
 }
 
 /// The arguments that phase one has read so far.
@@ -109,7 +125,11 @@ impl Arguments {
         Ok(argument)
     }
 
-    fn tensor(&self, name: &str, raw: *const aclTensor) -> Outcome<crate::descriptor::Described> {
+    fn tensor(
+        &self,
+        name: &str,
+        raw: *const aclTensor,
+    ) -> Outcome<crate::descriptor::DescribedTensor> {
         if raw.is_null() {
             return Err(self.null(name));
         }
@@ -175,18 +195,11 @@ const _: () = assert!(OUTPUTS >= 3 && LISTS >= 1);
 pub(super) trait Parameter {
     type Value;
 
-    /// The argument as a trace writes it.
-    fn traced(&self) -> Traced;
-
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Self::Value>;
 }
 
 impl Parameter for In {
     type Value = Argument;
-
-    fn traced(&self) -> Traced {
-        value!(self.0)
-    }
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Argument> {
         call.input(name, self.0)
@@ -195,10 +208,6 @@ impl Parameter for In {
 
 impl Parameter for OptionalIn {
     type Value = Option<Argument>;
-
-    fn traced(&self) -> Traced {
-        value!(self.0)
-    }
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Option<Argument>> {
         if self.0.is_null() {
@@ -211,10 +220,6 @@ impl Parameter for OptionalIn {
 
 impl Parameter for Ins {
     type Value = Vec<Argument>;
-
-    fn traced(&self) -> Traced {
-        value!(self.0)
-    }
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Vec<Argument>> {
         let tensors = optional_list(name, self.0)
@@ -242,10 +247,6 @@ impl Parameter for Ins {
 impl Parameter for Out {
     type Value = Argument;
 
-    fn traced(&self) -> Traced {
-        value!(self.0)
-    }
-
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Argument> {
         call.output(name, self.0, Role::Write)
     }
@@ -253,10 +254,6 @@ impl Parameter for Out {
 
 impl Parameter for OptionalOut {
     type Value = Option<Argument>;
-
-    fn traced(&self) -> Traced {
-        value!(self.0)
-    }
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Option<Argument>> {
         if self.0.is_null() {
@@ -270,10 +267,6 @@ impl Parameter for OptionalOut {
 impl Parameter for InOut {
     type Value = Argument;
 
-    fn traced(&self) -> Traced {
-        value!(self.0)
-    }
-
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Argument> {
         let argument = call.output(name, self.0, Role::Update)?;
         argument.expect_apart()?;
@@ -284,10 +277,6 @@ impl Parameter for InOut {
 impl Parameter for InOutShared {
     type Value = Argument;
 
-    fn traced(&self) -> Traced {
-        value!(self.0)
-    }
-
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Argument> {
         call.output(name, self.0, Role::Update)
     }
@@ -295,10 +284,6 @@ impl Parameter for InOutShared {
 
 impl Parameter for Scalar {
     type Value = Number;
-
-    fn traced(&self) -> Traced {
-        value!(self.0)
-    }
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Number> {
         if self.0.is_null() {
@@ -322,10 +307,6 @@ impl Parameter for Scalar {
 impl Parameter for OptionalScalar {
     type Value = Option<Number>;
 
-    fn traced(&self) -> Traced {
-        value!(self.0)
-    }
-
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Option<Number>> {
         if self.0.is_null() {
             return Ok(None);
@@ -336,10 +317,6 @@ impl Parameter for OptionalScalar {
 
 impl Parameter for Ints {
     type Value = Vec<i64>;
-
-    fn traced(&self) -> Traced {
-        value!(self.0)
-    }
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Vec<i64>> {
         if self.0.is_null() {
@@ -354,10 +331,6 @@ impl Parameter for Ints {
 
 impl Parameter for Type {
     type Value = DType;
-
-    fn traced(&self) -> Traced {
-        value!(self.0)
-    }
 
     fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<DType> {
         DType::from_acl(self.0.0).ok_or_else(|| {
@@ -374,10 +347,6 @@ impl Parameter for Type {
 impl Parameter for Flag {
     type Value = bool;
 
-    fn traced(&self) -> Traced {
-        Traced::Flag(self.0 != 0)
-    }
-
     fn read(self, _: &'static str, _: &mut Arguments) -> Outcome<bool> {
         Ok(self.0 != 0)
     }
@@ -385,13 +354,9 @@ impl Parameter for Flag {
 
 /// Implements [`Parameter`] for numbers that are passed on unchanged.
 macro_rules! plain {
-    ($($type:ty as $wide:ident),*) => {$(
+    ($($type:ty),*) => {$(
         impl Parameter for $type {
             type Value = $type;
-
-            fn traced(&self) -> Traced {
-                value!($wide::from(*self))
-            }
 
             fn read(self, _: &'static str, _: &mut Arguments) -> Outcome<$type> {
                 Ok(self)
@@ -400,6 +365,4 @@ macro_rules! plain {
     )*};
 }
 
-plain!(
-    i8 as i64, i32 as i64, i64 as i64, u64 as u64, f32 as f32, f64 as f64
-);
+plain!(i8, i32, i64, u64, f32, f64);

@@ -2,8 +2,8 @@
 
 use super::argument::{Argument, Shape, refuse};
 use super::call::{Work, work};
-use super::number::{Domain, Number, Wide};
-use super::view::{View, Views};
+use super::number::{Domain, Number, WideElement};
+use super::view::View;
 use crate::host_memory::try_with_capacity;
 use crate::status::Outcome;
 use ascend_spec::DType;
@@ -64,7 +64,7 @@ impl Axes {
     }
 
     /// Visits each line.
-    pub(super) fn lines<W: Wide>(
+    pub(super) fn lines<W: WideElement>(
         &self,
         view: &View,
         visit: &mut dyn FnMut(&[W]) -> Result<(), String>,
@@ -72,12 +72,40 @@ impl Axes {
         let arranged = self.arrange(view);
         let kept = &arranged.shape()[..self.kept.len()];
         View::places(kept, &mut |place| {
-            let mut line = arranged.clone();
-            for &at in place {
-                line = line.at(0, at);
-            }
-            visit(&line.read::<W>()?)
+            visit(&arranged.part(0, place).read::<W>()?)
         })
+    }
+
+    /// Writes a number for each line of a view, which `fold` computes.
+    fn fold_lines<W: WideElement>(
+        &self,
+        [input, out]: [&View; 2],
+        fold: impl Fn(&[W]) -> W,
+    ) -> Result<(), String> {
+        let mut results = try_with_capacity(self.count(input))?;
+        self.lines::<W>(input, &mut |line| {
+            results.push(fold(line));
+            Ok(())
+        })?;
+        out.write(&results);
+        Ok(())
+    }
+
+    /// Writes a line for each line of a view, which `change` makes of it.
+    fn change_lines<W: WideElement>(
+        &self,
+        [input, out]: [&View; 2],
+        change: impl Fn(&mut [W]),
+    ) -> Result<(), String> {
+        let mut results = try_with_capacity(input.elements())?;
+        self.lines::<W>(input, &mut |line| {
+            let start = results.len();
+            results.extend_from_slice(line);
+            change(&mut results[start..]);
+            Ok(())
+        })?;
+        self.arrange(out).write(&results);
+        Ok(())
     }
 
     /// The number of lines.
@@ -96,16 +124,16 @@ pub(super) struct Fold {
 }
 
 /// The index of the greatest element: the first of equal ones; NaN counts as greater than any number.
-pub(super) fn greatest<W: Wide>(values: &[W]) -> usize {
+pub(super) fn greatest<W: WideElement>(values: &[W]) -> usize {
     best(values, |a, b| a > b)
 }
 
 /// The index of the least element: the first of equal ones; NaN counts as less than any number.
-pub(super) fn least<W: Wide>(values: &[W]) -> usize {
+pub(super) fn least<W: WideElement>(values: &[W]) -> usize {
     best(values, |a, b| a < b)
 }
 
-fn best<W: Wide>(values: &[W], better: fn(W, W) -> bool) -> usize {
+fn best<W: WideElement>(values: &[W], better: fn(W, W) -> bool) -> usize {
     let mut best = 0;
     for (i, &value) in values.iter().enumerate() {
         let so_far = values[best];
@@ -175,24 +203,12 @@ fn fold(fold: Fold, input: Argument, dims: &[i64], keep: bool, out: Argument) ->
         return Err(input.refuse(input.desc.shape, "at least one element to look at"));
     }
     let domain = line_domain(&input, &out)?;
-    fn each<W: Wide>(
-        axes: &Axes,
-        views: &Views,
-        [input, out]: [&Argument; 2],
-        fold: fn(&[W]) -> W,
-    ) -> Result<(), String> {
-        let input = views.of(input);
-        let mut results = try_with_capacity(axes.count(input))?;
-        axes.lines::<W>(input, &mut |line| {
-            results.push(fold(line));
-            Ok(())
-        })?;
-        views.of(out).write(&results);
-        Ok(())
-    }
-    work(move |views| match domain {
-        Domain::Int => each(&axes, views, [&input, &out], fold.int),
-        Domain::Real => each(&axes, views, [&input, &out], fold.real),
+    work(move |views| {
+        let tensors = [views.of(&input), views.of(&out)];
+        match domain {
+            Domain::Int => axes.fold_lines(tensors, fold.int),
+            Domain::Real => axes.fold_lines(tensors, fold.real),
+        }
     })
 }
 
@@ -201,7 +217,7 @@ pub(super) fn over(op: Fold) -> impl Fn(Argument, Vec<i64>, bool, Argument) -> O
     move |input, dims, keep, out| fold(op, input, &dims, keep, out)
 }
 
-/// As [`over`], but the output's type is an argument.
+/// Reduces as [`over`] does; the output's type is an argument.
 pub(super) fn over_as(
     op: Fold,
 ) -> impl Fn(Argument, Vec<i64>, bool, DType, Argument) -> Outcome<Work> {
@@ -246,16 +262,7 @@ fn fold_real(
     for argument in real {
         expect_real(argument)?;
     }
-    work(move |views| {
-        let input = views.of(&input);
-        let mut results = try_with_capacity(axes.count(input))?;
-        axes.lines::<f64>(input, &mut |line| {
-            results.push(fold(line));
-            Ok(())
-        })?;
-        views.of(&out).write(&results);
-        Ok(())
-    })
+    work(move |views| axes.fold_lines([views.of(&input), views.of(&out)], &fold))
 }
 
 /// The logarithm of the sum of the exponentials of a line.
@@ -339,19 +346,7 @@ fn each_line(
     input.domain()?;
     expect_real(&out)?;
     let axes = Axes::new(&input, "dim", &[axis as i64])?;
-    work(move |views| {
-        let arranged = axes.arrange(views.of(&out));
-        let input = views.of(&input);
-        let mut results = try_with_capacity(input.elements())?;
-        axes.lines::<f64>(input, &mut |line| {
-            let start = results.len();
-            results.extend_from_slice(line);
-            change(&mut results[start..]);
-            Ok(())
-        })?;
-        arranged.write(&results);
-        Ok(())
-    })
+    work(move |views| axes.change_lines([views.of(&input), views.of(&out)], &change))
 }
 
 /// Divides the exponentials of each line along an axis by their sum.
@@ -388,27 +383,20 @@ pub(super) fn cumulate(input: Argument, dim: i64, dtype: DType, out: Argument) -
     let axis = input.axis("dim", dim)?;
     let axes = Axes::new(&input, "dim", &[axis as i64])?;
     let domain = line_domain(&input, &out)?;
-    fn each<W: Wide>(
-        axes: &Axes,
-        views: &Views,
-        [input, out]: [&Argument; 2],
-        add: fn(W, W) -> W,
-    ) -> Result<(), String> {
-        let input = views.of(input);
-        let mut results = try_with_capacity(input.elements())?;
-        axes.lines::<W>(input, &mut |line| {
-            let mut sum = W::default();
-            results.extend(line.iter().map(|&value| {
-                sum = add(sum, value);
-                sum
-            }));
-            Ok(())
-        })?;
-        axes.arrange(views.of(out)).write(&results);
-        Ok(())
+    fn running_sums<W: WideElement>(line: &mut [W], add: fn(W, W) -> W) {
+        let mut sum = W::default();
+        for value in line {
+            sum = add(sum, *value);
+            *value = sum;
+        }
     }
-    work(move |views| match domain {
-        Domain::Int => each(&axes, views, [&input, &out], i64::wrapping_add),
-        Domain::Real => each(&axes, views, [&input, &out], |a: f64, b| a + b),
+    work(move |views| {
+        let tensors = [views.of(&input), views.of(&out)];
+        match domain {
+            Domain::Int => axes.change_lines(tensors, |line| running_sums(line, i64::wrapping_add)),
+            Domain::Real => {
+                axes.change_lines(tensors, |line| running_sums(line, |a: f64, b| a + b))
+            }
+        }
     })
 }

@@ -2,7 +2,7 @@
 
 use super::argument::{Argument, refuse};
 use super::call::{Work, work};
-use super::number::{Domain, Wide};
+use super::number::{Domain, WideElement};
 use super::reduce::{Axes, greatest, least};
 use super::view::View;
 use crate::host_memory::{HostMemoryExhausted, try_collect, try_with_capacity};
@@ -10,7 +10,7 @@ use crate::status::Outcome;
 
 /// What to find in a line.
 #[derive(Clone, Copy)]
-enum Sought {
+enum SoughtElement {
     /// The greatest or the least element.
     Extreme { largest: bool },
     /// The first `count` elements in order, or all of them; equal ones keep their order, NaN counts as the greatest
@@ -21,13 +21,13 @@ enum Sought {
     },
 }
 
-impl Sought {
+impl SoughtElement {
     /// The places of the elements found.
-    fn places<W: Wide>(self, line: &[W]) -> Result<Vec<usize>, HostMemoryExhausted> {
+    fn places<W: WideElement>(self, line: &[W]) -> Result<Vec<usize>, HostMemoryExhausted> {
         Ok(match self {
-            Sought::Extreme { largest: true } => vec![greatest(line)],
-            Sought::Extreme { largest: false } => vec![least(line)],
-            Sought::First { descending, count } => {
+            SoughtElement::Extreme { largest: true } => vec![greatest(line)],
+            SoughtElement::Extreme { largest: false } => vec![least(line)],
+            SoughtElement::First { descending, count } => {
                 let mut places = try_collect(0..line.len())?;
                 places.sort_unstable_by(|&one, &other| {
                     let (a, b) = if descending {
@@ -48,8 +48,8 @@ impl Sought {
     /// The number of elements found in a line of `line` elements.
     fn count(self, line: usize) -> usize {
         match self {
-            Sought::Extreme { .. } => 1,
-            Sought::First { count, .. } => count.unwrap_or(line),
+            SoughtElement::Extreme { .. } => 1,
+            SoughtElement::First { count, .. } => count.unwrap_or(line),
         }
     }
 }
@@ -60,7 +60,7 @@ fn find(
     axes: Axes,
     values: Option<Argument>,
     places: Argument,
-    sought: Sought,
+    sought: SoughtElement,
 ) -> Outcome<Work> {
     if let Some(values) = &values {
         values.expect_dtype(input.dtype())?;
@@ -73,10 +73,10 @@ fn find(
         true => axes.arrange(view),
         false => view.clone(),
     };
-    fn each<W: Wide>(
+    fn each<W: WideElement>(
         axes: &Axes,
         input: &View,
-        sought: Sought,
+        sought: SoughtElement,
     ) -> Result<(Vec<W>, Vec<i64>), String> {
         let lines = axes.count(input);
         let line = input.elements().checked_div(lines).unwrap_or(0);
@@ -128,7 +128,13 @@ fn extreme(
             format_args!("at least one element along axis {dim}"),
         ));
     }
-    find(input, axes, values, places, Sought::Extreme { largest })
+    find(
+        input,
+        axes,
+        values,
+        places,
+        SoughtElement::Extreme { largest },
+    )
 }
 
 /// Finds the greatest or the least element of each line along an axis, and its place.
@@ -161,7 +167,7 @@ pub(super) fn sort(
     }
     let axes = Axes::new(&input, "dim", &[dim])?;
     let count = None;
-    let sought = Sought::First { descending, count };
+    let sought = SoughtElement::First { descending, count };
     find(input, axes, Some(values), places, sought)
 }
 
@@ -189,7 +195,7 @@ pub(super) fn top(
         out.expect_shape(&shape)?;
     }
     let axes = Axes::new(&input, "dim", &[dim])?;
-    let sought = Sought::First {
+    let sought = SoughtElement::First {
         descending: largest,
         count: Some(count),
     };

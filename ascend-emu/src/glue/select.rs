@@ -2,7 +2,7 @@
 
 use super::argument::{Argument, Shape, broadcast, common_shape, refuse};
 use super::call::{Work, work, work_of_size};
-use super::number::{Domain, Number, Wide};
+use super::number::{Domain, Number, WideElement};
 use super::view::{View, Views, map};
 use crate::host_memory::try_with_capacity;
 use crate::status::Outcome;
@@ -34,11 +34,11 @@ pub(super) fn place_on(
 /// Indices of `tensor[i, :, j]` in PyTorch: tensors of positions, each for one axis.
 struct Indices {
     /// Axes that are indexed, with their positions.
-    given: Vec<(usize, Argument)>,
+    used: Vec<(usize, Argument)>,
     /// The common shape that the positions broadcast to.
     common: Shape,
     /// The first axis of `common` in the result.
-    at: usize,
+    first_axis: usize,
     /// Shape of the result.
     shape: Shape,
     /// Sizes of the axes of the indexed tensor.
@@ -60,11 +60,11 @@ impl Indices {
             ));
         }
         // Callers of CANN write an index of shape [0] for a whole axis.
-        let given: Vec<(usize, Argument)> = (indices.into_iter().enumerate())
+        let used: Vec<(usize, Argument)> = (indices.into_iter().enumerate())
             .filter(|(_, index)| index.rank() != 1 || index.elements() > 0)
             .collect();
         let mut common = Shape::new();
-        for (_, index) in &given {
+        for (_, index) in &used {
             index.expect_index()?;
             common = broadcast(&common, &index.shape()).ok_or_else(|| {
                 index.refuse(
@@ -73,19 +73,19 @@ impl Indices {
                 )
             })?;
         }
-        let axes: Vec<usize> = given.iter().map(|&(axis, _)| axis).collect();
+        let axes: Vec<usize> = used.iter().map(|&(axis, _)| axis).collect();
         // The axes of positions replace the indexed axes if these are neighbours, and come first otherwise.
         let together = axes.windows(2).all(|pair| pair[1] == pair[0] + 1);
-        let at = axes.first().copied().filter(|_| together).unwrap_or(0);
+        let first_axis = axes.first().copied().filter(|_| together).unwrap_or(0);
         let mut shape: Shape = (own.iter().enumerate())
             .filter(|(axis, _)| !axes.contains(axis))
             .map(|(_, &size)| size)
             .collect();
-        shape.insert_many(at, common.iter().copied());
+        shape.insert_many(first_axis, common.iter().copied());
         Ok(Indices {
-            given,
+            used,
             common,
-            at,
+            first_axis,
             shape,
             own,
         })
@@ -100,7 +100,7 @@ impl Indices {
         visit: &mut dyn FnMut(&View, &View),
     ) -> Result<(), String> {
         let mut positions = Vec::new();
-        for (axis, index) in &self.given {
+        for (axis, index) in &self.used {
             let values = views.of(index).broadcast(&self.common).read::<i64>()?;
             let size = self.own[*axis];
             let mut places = try_with_capacity(values.len())?;
@@ -116,10 +116,7 @@ impl Indices {
             for (axis, places) in positions.iter().rev() {
                 own = own.at(*axis, places[count]);
             }
-            let part = place
-                .iter()
-                .fold(result.clone(), |view, &at| view.at(self.at, at));
-            visit(&own, &part);
+            visit(&own, &result.part(self.first_axis, place));
             count += 1;
             Ok(())
         })
@@ -215,12 +212,12 @@ pub(super) fn index_select(
     work(move |views| {
         let (from, to) = (views.of(&input), views.of(&out));
         let size = from.shape().get(axis).copied().unwrap_or(1);
-        for (at, position) in views.of(&index).read::<i64>()?.into_iter().enumerate() {
+        for (count, position) in views.of(&index).read::<i64>()?.into_iter().enumerate() {
             let place = place_on(&index, axis, position, size)?;
             if from.rank() == 0 {
                 to.copy_from(from);
             } else {
-                to.at(axis, at).copy_from(&from.at(axis, place));
+                to.at(axis, count).copy_from(&from.at(axis, place));
             }
         }
         Ok(())
@@ -261,8 +258,8 @@ fn each_place(
         let position = positions.next().unwrap_or(0);
         let mut other = Shape::from_slice(place);
         let named = place_on(index, axis, position, size)?;
-        if let Some(at) = other.get_mut(axis) {
-            *at = named;
+        if let Some(size) = other.get_mut(axis) {
+            *size = named;
         }
         visit(place, &other);
         Ok(())
@@ -382,14 +379,14 @@ pub(super) fn scatter_value(
     put_along(input, (dim, index), None, value, reduce, out)
 }
 
-/// Selects the elements where a mask is set. The output has room for all; phase two sets its shape to their number.
+/// Selects the elements where a mask is set. The output holds all; phase two sets its shape to their number.
 pub(super) fn masked_select(input: Argument, mask: Argument, out: Argument) -> Outcome<Work> {
     let shape = common_shape(&[input, mask])?;
     out.expect_shape(&[shape.iter().product()])?;
     out.expect_dtype(input.dtype())?;
     let domain = input.domain()?;
     mask.domain()?;
-    fn chosen<W: Wide>(input: &View, mask: &View, out: &View) -> Result<usize, String> {
+    fn chosen<W: WideElement>(input: &View, mask: &View, out: &View) -> Result<usize, String> {
         let (mut chosen, mask) = (input.read::<W>()?, mask.read::<f64>()?);
         let mut mask = mask.into_iter();
         chosen.retain(|_| mask.next().is_some_and(|mask| mask != 0.0));
@@ -407,12 +404,12 @@ pub(super) fn masked_select(input: Argument, mask: Argument, out: Argument) -> O
     })
 }
 
-/// Finds the places of the elements that are not 0, each as a row or as a column. The output has room for all; phase
-/// two sets its shape to their number.
+/// Finds the places of the elements that are not 0, each as a row or as a column. The output holds all; phase two
+/// sets its shape to their number.
 pub(super) fn nonzero(rows: bool) -> impl Fn(Argument, Argument) -> Outcome<Work> {
     move |input, out| {
-        let (rank, room) = (input.rank(), input.elements());
-        out.expect_shape(&if rows { [room, rank] } else { [rank, room] })?;
+        let (rank, most) = (input.rank(), input.elements());
+        out.expect_shape(&if rows { [most, rank] } else { [rank, most] })?;
         out.expect_dtype(DType::Int64)?;
         if !out.desc.is_contiguous() {
             return Err(out.refuse(out.desc, "a contiguous tensor"));
@@ -426,7 +423,7 @@ pub(super) fn nonzero(rows: bool) -> impl Fn(Argument, Argument) -> Outcome<Work
             let mut values = values.into_iter();
             View::places(from.shape(), &mut |place| {
                 if values.next() != Some(0.0) {
-                    places.extend(place.iter().map(|&at| at as i64));
+                    places.extend(place.iter().map(|&index| index as i64));
                 }
                 Ok(())
             })?;

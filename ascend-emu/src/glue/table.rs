@@ -276,7 +276,8 @@ macro_rules! for_each_glue_function {
             /// `torch.clamp_max` with a tensor.
             fn aclnnClampMaxTensor(self_: In, max: In, out: Out) = element::binary(element::MIN);
             /// `torch.clamp` with tensors.
-            fn aclnnClampTensor(self_: In, clipValueMin: OptionalIn, clipValueMax: OptionalIn, out: Out) = choose::clamp_between;
+            fn aclnnClampTensor(self_: In, clipValueMin: OptionalIn, clipValueMax: OptionalIn, out: Out) =
+                choose::clamp_between;
             /// `torch.nan_to_num`.
             fn aclnnNanToNum(self_: In, nan: f32, posinf: f32, neginf: f32, out: Out) = choose::nan_to_num;
             /// `torch.where`.
@@ -410,11 +411,10 @@ macro_rules! for_each_glue_function {
             ) = search::top;
 
             // Of models.
-            /// `torch_npu.npu_rms_norm`: vLLM-Ascend, of latent queries and keys.
-            fn aclnnRmsNorm(x: In, gamma: In, epsilon: f64, yOut: Out, rstdOut: Out) = model::rms_norm;
             /// `torch.nn.functional.layer_norm`.
             fn aclnnLayerNorm(
-                input: In, normalizedShape: Ints, weightOptional: OptionalIn, biasOptional: OptionalIn, eps: f64, out: Out,
+                input: In, normalizedShape: Ints, weightOptional: OptionalIn, biasOptional: OptionalIn, eps: f64,
+                out: Out,
                 meanOutOptional: OptionalOut, rstdOutOptional: OptionalOut
             ) = model::layer_norm;
             /// `torch_npu.npu_rotary_mul`: vLLM-Ascend.

@@ -1,7 +1,7 @@
 //! Strided views of the memory behind device addresses.
 
 use super::argument::{Argument, Role, Shape};
-use super::number::{Number, Wide};
+use super::number::{Number, WideElement};
 use crate::host_memory::{HostMemoryExhausted, try_repeat};
 use crate::memory::DeviceMemory;
 use crate::operator::{Addresses, TensorPosition};
@@ -143,9 +143,9 @@ impl View {
         }
     }
 
-    fn moved(mut self, axis: usize, by: usize) -> View {
+    fn moved(mut self, axis: usize, places: usize) -> View {
         if !self.shape.contains(&0) {
-            let bytes = self.steps[axis] * by as isize;
+            let bytes = self.steps[axis] * places as isize;
             // SAFETY: the callers stay within the view, whose memory is one range.
             self.first = unsafe { self.first.offset(bytes) };
         }
@@ -174,6 +174,12 @@ impl View {
         view.shape.remove(axis);
         view.steps.remove(axis);
         view
+    }
+
+    /// A view of the part at these places of the axes from `axis` on, without those axes.
+    pub(super) fn part(&self, axis: usize, places: &[usize]) -> View {
+        let places = places.iter();
+        places.fold(self.clone(), |view, &index| view.at(axis, index))
     }
 
     /// A view of these elements with the axes in another order.
@@ -220,9 +226,9 @@ impl View {
     /// A view of one element, by its place on each axis.
     pub(super) fn element(&self, place: &[usize]) -> View {
         let mut view = self.clone();
-        for (axis, &at) in place.iter().enumerate() {
-            assert!(at < self.shape[axis]);
-            view = view.moved(axis, at);
+        for (axis, &index) in place.iter().enumerate() {
+            assert!(index < self.shape[axis]);
+            view = view.moved(axis, index);
         }
         view.shape.clear();
         view.steps.clear();
@@ -233,15 +239,15 @@ impl View {
     pub(super) fn nth(&self, number: usize) -> View {
         let mut rest = number;
         let mut place = self.shape.clone();
-        for (at, &size) in place.iter_mut().zip(&self.shape).rev() {
-            *at = rest % size.max(1);
+        for (index, &size) in place.iter_mut().zip(&self.shape).rev() {
+            *index = rest % size.max(1);
             rest /= size.max(1);
         }
         self.element(&place)
     }
 
     /// Reads all elements in row-major order.
-    pub(super) fn read<W: Wide>(&self) -> Result<Vec<W>, String> {
+    pub(super) fn read<W: WideElement>(&self) -> Result<Vec<W>, String> {
         let count = self.elements();
         let mut values = try_repeat(W::default(), count)?;
         self.read_into(&mut values);
@@ -249,33 +255,33 @@ impl View {
     }
 
     /// Reads the first `values.len()` elements in row-major order.
-    pub(super) fn read_into<W: Wide>(&self, values: &mut [W]) {
+    pub(super) fn read_into<W: WideElement>(&self, values: &mut [W]) {
         let mut rest = values;
-        walk(&self.shape, &[&self.steps], &mut |at, count, step| {
+        walk(&self.shape, &[&self.steps], &mut |offsets, count, step| {
             let count = count.min(rest.len());
             let (row, after) = std::mem::take(&mut rest).split_at_mut(count);
             // SAFETY: elements of the view.
-            unsafe { W::load(self.dtype, self.first.offset(at[0]), step[0], row) };
+            unsafe { W::load(self.dtype, self.first.offset(offsets[0]), step[0], row) };
             rest = after;
         });
     }
 
     /// Writes elements in row-major order.
-    pub(super) fn write<W: Wide>(&self, values: &[W]) {
+    pub(super) fn write<W: WideElement>(&self, values: &[W]) {
         let mut rest = values;
-        walk(&self.shape, &[&self.steps], &mut |at, count, step| {
+        walk(&self.shape, &[&self.steps], &mut |offsets, count, step| {
             let (row, after) = rest.split_at(count.min(rest.len()));
             // SAFETY: elements of the view.
-            unsafe { W::store(self.dtype, self.first.offset(at[0]), step[0], row) };
+            unsafe { W::store(self.dtype, self.first.offset(offsets[0]), step[0], row) };
             rest = after;
         });
     }
 
     /// Writes a number to each element, computed from its number in row-major order.
-    pub(super) fn write_each<W: Wide>(&self, number: &dyn Fn(u64) -> W) {
+    pub(super) fn write_each<W: WideElement>(&self, number: &dyn Fn(u64) -> W) {
         let mut place = 0;
         let mut numbers = [W::default(); CHUNK];
-        walk(&self.shape, &[&self.steps], &mut |at, count, step| {
+        walk(&self.shape, &[&self.steps], &mut |offsets, count, step| {
             for start in (0..count).step_by(CHUNK) {
                 let numbers = &mut numbers[..CHUNK.min(count - start)];
                 for value in numbers.iter_mut() {
@@ -284,7 +290,7 @@ impl View {
                 }
                 // SAFETY: elements of the view.
                 unsafe {
-                    let to = self.first.offset(at[0] + step[0] * start as isize);
+                    let to = self.first.offset(offsets[0] + step[0] * start as isize);
                     W::store(self.dtype, to, step[0], numbers);
                 }
             }
@@ -293,11 +299,11 @@ impl View {
 
     /// Sets every byte of each element to 0.
     pub(super) fn clear(&self) {
-        walk(&self.shape, &[&self.steps], &mut |at, count, step| {
+        walk(&self.shape, &[&self.steps], &mut |offsets, count, step| {
             for i in 0..count as isize {
                 // SAFETY: an element of the view.
                 unsafe {
-                    (self.first.offset(at[0] + step[0] * i)).write_bytes(0, self.size);
+                    (self.first.offset(offsets[0] + step[0] * i)).write_bytes(0, self.size);
                 }
             }
         });
@@ -308,12 +314,17 @@ impl View {
         assert_eq!(self.shape, from.shape, "a copy between two shapes");
         let steps: [&[isize]; 2] = [&from.steps, &self.steps];
         if from.dtype == self.dtype {
-            walk(&self.shape, &steps, &mut |at, count, step| {
+            walk(&self.shape, &steps, &mut |offsets, count, step| {
                 // SAFETY: elements of the views, which have one shape. Those of the two are the same or apart: an input
                 // that overlaps an output otherwise was copied when the views were made.
                 unsafe {
-                    let src = (from.first.offset(at[0]).cast_const(), step[0]);
-                    copy_row(self.size, src, (self.first.offset(at[1]), step[1]), count);
+                    let src = (from.first.offset(offsets[0]).cast_const(), step[0]);
+                    copy_row(
+                        self.size,
+                        src,
+                        (self.first.offset(offsets[1]), step[1]),
+                        count,
+                    );
                 }
             });
         } else if super::number::Domain::of(from.dtype) == Some(super::number::Domain::Int) {
@@ -346,10 +357,10 @@ impl View {
         View::of_number(&mut bytes, self.dtype, value);
         let element = bytes.get(..self.size).unwrap_or_default();
         let same = element.iter().all(|&byte| byte == bytes[0]);
-        walk(&self.shape, &[&self.steps], &mut |at, count, step| {
+        walk(&self.shape, &[&self.steps], &mut |offsets, count, step| {
             // SAFETY: elements of the view, and one in `bytes`, which has room for any.
             unsafe {
-                let to = self.first.offset(at[0]);
+                let to = self.first.offset(offsets[0]);
                 if same && step[0] == self.size as isize {
                     to.write_bytes(bytes[0], self.size * count);
                 } else {
@@ -387,7 +398,7 @@ impl View {
 }
 
 /// Computes an output from the elements at the same place of inputs, all of which broadcast to the output's shape.
-pub(super) fn map<const N: usize, I: Wide, O: Wide>(
+pub(super) fn map<const N: usize, I: WideElement, O: WideElement>(
     inputs: [&View; N],
     out: &View,
     compute: &dyn Fn([I; N]) -> O,
@@ -397,12 +408,12 @@ pub(super) fn map<const N: usize, I: Wide, O: Wide>(
     steps.push(&out.steps);
     let mut values = [[I::default(); CHUNK]; N];
     let mut results = [O::default(); CHUNK];
-    walk(&out.shape, &steps, &mut |at, count, step| {
+    walk(&out.shape, &steps, &mut |offsets, count, step| {
         for start in (0..count).step_by(CHUNK) {
             let count = CHUNK.min(count - start);
             let first = |view: &View, i: usize| {
                 // SAFETY: an element of the view.
-                unsafe { view.first.offset(at[i] + step[i] * start as isize) }
+                unsafe { view.first.offset(offsets[i] + step[i] * start as isize) }
             };
             for (i, (input, values)) in inputs.iter().zip(&mut values).enumerate() {
                 // SAFETY: elements of the view.
@@ -440,12 +451,14 @@ impl Views {
     /// thread touches.
     pub(super) unsafe fn new(
         tensors: &[Argument],
-        at: &Addresses,
+        addresses: &Addresses,
         memory: &DeviceMemory,
     ) -> Result<Self, HostMemoryExhausted> {
         let mut copies = Vec::new();
-        let ranges: Vec<Range<usize>> =
-            tensors.iter().map(|argument| range(argument, at)).collect();
+        let ranges: Vec<Range<usize>> = tensors
+            .iter()
+            .map(|argument| range(argument, addresses))
+            .collect();
         let shared = |own: &Range<usize>| {
             tensors.iter().zip(&ranges).any(|(argument, other)| {
                 argument.role != Role::Read && own.start < other.end && other.start < own.end
@@ -504,10 +517,10 @@ impl Views {
         const MOST: usize = 1 << 12;
         let (all, host) = &self.places[argument.index];
         let mut parts = self.parts.borrow_mut();
-        walk(&part.shape, &[&part.steps], &mut |at, count, step| {
+        walk(&part.shape, &[&part.steps], &mut |offsets, count, step| {
             let first = part
                 .first
-                .wrapping_offset(at[0].min(at[0] + step[0] * (count as isize - 1)));
+                .wrapping_offset(offsets[0].min(offsets[0] + step[0] * (count as isize - 1)));
             let start = all.start + (first.addr() - host);
             let written = start..start + step[0].unsigned_abs() * (count - 1) + part.size;
             match parts.last_mut() {
@@ -523,7 +536,7 @@ impl Views {
     }
 
     /// Reports to the sanitizer the parts that were written.
-    pub(super) fn tell_parts(&self) {
+    pub(super) fn report_parts(&self) {
         for part in self.parts.borrow_mut().drain(..) {
             allocation_table::wrote(part);
         }
@@ -535,24 +548,24 @@ impl Views {
 }
 
 /// Address of a tensor, 0 if there is none.
-pub(super) fn address(position: TensorPosition, at: &Addresses) -> usize {
+pub(super) fn address(position: TensorPosition, addresses: &Addresses) -> usize {
     let address = match position {
-        TensorPosition::Input(input) => at.inputs.get(input),
-        TensorPosition::Output(output) => at.outputs.get(output),
+        TensorPosition::Input(input) => addresses.inputs.get(input),
+        TensorPosition::Output(output) => addresses.outputs.get(output),
         // A second list is refused when arguments are read.
         TensorPosition::Element { element, .. } => {
-            at.lists.first().and_then(|list| list.get(element))
+            addresses.lists.first().and_then(|list| list.get(element))
         }
     };
     address.copied().unwrap_or(0)
 }
 
 /// The address range of a tensor; empty for a tensor without elements.
-pub(super) fn range(argument: &Argument, at: &Addresses) -> Range<usize> {
+pub(super) fn range(argument: &Argument, addresses: &Addresses) -> Range<usize> {
     let bytes = argument.desc.byte_range().unwrap_or(0..u64::MAX);
     let address_at = |bytes: u64| {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        address(argument.position, at).saturating_add(bytes)
+        address(argument.position, addresses).saturating_add(bytes)
     };
     address_at(bytes.start)..address_at(bytes.end)
 }

@@ -1,13 +1,11 @@
 //! The call as the kernels see it: sequences, tensors by the row, and the numbering of queries.
 
 use super::Buffers;
-use super::dequantise::scalars::ScalarTensor;
-use super::dequantise::scale_grid::ScaleGrid;
+use super::dequantise::scale_grid::{ScalarTensor, ScaleGrid};
 use super::dequantise::{Quantisation, ScalePosition};
-use super::dropout::DropMask;
-use super::mask::summary::MaskSummary;
-use super::mask::tensor::MaskTensor;
+use super::mask::{DropMask, MaskSummary, MaskTensor};
 use super::position_bias::Bias;
+use super::scratch::Scratch;
 use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::tensor::input::{ElementTypes, InputTensor};
@@ -110,13 +108,13 @@ impl Attention {
             },
             ..sizes(problem.rope_dim)
         };
-        let quantisation = |of: &Option<ScaleOffset>, heads, dim| {
-            let of = of.as_ref()?;
+        let quantisation = |tensors: &Option<ScaleOffset>, heads, dim| {
+            let tensors = tensors.as_ref()?;
             // SAFETY: the problem touches the tensors of its grids.
-            Some(unsafe { Quantisation::new(problem, buffers, of, heads, dim) })
+            Some(unsafe { Quantisation::new(problem, buffers, tensors, heads, dim) })
         };
         let scales = |grid: Grid, heads| {
-            // SAFETY: as above.
+            // SAFETY: the problem touches the tensors of its grids.
             unsafe { ScaleGrid::new(buffers, &grid, heads, 1) }
         };
         let int8 = problem.int8_query.map(|int8| {
@@ -124,7 +122,7 @@ impl Attention {
                 .map(|grid| scales(grid, 1).of_row((0, 0, 0)))
         });
         let first = |grid: Grid| scales(grid, 1).of_row((0, 0, 0));
-        let keys_scale = problem.key_quantisation.map(|of| of.scale);
+        let keys_scale = problem.key_quantisation.map(|tensors| tensors.scale);
         let scale = problem.scale * int8.map_or(1.0, |[scale, ..]| f64::from(scale));
         let scale = (scale * std::f64::consts::LOG2_E) as f32;
         let (keys, values) = (problem.head_dim, problem.value_dim);
@@ -144,9 +142,9 @@ impl Attention {
         };
         let mut sequences = try_with_capacity(if attends { problem.batch } else { batch })?;
         if attends {
-            for (b, of) in problem.sequences(padding).enumerate() {
+            for (b, extent) in problem.sequences(padding).enumerate() {
                 // SAFETY: the problem touches the key rows of each sequence.
-                sequences.push(unsafe { Sequence::new(problem, buffers, b, of, types) }?);
+                sequences.push(unsafe { Sequence::new(problem, buffers, b, extent, types) }?);
             }
         } else {
             // SAFETY: the problem touches the softmax outputs of each sequence.
@@ -214,7 +212,7 @@ impl Attention {
 
     /// Replaces the geometry of each sequence with the same lengths by `geometry`.
     pub(super) fn override_geometry(&mut self, geometry: &MaskGeometry) {
-        let lengths = |of: &MaskGeometry| (of.q_len(), of.kv_len());
+        let lengths = |geometry: &MaskGeometry| (geometry.q_len(), geometry.kv_len());
         for sequence in &mut self.sequences {
             if lengths(&sequence.geometry) == lengths(geometry) {
                 sequence.geometry = *geometry;
@@ -231,14 +229,14 @@ impl Attention {
         let mut bytes = 0;
         let mut made: Option<(_, Arc<MaskSummary>)> = None;
         for sequence in &mut self.sequences {
-            let Some(at) = sequence.mask else {
+            let Some(rows) = sequence.mask else {
                 continue;
             };
-            let of = (at, sequence.geometry);
-            if !MaskSummary::pays(&sequence.geometry, &at) {
+            let visible = (rows, sequence.geometry);
+            if !MaskSummary::pays(&sequence.geometry, &rows) {
                 continue;
             }
-            if let Some((_, mask_summary)) = made.as_ref().filter(|(same, _)| *same == of) {
+            if let Some((_, mask_summary)) = made.as_ref().filter(|(same, _)| *same == visible) {
                 sequence.mask_summary = Some(Arc::clone(mask_summary));
                 continue;
             }
@@ -247,13 +245,14 @@ impl Attention {
                 continue;
             };
             let geometry = &sequence.geometry;
-            let rows = mask_summary.rows_mut().enumerate();
-            rows.with_min_len(8)
-                .for_each(|(number, row)| MaskSummary::fill(row, number, (mask, &at), geometry));
+            let cells = mask_summary.rows_mut().enumerate();
+            cells
+                .with_min_len(8)
+                .for_each(|(number, row)| MaskSummary::fill(row, number, (mask, &rows), geometry));
             bytes += mask_summary.bytes();
             let mask_summary = Arc::new(mask_summary);
             sequence.mask_summary = Some(Arc::clone(&mask_summary));
-            made = Some((of, mask_summary));
+            made = Some((visible, mask_summary));
         }
         bytes
     }
@@ -302,7 +301,7 @@ impl Attention {
     ) {
         simd.outline(ReadQuery {
             attention: self,
-            at: sequence.at(head, row),
+            place: sequence.at(head, row),
             out,
             step,
         });
@@ -323,9 +322,9 @@ impl Attention {
             return false;
         };
         let (first_row, first_key) = sequence.origin;
-        let at = (sequence.kv.sequence, head, first_row + row);
+        let place = (sequence.kv.sequence, head, first_row + row);
         let first = first_key + keys.start;
-        bias.read(simd, at, self.heads, first..first + keys.len(), out);
+        bias.read(simd, place, self.heads, first..first + keys.len(), out);
         true
     }
 
@@ -340,7 +339,7 @@ impl Attention {
 struct ReadQuery<'a> {
     attention: &'a Attention,
     /// Batch, head and row.
-    at: (usize, usize, usize),
+    place: (usize, usize, usize),
     out: &'a mut [Vector],
     step: usize,
 }
@@ -352,28 +351,36 @@ impl Kernel for ReadQuery<'_> {
     fn run<S: Simd>(self, simd: S) {
         let ReadQuery {
             attention,
-            at,
+            place,
             out,
             step,
         } = self;
         let nonfinite = &mut simd.splat(0.0);
         let dim = attention.query.sizes().dim;
-        attention.query.read(simd, at, 0..dim, out, step, nonfinite);
+        attention
+            .query
+            .read(simd, place, 0..dim, out, step, nonfinite);
         let coordinates = ScalePosition {
-            sequence: (at.0, at.2),
-            stored: (at.0, at.2),
+            sequence: (place.0, place.2),
+            stored: (place.0, place.2),
         };
         if let Some(quantisation) = &attention.query_quantisation {
-            quantisation.dequantise(simd, coordinates, at.1, (&mut *out, step, dim), nonfinite);
+            quantisation.dequantise(
+                simd,
+                coordinates,
+                place.1,
+                (&mut *out, step, dim),
+                nonfinite,
+            );
         }
         if let Some(rope) = &attention.query_rope {
             let out = &mut out[dim.div_ceil(WIDTH) * step..];
             let dim = rope.sizes().dim;
-            rope.read(simd, at, 0..dim, out, step, nonfinite);
+            rope.read(simd, place, 0..dim, out, step, nonfinite);
             if let (Some(scale), Some(quantisation)) =
                 (attention.rope_scale, &attention.query_quantisation)
             {
-                let (of_row, _) = quantisation.of_row(coordinates, at.1);
+                let (of_row, _) = quantisation.of_row(coordinates, place.1);
                 let scale = simd.splat(scale * of_row);
                 for out in out.iter_mut().step_by(step).take(dim.div_ceil(WIDTH)) {
                     simd.store(simd.multiply(simd.load(out), scale), out);
@@ -406,4 +413,27 @@ pub(crate) unsafe fn read_padding(
         query: read(problem.query_padding).unwrap_or(0),
         key: read(problem.key_padding).unwrap_or(0),
     }
+}
+
+/// Some queries of one key head, and the keys that they attend to.
+#[derive(Clone, Debug)]
+pub(super) struct Task {
+    pub(super) sequence: usize,
+    pub(super) kv_head: usize,
+    pub(super) queries: Range<usize>,
+    pub(super) keys: Range<usize>,
+}
+
+impl Task {
+    pub(super) fn work(&self) -> u64 {
+        (self.queries.len() as u64).saturating_mul(self.keys.len() as u64)
+    }
+}
+
+/// A task, and the arguments of its computation.
+pub(super) struct TaskContext<'a, 's> {
+    pub(super) attention: &'a Attention,
+    pub(super) sequence: &'a Sequence,
+    pub(super) task: &'a Task,
+    pub(super) scratch: &'s mut Scratch,
 }

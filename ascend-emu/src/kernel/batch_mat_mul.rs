@@ -134,8 +134,8 @@ pub(crate) unsafe fn run(
             });
         }
         let task = |first: usize| -> Result<(), String> {
-            let of = first..(first + step).min(rows);
-            let padded = of.len().next_multiple_of(Shape::ROWS);
+            let rows = first..(first + step).min(rows);
+            let padded = rows.len().next_multiple_of(Shape::ROWS);
             let mut tile = Tile {
                 left: vectors(padded, inner.div_ceil(WIDTH))?,
                 out: vectors(padded, width)?,
@@ -145,7 +145,7 @@ pub(crate) unsafe fn run(
                 panels: &panels,
                 out: &of_out,
                 matrix,
-                rows: of,
+                rows,
                 inner,
                 width,
                 tile: &mut tile,
@@ -154,8 +154,10 @@ pub(crate) unsafe fn run(
         };
         let firsts = 0..rows.div_ceil(step);
         match of_out.is_disjoint() {
-            true => (firsts.into_par_iter()).try_for_each(|at| task(at * step))?,
-            false => firsts.into_iter().try_for_each(|at| task(at * step))?,
+            true => (firsts.into_par_iter()).try_for_each(|index| task(index * step))?,
+            false => firsts
+                .into_iter()
+                .try_for_each(|index| task(index * step))?,
         }
     }
     Ok(())
@@ -198,9 +200,9 @@ impl Kernel for Pack<'_> {
         } = self;
         let ignored = &mut simd.splat(0.0);
         for row in 0..inner {
-            let at = (matrix, 0, row);
+            let place = (matrix, 0, row);
             let to = &mut packed[row..];
-            from.read(simd, at, columns.clone(), to, inner, ignored);
+            from.read(simd, place, columns.clone(), to, inner, ignored);
         }
     }
 }
@@ -241,8 +243,8 @@ impl Kernel for Multiply<'_> {
         } = self;
         let ignored = &mut simd.splat(0.0);
         let pitch = inner.div_ceil(WIDTH);
-        for (at, row) in rows.clone().enumerate() {
-            let to = &mut tile.left[at * pitch..][..pitch];
+        for (index, row) in rows.clone().enumerate() {
+            let to = &mut tile.left[index * pitch..][..pitch];
             left.read(simd, (matrix, 0, row), 0..inner, to, 1, ignored);
         }
         for first in (0..inner).step_by(INNER) {
@@ -264,8 +266,8 @@ impl Kernel for Multiply<'_> {
                 Shape::Two => part.multiply::<S, 2, 1>(simd, 0..width),
             }
         }
-        for (at, row) in rows.enumerate() {
-            let values = &mut tile.out[at * width..][..width];
+        for (index, row) in rows.enumerate() {
+            let values = &mut tile.out[index * width..][..width];
             out.write_row(simd, (matrix, 0, row), values, true);
         }
     }
@@ -319,14 +321,14 @@ impl Part<'_> {
                     }
                 }
                 for k in 0..along.len() {
-                    let mut of = [simd.splat(0.0); COLUMNS];
+                    let mut columns = [simd.splat(0.0); COLUMNS];
                     for c in 0..COLUMNS {
-                        of[c] = simd.load(&right[c][k]);
+                        columns[c] = simd.load(&right[c][k]);
                     }
                     for r in 0..ROWS {
                         let factor = simd.splat(of_rows[r][k]);
                         for c in 0..COLUMNS {
-                            sums[r][c] = simd.mul_add(factor, of[c], sums[r][c]);
+                            sums[r][c] = simd.mul_add(factor, columns[c], sums[r][c]);
                         }
                     }
                 }

@@ -4,12 +4,12 @@
 //! are written as zeros; rows whose keys are all hidden by the mask tensor are written as zeros or as the mean of the
 //! values. Calls with softmax outputs write maximum and sum instead of the log-sum-exp.
 
+use super::TILE_KEYS;
 use super::attention::Attention;
+use super::attention::Task;
 use super::online_softmax::{OnlineSoftmax, quantise_weights, rescale_factor};
 use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, Vector, WIDTH};
-use super::task::Task;
-use super::tile::TILE_KEYS;
 use super::tile_load::{Destination, TileLoad, stride};
 use super::visibility::read_mask;
 use ascend_spec::MaskGeometry;
@@ -38,18 +38,24 @@ impl Kernel for Epilogue<'_> {
         let mut mean = None;
         for (index, query) in task.queries.clone().enumerate() {
             let (row, head) = attention.row_and_head(task.kv_head, query);
-            let at = sequence.at(head, row);
+            let place = sequence.at(head, row);
             let out = &mut softmax.out[index * columns..][..columns];
             let keys = sequence.geometry.runs(row as u64);
             let (max, sum) = (softmax.max[index], softmax.sum[index]);
             let exists = (row as u64) < sequence.geometry.q_len();
             if let Some(outputs) = &sequence.softmax {
-                let of = (kv_head, head, row);
-                let softmax = finish(simd, (attention, sequence, of), (max, sum), out, &mut mean);
+                let head_row = (kv_head, head, row);
+                let softmax = finish(
+                    simd,
+                    (attention, sequence, head_row),
+                    (max, sum),
+                    out,
+                    &mut mean,
+                );
                 for (output, number) in outputs.iter().zip([softmax.0, softmax.1]) {
                     output.write_row(simd, (0, head, row), &[[number; WIDTH]]);
                 }
-                attention.out.write_row(simd, at, out, exists);
+                attention.out.write_row(simd, place, out, exists);
                 continue;
             }
             let lse = if !exists || keys.len() == 0 {
@@ -67,9 +73,9 @@ impl Kernel for Epilogue<'_> {
                 let (max, sum) = divide(out, (max, sum), sink, attention.output_scale);
                 log_sum_exp(max, sum) + attention.lse_offset
             };
-            attention.out.write_row(simd, at, out, exists);
+            attention.out.write_row(simd, place, out, exists);
             if let Some(lse_out) = &attention.lse {
-                lse_out.write_row(simd, at, &[[lse; WIDTH]]);
+                lse_out.write_row(simd, place, &[[lse; WIDTH]]);
             }
         }
     }
@@ -87,7 +93,7 @@ fn write_mean<S: Simd>(
     out: &mut [Vector],
     mean: &mut Mean,
 ) {
-    if !matches!(&mean, Some((of, _)) if of == keys) {
+    if !matches!(&mean, Some((known, _)) if known == keys) {
         let value = mean_value(simd, attention, sequence, kv_head, keys, &|_| true);
         *mean = Some((keys.clone(), value));
     }

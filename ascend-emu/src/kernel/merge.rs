@@ -36,8 +36,8 @@ impl fmt::Display for EmptyRow {
         match part {
             Some(part) => write!(
                 f,
-                "lse[{part}] of row {row} is +inf, with which attention marks a row without visible keys; replace it by \
-                 -inf before the merge, or the row becomes NaN"
+                "lse[{part}] of row {row} is +inf, with which attention marks a row without visible keys; replace it \
+                 by -inf before the merge, or the row becomes NaN"
             ),
             None => write!(
                 f,

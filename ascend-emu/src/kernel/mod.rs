@@ -7,23 +7,22 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `schedule` | cuts a call into tasks: query blocks, and key ranges where there are few blocks; runs them on threads |
+//! | `schedule` | cuts a call into tasks: query blocks, and key ranges where blocks are few; runs them on threads |
 //! | `prefill` | the loop over KV tiles for many queries: tiled matrix products |
 //! | `decode` | the loop over KV tiles for a few queries: dot products with keys and values in place |
-//! | `online_softmax`, `exp2` | running maximum and sum; the exponential |
+//! | `online_softmax` | running maximum and sum; the exponential |
 //! | `split_kv` | combines the partial results of key ranges |
 //! | `epilogue` | divides by the sum, handles rows without keys, writes output and log-sum-exp |
-//! | `attention`, `sequence` | the call as the kernels see it: tensors, and the sequences of the batch |
+//! | `attention`, `sequence` | the call as the kernels see it: tensors, the sequences of the batch, and tasks |
 //! | `kv`, `tile_load` | where keys and values are stored (tensor, pages, shared prefix); loading tiles of them |
-//! | `visibility`, `mask` | which queries see which keys of a tile; the mask tensor |
+//! | `visibility`, `mask` | which queries see which keys of a tile; the mask tensor and the drop mask |
 //! | `position_bias` | the additive bias: a tensor, or one slope for each head |
-//! | `dropout` | the drop mask |
 //! | `dequantise` | scales and offsets of quantised tensors |
 //! | `prefetch` | prefetching of cache lines |
 //! | `tensor` | strided tensors in memory, by element type |
 //! | `simd` | instruction sets |
 //! | `roofline` | the best performance that the machine allows, for benchmarks |
-//! | `scatter`, `merge`, `ring_update`, `batch_mat_mul` | the other operators: rows into a paged cache; partial results into one; products of matrices |
+//! | `merge`, `ring_update`, `batch_mat_mul`, `rms_norm` | the other operators: merges, products, normalised rows |
 //!
 //! Layouts have no kernels of their own: packed sequences, paged caches, shared prefixes, rotary parts and quantised
 //! elements are handled where rows are loaded into tiles of single precision.
@@ -46,9 +45,7 @@ mod attention;
 pub(crate) mod batch_mat_mul;
 mod decode;
 mod dequantise;
-mod dropout;
 mod epilogue;
-mod exp2;
 mod kv;
 mod mask;
 pub(crate) mod merge;
@@ -58,18 +55,16 @@ mod prefetch;
 mod prefill;
 pub mod reference;
 pub(crate) mod ring_update;
+pub(crate) mod rms_norm;
 pub mod roofline;
-pub(crate) mod scatter;
 mod schedule;
 mod scratch;
 mod sequence;
 mod simd;
 mod split_kv;
-mod task;
 mod tensor;
 #[cfg(test)]
 mod tests;
-mod tile;
 mod tile_load;
 mod visibility;
 
@@ -84,6 +79,12 @@ pub(crate) use prefill::QUERIES as BLOCK_QUERIES;
 pub(crate) use simd::Level;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Keys of a KV tile.
+const TILE_KEYS: usize = 96;
+
+/// Keys of a sub-tile of the decode kernel.
+const SUB_TILE_KEYS: usize = TILE_KEYS / 2;
 
 /// Base addresses of the tensors of one call; null where the call has none.
 ///

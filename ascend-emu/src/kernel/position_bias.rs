@@ -14,11 +14,14 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(super) enum Bias {
     /// A bias tensor. Each element times `factor` is added to a score.
-    Tensor { of: InputTensor, factor: f32 },
+    Tensor { tensor: InputTensor, factor: f32 },
     /// The part of a bias tensor that each sequence has. Each element times `factor` is added to a score.
-    OfSequences { of: Vec<SequenceBias>, factor: f32 },
+    OfSequences {
+        biases: Vec<SequenceBias>,
+        factor: f32,
+    },
     /// Distances times slopes: one for each head, or one for each sequence and head.
-    Slopes { of: Slopes, slopes: Vec<f32> },
+    Slopes { rule: Slopes, slopes: Vec<f32> },
 }
 
 /// The bias of one sequence.
@@ -45,10 +48,10 @@ impl Bias {
         buffers: &Buffers<'_>,
         types: ElementTypes,
     ) -> Result<Option<Self>, HostMemoryExhausted> {
-        if let Some(of) = problem.slopes {
+        if let Some(rule) = problem.slopes {
             // SAFETY: the problem touches the slopes.
-            let scales = unsafe { ScaleGrid::new(buffers, &of.grid, problem.heads, 1) };
-            let batch = if of.grid.view.batch == 0 {
+            let scales = unsafe { ScaleGrid::new(buffers, &rule.grid, problem.heads, 1) };
+            let batch = if rule.grid.view.batch == 0 {
                 1
             } else {
                 problem.batch
@@ -58,7 +61,7 @@ impl Bias {
             for b in 0..batch {
                 slopes.extend((0..heads).map(|head| scales.of_row((b, head, 0))));
             }
-            return Ok(Some(Bias::Slopes { of, slopes }));
+            return Ok(Some(Bias::Slopes { rule, slopes }));
         }
         let Some(bias) = problem.bias else {
             return Ok(None);
@@ -69,8 +72,8 @@ impl Bias {
         };
         if !problem.terms.is_empty() {
             // SAFETY: the problem touches the bias of each sequence.
-            let of = unsafe { of_sequences(problem, buffers, types) }?;
-            return Ok(Some(Bias::OfSequences { of, factor }));
+            let biases = unsafe { of_sequences(problem, buffers, types) }?;
+            return Ok(Some(Bias::OfSequences { biases, factor }));
         }
         let [batch, heads, rows, dim] = bias.sizes;
         let sizes = Sizes {
@@ -80,9 +83,9 @@ impl Bias {
             dim,
         };
         // SAFETY: these are the axes of the description, and a batch axis of 1 has stride 0.
-        let source =
+        let tensor =
             unsafe { InputTensor::new(buffers.base(TensorRole::Bias), &bias.rows, sizes, types) };
-        Ok(Some(Bias::Tensor { of: source, factor }))
+        Ok(Some(Bias::Tensor { tensor, factor }))
     }
 
     /// Writes the bias of the keys `keys` of a row to `out`, in the units of scores. Elements outside of the bias
@@ -91,33 +94,33 @@ impl Bias {
     pub(super) fn read<S: Simd>(
         &self,
         simd: S,
-        at: (usize, usize, usize),
+        row: (usize, usize, usize),
         heads: usize,
         keys: Range<usize>,
         out: &mut [Vector],
     ) {
-        let (source, at, keys, factor) = match self {
-            Bias::Tensor { of, factor } => (of, at, keys, *factor),
-            Bias::OfSequences { of, factor } => {
-                let Some(bias) = of.get(at.0) else {
+        let (source, row, keys, factor) = match self {
+            Bias::Tensor { tensor, factor } => (tensor, row, keys, *factor),
+            Bias::OfSequences { biases, factor } => {
+                let Some(bias) = biases.get(row.0) else {
                     return out.fill([0.0; WIDTH]);
                 };
-                let (row, keys) = bias.columns(at.2, keys);
-                (&bias.rows, (0, at.1, row), keys, *factor)
+                let (own_row, keys) = bias.columns(row.2, keys);
+                (&bias.rows, (0, row.1, own_row), keys, *factor)
             }
-            Bias::Slopes { of, slopes } => {
-                let before = if of.grid.view.batch == 0 {
+            Bias::Slopes { rule, slopes } => {
+                let before = if rule.grid.view.batch == 0 {
                     0
                 } else {
-                    at.0 * heads
+                    row.0 * heads
                 };
-                let slope = slopes.get(before + at.1).copied().unwrap_or(0.0);
+                let slope = slopes.get(before + row.1).copied().unwrap_or(0.0);
                 simd.outline(SlopeBias {
-                    root: of.root,
+                    root: rule.root,
                     slope,
                     // The weight of a key 2^31 positions away is 0 in any case.
-                    distance: of
-                        .distance(at.2 as i64, keys.start as i64)
+                    distance: rule
+                        .distance(row.2 as i64, keys.start as i64)
                         .clamp(i32::MIN.into(), i32::MAX.into())
                         as i32,
                     out: &mut *out,
@@ -128,9 +131,9 @@ impl Bias {
         out.fill([0.0; WIDTH]);
         let sizes = source.sizes();
         let keys = keys.start.min(sizes.dim)..keys.end.min(sizes.dim);
-        if at.0 < sizes.batch && at.1 < sizes.heads && at.2 < sizes.rows && !keys.is_empty() {
+        if row.0 < sizes.batch && row.1 < sizes.heads && row.2 < sizes.rows && !keys.is_empty() {
             let nonfinite = &mut simd.splat(0.0);
-            source.read(simd, at, keys, out, 1, nonfinite);
+            source.read(simd, row, keys, out, 1, nonfinite);
             scale(out, factor);
         }
     }
@@ -174,7 +177,9 @@ unsafe fn of_sequences(
     let one = |(b, terms): (usize, &SequenceTerms)| SequenceBias {
         rows: match problem.bias_rows(b) {
             // SAFETY: the problem touches the elements of each sequence.
-            Some((rows, of)) => unsafe { InputTensor::new(base, &rows, of.into(), types) },
+            Some((rows, extents)) => unsafe {
+                InputTensor::new(base, &rows, extents.into(), types)
+            },
             None => InputTensor::Absent,
         },
         by_distance: terms.bias.is_some_and(|bias| bias.up_to_row),

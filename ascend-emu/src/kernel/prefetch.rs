@@ -32,13 +32,13 @@ pub(super) enum CacheLevel {
 
 /// The address of rows that are a constant pitch apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Pitched {
+struct PitchedRows {
     first: *const u8,
     /// Bytes from each row to the next.
     pitch: isize,
 }
 
-impl Pitched {
+impl PitchedRows {
     #[inline(always)]
     fn address(self, row: usize, byte: usize) -> *const u8 {
         let row = self.pitch.wrapping_mul(row as isize);
@@ -48,7 +48,7 @@ impl Pitched {
     /// The rows from number `row` on.
     #[inline(always)]
     fn after(self, row: usize) -> Self {
-        Pitched {
+        PitchedRows {
             first: self.address(row, 0),
             ..self
         }
@@ -58,7 +58,7 @@ impl Pitched {
 /// A segment of rows to prefetch, a constant pitch apart.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PrefetchRows {
-    at: Pitched,
+    place: PitchedRows,
     rows: usize,
     /// Bytes of a row.
     bytes: usize,
@@ -67,7 +67,7 @@ pub(super) struct PrefetchRows {
 impl PrefetchRows {
     /// No rows.
     pub(super) const NONE: PrefetchRows = PrefetchRows {
-        at: Pitched {
+        place: PitchedRows {
             first: std::ptr::null(),
             pitch: 0,
         },
@@ -78,7 +78,7 @@ impl PrefetchRows {
     /// Makes `rows` rows of `elements` elements, each `pitch` elements after the one before.
     pub(super) fn new<T>(first: *const T, pitch: isize, rows: usize, elements: usize) -> Self {
         PrefetchRows {
-            at: Pitched {
+            place: PitchedRows {
                 first: first.cast(),
                 pitch: pitch.wrapping_mul(size_of::<T>() as isize),
             },
@@ -102,7 +102,7 @@ impl PrefetchRows {
     #[inline(always)]
     pub(super) fn part(self, first: usize, rows: usize) -> Self {
         PrefetchRows {
-            at: self.at.after(first),
+            place: self.place.after(first),
             rows: rows.min(self.rows.saturating_sub(first)),
             ..self
         }
@@ -117,11 +117,11 @@ impl PrefetchRows {
 
     /// An address in each of the first [`MAX_PAGES`] pages.
     fn pages(self) -> impl Iterator<Item = *const u8> {
-        let rows = PAGE_BYTES / self.at.pitch.unsigned_abs().clamp(1, PAGE_BYTES);
+        let rows = PAGE_BYTES / self.place.pitch.unsigned_abs().clamp(1, PAGE_BYTES);
         (0..self.rows)
             .step_by(rows)
             .take(MAX_PAGES)
-            .map(move |row| self.at.address(row, 0))
+            .map(move |row| self.place.address(row, 0))
     }
 
     /// Prefetches row number `row` into L1, if it exists.
@@ -129,7 +129,7 @@ impl PrefetchRows {
     pub(super) fn prefetch_row(self, row: usize) {
         if row < self.rows {
             for byte in (0..self.bytes).step_by(CACHE_LINE) {
-                prefetch(CacheLevel::L1, self.at.address(row, byte));
+                prefetch(CacheLevel::L1, self.place.address(row, byte));
             }
         }
     }
@@ -142,13 +142,13 @@ pub(super) struct PrefetchPlan {
     l1: [PrefetchRows; 2],
     l2: [PrefetchRows; 2],
     /// An address that is in L1 already, to prefetch where there is no row.
-    at_hand: Pitched,
+    at_hand: PitchedRows,
 }
 
 impl PrefetchPlan {
     /// Makes a plan that prefetches these rows, and `at_hand`, an address in use, where there are none.
     pub(super) fn new(l1: [PrefetchRows; 2], l2: [PrefetchRows; 2], at_hand: *const u8) -> Self {
-        let at_hand = Pitched {
+        let at_hand = PitchedRows {
             first: at_hand,
             pitch: 0,
         };
@@ -183,14 +183,14 @@ impl PrefetchPlan {
 
     /// The address of row `j` of two segments, and the number of rows from it on at the same pitch.
     #[inline(always)]
-    fn row(&self, [first, second]: &[PrefetchRows; 2], j: usize) -> (Pitched, usize) {
+    fn row(&self, [first, second]: &[PrefetchRows; 2], j: usize) -> (PitchedRows, usize) {
         let left = match j.checked_sub(first.rows) {
             None => first.part(j, usize::MAX),
             Some(j) => second.part(j, usize::MAX),
         };
         match left.rows {
             0 => (self.at_hand, usize::MAX),
-            rows => (left.at, rows),
+            rows => (left.place, rows),
         }
     }
 }
@@ -198,8 +198,8 @@ impl PrefetchPlan {
 /// The next rows to prefetch into L1 and into L2, each a constant pitch apart.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PrefetchCursor {
-    l1: Pitched,
-    l2: Pitched,
+    l1: PitchedRows,
+    l2: PitchedRows,
 }
 
 impl PrefetchCursor {
@@ -288,7 +288,7 @@ impl TilePrefetch {
         } else {
             (segment + 1, 0, 0)
         };
-        Some(rows.at.address(row, byte))
+        Some(rows.place.address(row, byte))
     }
 }
 
@@ -332,17 +332,20 @@ mod tests {
     fn every_cache_line_of_every_row_is_prefetched_once() {
         let (halves, bytes) = ([0u16; 4 * 100], [0i8; 3 * 64]);
         let mut prefetch = TilePrefetch::none();
-        let of = |i: usize| halves[i * 100..].as_ptr();
-        prefetch.add(PrefetchRows::new(of(0), 200, 2, 100));
-        prefetch.add(PrefetchRows::new(of(3), -200, 1, 100));
-        prefetch.add(PrefetchRows::new(of(1), 100, 0, 100));
+        let half = |i: usize| halves[i * 100..].as_ptr();
+        prefetch.add(PrefetchRows::new(half(0), 200, 2, 100));
+        prefetch.add(PrefetchRows::new(half(3), -200, 1, 100));
+        prefetch.add(PrefetchRows::new(half(1), 100, 0, 100));
         prefetch.add(PrefetchRows::new(bytes[64..].as_ptr(), 64, 1, 64));
         let lines = |row: *const u16| {
             (0..200)
                 .step_by(CACHE_LINE)
                 .map(move |byte| row.cast::<u8>().wrapping_add(byte))
         };
-        let mut want: Vec<*const u8> = [of(0), of(2), of(3)].into_iter().flat_map(lines).collect();
+        let mut want: Vec<*const u8> = [half(0), half(2), half(3)]
+            .into_iter()
+            .flat_map(lines)
+            .collect();
         want.push(bytes[64..].as_ptr().cast());
         let all: Vec<*const u8> = std::iter::from_fn(|| prefetch.next_line()).collect();
         assert_eq!(all, want);
@@ -367,26 +370,26 @@ mod tests {
     #[test]
     fn rows_to_prefetch_may_lie_in_two_segments() {
         let bytes = [0i8; 64 * 20];
-        let at = |row: usize| bytes[64 * row..].as_ptr().cast::<u8>();
-        let of = |row, pitch, rows| PrefetchRows::new(at(row).cast::<i8>(), pitch, rows, 64);
-        let (first, second, none) = (of(0, 128, 3), of(19, -64, 2), PrefetchRows::NONE);
-        let plan = PrefetchPlan::new([first, second], [none; 2], at(9));
+        let line = |row: usize| bytes[64 * row..].as_ptr().cast::<u8>();
+        let strided = |row, pitch, rows| PrefetchRows::new(line(row).cast::<i8>(), pitch, rows, 64);
+        let (first, second, none) = (strided(0, 128, 3), strided(19, -64, 2), PrefetchRows::NONE);
+        let plan = PrefetchPlan::new([first, second], [none; 2], line(9));
         let pieces: Vec<_> = plan
             .cursors(2..8)
             .map(|(piece, cursor)| (piece, cursor.l1, cursor.l2))
             .collect();
-        let rows = |first: *const u8, pitch| Pitched { first, pitch };
-        let at_hand = rows(at(9), 0);
+        let rows = |first: *const u8, pitch| PitchedRows { first, pitch };
+        let at_hand = rows(line(9), 0);
         assert_eq!(
             pieces,
             [
-                (2..3, rows(at(4), 128), at_hand),
-                (3..5, rows(at(19), -64), at_hand),
+                (2..3, rows(line(4), 128), at_hand),
+                (3..5, rows(line(19), -64), at_hand),
                 (5..8, at_hand, at_hand)
             ]
         );
         assert_eq!(plan.cursors(4..4).count(), 0);
-        let pieces: Vec<_> = PrefetchPlan::none(at(9))
+        let pieces: Vec<_> = PrefetchPlan::none(line(9))
             .cursors(1..7)
             .map(|(piece, cursor)| (piece, cursor.l1))
             .collect();

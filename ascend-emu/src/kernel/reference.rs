@@ -83,28 +83,29 @@ pub fn attention(problem: &AttentionProblem<'_>, inputs: &Inputs<'_>) -> Outputs
         groups_before: behind.map_or_else(Vec::new, |grid| problem.groups_before(&grid)),
     };
     let padding = call.padding();
-    for (b, (of, mask)) in problem.sequences(padding).enumerate() {
+    for (b, (extent, mask)) in problem.sequences(padding).enumerate() {
         let (place, written) = if problem.packed {
-            (0, of.q_first..of.q_first + of.q_len)
+            (0, extent.q_first..extent.q_first + extent.q_len)
         } else {
             (b, 0..problem.query_rows)
         };
         for kv_head in 0..problem.kv_heads {
-            let keys: Vec<_> = (0..of.keys())
-                .map(|j| call.key(b, &of, kv_head, j))
+            let keys: Vec<_> = (0..extent.keys())
+                .map(|j| call.key(b, &extent, kv_head, j))
                 .collect();
-            let values: Vec<_> = (0..of.keys())
-                .map(|j| call.value(b, &of, kv_head, j))
+            let values: Vec<_> = (0..extent.keys())
+                .map(|j| call.value(b, &extent, kv_head, j))
                 .collect();
             let group = problem.group();
             for head in kv_head * group..(kv_head + 1) * group {
                 for row in written.clone() {
-                    let computed = call.row((b, place), (&of, mask), head, row, (&keys, &values));
-                    let at = (place * problem.heads + head) * problem.query_rows + row;
-                    outputs.attention[at * problem.value_dim..][..problem.value_dim]
+                    let computed =
+                        call.row((b, place), (&extent, mask), head, row, (&keys, &values));
+                    let element = (place * problem.heads + head) * problem.query_rows + row;
+                    outputs.attention[element * problem.value_dim..][..problem.value_dim]
                         .copy_from_slice(&computed.attention);
-                    outputs.lse[at] = computed.lse;
-                    (outputs.softmax_max[at], outputs.softmax_sum[at]) = computed.softmax;
+                    outputs.lse[element] = computed.lse;
+                    (outputs.softmax_max[element], outputs.softmax_sum[element]) = computed.softmax;
                 }
             }
         }
@@ -144,7 +145,7 @@ impl Call<'_, '_, '_> {
     fn row(
         &self,
         (b, place): (usize, usize),
-        (of, mask): (&SequenceRows, Option<MaskRows>),
+        (extent, mask): (&SequenceRows, Option<MaskRows>),
         head: usize,
         row: usize,
         (keys, values): (&[Vec<f64>], &[Vec<f64>]),
@@ -156,7 +157,10 @@ impl Call<'_, '_, '_> {
             softmax,
         };
         let zeros = vec![0.0; problem.value_dim];
-        let Some(i) = row.checked_sub(of.q_first).filter(|&i| i < of.q_len) else {
+        let Some(i) = row
+            .checked_sub(extent.q_first)
+            .filter(|&i| i < extent.q_len)
+        else {
             return Row {
                 attention: zeros,
                 lse: f64::INFINITY,
@@ -167,7 +171,7 @@ impl Call<'_, '_, '_> {
             Some(geometry) => *geometry,
             None => problem.geometry(b),
         };
-        let in_sight: Vec<usize> = (0..of.keys())
+        let in_sight: Vec<usize> = (0..extent.keys())
             .filter(|&j| geometry.sees(i as u64, j as u64))
             .collect();
         let mask = mask.map(|mask| mask.of_head(head));
@@ -180,8 +184,8 @@ impl Call<'_, '_, '_> {
             })
         };
         let (first_row, first_key) = match problem.slopes {
-            Some(_) => problem.positions(b, of),
-            None => problem.origin(of),
+            Some(_) => problem.positions(b, extent),
+            None => problem.origin(extent),
         };
         // A dropped weight does not count in the output, and the others are scaled up to compensate.
         let kept = |j: usize| match (problem.dropout, problem.terms_of(b)) {
@@ -211,10 +215,10 @@ impl Call<'_, '_, '_> {
             let (averaged, softmax) = match (problem.softmax, sink) {
                 (None, _) if problem.zeroes_masked_rows => (vec![], (0.0, 0.0)),
                 (None, _) => (in_sight, (0.0, 0.0)),
-                _ if of.keys() == 0 => (vec![], (0.0, 0.0)),
+                _ if extent.keys() == 0 => (vec![], (0.0, 0.0)),
                 (_, Some(sink)) => (vec![], (sink, 1.0)),
                 _ if problem.zeroes_masked_rows => (vec![], (lowest, highest)),
-                _ => ((0..of.keys()).collect(), (lowest, of.keys() as f64)),
+                _ => ((0..extent.keys()).collect(), (lowest, extent.keys() as f64)),
             };
             if averaged.is_empty() {
                 return without_keys(zeros, softmax);
@@ -265,29 +269,29 @@ impl Call<'_, '_, '_> {
     /// Reads a query, followed by its rotary part.
     fn query(&self, place: usize, head: usize, row: usize) -> Vec<f64> {
         let problem = self.problem;
-        let at = (place, head, row);
+        let query_row = (place, head, row);
         let factor = |d| match &problem.query_quantisation {
-            Some(affine) => self.factor(&affine.scale, at, d),
+            Some(affine) => self.factor(&affine.scale, query_row, d),
             None => 1.0,
         };
         let mut query: Vec<f64> = (0..problem.head_dim)
-            .map(|d| self.element(TensorRole::Query, &problem.query, at, d) * factor(d))
+            .map(|d| self.element(TensorRole::Query, &problem.query, query_row, d) * factor(d))
             .collect();
         if let Some(rope) = &problem.query_rope {
             let scale = if problem.scaled_rope { factor(0) } else { 1.0 };
-            let element = |d| self.element(TensorRole::QueryRope, rope, at, d) * scale;
+            let element = |d| self.element(TensorRole::QueryRope, rope, query_row, d) * scale;
             query.extend((0..problem.rope_dim).map(element));
         }
         query
     }
 
     /// Reads key `j` of a sequence, followed by its rotary part; zeros if the cache does not have its block.
-    fn key(&self, b: usize, of: &SequenceRows, head: usize, j: usize) -> Vec<f64> {
+    fn key(&self, b: usize, extent: &SequenceRows, head: usize, j: usize) -> Vec<f64> {
         let problem = self.problem;
-        let Some(position) = self.position(b, of, j) else {
+        let Some(position) = self.position(b, extent, j) else {
             return vec![0.0; problem.head_dim + problem.rope_dim];
         };
-        let at = (position.batch, head, position.row);
+        let key_row = (position.batch, head, position.row);
         let own = problem.key_value(b);
         let (role, rows) = match &problem.prefix {
             Some(prefix) if position.in_prefix => (TensorRole::KeyPrefix, prefix.key),
@@ -295,11 +299,11 @@ impl Call<'_, '_, '_> {
         };
         let mut key: Vec<f64> = (0..problem.head_dim)
             .map(|d| {
-                let stored = self.element(role, &rows, at, d);
+                let stored = self.element(role, &rows, key_row, d);
                 self.dequantise(
                     &problem.key_quantisation,
                     stored,
-                    (b, of, j),
+                    (b, extent, j),
                     &position,
                     head,
                     d,
@@ -308,22 +312,22 @@ impl Call<'_, '_, '_> {
             .collect();
         if let Some(rope) = &own.key_rope {
             let scale = match &problem.key_quantisation {
-                Some(affine) if problem.scaled_rope => self.factor(&affine.scale, at, 0),
+                Some(affine) if problem.scaled_rope => self.factor(&affine.scale, key_row, 0),
                 _ => 1.0,
             };
-            let element = |d| self.element(TensorRole::KeyRope, rope, at, d) * scale;
+            let element = |d| self.element(TensorRole::KeyRope, rope, key_row, d) * scale;
             key.extend((0..problem.rope_dim).map(element));
         }
         key
     }
 
     /// Reads value `j` of a sequence; zeros if the cache does not have its block.
-    fn value(&self, b: usize, of: &SequenceRows, head: usize, j: usize) -> Vec<f64> {
+    fn value(&self, b: usize, extent: &SequenceRows, head: usize, j: usize) -> Vec<f64> {
         let problem = self.problem;
-        let Some(position) = self.position(b, of, j) else {
+        let Some(position) = self.position(b, extent, j) else {
             return vec![0.0; problem.value_dim];
         };
-        let at = (position.batch, head, position.row);
+        let value_row = (position.batch, head, position.row);
         let own = problem.key_value(b);
         let (role, rows) = match &problem.prefix {
             Some(prefix) if position.in_prefix => (TensorRole::ValuePrefix, prefix.value),
@@ -331,11 +335,11 @@ impl Call<'_, '_, '_> {
         };
         (0..problem.value_dim)
             .map(|d| {
-                let stored = self.element(role, &rows, at, d);
+                let stored = self.element(role, &rows, value_row, d);
                 self.dequantise(
                     &problem.value_quantisation,
                     stored,
-                    (b, of, j),
+                    (b, extent, j),
                     &position,
                     head,
                     d,
@@ -345,8 +349,8 @@ impl Call<'_, '_, '_> {
     }
 
     /// The position of key `j` of a sequence; `None` if the cache does not have its block.
-    fn position(&self, b: usize, of: &SequenceRows, j: usize) -> Option<RowPosition> {
-        let Some(own) = j.checked_sub(of.prefix) else {
+    fn position(&self, b: usize, extent: &SequenceRows, j: usize) -> Option<RowPosition> {
+        let Some(own) = j.checked_sub(extent.prefix) else {
             return Some(RowPosition {
                 in_prefix: true,
                 batch: 0,
@@ -354,11 +358,12 @@ impl Call<'_, '_, '_> {
             });
         };
         let (batch, row) = match &self.problem.pages {
-            None => (self.problem.key_value(b).batch, of.kv_first + own),
+            None => (self.problem.key_value(b).batch, extent.kv_first + own),
             Some(pages) => {
                 let column = own / pages.block_size;
-                let at = pages.table.offset + b as i64 * pages.row + column as i64 * pages.column;
-                let block = self.number(pages.table.role, pages.table.dtype, at)?;
+                let entry =
+                    pages.table.offset + b as i64 * pages.row + column as i64 * pages.column;
+                let block = self.number(pages.table.role, pages.table.dtype, entry)?;
                 if block < 0.0 || block >= pages.blocks as f64 || column >= pages.columns {
                     return None;
                 }
@@ -377,7 +382,7 @@ impl Call<'_, '_, '_> {
         &self,
         affine: &Option<ScaleOffset>,
         stored: f64,
-        (b, of, j): (usize, &SequenceRows, usize),
+        (b, extent, j): (usize, &SequenceRows, usize),
         position: &RowPosition,
         head: usize,
         d: usize,
@@ -385,10 +390,10 @@ impl Call<'_, '_, '_> {
         let Some(affine) = affine else {
             return stored;
         };
-        let at = |grid: &Grid| {
+        let row = |grid: &Grid| {
             let token = match position.in_prefix {
                 true => j,
-                false => of.kv_position + j - of.prefix,
+                false => extent.kv_position + j - extent.prefix,
             };
             match grid.counts {
                 Counts::Tokens => (b, head, token),
@@ -396,8 +401,8 @@ impl Call<'_, '_, '_> {
                 Counts::Concatenated => (self.groups_before[b], head, token),
             }
         };
-        let offset = |grid: &Grid| self.factor(grid, at(grid), d);
-        let scale = self.factor(&affine.scale, at(&affine.scale), d);
+        let offset = |grid: &Grid| self.factor(grid, row(grid), d);
+        let scale = self.factor(&affine.scale, row(&affine.scale), d);
         (stored + affine.offset.as_ref().map_or(0.0, offset)) * scale
     }
 
@@ -420,10 +425,10 @@ impl Call<'_, '_, '_> {
 
     /// Position bias of a key in the units of scaled scores; 0 without a bias. `at` and `key` are the places of row
     /// and key that positions count from, `i` and `j` their numbers in the sequence.
-    fn bias(&self, at: (usize, usize, usize), key: usize, (i, j): (usize, usize)) -> f64 {
+    fn bias(&self, row: (usize, usize, usize), key: usize, (i, j): (usize, usize)) -> f64 {
         if let Some(slopes) = &self.problem.slopes {
-            let slope = self.factor(&slopes.grid, (at.0, at.1, 0), 0);
-            return slopes.bias(slope, slopes.distance(at.2 as i64, key as i64));
+            let slope = self.factor(&slopes.grid, (row.0, row.1, 0), 0);
+            return slopes.bias(slope, slopes.distance(row.2 as i64, key as i64));
         }
         let Some(bias) = &self.problem.bias else {
             return 0.0;
@@ -433,20 +438,20 @@ impl Call<'_, '_, '_> {
         } else {
             1.0
         };
-        let element = match self.problem.terms_of(at.0).and_then(|terms| terms.bias) {
+        let element = match self.problem.terms_of(row.0).and_then(|terms| terms.bias) {
             Some(rows) => {
-                let element = rows.element(at.1, i, j);
+                let element = rows.element(row.1, i, j);
                 let dtype = self.stored(bias.rows.dtype);
                 element.and_then(|element| self.number(TensorRole::Bias, dtype, element))
             }
-            None => Some(self.element(TensorRole::Bias, &bias.rows, at, key)),
+            None => Some(self.element(TensorRole::Bias, &bias.rows, row, key)),
         };
         element.unwrap_or(f64::NAN) * factor
     }
 
     /// The entry of a grid for element `d` of a row; NaN if the tensor does not have it.
-    fn factor(&self, grid: &Grid, at: (usize, usize, usize), d: usize) -> f64 {
-        self.number(grid.tensor.role, grid.tensor.dtype, grid.at(at, d))
+    fn factor(&self, grid: &Grid, row: (usize, usize, usize), d: usize) -> f64 {
+        self.number(grid.tensor.role, grid.tensor.dtype, grid.at(row, d))
             .unwrap_or(f64::NAN)
     }
 

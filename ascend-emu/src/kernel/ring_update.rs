@@ -25,7 +25,7 @@ pub(crate) struct Elements {
 
 // SAFETY: the contract of `run` covers the memory of the pointer, and threads write different rows through it.
 unsafe impl Sync for Elements {}
-// SAFETY: as above.
+// SAFETY: the contract of `run` covers the memory of the pointer, and threads write different rows through it.
 unsafe impl Send for Elements {}
 
 impl Elements {
@@ -64,6 +64,11 @@ impl Elements {
         }
     }
 
+    /// Whether the elements are contiguous.
+    pub(super) fn is_contiguous(&self) -> bool {
+        self.contiguous
+    }
+
     /// Reads an element.
     ///
     /// # Safety
@@ -72,6 +77,28 @@ impl Elements {
     pub(crate) unsafe fn read<T: Copy>(&self, element: usize) -> T {
         // SAFETY: the caller's promise. No alignment is assumed.
         unsafe { self.at::<T>(element).read_unaligned() }
+    }
+
+    /// Writes an element.
+    ///
+    /// # Safety
+    ///
+    /// The tensor has the element, as a `T` that is live and accessed by no other thread.
+    pub(super) unsafe fn write<T: Copy>(&self, element: usize, value: T) {
+        // SAFETY: the caller's promise. No alignment is assumed.
+        unsafe { self.at::<T>(element).write_unaligned(value) };
+    }
+
+    /// Writes the element of this number of a contiguous tensor that begins at the first byte, whatever the
+    /// description has room for.
+    ///
+    /// # Safety
+    ///
+    /// The bytes are live and accessed by no other thread.
+    pub(super) unsafe fn write_behind<T: Copy>(&self, element: usize, value: T) {
+        let place = self.first.cast::<T>().wrapping_add(element);
+        // SAFETY: the caller's promise. No alignment is assumed.
+        unsafe { place.write_unaligned(value) };
     }
 }
 
@@ -94,18 +121,18 @@ pub(crate) struct Buffers {
 /// A row of a head of a sequence.
 #[derive(Clone, Copy, Debug)]
 struct Row<'a> {
-    of: &'a Sequence,
+    sequence: &'a Sequence,
     head: usize,
     row: usize,
 }
 
 impl Row<'_> {
     fn softmax(self, problem: &RingUpdateProblem) -> usize {
-        (problem.softmax_order).element(self.of, problem.heads, self.head, self.row)
+        (problem.softmax_order).element(self.sequence, problem.heads, self.head, self.row)
     }
 
     fn attention(self, problem: &RingUpdateProblem) -> usize {
-        problem.attention_element(self.of, self.head, self.row)
+        problem.attention_element(self.sequence, self.head, self.row)
     }
 }
 
@@ -115,14 +142,16 @@ const ROWS: usize = 64;
 /// The rows of a sequence.
 fn rows<'a>(
     problem: &RingUpdateProblem,
-    of: &'a Sequence,
+    sequence: &'a Sequence,
 ) -> impl IndexedParallelIterator<Item = Row<'a>> + use<'a> {
     let heads = problem.heads;
-    (0..of.q_len * heads).into_par_iter().map(move |index| Row {
-        of,
-        head: index % heads,
-        row: index / heads,
-    })
+    (0..sequence.q_len * heads)
+        .into_par_iter()
+        .map(move |index| Row {
+            sequence,
+            head: index % heads,
+            row: index / heads,
+        })
 }
 
 /// The first row whose merged sum is lost, so that it cannot be merged again, and why.
@@ -135,21 +164,27 @@ pub(crate) unsafe fn lost_row(
     ends: &[i64],
     buffers: &Buffers,
 ) -> Option<(String, Violation)> {
-    problem.sequences(ends).find_map(|of| {
-        rows(problem, &of).with_min_len(ROWS).find_map_first(|row| {
-            // SAFETY: the caller keeps this contract.
-            let (prev, cur) = unsafe { parts(problem, buffers, row) };
-            let violation = admits(prev, cur).err()?;
-            // If only one part has keys, a merge only moves the maximum, unless the sum is lost by that.
-            let lost = !merge(prev, cur).part.sum.is_normal();
-            let Row { of, head, row } = row;
-            lost.then(|| {
-                (
-                    format!("row {row} of head {head} of sequence {}", of.index),
-                    violation,
-                )
+    problem.sequences(ends).find_map(|sequence| {
+        rows(problem, &sequence)
+            .with_min_len(ROWS)
+            .find_map_first(|row| {
+                // SAFETY: the caller keeps this contract.
+                let (prev, cur) = unsafe { parts(problem, buffers, row) };
+                let violation = admits(prev, cur).err()?;
+                // If only one part has keys, a merge only moves the maximum, unless the sum is lost by that.
+                let lost = !merge(prev, cur).part.sum.is_normal();
+                let Row {
+                    sequence,
+                    head,
+                    row,
+                } = row;
+                lost.then(|| {
+                    (
+                        format!("row {row} of head {head} of sequence {}", sequence.index),
+                        violation,
+                    )
+                })
             })
-        })
     })
 }
 
@@ -159,12 +194,12 @@ pub(crate) unsafe fn lost_row(
 ///
 /// As for [`run`].
 unsafe fn parts(problem: &RingUpdateProblem, buffers: &Buffers, row: Row<'_>) -> (Part, Part) {
-    let at = row.softmax(problem);
-    let part = |of: &Triple| Part {
+    let element = row.softmax(problem);
+    let part = |triple: &Triple| Part {
         // SAFETY: the row is one of the problem's, whose softmax tensors have it.
-        max: unsafe { of.max.read(at) },
-        // SAFETY: as above.
-        sum: unsafe { of.sum.read(at) },
+        max: unsafe { triple.max.read(element) },
+        // SAFETY: the row is one of the problem's, whose softmax tensors have it.
+        sum: unsafe { triple.sum.read(element) },
     };
     (part(&buffers.prev), part(&buffers.cur))
 }
@@ -193,10 +228,12 @@ pub(crate) unsafe fn run(problem: &RingUpdateProblem, ends: &[i64], buffers: &Bu
 unsafe fn typed<T: Number>(problem: &RingUpdateProblem, ends: &[i64], buffers: &Buffers) {
     let out = &buffers.out;
     // Elements of a view may share memory, so only one thread writes to one.
-    let apart = [out.attn, out.max, out.sum].iter().all(|of| of.contiguous);
+    let apart = [out.attn, out.max, out.sum]
+        .iter()
+        .all(|elements| elements.contiguous);
     // Sequences with descending ends overlap, so they are merged one after the other.
-    for of in problem.sequences(ends) {
-        let rows = rows(problem, &of);
+    for sequence in problem.sequences(ends) {
+        let rows = rows(problem, &sequence);
         let least = if apart { ROWS } else { usize::MAX };
         rows.with_min_len(least).for_each(|row| {
             // SAFETY: the caller keeps this contract; no other thread has this row, or there is one thread.
@@ -214,8 +251,8 @@ unsafe fn one<T: Number>(problem: &RingUpdateProblem, buffers: &Buffers, row: Ro
     // SAFETY: the caller keeps this contract.
     let (prev, cur) = unsafe { parts(problem, buffers, row) };
     let merged = merge(prev, cur);
-    let at = row.softmax(problem);
-    for copy in at..at + SoftmaxOrder::COPIES {
+    let softmax = row.softmax(problem);
+    for copy in softmax..softmax + SoftmaxOrder::COPIES {
         for (to, number) in [
             (&buffers.out.max, merged.part.max),
             (&buffers.out.sum, merged.part.sum),
@@ -226,14 +263,15 @@ unsafe fn one<T: Number>(problem: &RingUpdateProblem, buffers: &Buffers, row: Ro
     }
     let first = row.attention(problem);
     let Buffers { prev, cur, out } = buffers;
-    let [prev, cur, out] = [prev, cur, out].map(|of| (of.attn.at::<T>(first), of.attn.step()));
+    let [prev, cur, out] =
+        [prev, cur, out].map(|triple| (triple.attn.at::<T>(first), triple.attn.step()));
     for d in 0..problem.head_dim as isize {
-        let at = |(first, step): (*mut T, isize)| first.wrapping_offset(step * d);
-        // SAFETY: the row's elements lie along the last axis of tensors that have it.
+        let place = |(first, step): (*mut T, isize)| first.wrapping_offset(step * d);
+        // SAFETY: the row's elements are those along the last axis of tensors that have it.
         unsafe {
-            let [prev, cur] = [prev, cur].map(|of| at(of).read_unaligned().widen());
+            let [prev, cur] = [prev, cur].map(|row| place(row).read_unaligned().widen());
             let sum = prev * merged.prev + cur * merged.cur;
-            at(out).write_unaligned(T::narrow(sum));
+            place(out).write_unaligned(T::narrow(sum));
         }
     }
 }

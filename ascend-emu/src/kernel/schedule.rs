@@ -4,15 +4,15 @@
 //! them, such as decode, is split along the keys as well, as in flash decoding; `split_kv` combines the partial
 //! results.
 
+use super::TILE_KEYS;
 use super::attention::Attention;
+use super::attention::{Task, TaskContext};
 use super::epilogue::Epilogue;
 use super::online_softmax::OnlineSoftmax;
 use super::scratch::Scratch;
 use super::sequence::Sequence;
 use super::simd::{Kernel, Level, Simd};
 use super::split_kv::SplitKv;
-use super::task::{Task, TaskContext};
-use super::tile::TILE_KEYS;
 use super::{decode, prefill};
 use crate::host_memory::{HostMemoryExhausted, try_with_capacity};
 use rayon::prelude::*;

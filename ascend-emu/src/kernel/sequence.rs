@@ -3,7 +3,7 @@
 use super::Buffers;
 use super::kv::block_table::BlockIds;
 use super::kv::{KeyValues, KvTensor, Storage};
-use super::mask::summary::MaskSummary;
+use super::mask::MaskSummary;
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::strided::{Sizes, WriteTensor};
 use crate::host_memory::HostMemoryExhausted;
@@ -53,13 +53,16 @@ impl Sequence {
         problem: &AttentionProblem<'_>,
         buffers: &Buffers<'_>,
         b: usize,
-        (of, mask): (attention_problem::SequenceRows, Option<MaskRows>),
+        (extent, mask): (attention_problem::SequenceRows, Option<MaskRows>),
         types: ElementTypes,
     ) -> Result<Self, HostMemoryExhausted> {
-        let at = problem.key_value(b);
+        let key_value = problem.key_value(b);
         let (batch, rows) = match &problem.pages {
             Some(pages) => (pages.blocks, pages.block_size),
-            None => (at.batch + 1, of.kv_first.saturating_add(of.kv_len)),
+            None => (
+                key_value.batch + 1,
+                extent.kv_first.saturating_add(extent.kv_len),
+            ),
         };
         let sizes = |batch, rows, dim| Sizes {
             batch,
@@ -73,31 +76,35 @@ impl Sequence {
         };
         let shared = |role, rows: Option<Rows>, dim| match rows {
             Some(rows) => {
-                let sizes = sizes(1, of.prefix, dim);
+                let sizes = sizes(1, extent.prefix, dim);
                 // SAFETY: the problem touches the prefix.
                 unsafe { InputTensor::new(buffers.base(role), &rows, sizes, types) }
             }
             None => InputTensor::Absent,
         };
-        let (prefix, index) = (&problem.prefix, at.list_index);
+        let (prefix, index) = (&problem.prefix, key_value.list_index);
         Ok(Sequence {
             geometry: problem.geometry(b),
             kv: KeyValues {
                 key: KvTensor {
                     dim: problem.head_dim,
-                    own: source(TensorRole::Key(index), &at.key, problem.head_dim),
+                    own: source(TensorRole::Key(index), &key_value.key, problem.head_dim),
                     prefix: shared(
                         TensorRole::KeyPrefix,
                         prefix.map(|prefix| prefix.key),
                         problem.head_dim,
                     ),
-                    rope: at
+                    rope: key_value
                         .key_rope
                         .map(|rope| source(TensorRole::KeyRope, &rope, problem.rope_dim)),
                 },
                 value: KvTensor {
                     dim: problem.value_dim,
-                    own: source(TensorRole::Value(index), &at.value, problem.value_dim),
+                    own: source(
+                        TensorRole::Value(index),
+                        &key_value.value,
+                        problem.value_dim,
+                    ),
                     prefix: shared(
                         TensorRole::ValuePrefix,
                         prefix.map(|prefix| prefix.value),
@@ -105,36 +112,36 @@ impl Sequence {
                     ),
                     rope: None,
                 },
-                prefix: of.prefix,
+                prefix: extent.prefix,
                 sequence: b,
                 storage: match &problem.pages {
                     Some(pages) => {
                         // SAFETY: the problem touches the block table.
-                        Storage::Pages(unsafe { BlockIds::read(buffers, pages, b, of.kv_len) }?)
+                        Storage::Pages(unsafe { BlockIds::read(buffers, pages, b, extent.kv_len) }?)
                     }
                     None => Storage::Rows {
-                        batch: at.batch,
-                        first: of.kv_first,
-                        position: of.kv_position,
+                        batch: key_value.batch,
+                        first: extent.kv_first,
+                        position: extent.kv_position,
                     },
                 },
             },
             batch: if problem.packed { 0 } else { b },
             rows: if problem.packed {
-                of.q_len
+                extent.q_len
             } else {
                 problem.query_rows
             },
-            first: of.q_first,
+            first: extent.q_first,
             end: problem.query_rows,
             origin: match problem.slopes {
-                Some(_) => problem.positions(b, &of),
-                None => problem.origin(&of),
+                Some(_) => problem.positions(b, &extent),
+                None => problem.origin(&extent),
             },
             mask,
             dropped: problem.terms_of(b).and_then(|terms| terms.dropped),
             // SAFETY: the problem touches the softmax outputs, and nothing else does.
-            softmax: unsafe { softmax_outputs(problem, buffers, b, of.q_len) },
+            softmax: unsafe { softmax_outputs(problem, buffers, b, extent.q_len) },
             mask_summary: None,
         })
     }
@@ -220,9 +227,9 @@ unsafe fn softmax_outputs(
 ) -> Option<[WriteTensor<f32>; 2]> {
     let softmax = problem.softmax?;
     let output = |role, offset| {
-        let (rows, of) = problem.softmax_rows(b, rows, offset)?;
+        let (rows, extents) = problem.softmax_rows(b, rows, offset)?;
         // SAFETY: the problem touches the numbers of each row of the sequence.
-        Some(unsafe { WriteTensor::new(buffers.base(role), &rows, of.into()) })
+        Some(unsafe { WriteTensor::new(buffers.base(role), &rows, extents.into()) })
     };
     Some([
         output(TensorRole::SoftmaxMax, softmax.max_offset)?,

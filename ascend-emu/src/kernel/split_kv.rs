@@ -10,15 +10,15 @@ use std::sync::{Mutex, PoisonError};
 
 /// The partial result of some keys: an [`OnlineSoftmax`] with memory of its own.
 #[derive(Debug)]
-pub(super) struct Partial {
+pub(super) struct PartialResult {
     max: Vec<f32>,
     sum: Vec<f32>,
     out: Vec<Vector>,
 }
 
-impl Partial {
+impl PartialResult {
     fn of(softmax: &OnlineSoftmax<'_>) -> Self {
-        Partial {
+        PartialResult {
             max: softmax.max.to_vec(),
             sum: softmax.sum.to_vec(),
             out: softmax.out.to_vec(),
@@ -56,15 +56,15 @@ impl Partial {
 /// Combines the partial results of a query block. Threads start its tasks in the order of their keys, so that few
 /// results wait.
 #[derive(Debug)]
-pub(super) struct SplitKv(Mutex<Combining>);
+pub(super) struct SplitKv(Mutex<CombinedResults>);
 
 #[derive(Debug)]
-struct Combining {
-    combined: Option<Partial>,
+struct CombinedResults {
+    combined: Option<PartialResult>,
     /// Number of the partial result to combine next.
     next: usize,
     /// Partial results that arrived before their turn.
-    waiting: Vec<Option<Partial>>,
+    waiting: Vec<Option<PartialResult>>,
     /// The largest number of partial results that were kept at once.
     most: usize,
     /// Bytes of a partial result.
@@ -74,7 +74,7 @@ struct Combining {
 impl SplitKv {
     /// Expects `count` partial results.
     pub(super) fn new(count: usize) -> Self {
-        SplitKv(Mutex::new(Combining {
+        SplitKv(Mutex::new(CombinedResults {
             combined: None,
             next: 0,
             waiting: std::iter::repeat_with(|| None).take(count).collect(),
@@ -84,9 +84,9 @@ impl SplitKv {
     }
 
     /// Adds partial result `number`. The call that adds the last missing one returns the combined result.
-    pub(super) fn add(&self, number: usize, softmax: &OnlineSoftmax<'_>) -> Option<Partial> {
+    pub(super) fn add(&self, number: usize, softmax: &OnlineSoftmax<'_>) -> Option<PartialResult> {
         let mut combining = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Combining {
+        let CombinedResults {
             combined,
             next,
             waiting,
@@ -96,11 +96,11 @@ impl SplitKv {
         *bytes =
             size_of_val(&*softmax.max) + size_of_val(&*softmax.sum) + size_of_val(&*softmax.out);
         if number != *next {
-            *waiting.get_mut(number)? = Some(Partial::of(softmax));
+            *waiting.get_mut(number)? = Some(PartialResult::of(softmax));
         } else {
             match combined {
                 Some(combined) => combined.combine(softmax),
-                None => *combined = Some(Partial::of(softmax)),
+                None => *combined = Some(PartialResult::of(softmax)),
             }
             *next += 1;
         }
@@ -131,8 +131,8 @@ mod tests {
     use crate::kernel::simd::WIDTH;
 
     /// The partial result of one query and one key with this score and value.
-    fn partial(score: f32, value: f32) -> Partial {
-        Partial {
+    fn partial(score: f32, value: f32) -> PartialResult {
+        PartialResult {
             max: vec![score],
             sum: vec![1.0],
             out: vec![[value; WIDTH]],
@@ -158,12 +158,12 @@ mod tests {
         assert!(wholes.iter().all(|whole| *whole == wholes[0]));
         let weights = partials.map(|(score, _)| (score - 3.25f32).exp2());
         let out: f32 = partials.iter().zip(weights).map(|((_, v), w)| v * w).sum();
-        let Some((max, sum, of)) = &wholes[0] else {
+        let Some((max, sum, whole)) = &wholes[0] else {
             return;
         };
         assert_eq!(max[0], 3.25);
         assert!((sum[0] - weights.iter().sum::<f32>()).abs() < 1e-6);
-        assert!((of[0][0] - out).abs() < 1e-5);
+        assert!((whole[0][0] - out).abs() < 1e-5);
     }
 
     #[test]
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn two_results_without_keys_combine_to_one_without_keys() {
         let all = SplitKv::new(2);
-        let nothing = || Partial {
+        let nothing = || PartialResult {
             max: vec![f32::NEG_INFINITY],
             sum: vec![0.0],
             out: vec![[0.0; WIDTH]],

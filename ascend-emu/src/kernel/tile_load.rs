@@ -1,5 +1,6 @@
 //! Loading tiles of keys and values: rows are widened to single precision, and quantised rows dequantised.
 
+use super::TILE_KEYS;
 use super::attention::Attention;
 use super::dequantise::Quantisation;
 use super::kv::KvTensor;
@@ -7,7 +8,6 @@ use super::kv::tile_rows::{StridedRows, TileRow, TileRows};
 use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, Vector, WIDTH, all_zero};
 use super::tensor::input::{InPlaceElement, InputTensor};
-use super::tile::TILE_KEYS;
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -42,7 +42,7 @@ pub(crate) fn stride(vectors: usize) -> usize {
 
 /// The destination of loaded rows.
 pub(crate) enum Destination<'a> {
-    /// As whole rows, a [`stride`] apart.
+    /// Whole rows, a [`stride`] apart.
     Rows(&'a mut [Vector]),
     /// In slices, from row `first` of the tile on. `row` is a buffer for one row.
     Tile {
@@ -185,7 +185,7 @@ impl LoadRows<'_> {
         j: usize,
         nonfinite: &mut S::Register,
     ) {
-        let at = (self.load.kv_head, self.load.rows.start + j);
+        let row = (self.load.kv_head, self.load.rows.start + j);
         let out = match destination {
             Destination::Rows(rows) => &mut rows[j * stride(self.vectors)..],
             Destination::Tile { row, .. } => &mut **row,
@@ -195,7 +195,7 @@ impl LoadRows<'_> {
             simd,
             self.tensor,
             self.quantisation,
-            at,
+            row,
             (out, 1),
             nonfinite,
         );

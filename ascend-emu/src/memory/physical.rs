@@ -84,16 +84,16 @@ impl PhysicalMemory {
     }
 
     /// Takes back a part that is mapped nowhere.
-    pub(crate) fn give_back(&mut self, at: usize, bytes: usize) {
+    pub(crate) fn give_back(&mut self, offset: usize, bytes: usize) {
         #[cfg(target_os = "linux")]
         {
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-            // SAFETY: the part lies in this object's file, and is mapped nowhere.
+            // SAFETY: the part is within this object's file, and is mapped nowhere.
             let punched = unsafe {
                 libc::fallocate(
                     self.file.as_raw_fd(),
                     mode,
-                    at as libc::off_t,
+                    offset as libc::off_t,
                     bytes as libc::off_t,
                 )
             };
@@ -102,18 +102,18 @@ impl PhysicalMemory {
                 return;
             }
         }
-        self.parts.give_back(at, bytes);
+        self.parts.give_back(offset, bytes);
     }
 
     /// Maps a part of the file to the host's addresses from `host` on.
     ///
     /// # Safety
     ///
-    /// The range lies in a backing view of this crate and begins at a page. A read or write of it at the same time
+    /// The range is within a backing view of this crate and begins at a page. A read or write of it at the same time
     /// accesses the memory before or the memory after.
-    pub(crate) unsafe fn show(&self, host: *mut u8, at: usize, bytes: usize) -> Outcome {
+    pub(crate) unsafe fn show(&self, host: *mut u8, offset: usize, bytes: usize) -> Outcome {
         // SAFETY: the caller's promise.
-        unsafe { self.show_as(libc::MAP_SHARED, host, at, bytes) }
+        unsafe { self.show_as(libc::MAP_SHARED, host, offset, bytes) }
     }
 
     /// Maps a part of the file like [`PhysicalMemory::show`], but writes do not change the file.
@@ -121,15 +121,20 @@ impl PhysicalMemory {
     /// # Safety
     ///
     /// As for [`PhysicalMemory::show`].
-    pub(crate) unsafe fn show_privately(&self, host: *mut u8, at: usize, bytes: usize) -> Outcome {
+    pub(crate) unsafe fn show_privately(
+        &self,
+        host: *mut u8,
+        offset: usize,
+        bytes: usize,
+    ) -> Outcome {
         // SAFETY: the caller's promise.
-        unsafe { self.show_as(libc::MAP_PRIVATE | libc::MAP_NORESERVE, host, at, bytes) }
+        unsafe { self.show_as(libc::MAP_PRIVATE | libc::MAP_NORESERVE, host, offset, bytes) }
     }
 
     /// # Safety
     ///
     /// As for [`PhysicalMemory::show`].
-    unsafe fn show_as(&self, kind: i32, host: *mut u8, at: usize, bytes: usize) -> Outcome {
+    unsafe fn show_as(&self, kind: i32, host: *mut u8, offset: usize, bytes: usize) -> Outcome {
         // SAFETY: the caller's promise: the mapping replaces one of this crate's own.
         let mapped = unsafe {
             libc::mmap(
@@ -138,7 +143,7 @@ impl PhysicalMemory {
                 libc::PROT_READ | libc::PROT_WRITE,
                 kind | libc::MAP_FIXED,
                 self.file.as_raw_fd(),
-                at as libc::off_t,
+                offset as libc::off_t,
             )
         };
         if mapped == libc::MAP_FAILED {

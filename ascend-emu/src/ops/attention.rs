@@ -1,20 +1,21 @@
-//! Attention operators: a call that was checked, and what a launch of it does.
+//! Attention operators: a call that was checked, whether the kernels can compute it, and what a launch of it does.
 
-use super::attention_reach::within_reach;
 use super::contiguous::{gather, scatter};
 use super::declared::DeclaredOperator;
 use super::launch::Launch;
-use super::{attention_contents, attention_reads, lints};
+use super::{attention_contents, attention_reads};
 use crate::config::{Check, check};
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::kernel::{self, Buffers};
+use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::status::{AICORE_EXCEPTION, Outcome};
 use ascend_spec::attention_problem::{AttentionArguments, AttentionProblem, MaskUse, TensorRole};
 use ascend_spec::operator::{Argument, DeclaredVersion, EntryPoint};
+use ascend_spec::ops::fused_infer_attention_score::CheckedCall;
 use ascend_spec::{Level, Target, TensorDesc, Violation};
 use std::ops::Range;
 use std::ptr;
@@ -178,7 +179,7 @@ impl<A: AttentionCall> Attention<A> {
             .map(|(role, copy)| (*role, copy.as_mut_ptr()))
             .collect();
         let base = |role: TensorRole| {
-            let copy = copy_addresses.iter().find(|(of, _)| *of == role);
+            let copy = copy_addresses.iter().find(|(copied, _)| *copied == role);
             match (copy, A::of_role(role)) {
                 (Some((_, copy)), _) => *copy,
                 (None, Some(argument)) => launch.base(argument),
@@ -191,7 +192,7 @@ impl<A: AttentionCall> Attention<A> {
         // table let the launch in), locked for the task that runs this, and, as the launch has found, with outputs
         // apart from everything else. Copies have all elements of their tensors.
         unsafe { attention_contents::inspect(launch, problem, &buffers, &name) }?;
-        // SAFETY: as above.
+        // SAFETY: the ranges of `touches` are live and locked for this task, and the outputs overlap nothing else.
         unsafe { kernel::run(problem, &buffers) }.map_err(|unsupported| Fault {
             code: AICORE_EXCEPTION,
             message: unsupported.to_string(),
@@ -199,7 +200,7 @@ impl<A: AttentionCall> Attention<A> {
         for (role, copy) in &copies {
             let copied = self.copied(problem, *role);
             if let Some((argument, desc)) = copied.filter(|(argument, _)| argument.is_output()) {
-                // SAFETY: as above.
+                // SAFETY: the bytes of an output are those of `touches`, live and locked for this task.
                 unsafe { scatter(desc, copy, launch.base(argument)) };
             }
         }
@@ -250,34 +251,41 @@ impl<A: AttentionCall> DeclaredOperator for Attention<A> {
         }
     }
 
-    unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
         if let Some(problem) = &self.problem {
             // SAFETY: the caller's promise.
-            unsafe { attention_reads::reads(self, problem, &A::of_role, (at, memory), reader) };
+            unsafe {
+                attention_reads::reads(self, problem, &A::of_role, (addresses, memory), reader)
+            };
         }
     }
 
-    unsafe fn writes(&self, at: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    unsafe fn writes(
+        &self,
+        addresses: &Addresses,
+        _: &DeviceMemory,
+        visit: &mut dyn FnMut(&Elements),
+    ) {
         let softmax = self.problem.as_ref().and_then(|problem| problem.softmax);
         let order = softmax.and_then(|softmax| softmax.order);
         let ordered = [TensorRole::SoftmaxMax, TensorRole::SoftmaxSum].map(A::of_role);
-        self.written(at, &mut |argument, elements| {
+        self.written(addresses, &mut |argument, elements| {
             let order = order.filter(|_| ordered.contains(&Some(argument)));
             visit(&elements.in_order(order));
         });
     }
 
-    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let outcome = match &self.problem {
             Some(problem) if !self.touches.is_empty() => {
                 // SAFETY: the caller's promise.
-                let launch = unsafe { Launch::new(self, self.check, at, memory) };
+                let launch = unsafe { Launch::new(self, self.check, addresses, memory) };
                 launch.and_then(|launch| self.attend(problem, &launch))
             }
             _ => Ok(()),
         };
         // SAFETY: the caller's promise; the launch has ended.
-        unsafe { A::ran(self, at, memory, outcome.as_ref().map(|_| ())) };
+        unsafe { A::ran(self, addresses, memory, outcome.as_ref().map(|_| ())) };
         outcome
     }
 }
@@ -289,7 +297,7 @@ macro_rules! attention_functions {
             $table! { arguments_of_version { $number phase_one {
                 $one, Arguments, executor_of(of_machine(
                     Version::$version,
-                    |arguments: &Arguments<Described>| arguments.map(|_, tensor| tensor.desc),
+                    |arguments: &Arguments<DescribedTensor>| arguments.map(|_, tensor| tensor.desc),
                 ))
             } } }
             phase_two!($two, Version::$version.symbol());
@@ -298,3 +306,93 @@ macro_rules! attention_functions {
 }
 
 pub(super) use attention_functions;
+
+/// Largest number of query blocks, and of cached key blocks, that a launch keeps a list of.
+const MOST_BLOCKS: usize = 1 << 26;
+
+/// Checks that the kernel can compute a call. Tensors of stride 0 are small however many rows they have, so memory
+/// alone does not limit their rows.
+fn within_reach(problem: &AttentionProblem<'_>) -> Result<(), Violation> {
+    let unsupported = |feature| Err(Violation::unsupported(feature));
+    if problem.batch > MOST_BLOCKS {
+        // An empty query may have any number of sequences.
+        return unsupported("more than 67108864 sequences");
+    }
+    let longest = (0..problem.batch).map(|b| problem.kv_len(b)).max();
+    let longest = longest.unwrap_or(0);
+    if problem.query_rows > CheckedCall::MOST_ROWS || longest > CheckedCall::MOST_ROWS {
+        return unsupported("a sequence of more than 20971520 query rows or keys");
+    }
+    let queries = problem
+        .batch
+        .saturating_mul(problem.heads)
+        .saturating_mul(problem.query_rows.div_ceil(kernel::BLOCK_QUERIES));
+    let keys = problem.pages.map_or(0, |pages| {
+        let blocks = longest.div_ceil(pages.block_size.max(1));
+        problem.batch.saturating_mul(blocks)
+    });
+    if queries.max(keys) > MOST_BLOCKS {
+        return unsupported("more than 67108864 blocks of queries or of cached keys");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::within_reach;
+    use ascend_spec::ops::fused_infer_attention_score::{FiaCall, Version};
+    use ascend_spec::{DType, Dims, Soc, Target, TensorDesc};
+
+    /// A tensor of one element in memory, whose shape claims more.
+    fn stretched(dtype: DType, shape: &[i64]) -> TensorDesc {
+        let shape = Dims::new(shape).unwrap();
+        let strides = Dims::new(&vec![0; shape.rank()]).unwrap();
+        TensorDesc {
+            strides,
+            ..TensorDesc::packed(dtype, shape)
+        }
+    }
+
+    fn reached(call: &FiaCall<'_>) -> bool {
+        let checked = call
+            .check(Version::V1, Target::snapshot(Soc::AtlasA2))
+            .unwrap();
+        within_reach(&checked.problem).is_ok()
+    }
+
+    #[test]
+    fn tiny_tensors_that_claim_to_be_large_are_refused() {
+        let half = |shape: &[i64]| stretched(DType::Float16, shape);
+        let dense = |batch, heads, rows, keys: i64| {
+            let key = [half(&[batch, heads, keys, 16])];
+            let call = FiaCall {
+                query: Some(half(&[batch, heads, rows, 16])),
+                key: &key,
+                value: &key,
+                num_heads: heads,
+                attention_out: Some(half(&[batch, heads, rows, 16])),
+                ..FiaCall::new("BNSD")
+            };
+            reached(&call)
+        };
+        assert!(dense(2, 256, 1000, 1000));
+        assert!(dense(1, 8, 20_971_520, 20_971_520));
+        assert!(!dense(1, 1, 1_000_000_000_000, 16));
+        assert!(!dense(1, 1, 16, 1_000_000_000_000));
+        assert!(!dense(60_000, 256, 20_000_000, 16));
+        let cache = [half(&[4, 16, 16])];
+        let lengths = vec![16_000_000; 65_536];
+        let paged = FiaCall {
+            query: Some(half(&[65_536, 1, 1, 16])),
+            key: &cache,
+            value: &cache,
+            num_heads: 1,
+            block_table: Some(stretched(DType::Int32, &[65_536, 1_000_000])),
+            block_size: 16,
+            actual_seq_lengths_kv: Some(&lengths),
+            attention_out: Some(half(&[65_536, 1, 1, 16])),
+            ..FiaCall::new("BNSD")
+        };
+        assert!(!reached(&paged));
+    }
+}

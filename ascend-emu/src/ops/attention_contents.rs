@@ -63,8 +63,8 @@ impl fmt::Display for InfiniteBias {
         f.write_str(match *value > 0.0 {
             true => "which makes NaN of the whole row; give a finite number",
             false => {
-                "which hardware may make NaN of the whole row; hide keys with attenMask, or add the lowest finite number of \
-                 the type"
+                "which hardware may make NaN of the whole row; hide keys with attenMask, or add the lowest finite \
+                 number of the type"
             }
         })
     }
@@ -81,9 +81,9 @@ impl fmt::Display for HiddenRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "attenMask hides every key from row {} of sequence {}, and from each row of each sequence its own key and all \
-             before it, which a causal mask shows; in this tensor 0 shows a key and any other byte hides it, so invert one \
-             whose bytes mean the opposite",
+            "attenMask hides every key from row {} of sequence {}, and from each row of each sequence its own key and \
+             all before it, which a causal mask shows; in this tensor 0 shows a key and any other byte hides it, so \
+             invert one whose bytes mean the opposite",
             self.row, self.sequence
         )
     }
@@ -105,22 +105,26 @@ unsafe fn first_infinite(
         const CHUNK: usize = 64;
         let chunks = (0..count).step_by(CHUNK);
         let mut chunks = chunks.map(|start| start..count.min(start + CHUNK));
-        let any = |chunk: &Range<usize>| chunk.clone().fold(false, |any, at| any | infinite(at));
-        chunks.find(any)?.find(|&at| infinite(at))
+        let any = |chunk: &Range<usize>| {
+            chunk
+                .clone()
+                .fold(false, |any, index| any | infinite(index))
+        };
+        chunks.find(any)?.find(|&index| infinite(index))
     }
-    let at = |at: usize| at as isize * step;
+    let place = |index: usize| index as isize * step;
     // SAFETY: the caller's promise, for each of the elements.
     unsafe {
         let half = |index| {
             first
                 .cast::<u16>()
-                .wrapping_offset(at(index))
+                .wrapping_offset(place(index))
                 .read_unaligned()
         };
         let float = |index| {
             first
                 .cast::<f32>()
-                .wrapping_offset(at(index))
+                .wrapping_offset(place(index))
                 .read_unaligned()
         };
         // All bits of the exponent, and none of the mantissa.
@@ -152,8 +156,9 @@ impl Bytes<'_> {
             let seen = problem
                 .geometry(sequence)
                 .span(0..problem.q_len(sequence) as u64);
-            let own =
-                |key: u64| (key as usize).saturating_sub(problem.prefix.map_or(0, |of| of.len));
+            let own = |key: u64| {
+                (key as usize).saturating_sub(problem.prefix.map_or(0, |prefix| prefix.len))
+            };
             let (start, end) = (own(seen.start), own(seen.end));
             if end <= size {
                 return None;
@@ -163,7 +168,8 @@ impl Bytes<'_> {
             let columns = start / size..end.div_ceil(size);
             named.clear();
             named.try_reserve(columns.len()).ok()?;
-            let entries = columns.filter_map(|at| Some((blocks.find(at * size)?.0, at)));
+            let entries =
+                columns.filter_map(|column| Some((blocks.find(column * size)?.0, column)));
             // Engines fill tables with zeros, and zeros also replace the blocks that a window has left.
             named.extend(entries.filter(|&(block, _)| block != 0));
             named.sort_unstable();
@@ -208,18 +214,19 @@ impl Bytes<'_> {
             && problem.key_lengths == SequenceLengths::All;
         let sequences = if alike { 1 } else { problem.batch };
         let all = problem.sequences(padding).take(sequences).enumerate();
-        for (sequence, (of, _)) in all {
+        for (sequence, (extent, _)) in all {
             let geometry = problem.geometry(sequence);
-            let (first_row, first_key) = problem.origin(&of);
+            let (first_row, first_key) = problem.origin(&extent);
             let element = |head: usize, row: usize, key: usize| match problem.terms_of(sequence) {
                 Some(terms) => terms.bias?.element(head, row, key),
                 None => {
-                    let at = (sequence, head, first_row + row);
-                    (at.2 < rows && first_key + key < keys)
-                        .then(|| bias.rows.element(at, first_key + key))
+                    let place = (sequence, head, first_row + row);
+                    (place.2 < rows && first_key + key < keys)
+                        .then(|| bias.rows.element(place, first_key + key))
                 }
             };
-            for (head, row) in (0..heads).flat_map(|head| (0..of.q_len).map(move |row| (head, row)))
+            for (head, row) in
+                (0..heads).flat_map(|head| (0..extent.q_len).map(move |row| (head, row)))
             {
                 let seen = geometry.span(row as u64..row as u64 + 1);
                 let start = seen.start as usize;
@@ -252,7 +259,7 @@ impl Bytes<'_> {
                     continue;
                 }
                 let first = base.wrapping_offset((first * size) as isize);
-                // SAFETY: the elements from the first to the last lie within the bytes of the bias, which are live.
+                // SAFETY: the elements from the first to the last are within the bytes of the bias, which are live.
                 let found = unsafe { first_infinite(dtype, first, step as isize, end - start) };
                 if let Some((key, value)) = found {
                     let key = start + key;
@@ -282,8 +289,8 @@ impl Bytes<'_> {
         // SAFETY: a problem that attends touches its padding.
         let padding = unsafe { kernel::read_padding(problem, buffers) };
         let mut last = None;
-        for (sequence, (of, mask)) in problem.sequences(padding).enumerate() {
-            let (mask, keys) = (mask?, of.keys());
+        for (sequence, (extent, mask)) in problem.sequences(padding).enumerate() {
+            let (mask, keys) = (mask?, extent.keys());
             let hides = |row: usize, key: usize| {
                 let element = mask.element(row, key)?;
                 let element = u64::try_from(element).ok();
@@ -291,16 +298,16 @@ impl Bytes<'_> {
                 // SAFETY: the bytes of the mask are live, and this is one of them.
                 Some(unsafe { base.wrapping_add(element as usize).read() } != 0)
             };
-            for row in 0..of.q_len {
-                let own = (row + keys).checked_sub(of.q_len)?;
+            for row in 0..extent.q_len {
+                let own = (row + keys).checked_sub(extent.q_len)?;
                 // The own key first, because nearly every mask shows it.
                 let mut all = std::iter::once(own).chain(0..keys);
                 if !all.all(|key| hides(row, key) == Some(key <= own)) {
                     return None;
                 }
             }
-            if of.q_len > 1 {
-                let row = of.q_len - 1;
+            if extent.q_len > 1 {
+                let row = extent.q_len - 1;
                 last = last.or(Some(HiddenRow { sequence, row }));
             }
         }
@@ -335,22 +342,22 @@ pub(super) unsafe fn inspect<O: DeclaredOperator>(
         (
             FindingKind::BlockTable,
             TensorRole::BlockTable,
-            bad.as_ref().map(|of| of as &dyn fmt::Display),
+            bad.as_ref().map(|text| text as &dyn fmt::Display),
         ),
         (
             FindingKind::RepeatedBlock,
             TensorRole::BlockTable,
-            repeated.as_ref().map(|of| of as _),
+            repeated.as_ref().map(|text| text as _),
         ),
         (
             FindingKind::InfiniteBias,
             TensorRole::Bias,
-            infinite.as_ref().map(|of| of as _),
+            infinite.as_ref().map(|text| text as _),
         ),
         (
             FindingKind::HiddenRow,
             TensorRole::Mask,
-            hidden.as_ref().map(|of| of as _),
+            hidden.as_ref().map(|text| text as _),
         ),
     ];
     found

@@ -139,11 +139,11 @@ unsafe fn each_sequence(
     };
     // SAFETY: the caller keeps this contract.
     let padding = unsafe { kernel::read_padding(problem, buffers) };
-    for (sequence, (of, _)) in problem.sequences(padding).enumerate() {
-        let seen = problem.geometry(sequence).span(0..of.q_len as u64);
+    for (sequence, (extent, _)) in problem.sequences(padding).enumerate() {
+        let seen = problem.geometry(sequence).span(0..extent.q_len as u64);
         let own = |key: u64| {
             let key = usize::try_from(key).unwrap_or(usize::MAX);
-            key.saturating_sub(of.prefix).min(of.kv_len)
+            key.saturating_sub(extent.prefix).min(extent.kv_len)
         };
         let seen = own(seen.start)..own(seen.end);
         if seen.is_empty() {
@@ -159,34 +159,35 @@ unsafe fn each_sequence(
         let named = |column: usize| Some(blocks.find(column * size)?.0);
         let more = problem.batch > 1 || columns.len() > 1;
         reads.may_be_padding = more && columns.clone().all(|column| named(column) == Some(0));
-        let at = problem.key_value(sequence);
+        let key_value = problem.key_value(sequence);
         // Passes contiguous rows of keys and values; `token` is the position of the first in the sequence.
         let mut stored = |batch: usize, rows: Range<usize>, token: usize, place: Place| {
-            let index = at.list_index;
+            let index = key_value.list_index;
             let all = [
-                Some((TensorRole::Key(index), at.key, problem.head_dim)),
-                Some((TensorRole::Value(index), at.value, problem.value_dim)),
-                at.key_rope
+                Some((TensorRole::Key(index), key_value.key, problem.head_dim)),
+                Some((TensorRole::Value(index), key_value.value, problem.value_dim)),
+                key_value
+                    .key_rope
                     .map(|rope| (TensorRole::KeyRope, rope, problem.rope_dim)),
             ];
-            for (role, of, dim) in all.into_iter().flatten() {
+            for (role, stored, dim) in all.into_iter().flatten() {
                 let part = Part {
                     batch,
                     heads: problem.kv_heads,
                     rows: rows.clone(),
                     dim,
                 };
-                reads.rows(role, &of, &part, place);
+                reads.rows(role, &stored, &part, place);
             }
             for grid in token_grids(problem) {
-                let at = match grid.counts {
+                let entry = match grid.counts {
                     Counts::Stored => (batch, rows.start),
                     Counts::Tokens => (sequence, token),
                     Counts::Concatenated => continue,
                 };
                 let size = grid.tensor.dtype.size().unwrap_or(0);
                 if size > 0 && grid.cuts.row == Cut::NONE && grid.cuts.head == Cut::NONE {
-                    let first = grid.at((at.0, 0, at.1), 0);
+                    let first = grid.at((entry.0, 0, entry.1), 0);
                     let axes = [
                         (problem.kv_heads, grid.view.head),
                         (rows.len(), grid.view.row),
@@ -205,7 +206,7 @@ unsafe fn each_sequence(
             let place = Place::Block {
                 block,
                 first: rows.start,
-                of: Some((sequence, of.kv_len)),
+                sequence: Some((sequence, extent.kv_len)),
             };
             stored(block, rows, keys.start, place);
         }
@@ -229,24 +230,24 @@ pub(super) unsafe fn reads<O: DeclaredOperator>(
     op: &O,
     problem: &AttentionProblem<'_>,
     of_role: &dyn Fn(TensorRole) -> Option<Argument<ParameterOf<O>>>,
-    (at, memory): (&Addresses, &DeviceMemory),
+    (addresses, memory): (&Addresses, &DeviceMemory),
     reader: &mut dyn Reader,
 ) {
-    let doubtful = op.doubtful(at, reader);
+    let doubtful = op.doubtful(addresses, reader);
     if doubtful.is_empty() {
         return;
     }
-    let is_doubtful = |argument: &Argument<_>| doubtful.iter().any(|(of, _)| of == argument);
-    let find = |role| Some(op.named(of_role(role).filter(is_doubtful)?, at));
+    let is_doubtful = |argument: &Argument<_>| doubtful.iter().any(|(known, _)| known == argument);
+    let find = |role| Some(op.named(of_role(role).filter(is_doubtful)?, addresses));
     let base = |role| match of_role(role) {
-        Some(argument) => memory.host(at.get(argument)),
+        Some(argument) => memory.host(addresses.get(argument)),
         None => std::ptr::null_mut(),
     };
     let unpaged = [TensorRole::Query, TensorRole::QueryRope, TensorRole::Mask].map(of_role);
     for (argument, bytes) in &doubtful {
         let followed = problem.pages.is_none() || unpaged.contains(&Some(*argument));
         if followed && reader.untouched(bytes.clone()) && each_sees_a_key(problem) {
-            let tensor = op.named(*argument, at);
+            let tensor = op.named(*argument, addresses);
             let whole = Elements::new(tensor, bytes.start, bytes.len(), &[], None, Place::Whole);
             whole.iter().for_each(|whole| reader.read(whole));
         }

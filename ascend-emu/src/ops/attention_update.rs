@@ -1,22 +1,19 @@
 //! AttentionUpdate as an operator of the emulator.
 
+use super::contiguous::gather;
 use super::declared::DeclaredOperator;
-use super::entry_point::{phase_one, phase_two};
+use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
-use super::phase_one::executor_of;
 use crate::config::{Check, check};
-use crate::descriptor::Described;
+use crate::descriptor::DescribedTensor;
 use crate::fault::Fault;
-use crate::host_memory::{HostMemoryExhausted, try_with_capacity};
 use crate::kernel::merge;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
 use ascend_spec::ops::attention_update::{Argument, Arguments, Parameter, UpdateProblem, Version};
-use ascend_spec::{
-    Target, TensorDesc, Violation, arguments_of_version, attention_update_arguments,
-};
+use ascend_spec::{TensorDesc, Violation, arguments_of_version, attention_update_arguments};
 use std::ops::Range;
 use std::ptr;
 
@@ -31,49 +28,15 @@ struct UpdateOperator {
 
 impl UpdateOperator {
     /// Checks a call.
-    fn new(arguments: Arguments<TensorDesc>, target: Target) -> Result<Self, Violation> {
-        let problem = arguments.call().check(target)?;
+    fn new(arguments: &Arguments<DescribedTensor>) -> Result<Self, Violation> {
+        let arguments = arguments.map(|_, tensor| tensor.desc);
+        let problem = arguments.call().check(context::machine().target)?;
         Ok(UpdateOperator {
             arguments,
             problem,
             check: check(),
         })
     }
-}
-
-/// Copies the elements of a view of one or two axes to contiguous memory.
-///
-/// # Errors
-/// There is no host memory for the elements.
-///
-/// # Safety
-///
-/// `first` is the first of the bytes that [`TensorDesc::byte_range`] counts, which are live and written by no other
-/// thread.
-unsafe fn side_by_side(
-    desc: &TensorDesc,
-    first: *const u8,
-) -> Result<Vec<u8>, HostMemoryExhausted> {
-    let axis = |axis: usize| {
-        let dim = desc.shape.get(axis).copied().unwrap_or(1);
-        (dim, desc.strides.get(axis).copied().unwrap_or(0))
-    };
-    let ((rows, down), (columns, across)) = (axis(0), axis(1));
-    let size = desc.dtype.bits() as usize / 8;
-    let start = desc.byte_range().map_or(0, |range| range.start as usize);
-    let count = |dim: i64| usize::try_from(dim).unwrap_or(usize::MAX);
-    let elements = count(rows).saturating_mul(count(columns));
-    let mut copy = try_with_capacity(elements.saturating_mul(size))?;
-    for row in 0..rows {
-        for column in 0..columns {
-            let element = desc.offset + row * down + column * across;
-            let place = (element as usize * size).saturating_sub(start);
-            // SAFETY: every element of the view lies within its range of bytes, which starts at `first` by the
-            // caller's promise.
-            copy.extend_from_slice(unsafe { std::slice::from_raw_parts(first.add(place), size) });
-        }
-    }
-    Ok(copy)
 }
 
 impl DeclaredOperator for UpdateOperator {
@@ -95,12 +58,12 @@ impl DeclaredOperator for UpdateOperator {
         self.problem.touches(&self.arguments.call(), visit);
     }
 
-    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         if self.is_idle() {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
+        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         let (mut lse, mut local_out) = (Vec::new(), Vec::new());
         let (mut out, mut lse_out) = (ptr::null_mut(), None);
         let mut copies = Vec::new();
@@ -121,9 +84,9 @@ impl DeclaredOperator for UpdateOperator {
             if desc.is_contiguous() {
                 list.push(first);
             } else {
-                // SAFETY: `first` is the start of the view's bytes in `touches`: live (the allocation table let the
-                // launch in) and locked for the task that runs this.
-                let copy = unsafe { side_by_side(desc, first) };
+                // SAFETY: the view's bytes are those of `touches`: live (the allocation table let the launch in) and
+                // locked for the task that runs this.
+                let copy = unsafe { gather(desc, launch.base(argument)) };
                 let mut copy = copy.map_err(|why| launch.fault(why))?;
                 list.push(copy.as_mut_ptr());
                 copies.push(copy);
@@ -148,12 +111,7 @@ impl DeclaredOperator for UpdateOperator {
     }
 }
 
-fn new(arguments: &Arguments<Described>) -> Result<UpdateOperator, Violation> {
-    let descs = arguments.map(|_, tensor| tensor.desc);
-    UpdateOperator::new(descs, context::machine().target)
-}
-
 attention_update_arguments! { arguments_of_version {
-    1 phase_one { aclnnAttentionUpdateGetWorkspaceSize, Arguments, executor_of(new) }
+    1 phase_one { aclnnAttentionUpdateGetWorkspaceSize, Arguments, executor_of(UpdateOperator::new) }
 } }
 phase_two!(aclnnAttentionUpdate, Version::V1.symbol());

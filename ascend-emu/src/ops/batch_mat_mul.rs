@@ -3,12 +3,11 @@
 //! `cubeMathType` makes no difference: factors are multiplied as they are, in single precision.
 
 use super::declared::DeclaredOperator;
-use super::entry_point::{phase_one, phase_two};
-use super::lints;
-use super::phase_one::executor_of;
-use crate::descriptor::Described;
+use super::entry_point::{executor_of, phase_one, phase_two};
+use crate::descriptor::DescribedTensor;
 use crate::fault::Fault;
 use crate::kernel::batch_mat_mul::{self, Matrices};
+use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
@@ -16,7 +15,7 @@ use crate::status::{AICORE_EXCEPTION, Outcome};
 use ascend_spec::ops::batch_mat_mul::{
     Argument, Arguments, BatchMatMulProblem, Parameter, Version,
 };
-use ascend_spec::{Soc, TensorDesc, arguments_of_version, batch_mat_mul_arguments};
+use ascend_spec::{TensorDesc, arguments_of_version, batch_mat_mul_arguments};
 use std::ops::Range;
 
 /// A call that satisfies every rule.
@@ -28,8 +27,9 @@ struct BatchMatMulOperator {
 
 impl BatchMatMulOperator {
     /// Checks a call.
-    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Outcome<Self> {
-        let call = arguments.call();
+    fn new(arguments: &Arguments<DescribedTensor>) -> Outcome<Self> {
+        let arguments = arguments.map(|_, tensor| tensor.desc);
+        let (call, soc) = (arguments.call(), context::machine().target.soc);
         let problem = call.check(soc)?;
         lints::report_first(Version::V1.symbol(), &arguments, |allowed| {
             call.lint(soc, allowed)
@@ -81,7 +81,7 @@ impl DeclaredOperator for BatchMatMulOperator {
         });
     }
 
-    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let Arguments {
             self_: Some(left),
             mat2: Some(right),
@@ -96,11 +96,11 @@ impl DeclaredOperator for BatchMatMulOperator {
         }
         let placed = |parameter: Parameter, desc| Matrices {
             desc,
-            base: memory.host(at.get(Argument::from(parameter))),
+            base: memory.host(addresses.get(Argument::from(parameter))),
         };
-        let bytes = |of: &Matrices<'_>| {
-            let range = of.desc.byte_range().unwrap_or(0..0);
-            let base = of.base.addr();
+        let bytes = |matrices: &Matrices<'_>| {
+            let range = matrices.desc.byte_range().unwrap_or(0..0);
+            let base = matrices.base.addr();
             base.saturating_add(range.start as usize)..base.saturating_add(range.end as usize)
         };
         let out = placed(Parameter::Out, out);
@@ -130,12 +130,7 @@ impl DeclaredOperator for BatchMatMulOperator {
     }
 }
 
-fn new(arguments: &Arguments<Described>) -> Outcome<BatchMatMulOperator> {
-    let descs = arguments.map(|_, tensor| tensor.desc);
-    BatchMatMulOperator::new(descs, context::machine().target.soc)
-}
-
 batch_mat_mul_arguments! { arguments_of_version {
-    1 phase_one { aclnnBatchMatMulGetWorkspaceSize, Arguments, executor_of(new) }
+    1 phase_one { aclnnBatchMatMulGetWorkspaceSize, Arguments, executor_of(BatchMatMulOperator::new) }
 } }
 phase_two!(aclnnBatchMatMul, Version::V1.symbol());

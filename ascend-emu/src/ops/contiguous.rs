@@ -85,7 +85,7 @@ mod tests {
         // SAFETY: the description ends with byte 10.
         let copy = unsafe { gather(&desc, bytes.as_ptr()) }.unwrap();
         assert_eq!(copy, [9, 5, 1, 10, 6, 2]);
-        // SAFETY: as above.
+        // SAFETY: the description ends with byte 10, and there are six elements.
         unsafe { scatter(&desc, &[20, 21, 22, 23, 24, 25], bytes.as_mut_ptr()) };
         assert_eq!(bytes, [0, 22, 25, 3, 4, 21, 24, 7, 8, 20, 23, 11]);
     }

@@ -53,25 +53,26 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     fn touches(&self, visit: &mut dyn FnMut(Argument<ParameterOf<Self>>, Range<u64>));
 
     /// A tensor's name and its base address.
-    fn named(&self, argument: Argument<ParameterOf<Self>>, at: &Addresses) -> NamedTensor {
+    fn named(&self, argument: Argument<ParameterOf<Self>>, addresses: &Addresses) -> NamedTensor {
         NamedTensor {
             what: argument.acl_name(),
-            address: at.get(argument),
+            address: addresses.get(argument),
         }
     }
 
     /// Address of the first byte of a tensor.
-    fn first_byte(&self, argument: Argument<ParameterOf<Self>>, at: &Addresses) -> usize {
+    fn first_byte(&self, argument: Argument<ParameterOf<Self>>, addresses: &Addresses) -> usize {
         let desc = self.arguments().tensor(argument);
         let start = desc
             .and_then(TensorDesc::byte_range)
             .map_or(0, |range| range.start);
-        at.get(argument)
+        addresses
+            .get(argument)
             .saturating_add(usize::try_from(start).unwrap_or(usize::MAX))
     }
 
     /// The inputs that have unwritten bytes among those that a launch touches.
-    fn doubtful(&self, at: &Addresses, reader: &dyn Reader) -> Touched<Self>
+    fn doubtful(&self, addresses: &Addresses, reader: &dyn Reader) -> Touched<Self>
     where
         Self: Sized,
     {
@@ -80,7 +81,7 @@ pub(crate) trait DeclaredOperator: Send + Sync {
             if argument.parameter.info().output.is_some() {
                 return;
             }
-            let base = at.get(argument);
+            let base = addresses.get(argument);
             let place =
                 |byte: u64| base.saturating_add(usize::try_from(byte).unwrap_or(usize::MAX));
             let bytes = place(range.start)..place(range.end);
@@ -94,14 +95,14 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     /// Visits all elements of the outputs that a launch writes.
     fn written(
         &self,
-        at: &Addresses,
+        addresses: &Addresses,
         visit: &mut dyn FnMut(Argument<ParameterOf<Self>>, Elements),
     ) {
         self.touches(&mut |argument, _| {
             let desc = self.arguments().tensor(argument);
             let output = desc.filter(|_| argument.parameter.info().output.is_some());
             let elements =
-                output.and_then(|desc| Elements::described(self.named(argument, at), desc));
+                output.and_then(|desc| Elements::described(self.named(argument, addresses), desc));
             if let Some(elements) = elements {
                 visit(argument, elements);
             }
@@ -122,8 +123,13 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     /// # Safety
     ///
     /// As for [`DeclaredOperator::compute`].
-    unsafe fn writes(&self, at: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
-        self.written(at, &mut |_, elements| visit(&elements));
+    unsafe fn writes(
+        &self,
+        addresses: &Addresses,
+        _: &DeviceMemory,
+        visit: &mut dyn FnMut(&Elements),
+    ) {
+        self.written(addresses, &mut |_, elements| visit(&elements));
     }
 
     /// Does the work of a launch.
@@ -132,7 +138,7 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     ///
     /// The ranges of [`DeclaredOperator::touches`] are live while it runs, and no other thread writes them or reads
     /// those that it writes.
-    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault>;
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault>;
 }
 
 impl<O: DeclaredOperator> Operator for O {
@@ -178,13 +184,13 @@ impl<O: DeclaredOperator> Operator for O {
         DeclaredOperator::unlaunchable(self)
     }
 
-    fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access)) {
+    fn accesses(&self, addresses: &Addresses, visit: &mut dyn FnMut(Access)) {
         self.touches(&mut |argument, range| {
             let info = argument.parameter.info();
             // An address beyond the address space is no memory, and the allocation table refuses it.
             let start = usize::try_from(range.start).unwrap_or(usize::MAX);
             visit(Access {
-                address: at.get(argument).saturating_add(start),
+                address: addresses.get(argument).saturating_add(start),
                 bytes: range.end.saturating_sub(range.start),
                 write: info.output.is_some(),
                 what: info.acl_name,
@@ -192,23 +198,23 @@ impl<O: DeclaredOperator> Operator for O {
         });
     }
 
-    unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
         // SAFETY: the caller's promise.
-        unsafe { DeclaredOperator::reads(self, at, memory, reader) };
+        unsafe { DeclaredOperator::reads(self, addresses, memory, reader) };
     }
 
     unsafe fn writes(
         &self,
-        at: &Addresses,
+        addresses: &Addresses,
         memory: &DeviceMemory,
         visit: &mut dyn FnMut(&Elements),
     ) {
         // SAFETY: the caller's promise.
-        unsafe { DeclaredOperator::writes(self, at, memory, visit) };
+        unsafe { DeclaredOperator::writes(self, addresses, memory, visit) };
     }
 
-    unsafe fn run(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn run(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         // SAFETY: the caller's promise; `accesses` visits the ranges of `touches`.
-        unsafe { self.compute(at, memory) }
+        unsafe { self.compute(addresses, memory) }
     }
 }

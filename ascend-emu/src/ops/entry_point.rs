@@ -1,6 +1,17 @@
-//! Defines the C functions of an operator from the declaration of its arguments.
-//!
-//! Their contract is that of [`abi`](crate::abi), which provides them too.
+//! The C functions of an operator: phase one, from the arguments of a call to its executor, and phase two. Both are
+//! made of the declaration of its arguments, and their contract is that of [`abi`](crate::abi), which provides them
+//! too.
+
+use super::declared::{DeclaredOperator, ParameterOf};
+use crate::c_pointer::not_null_or;
+use crate::descriptor::DescribedTensor;
+use crate::executor::{Executor, refused};
+use crate::operator::{Addresses, Operator};
+use crate::status::{ACLNN_NULLPTR, Failure, Outcome};
+use ascend_spec::operator::ArgumentList;
+use ascend_spec::{TensorDesc, Violation};
+use ascend_sys::bindings::aclOpExecutor;
+use std::sync::Arc;
 
 /// The C type of a kind of argument.
 macro_rules! c_type {
@@ -73,7 +84,10 @@ macro_rules! phase_one {
         ) -> ascend_sys::bindings::aclnnStatus {
             let read = || {
                 #[allow(clippy::needless_update, reason = "the newest version has them all")]
-                Ok($arguments { $($field: $crate::ops::entry_point::read_argument!($kind $field $name),)* ..Default::default() })
+                Ok($arguments {
+                    $($field: $crate::ops::entry_point::read_argument!($kind $field $name),)*
+                    ..Default::default()
+                })
             };
             // SAFETY: the promise of the caller from C.
             $crate::status::aclnn(|| unsafe { $prepare($($with,)* read, workspace_size, executor) })
@@ -108,6 +122,82 @@ macro_rules! phase_two {
             })
         }
     };
+}
+
+/// Device workspace of a call that computes something: the amount that operators use as system workspace.
+const WORKSPACE_BYTES: u64 = 16 << 20;
+
+/// The end of every phase one. Writes an executor of the operator that `make` checks and prepares, with the addresses
+/// of its tensors, and the bytes of workspace that it needs: none if there is nothing to compute.
+///
+/// # Safety
+///
+/// The pointers are null or valid for writing.
+pub(crate) unsafe fn write_executor<O: Operator + 'static>(
+    workspace_size: *mut u64,
+    executor: *mut *mut aclOpExecutor,
+    make: impl FnOnce() -> Outcome<(O, Addresses, bool)>,
+) -> Outcome {
+    not_null_or(ACLNN_NULLPTR, "workspaceSize", workspace_size)?;
+    not_null_or(ACLNN_NULLPTR, "executor", executor)?;
+    let (op, addresses, idle) = make().inspect_err(refused)?;
+    let bytes = if idle { 0 } else { WORKSPACE_BYTES };
+    let id = Executor::create(Arc::new(op), addresses, bytes);
+    // SAFETY: not null, so valid for writing.
+    unsafe {
+        workspace_size.write_unaligned(bytes);
+        executor.write_unaligned(id.raw());
+    }
+    Ok(())
+}
+
+/// Phase one of a declared operator. Writes the executor of the call that `new` checks and prepares from the
+/// arguments that `read` returns.
+///
+/// # Safety
+///
+/// The pointers are null or valid for writing.
+pub(crate) unsafe fn executor_of<O, A, E>(
+    new: impl FnOnce(&A) -> Result<O, E>,
+    read: impl FnOnce() -> Outcome<A>,
+    workspace_size: *mut u64,
+    executor: *mut *mut aclOpExecutor,
+) -> Outcome
+where
+    O: DeclaredOperator + 'static,
+    A: ArgumentList<Parameter = ParameterOf<O>, Tensor = DescribedTensor>,
+    Failure: From<E>,
+{
+    // SAFETY: the caller's promise.
+    unsafe {
+        write_executor(workspace_size, executor, || {
+            let arguments = read()?;
+            let op = new(&arguments)?;
+            refuse_beyond_tensors(&op)?;
+            let idle = op.is_idle();
+            Ok((op, Addresses::of(&arguments), idle))
+        })
+    }
+}
+
+/// Refuses a call whose launch would touch bytes outside of its tensors, unless a lint reports that it does. The
+/// operators take some calls without work, or with sizes that they do not compare, whose arguments claim more than
+/// the tensors have.
+fn refuse_beyond_tensors<O: DeclaredOperator>(op: &O) -> Result<(), Violation> {
+    let mut inside = true;
+    op.touches(&mut |argument, touched| {
+        let desc = op.arguments().tensor(argument);
+        let all = desc.and_then(TensorDesc::byte_range);
+        inside &= touched.is_empty()
+            || all.is_some_and(|all| all.start <= touched.start && touched.end <= all.end);
+    });
+    match inside || op.overruns() {
+        true => Ok(()),
+        false => Err(Violation::unsupported(
+            "arguments that say more rows, heads or elements than the tensors have, which the operator does not \
+             compare",
+        )),
+    }
 }
 
 pub(crate) use {c_type, phase_one, phase_two, read_argument};

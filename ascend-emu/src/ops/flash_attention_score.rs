@@ -1,9 +1,8 @@
 //! FlashAttentionScore, versions 1 to 4, and FlashAttentionVarLenScore, versions 1 to 5.
 
 use super::attention::{AttentionCall, attention_functions, of_machine};
-use super::entry_point::{phase_one, phase_two};
-use super::phase_one::executor_of;
-use crate::descriptor::Described;
+use super::entry_point::{executor_of, phase_one, phase_two};
+use crate::descriptor::DescribedTensor;
 use ascend_spec::attention_problem::TensorRole;
 use ascend_spec::ops::flash_attention_score::{Arguments, Version};
 use ascend_spec::{

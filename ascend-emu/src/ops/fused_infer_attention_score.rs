@@ -1,11 +1,10 @@
 //! FusedInferAttentionScore, versions 1 to 5.
 
 use super::attention::{Attention, AttentionCall};
-use super::entry_point::{phase_one, phase_two};
-use super::lints;
-use super::phase_one::executor_of;
-use crate::descriptor::Described;
+use super::entry_point::{executor_of, phase_one, phase_two};
+use crate::descriptor::DescribedTensor;
 use crate::fault::Fault;
+use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::observe::{ObservedCall, observer};
 use crate::operator::Addresses;
@@ -24,7 +23,7 @@ impl AttentionCall for Arguments<TensorDesc> {
 
     unsafe fn ran(
         op: &Checked,
-        at: &Addresses,
+        addresses: &Addresses,
         memory: &DeviceMemory,
         outcome: Result<(), &Fault>,
     ) {
@@ -32,7 +31,7 @@ impl AttentionCall for Arguments<TensorDesc> {
             return;
         };
         let call = op.arguments.call();
-        let base = |argument| at.get(argument);
+        let base = |argument| addresses.get(argument);
         let observed = ObservedCall::unread(&call, op.version, op.target);
         // SAFETY: the ranges are those of `touches`: live, and locked for the task that runs this, which has finished
         // writing.
@@ -96,14 +95,14 @@ enum Purpose {
 unsafe fn prepare(
     version: Version,
     purpose: Purpose,
-    read: impl FnOnce() -> Outcome<Arguments<Described>>,
+    read: impl FnOnce() -> Outcome<Arguments<DescribedTensor>>,
     workspace_size: *mut u64,
     executor: *mut *mut aclOpExecutor,
 ) -> Outcome {
     let machine = context::machine();
     machine.admits(version)?;
     version.enter(machine.target)?;
-    let new = |arguments: &Arguments<Described>| {
+    let new = |arguments: &Arguments<DescribedTensor>| {
         let descs = arguments.map(|_, tensor| tensor.desc);
         match purpose {
             Purpose::Launch => checked(descs, version, machine.target),

@@ -1,14 +1,13 @@
 //! GatherPaKvCache as an operator of the emulator.
 
 use super::declared::DeclaredOperator;
-use super::entry_point::{phase_one, phase_two};
+use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, integers};
-use super::lints;
-use super::phase_one::executor_of;
 use crate::config::{Check, check};
-use crate::descriptor::Described;
+use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Place, Reader};
 use crate::fault::Fault;
+use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
@@ -18,7 +17,7 @@ use ascend_spec::ops::gather_pa_kv_cache::{
     Argument, Arguments, GatherProblem, Parameter, Source, Version,
 };
 use ascend_spec::ops::scatter_pa_kv_cache::Pieces;
-use ascend_spec::{Soc, TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
+use ascend_spec::{TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
 use std::ops::Range;
 use std::ptr;
 
@@ -33,8 +32,9 @@ struct GatherOperator {
 
 impl GatherOperator {
     /// Checks a call.
-    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Outcome<Self> {
-        let call = arguments.call();
+    fn new(arguments: &Arguments<DescribedTensor>) -> Outcome<Self> {
+        let arguments = arguments.map(|_, tensor| tensor.desc);
+        let (call, soc) = (arguments.call(), context::machine().target.soc);
         let problem = call.check(soc)?;
         let first = |allowed: &[&str]| call.lint(&problem, soc, allowed);
         lints::report_first(Version::V1.symbol(), &arguments, first)?;
@@ -104,15 +104,16 @@ impl DeclaredOperator for GatherOperator {
         });
     }
 
-    unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
-        for (argument, _) in self.doubtful(at, reader) {
+    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+        for (argument, _) in self.doubtful(addresses, reader) {
             let pieces = match argument.parameter {
                 Parameter::KeyCache => self.problem.key,
                 Parameter::ValueCache => self.problem.value,
                 _ => continue,
             };
             // SAFETY: the caller's promise, for each of them.
-            let numbers = |parameter: Parameter| unsafe { integers(self, memory, at, parameter) };
+            let numbers =
+                |parameter: Parameter| unsafe { integers(self, memory, addresses, parameter) };
             let (Ok(table), Ok(lengths), Ok(offsets)) = (
                 numbers(Parameter::BlockTables),
                 numbers(Parameter::SeqLens),
@@ -121,30 +122,33 @@ impl DeclaredOperator for GatherOperator {
                 // The launch fails with the same error.
                 return;
             };
-            let (tensor, first) = (self.named(argument, at), self.first_byte(argument, at));
+            let (tensor, first) = (
+                self.named(argument, addresses),
+                self.first_byte(argument, addresses),
+            );
             (self.problem).sources(&table, &lengths, &offsets, &mut |source| {
                 if let Source::Row { block, row, .. } = source {
                     let place = |piece| pieces.place(self.problem.block_size, block, row, piece);
                     let axes = [(pieces.count, place(1) as i64 - place(0) as i64)];
-                    let at = first.saturating_add(place(0));
+                    let start = first.saturating_add(place(0));
                     let named = Place::Block {
                         block,
                         first: row,
-                        of: None,
+                        sequence: None,
                     };
-                    let row = Elements::new(tensor, at, pieces.bytes, &axes, None, named);
+                    let row = Elements::new(tensor, start, pieces.bytes, &axes, None, named);
                     row.iter().for_each(|row| reader.read(row));
                 }
             });
         }
     }
 
-    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         if self.is_idle() {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
+        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         let numbers = |parameter: Parameter| {
             // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found
             // that the outputs, the only tensors written, share no memory with them.
@@ -171,8 +175,8 @@ impl DeclaredOperator for GatherOperator {
             (self.problem).sources(&table, &lengths, &offsets, &mut |source| {
                 if let Source::Row { token, block, row } = source {
                     let place = |piece| pieces.place(self.problem.block_size, block, row, piece);
-                    // SAFETY: the contract has checked the shapes, and block, row and token lie within them; both
-                    // tensors are live, contiguous and apart.
+                    // SAFETY: the contract has checked the shapes, and block, row and token are within them; both
+                    // tensors are live and contiguous, and do not overlap.
                     unsafe { copy(&pieces, cache, &place, rows, token) };
                 }
             });
@@ -200,12 +204,7 @@ unsafe fn copy(
     }
 }
 
-fn new(arguments: &Arguments<Described>) -> Outcome<GatherOperator> {
-    let descs = arguments.map(|_, tensor| tensor.desc);
-    GatherOperator::new(descs, context::machine().target.soc)
-}
-
 gather_pa_kv_cache_arguments! { arguments_of_version {
-    1 phase_one { aclnnGatherPaKvCacheGetWorkspaceSize, Arguments, executor_of(new) }
+    1 phase_one { aclnnGatherPaKvCacheGetWorkspaceSize, Arguments, executor_of(GatherOperator::new) }
 } }
 phase_two!(aclnnGatherPaKvCache, Version::V1.symbol());

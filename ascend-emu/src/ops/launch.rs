@@ -1,16 +1,16 @@
 //! One launch of a declared operator: the addresses of its tensors, and the misuse that it finds in them.
 
 use super::declared::{DeclaredOperator, ParameterOf};
-use super::overlap::refuse_overlap;
 use crate::config::Check;
 use crate::fault::Fault;
 use crate::host_memory::{HostMemoryExhausted, try_collect};
 use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
+use crate::operator::{Access, Addresses, Operator};
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::AICORE_EXCEPTION;
 use ascend_spec::DType;
 use ascend_spec::operator::{Argument, ArgumentList};
+use smallvec::SmallVec;
 use std::fmt::Display;
 use std::ptr;
 
@@ -19,7 +19,7 @@ use std::ptr;
 pub(super) struct Launch<'a, O> {
     op: &'a O,
     check: Check,
-    at: &'a Addresses,
+    addresses: &'a Addresses,
     memory: &'a DeviceMemory,
 }
 
@@ -36,21 +36,21 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
     pub(super) unsafe fn new(
         op: &'a O,
         check: Check,
-        at: &'a Addresses,
+        addresses: &'a Addresses,
         memory: &'a DeviceMemory,
     ) -> Result<Self, Fault> {
-        refuse_overlap(op, at)?;
+        refuse_overlap(op, addresses)?;
         Ok(Launch {
             op,
             check,
-            at,
+            addresses,
             memory,
         })
     }
 
     /// Base address of a tensor; null if the call has no such tensor.
     pub(super) fn base(&self, argument: impl Into<Argument<ParameterOf<O>>>) -> *mut u8 {
-        match self.at.get(argument.into()) {
+        match self.addresses.get(argument.into()) {
             0 => ptr::null_mut(),
             address => self.memory.host(address),
         }
@@ -61,7 +61,9 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         let argument = argument.into();
         match self.op.arguments().tensor(argument) {
             None => ptr::null_mut(),
-            Some(_) => self.memory.host(self.op.first_byte(argument, self.at)),
+            Some(_) => self
+                .memory
+                .host(self.op.first_byte(argument, self.addresses)),
         }
     }
 
@@ -86,7 +88,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         argument: impl Into<Argument<ParameterOf<O>>>,
     ) -> Result<Vec<i64>, Fault> {
         // SAFETY: the caller's promise.
-        let all = unsafe { integers(self.op, self.memory, self.at, argument) };
+        let all = unsafe { integers(self.op, self.memory, self.addresses, argument) };
         all.map_err(|why| self.fault(why))
     }
 
@@ -103,7 +105,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         let symbol = self.op.symbol();
         let mut tensors = self.op.arguments().each_tensor();
         let address = tensors.find(|(argument, _)| argument.acl_name() == tensor);
-        let address = address.map(|(argument, _)| self.at.get(argument));
+        let address = address.map(|(argument, _)| self.addresses.get(argument));
         let suspicion = Suspicion {
             kind,
             site: (symbol, tensor),
@@ -125,7 +127,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
 pub(super) unsafe fn integers<O: DeclaredOperator>(
     op: &O,
     memory: &DeviceMemory,
-    at: &Addresses,
+    addresses: &Addresses,
     argument: impl Into<Argument<ParameterOf<O>>>,
 ) -> Result<Vec<i64>, HostMemoryExhausted> {
     let argument = argument.into();
@@ -133,12 +135,47 @@ pub(super) unsafe fn integers<O: DeclaredOperator>(
         return Ok(Vec::new());
     };
     let count = desc.elements().unwrap_or(0);
-    let first = memory.host(op.first_byte(argument, at));
+    let first = memory.host(op.first_byte(argument, addresses));
     let one = |index: usize| match desc.dtype {
         // SAFETY: the caller's promise; the index is one of the tensor's elements. Alignment is not required.
         DType::Int64 => unsafe { first.cast::<i64>().add(index).read_unaligned() },
-        // SAFETY: as above.
+        // SAFETY: the caller's promise; the index is one of the tensor's elements. Alignment is not required.
         _ => i64::from(unsafe { first.cast::<i32>().add(index).read_unaligned() }),
     };
     try_collect((0..usize::try_from(count).unwrap_or(0)).map(one))
+}
+
+/// An output that shares bytes with another tensor of the same launch.
+fn overlap(accesses: &[Access]) -> Option<(&Access, &Access)> {
+    let end = |access: &Access| access.address.saturating_add(access.bytes as usize);
+    accesses.iter().enumerate().find_map(|(i, one)| {
+        let other = accesses.iter().enumerate().find(|&(j, other)| {
+            i != j && one.write && one.address < end(other) && other.address < end(one)
+        });
+        other.map(|(_, other)| (one, other))
+    })
+}
+
+/// Returns a device fault if a launch would write memory that is also part of another of its tensors.
+fn refuse_overlap(op: &dyn Operator, addresses: &Addresses) -> Result<(), Fault> {
+    let mut accesses: SmallVec<[Access; 16]> = SmallVec::new();
+    op.accesses(addresses, &mut |access| {
+        if access.bytes > 0 {
+            accesses.push(access);
+        }
+    });
+    match overlap(&accesses) {
+        None => Ok(()),
+        Some((output, other)) => Err(Fault {
+            code: AICORE_EXCEPTION,
+            message: format!(
+                "{}: {} at {:#x} and {} at {:#x} overlap; the output cannot share memory with another tensor",
+                op.name(),
+                output.what,
+                output.address,
+                other.what,
+                other.address
+            ),
+        }),
+    }
 }

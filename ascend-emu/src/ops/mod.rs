@@ -2,24 +2,20 @@
 
 mod attention;
 mod attention_contents;
-mod attention_reach;
 mod attention_reads;
 mod attention_update;
 mod batch_mat_mul;
-mod bounds;
 mod contiguous;
 mod declared;
-mod entry_point;
+pub(crate) mod entry_point;
 mod flash_attention_score;
 mod fused_infer_attention_score;
 mod gather_pa_kv_cache;
 mod incre_flash_attention;
 mod launch;
-mod lints;
-mod overlap;
-pub(crate) mod phase_one;
 mod prompt_flash_attention;
 mod ring_attention_update;
+mod rms_norm;
 mod scatter_pa_kv_cache;
 
 /// The C functions of all operators.
@@ -32,5 +28,6 @@ pub(crate) mod functions {
     pub use super::incre_flash_attention::*;
     pub use super::prompt_flash_attention::*;
     pub use super::ring_attention_update::*;
+    pub use super::rms_norm::*;
     pub use super::scatter_pa_kv_cache::*;
 }

@@ -1,16 +1,15 @@
 //! RingAttentionUpdate as an operator of the emulator.
 
 use super::declared::DeclaredOperator;
-use super::entry_point::{phase_one, phase_two};
+use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
-use super::lints;
-use super::phase_one::executor_of;
 use crate::config::{Check, check};
-use crate::descriptor::Described;
+use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::host_memory::try_collect;
 use crate::kernel::ring_update::{self, Buffers, Triple};
+use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
@@ -20,7 +19,7 @@ use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{
     Argument, Arguments, Parameter, RingUpdateProblem, Version,
 };
-use ascend_spec::{Target, TensorDesc, arguments_of_version, ring_attention_update_arguments};
+use ascend_spec::{TensorDesc, arguments_of_version, ring_attention_update_arguments};
 use std::ops::Range;
 
 /// A call that satisfies every rule.
@@ -34,10 +33,11 @@ struct RingUpdateOperator {
 }
 
 impl RingUpdateOperator {
-    /// Checks a call.
-    fn new(arguments: Arguments<TensorDesc>, version: Version, target: Target) -> Outcome<Self> {
+    /// Checks a call of a version.
+    fn new(arguments: &Arguments<DescribedTensor>, version: Version) -> Outcome<Self> {
+        let arguments = arguments.map(|_, tensor| tensor.desc);
         let call = arguments.call();
-        let problem = call.check(version, target)?;
+        let problem = call.check(version, context::machine().target)?;
         lints::report_first(version.symbol(), &arguments, |allowed| call.lint(allowed))?;
         Ok(RingUpdateOperator {
             arguments,
@@ -46,9 +46,7 @@ impl RingUpdateOperator {
             check: check(),
         })
     }
-}
 
-impl RingUpdateOperator {
     /// The order of maxima and sums, where it makes a difference.
     fn softmax_order(&self) -> Option<&'static str> {
         let (packed, heads) = (self.problem.layout.is_packed(), self.problem.heads);
@@ -83,30 +81,36 @@ impl DeclaredOperator for RingUpdateOperator {
         });
     }
 
-    unsafe fn reads(&self, at: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
+    unsafe fn reads(&self, addresses: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
         let Some(order) = self.softmax_order() else {
             return;
         };
         for (argument, desc) in self.arguments.each_tensor() {
             let read = is_softmax(argument.parameter) && argument.parameter.info().output.is_none();
-            let elements = Elements::described(self.named(argument, at), desc).filter(|_| read);
+            let elements =
+                Elements::described(self.named(argument, addresses), desc).filter(|_| read);
             if let Some(elements) = elements {
                 reader.read_in_order(&elements.in_order(Some(order)));
             }
         }
     }
 
-    unsafe fn writes(&self, at: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    unsafe fn writes(
+        &self,
+        addresses: &Addresses,
+        _: &DeviceMemory,
+        visit: &mut dyn FnMut(&Elements),
+    ) {
         let order = self.softmax_order();
-        self.written(at, &mut |argument, elements| {
+        self.written(addresses, &mut |argument, elements| {
             let of_softmax = is_softmax(argument.parameter);
             visit(&elements.in_order(order.filter(|_| of_softmax)));
         });
     }
 
-    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
+        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         let elements = |parameter: Parameter| {
             let desc = self.arguments.tensor(parameter)?;
             Some(ring_update::Elements::new(launch.first(parameter), *desc))
@@ -167,11 +171,10 @@ fn is_softmax(parameter: Parameter) -> bool {
     maxima.contains(&parameter) || sums.contains(&parameter)
 }
 
-fn new(version: Version) -> impl FnOnce(&Arguments<Described>) -> Outcome<RingUpdateOperator> {
-    move |arguments| {
-        let descs = arguments.map(|_, tensor| tensor.desc);
-        RingUpdateOperator::new(descs, version, context::machine().target)
-    }
+fn new(
+    version: Version,
+) -> impl FnOnce(&Arguments<DescribedTensor>) -> Outcome<RingUpdateOperator> {
+    move |arguments| RingUpdateOperator::new(arguments, version)
 }
 
 ring_attention_update_arguments! { arguments_of_version {

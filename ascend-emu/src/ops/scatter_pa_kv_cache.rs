@@ -1,25 +1,24 @@
 //! ScatterPaKvCache as an operator of the emulator.
 
 use super::declared::DeclaredOperator;
-use super::entry_point::{phase_one, phase_two};
+use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, integers};
-use super::lints;
-use super::phase_one::executor_of;
 use crate::config::{Check, check};
-use crate::descriptor::Described;
+use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Place};
 use crate::fault::Fault;
-use crate::kernel::scatter;
+use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::sanitizer::FindingKind;
 use crate::status::{AICORE_EXCEPTION, Outcome};
 use ascend_spec::ops::scatter_pa_kv_cache::{
-    Argument, Arguments, Parameter, ScatterProblem, SlotFault, Version, slot_faults,
+    Argument, Arguments, Parameter, Pieces, ScatterProblem, SlotFault, Version, slot_faults,
 };
-use ascend_spec::{Soc, TensorDesc, arguments_of_version, scatter_pa_kv_cache_arguments};
+use ascend_spec::{TensorDesc, arguments_of_version, scatter_pa_kv_cache_arguments};
 use std::ops::Range;
+use std::ptr;
 
 /// A call that satisfies every rule.
 #[derive(Debug)]
@@ -32,8 +31,9 @@ struct ScatterOperator {
 
 impl ScatterOperator {
     /// Checks a call.
-    fn new(arguments: Arguments<TensorDesc>, soc: Soc) -> Outcome<Self> {
-        let call = arguments.call();
+    fn new(arguments: &Arguments<DescribedTensor>) -> Outcome<Self> {
+        let arguments = arguments.map(|_, tensor| tensor.desc);
+        let (call, soc) = (arguments.call(), context::machine().target.soc);
         let problem = call.check(soc)?;
         lints::report_first(Version::V1.symbol(), &arguments, |allowed| {
             call.lint(allowed)
@@ -46,13 +46,13 @@ impl ScatterOperator {
     }
 
     /// Returns a device fault if the address of a cache as an output differs from its address as an input.
-    fn refuse_two_places(&self, at: &Addresses) -> Result<(), Fault> {
+    fn refuse_two_places(&self, addresses: &Addresses) -> Result<(), Fault> {
         for cache in [Parameter::KeyCache, Parameter::ValueCache] {
             let info = cache.info();
             let (Some(input), Some(output)) = (info.input, info.output) else {
                 continue;
             };
-            let (read, written) = (at.inputs.get(input), at.outputs.get(output));
+            let (read, written) = (addresses.inputs.get(input), addresses.outputs.get(output));
             if self.arguments.tensor(cache).is_some() && read != written {
                 return Err(self.fault(format!(
                     "{} is at {:#x} as input {input} and at {:#x} as output {output}; it is one tensor, so change both",
@@ -70,9 +70,9 @@ impl ScatterOperator {
     /// # Safety
     ///
     /// As for [`DeclaredOperator::compute`].
-    unsafe fn slots(&self, at: &Addresses, memory: &DeviceMemory) -> Vec<(usize, usize)> {
+    unsafe fn slots(&self, addresses: &Addresses, memory: &DeviceMemory) -> Vec<(usize, usize)> {
         // SAFETY: the caller's promise.
-        let slots = unsafe { integers(self, memory, at, Parameter::SlotMapping) };
+        let slots = unsafe { integers(self, memory, addresses, Parameter::SlotMapping) };
         // Without memory for the slots, the launch itself fails.
         let slots = slots.unwrap_or_default();
         let inside = |slot: i64| {
@@ -135,7 +135,7 @@ impl DeclaredOperator for ScatterOperator {
 
     unsafe fn writes(
         &self,
-        at: &Addresses,
+        addresses: &Addresses,
         memory: &DeviceMemory,
         visit: &mut dyn FnMut(&Elements),
     ) {
@@ -146,11 +146,11 @@ impl DeclaredOperator for ScatterOperator {
         for (pieces, cache) in pairs {
             let Some(pieces) = pieces else { continue };
             let (tensor, first) = (
-                self.named(cache.into(), at),
-                self.first_byte(cache.into(), at),
+                self.named(cache.into(), addresses),
+                self.first_byte(cache.into(), addresses),
             );
             // SAFETY: the caller's promise.
-            let slots = unsafe { self.slots(at, memory) };
+            let slots = unsafe { self.slots(addresses, memory) };
             // Tokens in consecutive slots of a block are elements of one step.
             let block = |slot: usize| slot / self.problem.block_size.max(1);
             let runs = slots
@@ -165,38 +165,92 @@ impl DeclaredOperator for ScatterOperator {
                     (run.len(), step(place(1, 0))),
                     (pieces.count, step(place(0, 1))),
                 ];
-                let at = first.saturating_add(place(0, 0));
-                let rows = Elements::new(tensor, at, pieces.bytes, &axes, None, Place::Whole);
+                let start = first.saturating_add(place(0, 0));
+                let rows = Elements::new(tensor, start, pieces.bytes, &axes, None, Place::Whole);
                 rows.iter().for_each(&mut *visit);
             }
         }
     }
 
-    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         if self.is_idle() {
             return Ok(());
         }
-        self.refuse_two_places(at)?;
+        self.refuse_two_places(addresses)?;
         // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
+        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         // SAFETY: the ranges of `touches`, which begin at the first byte of each tensor, are live (the allocation
         // table let the launch in), locked for the task that runs this, and, as the launch has found, with the caches
         // apart from everything else.
         unsafe {
             let slots = launch.integers(Parameter::SlotMapping)?;
             self.inspect(&launch, &slots)?;
-            scatter::run(&self.problem, &slots, &|parameter| launch.first(parameter));
+            scatter_rows(&self.problem, &slots, &|parameter| launch.first(parameter));
         }
         Ok(())
     }
 }
 
-fn new(arguments: &Arguments<Described>) -> Outcome<ScatterOperator> {
-    let descs = arguments.map(|_, tensor| tensor.desc);
-    ScatterOperator::new(descs, context::machine().target.soc)
+/// Finds the address of a tensor's first element.
+type Base<'a> = &'a dyn Fn(Parameter) -> *mut u8;
+
+/// Writes each token's rows into its KV slot, in the order of the tokens. Slots that the cache does not have are
+/// skipped.
+///
+/// # Safety
+///
+/// Each address that `base` returns is valid for the bytes that [`ScatterProblem::touches`] reports for its tensor:
+/// for reads, and those of the caches for writes; the caches overlap nothing else.
+unsafe fn scatter_rows(problem: &ScatterProblem, slots: &[i64], base: Base<'_>) {
+    let pairs = [
+        (Some(problem.key), Parameter::Key, Parameter::KeyCache),
+        (problem.value, Parameter::Value, Parameter::ValueCache),
+    ];
+    for (pieces, rows, cache) in pairs {
+        let Some(pieces) = pieces else { continue };
+        for (token, &slot) in slots.iter().enumerate().take(problem.tokens) {
+            let inside = u64::try_from(slot).is_ok_and(|slot| slot < problem.slots());
+            if inside {
+                // SAFETY: the caller keeps this contract; the slot is inside and the token one of the call's.
+                unsafe {
+                    write(
+                        problem,
+                        &pieces,
+                        base(rows),
+                        token,
+                        base(cache),
+                        slot as usize,
+                    )
+                };
+            }
+        }
+    }
+}
+
+/// Writes the row of one token.
+///
+/// # Safety
+///
+/// As for [`scatter_rows`]; the token is one of the call's, the slot one of the cache's.
+unsafe fn write(
+    problem: &ScatterProblem,
+    pieces: &Pieces,
+    rows: *const u8,
+    token: usize,
+    cache: *mut u8,
+    slot: usize,
+) {
+    for piece in 0..pieces.count {
+        let from = token * pieces.row_bytes() + piece * pieces.bytes;
+        let to = problem.place(pieces, slot, piece);
+        // SAFETY: both pieces are within their tensors, as token and slot are; the tensors do not overlap.
+        unsafe {
+            ptr::copy_nonoverlapping(rows.add(from), cache.add(to), pieces.bytes);
+        }
+    }
 }
 
 scatter_pa_kv_cache_arguments! { arguments_of_version {
-    1 phase_one { aclnnScatterPaKvCacheGetWorkspaceSize, Arguments, executor_of(new) }
+    1 phase_one { aclnnScatterPaKvCacheGetWorkspaceSize, Arguments, executor_of(ScatterOperator::new) }
 } }
 phase_two!(aclnnScatterPaKvCache, Version::V1.symbol());

@@ -114,7 +114,7 @@ pub(crate) fn end_stream(stream: StreamId) {
 
 fn forget(inboxes: &mut Vec<Inbox>, stream: StreamId) {
     for inbox in inboxes.iter_mut() {
-        inbox.streams.retain(|&of| of != stream);
+        inbox.streams.retain(|&known| known != stream);
         inbox.waiting.retain(|report| {
             let stays = report.stream != stream;
             if !stays {
@@ -187,7 +187,8 @@ pub(crate) unsafe fn process(name: &str, thread: u64, deadline: Option<Instant>)
             let Some(inbox) = inbox else {
                 return Err(failure!(
                     NOT_SUBSCRIBED,
-                    "{name}: this thread, {thread:#x}, runs the callbacks of no stream; aclrtSubscribeReport comes first"
+                    "{name}: this thread, {thread:#x}, runs the callbacks of no stream; aclrtSubscribeReport comes \
+                     first"
                 ));
             };
             if !inbox.waiting.is_empty() {

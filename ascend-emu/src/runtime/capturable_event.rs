@@ -3,8 +3,8 @@
 use super::capture::{Capture, Position};
 use super::event::{Event, Mark, microseconds_until};
 use super::stall::StallWatch;
-use super::stream_faults::StreamFaults;
 use crate::config::Check;
+use crate::fault::StreamFaults;
 use crate::handle::{Id, Kind, Table};
 use crate::lock::Lock;
 use crate::sanitizer::StreamId;

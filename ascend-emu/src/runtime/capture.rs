@@ -200,8 +200,8 @@ impl Capture {
         if let Some(why) = &state.invalid {
             return Err(Self::invalidated(why));
         }
-        let at = match state.streams.iter().position(|known| known.id == stream) {
-            Some(at) => at,
+        let place = match state.streams.iter().position(|known| known.id == stream) {
+            Some(place) => place,
             None => {
                 let mut forked = CapturedStream::new(stream);
                 // A forked stream has to be joined even if nothing is recorded in it.
@@ -210,7 +210,7 @@ impl Capture {
                 state.streams.len() - 1
             }
         };
-        if let Some(joined) = state.streams.get_mut(at) {
+        if let Some(joined) = state.streams.get_mut(place) {
             merge(&mut joined.seen, position);
         }
         Ok(())

@@ -1,19 +1,18 @@
 //! Devices and contexts, and the current context of each thread.
 
-use crate::chip::Chip;
 use crate::config::{check, config, validate};
-use crate::failed_device;
-use crate::fork;
+use crate::fault;
 use crate::handle::{Id, Kind, Table};
 use crate::lock::Lock;
 use crate::machine::Behaviour;
+use crate::machine::Chip;
 use crate::machines::{behaviour_at, soc_name_at};
 use crate::runtime::stream::{ContextNumber, STREAMS, Settings, Stream, refuse_default};
 use crate::sanitizer::allocation_table;
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::status::{
     CONTEXT_NULL, INTERNAL, INVALID_DEVICE, NULL_PARAM, Outcome, PARAM_INVALID, REPEAT_FINALIZE,
-    REPEAT_INITIALIZE, STREAM_CONTEXT, SYSPARAM_NOT_SET, UNINITIALIZED, failure,
+    REPEAT_INITIALIZE, STREAM_CONTEXT, SYSPARAM_NOT_SET, UNINITIALIZED, failure, watch_forks,
 };
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -108,7 +107,7 @@ thread_local! {
 /// `aclInit`.
 pub(crate) fn initialize() -> Outcome {
     validate()?;
-    fork::watch().map_err(|error| {
+    watch_forks().map_err(|error| {
         failure!(
             INTERNAL,
             "aclInit: pthread_atfork failed with error {error}"
@@ -173,7 +172,7 @@ pub(crate) fn set_device(device: i32, index: usize) -> Outcome {
         .primary
         .get_or_insert_with(|| CONTEXTS.insert(Context::new(device, index, false)));
     CURRENT.set(Some(primary));
-    failed_device::enter(Some(device));
+    fault::enter_device(Some(device));
     Ok(())
 }
 
@@ -196,7 +195,7 @@ pub(crate) fn reset_device(device: i32, index: usize, force: bool) -> Outcome {
         }
         state.primary.take()
     };
-    failed_device::reset(device);
+    fault::reset_device(device);
     if let Some(context) = primary.and_then(|id| CONTEXTS.remove_id(id).ok()) {
         context.end(force);
     }
@@ -237,7 +236,7 @@ pub(crate) fn abort_device(device: i32) -> Outcome {
             stream.abort();
         }
     }
-    failed_device::reset(device);
+    fault::reset_device(device);
     Ok(())
 }
 
@@ -247,7 +246,7 @@ pub(crate) fn create(device: i32, index: usize) -> Outcome<Id> {
     device_exists(device)?;
     let id = CONTEXTS.insert(Context::new(device, index, true));
     CURRENT.set(Some(id));
-    failed_device::enter(Some(device));
+    fault::enter_device(Some(device));
     Ok(id)
 }
 
@@ -273,7 +272,7 @@ pub(crate) fn set_current(raw: *const c_void) -> Outcome {
     initialized()?;
     let device = CONTEXTS.get(raw)?.device;
     CURRENT.set(Some(Id::of_raw(raw)));
-    failed_device::enter(Some(device));
+    fault::enter_device(Some(device));
     Ok(())
 }
 

@@ -1,9 +1,8 @@
 //! Events: records in streams that other streams and the host wait for.
 
 use crate::config::Check;
-use crate::failed_device;
+use crate::fault::{self, StreamFaults};
 use crate::lock::{Lock, Signal, expired};
-use crate::runtime::stream_faults::StreamFaults;
 use crate::sanitizer::{FindingKind, Suspicion, report};
 use crate::sanitizer::{StreamId, VectorClock, allocation_table};
 use crate::status::{EVENT_SYNC_TIMEOUT, Outcome, PARAM_INVALID, TIMESTAMP_INVALID, failure};
@@ -47,7 +46,7 @@ pub(crate) struct Mark {
 
 /// The record or reset that was queued last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Last {
+enum LastCommand {
     #[default]
     Nothing,
     Record(Mark),
@@ -56,7 +55,7 @@ enum Last {
 
 /// The queued records of one stream, which reaches them in order.
 #[derive(Clone, Copy, Debug)]
-struct Pending {
+struct PendingRecords {
     stream: StreamId,
     /// Ticket of the last record queued.
     queued: u64,
@@ -67,9 +66,9 @@ struct Pending {
 #[derive(Debug, Default)]
 struct State {
     tickets: u64,
-    last: Last,
+    last: LastCommand,
     /// Streams with records that are queued and not reached.
-    pending: SmallVec<[Pending; 4]>,
+    pending: SmallVec<[PendingRecords; 4]>,
     /// When the record with a ticket was reached.
     reached: Option<(u64, Instant)>,
     /// Whether the latest record or reset that was reached is a record. Waits within graphs read this.
@@ -88,14 +87,14 @@ struct State {
 
 impl State {
     fn is_pending(&self, mark: Mark) -> bool {
-        let of_stream = self.pending.iter().find(|p| p.stream == mark.stream);
-        of_stream.is_some_and(|pending| pending.reached < mark.ticket)
+        let pending = self.pending.iter().find(|p| p.stream == mark.stream);
+        pending.is_some_and(|pending| pending.reached < mark.ticket)
     }
 
     fn queue(&mut self, mark: Mark) {
         match self.pending.iter_mut().find(|p| p.stream == mark.stream) {
             Some(pending) => pending.queued = mark.ticket,
-            None => self.pending.push(Pending {
+            None => self.pending.push(PendingRecords {
                 stream: mark.stream,
                 queued: mark.ticket,
                 // A stream without an entry has reached all records that it had queued.
@@ -181,7 +180,7 @@ impl Event {
             stream,
             ticket: state.next_ticket(),
         };
-        state.last = Last::Record(mark);
+        state.last = LastCommand::Record(mark);
         state.queue(mark);
         allocation_table::snapshot_clock(mark.stream, &mut state.clock);
         state.faults = Arc::downgrade(faults);
@@ -191,7 +190,7 @@ impl Event {
     /// Queues a wait in a stream and returns the record to wait for, or `None` if nothing was recorded.
     pub(crate) fn queue_wait(&self, stream: StreamId) -> Option<Mark> {
         let mut state = self.state.lock();
-        let Last::Record(mark) = state.last else {
+        let LastCommand::Record(mark) = state.last else {
             return None;
         };
         state.waits += 1;
@@ -202,7 +201,7 @@ impl Event {
     /// Queues a reset and returns its ticket.
     pub(crate) fn queue_reset(&self) -> u64 {
         let mut state = self.state.lock();
-        state.last = Last::Reset;
+        state.last = LastCommand::Reset;
         state.next_ticket()
     }
 
@@ -256,7 +255,7 @@ impl Event {
     pub(crate) fn raise(&self, stream: StreamId) {
         let mut state = self.state.lock();
         let ticket = state.next_ticket();
-        state.last = Last::Record(Mark { stream, ticket });
+        state.last = LastCommand::Record(Mark { stream, ticket });
         state.raise(ticket);
         drop(state);
         self.changed.notify_all();
@@ -266,7 +265,7 @@ impl Event {
     pub(crate) fn lower(&self) {
         let mut state = self.state.lock();
         state.tickets += 1;
-        state.last = Last::Reset;
+        state.last = LastCommand::Reset;
         state.lower();
     }
 
@@ -298,7 +297,7 @@ impl Event {
 
     /// Whether a record was queued after the last reset.
     pub(crate) fn recorded(&self) -> bool {
-        matches!(self.state.lock().last, Last::Record(_))
+        matches!(self.state.lock().last, LastCommand::Record(_))
     }
 
     // Called by the host.
@@ -306,7 +305,7 @@ impl Event {
     /// Whether the latest record was reached.
     pub(crate) fn query(&self) -> bool {
         let state = self.state.lock();
-        let Last::Record(mark) = state.last else {
+        let LastCommand::Record(mark) = state.last else {
             return false;
         };
         if state.is_pending(mark) {
@@ -331,7 +330,7 @@ impl Event {
         mut look: impl FnMut(StreamId) -> Outcome<Option<Instant>>,
     ) -> Outcome {
         let mut state = self.state.lock();
-        let Last::Record(mark) = state.last else {
+        let LastCommand::Record(mark) = state.last else {
             drop(state);
             let suspicion = Suspicion {
                 kind: FindingKind::UnrecordedEvent,
@@ -366,11 +365,11 @@ impl Event {
         drop(state);
         // Without its stream the event has no known device, so the thread's own device is checked.
         let Some(faults) = faults else {
-            return failed_device::check(name);
+            return fault::check_thread_device(name);
         };
         match faults.take() {
             Some(fault) => Err(fault.into()),
-            None => failed_device::check_device(name, Some(faults.device())),
+            None => fault::check_device(name, Some(faults.device())),
         }
     }
 
@@ -389,7 +388,7 @@ impl Event {
     pub(crate) fn time(&self, name: &str, which: &str) -> Outcome<Instant> {
         let state = self.state.lock();
         match (state.last, state.reached) {
-            (Last::Record(mark), Some((latest, at))) if latest == mark.ticket => Ok(at),
+            (LastCommand::Record(mark), Some((latest, at))) if latest == mark.ticket => Ok(at),
             _ => Err(failure!(
                 TIMESTAMP_INVALID,
                 "{name}: the {which}event has no timestamp: it was not recorded, or its record is not reached"

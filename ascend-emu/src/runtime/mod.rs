@@ -1,8 +1,8 @@
 //! The runtime: devices and their contexts, streams and what they run, events, notifies, captured graphs.
 //!
-//! Each module uses only modules named before it: faults of streams, callbacks, values in memory, limits of cores;
+//! Each module uses only modules named before it: callbacks, values in memory, limits of cores;
 //! events and notifies; streams that stall; tasks; graphs; queues of streams, captures; events in captures; streams;
-//! contexts; limits of resources.
+//! contexts.
 
 pub(crate) mod callback;
 pub(crate) mod capturable_event;
@@ -13,9 +13,7 @@ pub(crate) mod event;
 pub(crate) mod graph;
 pub(crate) mod notify;
 mod queue;
-pub(crate) mod resource_limits;
 mod stall;
 pub(crate) mod stream;
-mod stream_faults;
 pub(crate) mod stream_value;
 pub(crate) mod task;

@@ -6,6 +6,7 @@ use crate::operator::Addresses;
 use crate::runtime::event::{Event, Mark};
 use crate::runtime::graph::{Graph, Group};
 use crate::runtime::task::Task;
+use crate::sanitizer::Operation;
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +34,8 @@ pub(crate) enum Command {
         ticket: u64,
     },
     Replay(Arc<Graph>, Check),
-    Update(Arc<Group>, Vec<(Task, Addresses)>),
+    /// Carries out an update of a task group, which the graph keeps.
+    Update(Arc<Group>, Operation),
     /// Work that must not run and fails with the fault instead.
     Broken(Fault),
 }
@@ -46,7 +48,8 @@ impl Command {
             Command::Wait { event, .. } => event.end_wait(),
             Command::Reset { event, ticket } => event.reach_reset(ticket),
             Command::Task(task, _) => task.cancel(),
-            Command::Replay(..) | Command::Update(..) | Command::Broken(_) => {}
+            Command::Update(group, update) => group.end_update(update, true),
+            Command::Replay(..) | Command::Broken(_) => {}
         }
     }
 }
@@ -138,7 +141,7 @@ mod tests {
     #[test]
     fn commands_come_out_in_order_around_the_end() {
         let mut queue = Queue::default();
-        let mut at = Addresses::default();
+        let mut taken = Addresses::default();
         let mut next = 0u8;
         let mut expected = 0u8;
         for round in 0..50 {
@@ -149,11 +152,12 @@ mod tests {
                 next = next.wrapping_add(1);
             }
             for _ in 0..CAPACITY - round {
-                let Some(Command::Task(Task::Fill { value, .. }, _)) = queue.take(&mut at) else {
+                let Some(Command::Task(Task::Fill { value, .. }, _)) = queue.take(&mut taken)
+                else {
                     panic!("no command");
                 };
                 assert_eq!(value, expected);
-                assert_eq!(at.inputs[0], usize::from(expected));
+                assert_eq!(taken.inputs[0], usize::from(expected));
                 expected = expected.wrapping_add(1);
             }
         }

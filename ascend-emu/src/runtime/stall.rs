@@ -84,8 +84,8 @@ fn stalled_by(stream: StreamId) -> Option<String> {
             Wait::Event(event) => return Some(missing_record(event)),
             Wait::Value(address) => {
                 return Some(format!(
-                    "a value at {address:#x} (aclrtValueWait), and no other stream has work queued that could write it; call \
-                     aclrtValueWrite"
+                    "a value at {address:#x} (aclrtValueWait), and no other stream has work queued that could write \
+                     it; call aclrtValueWrite"
                 ));
             }
         }
@@ -104,8 +104,8 @@ fn missing_record(event: &Event) -> String {
     let lost = match event.lost_records() {
         0 => String::new(),
         lost => format!(
-            " ({} records came before its latest reset, and count as one: let a record wait until the replay before has \
-             reset the event)",
+            " ({} records came before its latest reset, and count as one: let a record wait until the replay before \
+             has reset the event)",
             lost.saturating_add(1)
         ),
     };
@@ -148,8 +148,8 @@ impl StallWatch {
             site: (name, "stream"),
             tensor: 0,
             message: format!(
-                "{name}: a replayed graph on the stream, or on one that it waits for, waits for {missing} on another stream \
-                 after aclmdlRIExecuteAsync and the task updates"
+                "{name}: a replayed graph on the stream, or on one that it waits for, waits for {missing} on another \
+                 stream after aclmdlRIExecuteAsync and the task updates"
             ),
         };
         report(check(), STREAM_SYNC_TIMEOUT, suspicion)

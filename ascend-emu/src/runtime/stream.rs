@@ -1,7 +1,6 @@
 //! Streams: queues of commands, each run in order by a thread of its own.
 
 mod capturing;
-mod host_work;
 mod settings;
 mod waiting;
 mod worker;
@@ -9,8 +8,7 @@ mod worker;
 pub(crate) use settings::Settings;
 
 use crate::config::check;
-use crate::failed_device;
-use crate::fault::Fault;
+use crate::fault::{self, Fault, StreamFaults};
 use crate::handle::{Kind, Table};
 use crate::lock::{Lock, Signal};
 use crate::operator::{Access, Addresses};
@@ -18,12 +16,11 @@ use crate::runtime::callback;
 use crate::runtime::capturable_event::CapturableEvent;
 use crate::runtime::capture::{Capture, recordable};
 use crate::runtime::event::{Event, wait_limit};
-use crate::runtime::graph::{Graph, Group, Step};
+use crate::runtime::graph::{Graph, Group, REPLAY, Step};
 use crate::runtime::queue::{Command, Queue};
 use crate::runtime::stall::StallWatch;
-use crate::runtime::stream_faults::StreamFaults;
 use crate::runtime::task::Task;
-use crate::sanitizer::{StreamId, StreamProgress, allocation_table};
+use crate::sanitizer::{Operation, StreamId, StreamProgress, allocation_table};
 use crate::status::{
     CAPTURE_CONFLICT, Failure, NO_STREAM_RESOURCE, Outcome, PARAM_INVALID, STREAM_CAPTURED,
     TASK_GROUP_STATUS, failure,
@@ -67,7 +64,7 @@ impl Submission {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct WorkerState {
     queue: Queue,
     /// The number of commands that are over.
     completed: u64,
@@ -86,7 +83,7 @@ pub(crate) struct Stream {
     pub settings: Settings,
     /// Locked while a command is checked and queued, so that commands are queued in the order of their numbers.
     submission: Lock<Submission>,
-    shared: Lock<Shared>,
+    shared: Lock<WorkerState>,
     /// Notified when a command was queued, or the stream ends.
     filled: Signal,
     /// Notified when a command is over, or taken out of the queue.
@@ -125,7 +122,7 @@ impl Stream {
         let thread = thread::Builder::new()
             .name(format!("ascend-emu-stream-{id}"))
             .spawn(move || {
-                failed_device::enter(Some(device));
+                fault::enter_device(Some(device));
                 worker.work();
             })
             .map_err(|error| failure!(NO_STREAM_RESOURCE, "no thread for a stream: {error}"))?;
@@ -151,10 +148,18 @@ impl Stream {
     // Queueing.
 
     /// Queues a command that was admitted with the number `submission.seq + 1`.
-    fn push(&self, submission: &mut Submission, command: Command, at: Option<&Addresses>) {
+    fn push(&self, submission: &mut Submission, command: Command, addresses: Option<&Addresses>) {
         submission.seq += 1;
-        self.shared.lock().queue.push(command, at);
+        self.shared.lock().queue.push(command, addresses);
         self.filled.notify_all();
+    }
+
+    /// The operation that is queued next.
+    fn next_operation(&self, submission: &Submission) -> Operation {
+        Operation {
+            stream: self.id,
+            number: submission.seq + 1,
+        }
     }
 
     /// Waits until the queue has room for another command. No other thread fills it while the caller holds
@@ -175,35 +180,35 @@ impl Stream {
 
     /// Submits a task, which the mode of the stream queues, records or collects. A task that strict checking refuses
     /// fails with `code`.
-    pub(crate) fn submit(&self, task: Task, at: Option<&Addresses>, code: i32) -> Outcome {
+    pub(crate) fn submit(&self, task: Task, addresses: Option<&Addresses>, code: i32) -> Outcome {
         let none = Addresses::default();
         let mut submission = self.submission.lock();
         match submission.mode() {
             Mode::Eager => {}
             Mode::Captured(capture) => {
                 recordable(&task)?;
-                let at = at.cloned().unwrap_or_default();
-                return capture.add(self.id, Step::Task(task, Box::new(at)));
+                let addresses = addresses.cloned().unwrap_or_default();
+                return capture.add(self.id, Step::Task(task, Box::new(addresses)));
             }
             Mode::Updating(_, tasks) => {
                 recordable(&task)?;
-                let at = at.cloned().unwrap_or_default();
-                let visit = |visit: &mut dyn FnMut(Access)| task.accesses(&at, visit);
+                let addresses = addresses.cloned().unwrap_or_default();
+                let visit = |visit: &mut dyn FnMut(Access)| task.accesses(&addresses, visit);
                 allocation_table::inspect(check(), code, task.name(), false, &visit)?;
-                tasks.push((task, at));
+                tasks.push((task, addresses));
                 return Ok(());
             }
         }
         self.refuse_stopped(task.name())?;
         self.wait_for_room(task.name(), &submission)?;
-        let addresses = at.unwrap_or(&none);
-        let visit = |visit: &mut dyn FnMut(Access)| task.accesses(addresses, visit);
-        let seq = submission.seq + 1;
-        let broken = allocation_table::admit(self.id, seq, check(), code, task.name(), &visit)?;
+        let visit =
+            |visit: &mut dyn FnMut(Access)| task.accesses(addresses.unwrap_or(&none), visit);
+        let operation = self.next_operation(&submission);
+        let broken = allocation_table::admit(operation, check(), code, task.name(), &visit)?;
         match broken {
             None => {
                 self.order(&task);
-                self.push(&mut submission, Command::Task(task, check()), at);
+                self.push(&mut submission, Command::Task(task, check()), addresses);
             }
             Some(fault) => {
                 // The missing write of a broken task is no finding besides its fault.
@@ -318,7 +323,7 @@ impl Stream {
 
     /// `aclmdlRIExecuteAsync`.
     pub(crate) fn replay(&self, graph: Arc<Graph>) -> Outcome {
-        const NAME: &str = "aclmdlRIExecuteAsync";
+        const NAME: &str = REPLAY;
         let mut submission = self.submission.lock();
         match submission.mode() {
             Mode::Eager => {}
@@ -338,10 +343,15 @@ impl Stream {
             }
         }
         self.wait_for_room(NAME, &submission)?;
-        let seq = submission.seq + 1;
-        let visit = |visit: &mut dyn FnMut(Access)| graph.accesses(visit);
-        let broken = allocation_table::admit(self.id, seq, check(), PARAM_INVALID, NAME, &visit)?;
-        let command = broken.map_or_else(
+        let replay = self.next_operation(&submission);
+        let before = graph.updates_before(self.id);
+        graph.add_replay(replay);
+        let visit = |visit: &mut dyn FnMut(Access)| graph.accesses(&before, visit);
+        let admitted = allocation_table::admit(replay, check(), PARAM_INVALID, NAME, &visit);
+        if !matches!(admitted, Ok(None)) {
+            graph.remove_replay(replay);
+        }
+        let command = admitted?.map_or_else(
             || Command::Replay(Arc::clone(&graph), check()),
             Command::Broken,
         );

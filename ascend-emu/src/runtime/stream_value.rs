@@ -47,20 +47,20 @@ const POLL: Duration = Duration::from_millis(1);
 const MOST: usize = 4096;
 
 /// Notes a write that a stream queues.
-pub(crate) fn queue_write(stream: StreamId, at: usize, value: u64) {
+pub(crate) fn queue_write(stream: StreamId, address: usize, value: u64) {
     let mut clock = VectorClock::new();
     allocation_table::snapshot_clock(stream, &mut clock);
     let mut queued = QUEUED.lock();
     if queued.len() >= MOST {
         queued.clear();
     }
-    queued.insert(at, (value, clock));
+    queued.insert(address, (value, clock));
 }
 
 /// Orders a stream, which queues a wait, after the latest write if that write ends the wait. Otherwise the order is
 /// unknown.
-pub(crate) fn queue_wait(stream: StreamId, at: usize, value: u64, comparison: Comparison) {
-    match QUEUED.lock().get(&at) {
+pub(crate) fn queue_wait(stream: StreamId, address: usize, value: u64, comparison: Comparison) {
+    match QUEUED.lock().get(&address) {
         Some((written, clock)) if comparison.holds(*written, value) => {
             allocation_table::order_after(stream, clock)
         }
@@ -69,9 +69,9 @@ pub(crate) fn queue_wait(stream: StreamId, at: usize, value: u64, comparison: Co
 }
 
 /// The eight bytes at an address.
-fn bytes(at: usize, write: bool) -> Access {
+fn value_bytes(address: usize, write: bool) -> Access {
     Access {
-        address: at,
+        address,
         bytes: 8,
         write,
         what: "devAddr",
@@ -83,10 +83,10 @@ fn bytes(at: usize, write: bool) -> Access {
 /// # Safety
 ///
 /// The allocation table has found the eight bytes live, and keeps them.
-pub(crate) unsafe fn write(memory: &DeviceMemory, at: usize, value: u64) {
-    let locked = lock_accesses(&[bytes(at, true)]);
+pub(crate) unsafe fn write(memory: &DeviceMemory, address: usize, value: u64) {
+    let locked = lock_accesses(&[value_bytes(address, true)]);
     // SAFETY: live by the caller's promise, and locked.
-    unsafe { memory.host(at).cast::<u64>().write_unaligned(value) };
+    unsafe { memory.host(address).cast::<u64>().write_unaligned(value) };
     drop(locked);
     drop(WRITES.lock());
     WRITTEN.notify_all();
@@ -99,7 +99,7 @@ pub(crate) unsafe fn write(memory: &DeviceMemory, at: usize, value: u64) {
 /// As for [`write`].
 pub(crate) unsafe fn wait(
     memory: &DeviceMemory,
-    at: usize,
+    address: usize,
     value: u64,
     comparison: Comparison,
     abort: &AtomicBool,
@@ -107,9 +107,9 @@ pub(crate) unsafe fn wait(
     loop {
         let writes = WRITES.lock();
         // Locked for one read only, so that a waiting stream does not keep others from writing.
-        let locked = lock_accesses(&[bytes(at, false)]);
+        let locked = lock_accesses(&[value_bytes(address, false)]);
         // SAFETY: live by the caller's promise, and locked.
-        let found = unsafe { memory.host(at).cast::<u64>().read_unaligned() };
+        let found = unsafe { memory.host(address).cast::<u64>().read_unaligned() };
         drop(locked);
         if comparison.holds(found, value) || abort.load(Ordering::Acquire) {
             return;

@@ -2,8 +2,7 @@
 
 use crate::config::{Check, config};
 use crate::elements::{Elements, NamedTensor, Place, Reader};
-use crate::failed_device;
-use crate::fault::Fault;
+use crate::fault::{self, Fault};
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator};
 use crate::runtime::callback::HostCall;
@@ -55,12 +54,12 @@ pub(crate) enum Task {
     },
     /// Writes eight bytes.
     Write {
-        at: usize,
+        address: usize,
         value: u64,
     },
     /// Waits for eight bytes.
     AwaitValue {
-        at: usize,
+        address: usize,
         value: u64,
         comparison: Comparison,
     },
@@ -83,7 +82,7 @@ impl Task {
     }
 
     /// Visits every byte range that the task touches.
-    pub(crate) fn accesses(&self, at: &Addresses, visit: &mut dyn FnMut(Access)) {
+    pub(crate) fn accesses(&self, addresses: &Addresses, visit: &mut dyn FnMut(Access)) {
         let mut access = |address, bytes, write, what| {
             visit(Access {
                 address,
@@ -99,8 +98,8 @@ impl Task {
             | Task::Raise(_)
             | Task::AwaitNotify { .. } => {}
             // Streams synchronise by the value, so its writes and waits are not a race: both count as reads.
-            Task::Write { at, .. } | Task::AwaitValue { at, .. } => {
-                access(*at, 8, false, "devAddr");
+            Task::Write { address, .. } | Task::AwaitValue { address, .. } => {
+                access(*address, 8, false, "devAddr");
             }
             Task::Launch {
                 op,
@@ -108,7 +107,7 @@ impl Task {
                 workspace_bytes,
             } => {
                 access(*workspace, *workspace_bytes, true, "workspace");
-                op.accesses(at, visit);
+                op.accesses(addresses, visit);
             }
             Task::Copy { dst, src, bytes } => {
                 access(*src, *bytes, false, "src");
@@ -132,10 +131,10 @@ impl Task {
     /// # Safety
     ///
     /// As for [`Task::run`].
-    unsafe fn reads(&self, at: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
         match self {
             // SAFETY: the caller's promise.
-            Task::Launch { op, .. } => unsafe { op.reads(at, memory, reader) },
+            Task::Launch { op, .. } => unsafe { op.reads(addresses, memory, reader) },
             Task::Copy { dst, src, bytes } if !memory.contains(*dst) => {
                 let (what, bytes) = ("src", *bytes as usize);
                 let tensor = NamedTensor {
@@ -158,11 +157,11 @@ impl Task {
     /// # Safety
     ///
     /// As for [`Task::run`].
-    unsafe fn tell_written(&self, at: &Addresses, memory: &DeviceMemory) {
+    unsafe fn report_written(&self, addresses: &Addresses, memory: &DeviceMemory) {
         match self {
             // SAFETY: the caller's promise.
             Task::Launch { op, .. } => allocation_table::wrote_elements(&mut |visit| unsafe {
-                op.writes(at, memory, visit);
+                op.writes(addresses, memory, visit);
             }),
             Task::Copy { dst, src, bytes } => allocation_table::copied(*src, *dst, *bytes as usize),
             Task::Fill { dst, bytes, .. } => {
@@ -181,13 +180,13 @@ impl Task {
     /// allocation table has found live and keeps until the task is over, or host memory that the caller keeps valid.
     pub(crate) unsafe fn run(
         &self,
-        at: &Addresses,
+        addresses: &Addresses,
         judged: (Check, i32),
         scratch: &mut Vec<Access>,
     ) -> Result<(), Fault> {
         let memory = DeviceMemory::get()?;
         scratch.clear();
-        self.accesses(at, &mut |access| {
+        self.accesses(addresses, &mut |access| {
             if access.bytes > 0 {
                 scratch.push(access);
             }
@@ -197,7 +196,7 @@ impl Task {
             self.name(),
             judged,
             // SAFETY: the ranges are live (the caller's promise) and locked.
-            &mut |reader| unsafe { self.reads(at, memory, reader) },
+            &mut |reader| unsafe { self.reads(addresses, memory, reader) },
         );
         let work = || match self {
             Task::Nothing
@@ -208,7 +207,7 @@ impl Task {
             | Task::Write { .. }
             | Task::AwaitValue { .. } => Ok(()),
             // SAFETY: the ranges are live (the caller's promise) and locked.
-            Task::Launch { op, .. } => unsafe { launch(op.as_ref(), at, memory) },
+            Task::Launch { op, .. } => unsafe { launch(op.as_ref(), addresses, memory) },
             Task::Copy { dst, src, bytes } => {
                 // SAFETY: both ranges are valid (the caller's promise) and locked, so no other thread touches them;
                 // `copy` lets them overlap. Ranges that exist fit in the address space.
@@ -218,14 +217,15 @@ impl Task {
                 Ok(())
             }
             Task::Fill { dst, value, bytes } => {
-                // SAFETY: as above.
+                // SAFETY: the range is valid (the caller's promise) and locked, so no other thread touches it.
                 unsafe { memory.host(*dst).write_bytes(*value, *bytes as usize) };
                 Ok(())
             }
         };
         let outcome = inspected.map_err(Fault::from).and_then(|()| work());
-        // SAFETY: as above. The missing writes of a failed launch are no finding besides its fault.
-        unsafe { self.tell_written(at, memory) };
+        // The missing writes of a failed launch are no finding besides its fault.
+        // SAFETY: the ranges are live (the caller's promise) and locked.
+        unsafe { self.report_written(addresses, memory) };
         allocation_table::written(
             scratch
                 .iter()
@@ -245,12 +245,12 @@ impl fmt::Debug for Task {
             Task::Raise(notify) | Task::AwaitNotify { notify, .. } => {
                 write!(f, " notify {}", notify.id)
             }
-            Task::Write { at, value } => write!(f, " {value} at {at:#x}"),
+            Task::Write { address, value } => write!(f, " {value} at {address:#x}"),
             Task::AwaitValue {
-                at,
+                address,
                 value,
                 comparison,
-            } => write!(f, " {comparison:?} {value} at {at:#x}"),
+            } => write!(f, " {comparison:?} {value} at {address:#x}"),
             Task::Launch {
                 workspace,
                 workspace_bytes,
@@ -269,12 +269,16 @@ impl fmt::Debug for Task {
 /// # Safety
 ///
 /// As for [`Operator::run`].
-unsafe fn launch(op: &dyn Operator, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
-    let device = failed_device::of_thread();
+unsafe fn launch(
+    op: &dyn Operator,
+    addresses: &Addresses,
+    memory: &DeviceMemory,
+) -> Result<(), Fault> {
+    let device = fault::device_of_thread();
     let body = || {
-        failed_device::enter(device);
+        fault::enter_device(device);
         // SAFETY: the caller's promise.
-        let run = || unsafe { op.run(at, memory) };
+        let run = || unsafe { op.run(addresses, memory) };
         catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|payload| {
             Err(Fault {
                 code: DEVICE_INTERNAL,

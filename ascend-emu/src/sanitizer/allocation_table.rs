@@ -6,17 +6,16 @@
 mod contents;
 mod hazards;
 mod registered;
-mod stream_order;
 mod virtual_memory;
 mod written;
 
 pub(crate) use contents::{copied, inspect_reads, spare, wrote, wrote_elements};
-pub(crate) use hazards::{admit, inspect};
-pub(crate) use registered::{register_host, registered_mapped, registrations, unregister_host};
-pub(crate) use stream_order::{
-    add_stream, busy_streams, host_waited, host_waited_for_stream, order_after,
-    order_after_unknown, remove_stream, snapshot_clock,
+pub(crate) use hazards::{
+    add_replay_accesses, add_stream, admit, busy_streams, happens_before, host_has_waited,
+    host_waited, host_waited_for_stream, inspect, order_after, order_after_unknown, remove_stream,
+    snapshot_clock,
 };
+pub(crate) use registered::{register_host, registered_mapped, registrations, unregister_host};
 pub(crate) use virtual_memory::{
     allocate_physical, free_physical, map, release_range, reserve, totals as virtual_totals, unmap,
 };
@@ -31,7 +30,7 @@ use hazards::QueuedAccess;
 use registered::Registration;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use virtual_memory::Virtual;
+use virtual_memory::VirtualMemory;
 use written::WrittenBytes;
 
 /// The location of memory.
@@ -102,7 +101,7 @@ struct AllocationTable {
     regions: BTreeMap<usize, Region>,
     /// Registered host memory, by first address.
     registered: BTreeMap<usize, Registration>,
-    memory: Virtual,
+    memory: VirtualMemory,
     order: StreamOrder,
     /// Freed regions that work in flight still accesses; their memory is given back when that work is over.
     deferred_frees: Vec<Region>,
@@ -117,7 +116,7 @@ struct AllocationTable {
 const FREED: usize = 1024;
 
 impl AllocationTable {
-    /// The region that an address lies in, guard page included.
+    /// The region that contains an address, guard page included.
     fn region(&self, address: usize) -> Option<&Region> {
         let (_, region) = self.regions.range(..=address).next_back()?;
         (address < region.reach).then_some(region)
@@ -130,14 +129,41 @@ impl AllocationTable {
         }
         let (keep, done) = std::mem::take(&mut self.deferred_frees)
             .into_iter()
-            .partition(|region| {
-                region
-                    .accesses
-                    .iter()
-                    .any(|of| self.order.in_flight(of.operation))
-            });
+            .partition(|region| self.is_in_flight(region));
         self.deferred_frees = keep;
         done
+    }
+
+    /// Whether work in flight accesses a region.
+    fn is_in_flight(&self, region: &Region) -> bool {
+        let mut accesses = region.accesses.iter();
+        accesses.any(|known| self.order.in_flight(known.operation))
+    }
+
+    /// Defers the end of a region that work in flight accesses; otherwise returns it, to be released.
+    fn end(&mut self, region: Region) -> Vec<Region> {
+        if self.is_in_flight(&region) {
+            self.deferred_frees.push(region);
+            return Vec::new();
+        }
+        vec![region]
+    }
+
+    /// The misuse of ending a region that queued work accesses, without a wait of the host for that work.
+    fn ends_in_use(&self, name: &'static str, region: &Region) -> Option<Suspicion> {
+        let mut accesses = region.accesses.iter();
+        let unsynced = accesses.find(|known| !self.order.host_has_waited(known.operation))?;
+        let (address, (queued, what)) = (region.info.base, unsynced.site);
+        Some(Suspicion {
+            kind: FindingKind::FreeInUse,
+            site: (name, what),
+            tensor: address,
+            message: format!(
+                "{name}: {address:#x} ({} bytes) is the {what} of a queued {queued}, and nothing has waited for \
+                 that since",
+                region.info.bytes
+            ),
+        })
     }
 
     fn used_bytes(&self, location: MemoryLocation) -> u64 {
@@ -201,13 +227,13 @@ pub(crate) fn allocate(location: MemoryLocation, bytes: u64) -> Outcome<usize> {
     let base = with(|table| {
         let left = limit.saturating_sub(table.used_bytes(location));
         if bytes > left {
-            let at = match location {
+            let place = match location {
                 MemoryLocation::Device(device) => format!("on device {device}"),
                 MemoryLocation::PinnedHost => "of pinned host memory".to_owned(),
             };
             return Err(failure!(
                 MEMORY_ALLOCATION,
-                "out of memory {at}: {bytes} bytes asked for, {left} of {limit} free"
+                "out of memory {place}: {bytes} bytes asked for, {left} of {limit} free"
             ));
         }
         let base = match location {
@@ -246,10 +272,10 @@ pub(crate) fn allocate(location: MemoryLocation, bytes: u64) -> Outcome<usize> {
 }
 
 fn allocate_host(align: usize, bytes: usize) -> Option<usize> {
-    let mut at = std::ptr::null_mut();
+    let mut start = std::ptr::null_mut();
     // SAFETY: `at` is a valid place for the result; `align` is a power of two and a multiple of a pointer's size.
-    let status = unsafe { libc::posix_memalign(&raw mut at, align, bytes) };
-    (status == 0 && !at.is_null()).then(|| at.expose_provenance())
+    let status = unsafe { libc::posix_memalign(&raw mut start, align, bytes) };
+    (status == 0 && !start.is_null()).then(|| start.expose_provenance())
 }
 
 /// Gives the memory of regions back to its source.
@@ -322,20 +348,7 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
                 "{name}: {address:#x} is memory that is {other}"
             ));
         }
-        let unsynced = region
-            .accesses
-            .iter()
-            .find(|of| !table.order.host_has_waited(of.operation));
-        let suspicion = unsynced.map(|of| Suspicion {
-            kind: FindingKind::FreeInUse,
-            site: (name, of.site.1),
-            tensor: address,
-            message: format!(
-                "{name}: {address:#x} ({} bytes) is the {} of a queued {}, and nothing has waited for that since",
-                region.info.bytes, of.site.1, of.site.0
-            ),
-        });
-        Ok(suspicion)
+        Ok(table.ends_in_use(name, region))
     })?;
     report_all(check, MEMORY_FREE, found)?;
     let free_now = with(|table| -> Outcome<Vec<Region>> {
@@ -346,15 +359,7 @@ pub(crate) fn free(check: Check, name: &'static str, device: bool, address: usiz
         table
             .registered
             .retain(|start, _| !(address..region.reach).contains(start));
-        if region
-            .accesses
-            .iter()
-            .any(|of| table.order.in_flight(of.operation))
-        {
-            table.deferred_frees.push(region);
-            return Ok(Vec::new());
-        }
-        Ok(vec![region])
+        Ok(table.end(region))
     })?;
     release(free_now);
     settle();
@@ -365,7 +370,7 @@ fn not_allocated(table: &AllocationTable, name: &str, address: usize) -> Failure
     let why = if table.freed.iter().any(|range| range.start == address) {
         "was already freed".to_owned()
     } else if let Some(region) = table.region(address) {
-        format!("lies inside the allocation at {:#x}", region.info.base)
+        format!("is inside the allocation at {:#x}", region.info.base)
     } else {
         "was not allocated".to_owned()
     };
@@ -390,14 +395,11 @@ pub(crate) fn clear_device(device: i32) -> (u64, u64) {
             .map(|region| region.info.bytes)
             .collect();
         let (count, bytes) = (own.len() as u64, own.iter().sum::<u64>());
-        let dropped: Vec<Region> = bases.iter().filter_map(|&b| table.remove(b)).collect();
-        let (busy, now): (Vec<_>, Vec<_>) = dropped.into_iter().partition(|region| {
-            region
-                .accesses
-                .iter()
-                .any(|of| table.order.in_flight(of.operation))
-        });
-        table.deferred_frees.extend(busy);
+        let mut now = Vec::new();
+        for base in bases {
+            let region = table.remove(base);
+            now.extend(region.into_iter().flat_map(|region| table.end(region)));
+        }
         (now, count, bytes)
     });
     release(now);
@@ -405,14 +407,14 @@ pub(crate) fn clear_device(device: i32) -> (u64, u64) {
     (count + handles, bytes + physical_bytes)
 }
 
-/// The live allocation that an address lies in.
+/// The live allocation that contains an address.
 pub(crate) fn lookup(address: usize) -> Option<Allocation> {
     with(|table| table.region(address).map(|region| region.info))
 }
 
 /// The location of live memory at `address`, and the number of bytes from there to the end of its allocation. Memory
 /// that is mapped side by side counts as one allocation.
-pub(crate) fn room(address: usize) -> Option<(MemoryLocation, u64)> {
+pub(crate) fn bytes_from(address: usize) -> Option<(MemoryLocation, u64)> {
     with(|table| {
         let first = table.region(address)?;
         let location = first.info.location;
@@ -433,7 +435,7 @@ pub(crate) fn room(address: usize) -> Option<(MemoryLocation, u64)> {
     })
 }
 
-/// The live allocation that `address` lies in, its guard page included. The memory is not touched.
+/// The live allocation that contains `address`, its guard page included. The memory is not touched.
 pub fn allocation_at<T>(address: *const T) -> Option<Allocation> {
     lookup(address.addr())
 }
@@ -461,7 +463,7 @@ pub(crate) fn totals() -> (usize, u64, usize) {
     })
 }
 
-/// Counts a write to each allocation that one of the addresses lies in.
+/// Counts a write to each allocation that contains one of the addresses.
 pub(crate) fn written(addresses: impl Iterator<Item = usize>) {
     with(|table| {
         for address in addresses {

@@ -1,7 +1,7 @@
 //! Findings: misuse to which hardware reacts with wrong numbers or not at all.
 
 use crate::config::Check;
-use crate::failed_device;
+use crate::fault;
 use crate::lock::Lock;
 use crate::status::{Failure, Outcome, warn};
 use std::collections::{BTreeMap, HashMap};
@@ -144,13 +144,13 @@ pub(crate) struct Suspicion {
 const KEPT: usize = 4096;
 
 /// Largest number of tensors that stderr names for one kind and place; findings about others are counted.
-const TOLD: usize = 16;
+const NAMED: usize = 16;
 
 #[derive(Default)]
 struct Log {
     kept: Vec<Finding>,
     /// The tensors that stderr has named, by kind and place.
-    told: HashMap<(FindingKind, Site), Vec<usize>>,
+    named: HashMap<(FindingKind, Site), Vec<usize>>,
     /// The number of findings of each kind, whether stderr has named them or not.
     counts: BTreeMap<FindingKind, u64>,
 }
@@ -162,18 +162,18 @@ impl Log {
         let kind = finding.kind;
         if self.counts.is_empty() {
             // SAFETY: a function of this library without arguments. If the system refuses it, no total is reported.
-            let _ = unsafe { libc::atexit(tell_total) };
+            let _ = unsafe { libc::atexit(report_total) };
         }
         *self.counts.entry(kind).or_default() += 1;
         if self.kept.len() < KEPT {
             self.kept.push(finding);
         }
-        let told = self.told.entry((kind, site)).or_default();
-        let new = told.len() < TOLD && !told.contains(&tensor);
+        let named = self.named.entry((kind, site)).or_default();
+        let new = named.len() < NAMED && !named.contains(&tensor);
         if new {
-            told.push(tensor);
+            named.push(tensor);
         }
-        (new, new && told.len() == TOLD)
+        (new, new && named.len() == NAMED)
     }
 
     /// The number of findings of each kind; `None` without any.
@@ -189,9 +189,9 @@ impl Log {
 }
 
 /// Writes the number of findings to stderr at the end of the process.
-extern "C" fn tell_total() {
+extern "C" fn report_total() {
     let total = LOG.lock().as_ref().and_then(Log::total);
-    if let Some(total) = total.filter(|_| !crate::fork::forked()) {
+    if let Some(total) = total.filter(|_| !crate::status::forked()) {
         warn(total);
     }
 }
@@ -229,7 +229,7 @@ pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
     match check {
         Check::Strict => {
             if kind.spoils_results() {
-                failed_device::fail(&text);
+                fault::fail_device(&text);
             }
             Err(Failure::new(code, text))
         }
@@ -237,7 +237,7 @@ pub(crate) fn report(check: Check, code: i32, suspicion: Suspicion) -> Outcome {
             if first {
                 let further = match last {
                     true => format!(
-                        "; of further tensors at {}, {} it is counted, not told",
+                        "; of further tensors at {}, {} it is counted, not named",
                         site.0, site.1
                     ),
                     false => String::new(),
@@ -300,18 +300,18 @@ mod tests {
             add(FindingKind::DuplicateSlot, "keyCache", 1),
             (true, false)
         );
-        for tensor in 3..TOLD {
+        for tensor in 3..NAMED {
             assert_eq!(
                 add(FindingKind::DuplicateSlot, "slotMapping", tensor),
                 (true, false)
             );
         }
         assert_eq!(
-            add(FindingKind::DuplicateSlot, "slotMapping", TOLD),
+            add(FindingKind::DuplicateSlot, "slotMapping", NAMED),
             (true, true)
         );
         assert_eq!(
-            add(FindingKind::DuplicateSlot, "slotMapping", TOLD + 1),
+            add(FindingKind::DuplicateSlot, "slotMapping", NAMED + 1),
             (false, false)
         );
         let total = log.total().unwrap();

@@ -8,4 +8,4 @@ mod vector_clock;
 pub use allocation_table::{Allocation, MemoryLocation, allocation_at};
 pub use finding::{Finding, FindingKind, findings};
 pub(crate) use finding::{Suspicion, report};
-pub(crate) use vector_clock::{StreamId, StreamProgress, VectorClock, merge};
+pub(crate) use vector_clock::{Operation, StreamId, StreamProgress, VectorClock, merge};

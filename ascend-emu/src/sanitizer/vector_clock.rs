@@ -23,9 +23,9 @@ pub(crate) type StreamProgress = Arc<AtomicU64>;
 
 /// One operation of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Operation {
-    pub(super) stream: StreamId,
-    pub(super) number: u64,
+pub(crate) struct Operation {
+    pub stream: StreamId,
+    pub number: u64,
 }
 
 /// Raises each entry of `clock` to that of `other`.

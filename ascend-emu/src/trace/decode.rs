@@ -6,8 +6,8 @@
 use super::json::Json;
 use super::value::{Element, Handle, Name, Pointee, Value};
 use crate::descriptor::{
-    BOOL_ARRAYS, Described, FLOAT_ARRAYS, INT_ARRAYS, MOST_ELEMENTS, SCALARS, Scalar, TENSOR_LISTS,
-    TENSORS,
+    BOOL_ARRAYS, DescribedTensor, FLOAT_ARRAYS, INT_ARRAYS, MOST_ELEMENTS, SCALARS, Scalar,
+    TENSOR_LISTS, TENSORS,
 };
 use ascend_spec::{DType, Dims};
 use ascend_sys::bindings::{aclDataType, aclFormat};
@@ -44,7 +44,7 @@ pub(super) unsafe fn argument(
         // SAFETY: the caller's promise for a text that the function reads.
         Value::Text(text) => unsafe { self::text(json, text) },
         Value::Characters(text) if reads_text(function, name) => {
-            // SAFETY: as above.
+            // SAFETY: the caller's promise, since the function reads a text here.
             unsafe { self::text(json, text) }
         }
         Value::Elements(element, array) => match count(name, arguments) {
@@ -122,27 +122,27 @@ fn shown(name: &str) -> &str {
 
 /// The number of elements of an array, read from the argument that holds it.
 fn count(array: &str, arguments: Arguments<'_>) -> Option<usize> {
-    let by = match array {
+    let counter = match array {
         "viewDims" | "stride" => "viewDimsNum",
         "storageDims" => "storageDimsNum",
         _ => "size",
     };
-    number(by, arguments)
+    number(counter, arguments)
 }
 
 /// The number of elements of an array that a batch function reads through a pointer to non-const.
 fn batch(array: &str, arguments: Arguments<'_>) -> Option<usize> {
-    let by = match array {
+    let counter = match array {
         "dsts" | "destMaxs" | "srcs" | "sizes" => "numBatches",
         "attrsIndexes" => "numAttrs",
         _ => return None,
     };
-    number(by, arguments)
+    number(counter, arguments)
 }
 
 /// The value of the argument with this name, as the length of an array.
-fn number(by: &str, arguments: Arguments<'_>) -> Option<usize> {
-    let (_, value) = arguments.iter().find(|(name, _)| *name == by)?;
+fn number(counter: &str, arguments: Arguments<'_>) -> Option<usize> {
+    let (_, value) = arguments.iter().find(|(name, _)| *name == counter)?;
     match *value {
         // An array that is refused for its length is not read.
         Value::Unsigned(count) if count <= MOST_ELEMENTS => usize::try_from(count).ok(),
@@ -158,7 +158,7 @@ unsafe fn text(json: &mut Json, text: *const c_char) {
         return json.null();
     }
     // SAFETY: not null, and read up to its NUL alone.
-    let character = |at: usize| unsafe { text.cast::<u8>().add(at).read() };
+    let character = |index: usize| unsafe { text.cast::<u8>().add(index).read() };
     let bytes: Vec<u8> = (0..TEXT).map(character).take_while(|&b| b != 0).collect();
     json.string(&String::from_utf8_lossy(&bytes));
 }
@@ -169,37 +169,40 @@ unsafe fn text(json: &mut Json, text: *const c_char) {
 unsafe fn elements(json: &mut Json, element: Element, array: *const c_void, count: usize) {
     /// # Safety
     ///
-    /// `array` is valid for reading more than `at` elements.
-    unsafe fn read<T>(array: *const c_void, at: usize) -> T {
+    /// `array` is valid for reading more than `index` elements.
+    unsafe fn read<T>(array: *const c_void, index: usize) -> T {
         // SAFETY: the caller's promise; C may give an array any alignment.
-        unsafe { array.cast::<T>().add(at).read_unaligned() }
+        unsafe { array.cast::<T>().add(index).read_unaligned() }
     }
-    json.bounded(0..count, ARRAY, |json, at| match element {
-        // SAFETY: an element of the array, for each kind.
-        Element::Integer => json.integer(unsafe { read::<i64>(array, at) }),
-        // SAFETY: as above.
-        Element::Real => json.real(unsafe { read::<f32>(array, at) }),
-        // SAFETY: as above; a byte, since a `bool` of C may hold what one of Rust may not.
-        Element::Flag => json.boolean(unsafe { read::<u8>(array, at) } != 0),
-        // SAFETY: as above.
-        Element::Handle => json.address(unsafe { read::<*const c_void>(array, at) }.addr()),
+    json.bounded(0..count, ARRAY, |json, index| match element {
+        // SAFETY: the array has this element, of the kind.
+        Element::Integer => json.integer(unsafe { read::<i64>(array, index) }),
+        // SAFETY: the array has this element, of the kind.
+        Element::Real => json.real(unsafe { read::<f32>(array, index) }),
+        // SAFETY: the array has this element; it is read as a byte, since a `bool` of C may hold what one of
+        // Rust may not.
+        Element::Flag => json.boolean(unsafe { read::<u8>(array, index) } != 0),
+        // SAFETY: the array has this element, of the kind.
+        Element::Handle => json.address(unsafe { read::<*const c_void>(array, index) }.addr()),
     });
 }
 
 /// # Safety
 ///
 /// `at` is valid for reading a value of the type.
-unsafe fn pointee(json: &mut Json, pointee: Pointee, at: *const c_void) {
+unsafe fn pointee(json: &mut Json, pointee: Pointee, pointer: *const c_void) {
     // SAFETY: the caller's promise; C may give it any alignment.
     unsafe {
         match pointee {
-            Pointee::I32 => json.integer(at.cast::<i32>().read_unaligned()),
-            Pointee::U32 => json.integer(at.cast::<u32>().read_unaligned()),
-            Pointee::I64 => json.integer(at.cast::<i64>().read_unaligned()),
-            Pointee::U64 => json.integer(at.cast::<u64>().read_unaligned()),
-            Pointee::F32 => json.real(at.cast::<f32>().read_unaligned()),
-            Pointee::Pointer => json.address(at.cast::<*const c_void>().read_unaligned().addr()),
-            Pointee::Enumeration(read) => name(json, read(at)),
+            Pointee::I32 => json.integer(pointer.cast::<i32>().read_unaligned()),
+            Pointee::U32 => json.integer(pointer.cast::<u32>().read_unaligned()),
+            Pointee::I64 => json.integer(pointer.cast::<i64>().read_unaligned()),
+            Pointee::U64 => json.integer(pointer.cast::<u64>().read_unaligned()),
+            Pointee::F32 => json.real(pointer.cast::<f32>().read_unaligned()),
+            Pointee::Pointer => {
+                json.address(pointer.cast::<*const c_void>().read_unaligned().addr())
+            }
+            Pointee::Enumeration(read) => name(json, read(pointer)),
         }
     }
 }
@@ -295,7 +298,7 @@ fn scalar(json: &mut Json, scalar: &Scalar) {
 }
 
 /// Writes a tensor; strides, offset and storage only where the shape does not imply them.
-fn tensor(json: &mut Json, handle: Option<usize>, tensor: &Described) {
+fn tensor(json: &mut Json, handle: Option<usize>, tensor: &DescribedTensor) {
     let desc = &tensor.desc;
     let dims = |json: &mut Json, dims: &Dims| {
         json.array(|json| dims.iter().for_each(|&dim| json.integer(dim)));

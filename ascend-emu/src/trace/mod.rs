@@ -199,7 +199,10 @@ fn chosen() -> Option<&'static Trace> {
 ///
 /// `traced! { pub fn name(argument: Type, ...) -> Type = path::of::function; ... }`
 macro_rules! traced {
-    ($( $visibility:vis fn $name:ident $(<const $index:ident : usize>)? ( $( $argument:ident : $type:ty ),* $(,)? ) -> $result:ty = $call:expr; )*) => {
+    ($(
+        $visibility:vis fn $name:ident $(<const $index:ident : usize>)? ( $( $argument:ident : $type:ty ),* $(,)? )
+            -> $result:ty = $call:expr;
+    )*) => {
         $(
             #[allow(non_snake_case, reason = "the names are those of the C functions")]
             #[allow(clippy::too_many_arguments, reason = "the C signatures")]
@@ -219,7 +222,7 @@ macro_rules! traced {
                         ) ),*];
                     // SAFETY: the caller keeps the contract of the C ABI.
                     let line = unsafe { trace.begin(stringify!($name), arguments) };
-                    // SAFETY: as above.
+                    // SAFETY: the caller keeps the contract of the C ABI.
                     let result = unsafe { ($call)($( $argument ),*) };
                     // SAFETY: this is what the function returned.
                     unsafe { line.end(stringify!($result), $crate::trace::value::value!(result)) };
@@ -228,7 +231,7 @@ macro_rules! traced {
                 match $crate::trace::trace() {
                     // SAFETY: the caller keeps the contract of the C ABI.
                     None => unsafe { ($call)($( $argument ),*) },
-                    // SAFETY: as above.
+                    // SAFETY: the caller keeps the contract of the C ABI.
                     Some(trace) => unsafe { traced $(::<$index>)? (trace, $( $argument ),*) },
                 }
             }

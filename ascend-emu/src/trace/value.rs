@@ -96,9 +96,9 @@ impl Pointee {
 /// # Safety
 ///
 /// `at` is valid for reading a `T`.
-unsafe fn read_name<T: Enumeration>(at: *const c_void) -> Name {
+unsafe fn read_name<T: Enumeration>(pointer: *const c_void) -> Name {
     // SAFETY: the caller's promise; C may give it any alignment.
-    Name::of(unsafe { at.cast::<T>().read_unaligned() })
+    Name::of(unsafe { pointer.cast::<T>().read_unaligned() })
 }
 
 /// Wraps an argument, for the traits below.
@@ -106,14 +106,14 @@ unsafe fn read_name<T: Enumeration>(at: *const c_void) -> Name {
 pub(crate) struct Argument<T>(pub(crate) T);
 
 /// Types with an implementation of their own.
-pub(crate) trait Known {
+pub(crate) trait KnownType {
     fn value(&self) -> Value;
 }
 
 macro_rules! known {
     ($($type:ty: $given:ident => $value:expr;)*) => {
         $(
-            impl Known for &&&&Argument<$type> {
+            impl KnownType for &&&&Argument<$type> {
                 fn value(&self) -> Value {
                     let $given = self.0;
                     $value
@@ -163,13 +163,13 @@ known! {
     *mut f32: to => Value::Out(Pointee::F32, to.cast_const().cast());
 }
 
-impl<T> Known for &&&&Argument<*mut *mut T> {
+impl<T> KnownType for &&&&Argument<*mut *mut T> {
     fn value(&self) -> Value {
         Value::Out(Pointee::Pointer, self.0.cast_const().cast())
     }
 }
 
-impl<T> Known for &&&&Argument<*mut *const T> {
+impl<T> KnownType for &&&&Argument<*mut *const T> {
     fn value(&self) -> Value {
         Value::Out(Pointee::Pointer, self.0.cast_const().cast())
     }
@@ -218,11 +218,11 @@ impl<T> Pointer for &Argument<*mut T> {
 }
 
 /// Any other type: callbacks and structures.
-pub(crate) trait Shown {
+pub(crate) trait ShownType {
     fn value(&self) -> Value;
 }
 
-impl<T: Debug> Shown for Argument<T> {
+impl<T: Debug> ShownType for Argument<T> {
     fn value(&self) -> Value {
         Value::Other(format!("{:?}", self.0))
     }
@@ -235,7 +235,7 @@ macro_rules! value {
             unused_imports,
             reason = "method resolution takes the first that has the type"
         )]
-        use $crate::trace::value::{EnumerationOut, Enumerator, Known, Pointer, Shown};
+        use $crate::trace::value::{EnumerationOut, Enumerator, KnownType, Pointer, ShownType};
         (&&&&&$crate::trace::value::Argument($argument)).value()
     }};
 }

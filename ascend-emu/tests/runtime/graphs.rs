@@ -292,6 +292,117 @@ fn task_groups_take_new_parameters() {
     second.destroy();
 }
 
+/// Replaces the one task of a group by what `queue` queues in a stream.
+fn update(stream: *mut c_void, group: *mut c_void, queue: impl FnOnce()) {
+    ok(unsafe { aclmdlRICaptureTaskUpdateBegin(stream, group) });
+    queue();
+    ok(unsafe { aclmdlRICaptureTaskUpdateEnd(stream) });
+}
+
+#[test]
+fn memory_of_an_update_is_in_use_until_the_replay_is_over() {
+    let _bench = Bench::new();
+    let _strict = check_scope(Check::Strict);
+    let [one, two, three] = [(); 3].map(|()| stream());
+    let (wake, over) = (external_event(), event());
+    let (old, new, later) = (malloc(64), malloc(64), malloc(64));
+    let mut group = null_mut();
+    begin(one);
+    unsafe {
+        ok(aclrtStreamWaitEvent(one, wake));
+        ok(aclrtResetEvent(wake, one));
+        ok(aclmdlRICaptureTaskGrpBegin(one));
+        set(old, 1, one);
+        ok(aclmdlRICaptureTaskGrpEnd(one, &mut group));
+    }
+    let graph = end(one);
+    // The replay is queued first, and runs the task of an update behind it.
+    replay(graph, one);
+    update(two, group, || set(new, 2, two));
+    unsafe {
+        let parts = ["devPtr", "queued aclmdlRIExecuteAsync"];
+        fails(aclrtFree(new), 207_002, &parts);
+        fails(aclrtFree(old), 207_002, &parts);
+        ok(aclrtRecordEvent(wake, two));
+        sync(one);
+        assert_eq!(value(new), 2);
+        free(old);
+        // A replay that happens before an update does not run its task.
+        replay(graph, one);
+        ok(aclrtRecordEvent(over, one));
+        ok(aclrtStreamWaitEvent(two, over));
+        update(two, group, || set(later, 3, two));
+        free(later);
+        fails(aclrtFree(new), 207_002, &parts);
+        ok(aclrtRecordEvent(wake, three));
+        sync(one);
+        free(new);
+        // The next one does.
+        fails(
+            aclmdlRIExecuteAsync(graph, one),
+            107_000,
+            &["devPtr", "freed"],
+        );
+        ok(aclmdlRIDestroy(graph));
+        ok(aclrtDestroyEvent(wake));
+        ok(aclrtDestroyEvent(over));
+    }
+    for stream in [one, two, three] {
+        destroy(stream);
+    }
+}
+
+#[test]
+fn an_update_before_a_replay_frees_the_memory_of_the_task_before() {
+    let _bench = Bench::new();
+    let _strict = check_scope(Check::Strict);
+    let (one, two, updated) = (stream(), stream(), event());
+    let (old, new) = (malloc(64), malloc(64));
+    let mut group = null_mut();
+    begin(one);
+    unsafe {
+        ok(aclmdlRICaptureTaskGrpBegin(one));
+        set(old, 1, one);
+        ok(aclmdlRICaptureTaskGrpEnd(one, &mut group));
+    }
+    let graph = end(one);
+    let gate = Gate::new();
+    gate.hold(two);
+    update(two, group, || set(new, 2, two));
+    free(old);
+    unsafe {
+        // Nothing orders the replay after the update, which waits: the old task may run.
+        fails(
+            aclmdlRIExecuteAsync(graph, one),
+            107_000,
+            &["devPtr", "freed"],
+        );
+        ok(aclrtRecordEvent(updated, two));
+        ok(aclrtStreamWaitEvent(one, updated));
+        replay(graph, one);
+        fails(aclrtFree(new), 207_002, &["queued aclmdlRIExecuteAsync"]);
+        gate.open();
+        sync(one);
+        assert_eq!(value(new), 2);
+        // An update that is dropped changes nothing.
+        let other = malloc(64);
+        let closed = Gate::new();
+        closed.hold(two);
+        update(two, group, || set(other, 3, two));
+        ok(aclrtStreamAbort(two));
+        closed.destroy();
+        free(other);
+        replay(graph, one);
+        sync(one);
+        ok(aclmdlRIDestroy(graph));
+        ok(aclrtDestroyEvent(updated));
+    }
+    gate.destroy();
+    free(new);
+    destroy(one);
+    destroy(two);
+}
+
 #[test]
 fn synchronising_spoils_a_capture() {
     let _bench = Bench::new();

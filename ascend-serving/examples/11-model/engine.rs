@@ -6,9 +6,8 @@
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionGraphs, AttentionShape, Backends, Causality, Fused, GraphLimits,
-    GroupedAttention, GroupedRequest, GroupedSequence, LayerGroup, PrefixCache, QuantisedDecode,
-    QuantisedPrefill, Result, StatePolicy, rules,
+    Attention, AttentionGraphs, AttentionShape, Backends, Causality, GraphLimits, GroupedAttention,
+    GroupedRequest, GroupedSequence, LayerGroup, PrefixCache, Result, StatePolicy, rules,
 };
 
 use crate::model::{Attended, Config, Model};
@@ -217,15 +216,11 @@ fn attention(
     let pad = PadPolicy::DumpSlot(0);
     let device = stream.device();
     let heads = AttentionShape::new(config.heads, config.kv_heads, config.head_dim);
-    if limits.int8 && causality == Causality::Causal {
-        let cache = PagedKvCache::quantised_by_token(device, blocks, BLOCK_SIZE, shape, pad)?;
-        let backends = Backends::none()
-            .with(QuantisedDecode)
-            .with(QuantisedPrefill);
-        return Ok(Attention::new(heads, cache, backends));
-    }
-    let cache = PagedKvCache::new(device, blocks, BLOCK_SIZE, shape, pad)?;
-    Ok(Attention::new(heads, cache, Backends::none().with(Fused)))
+    let cache = match limits.int8 && causality == Causality::Causal {
+        true => PagedKvCache::quantised_by_token(device, blocks, BLOCK_SIZE, shape, pad)?,
+        false => PagedKvCache::new(device, blocks, BLOCK_SIZE, shape, pad)?,
+    };
+    Ok(Attention::new(heads, cache, Backends::standard(device)))
 }
 
 /// What a layer attends with, on the device.

@@ -1,15 +1,10 @@
 //! The interface of attention backends, and what a backend gets of a step and of a layer.
 
-use std::fmt;
-
 use ascend_attention::attention::{BlockTable, Inputs};
-use ascend_attention::merge::{Part, RowMergePlan};
 use ascend_attention::spec::attention_problem::{inverted_scale, score_scale};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_attention::spec::{Layout, Rule};
-use ascend_attention::{
-    AnyTensor, Element, FusedInferAttention, Output, Stream, Tensor, Violation,
-};
+use ascend_attention::{AnyTensor, Element, FusedInferAttention, Stream, Tensor, Violation};
 
 use crate::batch::{AttentionMetadata, Causality, MaskKind};
 use crate::error::{Error, Result};
@@ -17,7 +12,7 @@ use crate::kv::{CacheShape, LayerCache, QuantisedLayer};
 use crate::rules;
 
 use super::latent_tensors::LatentTensors;
-use super::step_memory::StepMemory;
+use super::program::StepProgram;
 
 /// The heads of a model's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -170,11 +165,6 @@ pub struct LayerTensors<'a, T: Element> {
 }
 
 impl<'a, T: Element> LayerTensors<'a, T> {
-    /// The inputs of a call over the step's own keys.
-    pub(super) fn own_keys(&self) -> Inputs<'a, T> {
-        Inputs::new(self.query, self.key, self.value)
-    }
-
     /// The inputs of a call of these queries over cached keys.
     pub(super) fn cached_keys<'b>(
         &self,
@@ -185,18 +175,6 @@ impl<'a, T: Element> LayerTensors<'a, T> {
         'a: 'b,
     {
         Inputs::new(query, &self.cache.key, &self.cache.value).paged(block_table)
-    }
-
-    /// The inputs of a call of all of the step's queries, sinks included: over the cached keys of a table, or else
-    /// over the step's own keys.
-    pub(super) fn step_inputs<'b>(&self, block_table: Option<&'b BlockTable>) -> Inputs<'b, T>
-    where
-        'a: 'b,
-    {
-        self.with_sink(match block_table {
-            Some(table) => self.cached_keys(self.query, table),
-            None => self.own_keys(),
-        })
     }
 
     /// Adds the layer's sinks, if it has any, to the inputs of a call.
@@ -307,22 +285,9 @@ pub(super) fn check_single_tokens<T: Element>(
     ))
 }
 
-/// Queues the merge of parts of a step. The merged log-sum-exps are dropped: a step computes the attention alone.
-pub(super) fn merge_parts<T: Element>(
-    merge: &RowMergePlan,
-    step: &StepContext<'_>,
-    parts: &[Output<T>],
-) -> Result<Tensor<T>> {
-    let parts: Vec<Part<'_, T>> = parts
-        .iter()
-        .map(|part| Ok(Part::of(part)?))
-        .collect::<Result<_>>()?;
-    Ok(merge.launch(step.stream, &parts)?.attention)
-}
-
 /// Refuses a quantised cache on behalf of a backend that does not support its scales.
 pub(super) fn knows_cache<T: Element>(
-    backend: &dyn AttentionBackend<T>,
+    backend: &(impl AttentionBackend<T> + ?Sized),
     step: &StepContext<'_>,
     layer: &LayerTensors<'_, T>,
 ) -> Result<(), Violation> {
@@ -340,40 +305,8 @@ pub(super) fn knows_cache<T: Element>(
     }
 }
 
-/// The output of a call that computes the attention alone, into a tensor.
-pub(crate) fn attention_alone<T: Element>(attention: Tensor<T>) -> Output<T> {
-    Output {
-        attention,
-        softmax_lse: None,
-    }
-}
-
-/// A tensor for the attention of a layer's queries.
-pub(super) fn empty_output<T: Element>(
-    step: &StepContext<'_>,
-    layer: &LayerTensors<'_, T>,
-) -> Result<Tensor<T>> {
-    let shape = [
-        size(layer.query, 0),
-        size(layer.query, 1),
-        size(layer.value, 2),
-    ];
-    Ok(Tensor::empty(step.stream.device(), shape)?)
-}
-
-/// Implements [`StepPlan::launch`] by [`StepPlan::launch_into`] and a new output, for plans that define `launch_into`
-/// themselves.
-pub(super) fn launch_into_empty<T: Element>(
-    plan: &dyn StepPlan<T>,
-    step: &StepContext<'_>,
-    layer: &LayerTensors<'_, T>,
-) -> Result<Tensor<T>> {
-    let mut output = empty_output(step, layer)?;
-    plan.launch_into(step, layer, &mut output)?;
-    Ok(output)
-}
-
-/// A way to compute attention: it plans once for each step and launches once for each layer.
+/// A way to compute attention: a function from a step to a program ([`StepProgram`]), which is planned once for each
+/// step and launched once for each layer ([`StepPlan`](crate::StepPlan)).
 pub trait AttentionBackend<T: Element>: Send + Sync {
     /// Its name.
     fn name(&self) -> &'static str;
@@ -384,47 +317,14 @@ pub trait AttentionBackend<T: Element>: Send + Sync {
         false
     }
 
-    /// Prepares a step for layers whose tensors have the shapes of `first`, the tensors of the first layer that the
-    /// plan will serve.
+    /// Describes the work of a step, for layers whose tensors have the shapes of `first`: the tensors of the first
+    /// layer that the program will serve.
     ///
     /// # Errors
-    /// The reason why it cannot serve the step: a broken rule of the operator, or a refusal of its own. Nothing is
-    /// launched.
-    fn plan(
+    /// The reason why it cannot serve the step. Nothing is launched.
+    fn program(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-    ) -> Result<Box<dyn StepPlan<T>>>;
-}
-
-/// A step that a backend has prepared.
-pub trait StepPlan<T: Element>: Send + Sync + fmt::Debug {
-    /// The device memory that the plan needs besides the cache and the tensors of the layers. The output of a layer
-    /// is the caller's ([`StepPlan::launch_into`]). [`Backends::memory_limit`](crate::Backends::memory_limit)
-    /// compares with it.
-    fn memory(&self) -> StepMemory;
-
-    /// Queues the attention of a layer.
-    ///
-    /// # Errors
-    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors of other shapes; any error of the launch.
-    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>>;
-
-    /// Queues the attention of a layer into an output tensor of the caller, of the query's shape; for latent
-    /// attention of the shape that its form says.
-    ///
-    /// Unless a plan defines its own, this copies what [`StepPlan::launch`] returns.
-    ///
-    /// # Errors
-    /// As for [`StepPlan::launch`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for an output of
-    /// another shape.
-    fn launch_into(
-        &self,
-        step: &StepContext<'_>,
-        layer: &LayerTensors<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
-        let computed = self.launch(step, layer)?;
-        Ok(output.copy_from(step.stream, &computed)?)
-    }
+    ) -> Result<StepProgram<T>>;
 }

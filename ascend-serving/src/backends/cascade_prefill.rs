@@ -1,17 +1,14 @@
 //! Prefill after a cached prefix: the new tokens dense, the cached ones paged, merged.
 
-use ascend_attention::attention::{CallLengths, Inputs, PerRequest};
-use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
-use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Mask, Output, Plan, Tensor, Violation};
+use ascend_attention::attention::PerRequest;
+use ascend_attention::merge::PartsOfRows;
+use ascend_attention::{Element, Violation};
 
 use crate::error::Result;
 use crate::rules;
 
-use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, merge_parts, merges_sinks,
-};
-use super::step_memory::{StepMemory, output_bytes};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, merges_sinks};
+use super::program::{StepCall, StepProgram};
 
 /// Three calls a layer for steps with new tokens after cached ones: the step's tokens among themselves, from the
 /// packed keys, under the step's mask; all of them over the tokens cached before, paged, without a mask; and a merge
@@ -24,15 +21,6 @@ use super::step_memory::{StepMemory, output_bytes};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CascadePrefill;
 
-#[derive(Debug)]
-struct CascadeStep {
-    new: Plan,
-    cached: Plan,
-    merge: RowMergePlan,
-    /// Bytes of the outputs of both calls and of the merged output.
-    parts_bytes: usize,
-}
-
 /// The bits that name the two calls in [`PartsOfRows`].
 const NEW: u16 = 1;
 const CACHED: u16 = 2;
@@ -42,11 +30,11 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
         "cascade_prefill"
     }
 
-    fn plan(
+    fn program(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-    ) -> Result<Box<dyn StepPlan<T>>> {
+    ) -> Result<StepProgram<T>> {
         first.without_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?.over(metadata.longest());
@@ -67,66 +55,15 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
             .into());
         }
         let mask = causality.mask(&step.stream.device().masks())?;
-        let call = step.shape.call(Layout::Tnd).softmax_lse(true);
         let ends = metadata.q_ends();
-        let new = CallLengths::PackedDense { q: ends, kv: ends };
-        let new = new.apply(call.clone().mask(mask)).plan(own(first))?;
+        // Every row has a key among the new ones, so that their call counts the sinks.
+        let new = StepCall::over_own_keys(ends.clone()).mask(mask);
         let before = requests.iter().map(|(_, cached)| *cached).collect();
-        let cached = CallLengths::PackedPaged {
-            q: ends,
-            kv: &PerRequest::new(before)?,
-        };
-        let cached = cached.apply(call.mask(Mask::none()));
-        let cached = cached.plan(paged(step, first))?;
-        let rows: Vec<PartsOfRows> = requests
-            .iter()
-            .map(|(new, cached)| PartsOfRows {
-                rows: *new,
-                parts: if *cached > 0 { NEW | CACHED } else { NEW },
-            })
-            .collect();
-        let (one, other): (Output<T>, Output<T>) = (new.output()?, cached.output()?);
-        let merge = MergeState::new(Layout::Tnd)
-            .rows(&rows)
-            .plan(&[Part::of(&one)?, Part::of(&other)?])?;
-        let parts_bytes = output_bytes(&one).saturating_mul(3);
-        Ok(Box::new(CascadeStep {
-            new,
-            cached,
-            merge,
-            parts_bytes,
-        }))
-    }
-}
-
-/// The inputs of the call over the new tokens. Every row has a key there, so that this call counts the sinks.
-fn own<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Inputs<'a, T> {
-    layer.with_sink(layer.own_keys())
-}
-
-fn paged<'a, T: Element>(step: &StepContext<'a>, layer: &LayerTensors<'a, T>) -> Inputs<'a, T> {
-    layer.cached_keys(layer.query, step.block_table)
-}
-
-impl<T: Element> StepPlan<T> for CascadeStep {
-    fn memory(&self) -> StepMemory {
-        let Self {
-            new,
-            cached,
-            merge,
-            parts_bytes,
-        } = self;
-        let calls = [
-            new.workspace_bytes(),
-            cached.workspace_bytes(),
-            merge.workspace_bytes(),
-        ];
-        StepMemory::of_calls(calls).taking([*parts_bytes])
-    }
-
-    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
-        let new: Output<T> = self.new.launch(step.stream, own(layer))?;
-        let cached = self.cached.launch(step.stream, paged(step, layer))?;
-        merge_parts(&self.merge, step, &[new, cached])
+        let cached = StepCall::packed(ends.clone(), PerRequest::new(before)?).without_sinks();
+        let rows = requests.iter().map(|(new, cached)| PartsOfRows {
+            rows: *new,
+            parts: if *cached > 0 { NEW | CACHED } else { NEW },
+        });
+        Ok(StepProgram::new([new, cached]).merged(rows.collect()))
     }
 }

@@ -1,16 +1,15 @@
 //! Attention within chunks, by virtual requests.
 
-use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
-use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Plan, Tensor, Violation};
+use ascend_attention::attention::PerRequest;
+use ascend_attention::{Element, Violation};
 
 use crate::batch::{Causality, MaskKind};
 use crate::error::Result;
 use crate::local_attention::LocalBatch;
 use crate::rules;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone};
-use super::step_memory::{StepMemory, table_bytes};
+use super::backend::{AttentionBackend, LayerTensors, StepContext};
+use super::program::{StepCall, StepProgram};
 
 /// Steps of every kind under [`Causality::Chunk`]: one packed call (TND) a layer, in which each piece of a request
 /// within one chunk is a request of its own, with the blocks of that chunk ([`LocalBatch`]). The pieces are in the
@@ -26,23 +25,16 @@ impl ChunkedLocal {
     pub(super) const NAME: &'static str = "chunked_local";
 }
 
-#[derive(Debug)]
-struct ChunkedStep {
-    plan: Plan,
-    /// The blocks of the pieces; `None` where the call reads this step's keys.
-    block_table: Option<BlockTable>,
-}
-
 impl<T: Element> AttentionBackend<T> for ChunkedLocal {
     fn name(&self) -> &'static str {
         Self::NAME
     }
 
-    fn plan(
+    fn program(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-    ) -> Result<Box<dyn StepPlan<T>>> {
+    ) -> Result<StepProgram<T>> {
         first.without_latent()?;
         let MaskKind::Causality(Causality::Chunk(chunk)) = step.mask else {
             return Err(Violation::new(
@@ -64,50 +56,11 @@ impl<T: Element> AttentionBackend<T> for ChunkedLocal {
             chunk.get(),
         )?;
         let ends = local.q_lengths.cumulative()?;
-        let block_table = match metadata.state().reads_cache() {
-            true => Some(BlockTable::from_rows(
-                step.stream,
-                &local.rows(),
-                block_size,
-            )?),
-            false => None,
-        };
-        let lengths = match block_table {
-            Some(_) => CallLengths::PackedPaged {
-                q: &ends,
-                kv: &local.kv_lengths,
-            },
-            None => CallLengths::PackedDense {
-                q: &ends,
-                kv: &ends,
-            },
-        };
         let mask = Causality::Causal.mask(&step.stream.device().masks())?;
-        let call = lengths.apply(step.shape.call(Layout::Tnd).mask(mask));
-        let plan = call.plan(first.step_inputs(block_table.as_ref()))?;
-        Ok(Box::new(ChunkedStep { plan, block_table }))
-    }
-}
-
-impl<T: Element> StepPlan<T> for ChunkedStep {
-    fn memory(&self) -> StepMemory {
-        StepMemory::of_calls([self.plan.workspace_bytes()])
-            .holding(self.block_table.as_ref().map(table_bytes))
-    }
-
-    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
-        let inputs = layer.step_inputs(self.block_table.as_ref());
-        Ok(self.plan.launch(step.stream, inputs)?.attention)
-    }
-
-    fn launch_into(
-        &self,
-        step: &StepContext<'_>,
-        layer: &LayerTensors<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
-        let inputs = layer.step_inputs(self.block_table.as_ref());
-        let mut output = attention_alone(output.clone());
-        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
+        let call = match metadata.state().reads_cache() {
+            true => StepCall::packed(ends, local.kv_lengths.clone()).blocks(local.rows()),
+            false => StepCall::over_own_keys(ends),
+        };
+        Ok(call.mask(mask).into())
     }
 }

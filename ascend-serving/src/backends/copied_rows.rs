@@ -138,7 +138,7 @@ impl<T: Element> CopiedRows<T> {
         }
         if is_cached {
             let block_size = step.metadata.settings().block_size();
-            first.cache.lies_whole(block_size)?;
+            first.cache.check_contiguous(block_size)?;
         }
         let device = step.stream.device();
         let zeroed = |rows: usize, like: &Tensor<T>, heads: usize| -> Result<Tensor<T>> {

@@ -9,8 +9,9 @@ use ascend_attention::{AnyTensor, DType, Element, Plan, Stream, Tensor};
 use crate::error::Result;
 use crate::kv::{one_key_each, split};
 
-use super::backend::{StepContext, attention_alone, size};
+use super::backend::{StepContext, size};
 use super::step_memory::tensor_bytes;
+use super::step_plan::attention_alone;
 
 /// Keys or values of a step: quantised, and dequantised to the query's type.
 pub(super) struct DenseRows<T: Element> {

@@ -1,13 +1,11 @@
 //! Any step by one packed call of FusedInferAttentionScore.
 
-use ascend_attention::attention::Inputs;
-use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Plan, Tensor};
+use ascend_attention::Element;
 
 use crate::error::Result;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone};
-use super::step_memory::StepMemory;
+use super::backend::{AttentionBackend, LayerTensors, StepContext};
+use super::program::{StepCall, StepProgram};
 
 /// One packed call (TND) a layer, for steps of every kind: over this step's keys where no token was cached before,
 /// otherwise over the paged cache.
@@ -23,63 +21,19 @@ use super::step_memory::StepMemory;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fused;
 
-#[derive(Debug)]
-struct FusedStep {
-    plan: Plan,
-    reads_cache: bool,
-}
-
-impl FusedStep {
-    fn inputs<'a, T: Element>(
-        &self,
-        step: &StepContext<'a>,
-        layer: &LayerTensors<'a, T>,
-    ) -> Inputs<'a, T> {
-        layer.step_inputs(self.reads_cache.then_some(step.block_table))
-    }
-}
-
 impl<T: Element> AttentionBackend<T> for Fused {
     fn name(&self) -> &'static str {
         "fused"
     }
 
-    fn plan(
+    fn program(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-    ) -> Result<Box<dyn StepPlan<T>>> {
+    ) -> Result<StepProgram<T>> {
         first.without_latent()?;
-        let metadata = step.metadata;
-        let reads_cache = metadata.state().reads_cache();
         let masks = step.stream.device().masks();
         let mask = step.mask.causality()?.mask(&masks)?;
-        let call = step.shape.call(Layout::Tnd).mask(mask);
-        let call = metadata.call_lengths().apply(call);
-        let keys = reads_cache.then_some(step.block_table);
-        let plan = call.plan(first.step_inputs(keys))?;
-        Ok(Box::new(FusedStep { plan, reads_cache }))
-    }
-}
-
-impl<T: Element> StepPlan<T> for FusedStep {
-    fn memory(&self) -> StepMemory {
-        StepMemory::of_calls([self.plan.workspace_bytes()])
-    }
-
-    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
-        let inputs = self.inputs(step, layer);
-        Ok(self.plan.launch(step.stream, inputs)?.attention)
-    }
-
-    fn launch_into(
-        &self,
-        step: &StepContext<'_>,
-        layer: &LayerTensors<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
-        let inputs = self.inputs(step, layer);
-        let mut output = attention_alone(output.clone());
-        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
+        Ok(StepCall::of_step(step).mask(mask).into())
     }
 }

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use ascend_attention::{Element, Tensor, Violation};
+use ascend_attention::{Element, Violation};
 
 use crate::batch::AttentionState;
 use crate::error::{Error, Result};
 use crate::kv::CacheShape;
 use crate::rules;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan};
-use super::registry::{Backends, RefusedBackend, plan_by, rules_of};
-use super::step_memory::StepMemory;
+use super::backend::{AttentionBackend, LayerTensors, StepContext, knows_cache};
+use super::program::{LayerPrograms, StepProgram};
+use super::registry::{Backends, refused_part};
 
 /// The kinds of steps for which a [`Hybrid`] chooses backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -206,40 +206,24 @@ fn unknown_layers(given: impl fmt::Display, layers: usize) -> Violation {
     )
 }
 
-/// A step that each backend of its phase has planned.
-struct HybridStep<T: Element> {
-    plans: Vec<Box<dyn StepPlan<T>>>,
-    /// The plan of each layer.
-    of_layer: Vec<usize>,
-}
-
-impl<T: Element> fmt::Debug for HybridStep<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HybridStep")
-            .field("plans", &self.plans)
-            .field("of_layer", &self.of_layer)
-            .finish()
-    }
-}
-
 impl<T: Element> AttentionBackend<T> for Hybrid<T> {
     fn name(&self) -> &'static str {
         "hybrid"
     }
 
     fn reads_quantised(&self) -> bool {
-        // `plan_by` checks each of its backends.
+        // Each of its backends is asked whether it does.
         true
     }
 
-    fn plan(
+    fn program(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-    ) -> Result<Box<dyn StepPlan<T>>> {
+    ) -> Result<StepProgram<T>> {
         let phase = Phase::from(step.metadata.state());
         let mut names: Vec<&str> = Vec::new();
-        let mut plans = Vec::new();
+        let mut programs = Vec::new();
         let mut of_set = Vec::with_capacity(self.sets.len());
         for set in &self.sets {
             let name = set.backend(phase);
@@ -260,60 +244,22 @@ impl<T: Element> AttentionBackend<T> for Hybrid<T> {
                     rules: Vec::new(),
                 });
             };
-            let plan = plan_by(backend, step, &first).map_err(|why| {
-                let refused = RefusedBackend::new(backend.name(), why, step.stream.device());
-                Error::NoBackend {
-                    rules: rules_of(&refused.why),
-                    reasons: format!(
-                        "{name}, for the phase {phase:?} of the layers {:?}: {}",
-                        set.layers,
-                        refused.reason()
-                    ),
-                }
-            })?;
-            plans.push(plan);
+            let part = format!(
+                "{name}, for the phase {phase:?} of the layers {:?}",
+                set.layers
+            );
+            let program = knows_cache(backend, step, &first).map_err(Error::from);
+            let program = program.and_then(|()| backend.program(step, &first));
+            let program = program.map_err(|why| refused_part(&part, why, step.stream.device()))?;
+            programs.push((part, program));
         }
         let of_layer = self.of_layer.iter();
         let of_layer = of_layer.filter_map(|set| of_set.get(*set).copied());
-        let step = HybridStep {
+        Ok(StepProgram::by_layer(LayerPrograms {
+            programs,
             of_layer: of_layer.collect(),
-            plans,
-        };
-        self.backends.admits(step.memory())?;
-        Ok(Box::new(step))
-    }
-}
-
-impl<T: Element> StepPlan<T> for HybridStep<T> {
-    fn memory(&self) -> StepMemory {
-        let plans = self.plans.iter().map(|plan| plan.memory());
-        plans.fold(StepMemory::default(), StepMemory::beside)
-    }
-
-    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
-        self.of(layer)?.launch(step, layer)
-    }
-
-    fn launch_into(
-        &self,
-        step: &StepContext<'_>,
-        layer: &LayerTensors<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
-        self.of(layer)?.launch_into(step, layer, output)
-    }
-}
-
-impl<T: Element> HybridStep<T> {
-    /// The plan of a layer.
-    fn of(&self, layer: &LayerTensors<'_, T>) -> Result<&dyn StepPlan<T>> {
-        let of = self.of_layer.get(layer.layer);
-        match of.and_then(|plan| self.plans.get(*plan)) {
-            Some(plan) => Ok(&**plan),
-            None => Err(
-                unknown_layers(format_args!("layer {}", layer.layer), self.of_layer.len()).into(),
-            ),
-        }
+            limit: self.backends.limit(),
+        }))
     }
 }
 

@@ -12,15 +12,14 @@ use ascend_attention::{Element, Plan, Stream, Tensor, Violation};
 use crate::batch::Causality;
 use crate::error::{Error, Result};
 use crate::kv::{GROUP, GroupScales, QuantisedLayer, host_numbers, quantise_mxfp8};
-use crate::lock::lock;
-use crate::planned_stream::PlannedStream;
 use crate::rules;
+use crate::sharing::PlannedStream;
+use crate::sharing::lock;
 
-use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone, check_quantised_mask,
-    launch_into_empty, size,
-};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, check_quantised_mask, size};
+use super::program::StepProgram;
 use super::step_memory::{StepMemory, tensor_bytes};
+use super::step_plan::{StepStage, attention_alone};
 
 /// One packed call (TND) a layer for steps of every kind, over a cache of [MXFP8](crate::kv::PagedKvCache::mxfp8),
 /// with queries that the host quantises: each layer waits for the stream. A step's own keys and values are read as
@@ -132,11 +131,11 @@ impl<T: Element> AttentionBackend<T> for MxFp8 {
         true
     }
 
-    fn plan(
+    fn program(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-    ) -> Result<Box<dyn StepPlan<T>>> {
+    ) -> Result<StepProgram<T>> {
         first.without_latent()?;
         let (of, scales) = mxfp8_cache(first)?;
         check_quantised_mask(step)?;
@@ -160,7 +159,7 @@ impl<T: Element> AttentionBackend<T> for MxFp8 {
         let call = step.shape.call(Layout::Tnd).mask(causality.mask(&masks)?);
         let call = lengths.apply(call).out_dtype(T::DTYPE);
         let plan = call.plan(query.inputs::<T>(step, of, scales))?;
-        Ok(Box::new(MxFp8Step {
+        Ok(StepProgram::new([]).stage(MxFp8Step {
             plan,
             stream: PlannedStream::of(step.stream),
             query: Mutex::new(query),
@@ -168,15 +167,11 @@ impl<T: Element> AttentionBackend<T> for MxFp8 {
     }
 }
 
-impl<T: Element> StepPlan<T> for MxFp8Step {
+impl<T: Element> StepStage<T> for MxFp8Step {
     fn memory(&self) -> StepMemory {
         let query = lock(&self.query);
         let held = [tensor_bytes(&query.floats), tensor_bytes(&query.powers)];
         StepMemory::of_calls([self.plan.workspace_bytes()]).holding(held)
-    }
-
-    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
-        launch_into_empty(self, step, layer)
     }
 
     fn launch_into(

@@ -1,19 +1,15 @@
 //! Decoding steps by the operator's own decode path.
 
-use ascend_attention::attention::CallLengths;
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Plan, Tensor};
+use ascend_attention::{Element, Tensor};
 
 use crate::batch::{AttentionState, Causality};
 use crate::error::Result;
 use crate::kv::LayerCache;
 use crate::rules;
 
-use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone, check_single_tokens,
-    launch_into_empty, size,
-};
-use super::step_memory::StepMemory;
+use super::backend::{AttentionBackend, LayerTensors, StepContext, check_single_tokens, size};
+use super::program::{StepCall, StepProgram};
 
 /// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over the paged cache, for steps that only
 /// decode and layers without a window or sinks.
@@ -24,12 +20,6 @@ use super::step_memory::StepMemory;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PagedDecode;
 
-#[derive(Debug)]
-struct DecodeStep {
-    plan: Plan,
-    layout: Layout,
-}
-
 /// The layout of queries over a cache of this format.
 pub(crate) fn layout<T: Element>(cache: &LayerCache<T>) -> Layout {
     match cache.key.shape().len() {
@@ -39,7 +29,7 @@ pub(crate) fn layout<T: Element>(cache: &LayerCache<T>) -> Layout {
 }
 
 /// Packed queries `[tokens, N, D]` as one row a request.
-pub(crate) fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tensor<T>> {
+pub(super) fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tensor<T>> {
     let [tokens, heads, dim] = sizes(query);
     match layout {
         Layout::Bnsd => Ok(query.reshape([tokens, heads, 1, dim])?),
@@ -57,11 +47,11 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
         "paged_decode"
     }
 
-    fn plan(
+    fn program(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-    ) -> Result<Box<dyn StepPlan<T>>> {
+    ) -> Result<StepProgram<T>> {
         first.without_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
@@ -71,37 +61,7 @@ impl<T: Element> AttentionBackend<T> for PagedDecode {
         let allowed = "one token a request, causal, without window and sinks";
         let fix = "register a backend for packed queries behind this one";
         check_single_tokens(step, first, takes, &rules::BACKEND_DECODE, [allowed, fix])?;
-        let layout = layout(first.cache);
-        let query = rows(layout, first.query)?;
-        let lengths = CallLengths::Batched {
-            q: None,
-            kv: metadata.kv_lengths(),
-        };
-        let call = step.shape.call(layout);
-        let inputs = first.cached_keys(&query, step.block_table);
-        let plan = lengths.apply(call).plan(inputs)?;
-        Ok(Box::new(DecodeStep { plan, layout }))
-    }
-}
-
-impl<T: Element> StepPlan<T> for DecodeStep {
-    fn memory(&self) -> StepMemory {
-        StepMemory::of_calls([self.plan.workspace_bytes()])
-    }
-
-    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
-        launch_into_empty(self, step, layer)
-    }
-
-    fn launch_into(
-        &self,
-        step: &StepContext<'_>,
-        layer: &LayerTensors<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
-        let query = rows(self.layout, layer.query)?;
-        let inputs = layer.cached_keys(&query, step.block_table);
-        let mut output = attention_alone(rows(self.layout, output)?);
-        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
+        let lengths = metadata.kv_lengths().clone();
+        Ok(StepCall::batched(layout(first.cache), lengths).into())
     }
 }

@@ -15,16 +15,16 @@ use ascend_attention::{Device, Element, Mask, Tensor, Violation};
 use crate::batch::{AttentionMetadata, Causality};
 use crate::error::Result;
 use crate::kv::CachedRows;
-use crate::lock::lock;
-use crate::planned_stream::PlannedStream;
 use crate::rules;
+use crate::sharing::PlannedStream;
+use crate::sharing::lock;
 
-use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, batched, launch_into_empty,
-};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, batched};
 use super::copied_rows::{CopiedRows, KeyRows, Prompt, Prompts};
 use super::paged_decode::{layout, rows};
+use super::program::StepProgram;
 use super::step_memory::StepMemory;
+use super::step_plan::StepStage;
 
 /// Steps of every kind by the fused attention of the Atlas inference series (310P), which has no
 /// FusedInferAttentionScore. Requests that add one token and see every key decode by one call of IncreFlashAttention
@@ -210,11 +210,11 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
         Self::NAME
     }
 
-    fn plan(
+    fn program(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-    ) -> Result<Box<dyn StepPlan<T>>> {
+    ) -> Result<StepProgram<T>> {
         first.without_latent()?;
         if first.learnable_sink.is_some() {
             return Err(Violation::new(
@@ -272,7 +272,7 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
             };
             calls.push((of.tokens, planned));
         }
-        Ok(Box::new(StepCalls {
+        Ok(StepProgram::new([]).stage(StepCalls {
             stream: PlannedStream::of(step.stream),
             calls,
             copied: Mutex::new(copied),
@@ -288,17 +288,13 @@ impl<T: Element> fmt::Debug for StepCalls<T> {
     }
 }
 
-impl<T: Element> StepPlan<T> for StepCalls<T> {
+impl<T: Element> StepStage<T> for StepCalls<T> {
     fn memory(&self) -> StepMemory {
         let calls = self.calls.iter().map(|(_, planned)| match planned {
             Planned::Incre(of) => of.plan.workspace_bytes(),
             Planned::Prompt { plan, .. } => plan.workspace_bytes(),
         });
         StepMemory::of_calls(calls).holding([lock(&self.copied).bytes()])
-    }
-
-    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
-        launch_into_empty(self, step, layer)
     }
 
     fn launch_into(

@@ -1,8 +1,6 @@
 //! Decoding steps over a quantised cache.
 
-use ascend_attention::attention::{BlockTable, CallLengths, Inputs};
-use ascend_attention::spec::Layout;
-use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Plan, Tensor};
+use ascend_attention::{Element, InnerPrecise};
 
 use crate::batch::Causality;
 use crate::error::Result;
@@ -10,11 +8,11 @@ use crate::kv::QuantisedLayer;
 use crate::rules;
 
 use super::backend::{
-    AttentionBackend, AttentionShape, LayerTensors, StepContext, StepPlan, attention_alone,
-    check_quantised_mask, check_single_tokens, launch_into_empty, quantised_cache,
+    AttentionBackend, LayerTensors, StepContext, check_quantised_mask, check_single_tokens,
+    quantised_cache,
 };
-use super::paged_decode::{layout, rows};
-use super::step_memory::StepMemory;
+use super::paged_decode::layout;
+use super::program::{StepCall, StepProgram};
 
 /// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over a quantised paged cache; the operator
 /// multiplies the stored numbers by their scales as it reads them. It serves steps of one token a request, drafting
@@ -23,63 +21,22 @@ use super::step_memory::StepMemory;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QuantisedDecode;
 
-/// The call of the first requests of a step, which have one token each.
-#[derive(Debug)]
-pub(super) struct SingleTokens {
-    plan: Plan,
-    layout: Layout,
+/// The call of the first `requests` requests of a step, which have one token each.
+pub(super) fn single_tokens(
+    step: &StepContext<'_>,
+    quantised: &QuantisedLayer,
     requests: usize,
-    /// Their rows of the step's table.
-    block_table: BlockTable,
-}
-
-impl SingleTokens {
-    /// Prepares the call of the first `requests` requests.
-    pub(super) fn plan<T: Element>(
-        step: &StepContext<'_>,
-        first: &LayerTensors<'_, T>,
-        of: &QuantisedLayer,
-        requests: usize,
-    ) -> Result<Self> {
-        let (layout, call) = single_rows(step.shape, of);
-        let query = rows(layout, &first.query.narrow(0, 0..requests)?)?;
-        let block_table = step.block_table.rows(0..requests)?;
-        let (kv, _) = step.metadata.kv_lengths().split_at(requests);
-        let lengths = CallLengths::Batched { q: None, kv: &kv };
-        let call = lengths.apply(call);
-        let plan = call.plan(single_row_inputs(&query, &block_table, of))?;
-        Ok(Self {
-            plan,
-            layout,
-            requests,
-            block_table,
-        })
-    }
-}
-
-/// The call of one row a request over a quantised cache, and the layout of its query.
-pub(crate) fn single_rows(
-    shape: AttentionShape,
-    of: &QuantisedLayer,
-) -> (Layout, FusedInferAttention) {
-    let layout = layout(&of.cache);
+) -> StepCall {
     // The kernel for NZ caches has `HighPerformance` alone.
-    let precise = match of.cache.key.shape().len() {
+    let precise = match quantised.cache.key.shape().len() {
         5 => InnerPrecise::HighPerformance,
         _ => InnerPrecise::HighPrecision,
     };
-    (layout, shape.call(layout).inner_precise(precise))
-}
-
-/// The inputs of the call.
-pub(crate) fn single_row_inputs<'a, T: Element>(
-    query: &'a Tensor<T>,
-    block_table: &'a BlockTable,
-    of: &'a QuantisedLayer,
-) -> Inputs<'a, T> {
-    Inputs::new(query, of.key(), of.value())
-        .paged(block_table)
-        .quantisation(of.quantisation().unwrap_or_default())
+    let (lengths, _) = step.metadata.kv_lengths().split_at(requests);
+    StepCall::batched(layout(&quantised.cache), lengths)
+        .rows(0..requests)
+        .requests(0..requests)
+        .inner_precise(precise)
 }
 
 impl<T: Element> AttentionBackend<T> for QuantisedDecode {
@@ -91,13 +48,13 @@ impl<T: Element> AttentionBackend<T> for QuantisedDecode {
         true
     }
 
-    fn plan(
+    fn program(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-    ) -> Result<Box<dyn StepPlan<T>>> {
+    ) -> Result<StepProgram<T>> {
         first.without_latent()?;
-        let of = quantised_cache(first)?;
+        let quantised = quantised_cache(first)?;
         check_quantised_mask(step)?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?;
@@ -108,32 +65,6 @@ impl<T: Element> AttentionBackend<T> for QuantisedDecode {
         let fix = "register `QuantisedPrefill` behind this one";
         check_single_tokens(step, first, takes, &rules::BACKEND_DECODE, [allowed, fix])?;
         let requests = metadata.table().requests();
-        let single = SingleTokens::plan(step, first, of, requests)?;
-        Ok(Box::new(single))
-    }
-}
-
-impl<T: Element> StepPlan<T> for SingleTokens {
-    fn memory(&self) -> StepMemory {
-        StepMemory::of_calls([self.plan.workspace_bytes()])
-    }
-
-    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
-        launch_into_empty(self, step, layer)
-    }
-
-    fn launch_into(
-        &self,
-        step: &StepContext<'_>,
-        layer: &LayerTensors<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
-        let of = quantised_cache(layer)?;
-        // Where prefills follow, these are the first rows.
-        let first = |packed: &Tensor<T>| rows(self.layout, &packed.narrow(0, 0..self.requests)?);
-        let query = first(layer.query)?;
-        let mut output = attention_alone(first(output)?);
-        let inputs = single_row_inputs(&query, &self.block_table, of);
-        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
+        Ok(single_tokens(step, quantised, requests).into())
     }
 }

@@ -11,17 +11,18 @@ use ascend_attention::{AnyTensor, Element, Plan, Stream, Tensor};
 use crate::batch::Causality;
 use crate::error::Result;
 use crate::kv::{CachedRows, QuantisedLayer};
-use crate::lock::lock;
-use crate::planned_stream::PlannedStream;
+use crate::sharing::PlannedStream;
+use crate::sharing::lock;
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, attention_alone, check_quantised_mask,
-    launch_into_empty, quantised_cache, size,
+    AttentionBackend, LayerTensors, StepContext, check_quantised_mask, quantised_cache, size,
 };
 use super::dense_rows::DenseRows;
 use super::fused::Fused;
-use super::quantised_decode::SingleTokens;
+use super::program::StepProgram;
+use super::quantised_decode::single_tokens;
 use super::step_memory::StepMemory;
+use super::step_plan::{StepStage, attention_alone};
 
 /// Steps of every kind over a quantised paged cache: the cached tokens that a step's tokens see are copied out of
 /// their blocks and dequantised to the query's type, the step's own tokens are used as they are, and one packed call
@@ -82,7 +83,10 @@ impl RequestKeys {
 
 /// The number of requests at the beginning of the step that add one token to cached ones; 0 unless the layer is
 /// causal and has no sinks.
-fn single_tokens<T: Element>(step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<usize> {
+fn leading_singles<T: Element>(
+    step: &StepContext<'_>,
+    first: &LayerTensors<'_, T>,
+) -> Result<usize> {
     if step.mask.causality()? != Causality::Causal || first.learnable_sink.is_some() {
         return Ok(0);
     }
@@ -90,10 +94,8 @@ fn single_tokens<T: Element>(step: &StepContext<'_>, first: &LayerTensors<'_, T>
     Ok((requests.take_while(|(new, cached)| *new == 1 && *cached > 0)).count())
 }
 
-/// A step over cached tokens.
+/// The calls of a step over cached tokens, but for the requests at its beginning that add one token each.
 struct DenseStep<T: Element> {
-    /// The call of the first requests, where they add one token each.
-    singles: Option<SingleTokens>,
     plan: Plan,
     /// The query tokens of the other requests.
     tokens: Range<usize>,
@@ -107,7 +109,6 @@ struct DenseStep<T: Element> {
 impl<T: Element> fmt::Debug for DenseStep<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DenseStep")
-            .field("singles", &self.singles)
             .field("plan", &self.plan)
             .field("requests", &self.requests)
             .finish_non_exhaustive()
@@ -123,20 +124,21 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         true
     }
 
-    fn plan(
+    fn program(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-    ) -> Result<Box<dyn StepPlan<T>>> {
+    ) -> Result<StepProgram<T>> {
         first.without_latent()?;
         let of = quantised_cache(first)?;
         check_quantised_mask(step)?;
         let metadata = step.metadata;
         if !metadata.state().reads_cache() {
-            return Fused.plan(step, first);
+            return Fused.program(step, first);
         }
-        of.cache.lies_whole(metadata.settings().block_size())?;
-        let singles = match single_tokens(step, first)? {
+        of.cache
+            .check_contiguous(metadata.settings().block_size())?;
+        let singles = match leading_singles(step, first)? {
             // Steps of such requests alone are for `QuantisedDecode`; here all their tokens are copied.
             all if all == metadata.table().requests() => 0,
             some => some,
@@ -160,12 +162,8 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
         let tokens = singles..metadata.tokens();
         let query = first.query.narrow(0, tokens.clone())?;
         let plan = call.plan(first.with_sink(Inputs::new(&query, &key, &value)))?;
-        let singles = match singles {
-            0 => None,
-            some => Some(SingleTokens::plan(step, first, of, some)?),
-        };
-        Ok(Box::new(DenseStep {
-            singles,
+        let singles = (singles > 0).then(|| single_tokens(step, of, singles));
+        Ok(StepProgram::new(singles).stage(DenseStep {
             plan,
             tokens,
             requests,
@@ -232,19 +230,12 @@ impl<T: Element> DenseStep<T> {
     }
 }
 
-impl<T: Element> StepPlan<T> for DenseStep<T> {
+impl<T: Element> StepStage<T> for DenseStep<T> {
     fn memory(&self) -> StepMemory {
         let dense = lock(&self.dense);
         let of_dense = dense.iter().map(DenseRows::workspace_bytes);
-        let calls = StepMemory::of_calls(of_dense.chain([self.plan.workspace_bytes()]));
-        let singles = self.singles.as_ref().map(StepPlan::<T>::memory);
-        calls
+        StepMemory::of_calls(of_dense.chain([self.plan.workspace_bytes()]))
             .holding(dense.iter().map(DenseRows::bytes))
-            .beside(singles.unwrap_or_default())
-    }
-
-    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
-        launch_into_empty(self, step, layer)
     }
 
     fn launch_into(
@@ -255,9 +246,6 @@ impl<T: Element> StepPlan<T> for DenseStep<T> {
     ) -> Result<()> {
         self.stream.check(step.stream)?;
         let of = quantised_cache(layer)?;
-        if let Some(singles) = &self.singles {
-            singles.launch_into(step, layer, output)?;
-        }
         // The lock is held until all is queued: the copies and calls of two layers must not mix.
         let dense = lock(&self.dense);
         self.gather_keys_and_values(step.stream, &dense, of, layer)?;

@@ -1,6 +1,7 @@
 //! Backends by name, tried in order.
 
 use std::fmt;
+use std::sync::Arc;
 
 use ascend_attention as attention;
 use ascend_attention::case::tentatively;
@@ -12,28 +13,36 @@ use crate::error::{Error, Result};
 use crate::kv::too_many_blocks;
 use crate::rules;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, StepPlan, knows_cache};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, knows_cache};
+use super::batched_queries::BatchedQueries;
 use super::chunked_local::ChunkedLocal;
+use super::fused::Fused;
+use super::latent::Mla;
 use super::masked::Masked;
+use super::mxfp8::MxFp8;
 use super::paged_decode::PagedDecode;
+use super::program::StepProgram;
 use super::prompt_and_incre::PromptAndIncre;
+use super::quantised_decode::QuantisedDecode;
+use super::quantised_prefill::QuantisedPrefill;
 use super::step_memory::StepMemory;
+use super::step_plan::StepPlan;
 
 /// Backends in the order in which they are tried.
 pub struct Backends<T: Element> {
-    backends: Vec<Box<dyn AttentionBackend<T>>>,
+    backends: Vec<Arc<dyn AttentionBackend<T>>>,
     memory_limit: Option<MemoryLimit>,
 }
 
 /// The most bytes on the device while `layers` layers are queued.
 #[derive(Clone, Copy, Debug)]
-struct MemoryLimit {
+pub(super) struct MemoryLimit {
     bytes: usize,
     layers: usize,
 }
 
 impl MemoryLimit {
-    fn admits(self, memory: StepMemory) -> Result<(), Violation> {
+    pub(super) fn admits(self, memory: StepMemory) -> Result<(), Violation> {
         let Self { bytes, layers } = self;
         let needed = memory.total(layers);
         if needed <= bytes {
@@ -91,7 +100,7 @@ impl RefusedBackend {
 
 impl RefusedBackend {
     /// Why the backend refused, and which target takes the call.
-    pub(super) fn reason(&self) -> String {
+    fn reason(&self) -> String {
         match self.taken_by {
             Some(target) => format!("{}; {target} takes the call", self.why),
             None => self.why.to_string(),
@@ -105,6 +114,14 @@ impl fmt::Display for RefusedBackend {
     }
 }
 
+/// The backend whose program a graph records.
+pub(crate) struct Recorded<T: Element> {
+    pub(crate) backend: Arc<dyn AttentionBackend<T>>,
+    /// The program of some step. Those of others differ in lengths, blocks and the contents of masks alone.
+    pub(crate) form: StepProgram<T>,
+    pub(crate) plan: StepPlan<T>,
+}
+
 /// The backend that serves a step, and why those before it do not.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -112,7 +129,7 @@ pub struct Selected<T: Element> {
     /// The backend's name.
     pub name: &'static str,
     /// The step that the backend has prepared.
-    pub plan: Box<dyn StepPlan<T>>,
+    pub plan: StepPlan<T>,
     /// Backends that were tried before this one.
     pub refused: Vec<RefusedBackend>,
 }
@@ -124,6 +141,31 @@ impl<T: Element> Backends<T> {
             backends: Vec::new(),
             memory_limit: None,
         }
+    }
+
+    /// The backends for every kind of step that the operators of the device serve, those that copy nothing first:
+    /// [`Fused`](crate::Fused), [`PagedDecode`](crate::PagedDecode), [`BatchedQueries`](crate::BatchedQueries),
+    /// [`Masked`](crate::Masked), [`ChunkedLocal`](crate::ChunkedLocal), [`QuantisedDecode`](crate::QuantisedDecode),
+    /// [`QuantisedPrefill`](crate::QuantisedPrefill), [`MxFp8`](crate::MxFp8), [`Mla`](crate::Mla) and
+    /// [`PromptAndIncre`](crate::PromptAndIncre); on the Atlas inference series the last one alone.
+    ///
+    /// Others are added behind ([`Backends::with`]), or in front of all in a list of one's own
+    /// ([`Backends::none`]): those that divide keys, share prefixes or choose by layer.
+    pub fn standard(device: &Device) -> Self {
+        if PromptAndIncre::is_all_of(device) {
+            return Self::none().with(PromptAndIncre);
+        }
+        Self::none()
+            .with(Fused)
+            .with(PagedDecode)
+            .with(BatchedQueries)
+            .with(Masked)
+            .with(ChunkedLocal)
+            .with(QuantisedDecode)
+            .with(QuantisedPrefill)
+            .with(MxFp8)
+            .with(Mla::new())
+            .with(PromptAndIncre)
     }
 
     /// Refuses plans that need more than `bytes` bytes on the device besides the cache ([`StepPlan::memory`]) while
@@ -138,8 +180,8 @@ impl<T: Element> Backends<T> {
         let name = backend.name();
         let mut places = self.backends.iter_mut();
         match places.find(|other| other.name() == name) {
-            Some(place) => *place = Box::new(backend),
-            None => self.backends.push(Box::new(backend)),
+            Some(place) => *place = Arc::new(backend),
+            None => self.backends.push(Arc::new(backend)),
         }
         self
     }
@@ -160,7 +202,17 @@ impl<T: Element> Backends<T> {
     /// # Errors
     /// [`Error::NoBackend`] with the reason of each backend.
     pub fn plan(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<Selected<T>> {
-        tentatively(|| self.first_that_serves(step, first))
+        let (selected, refused) = self.first_that_serves(step, first, |backend| {
+            let plan = StepPlan::new(&**backend, step, first)?;
+            self.admits(plan.memory())?;
+            Ok((backend.name(), plan))
+        })?;
+        let (name, plan) = selected;
+        Ok(Selected {
+            name,
+            plan,
+            refused,
+        })
     }
 
     /// Advice on a backend that may serve the step, unless it is registered.
@@ -199,50 +251,70 @@ impl<T: Element> Backends<T> {
         )
     }
 
-    /// Refuses a plan that needs more memory than the limit.
-    pub(super) fn admits(&self, memory: StepMemory) -> Result<(), Violation> {
+    /// The most memory of a plan.
+    pub(super) fn limit(&self) -> Option<MemoryLimit> {
+        self.memory_limit
+    }
+
+    fn admits(&self, memory: StepMemory) -> Result<(), Violation> {
         self.memory_limit
             .map_or(Ok(()), |limit| limit.admits(memory))
     }
 
-    fn first_that_serves(
+    /// Prepares what graphs record of steps: a program with room for tables of `columns` columns, by the first backend
+    /// whose programs of all these steps differ in lengths, blocks and the contents of masks alone.
+    ///
+    /// # Errors
+    /// [`Error::NoBackend`] with the reason of each backend.
+    pub(crate) fn record(
+        &self,
+        steps: &[StepContext<'_>],
+        first: &LayerTensors<'_, T>,
+        columns: usize,
+    ) -> Result<Recorded<T>> {
+        let Some(step) = steps.first() else {
+            return Err(no_backend(&[], None));
+        };
+        let (recorded, _) = self.first_that_serves(step, first, |backend| {
+            knows_cache(&**backend, step, first)?;
+            let form = backend.program(step, first)?;
+            form.check_recordable(backend.name())?;
+            for other in steps {
+                form.check_form(&backend.program(other, first)?, backend.name())?;
+            }
+            let program = backend.program(step, first)?;
+            let plan = StepPlan::of_program(program, step, first, Some(columns))?;
+            self.admits(plan.memory())?;
+            Ok(Recorded {
+                backend: Arc::clone(backend),
+                form,
+                plan,
+            })
+        })?;
+        Ok(recorded)
+    }
+
+    /// What `prepare` makes of the first backend that it takes, and why it took none before.
+    fn first_that_serves<R>(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-    ) -> Result<Selected<T>> {
-        let mut refused = Vec::new();
-        for backend in &self.backends {
-            let planned = plan_by(&**backend, step, first);
-            let within = planned.and_then(|plan| {
-                self.admits(plan.memory())?;
-                Ok(plan)
-            });
-            match within {
-                Ok(plan) => {
-                    return Ok(Selected {
-                        name: backend.name(),
-                        plan,
-                        refused,
-                    });
-                }
-                Err(why) => {
-                    let device = step.stream.device();
-                    refused.push(RefusedBackend::new(backend.name(), why, device));
+        prepare: impl Fn(&Arc<dyn AttentionBackend<T>>) -> Result<R>,
+    ) -> Result<(R, Vec<RefusedBackend>)> {
+        tentatively(|| {
+            let mut refused = Vec::new();
+            for backend in &self.backends {
+                match prepare(backend) {
+                    Ok(prepared) => return Ok((prepared, refused)),
+                    Err(why) => {
+                        let device = step.stream.device();
+                        refused.push(RefusedBackend::new(backend.name(), why, device));
+                    }
                 }
             }
-        }
-        Err(no_backend(&refused, self.hint(step, first)))
+            Err(no_backend(&refused, self.hint(step, first)))
+        })
     }
-}
-
-/// Prepares a step with a backend, if the backend reads a cache of this kind.
-pub(super) fn plan_by<T: Element>(
-    backend: &dyn AttentionBackend<T>,
-    step: &StepContext<'_>,
-    first: &LayerTensors<'_, T>,
-) -> Result<Box<dyn StepPlan<T>>> {
-    knows_cache(backend, step, first)?;
-    backend.plan(step, first)
 }
 
 /// Rewrites the operator's refusal of a batch in the terms of a scheduler.
@@ -261,11 +333,20 @@ fn for_schedulers(why: Error) -> Error {
 }
 
 /// The rules of this layer that an error names.
-pub(crate) fn rules_of(why: &Error) -> Vec<&'static Rule> {
+fn rules_of(why: &Error) -> Vec<&'static Rule> {
     match why {
         Error::Violation(refused) => vec![refused.rule],
         Error::NoBackend { rules, .. } => rules.clone(),
         _ => Vec::new(),
+    }
+}
+
+/// The error of a backend, or of the program of some layers, that `part` names.
+pub(super) fn refused_part(part: &str, why: Error, device: &Device) -> Error {
+    let refused = RefusedBackend::new("", why, device);
+    Error::NoBackend {
+        rules: rules_of(&refused.why),
+        reasons: format!("{part}: {}", refused.reason()),
     }
 }
 

@@ -1,22 +1,18 @@
 //! Requests that begin with the same cached blocks, which are read once for all of them.
 
-use std::borrow::Cow;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 
-use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
-use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
-use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Mask, Output, Plan, Tensor, Violation};
+use ascend_attention::attention::{Cumulative, PerRequest};
+use ascend_attention::merge::PartsOfRows;
+use ascend_attention::{Element, Violation};
 
 use crate::batch::{AttentionMetadata, Causality};
 use crate::error::Result;
 use crate::rules;
 
-use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, merge_parts, merges_sinks,
-};
-use super::step_memory::{StepMemory, output_bytes, table_bytes};
+use super::backend::{AttentionBackend, LayerTensors, StepContext, merges_sinks};
+use super::program::{StepCall, StepProgram};
 
 /// When reading a shared prefix once is worth the additional calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,15 +77,6 @@ pub struct SharedGroup {
 pub struct SharedPrefixDecode {
     /// When to group.
     pub gate: SharedPrefixGate,
-}
-
-#[derive(Debug)]
-struct SharedPrefixStep {
-    prefix: (Plan, BlockTable),
-    suffix: (Plan, BlockTable),
-    merge: RowMergePlan,
-    /// Bytes of the outputs of both calls and of the merged output.
-    parts_bytes: usize,
 }
 
 /// The bits that name the two calls in [`PartsOfRows`].
@@ -227,11 +214,11 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
         "shared_prefix_decode"
     }
 
-    fn plan(
+    fn program(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-    ) -> Result<Box<dyn StepPlan<T>>> {
+    ) -> Result<StepProgram<T>> {
         first.without_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?.over(metadata.longest());
@@ -257,58 +244,29 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
             .into());
         };
         let lists = Lists::new(step, causality, &division)?;
-        let block_size = step.block_table.block_size();
-        let call = step.shape.call(Layout::Tnd).softmax_lse(true);
-        let plan = |mask: Mask, lengths: CallLengths<'_>, inputs: Inputs<'_, T>| {
-            let call = lengths.apply(call.clone().mask(mask));
-            call.plan(inputs)
-        };
         let mask = division.causality.mask(&step.stream.device().masks())?;
-        let suffix_table = BlockTable::from_rows(step.stream, &lists.suffix_rows, block_size)?;
-        let lengths = CallLengths::PackedPaged {
-            q: metadata.q_ends(),
-            kv: &lists.suffix_keys,
-        };
-        let suffix = plan(
-            mask,
-            lengths,
-            first.with_sink(first.cached_keys(first.query, &suffix_table)),
-        )?;
-        let prefix_table = BlockTable::from_rows(step.stream, &lists.prefix_rows, block_size)?;
-        let lengths = CallLengths::PackedPaged {
-            q: &lists.prefix_ends,
-            kv: &lists.prefix_keys,
-        };
-        let prefix = plan(
-            Mask::none(),
-            lengths,
-            first.cached_keys(first.query, &prefix_table),
-        )?;
-        let (one, other): (Output<T>, Output<T>) = (suffix.output()?, prefix.output()?);
-        let merge = MergeState::new(Layout::Tnd)
-            .rows(&lists.parts)
-            .plan(&[Part::of(&one)?, Part::of(&other)?])?;
-        Ok(Box::new(SharedPrefixStep {
-            prefix: (prefix, prefix_table),
-            suffix: (suffix, suffix_table),
-            merge,
-            parts_bytes: output_bytes(&one).saturating_mul(3),
-        }))
+        let suffix = StepCall::packed(metadata.q_ends().clone(), lists.suffix_keys)
+            .blocks(lists.suffix_rows)
+            .mask(mask);
+        let prefix = StepCall::packed(lists.prefix_ends, lists.prefix_keys)
+            .blocks(lists.prefix_rows)
+            .without_sinks();
+        Ok(StepProgram::new([suffix, prefix]).merged(lists.parts))
     }
 }
 
 /// Lengths and table rows of both calls.
-struct Lists<'a> {
+struct Lists {
     prefix_ends: Cumulative,
     prefix_keys: PerRequest,
-    prefix_rows: Vec<&'a [usize]>,
+    prefix_rows: Vec<Vec<usize>>,
     suffix_keys: PerRequest,
-    suffix_rows: Vec<Cow<'a, [usize]>>,
+    suffix_rows: Vec<Vec<usize>>,
     parts: Vec<PartsOfRows>,
 }
 
-impl<'a> Lists<'a> {
-    fn new(step: &StepContext<'a>, causality: Causality, division: &Division) -> Result<Self> {
+impl Lists {
+    fn new(step: &StepContext<'_>, causality: Causality, division: &Division) -> Result<Self> {
         let table = step.metadata.table();
         let block_size = step.block_table.block_size();
         let keys = |blocks: usize| blocks.saturating_mul(block_size);
@@ -337,7 +295,7 @@ impl<'a> Lists<'a> {
                     prefix_keys.push(keys(blocks));
                     // A call needs a block for each sequence, also for sequences without keys.
                     let named = once.start..once.end.max(once.start.saturating_add(1));
-                    prefix_rows.push(row.get(named).unwrap_or(row));
+                    prefix_rows.push(row.get(named).unwrap_or(row).to_vec());
                 }
             }
             before = blocks;
@@ -347,10 +305,8 @@ impl<'a> Lists<'a> {
             let own = cached.saturating_sub(keys(first.saturating_add(blocks)));
             suffix_keys.push(new.saturating_add(own));
             let behind = row.get(once.end..).unwrap_or_default();
-            suffix_rows.push(match row.get(first..once.start) {
-                None | Some([]) => Cow::Borrowed(behind),
-                Some(front) => Cow::Owned([front, behind].concat()),
-            });
+            let front = row.get(first..once.start).unwrap_or_default();
+            suffix_rows.push([front, behind].concat());
             parts.push(PartsOfRows {
                 rows: new,
                 parts: if blocks > 0 { SUFFIX | PREFIX } else { SUFFIX },
@@ -364,37 +320,5 @@ impl<'a> Lists<'a> {
             suffix_rows,
             parts,
         })
-    }
-}
-
-impl<T: Element> StepPlan<T> for SharedPrefixStep {
-    fn memory(&self) -> StepMemory {
-        let Self {
-            prefix: (prefix, prefix_table),
-            suffix: (suffix, suffix_table),
-            merge,
-            parts_bytes,
-        } = self;
-        let calls = [
-            prefix.workspace_bytes(),
-            suffix.workspace_bytes(),
-            merge.workspace_bytes(),
-        ];
-        StepMemory::of_calls(calls)
-            .holding([prefix_table, suffix_table].map(table_bytes))
-            .taking([*parts_bytes])
-    }
-
-    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
-        let launch = |plan: &Plan, inputs: Inputs<'_, T>| -> Result<Output<T>> {
-            Ok(plan.launch(step.stream, inputs)?)
-        };
-        let ((suffix, suffix_table), (prefix, prefix_table)) = (&self.suffix, &self.prefix);
-        let suffix = launch(
-            suffix,
-            layer.with_sink(layer.cached_keys(layer.query, suffix_table)),
-        )?;
-        let prefix = launch(prefix, layer.cached_keys(layer.query, prefix_table))?;
-        merge_parts(&self.merge, step, &[suffix, prefix])
     }
 }

@@ -3,11 +3,10 @@
 use std::num::NonZeroUsize;
 use std::ops::Range;
 
-use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
-use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
-use ascend_attention::spec::Layout;
+use ascend_attention::attention::PerRequest;
+use ascend_attention::merge::PartsOfRows;
 use ascend_attention::spec::ops::attention_update::UpdateCall;
-use ascend_attention::{Element, Output, Plan, Tensor, Violation};
+use ascend_attention::{Element, Violation};
 
 use crate::batch::{AttentionState, Causality};
 use crate::error::Result;
@@ -15,10 +14,9 @@ use crate::rules;
 use crate::split_kv::{SplitLimits, key_ranges};
 
 use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, StepPlan, check_single_tokens, empty_output,
-    merge_parts, merges_sinks,
+    AttentionBackend, LayerTensors, StepContext, check_single_tokens, merges_sinks,
 };
-use super::step_memory::{StepMemory, output_bytes, table_bytes};
+use super::program::{StepCall, StepProgram};
 
 /// How [`SplitDecode`] divides the keys of a request into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,15 +49,6 @@ pub enum KeySplit {
 pub struct SplitDecode {
     /// How to divide.
     pub split: KeySplit,
-}
-
-#[derive(Debug)]
-struct SplitStep {
-    parts: Vec<(Plan, BlockTable)>,
-    /// The merge of the parts; `None` for a single part.
-    merge: Option<RowMergePlan>,
-    /// Bytes of the outputs of all parts and of the merged output.
-    parts_bytes: usize,
 }
 
 impl SplitDecode {
@@ -115,11 +104,11 @@ impl<T: Element> AttentionBackend<T> for SplitDecode {
         "split_decode"
     }
 
-    fn plan(
+    fn program(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-    ) -> Result<Box<dyn StepPlan<T>>> {
+    ) -> Result<StepProgram<T>> {
         first.without_latent()?;
         let metadata = step.metadata;
         let causality = step.mask.causality()?.over(metadata.longest());
@@ -132,109 +121,42 @@ impl<T: Element> AttentionBackend<T> for SplitDecode {
         check_single_tokens(step, first, takes, &rules::BACKEND_SPLIT, [allowed, fix])?;
         let ranges = self.ranges(step)?;
         let most = ranges.iter().map(Vec::len).max().unwrap_or(0);
-        let mut parts = Vec::with_capacity(most);
-        for part in 0..most {
-            parts.push(plan_part(step, first, &ranges, part)?);
-        }
-        let outputs: Vec<Output<T>> = (parts.iter())
-            .map(|(plan, _)| Ok(plan.output()?))
-            .collect::<Result<_>>()?;
-        let each = outputs.first().map_or(0, output_bytes);
-        let (merge, outputs) = match most {
-            0 | 1 => (None, most),
-            _ => (Some(plan_merge(&outputs, &ranges)?), most.saturating_add(1)),
-        };
-        Ok(Box::new(SplitStep {
-            parts,
-            merge,
-            parts_bytes: each.saturating_mul(outputs),
-        }))
+        let parts = (0..most).map(|part| part_call(step, &ranges, part));
+        let program = StepProgram::new(parts.collect::<Result<Vec<_>>>()?);
+        // The lowest `parts` bits set; there are at most 16 parts.
+        let bits = |parts: usize| u16::MAX.unbounded_shr(16u32.saturating_sub(parts as u32));
+        let rows = ranges.iter().map(|ranges| PartsOfRows {
+            rows: 1,
+            parts: bits(ranges.len()),
+        });
+        Ok(match most {
+            0 | 1 => program,
+            _ => program.merged(rows.collect()),
+        })
     }
 }
 
-/// Prepares the call of part number `part` of every request; a request without that part has no keys in the call.
-fn plan_part<T: Element>(
+/// The call of part number `part` of every request; a request without that part has no keys in the call.
+fn part_call(
     step: &StepContext<'_>,
-    first: &LayerTensors<'_, T>,
     ranges: &[Vec<Range<usize>>],
     part: usize,
-) -> Result<(Plan, BlockTable)> {
+) -> Result<StepCall> {
     let block_size = step.block_table.block_size();
     let table = step.metadata.table();
     let mut lengths = PerRequest::default();
-    let mut rows: Vec<&[usize]> = Vec::with_capacity(ranges.len());
+    let mut rows = Vec::with_capacity(ranges.len());
     for (request, ranges) in ranges.iter().enumerate() {
         let keys = ranges.get(part).cloned().unwrap_or(0..0);
         lengths.push(keys.len())?;
         let used = table.used(request, keys.end, block_size)?;
         let before = keys.start.checked_div(block_size).unwrap_or(0);
-        rows.push(used.get(before..).unwrap_or_default());
+        rows.push(used.get(before..).unwrap_or_default().to_vec());
     }
-    let block_table = BlockTable::from_rows(step.stream, &rows, block_size)?;
-    let lengths = CallLengths::PackedPaged {
-        q: step.metadata.q_ends(),
-        kv: &lengths,
-    };
-    // A single row sees all keys up to its own.
-    let call = step.shape.call(Layout::Tnd).softmax_lse(true);
-    let plan = lengths
-        .apply(call)
-        .plan(inputs(first, &block_table, part))?;
-    Ok((plan, block_table))
-}
-
-fn plan_merge<T: Element>(
-    outputs: &[Output<T>],
-    ranges: &[Vec<Range<usize>>],
-) -> Result<RowMergePlan> {
-    let named: Vec<Part<'_, T>> = (outputs.iter())
-        .map(|output| Ok(Part::of(output)?))
-        .collect::<Result<_>>()?;
-    // The lowest `parts` bits set; there are at most 16 parts.
-    let bits = |parts: usize| u16::MAX.unbounded_shr(16u32.saturating_sub(parts as u32));
-    let rows: Vec<PartsOfRows> = (ranges.iter())
-        .map(|ranges| PartsOfRows {
-            rows: 1,
-            parts: bits(ranges.len()),
-        })
-        .collect();
-    Ok(MergeState::new(Layout::Tnd).rows(&rows).plan(&named)?)
-}
-
-fn inputs<'a, T: Element>(
-    layer: &LayerTensors<'a, T>,
-    table: &'a BlockTable,
-    part: usize,
-) -> Inputs<'a, T> {
-    let inputs = layer.cached_keys(layer.query, table);
-    match part {
-        // The first part of every request has keys.
-        0 => layer.with_sink(inputs),
-        _ => inputs,
-    }
-}
-
-impl<T: Element> StepPlan<T> for SplitStep {
-    fn memory(&self) -> StepMemory {
-        let parts = || self.parts.iter();
-        let merge = self.merge.as_ref().map(RowMergePlan::workspace_bytes);
-        StepMemory::of_calls(parts().map(|(plan, _)| plan.workspace_bytes()).chain(merge))
-            .holding(parts().map(|(_, table)| table_bytes(table)))
-            .taking([self.parts_bytes])
-    }
-
-    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
-        let mut outputs: Vec<Output<T>> = Vec::with_capacity(self.parts.len());
-        for (part, (plan, table)) in self.parts.iter().enumerate() {
-            outputs.push(plan.launch(step.stream, inputs(layer, table, part))?);
-        }
-        match &self.merge {
-            Some(merge) => merge_parts(merge, step, &outputs),
-            // There is one part: each request has a key, its own.
-            None => match outputs.pop() {
-                Some(output) => Ok(output.attention),
-                None => empty_output(step, layer),
-            },
-        }
-    }
+    // A single row sees all keys up to its own. The first part of every request has keys, and counts the sinks.
+    let call = StepCall::packed(step.metadata.q_ends().clone(), lengths).blocks(rows);
+    Ok(match part {
+        0 => call,
+        _ => call.without_sinks(),
+    })
 }

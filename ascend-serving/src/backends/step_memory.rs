@@ -48,6 +48,14 @@ impl StepMemory {
         self
     }
 
+    /// The memory of two plans that are both held, where each layer runs one after the other.
+    pub(crate) fn then(self, other: Self) -> Self {
+        Self {
+            layer: self.layer.saturating_add(other.layer),
+            ..self.beside(other)
+        }
+    }
+
     /// The memory of two plans that are both held, where each layer runs one of them.
     #[must_use]
     pub fn beside(self, other: Self) -> Self {

@@ -110,9 +110,8 @@ impl Causality {
     pub(crate) fn shown_from(self, cached: usize) -> usize {
         match self {
             Self::Bidirectional | Self::Causal => 0,
-            Self::Window(keys) => cached.saturating_add(1).saturating_sub(keys.get()),
-            // A remainder is no larger than its dividend, and no chunk is 0.
-            Self::Chunk(size) => cached.saturating_sub(cached.checked_rem(size.get()).unwrap_or(0)),
+            Self::Window(keys) => (cached + 1).saturating_sub(keys.get()),
+            Self::Chunk(size) => cached - cached % size,
         }
     }
 
@@ -152,13 +151,13 @@ mod tests {
 
     #[test]
     fn flags_that_contradict_each_other_are_refused() {
-        let of = Causality::from_flags;
-        assert_eq!(of(false, None).unwrap(), Causality::Bidirectional);
-        assert_eq!(of(true, None).unwrap(), Causality::Causal);
-        assert_eq!(of(true, Some(5)).unwrap().window().unwrap().get(), 5);
+        let convert = Causality::from_flags;
+        assert_eq!(convert(false, None).unwrap(), Causality::Bidirectional);
+        assert_eq!(convert(true, None).unwrap(), Causality::Causal);
+        assert_eq!(convert(true, Some(5)).unwrap().window().unwrap().get(), 5);
         for (causal, window) in [(true, 0), (false, 0), (false, 5)] {
             assert_eq!(
-                of(causal, Some(window)).unwrap_err().rule,
+                convert(causal, Some(window)).unwrap_err().rule,
                 &rules::MASK_WINDOW
             );
         }
@@ -171,7 +170,7 @@ mod tests {
             .into_iter()
             .chain((1..7).flat_map(|n| [Causality::Window(size(n)), Causality::Chunk(size(n))]))
             .collect();
-        let sees = |of: Causality, token: usize, key: usize| match of {
+        let sees = |kind: Causality, token: usize, key: usize| match kind {
             Causality::Bidirectional => true,
             Causality::Causal => key <= token,
             Causality::Window(n) => key <= token && token - key < n.get(),

@@ -8,8 +8,8 @@ use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::{Device, Mask, Violation};
 
 use crate::error::Result;
-use crate::lock::lock;
 use crate::rules;
+use crate::sharing::lock;
 
 use super::causality::Causality;
 
@@ -108,10 +108,10 @@ type Sees = dyn Fn(usize, usize, usize) -> bool + Send + Sync;
 /// ```
 #[derive(Clone)]
 pub struct NamedMask {
-    shared: Arc<Shared>,
+    shared: Arc<SharedMask>,
 }
 
-struct Shared {
+struct SharedMask {
     name: String,
     sees: Box<Sees>,
     kept: Mutex<KeptMasks>,
@@ -121,13 +121,13 @@ struct Shared {
 #[derive(Default)]
 struct KeptMasks {
     /// The kept tensors, the most recently used last.
-    masks: Vec<Kept>,
+    masks: Vec<KeptMask>,
     /// How often the tensors were forgotten: a tensor that was begun before is not kept.
     forgotten: u64,
 }
 
 /// The mask of some requests, `[requests, new tokens, columns]`.
-struct Kept {
+struct KeptMask {
     requests: Vec<MaskedRequest>,
     columns: usize,
     mask: Mask,
@@ -154,7 +154,7 @@ impl NamedMask {
         sees: impl Fn(usize, usize, usize) -> bool + Send + Sync + 'static,
     ) -> Self {
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SharedMask {
                 name: name.into(),
                 sees: Box::new(sees),
                 kept: Mutex::default(),
@@ -176,7 +176,7 @@ impl NamedMask {
     /// step that another thread is planning: its tensor is not kept for other steps.
     pub fn forget(&self) {
         let mut kept = lock(&self.shared.kept);
-        kept.forgotten = kept.forgotten.saturating_add(1);
+        kept.forgotten += 1;
         let masks = std::mem::take(&mut kept.masks);
         drop(kept);
         drop(masks);
@@ -199,15 +199,15 @@ impl NamedMask {
         requests: &[MaskedRequest],
         columns: usize,
     ) -> Result<Mask> {
-        let is_same = |kept: &Kept| {
+        let is_same = |kept: &KeptMask| {
             let same = kept.columns == columns && kept.requests == requests;
             let tensor = kept.mask.tensor();
             same && tensor.is_some_and(|mask| mask.check_device("mask", device).is_ok())
         };
         let mut kept = lock(&self.shared.kept);
-        if let Some(at) = kept.masks.iter().position(is_same) {
+        if let Some(place) = kept.masks.iter().position(is_same) {
             // It is the most recently used now.
-            let used = kept.masks.remove(at);
+            let used = kept.masks.remove(place);
             let mask = used.mask.clone();
             kept.masks.push(used);
             return Ok(mask);
@@ -220,7 +220,7 @@ impl NamedMask {
         let mut bytes = mask.tensor_bytes();
         if bytes <= Self::KEPT_BYTES && kept.forgotten == forgotten {
             let kept = &mut kept.masks;
-            kept.push(Kept {
+            kept.push(KeptMask {
                 requests: requests.to_vec(),
                 columns,
                 mask: mask.clone(),
@@ -228,10 +228,10 @@ impl NamedMask {
             // Tensors are kept from the last one on, while they fit.
             let older = kept.iter().rev().skip(1);
             let fit = older.take_while(|older| {
-                bytes = bytes.saturating_add(older.mask.tensor_bytes());
+                bytes += older.mask.tensor_bytes();
                 bytes <= Self::KEPT_BYTES
             });
-            let first = kept.len().saturating_sub(fit.count().saturating_add(1));
+            let first = kept.len() - 1 - fit.count();
             kept.drain(..first);
         }
         Ok(mask)
@@ -244,21 +244,13 @@ impl NamedMask {
     pub(crate) fn on_host(&self, requests: &[MaskedRequest], columns: usize) -> Result<HostMask> {
         let rows = requests.first().map_or(0, |request| request.new);
         let visible = |entry: usize, row: usize, key: usize| {
-            let Some(request) = requests.get(entry) else {
-                return false;
-            };
-            let token = request.cached.saturating_add(row);
-            let len = request.cached.saturating_add(request.new);
-            key < len
-                && request
-                    .place
-                    .is_none_or(|place| self.sees(place, token, key))
+            let MaskedRequest { place, new, cached } = requests[entry];
+            key < cached + new && place.is_none_or(|place| self.sees(place, cached + row, key))
         };
         let mask = HostMask::stack_from_fn(requests.len(), rows, columns, MaskForm::INT8, visible)?;
         if let Some((entry, row)) = mask.fully_masked_rows().next() {
-            let of = requests.get(entry);
-            let token = of.map_or(row, |of| of.cached.saturating_add(row));
-            let place = of.and_then(|of| of.place).unwrap_or(entry);
+            let token = requests[entry].cached + row;
+            let place = requests[entry].place.unwrap_or(entry);
             return Err(Violation::new(
                 &rules::MASK_ROWS,
                 format_args!(

@@ -8,14 +8,14 @@ use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::kv::{
     BlockPool, CacheEntry, GroupId, PadPolicy, PageTable, Sequence, SequenceStamp, StepProgress,
-    StepTokens, capacity, check_slots, fill_slots, uncopied, written_over,
+    StepTokens, check_slots, fill_slots, uncopied, written_over,
 };
 use crate::rules;
 
+use super::BatchSettings;
 use super::causality::Causality;
 use super::mask_kind::{MaskKind, MaskedRequest};
 use super::request::BatchRequest;
-use super::settings::BatchSettings;
 use super::state::AttentionState;
 
 /// What the attention calls of one step share: made once a step from the batch, so that lengths, table and slots
@@ -26,7 +26,7 @@ use super::state::AttentionState;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttentionMetadata {
     pub(super) settings: BatchSettings,
-    state: AttentionState,
+    pub(super) state: AttentionState,
     pub(super) requests: usize,
     pub(super) actual_tokens: usize,
     decodes: usize,
@@ -50,20 +50,20 @@ pub struct AttentionMetadata {
 struct Sequences {
     /// The pool of the latest sequences.
     pool: Option<BlockPool>,
-    of: Vec<Option<SequenceAt>>,
+    states: Vec<Option<SequenceState>>,
 }
 
 /// A sequence as it was when a step was made.
 #[derive(Clone, Copy, Debug)]
-struct SequenceAt {
+struct SequenceState {
     stamp: SequenceStamp,
     given_back: usize,
     /// The pool's count of departures ([`BlockPool::departures`]) at that time.
     pool_departures: u64,
 }
 
-impl SequenceAt {
-    fn of(sequence: &Sequence) -> Self {
+impl SequenceState {
+    fn new(sequence: &Sequence) -> Self {
         Self {
             stamp: sequence.stamp(),
             given_back: sequence.given_back(),
@@ -95,15 +95,21 @@ impl AttentionMetadata {
     /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW), [`TABLE_ROW`](crate::rules::TABLE_ROW) for a row
     /// without a block for each token, [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a block outside the cache,
     /// [`TABLE_REPEATED`](crate::rules::TABLE_REPEATED) for a block that a row names twice. For the step:
-    /// [`PAD_SLOT`](crate::rules::PAD_SLOT) for a dump slot outside the cache,
     /// [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE) if two tokens go to the same place,
     /// [`SLOT_DUMP`](crate::rules::SLOT_DUMP) if one goes where padding goes.
     ///
     /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW): ascend_attention::rules::LENGTHS_OVERFLOW
     pub fn new(requests: &[BatchRequest<'_>], settings: BatchSettings) -> Result<Self, Violation> {
-        let mut metadata = Self {
+        let mut metadata = Self::empty(settings);
+        metadata.renew(requests)?;
+        Ok(metadata)
+    }
+
+    /// A step without requests.
+    pub(super) fn empty(settings: BatchSettings) -> Self {
+        Self {
             settings,
-            state: AttentionState::DecodeOnly,
+            state: AttentionState::PrefillNoCache,
             requests: 0,
             actual_tokens: 0,
             decodes: 0,
@@ -118,9 +124,7 @@ impl AttentionMetadata {
             mask: settings.causality.into(),
             given_back: false,
             sequences: Sequences::default(),
-        };
-        metadata.renew(requests)?;
-        Ok(metadata)
+        }
     }
 
     /// Computes the metadata of the next step, as [`AttentionMetadata::new`] does, in the same memory. After an error
@@ -129,13 +133,16 @@ impl AttentionMetadata {
     /// # Errors
     /// As for [`AttentionMetadata::new`].
     pub fn renew(&mut self, requests: &[BatchRequest<'_>]) -> Result<(), Violation> {
-        let (mut longest, mut given) = (0usize, 0usize);
+        let (mut longest, mut widest) = (0, 0);
         for request in requests {
-            longest = longest.max(tokens_of(request));
-            given = given.max(request.row.len());
+            // Tokens that cannot be counted are refused below.
+            if let Some(tokens) = request.cached.checked_add(request.new) {
+                longest = longest.max(tokens);
+            }
+            widest = widest.max(request.row.len());
         }
         // The table is no wider than the longest row; a row that is too short is refused.
-        self.clear(self.columns(longest).min(given));
+        self.clear(self.columns(longest).min(widest));
         let outcome = self.fill(requests);
         if outcome.is_err() {
             self.forget();
@@ -158,12 +165,12 @@ impl AttentionMetadata {
         self.group = None;
         self.prompt_lens.clear();
         self.given_back = false;
-        self.sequences.of.clear();
+        self.sequences.states.clear();
     }
 
     /// Blocks that `len` tokens of a request need, at least one.
     pub(super) fn columns(&self, len: usize) -> usize {
-        len.div_ceil(self.settings.block_size.max(1)).max(1)
+        len.div_ceil(self.settings.block_size).max(1)
     }
 
     fn fill(&mut self, requests: &[BatchRequest<'_>]) -> Result<(), Violation> {
@@ -174,38 +181,33 @@ impl AttentionMetadata {
             policy,
             ..
         } = self.settings;
-        if requests.is_empty() || block_size == 0 {
+        if requests.is_empty() {
             return Err(Violation::new(
                 &rules::BATCH_EMPTY,
-                format_args!(
-                    "{} requests over blocks of {block_size} tokens",
-                    requests.len()
-                ),
-                "1 or more of each",
+                "0 requests",
+                "1 or more",
                 "skip the step",
             ));
         }
-        let slots = capacity(blocks, block_size);
-        pad.check(slots)?;
         self.table.room(requests.len())?;
-        let mut tokens = 0usize;
-        for (at, request) in requests.iter().enumerate() {
-            self.group = request.in_group(at, self.group)?;
-            request.check_sequence(at, self.settings.causality)?;
-            let sequence = request.sequence.map(SequenceAt::of);
+        let mut tokens = 0;
+        for (index, request) in requests.iter().enumerate() {
+            self.group = request.join_group(index, self.group)?;
+            request.check_sequence(index, self.settings.causality)?;
+            let sequence = request.sequence.map(SequenceState::new);
             self.given_back |= sequence.is_some_and(|sequence| sequence.given_back > 0);
-            self.sequences.of.push(sequence);
-            let len = request.check_lengths(at)?;
+            self.sequences.states.push(sequence);
+            let len = request.check_lengths(index)?;
             // A sequence's row ends with the block of its last token; checking that takes no division.
             let columns = match request.row.len() {
-                given if ends_in(given, block_size, len) => given,
+                all if all <= blocks && ends_in(all, block_size, len) => all,
                 _ => self.columns(len),
             };
             let used = request.row.get(..columns).ok_or_else(|| {
                 Violation::new(
                     &rules::TABLE_ROW,
                     format_args!(
-                        "{} blocks for {len} tokens of request {at}",
+                        "{} blocks for {len} tokens of request {index}",
                         request.row.len()
                     ),
                     format_args!("{columns} blocks of {block_size}"),
@@ -217,22 +219,22 @@ impl AttentionMetadata {
             {
                 return Err(Violation::new(
                     &rules::TABLE_BLOCK,
-                    format_args!("block {block} of request {at}"),
-                    format_args!("0 to {}", blocks.saturating_sub(1)),
+                    format_args!("block {block} of request {index}"),
+                    format_args!("0 to {}", blocks - 1),
                     "use blocks that this cache's pool handed out",
                 ));
             }
-            request.check_blocks(at, used, self.settings.causality)?;
-            tokens = request.end_of_tokens(at, tokens, Self::MAX_TOKENS)?;
+            request.check_blocks(index, used, self.settings.causality)?;
+            tokens = request.add_tokens(index, tokens, Self::MAX_TOKENS)?;
             fill_slots(used, request.cached..len, block_size, &mut self.slots)?;
             self.table.push_cut(used);
             self.q_ends.push_end(tokens)?;
             self.kv_lengths.push(len)?;
             self.prompt_lens.push(request.prompt_len);
-            if request.new.saturating_sub(request.drafts) == 1 {
-                self.decodes_lead &= self.decodes == at;
-                self.decodes = self.decodes.saturating_add(1);
-                self.decode_tokens = self.decode_tokens.saturating_add(request.new);
+            if request.new - request.drafts == 1 {
+                self.decodes_lead &= self.decodes == index;
+                self.decodes += 1;
+                self.decode_tokens += request.new;
             }
         }
         if let Some(token) = self
@@ -256,7 +258,7 @@ impl AttentionMetadata {
     }
 
     /// Refuses a step whose blocks are of another pool, and settings of another cache.
-    pub(crate) fn goes_with(&self, pool: &BlockPool) -> Result<(), Violation> {
+    pub(crate) fn check_pool(&self, pool: &BlockPool) -> Result<(), Violation> {
         self.settings.check(pool)?;
         let group = pool.group();
         match self.group.filter(|other| *other != group) {
@@ -273,17 +275,11 @@ impl AttentionMetadata {
     /// Refuses a step whose sequences gave up blocks since it was made. Call it after
     /// [`begin_step`](BlockPool::begin_step), which keeps blocks that go back later.
     pub(crate) fn check_blocks_held(&self, pool: &BlockPool) -> Result<(), Violation> {
-        let counts = self.sequences.of.iter();
-        let counts = counts.map(|of| Some(of.as_ref()?.pool_departures));
-        let lengths = self.kv_lengths.lengths().iter();
-        let rows = counts.zip(lengths).zip(self.new_and_cached()).enumerate();
-        let block_size = self.settings.block_size;
-        let rows = rows.filter_map(|(request, ((count, len), (_, cached)))| {
-            let row = self.table.row(request)?;
-            let used = row.get(..self.columns(*len)).unwrap_or(row);
-            let read = cached.checked_div(block_size).unwrap_or(0).min(used.len());
-            let (read, written) = used.split_at_checked(read)?;
-            Some((count?, [read, written]))
+        let sequences = self.sequences.states.iter();
+        let rows = sequences.zip(self.used_blocks()).zip(self.new_and_cached());
+        let rows = rows.filter_map(|((sequence, used), (_, cached))| {
+            let (read, written) = used.split_at(cached / self.settings.block_size);
+            Some((sequence.as_ref()?.pool_departures, [read, written]))
         });
         match pool.changed_since(rows) {
             None => Ok(()),
@@ -331,28 +327,29 @@ impl AttentionMetadata {
 
     /// The blocks of the requests with sequences.
     pub(crate) fn sequence_blocks(&self) -> impl Iterator<Item = usize> {
-        let lengths = self.kv_lengths.lengths().iter();
-        let rows = self.sequences.of.iter().zip(lengths).enumerate();
-        let rows = rows.filter_map(|(request, (sequence, len))| {
-            sequence.as_ref()?;
-            let row = self.table.row(request)?;
-            Some(row.get(..self.columns(*len)).unwrap_or(row))
-        });
+        let rows = self.sequences.states.iter().zip(self.used_blocks());
+        let rows = rows.filter_map(|(sequence, used)| sequence.and(Some(used)));
         rows.flatten().copied()
+    }
+
+    /// The blocks of each request, dummies included.
+    fn used_blocks(&self) -> impl Iterator<Item = &[usize]> {
+        let rows = self.table.rows().zip(self.kv_lengths.lengths());
+        rows.map(|(row, len)| &row[..self.columns(*len)])
     }
 
     /// The tokens of each request with a sequence, counted from the sequence's first one.
     fn step_tokens(&self) -> impl Iterator<Item = (usize, StepTokens)> {
         let lengths = self.kv_lengths.lengths().iter().zip(self.new_and_cached());
-        let all = self.sequences.of.iter().zip(lengths).enumerate();
+        let all = self.sequences.states.iter().zip(lengths).enumerate();
         all.filter_map(|(request, (sequence, (len, (_, cached))))| {
-            let SequenceAt {
+            let SequenceState {
                 stamp, given_back, ..
             } = (*sequence)?;
             let tokens = StepTokens {
                 stamp,
-                cached: given_back.saturating_add(cached),
-                len: given_back.saturating_add(*len),
+                cached: given_back + cached,
+                len: given_back + len,
             };
             Some((request, tokens))
         })
@@ -379,11 +376,11 @@ impl AttentionMetadata {
     }
 
     /// Refuses a mask that may show tokens which a sequence gave back.
-    pub(crate) fn keeps_for(&self, mask: &MaskKind) -> Result<(), Violation> {
+    pub(crate) fn check_mask(&self, mask: &MaskKind) -> Result<(), Violation> {
         let kept = self.settings.causality;
         let chunk = |causality| matches!(causality, Causality::Chunk(_));
         // After tokens that were given back, chunks begin where they do only if whole chunks were given back.
-        let placed = chunk(kept) || !matches!(mask, MaskKind::Causality(of) if chunk(*of));
+        let placed = chunk(kept) || !matches!(mask, MaskKind::Causality(own) if chunk(*own));
         let shows_less = kept.window().is_some() && mask.is_within(kept) && placed;
         if !self.given_back || shows_less {
             return Ok(());
@@ -433,12 +430,12 @@ impl AttentionMetadata {
 
     /// The requests that are no decodes (`num_prefills`).
     pub fn prefills(&self) -> usize {
-        self.requests.saturating_sub(self.decodes)
+        self.requests - self.decodes
     }
 
     /// Query tokens of the prefills.
     pub fn prefill_tokens(&self) -> usize {
-        self.actual_tokens.saturating_sub(self.decode_tokens)
+        self.actual_tokens - self.decode_tokens
     }
 
     /// Where the query tokens of each request end, dummies included.
@@ -458,14 +455,23 @@ impl AttentionMetadata {
 
     /// Keys of the longest request.
     pub(crate) fn longest(&self) -> usize {
-        self.kv_lengths.lengths().iter().copied().max().unwrap_or(0)
+        self.kv_lengths
+            .lengths()
+            .iter()
+            .copied()
+            .fold(0, usize::max)
+    }
+
+    /// Query tokens of the request with the most.
+    pub(crate) fn longest_rows(&self) -> usize {
+        self.new_and_cached().map(|(new, _)| new).max().unwrap_or(0)
     }
 
     /// The requests of the step, dummies included, as the rows of a named mask.
     pub(crate) fn masked_requests(&self) -> impl Iterator<Item = MaskedRequest> {
         let all = self.new_and_cached().enumerate();
-        all.map(|(at, (new, cached))| MaskedRequest {
-            place: (at < self.requests).then_some(at),
+        all.map(|(index, (new, cached))| MaskedRequest {
+            place: (index < self.requests).then_some(index),
             new,
             cached,
         })
@@ -510,16 +516,11 @@ impl AttentionMetadata {
 
 /// Whether the last of `len` tokens is in the last of `blocks` blocks.
 fn ends_in(blocks: usize, block_size: usize, len: usize) -> bool {
-    let places = blocks.saturating_mul(block_size);
-    len > 0 && len <= places && places.saturating_sub(len) < block_size
+    let places = blocks * block_size;
+    len > 0 && len <= places && places - len < block_size
 }
 
-/// Tokens of a request after the step.
-fn tokens_of(request: &BatchRequest<'_>) -> usize {
-    request.cached.saturating_add(request.new)
-}
-
-/// Whether all of these numbers are below a bound of up to [`MAX_INT32`], in a form that compilers vectorise: a
+/// Whether all of these numbers are below a bound of up to INT32, in a form that compilers vectorise: a
 /// number below the bound has no sign bit, and has one after the bound is subtracted.
 fn all_below(numbers: &[usize], bound: usize) -> bool {
     let mut signs = (usize::MAX, 0usize);
@@ -527,7 +528,7 @@ fn all_below(numbers: &[usize], bound: usize) -> bool {
         signs.0 &= number.wrapping_sub(bound);
         signs.1 |= number;
     }
-    let sign = |of: usize| of > usize::MAX / 2;
+    let sign = |bits: usize| bits > usize::MAX / 2;
     sign(signs.0) && !sign(signs.1)
 }
 
@@ -542,7 +543,7 @@ mod tests {
     use super::super::RecordedBatch;
     use super::super::example::{request, settings};
     use super::*;
-    use crate::kv::MAX_INT32;
+    use crate::kv::{Audit, AuditRequest, MAX_INT32};
     use proptest::prelude::*;
 
     #[test]
@@ -584,12 +585,6 @@ mod tests {
         };
         let error = AttentionMetadata::new(&[good], dump).unwrap_err();
         assert_eq!(error.rule, &rules::SLOT_DUMP);
-        let none = BatchSettings {
-            block_size: 0,
-            ..settings()
-        };
-        let error = AttentionMetadata::new(&[good], none).unwrap_err();
-        assert_eq!(error.rule, &rules::BATCH_EMPTY);
     }
 
     #[test]
@@ -605,7 +600,10 @@ mod tests {
         /// Whatever the batch: recording loses nothing, renewing is making anew, and padding leaves the requests
         /// alone.
         #[test]
-        fn metadata_of_any_batch(lengths in prop::collection::vec((0usize..30, 1usize..20, any::<usize>()), 1..8), more in 0usize..70) {
+        fn metadata_of_any_batch(
+            lengths in prop::collection::vec((0usize..30, 1usize..20, any::<usize>()), 1..8),
+            more in 0usize..70,
+        ) {
             let mut rows = Vec::new();
             let mut block = 0;
             for (cached, new, _) in &lengths {
@@ -613,7 +611,11 @@ mod tests {
                 rows.push((block..block + blocks).collect::<Vec<usize>>());
                 block += blocks;
             }
-            let requests: Vec<_> = lengths.iter().zip(&rows).map(|((cached, new, drafts), row)| BatchRequest::in_row(row, *cached, *new).drafts(drafts % new).prompt_len((drafts % 3 > 0).then_some(cached + drafts % 50))).collect();
+            let requests = lengths.iter().zip(&rows).map(|((cached, new, drafts), row)| {
+                let prompt_len = (drafts % 3 > 0).then_some(cached + drafts % 50);
+                BatchRequest::in_row(row, *cached, *new).drafts(drafts % new).prompt_len(prompt_len)
+            });
+            let requests: Vec<_> = requests.collect();
             let settings = BatchSettings { blocks: 128, ..settings() };
             let metadata = AttentionMetadata::new(&requests, settings).unwrap();
             let recorded = RecordedBatch::new(settings, &requests);
@@ -631,20 +633,34 @@ mod tests {
             for (q, kv) in q.lengths().iter().zip(again.kv_lengths().lengths()).skip(lengths.len()) {
                 prop_assert!(*q == *kv && (1..=16).contains(q));
             }
-            let audit: Vec<_> = requests.iter().map(|r| crate::kv::AuditRequest { cached: r.cached, given_back: 0, new: r.new }).collect();
-            let audit = crate::kv::Audit { blocks: 128, block_size: 4, pad: settings.pad, requests: &audit, table: again.table(), slots: again.slots() };
+            let audit = |r: &BatchRequest<'_>| AuditRequest::new(r.cached, r.new);
+            let audit = Audit {
+                blocks: 128,
+                block_size: 4,
+                pad: settings.pad,
+                requests: &requests.iter().map(audit).collect::<Vec<_>>(),
+                table: again.table(),
+                slots: again.slots(),
+            };
             prop_assert_eq!(audit.check(), Ok(()));
         }
     }
 
     proptest! {
         #[test]
-        fn blocks_are_below_a_bound_if_each_is(numbers in prop::collection::vec(prop_oneof![0usize..9, any::<usize>()], 0..9), bound in prop_oneof![0usize..9, Just(MAX_INT32)]) {
+        fn blocks_are_below_a_bound_if_each_is(
+            numbers in prop::collection::vec(prop_oneof![0usize..9, any::<usize>()], 0..9),
+            bound in prop_oneof![0usize..9, Just(MAX_INT32)],
+        ) {
             prop_assert_eq!(all_below(&numbers, bound), numbers.iter().all(|number| *number < bound));
         }
 
         #[test]
-        fn rows_end_with_the_last_token_if_no_other_number_of_blocks_does(blocks in 0usize..9, block_size in 1usize..9, len in 0usize..70) {
+        fn rows_end_with_the_last_token_if_no_other_number_of_blocks_does(
+            blocks in 0usize..9,
+            block_size in 1usize..9,
+            len in 0usize..70,
+        ) {
             prop_assert_eq!(ends_in(blocks, block_size, len), len > 0 && len.div_ceil(block_size) == blocks);
         }
     }

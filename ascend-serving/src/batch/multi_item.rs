@@ -50,7 +50,7 @@ impl MultiItemPrompt {
         Err(Violation::new(
             &rules::ITEM_STARTS,
             given,
-            "places that rise and lie in the prompt: an item has a token",
+            "places that rise and are within the prompt: an item has a token",
             "leave out empty items",
         ))
     }
@@ -58,7 +58,7 @@ impl MultiItemPrompt {
     /// Makes a prompt from its tokens: each delimiter begins an item. Without delimiters the prompt is all prefix.
     pub fn by_delimiter<T: PartialEq>(tokens: &[T], delimiter: &T) -> Self {
         let places = tokens.iter().enumerate();
-        let starts = places.filter_map(|(at, token)| (token == delimiter).then_some(at));
+        let starts = places.filter_map(|(place, token)| (token == delimiter).then_some(place));
         // Indices of tokens rise, and are within the prompt.
         Self {
             starts: starts.collect(),
@@ -93,7 +93,7 @@ impl MultiItemPrompt {
         let prefix = self.prefix();
         (0..self.tokens).map(move |token| match self.start_of(token) {
             None => token,
-            Some(start) => token.saturating_sub(start).saturating_add(prefix),
+            Some(start) => token - start + prefix,
         })
     }
 

@@ -1,11 +1,13 @@
 //! Dummy requests, which fill a step up to a size.
 
 use ascend_attention::Violation;
+use ascend_attention::attention::{Cumulative, PerRequest};
 
 use crate::rules;
 
+use super::BatchSettings;
 use super::metadata::AttentionMetadata;
-use super::state::StatePolicy;
+use super::state::{AttentionState, StatePolicy};
 
 impl AttentionMetadata {
     /// Adds dummy requests until there are `tokens` query tokens, as graphs captured for a size and uneven ranks
@@ -31,12 +33,9 @@ impl AttentionMetadata {
                 "pad to the smallest captured size that holds the batch",
             ));
         }
-        let (rows, left) = (self.dummy_rows(), tokens.saturating_sub(now));
-        let dummies = (0..left).step_by(rows.max(1));
-        self.add_dummies(
-            tokens,
-            dummies.map(|from| rows.min(left.saturating_sub(from))),
-        )
+        let (rows, left) = (self.dummy_rows(), tokens - now);
+        let dummies = (0..left).step_by(rows);
+        self.add_dummies(tokens, dummies.map(|from| rows.min(left - from)))
     }
 
     /// Adds dummy requests of these query tokens each, up to `tokens` of all requests.
@@ -47,24 +46,23 @@ impl AttentionMetadata {
     ) -> Result<(), Violation> {
         let now = self.tokens();
         let (pad, block_size) = (self.settings.pad, self.settings.block_size);
-        let padded = tokens.saturating_sub(self.actual_tokens);
-        let from = now.saturating_sub(self.actual_tokens);
-        for nth in from..padded {
+        let padding = now - self.actual_tokens..tokens - self.actual_tokens;
+        for nth in padding.clone() {
             // All slots are checked before anything is added.
             pad.slot_of(nth, block_size)?;
         }
         // A dummy request has block 0 for each of its keys.
-        let longest = dummies.clone().max().unwrap_or(0);
+        let longest = dummies.clone().fold(0, usize::max);
         self.table.widen(self.columns(longest))?;
         self.table.room(dummies.clone().count())?;
         let mut end = now;
         for dummy in dummies {
-            end = end.saturating_add(dummy);
+            end += dummy;
             self.q_ends.push_end(end)?;
             self.kv_lengths.push(dummy)?;
             self.table.push_cut(&[]);
         }
-        for nth in from..padded {
+        for nth in padding {
             self.slots.push(pad.slot_of(nth, block_size)?);
         }
         Ok(())
@@ -86,6 +84,46 @@ impl AttentionMetadata {
     ) -> Result<(), Violation> {
         let dummies = self.missing(requests, tokens)?;
         self.add_dummies(tokens, dummies)
+    }
+
+    /// A padded copy of a step for graphs, which read the cache whatever the kind of the step is: steps of single
+    /// tokens decode.
+    pub(crate) fn replayed(&self, requests: usize, tokens: usize) -> Result<Self, Violation> {
+        let mut copy = self.clone();
+        copy.pad_to_requests(requests, tokens)?;
+        copy.read_cache();
+        Ok(copy)
+    }
+
+    /// A step for graphs of nothing but dummy requests, with these ends of their query tokens and numbers of keys.
+    pub(crate) fn of_dummies(
+        settings: BatchSettings,
+        q_ends: Cumulative,
+        kv_lengths: PerRequest,
+    ) -> Result<Self, Violation> {
+        let mut step = Self::empty(settings);
+        let longest = kv_lengths.lengths().iter().copied().max().unwrap_or(0);
+        let requests = kv_lengths.lengths().len();
+        step.table.reset(step.columns(longest));
+        step.table.room(requests)?;
+        for _ in 0..requests {
+            step.table.push_cut(&[]);
+        }
+        for nth in 0..q_ends.total() {
+            step.slots
+                .push(settings.pad.slot_of(nth, settings.block_size)?);
+        }
+        (step.q_ends, step.kv_lengths) = (q_ends, kv_lengths);
+        step.read_cache();
+        Ok(step)
+    }
+
+    fn read_cache(&mut self) {
+        if self.tokens() == self.table.requests() {
+            self.state = AttentionState::DecodeOnly;
+        } else if !self.state.reads_cache() {
+            self.state = AttentionState::ChunkedPrefill;
+        }
     }
 
     /// Whether [`pad_to_requests`](Self::pad_to_requests) accepts these numbers.
@@ -121,27 +159,21 @@ impl AttentionMetadata {
                 "pad to the smallest captured size that holds the batch",
             ));
         };
-        let (each, more) = (
-            left.checked_div(added).unwrap_or(0),
-            left.checked_rem(added).unwrap_or(0),
-        );
-        Ok((0..added).map(move |nth| each.saturating_add(usize::from(nth < more))))
+        Ok((0..added).map(move |nth| left / added + usize::from(nth < left % added)))
     }
 
     /// Query tokens of a dummy request.
     fn dummy_rows(&self) -> usize {
-        let most = StatePolicy::MAX_VERIFIED
-            .min(self.settings.block_size)
-            .max(1);
-        let requests = self.requests;
-        let mut ends = self.q_ends.ends().iter().take(self.requests);
-        let each = self.actual_tokens.checked_div(requests).unwrap_or(most);
-        let mut wanted = 0usize;
-        let alike = ends.all(|end| {
-            wanted = wanted.saturating_add(each);
-            *end == wanted
-        });
-        if alike { each.clamp(1, most) } else { most }
+        let most = StatePolicy::MAX_VERIFIED.min(self.settings.block_size);
+        if self.requests == 0 {
+            return most;
+        }
+        let each = self.actual_tokens / self.requests;
+        let mut ends = self.q_ends.ends().iter().take(self.requests).zip(1..);
+        match ends.all(|(end, request)| *end == request * each) {
+            true => each.min(most),
+            false => most,
+        }
     }
 }
 

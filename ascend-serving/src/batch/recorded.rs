@@ -6,8 +6,8 @@ use ascend_attention::Violation;
 
 use crate::rules;
 
+use super::BatchSettings;
 use super::request::BatchRequest;
-use super::settings::BatchSettings;
 
 /// A step as a file: a production batch that becomes a test. A mask that was set for the step
 /// ([`AttentionMetadata::set_mask`](crate::AttentionMetadata::set_mask)) is not recorded: a step that is read again
@@ -97,7 +97,8 @@ impl RecordedBatch {
     /// Reads a batch from JSON.
     ///
     /// # Errors
-    /// [`BATCH_FORMAT`](crate::rules::BATCH_FORMAT) for anything but what [`RecordedBatch::to_json`] writes.
+    /// [`BATCH_FORMAT`](crate::rules::BATCH_FORMAT) for anything but what [`RecordedBatch::to_json`] writes, such as
+    /// settings that no cache has.
     /// [`AttentionMetadata::new`](crate::AttentionMetadata::new) checks the batch itself.
     pub fn from_json(json: &str) -> Result<Self, Violation> {
         let wrong = |given: String| {
@@ -141,6 +142,10 @@ mod tests {
             String::new(),
             "{}".to_owned(),
             good.replace("\"version\":1", "\"version\":2"),
+            good.replace("\"blocks\":64", "\"blocks\":0"),
+            good.replace("\"blocks\":64", "\"blocks\":536870912"),
+            good.replace("\"block_size\":4", "\"block_size\":0"),
+            good.replace("\"SkipNegative\"", "{\"DumpSlot\":256}"),
             good.replace("\"cached\":5", "\"cached\":-5"),
             good.replace("\"cached\":5", "\"cached\":5,\"other\":1"),
         ] {

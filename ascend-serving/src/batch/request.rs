@@ -1,6 +1,11 @@
-//! What a request computes in a step, as an engine knows it.
+//! What a request computes in a step, as an engine knows it, and the checks of a request before a step.
 
-use crate::kv::{GroupId, Sequence};
+use ascend_attention::Violation;
+
+use crate::kv::{GroupId, MAX_INT32, Sequence, uncopied};
+use crate::rules;
+
+use super::causality::Causality;
 
 /// One request in a step.
 #[derive(Clone, Copy, Debug)]
@@ -29,8 +34,8 @@ pub struct BatchRequest<'a> {
 /// Requests are equal if their numbers, rows and sequences are.
 impl PartialEq for BatchRequest<'_> {
     fn eq(&self, other: &Self) -> bool {
-        let numbers = |of: &Self| (of.cached, of.new, of.drafts, of.group, of.prompt_len);
-        let sequence = |of: &Self| of.sequence.map(Sequence::stamp);
+        let numbers = |r: &Self| (r.cached, r.new, r.drafts, r.group, r.prompt_len);
+        let sequence = |r: &Self| r.sequence.map(Sequence::stamp);
         numbers(self) == numbers(other)
             && self.row == other.row
             && sequence(self) == sequence(other)
@@ -44,8 +49,8 @@ impl<'a> BatchRequest<'a> {
     /// tokens than the sequence has are refused when the step's metadata is made.
     ///
     /// **Grow once for every step, by all its tokens.** Without growth the last `new` tokens are those of the step
-    /// before, and their keys and values are overwritten: this cannot be told from computing the same tokens once
-    /// more, which is allowed. A step that leaves out tokens by which the sequence grew is refused when it begins
+    /// before, and their keys and values are overwritten: no check can distinguish this from computing the same tokens
+    /// once more, which is allowed. A step that leaves out tokens by which the sequence grew is refused when it begins
     /// ([`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP)), as is one whose sequence grew after its metadata was made
     /// ([`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED)).
     ///
@@ -53,18 +58,18 @@ impl<'a> BatchRequest<'a> {
     /// with the first token that is left, which shows the same keys to a layer with that window. A layer with a
     /// larger window is refused.
     pub fn of(sequence: &'a Sequence, new: usize) -> Self {
-        let (len, given_back) = (sequence.len(), sequence.given_back());
-        let block_size = sequence.pool().block_size();
+        let given_back = sequence.given_back();
         let blocks = match given_back {
             // Most sequences gave nothing back; they need no division.
             0 => 0,
-            _ => given_back.checked_div(block_size).unwrap_or(0),
+            _ => given_back / sequence.pool().block_size(),
         };
         Self {
-            cached: len.saturating_sub(new).saturating_sub(given_back),
+            // None where there are fewer than the new tokens, which a step refuses.
+            cached: (sequence.len() - given_back).saturating_sub(new),
             new,
             drafts: 0,
-            row: sequence.row().get(blocks..).unwrap_or(&[]),
+            row: &sequence.row()[blocks..],
             group: Some(sequence.pool().group()),
             prompt_len: None,
             sequence: Some(sequence),
@@ -95,5 +100,162 @@ impl<'a> BatchRequest<'a> {
     pub fn drafts(mut self, drafts: usize) -> Self {
         self.drafts = drafts;
         self
+    }
+}
+
+/// Checks before a step, which name the request by its index.
+impl BatchRequest<'_> {
+    /// Returns the pool of a step whose earlier requests are of the pool `known`. Another pool is refused.
+    pub(crate) fn join_group(
+        &self,
+        request: usize,
+        known: Option<GroupId>,
+    ) -> Result<Option<GroupId>, Violation> {
+        let own = self.sequence.map(|sequence| sequence.pool().group());
+        match (known, own.or(self.group)) {
+            (Some(known), Some(group)) if known != group => Err(Violation::new(
+                &rules::TABLE_GROUP,
+                format_args!("a row of {group} for request {request}"),
+                known,
+                "make a step for each group of layers, with the sequences of its own pool",
+            )),
+            (known, group) => Ok(known.or(group)),
+        }
+    }
+
+    /// Refuses tokens that the request's sequence does not have, or has given back.
+    pub(crate) fn check_sequence(
+        &self,
+        request: usize,
+        causality: Causality,
+    ) -> Result<(), Violation> {
+        let Some(sequence) = self.sequence else {
+            return Ok(());
+        };
+        let (len, given_back) = (sequence.len(), sequence.given_back());
+        let (cached, new, kept) = (self.cached, self.new, len - given_back);
+        if let Some(block) = sequence.uncopied() {
+            return Err(uncopied(format_args!("block {block} of request {request}")));
+        }
+        if new > kept || cached > kept - new {
+            return Err(Violation::new(
+                &rules::SEQUENCE_LENGTH,
+                format_args!(
+                    "{new} new tokens of request {request}, whose sequence has {len}, {given_back} of them given back, \
+                     behind {cached} cached ones"
+                ),
+                format_args!("at most {kept}, the cached ones included"),
+                "grow the sequence by its new tokens before the step (`Attention::grow`), and say in \
+                 `BatchRequest::of` by how many",
+            ));
+        }
+        if let Causality::Chunk(size) = causality
+            && !given_back.is_multiple_of(size.get())
+        {
+            return Err(Violation::new(
+                &rules::BLOCK_WINDOW,
+                format_args!(
+                    "{causality:?} over request {request}, whose first {given_back} tokens were given back"
+                ),
+                format_args!("a multiple of {size}: whole chunks"),
+                "give back the chunks in front of the next token's, whole",
+            ));
+        }
+        // The tokens that the request calls cached come after those that were given back.
+        if causality.shown_from(given_back + cached) < given_back {
+            return Err(Violation::new(
+                &rules::BLOCK_WINDOW,
+                format_args!(
+                    "{causality:?} over request {request}, whose first {given_back} tokens were given back"
+                ),
+                format_args!("a window of at most {} keys", cached + 1),
+                "give back only what lies in front of the window of the next token, and keep a sequence of its own for \
+                 layers that see more",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Refuses a row that names a block twice, whose keys would count twice. The blocks of a sequence are its own;
+    /// those of a window may be used in turn; and 0 may stand for blocks of padding.
+    pub(crate) fn check_blocks(
+        &self,
+        request: usize,
+        used: &[usize],
+        causality: Causality,
+    ) -> Result<(), Violation> {
+        let sees_all = matches!(causality, Causality::Causal | Causality::Bidirectional);
+        if self.sequence.is_some() || !sees_all || used.len() < 2 {
+            return Ok(());
+        }
+        let mut sorted = used.to_vec();
+        sorted.sort_unstable();
+        let pairs = sorted.iter().zip(sorted.iter().skip(1));
+        let mut twice = pairs.filter(|(one, next)| one == next && **one != 0);
+        match twice.next() {
+            None => Ok(()),
+            Some((block, _)) => Err(Violation::new(
+                &rules::TABLE_REPEATED,
+                format_args!("block {block} twice in the row of request {request}"),
+                "each block once",
+                "name each block of the request once, in the order of its tokens",
+            )),
+        }
+    }
+
+    /// Checks the numbers of tokens, and returns how many the request has after the step, an INT32.
+    pub(crate) fn check_lengths(&self, request: usize) -> Result<usize, Violation> {
+        let Self {
+            cached,
+            new,
+            drafts,
+            ..
+        } = *self;
+        if new == 0 {
+            return Err(Violation::new(
+                &rules::BATCH_EMPTY,
+                format_args!("no query token of request {request}"),
+                "1 or more",
+                "leave the request out of the step, or skip the step",
+            ));
+        }
+        if drafts >= new {
+            return Err(Violation::new(
+                &rules::DRAFT_COUNT,
+                format_args!("{drafts} drafts among {new} query tokens of request {request}"),
+                format_args!("0 to {}", new - 1),
+                "count the last certain token among the query tokens",
+            ));
+        }
+        let len = cached.checked_add(new);
+        len.filter(|len| *len <= MAX_INT32).ok_or_else(|| {
+            Violation::new(
+                &rules::LENGTHS_OVERFLOW,
+                format_args!("{cached} cached and {new} new tokens of request {request}"),
+                format_args!("at most {MAX_INT32}"),
+                "end the request",
+            )
+        })
+    }
+
+    /// Adds the request's query tokens to those of the earlier requests, of which a step has at most `most`.
+    pub(crate) fn add_tokens(
+        &self,
+        request: usize,
+        before: usize,
+        most: usize,
+    ) -> Result<usize, Violation> {
+        let end = before.checked_add(self.new);
+        end.filter(|end| *end <= most).ok_or_else(|| {
+            Violation::new(
+                &rules::LENGTHS_OVERFLOW,
+                format_args!(
+                    "{} query tokens of request {request} behind {before}",
+                    self.new
+                ),
+                format_args!("{most} in a step"),
+                "split the batch",
+            )
+        })
     }
 }

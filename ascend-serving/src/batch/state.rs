@@ -73,7 +73,7 @@ impl StatePolicy {
             }
         } else if self.drafting == Some(Drafting::Mtp)
             && all(|request| request.new <= Self::MAX_VERIFIED)
-            && all(|request| request.new.saturating_sub(request.drafts) == 1)
+            && all(|request| request.new.checked_sub(request.drafts) == Some(1))
         {
             AttentionState::SpecDecoding
         } else if self.chunked_prefill || self.drafting.is_some() {
@@ -98,14 +98,11 @@ mod tests {
     #[test]
     fn states_follow_the_order_of_tests() {
         use AttentionState as S;
-        let of = |chunked_prefill, drafting| StatePolicy {
-            chunked_prefill,
-            drafting,
-        };
-        let (plain, chunked) = (of(false, None), of(true, None));
+        let policy = StatePolicy::new;
+        let (plain, chunked) = (policy(false, None), policy(true, None));
         let (mtp, other) = (
-            of(true, Some(Drafting::Mtp)),
-            of(true, Some(Drafting::Other)),
+            policy(true, Some(Drafting::Mtp)),
+            policy(true, Some(Drafting::Other)),
         );
         assert_eq!(step(&[(0, 5, 0), (0, 1, 0)], chunked), S::PrefillNoCache);
         assert_eq!(step(&[(0, 1, 0)], plain), S::PrefillNoCache);

@@ -68,10 +68,8 @@ impl StepPart {
     /// The query tokens of these requests, counted from the first of the part.
     pub(crate) fn rows(&self, requests: &[usize]) -> Vec<Range<usize>> {
         let starts = self.q_ends.with_zero();
-        let at = |at: usize| starts.get(at).copied().unwrap_or(0);
-        requests
-            .iter()
-            .map(|r| at(*r)..at(r.saturating_add(1)))
+        let rows = requests.iter();
+        rows.map(|request| starts[*request]..starts[request + 1])
             .collect()
     }
 }

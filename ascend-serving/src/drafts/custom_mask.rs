@@ -6,7 +6,7 @@ use ascend_attention::mask::HostMask;
 
 use crate::rules::{self, room};
 
-use super::draft_tree::DraftTree;
+use super::DraftTree;
 
 /// Which part of each request's mask is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,7 +53,7 @@ macro_rules! mask_words {
             const BITS: usize = <$word>::BITS as usize;
 
             fn bit(bit: usize) -> Self {
-                u32::try_from(bit).ok().and_then(|bit| (1 as $word).checked_shl(bit)).unwrap_or(0)
+                if bit < <$word>::BITS as usize { 1 << bit } else { 0 }
             }
         }
     )*};
@@ -84,18 +84,17 @@ impl CustomMask {
                 "make them from the same batch",
             ));
         }
-        let width = |tree: &DraftTree, cached: usize| match extent {
-            MaskExtent::NodesOnly => Some(tree.nodes()),
-            MaskExtent::AllKeys => cached.checked_add(tree.nodes()),
-        };
-        let total = trees
-            .iter()
-            .zip(cached.lengths())
-            .try_fold(0usize, |sum, (tree, cached)| {
-                let bits = width(tree, *cached)?.checked_mul(tree.nodes())?;
-                sum.checked_add(bits)
-                    .filter(|sum| *sum <= Self::MAX_ELEMENTS)
-            });
+        // The cached keys in front of the nodes of each row.
+        let prefixes = cached.lengths().iter().map(|cached| match extent {
+            MaskExtent::NodesOnly => 0,
+            MaskExtent::AllKeys => *cached,
+        });
+        let trees = trees.iter().zip(prefixes);
+        let total = trees.clone().try_fold(0usize, |sum, (tree, prefix)| {
+            let nodes = tree.nodes();
+            let sum = (prefix + nodes).checked_mul(nodes)?.checked_add(sum)?;
+            (sum <= Self::MAX_ELEMENTS).then_some(sum)
+        });
         let Some(total) = total else {
             return Err(Violation::new(
                 &rules::LENGTHS_OVERFLOW,
@@ -111,16 +110,16 @@ impl CustomMask {
         };
         let (rule, fix) = (&rules::LENGTHS_OVERFLOW, "store the nodes alone");
         room(&mut mask.visible, total, rule, fix)?;
-        for (tree, &cached) in trees.iter().zip(cached.lengths()) {
+        let mut rows = 0;
+        for (tree, prefix) in trees {
             let nodes = tree.nodes();
-            let prefix = width(tree, cached).unwrap_or(nodes).saturating_sub(nodes);
             for node in 0..nodes {
                 mask.visible.extend(std::iter::repeat_n(true, prefix));
                 mask.visible
                     .extend((0..nodes).map(|other| tree.sees(node, other)));
             }
-            let rows = mask.qo_indptr.last().copied().unwrap_or(0);
-            mask.qo_indptr.push(rows.saturating_add(nodes));
+            rows += nodes;
+            mask.qo_indptr.push(rows);
             mask.mask_indptr.push(mask.visible.len());
         }
         Ok(mask)
@@ -172,7 +171,7 @@ impl CustomMask {
 
     /// Number of requests.
     pub fn requests(&self) -> usize {
-        self.qo_indptr.len().saturating_sub(1)
+        self.qo_indptr.len() - 1
     }
 
     /// Query rows and keys of a request, as stored.
@@ -181,17 +180,18 @@ impl CustomMask {
             Some([from, to, ..]) => to.abs_diff(*from),
             _ => 0,
         };
-        let rows = span(&self.qo_indptr);
-        (rows, span(&self.mask_indptr).checked_div(rows).unwrap_or(0))
+        match span(&self.qo_indptr) {
+            0 => (0, 0),
+            rows => (rows, span(&self.mask_indptr) / rows),
+        }
     }
 
     /// The part of a request, `[rows, keys]` row-major.
     pub fn request(&self, request: usize) -> &[bool] {
-        let range = match self.mask_indptr.get(request..) {
-            Some([from, to, ..]) => self.visible.get(*from..*to),
-            _ => None,
-        };
-        range.unwrap_or(&[])
+        match self.mask_indptr.get(request..) {
+            Some([from, to, ..]) => &self.visible[*from..*to],
+            _ => &[],
+        }
     }
 
     /// The elements of all requests, in order.
@@ -305,7 +305,7 @@ fn wrong_words(words: usize, extents: &[(usize, usize)]) -> Violation {
     reason = "a test fails by panicking"
 )]
 mod tests {
-    use super::super::draft_tree::tests::parents;
+    use super::super::tests::parents;
     use super::*;
     use proptest::prelude::*;
 
@@ -364,7 +364,9 @@ mod tests {
                 prop_assert_eq!(&CustomMask::unpack(&mask.pack::<u16>(), &extents).unwrap(), &mask);
                 prop_assert_eq!(&CustomMask::unpack(&mask.pack::<u32>(), &extents).unwrap(), &mask);
                 prop_assert_eq!(&CustomMask::unpack(&mask.pack::<u64>(), &extents).unwrap(), &mask);
-                let same = CustomMask::new(mask.visible().to_vec(), mask.mask_indptr().to_vec(), mask.qo_indptr().to_vec());
+                let offsets = [mask.mask_indptr(), mask.qo_indptr()];
+                let [mask_indptr, qo_indptr] = offsets.map(<[usize]>::to_vec);
+                let same = CustomMask::new(mask.visible().to_vec(), mask_indptr, qo_indptr);
                 prop_assert_eq!(&same.unwrap(), &mask);
                 for (r, tree) in trees.iter().enumerate() {
                     let (rows, keys) = mask.extent(r);

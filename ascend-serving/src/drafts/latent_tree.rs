@@ -9,7 +9,7 @@ use crate::backends::{AttentionShape, RefusedBackend, no_backend};
 use crate::error::{Error, Result};
 use crate::kv::LayerCache;
 
-use super::draft_tree::DraftTree;
+use super::DraftTree;
 use super::tree_verification::{TwoCalls, TwoPlans, check_nodes, same_batch, tree_mask};
 
 /// Verifies a drafted tree for each request over a cache of latents and rotary parts
@@ -18,9 +18,10 @@ use super::tree_verification::{TwoCalls, TwoPlans, check_nodes, same_batch, tree
 ///
 /// | target | calls |
 /// |---|---|
-/// | Atlas A2 and A3 with CANN 9.1 | one over the cache, sparse mode 9, with the mask `[B, nodes, nodes]` of the trees |
-/// | Atlas A2 and A3 with CANN 8.5 and 9.0, Ascend 950 | one of all nodes over the cached tokens, one over the nodes alone with that mask, merged |
+/// | Atlas A2 and A3 with CANN 9.1 | one over the cache, sparse mode 9, with the trees' mask `[B, nodes, nodes]` |
+/// | Atlas A2 and A3 with CANN 8.5 and 9.0, Ascend 950 | one over the cached tokens, one over the nodes, merged |
 ///
+/// The call over the nodes alone has the same mask.
 /// The contract of the device's target decides: the single call is used wherever the operator takes it. On CANN 8.1
 /// absorbed queries of a tree have no call.
 ///
@@ -28,6 +29,7 @@ use super::tree_verification::{TwoCalls, TwoPlans, check_nodes, same_batch, tree
 ///
 /// Source: aclnnFusedInferAttentionScoreV3, multi-head latent attention.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct LatentTreeVerification {
     /// The heads.
     pub shape: AttentionShape,
@@ -64,6 +66,11 @@ enum Calls {
 }
 
 impl LatentTreeVerification {
+    /// A verification by attention of these heads.
+    pub const fn new(shape: AttentionShape) -> Self {
+        Self { shape }
+    }
+
     /// Prepares the verification of one tree for each request, after `cached` tokens each. Smaller trees are padded
     /// to the nodes of the tensors; the rows after a tree mean nothing. One plan serves all layers of a step.
     ///
@@ -157,7 +164,7 @@ impl LatentTreeVerification {
     ) -> Result<Plan> {
         let rows = trees.iter().map(DraftTree::nodes);
         let keys = rows.clone().zip(cached.lengths());
-        let keys = keys.map(|(nodes, cached)| cached.saturating_add(nodes));
+        let keys = keys.map(|(nodes, cached)| cached + nodes);
         let (q, kv) = (
             PerRequest::new(rows.collect())?,
             PerRequest::new(keys.collect())?,

@@ -10,7 +10,7 @@ use ascend_attention::Violation;
 
 use crate::rules;
 
-use super::draft_tree::{Accepted, DraftTree};
+use super::{AcceptedDrafts, DraftTree};
 
 /// How the drafts after a node were found, which decides with what probability they are accepted.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,10 +55,7 @@ struct Distribution {
 impl Distribution {
     /// The row of a node, if it is a distribution.
     fn of_row(rows: &[f32], node: usize, vocabulary: usize) -> Result<Self, Violation> {
-        let start = node.saturating_mul(vocabulary);
-        let row = rows
-            .get(start..start.saturating_add(vocabulary))
-            .unwrap_or(&[]);
+        let row = &rows[node * vocabulary..][..vocabulary];
         let weights: Vec<f64> = row.iter().map(|weight| f64::from(*weight)).collect();
         let sum: f64 = weights.iter().sum();
         // The sum shows NaN and infinities.
@@ -66,8 +63,8 @@ impl Distribution {
         if wrong.is_none() && (sum - 1.0).abs() <= SUM_TOLERANCE {
             return Ok(Self { weights, sum });
         }
-        let given = match wrong.and_then(|at| Some((at, weights.get(at)?))) {
-            Some((token, weight)) => format!("{weight} for token {token} behind node {node}"),
+        let given = match wrong {
+            Some(token) => format!("{} for token {token} behind node {node}", weights[token]),
             None => format!("a sum of {sum} behind node {node}"),
         };
         Err(Violation::new(
@@ -78,45 +75,37 @@ impl Distribution {
         ))
     }
 
-    fn probability(&self, token: u32) -> f64 {
-        let weight = usize::try_from(token).ok();
-        let weight = weight.and_then(|token| self.weights.get(token)).copied();
-        if self.sum > 0.0 {
-            weight.unwrap_or(0.0) / self.sum
-        } else {
-            0.0
+    /// The probability of a token of the vocabulary.
+    fn probability(&self, token: usize) -> f64 {
+        match self.sum > 0.0 {
+            true => self.weights[token] / self.sum,
+            false => 0.0,
         }
     }
 
     /// Sets the weight of a token to 0.
-    fn remove(&mut self, token: u32) {
-        let weight = usize::try_from(token).ok();
-        if let Some(weight) = weight.and_then(|token| self.weights.get_mut(token)) {
-            *weight = 0.0;
-        }
+    fn remove(&mut self, token: usize) {
+        self.weights[token] = 0.0;
         self.sum = self.weights.iter().sum();
     }
 
     /// The excess of this distribution over another one, for each token at least 0.
-    fn above(&self, other: &Self) -> Self {
-        let scaled = |of: &Self, weight: f64| if of.sum > 0.0 { weight / of.sum } else { 0.0 };
-        let pairs = self.weights.iter().zip(&other.weights);
-        let weights: Vec<f64> = pairs
-            .map(|(weight, less)| (scaled(self, *weight) - scaled(other, *less)).max(0.0))
-            .collect();
+    fn excess_over(&self, other: &Self) -> Self {
+        let excess = |token| (self.probability(token) - other.probability(token)).max(0.0);
+        let weights: Vec<f64> = (0..self.weights.len()).map(excess).collect();
         let sum = weights.iter().sum();
         Self { weights, sum }
     }
 
     /// The token at which the cumulative weight passes the share `place`, from 0 to 1; `None` without weights.
-    fn at(&self, place: f64) -> Option<u32> {
-        let mut behind = 0.0;
+    fn token_at(&self, place: f64) -> Option<u32> {
+        let mut cumulative = 0.0;
         let mut last = None;
         for (token, weight) in self.weights.iter().enumerate() {
             if *weight > 0.0 {
-                behind += weight;
+                cumulative += weight;
                 last = u32::try_from(token).ok();
-                if behind > place * self.sum {
+                if cumulative > place * self.sum {
                     break;
                 }
             }
@@ -155,108 +144,110 @@ impl DraftTree {
     /// `vocabulary` numbers for every node; [`DRAFT_UNIFORM`](crate::rules::DRAFT_UNIFORM) for a random number that
     /// is not below 1 or not at least 0; [`DRAFT_PROBABILITY`](crate::rules::DRAFT_PROBABILITY) for a row that the
     /// walk reaches and that is no distribution, and for drafts that are no token or cannot have been drawn.
-    pub fn accept_sampled(&self, of: &SampledDrafts<'_>) -> Result<Accepted<u32>, Violation> {
-        self.takes(of)?;
+    pub fn accept_sampled(
+        &self,
+        drafts: &SampledDrafts<'_>,
+    ) -> Result<AcceptedDrafts<u32>, Violation> {
+        self.check_counts(drafts)?;
         let mut nodes = vec![0];
-        let mut at = 0;
+        let mut node = 0;
         loop {
-            let target = Distribution::of_row(of.target, at, of.vocabulary)?;
-            match self.child_of(at, &target, of)? {
-                Walk::Child(node) => {
-                    nodes.push(node);
-                    at = node;
+            let target = Distribution::of_row(drafts.target, node, drafts.vocabulary)?;
+            match self.walk_on(node, &target, drafts)? {
+                Walk::Child(child) => {
+                    nodes.push(child);
+                    node = child;
                 }
                 Walk::End(rest) => {
-                    let place = of.uniform.first().copied().unwrap_or(0.0);
+                    let place = drafts.uniform[0];
                     // The residual can be empty by rounding alone, where the drafts were as likely as the target has
                     // them.
-                    let bonus = rest.at(place).or_else(|| target.at(place));
+                    let bonus = rest.token_at(place).or_else(|| target.token_at(place));
                     let Some(bonus) = bonus else {
                         return Err(Violation::new(
                             &rules::DRAFT_PROBABILITY,
-                            format_args!("nothing behind node {at}"),
+                            format_args!("nothing behind node {node}"),
                             "a token with a probability above 0",
                             "give a vocabulary of at least one and at most 4294967296 tokens",
                         ));
                     };
-                    return Ok(Accepted { nodes, bonus });
+                    return Ok(AcceptedDrafts { nodes, bonus });
                 }
             }
         }
     }
 
     /// The first accepted child of a node, or what the rejected ones leave of the target.
-    fn child_of(
+    fn walk_on(
         &self,
-        at: usize,
+        node: usize,
         target: &Distribution,
-        of: &SampledDrafts<'_>,
+        drafts: &SampledDrafts<'_>,
     ) -> Result<Walk, Violation> {
         let mut rest = Distribution {
             weights: target.weights.clone(),
             sum: target.sum,
         };
-        let mut child = self.next_token().get(at).copied().flatten();
-        let mut drawn = match of.source {
+        let mut child = self.next_token()[node];
+        let mut source = match drafts.source {
             DraftSource::Independent(rows) | DraftSource::Distinct(rows) if child.is_some() => {
-                Some(Distribution::of_row(rows, at, of.vocabulary)?)
+                Some(Distribution::of_row(rows, node, drafts.vocabulary)?)
             }
             _ => None,
         };
         while let Some(node) = child {
-            let token = of.tokens.get(node).copied().unwrap_or(u32::MAX);
-            let likely = rest.probability(token);
-            let given = drawn.as_ref().map_or(1.0, |drawn| drawn.probability(token));
-            let known = usize::try_from(token).is_ok_and(|token| token < of.vocabulary);
-            if !known {
+            let token = drafts.tokens[node] as usize;
+            if token >= drafts.vocabulary {
                 return Err(Violation::new(
                     &rules::DRAFT_PROBABILITY,
                     format_args!("token {token} of node {node}"),
-                    format_args!("a token of the vocabulary, below {}", of.vocabulary),
+                    format_args!("a token of the vocabulary, below {}", drafts.vocabulary),
                     "bring the tokens and the distributions of one vocabulary",
                 ));
             }
-            if given <= 0.0 {
+            let drawn = source
+                .as_ref()
+                .map_or(1.0, |source| source.probability(token));
+            if drawn <= 0.0 {
                 return Err(Violation::new(
                     &rules::DRAFT_PROBABILITY,
                     format_args!("token {token} of node {node}, drawn with the probability 0"),
                     "a token that its source can give",
-                    "give the distribution that the drafts behind the node were drawn from; for tokens that were not drawn, \
-                     `DraftSource::Fixed`",
+                    "give the distribution that the drafts behind the node were drawn from; for tokens that were not \
+                     drawn, `DraftSource::Fixed`",
                 ));
             }
-            let place = of.uniform.get(node).copied().unwrap_or(1.0);
-            if place * given < likely {
+            if drafts.uniform[node] * drawn < rest.probability(token) {
                 return Ok(Walk::Child(node));
             }
-            match &mut drawn {
+            match &mut source {
                 None => rest.remove(token),
-                Some(drawn) => {
-                    rest = rest.above(drawn);
-                    if matches!(of.source, DraftSource::Distinct(_)) {
-                        drawn.remove(token);
+                Some(source) => {
+                    rest = rest.excess_over(source);
+                    if matches!(drafts.source, DraftSource::Distinct(_)) {
+                        source.remove(token);
                     }
                 }
             }
-            child = self.next_sibling().get(node).copied().flatten();
+            child = self.next_sibling()[node];
         }
         Ok(Walk::End(rest))
     }
 
     /// Refuses lists that do not fit the number of nodes.
-    fn takes(&self, of: &SampledDrafts<'_>) -> Result<(), Violation> {
+    fn check_counts(&self, drafts: &SampledDrafts<'_>) -> Result<(), Violation> {
         let nodes = self.nodes();
-        let all = nodes.checked_mul(of.vocabulary);
+        let all = nodes.checked_mul(drafts.vocabulary);
         let rows = |name: &'static str, len: usize| (name, len, all);
-        let drafts = match of.source {
+        let source = match drafts.source {
             DraftSource::Fixed => None,
-            DraftSource::Independent(draft) | DraftSource::Distinct(draft) => Some(draft.len()),
+            DraftSource::Independent(rows) | DraftSource::Distinct(rows) => Some(rows.len()),
         };
         let counts = [
-            Some(("tokens", of.tokens.len(), Some(nodes))),
-            Some(("random numbers", of.uniform.len(), Some(nodes))),
-            Some(rows("target probabilities", of.target.len())),
-            drafts.map(|len| rows("draft probabilities", len)),
+            Some(("tokens", drafts.tokens.len(), Some(nodes))),
+            Some(("random numbers", drafts.uniform.len(), Some(nodes))),
+            Some(rows("target probabilities", drafts.target.len())),
+            source.map(|len| rows("draft probabilities", len)),
         ];
         for (name, given, wanted) in counts.into_iter().flatten() {
             if Some(given) != wanted {
@@ -265,13 +256,17 @@ impl DraftTree {
                     format_args!("{given} {name}"),
                     format_args!(
                         "one for each of the {nodes} nodes; of probabilities, a row of {} for each",
-                        of.vocabulary
+                        drafts.vocabulary
                     ),
                     "count the root too, and give rows for leaves",
                 ));
             }
         }
-        match of.uniform.iter().find(|place| !(0.0..1.0).contains(*place)) {
+        match drafts
+            .uniform
+            .iter()
+            .find(|place| !(0.0..1.0).contains(*place))
+        {
             None => Ok(()),
             Some(place) => Err(Violation::new(
                 &rules::DRAFT_UNIFORM,
@@ -294,7 +289,7 @@ enum Walk {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
-    use super::super::draft_tree::tests::parents;
+    use super::super::tests::parents;
     use super::*;
     use proptest::prelude::*;
 
@@ -304,11 +299,11 @@ mod tests {
     const DRAFT: [[f32; VOCABULARY]; 2] = [[0.5, 0.1, 0.1, 0.2, 0.1], [0.1, 0.3, 0.3, 0.2, 0.1]];
 
     /// The distribution after a node: the first at the root, after a token the second, rotated by the token.
-    fn behind(of: &[[f32; VOCABULARY]; 2], token: Option<u32>) -> [f32; VOCABULARY] {
+    fn behind(rows: &[[f32; VOCABULARY]; 2], token: Option<u32>) -> [f32; VOCABULARY] {
         match token {
-            None => of[0],
+            None => rows[0],
             Some(token) => {
-                let mut row = of[1];
+                let mut row = rows[1];
                 row.rotate_right(token as usize);
                 row
             }
@@ -367,9 +362,9 @@ mod tests {
                 }
             });
         }
-        let rows = |of| {
+        let rows = |model| {
             let each = tokens.iter().enumerate();
-            let each = each.flat_map(|(node, token)| behind(of, (node > 0).then_some(*token)));
+            let each = each.flat_map(|(node, token)| behind(model, (node > 0).then_some(*token)));
             each.collect::<Vec<f32>>()
         };
         (tokens.clone(), rows(&TARGET), rows(&DRAFT))
@@ -472,7 +467,7 @@ mod tests {
             source: DraftSource::Independent(&[0.5, 0.5, 0.5, 0.5]),
             uniform: &[0.5, 0.5],
         };
-        let rule = |of: SampledDrafts<'_>| tree.accept_sampled(&of).unwrap_err().rule;
+        let rule = |drafts: SampledDrafts<'_>| tree.accept_sampled(&drafts).unwrap_err().rule;
         assert!(tree.accept_sampled(&right).is_ok());
         for target in [
             [0.5, 0.6, 1.0, 0.0],
@@ -481,11 +476,11 @@ mod tests {
             [f32::INFINITY, 0.0, 1.0, 0.0],
             [0.5, 0.5, 0.0, 0.0],
         ] {
-            let given = SampledDrafts {
+            let wrong = SampledDrafts {
                 target: &target,
                 ..right
             };
-            assert_eq!(rule(given), &rules::DRAFT_PROBABILITY, "{target:?}");
+            assert_eq!(rule(wrong), &rules::DRAFT_PROBABILITY, "{target:?}");
         }
         for source in [[1.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.5, 0.5]] {
             for source in [
@@ -552,7 +547,7 @@ mod tests {
         fn walks_are_paths(parents in parents(9), seed in any::<u64>(), way in 0..3) {
             let tree = DraftTree::from_parents(&parents).unwrap();
             let way = [Way::Fixed, Way::Independent, Way::Distinct][way as usize];
-            let children = |node: usize| (1..tree.nodes()).filter(|of| tree.parent(*of) == Some(node)).count();
+            let children = |node: usize| (1..tree.nodes()).filter(|child| tree.parent(*child) == Some(node)).count();
             // Without replacement there are as many siblings as tokens.
             prop_assume!(way != Way::Distinct || (0..tree.nodes()).all(|node| children(node) <= VOCABULARY));
             let mut random = Random(seed);
@@ -582,10 +577,20 @@ mod tests {
 
         /// Any numbers at all: an answer or a refusal.
         #[test]
-        fn nothing_panics(numbers in prop::collection::vec(any::<f32>(), 9), tokens in prop::collection::vec(any::<u32>(), 3), uniform in prop::collection::vec(any::<f64>(), 3)) {
+        fn nothing_panics(
+            numbers in prop::collection::vec(any::<f32>(), 9),
+            tokens in prop::collection::vec(any::<u32>(), 3),
+            uniform in prop::collection::vec(any::<f64>(), 3),
+        ) {
             let tree = DraftTree::from_parents(&[-1, 0, 0]).unwrap();
             for source in [DraftSource::Fixed, DraftSource::Independent(&numbers), DraftSource::Distinct(&numbers)] {
-                let _ = tree.accept_sampled(&SampledDrafts { tokens: &tokens, vocabulary: 3, target: &numbers, source, uniform: &uniform });
+                let _ = tree.accept_sampled(&SampledDrafts {
+                    tokens: &tokens,
+                    vocabulary: 3,
+                    target: &numbers,
+                    source,
+                    uniform: &uniform,
+                });
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::kv::LayerCache;
 use crate::rules;
 
-use super::draft_tree::DraftTree;
+use super::DraftTree;
 
 /// Verifies a drafted tree for each request. Every node sees the cached tokens of its request, its ancestors and
 /// itself.
@@ -31,6 +31,7 @@ use super::draft_tree::DraftTree;
 /// Chains need none of this: they are causal, and a step of
 /// [`AttentionState::SpecDecoding`](crate::AttentionState::SpecDecoding) verifies them.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct TreeVerification {
     /// The heads.
     pub shape: AttentionShape,
@@ -58,6 +59,11 @@ pub struct TreePlan {
 }
 
 impl TreeVerification {
+    /// A verification by attention of these heads.
+    pub const fn new(shape: AttentionShape) -> Self {
+        Self { shape }
+    }
+
     /// Prepares the verification of one tree for each request, after `cached` tokens each. Smaller trees are padded
     /// to the nodes of the tensors; the rows after a tree mean nothing. One plan serves all layers of a step.
     ///
@@ -159,11 +165,11 @@ pub(crate) fn tree_mask(
     nodes: usize,
 ) -> Result<HostMask> {
     for (request, tree) in trees.iter().enumerate() {
-        let given = tree.borrow().nodes();
-        if given > nodes {
+        let own = tree.borrow().nodes();
+        if own > nodes {
             return Err(Violation::new(
                 &rules::DRAFT_TREE,
-                format_args!("{given} nodes of request {request}"),
+                format_args!("{own} nodes of request {request}"),
                 format_args!("at most {nodes}, as the query has rows"),
                 "pad the tensors to the largest tree",
             )

@@ -53,14 +53,14 @@ impl<T: Element> Attention<T> {
     /// use ascend_attention::{Runtime, f16};
     /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
     /// use ascend_serving::{
-    ///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Fused, LayerTensor,
+    ///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, LayerTensor,
     ///     RangeCheck,
     /// };
     ///
     /// let stream = Runtime::emulated()?.device(0)?.stream()?;
     /// let shape = CacheShape::new(1, 1, 16);
     /// let cache = PagedKvCache::<f16>::new(stream.device(), 2, 128, shape, PadPolicy::SkipNegative)?;
-    /// let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, Backends::none().with(Fused));
+    /// let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, Backends::standard(stream.device()));
     /// attention.set_range_check(RangeCheck::always().limit(1e4))?;
     ///
     /// let mut sequence = Sequence::new(attention.cache().pool());
@@ -145,7 +145,7 @@ impl<T: Element> Attention<T> {
         metadata: &AttentionMetadata,
     ) -> Result<()> {
         self.cache.admits(stream)?;
-        metadata.goes_with(self.cache.pool())?;
+        metadata.check_pool(self.cache.pool())?;
         let _lease = self.cache.pool().begin_step(stream);
         metadata.check_blocks_held(self.cache.pool())?;
         // Checks that this cache has computed the tokens that are copied.

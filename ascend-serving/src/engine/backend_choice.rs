@@ -188,7 +188,7 @@ impl<T: Element> Attention<T> {
     ) -> Result<BackendChoice> {
         self.cache().admits(stream)?;
         self.shape().check_cache(&self.cache().shape())?;
-        metadata.goes_with(self.cache().pool())?;
+        metadata.check_pool(self.cache().pool())?;
         metadata.check_blocks_held(self.cache().pool())?;
         let mask = mask.unwrap_or(metadata.mask());
         self.choice(stream, metadata, mask, learnable_sink)
@@ -201,7 +201,7 @@ impl<T: Element> Attention<T> {
         mask: &MaskKind,
         learnable_sink: Option<&AnyTensor>,
     ) -> Result<BackendChoice> {
-        metadata.keeps_for(mask)?;
+        metadata.check_mask(mask)?;
         let block_table = self.cache().block_table(stream, metadata.table())?;
         let shape = self.shape();
         let rows =

@@ -1,17 +1,17 @@
 //! Attention over keys that are not the batch's own: those of an encoder.
 
-use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
+use ascend_attention::attention::{BlockTable, PerRequest};
 use ascend_attention::case::tentatively;
-use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Plan, Stream, Tensor, Violation};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::backends::{
-    AttentionShape, RefusedBackend, attention_alone, decode_layout, decode_rows, no_backend, size,
+    AttentionShape, LayerTensors, RefusedBackend, StepCall, StepContext, StepPlan, decode_layout,
+    no_backend, size,
 };
-use crate::batch::AttentionMetadata;
-use crate::error::{Error, Result};
+use crate::batch::{AttentionMetadata, Causality, MaskKind};
+use crate::error::Result;
 use crate::kv::{
-    CacheWrite, LayerCache, PagedKvCache, Sequence, StepLease, StepProgress, StepTokens, uncopied,
+    CacheWrite, PagedKvCache, Sequence, StepLease, StepProgress, StepTokens, uncopied,
 };
 use crate::rules;
 
@@ -305,16 +305,8 @@ pub struct CrossStep<'a, T: Element> {
     lengths: PerRequest,
     block_table: BlockTable,
     /// The call that the first layer has planned for all layers.
-    planned: Option<CrossPlan>,
+    planned: Option<StepPlan<T>>,
     lease: StepLease<'a, Stream>,
-}
-
-/// The call of each layer.
-#[derive(Debug)]
-enum CrossPlan {
-    Packed(Plan),
-    /// One row a request, by the decode path.
-    Rows(Plan, Layout),
 }
 
 impl<T: Element> CrossStep<'_, T> {
@@ -325,7 +317,7 @@ impl<T: Element> CrossStep<'_, T> {
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for a query of
     /// another shape; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a query of another device, and for a layer that does not
-    /// exist; [`Error::NoBackend`] with the reasons of the operator where no call serves the step.
+    /// exist; [`NoBackend`](crate::Error::NoBackend) with the reasons of the operator where no call serves the step.
     pub fn forward(&mut self, layer: usize, query: &Tensor<T>) -> Result<Tensor<T>> {
         let [tokens, heads] = [0, 1].map(|axis| size(query, axis));
         let rows = [tokens, heads, self.cross.cache.shape().value_dim];
@@ -355,59 +347,49 @@ impl<T: Element> CrossStep<'_, T> {
         };
         rows.check("query", query, layer, shape.heads, Some(shape.head_dim))?;
         let cache = self.cross.cache.layer(layer)?;
+        let step = StepContext {
+            stream: self.stream,
+            shape,
+            metadata: self.metadata,
+            mask: &MaskKind::Causality(Causality::Bidirectional),
+            block_table: &self.block_table,
+        };
+        // The decoder's own keys are no part of the call.
+        let layer = LayerTensors {
+            layer,
+            query,
+            key: query,
+            value: query,
+            cache,
+            quantised: None,
+            learnable_sink: None,
+            latent: None,
+        };
         let planned = match &self.planned {
             Some(planned) => planned,
             None => {
-                let planned = tentatively(|| self.plan(query, cache))?;
+                let planned = tentatively(|| self.plan(&step, &layer))?;
                 &*self.planned.insert(planned)
             }
         };
-        match planned {
-            CrossPlan::Packed(plan) => {
-                let inputs = Inputs::new(query, &cache.key, &cache.value).paged(&self.block_table);
-                let mut output = attention_alone(output.clone());
-                Ok(plan.launch_into(self.stream, inputs, &mut output)?)
-            }
-            CrossPlan::Rows(plan, layout) => {
-                let query = decode_rows(*layout, query)?;
-                let inputs = Inputs::new(&query, &cache.key, &cache.value);
-                let mut rows = attention_alone(decode_rows(*layout, output)?);
-                let inputs = inputs.paged(&self.block_table);
-                Ok(plan.launch_into(self.stream, inputs, &mut rows)?)
-            }
-        }
+        planned.launch_into(&step, &layer, output)
     }
 
-    fn plan(&self, query: &Tensor<T>, cache: &LayerCache<T>) -> Result<CrossPlan> {
-        let shape = self.cross.shape;
-        let lengths = CallLengths::PackedPaged {
-            q: self.metadata.q_ends(),
-            kv: &self.lengths,
-        };
-        let inputs = Inputs::new(query, &cache.key, &cache.value).paged(&self.block_table);
-        let packed = lengths.apply(shape.call(Layout::Tnd)).plan(inputs);
-        let mut refused = match packed {
-            Ok(plan) => return Ok(CrossPlan::Packed(plan)),
-            Err(why) => vec![self.told("packed call", why.into())],
-        };
-        if self.metadata.tokens() == self.metadata.table().requests() {
-            let layout = decode_layout(cache);
-            let query = decode_rows(layout, query)?;
-            let lengths = CallLengths::Batched {
-                q: None,
-                kv: &self.lengths,
-            };
-            let inputs = Inputs::new(&query, &cache.key, &cache.value).paged(&self.block_table);
-            match lengths.apply(shape.call(layout)).plan(inputs) {
-                Ok(plan) => return Ok(CrossPlan::Rows(plan, layout)),
-                Err(why) => refused.push(self.told("decode path", why.into())),
+    fn plan(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<StepPlan<T>> {
+        let (metadata, lengths) = (self.metadata, &self.lengths);
+        let packed = StepCall::packed(metadata.q_ends().clone(), lengths.clone());
+        let single = metadata.tokens() == metadata.table().requests();
+        let rows = single.then(|| StepCall::batched(decode_layout(layer.cache), lengths.clone()));
+        let calls = [("packed call", Some(packed)), ("decode path", rows)];
+        let mut refused = Vec::new();
+        for (name, call) in calls {
+            let Some(call) = call else { continue };
+            match StepPlan::of_program(call.into(), step, layer, None) {
+                Ok(plan) => return Ok(plan),
+                Err(why) => refused.push(RefusedBackend::new(name, why, self.stream.device())),
             }
         }
         Err(no_backend(&refused, None))
-    }
-
-    fn told(&self, name: &'static str, why: Error) -> RefusedBackend {
-        RefusedBackend::new(name, why, self.stream.device())
     }
 
     /// The lease that keeps blocks from being handed out while the step may read them.

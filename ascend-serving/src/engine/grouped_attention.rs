@@ -69,7 +69,7 @@ impl<T: Element> LayerGroup<T> {
 ///
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
 /// use ascend_serving::{
-///     Attention, AttentionShape, Backends, Causality, Fused, GroupedAttention, GroupedRequest, LayerGroup, StatePolicy,
+///     Attention, AttentionShape, Backends, Causality, GroupedAttention, GroupedRequest, LayerGroup, StatePolicy,
 /// };
 /// use ascend_attention::{Runtime, Tensor, bf16};
 ///
@@ -81,7 +81,7 @@ impl<T: Element> LayerGroup<T> {
 /// let group = |layers: [usize; 2], causality, blocks| -> ascend_serving::Result<_> {
 ///     let shape = CacheShape::new(layers.len(), 1, 64);
 ///     let cache = PagedKvCache::<bf16>::new(&device, blocks, 128, shape, PadPolicy::SkipNegative)?;
-///     let attention = Attention::new(AttentionShape::new(1, 1, 64), cache, Backends::none().with(Fused));
+///     let attention = Attention::new(AttentionShape::new(1, 1, 64), cache, Backends::standard(&device));
 ///     Ok(LayerGroup::new(layers, causality, attention))
 /// };
 /// // Layers 1 and 3 see everything; 0 and 2 see 128 keys, and their cache is small.

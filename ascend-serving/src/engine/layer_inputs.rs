@@ -18,14 +18,13 @@ use crate::batch::MaskKind;
 /// use ascend_attention::{Runtime, bf16};
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 /// use ascend_serving::{
-///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Fused, LayerInputs,
-///     Masked, MaskKind, NamedMask,
+///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, LayerInputs, MaskKind, NamedMask,
 /// };
 ///
 /// let stream = Runtime::emulated()?.device(0)?.stream()?;
 /// let shape = CacheShape::new(3, 1, 64);
 /// let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 128, shape, PadPolicy::SkipNegative)?;
-/// let backends = Backends::none().with(Masked).with(Fused);
+/// let backends = Backends::standard(stream.device());
 /// let mut attention = Attention::new(AttentionShape::new(1, 1, 64), cache, backends);
 /// let mut sequence = Sequence::new(attention.cache().pool());
 /// attention.grow(&stream, &mut sequence, 200)?;

@@ -149,7 +149,7 @@ impl Drop for QueuedLayers {
             let missing: Arc<str> = missing.into();
             self.progress
                 .iter_mut()
-                .for_each(|record| record.lacks(&missing));
+                .for_each(|record| record.record_missing(&missing));
         }
     }
 }

@@ -45,7 +45,7 @@ impl<T: Element> Attention<T> {
     ) -> Result<Step<'a, T>> {
         self.cache.admits(stream)?;
         self.shape.check_cache(&self.cache.shape())?;
-        metadata.goes_with(self.cache.pool())?;
+        metadata.check_pool(self.cache.pool())?;
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let lease = self.cache.pool().begin_step(stream);
         metadata.check_blocks_held(self.cache.pool())?;
@@ -174,7 +174,7 @@ impl<T: Element> Step<'_, T> {
         layer: usize,
         inputs: &LayerInputs<'_, T>,
         into: Option<&Tensor<T>>,
-        launch: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
+        launch: impl FnOnce(&StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
         let outcome = self.queue_layer(layer, inputs, into, launch);
         let refused = outcome.as_ref().err();
@@ -195,7 +195,7 @@ impl<T: Element> Step<'_, T> {
         layer: usize,
         inputs: &LayerInputs<'_, T>,
         into: Option<&Tensor<T>>,
-        launch: impl FnOnce(&dyn StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
+        launch: impl FnOnce(&StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
         self.layers.check_not_repeated(layer)?;
         let &LayerInputs {
@@ -230,7 +230,7 @@ impl<T: Element> Step<'_, T> {
         check_outputs(&tensors, into)?;
         let known = self.planned.iter().position(|of| of.mask == *mask);
         if known.is_none() {
-            self.metadata.keeps_for(mask)?;
+            self.metadata.check_mask(mask)?;
             let selected = self.attention.backends.plan(&context, &tensors)?;
             self.planned.push(Planned {
                 mask: mask.clone(),
@@ -256,7 +256,7 @@ impl<T: Element> Step<'_, T> {
         };
         self.layers.begin_write();
         cache.write(self.stream, write, layer, key, value)?;
-        launch(&*planned.selected.plan, &context, &tensors)
+        launch(&planned.selected.plan, &context, &tensors)
     }
 
     /// The backend and plan that serve the step's layers, once a layer is planned; of several masks those of the

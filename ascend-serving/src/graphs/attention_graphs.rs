@@ -1,9 +1,10 @@
 //! Steps replayed from graphs, layer by layer.
 
 use std::fmt;
+use std::sync::Arc;
 
-use ascend_attention::mask::HostMask;
-use ascend_attention::{AnyTensor, Element, Mask, Number, Stream, Violation};
+use ascend_attention::graph::Update;
+use ascend_attention::{AnyTensor, Element, Number, Stream, Violation};
 
 use crate::batch::{AttentionMetadata, MaskKind};
 use crate::engine::{
@@ -18,22 +19,23 @@ use super::attention_graph_step::{AttentionGraphStep, CapturedLayers};
 use super::captured_group::{CapturedGroup, LayerPlace};
 use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_pool::{GraphPool, not_while_capturing};
-use super::graph_tensors::GroupBuffers;
+use super::graph_tensors::{GroupBuffers, ReplayedProgram};
 
 /// Steps of any number of requests, replayed from graphs that were captured for a few sizes: one graph for each
 /// layer, so that the model's other work can run between them. One object serves all layers of the model and all
 /// sizes. Requests add one token each, or up to [`GraphLimits::tokens_each`].
 ///
-/// A graph writes the layer's keys and values into the cache and attends by one call: packed (TND) as
-/// [`Fused`](crate::Fused) does, or batched (BSH) with the mask's tensor as [`Masked`](crate::Masked) does, whose
-/// conditions hold. Over a quantised cache with scales of channels it quantises and attends as
-/// [`QuantisedDecode`](crate::QuantisedDecode) does: one token a request, causal, without sinks. From
-/// [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
+/// A graph writes the layer's keys and values into the cache, quantised where the cache has scales of channels, and
+/// attends by the calls of a backend: of those of the attention the first that serves steps of the captured sizes by
+/// calls whose number and rows the size fixes ([`AttentionGraphs::backend`]). [`Fused`](crate::Fused),
+/// [`PagedDecode`](crate::PagedDecode), [`Masked`](crate::Masked), [`QuantisedDecode`](crate::QuantisedDecode), and
+/// for one token a request [`ChunkedLocal`](crate::ChunkedLocal) do so, and a [`Hybrid`](crate::Hybrid) of such
+/// backends. From [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
 ///
 /// ```
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 /// use ascend_serving::{
-///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Fused, GraphLimits,
+///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, GraphLimits,
 /// };
 /// use ascend_attention::{Runtime, bf16};
 ///
@@ -43,7 +45,7 @@ use super::graph_tensors::GroupBuffers;
 /// let stream = device.stream()?;
 /// let cache = PagedKvCache::new(&device, 16, 128, CacheShape::new(2, 1, 64), PadPolicy::SkipNegative)?;
 /// let shape = AttentionShape::new(1, 1, 64);
-/// let mut attention = Attention::<bf16>::new(shape, cache, Backends::none().with(Fused));
+/// let mut attention = Attention::<bf16>::new(shape, cache, Backends::standard(&device));
 /// // Up to 4 requests of up to 1024 keys, which share the 16 blocks that there are.
 /// let mut graphs = attention.capture(&stream, Causality::Causal, &GraphLimits::new([1, 4], 1024))?;
 ///
@@ -83,8 +85,9 @@ impl<T: Element> Attention<T> {
     ///
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 tokens;
-    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for several tokens a request, windows, named masks or
-    /// sinks over a quantised cache, and for one whose scales are not of channels;
+    /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves such steps by calls that the size fixes
+    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)); [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a
+    /// quantised cache whose scales are not of channels;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
     /// stream of another device, or a scale that is 0 or not finite; [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS)
     /// if the cache does not have a block for each request of the largest size;
@@ -154,35 +157,38 @@ impl<T: Element> AttentionGraphs<T> {
         limits.check()?;
         check_sinks(stream, groups.len(), &places, limits)?;
         let sinks = &limits.learnable_sinks;
-        for (at, group) in groups.iter().enumerate() {
-            let mut own = places.iter().zip(sinks).filter(|(of, _)| of.group == at);
-            group.can_be_captured(own.any(|(_, sink)| sink.is_some()))?;
-        }
-        // The masks are made before the captures, which make nothing.
-        let masks = groups.iter().map(|group| group.masks(stream));
-        let masks: Vec<Vec<Option<Mask>>> = masks.collect::<Result<_>>()?;
+        let of_group = |group: usize| {
+            let own = places.iter().zip(sinks);
+            let own = own.filter(move |(place, _)| place.group == group);
+            let mut own: Vec<_> = own
+                .map(|(place, sink)| (place.layer, sink.as_ref()))
+                .collect();
+            own.sort_unstable_by_key(|(layer, _)| *layer);
+            own.into_iter().map(|(_, sink)| sink).collect::<Vec<_>>()
+        };
         let graphs = GraphPool::capture_layers(
             stream.device(),
             &limits.rows(),
             places.len(),
             |rows| {
                 let requests = limits.each.requests(rows);
-                let both = groups.iter().zip(attentions);
-                both.map(|(group, attention)| group.buffers(stream, attention, requests))
-                    .collect()
+                let both = groups.iter().zip(attentions).enumerate();
+                both.map(|(at, (group, attention))| {
+                    group.buffers(stream, attention, requests, &of_group(at))
+                })
+                .collect()
             },
             |capture, _, layer, buffers: &Vec<GroupBuffers<T>>| {
                 let known = places.get(layer).and_then(|place| {
                     let LayerPlace { group: at, layer } = *place;
-                    let mask = masks.get(at)?.get(layer)?.as_ref();
                     let attention = (*attentions.get(at)?, layer);
-                    Some((groups.get(at)?, attention, mask, buffers.get(at)?))
+                    Some((groups.get(at)?, attention, buffers.get(at)?))
                 });
-                let Some((group, attention, mask, buffers)) = known else {
+                let Some((group, attention, buffers)) = known else {
                     return Err(no_layer(layer, places.len()));
                 };
                 let sink = sinks.get(layer).and_then(Option::as_ref);
-                group.record(capture, attention, mask, sink, buffers)
+                group.record(capture, attention, sink, buffers)
             },
         )?;
         Ok(Self {
@@ -233,6 +239,15 @@ impl<T: Element> AttentionGraphs<T> {
         self.graphs.sizes().map(|rows| self.each.requests(rows))
     }
 
+    /// The backend whose calls the graphs of a layer record; of several sizes that of the smallest.
+    pub fn backend(&self, layer: usize) -> Option<&'static str> {
+        let place = self.places.get(layer)?;
+        let program = self.groups.get(place.group)?.program(place.layer)?;
+        let buffers = self.graphs.buffers(self.graphs.sizes().next()?)?;
+        let captured = buffers.get(place.group)?.programs.get(program)?;
+        Some(captured.recorded.backend.name())
+    }
+
     /// Whether a step can be replayed: it is of the captured cache and layers, its requests add no more tokens than
     /// were declared, there is a size that holds it, and its keys and blocks, including those of the padding, are no
     /// more than were declared. Compute other steps without a graph.
@@ -248,7 +263,10 @@ impl<T: Element> AttentionGraphs<T> {
     /// The query rows that a step is padded to, or why it cannot be replayed.
     fn check(&self, step: &[AttentionMetadata]) -> Result<usize, Violation> {
         same_groups(step.len(), self.groups.len())?;
-        for (group, metadata) in self.groups.iter().zip(step) {
+        let largest = self.graphs.sizes().last();
+        let buffers = largest.and_then(|size| self.graphs.buffers(size));
+        let buffers = buffers.into_iter().flat_map(|buffers| &**buffers);
+        for ((group, metadata), buffers) in self.groups.iter().zip(step).zip(buffers) {
             group.admits(metadata)?;
             if metadata.requests() == 0 {
                 return Err(Violation::new(
@@ -258,7 +276,7 @@ impl<T: Element> AttentionGraphs<T> {
                     "skip the step",
                 ));
             }
-            group.admits_tokens(metadata)?;
+            group.admits_tokens(metadata, &buffers.programs)?;
         }
         let mut too_long = None;
         for rows in self.graphs.sizes() {
@@ -315,11 +333,12 @@ impl<T: Element> AttentionGraphs<T> {
     /// named masks into that size's buffers, which waits for the stream. Blocks given back from now on are handed out
     /// again when the stream has passed the end of the step.
     ///
-    /// A named mask is called anew in every step, for each key of the longest request that was declared.
+    /// The backends describe the step's calls anew, and a named mask is called in every step, for each key of the longest request that was declared.
     ///
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for a step larger than all sizes, or with a request of more tokens
-    /// than were declared (with a named mask also of fewer); [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for more
+    /// than were declared (with a named mask also of fewer); the refusal of a captured backend, and
+    /// [`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND) for calls of another form than it was captured with; [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for more
     /// keys or blocks than were declared; [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE),
     /// [`TABLE_GROUP`](crate::rules::TABLE_GROUP) and [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for metadata
     /// of another cache or other masks, [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went
@@ -380,12 +399,17 @@ impl<T: Element> AttentionGraphs<T> {
         });
         let progress = progress.collect::<Result<Vec<_>, _>>()?;
         let requests = self.each.requests(rows);
-        // Before the padding: a mask may have a row without keys.
-        let masks = self.groups.iter().zip(&*metadata).map(|(group, metadata)| {
-            let dummies = metadata.missing(requests, rows)?;
-            group.host_masks(metadata, dummies)
+        // Before the padding: a backend may refuse the step, and a mask may have a row without keys.
+        let buffers = Arc::clone(
+            self.graphs
+                .buffers(rows)
+                .ok_or_else(|| self.graphs.too_large(rows))?,
+        );
+        let programs = self.groups.iter().zip(&*buffers).zip(&*metadata);
+        let programs = programs.map(|((group, buffers), metadata)| {
+            group.replayed(stream, buffers, &metadata.replayed(requests, rows)?)
         });
-        let masks: Vec<Vec<HostMask>> = masks.collect::<Result<_>>()?;
+        let programs: Vec<Vec<ReplayedProgram<T>>> = programs.collect::<Result<_>>()?;
         // Checks that can be made now come before the padding, which cannot be undone.
         not_while_capturing("filling the buffers of a step")?;
         self.graphs.follow(stream)?;
@@ -401,19 +425,20 @@ impl<T: Element> AttentionGraphs<T> {
             sinks: &self.sinks,
         };
         let CapturedLayers { places, groups, .. } = layers;
-        let lengths = |layer: usize| {
+        let lengths = |layer: usize, update: Update| {
             let known = places.get(layer).and_then(|place| {
-                let metadata = metadata.get(place.group)?;
-                Some(groups.get(place.group)?.lengths(place.layer, metadata))
+                let program = groups.get(place.group)?.program(place.layer)?;
+                Some((programs.get(place.group)?.get(program)?, place.layer))
             });
-            known.ok_or_else(|| layers.missing(layer))
+            let (known, layer) = known.ok_or_else(|| layers.missing(layer))?;
+            Ok(update.each(known.program.lengths(layer)?)?)
         };
         let step = self
             .graphs
             .start(stream, rows, progress, lengths, |buffers| {
-                let mut all = groups.iter().zip(buffers).zip(metadata).zip(&masks);
-                all.try_for_each(|(((group, buffers), metadata), masks)| {
-                    group.fill(stream, buffers, metadata, masks)
+                let mut all = groups.iter().zip(buffers).zip(metadata).zip(&programs);
+                all.try_for_each(|(((group, buffers), metadata), programs)| {
+                    group.fill(stream, buffers, metadata, programs)
                 })
             })?;
         let mut range_checker = self.range_checker.as_mut();

@@ -2,26 +2,22 @@
 
 use std::sync::Arc;
 
-use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
+use ascend_attention::attention::{BlockTable, Cumulative, PerRequest};
 use ascend_attention::graph::{Capturing, KeyLimits};
-use ascend_attention::mask::HostMask;
-use ascend_attention::spec::Layout;
-use ascend_attention::{AnyTensor, Element, Mask, Stream, Tensor, Violation};
+use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::backends::{
-    attention_alone, batched, decode_rows as single_row, single_row_inputs, single_rows,
-};
-use crate::batch::{AttentionMetadata, Causality, MaskKind, MaskedRequest, NamedMask};
+use crate::backends::{AttentionShape, LayerTensors, Recorded, StepContext};
+use crate::batch::{AttentionMetadata, BatchSettings, Causality, MaskKind, MaskedRequest};
 use crate::engine::{Attention, same_mask};
 use crate::error::Result;
 use crate::kv::{
-    BlockPool, CacheEntry, CacheShape, WriteViews, quantised_rows, scattered_slots, slot_mapping,
+    BlockPool, CacheEntry, CacheShape, LayerCache, QuantisedLayer, WriteViews, no_layer,
+    quantised_rows, scattered_slots, slot_mapping,
 };
 use crate::rules;
 
 use super::graph_limits::{GraphLimits, RowsEach};
-use super::graph_pool::packed_paged;
-use super::graph_tensors::{GraphTensors, GroupBuffers};
+use super::graph_tensors::{CapturedProgram, GraphTensors, GroupBuffers, ReplayedProgram};
 
 /// The group and number of a captured layer of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,14 +33,16 @@ pub(super) struct CapturedGroup {
     pool: BlockPool,
     cache_entry: Arc<CacheEntry>,
     shape: CacheShape,
+    heads: AttentionShape,
     /// Which keys the tokens of each layer see.
     layers: Vec<MaskKind>,
-    /// The different masks of the layers.
+    /// The different masks of the layers, each of which has a program of its own.
     seen: Vec<MaskKind>,
+    /// For each layer the number of its program.
+    program_of: Vec<usize>,
     limits: KeyLimits,
     /// New tokens of each request, at most.
     each: RowsEach,
-    quantised: bool,
 }
 
 impl CapturedGroup {
@@ -71,8 +69,11 @@ impl CapturedGroup {
             window.get().saturating_add(around).max(rows)
         });
         let mut seen: Vec<MaskKind> = Vec::new();
+        let mut program_of = Vec::with_capacity(layers.len());
         for mask in &layers {
-            if !seen.contains(mask) {
+            let known = seen.iter().position(|known| known == mask);
+            program_of.push(known.unwrap_or(seen.len()));
+            if known.is_none() {
                 seen.push(mask.clone());
             }
         }
@@ -80,35 +81,17 @@ impl CapturedGroup {
             pool: pool.clone(),
             cache_entry: Arc::clone(attention.cache().entry()),
             shape: attention.cache().shape(),
+            heads: attention.shape(),
             layers,
             seen,
+            program_of,
             limits: KeyLimits {
                 keys: limits.keys.min(keys),
                 blocks: limits.blocks.min(pool.blocks()),
                 block_size,
             },
             each: limits.each,
-            quantised: attention.cache().is_quantised(),
         }
-    }
-
-    /// Refuses what graphs over a quantised cache have no call for.
-    pub(super) fn can_be_captured(&self, sinks: bool) -> Result<(), Violation> {
-        let causal = |mask: &MaskKind| *mask == MaskKind::from(Causality::Causal);
-        let other = self.seen.iter().find(|mask| !causal(mask));
-        if !self.quantised || self.each.0 <= 1 && other.is_none() && !sinks {
-            return Ok(());
-        }
-        let with = if sinks { "with" } else { "without" };
-        Err(Violation::new(
-            &rules::CACHE_QUANTISED,
-            match other {
-                Some(mask) => format!("a layer with {mask}"),
-                None => format!("{} tokens a request, {with} sinks", self.each.0),
-            },
-            "graphs over a quantised cache of one token a request, causal, without sinks",
-            "compute such steps without a graph by `QuantisedPrefill`, or make the cache by `PagedKvCache::new`",
-        ))
     }
 
     pub(super) fn pool(&self) -> &BlockPool {
@@ -129,35 +112,15 @@ impl CapturedGroup {
         self.limits
     }
 
-    /// The masks of the layers that are rules of the caller, each once.
-    fn named(&self) -> impl Iterator<Item = &NamedMask> {
-        self.seen.iter().filter_map(MaskKind::named)
-    }
-
     /// Columns of the block table.
     fn columns(&self) -> usize {
         let columns = self.limits.keys.div_ceil(self.limits.block_size.max(1));
         columns.min(self.limits.blocks).max(1)
     }
 
-    /// Keys of a mask's row: the tokens of every block in a row of the table.
-    fn mask_columns(&self) -> usize {
-        self.columns().saturating_mul(self.limits.block_size)
-    }
-
-    /// The operator's masks, in the order of the layers; `None` for a rule of the caller.
-    pub(super) fn masks(&self, stream: &Stream) -> Result<Vec<Option<Mask>>> {
-        let masks = stream.device().masks();
-        let of = |mask: &MaskKind| match mask {
-            MaskKind::Causality(causality) => causality.mask(&masks).map(Some),
-            MaskKind::Named(_) => Ok(None),
-        };
-        self.layers.iter().map(of).collect()
-    }
-
     /// Refuses a step with another mask, or whose sequences gave back tokens that some layer shows.
     pub(super) fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Violation> {
-        metadata.goes_with(&self.pool)?;
+        metadata.check_pool(&self.pool)?;
         metadata.check_blocks_held(&self.pool)?;
         if let Some(first) = self.seen.first()
             && !self.seen.contains(metadata.mask())
@@ -166,16 +129,21 @@ impl CapturedGroup {
         }
         self.seen
             .iter()
-            .try_for_each(|seen| metadata.keeps_for(seen))
+            .try_for_each(|seen| metadata.check_mask(seen))
     }
 
-    /// Refuses a step with a request of more new tokens than were captured, or of fewer where a layer has a named
-    /// mask.
-    pub(super) fn admits_tokens(&self, metadata: &AttentionMetadata) -> Result<(), Violation> {
+    /// Refuses a step with a request of more new tokens than were captured, or of fewer where the calls of a layer
+    /// have as many rows for each request.
+    pub(super) fn admits_tokens<T: Element>(
+        &self,
+        metadata: &AttentionMetadata,
+        programs: &[CapturedProgram<T>],
+    ) -> Result<(), Violation> {
         let each = self.each.0;
-        let named = self.named().next();
+        let mut alike = self.seen.iter().zip(programs);
+        let alike = alike.find(|(mask, program)| program.all_alike || mask.named().is_some());
         let mut requests = metadata.masked_requests();
-        let other = requests.find(|of| match (of.place, named) {
+        let other = requests.find(|of| match (of.place, alike) {
             (_, Some(_)) => of.new != each,
             (Some(_), None) => of.new > each,
             (None, None) => false,
@@ -189,16 +157,20 @@ impl CapturedGroup {
                 Some(request) => format!("{new} new tokens of request {request}"),
                 None => format!("a dummy request of {new} tokens"),
             },
-            match named {
-                Some(mask) => format!(
+            match alike {
+                Some((MaskKind::Named(mask), _)) => format!(
                     "{each} a request, as was captured with the named mask {:?}",
                     mask.name()
                 ),
+                Some((_, program)) => format!(
+                    "{each} a request, as was captured with the backend `{}`",
+                    program.recorded.backend.name()
+                ),
                 None => format!("at most {each} a request"),
             },
-            match named {
+            match alike {
                 Some(_) => {
-                    "compute the step without a graph: a captured named mask has as many rows for each request"
+                    "compute the step without a graph: the captured calls have as many rows for each request"
                 }
                 None => {
                     "compute the step without a graph, or capture with `GraphLimits::tokens_each`"
@@ -207,61 +179,146 @@ impl CapturedGroup {
         ))
     }
 
-    /// The named masks of a step, padded with these dummy requests, on the host.
-    pub(super) fn host_masks(
-        &self,
-        metadata: &AttentionMetadata,
-        dummies: impl Iterator<Item = usize>,
-    ) -> Result<Vec<HostMask>> {
-        let mut named = self.named().peekable();
-        if named.peek().is_none() {
-            return Ok(Vec::new());
+    /// Steps of `requests` requests that differ as much as captured ones may: with few and with many keys, and last,
+    /// where requests may add fewer tokens, with most tokens in one request.
+    fn examples(&self, requests: usize) -> Result<Vec<AttentionMetadata>> {
+        let each = self.each.0;
+        let ends = (1..=requests).map(|request| self.each.rows(request));
+        let ends = Cumulative::new(ends.collect())?;
+        let mut examples: Vec<(Cumulative, PerRequest)> = Vec::new();
+        for keys in self.limits.extremes(&ends)? {
+            examples.push((ends.clone(), keys));
         }
-        let dummies = dummies.map(|new| MaskedRequest {
-            place: None,
-            new,
-            cached: 0,
-        });
-        let requests: Vec<_> = metadata.masked_requests().chain(dummies).collect();
-        let columns = self.mask_columns();
-        named.map(|mask| mask.on_host(&requests, columns)).collect()
+        examples.push((ends.clone(), ends.per_request()));
+        if each > 1 && requests > 1 {
+            let ends = (1..requests).chain([self.each.rows(requests)]);
+            let ends = Cumulative::new(ends.collect())?;
+            let keys = ends.per_request();
+            if self.limits.admits(keys.lengths()).is_ok() {
+                examples.push((ends, keys));
+            }
+        }
+        let settings = BatchSettings::of(&self.pool, Causality::Causal);
+        let steps = examples.into_iter();
+        let steps = steps.map(|(q, kv)| Ok(AttentionMetadata::of_dummies(settings, q, kv)?));
+        steps.collect()
     }
 
-    /// Allocates the buffers of the graphs of `requests` requests.
+    /// Allocates the buffers of the graphs of `requests` requests, and chooses what computes the layers with each
+    /// mask. `sinks` has those of the group's layers.
     pub(super) fn buffers<T: Element>(
         &self,
         stream: &Stream,
         attention: &Attention<T>,
         requests: usize,
+        sinks: &[Option<&AnyTensor>],
     ) -> Result<GroupBuffers<T>> {
         let device = stream.device();
         let rows = self.each.rows(requests);
-        let (shape, of, pool) = (attention.shape(), &self.shape, &self.pool);
+        let (heads, shape, pool) = (self.heads, &self.shape, &self.pool);
         let padding = std::iter::repeat_n(pool.pad_policy().slot()?, rows);
-        let mask = |_| Tensor::empty(device, [requests, self.each.0, self.mask_columns()]);
         let tensors = GraphTensors {
-            query: Tensor::empty(device, [rows, shape.heads, shape.head_dim])?,
-            key: Tensor::empty(device, [rows, of.kv_heads, of.key_dim])?,
-            value: Tensor::empty(device, [rows, of.kv_heads, of.value_dim])?,
-            output: Tensor::empty(device, [rows, shape.heads, of.value_dim])?,
+            query: Tensor::empty(device, [rows, heads.heads, heads.head_dim])?,
+            key: Tensor::empty(device, [rows, shape.kv_heads, shape.key_dim])?,
+            value: Tensor::empty(device, [rows, shape.kv_heads, shape.value_dim])?,
+            output: Tensor::empty(device, [rows, heads.heads, shape.value_dim])?,
         };
-        let quantisers = match self.quantised {
-            false => None,
-            true => {
-                let new = [&tensors.key, &tensors.value];
-                let quantised = quantised_rows(device, new)?;
+        let slots = slot_mapping(stream, (pool, shape), padding)?;
+        let new = [&tensors.key, &tensors.value];
+        let (cache, quantised) = attention.cache().tensors(0)?;
+        let (write, quantisers) = match &quantised {
+            None => (
+                WriteViews::of(shape, &cache, rows, new)?.scatter(shape, &slots)?,
+                None,
+            ),
+            Some(layer) => {
+                let [keys, values] = quantised_rows(device, new)?;
+                let views = WriteViews::of(shape, &layer.cache, rows, [&keys, &values])?;
+                let write = views.scatter(shape, &slots)?;
                 // The quantisers of one layer serve all layers: each call takes its layer's scales.
-                let layer = attention.cache().quantised_layer(0)?;
-                Some(layer.channel_quantisers(device, rows, new, quantised)?)
+                let both = layer.channel_quantisers(device, rows, new, [keys, values])?;
+                (write, Some(both))
             }
         };
+        let table = BlockTable::zeroed(device, requests, self.columns(), self.limits.block_size)?;
+        let examples = self.examples(requests)?;
+        let programs = self.seen.iter().enumerate().map(|(at, mask)| {
+            let mut layers = self.program_of.iter();
+            let layer = layers.position(|program| *program == at).unwrap_or(0);
+            let (cache, quantised) = attention.cache().tensors(layer)?;
+            let sink = sinks.get(layer).copied().flatten();
+            let tensors = self.layer_tensors(layer, &tensors, (&cache, quantised.as_ref()), sink);
+            let steps = examples.iter();
+            let steps = steps.map(|metadata| self.context(stream, metadata, mask, &table));
+            let steps: Vec<_> = steps.collect();
+            let record = |steps: &[StepContext<'_>]| {
+                (attention.backends()).record(steps, &tensors, self.columns())
+            };
+            let alike = |step: &StepContext<'_>| step.metadata.longest_rows() == self.each.0;
+            let alike: Vec<_> = steps.iter().copied().filter(alike).collect();
+            // Where no backend serves requests with fewer tokens, all have to add as many.
+            let recorded = match record(&steps) {
+                Err(_) if alike.len() < steps.len() => (record(&alike)?, true),
+                recorded => (recorded?, false),
+            };
+            let (recorded, all_alike) = recorded;
+            Ok(CapturedProgram {
+                recorded,
+                all_alike,
+                layer,
+                cache,
+                quantised,
+                sink: sink.cloned(),
+            })
+        });
         Ok(GroupBuffers {
-            table: BlockTable::zeroed(device, requests, self.columns(), self.limits.block_size)?,
-            slots: slot_mapping(stream, (pool, of), padding)?,
-            masks: self.named().map(mask).collect::<Result<_, _>>()?,
+            programs: programs.collect::<Result<_>>()?,
+            table,
+            slots,
             quantisers,
+            write,
             tensors,
         })
+    }
+
+    fn context<'a>(
+        &self,
+        stream: &'a Stream,
+        metadata: &'a AttentionMetadata,
+        mask: &'a MaskKind,
+        block_table: &'a BlockTable,
+    ) -> StepContext<'a> {
+        StepContext {
+            stream,
+            shape: self.heads,
+            metadata,
+            mask,
+            block_table,
+        }
+    }
+
+    fn layer_tensors<'a, T: Element>(
+        &self,
+        layer: usize,
+        tensors: &'a GraphTensors<T>,
+        (cache, quantised): (&'a LayerCache<T>, Option<&'a QuantisedLayer>),
+        learnable_sink: Option<&'a AnyTensor>,
+    ) -> LayerTensors<'a, T> {
+        LayerTensors {
+            layer,
+            query: &tensors.query,
+            key: &tensors.key,
+            value: &tensors.value,
+            cache,
+            quantised,
+            learnable_sink,
+            latent: None,
+        }
+    }
+
+    /// The number of the program that computes a layer.
+    pub(super) fn program(&self, layer: usize) -> Option<usize> {
+        self.program_of.get(layer).copied()
     }
 
     /// Records a layer of a step: it writes its keys and values, then attends.
@@ -269,111 +326,86 @@ impl CapturedGroup {
         &self,
         capture: &Capturing<'_>,
         (attention, layer): (&Attention<T>, usize),
-        mask: Option<&Mask>,
         sink: Option<&AnyTensor>,
         buffers: &GroupBuffers<T>,
     ) -> Result<()> {
-        let cache = attention.cache();
         let GroupBuffers {
             table,
             slots,
-            tensors,
             quantisers,
-            ..
+            write,
+            programs,
+            tensors,
         } = buffers;
-        let GraphTensors {
-            query,
-            key,
-            value,
-            output,
-        } = tensors;
-        let (requests, shape) = (table.sequences(), attention.shape());
-        let rows = self.each.rows(requests);
-        // The longest length of every request, where lengths are given one by one.
-        let longest = self.limits.keys.min(self.mask_columns());
-        let longest = PerRequest::new(vec![longest; requests])?;
-        let longest = CallLengths::Batched {
-            q: None,
-            kv: &longest,
+        let program = self.program(layer).and_then(|at| programs.get(at));
+        let Some(program) = program else {
+            return Err(no_layer(layer, self.layers.len()));
         };
-        if let Some(quantisers) = quantisers {
-            let of = cache.quantised_layer(layer)?;
-            let (layout, call) = single_rows(shape, of);
-            let query = single_row(layout, query)?;
-            let mut output = attention_alone(single_row(layout, output)?);
-            let inputs = single_row_inputs(&query, table, of);
-            let call = capture.attention(&call, longest, inputs)?;
-            let quantised = of.quantise(quantisers, capture, [key, value])?;
-            let write = WriteViews::of(&self.shape, &of.cache, rows, quantised)?;
-            let plan = write.scatter(&self.shape, slots)?;
-            write.record(capture, &plan, slots)?;
-            return Ok(capture.launch_into(call, inputs, &mut output)?);
-        }
-        let cached = cache.layer(layer)?;
-        let write = WriteViews::of(&self.shape, cached, rows, [key, value])?;
-        let plan = write.scatter(&self.shape, slots)?;
-        let inputs = |query| {
-            let inputs = Inputs::new(query, &cached.key, &cached.value).paged(table);
-            match sink {
-                Some(sink) => inputs.learnable_sink_of_any(sink),
-                None => inputs,
+        let (cache, quantised) = attention.cache().tensors(layer)?;
+        let (rows, new) = (
+            self.each.rows(table.sequences()),
+            [&tensors.key, &tensors.value],
+        );
+        match (quantisers, &quantised) {
+            (Some(quantisers), Some(layer)) => {
+                let new = layer.quantise(quantisers, capture, new)?;
+                let views = WriteViews::of(&self.shape, &layer.cache, rows, new)?;
+                views.record(capture, write, slots)?;
             }
-        };
-        if let Some(mask) = mask {
-            let rows = (1..=requests).map(|request| self.each.rows(request));
-            let rows = Cumulative::new(rows.collect())?;
-            let inputs = inputs(query);
-            let call = shape.call(Layout::Tnd).mask(mask.clone());
-            let call = capture.attention_within(&call, &rows, self.limits, inputs)?;
-            write.record(capture, &plan, slots)?;
-            let mut output = attention_alone(output.clone());
-            return Ok(capture.launch_into(call, inputs, &mut output)?);
+            _ => {
+                let views = WriteViews::of(&self.shape, &cache, rows, new)?;
+                views.record(capture, write, slots)?;
+            }
         }
-        let own = self.layers.get(layer).and_then(MaskKind::named);
-        let at = self.named().position(|mask| Some(mask) == own);
-        let Some(mask) = at.and_then(|at| buffers.masks.get(at)) else {
-            return Err(crate::kv::no_layer(layer, self.layers.len()));
-        };
-        let query = batched(query, requests)?;
-        let mut output = attention_alone(batched(output, requests)?);
-        let inputs = inputs(&query);
-        let call = shape.call(Layout::Bsh).mask(Mask::all_mask(mask.clone()));
-        let call = capture.attention(&call, longest, inputs)?;
-        write.record(capture, &plan, slots)?;
-        Ok(capture.launch_into(call, inputs, &mut output)?)
+        let layer = self.layer_tensors(layer, tensors, (&cache, quantised.as_ref()), sink);
+        let plan = &program.recorded.plan;
+        plan.record(capture, table, &layer, &tensors.output, self.limits)
     }
 
-    /// The lengths of a layer's call in a step.
-    pub(super) fn lengths<'a>(
+    /// The programs of a padded step, one for each mask of the layers, and the contents of their named masks.
+    pub(super) fn replayed<T: Element>(
         &self,
-        layer: usize,
-        metadata: &'a AttentionMetadata,
-    ) -> CallLengths<'a> {
-        let named = matches!(self.layers.get(layer), Some(MaskKind::Named(_)));
-        if named || self.quantised {
-            return CallLengths::Batched {
-                q: None,
-                kv: metadata.kv_lengths(),
-            };
-        }
-        packed_paged(metadata)
+        stream: &Stream,
+        buffers: &GroupBuffers<T>,
+        metadata: &AttentionMetadata,
+    ) -> Result<Vec<ReplayedProgram<T>>> {
+        let (table, tensors) = (&buffers.table, &buffers.tensors);
+        let programs = self.seen.iter().zip(&buffers.programs);
+        let programs = programs.map(|(mask, captured)| {
+            let Recorded {
+                backend,
+                form,
+                plan,
+            } = &captured.recorded;
+            let cache = (&captured.cache, captured.quantised.as_ref());
+            let layer = self.layer_tensors(captured.layer, tensors, cache, captured.sink.as_ref());
+            let step = self.context(stream, metadata, mask, table);
+            let program = backend.program(&step, &layer)?;
+            form.check_form(&program, backend.name())?;
+            let masks = plan.host_masks(&program, table)?;
+            Ok(ReplayedProgram { program, masks })
+        });
+        programs.collect()
     }
 
-    /// Puts the table, the slots and the named masks of a step into the buffers of its size.
+    /// Puts the slots of a step and the tables and named masks of its programs into the buffers of its size.
     pub(super) fn fill<T: Element>(
         &self,
         stream: &Stream,
         buffers: &GroupBuffers<T>,
         metadata: &AttentionMetadata,
-        masks: &[HostMask],
+        programs: &[ReplayedProgram<T>],
     ) -> Result<()> {
         let table = metadata.table();
         let rows = (0..table.requests()).filter_map(|request| table.row(request));
         buffers.table.overwrite(stream, &rows.collect::<Vec<_>>())?;
         let slots = metadata.slots().iter().copied();
-        let slots = scattered_slots((&self.pool, &self.shape), slots);
+        let slots = scattered_slots((&self.pool, &self.shape), slots)?;
         buffers.slots.overwrite(stream, &slots)?;
-        let mut masks = buffers.masks.iter().zip(masks);
-        Ok(masks.try_for_each(|(to, mask)| to.overwrite_bytes(stream, mask.bytes()))?)
+        for (captured, replayed) in buffers.programs.iter().zip(programs) {
+            let ReplayedProgram { program, masks } = replayed;
+            captured.recorded.plan.refill(stream, program, masks)?;
+        }
+        Ok(())
     }
 }

@@ -154,6 +154,12 @@ impl<B> GraphPool<B> {
         of.graphs.get(layer)
     }
 
+    /// The buffers of a size.
+    pub(super) fn buffers(&self, size: usize) -> Option<&Arc<B>> {
+        let mut sizes = self.sizes.iter();
+        Some(&sizes.find(|of| of.size == size)?.buffers)
+    }
+
     /// Refuses a stream of another device.
     pub(super) fn admits(&self, stream: &Stream) -> Result<()> {
         Ok(stream.check_device("stream", &self.device)?)
@@ -200,19 +206,24 @@ impl<B> GraphPool<B> {
         self.follow(stream)?;
         metadata.pad_to(size)?;
         let metadata = &*metadata;
-        let lengths = |_| Ok(packed_paged(metadata));
+        let lengths = |_, update: Update| {
+            Ok(update.all(CallLengths::PackedPaged {
+                q: metadata.q_ends(),
+                kv: metadata.kv_lengths(),
+            })?)
+        };
         let fill = |buffers: &B| fill(buffers, metadata);
         self.start(stream, size, progress, lengths, fill)
     }
 
-    /// Begins a step of a captured size whose layers have these lengths, on a stream that [follows](Self::follow) the
+    /// Begins a step of a captured size, whose layers get their lengths from `lengths`, on a stream that [follows](Self::follow) the
     /// step before.
-    pub(super) fn start<'a, 'l>(
+    pub(super) fn start<'a>(
         &'a mut self,
         stream: &'a Stream,
         size: usize,
         progress: Vec<StepProgress>,
-        lengths: impl Fn(usize) -> Result<CallLengths<'l>>,
+        lengths: impl Fn(usize, Update) -> Result<Update>,
         fill: impl FnOnce(&B) -> Result<()>,
     ) -> Result<GraphStep<'a, B>> {
         let Some(OfSize {
@@ -228,7 +239,7 @@ impl<B> GraphPool<B> {
             .into());
         };
         let updates = graphs.iter().enumerate();
-        let updates = updates.map(|(layer, graph)| Ok(Some(graph.update().all(lengths(layer)?)?)));
+        let updates = updates.map(|(layer, graph)| lengths(layer, graph.update()).map(Some));
         let updates = updates.collect::<Result<Vec<_>>>()?;
         fill(buffers)?;
         let layers = QueuedLayers::new(graphs.len(), progress);
@@ -292,14 +303,6 @@ pub(super) fn not_while_capturing(what: &'static str) -> Result<()> {
         return Err(ascend_attention::Error::Capturing { what, instead }.into());
     }
     Ok(())
-}
-
-/// The lengths of a step whose graphs read the cache, whatever its kind.
-pub(super) fn packed_paged(metadata: &AttentionMetadata) -> CallLengths<'_> {
-    CallLengths::PackedPaged {
-        q: metadata.q_ends(),
-        kv: metadata.kv_lengths(),
-    }
 }
 
 impl<B> fmt::Debug for GraphPool<B> {

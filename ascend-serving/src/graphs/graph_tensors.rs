@@ -1,10 +1,12 @@
 //! The tensors that captured layers read and write.
 
 use ascend_attention::attention::BlockTable;
-use ascend_attention::scatter::SlotMapping;
-use ascend_attention::{Element, Tensor};
+use ascend_attention::mask::HostMask;
+use ascend_attention::scatter::{ScatterPlan, SlotMapping};
+use ascend_attention::{AnyTensor, Element, Tensor};
 
-use crate::kv::ChannelQuantiser;
+use crate::backends::{Recorded, StepProgram};
+use crate::kv::{ChannelQuantiser, LayerCache, QuantisedLayer};
 
 /// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of
 /// each. All layers of a group and size have the same tensors. In [`TreeGraphs`](crate::TreeGraphs) the tensors are
@@ -22,13 +24,32 @@ pub struct GraphTensors<T: Element> {
 }
 
 /// The buffers of the graphs of a size, for the layers that share a cache.
-#[derive(Debug)]
 pub(super) struct GroupBuffers<T: Element> {
     pub(super) table: BlockTable,
     pub(super) slots: SlotMapping,
-    /// The tensor of each named mask that a layer has, `[requests, tokens of each, keys]`.
-    pub(super) masks: Vec<Tensor<i8>>,
     /// The quantisers of keys and of values, where the cache is quantised.
     pub(super) quantisers: Option<[ChannelQuantiser; 2]>,
+    /// The write of new keys and values, the same call in every layer.
+    pub(super) write: ScatterPlan,
+    /// For each mask that layers have the backend that computes them, and its program.
+    pub(super) programs: Vec<CapturedProgram<T>>,
     pub(super) tensors: GraphTensors<T>,
+}
+
+/// What computes the captured layers with one mask.
+pub(super) struct CapturedProgram<T: Element> {
+    pub(super) recorded: Recorded<T>,
+    /// Whether each request of a step has to add as many tokens as were declared.
+    pub(super) all_alike: bool,
+    /// The first of the layers, and its cache and sinks.
+    pub(super) layer: usize,
+    pub(super) cache: LayerCache<T>,
+    pub(super) quantised: Option<QuantisedLayer>,
+    pub(super) sink: Option<AnyTensor>,
+}
+
+/// The program of a step for the captured layers with one mask, and the contents of its named masks.
+pub(super) struct ReplayedProgram<T: Element> {
+    pub(super) program: StepProgram<T>,
+    pub(super) masks: Vec<Option<HostMask>>,
 }

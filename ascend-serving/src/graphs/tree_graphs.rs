@@ -35,7 +35,7 @@ use super::tree_pool::{
 /// let stream = Runtime::emulated()?.device(0)?.stream()?;
 /// let shape = CacheShape::new(2, 1, 64);
 /// let mut cache = PagedKvCache::<bf16>::new(stream.device(), 16, 128, shape, PadPolicy::SkipNegative)?;
-/// let verification = TreeVerification { shape: AttentionShape::new(1, 1, 64) };
+/// let verification = TreeVerification::new(AttentionShape::new(1, 1, 64));
 /// // Up to 4 requests of up to 1000 cached tokens, and trees of up to 3 nodes.
 /// let limits = GraphLimits::new([1, 4], 1000).tokens_each(3);
 /// let mut graphs = verification.capture(&stream, &cache, &limits)?;

@@ -12,8 +12,7 @@ use crate::drafts::{DraftTree, tree_mask};
 use crate::engine::{LayerInputs, apart};
 use crate::error::{Error, Result};
 use crate::kv::{
-    BlockPool, CacheEntry, PagedKvCache, Sequence, StepLease, StepTokens, capacity, no_layer,
-    uncopied,
+    BlockPool, CacheEntry, PagedKvCache, Sequence, StepLease, StepTokens, no_layer, uncopied,
 };
 use crate::rules;
 
@@ -128,7 +127,7 @@ impl<B: TreeBuffers> TreePool<B> {
         }
         let (each, pool) = (limits.each, cache.pool());
         let block_size = pool.block_size();
-        let most = capacity(pool.blocks().min(limits.blocks), block_size);
+        let most = pool.blocks().min(limits.blocks) * block_size;
         // From CANN 8.5 on a batched call counts a block that requests share once, so that the cache does not limit
         // the requests together. On CANN 8.1, the capture of a size whose longest requests need more blocks than
         // there are is refused.
@@ -223,7 +222,7 @@ impl<B: TreeBuffers> TreePool<B> {
             rows,
             // The graphs write nothing to the cache.
             Vec::new(),
-            |_| Ok(lengths(&of_step)),
+            |_, update| Ok(update.all(lengths(&of_step))?),
             |buffers| {
                 let TreeTables {
                     block_table,

@@ -7,12 +7,13 @@ use ascend_attention::Violation;
 use crate::rules;
 
 use super::pad::PadPolicy;
-use super::slot::{MAX_INT32, slot};
+use super::slot::{MAX_INT32, count_slots, slot};
 use super::slot_check::check_slots;
 use super::table::PageTable;
 
 /// The lengths of one request in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AuditRequest {
     /// Tokens before the step, from the token in the first entry of the request's row on.
     pub cached: usize,
@@ -23,6 +24,23 @@ pub struct AuditRequest {
     pub given_back: usize,
     /// Tokens that the step adds.
     pub new: usize,
+}
+
+impl AuditRequest {
+    /// A request that adds `new` tokens to `cached` ones, of which none was given back.
+    pub const fn new(cached: usize, new: usize) -> Self {
+        Self {
+            cached,
+            given_back: 0,
+            new,
+        }
+    }
+
+    /// Sets the number of cached tokens that were given back.
+    pub const fn given_back(mut self, tokens: usize) -> Self {
+        self.given_back = tokens;
+        self
+    }
 }
 
 /// A step as the operators will see it, to be checked against its lengths.
@@ -45,18 +63,80 @@ pub struct Audit<'a> {
     pub slots: &'a [i32],
 }
 
+/// A request with the blocks of its row.
+struct RequestBlocks<'a> {
+    cached: usize,
+    new: usize,
+    /// The blocks of its tokens, those that were given back included.
+    used: &'a [usize],
+    /// The blocks that were not given back. Blocks that the step writes to were never given back.
+    held: &'a [usize],
+}
+
 impl Audit<'_> {
     /// Looks for a fault.
     ///
     /// # Errors
-    /// The first fault: of the requests in their order [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW),
+    /// The first fault: [`POOL_SIZE`](crate::rules::POOL_SIZE) for a cache without slots, or with more than INT32
+    /// counts; then of the requests in their order [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW),
     /// [`TABLE_ROW`](crate::rules::TABLE_ROW), [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK); then of the slots
     /// [`SLOT_COUNT`](crate::rules::SLOT_COUNT), [`SLOT_RANGE`](crate::rules::SLOT_RANGE),
     /// [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE), [`SLOT_DUMP`](crate::rules::SLOT_DUMP),
     /// [`SLOT_POSITION`](crate::rules::SLOT_POSITION); then [`TABLE_SHARED`](crate::rules::TABLE_SHARED).
     pub fn check(&self) -> Result<(), Violation> {
-        self.tables()?;
-        let tokens = (self.requests.iter()).fold(0usize, |sum, of| sum.saturating_add(of.new));
+        count_slots(self.blocks, self.block_size)?;
+        let requests = (self.requests.iter().enumerate())
+            .map(|(request, lengths)| self.check_request(request, lengths))
+            .collect::<Result<Vec<_>, _>>()?;
+        self.check_count(&requests)?;
+        check_slots(self.slots, self.blocks, self.block_size, self.pad)?;
+        self.check_positions(&requests)?;
+        self.check_sharing(&requests)
+    }
+
+    /// Checks the lengths of a request, and that its blocks are of the cache.
+    fn check_request(
+        &self,
+        request: usize,
+        lengths: &AuditRequest,
+    ) -> Result<RequestBlocks<'_>, Violation> {
+        let AuditRequest {
+            cached,
+            given_back,
+            new,
+        } = *lengths;
+        let len = cached.checked_add(new);
+        let Some(len) = len.filter(|len| *len <= MAX_INT32) else {
+            return Err(Violation::new(
+                &rules::LENGTHS_OVERFLOW,
+                format_args!("{cached} and {new} tokens of request {request}"),
+                format_args!("at most {MAX_INT32}"),
+                "end the request",
+            ));
+        };
+        let used = self.table.used(request, len, self.block_size)?;
+        let held = &used[given_back.min(cached) / self.block_size..];
+        // A dump block is found by the slots in it: a dump block that is only read holds what padding wrote, but
+        // exists.
+        if let Some(block) = held.iter().find(|block| **block >= self.blocks) {
+            return Err(Violation::new(
+                &rules::TABLE_BLOCK,
+                format_args!("block {block} of request {request}"),
+                format_args!("0 to {}", self.blocks - 1),
+                "use blocks that this cache's pool handed out",
+            ));
+        }
+        Ok(RequestBlocks {
+            cached,
+            new,
+            used,
+            held,
+        })
+    }
+
+    /// Checks that there is a slot for each new token, and only padding after them.
+    fn check_count(&self, requests: &[RequestBlocks<'_>]) -> Result<(), Violation> {
+        let tokens: usize = requests.iter().map(|request| request.new).sum();
         let Some(padding) = self.slots.get(tokens..) else {
             return Err(Violation::new(
                 &rules::SLOT_COUNT,
@@ -65,71 +145,25 @@ impl Audit<'_> {
                 "make the slots from the same batch as the lengths",
             ));
         };
-        if let Some(at) = padding
-            .iter()
-            .position(|slot| !self.pad.is_padding(*slot, self.block_size))
-        {
-            return Err(Violation::new(
+        let wrong = |slot: &&i32| !self.pad.is_padding(**slot, self.block_size);
+        match padding.iter().find(wrong) {
+            None => Ok(()),
+            Some(slot) => Err(Violation::new(
                 &rules::SLOT_COUNT,
-                format_args!(
-                    "slot {} behind the batch's {tokens} tokens",
-                    padding.get(at).copied().unwrap_or(0)
-                ),
+                format_args!("slot {slot} behind the batch's {tokens} tokens"),
                 "padding",
                 "fill the slots of padding tokens by the pad policy",
-            ));
+            )),
         }
-        check_slots(self.slots, self.blocks, self.block_size, self.pad)?;
-        self.positions()?;
-        self.sharing()
     }
 
-    fn used(&self, request: usize, of: &AuditRequest) -> Result<&[usize], Violation> {
-        let len = of.cached.checked_add(of.new);
-        let Some(len) = len.filter(|len| *len <= MAX_INT32) else {
-            return Err(Violation::new(
-                &rules::LENGTHS_OVERFLOW,
-                format_args!("{} and {} tokens of request {request}", of.cached, of.new),
-                format_args!("at most {MAX_INT32}"),
-                "end the request",
-            ));
-        };
-        self.table.used(request, len, self.block_size)
-    }
-
-    /// The blocks of a request that were not given back. Blocks that the step writes to were never given back.
-    fn held(&self, request: usize, of: &AuditRequest) -> Result<&[usize], Violation> {
-        let given_back = of.given_back.min(of.cached);
-        let front = given_back.checked_div(self.block_size).unwrap_or(0);
-        let used = self.used(request, of)?;
-        Ok(used.get(front..).unwrap_or(&[]))
-    }
-
-    fn tables(&self) -> Result<(), Violation> {
-        for (request, of) in self.requests.iter().enumerate() {
-            let held = self.held(request, of)?;
-            // A dump block is found by the slots in it: a dump block that is only read holds what padding wrote, but
-            // exists.
-            if let Some(block) = held.iter().find(|block| **block >= self.blocks) {
-                return Err(Violation::new(
-                    &rules::TABLE_BLOCK,
-                    format_args!("block {block} of request {request}"),
-                    format_args!("0 to {}", self.blocks.saturating_sub(1)),
-                    "use blocks that this cache's pool handed out",
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    fn positions(&self) -> Result<(), Violation> {
+    /// Checks that each token's slot is that of its position.
+    fn check_positions(&self, requests: &[RequestBlocks<'_>]) -> Result<(), Violation> {
         let mut slots = self.slots.iter();
-        for (request, of) in self.requests.iter().enumerate() {
-            let used = self.used(request, of)?;
-            // The zip takes the slot first: after the last slot no position is computed, which might exceed INT32.
-            for (&given, position) in slots.by_ref().take(of.new).zip(of.cached..) {
-                let wanted = slot(used, position, self.block_size)?;
-                let wanted = i32::try_from(wanted).unwrap_or(i32::MAX);
+        for (request, blocks) in requests.iter().enumerate() {
+            for (&given, position) in slots.by_ref().take(blocks.new).zip(blocks.cached..) {
+                // An INT32, as every slot.
+                let wanted = slot(blocks.used, position, self.block_size)? as i32;
                 if self.pad.is_padding(wanted, self.block_size) {
                     return Err(Violation::new(
                         &rules::SLOT_DUMP,
@@ -151,24 +185,25 @@ impl Audit<'_> {
         Ok(())
     }
 
-    /// No request reads a block that another one writes.
-    fn sharing(&self) -> Result<(), Violation> {
-        let mut writer: HashMap<usize, usize> = HashMap::new();
-        for (request, of) in self.requests.iter().enumerate() {
-            let first = of.cached.checked_div(self.block_size).unwrap_or(0);
-            let used = self.used(request, of)?;
-            if of.new > 0 {
-                let written = used.get(first..).unwrap_or(&[]);
-                writer.extend(written.iter().map(|block| (*block, request)));
+    /// Checks that no request reads a block that another one writes.
+    fn check_sharing(&self, requests: &[RequestBlocks<'_>]) -> Result<(), Violation> {
+        let mut writers: HashMap<usize, usize> = HashMap::new();
+        for (request, blocks) in requests.iter().enumerate() {
+            if blocks.new > 0 {
+                let written = &blocks.used[blocks.cached / self.block_size..];
+                writers.extend(written.iter().map(|block| (*block, request)));
             }
         }
-        for (request, of) in self.requests.iter().enumerate() {
-            let held = self.held(request, of)?;
-            let written = |block: &usize| writer.get(block).filter(|by| **by != request);
-            if let Some((block, by)) = held.iter().find_map(|b| written(b).map(|by| (b, by))) {
+        for (request, blocks) in requests.iter().enumerate() {
+            let mut written = (blocks.held.iter())
+                .filter_map(|block| Some((block, writers.get(block)?)))
+                .filter(|(_, writer)| **writer != request);
+            if let Some((block, writer)) = written.next() {
                 return Err(Violation::new(
                     &rules::TABLE_SHARED,
-                    format_args!("block {block} of request {request}, which request {by} writes"),
+                    format_args!(
+                        "block {block} of request {request}, which request {writer} writes"
+                    ),
                     "a block that no other request of the batch writes",
                     "copy a shared block before writing into it, as Sequence::grow asks for",
                 ));
@@ -194,21 +229,11 @@ mod tests {
         pad: PadPolicy,
     }
 
-    fn request(cached: usize, new: usize) -> AuditRequest {
-        AuditRequest {
-            cached,
-            given_back: 0,
-            new,
-        }
-    }
-
     impl Step {
         /// Two requests over a shared first block: one of 6 cached tokens and 3 new, one of 4 and 1.
         fn right() -> Self {
             Self {
-                requests: [(6, 3), (4, 1)]
-                    .map(|(cached, new)| request(cached, new))
-                    .into(),
+                requests: vec![AuditRequest::new(6, 3), AuditRequest::new(4, 1)],
                 rows: vec![vec![1, 2, 3], vec![1, 5]],
                 slots: vec![10, 11, 12, 20, -1, -1],
                 pad: PadPolicy::SkipNegative,
@@ -238,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_blocks_given_back_are_nobodys() {
+    fn entries_of_blocks_given_back_have_no_holder() {
         let mut step = Step::right();
         step.rows = vec![vec![0, 5, 3], vec![1, 0]];
         step.slots = vec![22, 23, 12, 0];

@@ -8,11 +8,10 @@ use ascend_attention::{Device, Element, Stream, Tensor, Violation};
 use crate::error::{Error, Result};
 use crate::rules;
 
-use super::cache_layers::{CacheLayers, OfLayer};
-use super::cache_shape::{CacheShape, LayerCache};
+use super::cache_shape::{CacheShape, LayerCache, no_layer};
 use super::pad::PadPolicy;
 use super::pool::{BlockPool, CacheEntry};
-use super::quantised::write::QuantisedWrite;
+use super::quantised::{QuantisedLayer, QuantisedWrite};
 use super::sequence::{BlockCopy, Room, Sequence};
 use super::slot_write::SlotWrite;
 use super::table::PageTable;
@@ -28,8 +27,19 @@ pub struct PagedKvCache<T: Element> {
     pub(super) device: Device,
     pub(super) pool: BlockPool,
     pub(super) shape: CacheShape,
-    pub(super) layers: CacheLayers<T>,
+    pub(super) layers: Vec<CacheLayer<T>>,
     pub(super) entry: Arc<CacheEntry>,
+}
+
+/// A layer of a cache, of the query's type or quantised.
+#[derive(Debug)]
+pub(super) enum CacheLayer<T: Element> {
+    Plain(LayerCache<T>),
+    Quantised {
+        layer: Box<QuantisedLayer>,
+        /// A layer cache without blocks, which stands in for the cache of the query's type.
+        none: LayerCache<T>,
+    },
 }
 
 impl<T: Element> PagedKvCache<T> {
@@ -56,7 +66,7 @@ impl<T: Element> PagedKvCache<T> {
         let layers = shape.zeroed_layers(device, blocks, block_size)?;
         Ok(Self {
             device: device.clone(),
-            layers: CacheLayers::Plain(layers),
+            layers: layers.into_iter().map(CacheLayer::Plain).collect(),
             entry: CacheEntry::new(&pool),
             pool,
             shape,
@@ -84,7 +94,8 @@ impl<T: Element> PagedKvCache<T> {
             return Err(Violation::new(
                 &rules::POOL_SHARED,
                 format_args!(
-                    "a pool of {} blocks of {} tokens with padding {:?}, {held} held, for a cache of whose own {own_held} are held",
+                    "a pool of {} blocks of {} tokens with padding {:?}, {held} held, for a cache of whose own \
+                     {own_held} are held",
                     other.0, other.1, other.2
                 ),
                 format_args!(
@@ -145,8 +156,11 @@ impl<T: Element> PagedKvCache<T> {
 
     /// Bytes of device memory.
     pub fn bytes(&self) -> usize {
-        let layers = self.layers.iter().map(OfLayer::bytes);
-        layers.fold(0, usize::saturating_add)
+        let bytes = |layer: &CacheLayer<T>| match layer {
+            CacheLayer::Plain(layer) => layer.bytes(),
+            CacheLayer::Quantised { layer, .. } => layer.bytes(),
+        };
+        self.layers.iter().map(bytes).sum()
     }
 
     /// The cache of a layer.
@@ -156,12 +170,18 @@ impl<T: Element> PagedKvCache<T> {
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache, which has
     /// [`quantised_layer`](PagedKvCache::quantised_layer).
     pub fn layer(&self, layer: usize) -> Result<&LayerCache<T>> {
-        match self.layers.get(layer)? {
-            OfLayer::Plain(of) => Ok(of),
-            OfLayer::Quantised(_) => {
+        match self.cache_layer(layer)? {
+            CacheLayer::Plain(cache) => Ok(cache),
+            CacheLayer::Quantised { .. } => {
                 Err(quantised_cache(format_args!("layer {layer} of a quantised cache")).into())
             }
         }
+    }
+
+    /// The cache of a layer, of either kind.
+    pub(super) fn cache_layer(&self, layer: usize) -> Result<&CacheLayer<T>> {
+        let found = self.layers.get(layer);
+        found.ok_or_else(|| no_layer(layer, self.layers.len()))
     }
 
     /// Refuses a stream of another device.
@@ -180,7 +200,7 @@ impl<T: Element> PagedKvCache<T> {
             return Err(Violation::new(
                 &rules::TABLE_BLOCK,
                 format_args!("block {block}"),
-                format_args!("0 to {}", blocks.saturating_sub(1)),
+                format_args!("0 to {}", blocks - 1),
                 "use blocks that this cache's pool handed out",
             )
             .into());
@@ -212,17 +232,17 @@ impl<T: Element> PagedKvCache<T> {
         value: &Tensor<T>,
     ) -> Result<()> {
         let rows = [key, value];
-        match (&write.0, self.layers.get(layer)?) {
-            (Writes::Plain(write), OfLayer::Plain(of)) => {
-                write.queue(&self.shape, of, stream, rows)
+        match (&write.0, self.cache_layer(layer)?) {
+            (Writes::Plain(write), CacheLayer::Plain(cache)) => {
+                write.queue(&self.shape, cache, stream, rows)
             }
-            (Writes::Quantised(write), OfLayer::Quantised(of)) => {
-                write.queue(&self.shape, of, stream, rows)
+            (Writes::Quantised(write), CacheLayer::Quantised { layer, .. }) => {
+                write.queue(&self.shape, layer, stream, rows)
             }
-            (Writes::Plain(_), OfLayer::Quantised(_)) => {
+            (Writes::Plain(_), CacheLayer::Quantised { .. }) => {
                 Err(quantised_cache("a write that is not quantised").into())
             }
-            (Writes::Quantised(_), OfLayer::Plain(_)) => Err(Error::invalid(
+            (Writes::Quantised(_), CacheLayer::Plain(_)) => Err(Error::invalid(
                 "write",
                 "a quantised write",
                 "one that this cache has planned",
@@ -308,8 +328,8 @@ impl<T: Element> PagedKvCache<T> {
 
     fn copy_block(&self, stream: &Stream, from: usize, to: usize) -> Result<()> {
         self.layers.iter().try_for_each(|layer| match layer {
-            OfLayer::Plain(of) => of.copy_block(stream, from, to),
-            OfLayer::Quantised(of) => of.copy_block(stream, from, to),
+            CacheLayer::Plain(layer) => layer.copy_block(stream, from, to),
+            CacheLayer::Quantised { layer, .. } => layer.copy_block(stream, from, to),
         })
     }
 
@@ -342,10 +362,10 @@ impl<T: Element> AsRef<BlockPool> for PagedKvCache<T> {
 pub struct CacheWrite(Writes);
 
 impl CacheWrite {
-    /// Prepares the writing of a step's tokens to every layer of a cache, by [`PagedKvCache::write`]. `slots` has one slot for each row of `key` and `value`, which are
-    /// `[tokens, N, D]`; a row that is not cached, such as padding, has the slot of the pool's [`PadPolicy`], which
-    /// may be negative. Padding after the last cached token is left out of the call; before it, a negative slot
-    /// relies on the device to skip it.
+    /// Prepares the writing of a step's tokens to every layer of a cache, by [`PagedKvCache::write`]. `slots` has one
+    /// slot for each row of `key` and `value`, which are `[tokens, N, D]`; a row that is not cached, such as padding,
+    /// has the slot of the pool's [`PadPolicy`], which may be negative. Padding after the last cached token is left
+    /// out of the call; before it, a negative slot relies on the device to skip it.
     ///
     /// On products without ScatterPaKvCache, such as the Atlas inference series, copies on the stream write instead:
     /// one of keys and one of values for each run of contiguous slots, or for each head of a token in BnNBsD of
@@ -367,12 +387,12 @@ impl CacheWrite {
         cache.admits(stream)?;
         let rows = [key, value];
         let blocks = (&cache.pool, &cache.shape);
-        match cache.layers.get(0)? {
-            OfLayer::Plain(layer) => {
+        match cache.cache_layer(0)? {
+            CacheLayer::Plain(layer) => {
                 let write = SlotWrite::plan(blocks, layer, stream, slots, rows)?;
                 Ok(Self(Writes::Plain(write)))
             }
-            OfLayer::Quantised(layer) => {
+            CacheLayer::Quantised { layer, .. } => {
                 let write = QuantisedWrite::plan(blocks, layer, stream, slots, rows)?;
                 Ok(Self(Writes::Quantised(Box::new(write))))
             }

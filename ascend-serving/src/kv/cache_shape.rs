@@ -71,7 +71,8 @@ impl CacheShape {
 }
 
 impl CacheShape {
-    /// Axes of a layer's tensor with heads of `dim` elements, and its number of elements.
+    /// Axes of a layer's tensor with heads of `dim` elements, and its number of elements; `None` without elements, or
+    /// with more than can be counted.
     pub(super) fn tensor<T: Element>(
         &self,
         blocks: usize,
@@ -89,7 +90,33 @@ impl CacheShape {
         let elements = dims
             .iter()
             .try_fold(1usize, |all, dim| all.checked_mul(*dim))?;
-        (elements > 0).then_some((dims, elements))
+        // The bytes of a tensor are an isize.
+        let most = isize::MAX as usize / size_of::<T>();
+        (1..=most).contains(&elements).then_some((dims, elements))
+    }
+
+    /// Axes and numbers of elements of a layer's keys and values. Products of blocks, block size, heads and elements of
+    /// a head can be counted afterwards.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for sizes of which some are 0, and for tensors with more bytes
+    /// than can be counted.
+    pub(super) fn tensors<T: Element>(
+        &self,
+        blocks: usize,
+        block_size: usize,
+    ) -> Result<[(Vec<usize>, usize); 2]> {
+        let key = self.tensor::<T>(blocks, block_size, self.key_dim);
+        let value = self.tensor::<T>(blocks, block_size, self.value_dim);
+        match (key, value) {
+            (Some(key), Some(value)) => Ok([key, value]),
+            _ => Err(Error::invalid(
+                "shape",
+                format_args!("{self:?}"),
+                "sizes of 1 or more that go into the format, and whose product can be counted",
+            )
+            .fix("give sizes of 1 or more, and fewer blocks where the product is too large")),
+        }
     }
 
     /// Refuses more layers than a cache has. Call it before allocating, since each layer takes memory.
@@ -112,22 +139,15 @@ impl CacheShape {
         blocks: usize,
         block_size: usize,
     ) -> Result<Vec<LayerCache<T>>> {
-        let tensor = |dim: usize| -> Result<Tensor<T>> {
-            let (dims, elements) = self.tensor::<T>(blocks, block_size, dim).ok_or_else(|| {
-                Error::invalid(
-                    "shape",
-                    format_args!("{self:?}"),
-                    "sizes of 1 or more that go into the format, and whose product can be counted",
-                )
-                .fix("give sizes of 1 or more, and fewer blocks where the product is too large")
-            })?;
-            let buffer = device.alloc_zeroed::<T>(elements)?;
+        let [key, value] = self.tensors::<T>(blocks, block_size)?;
+        let zeros = |(dims, elements): &(Vec<usize>, usize)| -> Result<Tensor<T>> {
+            let buffer = device.alloc_zeroed::<T>(*elements)?;
             Ok(Tensor::from_buffer(&buffer, dims)?)
         };
         let layer = |_| {
             Ok(LayerCache {
-                key: tensor(self.key_dim)?,
-                value: tensor(self.value_dim)?,
+                key: zeros(&key)?,
+                value: zeros(&value)?,
             })
         };
         (0..self.layers).map(layer).collect()
@@ -153,8 +173,8 @@ impl CacheShape {
             return Ok(rows);
         }
         match *rows.shape() {
-            [_, of, dim] if of == self.kv_heads => {
-                Ok(rows.reshape([tokens.saturating_mul(self.kv_heads), 1, dim])?)
+            [_, heads, dim] if heads == self.kv_heads && dim > 0 => {
+                Ok(rows.reshape([tokens * heads, 1, dim])?)
             }
             _ => Err(Error::invalid(
                 argument,
@@ -172,7 +192,7 @@ impl CacheShape {
             Cache::Nz => Err(Error::invalid(
                 "shape.format",
                 "NZ, on a product without ScatterPaKvCache",
-                "BnBsH, or BnNBsD: a token lies in many pieces in NZ",
+                "BnBsH, or BnNBsD: a token has many pieces in NZ",
             )
             .fix("choose another format")),
         }
@@ -182,8 +202,7 @@ impl CacheShape {
     pub(super) fn writable<T: Element>(&self, cache: &Tensor<T>) -> Result<Tensor<T>> {
         match (self.format, cache.shape()) {
             (Cache::BnNBsD, &[blocks, heads, block_size, dim]) => {
-                let blocks = blocks.saturating_mul(heads);
-                Ok(cache.reshape([blocks, block_size, dim])?)
+                Ok(cache.reshape([blocks * heads, block_size, dim])?)
             }
             _ => Ok(cache.clone()),
         }
@@ -202,14 +221,13 @@ pub struct LayerCache<T: Element> {
 impl<T: Element> LayerCache<T> {
     /// Bytes of device memory.
     pub(super) fn bytes(&self) -> usize {
-        let elements = self.key.len().saturating_add(self.value.len());
-        elements.saturating_mul(size_of::<T>())
+        (self.key.len() + self.value.len()) * size_of::<T>()
     }
 
     /// Queues a copy of a block to another one.
     pub(super) fn copy_block(&self, stream: &Stream, from: usize, to: usize) -> Result<()> {
         for tensor in [&self.key, &self.value] {
-            let block = |at: usize| tensor.narrow(0, at..at.saturating_add(1));
+            let block = |block: usize| tensor.narrow(0, block..block + 1);
             let source = block(from)?;
             block(to)?.copy_from(stream, &source)?;
         }

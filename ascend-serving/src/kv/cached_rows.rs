@@ -7,9 +7,8 @@ use ascend_attention::{Element, Stream, Tensor, Violation};
 use crate::error::{Error, Result};
 
 use super::cache_shape::LayerCache;
-use super::slot::{rest_of_block, slot};
-use super::slot_runs::SlotRun;
-use super::whole_tokens::whole_tokens;
+use super::slot::slot;
+use super::slot_runs::{SlotRun, token_rows};
 
 /// Tokens of a paged cache that are to be copied to contiguous rows, for operators that take no block table.
 ///
@@ -51,30 +50,20 @@ impl CachedRows {
     /// # Errors
     /// As for [`slot`]; nothing is added then.
     pub fn push(&mut self, row: &[usize], positions: Range<usize>) -> Result<(), Violation> {
-        let (runs, rows) = (self.runs.len(), self.rows);
-        let last = self.runs.last().copied();
-        let outcome = self.extend(row, positions);
-        if outcome.is_err() {
-            self.runs.truncate(runs);
-            self.rows = rows;
-            if let (Some(now), Some(before)) = (self.runs.last_mut(), last) {
-                *now = before;
-            }
-        }
-        outcome
-    }
-
-    fn extend(&mut self, row: &[usize], positions: Range<usize>) -> Result<(), Violation> {
-        let mut position = positions.start;
+        let mut runs = Vec::new();
+        let (mut position, mut to) = (positions.start, self.rows);
         while position < positions.end {
             let from = slot(row, position, self.block_size)?;
-            let left = rest_of_block(position, self.block_size);
-            let len = left.min(positions.end.saturating_sub(position));
-            position = position.saturating_add(len);
-            let to = self.rows;
-            self.rows = to.saturating_add(len);
-            SlotRun::push(&mut self.runs, SlotRun { from, to, len }, |_| true);
+            let left = self.block_size - position % self.block_size;
+            let len = left.min(positions.end - position);
+            runs.push(SlotRun { from, to, len });
+            position += len;
+            to += len;
         }
+        for run in runs {
+            SlotRun::push(&mut self.runs, run, |_| true);
+        }
+        self.rows = to;
         Ok(())
     }
 
@@ -96,9 +85,9 @@ impl CachedRows {
 
 impl<T: Element> LayerCache<T> {
     /// Refuses a cache in which a token's row is not contiguous.
-    pub(crate) fn lies_whole(&self, block_size: usize) -> Result<()> {
-        whole_tokens(&self.key, block_size)?;
-        whole_tokens(&self.value, block_size)?;
+    pub(crate) fn check_contiguous(&self, block_size: usize) -> Result<()> {
+        token_rows(&self.key, block_size)?;
+        token_rows(&self.value, block_size)?;
         Ok(())
     }
 
@@ -125,9 +114,8 @@ impl<T: Element> LayerCache<T> {
             .fix("give keys and values a tensor each"));
         }
         for (cache, target) in [(&self.key, key), (&self.value, value)] {
-            let tokens = whole_tokens(cache, rows.block_size)?;
-            let count = target.shape().first().copied().unwrap_or(0);
-            if count != rows.len() {
+            let (tokens, _) = token_rows(cache, rows.block_size)?;
+            if target.shape().first() != Some(&rows.len()) {
                 return Err(Error::invalid(
                     "target",
                     target.desc(),
@@ -169,7 +157,11 @@ mod tests {
     proptest! {
         /// Every token is the one in its slot, in order, and runs are as long as they can be.
         #[test]
-        fn runs_are_slots(block_size in 1usize..6, table in prop::collection::vec(0usize..9, 1..6), cuts in prop::collection::vec((0usize..30, 0usize..30), 1..4)) {
+        fn runs_are_slots(
+            block_size in 1usize..6,
+            table in prop::collection::vec(0usize..9, 1..6),
+            cuts in prop::collection::vec((0usize..30, 0usize..30), 1..4),
+        ) {
             let mut rows = CachedRows::new(block_size);
             let mut want = Vec::new();
             for (from, to) in cuts {

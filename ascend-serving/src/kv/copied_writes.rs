@@ -4,8 +4,7 @@ use ascend_attention::{Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
 
-use super::slot_runs::SlotRun;
-use super::whole_tokens::whole_tokens;
+use super::slot_runs::{SlotRun, token_rows};
 
 /// The copies of a step's new rows to their slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,11 +38,7 @@ impl CopiedWrites {
         rows: &Tensor<T>,
         cache: &Tensor<T>,
     ) -> Result<CheckedWrites<'_, T>> {
-        let places = whole_tokens(cache, self.block_size)?;
-        let (count, hidden) = match *places.shape() {
-            [count, hidden] => (count, hidden),
-            _ => (0, 0),
-        };
+        let (places, [count, hidden]) = token_rows(cache, self.block_size)?;
         let tokens = match *rows.shape() {
             [tokens, heads, dim] if heads.checked_mul(dim) == Some(hidden) => tokens,
             _ => {
@@ -64,8 +59,7 @@ impl CopiedWrites {
             .fix("copy it with `contiguous`"));
         }
         let ends = self.runs.iter().map(|run| run.places().end);
-        let end = ends.max().unwrap_or(0);
-        if end > count {
+        if let Some(end) = ends.max().filter(|end| *end > count) {
             return Err(Error::invalid(
                 "cache",
                 format_args!("{count} slots"),

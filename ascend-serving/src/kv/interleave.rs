@@ -7,14 +7,14 @@ use ascend_attention::spec::geometry::ContextShard;
 
 use crate::rules;
 
-use super::slot::{block_at, no_block_size, slot_in};
+use super::slot::{check_block_size, slot};
 
 /// How blocks are divided over the ranks that share a long context: a table entry means `block_size` tokens on each
 /// of `ranks` ranks, and runs of `run` tokens go to one rank after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Interleave {
-    ranks: usize,
-    run: usize,
+    ranks: NonZeroU64,
+    run: NonZeroU64,
 }
 
 impl Interleave {
@@ -23,51 +23,43 @@ impl Interleave {
     /// # Errors
     /// [`RANKS_INTERLEAVE`](crate::rules::RANKS_INTERLEAVE) if either is 0.
     pub fn new(ranks: usize, run: usize) -> Result<Self, Violation> {
-        if ranks == 0 || run == 0 {
+        let sizes = NonZeroU64::new(ranks as u64).zip(NonZeroU64::new(run as u64));
+        let Some((ranks, run)) = sizes else {
             return Err(Violation::new(
                 &rules::RANKS_INTERLEAVE,
                 format_args!("{ranks} ranks, runs of {run}"),
                 "1 or more of each",
                 "use 1 rank where the context is not divided",
             ));
-        }
+        };
         Ok(Self { ranks, run })
     }
 
     /// Number of ranks.
     pub fn ranks(self) -> usize {
-        self.ranks
+        self.ranks.get() as usize
     }
 
     /// The number of tokens of a run: consecutive tokens on one rank.
     pub fn tokens_in_run(self) -> usize {
-        self.run
+        self.run.get() as usize
     }
 
     /// The rank that holds a position.
     pub fn rank_of(self, position: usize) -> usize {
-        // Neither divisor is 0.
-        let run = position.checked_div(self.run).unwrap_or(0);
-        run.checked_rem(self.ranks).unwrap_or(0)
+        (position as u64 / self.run % self.ranks) as usize
     }
 
     /// Number of the first `len` tokens that `rank` holds: 0 for ranks that do not exist.
     pub fn local_len(self, len: usize, rank: usize) -> usize {
-        let (ranks, run) = (self.ranks as u64, self.run as u64);
-        let counts = NonZeroU64::new(ranks).zip(NonZeroU64::new(run));
-        let shard = counts.and_then(|(ranks, run)| ContextShard::new(ranks, run, rank as u64));
-        // No more than there are in all.
-        shard.map_or(0, |shard| {
-            usize::try_from(shard.local_len(len as u64)).unwrap_or(len)
-        })
+        let shard = ContextShard::new(self.ranks, self.run, rank as u64);
+        shard.map_or(0, |shard| shard.local_len(len as u64) as usize)
     }
 
     /// Refuses blocks that do not hold whole runs.
     pub(crate) fn check(self, block_size: usize) -> Result<(), Violation> {
-        if block_size == 0 {
-            return Err(no_block_size());
-        }
-        if !block_size.is_multiple_of(self.run) {
+        check_block_size(block_size)?;
+        if !block_size.is_multiple_of(self.tokens_in_run()) {
             return Err(Violation::new(
                 &rules::RANKS_INTERLEAVE,
                 format_args!("blocks of {block_size} tokens, runs of {}", self.run),
@@ -82,7 +74,7 @@ impl Interleave {
     ///
     /// # Errors
     /// [`RANKS_INTERLEAVE`](crate::rules::RANKS_INTERLEAVE) if a block does not hold whole runs, otherwise as
-    /// [`slot`](crate::kv::slot()).
+    /// [`slot`](crate::kv::slot()) for the position among the tokens of the rank.
     pub fn slot(
         self,
         row: &[usize],
@@ -94,21 +86,10 @@ impl Interleave {
         if self.rank_of(position) != rank {
             return Ok(None);
         }
-        // The tokens of an entry's blocks on all ranks, and those of a round of runs.
-        let (ranks, run) = (self.ranks, self.run);
-        let (span, round) = (block_size.saturating_mul(ranks), run.saturating_mul(ranks));
-        let divide = |a: usize, b: usize| a.checked_div(b).zip(a.checked_rem(b));
-        let parts = divide(position, span).and_then(|(column, offset)| {
-            let (rounds, _) = divide(offset, round)?;
-            let (_, place) = divide(offset, run)?;
-            let place = rounds.checked_mul(run)?.checked_add(place)?;
-            Some((column, place))
-        });
-        // No size is 0, and both numbers are at most `position`.
-        let Some((column, place)) = parts else {
-            return Err(no_block_size());
-        };
-        slot_in(block_at(row, column, position)?, place, block_size).map(Some)
+        // The rank has every `ranks`-th run, one after the other, as if they were a context of their own.
+        let run = self.tokens_in_run();
+        let local = position / run / self.ranks() * run + position % run;
+        slot(row, local, block_size).map(Some)
     }
 }
 
@@ -116,13 +97,18 @@ impl Interleave {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use crate::kv::slot;
     use proptest::prelude::*;
 
     proptest! {
         /// Every token is on one rank, in a slot of its own, and the ranks' lengths are what their tokens count.
         #[test]
-        fn ranks_divide_a_context(ranks in 1usize..6, run in 1usize..5, runs in 1usize..5, blocks in 1usize..4, cut in 0usize..1000) {
+        fn ranks_divide_a_context(
+            ranks in 1usize..6,
+            run in 1usize..5,
+            runs in 1usize..5,
+            blocks in 1usize..4,
+            cut in 0usize..1000,
+        ) {
             let share = Interleave::new(ranks, run).unwrap();
             let block_size = run * runs;
             let row: Vec<usize> = (0..blocks).map(|b| b * 3 + 1).collect();
@@ -141,7 +127,7 @@ mod tests {
             }
             for (rank, slots) in held.iter().enumerate() {
                 prop_assert_eq!(slots.len(), share.local_len(len, rank));
-                // A rank's tokens lie in order, as in a cache of their own.
+                // A rank's tokens are in order, as in a cache of their own.
                 let own: Vec<usize> = (0..slots.len()).map(|p| slot(&row, p, block_size).unwrap()).collect();
                 prop_assert_eq!(slots, &own);
             }

@@ -23,10 +23,17 @@ impl KernelBlocks {
     /// [`BLOCK_SPLIT`](crate::rules::BLOCK_SPLIT) unless `cache_block` is a multiple of `kernel_block`, at most
     /// [`MAX_TIMES`](Self::MAX_TIMES) times as large, and neither is 0.
     pub fn new(cache_block: usize, kernel_block: usize) -> Result<Self, Violation> {
-        let times = cache_block.checked_div(kernel_block).unwrap_or(0);
-        let whole = cache_block.is_multiple_of(kernel_block);
-        if !(1..=Self::MAX_TIMES).contains(&times) || !whole {
-            return Err(Violation::new(
+        match cache_block.checked_div(kernel_block) {
+            Some(times)
+                if (1..=Self::MAX_TIMES).contains(&times)
+                    && cache_block.is_multiple_of(kernel_block) =>
+            {
+                Ok(Self {
+                    kernel_block,
+                    times,
+                })
+            }
+            _ => Err(Violation::new(
                 &rules::BLOCK_SPLIT,
                 format_args!("cache blocks of {cache_block}, kernel blocks of {kernel_block}"),
                 format_args!(
@@ -34,12 +41,8 @@ impl KernelBlocks {
                     Self::MAX_TIMES
                 ),
                 "choose the cache's block size as a multiple of the kernel's",
-            ));
+            )),
         }
-        Ok(Self {
-            kernel_block,
-            times,
-        })
     }
 
     /// Tokens in a block of the kernel.
@@ -58,27 +61,21 @@ impl KernelBlocks {
     /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a block whose parts have no INT32 number,
     /// [`TABLE_ROW`](crate::rules::TABLE_ROW) for a row that does not fit in the host's memory.
     pub fn split_row(self, row: &[usize]) -> Result<Vec<usize>, Violation> {
+        let (times, fix) = (self.times, "split only the filled part of a row");
+        // Blocks whose parts all have INT32 numbers.
+        let blocks = MAX_INT32 / times;
         let mut split = Vec::new();
-        room(
-            &mut split,
-            row.len().saturating_mul(self.times),
-            &rules::TABLE_ROW,
-            "split only the filled part of a row",
-        )?;
-        let times = self.times;
         for &block in row {
-            let parts = block.checked_mul(times);
-            let parts = parts.and_then(|first| Some(first..first.checked_add(times)?));
-            let Some(parts) = parts.filter(|parts| i32::try_from(parts.end).is_ok()) else {
-                let most = MAX_INT32.checked_div(times).unwrap_or(0);
+            if block >= blocks {
                 return Err(Violation::new(
                     &rules::TABLE_BLOCK,
                     format_args!("block {block}"),
-                    format_args!("0 to {}", most.saturating_sub(1)),
-                    "split only the filled part of a row",
+                    format_args!("0 to {}", blocks - 1),
+                    fix,
                 ));
-            };
-            split.extend(parts);
+            }
+            room(&mut split, times, &rules::TABLE_ROW, fix)?;
+            split.extend(block * times..(block + 1) * times);
         }
         Ok(split)
     }
@@ -107,7 +104,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn kernel_blocks_keep_every_slot(times in 1usize..6, kernel in 1usize..40, row in prop::collection::vec(0usize..50, 1..6)) {
+        fn kernel_blocks_keep_every_slot(
+            times in 1usize..6,
+            kernel in 1usize..40,
+            row in prop::collection::vec(0usize..50, 1..6),
+        ) {
             let cache = times * kernel;
             let split = KernelBlocks::new(cache, kernel).unwrap().split_row(&row).unwrap();
             for position in 0..cache * row.len() {

@@ -7,13 +7,13 @@
 //! [`SlotMapping`](ascend_attention::scatter::SlotMapping), and copies do where the product has no such operator.
 //! [`PagedKvCache`] combines them: the tensors of every layer, and their pool.
 //!
-//! Sizes, counts, lengths, positions and the numbers of blocks and slots are `usize`; they become CANN's integers
-//! where they are copied to the device or given to an operator, and what does not fit is refused there. Lists of a
-//! step's slots alone are what the device gets: integers of its width, among which padding may be negative.
+//! Sizes, counts, lengths, positions and the numbers of blocks and slots are `usize`. What CANN's integers do not hold
+//! is refused where it enters: a pool has no more slots than INT32 counts, a sequence no more tokens, and a layer no
+//! more bytes than memory has, so that sums and products of accepted numbers cannot overflow. Lists of a step's slots
+//! alone are what the device gets: integers of its width, among which padding may be negative.
 
 mod audit;
 mod cache;
-mod cache_layers;
 mod cache_shape;
 mod cached_rows;
 mod copied_writes;
@@ -31,7 +31,6 @@ mod slot_check;
 mod slot_runs;
 mod slot_write;
 mod table;
-mod whole_tokens;
 
 pub use ascend_attention::attention::Cache;
 pub use audit::{Audit, AuditRequest};
@@ -47,18 +46,15 @@ pub(crate) use pad::written_over;
 pub(crate) use pool::too_many_blocks;
 pub use pool::{Block, BlockPool, GroupId, StepLease};
 pub(crate) use pool::{CacheEntry, SequenceStamp, StepProgress, StepTokens};
-pub(crate) use quantised::by_channel::ChannelQuantiser;
-pub use quantised::by_channel::ChannelScales;
-pub(crate) use quantised::by_group::{GROUP, GroupScales, quantise_mxfp8};
-pub use quantised::layer::QuantisedLayer;
-pub(crate) use quantised::layer::{quantised_rows, split};
-pub(crate) use quantised::one_key_each::one_key_each;
-pub use quantised::quantised_type::QuantisedType;
-pub(crate) use quantised::rows_on_host::host_numbers;
+pub(crate) use quantised::{
+    ChannelQuantiser, GROUP, GroupScales, host_numbers, one_key_each, quantise_mxfp8,
+    quantised_rows, split,
+};
+pub use quantised::{ChannelScales, QuantisedLayer, QuantisedType};
 pub(crate) use sequence::uncopied;
-pub use sequence::{BlockCopy, Grown, Sequence};
+pub use sequence::{BlockCopy, Growth, Sequence};
 pub use slot::slot;
-pub(crate) use slot::{MAX_INT32, capacity, fill_slots, on_device};
+pub(crate) use slot::{MAX_INT32, check_block_size, count_slots, fill_slots};
 pub use slot_check::check_slots;
 pub(crate) use slot_write::{WriteViews, scattered_slots, slot_mapping};
 pub use table::PageTable;

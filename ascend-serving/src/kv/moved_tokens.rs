@@ -5,10 +5,10 @@ use ascend_attention::{Element, Stream, Tensor, Violation};
 use crate::error::{Error, Result};
 use crate::rules;
 
-use super::cache::PagedKvCache;
-use super::cache_layers::OfLayer;
+use super::cache::{CacheLayer, PagedKvCache};
 use super::cache_shape::LayerCache;
-use super::quantised::layer::QuantisedLayer;
+use super::pool::Block;
+use super::quantised::QuantisedLayer;
 use super::sequence::{Sequence, uncopied};
 use super::slot::head_slot;
 use super::slot_runs::SlotRun;
@@ -17,7 +17,7 @@ use super::slot_runs::SlotRun;
 /// sides do not overlap.
 fn runs_of(moves: &[(usize, usize)], block_size: usize) -> Vec<SlotRun> {
     let mut runs = Vec::new();
-    let starts_block = |slot: usize| slot.checked_rem(block_size) == Some(0);
+    let starts_block = |slot: usize| slot.is_multiple_of(block_size);
     for &(from, to) in moves {
         SlotRun::push(&mut runs, SlotRun { from, to, len: 1 }, |last| {
             // A copy between overlapping ranges does not give what copies of the single tokens give.
@@ -32,12 +32,9 @@ fn runs_of(moves: &[(usize, usize)], block_size: usize) -> Vec<SlotRun> {
 fn rows_of<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<(Tensor<T>, usize)> {
     let shape = match cache.shape() {
         [blocks, pieces @ .., size, elements] if *size == block_size => {
-            let pieces = pieces
-                .iter()
-                .try_fold(1usize, |all, of| all.checked_mul(*of));
-            let rows = pieces.and_then(|pieces| pieces.checked_mul(*blocks)?.checked_mul(*size));
-            rows.zip(pieces)
-                .map(|(rows, pieces)| ([rows, *elements], pieces))
+            // The sizes of a tensor of the cache, which has elements.
+            let pieces: usize = pieces.iter().product();
+            Some(([blocks * pieces * size, *elements], pieces))
         }
         _ => None,
     };
@@ -110,13 +107,17 @@ impl<T: Element> PagedKvCache<T> {
     ) -> Result<()> {
         self.admits(stream)?;
         self.holds(sequence)?;
-        let in_groups = |layer| matches!(layer, OfLayer::Quantised(of) if of.of_groups().is_some());
-        if self.layers.iter().any(in_groups) {
+        let has_groups = |layer: &CacheLayer<T>| match layer {
+            CacheLayer::Plain(_) => false,
+            CacheLayer::Quantised { layer, .. } => layer.group_scales().is_some(),
+        };
+        if self.layers.iter().any(has_groups) {
             return Err(Violation::new(
                 &rules::CACHE_QUANTISED,
                 "tokens that move in a cache of MXFP8",
                 "a cache whose tokens have scales of their own, or of channels",
-                "verify chains of drafts: values share powers of two with 31 others, which a token that moves would take along",
+                "verify chains of drafts: values share powers of two with 31 others, which a token that moves would \
+                 take along",
             )
             .into());
         }
@@ -127,8 +128,8 @@ impl<T: Element> PagedKvCache<T> {
         let mut slots = Vec::new();
         for (from, to) in moves {
             let pair = (sequence.slot(from)?, sequence.slot(to)?);
-            let block = sequence.block(to.checked_div(block_size).unwrap_or(0));
-            if block.is_some_and(|block| block.is_shared()) {
+            let block = sequence.block(to / block_size);
+            if block.is_some_and(Block::is_shared) {
                 return Err(Violation::new(
                     &rules::TABLE_SHARED,
                     format_args!("position {to}, in a block that another sequence holds"),
@@ -145,8 +146,8 @@ impl<T: Element> PagedKvCache<T> {
         // The blocks may be given back while the copies wait for the device.
         let _lease = self.pool().begin_step(stream);
         self.layers.iter().try_for_each(|layer| match layer {
-            OfLayer::Plain(of) => of.move_runs(stream, &runs, block_size),
-            OfLayer::Quantised(of) => of.move_runs(stream, &runs, block_size),
+            CacheLayer::Plain(layer) => layer.move_runs(stream, &runs, block_size),
+            CacheLayer::Quantised { layer, .. } => layer.move_runs(stream, &runs, block_size),
         })
     }
 }

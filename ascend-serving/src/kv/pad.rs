@@ -6,6 +6,8 @@ use ascend_attention::Violation;
 
 use crate::rules;
 
+use super::slot::{MAX_INT32, check_block_size};
+
 /// The slots of padding tokens. Engines use different slots for it, so that the caller chooses one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -19,7 +21,7 @@ pub enum PadPolicy {
     /// there is never read, but the emulation reports it, as an error where it is strict.
     ///
     /// A small slot, such as 0, costs one block; slot 1600 of blocks of 128 tokens costs 13.
-    DumpSlot(usize),
+    DumpSlot(u32),
 }
 
 impl PadPolicy {
@@ -30,7 +32,7 @@ impl PadPolicy {
     pub fn slot(self) -> Result<i32, Violation> {
         match self {
             Self::SkipNegative => Ok(-1),
-            Self::DumpSlot(slot) => i32::try_from(slot).map_err(|_| outside(slot, 1 << 31)),
+            Self::DumpSlot(slot) => i32::try_from(slot).map_err(|_| outside(slot, MAX_INT32 + 1)),
         }
     }
 
@@ -40,7 +42,7 @@ impl PadPolicy {
     /// [`PAD_SLOT`](crate::rules::PAD_SLOT).
     pub fn check(self, slots: usize) -> Result<(), Violation> {
         match self {
-            Self::DumpSlot(slot) if slot >= slots => Err(outside(slot, slots)),
+            Self::DumpSlot(slot) if slot as usize >= slots => Err(outside(slot, slots)),
             _ => self.slot().map(drop),
         }
     }
@@ -48,16 +50,16 @@ impl PadPolicy {
     /// The slot of padding token `nth` of a step, counted from 0, in a cache of blocks of `block_size` tokens.
     ///
     /// # Errors
-    /// [`PAD_SLOT`](crate::rules::PAD_SLOT) for a slot that is no INT32.
+    /// [`PAD_SLOT`](crate::rules::PAD_SLOT) for a slot that is no INT32, [`POOL_SIZE`](crate::rules::POOL_SIZE) for a
+    /// block size that is 0 or no INT32.
     pub fn slot_of(self, nth: usize, block_size: usize) -> Result<i32, Violation> {
         let Self::DumpSlot(dump) = self else {
             return Ok(-1);
         };
+        check_block_size(block_size)?;
         let reserved = self.reserved_slots(block_size);
-        let nth = nth.checked_rem(reserved).unwrap_or(0);
-        let slot = dump.saturating_add(nth);
-        let round = slot.checked_sub(reserved).unwrap_or(slot);
-        i32::try_from(round).map_err(|_| outside(round, 1 << 31))
+        let slot = (dump as usize + nth % reserved) % reserved;
+        i32::try_from(slot).map_err(|_| outside(dump, MAX_INT32 + 1))
     }
 
     /// Whether a slot is padding in a cache of blocks of `block_size` tokens.
@@ -85,17 +87,14 @@ impl PadPolicy {
     }
 
     fn reserved_slots(self, block_size: usize) -> usize {
-        self.reserved_blocks(block_size).saturating_mul(block_size)
+        self.reserved_blocks(block_size) * block_size
     }
 
-    /// Blocks at the beginning of the cache that sequences must not get.
+    /// Blocks at the beginning of the cache that sequences must not get; none where blocks have no tokens.
     pub fn reserved_blocks(self, block_size: usize) -> usize {
         match self {
-            Self::SkipNegative => 0,
-            Self::DumpSlot(slot) => {
-                let block = slot.checked_div(block_size);
-                block.map_or(0, |block| block.saturating_add(1))
-            }
+            Self::DumpSlot(slot) if block_size > 0 => slot as usize / block_size + 1,
+            Self::DumpSlot(_) | Self::SkipNegative => 0,
         }
     }
 }
@@ -112,7 +111,7 @@ pub(crate) fn written_over(pad: PadPolicy, token: usize) -> Violation {
 }
 
 #[cold]
-fn outside(slot: usize, slots: usize) -> Violation {
+fn outside(slot: u32, slots: usize) -> Violation {
     Violation::new(
         &rules::PAD_SLOT,
         format_args!("dump slot {slot}"),

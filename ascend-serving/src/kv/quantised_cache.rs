@@ -10,18 +10,14 @@ use ascend_attention::{
 use crate::error::{Error, Result};
 use crate::rules;
 
-use super::cache::PagedKvCache;
-use super::cache_layers::{CacheLayers, OfLayer};
+use super::cache::{CacheLayer, PagedKvCache};
 use super::cache_shape::{CacheShape, LayerCache};
 use super::pad::PadPolicy;
 use super::pool::{BlockPool, CacheEntry};
-use super::quantised::by_channel::{ChannelScales, DeviceScales};
-use super::quantised::by_group::GroupScales;
-use super::quantised::by_token::TokenScales;
-use super::quantised::layer::{LayerScales, QuantisedLayer, split};
-use super::quantised::one_key_each::one_key_each;
-use super::quantised::quantised_type::QuantisedType;
-use super::quantised::query_type::QueryType;
+use super::quantised::{
+    ChannelScales, DeviceScales, GroupScales, LayerScales, QuantisedLayer, QuantisedType,
+    QueryType, TokenScales, one_key_each, split,
+};
 
 impl<T: Element> PagedKvCache<T> {
     /// A cache as of [`PagedKvCache::new`] whose keys and values are INT8, with the scales of each layer. `T` is
@@ -42,8 +38,8 @@ impl<T: Element> PagedKvCache<T> {
     /// use ascend_attention::{Runtime, bf16};
     /// use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
     /// use ascend_serving::{
-    ///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, QuantisedDecode,
-    ///     QuantisedPrefill,
+    ///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
+    ///     QuantisedDecode, QuantisedPrefill,
     /// };
     ///
     /// let stream = Runtime::emulated()?.device(0)?.stream()?;
@@ -114,10 +110,10 @@ impl<T: Element> PagedKvCache<T> {
             )
             .into());
         }
-        for (layer, of) in scales.iter().enumerate() {
+        for (layer, scales) in scales.iter().enumerate() {
             for (name, scales, dim) in [
-                ("keys", of.key(), shape.key_dim),
-                ("values", of.value(), shape.value_dim),
+                ("keys", scales.key(), shape.key_dim),
+                ("values", scales.value(), shape.value_dim),
             ] {
                 if heads.checked_mul(dim) != Some(scales.len()) {
                     return Err(wrong_scales(
@@ -129,8 +125,9 @@ impl<T: Element> PagedKvCache<T> {
             }
         }
         let pool = BlockPool::new(blocks, block_size, pad)?;
+        shape.tensors::<i8>(blocks, block_size)?;
         check_dequantised::<T>(device, &shape, stored, AntiquantMode::PerChannel)?;
-        let upload = |scales: &[f32]| {
+        let upload = |scales: &[f32], dim: usize| {
             let one_axis = [scales.len()];
             let two_axes = [1, scales.len()];
             // The kernel of NZ caches requires the axes of the queries' layout.
@@ -138,12 +135,12 @@ impl<T: Element> PagedKvCache<T> {
                 Cache::Nz => &one_axis,
                 Cache::BnBsH | Cache::BnNBsD => &two_axes,
             };
-            DeviceScales::upload::<T>(stream, scales, heads, factors)
+            DeviceScales::upload::<T>(stream, scales, [heads, dim], factors)
         };
-        let scales = scales.iter().map(|of| {
+        let scales = scales.iter().map(|scales| {
             Ok(LayerScales::Channel {
-                key: upload(of.key())?,
-                value: upload(of.value())?,
+                key: upload(scales.key(), shape.key_dim)?,
+                value: upload(scales.value(), shape.value_dim)?,
             })
         });
         let scales = scales.collect::<Result<_>>()?;
@@ -188,13 +185,13 @@ impl<T: Element> PagedKvCache<T> {
         stored: QuantisedType,
     ) -> Result<Self> {
         shape.check_layers()?;
-        if stored.largest_of_token().is_none() {
-            return Err(Error::invalid(
-                "stored",
-                format_args!("{}, with a scale for each token", stored.dtype()),
-                "INT8 or FLOAT8_E4M3FN; HIFLOAT8 has scales of channels: `PagedKvCache::quantised_as`",
-            ).fix("store INT8 or FLOAT8_E4M3FN, or make the cache by `PagedKvCache::quantised_as`"));
-        }
+        let Some(largest) = stored.largest_of_token() else {
+            let stored = format_args!("{}, with a scale for each token", stored.dtype());
+            let allowed = "INT8 or FLOAT8_E4M3FN; HIFLOAT8 has scales of channels: `PagedKvCache::quantised_as`";
+            let fix =
+                "store INT8 or FLOAT8_E4M3FN, or make the cache by `PagedKvCache::quantised_as`";
+            return Err(Error::invalid("stored", stored, allowed).fix(fix));
+        };
         if shape.format == Cache::Nz {
             return Err(Error::invalid(
                 "shape.format",
@@ -205,12 +202,14 @@ impl<T: Element> PagedKvCache<T> {
         }
         QueryType::of::<T>()?;
         let pool = BlockPool::new(blocks, block_size, pad)?;
+        shape.tensors::<i8>(blocks, block_size)?;
         check_dequantised::<T>(device, &shape, stored, AntiquantMode::PerToken)?;
         // One head of one element is a number for each token.
         let one = CacheShape::new(shape.layers, 1, 1);
         let scales = one.zeroed_layers::<f32>(device, blocks, block_size)?;
         let scales = scales.into_iter().map(|rows| {
             Ok(LayerScales::Token(TokenScales {
+                largest,
                 key: rows.key.reshape([blocks, block_size])?,
                 value: rows.value.reshape([blocks, block_size])?,
                 rows,
@@ -253,6 +252,7 @@ impl<T: Element> PagedKvCache<T> {
         }
         QueryType::of::<T>()?;
         let pool = BlockPool::new(blocks, block_size, pad)?;
+        shape.tensors::<i8>(blocks, block_size)?;
         check_groups::<T>(device, &shape, block_size)?;
         let scales = (0..shape.layers).map(|_| {
             let scales = GroupScales::new(device, blocks, block_size, &shape)?;
@@ -272,12 +272,20 @@ impl<T: Element> PagedKvCache<T> {
     ) -> Result<Self> {
         let block_size = pool.block_size();
         let bytes = shape.zeroed_layers(device, pool.blocks(), block_size)?;
-        let layers = bytes.into_iter().zip(scales);
-        let layers = layers.map(|(cache, scales)| QuantisedLayer::new(cache, stored, scales));
-        let layers = layers.collect::<Result<_>>()?;
+        let empty = |dim| Tensor::empty(device, [0, block_size, shape.kv_heads * dim]);
+        let none = LayerCache {
+            key: empty(shape.key_dim)?,
+            value: empty(shape.value_dim)?,
+        };
+        let layers = bytes.into_iter().zip(scales).map(|(cache, scales)| {
+            Ok(CacheLayer::Quantised {
+                layer: Box::new(QuantisedLayer::new(cache, stored, scales)?),
+                none: none.clone(),
+            })
+        });
         Ok(Self {
             device: device.clone(),
-            layers: CacheLayers::quantised(device, block_size, &shape, layers)?,
+            layers: layers.collect::<Result<_>>()?,
             entry: CacheEntry::new(&pool),
             pool,
             shape,
@@ -286,7 +294,7 @@ impl<T: Element> PagedKvCache<T> {
 
     /// Whether keys and values are quantised.
     pub fn is_quantised(&self) -> bool {
-        matches!(self.layers, CacheLayers::Quantised { .. })
+        matches!(self.layers[..], [CacheLayer::Quantised { .. }, ..])
     }
 
     /// The quantised cache of a layer.
@@ -295,9 +303,9 @@ impl<T: Element> PagedKvCache<T> {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist, and for a cache
     /// of the query's type.
     pub fn quantised_layer(&self, layer: usize) -> Result<&QuantisedLayer> {
-        match self.layers.get(layer)? {
-            OfLayer::Quantised(of) => Ok(of),
-            OfLayer::Plain(_) => Err(Error::invalid(
+        match self.cache_layer(layer)? {
+            CacheLayer::Quantised { layer, .. } => Ok(layer),
+            CacheLayer::Plain(_) => Err(Error::invalid(
                 "cache",
                 format_args!("a cache of {}", T::DTYPE),
                 "a quantised cache: `PagedKvCache::quantised`",
@@ -308,7 +316,10 @@ impl<T: Element> PagedKvCache<T> {
 
     /// The tensors of a layer; for a quantised layer a cache without blocks, and the quantised one.
     pub(crate) fn tensors(&self, layer: usize) -> Result<(LayerCache<T>, Option<QuantisedLayer>)> {
-        self.layers.tensors(layer)
+        Ok(match self.cache_layer(layer)? {
+            CacheLayer::Plain(cache) => (cache.clone(), None),
+            CacheLayer::Quantised { layer, none } => (none.clone(), Some((**layer).clone())),
+        })
     }
 }
 
@@ -322,7 +333,7 @@ fn check_dequantised<T: Element>(
     mode: AntiquantMode,
 ) -> Result<()> {
     for dim in [shape.key_dim, shape.value_dim] {
-        let channels = shape.kv_heads.saturating_mul(dim);
+        let channels = shape.kv_heads * dim;
         let row = Tensor::<T>::empty(device, [1, 1, channels])?;
         let quantised = Tensor::<i8>::empty(device, row.shape())?.bits_as(stored.dtype())?;
         let scales: AnyTensor = match mode {

@@ -11,7 +11,7 @@ use super::slot::{fill_slots, slot};
 ///
 /// A sequence may begin as a copy of another one ([`fork`](Sequence::fork),
 /// [`share_prefix`](Sequence::share_prefix)): the blocks are shared until one of the two writes to a block that both
-/// hold, which it then replaces by a copy of its own ([`Grown::copies`]).
+/// hold, which it then replaces by a copy of its own ([`Growth::copies`]).
 #[derive(Debug)]
 pub struct Sequence {
     pool: BlockPool,
@@ -28,7 +28,7 @@ pub struct Sequence {
 #[derive(Debug, Default)]
 #[must_use = "new tokens go to these slots, after these copies"]
 #[non_exhaustive]
-pub struct Grown {
+pub struct Growth {
     /// The slot of each new token, in order: INT32, as in the list of a step's slots on the device.
     pub slots: Vec<i32>,
     /// Blocks to copy first, because the sequence shared them.
@@ -108,8 +108,9 @@ pub(crate) fn uncopied(given: impl std::fmt::Display) -> Violation {
         &rules::BLOCK_UNCOPIED,
         given,
         "blocks whose copies were queued, in the order of the growths",
-        "grow with `Attention::grow`, or pass `Grown::copies` to `PagedKvCache::copy_blocks` before the step; where the \
-         copies were dropped, truncate the sequence to a token in front of the block, and grow and compute it again from there",
+        "grow with `Attention::grow`, or pass `Growth::copies` to `PagedKvCache::copy_blocks` before the step; where \
+         the copies were dropped, truncate the sequence to a token in front of the block, and grow and compute it \
+         again from there",
     )
 }
 
@@ -128,7 +129,7 @@ impl Sequence {
 
     /// A sequence whose tokens fill these blocks, in every cache of the pool; the first ones may be given back.
     pub(crate) fn of_blocks(pool: &BlockPool, blocks: Vec<Option<Block>>) -> Self {
-        let tokens = |blocks: usize| blocks.saturating_mul(pool.block_size());
+        let tokens = |blocks: usize| blocks * pool.block_size();
         let given_back = blocks.iter().take_while(|block| block.is_none()).count();
         let len = tokens(blocks.len());
         Self {
@@ -144,8 +145,8 @@ impl Sequence {
     }
 
     /// The block at an index, unless it was given back.
-    pub(crate) fn block(&self, at: usize) -> Option<&Block> {
-        self.blocks.get(at).and_then(Option::as_ref)
+    pub(crate) fn block(&self, column: usize) -> Option<&Block> {
+        self.blocks.get(column).and_then(Option::as_ref)
     }
 
     /// The pool of its blocks.
@@ -178,7 +179,7 @@ impl Sequence {
             return Err(Violation::new(
                 &rules::SEQUENCE_LENGTH,
                 format_args!("position {position}"),
-                format_args!("{} to {}", self.dropped, self.len.saturating_sub(1)),
+                format_args!("at least {} and below {}", self.dropped, self.len),
                 "ask for a token that is cached",
             ));
         }
@@ -211,7 +212,7 @@ impl Sequence {
         ))
     }
 
-    /// The first of its blocks whose tokens were not copied yet ([`Grown::copies`]), so that no step may read it.
+    /// The first of its blocks whose tokens were not copied yet ([`Growth::copies`]), so that no step may read it.
     ///
     /// Where several caches share the pool, each checks for itself when a step begins.
     pub(crate) fn uncopied(&self) -> Option<usize> {
@@ -233,7 +234,7 @@ impl Sequence {
     /// [`POOL_EXHAUSTED`](crate::rules::POOL_EXHAUSTED); [`POOL_WAITING`](crate::rules::POOL_WAITING) if there will
     /// be enough blocks when the steps in flight are over; [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for
     /// a sequence of more than INT32 tokens, or more than the host has memory for.
-    pub fn grow(&mut self, tokens: usize) -> Result<Grown, Violation> {
+    pub fn grow(&mut self, tokens: usize) -> Result<Growth, Violation> {
         let room = self.reserve(tokens)?;
         self.settle(room)
     }
@@ -250,13 +251,13 @@ impl Sequence {
                 "end the request",
             ));
         };
-        let first_written = self.len.checked_div(block_size).unwrap_or(0);
-        let wanted = len.div_ceil(block_size);
-        let missing = wanted.saturating_sub(self.blocks.len());
+        let first_written = self.len / block_size;
+        // The sequence has a block for each of its tokens, and no others.
+        let missing = len.div_ceil(block_size) - self.blocks.len();
         let written = self.blocks.get(first_written).and_then(Option::as_ref);
         let shared = written.filter(|block| tokens > 0 && block.is_shared());
         let own = usize::from(shared.is_some());
-        let mut new = self.pool.take(missing.saturating_add(own))?.into_iter();
+        let mut new = self.pool.take(missing + own)?.into_iter();
         let mut copies = Vec::new();
         let mut replaced = None;
         if let Some(from) = shared
@@ -285,7 +286,7 @@ impl Sequence {
     }
 
     /// Adds reserved blocks to the sequence.
-    pub(crate) fn settle(&mut self, room: Room) -> Result<Grown, Violation> {
+    pub(crate) fn settle(&mut self, room: Room) -> Result<Growth, Violation> {
         let Room {
             len,
             replaced,
@@ -293,11 +294,9 @@ impl Sequence {
             copies,
             mut slots,
         } = room;
-        if let Some((at, own)) = replaced
-            && let (Some(block), Some(entry)) = (self.blocks.get_mut(at), self.row.get_mut(at))
-        {
-            *entry = own.id();
-            *block = Some(own);
+        if let Some((column, own)) = replaced {
+            self.row[column] = own.id();
+            self.blocks[column] = Some(own);
         }
         self.row.extend(new.iter().map(Block::id));
         self.blocks.extend(new.into_iter().map(Some));
@@ -307,7 +306,7 @@ impl Sequence {
             self.entry.change();
         }
         self.len = len;
-        Ok(Grown { slots, copies })
+        Ok(Growth { slots, copies })
     }
 
     /// A sequence with the same tokens in the same blocks. Their keys are those that steps have written, or are
@@ -336,7 +335,7 @@ impl Sequence {
     /// # Errors
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or gave some of them back.
     pub fn share_prefix(&self, tokens: usize) -> Result<Self, Violation> {
-        self.has(tokens)?;
+        self.check_kept(tokens)?;
         if !self.keeps(tokens, 0) {
             return Err(Violation::new(
                 &rules::SEQUENCE_LENGTH,
@@ -368,7 +367,7 @@ impl Sequence {
                 "share the prefix when its last token was cached, and keep that sequence",
             ));
         }
-        self.has(tokens)?;
+        self.check_kept(tokens)?;
         let mut prefix = self.first(tokens);
         prefix.drop_before(shown)?;
         Ok(prefix)
@@ -380,7 +379,7 @@ impl Sequence {
     /// # Errors
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or gave some of the remaining ones back.
     pub fn truncate(&mut self, tokens: usize) -> Result<(), Violation> {
-        self.has(tokens)?;
+        self.check_kept(tokens)?;
         let kept = tokens.div_ceil(self.pool.block_size());
         self.blocks.truncate(kept);
         self.row.truncate(kept);
@@ -407,7 +406,7 @@ impl Sequence {
             ));
         }
         let dropped = self.whole_blocks_before(position);
-        let whole = dropped.checked_div(self.pool.block_size()).unwrap_or(0);
+        let whole = dropped / self.pool.block_size();
         let front = self.blocks.iter_mut().zip(&mut self.row).take(whole);
         for (block, entry) in front {
             *block = None;
@@ -422,9 +421,7 @@ impl Sequence {
 
     /// The number of tokens in the blocks that are wholly before a position.
     pub(crate) fn whole_blocks_before(&self, position: usize) -> usize {
-        let block_size = self.pool.block_size();
-        let whole = position.checked_div(block_size).unwrap_or(0);
-        whole.saturating_mul(block_size)
+        position - position % self.pool.block_size()
     }
 
     /// Whether it can be cut to `tokens` tokens, where the next token sees those from `shown` on.
@@ -432,7 +429,7 @@ impl Sequence {
         tokens == 0 || (tokens <= self.len && shown >= self.dropped)
     }
 
-    fn has(&self, tokens: usize) -> Result<(), Violation> {
+    fn check_kept(&self, tokens: usize) -> Result<(), Violation> {
         if self.keeps(tokens, tokens) {
             return Ok(());
         }
@@ -604,8 +601,8 @@ mod tests {
             for act in acts {
                 match act {
                     Act::Grow(n, tokens) => {
-                        let at = n % sequences.len();
-                        let (sequence, names) = &mut sequences[at];
+                        let place = n % sequences.len();
+                        let (sequence, names) = &mut sequences[place];
                         if let Ok(grown) = sequence.grow(tokens) {
                             for copy in &grown.copies {
                                 let from = copy.from.id() * 4;
@@ -627,8 +624,8 @@ mod tests {
                         sequences.push(prefix);
                     }
                     Act::Truncate(n, tokens) => {
-                        let at = n % sequences.len();
-                        let (sequence, names) = &mut sequences[at];
+                        let place = n % sequences.len();
+                        let (sequence, names) = &mut sequences[place];
                         let tokens = tokens % (sequence.len() + 1);
                         sequence.truncate(tokens).unwrap();
                         names.truncate(tokens);

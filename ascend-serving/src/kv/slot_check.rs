@@ -6,13 +6,14 @@ use ascend_attention::spec::ops::scatter_pa_kv_cache::{SlotFault, slot_faults};
 use crate::rules;
 
 use super::pad::PadPolicy;
-use super::slot::capacity;
+use super::slot::count_slots;
 
 /// Checks the slots of one step against a cache of `blocks` blocks of `block_size` tokens: each is padding, or inside
 /// the cache and written once.
 ///
 /// # Errors
-/// [`SLOT_RANGE`](crate::rules::SLOT_RANGE) or [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE), for the first fault
+/// [`POOL_SIZE`](crate::rules::POOL_SIZE) for a cache without slots, or with more than INT32 counts;
+/// [`SLOT_RANGE`](crate::rules::SLOT_RANGE) or [`SLOT_DUPLICATE`](crate::rules::SLOT_DUPLICATE) for the first fault
 /// that [`slot_faults`] finds and that is not padding.
 pub fn check_slots(
     slots: &[i32],
@@ -21,15 +22,15 @@ pub fn check_slots(
     pad: PadPolicy,
 ) -> Result<(), Violation> {
     let mut first = None;
-    let capacity = capacity(blocks, block_size);
-    slot_faults(slots, capacity as u64, &mut |fault| {
+    let count = count_slots(blocks, block_size)?;
+    slot_faults(slots, count as u64, &mut |fault| {
         if first.is_none() && !explained(&fault, pad, block_size) {
             first = Some(fault);
         }
     });
     match first {
         None => Ok(()),
-        Some(fault) => Err(faulty(&fault, capacity)),
+        Some(fault) => Err(faulty(&fault, count)),
     }
 }
 
@@ -42,13 +43,13 @@ fn explained(fault: &SlotFault, pad: PadPolicy, block_size: usize) -> bool {
 }
 
 #[cold]
-fn faulty(fault: &SlotFault, capacity: usize) -> Violation {
+fn faulty(fault: &SlotFault, slots: usize) -> Violation {
     match *fault {
         SlotFault::Negative { token, slot } | SlotFault::OutOfRange { token, slot, .. } => {
             Violation::new(
                 &rules::SLOT_RANGE,
                 format_args!("slot {slot} of token {token}"),
-                format_args!("0 to {}, or padding", capacity.saturating_sub(1)),
+                format_args!("0 to {}, or padding", slots - 1),
                 "compute slots from the block table of this cache",
             )
         }
@@ -81,6 +82,10 @@ mod tests {
         let twice = check_slots(&[3, -1, 3], 2, 2, skip).unwrap_err();
         assert_eq!(twice.rule, &rules::SLOT_DUPLICATE);
         assert_eq!(twice.given, "slot 3 for the tokens 0 and 2");
+        for (blocks, block_size) in [(0, 2), (2, 0), (usize::MAX, 2), (1 << 16, 1 << 15)] {
+            let refused = check_slots(&[], blocks, block_size, skip).unwrap_err();
+            assert_eq!(refused.rule, &rules::POOL_SIZE);
+        }
         let dump = PadPolicy::DumpSlot(0);
         assert_eq!(check_slots(&[0, 2, 0], 2, 2, dump), Ok(()));
         assert_eq!(

@@ -7,12 +7,12 @@ use ascend_attention::spec::ops::scatter_pa_kv_cache as scatter;
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::error::Result;
-use crate::rules;
+use crate::rules::{self, room};
 
 use super::cache_shape::{CacheShape, LayerCache};
 use super::copied_writes::{CheckedWrites, CopiedWrites};
 use super::pool::BlockPool;
-use super::slot::{capacity, head_slot};
+use super::slot::head_slot;
 use super::slot_check::check_slots;
 
 /// The writes of a step to the slots of its tokens, for numbers that are not quantised.
@@ -22,7 +22,7 @@ pub(super) struct SlotWrite {
     pub(super) tokens: usize,
     /// Rows up to the last one that is written.
     pub(super) rows: usize,
-    by: Writer,
+    writer: Writer,
 }
 
 impl SlotWrite {
@@ -36,15 +36,13 @@ impl SlotWrite {
     ) -> Result<Self> {
         rows_have_slots(slots.len(), key, value)?;
         let pad = pool.pad_policy();
-        let last = slots
-            .iter()
-            .rposition(|slot| !pad.is_padding(*slot, pool.block_size()));
-        let written = last.map_or(0, |last| last.saturating_add(1));
+        let cached = |slot: &i32| !pad.is_padding(*slot, pool.block_size());
+        let written = slots.iter().rposition(cached).map_or(0, |last| last + 1);
         if written == 0 {
             return Ok(Self {
                 tokens: slots.len(),
                 rows: 0,
-                by: Writer::Nothing,
+                writer: Writer::Nothing,
             });
         }
         let (split, block_size) = (shape.split(), pool.block_size());
@@ -63,7 +61,7 @@ impl SlotWrite {
             return Ok(Self {
                 tokens: slots.len(),
                 rows: written,
-                by: Writer::Copies(writes),
+                writer: Writer::Copies(writes),
             });
         }
         let mapping = slot_mapping(stream, (pool, shape), written_slots)?;
@@ -71,7 +69,7 @@ impl SlotWrite {
         Ok(Self {
             tokens: slots.len(),
             rows: written,
-            by: Writer::Scatter(Box::new((mapping, plan))),
+            writer: Writer::Scatter(Box::new((mapping, plan))),
         })
     }
 
@@ -84,11 +82,11 @@ impl SlotWrite {
         [key, value]: [&Tensor<T>; 2],
     ) -> Result<()> {
         rows_have_slots(self.tokens, key, value)?;
-        if matches!(self.by, Writer::Nothing) {
+        if matches!(self.writer, Writer::Nothing) {
             return Ok(());
         }
         let views = WriteViews::of(shape, layer, self.rows, [key, value])?;
-        match &self.by {
+        match &self.writer {
             Writer::Nothing => Ok(()),
             Writer::Scatter(scatter) => {
                 let (slots, plan) = &**scatter;
@@ -172,34 +170,38 @@ impl<T: Element> WriteViews<T> {
 
 /// The slots of rows as ScatterPaKvCache has them in a paged cache: those of each head, where its heads have [blocks
 /// of their own](super::slot::head_block).
+///
+/// # Errors
+/// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for more slots than the host has memory for.
 pub(crate) fn scattered_slots(
     (pool, shape): (&BlockPool, &CacheShape),
-    slots: impl Iterator<Item = i32>,
-) -> Vec<i64> {
+    slots: impl ExactSizeIterator<Item = i32>,
+) -> Result<Vec<i64>, Violation> {
     let (block_size, heads) = (pool.block_size(), shape.split());
-    // A negative slot stays negative for every head.
-    let slot_of = |slot: i32, head: usize| match usize::try_from(slot) {
-        Err(_) => i64::from(slot),
-        Ok(slot) => {
-            let slot = head_slot(slot, block_size, heads, head);
-            i64::try_from(slot).unwrap_or(i64::MAX)
-        }
-    };
-    let all = slots.flat_map(|slot| (0..heads).map(move |head| slot_of(slot, head)));
-    all.collect()
+    let mut scattered = Vec::new();
+    let (rule, fix) = (&rules::LENGTHS_OVERFLOW, "write fewer tokens in a step");
+    room(&mut scattered, slots.len() * heads, rule, fix)?;
+    for slot in slots {
+        scattered.extend((0..heads).map(|head| match usize::try_from(slot) {
+            Ok(slot) => head_slot(slot, block_size, heads, head) as i64,
+            // A negative slot stays negative for every head.
+            Err(_) => i64::from(slot),
+        }));
+    }
+    Ok(scattered)
 }
 
 /// The slots of [`scattered_slots`] on the device, checked; padding is allowed.
 pub(crate) fn slot_mapping(
     stream: &Stream,
     blocks: (&BlockPool, &CacheShape),
-    slots: impl Iterator<Item = i32>,
+    slots: impl ExactSizeIterator<Item = i32>,
 ) -> Result<SlotMapping> {
     let (pool, shape) = blocks;
-    let places = capacity(pool.blocks(), pool.block_size()).saturating_mul(shape.split());
     let allowed = [pool.pad_policy().allowed_lint()];
-    let slots = scattered_slots(blocks, slots);
-    Ok(SlotMapping::allowing(stream, &slots, places, &allowed)?)
+    let scattered = scattered_slots(blocks, slots)?;
+    let places = pool.slots() * shape.split();
+    Ok(SlotMapping::allowing(stream, &scattered, places, &allowed)?)
 }
 
 /// Refuses keys and values with another number of rows than slots.
@@ -209,11 +211,10 @@ pub(super) fn rows_have_slots<T: Element>(
     value: &Tensor<T>,
 ) -> Result<(), Violation> {
     for (argument, rows) in [("keys", key), ("values", value)] {
-        let rows = rows.shape().first().copied().unwrap_or(0);
-        if rows != slots {
+        if rows.shape().first() != Some(&slots) {
             return Err(Violation::new(
                 &rules::SLOT_COUNT,
-                format_args!("{rows} rows of {argument} for {slots} slots"),
+                format_args!("{argument} {:?} for {slots} slots", rows.shape()),
                 "a row a slot, as many as planned",
                 "pass the keys and values of the whole step, padding included",
             ));

@@ -6,11 +6,13 @@ use ascend_attention::Violation;
 
 use crate::rules::{self, room};
 
+use super::slot::check_block_size;
+
 /// Block ids `[requests, columns]`, row-major: CANN's `blockTable`, `page_table` elsewhere. Entries after a request's
 /// blocks are 0. They become INT32, as the operators take them, when they are copied to the device
 /// ([`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table)).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Parts")]
+#[serde(try_from = "TableFields")]
 pub struct PageTable {
     requests: usize,
     columns: usize,
@@ -18,17 +20,17 @@ pub struct PageTable {
 }
 
 #[derive(Deserialize)]
-struct Parts {
+struct TableFields {
     requests: usize,
     columns: usize,
     blocks: Vec<usize>,
 }
 
-impl TryFrom<Parts> for PageTable {
+impl TryFrom<TableFields> for PageTable {
     type Error = Violation;
 
-    fn try_from(parts: Parts) -> Result<Self, Violation> {
-        Self::new(parts.requests, parts.columns, parts.blocks)
+    fn try_from(fields: TableFields) -> Result<Self, Violation> {
+        Self::new(fields.requests, fields.columns, fields.blocks)
     }
 }
 
@@ -43,7 +45,7 @@ impl PageTable {
     /// or entries than [`MAX_ENTRIES`](Self::MAX_ENTRIES).
     pub fn new(requests: usize, columns: usize, blocks: Vec<usize>) -> Result<Self, Violation> {
         check_size(requests, columns)?;
-        if requests.checked_mul(columns) != Some(blocks.len()) {
+        if requests * columns != blocks.len() {
             return Err(Violation::new(
                 &rules::INDEX_SHAPE,
                 format_args!("{} blocks", blocks.len()),
@@ -64,7 +66,8 @@ impl PageTable {
     /// [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE) for a table of more than [`MAX_ENTRIES`](Self::MAX_ENTRIES), or
     /// one that does not fit in the host's memory: one long row makes all rows long.
     pub fn from_rows<R: AsRef<[usize]>>(rows: &[R]) -> Result<Self, Violation> {
-        let columns = rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0);
+        let widths = rows.iter().map(|row| row.as_ref().len());
+        let columns = widths.fold(0, usize::max);
         let mut table = Self::default();
         table.reset(columns);
         table.room(rows.len())?;
@@ -86,10 +89,10 @@ impl PageTable {
     /// [`INDEX_SHAPE`](crate::rules::INDEX_SHAPE) for more entries than a table has, or more than the host has
     /// memory for.
     pub(crate) fn room(&mut self, rows: usize) -> Result<(), Violation> {
-        check_size(self.requests.saturating_add(rows), self.columns)?;
+        check_size(self.requests + rows, self.columns)?;
         room(
             &mut self.blocks,
-            rows.saturating_mul(self.columns),
+            rows * self.columns,
             &rules::INDEX_SHAPE,
             "put requests with long rows into a table of their own",
         )
@@ -106,8 +109,8 @@ impl PageTable {
         let mut wider = Self::default();
         wider.reset(columns);
         wider.room(self.requests)?;
-        for request in 0..self.requests {
-            wider.push_cut(self.row(request).unwrap_or_default());
+        for row in self.rows() {
+            wider.push_cut(row);
         }
         *self = wider;
         Ok(())
@@ -115,11 +118,10 @@ impl PageTable {
 
     /// Adds a row, cut or filled with 0 to the table's width. Reserve [`room`](Self::room) for it before.
     pub(crate) fn push_cut(&mut self, row: &[usize]) {
-        self.requests = self.requests.saturating_add(1);
-        let used = row.get(..self.columns).unwrap_or(row);
-        self.blocks.extend_from_slice(used);
-        let size = self.requests.saturating_mul(self.columns);
-        self.blocks.resize(size, 0);
+        self.requests += 1;
+        let used = row.len().min(self.columns);
+        self.blocks.extend_from_slice(&row[..used]);
+        self.blocks.resize(self.requests * self.columns, 0);
     }
 
     /// Number of rows.
@@ -139,27 +141,30 @@ impl PageTable {
 
     /// A row.
     pub fn row(&self, request: usize) -> Option<&[usize]> {
-        if request >= self.requests {
-            return None;
-        }
-        let first = request.checked_mul(self.columns)?;
-        self.blocks.get(first..first.checked_add(self.columns)?)
+        (request < self.requests).then(|| {
+            let first = request * self.columns;
+            &self.blocks[first..first + self.columns]
+        })
+    }
+
+    /// The rows, in order.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &[usize]> {
+        (0..self.requests).filter_map(|request| self.row(request))
     }
 
     /// The blocks that a request of `len` tokens uses.
     ///
     /// # Errors
-    /// [`TABLE_ROW`](crate::rules::TABLE_ROW) for a request without a row, or a row too short.
+    /// [`TABLE_ROW`](crate::rules::TABLE_ROW) for a request without a row, or a row too short;
+    /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for a block size that is 0 or no INT32.
     pub fn used(
         &self,
         request: usize,
         len: usize,
         block_size: usize,
     ) -> Result<&[usize], Violation> {
-        let needed = match block_size {
-            0 => usize::MAX,
-            size => len.div_ceil(size),
-        };
+        check_block_size(block_size)?;
+        let needed = len.div_ceil(block_size);
         let used = self.row(request).and_then(|row| row.get(..needed));
         used.ok_or_else(|| {
             Violation::new(
@@ -177,8 +182,7 @@ impl PageTable {
 
 /// Refuses tables of more rows or entries than [`MAX_ENTRIES`](PageTable::MAX_ENTRIES).
 fn check_size(rows: usize, columns: usize) -> Result<(), Violation> {
-    let entries = rows.saturating_mul(columns.max(1));
-    if entries <= PageTable::MAX_ENTRIES {
+    if rows <= PageTable::MAX_ENTRIES / columns.max(1) {
         return Ok(());
     }
     Err(Violation::new(
@@ -202,9 +206,13 @@ mod tests {
         assert_eq!(table.used(1, 17, 16).unwrap(), [5, 7]);
         assert_eq!(table.used(2, 0, 16).unwrap(), [0usize; 0]);
         assert_eq!(table.row(3), None);
-        for (request, len, block_size) in [(3, 0, 16), (1, 33, 16), (0, 1, 0)] {
-            let error = table.used(request, len, block_size).unwrap_err();
+        for (request, len) in [(3, 0), (1, 33), (1, usize::MAX)] {
+            let error = table.used(request, len, 16).unwrap_err();
             assert_eq!(error.rule, &rules::TABLE_ROW);
+        }
+        for block_size in [0, usize::MAX] {
+            let error = table.used(0, 1, block_size).unwrap_err();
+            assert_eq!(error.rule, &rules::POOL_SIZE);
         }
         assert_eq!(
             PageTable::new(2, 2, vec![0; 3]).unwrap_err().rule,

@@ -1,10 +1,14 @@
 //! The paged cache.
 
+use std::num::NonZeroUsize;
+
 use ascend_attention::f16;
 use ascend_serving::kv::{
     Audit, AuditRequest, BlockPool, Cache, CacheShape, CacheWrite, CachedRows, Interleave,
     KernelBlocks, PadPolicy, PageTable, PagedKvCache, Sequence, check_slots, slot,
 };
+
+use ascend_serving::{Causality, PrefixCache};
 
 use crate::Call;
 use crate::draw::Draw;
@@ -12,7 +16,7 @@ use crate::draw::Draw;
 pub fn pad(draw: &mut Draw) -> PadPolicy {
     match draw.bool() {
         true => PadPolicy::SkipNegative,
-        false => PadPolicy::DumpSlot(draw.usize()),
+        false => PadPolicy::DumpSlot(draw.u32()),
     }
 }
 
@@ -44,6 +48,7 @@ pub const CALLS: &[Call] = &[
         let Ok(pool) = BlockPool::new(draw.usize(), draw.usize(), pad(draw)) else {
             return;
         };
+        let _ = pool.admits(draw.few(Draw::usize));
         let mut sequence = Sequence::new(&pool);
         let mut forks = Vec::new();
         for _ in 0..6 {
@@ -60,6 +65,33 @@ pub const CALLS: &[Call] = &[
             assert_eq!(
                 held,
                 pool.blocks() - pool.pad_policy().reserved_blocks(pool.block_size())
+            );
+        }
+    }),
+    ("PrefixCache", |draw| {
+        let (blocks, size) = (draw.of(&[1, 4, 9]), draw.of(&[1, 2, 5]));
+        let pool = BlockPool::new(blocks, size, PadPolicy::SkipNegative).unwrap();
+        let causality = match NonZeroUsize::new(draw.usize()) {
+            Some(keys) if draw.bool() => Causality::Window(keys),
+            Some(tokens) => Causality::Chunk(tokens),
+            None => Causality::Causal,
+        };
+        let mut prefixes = PrefixCache::<u32>::new(&pool, causality).unwrap();
+        for _ in 0..4 {
+            let tokens: Vec<u32> = draw.few(|draw| draw.of(&[1, 2, 3])).repeat(3);
+            let salt = draw.of(&[&b""[..], b"other"]);
+            let mut sequence = prefixes.share(salt, &tokens).unwrap();
+            let missing = tokens.len() - sequence.len();
+            if sequence.grow(missing).is_ok() {
+                prefixes.insert(salt, &tokens, &sequence).unwrap();
+            }
+            let (group, blocks) = (draw.of(&[0, 1, usize::MAX]), draw.usize());
+            let available = prefixes.available_blocks(group);
+            assert!(available <= pool.blocks() && prefixes.cached_blocks(group) <= pool.blocks());
+            assert!(prefixes.would_evict(group, blocks).len() <= blocks);
+            let _ = (
+                prefixes.evict(group, blocks),
+                prefixes.hit_len(salt, &tokens),
             );
         }
     }),
@@ -109,11 +141,8 @@ pub const CALLS: &[Call] = &[
         }
     }),
     ("Audit", |draw| {
-        let requests = draw.few(|draw| AuditRequest {
-            cached: draw.usize(),
-            given_back: draw.usize(),
-            new: draw.usize(),
-        });
+        let requests =
+            draw.few(|draw| AuditRequest::new(draw.usize(), draw.usize()).given_back(draw.usize()));
         let _ = Audit {
             blocks: draw.usize(),
             block_size: draw.usize(),

@@ -13,12 +13,7 @@ use ascend_serving::{
 
 #[test]
 fn a_dump_slot_outside_the_pool_is_refused() {
-    for (slot, size) in [
-        (usize::MAX, 1),
-        (usize::MAX, 128),
-        (512, 128),
-        (1 << 31, 128),
-    ] {
+    for (slot, size) in [(u32::MAX, 1), (u32::MAX, 128), (512, 128), (1 << 31, 128)] {
         let refused = BlockPool::new(4, size, PadPolicy::DumpSlot(slot)).unwrap_err();
         assert_eq!(refused.rule, &rules::PAD_SLOT, "{slot} {size}");
     }
@@ -72,11 +67,7 @@ fn an_audit_of_a_request_at_the_last_position_ends() {
         blocks: 1,
         block_size: i32::MAX as usize,
         pad: PadPolicy::SkipNegative,
-        requests: &[AuditRequest {
-            cached: i32::MAX as usize,
-            given_back: 0,
-            new: 0,
-        }],
+        requests: &[AuditRequest::new(i32::MAX as usize, 0)],
         table: &PageTable::from_rows(&[[0]]).unwrap(),
         slots: &[],
     };

@@ -67,6 +67,14 @@ fn rows(draw: &mut Draw, stream: &Stream, tokens: usize, heads: usize) -> Tensor
 }
 
 pub const CALLS: &[Call] = &[
+    ("ChannelScales", |draw| {
+        let (keys, values) = (draw.few(number), draw.few(number));
+        let stored = stored(draw);
+        let _ = ChannelScales::covering_as(stored, &keys, &values, draw.usize(), draw.usize());
+        let shape = CacheShape::new(1, draw.usize(), draw.usize());
+        let _ = ChannelScales::uniform(&shape, number(draw), number(draw));
+        let _ = ChannelScales::new(keys, values);
+    }),
     ("a quantised cache of any size", |draw| {
         let stream = drawn_stream(draw);
         let formats = [Cache::BnBsH, Cache::BnNBsD, Cache::Nz];

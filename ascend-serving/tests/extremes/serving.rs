@@ -8,10 +8,11 @@ use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCa
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ChunkedLocal, ContextParallel, CrossAttention, CustomMask,
-    DraftTree, EncoderAttention, Fused, FusedInTwo, GraphLimits, Hybrid, KeySplit, LayerSet,
-    LocalBatch, MaskExtent, MaskKind, NamedMask, PackedBits, PageIndices, PagedDecode, Phase,
-    RecordedBatch, SharedPrefixDecode, SharedPrefixGate, SplitDecode, SplitLimits, TokenIndices,
-    TreeRequest, TreeVerification, window_start,
+    DraftSource, DraftTree, Drafting, EncoderAttention, Fused, FusedInTwo, GraphLimits, Hybrid,
+    KeySplit, LayerSet, LocalBatch, MaskExtent, MaskKind, Masked, MultiItemPrompt, NamedMask,
+    PackedBits, PageIndices, PagedDecode, Phase, RecordedBatch, SampledDrafts, SharedPrefixDecode,
+    SharedPrefixGate, SplitDecode, SplitLimits, StatePolicy, TokenIndices, TreeRequest,
+    TreeVerification,
 };
 
 use crate::Call;
@@ -29,8 +30,13 @@ fn lengths_for(of: usize, draw: &mut Draw) -> PerRequest {
     PerRequest::new(lengths.collect()).unwrap()
 }
 
-/// Settings as a recorded batch may have them, whatever cache there is.
-fn settings(blocks: usize, block_size: usize, pad: PadPolicy, window: usize) -> BatchSettings {
+/// Settings as a recorded batch may have them, whatever cache there is; none where no cache has them.
+fn settings(
+    blocks: usize,
+    block_size: usize,
+    pad: PadPolicy,
+    window: usize,
+) -> Option<BatchSettings> {
     let pad = match pad {
         PadPolicy::SkipNegative => "\"SkipNegative\"".to_owned(),
         PadPolicy::DumpSlot(slot) => format!("{{\"DumpSlot\":{slot}}}"),
@@ -44,7 +50,8 @@ fn settings(blocks: usize, block_size: usize, pad: PadPolicy, window: usize) -> 
         "{{\"version\":1,\"settings\":{{\"blocks\":{blocks},\"block_size\":{block_size},\"pad\":{pad},\
          \"causality\":{causality},\"policy\":{{\"chunked_prefill\":false,\"drafting\":null}}}},\"requests\":[]}}"
     );
-    RecordedBatch::from_json(&json).unwrap().settings
+    let recorded = RecordedBatch::from_json(&json);
+    recorded.ok().map(|recorded| recorded.settings)
 }
 
 struct Request {
@@ -126,7 +133,6 @@ pub const CALLS: &[Call] = &[
         let lengths = lengths_for(table.requests(), draw);
         let window = draw.bool().then(|| draw.usize());
         let _ = TokenIndices::from_table(&table, &lengths, draw.usize(), window);
-        let _ = window_start(draw.usize(), window);
     }),
     ("CustomMask", |draw| {
         let trees = draw.few(|draw| DraftTree::chain(draw.usize()).ok());
@@ -156,10 +162,7 @@ pub const CALLS: &[Call] = &[
         let _ = DraftTree::from_parents(&draw.few(Draw::i64));
         let (selected, parents) = (draw.few(Draw::usize), draw.few(Draw::usize));
         if let Ok(tree) = DraftTree::from_candidates(&selected, &parents, draw.usize()) {
-            let _ = (
-                tree.positions(draw.usize()),
-                tree.sees(draw.usize(), draw.usize()),
-            );
+            let _ = (tree.depths().count(), tree.sees(draw.usize(), draw.usize()));
             let _ = (
                 tree.parent(draw.usize()),
                 tree.depth(draw.usize()),
@@ -167,6 +170,38 @@ pub const CALLS: &[Call] = &[
             );
             let _ = tree.accept_greedy(&draw.few(Draw::u32), &draw.few(Draw::u32));
         }
+    }),
+    ("SampledDrafts", |draw| {
+        let tree = DraftTree::chain(draw.of(&[0, 1, 2])).unwrap();
+        let row = draw.of(&[&[0.5f32, 0.5][..], &[1.0], &[]]);
+        let rows = row.repeat(draw.of(&[tree.nodes(), 1]));
+        let _ = tree.accept_sampled(&SampledDrafts {
+            tokens: &draw.few(Draw::u32),
+            vocabulary: draw.of(&[row.len(), 0, usize::MAX]),
+            target: &rows,
+            source: draw.of(&[
+                DraftSource::Fixed,
+                DraftSource::Independent(&rows),
+                DraftSource::Distinct(&rows),
+            ]),
+            uniform: &draw.few(Draw::f64),
+        });
+    }),
+    ("MultiItemPrompt", |draw| {
+        let (starts, tokens) = (draw.few(Draw::usize), draw.usize());
+        if let Ok(prompt) = MultiItemPrompt::new(starts, tokens) {
+            let _ = (prompt.prefix(), prompt.items().count());
+            let _ = (
+                prompt.positions().nth(draw.usize().min(9)),
+                prompt.sees(draw.usize(), draw.usize()),
+            );
+        }
+    }),
+    ("StatePolicy", |draw| {
+        let requests = draw.few(Request::draw);
+        let requests: Vec<_> = requests.iter().map(Request::view).collect();
+        let drafting = draw.of(&[None, Some(Drafting::Mtp), Some(Drafting::Other)]);
+        let _ = StatePolicy::new(draw.bool(), drafting).state(&requests);
     }),
     ("SplitLimits", |draw| {
         let limits = SplitLimits {
@@ -227,7 +262,7 @@ pub const CALLS: &[Call] = &[
                 encoding.write(0, &rows, &rows).unwrap();
             }
         }
-        let settings = settings(4, 16, PadPolicy::SkipNegative, 0);
+        let settings = settings(4, 16, PadPolicy::SkipNegative, 0).unwrap();
         let requests = draw.few(Request::draw);
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
         let Ok(metadata) = AttentionMetadata::new(&requests, settings) else {
@@ -257,7 +292,10 @@ pub const CALLS: &[Call] = &[
         }
     }),
     ("AttentionMetadata", |draw| {
-        let settings = settings(draw.usize(), draw.usize(), pad(draw), draw.usize());
+        let sizes = (draw.usize(), draw.usize());
+        let Some(settings) = settings(sizes.0, sizes.1, pad(draw), draw.usize()) else {
+            return;
+        };
         let requests = draw.few(Request::draw);
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
         if let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) {
@@ -276,8 +314,16 @@ pub const CALLS: &[Call] = &[
         let pool = BlockPool::new(4, 16, PadPolicy::SkipNegative).unwrap();
         let mut sequence = Sequence::new(&pool);
         drop(sequence.grow(draw.usize()));
-        let settings = settings(4, 16, PadPolicy::SkipNegative, 0);
-        let _ = AttentionMetadata::new(&[BatchRequest::of(&sequence, draw.usize())], settings);
+        drop(sequence.drop_before(draw.of(&[0, 16, 17])));
+        let window = draw.of(&[0, 1, 20]);
+        let settings = settings(4, 16, PadPolicy::SkipNegative, window).unwrap();
+        let mut request = BatchRequest::of(&sequence, draw.usize());
+        let _ = AttentionMetadata::new(&[request], settings);
+        (request.cached, request.new) = (draw.usize(), draw.usize());
+        let _ = AttentionMetadata::new(&[request], settings);
+        let share = Interleave::new(2, 8).unwrap();
+        let parallel = ContextParallel::new(share, 8).unwrap();
+        let _ = parallel.split(&[request], PadPolicy::SkipNegative);
     }),
     ("Hybrid", |draw| {
         let backends = Backends::<bf16>::none().with(Fused);
@@ -306,7 +352,7 @@ pub const CALLS: &[Call] = &[
         };
         let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64);
         let mut attention = Attention::new(heads, cache.unwrap(), backends);
-        let settings = settings(4, 16, PadPolicy::SkipNegative, draw.usize());
+        let settings = settings(4, 16, PadPolicy::SkipNegative, draw.usize()).unwrap();
         let requests = draw.few(Request::draw);
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
         let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) else {
@@ -339,7 +385,8 @@ pub const CALLS: &[Call] = &[
             return;
         };
         let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64);
-        let attention = Attention::new(heads, cache, Backends::none());
+        let backends = Backends::none().with(Masked).with(Fused);
+        let attention = Attention::new(heads, cache, backends);
         let limits = graph_limits(draw);
         let window = draw.usize();
         let mask: MaskKind = match (draw.bool(), NonZeroUsize::new(window)) {
@@ -351,7 +398,7 @@ pub const CALLS: &[Call] = &[
             return;
         };
         let window = if draw.bool() { window } else { 0 };
-        let settings = settings(4, 16, pad, window);
+        let settings = settings(4, 16, pad, window).unwrap();
         let requests = draw.few(Request::draw);
         let requests: Vec<_> = requests.iter().map(Request::view).collect();
         let Ok(mut metadata) = AttentionMetadata::new(&requests, settings) else {
@@ -381,9 +428,8 @@ pub const CALLS: &[Call] = &[
         let cache =
             PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, PadPolicy::SkipNegative);
         let cache = cache.unwrap();
-        let verification = TreeVerification {
-            shape: AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64),
-        };
+        let verification =
+            TreeVerification::new(AttentionShape::new(draw.of(&[1, 2, usize::MAX]), 1, 64));
         let Ok(mut graphs) = verification.capture(&stream, &cache, &graph_limits(draw)) else {
             return;
         };

@@ -207,11 +207,9 @@ impl Schedule {
         let batch: Vec<_> = turns.iter().map(request).collect();
         let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
         metadata.pad_to(metadata.tokens() + pad).unwrap();
-        let audited = batch.iter().map(|request| AuditRequest {
-            cached: request.cached,
-            given_back: 0,
-            new: request.new,
-        });
+        let audited = batch
+            .iter()
+            .map(|request| AuditRequest::new(request.cached, request.new));
         Audit {
             blocks: settings.blocks(),
             block_size: settings.block_size(),

@@ -11,27 +11,10 @@ use ascend_attention::{AnyTensor, Element, Machine, Runtime, Stream, Tensor, bf1
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest,
-    BatchSettings, Causality, ChunkedLocal, Fused, MaskKind, Masked, NamedMask, PagedDecode,
-    PromptAndIncre, QuantisedDecode, QuantisedPrefill, rules,
+    BatchSettings, Causality, MaskKind, NamedMask, rules,
 };
 
 const DIM: usize = 128;
-
-fn all<T: Element>() -> Backends<T>
-where
-    Masked: ascend_serving::AttentionBackend<T>,
-    QuantisedDecode: ascend_serving::AttentionBackend<T>,
-    QuantisedPrefill: ascend_serving::AttentionBackend<T>,
-{
-    Backends::none()
-        .with(Fused)
-        .with(PagedDecode)
-        .with(Masked)
-        .with(ChunkedLocal)
-        .with(QuantisedDecode)
-        .with(QuantisedPrefill)
-        .with(PromptAndIncre)
-}
 
 /// Kinds of layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,26 +48,23 @@ impl Layers {
     }
 }
 
-fn attention<T: Element>(stream: &Stream, layers: Layers) -> Option<Attention<T>>
-where
-    QuantisedDecode: ascend_serving::AttentionBackend<T>,
-    QuantisedPrefill: ascend_serving::AttentionBackend<T>,
-{
+fn attention<T: Element>(stream: &Stream, layers: Layers) -> Option<Attention<T>> {
     let (device, pad) = (stream.device(), PadPolicy::SkipNegative);
     let shape = CacheShape::new(1, 2, DIM);
     let cache = match layers {
         Layers::Int8 => PagedKvCache::quantised_by_token(device, 4, 128, shape, pad).ok()?,
         _ => PagedKvCache::new(device, 4, 128, shape, pad).unwrap(),
     };
-    Some(Attention::new(AttentionShape::new(8, 2, DIM), cache, all()))
+    let backends = Backends::standard(device);
+    Some(Attention::new(
+        AttentionShape::new(8, 2, DIM),
+        cache,
+        backends,
+    ))
 }
 
 /// A cell for each kind of step.
-fn cells<T: Element>(stream: &Stream, layers: Layers) -> Vec<String>
-where
-    QuantisedDecode: ascend_serving::AttentionBackend<T>,
-    QuantisedPrefill: ascend_serving::AttentionBackend<T>,
-{
+fn cells<T: Element>(stream: &Stream, layers: Layers) -> Vec<String> {
     let Some(attention) = attention::<T>(stream, layers) else {
         return vec!["-".to_owned(); 5];
     };
@@ -213,7 +193,11 @@ fn a_cache_without_room_for_the_examples_is_refused() {
     let shape = CacheShape::new(1, 2, DIM);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::<bf16>::new(stream.device(), 1, 128, shape, pad).unwrap();
-    let attention = Attention::new(AttentionShape::new(8, 2, DIM), cache, all());
+    let attention = Attention::new(
+        AttentionShape::new(8, 2, DIM),
+        cache,
+        Backends::standard(stream.device()),
+    );
     let error = attention
         .backend_choices(&stream, Causality::Causal, None)
         .unwrap_err();

@@ -13,7 +13,8 @@ use ascend_serving::kv::{BlockPool, PadPolicy};
 use ascend_serving::{
     AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, BackendTrial, Backends,
     BatchRequest, BatchSettings, Causality, Error, Fused, FusedInTwo, LayerTensors, MaskKind,
-    PagedDecode, RecordedBatch, Result, StepContext, StepMemory, StepPlan, compare_backends,
+    PagedDecode, RecordedBatch, Result, StepContext, StepMemory, StepProgram, StepStage,
+    compare_backends,
 };
 use proptest::prelude::*;
 
@@ -42,14 +43,14 @@ impl AttentionBackend<bf16> for Dense {
         "dense"
     }
 
-    fn plan(
+    fn program(
         &self,
         _: &StepContext<'_>,
         _: &LayerTensors<'_, bf16>,
-    ) -> Result<Box<dyn StepPlan<bf16>>> {
+    ) -> Result<StepProgram<bf16>> {
         let step = self.steps.fetch_add(1, Ordering::Relaxed);
         let off = self.off.filter(|off| off.0 == step);
-        Ok(Box::new(DenseStep(off.map(|off| (off.1, off.2)))))
+        Ok(StepProgram::new([]).stage(DenseStep(off.map(|off| (off.1, off.2)))))
     }
 }
 
@@ -64,16 +65,17 @@ fn cached(metadata: &AttentionMetadata, numbers: &[bf16], request: usize, len: u
     (0..len).flat_map(of).collect()
 }
 
-impl StepPlan<bf16> for DenseStep {
+impl StepStage<bf16> for DenseStep {
     fn memory(&self) -> StepMemory {
         StepMemory::default()
     }
 
-    fn launch(
+    fn launch_into(
         &self,
         step: &StepContext<'_>,
         layer: &LayerTensors<'_, bf16>,
-    ) -> Result<Tensor<bf16>> {
+        attention: &mut Tensor<bf16>,
+    ) -> Result<()> {
         let (heads, kv_heads, dim) = SHAPE;
         let window = match step.mask {
             MaskKind::Causality(causality) => causality.window().map_or(usize::MAX, |w| w.get()),
@@ -121,7 +123,7 @@ impl StepPlan<bf16> for DenseStep {
         if let Some((_, at)) = self.0.filter(|off| off.0 == layer.layer) {
             output[at] = bf16::from_f64(output[at].to_f64() + 2.0);
         }
-        Ok(step.stream.upload(&output, [first, heads, dim])?)
+        Ok(attention.overwrite(step.stream, &output)?)
     }
 }
 

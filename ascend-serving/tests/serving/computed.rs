@@ -581,9 +581,7 @@ fn replayed_steps_are_recorded() {
 #[test]
 fn trees_are_verified_behind_computed_tokens() {
     let mut engine = Engine::new(4);
-    let verification = TreeVerification {
-        shape: engine.attention.shape(),
-    };
+    let verification = TreeVerification::new(engine.attention.shape());
     let limits = GraphLimits::new([1], 256).tokens_each(3);
     let mut graphs = verification
         .capture(&engine.stream, engine.attention.cache(), &limits)

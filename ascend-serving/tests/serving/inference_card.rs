@@ -148,7 +148,7 @@ fn what_an_inference_card_has_not_is_refused_by_name() {
     assert!(why.contains("prompt_and_incre: prompt."), "{why}");
     let nz = (Cache::Nz, Causality::Causal);
     let why = told(step(&stream, f16::ONE, nz, 3, older(), None));
-    assert!(why.contains("whose tokens lie whole"), "{why}");
+    assert!(why.contains("whose tokens are contiguous"), "{why}");
     let cache = |format| {
         let shape = CacheShape::new(1, 1, 64).format(format);
         let pad = PadPolicy::SkipNegative;

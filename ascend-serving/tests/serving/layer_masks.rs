@@ -403,7 +403,7 @@ fn chunks_are_whole_blocks_and_begin_where_the_context_does() {
     );
     assert!(error.unwrap_err().breaks(&rules::BACKEND_CHUNK));
 
-    let (attention, _) = small(&stream, 1, both());
+    let (attention, _) = small(&stream, 1, Backends::none().with(Fused));
     let limits = GraphLimits::new([2], 500);
     let error = attention
         .capture_layers(&stream, |_| chunk(128), &limits)

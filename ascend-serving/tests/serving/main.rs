@@ -17,6 +17,7 @@ mod computed;
 mod context_parallel;
 mod cross_attention;
 mod encoder_attention;
+mod graph_backends;
 mod graph_pool;
 mod grouped_layers;
 mod heads;

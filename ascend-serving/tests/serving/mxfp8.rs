@@ -418,7 +418,7 @@ fn what_has_no_mxfp8_is_refused() {
         (512, shape(32), "mxfp8.form"),
         (512, shape(0), "sizes of 1 or more"),
         (512, shape(256), "mxfp8.form"),
-        (512, shape(usize::MAX), "axes of at most i64::MAX"),
+        (512, shape(usize::MAX), "whose product can be counted"),
         (
             512,
             CacheShape::new(1, 300, 64).format(Cache::BnNBsD),

@@ -228,7 +228,11 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     assert_eq!(blamed(integers.quantised_layer(1)), "layer");
     let device = stream.device();
     let of_tokens = PagedKvCache::quantised_by_token(device, 1, 128, shape, pad).unwrap();
-    let graphs = |cache| Attention::new(AttentionShape::new(1, 1, DIM), cache, Backends::none());
+    let graphs = |cache| {
+        let backends = Backends::none();
+        let backends = backends.with(QuantisedDecode).with(QuantisedPrefill);
+        Attention::new(AttentionShape::new(1, 1, DIM), cache, backends)
+    };
     let (of_tokens, integers) = (graphs(of_tokens), graphs(integers));
     let limits = GraphLimits::new([1], 128);
     let captured = of_tokens.capture(&stream, Causality::Causal, &limits);
@@ -236,17 +240,29 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     let sinks = stream.upload(&[bf16::ONE], [1]).unwrap();
     let window = Causality::from_flags(true, Some(3)).unwrap();
     let none = NamedMask::new("all", |_, _, _| true);
-    for (mask, limits) in [
-        (Causality::Causal.into(), limits.clone().tokens_each(2)),
+    let causal = || MaskKind::from(Causality::Causal);
+    let with_sinks = limits.clone().learnable_sinks([sinks]);
+    let several = limits.clone().tokens_each(2);
+    for (mask, limits, rules) in [
         (
-            Causality::Causal.into(),
-            limits.clone().learnable_sinks([sinks]),
+            causal(),
+            &several,
+            [&rules::BACKEND_DECODE, &rules::GRAPH_BACKEND],
         ),
-        (MaskKind::from(window), limits.clone()),
-        (none.into(), limits.clone()),
+        (
+            causal(),
+            &with_sinks,
+            [&rules::BACKEND_DECODE, &rules::GRAPH_BACKEND],
+        ),
+        (
+            window.into(),
+            &limits,
+            [&rules::BACKEND_DECODE, &rules::GRAPH_BACKEND],
+        ),
+        (none.into(), &limits, [&rules::BACKEND_QUANTISED; 2]),
     ] {
-        let captured = integers.capture(&stream, mask, &limits);
-        assert_eq!(rule(captured), &rules::CACHE_QUANTISED);
+        let refused = integers.capture(&stream, mask, limits).unwrap_err();
+        assert!(rules.iter().all(|rule| refused.breaks(rule)), "{refused}");
     }
     let mut integers = cache(Some(&scales));
     let row = upload(&stream, &[1.0; DIM], 1);
@@ -335,7 +351,7 @@ fn releases_serve_what_they_take() {
         }
         for dim in [64, 128] {
             check(Cache::BnBsH, dim, false, all.map(Ok));
-            let apart = [Ok(all[0]), Ok(all[1]), Err("whose tokens lie whole")];
+            let apart = [Ok(all[0]), Ok(all[1]), Err("whose tokens are contiguous")];
             check(Cache::BnNBsD, dim, false, apart);
             // Packed calls of FLOAT16 came with 8.5.
             match cann {
@@ -357,7 +373,7 @@ fn releases_serve_what_they_take() {
             Cache::Nz,
             128,
             false,
-            [Ok(all[0]), decode, Err("whose tokens lie whole")],
+            [Ok(all[0]), decode, Err("whose tokens are contiguous")],
         );
     }
 }

@@ -104,7 +104,7 @@ fn ascend_950_serves_floats_and_others_refuse_them() {
                     match (&got[2], format) {
                         (Ok(name), Cache::BnBsH) => assert_eq!(*name, all[2], "{told}"),
                         (Err(why), Cache::BnNBsD) => {
-                            assert!(why.contains("whose tokens lie whole"), "{told}");
+                            assert!(why.contains("whose tokens are contiguous"), "{told}");
                         }
                         _ => panic!("{told}"),
                     }

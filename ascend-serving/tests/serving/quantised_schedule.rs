@@ -186,8 +186,13 @@ impl<'a, T: Number> Engine<'a, T> {
             .with(QuantisedPrefill);
         let backends = match model.hybrid && model.window.is_none() {
             true => {
+                // Graphs record calls alone, so that their layers all decode in the blocks.
+                let decodes = match model.graphs {
+                    true => "quantised_decode",
+                    false => "quantised_prefill",
+                };
                 let sets = [
-                    LayerSet::new([1], "quantised_prefill"),
+                    LayerSet::new([1], "quantised_prefill").during(Phase::Decode, decodes),
                     LayerSet::new([0], "quantised_prefill")
                         .during(Phase::Decode, "quantised_decode"),
                 ];

@@ -142,8 +142,8 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
     let free = asked(Of::Cascade.backends());
     assert_eq!(free.served, Ok("cascade_prefill"));
     let needed = free.memory.total(1);
-    // Two parts and what they become, with log-sum-exps.
-    assert_eq!(free.memory.layer, 3 * 100 * HEADS * (DIM * 2 + 4));
+    // Two parts with their log-sum-exps, and those of what they become.
+    assert_eq!(free.memory.layer, 100 * HEADS * (2 * (DIM * 2 + 4) + 4));
     let fused = asked(Backends::none().with(Fused)).memory;
     assert!(fused.layer == 0 && fused.total(9) < needed);
     for (bytes, layers, served) in [

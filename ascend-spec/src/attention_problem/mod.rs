@@ -4,35 +4,29 @@
 //! in memory, lengths, visible keys, scales. Tensors are named by their [`TensorRole`]; the operator maps each role
 //! to the argument that plays it.
 
-mod arguments;
 mod grid;
-mod pages;
 mod position_bias;
-mod quantisation;
 mod role;
 mod rows;
-mod score_scale;
 mod sequence_terms;
 mod sequences;
-mod small_tensor;
 mod touches;
 mod visibility;
 
-pub use arguments::AttentionArguments;
 pub use grid::{Counts, Cut, Cuts, Grid};
-pub use pages::{Pages, Prefix};
+pub use grid::{Int8Query, ScaleOffset};
 pub use position_bias::{BiasTensor, Slopes};
-pub use quantisation::{Int8Query, ScaleOffset};
 pub use role::TensorRole;
+pub use rows::SmallTensor;
 pub use rows::{ByteRange, KeyValue, Rows};
-pub use score_scale::{inverted_scale, score_scale};
+pub use rows::{Pages, Prefix};
 pub use sequence_terms::{BiasRows, DropRows, Dropout, SequenceTerms, SoftmaxOutputs, SoftmaxRows};
 pub use sequences::{Padding, SequenceLengths, SequenceRows};
-pub use small_tensor::SmallTensor;
 pub use visibility::{MaskRows, MaskTensor, MaskUse, TreeMask};
 
 use crate::layout::Extents;
-use crate::{DType, SparseMode};
+use crate::operator::{Argument, ArgumentList, DeclaredVersion, EntryPoint};
+use crate::{DType, SparseMode, Target, TensorDesc, Violation};
 pub(crate) use rows::KeyValueList;
 
 /// What a kernel has to do for a call.
@@ -250,4 +244,73 @@ fn extents(sizes: [usize; 4]) -> Extents {
 /// A dimension of a description as a size; a negative one counts as 0.
 fn size(value: i64) -> usize {
     usize::try_from(value).unwrap_or(0)
+}
+
+/// The arguments of an attention operator.
+pub trait AttentionArguments: ArgumentList<Tensor = TensorDesc> {
+    /// The operator's versions.
+    type Version: DeclaredVersion;
+
+    /// Checks a call of a version for a target, reports each lint that the call breaks, and returns what it computes;
+    /// `None` for a call that computes nothing.
+    ///
+    /// # Errors
+    /// [`Violation`] by the first broken rule, or [`UNSUPPORTED`](crate::UNSUPPORTED) for what no kernel computes.
+    fn resolve(
+        &self,
+        version: Self::Version,
+        target: Target,
+        report: &mut dyn FnMut(Violation),
+    ) -> Result<Option<AttentionProblem<'static>>, Violation>;
+
+    /// The argument whose tensor plays a role; `None` for roles that the operator has no argument for.
+    fn of_role(role: TensorRole) -> Option<Argument<Self::Parameter>>;
+
+    /// The parameters of a version's entry point.
+    fn entry_point(version: Self::Version) -> EntryPoint<Self::Parameter> {
+        EntryPoint::Version(version.info().number())
+    }
+}
+
+/// The factor of the scores as operators hold it: in 32 bits, in which numbers from about `3.4e38` on are infinite, and
+/// those below about `1e-45` are 0.
+pub fn score_scale(scale: f64) -> f32 {
+    scale as f32
+}
+
+/// The factor that was likely meant where the square root of a head dimension is given instead of its reciprocal.
+/// Head dimensions of 1 are not considered.
+pub fn inverted_scale(scale: f64, head_dims: impl IntoIterator<Item = usize>) -> Option<f64> {
+    let roots = head_dims
+        .into_iter()
+        .filter(|&dim| dim > 1)
+        .map(|dim| (dim as f64).sqrt());
+    let mut near = roots.filter(|root| (scale / root - 1.0).abs() < 1e-3);
+    near.next().map(f64::recip)
+}
+
+#[cfg(test)]
+mod score_scale_tests {
+    use super::inverted_scale;
+
+    #[test]
+    fn roots_are_told_from_factors() {
+        let meant = |scale| inverted_scale(scale, [64, 128]);
+        assert_eq!(meant(8.0), Some(0.125));
+        assert!(meant(11.3137).is_some_and(|meant| (meant - 0.088_388).abs() < 1e-6));
+        for scale in [
+            0.125,
+            1.0,
+            0.0,
+            -8.0,
+            8.1,
+            11.0,
+            64.0,
+            f64::NAN,
+            f64::INFINITY,
+        ] {
+            assert_eq!(meant(scale), None, "{scale}");
+        }
+        assert_eq!(inverted_scale(1.0, [1, 0]), None);
+    }
 }

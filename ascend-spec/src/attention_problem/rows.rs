@@ -1,6 +1,6 @@
 //! Where rows of queries, keys, values and outputs are in memory.
 
-use super::{AttentionProblem, size};
+use super::{AttentionProblem, TensorRole, size};
 use crate::layout::{Axes, Extents, View};
 use crate::{DType, TensorDesc};
 use std::borrow::Cow;
@@ -89,13 +89,13 @@ impl Rows {
     }
 
     /// The bytes that a tensor with these extents touches.
-    pub(super) fn bytes(&self, of: Extents) -> Option<Range<u64>> {
+    pub(super) fn bytes(&self, extents: Extents) -> Option<Range<u64>> {
         let elements = match self.lanes as i64 {
-            0 => self.view.elements(of)?,
+            0 => self.view.elements(extents)?,
             lanes => {
                 let groups = Extents {
-                    dim: of.dim / lanes,
-                    ..of
+                    dim: extents.dim / lanes,
+                    ..extents
                 };
                 let range = self.view.elements(groups)?;
                 range.start..range.end.checked_add(lanes as u64 - 1)?
@@ -194,4 +194,58 @@ impl AttentionProblem<'_> {
         let rows = |key: &TensorDesc| key.shape.get(axis).copied().map(size);
         list.keys.get(b).and_then(rows).unwrap_or(0)
     }
+}
+
+/// A small tensor: scales, offsets, slopes, a block table, a padding. It is read element by element, within the bytes
+/// of its description.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SmallTensor {
+    /// Its role.
+    pub role: TensorRole,
+    /// Element type.
+    pub dtype: DType,
+    /// Offset of its first element from the base address, in elements.
+    pub offset: i64,
+    /// The bytes of its description; `None` if no memory could hold it.
+    pub bytes: Option<ByteRange>,
+}
+
+impl SmallTensor {
+    /// The tensor of a description, read as elements of `dtype`.
+    pub(crate) fn new(role: TensorRole, desc: &TensorDesc, dtype: DType) -> Self {
+        SmallTensor {
+            role,
+            dtype,
+            offset: desc.offset,
+            bytes: ByteRange::described(desc),
+        }
+    }
+}
+
+/// A paged cache and its block table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pages {
+    /// Number of tokens in a block.
+    pub block_size: usize,
+    /// Number of blocks in the cache; every block id is below it.
+    pub blocks: usize,
+    /// Block table, `INT32`.
+    pub table: SmallTensor,
+    /// Elements of the table from one sequence to the next.
+    pub row: i64,
+    /// Elements of the table from one block of a sequence to the next.
+    pub column: i64,
+    /// Number of blocks that a row of the table can name.
+    pub columns: usize,
+}
+
+/// A shared prefix: keys and values that precede those of every sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// Number of valid rows.
+    pub len: usize,
+    /// Key rows, of batch 0.
+    pub key: Rows,
+    /// Value rows, of batch 0.
+    pub value: Rows,
 }

@@ -117,37 +117,41 @@ impl AttentionProblem<'_> {
     /// entry and their extents, where [`SequenceTerms`] locate them. If row `i` has elements for keys 0 to `i` only,
     /// this is one row, the last one, whose last element is that of distance 0.
     pub fn bias_rows(&self, b: usize) -> Option<(Rows, Extents)> {
-        let (bias, at) = (self.bias?, self.terms_of(b)?.bias?);
+        let (bias, elements) = (self.bias?, self.terms_of(b)?.bias?);
         let [.., longest] = bias.sizes;
         let (q_len, kv_len) = (self.q_len(b), self.kv_len(b));
-        let (first, rows, keys) = match at.up_to_row {
-            true => (at.first.saturating_sub(longest as i64 - 1), 1, longest),
-            false => (at.first, q_len, kv_len),
+        let (first, rows, keys) = match elements.up_to_row {
+            true => (
+                elements.first.saturating_sub(longest as i64 - 1),
+                1,
+                longest,
+            ),
+            false => (elements.first, q_len, kv_len),
         };
         let view = View {
             offset: first,
             batch: 0,
-            head: at.head,
-            row: at.row,
+            head: elements.head,
+            row: elements.row,
             dim: 1,
         };
         let keys = if q_len == 0 || kv_len == 0 { 0 } else { keys };
-        let of = extents([1, self.heads, rows, keys]);
-        Some((Rows { view, ..bias.rows }, of))
+        let covered = extents([1, self.heads, rows, keys]);
+        Some((Rows { view, ..bias.rows }, covered))
     }
 
     /// The elements of a softmax output for `rows` rows of sequence `b`, as the rows of a tensor of one batch entry and
     /// their extents. The tensor's first element is `offset`.
     pub fn softmax_rows(&self, b: usize, rows: usize, offset: i64) -> Option<(Rows, Extents)> {
-        let at = self.terms_of(b)?.softmax;
+        let elements = self.terms_of(b)?.softmax;
         let view = View {
-            offset: offset.saturating_add(at.first),
+            offset: offset.saturating_add(elements.first),
             batch: 0,
-            head: at.head,
-            row: at.row,
+            head: elements.head,
+            row: elements.row,
             dim: 1,
         };
-        let of = extents([1, self.heads, rows, SoftmaxRows::COPIES]);
+        let covered = extents([1, self.heads, rows, SoftmaxRows::COPIES]);
         let dtype = DType::Float;
         Some((
             Rows {
@@ -155,7 +159,7 @@ impl AttentionProblem<'_> {
                 lanes: 0,
                 dtype,
             },
-            of,
+            covered,
         ))
     }
 }

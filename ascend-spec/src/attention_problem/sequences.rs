@@ -187,10 +187,10 @@ impl AttentionProblem<'_> {
     /// be of any size, so callers look at these alone.
     pub fn distinct_sequences(&self) -> Range<usize> {
         let listed = self.list.as_ref().map_or(1, |list| list.keys.len());
-        let told = self.query_lengths.entries();
-        let told = told.max(self.key_lengths.entries()).max(listed);
+        let entries = self.query_lengths.entries();
+        let entries = entries.max(self.key_lengths.entries()).max(listed);
         // After the last of cumulative ends, one more sequence may differ.
-        0..self.batch.min(told.saturating_add(2))
+        0..self.batch.min(entries.saturating_add(2))
     }
 }
 
@@ -200,16 +200,16 @@ mod tests {
 
     #[test]
     fn lengths_follow_from_entries_or_from_ends() {
-        let of = |lengths: Option<&[i64]>, packed| {
+        let spans = |lengths: Option<&[i64]>, packed| {
             let lengths = SequenceLengths::new(lengths, packed);
             [0, 1, 2].map(|b| (lengths.start(b), lengths.of(b, 7)))
         };
-        assert_eq!(of(None, false), [(0, 7); 3]);
-        assert_eq!(of(Some(&[]), false), [(0, 7); 3]);
-        assert_eq!(of(Some(&[4]), false), [(0, 4); 3]);
-        assert_eq!(of(Some(&[4, 5]), false), [(0, 4), (0, 5), (0, 0)]);
-        assert_eq!(of(Some(&[4, 9, 9]), true), [(0, 4), (4, 5), (9, 0)]);
-        assert_eq!(of(None, true), [(0, 0); 3]);
+        assert_eq!(spans(None, false), [(0, 7); 3]);
+        assert_eq!(spans(Some(&[]), false), [(0, 7); 3]);
+        assert_eq!(spans(Some(&[4]), false), [(0, 4); 3]);
+        assert_eq!(spans(Some(&[4, 5]), false), [(0, 4), (0, 5), (0, 0)]);
+        assert_eq!(spans(Some(&[4, 9, 9]), true), [(0, 4), (4, 5), (9, 0)]);
+        assert_eq!(spans(None, true), [(0, 0); 3]);
         let extreme = SequenceLengths::new(Some(&[i64::MAX, i64::MIN]), true);
         assert_eq!(extreme.of(1, 7), i64::MIN);
     }

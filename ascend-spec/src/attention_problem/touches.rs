@@ -19,8 +19,8 @@ impl AttentionProblem<'_> {
         let out = of_query(self.query_rows, self.value_dim);
         visit(TensorRole::Output, self.out.bytes(out));
         if let Some(lse) = &self.lse {
-            let of = of_query(self.query_rows, 1);
-            visit(TensorRole::LogSumExp, lse.bytes(of));
+            let covered = of_query(self.query_rows, 1);
+            visit(TensorRole::LogSumExp, lse.bytes(covered));
         }
         if let Some(softmax) = &self.softmax {
             for (role, offset) in [
@@ -41,13 +41,13 @@ impl AttentionProblem<'_> {
         let query = of_query(self.query_rows, self.head_dim);
         visit(TensorRole::Query, self.query.bytes(query));
         if let Some(rope) = &self.query_rope {
-            let of = of_query(self.query_rope_rows(), self.rope_dim);
-            visit(TensorRole::QueryRope, rope.bytes(of));
+            let covered = of_query(self.query_rope_rows(), self.rope_dim);
+            visit(TensorRole::QueryRope, rope.bytes(covered));
         }
         self.touches_keys(visit);
         if let Some(prefix) = &self.prefix {
-            let of = |dim| extents([1, self.kv_heads, prefix.len, dim]);
-            let (key, value) = (of(self.head_dim), of(self.value_dim));
+            let covered = |dim| extents([1, self.kv_heads, prefix.len, dim]);
+            let (key, value) = (covered(self.head_dim), covered(self.value_dim));
             visit(TensorRole::KeyPrefix, prefix.key.bytes(key));
             visit(TensorRole::ValuePrefix, prefix.value.bytes(value));
         }
@@ -72,18 +72,24 @@ impl AttentionProblem<'_> {
     fn touches_keys(&self, visit: &mut dyn FnMut(TensorRole, Option<Range<u64>>)) {
         let tensors = if self.list.is_some() { self.batch } else { 1 };
         for b in 0..tensors {
-            let at = self.key_value(b);
+            let key_value = self.key_value(b);
             let (batch, rows) = match &self.pages {
                 Some(pages) => (pages.blocks, pages.block_size),
                 None if self.list.is_some() || self.packed => (1, self.key_axis_of(b)),
                 None => (self.batch, self.key_axis_of(b)),
             };
-            let of = |dim| extents([batch, self.kv_heads, rows, dim]);
-            visit(TensorRole::Key(b), at.key.bytes(of(self.head_dim)));
-            visit(TensorRole::Value(b), at.value.bytes(of(self.value_dim)));
+            let covered = |dim| extents([batch, self.kv_heads, rows, dim]);
+            visit(
+                TensorRole::Key(b),
+                key_value.key.bytes(covered(self.head_dim)),
+            );
+            visit(
+                TensorRole::Value(b),
+                key_value.value.bytes(covered(self.value_dim)),
+            );
             // One tensor for all sequences, also where the keys are a list: then it has the rows of the longest of
             // them.
-            if let Some(rope) = at.key_rope.filter(|_| b == 0) {
+            if let Some(rope) = key_value.key_rope.filter(|_| b == 0) {
                 let (batch, rows) = match self.list {
                     Some(_) => {
                         let longest = (0..self.batch).map(|b| self.key_axis_of(b)).max();
@@ -91,8 +97,8 @@ impl AttentionProblem<'_> {
                     }
                     None => (batch, rows),
                 };
-                let of = extents([batch, self.kv_heads, rows, self.rope_dim]);
-                visit(TensorRole::KeyRope, rope.bytes(of));
+                let covered = extents([batch, self.kv_heads, rows, self.rope_dim]);
+                visit(TensorRole::KeyRope, rope.bytes(covered));
             }
         }
     }
@@ -101,9 +107,9 @@ impl AttentionProblem<'_> {
     fn described_tensors(&self) -> impl Iterator<Item = (TensorRole, Option<ByteRange>)> {
         let small = |tensor: SmallTensor| (tensor.role, tensor.bytes);
         let grid = move |grid: Grid| small(grid.tensor);
-        let both = move |of: Option<ScaleOffset>| {
-            let offset = of.and_then(|of| of.offset);
-            [of.map(|of| grid(of.scale)), offset.map(grid)]
+        let both = move |scales: Option<ScaleOffset>| {
+            let offset = scales.and_then(|scales| scales.offset);
+            [scales.map(|scales| grid(scales.scale)), offset.map(grid)]
         };
         let int8 = self
             .int8_query
@@ -133,8 +139,8 @@ impl AttentionProblem<'_> {
 /// The bytes that rows of one tensor touch together; `None` if no memory could hold them.
 fn all_of(rows: impl Iterator<Item = Option<(Rows, Extents)>>) -> Option<Range<u64>> {
     let mut touched = 0..0;
-    for (rows, of) in rows.flatten() {
-        let bytes = rows.bytes(of)?;
+    for (rows, covered) in rows.flatten() {
+        let bytes = rows.bytes(covered)?;
         touched = match (touched.is_empty(), bytes.is_empty()) {
             (true, _) => bytes,
             (_, true) => touched,

@@ -149,16 +149,16 @@ impl AttentionProblem<'_> {
 
     /// Index of a sequence's row 0 and key 0 in tensors with axes of rows and keys: a full mask and a position bias.
     /// It equals the index on the row axes of query and key, and is 0 for packed sequences.
-    pub fn origin(&self, of: &SequenceRows) -> (usize, usize) {
+    pub fn origin(&self, sequence: &SequenceRows) -> (usize, usize) {
         match self.packed {
             true => (0, 0),
-            false => (of.q_first, of.kv_first),
+            false => (sequence.q_first, sequence.kv_first),
         }
     }
 
     /// Positions of the first query and the first key of sequence `b`, from which a bias by slopes takes its
     /// distances.
-    pub fn positions(&self, b: usize, of: &SequenceRows) -> (usize, usize) {
+    pub fn positions(&self, b: usize, sequence: &SequenceRows) -> (usize, usize) {
         // Keys farther away have no weight in any case, and sums of positions up to this bound do not overflow.
         const MOST: i64 = 1 << 40;
         match self.terms_of(b) {
@@ -167,7 +167,7 @@ impl AttentionProblem<'_> {
                 let size = |key_offset: i64| usize::try_from(key_offset).unwrap_or(0);
                 (size(-key_offset), size(key_offset))
             }
-            None => self.origin(of),
+            None => self.origin(sequence),
         }
     }
 
@@ -178,16 +178,16 @@ impl AttentionProblem<'_> {
     ) -> impl Iterator<Item = (SequenceRows, Option<MaskRows>)> + '_ {
         let mut squares = 0i64;
         (0..self.batch).map(move |b| {
-            let of = self.sequence(b, padding);
-            let rows = self.mask_rows(b, &of, squares);
-            let side = of.q_len as i64;
+            let sequence = self.sequence(b, padding);
+            let rows = self.mask_rows(b, &sequence, squares);
+            let side = sequence.q_len as i64;
             squares = squares.saturating_add(side.saturating_mul(side));
-            (of, rows)
+            (sequence, rows)
         })
     }
 
-    fn mask_rows(&self, b: usize, of: &SequenceRows, squares: i64) -> Option<MaskRows> {
-        let at = |mask: MaskTensor, (i, j): (usize, usize)| {
+    fn mask_rows(&self, b: usize, sequence: &SequenceRows, squares: i64) -> Option<MaskRows> {
+        let element = |mask: MaskTensor, (i, j): (usize, usize)| {
             mask.offset
                 .saturating_add((b as i64).saturating_mul(mask.batch))
                 .saturating_add((i as i64).saturating_mul(mask.row))
@@ -199,12 +199,12 @@ impl AttentionProblem<'_> {
             MaskUse::Full(mask) => Some(MaskRows {
                 context: 0,
                 key: mask.key,
-                first: at(mask, self.origin(of)),
+                first: element(mask, self.origin(sequence)),
                 row: mask.row,
                 head: 0,
             }),
             MaskUse::Tree(tree) => {
-                let columns = DraftColumns::new(of.q_len as u64, of.keys() as u64);
+                let columns = DraftColumns::new(sequence.q_len as u64, sequence.keys() as u64);
                 let context = usize::try_from(columns.context()).unwrap_or(usize::MAX);
                 let column = columns.column(columns.context()).unwrap_or(0);
                 let column = usize::try_from(column).unwrap_or(usize::MAX);
@@ -213,14 +213,14 @@ impl AttentionProblem<'_> {
                     TreeMask::Packed { offset } => MaskTensor {
                         offset: offset.saturating_add(squares),
                         batch: 0,
-                        row: of.q_len as i64,
+                        row: sequence.q_len as i64,
                         key: 1,
                     },
                 };
                 Some(MaskRows {
                     context,
                     key: square.key,
-                    first: at(square, (0, column)),
+                    first: element(square, (0, column)),
                     row: square.row,
                     head: 0,
                 })
@@ -244,12 +244,12 @@ impl AttentionProblem<'_> {
         // Sequences that are alike follow one another, so none reaches farther than the first and the last of them.
         let distinct = self.distinct_sequences().end;
         let last = (distinct..self.batch).next_back().map(|b| {
-            let of = self.sequence(b, Padding::default());
-            (of, self.mask_rows(b, &of, 0))
+            let sequence = self.sequence(b, Padding::default());
+            (sequence, self.mask_rows(b, &sequence, 0))
         });
         let first = self.sequences(Padding::default()).take(distinct);
-        for (of, rows) in first.chain(last) {
-            if let Some(read) = rows.and_then(|rows| rows.reach(of.q_len, of.keys())) {
+        for (sequence, rows) in first.chain(last) {
+            if let Some(read) = rows.and_then(|rows| rows.reach(sequence.q_len, sequence.keys())) {
                 bytes.start = bytes.start.min(byte(read.start));
                 bytes.end = bytes.end.max(byte(read.end));
             }

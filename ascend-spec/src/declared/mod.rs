@@ -86,9 +86,9 @@ macro_rules! declared_operators {
             /// The tensors that are given to the parameter of this name: none or one, or those of a list.
             pub fn tensors(&self, name: &str) -> &[T] {
                 match self {
-                    $(Self::$variant(of) => {
+                    $(Self::$variant(arguments) => {
                         let parameter = crate::ops::$module::Parameter::from_name(name);
-                        parameter.map_or(&[], |parameter| of.tensors(parameter))
+                        parameter.map_or(&[], |parameter| arguments.tensors(parameter))
                     })*
                 }
             }
@@ -100,13 +100,13 @@ macro_rules! declared_operators {
             pub fn set_tensor(&mut self, name: &str, tensor: T) -> Result<(), NotAnArgument> {
                 let operator = self.operator();
                 match self {
-                    $(Self::$variant(of) => {
+                    $(Self::$variant(arguments) => {
                         let parameter = crate::ops::$module::Parameter::from_name(name)
                             .ok_or_else(|| NotAnArgument::unknown(operator, name))?;
                         if !parameter.info().kind.is_tensor() {
                             return Err(NotAnArgument::no_tensor(parameter.info()));
                         }
-                        of.set_tensor(parameter, tensor);
+                        arguments.set_tensor(parameter, tensor);
                     })*
                 }
                 Ok(())
@@ -115,7 +115,7 @@ macro_rules! declared_operators {
             /// The value of the parameter of this name, if the parameter is not a tensor.
             pub fn value(&self, name: &str) -> Option<Value<'_>> {
                 match self {
-                    $(Self::$variant(of) => of.value(crate::ops::$module::Parameter::from_name(name)?),)*
+                    $(Self::$variant(arguments) => arguments.value(crate::ops::$module::Parameter::from_name(name)?),)*
                 }
             }
 
@@ -127,10 +127,10 @@ macro_rules! declared_operators {
             pub fn set_value(&mut self, name: &str, value: OwnedValue) -> Result<(), NotAnArgument> {
                 let operator = self.operator();
                 match self {
-                    $(Self::$variant(of) => {
+                    $(Self::$variant(arguments) => {
                         let parameter = crate::ops::$module::Parameter::from_name(name)
                             .ok_or_else(|| NotAnArgument::unknown(operator, name))?;
-                        Ok(of.set_value(parameter, value)?)
+                        Ok(arguments.set_value(parameter, value)?)
                     })*
                 }
             }
@@ -144,12 +144,12 @@ macro_rules! declared_operators {
                 mut tensor: impl FnMut(AnyArgument, &T) -> Result<U, E>,
             ) -> Result<AnyArguments<U>, E> {
                 Ok(match self {
-                    $(Self::$variant(of) => AnyArguments::$variant(of.try_map(|argument, of| {
-                        let at = AnyArgument {
+                    $(Self::$variant(arguments) => AnyArguments::$variant(arguments.try_map(|argument, value| {
+                        let any = AnyArgument {
                             parameter: argument.parameter.info(),
                             index: argument.index,
                         };
-                        tensor(at, of)
+                        tensor(any, value)
                     })?),)*
                 })
             }
@@ -169,8 +169,8 @@ macro_rules! declared_operators {
                 report: &mut dyn FnMut(Violation),
             ) -> Result<(), Violation> {
                 match self {
-                    $(Self::$variant(of) => match crate::ops::$module::$variant::version(version) {
-                        Some(version) => crate::ops::$module::$variant::check(of, version, target, report),
+                    $(Self::$variant(arguments) => match crate::ops::$module::$variant::version(version) {
+                        Some(version) => crate::ops::$module::$variant::check(arguments, version, target, report),
                         None => Err(Violation::unsupported("an operator's version of this number").into()),
                     })*
                 }
@@ -183,7 +183,7 @@ macro_rules! declared_operators {
             /// A parameter's kind, if a value is of another one.
             pub fn changed(&self, changes: &[Change]) -> Result<Self, WrongKind> {
                 Ok(match self {
-                    $(Self::$variant(of) => Self::$variant(of.changed(changes)?),)*
+                    $(Self::$variant(arguments) => Self::$variant(arguments.changed(changes)?),)*
                 })
             }
 
@@ -191,16 +191,16 @@ macro_rules! declared_operators {
             /// rows of a gathered cache, has the shape that `expected` returns.
             pub fn imply_outputs(&mut self, expected: &dyn Fn(&str) -> Option<Dims>) {
                 match self {
-                    $(Self::$variant(of) => crate::ops::$module::$variant::imply_outputs(of, expected),)*
+                    $(Self::$variant(arguments) => crate::ops::$module::$variant::imply_outputs(arguments, expected),)*
                 }
             }
 
             /// The first argument that is given and that a version, counted from 1, does not have.
             pub fn unread(&self, version: u8) -> Option<&'static ParameterInfo> {
                 match self {
-                    $(Self::$variant(of) => {
+                    $(Self::$variant(arguments) => {
                         let version = crate::ops::$module::$variant::version(version)?;
-                        crate::ops::$module::$variant::unread(of, version)
+                        crate::ops::$module::$variant::unread(arguments, version)
                     })*
                 }
             }
@@ -210,8 +210,8 @@ macro_rules! declared_operators {
             /// the check refuses.
             pub fn oldest_on(&self, target: Target) -> u8 {
                 match self {
-                    $(Self::$variant(of) => {
-                        let version = crate::ops::$module::$variant::oldest_on(of, target);
+                    $(Self::$variant(arguments) => {
+                        let version = crate::ops::$module::$variant::oldest_on(arguments, target);
                         version.map_or(1, |version| version.number())
                     })*
                 }
@@ -229,8 +229,8 @@ macro_rules! declared_operators {
                 integers: &dyn Fn(&str) -> Vec<i64>,
             ) -> Result<(), Violation> {
                 match self {
-                    $(Self::$variant(of) => match crate::ops::$module::$variant::version(version) {
-                        Some(version) => crate::ops::$module::$variant::check_contents(of, version, target, integers),
+                    $(Self::$variant(arguments) => match crate::ops::$module::$variant::version(version) {
+                        Some(version) => crate::ops::$module::$variant::check_contents(arguments, version, target, integers),
                         None => Ok(()),
                     })*
                 }
@@ -361,12 +361,12 @@ mod tests {
                 arguments.set_value("qeury", OwnedValue::Int(1)),
                 Err(unknown.clone())
             );
-            let said = unknown.to_string();
+            let message = unknown.to_string();
             assert!(
                 operator
                     .parameters()
-                    .all(|parameter| said.contains(parameter.name)),
-                "{said}"
+                    .all(|parameter| message.contains(parameter.name)),
+                "{message}"
             );
             for parameter in operator.parameters() {
                 match parameter.kind.is_tensor() {
@@ -386,10 +386,11 @@ mod tests {
                 .filter(|parameter| parameter.kind.is_tensor());
             let given: Vec<_> = arguments.each_tensor().map(|(_, name)| *name).collect();
             assert!(tensors.map(|parameter| parameter.name).eq(given));
-            let longer = arguments.try_map(|at, name| match at.parameter.name == *name {
-                true => Ok(name.len()),
-                false => Err(()),
-            });
+            let longer =
+                arguments.try_map(|argument, name| match argument.parameter.name == *name {
+                    true => Ok(name.len()),
+                    false => Err(()),
+                });
             assert_eq!(
                 longer.unwrap().each_tensor().count(),
                 arguments.each_tensor().count()

@@ -44,8 +44,8 @@ impl fmt::Display for NotAnArgument {
             Self::Unknown { operator, name } => {
                 write!(f, "{} has no parameter {name:?}; it has", operator.name())?;
                 let names = operator.parameters().map(|parameter| parameter.name);
-                for (at, name) in names.enumerate() {
-                    write!(f, "{}{name}", if at == 0 { " " } else { ", " })?;
+                for (index, name) in names.enumerate() {
+                    write!(f, "{}{name}", if index == 0 { " " } else { ", " })?;
                 }
                 Ok(())
             }

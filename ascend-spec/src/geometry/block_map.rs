@@ -26,7 +26,7 @@ use std::ops::Range;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct BlockMap<'a, V: ?Sized> {
-    of: &'a V,
+    mask: &'a V,
     height: NonZeroU64,
     width: NonZeroU64,
 }
@@ -76,23 +76,27 @@ pub struct BlockRun {
 
 impl<'a, V: Visibility + ?Sized> BlockMap<'a, V> {
     /// Cuts `of` into blocks of `side` rows and keys.
-    pub const fn new(of: &'a V, side: NonZeroU64) -> Self {
-        Self::of_sides(of, side, side)
+    pub const fn new(mask: &'a V, side: NonZeroU64) -> Self {
+        Self::of_sides(mask, side, side)
     }
 
     /// Cuts `of` into blocks of `height` rows and `width` keys.
-    pub const fn of_sides(of: &'a V, height: NonZeroU64, width: NonZeroU64) -> Self {
-        Self { of, height, width }
+    pub const fn of_sides(mask: &'a V, height: NonZeroU64, width: NonZeroU64) -> Self {
+        Self {
+            mask,
+            height,
+            width,
+        }
     }
 
     /// Number of rows of blocks.
     pub fn rows(&self) -> u64 {
-        self.of.q_len().div_ceil(self.height.get())
+        self.mask.q_len().div_ceil(self.height.get())
     }
 
     /// Number of blocks in each row of blocks.
     pub fn columns(&self) -> u64 {
-        self.of.kv_len().div_ceil(self.width.get())
+        self.mask.kv_len().div_ceil(self.width.get())
     }
 
     /// The kind of a block; [`Tile::None`] for one that does not exist.
@@ -101,7 +105,7 @@ impl<'a, V: Visibility + ?Sized> BlockMap<'a, V> {
             return Tile::None;
         }
         let rows = tile_row::block(row, self.height);
-        self.of.tile(rows, tile_row::block(column, self.width))
+        self.mask.tile(rows, tile_row::block(column, self.width))
     }
 
     /// The blocks of one row of blocks, from the first key on, with neighbours of the same kind as one run.
@@ -117,7 +121,7 @@ impl<'a, V: Visibility + ?Sized> BlockMap<'a, V> {
 
     fn each_run(&self, row: u64, visit: tile_row::TileVisitor<'_>) {
         let rows = tile_row::block(row, self.height);
-        self.of.each_tile(rows, self.width, visit);
+        self.mask.each_tile(rows, self.width, visit);
     }
 
     /// All blocks, one row of blocks after another, with neighbours of the same kind as one run.
@@ -168,14 +172,14 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    fn nonzero(of: u64) -> NonZeroU64 {
-        NonZeroU64::new(of).unwrap()
+    fn nonzero(value: u64) -> NonZeroU64 {
+        NonZeroU64::new(value).unwrap()
     }
 
     /// Compares every answer of a map with the predicate, cell by cell.
-    fn follows<V: Visibility>(of: &V, (height, width): (u64, u64)) -> Result<(), TestCaseError> {
-        let map = BlockMap::of_sides(of, nonzero(height), nonzero(width));
-        let (rows, keys) = (of.q_len(), of.kv_len());
+    fn follows<V: Visibility>(mask: &V, (height, width): (u64, u64)) -> Result<(), TestCaseError> {
+        let map = BlockMap::of_sides(mask, nonzero(height), nonzero(width));
+        let (rows, keys) = (mask.q_len(), mask.kv_len());
         let mut counts = BlockCounts::default();
         let mut text = String::new();
         for row in 0..rows.div_ceil(height) {
@@ -185,7 +189,7 @@ mod tests {
                 let (i, j) = (row * height, column * width);
                 let (end_i, end_j) = ((i + height).min(rows), (j + width).min(keys));
                 let cells = || (i..end_i).flat_map(|i| (j..end_j).map(move |j| (i, j)));
-                let seen = cells().filter(|&(i, j)| of.sees(i, j)).count();
+                let seen = cells().filter(|&(i, j)| mask.sees(i, j)).count();
                 let (want, letter) = match seen {
                     0 => (Tile::None, '.'),
                     seen if seen == cells().count() => (Tile::All, '#'),
@@ -217,7 +221,8 @@ mod tests {
         #[test]
         fn maps_of_sparse_modes_follow_the_predicate(
             mode in proptest::sample::select(SparseMode::ALL.to_vec()), tensor: bool,
-            sq in 0u64..30, skv in 0u64..30, pre in -14i64..14, next in -14i64..14, prefix in 0u64..34, sides in sides(),
+            sq in 0u64..30, skv in 0u64..30, pre in -14i64..14, next in -14i64..14, prefix in 0u64..34,
+            sides in sides(),
         ) {
             follows(&MaskGeometry::new(mode, tensor, sq, skv, pre, next), sides)?;
             follows(&MaskGeometry::prefix(sq, skv, prefix), sides)?;
@@ -225,9 +230,9 @@ mod tests {
 
         #[test]
         fn maps_of_every_part_of_the_triangle_follow_the_predicate(
-            of in (0u64..9, 0u64..9, 0u64..12), n in 0u64..48, cuts in (0u64..48, 0u64..48), sides in sides(),
+            numbers in (0u64..9, 0u64..9, 0u64..12), n in 0u64..48, cuts in (0u64..48, 0u64..48), sides in sides(),
         ) {
-            let sizes = TriangleMix::new(of.0, of.1, of.2);
+            let sizes = TriangleMix::new(numbers.0, numbers.1, numbers.2);
             let (first_row, end) = (cuts.0.min(cuts.1).min(n), cuts.0.max(cuts.1).min(n));
             let rows = TriangleRows { first_row, rows: end - first_row, prompt_len: n };
             for part in TrianglePart::ALL {
@@ -240,7 +245,7 @@ mod tests {
             context in 0u64..20, parents in proptest::collection::vec(-1i64..8, 1..12), sides in sides(),
             q in 0u64..20, more in 0u64..20, chunk in 1u64..9,
         ) {
-            let before = |(at, &parent): (usize, &i64)| parent.min(at as i64 - 1);
+            let before = |(index, &parent): (usize, &i64)| parent.min(index as i64 - 1);
             let parents: Vec<i64> = parents.iter().enumerate().map(before).collect();
             follows(&TokenTree::new(&parents).unwrap().behind(context), sides)?;
             follows(&LocalChunks::new(nonzero(chunk), q, q + more), sides)?;
@@ -269,8 +274,8 @@ mod tests {
     #[test]
     fn a_long_prompt_is_counted_without_its_mask() {
         let n = 1 << 17;
-        let of = |part| TriangleMix::PAPER.geometry(part, TriangleRows::whole(n));
-        let counts = |part| BlockMap::new(&of(part), nonzero(64)).counts();
+        let geometry = |part| TriangleMix::PAPER.geometry(part, TriangleRows::whole(n));
+        let counts = |part| BlockMap::new(&geometry(part), nonzero(64)).counts();
         let (dense, triangle) = (counts(TrianglePart::Dense), counts(TrianglePart::Triangle));
         assert_eq!((dense.full, dense.partial), (2048 * 2047 / 2, 2048));
         assert_eq!(dense.total(), 1 << 22);

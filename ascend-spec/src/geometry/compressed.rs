@@ -2,7 +2,7 @@
 
 use super::MaskGeometry;
 use super::region::Region;
-use super::tokens::FAR;
+use super::sparse_mode::FAR;
 use crate::{Dims, SparseMode};
 
 /// A mask template. The operator reads the mask of a tile of scores from it, at a position that depends on the tile's
@@ -166,10 +166,10 @@ mod tests {
                 SparseMode::LeftUpCausal, SparseMode::RightDownCausal, SparseMode::Band, SparseMode::PrefixCompress,
             ]),
             sq in 1u64..6000, skv in 1u64..6000, pre in -3000i64..6000, next in -3000i64..6000, prefix in 0u64..7000,
-            at in (0u64..6000, 0u64..6000), tile in (1u64..=1024, 1u64..=1024),
+            corner in (0u64..6000, 0u64..6000), tile in (1u64..=1024, 1u64..=1024),
             cells in proptest::collection::vec((0u64..1024, 0u64..1024), 64),
         ) {
-            let (i0, j0) = (at.0 % sq, at.1 % skv);
+            let (i0, j0) = (corner.0 % sq, corner.1 % skv);
             let shift = skv as i64 - sq as i64;
             let (low, high, geometry) = match mode {
                 SparseMode::LeftUpCausal => (None, 0, MaskGeometry::new(mode, true, sq, skv, 0, 0)),

@@ -124,8 +124,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn shard(ranks: u64, interleave: u64, rank: u64) -> ContextShard {
-        let of = |n| NonZeroU64::new(n).unwrap();
-        ContextShard::new(of(ranks), of(interleave), rank).unwrap()
+        let nonzero = |n| NonZeroU64::new(n).unwrap();
+        ContextShard::new(nonzero(ranks), nonzero(interleave), rank).unwrap()
     }
 
     proptest! {
@@ -136,10 +136,10 @@ mod tests {
         ) {
             let mut total = 0;
             for rank in 0..ranks {
-                let of = shard(ranks, interleave, rank);
+                let own = shard(ranks, interleave, rank);
                 // Positions of the rank's keys in the sequence.
                 let places: Vec<u64> = (0..history + q_len).filter(|p| p / interleave % ranks == rank).collect();
-                let mask = of.rows(history, q_len);
+                let mask = own.rows(history, q_len);
                 prop_assert_eq!(mask.kv_len(), places.len() as u64);
                 total += mask.kv_len();
                 for i in 0..q_len + 1 {
@@ -158,9 +158,11 @@ mod tests {
         }
 
         #[test]
-        fn any_numbers_are_safe(ranks in 1u64.., interleave in 1u64.., rank: u64, history: u64, q: u64, i: u64, j: u64) {
-            let of = shard(ranks, interleave, rank % ranks);
-            let mask = of.rows(history, q);
+        fn any_numbers_are_safe(
+            ranks in 1u64.., interleave in 1u64.., rank: u64, history: u64, q: u64, i: u64, j: u64,
+        ) {
+            let own = shard(ranks, interleave, rank % ranks);
+            let mask = own.rows(history, q);
             let _ = (mask.kv_len(), mask.sees(i, j), mask.tile(0..i, 0..j), mask.visible());
         }
     }

@@ -65,14 +65,16 @@ impl LocalChunks {
 
     /// The sequence cut at the chunk boundaries, first rows first.
     pub fn virtual_sequences(&self) -> impl Iterator<Item = VirtualSequence> + use<> {
-        let of = *self;
-        let mut next = of.kv_len.saturating_sub(of.q_len);
+        let chunks = *self;
+        let mut next = chunks.kv_len.saturating_sub(chunks.q_len);
         std::iter::from_fn(move || {
-            if next >= of.kv_len {
+            if next >= chunks.kv_len {
                 return None;
             }
-            let kv_start = of.chunk_start(next);
-            let end = kv_start.saturating_add(of.chunk.get()).min(of.kv_len);
+            let kv_start = chunks.chunk_start(next);
+            let end = kv_start
+                .saturating_add(chunks.chunk.get())
+                .min(chunks.kv_len);
             let sequence = VirtualSequence {
                 q_len: end - next,
                 kv_len: end - kv_start,
@@ -187,10 +189,10 @@ mod tests {
         for (q, kv) in [(4, 6), (10, 17), (5, 9)] {
             all.extend(local(4, q, kv).virtual_sequences());
         }
-        let of = |field: fn(&VirtualSequence) -> u64| all.iter().map(field).collect::<Vec<_>>();
-        assert_eq!(of(|s| s.q_len), [2, 2, 1, 4, 4, 1, 4, 1]);
-        assert_eq!(of(|s| s.kv_len), [4, 2, 4, 4, 4, 1, 4, 1]);
-        assert_eq!(of(|s| s.kv_start), [0, 4, 4, 8, 12, 16, 4, 8]);
+        let column = |field: fn(&VirtualSequence) -> u64| all.iter().map(field).collect::<Vec<_>>();
+        assert_eq!(column(|s| s.q_len), [2, 2, 1, 4, 4, 1, 4, 1]);
+        assert_eq!(column(|s| s.kv_len), [4, 2, 4, 4, 4, 1, 4, 1]);
+        assert_eq!(column(|s| s.kv_start), [0, 4, 4, 8, 12, 16, 4, 8]);
     }
 
     proptest! {

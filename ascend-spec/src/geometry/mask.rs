@@ -1,8 +1,8 @@
 //! The geometry of the sparse modes: a union of bands.
 
+use super::Tile;
 use super::region::Region;
-use super::tokens::{FAR, clamp_len, lower, upper};
-use super::{Runs, Tile};
+use super::sparse_mode::{FAR, clamp_len, lower, upper};
 use crate::SparseMode;
 use std::ops::Range;
 
@@ -180,14 +180,14 @@ impl MaskGeometry {
             return only.tile(rows, keys);
         }
         let cells = (rows.1 - rows.0) as u128 * (keys.1 - keys.0) as u128;
-        let counts = self.regions().iter().map(|of| of.count(rows, keys));
+        let counts = self.regions().iter().map(|region| region.count(rows, keys));
         Tile::of(counts.sum(), cells)
     }
 
     /// How many keys the rows see, all together. In constant time.
     pub fn visible(&self) -> u128 {
         let (rows, keys) = ((0, self.q_len), (0, self.kv_len));
-        let counts = self.regions().iter().map(|of| of.count(rows, keys));
+        let counts = self.regions().iter().map(|region| region.count(rows, keys));
         counts.sum()
     }
 
@@ -212,6 +212,62 @@ impl MaskGeometry {
         (first < end).then_some((first, end))
     }
 }
+
+/// Runs of keys that a row of a [`MaskGeometry`](super::MaskGeometry) sees: ascending, not empty, and with a hidden key
+/// between any two of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Runs {
+    runs: [Range<u64>; Runs::MAX],
+    first: usize,
+    end: usize,
+}
+
+impl Runs {
+    /// Most runs of a row.
+    pub const MAX: usize = 3;
+
+    /// Adds a run that does not begin before the last one, and joins the two if no key lies between them.
+    fn push(&mut self, run: Range<u64>) {
+        if run.is_empty() {
+            return;
+        }
+        if let Some(last) = self.runs[..self.end].last_mut()
+            && run.start <= last.end
+        {
+            last.end = last.end.max(run.end);
+        } else if let Some(place) = self.runs.get_mut(self.end) {
+            *place = run;
+            self.end += 1;
+        }
+    }
+
+    /// This list from runs in any order, some of which may be empty.
+    pub(super) fn of(mut runs: [Range<u64>; Runs::MAX]) -> Self {
+        runs.sort_unstable_by_key(|run| run.start);
+        let mut sorted = Runs::default();
+        for run in runs {
+            sorted.push(run);
+        }
+        sorted
+    }
+}
+
+impl Iterator for Runs {
+    type Item = Range<u64>;
+
+    fn next(&mut self) -> Option<Range<u64>> {
+        let run = self.runs[..self.end].get(self.first)?.clone();
+        self.first += 1;
+        Some(run)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.end - self.first;
+        (left, Some(left))
+    }
+}
+
+impl ExactSizeIterator for Runs {}
 
 #[cfg(test)]
 mod tests {
@@ -286,9 +342,9 @@ mod tests {
             super::super::tile_by_rows(&geometry, rows.clone(), keys.clone()),
             tile
         );
-        let of = |j: i64| rows.clone().any(|i| visible(i as i64, j));
-        let first = (0..13).find(|&j| of(j)).map_or(0, |j| j as u64);
-        let last = (0..13).rev().find(|&j| of(j)).map_or(0, |j| j as u64 + 1);
+        let any = |j: i64| rows.clone().any(|i| visible(i as i64, j));
+        let first = (0..13).find(|&j| any(j)).map_or(0, |j| j as u64);
+        let last = (0..13).rev().find(|&j| any(j)).map_or(0, |j| j as u64 + 1);
         prop_assert_eq!(geometry.span(rows), first..last);
         let masked = (0..sq).any(|i| !(0..skv).any(|j| visible(i, j)));
         prop_assert_eq!(geometry.has_fully_masked_row(), masked);

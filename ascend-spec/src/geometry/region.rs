@@ -1,7 +1,6 @@
 //! A band within a rectangle, and how many of its cells are in a block.
 
-use super::Tile;
-use super::tokens::FAR;
+use super::sparse_mode::FAR;
 
 /// The cells with a row in `rows`, a key in `keys` (first and end) and `low <= key - row <= high`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -120,5 +119,29 @@ fn ramp(x: i128, most: i128) -> i128 {
         x * (x + 1) / 2
     } else {
         most * (most + 1) / 2 + (x - most) * most
+    }
+}
+
+/// Which scores of a block of rows and keys are visible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tile {
+    /// No row sees any of the keys.
+    None,
+    /// Every row sees every key.
+    All,
+    /// Some rows see some keys.
+    Mixed,
+}
+
+impl Tile {
+    /// The kind of a block with `cells` cells of which `seen` are visible. Without cells it is [`Tile::None`].
+    pub(super) const fn of(seen: u128, cells: u128) -> Self {
+        if seen == 0 {
+            Tile::None
+        } else if seen == cells {
+            Tile::All
+        } else {
+            Tile::Mixed
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! A whole call: the geometry of each of its sequences.
 
 use super::MaskGeometry;
-use super::tokens::TOKENS_UNBOUNDED;
+use super::sparse_mode::TOKENS_UNBOUNDED;
 use crate::SparseMode;
 
 /// How the sequences of a call are arranged.
@@ -98,7 +98,7 @@ impl<'a> Sparsity<'a> {
 
     fn geometry_with(&self, b: usize, cut: Option<usize>) -> MaskGeometry {
         let (q_len, kv_len) = self.lengths.of(b);
-        let of = |mode| {
+        let geometry_of = |mode| {
             let (pre, next) = (self.pre_tokens, self.next_tokens);
             MaskGeometry::new(mode, self.has_tensor, q_len, kv_len, pre, next)
         };
@@ -108,7 +108,7 @@ impl<'a> Sparsity<'a> {
                 let prefix = self.prefix.get(b).copied().unwrap_or(0);
                 MaskGeometry::prefix(q_len, kv_len, u64::try_from(prefix).unwrap_or(0))
             }
-            mode => of(mode.of_sequence(cut)),
+            mode => geometry_of(mode.of_sequence(cut)),
         }
     }
 
@@ -269,7 +269,8 @@ mod tests {
         #[test]
         fn lengths_that_make_no_sense_are_safe(
             q in proptest::collection::vec(any::<i64>(), 0..4), kv in proptest::collection::vec(any::<i64>(), 0..4),
-            prefix in proptest::collection::vec(any::<i64>(), 0..4), mode in proptest::sample::select(SparseMode::ALL.to_vec()),
+            prefix in proptest::collection::vec(any::<i64>(), 0..4),
+            mode in proptest::sample::select(SparseMode::ALL.to_vec()),
             pre: i64, next: i64, b in 0usize..6,
         ) {
             let call = Sparsity {

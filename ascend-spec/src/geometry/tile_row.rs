@@ -24,33 +24,33 @@ impl<'a> Joined<'a> {
             return;
         }
         match &mut self.last {
-            Some((last, of)) if *of == tile && last.end == run.start => last.end = run.end,
+            Some((last, kind)) if *kind == tile && last.end == run.start => last.end = run.end,
             _ => {
-                if let Some((last, of)) = self.last.replace((run, tile)) {
-                    (self.visit)(last, of);
+                if let Some((last, kind)) = self.last.replace((run, tile)) {
+                    (self.visit)(last, kind);
                 }
             }
         }
     }
 
     pub(super) fn end(self) {
-        if let Some((last, of)) = self.last {
-            (self.visit)(last, of);
+        if let Some((last, kind)) = self.last {
+            (self.visit)(last, kind);
         }
     }
 }
 
 /// The keys of block `at` of blocks of `width` keys.
-pub(super) fn block(at: u64, width: NonZeroU64) -> Range<u64> {
-    let end = at.saturating_add(1).saturating_mul(width.get());
-    at.saturating_mul(width.get())..end
+pub(super) fn block(index: u64, width: NonZeroU64) -> Range<u64> {
+    let end = index.saturating_add(1).saturating_mul(width.get());
+    index.saturating_mul(width.get())..end
 }
 
 /// For each block: how many of its cells are seen by runs that begin or end in it, and the change from the block
 /// before in the number of rows that see the whole block.
 #[derive(Default)]
 pub(super) struct Events {
-    pub(super) of: Vec<(u64, u128, i128)>,
+    pub(super) blocks: Vec<(u64, u128, i128)>,
     /// Number of events when each block last had at most one.
     distinct: usize,
 }
@@ -60,22 +60,22 @@ impl Events {
     const FEW: usize = 1 << 10;
 
     /// Adds to a block's event. The runs of a row come in order, so usually it is the last event again.
-    pub(super) fn add(&mut self, at: u64, seen: u128, more: i128) {
-        if let Some(last) = self.of.last_mut().filter(|last| last.0 == at) {
+    pub(super) fn add(&mut self, column: u64, seen: u128, more: i128) {
+        if let Some(last) = self.blocks.last_mut().filter(|last| last.0 == column) {
             last.1 = last.1.saturating_add(seen);
             last.2 += more;
             return;
         }
-        if self.of.len() >= self.distinct.saturating_mul(2).max(Self::FEW) {
+        if self.blocks.len() >= self.distinct.saturating_mul(2).max(Self::FEW) {
             self.compact();
         }
-        self.of.push((at, seen, more));
+        self.blocks.push((column, seen, more));
     }
 
     /// Leaves one event for each block, in order.
     pub(super) fn compact(&mut self) {
-        self.of.sort_unstable_by_key(|event| event.0);
-        self.of.dedup_by(|event, before| {
+        self.blocks.sort_unstable_by_key(|event| event.0);
+        self.blocks.dedup_by(|event, before| {
             let same = event.0 == before.0;
             if same {
                 before.1 = before.1.saturating_add(event.1);
@@ -83,7 +83,7 @@ impl Events {
             }
             same
         });
-        self.distinct = self.of.len();
+        self.distinct = self.blocks.len();
     }
 }
 
@@ -96,7 +96,7 @@ pub(super) fn tiles_of_spans(
     visit: TileVisitor<'_>,
 ) {
     let mut joined = Joined::new(visit);
-    let within = |at: u64| at.clamp(touched.start, touched.end);
+    let within = |key: u64| key.clamp(touched.start, touched.end);
     // Full blocks are touched, so `full` is cut to `touched`.
     let start = within(full.start);
     let end = within(full.end).max(start);
@@ -116,16 +116,16 @@ pub(super) fn whole(through: i128) -> u128 {
 /// Visits the blocks of some rows of a union of bands, in time that grows with the number of blocks along the bands'
 /// edges, not with the number of all blocks.
 pub(super) fn tiles_of_regions(
-    of: &MaskGeometry,
+    mask: &MaskGeometry,
     regions: &[Region],
     rows: Range<u64>,
     width: NonZeroU64,
     visit: TileVisitor<'_>,
 ) {
-    let keys = of.kv_len();
+    let keys = mask.kv_len();
     let blocks = keys.div_ceil(width.get());
     let first = i64::try_from(rows.start).unwrap_or(i64::MAX);
-    let end = i64::try_from(rows.end.min(of.q_len())).unwrap_or(i64::MAX);
+    let end = i64::try_from(rows.end.min(mask.q_len())).unwrap_or(i64::MAX);
     let mut joined = Joined::new(visit);
     if first >= end {
         joined.push(0..blocks, Tile::None);
@@ -154,7 +154,10 @@ pub(super) fn tiles_of_regions(
     cuts.dedup();
     for cut in cuts.windows(2) {
         let &[start, stop] = cut else { continue };
-        let touching = bounds.iter().filter(|(of, _)| of.contains(&start)).count();
+        let touching = bounds
+            .iter()
+            .filter(|(mask, _)| mask.contains(&start))
+            .count();
         if bounds.iter().any(|(_, full)| full.contains(&start)) {
             joined.push(start..stop, Tile::All);
         } else if touching < 2 {
@@ -162,8 +165,11 @@ pub(super) fn tiles_of_regions(
             joined.push(start..stop, tile);
         } else {
             // Adjacent regions may cover a block together.
-            for at in start..stop {
-                joined.push(at..at + 1, of.tile(rows.clone(), block(at, width)));
+            for column in start..stop {
+                joined.push(
+                    column..column + 1,
+                    mask.tile(rows.clone(), block(column, width)),
+                );
             }
         }
     }
@@ -200,27 +206,27 @@ mod tests {
         assert_eq!(runs, [(0..1049, Tile::Mixed)]);
         let mut events = Events::default();
         for _ in 0..3 {
-            for at in 0..5000 {
-                events.add(at / 50, 1, 0);
+            for column in 0..5000 {
+                events.add(column / 50, 1, 0);
             }
         }
-        assert!(events.of.len() <= Events::FEW);
-        assert!(events.of.capacity() <= 4 * Events::FEW);
+        assert!(events.blocks.len() <= Events::FEW);
+        assert!(events.blocks.capacity() <= 4 * Events::FEW);
     }
 
     proptest! {
         #[test]
-        fn events_of_blocks_add_up(of in prop::collection::vec((0u64..3000, 0u128..5, -2i128..3), 0..6000)) {
+        fn events_of_blocks_add_up(added in prop::collection::vec((0u64..3000, 0u128..5, -2i128..3), 0..6000)) {
             let mut events = Events::default();
             let mut want = std::collections::BTreeMap::new();
-            for (at, seen, more) in of {
-                events.add(at, seen, more);
-                let sum: &mut (u128, i128) = want.entry(at).or_default();
+            for (column, seen, more) in added {
+                events.add(column, seen, more);
+                let sum: &mut (u128, i128) = want.entry(column).or_default();
                 *sum = (sum.0 + seen, sum.1 + more);
             }
             events.compact();
-            let want: Vec<_> = want.into_iter().map(|(at, (seen, more))| (at, seen, more)).collect();
-            prop_assert_eq!(events.of, want);
+            let want: Vec<_> = want.into_iter().map(|(column, (seen, more))| (column, seen, more)).collect();
+            prop_assert_eq!(events.blocks, want);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Trees of draft tokens: a token sees the context, its ancestors and itself.
 
 use super::Visibility;
-use super::tokens::clamp_len;
+use super::sparse_mode::clamp_len;
 use std::ops::Range;
 
 /// A tree (or several) of draft tokens that one step verifies, given by the parent of each token.
@@ -31,8 +31,8 @@ pub struct TokenTree {
 pub enum TreeError {
     /// The parent is not an earlier token.
     #[error(
-        "token {token} has parent {parent}; allowed: -1 for a root, or an earlier token (below {token}); \
-         fix: order the tokens so that parents come first"
+        "token {token} has parent {parent}; allowed: -1 for a root, or an earlier token (below {token}); fix: order \
+         the tokens so that parents come first"
     )]
     Parent {
         /// Index of the token.
@@ -299,7 +299,9 @@ mod tests {
         }
 
         #[test]
-        fn any_list_and_index_is_safe(parents in proptest::collection::vec(any::<i64>(), 0..6), token: usize, context: u64, i: u64) {
+        fn any_list_and_index_is_safe(
+            parents in proptest::collection::vec(any::<i64>(), 0..6), token: usize, context: u64, i: u64,
+        ) {
             if let Ok(tree) = TokenTree::new(&parents) {
                 let _ = (tree.parent(token), tree.depth(token), tree.continues(token, token), tree.path(token));
                 let mask = tree.behind(context);

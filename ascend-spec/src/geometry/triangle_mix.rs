@@ -1,7 +1,7 @@
 //! TriangleMix: which part of the causal triangle a prefill layer leaves out.
 
 use super::region::Region;
-use super::tokens::{FAR, clamp_len};
+use super::sparse_mode::{FAR, clamp_len};
 use super::{MaskGeometry, Runs};
 
 /// Sizes of TriangleMix, a sparse prefill that needs no training: shallow layers attend densely, deep layers leave
@@ -112,11 +112,11 @@ impl TriangleMix {
     }
 
     /// Whether any of these rows leaves out a key.
-    pub fn leaves_out(&self, of: TriangleRows) -> bool {
-        let first = self.first_sparse_row(of.prompt_len);
+    pub fn leaves_out(&self, chunk: TriangleRows) -> bool {
+        let first = self.first_sparse_row(chunk.prompt_len);
         first.is_some_and(|first| {
-            let end = of.keys().min(self.first_last_row(of.prompt_len));
-            first.max(of.first_row) < end
+            let end = chunk.keys().min(self.first_last_row(chunk.prompt_len));
+            first.max(chunk.first_row) < end
         })
     }
 
@@ -126,20 +126,20 @@ impl TriangleMix {
     }
 
     /// The keys of a part that rows of a prompt see.
-    pub fn geometry(&self, part: TrianglePart, of: TriangleRows) -> MaskGeometry {
-        let at = clamp_len(of.first_row);
+    pub fn geometry(&self, part: TrianglePart, chunk: TriangleRows) -> MaskGeometry {
+        let start = clamp_len(chunk.first_row);
         let sinks = clamp_len(self.num_sink_tokens);
         let window = clamp_len(self.sliding_window_size);
-        let last = clamp_len(self.first_last_row(of.prompt_len)) - at;
-        MaskGeometry::of(of.rows, of.keys(), |all| {
+        let last = clamp_len(self.first_last_row(chunk.prompt_len)) - start;
+        MaskGeometry::of(chunk.rows, chunk.keys(), |all| {
             let near = Region {
-                low: at - window,
-                high: at,
+                low: start - window,
+                high: start,
                 ..all
             };
             let far = Region {
                 low: -FAR,
-                high: at - window - 1,
+                high: start - window - 1,
                 ..all
             };
             let sink = Region {
@@ -164,7 +164,7 @@ impl TriangleMix {
                 TrianglePart::Last => [last_rows, NO, NO],
                 TrianglePart::Middle => [middle_rows, NO, NO],
                 TrianglePart::Triangle => [near, sink, last_rows],
-                TrianglePart::Dense => [Region { high: at, ..all }, NO, NO],
+                TrianglePart::Dense => [Region { high: start, ..all }, NO, NO],
             };
             parts
         })
@@ -177,9 +177,9 @@ mod tests {
     use proptest::prelude::*;
 
     /// The definition.
-    fn sees(of: &TriangleMix, part: TrianglePart, n: u64, q: u64, j: u64) -> bool {
-        let streaming = j < of.num_sink_tokens || q.wrapping_sub(j) <= of.sliding_window_size;
-        let last = q + of.num_last_tokens >= n;
+    fn sees(mix: &TriangleMix, part: TrianglePart, n: u64, q: u64, j: u64) -> bool {
+        let streaming = j < mix.num_sink_tokens || q.wrapping_sub(j) <= mix.sliding_window_size;
+        let last = q + mix.num_last_tokens >= n;
         j <= q
             && match part {
                 TrianglePart::Streaming => streaming,
@@ -195,22 +195,22 @@ mod tests {
         fn parts_follow_the_definition_in_every_chunk(
             sizes in (0u64..6, 0u64..6, 0u64..8), n in 0u64..24, cuts in (0u64..24, 0u64..24),
         ) {
-            let of = TriangleMix::new(sizes.0, sizes.1, sizes.2);
+            let mix = TriangleMix::new(sizes.0, sizes.1, sizes.2);
             let (a, b) = (cuts.0.min(n), cuts.1.min(n));
             let (first_row, end) = (a.min(b), a.max(b));
             let rows = TriangleRows { first_row, rows: end - first_row, prompt_len: n };
             for part in TrianglePart::ALL {
-                let geometry = of.geometry(part, rows);
+                let geometry = mix.geometry(part, rows);
                 prop_assert_eq!(geometry.kv_len(), end);
                 for i in 0..rows.rows {
                     for j in 0..n {
-                        let want = j < end && sees(&of, part, n, first_row + i, j);
+                        let want = j < end && sees(&mix, part, n, first_row + i, j);
                         prop_assert_eq!(geometry.sees(i, j), want, "{:?} {} {}", part, i, j);
                     }
                 }
             }
-            let count = |part| of.geometry(part, rows).visible();
-            prop_assert_eq!(of.leaves_out(rows), count(TrianglePart::Middle) > 0);
+            let count = |part| mix.geometry(part, rows).visible();
+            prop_assert_eq!(mix.leaves_out(rows), count(TrianglePart::Middle) > 0);
             prop_assert_eq!(
                 count(TrianglePart::Streaming) + count(TrianglePart::Last) + count(TrianglePart::Middle),
                 count(TrianglePart::Dense)
@@ -221,10 +221,10 @@ mod tests {
         fn the_first_sparse_row_and_the_saving_are_as_computed(
             sizes in (0u64..6, 0u64..6, 0u64..8), n in 0u64..40,
         ) {
-            let of = TriangleMix::new(sizes.0, sizes.1, sizes.2);
-            let middle = of.geometry(TrianglePart::Middle, TriangleRows::whole(n));
+            let mix = TriangleMix::new(sizes.0, sizes.1, sizes.2);
+            let middle = mix.geometry(TrianglePart::Middle, TriangleRows::whole(n));
             let first = (0..n).find(|&q| !middle.row(q).is_empty());
-            prop_assert_eq!(of.first_sparse_row(n), first);
+            prop_assert_eq!(mix.first_sparse_row(n), first);
             let (s, e) = (sizes.0 + sizes.1 + 1, n.saturating_sub(sizes.2));
             let saved = if s < e { (e - s) * (s + e - 1 - 2 * (s - 1)) / 2 } else { 0 };
             prop_assert_eq!(middle.visible(), u128::from(saved));
@@ -232,10 +232,10 @@ mod tests {
 
         #[test]
         fn any_sizes_are_safe(sizes: (u64, u64, u64), first_row: u64, rows: u64, prompt_len: u64, i: u64) {
-            let of = TriangleMix::new(sizes.0, sizes.1, sizes.2);
-            let _ = (of.first_sparse_row(prompt_len), of.leaves_out(TriangleRows { first_row, rows, prompt_len }));
+            let mix = TriangleMix::new(sizes.0, sizes.1, sizes.2);
+            let _ = (mix.first_sparse_row(prompt_len), mix.leaves_out(TriangleRows { first_row, rows, prompt_len }));
             for part in TrianglePart::ALL {
-                let geometry = of.geometry(part, TriangleRows { first_row, rows, prompt_len });
+                let geometry = mix.geometry(part, TriangleRows { first_row, rows, prompt_len });
                 let _ = (geometry.visible(), geometry.runs(i), geometry.tile(0..i, 0..i));
             }
         }
@@ -243,18 +243,18 @@ mod tests {
 
     #[test]
     fn edges_are_where_the_paper_has_them() {
-        let of = TriangleMix::PAPER;
+        let mix = TriangleMix::PAPER;
         let n = 4096;
-        let triangle = of.geometry(TrianglePart::Triangle, TriangleRows::whole(n));
-        assert_eq!(of.first_sparse_row(n), Some(521));
+        let triangle = mix.geometry(TrianglePart::Triangle, TriangleRows::whole(n));
+        assert_eq!(mix.first_sparse_row(n), Some(521));
         assert_eq!(triangle.row(520), 0..521);
         assert!(triangle.is_full_row(520) && !triangle.is_full_row(521));
         assert_eq!(triangle.runs(521).collect::<Vec<_>>(), [0..8, 9..522]);
         assert_eq!(triangle.runs(3967).collect::<Vec<_>>(), [0..8, 3455..3968]);
         assert!(triangle.is_full_row(3968));
         // Short prompts are dense.
-        assert_eq!(of.first_sparse_row(649), None);
-        assert_eq!(of.first_sparse_row(650), Some(521));
+        assert_eq!(mix.first_sparse_row(649), None);
+        assert_eq!(mix.first_sparse_row(650), Some(521));
     }
 
     impl MaskGeometry {

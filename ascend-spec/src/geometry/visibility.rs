@@ -52,15 +52,15 @@ pub trait Visibility {
 
 /// Visits the blocks of `width` keys of some rows, calling [`Visibility::tile`] for each block.
 pub fn tiles_one_by_one<V: Visibility + ?Sized>(
-    of: &V,
+    mask: &V,
     rows: Range<u64>,
     width: NonZeroU64,
     visit: TileVisitor<'_>,
 ) {
     let mut joined = Joined::new(visit);
-    for at in 0..of.kv_len().div_ceil(width.get()) {
-        let tile = of.tile(rows.clone(), block(at, width));
-        joined.push(at..at + 1, tile);
+    for column in 0..mask.kv_len().div_ceil(width.get()) {
+        let tile = mask.tile(rows.clone(), block(column, width));
+        joined.push(column..column + 1, tile);
     }
     joined.end();
 }
@@ -68,25 +68,25 @@ pub fn tiles_one_by_one<V: Visibility + ?Sized>(
 /// Visits the blocks of `width` keys of some rows, as [`tiles_one_by_one`], but examines each row once, however many
 /// blocks there are.
 pub fn tiles_by_rows<V: Visibility + ?Sized>(
-    of: &V,
+    mask: &V,
     rows: Range<u64>,
     width: NonZeroU64,
     visit: TileVisitor<'_>,
 ) {
-    let keys = of.kv_len();
-    let rows = rows.start..rows.end.min(of.q_len());
+    let keys = mask.kv_len();
+    let rows = rows.start..rows.end.min(mask.q_len());
     let blocks = keys.div_ceil(width.get());
     let mut events = Events::default();
     let seeing = if keys == 0 { 0..0 } else { rows.clone() };
     for i in seeing {
-        of.each_run(i, &mut |run| {
+        mask.each_run(i, &mut |run| {
             let run = run.start..run.end.min(keys);
             let Some(last) = run.end.checked_sub(1).filter(|last| run.start <= *last) else {
                 return;
             };
             let (first, last) = (run.start / width, last / width);
-            let part = |at: u64| {
-                let own = block(at, width);
+            let part = |column: u64| {
+                let own = block(column, width);
                 u128::from(run.end.min(own.end) - run.start.max(own.start))
             };
             events.add(first, part(first), 0);
@@ -97,12 +97,12 @@ pub fn tiles_by_rows<V: Visibility + ?Sized>(
         });
     }
     events.compact();
-    let events = events.of;
+    let events = events.blocks;
     let height = u128::from(rows.end.saturating_sub(rows.start));
     let mut joined = Joined::new(visit);
-    let (mut at, mut through) = (0, 0i128);
+    let (mut column, mut through) = (0, 0i128);
     for (place, parts, more) in events {
-        joined.push(at..place, Tile::of(whole(through), height));
+        joined.push(column..place, Tile::of(whole(through), height));
         through += more;
         let own = block(place, width);
         let cells = u128::from(own.end.min(keys) - own.start);
@@ -111,22 +111,22 @@ pub fn tiles_by_rows<V: Visibility + ?Sized>(
             place..place + 1,
             Tile::of(seen, height.saturating_mul(cells)),
         );
-        at = place + 1;
+        column = place + 1;
     }
-    joined.push(at..blocks, Tile::of(whole(through), height));
+    joined.push(column..blocks, Tile::of(whole(through), height));
     joined.end();
 }
 
 /// The kind of a block, found by looking at each of its rows.
-pub fn tile_by_rows<V: Visibility + ?Sized>(of: &V, rows: Range<u64>, keys: Range<u64>) -> Tile {
-    let rows = rows.start..rows.end.min(of.q_len());
-    let keys = keys.start..keys.end.min(of.kv_len());
+pub fn tile_by_rows<V: Visibility + ?Sized>(mask: &V, rows: Range<u64>, keys: Range<u64>) -> Tile {
+    let rows = rows.start..rows.end.min(mask.q_len());
+    let keys = keys.start..keys.end.min(mask.kv_len());
     if keys.is_empty() {
         return Tile::None;
     }
     let mut seen = 0u128;
     for i in rows.clone() {
-        of.each_run(i, &mut |run| {
+        mask.each_run(i, &mut |run| {
             let (start, end) = (run.start.max(keys.start), run.end.min(keys.end));
             seen = seen.saturating_add(u128::from(end.saturating_sub(start)));
         });

@@ -12,14 +12,8 @@
 //!
 //! Two types of 4 bits share a byte: see [`pack_nibbles`].
 
-mod e2m1;
-mod e4m3;
-mod e8m0;
 mod hifloat8;
 
-pub use e2m1::Float4E2M1;
-pub use e4m3::Float8E4M3Fn;
-pub use e8m0::Float8E8M0;
 pub use hifloat8::HiFloat8;
 
 /// Declares what all types have in common, for codes from 0 up to a largest one.
@@ -108,6 +102,136 @@ pub fn pack_nibbles(codes: &[u8]) -> Vec<u8> {
     let half = |code: Option<&u8>| code.map_or(0, |code| code & 15);
     let byte = |pair: &[u8]| half(pair.first()) | half(pair.get(1)) << 4;
     codes.chunks(2).map(byte).collect()
+}
+
+minifloat! {
+    /// FLOAT8_E8M0: a power of two, 2^(code - 127), as the scale of a group of elements. Code 255 is NaN; there is no
+    /// 0.
+    ///
+    /// ```
+    /// use ascend_spec::minifloat::Float8E8M0;
+    ///
+    /// assert_eq!(Float8E8M0::from_bits(130).to_f32(), 8.0);
+    /// assert_eq!(Float8E8M0::from_f32(0.25).to_bits(), 125);
+    /// ```
+    Float8E8M0, 256, decode_e8m0
+}
+
+const fn decode_e8m0(code: u8) -> f32 {
+    match code {
+        255 => f32::NAN,
+        _ => power_of_two(code as i32 - 127),
+    }
+}
+
+impl Float8E8M0 {
+    /// The nearest power of two, and of two equally near ones the larger; NaN for a value that is not positive and
+    /// finite.
+    pub fn from_f32(value: f32) -> Self {
+        if !(value > 0.0 && value.is_finite()) {
+            return Float8E8M0(255);
+        }
+        // Subnormal numbers are below 2^-126: the midpoint to the smallest power is 1.5 times 2^-127.
+        let middle = 1.5 * power_of_two(-127);
+        let bits = value.to_bits();
+        let code = match bits >> 23 {
+            0 => u32::from(value >= middle),
+            exponent => exponent + (bits >> 22 & 1),
+        };
+        Float8E8M0(code.min(254) as u8)
+    }
+}
+
+minifloat! {
+    /// FLOAT8_E4M3FN: sign, 4 bits of exponent with bias 7, 3 bits of mantissa; exponent 0 counts in steps of 2^-9.
+    /// Codes 0x7F and 0xFF are NaN; there are no infinities.
+    ///
+    /// ```
+    /// use ascend_spec::minifloat::Float8E4M3Fn;
+    ///
+    /// assert_eq!(Float8E4M3Fn::from_bits(0x7e).to_f32(), 448.0);
+    /// assert_eq!(Float8E4M3Fn::from_f32(0.3).to_f32(), 0.3125);
+    /// ```
+    Float8E4M3Fn, 256, decode_e4m3
+}
+
+const fn decode_e4m3(code: u8) -> f32 {
+    let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
+    let (exponent, mantissa) = (code >> 3 & 15, code & 7);
+    match (exponent, mantissa) {
+        (15, 7) => f32::NAN,
+        (0, _) => sign * mantissa as f32 * power_of_two(-9),
+        _ => sign * (8 + mantissa) as f32 * power_of_two(exponent as i32 - 10),
+    }
+}
+
+impl Float8E4M3Fn {
+    /// The nearest value, and of two equally near ones the one whose code is even. Above 464, the midpoint between
+    /// the largest value and the one that would follow it, NaN; this is what the hardware's conversion is declared to
+    /// do, not what was observed.
+    pub fn from_f32(value: f32) -> Self {
+        let sign = if value.is_sign_negative() { 0x80 } else { 0 };
+        let magnitude = value.abs();
+        if magnitude.is_nan() || magnitude > 464.0 {
+            return Float8E4M3Fn(sign | 0x7f);
+        }
+        // The exponent of the number, or that of the smallest normal one.
+        let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(-6);
+        let steps = (magnitude / power_of_two(exponent - 3)).round_ties_even() as u8;
+        // For normal numbers, 8 is the hidden bit; a mantissa that is carried adds to the exponent.
+        let code = ((exponent + 6) as u8) << 3;
+        Float8E4M3Fn(sign | (code + steps))
+    }
+}
+
+minifloat! {
+    /// FLOAT4_E2M1: one of 0, 0.5, 1, 1.5, 2, 3, 4 and 6, with a sign. In memory two numbers share a byte: see
+    /// [`pack_nibbles`](self::pack_nibbles).
+    ///
+    /// ```
+    /// use ascend_spec::minifloat::Float4E2M1;
+    ///
+    /// assert_eq!(Float4E2M1::from_bits(0b1111).to_f32(), -6.0);
+    /// assert_eq!(Float4E2M1::from_f32(2.4).to_f32(), 2.0);
+    /// ```
+    Float4E2M1, 16, decode_e2m1
+}
+
+const fn decode_e2m1(code: u8) -> f32 {
+    let magnitude = match code & 7 {
+        0 => 0.0,
+        1 => 0.5,
+        2 => 1.0,
+        3 => 1.5,
+        4 => 2.0,
+        5 => 3.0,
+        6 => 4.0,
+        _ => 6.0,
+    };
+    if code < 8 { magnitude } else { -magnitude }
+}
+
+impl Float4E2M1 {
+    /// The nearest value, and of two equally near ones the one whose code is even; 6 past the largest, and -0 for
+    /// NaN, which the type cannot represent.
+    pub fn from_f32(value: f32) -> Self {
+        if value.is_nan() {
+            return Float4E2M1(8);
+        }
+        let sign = if value.is_sign_negative() { 8 } else { 0 };
+        // Midpoints between neighbouring magnitudes: a midpoint rounds up where the upper neighbour's code is even.
+        let code = match value.abs() {
+            0.0..=0.25 => 0,
+            0.25..0.75 => 1,
+            0.75..=1.25 => 2,
+            1.25..1.75 => 3,
+            1.75..=2.5 => 4,
+            2.5..3.5 => 5,
+            3.5..=5.0 => 6,
+            _ => 7,
+        };
+        Float4E2M1(sign | code)
+    }
 }
 
 #[cfg(test)]
@@ -221,13 +345,13 @@ mod tests {
     fn nearest_hifloat8(value: f32) -> f32 {
         let value = f64::from(value).clamp(-1e6, 1e6);
         // An infinity counts as the value that would follow the largest one.
-        let of = |code| match hifloat8(code) {
-            of if of.is_infinite() => of.signum() * 1.5 * 32768.0,
-            of => of,
+        let number = |code| match hifloat8(code) {
+            found if found.is_infinite() => found.signum() * 1.5 * 32768.0,
+            found => found,
         };
         let codes = (0..=u8::MAX).filter(|&code| code != 0x80);
         let nearest = codes.min_by(|&a, &b| {
-            let (a, b) = (of(a), of(b));
+            let (a, b) = (number(a), number(b));
             let apart = (value - a).abs().total_cmp(&(value - b).abs());
             apart.then(b.abs().total_cmp(&a.abs()))
         });

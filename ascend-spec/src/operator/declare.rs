@@ -1,9 +1,10 @@
 //! What an operator's declaration expands to: its parameters, its owned arguments, and the call that its rules judge.
 
-/// Makes `Parameter`, `Arguments<T>` and the borrowed call from a table of arguments.
+/// Makes `Parameter`, `Arguments<T>` and the call from a table of arguments. A call with lists or texts borrows them:
+/// its name is followed by `<'a>`.
 macro_rules! declare_arguments {
     (
-        { $operator:literal, $(#[$call_meta:meta])* $call:ident }
+        { $operator:literal, $(#[$call_meta:meta])* $call:ident $(<$borrow:lifetime>)? }
         $($since:literal { $field:ident: $kind:ident $(= $default:expr)?, $variant:ident, $acl:literal, $doc:literal })*
     ) => {
         #[doc = concat!("A parameter of ", $operator, ".")]
@@ -69,12 +70,12 @@ macro_rules! declare_arguments {
             fn of_input(number: usize) -> Option<Self> {
                 const BY_INPUT: [Option<Parameter>; Parameter::ALL.len()] = {
                     let mut numbered = [None; Parameter::ALL.len()];
-                    let mut at = 0;
-                    while at < numbered.len() {
-                        if let Some(number) = Parameter::TABLE[at].input {
-                            numbered[number] = Some(Parameter::ALL[at]);
+                    let mut index = 0;
+                    while index < numbered.len() {
+                        if let Some(number) = Parameter::TABLE[index].input {
+                            numbered[number] = Some(Parameter::ALL[index]);
                         }
-                        at += 1;
+                        index += 1;
                     }
                     numbered
                 };
@@ -183,7 +184,7 @@ macro_rules! declare_arguments {
             /// This call with other tensors: `tensor` makes each of them from the old one.
             pub fn map<U>(&self, mut tensor: impl FnMut(Argument, &T) -> U) -> Arguments<U> {
                 let mapped: Result<_, std::convert::Infallible> =
-                    self.try_map(|argument, of| Ok(tensor(argument, of)));
+                    self.try_map(|argument, value| Ok(tensor(argument, value)));
                 let Ok(mapped) = mapped;
                 mapped
             }
@@ -202,9 +203,9 @@ macro_rules! declare_arguments {
             }
 
             #[doc = concat!("The call that the rules judge, with the tensors of `of`.")]
-            pub fn call_of<'a>(&'a self, of: &'a Arguments<$crate::TensorDesc>) -> $call<'a> {
+            pub fn call_of<'a>(&'a self, tensors: &'a Arguments<$crate::TensorDesc>) -> $call<$($borrow)?> {
                 $call {
-                    $($field: declare_arguments!(@view $kind self.$field, of.$field),)*
+                    $($field: declare_arguments!(@view $kind self.$field, tensors.$field),)*
                 }
             }
         }
@@ -224,7 +225,7 @@ macro_rules! declare_arguments {
             }
         }
 
-        impl $crate::operator::ArgumentList for $call<'_> {
+        impl<$($borrow)?> $crate::operator::ArgumentList for $call<$($borrow)?> {
             type Parameter = Parameter;
             type Tensor = $crate::TensorDesc;
 
@@ -233,7 +234,7 @@ macro_rules! declare_arguments {
             }
         }
 
-        impl $crate::operator::ArgumentValues for $call<'_> {
+        impl<$($borrow)?> $crate::operator::ArgumentValues for $call<$($borrow)?> {
             fn value(&self, parameter: Parameter) -> Option<$crate::operator::Value<'_>> {
                 match parameter {
                     $(Parameter::$variant => declare_arguments!(@value $kind self.$field),)*
@@ -243,7 +244,7 @@ macro_rules! declare_arguments {
 
         impl Arguments<$crate::TensorDesc> {
             /// The call that the rules judge.
-            pub fn call(&self) -> $call<'_> {
+            pub fn call<'a>(&'a self) -> $call<$($borrow)?> {
                 self.call_of(self)
             }
 
@@ -257,10 +258,10 @@ macro_rules! declare_arguments {
                 changes: &[$crate::operator::Change],
             ) -> Result<Self, $crate::operator::WrongKind> {
                 let mut changed: Self = self.call().attributes();
-                for (at, tensor) in self.each_tensor() {
-                    let tensor = $crate::operator::changed(changes, at.parameter.info(), tensor);
+                for (argument, tensor) in self.each_tensor() {
+                    let tensor = $crate::operator::changed(changes, argument.parameter.info(), tensor);
                     if let Some(tensor) = tensor {
-                        changed.set_tensor(at.parameter, tensor);
+                        changed.set_tensor(argument.parameter, tensor);
                     }
                 }
                 for change in changes {
@@ -286,11 +287,11 @@ macro_rules! declare_arguments {
         /// [`Arguments::call`] makes a call from owned arguments.
         $(#[$call_meta])*
         #[derive(Clone, Debug, PartialEq)]
-        pub struct $call<'a> {
+        pub struct $call<$($borrow)?> {
             $(#[doc = $doc] pub $field: declare_arguments!(@borrowed 'a $kind),)*
         }
 
-        impl Default for $call<'_> {
+        impl<$($borrow)?> Default for $call<$($borrow)?> {
             /// A call without tensors, with the operator's defaults.
             fn default() -> Self {
                 $call {
@@ -299,7 +300,7 @@ macro_rules! declare_arguments {
             }
         }
 
-        impl $call<'_> {
+        impl<$($borrow)?> $call<$($borrow)?> {
             /// The tensors that are given to a parameter: none or one, or those of a list.
             pub fn tensors(&self, parameter: Parameter) -> &[$crate::TensorDesc] {
                 match parameter {
@@ -328,10 +329,10 @@ macro_rules! declare_arguments {
 
             /// The parameters that are given, in the operator's order. An attribute with its default is not given.
             pub fn given(&self) -> impl Iterator<Item = Parameter> {
-                let given = [
+                let all = [
                     $(declare_arguments!(@given $kind self.$field $(, $default)?).then_some(Parameter::$variant),)*
                 ];
-                given.into_iter().flatten()
+                all.into_iter().flatten()
             }
 
             /// The call with the operator's defaults for every parameter that `keeps` refuses.
@@ -395,7 +396,7 @@ macro_rules! declare_arguments {
     (@borrowed $a:lifetime ints) => { Option<&$a [i64]> };
     (@borrowed $a:lifetime int_list) => { Option<&$a [i64]> };
     (@borrowed $a:lifetime int) => { i64 };
-    (@borrowed $a:lifetime int8) => { <i8 as $crate::operator::InCall<$a>>::Value };
+    (@borrowed $a:lifetime int8) => { i8 };
     (@borrowed $a:lifetime float) => { f64 };
     (@borrowed $a:lifetime flag) => { bool };
     (@borrowed $a:lifetime text) => { &$a str };
@@ -464,7 +465,9 @@ macro_rules! declare_arguments {
     (@pattern int_list $given:ident) => { $crate::operator::OwnedValue::Ints($given) };
 
     (@map list $self:ident.$field:ident, $variant:ident, $map:ident) => {
-        $self.$field.iter().enumerate().map(|(index, tensor)| $map(Argument::element(Parameter::$variant, index), tensor)).collect::<Result<_, E>>()?
+        $self.$field.iter().enumerate()
+            .map(|(index, tensor)| $map(Argument::element(Parameter::$variant, index), tensor))
+            .collect::<Result<_, E>>()?
     };
     (@map tensor $self:ident.$field:ident, $variant:ident, $map:ident) => {
         $self.$field.as_ref().map(|tensor| $map(Parameter::$variant.into(), tensor)).transpose()?

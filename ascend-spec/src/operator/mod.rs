@@ -18,7 +18,6 @@ mod declare;
 mod change;
 mod entry_point;
 mod parameter;
-mod select;
 mod value;
 mod version;
 
@@ -28,7 +27,7 @@ pub use entry_point::EntryPoint;
 pub use parameter::{
     Argument, ArgumentList, DeclaredParameter, Kind, ParameterInfo, name_of_field,
 };
-pub use value::{ArgumentValues, InCall, OwnedValue, Value, WrongKind};
+pub use value::{ArgumentValues, OwnedValue, Value, WrongKind};
 pub(crate) use version::versions;
 pub use version::{DeclaredVersion, OperatorVersion};
 
@@ -86,7 +85,7 @@ mod tests {
                 false => parameter.info().since,
             };
             assert_eq!(Parameter::oldest_version(arguments.call().given()), since);
-            let shapes = arguments.map(|at, desc| (at, desc.shape));
+            let shapes = arguments.map(|argument, desc| (argument, desc.shape));
             let shapes = shapes.tensor(parameter).copied();
             assert_eq!(
                 shapes,

@@ -95,22 +95,22 @@ pub const fn name_of_field(field: &'static str) -> &'static str {
 impl ParameterInfo {
     /// Numbers inputs and outputs in the order of the table.
     pub(crate) const fn numbered<const N: usize>(mut table: [Self; N]) -> [Self; N] {
-        let (mut at, mut inputs, mut outputs, mut lists) = (0, 0, 0, 0);
-        while at < N {
-            let kind = table[at].kind;
+        let (mut index, mut inputs, mut outputs, mut lists) = (0, 0, 0, 0);
+        while index < N {
+            let kind = table[index].kind;
             if kind.is_input() {
-                table[at].input = Some(inputs);
+                table[index].input = Some(inputs);
                 inputs += 1;
             }
             if kind.is_output() {
-                table[at].output = Some(outputs);
+                table[index].output = Some(outputs);
                 outputs += 1;
             }
             if matches!(kind, Kind::TensorList) {
-                table[at].list = Some(lists);
+                table[index].list = Some(lists);
                 lists += 1;
             }
-            at += 1;
+            index += 1;
         }
         table
     }
@@ -143,8 +143,8 @@ pub trait DeclaredParameter: Copy + Debug + Eq + Ord + Hash + Send + Sync + 'sta
     }
 
     /// The oldest version that has all of these parameters, of an operator whose versions extend each other.
-    fn oldest_version(of: impl Iterator<Item = Self>) -> u8 {
-        let since = of.map(|parameter| parameter.info().since);
+    fn oldest_version(parameters: impl Iterator<Item = Self>) -> u8 {
+        let since = parameters.map(|parameter| parameter.info().since);
         since.max().unwrap_or(1)
     }
 

@@ -86,15 +86,3 @@ impl std::fmt::Display for WrongKind {
 }
 
 impl std::error::Error for WrongKind {}
-
-/// The type of a field for a value that the borrowed call does not borrow: a detail of the macro that declares
-/// arguments. It uses the call's lifetime where no other argument does.
-#[doc(hidden)]
-pub trait InCall<'a> {
-    /// The value itself.
-    type Value;
-}
-
-impl InCall<'_> for i8 {
-    type Value = i8;
-}

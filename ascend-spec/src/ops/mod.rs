@@ -9,6 +9,7 @@ pub mod incre_flash_attention;
 mod inference_attention;
 pub mod prompt_flash_attention;
 pub mod ring_attention_update;
+pub mod rms_norm;
 pub mod scatter_pa_kv_cache;
 
 /// Passes the list of all operators to a macro. A line names the type that stands for the operator and the module it
@@ -20,7 +21,8 @@ macro_rules! for_each_operator {
             cases {
                 FusedInferAttentionScore: fused_infer_attention_score, "fused_infer_attention_score", None;
                 FlashAttentionScore: flash_attention_score, "flash_attention_score", Some("flash-attention-score");
-                FlashAttentionVarlenScore: flash_attention_score, "flash_attention_varlen_score", Some("flash-attention-score");
+                FlashAttentionVarlenScore: flash_attention_score,
+                    "flash_attention_varlen_score", Some("flash-attention-score");
                 RingAttentionUpdate: ring_attention_update, "ring_attention_update", Some("ring-attention-update");
                 PromptFlashAttention: prompt_flash_attention, "prompt_flash_attention", Some("prompt-flash-attention");
                 IncreFlashAttention: incre_flash_attention, "incre_flash_attention", Some("incre-flash-attention");
@@ -30,6 +32,7 @@ macro_rules! for_each_operator {
                 ScatterPaKvCache: scatter_pa_kv_cache;
                 AttentionUpdate: attention_update;
                 BatchMatMul: batch_mat_mul;
+                RmsNorm: rms_norm;
             }
         }
     };

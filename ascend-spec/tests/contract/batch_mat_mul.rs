@@ -5,7 +5,7 @@ use ascend_spec::{DType, Dims, Format, Soc, TensorDesc};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-type Call = BatchMatMulCall<'static>;
+type Call = BatchMatMulCall;
 
 fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
     TensorDesc::contiguous(dtype, shape)

@@ -21,6 +21,7 @@ mod prompt_incre_golden;
 mod quantised;
 mod recorded;
 mod ring;
+mod rms_norm;
 mod rules;
 mod targets;
 mod verdicts;

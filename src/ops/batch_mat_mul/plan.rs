@@ -20,7 +20,7 @@ use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    batch_mat_mul_arguments, BatchMatMulCall<'_>, Parameter, Version;
+    batch_mat_mul_arguments, BatchMatMulCall, Parameter, Version;
     Version::V1 => 1: aclnnBatchMatMulGetWorkspaceSize, aclnnBatchMatMul;
 }
 
@@ -153,7 +153,7 @@ impl operator::Parameter for Parameter {}
 /// Prepares a call that the contract has accepted, with one placeholder address for all tensors.
 fn prepare(
     context: &Arc<Context>,
-    call: &BatchMatMulCall<'_>,
+    call: &BatchMatMulCall,
     is_idle: bool,
     stand_in: &AnyTensor,
 ) -> Result<PreparedCall<Parameter>> {

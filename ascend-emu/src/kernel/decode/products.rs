@@ -31,15 +31,15 @@ impl SubTile<'_> {
         for (first, scores) in (0..count).step_by(J).zip(of_steps) {
             // Past the last key the first one is multiplied again: its products are overwritten by those of the next
             // keys, or are hidden.
-            let mut of = [keys.row(first); J];
+            let mut rows = [keys.row(first); J];
             if first + J <= count {
-                of = keys.rows(first);
+                rows = keys.rows(first);
             } else {
-                for (j, of) in of.iter_mut().enumerate().take(count - first) {
-                    *of = keys.row(first + j);
+                for (j, row) in rows.iter_mut().enumerate().take(count - first) {
+                    *row = keys.row(first + j);
                 }
             }
-            assert!(of.iter().all(|key| queries.len() <= key.vectors()));
+            assert!(rows.iter().all(|key| queries.len() <= key.vectors()));
             let mut sums = [[simd.zero_sum(); R]; J];
             for (i, queries) in queries.iter().enumerate() {
                 let byte = i * K::BYTES;
@@ -50,18 +50,18 @@ impl SubTile<'_> {
                 }
                 let mut keys = [simd.splat(0.0); J];
                 for j in 0..J {
-                    keys[j] = of[j].at(simd, i);
+                    keys[j] = rows[j].at(simd, i);
                 }
                 simd.dots(queries, keys, &mut sums);
             }
             cursor = cursor.after(J);
             let sum = |i: usize| sums[i / R][i % R];
             if let Ok(scores) = <&mut Vector>::try_from(&mut *scores) {
-                let mut of = [simd.zero_sum(); WIDTH];
-                for (i, of) in of.iter_mut().enumerate() {
-                    *of = sum(i);
+                let mut sums = [simd.zero_sum(); WIDTH];
+                for (i, to) in sums.iter_mut().enumerate() {
+                    *to = sum(i);
                 }
-                *scores = simd.horizontal_sums(of);
+                *scores = simd.horizontal_sums(sums);
             } else {
                 for (four, scores) in scores.as_chunks_mut::<4>().0.iter_mut().enumerate() {
                     let sum = |i: usize| sum(4 * four + i);
@@ -191,14 +191,14 @@ fn add_row<S: Simd, R: TileRow, const QUERIES: usize, const COLUMNS: usize>(
     weights: &[f32; QUERIES],
     sums: &mut [[S::Register; COLUMNS]; QUERIES],
 ) {
-    let mut of = [simd.splat(0.0); COLUMNS];
-    for (c, of) in of.iter_mut().enumerate() {
-        *of = row.at(simd, c);
+    let mut columns = [simd.splat(0.0); COLUMNS];
+    for (c, column) in columns.iter_mut().enumerate() {
+        *column = row.at(simd, c);
     }
     for r in 0..QUERIES {
         let weight = simd.splat(weights[r]);
         for c in 0..COLUMNS {
-            sums[r][c] = simd.mul_add(weight, of[c], sums[r][c]);
+            sums[r][c] = simd.mul_add(weight, columns[c], sums[r][c]);
         }
     }
 }

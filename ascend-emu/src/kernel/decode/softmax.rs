@@ -5,8 +5,8 @@
 
 use super::{DecodeBuffers, SCORES, SubTile, query_tiles};
 use crate::kernel::attention::Attention;
-use crate::kernel::dropout::DropMask;
-use crate::kernel::exp2::exp2;
+use crate::kernel::mask::DropMask;
+use crate::kernel::online_softmax::exp2;
 use crate::kernel::online_softmax::weights;
 use crate::kernel::simd::{Kernel, Simd, Vector, WIDTH};
 

@@ -4,6 +4,7 @@
 use super::products::{Outputs, Scores};
 use super::softmax::{CorrectScores, UpdateSoftmax};
 use super::{DecodeBuffers, QUERIES, SubTile};
+use crate::kernel::SUB_TILE_KEYS;
 use crate::kernel::dequantise::Quantisation;
 use crate::kernel::dequantise::in_registers::HeadDequantise;
 use crate::kernel::kv::PrefetchedRows;
@@ -11,7 +12,6 @@ use crate::kernel::kv::tile_rows::{DequantisedRows, LoadedRows, StridedRows, Til
 use crate::kernel::prefetch::{PrefetchPlan, PrefetchRows};
 use crate::kernel::simd::{Simd, Vector};
 use crate::kernel::tensor::input::InPlaceElement;
-use crate::kernel::tile::SUB_TILE_KEYS;
 use crate::kernel::tile_load::{Destination, TileLoad, stride};
 use ascend_spec::DType;
 use half::{bf16, f16};

@@ -4,7 +4,7 @@ use crate::kernel::simd::{Simd, Vector};
 
 /// Dequantises the rows of a head, vector by vector.
 pub(crate) trait HeadDequantise: Copy {
-    /// As this value, but for rows without their first `i` vectors.
+    /// The dequantisation of rows without their first `i` vectors.
     fn skip_vectors(self, i: usize) -> Self;
 
     /// Number of vectors of a row that have scales; unlimited unless the scales are per channel.
@@ -26,12 +26,12 @@ pub(crate) trait HeadDequantise: Copy {
 
 /// Per-channel scales of a head, without offsets.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PerChannel<'a>(&'a [Vector]);
+pub(crate) struct ChannelScales<'a>(&'a [Vector]);
 
-impl HeadDequantise for PerChannel<'_> {
+impl HeadDequantise for ChannelScales<'_> {
     #[inline(always)]
     fn skip_vectors(self, i: usize) -> Self {
-        PerChannel(self.0.get(i..).unwrap_or_default())
+        ChannelScales(self.0.get(i..).unwrap_or_default())
     }
 
     #[inline(always)]
@@ -53,9 +53,9 @@ impl HeadDequantise for PerChannel<'_> {
 
 /// Per-token scales, without offsets.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PerToken;
+pub(crate) struct TokenScales;
 
-impl HeadDequantise for PerToken {
+impl HeadDequantise for TokenScales {
     #[inline(always)]
     fn skip_vectors(self, _: usize) -> Self {
         self
@@ -75,30 +75,30 @@ impl HeadDequantise for PerToken {
 
 /// Per-channel scales and offsets of a head. If a slice is empty, the row's own scale or offset is used.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PerChannelOrToken<'a> {
+pub(crate) struct ChannelOrTokenScales<'a> {
     pub(super) scales: &'a [Vector],
     pub(super) offsets: Option<&'a [Vector]>,
 }
 
-impl<'a> PerChannelOrToken<'a> {
+impl<'a> ChannelOrTokenScales<'a> {
     /// The per-channel scales, if there are such scales and no offsets.
-    pub(crate) fn per_channel(self) -> Option<PerChannel<'a>> {
+    pub(crate) fn per_channel(self) -> Option<ChannelScales<'a>> {
         let plain = self.offsets.is_none() && !self.scales.is_empty();
-        plain.then_some(PerChannel(self.scales))
+        plain.then_some(ChannelScales(self.scales))
     }
 
     /// Per-token dequantisation, if scales are per token and there are no offsets.
-    pub(crate) fn per_token(self) -> Option<PerToken> {
+    pub(crate) fn per_token(self) -> Option<TokenScales> {
         let plain = self.offsets.is_none() && self.scales.is_empty();
-        plain.then_some(PerToken)
+        plain.then_some(TokenScales)
     }
 }
 
-impl<'a> HeadDequantise for PerChannelOrToken<'a> {
+impl<'a> HeadDequantise for ChannelOrTokenScales<'a> {
     #[inline(always)]
     fn skip_vectors(self, i: usize) -> Self {
-        let from = |of: &'a [Vector]| of.get(i..).unwrap_or_default();
-        PerChannelOrToken {
+        let from = |vectors: &'a [Vector]| vectors.get(i..).unwrap_or_default();
+        ChannelOrTokenScales {
             scales: from(self.scales),
             offsets: self.offsets.map(from),
         }

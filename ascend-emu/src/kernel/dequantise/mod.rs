@@ -5,13 +5,12 @@
 //! group.
 
 pub(crate) mod in_registers;
-pub(crate) mod scalars;
 pub(crate) mod scale_grid;
 
 use super::Buffers;
 use super::simd::{Simd, Vector, WIDTH};
 use ascend_spec::attention_problem::{AttentionProblem, Counts, Grid, ScaleOffset};
-use in_registers::PerChannelOrToken;
+use in_registers::ChannelOrTokenScales;
 use scale_grid::ScaleGrid;
 
 /// The position of a row, for grids that count tokens and for grids that count stored rows.
@@ -43,19 +42,19 @@ impl Quantisation {
     pub(crate) unsafe fn new(
         problem: &AttentionProblem<'_>,
         buffers: &Buffers<'_>,
-        of: &ScaleOffset,
+        tensors: &ScaleOffset,
         heads: usize,
         dim: usize,
     ) -> Self {
         // SAFETY: the caller keeps this contract, for both.
         let scales = |grid: &Grid| unsafe { ScaleGrid::new(buffers, grid, heads, dim) };
-        let counts = of.scale.counts;
+        let counts = tensors.scale.counts;
         Quantisation {
-            scale: scales(&of.scale),
-            offset: of.offset.as_ref().map(scales),
+            scale: scales(&tensors.scale),
+            offset: tensors.offset.as_ref().map(scales),
             counts,
             before: match counts {
-                Counts::Concatenated => problem.groups_before(&of.scale),
+                Counts::Concatenated => problem.groups_before(&tensors.scale),
                 Counts::Tokens | Counts::Stored => Vec::new(),
             },
         }
@@ -69,12 +68,12 @@ impl Quantisation {
 
     /// The position of a row in the grids.
     #[inline(always)]
-    fn at(&self, at: ScalePosition, head: usize) -> (usize, usize, usize) {
+    fn grid_row(&self, position: ScalePosition, head: usize) -> (usize, usize, usize) {
         let (batch, row) = match self.counts {
-            Counts::Tokens => at.sequence,
-            Counts::Stored => at.stored,
+            Counts::Tokens => position.sequence,
+            Counts::Stored => position.stored,
             Counts::Concatenated => {
-                let (sequence, token) = at.sequence;
+                let (sequence, token) = position.sequence;
                 (self.before.get(sequence).copied().unwrap_or(0), token)
             }
         };
@@ -87,14 +86,14 @@ impl Quantisation {
     pub(crate) fn dequantise<S: Simd>(
         &self,
         simd: S,
-        at: ScalePosition,
+        position: ScalePosition,
         head: usize,
         (out, step, dim): (&mut [Vector], usize, usize),
         nonfinite: &mut S::Register,
     ) {
-        let at = self.at(at, head);
-        let scale = self.scale.row_entry(at);
-        let offset = self.offset.as_ref().map(|it| it.row_entry(at));
+        let row = self.grid_row(position, head);
+        let scale = self.scale.row_entry(row);
+        let offset = self.offset.as_ref().map(|it| it.row_entry(row));
         for (i, out) in out
             .iter_mut()
             .step_by(step)
@@ -102,12 +101,12 @@ impl Quantisation {
             .enumerate()
         {
             if let (Some(offsets), Some(offset)) = (&self.offset, offset) {
-                let offset = offsets.vector(at, i, offset);
+                let offset = offsets.vector(row, i, offset);
                 for l in 0..WIDTH {
                     out[l] += offset[l];
                 }
             }
-            let scale = self.scale.vector(at, i, scale);
+            let scale = self.scale.vector(row, i, scale);
             let value = simd.multiply(simd.load(out), simd.load(&scale));
             simd.store(value, out);
             // The rest of the last vector stays zeros.
@@ -119,16 +118,16 @@ impl Quantisation {
     }
 
     /// Scale and offset of a row; either is 0 unless all elements of the row share it.
-    pub(crate) fn of_row(&self, at: ScalePosition, head: usize) -> (f32, f32) {
-        let at = self.at(at, head);
-        let scale = self.scale.row_entry(at);
+    pub(crate) fn of_row(&self, position: ScalePosition, head: usize) -> (f32, f32) {
+        let row = self.grid_row(position, head);
+        let scale = self.scale.row_entry(row);
         let offset = self.offset.as_ref();
-        (scale, offset.map_or(0.0, |it| it.row_entry(at)))
+        (scale, offset.map_or(0.0, |it| it.row_entry(row)))
     }
 
     /// Scales and offsets of a head's channels.
-    pub(crate) fn of_head(&self, head: usize) -> PerChannelOrToken<'_> {
-        PerChannelOrToken {
+    pub(crate) fn of_head(&self, head: usize) -> ChannelOrTokenScales<'_> {
+        ChannelOrTokenScales {
             scales: self.scale.of_head(head),
             offsets: self.offset.as_ref().map(|it| it.of_head(head)),
         }
@@ -137,16 +136,16 @@ impl Quantisation {
     /// Quantises the values of a row, without rounding them.
     #[inline(always)]
     pub(crate) fn quantise(&self, head: usize, values: &mut [Vector]) {
-        let at = (0, head, 0);
-        let scale = self.scale.row_entry(at);
-        let offset = self.offset.as_ref().map(|it| it.row_entry(at));
+        let row = (0, head, 0);
+        let scale = self.scale.row_entry(row);
+        let offset = self.offset.as_ref().map(|it| it.row_entry(row));
         for (i, values) in values.iter_mut().enumerate() {
-            let scale = self.scale.vector(at, i, scale);
+            let scale = self.scale.vector(row, i, scale);
             for l in 0..WIDTH {
                 values[l] *= scale[l];
             }
             if let (Some(offsets), Some(offset)) = (&self.offset, offset) {
-                let offset = offsets.vector(at, i, offset);
+                let offset = offsets.vector(row, i, offset);
                 for l in 0..WIDTH {
                     values[l] += offset[l];
                 }

@@ -2,7 +2,7 @@
 
 use crate::host_memory::{HostMemoryExhausted, try_with_capacity};
 use crate::kernel::Buffers;
-use crate::kernel::dequantise::scalars::ScalarTensor;
+use crate::kernel::dequantise::scale_grid::ScalarTensor;
 use ascend_spec::attention_problem::{AttentionProblem, Pages};
 use std::fmt;
 

@@ -3,11 +3,11 @@
 pub(crate) mod block_table;
 pub(crate) mod tile_rows;
 
+use super::SUB_TILE_KEYS;
 use super::dequantise::{Quantisation, ScalePosition};
 use super::prefetch::{PrefetchRows, TilePrefetch};
 use super::simd::{Simd, Vector, WIDTH};
 use super::tensor::input::{InPlaceElement, InputTensor, clear};
-use super::tile::SUB_TILE_KEYS;
 use block_table::BlockIds;
 use half::{bf16, f16};
 use std::ops::Range;
@@ -98,7 +98,7 @@ impl KeyValues {
     /// The position of a key's row; `None` if the cache does not have its block.
     #[inline(always)]
     fn position(&self, key: usize) -> Option<RowPosition> {
-        let at = |in_prefix, batch, row, token| RowPosition {
+        let position_at = |in_prefix, batch, row, token| RowPosition {
             in_prefix,
             batch,
             row,
@@ -108,7 +108,7 @@ impl KeyValues {
             },
         };
         if key < self.prefix {
-            return Some(at(true, 0, key, key));
+            return Some(position_at(true, 0, key, key));
         }
         let own = key - self.prefix;
         Some(match &self.storage {
@@ -116,10 +116,10 @@ impl KeyValues {
                 batch,
                 first,
                 position,
-            } => at(false, *batch, first + own, position + own),
+            } => position_at(false, *batch, first + own, position + own),
             Storage::Pages(blocks) => {
                 let (block, row) = blocks.find(own)?;
-                at(false, block, row, own)
+                position_at(false, block, row, own)
             }
         })
     }
@@ -304,8 +304,8 @@ impl KvTensor {
         } else {
             &self.own
         };
-        let at = (position.batch, head, position.row);
-        tensor.read(simd, at, 0..self.dim, out, step, nonfinite);
+        let row = (position.batch, head, position.row);
+        tensor.read(simd, row, 0..self.dim, out, step, nonfinite);
         if let Some(quantisation) = quantisation {
             let row = (&mut *out, step, self.dim);
             quantisation.dequantise(simd, position.scale, head, row, nonfinite);
@@ -315,7 +315,7 @@ impl KvTensor {
             if position.in_prefix {
                 clear(out, step, dim.div_ceil(WIDTH));
             } else {
-                rope.read(simd, at, 0..dim, out, step, nonfinite);
+                rope.read(simd, row, 0..dim, out, step, nonfinite);
             }
         }
     }

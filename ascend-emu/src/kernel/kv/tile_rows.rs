@@ -3,7 +3,7 @@
 use crate::kernel::dequantise::in_registers::HeadDequantise;
 use crate::kernel::prefetch::PrefetchRows;
 use crate::kernel::simd::{Simd, Vector, WIDTH};
-use crate::kernel::tensor::element::Element;
+use crate::kernel::tensor::Element;
 
 /// The rows of a tile, read vector by vector.
 pub(crate) trait TileRows: Copy {

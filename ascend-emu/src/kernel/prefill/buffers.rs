@@ -1,13 +1,13 @@
 //! The buffers of a query block, in the working memory of a thread.
 
 use super::{LANE_GROUPS, QUERY_TILES, QueryBlock, TILE_QUERIES};
+use crate::kernel::TILE_KEYS;
 use crate::kernel::prefetch::TilePrefetch;
 use crate::kernel::scratch::{Scratch, take};
 use crate::kernel::simd::{Vector, WIDTH};
-use crate::kernel::tile::TILE_KEYS;
 use crate::kernel::tile_load::tile_vectors;
 use crate::kernel::visibility::HiddenLanes;
-use crate::kernel::visibility::window::{MaskWindow, WINDOW_KEYS};
+use crate::kernel::visibility::{MaskWindow, WINDOW_KEYS};
 use std::ops::Range;
 
 /// Which keys of a KV tile a query tile sees, for each of its lane groups. Keys count from the first of the KV tile.

@@ -27,14 +27,14 @@ mod buffers;
 mod products;
 mod softmax;
 
+use super::TILE_KEYS;
 use super::attention::Attention;
-use super::dropout::DropMask;
+use super::attention::{Task, TaskContext};
+use super::mask::DropMask;
 use super::online_softmax::OnlineSoftmax;
 use super::prefetch::TilePrefetch;
 use super::sequence::Sequence;
 use super::simd::{Kernel, Simd, WIDTH, all_finite};
-use super::task::{Task, TaskContext};
-use super::tile::TILE_KEYS;
 use super::tile_load::{Destination, TileLoad};
 use super::visibility::{Lanes, find_visible};
 use ascend_spec::Tile;
@@ -317,8 +317,8 @@ impl QueryBlock<'_> {
                 });
                 if let Some(dropout) = &attention.dropout {
                     let queries = self.queries(first_group + lane_group);
-                    let of = (dropout, lane_group, queries, visible);
-                    self.drop_weights(&mut query_tile, of, first);
+                    let weights = (dropout, lane_group, queries, visible);
+                    self.drop_weights(&mut query_tile, weights, first);
                 }
             }
             simd.outline(Outputs {

@@ -10,8 +10,8 @@
 
 use super::buffers::QueryTile;
 use super::{LANE_GROUPS, TILE_QUERIES};
+use crate::kernel::TILE_KEYS;
 use crate::kernel::simd::{Kernel, Shape, Simd, Vector, WIDTH};
-use crate::kernel::tile::TILE_KEYS;
 use crate::kernel::tile_load::{PITCH, SLICE, tile_index};
 use std::ops::Range;
 
@@ -102,14 +102,14 @@ fn score_slice<S: Simd, const ROWS: usize>(
     for first in (keys.start / ROWS * ROWS..keys.end).step_by(ROWS) {
         let lane_groups = active(visible, first..first + ROWS);
         query_tile.prefetch.prefetch_share();
-        let mut at = (first, lane_groups.start);
+        let mut start = (first, lane_groups.start);
         match (S::SHAPE, lane_groups.len()) {
-            (Shape::Wide, 3) => score_rows::<S, ROWS, 3>(simd, query_tile, vectors, along, at),
-            (Shape::Wide, 2) => score_rows::<S, ROWS, 2>(simd, query_tile, vectors, along, at),
+            (Shape::Wide, 3) => score_rows::<S, ROWS, 3>(simd, query_tile, vectors, along, start),
+            (Shape::Wide, 2) => score_rows::<S, ROWS, 2>(simd, query_tile, vectors, along, start),
             _ => {
                 for lane_group in lane_groups {
-                    at.1 = lane_group;
-                    score_rows::<S, ROWS, 1>(simd, query_tile, vectors, along, at);
+                    start.1 = lane_group;
+                    score_rows::<S, ROWS, 1>(simd, query_tile, vectors, along, start);
                 }
             }
         }
@@ -150,14 +150,14 @@ fn score_rows<S: Simd, const ROWS: usize, const COLUMNS: usize>(
         }
         for first in (0..WIDTH).step_by(UNROLL) {
             for d in first..first + UNROLL {
-                let mut of = [simd.splat(0.0); COLUMNS];
+                let mut columns = [simd.splat(0.0); COLUMNS];
                 for c in 0..COLUMNS {
-                    of[c] = simd.load(&across[c][d]);
+                    columns[c] = simd.load(&across[c][d]);
                 }
                 for r in 0..ROWS {
                     let key = simd.splat(key[r][d]);
                     for c in 0..COLUMNS {
-                        products[r][c] = simd.mul_add(key, of[c], products[r][c]);
+                        products[r][c] = simd.mul_add(key, columns[c], products[r][c]);
                     }
                 }
             }
@@ -240,12 +240,12 @@ fn output_queries<S: Simd, const ROWS: usize, const COLUMNS: usize>(
         };
         let last_group = ((query + rows - 1) / WIDTH).min(visible.len() - 1);
         let keys = union(&visible[query / WIDTH..=last_group]);
-        let at = (query, column);
+        let place = (query, column);
         match (keys.is_empty(), finite, rows) {
             (true, ..) => {}
-            (_, false, _) => outputs_skipping_zero_weights(query_tile, at, rows, &keys),
-            (_, _, 4) => output_columns::<S, 4, COLUMNS>(simd, query_tile, at, &keys),
-            _ => output_columns::<S, ROWS, COLUMNS>(simd, query_tile, at, &keys),
+            (_, false, _) => outputs_skipping_zero_weights(query_tile, place, rows, &keys),
+            (_, _, 4) => output_columns::<S, 4, COLUMNS>(simd, query_tile, place, &keys),
+            _ => output_columns::<S, ROWS, COLUMNS>(simd, query_tile, place, &keys),
         }
         query += rows;
         query_tile.prefetch.prefetch_share();
@@ -278,14 +278,14 @@ fn output_columns<S: Simd, const ROWS: usize, const COLUMNS: usize>(
     let (weights, _) = weights.as_chunks::<TILE_QUERIES>();
     for (weights, row) in weights.iter().zip(values) {
         let (weights, row) = (&weights[query..][..ROWS], &row[within..][..COLUMNS]);
-        let mut of = [simd.splat(0.0); COLUMNS];
+        let mut columns = [simd.splat(0.0); COLUMNS];
         for c in 0..COLUMNS {
-            of[c] = simd.load(&row[c]);
+            columns[c] = simd.load(&row[c]);
         }
         for r in 0..ROWS {
             let weight = simd.splat(weights[r]);
             for c in 0..COLUMNS {
-                sums[r][c] = simd.mul_add(weight, of[c], sums[r][c]);
+                sums[r][c] = simd.mul_add(weight, columns[c], sums[r][c]);
             }
         }
     }

@@ -6,7 +6,7 @@
 use super::LANE_GROUPS;
 use super::buffers::QueryTile;
 use crate::kernel::attention::Attention;
-use crate::kernel::exp2::exp2;
+use crate::kernel::online_softmax::exp2;
 use crate::kernel::online_softmax::weights;
 use crate::kernel::simd::{Kernel, Simd, WIDTH};
 use crate::kernel::visibility::HiddenLanes;

@@ -248,7 +248,7 @@ impl Simd for Avx2 {
                     };
                 }
                 for k in 0..4 {
-                    // SAFETY: as above.
+                    // SAFETY: `self` exists, so the processor has AVX.
                     unsafe {
                         eight[k] = _mm256_permute2f128_ps::<0x20>(fours[0][k], fours[1][k]);
                         eight[4 + k] = _mm256_permute2f128_ps::<0x31>(fours[0][k], fours[1][k]);

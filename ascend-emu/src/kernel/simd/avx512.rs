@@ -89,43 +89,43 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as above.
+        // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe { _mm512_add_ps(a, b) }
     }
 
     #[inline(always)]
     fn subtract(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as above.
+        // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe { _mm512_sub_ps(a, b) }
     }
 
     #[inline(always)]
     fn multiply(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as above.
+        // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe { _mm512_mul_ps(a, b) }
     }
 
     #[inline(always)]
     fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: as above.
+        // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
 
     #[inline(always)]
     fn larger(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as above. The instruction gives `b` where either is NaN.
+        // SAFETY: `self` exists, so the processor has AVX-512. The instruction gives `b` where either is NaN.
         unsafe { _mm512_max_ps(a, b) }
     }
 
     #[inline(always)]
     fn powers_of_two(self, numbers: __m512) -> __m512 {
-        // SAFETY: as above.
+        // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(numbers))) }
     }
 
     #[inline(always)]
     fn hide(self, x: __m512, lanes: u16) -> __m512 {
-        // SAFETY: as above.
+        // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe { _mm512_mask_blend_ps(lanes, x, _mm512_set1_ps(f32::NEG_INFINITY)) }
     }
 
@@ -156,7 +156,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn horizontal_sums_of_four(self, four: [__m512; 4]) -> [f32; 4] {
-        // SAFETY: as above; both transmuted types are 16 bytes of plain bits.
+        // SAFETY: `self` exists, so the processor has AVX-512; both transmuted types are 16 bytes of plain bits.
         unsafe {
             let low = _mm256_hadd_ps(halves(four[0]), halves(four[1]));
             let high = _mm256_hadd_ps(halves(four[2]), halves(four[3]));
@@ -175,7 +175,7 @@ impl Simd for Avx512 {
     fn horizontal_sums(self, sums: [__m512; WIDTH]) -> Vector {
         let mut fours = [self.zero_sum(); 4];
         for (four, sums) in fours.iter_mut().zip(sums.as_chunks::<4>().0) {
-            // SAFETY: as above.
+            // SAFETY: `self` exists, so the processor has AVX-512.
             *four = unsafe {
                 let [a, b, c, d] = *sums;
                 let low = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -187,7 +187,7 @@ impl Simd for Avx512 {
                 )
             };
         }
-        // SAFETY: as above.
+        // SAFETY: `self` exists, so the processor has AVX-512.
         let halves = |a, b| unsafe {
             _mm512_add_ps(
                 _mm512_shuffle_f32x4::<EVEN>(a, b),
@@ -205,7 +205,7 @@ impl Simd for Avx512 {
     fn transpose(self, rows: &[Vector; WIDTH]) -> [Vector; WIDTH] {
         let mut fours = [[self.splat(0.0); 4]; 4];
         for (g, four) in fours.iter_mut().enumerate() {
-            // SAFETY: as above.
+            // SAFETY: `self` exists, so the processor has AVX-512.
             *four = unsafe {
                 let a = self.load(&rows[4 * g]);
                 let b = self.load(&rows[4 * g + 1]);
@@ -225,7 +225,7 @@ impl Simd for Avx512 {
         }
         let mut columns = [[0.0; WIDTH]; WIDTH];
         for k in 0..4 {
-            // SAFETY: as above.
+            // SAFETY: `self` exists, so the processor has AVX-512.
             let quarters = unsafe {
                 let even = _mm512_shuffle_f32x4::<EVEN>(fours[0][k], fours[1][k]);
                 let odd = _mm512_shuffle_f32x4::<ODD>(fours[0][k], fours[1][k]);
@@ -249,7 +249,7 @@ impl Simd for Avx512 {
     fn widen_f16(self, bits: &[u16; WIDTH]) -> __m512 {
         // With the current rounding direction (an exact conversion needs none) the conversion may read memory itself,
         // which leaves an arithmetic unit free.
-        // SAFETY: as above; the transmuted types are 32 bytes of plain bits.
+        // SAFETY: `self` exists, so the processor has AVX-512; the transmuted types are 32 bytes of plain bits.
         unsafe {
             _mm512_cvt_roundph_ps::<_MM_FROUND_CUR_DIRECTION>(transmute::<[u16; WIDTH], __m256i>(
                 *bits,
@@ -259,7 +259,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn narrow_f16(self, register: __m512) -> [u16; WIDTH] {
-        // SAFETY: as above; the transmuted types are 32 bytes of plain bits.
+        // SAFETY: `self` exists, so the processor has AVX-512; the transmuted types are 32 bytes of plain bits.
         unsafe {
             transmute::<__m256i, [u16; WIDTH]>(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(
                 register,
@@ -269,7 +269,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn widen_bf16(self, bits: &[u16; WIDTH]) -> __m512 {
-        // SAFETY: as above; the transmuted types are 32 bytes of plain bits.
+        // SAFETY: `self` exists, so the processor has AVX-512; the transmuted types are 32 bytes of plain bits.
         unsafe {
             let bits = transmute::<[u16; WIDTH], __m256i>(*bits);
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
@@ -278,7 +278,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn round_bf16(self, value: __m512) -> __m512 {
-        // SAFETY: as above.
+        // SAFETY: `self` exists, so the processor has AVX-512.
         unsafe {
             let bits = _mm512_castps_si512(value);
             let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
@@ -292,7 +292,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn widen_i8(self, values: &[i8; WIDTH]) -> __m512 {
-        // SAFETY: as above; the transmuted types are 16 bytes of plain bits.
+        // SAFETY: `self` exists, so the processor has AVX-512; the transmuted types are 16 bytes of plain bits.
         unsafe {
             let bytes = transmute::<[i8; WIDTH], __m128i>(*values);
             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))

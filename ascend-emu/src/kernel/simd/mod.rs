@@ -16,7 +16,6 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod half_bits;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
@@ -118,8 +117,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn horizontal_sums(self, sums: [Self::Sum; WIDTH]) -> Vector {
         let mut totals = [0.0; WIDTH];
-        let (of, _) = sums.as_chunks::<4>();
-        for (totals, four) in totals.as_chunks_mut::<4>().0.iter_mut().zip(of) {
+        let (fours, _) = sums.as_chunks::<4>();
+        for (totals, four) in totals.as_chunks_mut::<4>().0.iter_mut().zip(fours) {
             *totals = self.horizontal_sums_of_four(*four);
         }
         totals
@@ -348,12 +347,12 @@ mod tests {
         // Around every half, and around the middle between it and the next one.
         let mut values = Vec::new();
         for bits in 0..=u16::MAX {
-            let at = f16::from_bits(bits).to_f32();
+            let lower = f16::from_bits(bits).to_f32();
             let next = f16::from_bits(bits.wrapping_add(1)).to_f32();
-            let middle = ((f64::from(at) + f64::from(next)) / 2.0) as f32;
+            let middle = ((f64::from(lower) + f64::from(next)) / 2.0) as f32;
             values.extend([
-                at,
-                at.next_up(),
+                lower,
+                lower.next_up(),
                 middle.next_down(),
                 middle,
                 middle.next_up(),

@@ -1,6 +1,6 @@
 //! NEON, which every AArch64 processor has.
 
-use super::half_bits::{half_to_single, single_to_half};
+use super::portable::{half_to_single, single_to_half};
 use super::{Kernel, Shape, Simd, Vector, WIDTH};
 use core::arch::aarch64::{
     float32x4_t, vaddq_f32, vaddvq_f32, vbslq_f32, vcgtq_f32, vdupq_n_f32, vfmaq_f32, vmulq_f32,
@@ -53,37 +53,37 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn add(self, a: Four, b: Four) -> Four {
-        // SAFETY: as above.
+        // SAFETY: `self` exists, so the processor has NEON.
         each(|i| unsafe { vaddq_f32(a[i], b[i]) })
     }
 
     #[inline(always)]
     fn subtract(self, a: Four, b: Four) -> Four {
-        // SAFETY: as above.
+        // SAFETY: `self` exists, so the processor has NEON.
         each(|i| unsafe { vsubq_f32(a[i], b[i]) })
     }
 
     #[inline(always)]
     fn multiply(self, a: Four, b: Four) -> Four {
-        // SAFETY: as above.
+        // SAFETY: `self` exists, so the processor has NEON.
         each(|i| unsafe { vmulq_f32(a[i], b[i]) })
     }
 
     #[inline(always)]
     fn mul_add(self, a: Four, b: Four, c: Four) -> Four {
-        // SAFETY: as above.
+        // SAFETY: `self` exists, so the processor has NEON.
         each(|i| unsafe { vfmaq_f32(c[i], a[i], b[i]) })
     }
 
     #[inline(always)]
     fn larger(self, a: Four, b: Four) -> Four {
-        // SAFETY: as above.
+        // SAFETY: `self` exists, so the processor has NEON.
         each(|i| unsafe { vbslq_f32(vcgtq_f32(a[i], b[i]), a[i], b[i]) })
     }
 
     #[inline(always)]
     fn powers_of_two(self, numbers: Four) -> Four {
-        // SAFETY: as above.
+        // SAFETY: `self` exists, so the processor has NEON.
         each(|i| unsafe {
             vreinterpretq_f32_s32(vshlq_n_s32::<23>(vreinterpretq_s32_f32(numbers[i])))
         })
@@ -117,7 +117,7 @@ impl Simd for Neon {
             for r in 0..QUERIES {
                 let query = self.load(&queries[r])[quarter];
                 for j in 0..KEYS {
-                    // SAFETY: as above.
+                    // SAFETY: `self` exists, so the processor has NEON.
                     sums[j][r] = unsafe { vfmaq_f32(sums[j][r], query, keys[j][quarter]) };
                 }
             }
@@ -126,7 +126,7 @@ impl Simd for Neon {
 
     #[inline(always)]
     fn horizontal_sums_of_four(self, four: [float32x4_t; 4]) -> [f32; 4] {
-        // SAFETY: as above.
+        // SAFETY: `self` exists, so the processor has NEON.
         four.map(|sum| unsafe { vaddvq_f32(sum) })
     }
 

@@ -1,7 +1,7 @@
 //! Input tensors of any element type, read by the row.
 
-use super::element::Element;
-use super::strided::{ReadTensor, Sizes, Strided};
+use super::Element;
+use super::strided::{ReadTensor, Sizes, StridedTensor};
 use crate::kernel::simd::{Kernel, Simd, Vector, WIDTH};
 use ascend_spec::DType;
 use ascend_spec::attention_problem::Rows;
@@ -103,15 +103,15 @@ impl InputTensor {
     pub(crate) fn read<S: Simd>(
         &self,
         simd: S,
-        at: (usize, usize, usize),
+        row: (usize, usize, usize),
         columns: Range<usize>,
         out: &mut [Vector],
         step: usize,
         nonfinite: &mut S::Register,
     ) {
         let seen = simd.outline(ReadRow {
-            of: self,
-            at,
+            tensor: self,
+            row,
             columns,
             out,
             step,
@@ -123,8 +123,8 @@ impl InputTensor {
 /// Reads a row of any type. Returns NaN in some lane if an element is not finite, and zeros otherwise. Compiled once
 /// for all callers, because there are many of them.
 struct ReadRow<'a> {
-    of: &'a InputTensor,
-    at: (usize, usize, usize),
+    tensor: &'a InputTensor,
+    row: (usize, usize, usize),
     columns: Range<usize>,
     out: &'a mut [Vector],
     step: usize,
@@ -136,21 +136,21 @@ impl Kernel for ReadRow<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Vector {
         let ReadRow {
-            of,
-            at,
+            tensor,
+            row,
             columns,
             out,
             step,
         } = self;
         let nonfinite = &mut simd.splat(0.0);
-        match of {
-            InputTensor::F32(tensor) => tensor.read(simd, at, columns, out, step, nonfinite),
-            InputTensor::F16(tensor) => tensor.read(simd, at, columns, out, step, nonfinite),
-            InputTensor::Bf16(tensor) => tensor.read(simd, at, columns, out, step, nonfinite),
-            InputTensor::Int8(tensor) => tensor.read(simd, at, columns, out, step, nonfinite),
-            InputTensor::E4m3(tensor) => tensor.read(simd, at, columns, out, step, nonfinite),
-            InputTensor::HiFloat8(tensor) => tensor.read(simd, at, columns, out, step, nonfinite),
-            InputTensor::FourBit(tensor) => tensor.read(at, columns, out, step),
+        match tensor {
+            InputTensor::F32(tensor) => tensor.read(simd, row, columns, out, step, nonfinite),
+            InputTensor::F16(tensor) => tensor.read(simd, row, columns, out, step, nonfinite),
+            InputTensor::Bf16(tensor) => tensor.read(simd, row, columns, out, step, nonfinite),
+            InputTensor::Int8(tensor) => tensor.read(simd, row, columns, out, step, nonfinite),
+            InputTensor::E4m3(tensor) => tensor.read(simd, row, columns, out, step, nonfinite),
+            InputTensor::HiFloat8(tensor) => tensor.read(simd, row, columns, out, step, nonfinite),
+            InputTensor::FourBit(tensor) => tensor.read(row, columns, out, step),
             InputTensor::Absent => clear(out, step, columns.len().div_ceil(WIDTH)),
         }
         let mut seen = [0.0; WIDTH];
@@ -212,15 +212,10 @@ pub(crate) fn clear(out: &mut [Vector], step: usize, count: usize) {
 /// A tensor of `INT4` or `FLOAT4_E2M1`: two elements to a byte, the first in the low half.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FourBitTensor {
-    grid: Strided<u8>,
+    grid: StridedTensor<u8>,
     /// Whether the elements are `FLOAT4_E2M1`.
     floats: bool,
 }
-
-// SAFETY: the address is only read through, which the contract of `new` allows on any thread.
-unsafe impl Send for FourBitTensor {}
-// SAFETY: as above.
-unsafe impl Sync for FourBitTensor {}
 
 impl FourBitTensor {
     /// The tensor at `base`.
@@ -229,34 +224,35 @@ impl FourBitTensor {
     ///
     /// As for [`InputTensor::new`].
     unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes, floats: bool) -> Self {
-        // `Strided` checks that addresses do not overflow as if elements were whole bytes, which is on the safe side.
-        let grid = Strided::new(base.cast_mut(), rows, sizes);
+        // `StridedTensor` checks that addresses do not overflow as if elements were whole bytes: on the safe side.
+        let grid = StridedTensor::new(base.cast_mut(), rows, sizes);
         FourBitTensor { grid, floats }
     }
 
-    /// As [`InputTensor::read`], but the elements are always finite.
+    /// Widens the elements `columns` of a row: vector `i` of them goes to `out[i * step]`, the last one padded with
+    /// zeros. All elements are finite.
     #[inline(always)]
     fn read(
         &self,
-        at: (usize, usize, usize),
+        row: (usize, usize, usize),
         columns: Range<usize>,
         out: &mut [Vector],
         step: usize,
     ) {
         if self.floats {
             let value = |high: u8| Float4E2M1::from_bits(high >> 4).to_f32();
-            self.read_as(at, columns, out, step, value);
+            self.read_as(row, columns, out, step, value);
         } else {
             let value = |high: u8| f32::from(high.cast_signed() >> 4);
-            self.read_as(at, columns, out, step, value);
+            self.read_as(row, columns, out, step, value);
         }
     }
 
-    /// As [`FourBitTensor::read`], but `value` computes an element's value from the upper half of a byte.
+    /// Reads as [`FourBitTensor::read`] does; `value` computes an element's value from the upper half of a byte.
     #[inline(always)]
     fn read_as(
         &self,
-        at: (usize, usize, usize),
+        row: (usize, usize, usize),
         columns: Range<usize>,
         out: &mut [Vector],
         step: usize,
@@ -264,16 +260,16 @@ impl FourBitTensor {
     ) {
         let grid = &self.grid;
         assert!(columns.end <= grid.sizes().dim, "no such column");
-        let first = grid.first(at);
+        let first = grid.first(row);
         let base = grid.base().cast_const();
-        for (at, out) in columns
+        for (column, out) in columns
             .clone()
             .step_by(WIDTH)
             .zip(out.iter_mut().step_by(step))
         {
-            let index = first.wrapping_add(grid.column(at));
-            if grid.is_dense() && index & 1 == 0 && at + WIDTH <= columns.end {
-                // SAFETY: as below; the bytes of elements that are contiguous.
+            let index = first.wrapping_add(grid.column(column));
+            if grid.is_dense() && index & 1 == 0 && column + WIDTH <= columns.end {
+                // SAFETY: the row and the columns exist, as checked, and are contiguous.
                 let bytes = unsafe {
                     base.wrapping_offset(index >> 1)
                         .cast::<[u8; WIDTH / 2]>()
@@ -290,7 +286,7 @@ impl FourBitTensor {
                 continue;
             }
             *out = [0.0; WIDTH];
-            for (out, d) in out.iter_mut().zip(at..columns.end) {
+            for (out, d) in out.iter_mut().zip(column..columns.end) {
                 let index = first.wrapping_add(grid.column(d));
                 // SAFETY: the row and the column exist, as checked, and may be read by the contract of `new`.
                 let byte = unsafe { base.wrapping_offset(index >> 1).read() };

@@ -23,6 +23,20 @@ pub(crate) enum OutputTensor {
     HiFloat8(WriteTensor<HiFloat8>, Option<Box<Quantisation>>),
 }
 
+/// Does the same for tensors of each type.
+macro_rules! each_type {
+    ($out:expr, $tensor:ident => $result:expr) => {
+        match $out {
+            OutputTensor::F32($tensor) => $result,
+            OutputTensor::F16($tensor) => $result,
+            OutputTensor::Bf16($tensor) => $result,
+            OutputTensor::Int8($tensor, _) => $result,
+            OutputTensor::E4m3($tensor, _) => $result,
+            OutputTensor::HiFloat8($tensor, _) => $result,
+        }
+    };
+}
+
 impl OutputTensor {
     /// The tensor at `base`.
     ///
@@ -60,14 +74,7 @@ impl OutputTensor {
 
     /// Whether no two elements share memory, so that threads may write different rows at once.
     pub(crate) fn is_disjoint(&self) -> bool {
-        match self {
-            OutputTensor::F32(tensor) => tensor.is_disjoint(),
-            OutputTensor::F16(tensor) => tensor.is_disjoint(),
-            OutputTensor::Bf16(tensor) => tensor.is_disjoint(),
-            OutputTensor::Int8(tensor, _) => tensor.is_disjoint(),
-            OutputTensor::E4m3(tensor, _) => tensor.is_disjoint(),
-            OutputTensor::HiFloat8(tensor, _) => tensor.is_disjoint(),
-        }
+        each_type!(self, tensor => tensor.is_disjoint())
     }
 
     /// Writes a row, rounded to the element type. Quantises it in place first, unless the row was not computed.
@@ -75,7 +82,7 @@ impl OutputTensor {
     pub(crate) fn write_row<S: Simd>(
         &self,
         simd: S,
-        at: (usize, usize, usize),
+        row: (usize, usize, usize),
         values: &mut [Vector],
         computed: bool,
     ) {
@@ -86,15 +93,8 @@ impl OutputTensor {
             OutputTensor::F32(_) | OutputTensor::F16(_) | OutputTensor::Bf16(_) => None,
         };
         if let Some(quantisation) = quantisation.filter(|_| computed) {
-            quantisation.quantise(at.1, values);
+            quantisation.quantise(row.1, values);
         }
-        match self {
-            OutputTensor::F32(tensor) => tensor.write_row(simd, at, values),
-            OutputTensor::F16(tensor) => tensor.write_row(simd, at, values),
-            OutputTensor::Bf16(tensor) => tensor.write_row(simd, at, values),
-            OutputTensor::Int8(tensor, _) => tensor.write_row(simd, at, values),
-            OutputTensor::E4m3(tensor, _) => tensor.write_row(simd, at, values),
-            OutputTensor::HiFloat8(tensor, _) => tensor.write_row(simd, at, values),
-        }
+        each_type!(self, tensor => tensor.write_row(simd, row, values));
     }
 }

@@ -4,7 +4,7 @@
 //! formed: the addresses come from C programs, so they need not be aligned, and other streams of a faulty program may
 //! write the memory while it is read.
 
-use super::element::Element;
+use super::Element;
 use crate::kernel::simd::{Simd, Vector, WIDTH};
 use ascend_spec::attention_problem::Rows;
 use ascend_spec::{Extents, View};
@@ -41,20 +41,20 @@ impl Sizes {
 }
 
 impl From<Extents> for Sizes {
-    fn from(of: Extents) -> Self {
+    fn from(extents: Extents) -> Self {
         let count = |n: i64| usize::try_from(n).unwrap_or(0);
         Sizes {
-            batch: count(of.batch),
-            heads: count(of.heads),
-            rows: count(of.rows),
-            dim: count(of.dim),
+            batch: count(extents.batch),
+            heads: count(extents.heads),
+            rows: count(extents.rows),
+            dim: count(extents.dim),
         }
     }
 }
 
 /// A tensor whose rows are placed by a [`View`].
 #[derive(Debug)]
-pub(crate) struct Strided<T> {
+pub(crate) struct StridedTensor<T> {
     base: *mut T,
     view: View,
     /// Number of contiguous elements in an NZ cache, a multiple of [`WIDTH`]; 0 for rows that are not cut into
@@ -65,15 +65,20 @@ pub(crate) struct Strided<T> {
     dense: bool,
 }
 
-impl<T> Clone for Strided<T> {
+impl<T> Clone for StridedTensor<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Strided<T> {}
+impl<T> Copy for StridedTensor<T> {}
 
-impl<T> Strided<T> {
+// SAFETY: the type only computes addresses. Types that access them have a contract for every thread.
+unsafe impl<T> Send for StridedTensor<T> {}
+// SAFETY: the type only computes addresses. Types that access them have a contract for every thread.
+unsafe impl<T> Sync for StridedTensor<T> {}
+
+impl<T> StridedTensor<T> {
     pub(crate) fn new(base: *mut u8, rows: &Rows, sizes: Sizes) -> Self {
         let view = rows.view;
         let lanes = if rows.lanes.is_multiple_of(WIDTH) && sizes.dim.is_multiple_of(WIDTH) {
@@ -97,7 +102,7 @@ impl<T> Strided<T> {
         } else {
             Sizes { rows: 0, ..sizes }
         };
-        Strided {
+        StridedTensor {
             base: base.cast(),
             view,
             lanes,
@@ -182,19 +187,14 @@ impl<T> Strided<T> {
 
     /// Address of the first element of a row, which must exist.
     #[inline(always)]
-    fn row(&self, at: (usize, usize, usize)) -> *mut T {
-        self.base.wrapping_offset(self.first(at))
+    fn row(&self, row: (usize, usize, usize)) -> *mut T {
+        self.base.wrapping_offset(self.first(row))
     }
 }
 
 /// A tensor that is read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ReadTensor<T>(Strided<T>);
-
-// SAFETY: the address is only read through, which the contract of `new` allows on any thread.
-unsafe impl<T: Element> Send for ReadTensor<T> {}
-// SAFETY: as above.
-unsafe impl<T: Element> Sync for ReadTensor<T> {}
+pub(crate) struct ReadTensor<T>(StridedTensor<T>);
 
 impl<T: Element> ReadTensor<T> {
     /// The tensor at `base`.
@@ -203,7 +203,7 @@ impl<T: Element> ReadTensor<T> {
     ///
     /// As long as the value is used, every element of `rows` within `sizes`, counted from `base`, may be read.
     pub(crate) unsafe fn new(base: *const u8, rows: &Rows, sizes: Sizes) -> Self {
-        ReadTensor(Strided::new(base.cast_mut(), rows, sizes))
+        ReadTensor(StridedTensor::new(base.cast_mut(), rows, sizes))
     }
 
     pub(crate) fn sizes(&self) -> Sizes {
@@ -237,14 +237,14 @@ impl<T: Element> ReadTensor<T> {
     pub(crate) fn read<S: Simd>(
         &self,
         simd: S,
-        at: (usize, usize, usize),
+        row: (usize, usize, usize),
         columns: Range<usize>,
         out: &mut [Vector],
         step: usize,
         nonfinite: &mut S::Register,
     ) {
         assert!(columns.end <= self.0.sizes.dim, "no such column");
-        let first = self.0.row(at).cast_const();
+        let first = self.0.row(row).cast_const();
         let mut left = columns.clone();
         let mut out = out.iter_mut().step_by(step);
         if self.0.view.dim == 1 && self.0.lanes == 0 {
@@ -252,7 +252,7 @@ impl<T: Element> ReadTensor<T> {
             let whole = columns.len() / WIDTH;
             let first = first.wrapping_add(columns.start);
             for (i, out) in (0..whole).zip(&mut out) {
-                // SAFETY: `row` checked that the row exists; the vector lies within its elements, which are
+                // SAFETY: `row` checked that the row exists; the vector is within its elements, which are
                 // contiguous and readable by the contract of `new`. No alignment is assumed.
                 let values = unsafe {
                     first
@@ -264,19 +264,20 @@ impl<T: Element> ReadTensor<T> {
             }
             left.start += whole * WIDTH;
         }
-        for (at, out) in left.clone().step_by(WIDTH).zip(out) {
-            let values = if self.0.dense && at + WIDTH <= left.end {
-                // SAFETY: as above; fractals hold whole vectors, and `columns` starts at one.
+        for (column, out) in left.clone().step_by(WIDTH).zip(out) {
+            let values = if self.0.dense && column + WIDTH <= left.end {
+                // SAFETY: the row exists, and the vector is within its elements: fractals hold whole vectors, and
+                // `columns` starts at one.
                 unsafe {
                     first
-                        .wrapping_offset(self.0.column(at))
+                        .wrapping_offset(self.0.column(column))
                         .cast::<[T; WIDTH]>()
                         .read_unaligned()
                 }
             } else {
                 let mut values = [T::ZERO; WIDTH];
-                for (value, d) in values.iter_mut().zip(at..left.end) {
-                    // SAFETY: as above, element `d` of the row.
+                for (value, d) in values.iter_mut().zip(column..left.end) {
+                    // SAFETY: `row` checked that the row exists, and it has element `d`.
                     *value = unsafe { first.wrapping_offset(self.0.column(d)).read_unaligned() };
                 }
                 values
@@ -301,12 +302,7 @@ fn widen<T: Element, S: Simd>(
 
 /// A tensor that is written.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct WriteTensor<T>(Strided<T>);
-
-// SAFETY: the address is only written through, which the contract of `new` allows on any thread.
-unsafe impl<T: Element> Send for WriteTensor<T> {}
-// SAFETY: as above.
-unsafe impl<T: Element> Sync for WriteTensor<T> {}
+pub(crate) struct WriteTensor<T>(StridedTensor<T>);
 
 impl<T: Element> WriteTensor<T> {
     /// The tensor at `base`.
@@ -316,7 +312,7 @@ impl<T: Element> WriteTensor<T> {
     /// As long as the value is used, every element of `rows` within `sizes`, counted from `base`, may be written, and
     /// no other code reads or writes them. If the tensor is not disjoint, only one thread at a time writes.
     pub(crate) unsafe fn new(base: *mut u8, rows: &Rows, sizes: Sizes) -> Self {
-        WriteTensor(Strided::new(base, rows, sizes))
+        WriteTensor(StridedTensor::new(base, rows, sizes))
     }
 
     /// Whether no two elements share memory, so that threads may write different rows at once.
@@ -331,25 +327,30 @@ impl<T: Element> WriteTensor<T> {
 
     /// Writes one row, rounded to the element type.
     #[inline(always)]
-    pub(crate) fn write_row<S: Simd>(&self, simd: S, at: (usize, usize, usize), values: &[Vector]) {
-        let first = self.0.row(at);
+    pub(crate) fn write_row<S: Simd>(
+        &self,
+        simd: S,
+        row: (usize, usize, usize),
+        values: &[Vector],
+    ) {
+        let first = self.0.row(row);
         let dim = self.dim();
         for (i, values) in values.iter().take(dim.div_ceil(WIDTH)).enumerate() {
-            let at = i * WIDTH;
+            let column = i * WIDTH;
             let narrow = T::narrow(simd, simd.load(values));
-            if self.0.dense && at + WIDTH <= dim {
-                // SAFETY: `row` checked that the row exists; the vector lies within its `dim` elements, all writable
+            if self.0.dense && column + WIDTH <= dim {
+                // SAFETY: `row` checked that the row exists; the vector is within its `dim` elements, all writable
                 // by the contract of `new`. No alignment is assumed.
                 unsafe {
                     first
-                        .wrapping_add(at)
+                        .wrapping_add(column)
                         .cast::<[T; WIDTH]>()
                         .write_unaligned(narrow)
                 };
             } else {
                 let stride = self.0.view.dim as isize;
-                for (value, d) in narrow.iter().zip(at..dim) {
-                    // SAFETY: as above, element `d` of the row.
+                for (value, d) in narrow.iter().zip(column..dim) {
+                    // SAFETY: `row` checked that the row exists, and it has element `d`.
                     unsafe {
                         first
                             .wrapping_offset(stride.wrapping_mul(d as isize))

@@ -62,7 +62,7 @@ impl Fenced {
 pub(super) struct Data {
     /// Element type of the tensors whose description has the call's type.
     dtype: DType,
-    of: HashMap<Argument, Fenced>,
+    tensors: HashMap<Argument, Fenced>,
     /// Visible keys in place of the problem's.
     pub(super) geometry: Option<MaskGeometry>,
     /// Bytes of working memory that the last run took.
@@ -75,7 +75,7 @@ impl Data {
     pub(super) fn new(checked: &CheckedCall<'_>, dtype: DType, seed: u64) -> Self {
         let (call, problem) = (checked.call, &checked.problem);
         let mut random = Random(seed);
-        let mut of = HashMap::new();
+        let mut tensors = HashMap::new();
         for argument in arguments_of(call) {
             let Some(desc) = call.tensor(argument) else {
                 continue;
@@ -88,11 +88,11 @@ impl Data {
                 }
                 _ => Fenced::new(fill(argument.parameter, desc, held, &mut random).into_iter()),
             };
-            of.insert(argument, tensor);
+            tensors.insert(argument, tensor);
         }
         Data {
             dtype,
-            of,
+            tensors,
             geometry: None,
             working_memory: 0,
         }
@@ -104,27 +104,29 @@ impl Data {
         argument: impl Into<Argument>,
         bytes: impl IntoIterator<Item = u8>,
     ) {
-        self.of
+        self.tensors
             .insert(argument.into(), Fenced::new(bytes.into_iter()));
     }
 
     pub(super) fn bytes(&self, argument: impl Into<Argument>) -> &[u8] {
-        self.of.get(&argument.into()).map_or(&[], Fenced::bytes)
+        self.tensors
+            .get(&argument.into())
+            .map_or(&[], Fenced::bytes)
     }
 
     pub(super) fn bytes_mut(&mut self, argument: impl Into<Argument>) -> &mut [u8] {
-        self.of.get_mut(&argument.into()).unwrap().bytes_mut()
+        self.tensors.get_mut(&argument.into()).unwrap().bytes_mut()
     }
 
     /// Calls `work` with the addresses of the tensors.
     pub(super) fn with_buffers<R>(&mut self, work: impl FnOnce(&Buffers<'_>) -> R) -> R {
         let base: HashMap<Argument, *mut u8> = self
-            .of
+            .tensors
             .iter_mut()
             .map(|(&argument, tensor)| (argument, tensor.bytes_mut().as_mut_ptr()))
             .collect();
         let base = |role: TensorRole| {
-            let tensor = Argument::of_role(role).and_then(|of| base.get(&of));
+            let tensor = Argument::of_role(role).and_then(|argument| base.get(&argument));
             tensor.copied().unwrap_or(ptr::null_mut())
         };
         work(&Buffers(&base))
@@ -150,7 +152,7 @@ impl Data {
 
     /// Computes the oracle's outputs.
     pub(super) fn oracle(&self, problem: &AttentionProblem<'_>) -> Outputs {
-        let bytes = |role| Argument::of_role(role).map_or(&[][..], |of| self.bytes(of));
+        let bytes = |role| Argument::of_role(role).map_or(&[][..], |argument| self.bytes(argument));
         let inputs = Inputs {
             dtype: self.dtype,
             bytes: &bytes,
@@ -169,13 +171,13 @@ impl Data {
     }
 
     /// Element of the output.
-    pub(super) fn output(&self, rows: &Rows, at: (usize, usize, usize), d: usize) -> f64 {
-        self.written().output(rows, at, d)
+    pub(super) fn output(&self, rows: &Rows, row: (usize, usize, usize), d: usize) -> f64 {
+        self.written().output(rows, row, d)
     }
 
     /// Log-sum-exp of a row.
-    pub(super) fn lse(&self, rows: &Rows, at: (usize, usize, usize)) -> f64 {
-        self.written().lse(rows, at)
+    pub(super) fn lse(&self, rows: &Rows, row: (usize, usize, usize)) -> f64 {
+        self.written().lse(rows, row)
     }
 
     /// Compares both outputs with the oracle's; nothing else may have changed.
@@ -186,7 +188,7 @@ impl Data {
     ) -> Result<(), String> {
         self.written()
             .compare(problem, &want.attention, &want.lse)?;
-        if self.of.values().any(|tensor| !tensor.intact()) {
+        if self.tensors.values().any(|tensor| !tensor.intact()) {
             return Err("bytes around a tensor changed".into());
         }
         Ok(())

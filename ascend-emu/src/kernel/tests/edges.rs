@@ -25,16 +25,16 @@ fn shapes() -> [Case; 2] {
     ]
 }
 
-fn is_blank(problem: &AttentionProblem<'_>, tensors: &Data, at: (usize, usize, usize)) -> bool {
-    let zero = (0..problem.value_dim).all(|d| tensors.output(&problem.out, at, d) == 0.0);
-    zero && tensors.lse(&problem.lse.unwrap(), at) == f64::INFINITY
+fn is_blank(problem: &AttentionProblem<'_>, tensors: &Data, row: (usize, usize, usize)) -> bool {
+    let zero = (0..problem.value_dim).all(|d| tensors.output(&problem.out, row, d) == 0.0);
+    zero && tensors.lse(&problem.lse.unwrap(), row) == f64::INFINITY
 }
 
 /// Replaces element `d` of a row in the first batch entry.
 fn put(case: &Case, bytes: &mut [u8], row: usize, d: usize, value: f32) {
     let value = encode(case.dtype, value);
-    let at = (row * case.dim + d) * value.len();
-    bytes[at..at + value.len()].copy_from_slice(&value);
+    let start = (row * case.dim + d) * value.len();
+    bytes[start..start + value.len()].copy_from_slice(&value);
 }
 
 #[test]
@@ -105,9 +105,9 @@ fn rows_that_the_mask_hides_all_keys_of_are_blank_or_the_mean() {
                 tensors.run(problem, level);
                 tensors.compare(problem, &want).unwrap();
                 for row in 0..case.rows {
-                    let at = (1, 1, row);
-                    assert_eq!(tensors.lse(&problem.lse.unwrap(), at), f64::INFINITY);
-                    let zero = tensors.output(&problem.out, at, 5) == 0.0;
+                    let place = (1, 1, row);
+                    assert_eq!(tensors.lse(&problem.lse.unwrap(), place), f64::INFINITY);
+                    let zero = tensors.output(&problem.out, place, 5) == 0.0;
                     assert_eq!(zero, corrects, "{row}");
                 }
             });

@@ -63,17 +63,17 @@ fn expect(
         (out, vec![f32::NAN; data[&out].len() / size])
     };
     let mut expected = HashMap::from(OUTPUTS.map(blank));
-    let mut put = |out: Parameter, at: i64, number: f64| {
+    let mut put = |out: Parameter, element: i64, number: f64| {
         let place = expected
             .get_mut(&out)
-            .and_then(|all| all.get_mut(at as usize));
+            .and_then(|all| all.get_mut(element as usize));
         *place.expect("an element of the output") = number as f32;
     };
     for b in 0..problem.batch {
         let (place, rows, first) = match problem.packed && problem.work == Work::Attend {
             true => {
-                let of = problem.sequence(b, Default::default());
-                (0, of.q_len, of.q_first)
+                let extent = problem.sequence(b, Default::default());
+                (0, extent.q_len, extent.q_first)
             }
             false => (b, problem.query_rows, 0),
         };
@@ -81,15 +81,15 @@ fn expect(
             let row = (place * problem.heads + head) * problem.query_rows + first + i;
             let view = problem.out.view;
             for d in 0..problem.value_dim {
-                let at = view.at(place, head, first + i) + d as i64 * view.dim;
+                let element = view.at(place, head, first + i) + d as i64 * view.dim;
                 let number = want.attention[row * problem.value_dim + d];
-                put(Parameter::AttentionOut, at, number);
+                put(Parameter::AttentionOut, element, number);
             }
             let softmax = problem.terms[b].softmax;
-            let at = softmax.first + head as i64 * softmax.head + i as i64 * softmax.row;
+            let element = softmax.first + head as i64 * softmax.head + i as i64 * softmax.row;
             for copy in 0..8 {
-                put(Parameter::SoftmaxMax, at + copy, want.softmax_max[row]);
-                put(Parameter::SoftmaxSum, at + copy, want.softmax_sum[row]);
+                put(Parameter::SoftmaxMax, element + copy, want.softmax_max[row]);
+                put(Parameter::SoftmaxSum, element + copy, want.softmax_sum[row]);
             }
         }
     }
@@ -228,14 +228,14 @@ fn seen(
     } else {
         (rows, keys)
     };
-    let of = |rows: usize| match packed {
+    let tensor = |rows: usize| match packed {
         true => desc(DType::Float, &[rows, 1, DIM]),
         false => desc(DType::Float, &[1, rows, 1, DIM]),
     };
     let mut arguments = FlashAttentionCall::new(if packed { "TND" } else { "BSND" }).to_arguments();
-    arguments.query = Some(of(all_rows));
-    (arguments.key, arguments.value) = (Some(of(all_keys)), Some(of(all_keys)));
-    arguments.attention_out = Some(of(all_rows));
+    arguments.query = Some(tensor(all_rows));
+    (arguments.key, arguments.value) = (Some(tensor(all_keys)), Some(tensor(all_keys)));
+    arguments.attention_out = Some(tensor(all_rows));
     let softmax = match packed {
         true => desc(DType::Float, &[all_rows, 1, 8]),
         false => desc(DType::Float, &[1, 1, rows, 8]),
@@ -321,11 +321,11 @@ fn sparse_modes_5_to_8_are_the_predicate_of_the_geometry() {
         let prefixes = [(kv - q).max(0), kv / 2, kv];
         let bands = [(kv, 0), (kv, q - kv), (kv + 3, -1), (kv, 2)];
         for mode in [5, 6, 7, 8] {
-            let of = SparseMode::from_acl(mode).unwrap();
-            for at in 0..4 {
-                let prefix = prefixes[at % 3].max(kv - q);
-                let tokens = if mode < 7 { (0, 0) } else { bands[at] };
-                let Some(agrees) = seen(of, (rows, keys), tokens, prefix) else {
+            let sparse_mode = SparseMode::from_acl(mode).unwrap();
+            for index in 0..4 {
+                let prefix = prefixes[index % 3].max(kv - q);
+                let tokens = if mode < 7 { (0, 0) } else { bands[index] };
+                let Some(agrees) = seen(sparse_mode, (rows, keys), tokens, prefix) else {
                     continue;
                 };
                 let wrong = agrees.iter().position(|agrees| !agrees);

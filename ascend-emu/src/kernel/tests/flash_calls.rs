@@ -80,7 +80,8 @@ impl Sizes {
                     _ => (rows, keys),
                 };
                 let some = lengths.into_iter().take(batch);
-                some.map(|of| empty(of, random.below(16))).collect()
+                some.map(|lengths| empty(lengths, random.below(16)))
+                    .collect()
             }
             false => lengths.repeat(batch),
         };
@@ -202,16 +203,16 @@ fn describe(sizes: &Sizes, random: &mut Random, plain: bool) -> (Version, Argume
     arguments.num_heads = heads as i64;
     arguments.scale = 1.0 / (sizes.dim as f64).sqrt();
     if packed {
-        let ends = |of: fn(&(usize, usize)) -> usize, marked: bool| {
+        let ends = |length: fn(&(usize, usize)) -> usize, marked: bool| {
             let sums = sizes.lengths.iter().scan(0, |sum, lengths| {
-                *sum += of(lengths) as i64;
+                *sum += length(lengths) as i64;
                 Some(*sum)
             });
             Some(sums.chain(marked.then_some(0)).collect::<Vec<i64>>())
         };
         let marked = sizes.tail.1 > 0;
-        arguments.actual_seq_lengths = ends(|of| of.0, marked);
-        arguments.actual_seq_lengths_kv = ends(|of| of.1, marked);
+        arguments.actual_seq_lengths = ends(|lengths| lengths.0, marked);
+        arguments.actual_seq_lengths_kv = ends(|lengths| lengths.1, marked);
     }
     mask(&mut arguments, sizes, random, plain);
     if plain {
@@ -334,8 +335,8 @@ fn fill(
                 // Whole rows are hidden, too.
                 let row = sizes.longest().1.max(1);
                 let mut hidden = false;
-                let one = |at: usize| {
-                    if at.is_multiple_of(row) {
+                let one = |index: usize| {
+                    if index.is_multiple_of(row) {
                         hidden = random.below(9) == 0;
                     }
                     u8::from(hidden || random.below(often) == 0)

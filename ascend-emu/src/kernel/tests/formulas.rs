@@ -3,8 +3,8 @@
 //! Kernels and oracle both take places from the contract's views. These tests do not, so that they find a view that
 //! is wrong for both.
 
-use super::call::Computed as _;
 use super::calls::{Call, Random, cached, desc};
+use super::case::ComputedCall as _;
 use super::data::Data;
 use crate::kernel::simd::Level;
 use ascend_spec::ops::fused_infer_attention_score::{Argument, Cache, Parameter, Version};
@@ -22,28 +22,28 @@ const ROPE: usize = 64;
 /// Sequence, head, row of the sequence, element.
 type Place = (usize, usize, usize, usize);
 
-fn half(data: &Data, argument: impl Into<Argument>, at: usize) -> f64 {
+fn half(data: &Data, argument: impl Into<Argument>, index: usize) -> f64 {
     let bytes = data.bytes(argument);
-    f16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f64()
+    f16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f64()
 }
 
-fn single(data: &Data, argument: impl Into<Argument>, at: usize) -> f64 {
-    let bytes = &data.bytes(argument)[4 * at..][..4];
+fn single(data: &Data, argument: impl Into<Argument>, index: usize) -> f64 {
+    let bytes = &data.bytes(argument)[4 * index..][..4];
     f64::from(f32::from_le_bytes(bytes.try_into().unwrap()))
 }
 
 /// The block of a sequence's key, and its place in the block, from a table with `columns` columns.
 fn block(data: &Data, (b, j): (usize, usize), columns: usize, block_size: usize) -> (usize, usize) {
-    let at = b * columns + j / block_size;
-    let id = &data.bytes(Parameter::BlockTable)[4 * at..][..4];
+    let entry = b * columns + j / block_size;
+    let id = &data.bytes(Parameter::BlockTable)[4 * entry..][..4];
     let id = i32::from_le_bytes(id.try_into().unwrap());
     (usize::try_from(id).unwrap(), j % block_size)
 }
 
 /// A call on Ascend 950, queries of these extents.
 fn new(layout: Layout, batch: usize, rows: usize, dim: usize) -> Call {
-    let of = extents(batch, HEADS, rows, dim);
-    let mut call = Call::new(layout, HALF, of, 7);
+    let query = extents(batch, HEADS, rows, dim);
+    let mut call = Call::new(layout, HALF, query, 7);
     (call.target, call.version) = (Target::new(Soc::Ascend950, Cann::V9_1), Version::V5);
     call.plain.num_key_value_heads = KV_HEADS as i64;
     call
@@ -58,8 +58,8 @@ fn extents(batch: usize, heads: usize, rows: usize, dim: usize) -> Extents {
     }
 }
 
-fn shaped(layout: Layout, of: Extents) -> TensorDesc {
-    TensorDesc::packed(HALF, layout.input().shape(of))
+fn shaped(layout: Layout, extents: Extents) -> TensorDesc {
+    TensorDesc::packed(HALF, layout.input().shape(extents))
 }
 
 /// The places of a call's numbers. `key` and `query` have the rotary part at the end.
@@ -131,12 +131,18 @@ fn keys_of_a_list_lie_in_their_own_tensors() {
         rows: vec![ROWS; 3],
         keys,
         dims: (dim, dim),
-        query: |data: &Data, at| half(data, Parameter::Query, bnsd(at, HEADS, ROWS, dim)),
-        key: |data: &Data, at: Place| half(data, Argument::element(Parameter::Key, at.0), own(at)),
-        value: |data: &Data, at: Place| {
-            half(data, Argument::element(Parameter::Value, at.0), own(at))
+        query: |data: &Data, place| half(data, Parameter::Query, bnsd(place, HEADS, ROWS, dim)),
+        key: |data: &Data, place: Place| {
+            half(data, Argument::element(Parameter::Key, place.0), own(place))
         },
-        out: |at| bnsd(at, HEADS, ROWS, dim),
+        value: |data: &Data, place: Place| {
+            half(
+                data,
+                Argument::element(Parameter::Value, place.0),
+                own(place),
+            )
+        },
+        out: |place| bnsd(place, HEADS, ROWS, dim),
     };
     formulas.hold(&call);
 }
@@ -155,11 +161,11 @@ fn rotary_parts_beside_a_list_lie_in_one_tensor() {
         rows: vec![ROWS; 3],
         keys: vec![keys; 3],
         dims: (dim + ROPE, dim),
-        query: |data: &Data, at: Place| match at.3.checked_sub(dim) {
-            None => half(data, Parameter::Query, bsnd(at, HEADS, ROWS, dim)),
+        query: |data: &Data, place: Place| match place.3.checked_sub(dim) {
+            None => half(data, Parameter::Query, bsnd(place, HEADS, ROWS, dim)),
             Some(d) => {
-                let at = (at.0, at.1, at.2, d);
-                half(data, Parameter::QueryRope, bsnd(at, HEADS, ROWS, ROPE))
+                let place = (place.0, place.1, place.2, d);
+                half(data, Parameter::QueryRope, bsnd(place, HEADS, ROWS, ROPE))
             }
         },
         key: |data: &Data, (b, head, j, d): Place| match d.checked_sub(dim) {
@@ -181,7 +187,7 @@ fn rotary_parts_beside_a_list_lie_in_one_tensor() {
                 (j * KV_HEADS + head) * dim + d,
             )
         },
-        out: |at| bsnd(at, HEADS, ROWS, dim),
+        out: |place| bsnd(place, HEADS, ROWS, dim),
     };
     formulas.hold(&call);
 }
@@ -218,22 +224,22 @@ fn an_nz_cache_and_its_rotary_part_are_cut_into_runs() {
         rows: vec![ROWS; 2],
         keys: vec![40, 3],
         dims: (dim + ROPE, dim),
-        query: |data: &Data, at: Place| match at.3.checked_sub(dim) {
-            None => half(data, Parameter::Query, bnsd(at, HEADS, ROWS, dim)),
+        query: |data: &Data, place: Place| match place.3.checked_sub(dim) {
+            None => half(data, Parameter::Query, bnsd(place, HEADS, ROWS, dim)),
             Some(d) => {
-                let at = (at.0, at.1, at.2, d);
-                half(data, Parameter::QueryRope, bnsd(at, HEADS, ROWS, ROPE))
+                let place = (place.0, place.1, place.2, d);
+                half(data, Parameter::QueryRope, bnsd(place, HEADS, ROWS, ROPE))
             }
         },
-        key: |data: &Data, at: Place| match at.3.checked_sub(dim) {
-            None => half(data, Parameter::Key, nz(data, at, dim)),
+        key: |data: &Data, place: Place| match place.3.checked_sub(dim) {
+            None => half(data, Parameter::Key, nz(data, place, dim)),
             Some(d) => {
-                let at = (at.0, at.1, at.2, d);
-                half(data, Parameter::KeyRope, nz(data, at, ROPE))
+                let place = (place.0, place.1, place.2, d);
+                half(data, Parameter::KeyRope, nz(data, place, ROPE))
             }
         },
-        value: |data: &Data, at| half(data, Parameter::Value, nz(data, at, dim)),
-        out: |at| bnsd(at, HEADS, ROWS, dim),
+        value: |data: &Data, place| half(data, Parameter::Value, nz(data, place, dim)),
+        out: |place| bnsd(place, HEADS, ROWS, dim),
     };
     formulas.hold(&call);
 }
@@ -242,7 +248,7 @@ fn an_nz_cache_and_its_rotary_part_are_cut_into_runs() {
 fn tokens_of_a_cache_of_three_axes_hold_all_heads() {
     let (dim, block_size) = (64, 16);
     let (call, columns) = paged(Cache::BnBsH, HALF, block_size, dim, &[33, 16]);
-    let at = |data: &Data, (b, head, j, d): Place| {
+    let element = |data: &Data, (b, head, j, d): Place| {
         let (id, token) = block(data, (b, j), columns, block_size);
         (id * block_size + token) * KV_HEADS * dim + head * dim + d
     };
@@ -250,10 +256,10 @@ fn tokens_of_a_cache_of_three_axes_hold_all_heads() {
         rows: vec![ROWS; 2],
         keys: vec![33, 16],
         dims: (dim, dim),
-        query: |data: &Data, at| half(data, Parameter::Query, bnsd(at, HEADS, ROWS, dim)),
-        key: |data: &Data, place| half(data, Parameter::Key, at(data, place)),
-        value: |data: &Data, place| half(data, Parameter::Value, at(data, place)),
-        out: |at| bnsd(at, HEADS, ROWS, dim),
+        query: |data: &Data, place| half(data, Parameter::Query, bnsd(place, HEADS, ROWS, dim)),
+        key: |data: &Data, place| half(data, Parameter::Key, element(data, place)),
+        value: |data: &Data, place| half(data, Parameter::Value, element(data, place)),
+        out: |place| bnsd(place, HEADS, ROWS, dim),
     };
     formulas.hold(&call);
 }
@@ -271,9 +277,9 @@ fn packed_heads_before_rows_lie_behind_one_another() {
         rows: vec![3, 4],
         keys: vec![8, 4],
         dims: (dim, dim),
-        query: |data: &Data, at| half(data, Parameter::Query, query(at)),
-        key: |data: &Data, at| half(data, Parameter::Key, key(at)),
-        value: |data: &Data, at| half(data, Parameter::Value, key(at)),
+        query: |data: &Data, place| half(data, Parameter::Query, query(place)),
+        key: |data: &Data, place| half(data, Parameter::Key, key(place)),
+        value: |data: &Data, place| half(data, Parameter::Value, key(place)),
         out: query,
     };
     formulas.hold(&call);
@@ -285,9 +291,9 @@ fn scales_of_tokens_and_heads_count_tokens_in_every_block() {
     let (mut call, columns) = paged(Cache::BnNBsD, DType::Int8, block_size, dim, &[150, 70]);
     let tokens = columns * block_size;
     // Several rows over INT8 keys are not taken.
-    let of = extents(2, HEADS, 1, dim);
-    call.plain.query = Some(shaped(Layout::Bnsd, of));
-    call.output(HALF, of);
+    let query = extents(2, HEADS, 1, dim);
+    call.plain.query = Some(shaped(Layout::Bnsd, query));
+    call.output(HALF, query);
     let scale = desc(DType::Float, &[2, KV_HEADS as i64, tokens as i64]);
     (
         call.plain.key_antiquant_scale,
@@ -303,31 +309,31 @@ fn scales_of_tokens_and_heads_count_tokens_in_every_block() {
     ) = (3, 3);
     let stored = |data: &Data, (b, head, j, d): Place, argument| {
         let (id, token) = block(data, (b, j), columns, block_size);
-        let at = ((id * KV_HEADS + head) * block_size + token) * dim + d;
-        f64::from(data.bytes(argument)[at].cast_signed())
+        let element = ((id * KV_HEADS + head) * block_size + token) * dim + d;
+        f64::from(data.bytes(argument)[element].cast_signed())
     };
     let scaled = |data: &Data, place: Place, stored: f64, [scale, offset]: [Parameter; 2]| {
         let (b, head, j, _) = place;
-        let at = (b * KV_HEADS + head) * tokens + j;
-        (stored + single(data, offset, at)) * single(data, scale, at)
+        let entry = (b * KV_HEADS + head) * tokens + j;
+        (stored + single(data, offset, entry)) * single(data, scale, entry)
     };
     let formulas = Formulas {
         rows: vec![1; 2],
         keys: vec![150, 70],
         dims: (dim, dim),
-        query: |data: &Data, at| half(data, Parameter::Query, bnsd(at, HEADS, 1, dim)),
-        key: |data: &Data, at| {
+        query: |data: &Data, place| half(data, Parameter::Query, bnsd(place, HEADS, 1, dim)),
+        key: |data: &Data, place| {
             let grids = [Parameter::KeyAntiquantScale, Parameter::KeyAntiquantOffset];
-            scaled(data, at, stored(data, at, Parameter::Key), grids)
+            scaled(data, place, stored(data, place, Parameter::Key), grids)
         },
-        value: |data: &Data, at| {
+        value: |data: &Data, place| {
             let grids = [
                 Parameter::ValueAntiquantScale,
                 Parameter::ValueAntiquantOffset,
             ];
-            scaled(data, at, stored(data, at, Parameter::Value), grids)
+            scaled(data, place, stored(data, place, Parameter::Value), grids)
         },
-        out: |at| bnsd(at, HEADS, 1, dim),
+        out: |place| bnsd(place, HEADS, 1, dim),
     };
     formulas.hold(&call);
 }

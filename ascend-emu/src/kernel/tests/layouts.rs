@@ -1,9 +1,9 @@
 //! Results do not depend on the placement of rows: the same keys in one tensor, or scattered over blocks of any size,
 //! produce the same bits.
 
-use super::call::Computed as _;
 use super::calls::contents::fill;
 use super::calls::{Call, Random, desc};
+use super::case::ComputedCall as _;
 use super::data::levels;
 use crate::kernel::simd::Level;
 use ascend_spec::ops::fused_infer_attention_score::Parameter;
@@ -123,8 +123,8 @@ fn blocks_of_any_size_give_the_bits_of_one_tensor() {
                     let table: Vec<i32> = (0..count as i32).rev().collect();
                     let shape = [count, KV_HEADS, block, DIM];
                     let paged = numbers.output(&shape, Some(&table), level);
-                    let at = format!("{group} {stored:?} {keys} {block} {level:?}");
-                    assert_eq!(paged, dense, "{at}");
+                    let call = format!("{group} {stored:?} {keys} {block} {level:?}");
+                    assert_eq!(paged, dense, "{call}");
                 }
             }
         }

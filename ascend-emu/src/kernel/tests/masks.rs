@@ -3,7 +3,7 @@
 use super::calls::Random;
 use super::case::{Case, Mask};
 use super::data::levels;
-use crate::kernel::visibility::window::WINDOW_KEYS;
+use crate::kernel::visibility::WINDOW_KEYS;
 use ascend_spec::{DType, SparseMode};
 
 /// A mask that treats pieces of a few rows by about two tiles alike: hides all of a piece, nothing of it, or parts.

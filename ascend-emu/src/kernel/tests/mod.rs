@@ -1,6 +1,5 @@
 //! The kernels against the oracle.
 
-mod call;
 mod case;
 mod data;
 mod edges;

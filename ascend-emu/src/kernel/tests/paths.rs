@@ -1,7 +1,7 @@
 //! Random calls of every path.
 
-use super::call::Computed as _;
 use super::calls::{Call, ascend950, dense, paths, quantised, releases};
+use super::case::ComputedCall as _;
 use super::data::levels;
 use ascend_spec::{Cann, DType, Soc, Target};
 use proptest::prelude::*;

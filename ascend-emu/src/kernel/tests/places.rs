@@ -3,8 +3,8 @@
 //!
 //! With one key, or with equal scores, the output shows which values were read.
 
-use super::call::Computed as _;
 use super::calls::{Call, desc};
+use super::case::ComputedCall as _;
 use super::data::Data;
 use crate::kernel::bad_block;
 use crate::kernel::simd::Level;
@@ -65,10 +65,10 @@ fn gives_each(call: &Call, want: impl Fn(usize, usize, usize, usize) -> f64) {
             let close = |got: f64| (got - want).abs() <= 1e-2 * want.abs();
             let got = data.output(&problem.out, (b, head, row), d);
             assert!(close(got), "{b} {head} {row} {d}: {got}, not {want}");
-            let at = format_args!("{b} {head} {row} {d}");
+            let place = format_args!("{b} {head} {row} {d}");
             assert!(
                 close(from_oracle),
-                "oracle: {at}: {from_oracle}, not {want}"
+                "oracle: {place}: {from_oracle}, not {want}"
             );
         }
     });
@@ -181,7 +181,7 @@ fn ids_that_name_no_block_are_found_and_count_as_zeros() {
         // Past the sequence's keys nothing is looked up.
         call.kv_lens = Some(vec![16]);
         call.with(None, |problem, data| {
-            // SAFETY: as above.
+            // SAFETY: the buffers are those of the problem's tensors.
             let found = data.with_buffers(|buffers| unsafe { bad_block(problem, buffers) });
             assert_eq!(found, None);
         });

@@ -137,13 +137,13 @@ fn prefill() -> impl Strategy<Value = Case> {
         let wants_mask =
             mode == SparseMode::AllMask || mode == SparseMode::DefaultMask && seed % 3 != 0;
         let mask = mask(batch, rows, keys).prop_map(move |mask| wants_mask.then_some(mask));
-        let of = (
+        let parts = (
             lengths(batch, rows),
             lengths(batch, shortest),
             mask,
             scale(dim),
         );
-        of.prop_map(move |(q_lens, kv_lens, mask, scale)| {
+        parts.prop_map(move |(q_lens, kv_lens, mask, scale)| {
             // A band is not empty, and reaches into the shortest sequence.
             let unbounded = seed % 4 == 0;
             let least = |lens: &Option<Vec<i64>>, all: usize| {
@@ -281,18 +281,18 @@ fn triangle() -> impl Strategy<Value = (Case, MaskGeometry)> {
     let sizes = (1usize..300, 0u64..30, 0u64..60, 0u64..60, 0u64..40);
     let part = proptest::sample::select(TrianglePart::ALL.to_vec());
     (sizes, part, heads(), any::<u64>()).prop_map(
-        |((rows, sinks, window, last, before), part, (kv_heads, group), seed)| {
-            let of = TriangleRows {
+        |((count, sinks, window, last, before), part, (kv_heads, group), seed)| {
+            let rows = TriangleRows {
                 first_row: before,
-                rows: rows as u64 + 1,
-                prompt_len: before + rows as u64 + 1,
+                rows: count as u64 + 1,
+                prompt_len: before + count as u64 + 1,
             };
-            let keys = of.keys() as usize;
-            let sizes = [1, kv_heads, group, rows + 1, keys, 16];
+            let keys = rows.keys() as usize;
+            let sizes = [1, kv_heads, group, count + 1, keys, 16];
             let dtype = HALVES[seed as usize % 2];
             let mut case = Case::plain(dtype, sizes);
             case.seed = seed;
-            let geometry = TriangleMix::new(sinks, window, last).geometry(part, of);
+            let geometry = TriangleMix::new(sinks, window, last).geometry(part, rows);
             (case, geometry)
         },
     )
@@ -360,26 +360,31 @@ proptest! {
 fn shared_call(seed: u64) -> (FlashCall, fia::Arguments<TensorDesc>) {
     for next in 0.. {
         let flash = FlashCall::random(seed.wrapping_add(next), true);
-        let of = &flash.arguments;
-        let mut fused = FiaCall::new(of.input_layout.as_deref().unwrap()).to_arguments();
-        fused.query = of.query;
-        (fused.key, fused.value) = (of.key.into_iter().collect(), of.value.into_iter().collect());
-        (fused.atten_mask, fused.attention_out) = (of.atten_mask, of.attention_out);
-        fused.num_heads = of.num_heads;
-        let shape = of.key.unwrap().shape;
-        fused.num_key_value_heads = match (of.input_layout.as_deref(), &shape[..]) {
+        let arguments = &flash.arguments;
+        let mut fused = FiaCall::new(arguments.input_layout.as_deref().unwrap()).to_arguments();
+        fused.query = arguments.query;
+        (fused.key, fused.value) = (
+            arguments.key.into_iter().collect(),
+            arguments.value.into_iter().collect(),
+        );
+        (fused.atten_mask, fused.attention_out) = (arguments.atten_mask, arguments.attention_out);
+        fused.num_heads = arguments.num_heads;
+        let shape = arguments.key.unwrap().shape;
+        fused.num_key_value_heads = match (arguments.input_layout.as_deref(), &shape[..]) {
             (Some("BSH"), &[_, _, hidden]) => {
-                hidden / (of.query.unwrap().shape.last().unwrap() / of.num_heads)
+                hidden / (arguments.query.unwrap().shape.last().unwrap() / arguments.num_heads)
             }
             (Some("BNSD"), &[_, heads, ..]) | (Some("TND"), &[_, heads, _]) => heads,
             (_, shape) => shape[2],
         };
-        (fused.scale, fused.sparse_mode) = (of.scale, of.sparse_mode);
-        (fused.pre_tokens, fused.next_tokens) = (of.pre_tokens, of.next_tokens);
-        fused.actual_seq_lengths.clone_from(&of.actual_seq_lengths);
+        (fused.scale, fused.sparse_mode) = (arguments.scale, arguments.sparse_mode);
+        (fused.pre_tokens, fused.next_tokens) = (arguments.pre_tokens, arguments.next_tokens);
+        fused
+            .actual_seq_lengths
+            .clone_from(&arguments.actual_seq_lengths);
         fused
             .actual_seq_lengths_kv
-            .clone_from(&of.actual_seq_lengths_kv);
+            .clone_from(&arguments.actual_seq_lengths_kv);
         let call = fused.call();
         let checked = call.check(fia::Version::V4, TARGET);
         // One row without a sequence axis of its own is masked in a way of its own.

@@ -1,11 +1,16 @@
 //! Streams that are being captured, or that update a task group.
 
 use super::{Mode, Stream};
+use crate::config::check;
 use crate::handle::Id;
+use crate::operator::Access;
 use crate::runtime::capture::{Capture, Mode as CaptureMode};
 use crate::runtime::graph::Group;
 use crate::runtime::queue::Command;
-use crate::status::{Outcome, STREAM_CAPTURED, STREAM_NOT_CAPTURED, TASK_GROUP_STATUS, failure};
+use crate::sanitizer::allocation_table;
+use crate::status::{
+    Outcome, PARAM_INVALID, STREAM_CAPTURED, STREAM_NOT_CAPTURED, TASK_GROUP_STATUS, failure,
+};
 use std::mem;
 use std::sync::Arc;
 
@@ -84,19 +89,28 @@ impl Stream {
 
     /// `aclmdlRICaptureTaskUpdateEnd`: queues the replacement of the group's tasks by the new ones.
     pub(crate) fn end_update(&self) -> Outcome {
+        const NAME: &str = "aclmdlRICaptureTaskUpdateEnd";
         let mut submission = self.submission.lock();
-        self.wait_for_room("aclmdlRICaptureTaskUpdateEnd", &submission)?;
+        self.wait_for_room(NAME, &submission)?;
         match mem::take(submission.mode()) {
             Mode::Updating(group, tasks) => {
                 group.check(&tasks)?;
-                self.push(&mut submission, Command::Update(group, tasks), None);
+                let visit = |visit: &mut dyn FnMut(Access)| {
+                    for (task, addresses) in &tasks {
+                        task.accesses(addresses, visit);
+                    }
+                };
+                allocation_table::inspect(check(), PARAM_INVALID, NAME, false, &visit)?;
+                let update = self.next_operation(&submission);
+                group.queue_update(update, tasks);
+                self.push(&mut submission, Command::Update(group, update), None);
                 Ok(())
             }
             other => {
                 submission.mode = other;
                 Err(failure!(
                     TASK_GROUP_STATUS,
-                    "aclmdlRICaptureTaskUpdateEnd: no update is going on in this stream"
+                    "{NAME}: no update is going on in this stream"
                 ))
             }
         }

@@ -5,11 +5,12 @@ use crate::lock::Lock;
 use crate::runtime::core_limits::CoreLimits;
 use crate::status::{NOT_SUPPORTED, Outcome, PARAM_INVALID, failure};
 use ascend_sys::bindings::{ACL_CONTINUE_ON_FAILURE, ACL_STOP_ON_FAILURE};
+use std::sync::Arc;
 
 /// The attributes and limits of a stream.
 #[derive(Debug, Default)]
 pub(crate) struct Settings {
-    pub limits: Lock<CoreLimits>,
+    pub limits: Arc<Lock<CoreLimits>>,
     values: Lock<Values>,
 }
 
@@ -33,7 +34,7 @@ pub(crate) struct Values {
 impl Settings {
     pub(crate) fn new(priority: u32, flags: u32) -> Self {
         Settings {
-            limits: Lock::default(),
+            limits: Arc::default(),
             values: Lock::new(Values {
                 priority,
                 flags,

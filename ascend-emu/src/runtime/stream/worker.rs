@@ -3,25 +3,28 @@
 use super::Stream;
 use crate::config::Check;
 use crate::fault::Fault;
+use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses};
 use crate::runtime::event::Event;
 use crate::runtime::graph::{Graph, Step};
 use crate::runtime::queue::Command;
 use crate::runtime::stall::{Wait, Waiting};
 use crate::runtime::task::Task;
-use crate::status::{DEVICE_INTERNAL, TASK_TIMEOUT, panic_text};
+use crate::runtime::{callback, stream_value};
+use crate::sanitizer::allocation_table;
+use crate::status::{AICORE_EXCEPTION, DEVICE_INTERNAL, TASK_TIMEOUT, panic_text};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Stream {
     pub(super) fn work(self: Arc<Self>) {
-        let mut at = Addresses::default();
+        let mut addresses = Addresses::default();
         let mut scratch = Vec::new();
         loop {
             let mut shared = self.shared.lock();
             let command = loop {
-                if let Some(command) = shared.queue.take(&mut at) {
+                if let Some(command) = shared.queue.take(&mut addresses) {
                     break command;
                 }
                 if shared.ending {
@@ -42,7 +45,7 @@ impl Stream {
                     command.cancel();
                     return Ok(());
                 }
-                self.execute(command, &mut at, &mut scratch)
+                self.execute(command, &mut addresses, &mut scratch)
             }))
             .unwrap_or_else(|payload| {
                 Err(Fault {
@@ -71,13 +74,15 @@ impl Stream {
     fn execute(
         &self,
         command: Command,
-        at: &mut Addresses,
+        addresses: &mut Addresses,
         scratch: &mut Vec<Access>,
     ) -> Result<(), Fault> {
         match command {
             // SAFETY: the allocation table admitted the task, so its ranges are live, and it keeps them until
             // `completed` passes the task's number.
-            Command::Task(task, check) => unsafe { self.run_task(&task, at, check, scratch) },
+            Command::Task(task, check) => unsafe {
+                self.run_task(&task, addresses, check, scratch)
+            },
             Command::Record { event, mark } => {
                 event.reach_record(mark);
                 Ok(())
@@ -103,9 +108,9 @@ impl Stream {
                 event.reach_reset(ticket);
                 Ok(())
             }
-            Command::Replay(graph, check) => self.run_graph(&graph, at, check, scratch),
-            Command::Update(group, tasks) => {
-                group.replace(tasks);
+            Command::Replay(graph, check) => self.run_graph(&graph, addresses, check, scratch),
+            Command::Update(group, update) => {
+                group.end_update(update, false);
                 Ok(())
             }
             Command::Broken(fault) => Err(fault),
@@ -126,7 +131,7 @@ impl Stream {
     fn run_graph(
         &self,
         graph: &Graph,
-        at: &mut Addresses,
+        addresses: &mut Addresses,
         check: Check,
         scratch: &mut Vec<Access>,
     ) -> Result<(), Fault> {
@@ -134,18 +139,18 @@ impl Stream {
             if self.abort.load(Ordering::Acquire) {
                 break;
             }
-            match graph.step(place, at) {
+            match graph.step(place, addresses) {
                 Some(Step::Task(task, ())) => {
                     let _waiting = match task {
-                        Task::AwaitValue { at, .. } => {
-                            Some(Waiting::begin(self.id, Wait::Value(at)))
+                        Task::AwaitValue { address, .. } => {
+                            Some(Waiting::begin(self.id, Wait::Value(address)))
                         }
                         _ => None,
                     };
-                    // SAFETY: the allocation table admitted the replay, with every range of the graph at that time
-                    // live. Ranges of tasks put in by an update since were checked then; freed early, device memory
-                    // stays mapped.
-                    unsafe { self.run_task(&task, at, check, scratch)? }
+                    // SAFETY: the allocation table admitted the replay with the ranges of every task that it may run,
+                    // and added those of updates that were queued since; it keeps them until `completed` passes the
+                    // replay's number.
+                    unsafe { self.run_task(&task, addresses, check, scratch)? }
                 }
                 Some(Step::Raise(event)) => event.raise(self.id),
                 Some(Step::Lower(event)) => event.lower(),
@@ -154,5 +159,73 @@ impl Stream {
             }
         }
         Ok(())
+    }
+}
+
+impl Stream {
+    /// Runs a task of any kind.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Task::run`].
+    pub(super) unsafe fn run_task(
+        &self,
+        task: &Task,
+        addresses: &Addresses,
+        check: Check,
+        scratch: &mut Vec<Access>,
+    ) -> Result<(), Fault> {
+        let memory = || DeviceMemory::get().map_err(Fault::from);
+        match task {
+            Task::Call(call) => {
+                // SAFETY: the program promised it when it queued the call.
+                unsafe { call.run() };
+                Ok(())
+            }
+            Task::Report {
+                stream,
+                call,
+                block,
+            } => callback::deliver(*stream, *call, *block, &self.abort),
+            Task::Raise(notify) => {
+                notify.raise();
+                Ok(())
+            }
+            Task::AwaitNotify { notify, limit } => notify.wait(*limit, &self.abort),
+            Task::Write { address, value } => {
+                // SAFETY: the allocation table admitted the task, so its bytes are live.
+                unsafe { stream_value::write(memory()?, *address, *value) };
+                allocation_table::wrote(*address..address.saturating_add(size_of::<u64>()));
+                Ok(())
+            }
+            Task::AwaitValue {
+                address,
+                value,
+                comparison,
+            } => {
+                // SAFETY: the allocation table admitted the task, so its bytes are live.
+                unsafe {
+                    stream_value::wait(memory()?, *address, *value, *comparison, &self.abort)
+                };
+                Ok(())
+            }
+            // SAFETY: the caller's promise.
+            task => unsafe { task.run(addresses, (check, AICORE_EXCEPTION), scratch) },
+        }
+    }
+
+    /// Tells the sanitizer how a task that was just admitted orders streams.
+    pub(super) fn order(&self, task: &Task) {
+        match task {
+            Task::Raise(notify) => notify.queue_record(self.id),
+            Task::AwaitNotify { notify, .. } => notify.queue_wait(self.id),
+            Task::Write { address, value } => stream_value::queue_write(self.id, *address, *value),
+            Task::AwaitValue {
+                address,
+                value,
+                comparison,
+            } => stream_value::queue_wait(self.id, *address, *value, *comparison),
+            _ => {}
+        }
     }
 }

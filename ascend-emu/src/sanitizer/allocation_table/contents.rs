@@ -25,19 +25,19 @@ impl AllocationTable {
         }
     }
 
-    /// Visits the parts of a range that lie in one region each, as ranges of offsets in it.
+    /// Visits the parts of a range that are within one region each, as ranges of offsets in it.
     fn each_part(&self, bytes: Range<usize>, visit: &mut dyn FnMut(&Region, Range<usize>) -> bool) {
-        let mut at = bytes.start;
-        while at < bytes.end
-            && let Some(region) = self.region(at)
+        let mut address = bytes.start;
+        while address < bytes.end
+            && let Some(region) = self.region(address)
         {
             let base = region.info.base;
             // Bytes past the requested size are out of bounds, which has a finding of its own.
             let end = bytes.end.min(region.requested_end());
-            if at < end && !visit(region, at - base..end - base) {
+            if address < end && !visit(region, address - base..end - base) {
                 return;
             }
-            at = region.reach;
+            address = region.reach;
         }
     }
 
@@ -56,7 +56,7 @@ impl AllocationTable {
     }
 
     /// Changes what is written of these bytes: `change` is given each region's written bytes, the region's first
-    /// address, and the part that lies in the region.
+    /// address, and the part that is within the region.
     fn change_written(
         &mut self,
         bytes: Range<usize>,
@@ -171,9 +171,9 @@ impl Reader for UnwrittenReads<'_> {
                 site: (self.name, what),
                 tensor: address,
                 message: format!(
-                    "{}: {what} at {address:#x} is read as {order}, and was written as {other}; let the attention write, \
-                     and the update read, one of both: softmaxOutLayout \"same_as_input\" goes with inputSoftmaxLayout \
-                     \"TND\"",
+                    "{}: {what} at {address:#x} is read as {order}, and was written as {other}; let the attention \
+                     write, and the update read, one of both: softmaxOutLayout \"same_as_input\" goes with \
+                     inputSoftmaxLayout \"TND\"",
                     self.name
                 ),
             });
@@ -189,9 +189,9 @@ impl Reader for UnwrittenReads<'_> {
         let mut first: Option<Range<usize>> = None;
         let mut rows: Option<(usize, usize)> = None;
         elements.runs(&mut |run| {
-            let mut at = run.start;
-            while let Some(gap) = self.table.first_unwritten(at..run.end) {
-                at = gap.end;
+            let mut address = run.start;
+            while let Some(gap) = self.table.first_unwritten(address..run.end) {
+                address = gap.end;
                 let (low, high) = (elements.row_of(gap.start), elements.row_of(gap.end - 1));
                 rows = Some(rows.map_or((low, high), |rows| (rows.0.min(low), rows.1.max(high))));
                 first.get_or_insert(gap);
@@ -221,9 +221,9 @@ impl Reader for UnwrittenReads<'_> {
             Place::Copied => {
                 "a block that is saved whole may be so; otherwise write them first".to_owned()
             }
-            Place::Whole | Place::Block { of: None, .. } => "write them first".to_owned(),
+            Place::Whole | Place::Block { sequence: None, .. } => "write them first".to_owned(),
             Place::Block {
-                of: Some((sequence, keys)),
+                sequence: Some((sequence, keys)),
                 ..
             } => format!(
                 "write their slots first, or see whether sequence {sequence} has {keys} keys, and whether block table \
@@ -239,7 +239,8 @@ impl Reader for UnwrittenReads<'_> {
             site: (self.name, what),
             tensor: address,
             message: format!(
-                "{place}: {reader} reads them at {:#x}, and nothing has written them since the memory was handed out; {mend}",
+                "{place}: {reader} reads them at {:#x}, and nothing has written them since the memory was handed out; \
+                 {mend}",
                 first.start
             ),
         });
@@ -299,9 +300,9 @@ pub(crate) fn copied(src: usize, dst: usize, bytes: usize) {
     with(|table| {
         let source = src..src.saturating_add(bytes);
         let mut gaps: SmallVec<[Range<usize>; 4]> = SmallVec::new();
-        let mut at = source.start;
-        while let Some(gap) = table.first_unwritten(at..source.end) {
-            at = gap.end;
+        let mut address = source.start;
+        while let Some(gap) = table.first_unwritten(address..source.end) {
+            address = gap.end;
             gaps.push(gap);
             if gaps.len() > MOST_GAPS {
                 gaps.clear();

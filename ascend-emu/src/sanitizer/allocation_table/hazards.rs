@@ -1,11 +1,11 @@
-//! The accesses of queued work, and the findings about them.
+//! The accesses of queued work, their order, and the findings about them.
 
-use super::{AllocationTable, Owner, Region, with};
+use super::{AllocationTable, Owner, Region, settle, with};
 use crate::config::Check;
 use crate::fault::Fault;
 use crate::operator::Access;
 use crate::sanitizer::finding::{FindingKind, Suspicion, report_all};
-use crate::sanitizer::vector_clock::{Operation, StreamId};
+use crate::sanitizer::vector_clock::{Operation, StreamId, StreamProgress, VectorClock};
 use crate::status::{AICORE_EXCEPTION, Outcome};
 use smallvec::SmallVec;
 
@@ -27,14 +27,14 @@ pub(crate) type Visit<'a> = &'a dyn Fn(&mut dyn FnMut(Access));
 
 /// The findings about the accesses of an operation.
 #[derive(Default)]
-pub(super) struct Examined {
+pub(super) struct Examination {
     pub(super) suspicions: Vec<Suspicion>,
-    /// A message, if a range lies outside of all memory.
+    /// A message, if a range is outside of all memory.
     pub(super) broken: Option<String>,
 }
 
 impl AllocationTable {
-    /// Checks that a range lies in one allocation. `Err` is for a range outside of all memory.
+    /// Checks that a range is within one allocation. `Err` is for a range outside of all memory.
     pub(super) fn bounds(
         &self,
         name: &'static str,
@@ -95,16 +95,13 @@ impl AllocationTable {
         while let Some(region) = self.region(rest.address)
             && let Owner::Mapped(_) = region.owner
         {
-            let room = (region.reach - rest.address) as u64;
-            if rest.bytes <= room {
+            let own = (region.reach - rest.address) as u64;
+            if rest.bytes <= own {
                 break;
             }
-            visit(Access {
-                bytes: room,
-                ..rest
-            });
+            visit(Access { bytes: own, ..rest });
             rest.address = region.reach;
-            rest.bytes -= room;
+            rest.bytes -= own;
         }
         visit(rest);
     }
@@ -117,8 +114,8 @@ impl AllocationTable {
         let end = access
             .address
             .saturating_add(usize::try_from(access.bytes).unwrap_or(usize::MAX));
-        region.accesses.iter().filter(move |of| {
-            (of.write || access.write) && of.start < end && access.address < of.end
+        region.accesses.iter().filter(move |known| {
+            (known.write || access.write) && known.start < end && access.address < known.end
         })
     }
 
@@ -130,19 +127,21 @@ impl AllocationTable {
             return;
         };
         let accesses = &mut region.accesses;
-        let same = |of: &&mut QueuedAccess| {
-            of.operation.stream == operation.stream
-                && of.start == access.address
-                && of.end == end
-                && of.write == access.write
+        let same = |known: &&mut QueuedAccess| {
+            known.operation.stream == operation.stream
+                && known.start == access.address
+                && known.end == end
+                && known.write == access.write
         };
-        if let Some(of) = accesses.iter_mut().find(same) {
-            of.operation = operation;
-            of.site = (name, access.what);
+        if let Some(known) = accesses.iter_mut().find(same) {
+            if known.operation.number <= operation.number {
+                known.operation = operation;
+                known.site = (name, access.what);
+            }
             return;
         }
         if accesses.len() == accesses.capacity() {
-            accesses.retain(|of| !self.order.host_has_waited(of.operation));
+            accesses.retain(|known| !self.order.host_has_waited(known.operation));
         }
         if accesses.len() >= ACCESSES {
             accesses.remove(0);
@@ -162,8 +161,8 @@ impl AllocationTable {
         name: &'static str,
         visit: Visit<'_>,
         races: impl Fn(&QueuedAccess, Access) -> Option<Suspicion>,
-    ) -> Examined {
-        let mut examined = Examined::default();
+    ) -> Examination {
+        let mut examined = Examination::default();
         let mut examine = |access: Access| match self.bounds(name, access) {
             Err(suspicion) => {
                 examined
@@ -173,8 +172,8 @@ impl AllocationTable {
             }
             Ok((region, beyond)) => {
                 examined.suspicions.extend(beyond);
-                let race =
-                    AllocationTable::conflicts(region, access).find_map(|of| races(of, access));
+                let race = AllocationTable::conflicts(region, access)
+                    .find_map(|known| races(known, access));
                 examined.suspicions.extend(race);
             }
         };
@@ -201,22 +200,22 @@ impl AllocationTable {
     }
 }
 
-/// Checks the operation about to be queued in a stream with a number, and records its accesses. In strict mode a
+/// Checks the operation about to be queued, and records its accesses. In strict mode a
 /// finding refuses the operation. An operation on bytes outside of all memory must not run: the result is the fault
 /// that its stream reports instead.
 pub(crate) fn admit(
-    stream: StreamId,
-    number: u64,
+    operation: Operation,
     check: Check,
     code: i32,
     name: &'static str,
     visit: Visit<'_>,
 ) -> Outcome<Option<Fault>> {
-    let operation = Operation { stream, number };
     let examined = with(|table| {
-        let races = |of: &QueuedAccess, access| {
-            let ordered = table.order.happens_before(of.operation, stream);
-            (!ordered).then(|| stream_race(name, access, of))
+        let races = |known: &QueuedAccess, access| {
+            let ordered = table
+                .order
+                .happens_before(known.operation, operation.stream);
+            (!ordered).then(|| stream_race(name, access, known))
         };
         let examined = table.examine(name, visit, races);
         if examined.suspicions.is_empty() {
@@ -238,7 +237,25 @@ pub(crate) fn admit(
     Ok(fault)
 }
 
-fn stream_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspicion {
+/// Adds the accesses of a queued update of a graph to those of the graph's queued replays, which run the new tasks
+/// unless they happen before the update. These accesses are not examined for races.
+pub(crate) fn add_replay_accesses(
+    update: Operation,
+    replays: &[Operation],
+    name: &'static str,
+    visit: Visit<'_>,
+) {
+    with(|table| {
+        table.order.queue(update);
+        for &replay in replays {
+            if !table.order.happens_before(replay, update.stream) {
+                table.queue(replay, name, visit);
+            }
+        }
+    });
+}
+
+fn stream_race(name: &'static str, access: Access, known: &QueuedAccess) -> Suspicion {
     let verb = |write| if write { "writes" } else { "reads" };
     Suspicion {
         kind: FindingKind::StreamRace,
@@ -246,15 +263,15 @@ fn stream_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspici
         tensor: access.address,
         message: format!(
             "{name} {} its {} at {:#x} ({} bytes) while a {} queued on another stream {} the same memory as its {}, \
-             with no event between them; record an event on the other stream after that work, and let this stream wait for \
-             it (aclrtRecordEvent, aclrtStreamWaitEvent)",
+             with no event between them; record an event on the other stream after that work, and let this stream \
+             wait for it (aclrtRecordEvent, aclrtStreamWaitEvent)",
             verb(access.write),
             access.what,
             access.address,
             access.bytes,
-            of.site.0,
-            verb(of.write),
-            of.site.1
+            known.site.0,
+            verb(known.write),
+            known.site.1
         ),
     }
 }
@@ -269,9 +286,9 @@ pub(crate) fn inspect(
     visit: Visit<'_>,
 ) -> Outcome {
     let examined = with(|table| {
-        table.examine(name, visit, |of, access| {
-            (by_host && !table.order.host_has_waited(of.operation))
-                .then(|| host_race(name, access, of))
+        table.examine(name, visit, |known, access| {
+            (by_host && !table.order.host_has_waited(known.operation))
+                .then(|| host_race(name, access, known))
         })
     });
     let check = if examined.broken.is_some() {
@@ -282,9 +299,9 @@ pub(crate) fn inspect(
     report_all(check, code, examined.suspicions)
 }
 
-fn host_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspicion {
+fn host_race(name: &'static str, access: Access, known: &QueuedAccess) -> Suspicion {
     let verb = if access.write { "writes" } else { "reads" };
-    let what = if of.write { "written" } else { "read" };
+    let what = if known.write { "written" } else { "read" };
     Suspicion {
         kind: FindingKind::HostRace,
         site: (name, access.what),
@@ -292,7 +309,60 @@ fn host_race(name: &'static str, access: Access, of: &QueuedAccess) -> Suspicion
         message: format!(
             "{name} {verb} its {} at {:#x} ({} bytes), which a queued {} has {what} as its {} with no synchronisation \
              since; wait for its stream first (aclrtSynchronizeStream)",
-            access.what, access.address, access.bytes, of.site.0, of.site.1
+            access.what, access.address, access.bytes, known.site.0, known.site.1
         ),
     }
+}
+
+/// Adds a stream, whose thread counts its finished operations in `progress`.
+pub(crate) fn add_stream(stream: StreamId, progress: StreamProgress) {
+    with(|table| table.order.add_stream(stream, progress));
+}
+
+/// Removes a stream whose work is over.
+pub(crate) fn remove_stream(stream: StreamId) {
+    with(|table| table.order.remove_stream(stream));
+    settle();
+}
+
+/// Streams with tasks that are queued and not over.
+pub(crate) fn busy_streams() -> Vec<StreamId> {
+    with(|table| table.order.busy_streams())
+}
+
+/// Writes the clock of a stream, with the stream's own queued work, into `into`.
+pub(crate) fn snapshot_clock(stream: StreamId, into: &mut VectorClock) {
+    with(|table| table.order.snapshot(stream, into));
+}
+
+/// Whether an operation happens before the next one of a stream.
+pub(crate) fn happens_before(operation: Operation, stream: StreamId) -> bool {
+    with(|table| table.order.happens_before(operation, stream))
+}
+
+/// Whether the host has waited for an operation, or its stream is gone.
+pub(crate) fn host_has_waited(operation: Operation) -> bool {
+    with(|table| table.order.host_has_waited(operation))
+}
+
+/// Orders the next operation of a stream after everything in a clock.
+pub(crate) fn order_after(stream: StreamId, clock: &[(StreamId, u64)]) {
+    with(|table| table.order.order_after(stream, clock));
+}
+
+/// Notes that the next operation of a stream waits for something that the sanitizer does not know.
+pub(crate) fn order_after_unknown(stream: StreamId) {
+    with(|table| table.order.order_after_unknown(stream));
+}
+
+/// Notes that the host has waited for everything in a clock.
+pub(crate) fn host_waited(clock: &[(StreamId, u64)]) {
+    with(|table| table.order.host_waited(clock));
+    settle();
+}
+
+/// Notes that the host has waited for the first `number` operations of a stream, and so for the stream's clock.
+pub(crate) fn host_waited_for_stream(stream: StreamId, number: u64) {
+    with(|table| table.order.host_waited_for_stream(stream, number));
+    settle();
 }

@@ -3,7 +3,7 @@
 use super::written::WrittenBytes;
 use super::{Allocation, MemoryLocation, Owner, Region, TABLE, with};
 use crate::config::Check;
-use crate::sanitizer::finding::{FindingKind, Suspicion, report_all};
+use crate::sanitizer::finding::report_all;
 use crate::status::{
     ALREADY_REGISTERED, MEMORY_FREE, NOT_REGISTERED, Outcome, PARAM_INVALID, failure,
 };
@@ -42,7 +42,8 @@ pub(crate) fn register_host(
         {
             return Err(failure!(
                 ALREADY_REGISTERED,
-                "{name}: {address:#x} ({bytes} bytes) is registered already, in part or as a whole: {start:#x} to {:#x}",
+                "{name}: {address:#x} ({bytes} bytes) is registered already, in part or as a whole: {start:#x} to \
+                 {:#x}",
                 known.end
             ));
         }
@@ -130,21 +131,7 @@ pub(crate) fn unregister_host(check: Check, name: &'static str, address: usize) 
             return Err(missing(name, address));
         };
         let region = table.regions.get(&address).filter(|_| registration.foreign);
-        let accesses = region
-            .map(|region| region.accesses.as_slice())
-            .unwrap_or_default();
-        let unsynced = accesses
-            .iter()
-            .find(|of| !table.order.host_has_waited(of.operation));
-        Ok(unsynced.map(|of| Suspicion {
-            kind: FindingKind::FreeInUse,
-            site: (name, of.site.1),
-            tensor: address,
-            message: format!(
-                "{name}: {address:#x} is the {} of a queued {}, and nothing has waited for that since",
-                of.site.1, of.site.0
-            ),
-        }))
+        Ok(region.and_then(|region| table.ends_in_use(name, region)))
     })?;
     report_all(check, MEMORY_FREE, found)?;
     with(|table| {

@@ -5,22 +5,22 @@ use super::{Allocation, AllocationTable, MemoryLocation, Owner, Region, capacity
 use crate::config::{Check, poisons};
 use crate::handle::{Id, Kind, Table};
 use crate::memory::{DeviceMemory, POISON, PhysicalMemory, Range, Ranges, hide};
-use crate::sanitizer::finding::{FindingKind, Suspicion, report_all};
+use crate::sanitizer::finding::{Suspicion, report_all};
 use crate::status::{MEMORY_ALLOCATION, MEMORY_FREE, Outcome, PARAM_INVALID, failure};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 
-/// Handles of physical memory; the number is that of [`Virtual::physical`].
+/// Handles of physical memory; the number is that of [`VirtualMemory::physical`].
 static HANDLES: Table<u64> = Table::new(Kind::Physical);
 
-/// Physical memory.
+/// Physical memory behind a handle.
 #[derive(Debug)]
-struct Physical {
+struct PhysicalHandle {
     device: i32,
     /// The size that was requested.
     bytes: u64,
     /// Start of its part of the file; `len` is the part's length.
-    at: usize,
+    offset: usize,
     len: usize,
     /// The number of its mappings.
     mappings: usize,
@@ -34,7 +34,7 @@ struct Physical {
 
 /// A range that a program has reserved.
 #[derive(Clone, Copy, Debug)]
-struct Reserved {
+struct ReservedRange {
     /// The range, which may be longer than the requested size.
     range: Range,
     /// The requested size, in whole units.
@@ -45,21 +45,21 @@ struct Reserved {
 
 /// The physical memory and the reserved ranges of the process.
 #[derive(Debug, Default)]
-pub(super) struct Virtual {
+pub(super) struct VirtualMemory {
     file: Option<PhysicalMemory>,
-    physical: BTreeMap<u64, Physical>,
+    physical: BTreeMap<u64, PhysicalHandle>,
     count: u64,
     /// By first address.
-    reserved: BTreeMap<usize, Reserved>,
+    reserved: BTreeMap<usize, ReservedRange>,
 }
 
-impl Virtual {
+impl VirtualMemory {
     /// The written bytes of the physical memory with a number.
     pub(super) fn written(&self, number: u64) -> Option<&WrittenBytes> {
         self.physical.get(&number).map(|physical| &physical.written)
     }
 
-    /// As [`Virtual::written`], but mutable.
+    /// The written bytes of physical memory, to be changed.
     pub(super) fn written_mut(&mut self, number: u64) -> Option<&mut WrittenBytes> {
         let physical = self.physical.get_mut(&number);
         physical.map(|physical| &mut physical.written)
@@ -71,7 +71,7 @@ pub(crate) fn reserve(device: Option<i32>, bytes: usize) -> Outcome<usize> {
     let range = DeviceMemory::get()?.ranges.reserve(bytes)?;
     with(|table| {
         let len = bytes.next_multiple_of(Ranges::ALIGNMENT);
-        let known = Reserved { range, len, device };
+        let known = ReservedRange { range, len, device };
         table.memory.reserved.insert(range.base, known);
         let end = range.base + len;
         table
@@ -100,8 +100,8 @@ pub(crate) fn release_range(name: &str, address: usize) -> Outcome {
         if let Some(region) = inside {
             return Err(failure!(
                 PARAM_INVALID,
-                "{name}: {:#x} in the range ({} bytes) is still mapped, or used by queued work; aclrtUnmapMem, then wait, \
-                 comes first",
+                "{name}: {:#x} in the range ({} bytes) is still mapped, or used by queued work; aclrtUnmapMem, then \
+                 wait, comes first",
                 region.info.base,
                 region.info.bytes
             ));
@@ -147,13 +147,13 @@ pub(crate) fn allocate_physical(device: i32, bytes: u64) -> Outcome<Id> {
             Some(file) => file,
             none => none.insert(PhysicalMemory::new(memory.len())?),
         };
-        let at = file.take(len).ok_or_else(short)?;
+        let offset = file.take(len).ok_or_else(short)?;
         table.memory.count += 1;
         let number = table.memory.count;
-        let physical = Physical {
+        let physical = PhysicalHandle {
             device,
             bytes,
-            at,
+            offset,
             len,
             mappings: 0,
             held: true,
@@ -192,10 +192,10 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
             deferred_frees,
             ..
         } = table;
-        let wrong = |what: &str, given: usize, allowed: String| {
+        let wrong = |what: &str, value: usize, allowed: String| {
             failure!(
                 PARAM_INVALID,
-                "{name}: {what}: given {given:#x}, allowed: {allowed}"
+                "{name}: {what}: given {value:#x}, allowed: {allowed}"
             )
         };
         let Some(physical) = virtuals.physical.get_mut(&number) else {
@@ -261,7 +261,7 @@ pub(crate) fn map(name: &str, address: usize, bytes: usize, handle: *const c_voi
         // accesses nor the check for overlapping outputs, both of which go by address, know that these are the same
         // bytes. Work that runs on both at once reads or writes the bytes through raw pointers, never through
         // references, and reads any of the values that are written there, as on hardware.
-        unsafe { file.show(memory.host(address), physical.at, bytes) }?;
+        unsafe { file.show(memory.host(address), physical.offset, bytes) }?;
         if std::mem::take(&mut physical.unpoisoned) {
             // SAFETY: the bytes were mapped just now, for the first time: no other code has their address.
             unsafe { memory.host(address).write_bytes(POISON, bytes) };
@@ -307,17 +307,7 @@ pub(crate) fn unmap(check: Check, name: &'static str, address: usize) -> Outcome
             .get(&address)
             .filter(is_mapped)
             .ok_or_else(missing)?;
-        let mut accesses = region.accesses.iter();
-        let unsynced = accesses.find(|of| !table.order.host_has_waited(of.operation));
-        Ok(unsynced.map(|of| Suspicion {
-            kind: FindingKind::FreeInUse,
-            site: (name, of.site.1),
-            tensor: address,
-            message: format!(
-                "{name}: {address:#x} ({} bytes) has the {} of a queued {}, and nothing has waited for that since",
-                region.info.bytes, of.site.1, of.site.0
-            ),
-        }))
+        Ok(table.ends_in_use(name, region))
     })?;
     report_all(check, MEMORY_FREE, found)?;
     let now = with(|table| -> Outcome<Vec<Region>> {
@@ -327,15 +317,7 @@ pub(crate) fn unmap(check: Check, name: &'static str, address: usize) -> Outcome
             .filter(is_mapped)
             .ok_or_else(missing)?;
         let region = table.remove(address).ok_or_else(missing)?;
-        if region
-            .accesses
-            .iter()
-            .any(|of| table.order.in_flight(of.operation))
-        {
-            table.deferred_frees.push(region);
-            return Ok(Vec::new());
-        }
-        Ok(vec![region])
+        Ok(table.end(region))
     })?;
     super::release(now);
     settle();
@@ -355,7 +337,7 @@ impl AllocationTable {
 
     /// Gives physical memory back if it has neither a handle nor a mapping.
     fn drop_physical(&mut self, number: u64) {
-        let idle = |physical: &Physical| !physical.held && physical.mappings == 0;
+        let idle = |physical: &PhysicalHandle| !physical.held && physical.mappings == 0;
         if !self.memory.physical.get(&number).is_some_and(idle) {
             return;
         }
@@ -366,7 +348,7 @@ impl AllocationTable {
             *used = used.saturating_sub(physical.len as u64);
         }
         if let Some(file) = &mut self.memory.file {
-            file.give_back(physical.at, physical.len);
+            file.give_back(physical.offset, physical.len);
         }
     }
 }
@@ -382,7 +364,7 @@ pub(super) fn clear(device: i32) -> (u64, u64) {
             deferred_frees,
             ..
         } = table;
-        let of_device = |physical: &&mut Physical| physical.device == device && physical.held;
+        let of_device = |physical: &&mut PhysicalHandle| physical.device == device && physical.held;
         let mut bytes = 0u64;
         let mut numbers = Vec::new();
         for (number, physical) in &mut memory.physical {

@@ -16,7 +16,7 @@ pub(super) struct WrittenBytes {
 }
 
 impl WrittenBytes {
-    /// The range that an offset lies in, or ends at.
+    /// The range that contains an offset, or ends at it.
     fn before(&self, offset: usize) -> Option<(usize, usize)> {
         let (&start, &end) = self.ranges.range(..=offset).next_back()?;
         (offset <= end).then_some((start, end))
@@ -85,10 +85,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn gaps(of: &WrittenBytes, bytes: Range<usize>) -> Vec<Range<usize>> {
+    fn gaps(written: &WrittenBytes, bytes: Range<usize>) -> Vec<Range<usize>> {
         let mut gaps = Vec::new();
         let mut start = bytes.start;
-        while let Some(gap) = of.first_gap(start..bytes.end) {
+        while let Some(gap) = written.first_gap(start..bytes.end) {
             start = gap.end;
             gaps.push(gap);
         }

@@ -18,19 +18,7 @@ pub(crate) fn rows() -> Vec<Row> {
         ]
     };
     let ([cos, sin], [other_cos, other_sin], [last_cos, last_sin]) = (turns(), turns(), turns());
-    // The root of the mean square of the first row is 5, of the second one 1.
-    let rows = f32([2, 2], [1, 7, -1, 1]).read();
     vec![
-        row(
-            "aclnnRmsNorm",
-            [
-                rows,
-                f32([2], [5, 10]).read(),
-                Real(0.0),
-                f32([2, 2], [1, 14, -5, 10]).written(),
-                f32([2, 1], [0.2, 1.0]).written(),
-            ],
-        ),
         row(
             "aclnnLayerNorm",
             [

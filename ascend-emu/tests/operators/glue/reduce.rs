@@ -4,7 +4,6 @@ use super::rows::Argument::{Int, Real};
 use super::rows::*;
 use super::tensors::*;
 use crate::bench::*;
-use approx::assert_abs_diff_eq;
 use ascend_emu::glue::*;
 use ascend_sys::bindings::aclDataType;
 use ascend_sys::bindings::aclTensor;
@@ -359,28 +358,7 @@ fn lines_have_norms() {
         out.out()
     )));
     assert_eq!(out.values(), [24.5, 2.0]);
-    let gamma = Tensor::floats(&[2], &[1.0, 10.0]);
-    let (y, scales) = (
-        Tensor::floats(&[2, 2], &[0.0]),
-        Tensor::floats(&[2, 1], &[0.0]),
-    );
-    ok(call!(aclnnRmsNorm(
-        x.input(),
-        gamma.input(),
-        0.5,
-        y.out(),
-        scales.out()
-    )));
-    for (line, (got, scale)) in [[3.0f64, -4.0], [0.0, 2.0]]
-        .iter()
-        .zip(y.values().chunks(2).zip(scales.values()))
-    {
-        let want = 1.0 / (line.iter().map(|v| v * v).sum::<f64>() / 2.0 + 0.5).sqrt();
-        assert_abs_diff_eq!(scale, want, epsilon = 1e-6);
-        assert!(
-            (got[0] - line[0] * want).abs() < 1e-6 && (got[1] - 10.0 * line[1] * want).abs() < 1e-5
-        );
-    }
+    let y = Tensor::floats(&[2, 2], &[0.0]);
     let bounds = [
         Tensor::floats(&[2], &[-1.0, 0.0]),
         Tensor::floats(&[2], &[2.0, 1.0]),

@@ -5,8 +5,8 @@ use std::fmt;
 use ascend_attention::{Element, Tensor, Violation};
 
 use crate::backends::{
-    AttentionBackend, LatentForm, LatentTensors, LayerTensors, StepContext, StepMemory, StepPlan,
-    size,
+    AttentionBackend, LatentForm, LatentTensors, LayerTensors, StepContext, StepMemory,
+    StepProgram, StepStage, size,
 };
 use crate::batch::{AttentionMetadata, Causality, MaskKind, StatePolicy, StepPart};
 use crate::error::{Error, Result};
@@ -124,16 +124,16 @@ impl<T: Element> AttentionBackend<T> for Mla {
         "mla"
     }
 
-    fn plan(
+    fn program(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-    ) -> Result<Box<dyn StepPlan<T>>> {
+    ) -> Result<StepProgram<T>> {
         let latent = latent(step, first)?;
         let rope = latent.query_rope;
         let metadata = step.metadata;
         let bytes = self.workspace_bytes;
-        Ok(Box::new(match latent.form {
+        Ok(StepProgram::new([]).stage(match latent.form {
             LatentForm::Absorbed => {
                 let part = StepPart::all(metadata);
                 let queries = [first.query, rope];
@@ -186,7 +186,7 @@ enum MlaStep<T: Element> {
     Mixed(usize, MlaDecode, Box<MlaPrefill<T>>),
 }
 
-impl<T: Element> StepPlan<T> for MlaStep<T> {
+impl<T: Element> StepStage<T> for MlaStep<T> {
     fn memory(&self) -> StepMemory {
         match self {
             Self::Absorbed(decode) => decode.memory(),
@@ -195,15 +195,12 @@ impl<T: Element> StepPlan<T> for MlaStep<T> {
         }
     }
 
-    fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
+    fn output_shape(&self, layer: &LayerTensors<'_, T>) -> [usize; 3] {
         let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(layer.query, axis));
-        let shape = match self {
+        match self {
             Self::Absorbed(_) => [heads, tokens, dim],
             Self::Plain(_) | Self::Mixed(..) => [tokens, heads, dim],
-        };
-        let mut output = Tensor::empty(step.stream.device(), shape)?;
-        self.launch_into(step, layer, &mut output)?;
-        Ok(output)
+        }
     }
 
     fn launch_into(

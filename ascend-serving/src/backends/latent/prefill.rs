@@ -18,8 +18,8 @@ use crate::backends::{
 use crate::batch::{AttentionMetadata, StepPart};
 use crate::error::Result;
 use crate::kv::CachedRows;
-use crate::lock::lock;
-use crate::planned_stream::PlannedStream;
+use crate::sharing::PlannedStream;
+use crate::sharing::lock;
 
 use super::context_chunks::{ContextChunk, ContextChunks};
 
@@ -181,7 +181,7 @@ impl<T: Element> MlaPrefill<T> {
         let behind: usize = rows.iter().map(Range::len).sum();
         let chunked = !context.chunks.is_empty();
         if chunked {
-            first.cache.lies_whole(block_size)?;
+            first.cache.check_contiguous(block_size)?;
         }
         let sizes = WorkspaceSizes {
             tokens,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::lock::lock;
+use crate::sharing::lock;
 
 use super::BlockPool;
 
@@ -47,16 +47,14 @@ impl Block {
     }
 
     /// The number of handles and copies that hold the block.
-    pub(crate) fn holders(&self) -> u32 {
-        self.pool.holders(self.id)
+    pub(crate) fn holders(&self) -> u64 {
+        lock(&self.pool.0.state).block(self.id).holders
     }
 }
 
 impl Clone for Block {
     fn clone(&self) -> Self {
-        if let Some(holders) = lock(&self.pool.0.state).held(self.id) {
-            *holders = holders.saturating_add(1);
-        }
+        lock(&self.pool.0.state).block(self.id).holders += 1;
         Self {
             pool: self.pool.clone(),
             id: self.id,

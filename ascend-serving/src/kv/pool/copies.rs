@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::lock::lock;
+use crate::sharing::lock;
 
 use super::block::Holder;
 use super::{Block, BlockPool, CacheEntry};
@@ -33,10 +33,10 @@ impl BlockPool {
         let caches = lock(self.progress_table()).caches();
         let mut state = lock(&self.0.state);
         let number = state.next_copy;
-        state.next_copy = number.saturating_add(1);
+        state.next_copy += 1;
         let kept = (caches.len() > 1).then_some(from.id);
-        if let Some(holders) = kept.and_then(|from| state.held(from)) {
-            *holders = holders.saturating_add(1);
+        if let Some(from) = kept {
+            state.block(from).holders += 1;
         }
         let copy = AwaitedCopy {
             number,
@@ -58,8 +58,8 @@ impl BlockPool {
     ) -> bool {
         let state = lock(&self.0.state);
         let awaited = state.uncopied.get(&block);
-        awaited.is_some_and(|of| {
-            of.number == copy && cache.is_none_or(|cache| of.is_in(cache.place()))
+        awaited.is_some_and(|awaited| {
+            awaited.number == copy && cache.is_none_or(|cache| awaited.is_in(cache.place()))
         })
     }
 
@@ -73,7 +73,7 @@ impl BlockPool {
             return;
         }
         match cache {
-            Some(cache) => awaited.caches.retain(|at| *at != cache.place()),
+            Some(cache) => awaited.caches.retain(|place| *place != cache.place()),
             None => awaited.caches.clear(),
         }
         if awaited.caches.is_empty()
@@ -90,7 +90,7 @@ impl BlockPool {
         let mut copied_from = Vec::new();
         state.uncopied.retain(|_, copy| {
             let awaited = copy.is_in(cache) && !copy.caches.is_empty();
-            copy.caches.retain(|at| *at != cache);
+            copy.caches.retain(|place| *place != cache);
             let over = awaited && copy.caches.is_empty();
             copied_from.extend(copy.from.filter(|_| over));
             !over
@@ -113,9 +113,9 @@ impl BlockPool {
         let state = lock(&self.0.state);
         blocks.find(|block| {
             let awaited = state.uncopied.get(block);
-            awaited.is_some_and(|of| match cache {
-                Some(cache) => of.is_in(cache.place()),
-                None => of.from.is_none(),
+            awaited.is_some_and(|copy| match cache {
+                Some(cache) => copy.is_in(cache.place()),
+                None => copy.from.is_none(),
             })
         })
     }
@@ -142,7 +142,7 @@ impl BlockPool {
                 to = from as usize;
             }
             // The source of a copy may be the target of an earlier one.
-            all.get_mut(first..).unwrap_or_default().reverse();
+            all[first..].reverse();
         }
         all
     }

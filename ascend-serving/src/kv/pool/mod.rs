@@ -13,18 +13,18 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use ascend_attention::Violation;
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
-use crate::lock::lock;
 use crate::rules::{self, room};
+use crate::sharing::lock;
 
 use super::pad::PadPolicy;
-use super::slot::{MAX_INT32, capacity};
+use super::slot::{MAX_INT32, count_slots};
 
 pub use block::Block;
 use block::Holder;
 use progress::ProgressTable;
 pub(in crate::kv) use progress::SequenceEntry;
 pub(crate) use progress::{CacheEntry, SequenceStamp, StepProgress, StepTokens};
-use state::{BlockChanges, State};
+use state::{BlockRecord, State};
 pub use steps_in_flight::StepLease;
 
 /// A group of layers that share block tables. Each pool is a group of its own.
@@ -40,7 +40,7 @@ impl fmt::Display for GroupId {
 /// Blocks of a request that a step only reads, and those that it writes.
 pub(crate) type ReadAndWritten<'r> = [&'r [usize]; 2];
 
-struct Shared {
+struct SharedPool {
     group: GroupId,
     block_size: usize,
     blocks: usize,
@@ -64,10 +64,10 @@ struct Shared {
 ///
 /// Cloning shares the pool.
 #[derive(Clone)]
-pub struct BlockPool(Arc<Shared>);
+pub struct BlockPool(Arc<SharedPool>);
 
 impl BlockPool {
-    /// The most blocks of a pool. It keeps 24 bytes of host memory for each, and 16 more for those that wait for
+    /// The most blocks of a pool. It keeps 28 bytes of host memory for each, and 16 more for those that wait for
     /// steps in flight.
     pub const MAX_BLOCKS: usize = 1 << 26;
 
@@ -82,19 +82,19 @@ impl BlockPool {
     /// for a dump slot that is not one of them.
     pub fn new(blocks: usize, block_size: usize, pad: PadPolicy) -> Result<Self, Violation> {
         static GROUPS: AtomicU64 = AtomicU64::new(0);
-        let reserved = pad.reserved_blocks(block_size.max(1));
-        let slots = capacity(blocks, block_size);
-        let counted = slots <= MAX_INT32 && blocks <= Self::MAX_BLOCKS;
-        if counted && slots > 0 {
+        let reserved = pad.reserved_blocks(block_size);
+        let slots = count_slots(blocks, block_size).ok();
+        let slots = slots.filter(|_| blocks <= Self::MAX_BLOCKS);
+        if let Some(slots) = slots {
             pad.check(slots)?;
         }
-        let fix = match pad {
-            PadPolicy::DumpSlot(_) if counted && slots > 0 => {
+        let fix = match (pad, slots) {
+            (PadPolicy::DumpSlot(_), Some(_)) => {
                 "choose more blocks, or a small dump slot such as 0: each block up to that of the slot is reserved"
             }
             _ => "choose another number of blocks",
         };
-        if !counted || block_size == 0 || reserved >= blocks {
+        if slots.is_none() || reserved >= blocks {
             return Err(Violation::new(
                 &rules::POOL_SIZE,
                 format_args!(
@@ -110,21 +110,19 @@ impl BlockPool {
         }
         // Blocks are handed out from the end of the list: lowest numbers first.
         let numbers = (reserved..blocks).rev();
-        let (mut holders, mut free, mut changed_at) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut records, mut free) = (Vec::new(), Vec::new());
         let fix = "choose fewer blocks";
-        room(&mut holders, blocks, &rules::POOL_SIZE, fix)?;
+        room(&mut records, blocks, &rules::POOL_SIZE, fix)?;
         room(&mut free, blocks, &rules::POOL_SIZE, fix)?;
-        room(&mut changed_at, blocks, &rules::POOL_SIZE, fix)?;
-        changed_at.resize(blocks, BlockChanges::default());
-        holders.resize(blocks, 0);
-        free.extend(numbers.filter_map(|block| u32::try_from(block).ok()));
+        records.resize(blocks, BlockRecord::default());
+        // `MAX_BLOCKS` is far below the numbers of 32 bits.
+        free.extend(numbers.map(|block| block as u32));
         let state = State {
-            holders,
+            blocks: records,
             free,
-            changed_at,
             ..State::default()
         };
-        Ok(Self(Arc::new(Shared {
+        Ok(Self(Arc::new(SharedPool {
             group: GroupId(GROUPS.fetch_add(1, Ordering::Relaxed)),
             block_size,
             blocks,
@@ -152,6 +150,11 @@ impl BlockPool {
         self.0.blocks
     }
 
+    /// Number of slots, an INT32.
+    pub(crate) fn slots(&self) -> usize {
+        self.0.blocks * self.0.block_size
+    }
+
     /// What padding tokens write.
     pub fn pad_policy(&self) -> PadPolicy {
         self.0.pad
@@ -172,7 +175,11 @@ impl BlockPool {
     /// Number of blocks that are held.
     pub fn held_blocks(&self) -> usize {
         let state = lock(&self.0.state);
-        state.holders.iter().filter(|holders| **holders > 0).count()
+        state
+            .blocks
+            .iter()
+            .filter(|record| record.holders > 0)
+            .count()
     }
 
     fn progress_table(&self) -> &Mutex<ProgressTable> {
@@ -197,13 +204,21 @@ impl BlockPool {
         let first = rows.next()?;
         let state = lock(&self.0.state);
         let changed = |(before, [read, written]): (u64, ReadAndWritten<'r>)| {
-            let at = |block: &usize| state.changed_at.get(*block).copied().unwrap_or_default();
-            let mut all = read
+            let after = |block: &usize, when: fn(&BlockRecord) -> u64| {
+                state
+                    .blocks
+                    .get(*block)
+                    .is_some_and(|record| when(record) > before)
+            };
+            let read = read
                 .iter()
-                .map(|block| (block, at(block).given_back))
-                .chain(written.iter().map(|block| (block, at(block).left)));
-            let found = all.find(|(_, at)| *at > before);
-            found.map(|(block, _)| *block)
+                .find(|block| after(block, |record| record.given_back));
+            let changed = read.or_else(|| {
+                written
+                    .iter()
+                    .find(|block| after(block, |record| record.left))
+            });
+            changed.copied()
         };
         std::iter::once(first).chain(rows).find_map(changed)
     }
@@ -220,7 +235,7 @@ impl BlockPool {
     /// than [`MAX_REQUESTS`](Self::MAX_REQUESTS).
     pub fn admits(&self, lengths: impl IntoIterator<Item = usize>) -> Result<(), Violation> {
         let size = self.0.block_size;
-        let mut needed = 0usize;
+        let mut needed = 0u128;
         for (request, len) in lengths.into_iter().enumerate() {
             if request >= Self::MAX_REQUESTS {
                 return Err(Violation::new(
@@ -230,12 +245,12 @@ impl BlockPool {
                     "split the batch",
                 ));
             }
-            needed = needed.saturating_add(len.div_ceil(size));
-            if needed > self.0.blocks {
+            needed += len.div_ceil(size) as u128;
+            if needed > self.0.blocks as u128 {
                 return Err(too_many_blocks(
                     format_args!(
                         "{needed} blocks of {size} tokens for the first {} requests, shared ones counted for each",
-                        request.saturating_add(1)
+                        request + 1
                     ),
                     format_args!("at most {}, those of the cache", self.0.blocks),
                 ));
@@ -295,9 +310,7 @@ impl BlockPool {
     }
 
     fn hand_out(&self, state: &mut State, id: u32) -> Block {
-        if let Some(holders) = state.held(id) {
-            *holders = 1;
-        }
+        state.block(id).holders = 1;
         Block {
             pool: self.clone(),
             id,
@@ -306,13 +319,13 @@ impl BlockPool {
 
     #[cold]
     fn too_few(&self, state: &State, wanted: usize) -> Violation {
-        let usable = self.0.blocks.saturating_sub(self.0.reserved);
         let (free, waiting) = (state.free.len(), state.waiting.len());
-        let held = usable.saturating_sub(free).saturating_sub(waiting);
-        let (rule, fix) = match free.saturating_add(waiting) < wanted {
+        let held = self.0.blocks - self.0.reserved - free - waiting;
+        let (rule, fix) = match free + waiting < wanted {
             true => (
                 &rules::POOL_EXHAUSTED,
-                "evict cached prefixes (`PrefixCache::evict`), finish or preempt a request, grow by fewer tokens, or make a larger cache",
+                "evict cached prefixes (`PrefixCache::evict`), finish or preempt a request, grow by fewer tokens, or \
+                 make a larger cache",
             ),
             false => (
                 &rules::POOL_WAITING,
@@ -354,10 +367,6 @@ impl BlockPool {
         let departures = state.departures;
         self.0.departures.store(departures, Ordering::Release);
     }
-
-    fn holders(&self, block: u32) -> u32 {
-        lock(&self.0.state).held(block).copied().unwrap_or(0)
-    }
 }
 
 impl AsRef<BlockPool> for BlockPool {
@@ -384,8 +393,8 @@ pub(crate) fn too_many_blocks(given: impl fmt::Display, allowed: impl fmt::Displ
         &rules::BATCH_BLOCKS,
         given,
         allowed,
-        "preempt a request, or make the cache larger; `SharedPrefixDecode` reads shared blocks once, and `PagedDecode` has no \
-         such limit",
+        "preempt a request, or make the cache larger; `SharedPrefixDecode` reads shared blocks once, and `PagedDecode` \
+         has no such limit",
     )
 }
 
@@ -428,8 +437,8 @@ pub(crate) mod tests {
     impl Lane for ByHand {
         type Fence = Point;
         fn fence(&self) -> Point {
-            let at = self.queued.fetch_add(1, Ordering::SeqCst) + 1;
-            Point(at, Arc::clone(&self.done))
+            let queued = self.queued.fetch_add(1, Ordering::SeqCst) + 1;
+            Point(queued, Arc::clone(&self.done))
         }
     }
 
@@ -518,8 +527,8 @@ pub(crate) mod tests {
         struct Curious(BlockPool, Arc<AtomicU64>);
         impl Fence for Curious {
             fn is_passed(&self) -> bool {
-                let of = (self.0.free_blocks(), self.0.held_blocks());
-                self.1.store(of.0 as u64 + 1, Ordering::SeqCst);
+                let (free, _) = (self.0.free_blocks(), self.0.held_blocks());
+                self.1.store(free as u64 + 1, Ordering::SeqCst);
                 self.0.steps_in_flight() == 1
             }
         }
@@ -557,8 +566,8 @@ pub(crate) mod tests {
                 true
             }
         }
-        struct Of;
-        impl Lane for Of {
+        struct PanickingLane;
+        impl Lane for PanickingLane {
             type Fence = Panics;
             fn fence(&self) -> Panics {
                 Panics(AtomicU64::new(0))
@@ -566,7 +575,7 @@ pub(crate) mod tests {
         }
         let pool = BlockPool::new(1, 16, PadPolicy::SkipNegative).unwrap();
         let block = pool.allocate().unwrap();
-        drop(pool.begin_step(&Of));
+        drop(pool.begin_step(&PanickingLane));
         drop(block);
         let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.free_blocks()));
         assert!(asked.is_err());

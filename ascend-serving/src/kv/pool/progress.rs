@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ascend_attention::Violation;
 
-use crate::lock::lock;
 use crate::rules;
+use crate::sharing::lock;
 
 use super::BlockPool;
 
@@ -84,7 +84,7 @@ pub(crate) struct StepProgress {
 
 impl ProgressTable {
     fn tick(&mut self) -> u64 {
-        self.clock = self.clock.saturating_add(1);
+        self.clock += 1;
         self.clock
     }
 
@@ -122,13 +122,13 @@ impl ProgressTable {
     ) -> impl Iterator<Item = &mut Progress> {
         let caches = self.caches.iter_mut().enumerate();
         let chosen = caches.filter(move |(at, _)| cache.is_none_or(|cache| cache == *at));
-        chosen.filter_map(move |(_, of)| of.as_mut()?.get_mut(place))
+        chosen.filter_map(move |(_, progress)| progress.as_mut()?.get_mut(place))
     }
 
     /// The indices of the caches.
     pub(super) fn caches(&self) -> Vec<usize> {
         let caches = self.caches.iter().enumerate();
-        let alive = caches.filter_map(|(place, of)| of.as_ref().map(|_| place));
+        let alive = caches.filter_map(|(place, progress)| progress.as_ref().map(|_| place));
         alive.collect()
     }
 
@@ -145,28 +145,29 @@ impl ProgressTable {
         tokens: &StepTokens,
     ) -> Result<(), Violation> {
         let StepTokens { stamp, cached, len } = *tokens;
-        let version = self.sequences.get(stamp.place).copied();
-        let version = version.unwrap_or_default();
-        if (version.began, version.changed) != (stamp.began, stamp.changed) {
-            return Err(changed(whose, version.began == stamp.began, len));
+        let is_alive = self.is_alive(&stamp);
+        if !is_alive || self.sequences[stamp.place].changed != stamp.changed {
+            return Err(changed_sequence(whose, is_alive, len));
         }
         // A pool without a cache of this crate has no progress; where several caches share the pool, the least
         // counts.
         let least = self
             .progress(cache, stamp.place)
-            .min_by_key(|of| of.computed);
+            .min_by_key(|progress| progress.computed);
         match least {
-            Some(of) if of.computed < cached => Err(behind(whose, of, cached, len)),
+            Some(progress) if progress.computed < cached => {
+                Err(missing_tokens(whose, progress, cached, len))
+            }
             _ => Ok(()),
         }
     }
 
     fn open(&mut self, cache: Option<usize>, tokens: &StepTokens) {
-        for of in self.progress(cache, tokens.stamp.place) {
-            if of.open == 0 {
-                of.cut = usize::MAX;
+        for progress in self.progress(cache, tokens.stamp.place) {
+            if progress.open == 0 {
+                progress.cut = usize::MAX;
             }
-            of.open = of.open.saturating_add(1);
+            progress.open += 1;
         }
     }
 
@@ -181,22 +182,26 @@ impl ProgressTable {
         if !self.is_alive(&tokens.stamp) {
             return;
         }
-        for of in self.progress(cache, tokens.stamp.place) {
-            of.open = of.open.saturating_sub(1);
+        for progress in self.progress(cache, tokens.stamp.place) {
+            // A cache that joined the pool since the step began has no part in it.
+            let Some(open) = progress.open.checked_sub(1) else {
+                continue;
+            };
+            progress.open = open;
             if done {
                 // Tokens that were cut off meanwhile, and grown again, are not those that the step computed.
-                of.computed = of.computed.max(tokens.len.min(of.cut));
-                of.missing = None;
+                progress.computed = progress.computed.max(tokens.len.min(progress.cut));
+                progress.missing = None;
             } else if missing.is_some() {
-                of.computed = of.computed.min(tokens.cached);
-                of.missing.clone_from(missing);
+                progress.computed = progress.computed.min(tokens.cached);
+                progress.missing.clone_from(missing);
             }
         }
     }
 }
 
 #[cold]
-fn changed(whose: &dyn fmt::Display, is_alive: bool, len: usize) -> Violation {
+fn changed_sequence(whose: &dyn fmt::Display, is_alive: bool, len: usize) -> Violation {
     let what = match is_alive {
         true => "grew, was cut or gave blocks back since",
         false => "is gone",
@@ -205,39 +210,44 @@ fn changed(whose: &dyn fmt::Display, is_alive: bool, len: usize) -> Violation {
         &rules::SEQUENCE_CHANGED,
         format_args!("metadata of {whose} up to {len} tokens, whose sequence {what}"),
         "sequences as they were when the metadata was made",
-        "make the step's metadata (`AttentionMetadata::new` or `renew`) after the last `grow`, `truncate` or `drop_before` of its \
-         sequences, once for each step",
+        "make the step's metadata (`AttentionMetadata::new` or `renew`) after the last `grow`, `truncate` or \
+         `drop_before` of its sequences, once for each step",
     )
 }
 
 #[cold]
-fn behind(whose: &dyn fmt::Display, of: &Progress, cached: usize, len: usize) -> Violation {
-    let computed = of.computed;
+fn missing_tokens(
+    whose: &dyn fmt::Display,
+    progress: &Progress,
+    cached: usize,
+    len: usize,
+) -> Violation {
+    let computed = progress.computed;
     let given =
         format!("{cached} tokens of {whose} in front, of which the first {computed} are computed");
-    let allowed = match len.saturating_sub(computed) {
+    let allowed = match len - computed {
         new if len > cached => {
             format!("{new} or more new tokens: `BatchRequest::of(&sequence, {new})`")
         }
         new => format!("{computed} tokens, or all once a step has computed the last {new}"),
     };
-    match &of.missing {
+    match &progress.missing {
         Some(missing) => Violation::new(
             &rules::STEP_LAYERS_MISSING,
             format_args!("{given}: the step that wrote the next ones ended without {missing}"),
             allowed,
-            "begin a step with the last tokens of the sequence, all that are not computed, and queue every layer; or truncate the \
-             sequence to the computed ones, to 0 where blocks were given back, and grow it again",
+            "begin a step with the last tokens of the sequence, all that are not computed, and queue every layer; or \
+             truncate the sequence to the computed ones, to 0 where blocks were given back, and grow it again",
         ),
         None => Violation::new(
             &rules::SEQUENCE_GAP,
             given,
             allowed,
-            "compute all tokens that the sequence grew by in one step, and grow once for each step; a step that failed or was \
-             dropped before its first layer has computed none, so begin it again; tokens that are not wanted: \
-             truncate the sequence to the computed ones, to 0 where blocks were given back; tokens that something else really \
-             wrote, such as a copy from another cache: name them by `PagedKvCache::mark_computed`, otherwise attention reads what \
-             the blocks held before",
+            "compute all tokens that the sequence grew by in one step, and grow once for each step; a step that failed \
+             or was dropped before its first layer has computed none, so begin it again; tokens that are not wanted: \
+             truncate the sequence to the computed ones, to 0 where blocks were given back; tokens that something else \
+             really wrote, such as a copy from another cache: name them by `PagedKvCache::mark_computed`, otherwise \
+             attention reads what the blocks held before",
         ),
     }
 }
@@ -261,10 +271,10 @@ impl SequenceEntry {
     /// The entry of a sequence that begins with the first `tokens` tokens of this one.
     pub(in crate::kv) fn fork(&self, tokens: usize) -> Self {
         Self::add(&self.pool, |cache| {
-            let of = cache.get(self.stamp.place).cloned().unwrap_or_default();
+            let own = &cache[self.stamp.place];
             Progress {
-                computed: of.computed.min(tokens),
-                missing: of.missing.filter(|_| of.computed < tokens),
+                computed: own.computed.min(tokens),
+                missing: own.missing.clone().filter(|_| own.computed < tokens),
                 ..Progress::default()
             }
         })
@@ -288,15 +298,13 @@ impl SequenceEntry {
         let place = self.stamp.place;
         let mut table = lock(self.pool.progress_table());
         self.stamp.changed = table.tick();
-        if let Some(version) = table.sequences.get_mut(place) {
-            version.changed = self.stamp.changed;
-        }
+        table.sequences[place].changed = self.stamp.changed;
         let Some(tokens) = tokens else { return };
-        for of in table.progress(None, place) {
-            of.computed = of.computed.min(tokens);
-            of.cut = of.cut.min(tokens);
-            if of.computed == tokens {
-                of.missing = None;
+        for progress in table.progress(None, place) {
+            progress.computed = progress.computed.min(tokens);
+            progress.cut = progress.cut.min(tokens);
+            if progress.computed == tokens {
+                progress.missing = None;
             }
         }
     }
@@ -306,10 +314,8 @@ impl Drop for SequenceEntry {
     fn drop(&mut self) {
         let place = self.stamp.place;
         let mut table = lock(self.pool.progress_table());
-        if let Some(version) = table.sequences.get_mut(place) {
-            *version = SequenceVersion::default();
-            table.free.push(place);
-        }
+        table.sequences[place] = SequenceVersion::default();
+        table.free.push(place);
     }
 }
 
@@ -351,17 +357,17 @@ impl CacheEntry {
     /// The number of first tokens of a sequence that this cache has.
     pub(in crate::kv) fn computed_tokens(&self, sequence: SequenceStamp) -> usize {
         let mut table = lock(self.pool.progress_table());
-        let of = table.progress(Some(self.place), sequence.place).next();
-        of.map_or(0, |of| of.computed)
+        let progress = table.progress(Some(self.place), sequence.place).next();
+        progress.map_or(0, |progress| progress.computed)
     }
 
     /// Records that this cache has the first `tokens` tokens of a sequence.
     pub(in crate::kv) fn mark_computed(&self, sequence: SequenceStamp, tokens: usize) {
         let mut table = lock(self.pool.progress_table());
-        for of in table.progress(Some(self.place), sequence.place) {
-            if of.computed < tokens {
-                of.computed = tokens;
-                of.missing = None;
+        for progress in table.progress(Some(self.place), sequence.place) {
+            if progress.computed < tokens {
+                progress.computed = tokens;
+                progress.missing = None;
             }
         }
     }
@@ -378,9 +384,7 @@ impl CacheEntry {
 
 impl Drop for CacheEntry {
     fn drop(&mut self) {
-        if let Some(place) = lock(self.pool.progress_table()).caches.get_mut(self.place) {
-            *place = None;
-        }
+        lock(self.pool.progress_table()).caches[self.place] = None;
         self.pool.forget_copies(self.place);
     }
 }
@@ -397,7 +401,7 @@ impl BlockPool {
     pub(crate) fn computed_tokens(&self, sequence: SequenceStamp) -> Option<usize> {
         let mut table = lock(self.progress_table());
         let each = table.progress(None, sequence.place);
-        each.map(|of| of.computed).min()
+        each.map(|progress| progress.computed).min()
     }
 }
 
@@ -415,11 +419,11 @@ impl StepProgress {
         let place = cache.map(|cache| cache.place);
         let mut all = Vec::with_capacity(tokens.size_hint().0);
         let mut table = lock(pool.progress_table());
-        for (request, of) in tokens {
-            table.check(place, &format_args!("request {request}"), &of)?;
-            all.push(of);
+        for (request, tokens) in tokens {
+            table.check(place, &format_args!("request {request}"), &tokens)?;
+            all.push(tokens);
         }
-        all.iter().for_each(|of| table.open(place, of));
+        all.iter().for_each(|tokens| table.open(place, tokens));
         drop(table);
         Ok(Self {
             pool: pool.clone(),
@@ -436,7 +440,7 @@ impl StepProgress {
     }
 
     /// Records which layers are missing in a step that wrote some.
-    pub(crate) fn lacks(&mut self, missing: &Arc<str>) {
+    pub(crate) fn record_missing(&mut self, missing: &Arc<str>) {
         self.missing = Some(Arc::clone(missing));
     }
 
@@ -446,8 +450,8 @@ impl StepProgress {
         }
         let place = self.cache.as_ref().map(|cache| cache.place);
         let mut table = lock(self.pool.progress_table());
-        for of in &self.tokens {
-            table.close(place, of, done, &self.missing);
+        for tokens in &self.tokens {
+            table.close(place, tokens, done, &self.missing);
         }
     }
 }

@@ -15,9 +15,11 @@ pub(super) enum Step {
     Ending(Arc<dyn Fence>),
 }
 
-/// When a block changed hands, as a count of departures; 0 for never.
+/// The holders of a block, and when it changed hands, as a count of departures; 0 for never.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct BlockChanges {
+pub(super) struct BlockRecord {
+    /// The number of handles and copies that hold the block.
+    pub(super) holders: u64,
     pub(super) given_back: u64,
     /// When a handle left the block.
     pub(super) left: u64,
@@ -25,8 +27,8 @@ pub(super) struct BlockChanges {
 
 #[derive(Default)]
 pub(super) struct State {
-    /// Holders of each block.
-    pub(super) holders: Vec<u32>,
+    /// The record of each block, by its number.
+    pub(super) blocks: Vec<BlockRecord>,
     pub(super) free: Vec<u32>,
     /// Blocks that were given back while steps were in flight, with the number of the last step that may read them.
     pub(super) waiting: VecDeque<(u64, u32)>,
@@ -34,14 +36,12 @@ pub(super) struct State {
     /// Number of the first step in `steps`.
     pub(super) first_step: u64,
     /// Threads that are querying fences.
-    pub(super) asking: Vec<ThreadId>,
+    pub(super) querying: Vec<ThreadId>,
     /// Held blocks whose tokens still have to be copied from another one.
     pub(super) uncopied: HashMap<usize, AwaitedCopy>,
     /// Number of the next copy.
     pub(super) next_copy: u64,
-    /// For each block, when it changed hands.
-    pub(super) changed_at: Vec<BlockChanges>,
-    /// How often holders have left blocks so far: the clock of `changed_at`.
+    /// How often holders have left blocks so far: the clock of the records.
     pub(super) departures: u64,
 }
 
@@ -61,7 +61,7 @@ impl State {
             return None;
         }
         let over = self.steps.pop_front()?;
-        self.first_step = self.first_step.saturating_add(1);
+        self.first_step += 1;
         while let Some(&(step, block)) = self.waiting.front() {
             if step >= self.first_step {
                 break;
@@ -83,38 +83,30 @@ impl State {
 
     /// Records that a holder leaves a block. Returns the block that a dropped copy held.
     fn leave(&mut self, block: u32, holder: Holder) -> Option<u32> {
-        let holders = self.held(block)?;
-        // A count that has reached its maximum is not exact any more: the block is never handed out again.
-        if *holders == u32::MAX {
+        self.departures += 1;
+        let now = self.departures;
+        let record = self.block(block);
+        record.holders -= 1;
+        if holder == Holder::Handle {
+            record.left = now;
+        }
+        if record.holders > 0 {
             return None;
         }
-        *holders = holders.saturating_sub(1);
-        let last = *holders == 0;
-        self.departures = self.departures.saturating_add(1);
-        if let Some(at) = self.changed_at.get_mut(block as usize) {
-            if holder == Holder::Handle {
-                at.left = self.departures;
-            }
-            if last {
-                at.given_back = self.departures;
-            }
-        }
-        if !last {
-            return None;
-        }
+        record.given_back = now;
         let copy = self.uncopied.remove(&(block as usize));
-        match self.steps.len().checked_sub(1) {
-            None => self.free.push(block),
-            Some(last) => {
-                let last = self.first_step.saturating_add(last as u64);
+        match self.steps.len() as u64 {
+            0 => self.free.push(block),
+            steps => {
+                let last = self.first_step + steps - 1;
                 self.waiting.push_back((last, block));
             }
         }
         copy?.from
     }
 
-    pub(super) fn held(&mut self, block: u32) -> Option<&mut u32> {
-        let at = usize::try_from(block).ok()?;
-        self.holders.get_mut(at)
+    /// The record of a block, whose number its pool has chosen.
+    pub(super) fn block(&mut self, block: u32) -> &mut BlockRecord {
+        &mut self.blocks[block as usize]
     }
 }

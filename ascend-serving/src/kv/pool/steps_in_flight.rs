@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
 use crate::kv::fence::{Fence, Lane};
-use crate::lock::lock;
+use crate::sharing::lock;
 
 use super::BlockPool;
 use super::state::Step;
@@ -15,7 +15,7 @@ impl BlockPool {
     /// dropped, and the lane has passed that point, no block given back meanwhile is handed out again.
     pub fn begin_step<'a, L: Lane>(&self, lane: &'a L) -> StepLease<'a, L> {
         let mut state = lock(&self.0.state);
-        let number = state.first_step.saturating_add(state.steps.len() as u64);
+        let number = state.first_step + state.steps.len() as u64;
         state.steps.push_back(Step::Open);
         StepLease {
             pool: self.clone(),
@@ -33,15 +33,15 @@ impl BlockPool {
     /// Queries the fences of steps whether they are over, without holding the lock: a fence may be slow, or call the
     /// pool.
     pub(super) fn reclaim(&self) {
-        let Some(asking) = Asking::begin(self) else {
+        let Some(query) = FenceQuery::begin(self) else {
             return;
         };
         loop {
-            let ending = lock(&asking.pool.0.state).ending();
+            let ending = lock(&query.pool.0.state).ending();
             let Some((step, fence)) = ending.filter(|(_, fence)| fence.is_passed()) else {
                 return;
             };
-            let over = lock(&asking.pool.0.state).finish(step);
+            let over = lock(&query.pool.0.state).finish(step);
             // Fences are dropped outside the lock too.
             drop((over, fence));
         }
@@ -82,26 +82,24 @@ pub struct StepLease<'a, L: Lane> {
 
 impl<L: Lane> Drop for StepLease<'_, L> {
     fn drop(&mut self) {
-        let open = StaysOpen(self.number);
+        let open = OpenStepReport(self.number);
         let fence: Arc<dyn Fence> = Arc::new(self.lane.fence());
         std::mem::forget(open);
         let mut state = lock(&self.pool.0.state);
-        let at = self.number.checked_sub(state.first_step);
-        let at = at.and_then(|at| usize::try_from(at).ok());
-        if let Some(open) = at.and_then(|at| state.steps.get_mut(at)) {
-            *open = Step::Ending(fence);
-        }
+        // No step is removed before it has ended.
+        let place = (self.number - state.first_step) as usize;
+        state.steps[place] = Step::Ending(fence);
     }
 }
 
 /// Logs that a step stays open, when its lane has panicked instead of returning a fence.
-struct StaysOpen(u64);
+struct OpenStepReport(u64);
 
-impl Drop for StaysOpen {
+impl Drop for OpenStepReport {
     fn drop(&mut self) {
         tracing::error!(
-            "step {} stays open: its lane panicked when it was asked for the end of the step, so that blocks given back since \
-             the step began are not handed out again",
+            "step {} stays open: its lane panicked when it was asked for the end of the step, so that blocks given \
+             back since the step began are not handed out again",
             self.0
         );
     }
@@ -116,31 +114,29 @@ impl<L: Lane> fmt::Debug for StepLease<'_, L> {
 }
 
 /// Marks the calling thread as one that queries fences, until this is dropped.
-struct Asking<'a> {
+struct FenceQuery<'a> {
     pool: &'a BlockPool,
     thread: ThreadId,
 }
 
-impl<'a> Asking<'a> {
+impl<'a> FenceQuery<'a> {
     /// `None` if there is no fence to query, or this thread is querying one already, which calls the pool in turn.
     fn begin(pool: &'a BlockPool) -> Option<Self> {
         let thread = thread::current().id();
         let mut state = lock(&pool.0.state);
         let ending = matches!(state.steps.front(), Some(Step::Ending(_)));
-        if !ending || state.asking.contains(&thread) {
+        if !ending || state.querying.contains(&thread) {
             return None;
         }
-        state.asking.push(thread);
+        state.querying.push(thread);
         drop(state);
         Some(Self { pool, thread })
     }
 }
 
-impl Drop for Asking<'_> {
+impl Drop for FenceQuery<'_> {
     fn drop(&mut self) {
         let mut state = lock(&self.pool.0.state);
-        if let Some(at) = state.asking.iter().position(|of| *of == self.thread) {
-            state.asking.swap_remove(at);
-        }
+        state.querying.retain(|thread| *thread != self.thread);
     }
 }

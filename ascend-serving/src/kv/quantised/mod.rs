@@ -1,11 +1,233 @@
-//! Keys and values of one byte: which numbers share a scale, how rows are quantised, and the layers that store them.
+//! Keys and values of one byte: the layers that store them, which numbers share a scale, and how rows are quantised.
 
-pub(super) mod by_channel;
-pub(super) mod by_group;
-pub(super) mod by_token;
-pub(super) mod layer;
-pub(super) mod one_key_each;
-pub(super) mod quantised_type;
-pub(super) mod query_type;
-pub(super) mod rows_on_host;
-pub(super) mod write;
+mod channel_quantiser;
+mod channel_scales;
+mod group_quantiser;
+mod mxfp8;
+mod quantised_type;
+mod rows_on_host;
+mod token_quantiser;
+mod value_pair;
+mod write;
+
+use ascend_attention::attention::{Affine, Antiquantisation, Quantisation};
+use ascend_attention::spec::minifloat::Float8E8M0;
+use ascend_attention::spec::ops::fused_infer_attention_score::AntiquantMode;
+use ascend_attention::{AnyTensor, Device, Element, Queue, Stream, Tensor, Violation};
+
+use crate::error::Result;
+use crate::kv::cache_shape::LayerCache;
+use crate::rules;
+
+pub(crate) use channel_quantiser::{ChannelQuantiser, one_key_each};
+pub use channel_scales::ChannelScales;
+pub(in crate::kv) use channel_scales::DeviceScales;
+pub(crate) use mxfp8::{GROUP, GroupScales, quantise_mxfp8};
+pub use quantised_type::QuantisedType;
+pub(in crate::kv) use quantised_type::QueryType;
+pub(crate) use rows_on_host::host_numbers;
+pub(in crate::kv) use token_quantiser::TokenScales;
+pub(in crate::kv) use write::QuantisedWrite;
+
+/// The quantised cache of one layer, whose numbers stand for `stored * scale`.
+#[derive(Clone, Debug)]
+pub struct QuantisedLayer {
+    /// The bytes of keys and values, in the cache's format: integers, or the bits of floats.
+    pub cache: LayerCache<i8>,
+    stored: QuantisedType,
+    /// The keys in the same memory, as a tensor of the stored type.
+    key: AnyTensor,
+    value: AnyTensor,
+    pub(in crate::kv) scales: LayerScales,
+}
+
+/// Which elements of a layer share a scale.
+#[derive(Clone, Debug)]
+pub(in crate::kv) enum LayerScales {
+    /// One scale for each element of a head, the same for all tokens.
+    Channel {
+        key: DeviceScales,
+        value: DeviceScales,
+    },
+    /// One scale for each token.
+    Token(TokenScales),
+    /// One scale, a power of two, for each group of 32.
+    Group(GroupScales),
+}
+
+impl QuantisedLayer {
+    pub(in crate::kv) fn new(
+        cache: LayerCache<i8>,
+        stored: QuantisedType,
+        scales: LayerScales,
+    ) -> Result<Self> {
+        Ok(Self {
+            key: cache.key.bits_as(stored.dtype())?,
+            value: cache.value.bits_as(stored.dtype())?,
+            cache,
+            stored,
+            scales,
+        })
+    }
+
+    /// The stored type.
+    pub fn stored(&self) -> QuantisedType {
+        self.stored
+    }
+
+    /// Keys, as a tensor of the stored type.
+    pub fn key(&self) -> &AnyTensor {
+        &self.key
+    }
+
+    /// Values, as a tensor of the stored type.
+    pub fn value(&self) -> &AnyTensor {
+        &self.value
+    }
+
+    /// The quantisation arguments of a call with queries of 16 bits that reads the keys and values in their blocks;
+    /// `None` for groups, where queries are quantised, too.
+    pub fn quantisation(&self) -> Option<Quantisation<'_>> {
+        match &self.scales {
+            LayerScales::Channel { key, value } => {
+                Some(split(AntiquantMode::PerChannel, &key.scales, &value.scales))
+            }
+            LayerScales::Token(TokenScales { key, value, .. }) => {
+                Some(split(AntiquantMode::PerTokenPaged, key, value))
+            }
+            LayerScales::Group(_) => None,
+        }
+    }
+
+    /// Shared scales of keys, `[blocks, N, block_size, D/64, 2]`, and of values, `[blocks, N, block_size/64, D, 2]`,
+    /// a power of two for each 32 neighbours: `keyAntiquantScale` and `valueAntiquantScale` of
+    /// [`PagedKvCache::mxfp8`](crate::kv::PagedKvCache::mxfp8).
+    pub fn group_scales(&self) -> Option<[&Tensor<Float8E8M0>; 2]> {
+        let scales = self.of_groups()?;
+        Some([&scales.key, &scales.value])
+    }
+
+    /// The scales of groups of 32; `None` for other scales.
+    pub(crate) fn of_groups(&self) -> Option<&GroupScales> {
+        match &self.scales {
+            LayerScales::Group(scales) => Some(scales),
+            LayerScales::Channel { .. } | LayerScales::Token(_) => None,
+        }
+    }
+
+    /// The scales of keys and of values of channels; `None` for other scales.
+    pub(crate) fn of_channels(&self) -> Option<[&AnyTensor; 2]> {
+        match &self.scales {
+            LayerScales::Channel { key, value } => Some([&key.scales, &value.scales]),
+            LayerScales::Token(_) | LayerScales::Group(_) => None,
+        }
+    }
+
+    /// Scales of keys and of values, as the operator reads them.
+    pub(crate) fn scales(&self) -> [&AnyTensor; 2] {
+        match &self.scales {
+            LayerScales::Channel { key, value } => [&key.scales, &value.scales],
+            LayerScales::Token(scales) => [&scales.key, &scales.value],
+            LayerScales::Group(scales) => [&scales.key, &scales.value],
+        }
+    }
+
+    /// The scales of tokens; `None` for other scales.
+    pub(crate) fn of_tokens(&self) -> Option<&TokenScales> {
+        match &self.scales {
+            LayerScales::Token(scales) => Some(scales),
+            LayerScales::Channel { .. } | LayerScales::Group(_) => None,
+        }
+    }
+
+    /// Prepares the quantisation of the first `rows` rows of these tensors by scales of channels, into `keys` and
+    /// `values`.
+    ///
+    /// # Errors
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for scales that are not of channels.
+    pub(crate) fn channel_quantisers<T: Element>(
+        &self,
+        device: &Device,
+        rows: usize,
+        [key, value]: [&Tensor<T>; 2],
+        [keys, values]: [Tensor<i8>; 2],
+    ) -> Result<[ChannelQuantiser; 2]> {
+        let [k, v] = self.inverses()?;
+        let [of_key, of_value] = ["key", "value"].map(|argument| (argument, self.stored));
+        Ok([
+            ChannelQuantiser::plan(device, of_key, rows, key, k, keys)?,
+            ChannelQuantiser::plan(device, of_value, rows, value, v, values)?,
+        ])
+    }
+
+    /// Queues the quantisation of rows by the scales of this layer, also by quantisers that another layer planned.
+    pub(crate) fn quantise<'a, T: Element>(
+        &self,
+        [keys, values]: &'a [ChannelQuantiser; 2],
+        queue: &impl Queue,
+        [key, value]: [&Tensor<T>; 2],
+    ) -> Result<[&'a Tensor<i8>; 2]> {
+        let [k, v] = self.inverses()?;
+        Ok([keys.queue(queue, key, k)?, values.queue(queue, value, v)?])
+    }
+
+    /// The factors of keys and values before they are rounded; scales that are not of channels are refused.
+    fn inverses(&self) -> Result<[&Tensor<f32>; 2], Violation> {
+        let scales = match &self.scales {
+            LayerScales::Channel { key, value } => return Ok([&key.inverses, &value.inverses]),
+            LayerScales::Token(_) => "a scale for each token",
+            LayerScales::Group(_) => "a scale for each 32 neighbours",
+        };
+        Err(Violation::new(
+            &rules::CACHE_QUANTISED,
+            format_args!("a cache with {scales}"),
+            "one with scales of channels, by which the device quantises",
+            "make the cache by `PagedKvCache::quantised`, or compute the step without a graph",
+        ))
+    }
+
+    /// Bytes of device memory in blocks.
+    pub(in crate::kv) fn bytes(&self) -> usize {
+        let scales = match &self.scales {
+            LayerScales::Channel { .. } => 0,
+            LayerScales::Token(scales) => scales.rows.bytes(),
+            LayerScales::Group(scales) => scales.blocks.bytes(),
+        };
+        self.cache.bytes() + scales
+    }
+
+    /// Queues a copy of a block to another one.
+    pub(in crate::kv) fn copy_block(&self, stream: &Stream, from: usize, to: usize) -> Result<()> {
+        self.cache.copy_block(stream, from, to)?;
+        match &self.scales {
+            LayerScales::Channel { .. } => Ok(()),
+            LayerScales::Token(scales) => scales.rows.copy_block(stream, from, to),
+            LayerScales::Group(scales) => scales.blocks.copy_block(stream, from, to),
+        }
+    }
+}
+
+/// Allocates tensors for the quantised keys and values of a step, of their shapes.
+pub(crate) fn quantised_rows<T: Element>(
+    device: &Device,
+    [key, value]: [&Tensor<T>; 2],
+) -> Result<[Tensor<i8>; 2]> {
+    let empty = |rows: &Tensor<T>| Tensor::empty(device, rows.shape());
+    Ok([empty(key)?, empty(value)?])
+}
+
+/// The quantisation arguments of a call whose keys and values have separate scales.
+pub(crate) fn split<'a>(
+    mode: AntiquantMode,
+    key: &'a AnyTensor,
+    value: &'a AnyTensor,
+) -> Quantisation<'a> {
+    Quantisation::KeyValue {
+        antiquantisation: Antiquantisation::Split {
+            mode,
+            key: Affine::scale(key),
+            value: Affine::scale(value),
+        },
+        output: None,
+    }
+}

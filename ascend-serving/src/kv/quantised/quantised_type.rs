@@ -1,16 +1,18 @@
-//! The types in which the numbers of a quantised cache are stored.
+//! The types in which the numbers of a quantised cache are stored, and those of the queries over them.
 
-use ascend_attention::spec::DType;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
+use ascend_attention::{AnyTensor, DType, Element, Stream, bf16, f16};
+
+use crate::error::{Error, Result};
 
 /// The type in which keys and values of a quantised cache are stored: numbers of one byte, which stand for themselves
 /// times a scale.
 ///
-/// | type | products | scales | exactness |
+/// | type | products | scales | largest error |
 /// |---|---|---|---|
-/// | [`Int8`](Self::Int8) | Atlas A2, A3, Ascend 950 | of channels, of tokens | steps of one size: half a step for each number |
-/// | [`Float8E4M3Fn`](Self::Float8E4M3Fn) | Ascend 950, CANN 9.1 | of channels, of tokens | a 16th of each number, over 15 powers of two |
-/// | [`HiFloat8`](Self::HiFloat8) | Ascend 950, CANN 9.1 | of channels | a 16th of numbers from 1/8 to 16, less of others, over 38 powers of two |
+/// | INT8 | Atlas A2, A3, Ascend 950 | of channels, of tokens | half a step, of one size |
+/// | FLOAT8_E4M3FN | Ascend 950, CANN 9.1 | of channels, of tokens | a 16th of each number, over 15 powers of two |
+/// | HIFLOAT8 | Ascend 950, CANN 9.1 | of channels | a 16th from 1/8 to 16, more of others, over 38 powers of two |
 ///
 /// Where most of a channel's numbers are far smaller than its largest, floats keep them and integers lose them; where
 /// they are spread evenly, integers are closer.
@@ -76,5 +78,64 @@ impl QuantisedType {
                 i8::from_ne_bytes([stored.to_bits()])
             }
         }
+    }
+}
+
+/// The type of queries over quantised keys, of 16 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::kv) enum QueryType {
+    Float16,
+    Bf16,
+}
+
+impl QueryType {
+    /// The variant of an element type; other types are refused.
+    pub(in crate::kv) fn of<T: Element>() -> Result<Self> {
+        match T::DTYPE {
+            DType::Float16 => Ok(Self::Float16),
+            DType::Bf16 => Ok(Self::Bf16),
+            other => Err(Error::invalid(
+                "T",
+                other,
+                "FLOAT16 or BF16: the type of queries over quantised keys",
+            )
+            .fix("compute queries in 16 bits")),
+        }
+    }
+
+    /// The number with these bits.
+    pub(in crate::kv) fn number(self, bits: u16) -> f32 {
+        match self {
+            Self::Float16 => f16::from_bits(bits).to_f32(),
+            Self::Bf16 => bf16::from_bits(bits).to_f32(),
+        }
+    }
+
+    /// The nearest number of the type.
+    pub(in crate::kv) fn rounded(self, number: f32) -> f32 {
+        match self {
+            Self::Float16 => f16::from_f32(number).to_f32(),
+            Self::Bf16 => bf16::from_f32(number).to_f32(),
+        }
+    }
+
+    /// Uploads numbers as those of the type.
+    pub(in crate::kv) fn upload(
+        self,
+        stream: &Stream,
+        numbers: &[f32],
+        shape: &[usize],
+    ) -> Result<AnyTensor> {
+        let numbers = numbers.iter().copied();
+        Ok(match self {
+            Self::Float16 => {
+                let numbers: Vec<f16> = numbers.map(f16::from_f32).collect();
+                stream.upload(&numbers, shape)?.into()
+            }
+            Self::Bf16 => {
+                let numbers: Vec<bf16> = numbers.map(bf16::from_f32).collect();
+                stream.upload(&numbers, shape)?.into()
+            }
+        })
     }
 }

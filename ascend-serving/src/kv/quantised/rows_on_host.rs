@@ -3,16 +3,17 @@
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::error::{Error, Result};
-use crate::kv::quantised::query_type::QueryType;
 use crate::rules;
+
+use super::quantised_type::QueryType;
 
 /// Waits for a stream and copies the numbers of a tensor of FLOAT16 or BF16; other types are refused.
 pub(crate) fn host_numbers<T: Element>(stream: &Stream, tensor: &Tensor<T>) -> Result<Vec<f32>> {
-    let of_query = QueryType::of::<T>()?;
+    let query = QueryType::of::<T>()?;
     let bytes = tensor.download_bytes(stream)?;
     let (halves, _) = bytes.as_chunks::<2>();
     let bits = halves.iter().map(|half| u16::from_le_bytes(*half));
-    Ok(bits.map(|bits| of_query.number(bits)).collect())
+    Ok(bits.map(|bits| query.number(bits)).collect())
 }
 
 /// Waits for a stream and copies the first rows `[rows, N, D]` of a layer, one for each entry of `slots`. Returns
@@ -36,9 +37,8 @@ pub(in crate::kv) fn rows_to_quantise<T: Element>(
         )
         .fix("bring the rows that the step was planned for"));
     }
-    let rows = rows.narrow(0, 0..slots.len())?;
-    let elements = rows.len().checked_div(slots.len()).unwrap_or(0);
-    let numbers = host_numbers(stream, &rows)?;
+    let elements = rows.shape().iter().skip(1).product();
+    let numbers = host_numbers(stream, &rows.narrow(0, 0..slots.len())?)?;
     all_finite(argument, &numbers, elements, slots)?;
     Ok((numbers, elements))
 }

@@ -6,19 +6,20 @@ use crate::error::{Error, Result};
 use crate::kv::cache_shape::CacheShape;
 use crate::kv::copied_writes::CopiedWrites;
 use crate::kv::pool::BlockPool;
-use crate::kv::quantised::by_channel::ChannelQuantiser;
-use crate::kv::quantised::by_group::GroupQuantiser;
-use crate::kv::quantised::by_token::TokenQuantiser;
-use crate::kv::quantised::layer::{LayerScales, QuantisedLayer, quantised_rows};
 use crate::kv::slot_write::{SlotWrite, rows_have_slots};
-use crate::planned_stream::PlannedStream;
+use crate::sharing::PlannedStream;
+
+use super::channel_quantiser::ChannelQuantiser;
+use super::group_quantiser::GroupQuantiser;
+use super::token_quantiser::TokenQuantiser;
+use super::{LayerScales, QuantisedLayer, quantised_rows};
 
 /// The writes of a step: each row is quantised, then written to its slot.
 #[derive(Debug)]
 pub(in crate::kv) struct QuantisedWrite {
     /// The stream of the writes, which quantise the rows of one layer after the other in the same memory.
     stream: PlannedStream,
-    by: Quantisers,
+    quantisers: Quantisers,
     write: SlotWrite,
 }
 
@@ -48,12 +49,12 @@ impl QuantisedWrite {
         let (pad, block_size) = (blocks.0.pad_policy(), blocks.0.block_size());
         let written = slots.iter().take(write.rows);
         let places = written.map(|slot| pad.cached_slot(*slot, block_size));
-        let by = match (&layer.scales, write.rows) {
+        let quantisers = match (&layer.scales, write.rows) {
             (_, 0) => Quantisers::Nothing,
             (LayerScales::Channel { .. }, written) => {
                 let [keys, values] = quantised;
-                let of = layer.channel_quantisers(device, written, rows, [keys, values])?;
-                Quantisers::Channel(Box::new(of))
+                let pair = layer.channel_quantisers(device, written, rows, [keys, values])?;
+                Quantisers::Channel(Box::new(pair))
             }
             (LayerScales::Token(_), rows) => {
                 let slots: Vec<_> = places.collect();
@@ -67,13 +68,15 @@ impl QuantisedWrite {
                 }))
             }
             (LayerScales::Group(_), _) => {
-                let of = GroupQuantiser::new(device, quantised, places.collect(), block_size)?;
-                Quantisers::Group(Box::new(of))
+                let slots = places.collect();
+                let quantiser =
+                    GroupQuantiser::new(device, *blocks.1, quantised, slots, block_size)?;
+                Quantisers::Group(Box::new(quantiser))
             }
         };
         Ok(Self {
             stream: PlannedStream::of(stream),
-            by,
+            quantisers,
             write,
         })
     }
@@ -88,20 +91,20 @@ impl QuantisedWrite {
     ) -> Result<()> {
         let [key, value] = rows;
         rows_have_slots(self.write.tokens, key, value)?;
-        if matches!(self.by, Quantisers::Nothing) {
+        if matches!(self.quantisers, Quantisers::Nothing) {
             return Ok(());
         }
         self.stream.check(stream)?;
-        let quantised = match (&self.by, &layer.scales) {
+        let quantised = match (&self.quantisers, &layer.scales) {
             (Quantisers::Nothing, _) => return Ok(()),
-            (Quantisers::Channel(of), LayerScales::Channel { .. }) => {
-                layer.quantise(of, stream, rows)?
+            (Quantisers::Channel(pair), LayerScales::Channel { .. }) => {
+                layer.quantise(pair, stream, rows)?
             }
-            (Quantisers::Token(of), LayerScales::Token(scales)) => {
-                of.queue(stream, rows, scales)?
+            (Quantisers::Token(quantiser), LayerScales::Token(scales)) => {
+                quantiser.queue(stream, rows, scales)?
             }
-            (Quantisers::Group(of), LayerScales::Group(scales)) => {
-                of.queue(shape, stream, rows, &layer.cache, scales)?
+            (Quantisers::Group(quantiser), LayerScales::Group(scales)) => {
+                quantiser.queue(stream, rows, &layer.cache, scales)?
             }
             _ => {
                 return Err(Error::invalid(

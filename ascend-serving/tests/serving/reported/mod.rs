@@ -143,11 +143,7 @@ fn slots_that_are_not_consecutive() {
     let batch = [request(126, 4, &[9, 2])];
     let metadata = AttentionMetadata::new(&batch, settings(Causality::Causal)).unwrap();
     assert_eq!(metadata.slots(), [1278, 1279, 256, 257]);
-    let audited = [AuditRequest {
-        cached: 126,
-        given_back: 0,
-        new: 4,
-    }];
+    let audited = [AuditRequest::new(126, 4)];
     let audit = |slots: &[i32]| {
         Audit {
             blocks: 32,

@@ -133,7 +133,7 @@ impl LatentCase<'_> {
             })
         };
         let shape = AttentionShape::latent(heads);
-        let verification = LatentTreeVerification { shape };
+        let verification = LatentTreeVerification::new(shape);
         let plan = verification.plan(stream, &trees, &of_case.cached(), &tensors(0)?)?;
         let compare = |layer: usize, out: &Tensor<T>, of: &[usize]| {
             let out = out.download(stream).unwrap();
@@ -316,9 +316,7 @@ fn trees_of_latent_attention_have_no_call_where_the_operator_is_too_old() {
         let stream = &runtime.device(0).unwrap().stream().unwrap();
         let (shape, pad) = (CacheShape::latent(1), PadPolicy::SkipNegative);
         let cache = PagedKvCache::<bf16>::new(stream.device(), 2, 128, shape, pad).unwrap();
-        let verification = LatentTreeVerification {
-            shape: AttentionShape::latent(4),
-        };
+        let verification = LatentTreeVerification::new(AttentionShape::latent(4));
         let limits = GraphLimits::new([1], 100).tokens_each(2);
         let captured = verification.capture(stream, &cache, &limits).map(drop);
         // That of the two calls: both forms were asked.
@@ -351,9 +349,7 @@ fn trees_of_latent_attention_have_no_other_call_for_a_device_that_fails() {
             .block_table(stream, &PageTable::from_rows(&[[1]]).unwrap())
             .unwrap(),
     };
-    let verification = LatentTreeVerification {
-        shape: AttentionShape::latent(4),
-    };
+    let verification = LatentTreeVerification::new(AttentionShape::latent(4));
     let trees = [DraftTree::from_parents(&PARENTS).unwrap()];
     let cached = PerRequest::new(vec![5]).unwrap();
     let limits = GraphLimits::new([1], 100).tokens_each(PARENTS.len());

@@ -92,9 +92,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
             block_table: &table,
         }
     };
-    let verification = TreeVerification {
-        shape: shape_of_heads,
-    };
+    let verification = TreeVerification::new(shape_of_heads);
     let plan = verification
         .plan(&stream, &trees, &of_case.cached(), &tensors(0))
         .unwrap();
@@ -161,9 +159,7 @@ fn batches_that_do_not_fit_are_refused() {
         block_table: &table,
     };
     let rule = |trees: &[DraftTree], cached: &[usize]| {
-        let verification = TreeVerification {
-            shape: AttentionShape::new(1, 1, DIM),
-        };
+        let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
         let cached = PerRequest::new(cached.to_vec()).unwrap();
         match verification.plan(&stream, trees, &cached, &tensors) {
             Err(Error::Violation(refused)) => refused.rule,
@@ -183,9 +179,7 @@ fn batches_that_do_not_fit_are_refused() {
             ..tensors
         };
         for tensors in [with(&other, &tokens), with(&tokens, &other)] {
-            let verification = TreeVerification {
-                shape: AttentionShape::new(1, 1, DIM),
-            };
+            let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
             let cached = PerRequest::new(vec![5]).unwrap();
             let why = verification.plan(&stream, &[chain(1)], &cached, &tensors);
             let why = why.unwrap_err();
@@ -200,9 +194,7 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     let shape = CacheShape::new(1, 1, DIM);
     let pad = PadPolicy::SkipNegative;
     let mut cache = PagedKvCache::<f16>::new(stream.device(), 6, 128, shape, pad).unwrap();
-    let verification = TreeVerification {
-        shape: AttentionShape::new(1, 1, DIM),
-    };
+    let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
     let limits = GraphLimits::new([2], 200).tokens_each(3);
     let mut graphs = verification.capture(&stream, &cache, &limits).unwrap();
     assert_eq!((graphs.sizes().collect(), graphs.nodes()), (vec![2], 3));
@@ -296,9 +288,7 @@ fn steps_of_trees_with_more_blocks_than_were_declared_are_refused() {
     let shape = CacheShape::new(1, 1, DIM);
     let pad = PadPolicy::SkipNegative;
     let mut cache = PagedKvCache::<f16>::new(stream.device(), 12, 128, shape, pad).unwrap();
-    let verification = TreeVerification {
-        shape: AttentionShape::new(1, 1, DIM),
-    };
+    let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
     let mut sequences = [0; 2].map(|_| Sequence::new(cache.pool()));
     for (sequence, tokens) in sequences.iter_mut().zip([400, 130]) {
         cache.grow(&stream, sequence, tokens).unwrap();

@@ -3,18 +3,17 @@
 //! With `L = ln sum(exp(lse_i))` the merged row is `sum(exp(lse_i - L) * out_i)`, which is attention over all the keys.
 
 mod arguments;
-mod problem;
 pub mod rules;
 mod weights;
 
 pub use arguments::{Argument, Arguments, Parameter, UpdateCall};
-pub use problem::UpdateProblem;
 pub use weights::{Real, visible, weigh};
 
 use crate::Cann::V8_1;
-use crate::Rule;
 use crate::contract::DescribedOperator;
 use crate::operator::{OperatorVersion, versions};
+use crate::{DType, Rule};
+use std::ops::Range;
 
 versions! {
     /// The version of AttentionUpdate.
@@ -33,5 +32,40 @@ impl DescribedOperator for AttentionUpdate {
 
     fn rules() -> impl Iterator<Item = &'static Rule> {
         rules::RULES.iter().copied()
+    }
+}
+
+/// A call of AttentionUpdate that holds every rule, resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UpdateProblem {
+    /// Number of parts.
+    pub parts: usize,
+    /// Number of rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub dim: usize,
+    /// Type of the attention; log-sum-exps are `FLOAT`.
+    pub dtype: DType,
+    /// Whether the merged log-sum-exps are written.
+    pub writes_lse: bool,
+    /// Whether a log-sum-exp of +inf, with which attention marks a row without keys, counts as -inf, so that the part
+    /// has weight 0; otherwise it makes the row NaN.
+    pub infinity_is_empty: bool,
+}
+
+impl UpdateProblem {
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base
+    /// address, by the strides of its description. Visits nothing without rows.
+    pub fn touches(&self, call: &UpdateCall<'_>, visit: &mut dyn FnMut(Argument, Range<u64>)) {
+        if self.rows == 0 {
+            return;
+        }
+        for (argument, desc) in call.each_tensor() {
+            let touched = match argument.parameter {
+                Parameter::Lse | Parameter::LseOut => desc.walked([self.rows]),
+                _ => desc.walked([self.rows, self.dim]),
+            };
+            visit(argument, touched);
+        }
     }
 }

@@ -1,10 +1,11 @@
 //! The rules of AttentionUpdate.
 
 use super::{UpdateCall, UpdateProblem};
+use crate::allowed::{Multiples, Noted};
 use crate::dtype::Names;
 use crate::ops::attention_update::Version;
-use crate::rule::{broken, require, rules};
-use crate::{Cann, DType, Dims, Format, Scope, Span, Target, TensorDesc, Violation};
+use crate::rule::{require, rules};
+use crate::{Cann, DType, Dims, Scope, Span, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -27,7 +28,8 @@ rules! {
         "every localOut and out is FLOAT, FLOAT16 or BF16, all the same",
         "convert all parts and the output to one of the allowed dtypes";
     FORMAT = "update.format", PARAM_INVALID, V1, "AttentionUpdate documentation, formats",
-        "every tensor is in a plain format such as ND or NCHW, with dimensions of at least 0 whose bytes can be addressed",
+        "every tensor is in a plain format such as ND or NCHW, with dimensions of at least 0 whose bytes can be \
+         addressed",
         "describe the tensor as ND, with a shape that memory can hold";
     OUT_SHAPE = "update.local_out_shape", PARAM_INVALID, V1, "AttentionUpdate documentation, localOut",
         "every localOut and out is [rows, D], all the same",
@@ -92,12 +94,7 @@ impl UpdateCall<'_> {
             ),
             "the same number of both, 1 to 16",
         );
-        require!(
-            matches!(self.update_type, 0 | 1),
-            KIND,
-            self.update_type,
-            "0 (attention alone) or 1 (log-sum-exps too)",
-        );
+        KIND.takes(self.update_type, [0, 1])?;
         let writes_lse = self.update_type == 1;
         require!(
             self.lse_out.is_some() == writes_lse,
@@ -113,32 +110,25 @@ impl UpdateCall<'_> {
             ),
             "lseOut with updateType 1, null with 0",
         );
-        for (argument, desc) in self.each_tensor() {
-            plain(desc, argument.parameter.acl_name())?;
-        }
+        FORMAT.plain(self)?;
+        FORMAT.addressable(self)?;
         self.dtypes(local)?;
         let (rows, dim) = shape(local)?;
         for desc in self.local_out.iter().chain(&self.out) {
-            require!(
-                desc.shape == local.shape,
-                OUT_SHAPE,
-                format_args!("{} beside {}", desc.shape, local.shape),
+            OUT_SHAPE.takes(
+                Noted(desc.shape, format_args!("beside {}", local.shape)),
                 local.shape,
-            );
+            )?;
         }
-        require!(
-            (8..=512).contains(&dim) && dim % 8 == 0,
-            DIM,
-            dim,
-            "8, 16, 24, ... 512",
-        );
+        DIM.takes(dim, Multiples(8, ..=512))?;
         for desc in self.lse.iter().chain(&self.lse_out) {
-            require!(
-                desc.shape[..] == [rows],
-                LSE_SHAPE,
-                format_args!("{} for {} {}", desc.shape, local.shape, lse.dtype),
+            LSE_SHAPE.takes(
+                Noted(
+                    desc.shape,
+                    format_args!("for {} {}", local.shape, lse.dtype),
+                ),
                 Dims::of([rows]),
-            );
+            )?;
         }
         let mut outputs = self.out.iter().chain(&self.lse_out);
         if outputs.any(|desc| !desc.is_contiguous()) {
@@ -159,29 +149,16 @@ impl UpdateCall<'_> {
 
     /// The required tensors: first log-sum-exp, first part, output.
     fn required(&self) -> Result<(&TensorDesc, &TensorDesc, &TensorDesc), Violation> {
-        let missing = |name: &str| {
-            broken(
-                &REQUIRED,
-                format_args!("no {name}"),
-                "lists of 1 to 16 tensors, and an output",
-                format_args!("pass {name}"),
-            )
-        };
         Ok((
-            self.lse.first().ok_or_else(|| missing("lse"))?,
-            self.local_out.first().ok_or_else(|| missing("localOut"))?,
-            self.out.as_ref().ok_or_else(|| missing("out"))?,
+            REQUIRED.requires(self.lse.first(), "lse")?,
+            REQUIRED.requires(self.local_out.first(), "localOut")?,
+            REQUIRED.requires(self.out.as_ref(), "out")?,
         ))
     }
 
     fn dtypes(&self, local: &TensorDesc) -> Result<(), Violation> {
         for desc in self.lse.iter().chain(&self.lse_out) {
-            require!(
-                desc.dtype == DType::Float,
-                LSE_DTYPE,
-                desc.dtype,
-                DType::Float,
-            );
+            LSE_DTYPE.takes(desc.dtype, DType::Float)?;
         }
         const ALLOWED: &[DType] = &[DType::Float, DType::Float16, DType::Bf16];
         for desc in self.local_out.iter().chain(&self.out) {
@@ -196,23 +173,9 @@ impl UpdateCall<'_> {
     }
 }
 
-fn plain(desc: &TensorDesc, name: &str) -> Result<(), Violation> {
-    require!(
-        desc.format.is_plain() && desc.is_countable() && desc.byte_range().is_some(),
-        FORMAT,
-        format_args!(
-            "{name} {} strides {} in format {}",
-            desc.shape, desc.strides, desc.format
-        ),
-        format_args!("{}, and dimensions of at least 0", Format::PLAIN),
-        format_args!("describe {name} as ND with a shape that memory can hold"),
-    );
-    Ok(())
-}
-
 fn shape(local: &TensorDesc) -> Result<(i64, i64), Violation> {
     match local.shape[..] {
         [rows, dim] => Ok((rows, dim)),
-        _ => Err(broken(&OUT_SHAPE, local.shape, "[rows, D]", OUT_SHAPE.fix)),
+        _ => Err(OUT_SHAPE.broken(local.shape, "[rows, D]")),
     }
 }

@@ -4,16 +4,15 @@
 //! strided.
 
 mod arguments;
-mod problem;
 pub mod rules;
 
 pub use arguments::{Argument, Arguments, BatchMatMulCall, Parameter};
-pub use problem::BatchMatMulProblem;
 
 use crate::Cann::{V8_1, V9_0};
 use crate::Rule;
 use crate::contract::DescribedOperator;
 use crate::operator::{OperatorVersion, versions};
+use std::ops::Range;
 
 versions! {
     /// The version of BatchMatMul.
@@ -45,5 +44,46 @@ impl DescribedOperator for BatchMatMul {
 
     fn rules() -> impl Iterator<Item = &'static Rule> {
         rules::RULES.iter().copied()
+    }
+}
+
+/// A call of BatchMatMul that holds every rule, resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchMatMulProblem {
+    /// Number of products; 0 if a factor has no elements.
+    pub batch: usize,
+    /// Rows of a product.
+    pub rows: usize,
+    /// Elements that a sum runs over.
+    pub inner: usize,
+    /// Columns of a product.
+    pub columns: usize,
+}
+
+impl BatchMatMulProblem {
+    /// Whether there is no element to compute.
+    pub fn is_idle(&self) -> bool {
+        self.batch == 0 || self.rows == 0 || self.columns == 0
+    }
+
+    /// Calls `visit` with every tensor that the call touches and the bytes it touches, from the tensor's base
+    /// address, by the strides of its description. Visits nothing if there is no element to compute.
+    pub fn touches(&self, call: &BatchMatMulCall, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
+        if self.is_idle() {
+            return;
+        }
+        for (argument, desc) in call.each_tensor() {
+            let (rows, columns) = match argument.parameter {
+                Parameter::SelfMatrices => (self.rows, self.inner),
+                Parameter::Mat2 => (self.inner, self.columns),
+                _ => (self.rows, self.columns),
+            };
+            // A first axis of 1 serves every product.
+            let batch = match desc.shape.first() {
+                Some(1) => 1,
+                _ => self.batch,
+            };
+            visit(argument.parameter, desc.walked([batch, rows, columns]));
+        }
     }
 }

@@ -3,9 +3,10 @@
 use super::cube_math_type::{KEEP_DTYPE, USE_FP16, USE_HF32};
 use super::{BatchMatMulCall, BatchMatMulProblem, Version};
 use crate::DType::{Bf16, Float, Float16};
-use crate::dtype::Names;
-use crate::rule::{broken, require, rules};
-use crate::{Cann, DType, Dims, Format, Soc, Target, TensorDesc, Violation};
+use crate::allowed::{Named, Noted, Outcome};
+use crate::contract::first_lint;
+use crate::rule::{lint, require, rules};
+use crate::{Cann, DType, Dims, Soc, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -39,17 +40,22 @@ rules! {
     FORMAT = "batch_mat_mul.format", PARAM_INVALID, V1, "BatchMatMul documentation, return values",
         "tensors are in a plain format such as ND or NCL, with dimensions of at least 0 whose bytes can be addressed",
         "describe the tensor as ND, with a shape that memory can hold";
-    MIXED = "batch_mat_mul.mixed_dtypes", Lint("one factor is converted, to a type that the releases do not agree on"), V1, "BatchMatMul documentation, constraints",
+    MIXED = "batch_mat_mul.mixed_dtypes",
+        Lint("one factor is converted, to a type that the releases do not agree on"),
+        V1, "BatchMatMul documentation, constraints",
         "self and mat2 are of one dtype, or FLOAT and FLOAT16",
         "convert both factors to one dtype";
     OUT_DTYPE = "batch_mat_mul.out_dtype", Lint("the product is converted"), V1, "BatchMatMul documentation, out",
         "out is of the dtype of both factors, of FLOAT for two dtypes, on Ascend 950 perhaps of FLOAT for any",
         "take an output of the factors' dtype";
-    IGNORED = "batch_mat_mul.ignored_cube_math_type", Lint("the numbers are multiplied as they are, or as FLOAT16"), V1, "BatchMatMul documentation, cubeMathType",
+    IGNORED = "batch_mat_mul.ignored_cube_math_type",
+        Lint("the numbers are multiplied as they are, or as FLOAT16"), V1, "BatchMatMul documentation, cubeMathType",
         "cubeMathType 2 (USE_FP16) comes without BF16, and 3 (USE_HF32) with FLOAT",
         "ask for 0 (KEEP_DTYPE)";
-    EMPTY = "batch_mat_mul.empty_batch", Overrun("a factor without memory may be read"), V1, "BatchMatMul tiling, shapes",
-        "no factor without matrices stands beside one with a matrix: the output has room for one product, which nothing computes",
+    EMPTY = "batch_mat_mul.empty_batch",
+        Overrun("a factor without memory may be read"), V1, "BatchMatMul tiling, shapes",
+        "no factor without matrices stands beside one with a matrix: the output has room for one product, which \
+         nothing computes",
         "leave the call out where there is nothing to compute";
 }
 
@@ -66,7 +72,7 @@ fn multiplies_float(soc: Soc) -> bool {
     !matches!(soc, Soc::AtlasInference | Soc::AtlasTraining)
 }
 
-impl BatchMatMulCall<'_> {
+impl BatchMatMulCall {
     /// Checks the call against the contract of the operator on `soc`, and resolves it.
     ///
     /// Allocates nothing unless it refuses.
@@ -74,19 +80,9 @@ impl BatchMatMulCall<'_> {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, soc: Soc) -> Result<BatchMatMulProblem, Violation> {
-        let given = |tensor: &Option<TensorDesc>, name| {
-            tensor.ok_or_else(|| {
-                broken(
-                    &REQUIRED,
-                    format_args!("no {name}"),
-                    "self, mat2 and out",
-                    format_args!("pass {name}"),
-                )
-            })
-        };
-        let left = given(&self.self_, "self")?;
-        let right = given(&self.mat2, "mat2")?;
-        let out = given(&self.out, "out")?;
+        let left = REQUIRED.requires(self.self_, "self")?;
+        let right = REQUIRED.requires(self.mat2, "mat2")?;
+        let out = REQUIRED.requires(self.out, "out")?;
         require!(
             Version::V1.runs_on(Target::with_default(soc, Cann::V9_1)),
             PRODUCT,
@@ -95,19 +91,9 @@ impl BatchMatMulCall<'_> {
         );
         let allowed = dtypes(soc);
         for (argument, desc) in self.each_tensor() {
-            require!(
-                allowed.contains(&desc.dtype),
-                DTYPE,
-                format_args!("{} {}", argument.acl_name(), desc.dtype),
-                Names(allowed),
-            );
+            DTYPE.takes(Named(argument.acl_name(), desc.dtype), allowed)?;
         }
-        require!(
-            (KEEP_DTYPE..=USE_HF32).contains(&self.cube_math_type),
-            MATH_TYPE,
-            self.cube_math_type,
-            "0 to 3",
-        );
+        MATH_TYPE.takes(self.cube_math_type, KEEP_DTYPE..=USE_HF32)?;
         let float = left.dtype == Float || right.dtype == Float;
         require!(
             multiplies_float(soc)
@@ -136,26 +122,15 @@ impl BatchMatMulCall<'_> {
             format_args!("mat2 [{a}, {k}, {n}] or [1, {k}, {n}]"),
         );
         let product = Dims::of([a.max(b), m, n]);
-        require!(
-            out.shape == product,
-            OUT_SHAPE,
-            format_args!("{} for {} and {}", out.shape, left.shape, right.shape),
+        OUT_SHAPE.takes(
+            Noted(
+                out.shape,
+                format_args!("for {} and {}", left.shape, right.shape),
+            ),
             product,
-        );
-        for (argument, desc) in self.each_tensor() {
-            require!(
-                desc.format.is_plain() && desc.is_countable() && desc.byte_range().is_some(),
-                FORMAT,
-                format_args!(
-                    "{} {} strides {} in format {}",
-                    argument.acl_name(),
-                    desc.shape,
-                    desc.strides,
-                    desc.format
-                ),
-                format_args!("{}, and dimensions of at least 0", Format::PLAIN),
-            );
-        }
+        )?;
+        FORMAT.plain(self)?;
+        FORMAT.addressable(self)?;
         let size = |dim: i64| usize::try_from(dim).unwrap_or(0);
         Ok(BatchMatMulProblem {
             batch: match a == 0 || b == 0 {
@@ -178,64 +153,51 @@ impl BatchMatMulCall<'_> {
         };
         let both = [left.dtype, right.dtype];
         let mixed = left.dtype != right.dtype;
-        if mixed && both.contains(&Bf16) && !allowed.contains(&MIXED.id) {
-            return Err(broken(
-                &MIXED,
-                format_args!("{} and {}", left.dtype, right.dtype),
-                "one dtype, or FLOAT and FLOAT16",
-                MIXED.fix,
-            ));
-        }
         let promoted = if mixed { Float } else { left.dtype };
         let wide = soc == Soc::Ascend950 && out.dtype == Float;
-        if out.dtype != promoted && !wide && !allowed.contains(&OUT_DTYPE.id) {
-            return Err(broken(
-                &OUT_DTYPE,
-                format_args!("out {} for {} and {}", out.dtype, left.dtype, right.dtype),
-                promoted,
-                OUT_DTYPE.fix,
-            ));
-        }
         let ignored = match self.cube_math_type {
             USE_FP16 => both.contains(&Bf16),
             USE_HF32 => !both.contains(&Float),
             _ => false,
         };
-        if ignored && !allowed.contains(&IGNORED.id) {
-            return Err(broken(
-                &IGNORED,
+        let entries = [left, right].map(|desc| desc.shape.first().copied());
+        first_lint(allowed, |report| {
+            lint!(
+                report,
+                !mixed || !both.contains(&Bf16),
+                MIXED,
+                format_args!("{} and {}", left.dtype, right.dtype),
+                "one dtype, or FLOAT and FLOAT16",
+            );
+            if !wide {
+                let note = format_args!("for {} and {}", left.dtype, right.dtype);
+                OUT_DTYPE
+                    .takes(Noted(out.dtype, note), promoted)
+                    .report(report);
+            }
+            lint!(
+                report,
+                !ignored,
+                IGNORED,
                 format_args!(
-                    "cubeMathType {} for {} and {}",
+                    "{} for {} and {}",
                     self.cube_math_type, left.dtype, right.dtype
                 ),
                 "0 (KEEP_DTYPE) or 1 (ALLOW_FP32_DOWN_PRECISION)",
-                IGNORED.fix,
-            ));
-        }
-        let entries = |desc: &TensorDesc| desc.shape.first().copied();
-        if entries(&left) != entries(&right)
-            && [entries(&left), entries(&right)].contains(&Some(0))
-            && !allowed.contains(&EMPTY.id)
-        {
-            return Err(broken(
-                &EMPTY,
+            );
+            lint!(
+                report,
+                entries[0] == entries[1] || !entries.contains(&Some(0)),
+                EMPTY,
                 format_args!("{} and {}", left.shape, right.shape),
                 "as many matrices on both sides",
-                EMPTY.fix,
-            ));
-        }
-        Ok(())
+            );
+        })
     }
 }
 
 /// The three axes of a tensor.
 fn axes(desc: &TensorDesc, name: &str) -> Result<[i64; 3], Violation> {
-    <[i64; 3]>::try_from(&desc.shape[..]).map_err(|_| {
-        broken(
-            &RANK,
-            format_args!("{name} {}", desc.shape),
-            "3 axes",
-            RANK.fix,
-        )
-    })
+    <[i64; 3]>::try_from(&desc.shape[..])
+        .map_err(|_| RANK.broken(format_args!("{name} {}", desc.shape), "3 axes"))
 }

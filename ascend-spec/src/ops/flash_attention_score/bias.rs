@@ -61,38 +61,40 @@ impl BiasForm {
     /// beyond what fits in memory.
     pub fn element(
         &self,
-        of: &Sequence,
+        sequence: &Sequence,
         (head, heads): (usize, usize),
         i: usize,
         j: usize,
     ) -> Option<u64> {
         let step = |count: usize, stride: u64| (count as u64).saturating_mul(stride);
         let sum = |parts: [u64; 3]| parts.into_iter().fold(0u64, u64::saturating_add);
-        let keys = of.kv_len as u64;
+        let keys = sequence.kv_len as u64;
         Some(match *self {
             BiasForm::Batched {
                 batch,
-                head: by,
+                head: head_step,
                 row,
             } => sum([
-                step(of.index, batch),
-                step(head, by),
+                step(sequence.index, batch),
+                step(head, head_step),
                 step(i, row).saturating_add(j as u64),
             ]),
             BiasForm::Packed { rows: true } => sum([
-                step(heads, of.scores_before),
-                step(head, step(of.q_len, keys)),
+                step(heads, sequence.scores_before),
+                step(head, step(sequence.q_len, keys)),
                 step(i, keys).saturating_add(j as u64),
             ]),
-            BiasForm::Packed { rows: false } => {
-                sum([step(heads, of.kv_first as u64), step(head, keys), j as u64])
-            }
+            BiasForm::Packed { rows: false } => sum([
+                step(heads, sequence.kv_first as u64),
+                step(head, keys),
+                j as u64,
+            ]),
             BiasForm::LastRows { batch, width } => {
                 let distance = i.checked_sub(j)? as u64;
                 let last_row = step(head, (Self::LAST_ROWS as u64).saturating_mul(width))
                     .saturating_add((Self::LAST_ROWS as u64 - 1).saturating_mul(width));
                 let key = width.checked_sub(distance.saturating_add(1))?;
-                sum([step(of.index, batch), last_row, key])
+                sum([step(sequence.index, batch), last_row, key])
             }
         })
     }
@@ -100,10 +102,10 @@ impl BiasForm {
 
 impl Bias {
     /// The element that has the slope of a head, if the bias has slopes.
-    pub fn slope(&self, of: &Sequence, (head, heads): (usize, usize)) -> Option<u64> {
+    pub fn slope(&self, sequence: &Sequence, (head, heads): (usize, usize)) -> Option<u64> {
         match self {
             Bias::Slopes { per_sequence, .. } => {
-                let before = if *per_sequence { of.index } else { 0 };
+                let before = if *per_sequence { sequence.index } else { 0 };
                 let before = (before as u64).saturating_mul(heads as u64);
                 Some(before.saturating_add(head as u64))
             }
@@ -118,7 +120,7 @@ mod tests {
 
     #[test]
     fn each_form_reads_its_own_elements() {
-        let of = Sequence {
+        let sequence = Sequence {
             index: 1,
             q_first: 2,
             q_len: 3,
@@ -126,7 +128,7 @@ mod tests {
             kv_len: 4,
             scores_before: 10,
         };
-        let element = |form: BiasForm, i, j| form.element(&of, (1, 2), i, j);
+        let element = |form: BiasForm, i, j| form.element(&sequence, (1, 2), i, j);
         let batched = BiasForm::Batched {
             batch: 100,
             head: 20,
@@ -154,7 +156,7 @@ mod tests {
 
     #[test]
     fn slopes_are_shared_or_not() {
-        let of = Sequence {
+        let sequence = Sequence {
             index: 2,
             ..Sequence::default()
         };
@@ -162,8 +164,8 @@ mod tests {
             root: false,
             per_sequence,
         };
-        assert_eq!(slopes(false).slope(&of, (3, 4)), Some(3));
-        assert_eq!(slopes(true).slope(&of, (3, 4)), Some(11));
-        assert_eq!(Bias::None.slope(&of, (3, 4)), None);
+        assert_eq!(slopes(false).slope(&sequence, (3, 4)), Some(3));
+        assert_eq!(slopes(true).slope(&sequence, (3, 4)), Some(11));
+        assert_eq!(Bias::None.slope(&sequence, (3, 4)), None);
     }
 }

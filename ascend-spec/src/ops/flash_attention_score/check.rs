@@ -1,9 +1,7 @@
 //! The order of the rules, and the resolution of a call that holds them.
 
 use super::facts::{Facts, Required};
-use super::rules::{
-    drop_mask, dtypes, entry, heads, layouts, lengths, mask, outputs, pse, rope, sink, tokens,
-};
+use super::rules::{drop_mask, entry, heads, layouts, lengths, mask, outputs, pse, rope, tokens};
 use super::{
     Bias, FlashAttentionCall, FlashAttentionProblem, InputLayout, MaskKind, SoftmaxOrder, Version,
     Work,
@@ -25,33 +23,39 @@ impl<'a> FlashAttentionCall<'a> {
     ) -> Result<FlashAttentionProblem<'a>, Violation> {
         entry::entry_point(version, target)?;
         let call = self.read_by(version);
-        let at = entry::required(&call)?;
-        entry::countable(&call)?;
-        let outputs = [at.softmax_max, at.softmax_sum, at.attention_out];
+        let required = entry::required(&call)?;
+        entry::COUNTABLE.addressable(&call)?;
+        let outputs = [
+            required.softmax_max,
+            required.softmax_sum,
+            required.attention_out,
+        ];
         if outputs.iter().all(|desc| desc.is_empty()) {
-            let layout = InputLayout::parse(at.layout).unwrap_or(InputLayout::Tnd);
+            let layout = InputLayout::parse(required.layout).unwrap_or(InputLayout::Tnd);
             return Ok(without_work(call, version, target, layout, Work::Nothing));
         }
-        let layout = layouts::layout(version, &at)?;
+        let layout = layouts::layout(version, &required)?;
         heads::head_num(call.num_heads)?;
-        dtypes::inputs(&at)?;
-        entry::format(&call)?;
-        layouts::key_axes(layout, &at)?;
-        let dims = heads::dims(layout, call.num_heads, &at)?;
-        if pse::dtype(&call, &at)? {
-            sink::dtype(&call)?;
+        entry::inputs(&required)?;
+        entry::FORMAT.plain(&call)?;
+        layouts::key_axes(layout, &required)?;
+        let dims = heads::dims(layout, call.num_heads, &required)?;
+        if pse::dtype(&call, &required)? {
+            heads::sink_dtype(&call)?;
         }
-        dtypes::output(version, &at)?;
-        layouts::ranks(version, layout, &at)?;
-        rope::check(layout, &call, &at)?;
-        layouts::batch(layout, &at)?;
-        let work = match at.query.is_empty() || at.key.is_empty() || at.value.is_empty() {
-            true => Work::Fill,
-            false => Work::Attend,
-        };
-        let facts = facts(call, version, target, layout, dims, &at, work)?;
+        entry::output(version, &required)?;
+        layouts::ranks(version, layout, &required)?;
+        rope::check(layout, &call, &required)?;
+        layouts::batch(layout, &required)?;
+        let work =
+            match required.query.is_empty() || required.key.is_empty() || required.value.is_empty()
+            {
+                true => Work::Fill,
+                false => Work::Attend,
+            };
+        let facts = facts(call, version, target, layout, dims, &required, work)?;
         if work == Work::Fill {
-            outputs::check(&facts, &at)?;
+            outputs::check(&facts, &required)?;
             heads::computed_without_keys(&facts)?;
             return Ok(without_work(call, version, target, layout, work));
         }
@@ -60,10 +64,10 @@ impl<'a> FlashAttentionCall<'a> {
         heads::counts(&facts)?;
         let (mode, mask) = mask::check(&facts)?;
         drop_mask::check(&facts)?;
-        sink::check(&facts)?;
+        heads::sinks(&facts)?;
         let bias = pse::check(&facts, mode, mask)?;
         tokens::check(&facts, mode, mask)?;
-        outputs::check(&facts, &at)?;
+        outputs::check(&facts, &required)?;
         layouts::computed(&facts)?;
         rope::computed(&facts)?;
         heads::computed(&facts)?;
@@ -81,33 +85,33 @@ fn facts<'a>(
     target: Target,
     layout: InputLayout,
     dims: heads::HeadDims,
-    at: &Required<'_>,
+    required: &Required<'_>,
     work: Work,
 ) -> Result<Facts<'a>, Violation> {
     let packed = match layout.is_packed() && work == Work::Attend {
-        true => Some(lengths::packed(&call, at)?),
+        true => Some(lengths::packed(&call, required)?),
         false => None,
     };
     let axis = layout.row_axis();
     let rows = |desc: &crate::TensorDesc| desc.shape.get(axis).copied().unwrap_or(0);
     let batch = layout
         .batch_axis()
-        .and_then(|axis| at.query.shape.get(axis));
+        .and_then(|axis| required.query.shape.get(axis));
     let mut facts = Facts {
         call,
         version,
         target,
-        query: *at.query,
-        key: *at.key,
-        value: *at.value,
+        query: *required.query,
+        key: *required.key,
+        value: *required.value,
         layout,
         batch: batch.copied().unwrap_or(1),
         heads: call.num_heads,
         kv_heads: dims.kv_heads,
         dim: dims.query,
         value_dim: dims.value,
-        q_rows: rows(at.query),
-        kv_rows: rows(at.key),
+        q_rows: rows(required.query),
+        kv_rows: rows(required.key),
         packed,
         as_batch: false,
     };

@@ -5,7 +5,7 @@ use crate::{Target, TensorDesc};
 
 /// The required arguments.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Required<'a> {
+pub(crate) struct Required<'a> {
     pub(super) query: &'a TensorDesc,
     pub(super) key: &'a TensorDesc,
     pub(super) value: &'a TensorDesc,
@@ -17,7 +17,7 @@ pub(super) struct Required<'a> {
 
 /// The facts about a call that the rules read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Facts<'a> {
+pub(crate) struct Facts<'a> {
     /// The call as the entry point reads it.
     pub(super) call: FlashAttentionCall<'a>,
     pub(super) version: Version,

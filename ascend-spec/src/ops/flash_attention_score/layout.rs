@@ -47,8 +47,8 @@ impl InputLayout {
 
     /// The layout that CANN spells `name`, in any case.
     pub fn parse(name: &str) -> Option<Self> {
-        let of = |layout: &InputLayout| layout.as_str().eq_ignore_ascii_case(name);
-        Self::ALL.into_iter().find(of)
+        let is_named = |layout: &InputLayout| layout.as_str().eq_ignore_ascii_case(name);
+        Self::ALL.into_iter().find(is_named)
     }
 
     /// Number of axes.
@@ -180,9 +180,9 @@ mod tests {
                 for n in 0..heads as usize {
                     for s in 0..rows as usize {
                         for d in 0..dim {
-                            let at = (view.at(b, n, s) + d * view.dim) as usize;
-                            assert!(!seen[at], "{layout}");
-                            seen[at] = true;
+                            let element = (view.at(b, n, s) + d * view.dim) as usize;
+                            assert!(!seen[element], "{layout}");
+                            seen[element] = true;
                         }
                     }
                 }

@@ -35,7 +35,7 @@ impl<'a> PackedLengths<'a> {
     }
 
     /// Whether both arrays end with 0.
-    pub(in crate::ops::flash_attention_score) fn end_with_zero(self) -> bool {
+    pub(crate) fn end_with_zero(self) -> bool {
         self.q_ends.last() == Some(&0) && self.kv_ends.last() == Some(&0)
     }
 
@@ -121,7 +121,14 @@ mod tests {
         assert_eq!(lengths.filled(), (2, 2));
         let firsts: Vec<_> = lengths
             .sequences()
-            .map(|of| (of.index, of.q_first, of.kv_first, of.scores_before))
+            .map(|sequence| {
+                (
+                    sequence.index,
+                    sequence.q_first,
+                    sequence.kv_first,
+                    sequence.scores_before,
+                )
+            })
             .collect();
         let want = [
             (0, 0, 0, 0),

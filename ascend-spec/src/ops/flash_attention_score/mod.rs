@@ -11,13 +11,11 @@ mod call;
 mod check;
 mod entry_points;
 mod facts;
-mod implied;
 mod layout;
 mod lengths;
 mod mask_kind;
 mod problem;
 mod resolve;
-mod roles;
 pub mod rules;
 mod softmax_order;
 mod var_len_arguments;
@@ -100,30 +98,30 @@ impl<const PACKED: bool> CallContract for TrainingAttention<PACKED> {
     }
 
     fn check(
-        of: &Self::Arguments,
+        arguments: &Self::Arguments,
         version: Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
     ) -> Result<(), Violation> {
-        of.call().check(version, target)?.each_lint(report);
+        arguments.call().check(version, target)?.each_lint(report);
         Ok(())
     }
 
-    fn imply_outputs(of: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
+    fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
         let reserved = TensorDesc::packed(DType::Float, Dims::of([0]));
-        of.softmax_out = of.softmax_out.or(Some(reserved));
-        let (attention_out, softmax) = of.call().implied_outputs().unzip();
-        of.softmax_max = of.softmax_max.or(softmax);
-        of.softmax_sum = of.softmax_sum.or(softmax);
-        of.attention_out = of.attention_out.or(attention_out);
+        arguments.softmax_out = arguments.softmax_out.or(Some(reserved));
+        let (attention_out, softmax) = arguments.call().implied_outputs().unzip();
+        arguments.softmax_max = arguments.softmax_max.or(softmax);
+        arguments.softmax_sum = arguments.softmax_sum.or(softmax);
+        arguments.attention_out = arguments.attention_out.or(attention_out);
     }
 
-    fn unread(of: &Self::Arguments, version: Version) -> Option<&'static ParameterInfo> {
-        let read = of.call().read_by(version).to_arguments();
+    fn unread(arguments: &Self::Arguments, version: Version) -> Option<&'static ParameterInfo> {
+        let read = arguments.call().read_by(version).to_arguments();
         let mut all = Parameter::ALL.iter().copied();
         let lost = all.find(|&parameter| {
-            of.tensors(parameter) != read.tensors(parameter)
-                || of.value(parameter) != read.value(parameter)
+            arguments.tensors(parameter) != read.tensors(parameter)
+                || arguments.value(parameter) != read.value(parameter)
         });
         lost.map(Parameter::info)
     }

@@ -73,12 +73,12 @@ impl<'a> FlashAttentionProblem<'a> {
     /// Size of the row axes of query and key: of one sequence, or of all where they are packed.
     pub fn axis_rows(&self) -> (usize, usize) {
         let axis = self.layout.row_axis();
-        let of = |desc: Option<TensorDesc>| {
+        let rows_of = |desc: Option<TensorDesc>| {
             let rows = desc.and_then(|desc| desc.shape.get(axis).copied());
             rows.and_then(|rows| usize::try_from(rows).ok())
                 .unwrap_or(0)
         };
-        (of(self.call.query), of(self.call.key))
+        (rows_of(self.call.query), rows_of(self.call.key))
     }
 
     /// Where the rows and keys of each sequence are, in order.
@@ -109,26 +109,28 @@ impl<'a> FlashAttentionProblem<'a> {
     }
 
     /// The keys that each row of a sequence sees, before a full mask hides some of them.
-    pub fn geometry(&self, of: &Sequence) -> MaskGeometry {
-        let (q_len, kv_len) = (of.q_len as u64, of.kv_len as u64);
+    pub fn geometry(&self, sequence: &Sequence) -> MaskGeometry {
+        let (q_len, kv_len) = (sequence.q_len as u64, sequence.kv_len as u64);
         if self.mask == MaskKind::None {
             return MaskGeometry::full(q_len, kv_len);
         }
         if self.mode.reads_prefix() {
-            let prefix = u64::try_from(self.prefix(of)).unwrap_or(0);
+            let prefix = u64::try_from(self.prefix(sequence)).unwrap_or(0);
             return MaskGeometry::prefix(q_len, kv_len, prefix);
         }
         let (pre, next) = (self.call.pre_tokens, self.call.next_tokens);
-        let mode = self.mode.of_sequence(self.cut_sequence == Some(of.index));
+        let mode = self
+            .mode
+            .of_sequence(self.cut_sequence == Some(sequence.index));
         MaskGeometry::new(mode, true, q_len, kv_len, pre, next)
     }
 
     /// Number of keys that every row of a sequence sees in modes 5 and 6. If packed sequences are run as a batch,
     /// those without rows have no entry.
-    fn prefix(&self, of: &Sequence) -> i64 {
+    fn prefix(&self, sequence: &Sequence) -> i64 {
         let entry = match self.as_batch {
-            true => of.q_first / self.q_rows.max(1),
-            false => of.index,
+            true => sequence.q_first / self.q_rows.max(1),
+            false => sequence.index,
         };
         let prefix = self.call.prefix.unwrap_or_default();
         prefix.get(entry).copied().unwrap_or(0)
@@ -146,8 +148,8 @@ impl<'a> FlashAttentionProblem<'a> {
 
     /// As [`FlashAttentionProblem::key_offset`] for one sequence: in mode 8 the arrays are those of sequence 0,
     /// whether it has rows or not, and the offset of every other sequence is 0.
-    pub fn key_offset_of(&self, of: &Sequence) -> i64 {
-        match self.mode == SparseMode::BandLeftUpCausal && of.index > 0 {
+    pub fn key_offset_of(&self, sequence: &Sequence) -> i64 {
+        match self.mode == SparseMode::BandLeftUpCausal && sequence.index > 0 {
             true => 0,
             false => self.key_offset(),
         }
@@ -157,8 +159,8 @@ impl<'a> FlashAttentionProblem<'a> {
     pub fn drop_bits(&self) -> u64 {
         let scores = |rows: u64, keys: u64| rows.saturating_mul(keys);
         let all = match self.packed {
-            Some(packed) => packed.sequences().fold(0u64, |all, of| {
-                all.saturating_add(scores(of.q_len as u64, of.kv_len as u64))
+            Some(packed) => packed.sequences().fold(0u64, |all, sequence| {
+                all.saturating_add(scores(sequence.q_len as u64, sequence.kv_len as u64))
             }),
             None => {
                 scores(self.q_rows as u64, self.kv_rows as u64).saturating_mul(self.batch as u64)
@@ -174,11 +176,11 @@ impl<'a> FlashAttentionProblem<'a> {
 
     /// The bit of `dropMask` for row `i` and key `j` of a sequence: bit `k % 8`, the least significant first, of byte
     /// `k / 8`. 1 keeps the score.
-    pub fn drop_bit(&self, of: &Sequence, head: usize, i: usize, j: usize) -> u64 {
-        let keys = of.kv_len as u64;
-        let before = of.scores_before.saturating_mul(self.heads as u64);
+    pub fn drop_bit(&self, sequence: &Sequence, head: usize, i: usize, j: usize) -> u64 {
+        let keys = sequence.kv_len as u64;
+        let before = sequence.scores_before.saturating_mul(self.heads as u64);
         let rows = (head as u64)
-            .saturating_mul(of.q_len as u64)
+            .saturating_mul(sequence.q_len as u64)
             .saturating_add(i as u64);
         before
             .saturating_add(rows.saturating_mul(keys))

@@ -26,12 +26,12 @@ const MOST_BATCH: usize = 2 << 20;
 /// the element of head and row is `element(head, row)`.
 fn steps(element: impl Fn(usize, usize) -> u64) -> [i64; 3] {
     // Elements that the tensor has are below 2^63; the number for any other element does not matter.
-    let at = |head, row| i64::try_from(element(head, row)).unwrap_or(i64::MAX);
-    let first = at(0, 0);
+    let index = |head, row| i64::try_from(element(head, row)).unwrap_or(i64::MAX);
+    let first = index(0, 0);
     [
         first,
-        at(1, 0).saturating_sub(first),
-        at(0, 1).saturating_sub(first),
+        index(1, 0).saturating_sub(first),
+        index(0, 1).saturating_sub(first),
     ]
 }
 
@@ -85,7 +85,10 @@ impl<'a> FlashAttentionProblem<'a> {
         // The rows of a marked tail are one more sequence.
         let mut sequences = listed(self.batch + 1, self.sequences())?;
         sequences.extend(self.tail(sequences.last()));
-        let terms = listed(sequences.len(), sequences.iter().map(|of| self.terms(of)))?;
+        let terms = listed(
+            sequences.len(),
+            sequences.iter().map(|sequence| self.terms(sequence)),
+        )?;
         let is_packed = self.packed.is_some();
         let lengths = |len: fn(&Sequence) -> usize| -> Result<SequenceLengths<'a>, Violation> {
             Ok(match is_packed {
@@ -97,7 +100,10 @@ impl<'a> FlashAttentionProblem<'a> {
                 false => SequenceLengths::All,
             })
         };
-        let (query_lengths, key_lengths) = (lengths(|of| of.q_len)?, lengths(|of| of.kv_len)?);
+        let (query_lengths, key_lengths) = (
+            lengths(|sequence| sequence.q_len)?,
+            lengths(|sequence| sequence.kv_len)?,
+        );
         let total = |lengths: &SequenceLengths<'_>, rows: usize| match lengths {
             SequenceLengths::Ends(ends) => ends.last().map_or(0, |&end| end as usize),
             _ => rows,
@@ -182,7 +188,7 @@ impl<'a> FlashAttentionProblem<'a> {
             false => SoftmaxOrder::Batches,
         };
         let terms = (0..batch).map(|index| {
-            let of = Sequence {
+            let sequence = Sequence {
                 index,
                 q_len: rows,
                 ..Sequence::default()
@@ -193,7 +199,7 @@ impl<'a> FlashAttentionProblem<'a> {
                 bias: None,
                 key_offset: 0,
                 dropped: None,
-                softmax: self.softmax_rows(order, &of, heads),
+                softmax: self.softmax_rows(order, &sequence, heads),
             }
         });
         Ok(AttentionProblem {
@@ -227,11 +233,11 @@ impl<'a> FlashAttentionProblem<'a> {
         })
     }
 
-    fn terms(&self, of: &Sequence) -> SequenceTerms {
+    fn terms(&self, sequence: &Sequence) -> SequenceTerms {
         let heads = self.heads;
         let mask = match (self.mask, self.call.mask()) {
             (MaskKind::Full(form), Some(mask)) => {
-                let [first, head, row] = steps(|n, i| form.element(of, (n, heads), i, 0));
+                let [first, head, row] = steps(|n, i| form.element(sequence, (n, heads), i, 0));
                 let offset = in_order(mask).offset;
                 Some(MaskRows::new(first.saturating_add(offset), head, row))
             }
@@ -240,7 +246,7 @@ impl<'a> FlashAttentionProblem<'a> {
         let bias = match (self.bias, &self.call.real_shift) {
             (Bias::Tensor { form, .. }, Some(bias)) => {
                 let up_to_row = matches!(form, BiasForm::LastRows { .. });
-                let element = |n, i| form.element(of, (n, heads), i, 0);
+                let element = |n, i| form.element(sequence, (n, heads), i, 0);
                 // Every row has key 0, whose distance is the row's number.
                 let [first, head, row] = steps(|n, i| element(n, i).unwrap_or(0));
                 Some(BiasRows {
@@ -253,7 +259,7 @@ impl<'a> FlashAttentionProblem<'a> {
             _ => None,
         };
         let dropped = self.call.drop_mask.as_ref().map(|mask| {
-            let bit = |head, row| self.drop_bit(of, head, row, 0);
+            let bit = |head, row| self.drop_bit(sequence, head, row, 0);
             let offset = u64::try_from(in_order(mask).offset).unwrap_or(0);
             let first = bit(0, 0);
             DropRows {
@@ -263,17 +269,17 @@ impl<'a> FlashAttentionProblem<'a> {
             }
         });
         SequenceTerms {
-            geometry: self.geometry(of),
+            geometry: self.geometry(sequence),
             mask,
             bias,
-            key_offset: self.key_offset_of(of),
+            key_offset: self.key_offset_of(sequence),
             dropped,
-            softmax: self.softmax_rows(self.softmax_order, of, heads),
+            softmax: self.softmax_rows(self.softmax_order, sequence, heads),
         }
     }
 
-    fn softmax_rows(&self, order: SoftmaxOrder, of: &Sequence, heads: usize) -> SoftmaxRows {
-        let [first, head, row] = steps(|n, i| order.element(of, heads, n, i) as u64);
+    fn softmax_rows(&self, order: SoftmaxOrder, sequence: &Sequence, heads: usize) -> SoftmaxRows {
+        let [first, head, row] = steps(|n, i| order.element(sequence, heads, n, i) as u64);
         SoftmaxRows { first, head, row }
     }
 

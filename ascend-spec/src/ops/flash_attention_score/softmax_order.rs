@@ -39,18 +39,18 @@ impl SoftmaxOrder {
 
     /// Index of the first number of row `row` of a sequence with `heads` heads. Exact where the tensor fits in
     /// memory; saturates elsewhere.
-    pub fn element(self, of: &Sequence, heads: usize, head: usize, row: usize) -> usize {
+    pub fn element(self, sequence: &Sequence, heads: usize, head: usize, row: usize) -> usize {
         let block = |first: usize| {
             let before = first.saturating_mul(heads);
             before
-                .saturating_add(head.saturating_mul(of.q_len))
+                .saturating_add(head.saturating_mul(sequence.q_len))
                 .saturating_add(row)
         };
         let row = match self {
-            SoftmaxOrder::Batches => block(of.index.saturating_mul(of.q_len)),
-            SoftmaxOrder::SequenceBlocks => block(of.q_first),
+            SoftmaxOrder::Batches => block(sequence.index.saturating_mul(sequence.q_len)),
+            SoftmaxOrder::SequenceBlocks => block(sequence.q_first),
             SoftmaxOrder::SameAsInput => {
-                let row = of.q_first.saturating_add(row);
+                let row = sequence.q_first.saturating_add(row);
                 row.saturating_mul(heads).saturating_add(head)
             }
         };
@@ -71,9 +71,9 @@ mod tests {
         };
         let heads = 2;
         let places = |order: SoftmaxOrder| -> Vec<usize> {
-            let of_sequence = |of: Sequence| {
+            let of_sequence = |sequence: Sequence| {
                 (0..heads).flat_map(move |n| {
-                    (0..of.q_len).map(move |row| order.element(&of, heads, n, row) / 8)
+                    (0..sequence.q_len).map(move |row| order.element(&sequence, heads, n, row) / 8)
                 })
             };
             lengths.sequences().flat_map(of_sequence).collect()

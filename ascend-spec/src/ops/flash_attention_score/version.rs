@@ -59,8 +59,9 @@ impl Version {
 
     /// The version of FlashAttentionScore, or with `packed` of FlashAttentionVarLenScore, with this number.
     pub fn numbered(packed: bool, number: u8) -> Option<Version> {
-        let of = |version: &Version| version.is_var_len() == packed && version.number() == number;
-        Version::ALL.into_iter().find(of)
+        let is_it =
+            |version: &Version| version.is_var_len() == packed && version.number() == number;
+        Version::ALL.into_iter().find(is_it)
     }
 
     /// The oldest version of the call's kind that can express the call, whatever the product; the newest version

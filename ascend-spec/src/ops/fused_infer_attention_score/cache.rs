@@ -60,8 +60,8 @@ impl Cache {
 }
 
 /// The quotient, if the division leaves no remainder.
-fn exact(size: i64, by: i64) -> Option<i64> {
-    (size.checked_rem(by)? == 0).then_some(size / by)
+fn exact(size: i64, divisor: i64) -> Option<i64> {
+    (size.checked_rem(divisor)? == 0).then_some(size / divisor)
 }
 
 impl fmt::Display for Cache {
@@ -85,9 +85,12 @@ mod tests {
         for cache in [Cache::BnBsH, Cache::BnNBsD, Cache::Nz] {
             for dtype in [DType::Float16, DType::Int8, DType::Int32] {
                 let shape = cache.shape(dtype, 7, 32, 3, 64).unwrap();
-                let of = extents(cache, &TensorDesc::packed(dtype, shape), 3).unwrap();
+                let read = extents(cache, &TensorDesc::packed(dtype, shape), 3).unwrap();
                 let dim = if dtype == DType::Int32 { 8 } else { 64 };
-                assert_eq!((of.batch, of.heads, of.rows, of.dim), (7, 3, 32, dim));
+                assert_eq!(
+                    (read.batch, read.heads, read.rows, read.dim),
+                    (7, 3, 32, dim)
+                );
             }
         }
     }

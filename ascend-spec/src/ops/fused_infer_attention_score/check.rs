@@ -9,6 +9,7 @@ use super::rules::{
 use super::{Cache, CheckedCall, Checker, FiaCall, Route, Version};
 use crate::attention_problem::{MaskUse, Work};
 use crate::layout::Extents;
+use crate::rule::require;
 use crate::{Cann, DType, Level, SparseMode, Target, TensorDesc, Violation};
 
 impl<'a> FiaCall<'a> {
@@ -26,24 +27,31 @@ impl<'a> FiaCall<'a> {
 
     /// Tries the changes of a violation. They are dropped, and the fix is the rule's own, if the changed call breaks
     /// the same rule again, breaks any rule where the violation is of a lint, or is unsupported.
-    pub(super) fn tried(&self, mut of: Violation, version: Version, target: Target) -> Violation {
-        if of.changes.is_empty() {
-            return of;
+    pub(super) fn tried(
+        &self,
+        mut violation: Violation,
+        version: Version,
+        target: Target,
+    ) -> Violation {
+        if violation.changes.is_empty() {
+            return violation;
         }
-        let mends = match self.to_arguments().changed(&of.changes) {
+        let mends = match self.to_arguments().changed(&violation.changes) {
             Err(_) => false,
             Ok(changed) => match changed.call().judged(version, target) {
                 Ok(_) => true,
                 Err(next) => {
-                    !next.is_unsupported() && of.rule.level == Level::Rule && next.rule != of.rule
+                    !next.is_unsupported()
+                        && violation.rule.level == Level::Rule
+                        && next.rule != violation.rule
                 }
             },
         };
         if !mends {
-            of.changes.clear();
-            of.fix = of.rule.fix.to_owned();
+            violation.changes.clear();
+            violation.fix = violation.rule.fix.to_owned();
         }
-        of
+        violation
     }
 
     /// As [`FiaCall::check`], but the changes of a fix are not tried.
@@ -104,14 +112,14 @@ impl<'a> FiaCall<'a> {
         checker: Option<Checker>,
     ) -> Result<Facts<'a>, Violation> {
         version.enter(target)?;
-        let at = entry::main_tensors(self)?;
+        let main = entry::main_tensors(self)?;
         entry::product(version, target)?;
-        entry::types(self, &at, target)?;
+        entry::types(self, &main, target)?;
         let layout = entry::layout(self, target)?;
-        entry::countable(self, &at)?;
-        let q = entry::query(self, layout, target, at.query)?;
+        entry::countable(self, &main)?;
+        let q = entry::query(self, layout, target, main.query)?;
         let kv_heads = heads::kv_heads(self);
-        let nibbles = lists::nibbles(version, &at);
+        let nibbles = lists::nibbles(version, &main);
         let forgotten = entry::Remainder::Forgotten;
         let dim = |desc: &TensorDesc| {
             if target.cann < Cann::V8_5 {
@@ -126,7 +134,7 @@ impl<'a> FiaCall<'a> {
                 (true, _) => 0,
                 (false, _) => forgotten
                     .extents(layout, desc, kv_heads)
-                    .map_or(0, |of| of.dim),
+                    .map_or(0, |extents| extents.dim),
             };
             dim.saturating_mul(nibbles)
         };
@@ -134,15 +142,15 @@ impl<'a> FiaCall<'a> {
             call: self,
             target,
             layout,
-            query: at.query,
-            key: at.key,
+            query: main.query,
+            key: main.key,
             q,
-            key_dim: dim(at.key),
-            value_dim: dim(at.value),
+            key_dim: dim(main.key),
+            value_dim: dim(main.value),
         };
-        let checker = checker.unwrap_or_else(|| routing.checker(&at));
+        let checker = checker.unwrap_or_else(|| routing.checker(&main));
         if checker != Checker::Prefill {
-            entry::divides(self, layout, at.query)?;
+            entry::divides(self, layout, main.query)?;
         }
         routing.null_lengths()?;
         let one_row = checker == Checker::Unified && routing.one_row();
@@ -156,7 +164,7 @@ impl<'a> FiaCall<'a> {
         let list = checker == Checker::Unified && self.key.len() > 1;
         let cache = match list {
             true => None,
-            false => paged::cache(self, at.key, route)?,
+            false => paged::cache(self, main.key, route)?,
         };
         let none = Extents {
             batch: 0,
@@ -174,16 +182,16 @@ impl<'a> FiaCall<'a> {
         };
         // In the decode path the value may have other axes than the key.
         let value_cache = match (cache, checker) {
-            (Some(_), Checker::Decode) => paged::of_rank(at.value.shape.rank()).or(cache),
+            (Some(_), Checker::Decode) => paged::of_rank(main.value.shape.rank()).or(cache),
             _ => cache,
         };
         let counted = |cache, desc| {
-            let of = lying(cache, desc)?;
-            let dim = of.dim.saturating_mul(nibbles);
-            Some(Extents { dim, ..of })
+            let extents = lying(cache, desc)?;
+            let dim = extents.dim.saturating_mul(nibbles);
+            Some(Extents { dim, ..extents })
         };
         if cache.is_none() && checker != Checker::Unified {
-            lists::rank(layout, at.key, at.value)?;
+            lists::rank(layout, main.key, main.value)?;
         }
         let batch = if layout.is_packed() {
             packed::batch(self)
@@ -192,16 +200,16 @@ impl<'a> FiaCall<'a> {
         };
         let kv_list = match checker {
             Checker::Unified => list,
-            _ => lists::is_list(self, layout, batch, route, at.key),
+            _ => lists::is_list(self, layout, batch, route, main.key),
         };
         let prefix = self.key_shared_prefix.as_ref();
         let prefix = prefix.and_then(|desc| lying(cache, desc));
         Ok(Facts {
             call: self,
-            query: at.query,
-            key: at.key,
-            value: at.value,
-            out: at.out,
+            query: main.query,
+            key: main.key,
+            value: main.value,
+            out: main.out,
             layout,
             target,
             checker,
@@ -213,9 +221,9 @@ impl<'a> FiaCall<'a> {
             kv_heads,
             nibbles,
             cache,
-            k: counted(cache, at.key).unwrap_or(none),
-            v: match counted(value_cache, at.value) {
-                Some(of) => of,
+            k: counted(cache, main.key).unwrap_or(none),
+            v: match counted(value_cache, main.value) {
+                Some(extents) => extents,
                 // The split-fuse path drops the remainder of the last axis.
                 None if checker == Checker::SplitFuse => Extents {
                     dim: routing.value_dim,
@@ -228,7 +236,7 @@ impl<'a> FiaCall<'a> {
                 Some(_) => paged::capacity(self),
                 None => lists::longest(self, layout, kv_list),
             },
-            prefix: prefix.map_or(0, |of| of.rows),
+            prefix: prefix.map_or(0, |extents| extents.rows),
         })
     }
 }
@@ -402,5 +410,75 @@ fn main_tensors<'a>(f: &Facts<'a>) -> entry::MainTensors<'a> {
         key: f.key,
         value: f.value,
         out: f.out,
+    }
+}
+
+/// Arrays that stand for those of a measured call: with as many entries, and with values that hold the rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UnreadLengths {
+    /// In place of `actualSeqLengths`.
+    pub actual_seq_lengths: Option<Vec<i64>>,
+    /// In place of `actualSeqLengthsKv`.
+    pub actual_seq_lengths_kv: Option<Vec<i64>>,
+    /// In place of `actualSharedPrefixLen`.
+    pub actual_shared_prefix_len: Option<Vec<i64>>,
+}
+
+impl FiaCall<'_> {
+    /// The arrays with which a measured call is checked. The operator does not see the contents of the call's own
+    /// arrays, so these hold values that no rule on values, masks or block tables refuses: the ends of evenly
+    /// distributed packed rows, otherwise 0.
+    ///
+    /// # Errors
+    /// The broken rule, if the release measures no such call, or if tensors and attributes alone break one.
+    pub fn unread_lengths(
+        &self,
+        version: Version,
+        target: Target,
+    ) -> Result<UnreadLengths, Violation> {
+        let f = self.facts(version, target)?;
+        let given = self.actual_seq_lengths.is_some() || self.actual_seq_lengths_kv.is_some();
+        require!(
+            for target => !(given && f.packed() && f.checker == Checker::Prefill),
+            packed::DATA,
+            "arrays without values",
+            "GetWorkspaceSize, which passes them on",
+        );
+        let zeros = |values: Option<&[i64]>| Some(vec![0; values?.len()]);
+        let ends = |values: Option<&[i64]>, rows| Some(shared_out(rows, values?.len()));
+        let (q, kv) = (self.actual_seq_lengths, self.actual_seq_lengths_kv);
+        Ok(UnreadLengths {
+            actual_seq_lengths: match f.packed() {
+                true => ends(q, f.q.rows),
+                false => zeros(q),
+            },
+            actual_seq_lengths_kv: match f.packed() && !f.paged() {
+                true => ends(kv, f.k.rows),
+                false => zeros(kv),
+            },
+            actual_shared_prefix_len: zeros(self.actual_shared_prefix_len),
+        })
+    }
+}
+
+/// Ends of `sequences` sequences over `rows` rows, whose lengths differ by at most one.
+fn shared_out(rows: i64, sequences: usize) -> Vec<i64> {
+    let count = i128::try_from(sequences).unwrap_or(i128::MAX).max(1);
+    let end = |b: i128| i64::try_from(i128::from(rows) * b / count).unwrap_or(rows);
+    (1..=count).map(end).take(sequences).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shared_out;
+
+    #[test]
+    fn rows_are_shared_out_evenly_and_completely() {
+        assert_eq!(shared_out(7, 3), [2, 4, 7]);
+        assert_eq!(shared_out(2, 4), [0, 1, 1, 2]);
+        assert_eq!(shared_out(0, 2), [0, 0]);
+        assert_eq!(shared_out(i64::MAX, 1), [i64::MAX]);
+        assert_eq!(shared_out(9, 0), [0; 0]);
     }
 }

@@ -190,13 +190,13 @@ mod tests {
         );
         for dim in [i64::MIN, -1, i64::MAX] {
             assert!(packed(dim).check(Version::V3, A2).is_err(), "{dim}");
-            let of = HeadShape {
+            let head_shape = HeadShape {
                 heads: dim,
                 kv_heads: dim,
                 rows: dim,
                 ..packed(dim)
             };
-            let _ = of.padded(Version::V3, A2);
+            let _ = head_shape.padded(Version::V3, A2);
         }
     }
 }

@@ -26,15 +26,15 @@ impl FiaCall<'_> {
     /// assert_eq!(softmax_lse, None);
     /// ```
     pub fn implied_outputs(&self) -> (Option<TensorDesc>, Option<TensorDesc>) {
-        let of = self.output_extents();
-        let shape = match (of, &self.query) {
-            (Some((layout, of)), _) => Some(layout.out_shape(of)),
+        let extents = self.output_extents();
+        let shape = match (extents, &self.query) {
+            (Some((layout, extents)), _) => Some(layout.out_shape(extents)),
             (None, query) => query.map(|query| query.shape),
         };
         let attention_out = shape.map(|shape| TensorDesc::packed(self.output_dtype(), shape));
-        let softmax_lse = of
+        let softmax_lse = extents
             .filter(|_| self.softmax_lse_flag)
-            .map(|(layout, of)| TensorDesc::packed(DType::Float, layout.lse_shape(of)));
+            .map(|(layout, extents)| TensorDesc::packed(DType::Float, layout.lse_shape(extents)));
         (
             attention_out.filter(|out| out.byte_range().is_some()),
             softmax_lse.filter(|lse| lse.byte_range().is_some()),
@@ -67,9 +67,9 @@ impl FiaCall<'_> {
     fn output_extents(&self) -> Option<(Layout, Extents)> {
         let layout = Layout::parse(self.input_layout)?;
         let query = self.query.as_ref()?;
-        let of = layout.input().extents(&query.shape, self.num_heads)?;
+        let extents = layout.input().extents(&query.shape, self.num_heads)?;
         let dim = self.value_head_dim(layout)?;
-        Some((layout, Extents { dim, ..of }))
+        Some((layout, Extents { dim, ..extents }))
     }
 
     /// Head dimension of the value.

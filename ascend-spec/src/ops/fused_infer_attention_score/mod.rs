@@ -6,34 +6,28 @@
 //! release takes and no kernel here computes is [`UNSUPPORTED`](crate::UNSUPPORTED), such as the INT8 output that 9.0
 //! takes without a scale.
 
-mod antiquant_mode;
 mod arguments;
 mod cache;
 mod call;
 mod check;
-mod checked_call;
-mod checker;
 mod head_shape;
 mod implied;
 mod mxfp8;
 mod portability;
 mod quantisation;
 mod resolve;
-mod roles;
 mod routing;
 pub mod rules;
-mod unread;
 mod version;
 
-pub use antiquant_mode::AntiquantMode;
 pub use arguments::{Argument, Arguments, FiaCall, Parameter};
 pub use cache::Cache;
-pub use checked_call::{CheckedCall, Route};
-pub use checker::Checker;
+pub use call::{CheckedCall, Checker, Route};
+pub use check::UnreadLengths;
 pub use head_shape::HeadShape;
+pub use quantisation::AntiquantMode;
 pub(crate) use resolve::Verdict;
 pub use rules::contents::ContentBounds;
-pub use unread::UnreadLengths;
 pub use version::Version;
 
 use crate::attention_problem::{AttentionArguments, AttentionProblem, TensorRole};
@@ -76,37 +70,37 @@ impl CallContract for FusedInferAttentionScore {
     type Arguments = Arguments<TensorDesc>;
 
     fn check(
-        of: &Self::Arguments,
+        arguments: &Self::Arguments,
         version: Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
     ) -> Result<(), Violation> {
-        of.call().check(version, target)?.each_lint(report);
+        arguments.call().check(version, target)?.each_lint(report);
         Ok(())
     }
 
-    fn imply_outputs(of: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
-        let (attention_out, softmax_lse) = of.call().implied_outputs();
-        of.attention_out = of.attention_out.or(attention_out);
-        of.softmax_lse = of.softmax_lse.or(softmax_lse);
+    fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
+        let (attention_out, softmax_lse) = arguments.call().implied_outputs();
+        arguments.attention_out = arguments.attention_out.or(attention_out);
+        arguments.softmax_lse = arguments.softmax_lse.or(softmax_lse);
     }
 
-    fn oldest_on(of: &Self::Arguments, target: Target) -> Option<Version> {
-        Some(Version::oldest_on(&of.call(), Version::V1, target))
+    fn oldest_on(arguments: &Self::Arguments, target: Target) -> Option<Version> {
+        Some(Version::oldest_on(&arguments.call(), Version::V1, target))
     }
 
     fn check_contents(
-        of: &Self::Arguments,
+        arguments: &Self::Arguments,
         version: Version,
         target: Target,
         integers: &dyn Fn(&str) -> Vec<i64>,
     ) -> Result<(), Violation> {
-        match of
+        match arguments
             .call()
             .check(version, target)
             .map(|call| call.content_bounds())
         {
-            Ok(Some(bounds)) => bounds.admits_contents(of.block_table.as_ref(), integers),
+            Ok(Some(bounds)) => bounds.admits_contents(arguments.block_table.as_ref(), integers),
             Ok(None) | Err(_) => Ok(()),
         }
     }

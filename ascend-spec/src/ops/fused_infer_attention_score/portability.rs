@@ -1,6 +1,6 @@
 //! Whether other releases take a call, and compute the same result.
 
-use super::rules::lints::portable::{MEANING, REFUSED};
+use super::rules::lints::releases::{PORTABLE_MEANING, PORTABLE_REFUSED};
 use super::{CheckedCall, FiaCall, Version};
 use crate::attention_problem::{AttentionProblem, MaskUse};
 use crate::rule::broken;
@@ -96,9 +96,9 @@ impl FiaCall<'_> {
             let checked = self.check(version, *other);
             other.is_released() && checked.is_ok_and(|problem| problem.lint(allowed).is_ok())
         };
-        let from = |soc, of: fn(&Cann, &Cann) -> bool| {
+        let from = |soc, is_beside: fn(&Cann, &Cann) -> bool| {
             let releases = Cann::ALL.into_iter();
-            let releases = releases.filter(move |cann| of(cann, &target.cann));
+            let releases = releases.filter(move |cann| is_beside(cann, &target.cann));
             releases.map(move |cann| Target { soc, cann })
         };
         let products = [Soc::AtlasA2, Soc::AtlasA3, Soc::Ascend950];
@@ -110,7 +110,7 @@ impl FiaCall<'_> {
 
 fn refused(target: Target, since: Cann, why: &Violation) -> Violation {
     broken(
-        &REFUSED,
+        &PORTABLE_REFUSED,
         format_args!(
             "a call that {target} refuses by {}: {}, given {}, allowed there: {}",
             why.rule.id, why.rule.holds, why.given, why.allowed
@@ -124,11 +124,9 @@ fn refused(target: Target, since: Cann, why: &Violation) -> Violation {
 fn compare(own: &CheckedCall<'_>, other: &CheckedCall<'_>, report: &mut dyn FnMut(Violation)) {
     let (here, there) = (own.target, other.target);
     if let Some(what) = difference(own, other) {
-        report(broken(
-            &MEANING,
+        report(PORTABLE_MEANING.broken(
             format_args!("a call of which {there} has other {what} than {here}"),
             "calls of which every release makes the same",
-            MEANING.fix,
         ));
     }
     let mut known = Vec::new();
@@ -136,7 +134,7 @@ fn compare(own: &CheckedCall<'_>, other: &CheckedCall<'_>, report: &mut dyn FnMu
     other.each_lint(&mut |lint| {
         if !known.contains(&lint.rule.id) {
             report(broken(
-                &MEANING,
+                &PORTABLE_MEANING,
                 format_args!(
                     "a call that on {there} breaks {}: {}, given {}",
                     lint.rule.id, lint.rule.holds, lint.given
@@ -164,17 +162,17 @@ fn difference(own: &CheckedCall<'_>, other: &CheckedCall<'_>) -> Option<&'static
     if (own.cache, a.pages, a.first, &a.list) != (other.cache, b.pages, b.first, &b.list) {
         return Some("places of keys and values");
     }
-    let sequence = |p: &AttentionProblem<'_>, at| (p.q_len(at), p.kv_len(at));
+    let sequence = |p: &AttentionProblem<'_>, b| (p.q_len(b), p.kv_len(b));
     let padded = |p: &AttentionProblem<'_>| (p.query_padding.is_some(), p.key_padding.is_some());
     // Both readings have the lengths from the same arrays.
     let both = || a.distinct_sequences();
-    if both().any(|at| sequence(a, at) != sequence(b, at)) || padded(a) != padded(b) {
+    if both().any(|index| sequence(a, index) != sequence(b, index)) || padded(a) != padded(b) {
         return Some("lengths of sequences");
     }
     if a.prefix != b.prefix {
         return Some("keys of the shared prefix");
     }
-    if mask(a) != mask(b) || both().any(|at| a.geometry(at) != b.geometry(at)) {
+    if mask(a) != mask(b) || both().any(|index| a.geometry(index) != b.geometry(index)) {
         return Some("keys that mask, mode and tokens hide");
     }
     if (a.bias, a.slopes, a.sink) != (b.bias, b.slopes, b.sink) {

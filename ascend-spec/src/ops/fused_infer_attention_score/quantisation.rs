@@ -1,7 +1,7 @@
 //! The scales and offsets of a call as grids.
 
 use super::rules::{Facts, output};
-use super::{AntiquantMode, Argument, FiaCall};
+use super::{Argument, FiaCall};
 use crate::attention_problem::{Counts, Cut, Cuts, Grid, ScaleOffset, SmallTensor, TensorRole};
 use crate::{Axes, TensorDesc, View};
 
@@ -68,11 +68,11 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<ScaleOffset> {
     };
     let merged = scale == TensorRole::KeyValueScale;
     let desc = described(call, scale)?;
-    let mut of = count(desc);
+    let mut elements = count(desc);
     let mut first = 0;
     if merged {
-        of /= 2;
-        first = of * half;
+        elements /= 2;
+        first = elements * half;
     }
     // The operator checks the shape of merged mode 2 as that of mode 0.
     let mode = if merged && mode == 2 { 0 } else { mode };
@@ -91,7 +91,7 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<ScaleOffset> {
     let tokens = Counts::Tokens;
     let groups = d / GROUP;
     let (view, counts, need) = match mode {
-        AntiquantMode::PerChannel if of == 1 => (scalar(first), tokens, 1),
+        AntiquantMode::PerChannel if elements == 1 => (scalar(first), tokens, 1),
         AntiquantMode::PerChannel => (view(0, d, 0, 1), tokens, n.saturating_mul(d)),
         AntiquantMode::PerToken => (view(last, 0, 1, 0), tokens, f.batch.saturating_mul(last)),
         AntiquantMode::PerTensorHead => (view(0, 1, 0, 0), tokens, n),
@@ -125,7 +125,7 @@ pub(super) fn antiquant(f: &Facts<'_>, half: i64) -> Option<ScaleOffset> {
         AntiquantMode::PerTokenGroup => desc.shape.get(3).copied().unwrap_or(0),
         _ => i64::MAX,
     };
-    if of < need || most < f.longest_key() {
+    if elements < need || most < f.longest_key() {
         return None;
     }
     let offset = match described(call, offset) {
@@ -217,4 +217,57 @@ fn by_head(call: &FiaCall<'_>, role: TensorRole) -> Option<Grid> {
         ..scalar(0)
     };
     grid(call, role, view, Counts::Tokens)
+}
+
+/// Kind of antiquantisation: which elements of key or value share a scale (`antiquantMode`, `keyAntiquantMode`,
+/// `valueAntiquantMode`). The discriminant is CANN's number.
+///
+/// B sequences, N key heads, S keys, D head dimension; a paged cache has `blocks` blocks of `block_size` tokens. The
+/// shapes are those of separate scales on Ascend 950, and on Atlas A2 and A3 with one query row a sequence; with
+/// several rows Atlas A2 and A3 take them without the leading 1. A refusal by
+/// [`FiaCall::check`](super::FiaCall::check) names the shapes that the call may have.
+///
+/// Source: aclnnFusedInferAttentionScore V2, parameter tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AntiquantMode {
+    /// A scale for each head and dimension: `[1, N, 1, D]`, `[1, N, D]` or `[1, N * D]`, as the layout orders them; or
+    /// one for all (per tensor): `[1]`.
+    PerChannel = 0,
+    /// A scale for each token: FLOAT32 `[1, B, S]`.
+    PerToken = 1,
+    /// A scale for each head: `[N]`.
+    PerTensorHead = 2,
+    /// A scale for each token and head: FLOAT32 `[B, N, S]`.
+    PerTokenHead = 3,
+    /// A scale for each slot of a paged cache: FLOAT32 `[blocks, block_size]`.
+    PerTokenPaged = 4,
+    /// A scale for each slot and head of a paged cache: FLOAT32 `[blocks, N, block_size]`.
+    PerTokenHeadPaged = 5,
+    /// A scale for each token, head and 32 elements: FLOAT8_E8M0 `[1, B, N, S, D/32]`, for FLOAT4_E2M1 keys of Ascend
+    /// 950.
+    PerTokenGroup = 6,
+}
+
+impl AntiquantMode {
+    /// Every mode, in the order of CANN's numbers.
+    pub const ALL: [AntiquantMode; 7] = [
+        AntiquantMode::PerChannel,
+        AntiquantMode::PerToken,
+        AntiquantMode::PerTensorHead,
+        AntiquantMode::PerTokenHead,
+        AntiquantMode::PerTokenPaged,
+        AntiquantMode::PerTokenHeadPaged,
+        AntiquantMode::PerTokenGroup,
+    ];
+
+    /// CANN's number.
+    pub const fn acl(self) -> i64 {
+        self as i64
+    }
+
+    /// The mode with CANN's number `value`.
+    pub fn from_acl(value: i64) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.acl() == value)
+    }
 }

@@ -184,7 +184,8 @@ fn problem<'a>(
         });
     }
     quantised(f, &mut problem)?;
-    let by_token = |of: &Option<ScaleOffset>| of.is_some_and(|of| of.scale.view.row != 0);
+    let by_token =
+        |scales: &Option<ScaleOffset>| scales.is_some_and(|scales| scales.scale.view.row != 0);
     if problem.prefix.is_some()
         && (by_token(&problem.key_quantisation) || by_token(&problem.value_quantisation))
     {
@@ -255,7 +256,7 @@ fn quantised(f: &Facts<'_>, problem: &mut AttentionProblem<'_>) -> Result<(), Vi
             problem.key_quantisation = Some(mxfp8::key(f).ok_or_else(small)?);
             problem.value_quantisation = Some(mxfp8::value(f).ok_or_else(small)?);
             problem.probability_scale =
-                quantisation::whole(f, TensorRole::WeightScale).map(|of| of.scale);
+                quantisation::whole(f, TensorRole::WeightScale).map(|grid| grid.scale);
         }
         Kind::Tensor => {
             let scale = |role| Some(quantisation::whole(f, role)?.scale);

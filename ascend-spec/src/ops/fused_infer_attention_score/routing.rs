@@ -22,7 +22,7 @@ pub(super) struct Routing<'a> {
 }
 
 impl Routing<'_> {
-    pub(super) fn checker(&self, at: &MainTensors<'_>) -> Checker {
+    pub(super) fn checker(&self, main: &MainTensors<'_>) -> Checker {
         if self.target.is_950() {
             return Checker::Unified;
         }
@@ -34,7 +34,7 @@ impl Routing<'_> {
                 return Checker::Unified;
             }
         }
-        self.legacy(at)
+        self.legacy(main)
     }
 
     /// Whether the call has one query row a sequence in a layout with a batch axis, and no rotary parts. The unified
@@ -67,7 +67,7 @@ impl Routing<'_> {
         Ok(())
     }
 
-    fn legacy(&self, at: &MainTensors<'_>) -> Checker {
+    fn legacy(&self, main: &MainTensors<'_>) -> Checker {
         let (call, q) = (self.call, self.q);
         let rope = call.query_rope.is_some();
         let float =
@@ -78,8 +78,8 @@ impl Routing<'_> {
                 q.dim == 512
                     || self.packed_nz()
                     || (call.block_table.is_some()
-                        && at.key.dtype == DType::Int8
-                        && at.query.dtype != DType::Int8
+                        && main.key.dtype == DType::Int8
+                        && main.query.dtype != DType::Int8
                         && float(&call.antiquant_scale)
                         && float(&call.antiquant_offset))
             }
@@ -90,7 +90,7 @@ impl Routing<'_> {
                     false => FiaCall::MOST_DECODE_ROWS,
                 };
                 q.rows == 1
-                    || ((2..=several).contains(&q.rows) && (absorbed || at.key.shape.rank() == 5))
+                    || ((2..=several).contains(&q.rows) && (absorbed || main.key.shape.rank() == 5))
                     || (call.mode() == 4 && rope && q.dim == 512)
             }
         };
@@ -180,8 +180,13 @@ impl Routing<'_> {
             return !self.kept_single();
         }
         let rope = |tensor: &Option<TensorDesc>| {
-            let of = tensor.as_ref()?;
-            Some(self.layout.input().extents(&of.shape, call.num_heads)?.dim)
+            let desc = tensor.as_ref()?;
+            Some(
+                self.layout
+                    .input()
+                    .extents(&desc.shape, call.num_heads)?
+                    .dim,
+            )
         };
         let rope_dim = rope(&call.query_rope).unwrap_or(0);
         let dims = (self.q.dim, rope_dim, self.value_dim);

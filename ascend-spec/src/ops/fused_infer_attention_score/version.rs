@@ -17,9 +17,11 @@ versions! {
         V3 = OperatorVersion::new(3, "aclnnFusedInferAttentionScoreV3", "8.1").shown_as("V3").on_a2_a3(V8_1),
         // The snapshot that stands in for 8.1 to 8.4 has it, though it is released from 8.5 on.
         /// Adds the query's dequantisation scale and learnable sinks.
-        V4 = OperatorVersion::new(4, "aclnnFusedInferAttentionScoreV4", "8.5").shown_as("V4").exported_since(V8_5).on_a2_a3(V8_1),
+        V4 = OperatorVersion::new(4, "aclnnFusedInferAttentionScoreV4", "8.5")
+            .shown_as("V4").exported_since(V8_5).on_a2_a3(V8_1),
         /// Adds position start indices and position bias types; the version of Ascend 950.
-        V5 = OperatorVersion::new(5, "aclnnFusedInferAttentionScoreV5", "9.0").shown_as("V5").exported_since(V9_0).on_a2_a3(V9_0)
+        V5 = OperatorVersion::new(5, "aclnnFusedInferAttentionScoreV5", "9.0")
+            .shown_as("V5").exported_since(V9_0).on_a2_a3(V9_0)
             .on_ascend950(V8_1),
     }
 }

@@ -21,7 +21,8 @@ versions! {
     /// The version of GatherPaKvCache.
     pub enum Version {
         /// The only one.
-        V1 = OperatorVersion::new(1, "aclnnGatherPaKvCache", "8.5").exported_since(V8_5).on_a2_a3(V8_5).on_ascend950(V8_5),
+        V1 = OperatorVersion::new(1, "aclnnGatherPaKvCache", "8.5")
+            .exported_since(V8_5).on_a2_a3(V8_5).on_ascend950(V8_5),
     }
 }
 
@@ -41,33 +42,35 @@ impl CallContract for GatherPaKvCache {
     type Arguments = Arguments<TensorDesc>;
 
     fn check(
-        of: &Self::Arguments,
+        arguments: &Self::Arguments,
         _: Version,
         target: Target,
         report: &mut dyn FnMut(Violation),
     ) -> Result<(), Violation> {
-        let call = of.call();
+        let call = arguments.call();
         let problem = call.check(target.soc)?;
         each_lint(|allowed| call.lint(&problem, target.soc, allowed), report);
         Ok(())
     }
 
-    fn imply_outputs(of: &mut Self::Arguments, expected: &dyn Fn(&str) -> Option<Dims>) {
+    fn imply_outputs(arguments: &mut Self::Arguments, expected: &dyn Fn(&str) -> Option<Dims>) {
         let rows = |cache: Option<TensorDesc>, name: &str| {
             let desc = TensorDesc::packed(cache?.dtype, expected(name)?);
             desc.byte_range().map(|_| desc)
         };
-        of.key = of.key.or_else(|| rows(of.key_cache, "key"));
-        of.value = of.value.or_else(|| rows(of.value_cache, "value"));
+        arguments.key = arguments.key.or_else(|| rows(arguments.key_cache, "key"));
+        arguments.value = arguments
+            .value
+            .or_else(|| rows(arguments.value_cache, "value"));
     }
 
     fn check_contents(
-        of: &Self::Arguments,
+        arguments: &Self::Arguments,
         _: Version,
         target: Target,
         integers: &dyn Fn(&str) -> Vec<i64>,
     ) -> Result<(), Violation> {
-        let Ok(problem) = of.call().check(target.soc) else {
+        let Ok(problem) = arguments.call().check(target.soc) else {
             return Ok(());
         };
         let [table, lengths, offsets] = ["block_tables", "seq_lens", "seq_offset"].map(integers);

@@ -82,18 +82,18 @@ impl GatherProblem {
         offsets: &[i64],
         visit: &mut dyn FnMut(Source),
     ) {
-        let at = |values: &[i64], index: usize| values.get(index).copied().unwrap_or(0);
+        let value_at = |values: &[i64], index: usize| values.get(index).copied().unwrap_or(0);
         // The end of the sequence before.
         let mut end = 0;
         for sequence in 0..self.sequences {
             let (start, len) = match self.cumulative {
                 true => {
-                    let ends = [at(lengths, sequence), at(lengths, sequence + 1)];
+                    let ends = [value_at(lengths, sequence), value_at(lengths, sequence + 1)];
                     (ends[0], ends[1].saturating_sub(ends[0]))
                 }
-                false => (end, at(lengths, sequence)),
+                false => (end, value_at(lengths, sequence)),
             };
-            let offset = at(offsets, sequence);
+            let offset = value_at(offsets, sequence);
             let wrong = [(len, len < 0), (start, start < end), (offset, offset < 0)];
             if let Some((given, _)) = wrong.into_iter().find(|(_, wrong)| *wrong) {
                 visit(Source::BadNumber { sequence, given });
@@ -135,7 +135,10 @@ impl GatherProblem {
         if token >= self.tokens {
             return Source::NoToken { sequence, token };
         }
-        match usize::try_from(block).ok().filter(|&at| at < self.blocks) {
+        match usize::try_from(block)
+            .ok()
+            .filter(|&index| index < self.blocks)
+        {
             Some(block) => Source::Row {
                 token,
                 block,

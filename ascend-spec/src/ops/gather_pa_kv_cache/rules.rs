@@ -1,10 +1,12 @@
 //! The rules of GatherPaKvCache.
 
 use super::{GatherCall, GatherProblem, Parameter};
+use crate::allowed::{MultiplesOf, Noted, Outcome, Shown};
+use crate::contract::first_lint;
 use crate::dtype::Names;
 use crate::ops::gather_pa_kv_cache::Version;
 use crate::ops::scatter_pa_kv_cache::{NORM, PA_NZ, Pieces};
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{Cann, DType, Format, Soc, Target, TensorDesc, Violation};
 
 rules! {
@@ -48,10 +50,13 @@ rules! {
     TOKENS = "gather.tokens", TILING_ERROR, V1, "GatherPaKvCache documentation, keyRef and valueRef",
         "keyRef and valueRef have as many rows",
         "give both a row for each token of all sequences";
-    UNIT_OF_COPIES = "gather.unit", Lint("copies are in units of 32 bytes: rows that are not whole units are cut"), V1, "GatherPaKvCache kernel, copies",
+    UNIT_OF_COPIES = "gather.unit",
+        Lint("copies are in units of 32 bytes: rows that are not whole units are cut"),
+        V1, "GatherPaKvCache kernel, copies",
         "the bytes of a token's keys, and of its values, are a multiple of 32 on Atlas A2 and A3",
         "use head counts and dimensions with whole units, or gather another way";
-    TOKEN_BYTES = "gather.token_bytes", Lint("the row does not fit in the core's memory"), V1, "GatherPaKvCache kernel, buffers",
+    TOKEN_BYTES = "gather.token_bytes",
+        Lint("the row does not fit in the core's memory"), V1, "GatherPaKvCache kernel, buffers",
         "a token's keys, and its values, are at most 148 KiB",
         "gather the heads in several calls";
     BLOCK = "gather.block", Overrun("rows of other memory are copied"), V1, "GatherPaKvCache kernel, blockTables",
@@ -74,15 +79,7 @@ impl GatherCall<'_> {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, soc: Soc) -> Result<GatherProblem, Violation> {
-        let missing = |name: &str| {
-            broken(
-                &REQUIRED,
-                format_args!("no {name}"),
-                "every tensor but seqOffset",
-                format_args!("pass {name}"),
-            )
-        };
-        let given = |tensor: &Option<TensorDesc>, name| tensor.ok_or_else(|| missing(name));
+        let given = |tensor: &Option<TensorDesc>, name| REQUIRED.requires(*tensor, name);
         let (key_cache, value_cache) = (
             given(&self.key_cache, "keyCache")?,
             given(&self.value_cache, "valueCache")?,
@@ -165,27 +162,18 @@ impl GatherCall<'_> {
         soc: Soc,
         allowed: &[&str],
     ) -> Result<(), Violation> {
-        for (pieces, name) in [(problem.key, "keyRef"), (problem.value, "valueRef")] {
-            let bytes = pieces.row_bytes();
-            let whole = soc == Soc::Ascend950 || bytes.is_multiple_of(UNIT);
-            if !whole && !allowed.contains(&UNIT_OF_COPIES.id) {
-                return Err(broken(
-                    &UNIT_OF_COPIES,
-                    format_args!("{bytes} bytes a token of {name}"),
-                    format_args!("a multiple of {UNIT}"),
-                    UNIT_OF_COPIES.fix,
-                ));
+        first_lint(allowed, |report| {
+            for (pieces, name) in [(problem.key, "keyRef"), (problem.value, "valueRef")] {
+                let note = format_args!("bytes a token of {name}");
+                let bytes = || Noted(pieces.row_bytes(), note);
+                if soc != Soc::Ascend950 {
+                    UNIT_OF_COPIES
+                        .takes(bytes(), MultiplesOf(UNIT))
+                        .report(report);
+                }
+                TOKEN_BYTES.takes(bytes(), ..=MOST_BYTES).report(report);
             }
-            if bytes > MOST_BYTES && !allowed.contains(&TOKEN_BYTES.id) {
-                return Err(broken(
-                    &TOKEN_BYTES,
-                    format_args!("{bytes} bytes a token of {name}"),
-                    format_args!("at most {MOST_BYTES}"),
-                    TOKEN_BYTES.fix,
-                ));
-            }
-        }
-        Ok(())
+        })
     }
 
     fn dtypes(&self, soc: Soc) -> Result<(), Violation> {
@@ -205,18 +193,14 @@ impl GatherCall<'_> {
             let (Some(cache), Some(rows)) = (cache, rows) else {
                 continue;
             };
-            require!(
-                allowed.contains(&cache.dtype),
-                DTYPE,
+            DTYPE.takes(cache.dtype, allowed)?;
+            SAME_DTYPE.takes(
+                Shown(
+                    format_args!("{name} {} for a cache of {}", rows.dtype, cache.dtype),
+                    rows.dtype,
+                ),
                 cache.dtype,
-                Names(allowed),
-            );
-            require!(
-                rows.dtype == cache.dtype,
-                SAME_DTYPE,
-                format_args!("{name} {} for a cache of {}", rows.dtype, cache.dtype),
-                cache.dtype,
-            );
+            )?;
         }
         let numbers = [self.block_tables, self.seq_lens, self.seq_offset];
         let mut first = None;
@@ -322,12 +306,12 @@ fn pieces(rows: &TensorDesc, cache: &TensorDesc, nz: bool) -> Result<Pieces, Vio
         }
         false => "[tokens, N, D] and a cache [blocks, block size, N, D]",
     };
-    found.filter(|of| of.row_bytes() > 0).ok_or_else(|| {
-        broken(
-            &CACHE,
-            format_args!("{} for a cache {}", rows.shape, cache.shape),
-            shapes,
-            CACHE.fix,
-        )
-    })
+    found
+        .filter(|pieces| pieces.row_bytes() > 0)
+        .ok_or_else(|| {
+            CACHE.broken(
+                format_args!("{} for a cache {}", rows.shape, cache.shape),
+                shapes,
+            )
+        })
 }

@@ -23,8 +23,8 @@ path_rules! {
         "each tensor has a type and a format that the operator is registered with",
         "see the rule that is named first";
     CARD_SIZE = "incre.card_size", TILING_ERROR, V1, "IncreFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
-        "on 310P a call has at most 256 sequences, and room for at most 65536 keys of each: the rows of the tensor, or the \
-         tokens of all blocks in a row of the table",
+        "on 310P a call has at most 256 sequences, and room for at most 65536 keys of each: the rows of the tensor, or \
+         the tokens of all blocks in a row of the table",
         "divide the sequences among several calls, or leave unused columns of the block table out";
     CARD_HEADS = "incre.card_heads", TILING_ERROR, V1, "IncreFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
         "on 310P the head dimension is a multiple of 16 up to 128, and a key head has at most 32 query heads",
@@ -75,16 +75,19 @@ impl IncreCall<'_> {
     }
 
     /// Checks the tiling rules of 310P, by the sizes of the tensors.
-    pub(super) fn card(&self, of: &AttentionProblem<'_>) -> Result<(), Violation> {
+    pub(super) fn card(&self, problem: &AttentionProblem<'_>) -> Result<(), Violation> {
         const MOST_KEYS: usize = 65_536;
         let most = IncreCall::MOST_CARD_SEQUENCES;
         require!(
-            of.batch <= most as usize && of.key_rows <= MOST_KEYS,
+            problem.batch <= most as usize && problem.key_rows <= MOST_KEYS,
             CARD_SIZE,
-            format_args!("{} sequences of {} keys", of.batch, of.key_rows),
+            format_args!("{} sequences of {} keys", problem.batch, problem.key_rows),
             format_args!("up to {most} sequences of up to {MOST_KEYS} keys"),
         );
-        let (dim, group) = (of.head_dim, of.heads.checked_div(of.kv_heads).unwrap_or(0));
+        let (dim, group) = (
+            problem.head_dim,
+            problem.heads.checked_div(problem.kv_heads).unwrap_or(0),
+        );
         require!(
             dim.is_multiple_of(16) && dim <= 128 && group <= 32,
             CARD_HEADS,

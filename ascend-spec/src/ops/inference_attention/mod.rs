@@ -6,8 +6,7 @@
 
 mod path_call;
 mod path_operator;
-mod path_rules;
 
 pub(crate) use path_call::{PathCall, PathRules, path_version};
 pub(crate) use path_operator::path_operator;
-pub(crate) use path_rules::path_rules;
+pub(crate) use path_operator::path_rules;

@@ -97,7 +97,7 @@ pub(crate) trait PathCall: ArgumentValues<Tensor = TensorDesc> {
         use fia::Parameter as Fused;
         let value = |parameter| self.value(Self::of_fused(parameter)?);
         let tensor = |parameter| self.fused_tensor(parameter).copied();
-        let list = |parameter| Self::of_fused(parameter).map_or(&[][..], |of| self.tensors(of));
+        let list = |parameter| Self::of_fused(parameter).map_or(&[][..], |own| self.tensors(own));
         let ints = |parameter| match value(parameter) {
             Some(Value::Ints(ints)) => ints,
             _ => None,
@@ -146,16 +146,7 @@ pub(crate) trait PathCall: ArgumentValues<Tensor = TensorDesc> {
 
     /// A required argument.
     fn required<T>(argument: Option<T>, acl_name: &str) -> Result<T, Violation> {
-        let rule = Self::RULES.required;
-        let all = rule.holds.trim_end_matches(" are given");
-        argument.ok_or_else(|| {
-            broken(
-                rule,
-                format_args!("no {acl_name}"),
-                all,
-                format_args!("pass {acl_name}"),
-            )
-        })
+        Self::RULES.required.requires(argument, acl_name)
     }
 
     /// The verdict of the path's rules on a call of FusedInferAttentionScore.

@@ -26,12 +26,14 @@ macro_rules! prompt_flash_attention_arguments {
             1 { pre_tokens: int = 2_147_483_647, PreTokens, "preTokens", "Keys visible before the diagonal." }
             1 { next_tokens: int = 0, NextTokens, "nextTokens", "Keys visible after the diagonal." }
             1 { input_layout: optional_text, InputLayout, "inputLayout", "Axis orders, as CANN spells them." }
-            1 { num_key_value_heads: int = 0, NumKeyValueHeads, "numKeyValueHeads", "Number of key and value heads; 0 means `num_heads`." }
+            1 { num_key_value_heads: int = 0, NumKeyValueHeads, "numKeyValueHeads",
+                "Number of key and value heads; 0 means `num_heads`." }
             2 { sparse_mode: int = 0, SparseMode, "sparseMode", "Meaning of mask and tokens." }
-            3 { inner_precise: int = 1, InnerPrecise, "innerPrecise", "Precision (bit 0) and correction of rows without visible keys (bit 1)." }
+            3 { inner_precise: int = 1, InnerPrecise, "innerPrecise",
+                "Precision (bit 0) and correction of rows without visible keys (bit 1)." }
             1 { attention_out: output, AttentionOut, "attentionOut", "Output." }
         }
     };
 }
 
-prompt_flash_attention_arguments! { declare_arguments { "PromptFlashAttention", #[derive(Copy)] PromptCall } }
+prompt_flash_attention_arguments! { declare_arguments { "PromptFlashAttention", #[derive(Copy)] PromptCall<'a> } }

@@ -1,12 +1,13 @@
 //! The rules of PromptFlashAttention that come before those of FusedInferAttentionScore's prefill path.
 
 use super::{PromptCall, Version};
+use crate::allowed::{Addressable, Named, PlainFormat};
 use crate::attention_problem::AttentionProblem;
 use crate::dtype::Names;
 use crate::ops::fused_infer_attention_score::Verdict;
 use crate::ops::inference_attention::{PathCall, path_rules};
 use crate::rule::{require, rules};
-use crate::{DType, Dims, Format, Layout, Soc, Target, TensorDesc, Violation};
+use crate::{DType, Dims, Layout, Soc, Target, TensorDesc, Violation};
 
 path_rules! {
     "prompt", "PromptFlashAttention", newest "V3", older "V1 and V2",
@@ -30,12 +31,12 @@ path_rules! {
         "numHeads is at least 1",
         "pass the number of query heads";
     LAYOUT = "prompt.input_layout", PARAM_INVALID, V1, "PromptFlashAttention documentation, inputLayout",
-        "query, key and value have the axes of inputLayout: four in BNSD, BSND and BNSD_BSND, three in BSH, TND, NTD and NSD, \
-         two in SH",
+        "query, key and value have the axes of inputLayout: four in BNSD, BSND and BNSD_BSND, three in BSH, TND, NTD \
+         and NSD, two in SH",
         "spell the layout as CANN does, and give the tensors its axes";
     DIM = "prompt.head_dim", PARAM_INVALID, V1, "PromptFlashAttention documentation, head dimension",
-        "the query's head dimension is from 1 to 512 and the value's at most 512; the query's is not above the value's where \
-         the output is INT8, nor outside of TND where it is above 128",
+        "the query's head dimension is from 1 to 512 and the value's at most 512; the query's is not above the value's \
+         where the output is INT8, nor outside of TND where it is above 128",
         "pad the value's head dimension with zeros, or split heads that are longer than 512";
     FORMAT = "prompt.format", PARAM_INVALID, V1, "PromptFlashAttention documentation, formats",
         "query, key, value and attentionOut are in a plain format such as ND or NCHW",
@@ -52,15 +53,18 @@ path_rules! {
     CARD_PSE = "prompt.card_pse", INNER_NULLPTR, V3, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
         "on 310P there is no pseShift",
         "leave the bias out, or run on Atlas A2 or A3";
-    CARD_TOKENS = "prompt.card_tokens", INNER_NULLPTR, V1, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
+    CARD_TOKENS = "prompt.card_tokens",
+        INNER_NULLPTR, V1, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
         "on 310P preTokens is at least the query rows, and nextTokens is 0 or at least the keys",
         "write the band into a mask of BOOL, and pass 2147483647 for both";
-    CARD_MASK_DTYPE = "prompt.card_mask_dtype", INNER_NULLPTR, V1, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
+    CARD_MASK_DTYPE = "prompt.card_mask_dtype",
+        INNER_NULLPTR, V1, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
         "on 310P attenMask is BOOL",
         "convert the mask to BOOL";
     CARD_MASK = "prompt.card_mask", INNER_NULLPTR, V1, "PromptFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
         "on 310P attenMask goes with as many query rows as keys, a multiple of 16",
-        "pad query, key and value with zeros to one multiple of 16, the last query row at the last key, and hide the added keys";
+        "pad query, key and value with zeros to one multiple of 16, the last query row at the last key, and hide the \
+         added keys";
 }
 
 /// The required arguments.
@@ -82,44 +86,37 @@ impl PromptCall<'_> {
     /// Checks the rules that come before those of the prefill path, and returns the verdict of that path; `None` for
     /// an output without elements.
     pub(super) fn judged(&self, target: Target) -> Result<Option<Verdict>, Violation> {
-        let at = Required {
+        let required = Required {
             query: Self::required(self.query.as_ref(), "query")?,
             key: Self::required(self.key.as_ref(), "key")?,
             value: Self::required(self.value.as_ref(), "value")?,
             out: Self::required(self.attention_out.as_ref(), "attentionOut")?,
             layout: Self::required(self.input_layout, "inputLayout")?,
         };
-        for (desc, name) in at.tensors() {
-            require!(
-                desc.is_countable() && desc.byte_range().is_some(),
-                COUNTABLE,
-                format_args!("{name} {} strides {}", desc.shape, desc.strides),
-                "dimensions of at least 0, and bytes from the base address on",
-            );
+        for (desc, name) in required.tensors() {
+            COUNTABLE.takes(Named(name, *desc), Addressable)?;
         }
-        if at.out.is_empty() {
+        if required.out.is_empty() {
             return Ok(None);
         }
-        self.dtypes(&at, target)?;
-        let (heads, dims) = self.shapes(&at)?;
-        for (desc, name) in at.tensors() {
-            require!(
-                desc.format.is_plain(),
-                FORMAT,
-                format_args!("{name} in format {}", desc.format),
-                Format::PLAIN,
-            );
+        self.dtypes(&required, target)?;
+        let (heads, dims) = self.shapes(&required)?;
+        for (desc, name) in required.tensors() {
+            FORMAT.takes(
+                Named(format_args!("{name} in format"), desc.format),
+                PlainFormat,
+            )?;
         }
-        let out = out_shape(&at, heads, dims.1);
-        require!(at.out.shape == out, OUT_SHAPE, at.out.shape, out,);
+        let out = out_shape(&required, heads, dims.1);
+        OUT_SHAPE.takes(required.out.shape, out)?;
         let Some(Layout::Bnsd | Layout::Bsnd | Layout::BnsdBsnd | Layout::Bsh | Layout::Tnd) =
-            Layout::parse(at.layout)
+            Layout::parse(required.layout)
         else {
             return Err(Violation::unsupported(
                 "PromptFlashAttention in the layouts SH, NSD and NTD",
             ));
         };
-        let verdict = self.tiling(&at, dims)?;
+        let verdict = self.tiling(&required, dims)?;
         if self
             .atten_mask
             .is_some_and(|mask| mask.dtype == DType::Float16)
@@ -129,19 +126,21 @@ impl PromptCall<'_> {
         Ok(Some(verdict))
     }
 
-    fn dtypes(&self, at: &Required<'_>, target: Target) -> Result<(), Violation> {
+    fn dtypes(&self, required: &Required<'_>, target: Target) -> Result<(), Violation> {
         use DType::{Bf16, Bool, Float16, Int8, UInt8};
         let allowed: &[DType] = match target.soc {
             Soc::AtlasInference => &[Float16, Int8],
             _ => &[Float16, Bf16, Int8],
         };
-        let dtype = at.query.dtype;
+        let dtype = required.query.dtype;
         require!(
-            allowed.contains(&dtype) && at.key.dtype == dtype && at.value.dtype == dtype,
+            allowed.contains(&dtype)
+                && required.key.dtype == dtype
+                && required.value.dtype == dtype,
             DTYPE,
             format_args!(
                 "query {dtype}, key {}, value {}",
-                at.key.dtype, at.value.dtype
+                required.key.dtype, required.value.dtype
             ),
             format_args!("all of {}", Names(allowed)),
         );
@@ -150,52 +149,42 @@ impl PromptCall<'_> {
             Bf16 => &[Bf16, Int8],
             _ => &[Int8, Float16],
         };
-        require!(
-            outputs.contains(&at.out.dtype),
-            OUT_DTYPE,
-            at.out.dtype,
-            Names(outputs),
-        );
+        OUT_DTYPE.takes(required.out.dtype, outputs)?;
         if let Some(pse) = &self.pse_shift {
             let want = if dtype == Bf16 { Bf16 } else { Float16 };
-            require!(pse.dtype == want, PSE_DTYPE, pse.dtype, want);
+            PSE_DTYPE.takes(pse.dtype, want)?;
         }
         if let Some(mask) = &self.atten_mask {
             let masks: &[DType] = match dtype {
                 Int8 => &[Bool, Int8, UInt8],
                 _ => &[Bool, Int8, UInt8, Float16],
             };
-            require!(
-                masks.contains(&mask.dtype),
-                MASK_DTYPE,
-                mask.dtype,
-                Names(masks),
-            );
+            MASK_DTYPE.takes(mask.dtype, masks)?;
         }
         Ok(())
     }
 
     /// Checks the shapes, and returns the number of query heads and the head dimensions of query and value.
-    fn shapes(&self, at: &Required<'_>) -> Result<(i64, (i64, i64)), Violation> {
-        require!(self.num_heads > 0, HEADS, self.num_heads, "1 and above");
-        let rank = match at.layout {
+    fn shapes(&self, required: &Required<'_>) -> Result<(i64, (i64, i64)), Violation> {
+        HEADS.takes(self.num_heads, 1..)?;
+        let rank = match required.layout {
             "BNSD" | "BSND" | "BNSD_BSND" => 4,
             "BSH" | "TND" | "NTD" | "NSD" => 3,
             "SH" => 2,
             _ => 0,
         };
-        let ranks = [at.query, at.key, at.value].map(|desc| desc.shape.rank());
+        let ranks = [required.query, required.key, required.value].map(|desc| desc.shape.rank());
         require!(
-            rank > 0 && ranks.iter().all(|&of| of == rank),
+            rank > 0 && ranks.iter().all(|&other| other == rank),
             LAYOUT,
             format_args!(
                 "{:?} with query {}, key {}, value {}",
-                at.layout, at.query.shape, at.key.shape, at.value.shape
+                required.layout, required.query.shape, required.key.shape, required.value.shape
             ),
             "BNSD, BSND, BNSD_BSND, BSH, TND, NTD, NSD, SH, with as many axes",
         );
         let last = |desc: &TensorDesc| desc.shape.last().copied().unwrap_or(0);
-        let hidden = matches!(at.layout, "BSH" | "SH");
+        let hidden = matches!(required.layout, "BSH" | "SH");
         let kv_heads = match self.num_key_value_heads {
             0 => self.num_heads,
             heads => heads,
@@ -204,9 +193,9 @@ impl PromptCall<'_> {
             true => size.checked_div(heads).unwrap_or(0),
             false => size,
         };
-        let dim = each(last(at.query), self.num_heads);
-        let value_dim = each(last(at.value), kv_heads);
-        let narrow = at.out.dtype != DType::Int8 && (dim <= 128 || at.layout == "TND");
+        let dim = each(last(required.query), self.num_heads);
+        let value_dim = each(last(required.value), kv_heads);
+        let narrow = required.out.dtype != DType::Int8 && (dim <= 128 || required.layout == "TND");
         require!(
             (1..=512).contains(&dim) && (0..=512).contains(&value_dim),
             DIM,
@@ -226,42 +215,45 @@ impl PromptCall<'_> {
     /// and value are padded to one head dimension.
     fn tiling(
         &self,
-        at: &Required<'_>,
+        required: &Required<'_>,
         (dim, value_dim): (i64, i64),
     ) -> Result<Verdict, Violation> {
-        let int8 = [at.query.dtype, at.out.dtype].contains(&DType::Int8);
+        let int8 = [required.query.dtype, required.out.dtype].contains(&DType::Int8);
         let step = if int8 { 32 } else { 16 };
         let even = |dim: i64| dim.saturating_add(step - 1) / step * step;
-        let (to, value_to) = match at.layout {
+        let (to, value_to) = match required.layout {
             "TND" => (even(dim), even(value_dim)),
             _ => (even(dim.max(value_dim)), even(dim.max(value_dim))),
         };
         let call = PromptCall {
-            query: Some(resized(at, at.query, dim, to)),
-            key: Some(resized(at, at.key, dim, to)),
-            value: Some(resized(at, at.value, value_dim, value_to)),
-            attention_out: Some(resized(at, at.out, value_dim, value_to)),
+            query: Some(resized(required, required.query, dim, to)),
+            key: Some(resized(required, required.key, dim, to)),
+            value: Some(resized(required, required.value, value_dim, value_to)),
+            attention_out: Some(resized(required, required.out, value_dim, value_to)),
             ..*self
         };
         Self::judge_path(&call.as_fused())
     }
 
     /// Checks the tiling rules of 310P, by the sizes of the tensors.
-    pub(super) fn card(&self, of: &AttentionProblem<'_>) -> Result<(), Violation> {
+    pub(super) fn card(&self, problem: &AttentionProblem<'_>) -> Result<(), Violation> {
         const MOST_ROWS: usize = 65_536;
-        let (rows, keys) = (of.query_rows, of.key_rows);
+        let (rows, keys) = (problem.query_rows, problem.key_rows);
         require!(
-            of.batch <= Self::MOST_CARD_SEQUENCES as usize && rows.max(keys) <= MOST_ROWS,
+            problem.batch <= Self::MOST_CARD_SEQUENCES as usize && rows.max(keys) <= MOST_ROWS,
             CARD_SIZE,
-            format_args!("{} sequences, {rows} query rows, {keys} keys", of.batch),
+            format_args!(
+                "{} sequences, {rows} query rows, {keys} keys",
+                problem.batch
+            ),
             format_args!(
                 "up to {} sequences, up to {MOST_ROWS} query rows and keys",
                 Self::MOST_CARD_SEQUENCES
             ),
         );
-        require!(self.pse_shift.is_none(), CARD_PSE, "pseShift", "null");
+        CARD_PSE.forbids([("pseShift", self.pse_shift.is_some())])?;
         let at_least =
-            |tokens: i64, size: usize| usize::try_from(tokens).is_ok_and(|of| of >= size);
+            |tokens: i64, size: usize| usize::try_from(tokens).is_ok_and(|problem| problem >= size);
         require!(
             at_least(self.pre_tokens, rows)
                 && (self.next_tokens == 0 || at_least(self.next_tokens, keys)),
@@ -273,12 +265,7 @@ impl PromptCall<'_> {
             format_args!("preTokens from {rows} on, nextTokens 0 or from {keys} on"),
         );
         if let Some(mask) = self.atten_mask.filter(|mask| !mask.is_empty()) {
-            require!(
-                mask.dtype == DType::Bool,
-                CARD_MASK_DTYPE,
-                mask.dtype,
-                DType::Bool,
-            );
+            CARD_MASK_DTYPE.takes(mask.dtype, DType::Bool)?;
             require!(
                 rows == keys && rows.is_multiple_of(Self::CARD_MASK_ROWS as usize),
                 CARD_MASK,
@@ -292,11 +279,11 @@ impl PromptCall<'_> {
 
 /// A tensor with another head dimension. A size that is no whole number of heads of `from` elements is left as it is,
 /// to be refused.
-fn resized(at: &Required<'_>, desc: &TensorDesc, from: i64, to: i64) -> TensorDesc {
+fn resized(required: &Required<'_>, desc: &TensorDesc, from: i64, to: i64) -> TensorDesc {
     let axis = desc.shape.rank().saturating_sub(1);
     let size = desc.shape.last().copied().unwrap_or(0);
     let heads = size.checked_div(from).unwrap_or(0);
-    let is_made = heads.checked_mul(from) == Some(size) && (at.layout == "BSH" || heads == 1);
+    let is_made = heads.checked_mul(from) == Some(size) && (required.layout == "BSH" || heads == 1);
     match is_made {
         true => TensorDesc::packed(desc.dtype, desc.shape.with(axis, heads.saturating_mul(to))),
         false => *desc,
@@ -304,10 +291,10 @@ fn resized(at: &Required<'_>, desc: &TensorDesc, from: i64, to: i64) -> TensorDe
 }
 
 /// Shape of the output for a query of `heads` heads.
-fn out_shape(at: &Required<'_>, heads: i64, value_dim: i64) -> Dims {
-    let query = at.query.shape;
+fn out_shape(required: &Required<'_>, heads: i64, value_dim: i64) -> Dims {
+    let query = required.query.shape;
     let axis = query.rank().saturating_sub(1);
-    match (at.layout, &query[..]) {
+    match (required.layout, &query[..]) {
         ("BSH" | "SH", _) => query.with(axis, heads.saturating_mul(value_dim)),
         ("BNSD_BSND", &[batch, heads, rows, _]) => Dims::of([batch, rows, heads, value_dim]),
         _ => query.with(axis, value_dim),

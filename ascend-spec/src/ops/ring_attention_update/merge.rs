@@ -2,7 +2,6 @@
 
 use super::rules::{BOTH_EMPTY, BOTH_MASKED, ONE_EMPTY};
 use crate::Violation;
-use crate::rule::broken;
 
 /// Maximum and sum of one row over a part of its keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,14 +61,12 @@ pub fn admits(prev: Part, cur: Part) -> Result<(), Violation> {
         (Part::EMPTY, other) | (other, Part::EMPTY) if other.max < 0.0 => &ONE_EMPTY,
         _ => return Ok(()),
     };
-    Err(broken(
-        rule,
+    Err(rule.broken(
         format_args!(
             "maxima {} and {}, sums {} and {}",
             prev.max, cur.max, prev.sum, cur.sum
         ),
         rule.holds,
-        rule.fix,
     ))
 }
 
@@ -87,11 +84,9 @@ pub fn admits_keyless(prev: &[bool], cur: &[bool], allowed: &[&str]) -> Result<(
             (false, false) => continue,
         };
         if !allowed.contains(&rule.id) {
-            return Err(broken(
-                rule,
+            return Err(rule.broken(
                 format_args!("no keys in {part} for sequence {sequence}"),
                 "keys in both parts for every sequence that has rows",
-                rule.fix,
             ));
         }
     }
@@ -103,7 +98,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn of(scores: &[f32]) -> Part {
+    fn part(scores: &[f32]) -> Part {
         let max = scores.iter().copied().fold(f32::MIN, f32::max);
         let sum = scores.iter().map(|score| (score - max).exp()).sum();
         Part { max, sum }
@@ -112,10 +107,11 @@ mod tests {
     proptest! {
         #[test]
         fn merged_parts_are_the_whole(
-            first in proptest::collection::vec(-20f32..20.0, 1..8), second in proptest::collection::vec(-20f32..20.0, 1..8),
+            first in proptest::collection::vec(-20f32..20.0, 1..8),
+            second in proptest::collection::vec(-20f32..20.0, 1..8),
         ) {
-            let merged = merge(of(&first), of(&second));
-            let whole = of(&[first, second].concat());
+            let merged = merge(part(&first), part(&second));
+            let whole = part(&[first, second].concat());
             prop_assert_eq!(merged.part.max, whole.max);
             prop_assert!((merged.part.sum - whole.sum).abs() <= 1e-5 * whole.sum);
             prop_assert!((merged.prev + merged.cur - 1.0).abs() < 1e-6);
@@ -124,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_fully_masked_part_leaves_the_other_as_it_is() {
-        let live = of(&[1.0, 2.0]);
+        let live = part(&[1.0, 2.0]);
         for merged in [
             merge(Part::FULLY_MASKED, live),
             merge(live, Part::FULLY_MASKED),
@@ -137,7 +133,7 @@ mod tests {
 
     #[test]
     fn what_the_formula_has_no_answer_to_is_named() {
-        let live = of(&[-1.0, -2.0]);
+        let live = part(&[-1.0, -2.0]);
         let id = |prev, cur| admits(prev, cur).unwrap_err().rule.id;
         assert_eq!(
             id(Part::FULLY_MASKED, Part::FULLY_MASKED),
@@ -151,25 +147,25 @@ mod tests {
         assert!(merge(Part::EMPTY, Part::EMPTY).prev.is_nan());
         assert_eq!(id(live, Part::EMPTY), "ring.one_empty");
         assert_eq!(merge(live, Part::EMPTY).part.max, 0.0);
-        let low = of(&[-200.0]);
+        let low = part(&[-200.0]);
         assert_eq!(id(low, Part::EMPTY), "ring.one_empty");
         assert!(merge(low, Part::EMPTY).prev.is_nan());
-        assert!(admits(of(&[1.0]), Part::EMPTY).is_ok());
+        assert!(admits(part(&[1.0]), Part::EMPTY).is_ok());
     }
 
     #[test]
     fn sequences_without_keys_are_named_before_their_maxima_are_known() {
-        let of = |prev: &[bool], cur: &[bool], allowed: &[&str]| {
+        let answer = |prev: &[bool], cur: &[bool], allowed: &[&str]| {
             admits_keyless(prev, cur, allowed).map_err(|violation| violation.rule.id)
         };
         let (none, second) = ([false, false], [false, true]);
-        assert_eq!(of(&none, &none, &[]), Ok(()));
-        assert_eq!(of(&second, &none, &[]), Err("ring.one_empty"));
-        assert_eq!(of(&none, &second, &[]), Err("ring.one_empty"));
-        assert_eq!(of(&second, &second, &[]), Err("ring.both_empty"));
+        assert_eq!(answer(&none, &none, &[]), Ok(()));
+        assert_eq!(answer(&second, &none, &[]), Err("ring.one_empty"));
+        assert_eq!(answer(&none, &second, &[]), Err("ring.one_empty"));
+        assert_eq!(answer(&second, &second, &[]), Err("ring.both_empty"));
         let one = &["ring.one_empty"];
-        assert_eq!(of(&none, &second, one), Ok(()));
-        assert_eq!(of(&second, &second, one), Err("ring.both_empty"));
+        assert_eq!(answer(&none, &second, one), Ok(()));
+        assert_eq!(answer(&second, &second, one), Err("ring.both_empty"));
         let violation = admits_keyless(&second, &none, &[]).unwrap_err();
         assert!(
             violation

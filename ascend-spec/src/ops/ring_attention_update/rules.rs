@@ -3,8 +3,8 @@
 use super::{RingUpdateCall, RingUpdateProblem, Version};
 use crate::dtype::Names;
 use crate::ops::flash_attention_score::{InputLayout, SoftmaxOrder};
-use crate::rule::{broken, require, rules};
-use crate::{DType, Dims, Format, Target, TensorDesc, Violation};
+use crate::rule::{require, rules};
+use crate::{DType, Dims, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -38,7 +38,8 @@ rules! {
     SHAPES = "ring.shapes", TILING_ERROR, V1, "RingAttentionUpdate tiling, SBH",
         "attention is [S, B, H], maxima and sums are [B, N, S, 8], the same for both parts and the result",
         "merge outputs of calls with the same rows and heads";
-    SOFTMAX_LAYOUT = "ring.softmax_layout", TILING_ERROR, V2, "RingAttentionUpdateV2 documentation, inputSoftmaxLayoutOptional",
+    SOFTMAX_LAYOUT = "ring.softmax_layout",
+        TILING_ERROR, V2, "RingAttentionUpdateV2 documentation, inputSoftmaxLayoutOptional",
         "with TND inputSoftmaxLayout is null, empty, SBH or TND",
         "pass TND for maxima and sums that lie like the attention, otherwise nothing";
     HEAD_DIM = "ring.head_dim", TILING_ERROR, V1, "RingAttentionUpdate documentation, constraints" in Scope::A2_A3,
@@ -50,11 +51,14 @@ rules! {
     OUT = "ring.out", PARAM_NULLPTR, V1, "RingAttentionUpdate, copy to the outputs",
         "attnOut has the shape of prevAttnOut, softmaxMax and softmaxSum are FLOAT with the shape of prevSoftmaxMax",
         "give the outputs the shapes of the first part";
-    LENGTHS = "ring.lengths", Overrun("rows are read and written wherever the entries say"), V1, "RingAttentionUpdate documentation, actualSeqQlenOptional",
+    LENGTHS = "ring.lengths",
+        Overrun("rows are read and written wherever the entries say"),
+        V1, "RingAttentionUpdate documentation, actualSeqQlenOptional",
         "actualSeqQlen begins with 0, does not descend, and ends with the rows",
-        "pass the running sums of the query's lengths behind a leading 0, and views of as many rows: a marked tail behind the \
-         last sequence has nothing to merge";
-    SOFTMAX_UNREAD = "ring.softmax_layout_unread", Lint("the text is not looked at"), V2, "RingAttentionUpdateV2 documentation, inputSoftmaxLayoutOptional",
+        "pass the running sums of the query's lengths behind a leading 0, and views of as many rows: a marked tail \
+         behind the last sequence has nothing to merge";
+    SOFTMAX_UNREAD = "ring.softmax_layout_unread",
+        Lint("the text is not looked at"), V2, "RingAttentionUpdateV2 documentation, inputSoftmaxLayoutOptional",
         "inputSoftmaxLayout goes with TND",
         "pass null: with SBH there is one order";
     BOTH_MASKED = "ring.both_masked", Lint("only numbers change"), V1, "RingAttentionUpdate kernel, formula",
@@ -64,8 +68,8 @@ rules! {
         "no packed sequence is without keys in both parts: 0 divided by 0 is NaN",
         "leave the sequence out of the merge";
     ONE_EMPTY = "ring.one_empty", Lint("only numbers change"), V1, "RingAttentionUpdate kernel, formula",
-        "no row with a negative maximum meets a part without keys, whose maximum is 0: the merged maximum would be 0, and where \
-         the exponential of the row's own is 0, too, the result NaN",
+        "no row with a negative maximum meets a part without keys, whose maximum is 0: the merged maximum would be 0, \
+         and where the exponential of the row's own is 0, too, the result NaN",
         "leave the sequence out of the merge";
 }
 
@@ -128,29 +132,13 @@ impl RingUpdateCall<'_> {
         self.countable(&[&prev, &cur])?;
         let layout = layout(self.input_layout, &prev, &cur)?;
         let packed = layout.is_packed();
-        require!(
-            !packed || self.actual_seq_qlen.is_some(),
-            REQUIRED,
-            "no actualSeqQlen",
-            "actualSeqQlen with TND",
-        );
-        for (argument, desc) in self.each_tensor() {
-            let name = argument.acl_name();
-            require!(
-                desc.format.is_plain(),
-                FORMAT,
-                format_args!("{name} in format {}", desc.format),
-                Format::PLAIN,
-            );
+        if packed {
+            REQUIRED.requires(self.actual_seq_qlen, "actualSeqQlen with TND")?;
         }
-        let parts = [prev.max, prev.sum, cur.max, cur.sum];
-        let other = parts.into_iter().find(|desc| desc.dtype != DType::Float);
-        require!(
-            other.is_none(),
-            SOFTMAX_DTYPES,
-            other.map_or(DType::Float, |desc| desc.dtype),
-            DType::Float,
-        );
+        FORMAT.plain(self)?;
+        for desc in [prev.max, prev.sum, cur.max, cur.sum] {
+            SOFTMAX_DTYPES.takes(desc.dtype, DType::Float)?;
+        }
         let problem = match packed {
             true => self.packed(version, target, &prev)?,
             false => dense(&prev, &cur)?,
@@ -188,45 +176,29 @@ impl RingUpdateCall<'_> {
     }
 
     fn required(&self) -> Result<(Triple<'_>, Triple<'_>, Triple<'_>), Violation> {
-        let missing = |name: &'static str| {
-            move || {
-                broken(
-                    &REQUIRED,
-                    format_args!("no {name}"),
-                    "attention, maxima and sums of both parts and of the result",
-                    format_args!("pass {name}"),
-                )
-            }
-        };
         let prev = Triple {
-            attn: (self.prev_attn_out.as_ref()).ok_or_else(missing("prevAttnOut"))?,
-            max: (self.prev_softmax_max.as_ref()).ok_or_else(missing("prevSoftmaxMax"))?,
-            sum: (self.prev_softmax_sum.as_ref()).ok_or_else(missing("prevSoftmaxSum"))?,
+            attn: REQUIRED.requires(self.prev_attn_out.as_ref(), "prevAttnOut")?,
+            max: REQUIRED.requires(self.prev_softmax_max.as_ref(), "prevSoftmaxMax")?,
+            sum: REQUIRED.requires(self.prev_softmax_sum.as_ref(), "prevSoftmaxSum")?,
         };
         let cur = Triple {
-            attn: (self.cur_attn_out.as_ref()).ok_or_else(missing("curAttnOut"))?,
-            max: (self.cur_softmax_max.as_ref()).ok_or_else(missing("curSoftmaxMax"))?,
-            sum: (self.cur_softmax_sum.as_ref()).ok_or_else(missing("curSoftmaxSum"))?,
+            attn: REQUIRED.requires(self.cur_attn_out.as_ref(), "curAttnOut")?,
+            max: REQUIRED.requires(self.cur_softmax_max.as_ref(), "curSoftmaxMax")?,
+            sum: REQUIRED.requires(self.cur_softmax_sum.as_ref(), "curSoftmaxSum")?,
         };
         let out = Triple {
-            attn: self.attn_out.as_ref().ok_or_else(missing("attnOut"))?,
-            max: (self.softmax_max.as_ref()).ok_or_else(missing("softmaxMax"))?,
-            sum: (self.softmax_sum.as_ref()).ok_or_else(missing("softmaxSum"))?,
+            attn: REQUIRED.requires(self.attn_out.as_ref(), "attnOut")?,
+            max: REQUIRED.requires(self.softmax_max.as_ref(), "softmaxMax")?,
+            sum: REQUIRED.requires(self.softmax_sum.as_ref(), "softmaxSum")?,
         };
         Ok((prev, cur, out))
     }
 
     fn countable(&self, parts: &[&Triple<'_>]) -> Result<(), Violation> {
-        for (argument, desc) in self.each_tensor() {
-            let name = argument.acl_name();
-            require!(
-                desc.is_countable() && desc.byte_range().is_some(),
-                COUNTABLE,
-                format_args!("{name} {} strides {}", desc.shape, desc.strides),
-                "bytes that can be addressed, from the base address on",
-            );
-        }
-        let mut inputs = parts.iter().flat_map(|of| [of.attn, of.max, of.sum]);
+        COUNTABLE.addressable(self)?;
+        let mut inputs = parts
+            .iter()
+            .flat_map(|part| [part.attn, part.max, part.sum]);
         let empty = inputs.find(|desc| desc.is_empty());
         require!(
             empty.is_none(),
@@ -252,12 +224,9 @@ impl RingUpdateCall<'_> {
             "" | "SBH" => SoftmaxOrder::SequenceBlocks,
             "TND" => SoftmaxOrder::SameAsInput,
             other => {
-                return Err(broken(
-                    &SOFTMAX_LAYOUT,
-                    format_args!("{other:?}"),
-                    "null, \"\", SBH, TND",
-                    SOFTMAX_LAYOUT.fix,
-                ));
+                return Err(
+                    SOFTMAX_LAYOUT.broken(format_args!("{other:?}"), "null, \"\", SBH, TND")
+                );
             }
         };
         let &[rows, heads, dim] = &prev.attn.shape[..] else {
@@ -303,12 +272,12 @@ fn dtypes(prev: &Triple<'_>, cur: &Triple<'_>, out: &Triple<'_>) -> Result<(), V
     const ALLOWED: &[DType] = &[DType::Float, DType::Float16, DType::Bf16];
     let dtype = prev.attn.dtype;
     require!(
-        ALLOWED.contains(&dtype) && [cur, out].iter().all(|of| of.attn.dtype == dtype),
+        ALLOWED.contains(&dtype) && [cur, out].iter().all(|part| part.attn.dtype == dtype),
         DTYPE,
         format_args!("{dtype}, {} and {}", cur.attn.dtype, out.attn.dtype),
         format_args!("all of {}", Names(ALLOWED)),
     );
-    let softmax = [prev, cur, out].map(|of| [of.max.dtype, of.sum.dtype]);
+    let softmax = [prev, cur, out].map(|part| [part.max.dtype, part.sum.dtype]);
     require!(
         softmax.as_flattened().contains(&DType::Float),
         SOFTMAX_DTYPE,
@@ -329,8 +298,7 @@ fn layout(
         Some("SBH") if all(4) => InputLayout::Sbh,
         Some("TND") if all(3) => InputLayout::Tnd,
         _ => {
-            return Err(broken(
-                &LAYOUT,
+            return Err(LAYOUT.broken(
                 format_args!(
                     "{:?} with maxima {} and {}",
                     name.unwrap_or("null"),
@@ -338,7 +306,6 @@ fn layout(
                     cur.max.shape
                 ),
                 "SBH with [B, N, S, 8], TND with [T, N, 8]",
-                LAYOUT.fix,
             ));
         }
     };
@@ -354,11 +321,9 @@ fn layout(
 
 #[cold]
 fn no_shapes(prev: &Triple<'_>, allowed: &str) -> Violation {
-    broken(
-        &SHAPES,
+    SHAPES.broken(
         format_args!("{} with maxima {}", prev.attn.shape, prev.max.shape),
         allowed,
-        SHAPES.fix,
     )
 }
 
@@ -368,8 +333,8 @@ fn dense(prev: &Triple<'_>, cur: &Triple<'_>) -> Result<RingUpdateProblem, Viola
         return Err(no_shapes(prev, "[S, B, H] with [B, N, S, 8]"));
     };
     let softmax = Dims::of([batch, heads, rows, SoftmaxOrder::COPIES as i64]);
-    let same = |of: &Triple<'_>| {
-        of.attn.shape == prev.attn.shape && of.max.shape == softmax && of.sum.shape == softmax
+    let same = |part: &Triple<'_>| {
+        part.attn.shape == prev.attn.shape && part.max.shape == softmax && part.sum.shape == softmax
     };
     require!(
         (b, s) == (batch, rows) && [prev, cur].into_iter().all(same),

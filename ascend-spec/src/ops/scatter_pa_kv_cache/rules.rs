@@ -2,7 +2,7 @@
 
 use super::problem::{Pieces, ScatterProblem};
 use super::{NORM, PA_NZ, Parameter, ScatterCall};
-use crate::dtype::Names;
+use crate::allowed::{Named, Noted, Outcome, Shown};
 use crate::ops::scatter_pa_kv_cache::Version;
 use crate::rule::{broken, require, rules};
 use crate::{Change, DType, Dims, Format, NewArgument, Soc, Target, TensorDesc, Violation};
@@ -36,7 +36,8 @@ rules! {
         "spell the mode as CANN does";
     CONTIGUOUS = "scatter.contiguous", PARAM_INVALID, V1, "ScatterPaKvCache documentation, constraints",
         "every tensor is contiguous, with dimensions of at least 0 whose bytes can be addressed",
-        "copy new rows and slots to contiguous tensors; a cache is written in place, so pass the contiguous one that attention reads";
+        "copy new rows and slots to contiguous tensors; a cache is written in place, so pass the contiguous one that \
+         attention reads";
     KEY_SHAPE = "scatter.key_shape", TILING_ERROR, V1, "ScatterPaKvCache documentation, key",
         "key is [tokens, N, D] with N and D of at least 1",
         "give the key three axes: tokens, heads, head dimension";
@@ -48,20 +49,26 @@ rules! {
         "give one slot for each token";
     KEY_CACHE = "key_cache.shape", TILING_ERROR, V1, "ScatterPaKvCache documentation, keyCacheRef",
         "keyCacheRef holds at least one block of rows like the key's, in the order of cacheModeOptional",
-        "describe the cache in the order of cacheMode: Norm (also null) for [blocks, block size, N, D], PA_NZ for the NZ orders";
+        "describe the cache in the order of cacheMode: Norm (also null) for [blocks, block size, N, D], PA_NZ for the \
+         NZ orders";
     VALUE_CACHE = "value_cache.shape", TILING_ERROR, V1, "ScatterPaKvCache documentation, valueCacheRef",
         "valueCacheRef holds as many blocks of as many rows as keyCacheRef, of rows like the value's",
         "give the caches of keys and values the same blocks";
-    UNUSED = "compress_lens.unused", Lint("the tensors are not looked at"), V1, "ScatterPaKvCache documentation, scatterModeOptional",
+    UNUSED = "compress_lens.unused",
+        Lint("the tensors are not looked at"), V1, "ScatterPaKvCache documentation, scatterModeOptional",
         "compressLens, compressSeqOffset and seqLens go with a compressed mode",
         "leave these tensors out";
-    SLOT_RANGE = "slot_mapping.range", Overrun("a row is written to wherever its slot would be"), V1, "ScatterPaKvCache documentation, slotMapping",
+    SLOT_RANGE = "slot_mapping.range",
+        Overrun("a row is written to wherever its slot would be"), V1, "ScatterPaKvCache documentation, slotMapping",
         "every slot is one of the cache's",
         "take the slot from the block table of this cache: block * block size + row";
-    SLOT_DUPLICATE = "slot_mapping.unique", Lint("one of the rows stays"), V1, "ScatterPaKvCache documentation, slotMapping",
+    SLOT_DUPLICATE = "slot_mapping.unique",
+        Lint("one of the rows stays"), V1, "ScatterPaKvCache documentation, slotMapping",
         "no slot is named twice",
         "give each token a slot of its own";
-    SLOT_NEGATIVE = "slot_mapping.negative", Lint("the operator's kernels pass over such tokens, though its documents do not say so"), V1, "ScatterPaKvCache documentation, slotMapping",
+    SLOT_NEGATIVE = "slot_mapping.negative",
+        Lint("the operator's kernels pass over such tokens, though its documents do not say so"),
+        V1, "ScatterPaKvCache documentation, slotMapping",
         "no slot is negative: the documents do not say that such tokens are skipped",
         "leave padding tokens out of the call, or allow this lint where negative slots are known to be skipped";
 }
@@ -92,19 +99,12 @@ impl ScatterCall<'_> {
             tensor(cache, Parameter::ValueCache, nz)?;
             pair(value, cache, "value", soc)?;
         }
-        require!(
-            matches!(slots.dtype, DType::Int32 | DType::Int64),
-            SLOT_DTYPE,
-            slots.dtype,
-            Names(&[DType::Int32, DType::Int64]),
-        );
+        SLOT_DTYPE.takes(slots.dtype, [DType::Int32, DType::Int64])?;
         let tokens = key_shape(key)?;
-        require!(
-            slots.shape[..] == [tokens],
-            SLOT_SHAPE,
-            format_args!("{} for a key {}", slots.shape, key.shape),
+        SLOT_SHAPE.takes(
+            Noted(slots.shape, format_args!("for a key {}", key.shape)),
             Dims::of([tokens]),
-        );
+        )?;
         if let Some((value, _)) = values {
             value_shape(value, key)?;
         }
@@ -148,24 +148,21 @@ impl ScatterCall<'_> {
     }
 
     fn required(&self) -> Result<(&TensorDesc, &TensorDesc, &TensorDesc), Violation> {
-        let missing = |name: &str, fix: &str| {
-            broken(
-                &REQUIRED,
-                format_args!("no {name}"),
-                "key, keyCacheRef and slotMapping; value and valueCacheRef both or neither",
-                format_args!("pass {name}{fix}"),
-            )
+        let missing = |name: &str, other: &str| {
+            let refused = REQUIRED.requires(None::<()>, name);
+            refused.fix(|| format!("pass {name}, or leave out {other}"))
         };
         let all = (
-            self.key.as_ref().ok_or_else(|| missing("key", ""))?,
-            (self.key_cache.as_ref()).ok_or_else(|| missing("keyCacheRef", ""))?,
-            (self.slot_mapping.as_ref()).ok_or_else(|| missing("slotMapping", ""))?,
+            REQUIRED.requires(self.key.as_ref(), "key")?,
+            REQUIRED.requires(self.key_cache.as_ref(), "keyCacheRef")?,
+            REQUIRED.requires(self.slot_mapping.as_ref(), "slotMapping")?,
         );
         match (&self.value, &self.value_cache) {
-            (Some(_), None) => Err(missing("valueCacheRef", ", or leave out value")),
-            (None, Some(_)) => Err(missing("value", ", or leave out valueCacheRef")),
-            _ => Ok(all),
+            (Some(_), None) => missing("valueCacheRef", "value")?,
+            (None, Some(_)) => missing("value", "valueCacheRef")?,
+            _ => {}
         }
+        Ok(all)
     }
 
     /// Checks the modes by their names, and returns whether the caches are in the NZ order.
@@ -251,39 +248,31 @@ fn pair(desc: &TensorDesc, cache: &TensorDesc, name: &str, soc: Soc) -> Result<(
         Soc::Ascend950 => &[Float16, Bf16, Int8, Float, Int32, Float8E5M2, Float8E4M3Fn],
         _ => &[Float16, Bf16, Int8],
     };
-    require!(
-        allowed.contains(&desc.dtype),
-        DTYPE,
-        format_args!("{name} {}", desc.dtype),
-        Names(allowed),
-        format_args!("convert {name} to one of the allowed dtypes"),
-    );
-    require!(
-        cache.dtype == desc.dtype,
-        SAME_DTYPE,
-        format_args!("{name} {} for a cache of {}", desc.dtype, cache.dtype),
-        cache.dtype,
-        format_args!("convert {name} to the cache's dtype"),
-    );
-    Ok(())
+    DTYPE
+        .takes(Named(name, desc.dtype), allowed)
+        .fix(|| format!("convert {name} to one of the allowed dtypes"))?;
+    SAME_DTYPE
+        .takes(
+            Shown(
+                format_args!("{name} {} for a cache of {}", desc.dtype, cache.dtype),
+                desc.dtype,
+            ),
+            cache.dtype,
+        )
+        .fix(|| format!("convert {name} to the cache's dtype"))
 }
 
 /// Checks the shape of a key, and returns its number of tokens.
 fn key_shape(key: &TensorDesc) -> Result<i64, Violation> {
     match key.shape[..] {
         [tokens, heads, dim] if heads > 0 && dim > 0 => Ok(tokens),
-        _ => Err(broken(
-            &KEY_SHAPE,
-            key.shape,
-            "[tokens, N, D]",
-            KEY_SHAPE.fix,
-        )),
+        _ => Err(KEY_SHAPE.broken(key.shape, "[tokens, N, D]")),
     }
 }
 
 fn value_shape(value: &TensorDesc, key: &TensorDesc) -> Result<(), Violation> {
     let holds = match (&value.shape[..], &key.shape[..]) {
-        (&[tokens, heads, dim], &[of, by, _]) => tokens == of && heads == by && dim > 0,
+        (&[tokens, heads, dim], &[rows, n, _]) => tokens == rows && heads == n && dim > 0,
         _ => false,
     };
     require!(
@@ -304,12 +293,7 @@ fn cache(
     like: Option<(usize, usize)>,
 ) -> Result<(usize, usize, Pieces), Violation> {
     let &[_, heads, dim] = &rows.shape[..] else {
-        return Err(broken(
-            &KEY_SHAPE,
-            rows.shape,
-            "[tokens, N, D]",
-            KEY_SHAPE.fix,
-        ));
+        return Err(KEY_SHAPE.broken(rows.shape, "[tokens, N, D]"));
     };
     let lanes = (UNIT / rows.dtype.size().unwrap_or(1)) as i64;
     let unit = |c: i64| c == lanes;

@@ -1,7 +1,6 @@
 //! Rules for the content of a slot mapping, which a caller who has the numbers can check.
 
 use super::rules::{SLOT_DUPLICATE, SLOT_NEGATIVE, SLOT_RANGE};
-use crate::rule::broken;
 use crate::{Rule, Violation};
 use std::fmt;
 
@@ -51,15 +50,13 @@ impl SlotFault {
         match self {
             SlotFault::OutOfRange { slots, .. } => {
                 let last = slots.saturating_sub(1);
-                broken(
-                    rule,
+                rule.broken(
                     self,
                     format_args!("0 to {last}, as the cache has {slots} slots"),
-                    rule.fix,
                 )
             }
-            SlotFault::Duplicate { .. } => broken(rule, self, "each slot once", rule.fix),
-            SlotFault::Negative { .. } => broken(rule, self, "0 and above", rule.fix),
+            SlotFault::Duplicate { .. } => rule.broken(self, "each slot once"),
+            SlotFault::Negative { .. } => rule.broken(self, "0 and above"),
         }
     }
 }
@@ -160,10 +157,10 @@ mod tests {
         fn faults_are_those_of_the_definition(mapping in prop::collection::vec(-3i64..24, 0..40), slots in 0u64..20) {
             let found = faults(&mapping, slots);
             for (token, &slot) in mapping.iter().enumerate() {
-                let at = |fault: &SlotFault| matches!(*fault,
+                let is_listed = |fault: &SlotFault| matches!(*fault,
                     SlotFault::OutOfRange { token: t, .. } | SlotFault::Duplicate { token: t, .. }
                     | SlotFault::Negative { token: t, .. } if t == token);
-                let mine: Vec<_> = found.iter().filter(|fault| at(fault)).collect();
+                let mine: Vec<_> = found.iter().filter(|fault| is_listed(fault)).collect();
                 let outside = slot < 0 || slot as u64 >= slots;
                 let earlier = mapping[..token].iter().rposition(|&other| other == slot);
                 match (mine.as_slice(), outside, earlier) {

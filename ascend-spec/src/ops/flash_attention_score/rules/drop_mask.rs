@@ -1,9 +1,9 @@
 //! Dropout: `dropMask` and `keepProb`.
 
 use super::{Report, lint};
-use crate::ops::flash_attention_score::Version;
+use crate::allowed::{Noted, Outcome};
 use crate::ops::flash_attention_score::facts::Facts;
-use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem};
+use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Violation};
 
@@ -18,20 +18,20 @@ rules! {
     SIZE = "flash.drop_mask_size", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, dropMask",
         "dropMask has a bit for each score of each head",
         "pack a bit for each score, rows one behind the other without padding";
-    SHORT = "flash.drop_mask_short", Overrun("the kernel loads more bytes at once than the bits need"), V1, "FlashAttentionScore kernel, dropMask",
+    SHORT = "flash.drop_mask_short",
+        Overrun("the kernel loads more bytes at once than the bits need"), V1, "FlashAttentionScore kernel, dropMask",
         "dropMask has 16 bytes for each 128 bits begun",
         "allocate ceil(bits / 128) * 16 bytes";
     UNSCALED = "flash.drop_mask_unscaled", Lint("only numbers change"), V1, "FlashAttentionScore kernel, dropout",
         "dropMask comes with a keepProb below 1",
-        "pass the keepProb that the mask was made with, or no mask: scores are dropped, and the others not made up for it";
+        "pass the keepProb that the mask was made with, or no mask: scores are dropped, and the others not made up for \
+         it";
     UNUSED = "flash.keep_prob_unused", Lint("nothing is dropped"), V1, "FlashAttentionScore kernel, dropout",
         "a keepProb below 1 comes with dropMask",
         "pass the mask, or keepProb 1: without a mask nothing is dropped and nothing scaled";
 }
 
-pub(in crate::ops::flash_attention_score) fn keep_prob(
-    call: &FlashAttentionCall<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn keep_prob(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
     require!(
         call.keep_prob > 0.0 && call.keep_prob <= 1.0,
         KEEP_PROB,
@@ -41,24 +41,18 @@ pub(in crate::ops::flash_attention_score) fn keep_prob(
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(mask) = f.call.drop_mask else {
         return Ok(());
     };
-    require!(mask.dtype == DType::UInt8, DTYPE, mask.dtype, DType::UInt8,);
+    DTYPE.takes(mask.dtype, DType::UInt8)?;
     let bytes = f
         .scores()
         .saturating_mul(i128::from(f.heads))
         .saturating_add(7)
         / 8;
-    let given = i128::from(mask.elements().unwrap_or(0));
-    require!(
-        given >= bytes,
-        SIZE,
-        format_args!("{given} bytes"),
-        format_args!("{bytes} bytes and more"),
-    );
-    Ok(())
+    let elements = i128::from(mask.elements().unwrap_or(0));
+    SIZE.takes(Noted(elements, "bytes"), bytes..)
 }
 
 impl FlashAttentionProblem<'_> {
@@ -78,10 +72,7 @@ impl FlashAttentionProblem<'_> {
     }
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let drops = p.call.keep_prob < 1.0;
     let Some(mask) = p.call.drop_mask else {
         lint!(
@@ -94,13 +85,9 @@ pub(in crate::ops::flash_attention_score) fn lints(
         return;
     };
     lint!(report, drops, UNSCALED, "keepProb 1 with a mask", "below 1",);
-    let given = mask.elements().unwrap_or(0);
+    let elements = mask.elements().unwrap_or(0);
     let bytes = FlashAttentionProblem::drop_mask_bytes(p.drop_bits());
-    lint!(
-        report,
-        given >= bytes,
-        SHORT,
-        format_args!("{given} bytes"),
-        format_args!("{bytes} bytes and more"),
-    );
+    SHORT
+        .takes(Noted(elements, "bytes"), bytes..)
+        .report(report);
 }

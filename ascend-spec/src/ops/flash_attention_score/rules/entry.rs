@@ -1,12 +1,13 @@
 //! What every call needs before any argument is compared with another.
 
-use super::Report;
-use super::lint;
+use super::{Report, lint};
+use crate::allowed::Outcome;
 use crate::attention_problem::{inverted_scale, score_scale};
+use crate::dtype::Names;
 use crate::ops::flash_attention_score::facts::Required;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
-use crate::rule::{broken, require, rules};
-use crate::{Dims, Format, Target, TensorDesc, Violation};
+use crate::rule::{require, rules};
+use crate::{DType, Dims, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -22,16 +23,19 @@ rules! {
     FORMAT = "flash.format", PARAM_INVALID, V1, "FlashAttentionScore documentation, formats",
         "every tensor is in a plain format such as ND or NCHW",
         "describe the tensor as ND";
-    PADDING_MASK = "flash.padding_mask_ignored", Lint("the tensor is not looked at"), V1, "FlashAttentionScore documentation, paddingMaskOptional",
+    PADDING_MASK = "flash.padding_mask_ignored",
+        Lint("the tensor is not looked at"), V1, "FlashAttentionScore documentation, paddingMaskOptional",
         "paddingMask, which is reserved, is null",
         "pass padding as part of attenMask";
-    SOFTMAX_OUT = "flash.softmax_out_ignored", Lint("the tensor is not looked at"), V1, "FlashAttentionScore documentation, softmaxOutOut",
+    SOFTMAX_OUT = "flash.softmax_out_ignored",
+        Lint("the tensor is not looked at"), V1, "FlashAttentionScore documentation, softmaxOutOut",
         "softmaxOut, which is reserved, has no elements",
         "give softmaxOut the shape [0]: the operator leaves it as it is";
     EMPTY = "flash.tensor_empty", Lint("the tensor counts as absent"), V1, "FlashAttentionScore, optional tensors",
         "attenMask, realShift and sink have elements where they are given",
         "pass a null pointer instead: the operator takes an empty tensor for one that is not given";
-    INNER_PRECISE = "flash.inner_precise_known", Lint("the number is cut to its lowest byte"), V1, "FlashAttentionScore documentation, innerPrecise",
+    INNER_PRECISE = "flash.inner_precise_known",
+        Lint("the number is cut to its lowest byte"), V1, "FlashAttentionScore documentation, innerPrecise",
         "innerPrecise is 0, 1 or 2",
         "pass 2 to have rows without visible keys corrected, 0 otherwise";
     SCALE = "flash.scale_finite", Lint("only numbers change"), V1, "FlashAttentionScore documentation, scaleValue",
@@ -39,13 +43,23 @@ rules! {
         "pass the factor of the scores, usually one over the root of the head dimension";
     SCALE_ZERO = "flash.scale_zero", Lint("only numbers change"), V1, "FlashAttentionScore documentation, scaleValue",
         "scaleValue is not 0 in 32 bits",
-        "pass one over the root of the head dimension: with 0 each visible key weighs alike, whatever query and key are";
-    SCALE_INVERSE = "flash.scale_inverse", Lint("only numbers change"), V1, "FlashAttentionScore documentation, scaleValue",
+        "pass one over the root of the head dimension: with 0 each visible key weighs alike, whatever query and key \
+         are";
+    SCALE_INVERSE = "flash.scale_inverse",
+        Lint("only numbers change"), V1, "FlashAttentionScore documentation, scaleValue",
         "scaleValue is not the root of the head dimension",
         "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
-    LIMITS = "flash.documented_limits", Overrun("the documents promise nothing beyond, and the operator does not ask"), V1, "FlashAttentionScore documentation, constraints",
+    LIMITS = "flash.documented_limits",
+        Overrun("the documents promise nothing beyond, and the operator does not ask"),
+        V1, "FlashAttentionScore documentation, constraints",
         "there are at most 2097152 sequences (20000 packed ones), 256 heads and 1048576 rows and keys",
         "cut the call into several";
+    DTYPE = "flash.dtype", PARAM_INVALID, V1, "FlashAttentionScore documentation, query, key and value",
+        "query, key and value are FLOAT16, BF16 or FLOAT, all the same",
+        "convert the three to one of the allowed dtypes";
+    OUT_DTYPE = "flash.out_dtype", PARAM_INVALID, V2, "FlashAttentionScoreV2 documentation, attentionOutOut",
+        "attentionOutOut has the dtype of the query",
+        "convert the output afterwards";
 }
 
 /// Most heads that the documents promise.
@@ -57,10 +71,7 @@ const MOST_BATCH: usize = 2 << 20;
 /// Most packed sequences.
 const MOST_PACKED: usize = 20_000;
 
-pub(in crate::ops::flash_attention_score) fn entry_point(
-    version: Version,
-    target: Target,
-) -> Result<(), Violation> {
+pub(crate) fn entry_point(version: Version, target: Target) -> Result<(), Violation> {
     require!(
         version.runs_on(target),
         ENTRY_POINT,
@@ -70,65 +81,20 @@ pub(in crate::ops::flash_attention_score) fn entry_point(
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn required<'a>(
-    call: &'a FlashAttentionCall<'_>,
-) -> Result<Required<'a>, Violation> {
-    let missing = |name: &'static str| {
-        move || {
-            broken(
-                &REQUIRED,
-                format_args!("no {name}"),
-                "query, key, value, inputLayout, softmaxMaxOut, softmaxSumOut and attentionOutOut",
-                format_args!("pass {name}"),
-            )
-        }
-    };
+pub(crate) fn required<'a>(call: &'a FlashAttentionCall<'_>) -> Result<Required<'a>, Violation> {
     Ok(Required {
-        query: call.query.as_ref().ok_or_else(missing("query"))?,
-        key: call.key.as_ref().ok_or_else(missing("key"))?,
-        value: call.value.as_ref().ok_or_else(missing("value"))?,
-        layout: call.input_layout.ok_or_else(missing("inputLayout"))?,
-        softmax_max: (call.softmax_max.as_ref()).ok_or_else(missing("softmaxMaxOut"))?,
-        softmax_sum: (call.softmax_sum.as_ref()).ok_or_else(missing("softmaxSumOut"))?,
-        attention_out: (call.attention_out.as_ref()).ok_or_else(missing("attentionOutOut"))?,
+        query: REQUIRED.requires(call.query.as_ref(), "query")?,
+        key: REQUIRED.requires(call.key.as_ref(), "key")?,
+        value: REQUIRED.requires(call.value.as_ref(), "value")?,
+        layout: REQUIRED.requires(call.input_layout, "inputLayout")?,
+        softmax_max: REQUIRED.requires(call.softmax_max.as_ref(), "softmaxMaxOut")?,
+        softmax_sum: REQUIRED.requires(call.softmax_sum.as_ref(), "softmaxSumOut")?,
+        attention_out: REQUIRED.requires(call.attention_out.as_ref(), "attentionOutOut")?,
     })
 }
 
-pub(in crate::ops::flash_attention_score) fn countable(
-    call: &FlashAttentionCall<'_>,
-) -> Result<(), Violation> {
-    for (argument, desc) in call.each_tensor() {
-        let name = argument.acl_name();
-        require!(
-            desc.is_countable() && desc.byte_range().is_some(),
-            COUNTABLE,
-            format_args!("{name} {} strides {}", desc.shape, desc.strides),
-            "dimensions of at least 0, and bytes from the base address on",
-        );
-    }
-    Ok(())
-}
-
-pub(in crate::ops::flash_attention_score) fn format(
-    call: &FlashAttentionCall<'_>,
-) -> Result<(), Violation> {
-    for (argument, desc) in call.each_tensor() {
-        let name = argument.acl_name();
-        require!(
-            desc.format.is_plain(),
-            FORMAT,
-            format_args!("{name} in format {}", desc.format),
-            Format::PLAIN,
-        );
-    }
-    Ok(())
-}
-
 /// Refuses what V4 takes and this crate does not compute.
-pub(in crate::ops::flash_attention_score) fn computed(
-    call: &FlashAttentionCall<'_>,
-    target: Target,
-) -> Result<(), Violation> {
+pub(crate) fn computed(call: &FlashAttentionCall<'_>, target: Target) -> Result<(), Violation> {
     if !target.is_950() {
         return Ok(());
     }
@@ -156,18 +122,11 @@ pub(in crate::ops::flash_attention_score) fn computed(
     Err(Violation::unsupported(feature))
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let call = &p.call;
-    lint!(
-        report,
-        call.padding_mask.is_none(),
-        PADDING_MASK,
-        "paddingMask",
-        "null",
-    );
+    PADDING_MASK
+        .forbids([("paddingMask", call.padding_mask.is_some())])
+        .report(report);
     lint!(
         report,
         call.softmax_out.is_none_or(|out| out.is_empty()),
@@ -189,13 +148,9 @@ pub(in crate::ops::flash_attention_score) fn lints(
             "a tensor with elements, or none",
         );
     }
-    lint!(
-        report,
-        matches!(call.inner_precise, 0..=2),
-        INNER_PRECISE,
-        call.inner_precise,
-        "0 to 2",
-    );
+    INNER_PRECISE
+        .takes(call.inner_precise, 0..=2)
+        .report(report);
     lint!(
         report,
         score_scale(call.scale).is_finite(),
@@ -228,4 +183,33 @@ pub(in crate::ops::flash_attention_score) fn lints(
         ),
         format_args!("at most {most_batch}, {MOST_HEADS}, {MOST_ROWS} and {MOST_ROWS}"),
     );
+}
+
+/// The types that the operator computes with.
+const ALLOWED: &[DType] = &[DType::Float16, DType::Bf16, DType::Float];
+
+pub(crate) fn inputs(required: &Required<'_>) -> Result<(), Violation> {
+    let dtype = required.query.dtype;
+    require!(
+        ALLOWED.contains(&dtype) && required.key.dtype == dtype && required.value.dtype == dtype,
+        DTYPE,
+        format_args!(
+            "query {dtype}, key {}, value {}",
+            required.key.dtype, required.value.dtype
+        ),
+        format_args!("all of {}", Names(ALLOWED)),
+    );
+    Ok(())
+}
+
+/// Checks the output's type in the versions that compare it before anything is inferred.
+pub(crate) fn output(version: Version, required: &Required<'_>) -> Result<(), Violation> {
+    let compares = matches!(version, Version::V2 | Version::V3 | Version::V4);
+    require!(
+        !compares || required.attention_out.dtype == required.query.dtype,
+        OUT_DTYPE,
+        required.attention_out.dtype,
+        required.query.dtype,
+    );
+    Ok(())
 }

@@ -1,10 +1,10 @@
 //! Numbers of heads and head dimensions.
 
-use crate::ops::flash_attention_score::InputLayout;
-use crate::ops::flash_attention_score::Version;
+use crate::allowed::{MultiplesOf, Named, Noted};
 use crate::ops::flash_attention_score::facts::{Facts, Required};
+use crate::ops::flash_attention_score::{FlashAttentionCall, InputLayout, Version};
 use crate::rule::{require, rules};
-use crate::{DType, Violation};
+use crate::{DType, Dims, Violation};
 
 rules! {
     in Scope::ALL;
@@ -33,9 +33,18 @@ rules! {
         "the heads of query are a multiple of those of key",
         "repeat heads of key and value, or pass headNum as the number of query heads";
     DIM_88 = "flash.head_dim_88", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, padding of head dimension 88",
-        "with as many heads of key as of query in BSH, SBH or BSND, heads of 88 have values of 72 or 88 once there are more \
-         than 1024 keys (512 or more in FLOAT16 and BF16)",
+        "with as many heads of key as of query in BSH, SBH or BSND, heads of 88 have values of 72 or 88 once there are \
+         more than 1024 keys (512 or more in FLOAT16 and BF16)",
         "pad the value to 88, or call with the layout BNSD";
+    SINK_DTYPE = "flash.sink_dtype", PARAM_INVALID, V3, "FlashAttentionScoreV3 documentation, sinkOptional",
+        "sink is FLOAT",
+        "convert the sinks to FLOAT";
+    SINK_DTYPE_SLOPES = "flash.sink_dtype_slopes", PARAM_NULLPTR, V3, "FlashAttentionScore tiling, sink",
+        "beside slopes, too, sink is FLOAT",
+        "convert the sinks to FLOAT";
+    SINK_SHAPE = "flash.sink_shape", PARAM_NULLPTR, V3, "FlashAttentionScore tiling, sink",
+        "sink is [N]",
+        "pass one logit for each query head";
 }
 
 /// The largest head dimension.
@@ -43,16 +52,16 @@ const MOST_DIM: i64 = 768;
 
 /// Head dimensions of query and value, and the number of key heads; 0 where the key has no heads.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::ops::flash_attention_score) struct HeadDims {
-    pub(in crate::ops::flash_attention_score) query: i64,
-    pub(in crate::ops::flash_attention_score) value: i64,
-    pub(in crate::ops::flash_attention_score) kv_heads: i64,
+pub(crate) struct HeadDims {
+    pub(crate) query: i64,
+    pub(crate) value: i64,
+    pub(crate) kv_heads: i64,
 }
 
 impl HeadDims {
     /// The sizes of these tensors, and the head dimension of the key. A size that cannot be divided counts as 0, or
     /// in key and value as the query's.
-    pub(in crate::ops::flash_attention_score) fn of(
+    pub(crate) fn of(
         layout: InputLayout,
         num_heads: i64,
         [query, key, value]: [&crate::TensorDesc; 3],
@@ -80,62 +89,48 @@ impl HeadDims {
 }
 
 /// Checks `headNum`, before anything is divided by it.
-pub(in crate::ops::flash_attention_score) fn head_num(num_heads: i64) -> Result<(), Violation> {
-    require!(num_heads > 0, HEAD_NUM, num_heads, "1 and above");
-    Ok(())
+pub(crate) fn head_num(num_heads: i64) -> Result<(), Violation> {
+    HEAD_NUM.takes(num_heads, 1..)
 }
 
 /// Checks the head dimensions of query, key and value. Key and value may have any rank here.
-pub(in crate::ops::flash_attention_score) fn dims(
+pub(crate) fn dims(
     layout: InputLayout,
     num_heads: i64,
-    at: &Required<'_>,
+    required: &Required<'_>,
 ) -> Result<HeadDims, Violation> {
-    let (dims, key) = HeadDims::of(layout, num_heads, [at.query, at.key, at.value]);
+    let (dims, key) = HeadDims::of(
+        layout,
+        num_heads,
+        [required.query, required.key, required.value],
+    );
     require!(
         layout.head_axis().is_some()
             || dims.query == 0
             || dims.kv_heads > 0
-            || at.key.is_empty()
-            || at.value.is_empty(),
+            || required.key.is_empty()
+            || required.value.is_empty(),
         KEY_NARROW,
-        format_args!("key {} for heads of {}", at.key.shape, dims.query),
+        format_args!("key {} for heads of {}", required.key.shape, dims.query),
         format_args!("{} and more", dims.query),
     );
-    require!(
-        dims.query == key,
-        KEY_DIM,
-        format_args!("{} and {key}", dims.query),
-        dims.query,
-    );
-    require!(
-        dims.value <= dims.query,
-        VALUE_DIM,
-        dims.value,
-        format_args!("at most {}", dims.query),
-    );
-    require!(
-        dims.query <= MOST_DIM,
-        DIM_MAX,
-        dims.query,
-        format_args!("at most {MOST_DIM}"),
-    );
+    KEY_DIM.takes(Named(format_args!("{} and", dims.query), key), dims.query)?;
+    VALUE_DIM.takes(dims.value, ..=dims.query)?;
+    DIM_MAX.takes(dims.query, ..=MOST_DIM)?;
     Ok(dims)
 }
 
 /// Checks the heads of tensors that have elements.
-pub(in crate::ops::flash_attention_score) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
     let num_heads = f.call.num_heads;
     let size = |axis: usize| f.query.shape.get(axis).copied().unwrap_or(0);
     match f.layout.head_axis() {
         None => {
             let hidden = size(f.layout.last_axis());
-            require!(
-                hidden % num_heads == 0,
-                HIDDEN,
-                format_args!("{hidden} for headNum {num_heads}"),
-                format_args!("a multiple of {num_heads}"),
-            );
+            HIDDEN.takes(
+                Noted(hidden, format_args!("for headNum {num_heads}")),
+                MultiplesOf(num_heads),
+            )?;
         }
         // If packed sequences are run as a batch, the query is split into `headNum` heads.
         Some(axis) => require!(
@@ -176,7 +171,7 @@ pub(in crate::ops::flash_attention_score) fn counts(f: &Facts<'_>) -> Result<(),
 
 /// Refuses packed sequences run as a batch whose query has another number of heads than `headNum`: the operator
 /// splits the query into `headNum` heads whatever its shape.
-pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
     let heads = f
         .layout
         .head_axis()
@@ -192,9 +187,7 @@ pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(
 
 /// Refuses calls without keys whose query has another number of heads than `headNum`: the operator does not check it
 /// then, and fills outputs by its own count.
-pub(in crate::ops::flash_attention_score) fn computed_without_keys(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn computed_without_keys(f: &Facts<'_>) -> Result<(), Violation> {
     let size = |axis: usize| f.query.shape.get(axis).copied().unwrap_or(0);
     let fits = match f.layout.head_axis() {
         Some(axis) => size(axis) == f.heads,
@@ -206,4 +199,20 @@ pub(in crate::ops::flash_attention_score) fn computed_without_keys(
             "a headNum that is not the number of heads of the query, which the operator does not compare without keys",
         )),
     }
+}
+
+/// Checks the type of the sinks, in calls where the operator checks it before anything is inferred.
+pub(crate) fn sink_dtype(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
+    if let Some(sink) = call.sinks() {
+        SINK_DTYPE.takes(sink.dtype, DType::Float)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn sinks(f: &Facts<'_>) -> Result<(), Violation> {
+    let Some(sink) = f.call.sinks() else {
+        return Ok(());
+    };
+    SINK_DTYPE_SLOPES.takes(sink.dtype, DType::Float)?;
+    SINK_SHAPE.takes(sink.shape, Dims::of([f.heads]))
 }

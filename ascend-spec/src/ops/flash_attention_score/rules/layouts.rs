@@ -1,8 +1,9 @@
 //! `inputLayout` and the axes of query, key and value.
 
+use crate::allowed::{Noted, Rank, Shown};
 use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::ops::flash_attention_score::{InputLayout, Parameter, Version};
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{TensorDesc, Violation};
 
 rules! {
@@ -28,64 +29,60 @@ rules! {
 }
 
 /// The layout of a call, if the query has its number of axes.
-pub(in crate::ops::flash_attention_score) fn layout(
-    version: Version,
-    at: &Required<'_>,
-) -> Result<InputLayout, Violation> {
+pub(crate) fn layout(version: Version, required: &Required<'_>) -> Result<InputLayout, Violation> {
     let (known, allowed) = match version {
-        Version::V4 => (InputLayout::parse(at.layout), "BSH, SBH, BSND, BNSD, TND"),
+        Version::V4 => (
+            InputLayout::parse(required.layout),
+            "BSH, SBH, BSND, BNSD, TND",
+        ),
         // FlashAttentionScore passes TND on to the tiling, which lacks the lengths.
-        _ if !version.is_var_len() => (InputLayout::parse(at.layout), "BSH, SBH, BSND, BNSD"),
+        _ if !version.is_var_len() => (InputLayout::parse(required.layout), "BSH, SBH, BSND, BNSD"),
         _ => (
-            InputLayout::parse(at.layout).filter(|_| at.layout == InputLayout::Tnd.as_str()),
+            InputLayout::parse(required.layout)
+                .filter(|_| required.layout == InputLayout::Tnd.as_str()),
             "TND",
         ),
     };
     let Some(layout) = known else {
-        let given = format_args!("{:?} for {version}", at.layout);
-        return Err(broken(&LAYOUT, given, allowed, LAYOUT.fix));
+        let given = format_args!("{:?} for {version}", required.layout);
+        return Err(LAYOUT.broken(given, allowed));
     };
-    require!(
-        at.query.shape.rank() == layout.rank(),
-        QUERY_RANK,
-        format_args!("{} in {layout}", at.query.shape),
-        format_args!("{} axes", layout.rank()),
-    );
+    QUERY_RANK.takes(
+        Noted(required.query.shape, format_args!("in {layout}")),
+        Rank(layout.rank()),
+    )?;
     Ok(layout)
 }
 
 /// Checks that the key has an axis of the head dimension, which the operator compares with the query's. In layouts
 /// with one axis for heads and head dimension, the operator divides before it compares.
-pub(in crate::ops::flash_attention_score) fn key_axes(
-    layout: InputLayout,
-    at: &Required<'_>,
-) -> Result<(), Violation> {
-    match layout.is_hidden() || at.key.shape.rank() >= layout.rank() {
+pub(crate) fn key_axes(layout: InputLayout, required: &Required<'_>) -> Result<(), Violation> {
+    match layout.is_hidden() || required.key.shape.rank() >= layout.rank() {
         true => Ok(()),
-        false => key_rank(layout, at),
+        false => key_rank(layout, required),
     }
 }
 
-fn key_rank(layout: InputLayout, at: &Required<'_>) -> Result<(), Violation> {
+fn key_rank(layout: InputLayout, required: &Required<'_>) -> Result<(), Violation> {
     let rank = layout.rank();
-    require!(
-        at.key.shape.rank() == rank,
-        KEY_RANK,
-        format_args!("key {} in {layout}", at.key.shape),
-        format_args!("{rank} axes"),
-    );
-    Ok(())
+    KEY_RANK.takes(
+        Shown(
+            format_args!("key {} in {layout}", required.key.shape),
+            required.key.shape,
+        ),
+        Rank(rank),
+    )
 }
 
 /// Checks the ranks of key and value, and that packed sequences come with their ends.
-pub(in crate::ops::flash_attention_score) fn ranks(
+pub(crate) fn ranks(
     version: Version,
     layout: InputLayout,
-    at: &Required<'_>,
+    required: &Required<'_>,
 ) -> Result<(), Violation> {
     let rank = layout.rank();
     if version == Version::V2 {
-        key_rank(layout, at)?;
+        key_rank(layout, required)?;
     }
     require!(
         !layout.is_packed() || version.has(Parameter::ActualSeqLengths),
@@ -94,24 +91,27 @@ pub(in crate::ops::flash_attention_score) fn ranks(
         "BSH, SBH, BSND, BNSD",
     );
     require!(
-        at.key.shape.rank() == rank && at.value.shape.rank() == rank,
+        required.key.shape.rank() == rank && required.value.shape.rank() == rank,
         KV_RANK,
-        format_args!("key {}, value {} in {layout}", at.key.shape, at.value.shape),
+        format_args!(
+            "key {}, value {} in {layout}",
+            required.key.shape, required.value.shape
+        ),
         format_args!("{rank} axes"),
     );
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn batch(
-    layout: InputLayout,
-    at: &Required<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn batch(layout: InputLayout, required: &Required<'_>) -> Result<(), Violation> {
     if let Some(axis) = layout.batch_axis() {
-        let (of_query, of_key) = (at.query.shape.get(axis), at.key.shape.get(axis));
+        let (of_query, of_key) = (required.query.shape.get(axis), required.key.shape.get(axis));
         require!(
             of_query == of_key,
             BATCH,
-            format_args!("query {}, key {} in {layout}", at.query.shape, at.key.shape),
+            format_args!(
+                "query {}, key {} in {layout}",
+                required.query.shape, required.key.shape
+            ),
             "the same batch",
         );
     }
@@ -120,7 +120,7 @@ pub(in crate::ops::flash_attention_score) fn batch(
 
 /// Refuses a value with another layout than the key: the operator compares only their head dimensions, and reads the
 /// value as if it had the key's layout. Packed rows after the last sequence are not read.
-pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
     let keys = f.sums().map(|(_, keys)| keys);
     match lies_like(f.layout, &f.value, &f.key, keys) {
         true => Ok(()),
@@ -141,7 +141,7 @@ pub(super) fn lies_like(
 ) -> bool {
     let last = layout.last_axis();
     match (packed_rows, &desc.shape[..], &other.shape[..]) {
-        (Some(rows), &[of, heads, _], &[_, heads_of, _]) => of >= rows && heads == heads_of,
+        (Some(rows), &[tokens, heads, _], &[_, heads_of, _]) => tokens >= rows && heads == heads_of,
         (_, shape, other) => shape.len() == other.len() && shape.get(..last) == other.get(..last),
     }
 }

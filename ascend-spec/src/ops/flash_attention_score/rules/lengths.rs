@@ -1,15 +1,17 @@
 //! `actualSeqQLen` and `actualSeqKvLen`.
 
 use super::{Report, lint};
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Required;
-use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, PackedLengths};
-use crate::rule::{broken, require, rules};
+use crate::ops::flash_attention_score::{
+    FlashAttentionCall, FlashAttentionProblem, PackedLengths, Version,
+};
+use crate::rule::{require, rules};
 use crate::{Dims, Violation};
 
 rules! {
     in Scope::ALL;
-    REQUIRED = "flash.lengths_required", PARAM_NULLPTR, VarLenV1, "FlashAttentionVarLenScore documentation, actualSeqQLenOptional",
+    REQUIRED = "flash.lengths_required",
+        PARAM_NULLPTR, VarLenV1, "FlashAttentionVarLenScore documentation, actualSeqQLenOptional",
         "packed sequences have their ends in actualSeqQLen and actualSeqKvLen",
         "pass running sums of the lengths, the first entry that of the first sequence";
     COUNT = "flash.lengths_count", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, lengths",
@@ -20,28 +22,31 @@ rules! {
         "pass running sums that end with the rows of the tensor";
     TAIL = "flash.padded_tail", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, padded tail",
         "where query and key both have rows behind the last sequence, both arrays end with 0",
-        "pass running sums, not lengths: entries that add up to the rows look like lengths; with sums, append a 0 to both \
-         arrays or cut the tensors to the last ones";
+        "pass running sums, not lengths: entries that add up to the rows look like lengths; with sums, append a 0 to \
+         both arrays or cut the tensors to the last ones";
     SOME = "flash.lengths_all_zero", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, lengths",
         "some sequence has rows, and some sequence has keys",
         "leave the call out where there is nothing to attend to";
-    ASCEND = "flash.lengths_descend", Overrun("where the next sequence begins is written nowhere"), VarLenV1, "FlashAttentionVarLenScore documentation, actualSeqQLenOptional",
+    ASCEND = "flash.lengths_descend",
+        Overrun("where the next sequence begins is written nowhere"),
+        VarLenV1, "FlashAttentionVarLenScore documentation, actualSeqQLenOptional",
         "the ends of the sequences do not descend, but for zeros behind the last one",
         "pass running sums, not lengths";
-    UNWRITTEN = "flash.tail_unwritten", Lint("rows of the outputs stay as they were"), VarLenV1, "FlashAttentionScore tiling, padded tail",
+    UNWRITTEN = "flash.tail_unwritten",
+        Lint("rows of the outputs stay as they were"), VarLenV1, "FlashAttentionScore tiling, padded tail",
         "the sequences cover every row of query, or zeros at the end of both arrays mark the rest",
         "append a 0 to both arrays and give the key rows behind the last sequence too, or cut the query";
 }
 
 /// Checks the lengths of packed sequences, and returns them.
-pub(in crate::ops::flash_attention_score) fn packed<'a>(
+pub(crate) fn packed<'a>(
     call: &FlashAttentionCall<'a>,
-    at: &Required<'_>,
+    required: &Required<'_>,
 ) -> Result<PackedLengths<'a>, Violation> {
     let given = |ends: Option<&'a [i64]>, name: &str| {
         ends.filter(|ends| !ends.is_empty()).ok_or_else(|| {
             let given = format_args!("no {name}");
-            broken(&REQUIRED, given, "both arrays", REQUIRED.fix)
+            REQUIRED.broken(given, "both arrays")
         })
     };
     let lengths = PackedLengths {
@@ -56,7 +61,7 @@ pub(in crate::ops::flash_attention_score) fn packed<'a>(
         "as many of both",
     );
     let rows = |shape: &Dims| shape.first().copied().unwrap_or(0);
-    let (query, key) = (rows(&at.query.shape), rows(&at.key.shape));
+    let (query, key) = (rows(&required.query.shape), rows(&required.key.shape));
     let (q_sum, kv_sum) = lengths.sums();
     require!(
         q_sum <= query && kv_sum <= key,
@@ -79,10 +84,7 @@ pub(in crate::ops::flash_attention_score) fn packed<'a>(
     Ok(lengths)
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let Some(lengths) = p.packed else {
         return;
     };

@@ -1,11 +1,12 @@
 //! Mask tensor and sparse mode.
 
 use super::{Report, lint, prefix};
-use crate::dtype::Names;
+use crate::allowed::Outcome;
 use crate::ops::flash_attention_score::facts::Facts;
-use crate::ops::flash_attention_score::{FlashAttentionProblem, FullMask, MaskKind, Sequence};
-use crate::ops::flash_attention_score::{Parameter, Version};
-use crate::rule::{broken, require, rules};
+use crate::ops::flash_attention_score::{
+    FlashAttentionProblem, FullMask, MaskKind, Parameter, Sequence, Version,
+};
+use crate::rule::{require, rules};
 use crate::{
     Change, DType, Dims, MaskDemand, NewArgument, Operator, SparseMode, TensorDesc, Violation,
 };
@@ -22,8 +23,8 @@ rules! {
         "with a mask sparseMode is from 0 to 6 with a batch axis, 0 to 4 or 6 to 8 with packed sequences",
         "mode 5 needs a batch axis, modes 7 and 8 packed sequences";
     SHAPE = "flash.atten_mask_shape", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, attenMask",
-        "a full mask has an element for each row and key of the longest sequence, for all, for each sequence, or for each \
-         sequence and head; two axes may also cover the rows and keys of all packed sequences",
+        "a full mask has an element for each row and key of the longest sequence, for all, for each sequence, or for \
+         each sequence and head; two axes may also cover the rows and keys of all packed sequences",
         "expand the mask to every row and key: a padding mask [B, 1, 1, Skv] is not broadcast";
     COMPRESSED = "flash.atten_mask_compressed", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, attenMask",
         "the mask of modes 2, 3, 4, 7 and 8 is [2048, 2048], that of mode 6 is [3072, 2048]",
@@ -31,12 +32,15 @@ rules! {
     MODE_UNMASKED = "flash.mode_without_mask", Lint("no mask is read"), V1, "FlashAttentionScore, sparseMode",
         "a sparse mode that hides keys has a mask: without one every row sees every key",
         "pass the mask, or mode 0 to have every row see every key";
-    PACKED = "flash.atten_mask_packed", Lint("less of the mask is read than there is"), VarLenV1, "FlashAttentionScore kernel, attenMask of packed sequences",
-        "a mask of four axes for each packed sequence goes with sequences of one length: it is read one sequence's scores \
-         behind the other's, not as its shape says",
+    PACKED = "flash.atten_mask_packed",
+        Lint("less of the mask is read than there is"),
+        VarLenV1, "FlashAttentionScore kernel, attenMask of packed sequences",
+        "a mask of four axes for each packed sequence goes with sequences of one length: it is read one sequence's \
+         scores behind the other's, not as its shape says",
         "pack the masks of the sequences, or pass one of [1, 1, max Sq, max Skv] or [sum Sq, sum Skv]";
     LOOSE = "flash.atten_mask_loose", Lint("only numbers change"), V1, "FlashAttentionScore kernel, sparseMode 0 and 5",
-        "the mask of modes 0 and 5 hides all that preTokens, nextTokens and prefix hide: of them the operator asks by blocks alone",
+        "the mask of modes 0 and 5 hides all that preTokens, nextTokens and prefix hide: of them the operator asks by \
+         blocks alone",
         "hide those keys in the mask too, or pass a mode with a compressed mask, which keeps to them exactly";
 }
 
@@ -44,22 +48,16 @@ rules! {
 const ALLOWED: &[DType] = &[DType::Bool, DType::UInt8];
 
 /// Checks mask and mode, and returns the mode in force and what the tensor is for.
-pub(in crate::ops::flash_attention_score) fn check(
-    f: &Facts<'_>,
-) -> Result<(SparseMode, MaskKind), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskKind), Violation> {
     let Some(mask) = f.call.mask() else {
         return Ok((SparseMode::DefaultMask, MaskKind::None));
     };
-    require!(
-        ALLOWED.contains(&mask.dtype),
-        DTYPE,
-        mask.dtype,
-        Names(ALLOWED),
+    DTYPE.takes(mask.dtype, ALLOWED).fix(|| {
         (
             Change::to(Parameter::AttenMask, NewArgument::DType(DType::Bool)),
             "INT8, which FusedInferAttentionScore takes, is refused here",
-        ),
-    );
+        )
+    })?;
     require!(
         matches!(mask.shape.rank(), 2 | 4),
         RANK,
@@ -71,7 +69,7 @@ pub(in crate::ops::flash_attention_score) fn check(
         None => (Operator::FlashAttentionScore, "0 to 6"),
     };
     let Some(mode) = operator.sparse_mode(f.call.sparse_mode) else {
-        return Err(broken(&MODE, f.call.sparse_mode, modes, MODE.fix));
+        return Err(MODE.broken(f.call.sparse_mode, modes));
     };
     let full = full(f, mask);
     // A mask of four axes is checked against the lengths even if it is a compressed one.
@@ -101,18 +99,18 @@ fn full(f: &Facts<'_>, mask: &TensorDesc) -> Option<FullMask> {
     let (rows, keys) = (f.q_rows, f.kv_rows);
     let size = |dim: i64| u64::try_from(dim).unwrap_or(0);
     let (row, one) = (size(keys), size(rows).saturating_mul(size(keys)));
-    let of = |batch, head| FullMask::Batched { batch, head, row };
+    let batched = |batch, head| FullMask::Batched { batch, head, row };
     let shared = |b: i64, n: i64| b == 1 && n == 1;
     match mask.shape[..] {
-        [s, t] if (s, t) == (rows, keys) => Some(of(0, 0)),
+        [s, t] if (s, t) == (rows, keys) => Some(batched(0, 0)),
         [s, t] if f.sums() == Some((s, t)) => Some(FullMask::Diagonal { row: size(t) }),
         [b, n, s, t] if (s, t) == (rows, keys) => match f.packed {
-            _ if shared(b, n) => Some(of(0, 0)),
+            _ if shared(b, n) => Some(batched(0, 0)),
             Some(_) if b == f.batch && n == 1 => Some(FullMask::Packed { heads: false }),
             Some(_) if b == f.batch && n == f.heads => Some(FullMask::Packed { heads: true }),
-            None if b == f.batch && n == 1 => Some(of(one, 0)),
+            None if b == f.batch && n == 1 => Some(batched(one, 0)),
             None if b == f.batch && n == f.heads => {
-                Some(of(one.saturating_mul(size(f.heads)), one))
+                Some(batched(one.saturating_mul(size(f.heads)), one))
             }
             _ => None,
         },
@@ -126,20 +124,15 @@ fn no_shape(f: &Facts<'_>, mask: &TensorDesc) -> Violation {
     let of_all = f.sums().map_or(String::new(), |(rows, keys)| {
         format!(", {}", Dims::of([rows, keys]))
     });
-    broken(
-        &SHAPE,
+    SHAPE.broken(
         format_args!("{} in mode {}", mask.shape, f.call.sparse_mode),
         format_args!(
             "[{s}, {t}], [1, 1, {s}, {t}], [{b}, 1, {s}, {t}], [{b}, {n}, {s}, {t}]{of_all}"
         ),
-        SHAPE.fix,
     )
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let call = &p.call;
     lint!(
         report,
@@ -152,8 +145,8 @@ pub(in crate::ops::flash_attention_score) fn lints(
         let longest = lengths.longest();
         // If packed sequences are run as a batch, empty ones have no mask. Otherwise empty ones before others have
         // one that is not counted.
-        let filled = lengths.each().skip_while(|&of| of == longest);
-        let mut unequal = filled.skip_while(|&of| of == (0, 0));
+        let filled = lengths.each().skip_while(|&pair| pair == longest);
+        let mut unequal = filled.skip_while(|&pair| pair == (0, 0));
         lint!(
             report,
             p.as_batch || unequal.next().is_none(),
@@ -178,20 +171,20 @@ impl FlashAttentionProblem<'_> {
         if !matches!(self.mode, SparseMode::DefaultMask | SparseMode::Prefix) {
             return Ok(());
         }
-        for of in self.sequences() {
-            let geometry = self.geometry(&of);
+        for sequence in self.sequences() {
+            let geometry = self.geometry(&sequence);
             for head in 0..self.heads {
-                let (rows, keys) = (0..of.q_len, 0..of.kv_len);
+                let (rows, keys) = (0..sequence.q_len, 0..sequence.kv_len);
                 let shown = rows
                     .flat_map(|i| keys.clone().map(move |j| (i, j)))
                     .filter(|&(i, j)| !geometry.sees(i as u64, j as u64))
                     .find(|&(i, j)| {
-                        let at = mask.element(&of, (head, self.heads), i, j);
-                        let at = usize::try_from(at).ok();
-                        at.and_then(|at| hides.get(at)) == Some(&0)
+                        let element = mask.element(&sequence, (head, self.heads), i, j);
+                        let element = usize::try_from(element).ok();
+                        element.and_then(|element| hides.get(element)) == Some(&0)
                     });
                 if let Some((i, j)) = shown {
-                    return Err(loose(&of, head, i, j));
+                    return Err(loose(&sequence, head, i, j));
                 }
             }
         }
@@ -200,11 +193,12 @@ impl FlashAttentionProblem<'_> {
 }
 
 #[cold]
-fn loose(of: &Sequence, head: usize, i: usize, j: usize) -> Violation {
-    broken(
-        &LOOSE,
-        format_args!("key {j} for row {i} of sequence {}, head {head}", of.index),
+fn loose(sequence: &Sequence, head: usize, i: usize, j: usize) -> Violation {
+    LOOSE.broken(
+        format_args!(
+            "key {j} for row {i} of sequence {}, head {head}",
+            sequence.index
+        ),
         "1 in the mask",
-        LOOSE.fix,
     )
 }

@@ -2,7 +2,6 @@
 //! takes and ignores or misreads.
 
 pub mod drop_mask;
-pub mod dtypes;
 pub mod entry;
 pub mod heads;
 pub mod layouts;
@@ -12,8 +11,6 @@ pub mod outputs;
 pub mod prefix;
 pub mod pse;
 pub mod rope;
-pub mod sink;
-pub mod start_index;
 pub mod tokens;
 
 use super::FlashAttentionProblem;
@@ -30,16 +27,13 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
     [
         entry::RULES,
         layouts::RULES,
-        dtypes::RULES,
         heads::RULES,
         lengths::RULES,
         mask::RULES,
         tokens::RULES,
         prefix::RULES,
         pse::RULES,
-        start_index::RULES,
         drop_mask::RULES,
-        sink::RULES,
         rope::RULES,
         outputs::RULES,
     ]
@@ -69,7 +63,7 @@ impl FlashAttentionProblem<'_> {
             tokens::lints,
             prefix::lints,
             pse::lints,
-            start_index::lints,
+            pse::start_lints,
             drop_mask::lints,
             rope::lints,
             outputs::lints,

@@ -1,9 +1,8 @@
 //! Outputs: the attention, and maximum and sum of each row.
 
 use super::{Report, lint};
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
-use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem};
+use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Violation};
 
@@ -15,27 +14,25 @@ rules! {
     SOFTMAX = "flash.softmax_shape", PARAM_NULLPTR, V1, "FlashAttentionScore, copy to softmaxMaxOut and softmaxSumOut",
         "softmaxMaxOut and softmaxSumOut are FLOAT [B, N, Sq, 8], of packed sequences [T, N, 8]",
         "give the output the shape that is allowed: eight equal numbers for each row";
-    ORDER = "flash.softmax_out_layout_known", Lint("the default order is written"), VarLenV4, "FlashAttentionVarLenScoreV4 documentation, softmaxOutLayout",
+    ORDER = "flash.softmax_out_layout_known",
+        Lint("the default order is written"), VarLenV4, "FlashAttentionVarLenScoreV4 documentation, softmaxOutLayout",
         "softmaxOutLayout is null, empty or same_as_input",
         "pass same_as_input to have [T, N, 8] as it reads, or nothing to have a block [N, Sq, 8] for each sequence";
 }
 
 /// Checks shapes and types of the outputs.
-pub(in crate::ops::flash_attention_score) fn check(
-    f: &Facts<'_>,
-    at: &Required<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>, required: &Required<'_>) -> Result<(), Violation> {
     let out = f.layout.out_shape(f.query.shape, f.heads, f.value_dim);
     require!(
-        at.attention_out.shape == out && at.attention_out.dtype == f.query.dtype,
+        required.attention_out.shape == out && required.attention_out.dtype == f.query.dtype,
         SHAPE,
-        at.attention_out,
+        required.attention_out,
         format_args!("{} {out}", f.query.dtype),
     );
     let softmax = f.layout.softmax_shape(f.query.shape, f.heads);
     for (desc, name) in [
-        (at.softmax_max, "softmaxMaxOut"),
-        (at.softmax_sum, "softmaxSumOut"),
+        (required.softmax_max, "softmaxMaxOut"),
+        (required.softmax_sum, "softmaxSumOut"),
     ] {
         require!(
             desc.shape == softmax && desc.dtype == DType::Float,
@@ -47,10 +44,7 @@ pub(in crate::ops::flash_attention_score) fn check(
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let order = p.call.softmax_out_layout.unwrap_or_default();
     lint!(
         report,

@@ -1,9 +1,8 @@
 //! `prefix` of modes 5 and 6.
 
 use super::{Report, lint};
-use crate::ops::flash_attention_score::FlashAttentionProblem;
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
+use crate::ops::flash_attention_score::{FlashAttentionProblem, Version};
 use crate::rule::{require, rules};
 use crate::{SparseMode, TensorDesc, Violation};
 use std::fmt;
@@ -17,10 +16,11 @@ rules! {
         "in mode 5 with several sequences the mask has a batch axis",
         "give each sequence a mask of its own, with its own prefix";
     IGNORED = "flash.prefix_ignored", Lint("only numbers change"), V1, "FlashAttentionScore tiling, prefix",
-        "mode 5 has an entry of prefix for each sequence, at least Skv - Sq and 0, at most Skv: any other is dropped and the \
-         mask alone counts",
+        "mode 5 has an entry of prefix for each sequence, at least Skv - Sq and 0, at most Skv: any other is dropped \
+         and the mask alone counts",
         "give each sequence a prefix within its keys, or pass mode 1 if the mask says it all";
-    UNREAD = "flash.prefix_unread", Lint("the numbers are not looked at"), V1, "FlashAttentionScore documentation, prefixOptional",
+    UNREAD = "flash.prefix_unread",
+        Lint("the numbers are not looked at"), V1, "FlashAttentionScore documentation, prefixOptional",
         "prefix goes with modes 5 and 6 and a mask",
         "pass null, or one of the modes 5 and 6";
 }
@@ -64,7 +64,7 @@ fn is_valid(f: &Facts<'_>) -> bool {
 }
 
 /// Checks the prefix of a call with a mask, and returns the mode in force.
-pub(in crate::ops::flash_attention_score) fn check(
+pub(crate) fn check(
     f: &Facts<'_>,
     mode: SparseMode,
     mask: &TensorDesc,
@@ -130,10 +130,7 @@ impl fmt::Display for Given<'_> {
     }
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let asked = p.call.mask().is_some() && matches!(p.call.sparse_mode, 5 | 6);
     lint!(
         report,

@@ -1,13 +1,12 @@
 //! Position bias: `realShift` and `pseType`.
 
 use super::{Report, lint};
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::bias::BiasForm;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::ops::flash_attention_score::{
-    Bias, FlashAttentionCall, FlashAttentionProblem, MaskKind,
+    Bias, FlashAttentionCall, FlashAttentionProblem, MaskKind, Version,
 };
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{DType, Dims, SparseMode, TensorDesc, Violation};
 
 rules! {
@@ -28,16 +27,18 @@ rules! {
         "a bias is [B or 1, N, Sq or 1 or 1024, Skv]",
         "expand the bias to every head and key";
     LAST_ROWS = "flash.pse_last_rows", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, realShift of 1024 rows",
-        "a bias of 1024 rows goes with at least as many rows, and with more with as many keys and a causal mask: mode 2, mode \
-         3, or mode 0 with nextTokens 0 and preTokens of at least Sq",
+        "a bias of 1024 rows goes with at least as many rows, and with more with as many keys and a causal mask: mode \
+         2, mode 3, or mode 0 with nextTokens 0 and preTokens of at least Sq",
         "expand the bias to every row, or pass a causal mask";
-    PACKED_SHAPE = "flash.pse_packed_shape", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, realShift of packed sequences",
-        "the bias of packed sequences has one axis, of N times the keys or N times the scores of all, or is [B or 1, N, 1024, \
-         max Skv]",
+    PACKED_SHAPE = "flash.pse_packed_shape",
+        PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, realShift of packed sequences",
+        "the bias of packed sequences has one axis, of N times the keys or N times the scores of all, or is [B or 1, \
+         N, 1024, max Skv]",
         "flatten the bias: [N, Sq, Skv] or [N, 1, Skv] of each sequence, one behind the other";
-    PACKED_LAST_ROWS = "flash.pse_packed_last_rows", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, realShift of packed sequences",
-        "a bias of 1024 rows goes with packed sequences of as many rows as keys and a causal mask: mode 2, mode 3, or mode 4 or \
-         0 with nextTokens 0 and preTokens of the longest sequence",
+    PACKED_LAST_ROWS = "flash.pse_packed_last_rows",
+        PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, realShift of packed sequences",
+        "a bias of 1024 rows goes with packed sequences of as many rows as keys and a causal mask: mode 2, mode 3, or \
+         mode 4 or 0 with nextTokens 0 and preTokens of the longest sequence",
         "flatten the bias of each sequence, or pass a causal mask";
     SLOPES_SHAPE = "flash.pse_slopes_shape", PARAM_NULLPTR, V2, "FlashAttentionScore tiling, slopes",
         "slopes are [N] or [B, N]",
@@ -46,12 +47,25 @@ rules! {
         "with a batch axis slopes go with as many rows as keys",
         "pass the bias as a tensor in pseType 0";
     SLOPES_CUT = "flash.pse_slopes_cut", PARAM_NULLPTR, VarLenV2, "FlashAttentionScore tiling, slopes",
-        "slopes do not go with mode 7, and with mode 8 if the first sequence begins as far behind its keys as it is shorter, \
-         and each other has as many rows as keys",
+        "slopes do not go with mode 7, and with mode 8 if the first sequence begins as far behind its keys as it is \
+         shorter, and each other has as many rows as keys",
         "pass qStartIdx and kvStartIdx that make up for the first sequence's length, or another mode";
-    EMPTY = "flash.pse_empty_sequence", Lint("only numbers change"), VarLenV1, "FlashAttentionVarLenScore documentation, constraints",
+    EMPTY = "flash.pse_empty_sequence",
+        Lint("only numbers change"), VarLenV1, "FlashAttentionVarLenScore documentation, constraints",
         "packed sequences without rows or keys go with no bias",
         "leave out the empty sequences";
+    START_LONE = "flash.start_index_lone",
+        Lint("the number is not looked at"), V2, "FlashAttentionScore kernel, start indices",
+        "qStartIdx and kvStartIdx are both given, or neither",
+        "pass both, the other one as [0]";
+    START_UNREAD = "flash.start_index_unread",
+        Lint("the numbers are not looked at"), V2, "FlashAttentionScoreV2 documentation, qStartIdxOptional",
+        "qStartIdx and kvStartIdx go with pseType 2 and 3, and have one entry",
+        "pass null, or slopes; the first entry counts for all sequences";
+    START_FIRST = "flash.start_index_first",
+        Lint("only numbers change"), VarLenV2, "FlashAttentionScore kernel, start indices in mode 8",
+        "in mode 8 start indices other than 0 go with one sequence",
+        "they count for sequence 0 alone: pass the other sequences in a call of their own";
 }
 
 /// The bias; `None` for one without elements, which counts as not given.
@@ -61,9 +75,9 @@ fn given<'c>(call: &'c FlashAttentionCall<'_>) -> Option<&'c TensorDesc> {
 
 /// Checks the types of bias and slopes. Returns whether sinks are checked too: for calls with slopes these checks end
 /// here.
-pub(in crate::ops::flash_attention_score) fn dtype(
+pub(crate) fn dtype(
     call: &FlashAttentionCall<'_>,
-    at: &Required<'_>,
+    required: &Required<'_>,
 ) -> Result<bool, Violation> {
     let bias = call.real_shift.as_ref();
     if matches!(call.pse_type, 2 | 3) {
@@ -75,7 +89,7 @@ pub(in crate::ops::flash_attention_score) fn dtype(
         );
         return Ok(false);
     }
-    let out = at.attention_out.dtype;
+    let out = required.attention_out.dtype;
     require!(
         !matches!(call.pse_type, 0 | 1) || bias.is_none_or(|bias| bias.dtype == out),
         DTYPE,
@@ -86,24 +100,12 @@ pub(in crate::ops::flash_attention_score) fn dtype(
 }
 
 /// Checks `pseType`.
-pub(in crate::ops::flash_attention_score) fn known(
-    call: &FlashAttentionCall<'_>,
-) -> Result<(), Violation> {
-    require!(
-        matches!(call.pse_type, 0..=3),
-        TYPE,
-        call.pse_type,
-        "0 to 3",
-    );
-    Ok(())
+pub(crate) fn known(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
+    TYPE.takes(call.pse_type, 0..=3)
 }
 
 /// Checks the bias for the mode in force, and returns its layout.
-pub(in crate::ops::flash_attention_score) fn check(
-    f: &Facts<'_>,
-    mode: SparseMode,
-    mask: MaskKind,
-) -> Result<Bias, Violation> {
+pub(crate) fn check(f: &Facts<'_>, mode: SparseMode, mask: MaskKind) -> Result<Bias, Violation> {
     let pse_type = f.call.pse_type;
     let Some(bias) = given(&f.call) else {
         require!(
@@ -156,14 +158,12 @@ fn last_rows(f: &Facts<'_>, batch: i64) -> BiasForm {
 
 fn dense(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Violation> {
     let shape = || {
-        broken(
-            &SHAPE,
+        SHAPE.broken(
             bias.shape,
             format_args!(
                 "[1 or {}, {}, {} or 1 or 1024, {}]",
                 f.batch, f.heads, f.q_rows, f.kv_rows
             ),
-            SHAPE.fix,
         )
     };
     let &[b, n, rows, keys] = &bias.shape[..] else {
@@ -219,14 +219,12 @@ fn packed(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Vi
             b
         }
         _ => {
-            return Err(broken(
-                &PACKED_SHAPE,
+            return Err(PACKED_SHAPE.broken(
                 bias.shape,
                 format_args!(
                     "[{of_keys}], [{of_scores}] or {}",
                     Dims::of([f.batch, f.heads, BiasForm::LAST_ROWS, f.kv_rows])
                 ),
-                PACKED_SHAPE.fix,
             ));
         }
     };
@@ -278,10 +276,7 @@ fn per_sequence(f: &Facts<'_>, slopes: &TensorDesc) -> Option<bool> {
 }
 
 /// Refuses slopes of packed sequences in another shape: the operator does not check it, and reads whatever there is.
-pub(in crate::ops::flash_attention_score) fn computed(
-    f: &Facts<'_>,
-    bias: Bias,
-) -> Result<(), Violation> {
+pub(crate) fn computed(f: &Facts<'_>, bias: Bias) -> Result<(), Violation> {
     match (bias, given(&f.call)) {
         (Bias::Slopes { .. }, Some(slopes)) if per_sequence(f, slopes).is_none() => {
             Err(Violation::unsupported(
@@ -321,10 +316,7 @@ fn cut(f: &Facts<'_>, mask: MaskKind) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     if let (Bias::Tensor { .. } | Bias::Slopes { .. }, Some(lengths)) = (p.bias, p.packed) {
         let empty = lengths
             .each()
@@ -338,4 +330,41 @@ pub(in crate::ops::flash_attention_score) fn lints(
             "sequences that are not empty",
         );
     }
+}
+
+pub(crate) fn start_lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
+    let (query, key) = (p.call.q_start_idx, p.call.kv_start_idx);
+    lint!(
+        report,
+        query.is_some() == key.is_some(),
+        START_LONE,
+        match query {
+            Some(_) => "qStartIdx alone",
+            None => "kvStartIdx alone",
+        },
+        "both or neither",
+    );
+    let slopes = matches!(p.bias, Bias::Slopes { .. });
+    let entries = [query, key].map(|indices| indices.map_or(0, <[i64]>::len));
+    lint!(
+        report,
+        entries
+            .iter()
+            .all(|&entries| entries <= usize::from(slopes)),
+        START_UNREAD,
+        format_args!("{} and {} entries", entries[0], entries[1]),
+        if slopes { "one of each" } else { "null" },
+    );
+    let first_alone = p.mode == SparseMode::BandLeftUpCausal && p.batch > 1;
+    lint!(
+        report,
+        !first_alone || p.key_offset() == 0,
+        START_FIRST,
+        format_args!(
+            "start indices {} apart for {} sequences",
+            p.key_offset(),
+            p.batch
+        ),
+        "one sequence",
+    );
 }

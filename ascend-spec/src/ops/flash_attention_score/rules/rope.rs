@@ -2,15 +2,17 @@
 
 use super::layouts::lies_like;
 use super::{Report, lint};
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::{Facts, Required};
-use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, InputLayout};
-use crate::rule::{broken, require, rules};
+use crate::ops::flash_attention_score::{
+    FlashAttentionCall, FlashAttentionProblem, InputLayout, Version,
+};
+use crate::rule::{require, rules};
 use crate::{DType, Violation};
 
 rules! {
     in Scope::ALL;
-    PAIRED = "flash.rope_paired", PARAM_NULLPTR, VarLenV3, "FlashAttentionVarLenScoreV3 documentation, queryRope and keyRope",
+    PAIRED = "flash.rope_paired",
+        PARAM_NULLPTR, VarLenV3, "FlashAttentionVarLenScoreV3 documentation, queryRope and keyRope",
         "queryRope and keyRope are both given, or neither",
         "pass both";
     DIM = "flash.rope_dim", PARAM_NULLPTR, VarLenV3, "FlashAttentionScore tiling, queryRope",
@@ -31,7 +33,8 @@ rules! {
     ALIGNED = "flash.rope_aligned", PARAM_NULLPTR, VarLenV3, "FlashAttentionScore tiling, queryRope",
         "with rotary parts the head dimensions of query and value are multiples of 16",
         "pad the heads with zeros, or append the rotary parts to query and key";
-    ROWS = "flash.rope_rows", Lint("the rows behind are not looked at"), VarLenV3, "FlashAttentionScore tiling, queryRope",
+    ROWS = "flash.rope_rows",
+        Lint("the rows behind are not looked at"), VarLenV3, "FlashAttentionScore tiling, queryRope",
         "queryRope has as many rows as query, and keyRope as many as key",
         "pass the rotary parts of the rows that query and key have";
 }
@@ -39,41 +42,26 @@ rules! {
 /// Elements of BF16 to which head dimensions are padded.
 const ALIGNMENT: i64 = 16;
 
-pub(in crate::ops::flash_attention_score) fn check(
+pub(crate) fn check(
     layout: InputLayout,
     call: &FlashAttentionCall<'_>,
-    at: &Required<'_>,
+    required: &Required<'_>,
 ) -> Result<(), Violation> {
     let (query, key) = match (&call.query_rope, &call.key_rope) {
         (None, None) => return Ok(()),
         (Some(query), Some(key)) => (query, key),
         (Some(_), None) => {
-            return Err(broken(
-                &PAIRED,
-                "queryRope alone",
-                "both or neither",
-                PAIRED.fix,
-            ));
+            return Err(PAIRED.broken("queryRope alone", "both or neither"));
         }
         (None, Some(_)) => {
-            return Err(broken(
-                &PAIRED,
-                "keyRope alone",
-                "both or neither",
-                PAIRED.fix,
-            ));
+            return Err(PAIRED.broken("keyRope alone", "both or neither"));
         }
     };
     let last = layout.last_axis();
     let dim = |desc: &crate::TensorDesc| desc.shape.get(last).copied().unwrap_or(0);
-    let most = dim(at.query);
-    require!(
-        dim(query) <= most,
-        DIM,
-        dim(query),
-        format_args!("at most {most}"),
-    );
-    let dtypes = [at.query, at.key, at.value, query, key].map(|desc| desc.dtype);
+    let most = dim(required.query);
+    DIM.takes(dim(query), ..=most)?;
+    let dtypes = [required.query, required.key, required.value, query, key].map(|desc| desc.dtype);
     let other = dtypes.into_iter().find(|&dtype| dtype != DType::Bf16);
     require!(
         other.is_none(),
@@ -99,7 +87,7 @@ pub(in crate::ops::flash_attention_score) fn check(
         },
         "none of realShift, dropMask and keepProb below 1",
     );
-    let dims = [most, dim(at.value)];
+    let dims = [most, dim(required.value)];
     require!(
         dims.iter().all(|dim| dim % ALIGNMENT == 0),
         ALIGNED,
@@ -109,30 +97,27 @@ pub(in crate::ops::flash_attention_score) fn check(
     Ok(())
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let call = &p.call;
-    for (part, of, name) in [
+    for (part, whole, name) in [
         (&call.query_rope, &call.query, "queryRope"),
         (&call.key_rope, &call.key, "keyRope"),
     ] {
-        let (Some(part), Some(of)) = (part, of) else {
+        let (Some(part), Some(whole)) = (part, whole) else {
             continue;
         };
         lint!(
             report,
-            part.shape.first() == of.shape.first(),
+            part.shape.first() == whole.shape.first(),
             ROWS,
-            format_args!("{name} {} beside {}", part.shape, of.shape),
-            format_args!("{} rows", of.shape.first().copied().unwrap_or(0)),
+            format_args!("{name} {} beside {}", part.shape, whole.shape),
+            format_args!("{} rows", whole.shape.first().copied().unwrap_or(0)),
         );
     }
 }
 
 /// Refuses rotary parts whose rows and heads differ from those of query and key, which the operator does not compare.
-pub(in crate::ops::flash_attention_score) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
     let (Some(query), Some(key)) = (&f.call.query_rope, &f.call.key_rope) else {
         return Ok(());
     };

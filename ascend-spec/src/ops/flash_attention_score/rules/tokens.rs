@@ -1,10 +1,9 @@
 //! `preTokens` and `nextTokens`, and the lengths that a mode requires.
 
 use super::{Report, lint};
-use crate::ops::flash_attention_score::Version;
 use crate::ops::flash_attention_score::facts::Facts;
 use crate::ops::flash_attention_score::{
-    FlashAttentionCall, FlashAttentionProblem, MaskKind, PackedLengths,
+    FlashAttentionCall, FlashAttentionProblem, MaskKind, PackedLengths, Version,
 };
 use crate::rule::{require, rules};
 use crate::{SparseMode, TOKENS_UNBOUNDED, Violation};
@@ -14,7 +13,8 @@ rules! {
     in Scope::ALL;
     NEGATIVE = "flash.tokens_negative", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, band",
         "preTokens and nextTokens, counted from the top left corner, are not both negative",
-        "a band lies on both sides of, before (next < 0) or after (pre < 0) the diagonal; mode 4 counts from the bottom right";
+        "a band lies on both sides of, before (next < 0) or after (pre < 0) the diagonal; mode 4 counts from the \
+         bottom right";
     PRE = "flash.pre_tokens", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, band",
         "a negative preTokens, counted from the top left corner, leaves a band within the keys",
         "nextTokens has to be at least -preTokens, and -preTokens less than the keys";
@@ -22,21 +22,23 @@ rules! {
         "a negative nextTokens, counted from the top left corner, leaves a band within the rows",
         "preTokens has to be at least -nextTokens, and -nextTokens less than the rows";
     PACKED_WINDOW = "flash.packed_window", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, packed mode 0",
-        "in mode 0 nextTokens is not negative, a negative preTokens is at least -nextTokens, and in each packed sequence with \
-         rows and keys the keys and preTokens together are no less than the rows",
+        "in mode 0 nextTokens is not negative, a negative preTokens is at least -nextTokens, and in each packed \
+         sequence with rows and keys the keys and preTokens together are no less than the rows",
         "widen the window, or pass all tokens and let the mask say it";
     PACKED_BAND = "flash.packed_band", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, packed mode 4",
-        "in mode 4 preTokens is not negative, the band is not empty, and in each packed sequence with rows and keys the keys \
-         and nextTokens together are no less than the rows",
+        "in mode 4 preTokens is not negative, the band is not empty, and in each packed sequence with rows and keys \
+         the keys and nextTokens together are no less than the rows",
         "widen the band, which counts from the bottom right corner";
     ROWS = "flash.packed_rows", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, packed modes 3 and 7",
         "in modes 3 and 7 no packed sequence has more rows than keys",
         "pass mode 4, or sequences with as many keys as rows";
     CUT = "flash.cut_sequence", PARAM_NULLPTR, VarLenV1, "FlashAttentionScore tiling, packed modes 7 and 8",
-        "in modes 7 and 8 preTokens covers the keys of the cut sequence (the last, or the first, with rows), nextTokens is not \
-         positive in mode 7, and the keys and nextTokens together are no less than the rows",
-        "pass the keys of the cut sequence as preTokens, and as nextTokens how far its last row's diagonal is from the last key";
-    WINDOW_UNMASKED = "flash.tokens_without_mask", Lint("only numbers change"), V1, "FlashAttentionScore, preTokens and nextTokens",
+        "in modes 7 and 8 preTokens covers the keys of the cut sequence (the last, or the first, with rows), \
+         nextTokens is not positive in mode 7, and the keys and nextTokens together are no less than the rows",
+        "pass the keys of the cut sequence as preTokens, and as nextTokens how far its last row's diagonal is from the \
+         last key";
+    WINDOW_UNMASKED = "flash.tokens_without_mask",
+        Lint("only numbers change"), V1, "FlashAttentionScore, preTokens and nextTokens",
         "without a mask preTokens and nextTokens hide no key: every row sees every key",
         "pass the mask of mode 4 or another mode, or leave the tokens unbounded";
     IGNORED = "flash.tokens_ignored", Lint("only numbers change"), V1, "FlashAttentionScore, preTokens and nextTokens",
@@ -58,11 +60,7 @@ impl fmt::Display for Tokens {
 }
 
 /// Checks the tokens of a call with a mask for the mode in force.
-pub(in crate::ops::flash_attention_score) fn check(
-    f: &Facts<'_>,
-    mode: SparseMode,
-    mask: MaskKind,
-) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>, mode: SparseMode, mask: MaskKind) -> Result<(), Violation> {
     if mask == MaskKind::None {
         return Ok(());
     }
@@ -91,12 +89,12 @@ fn band(f: &Facts<'_>, mode: SparseMode) -> Result<(), Violation> {
     let Some((pre, next)) = top_left(f, mode) else {
         return Ok(());
     };
-    let given = Tokens { pre, next };
-    require!(pre >= 0 || next >= 0, NEGATIVE, given, "one of at least 0");
+    let tokens = Tokens { pre, next };
+    require!(pre >= 0 || next >= 0, NEGATIVE, tokens, "one of at least 0");
     require!(
         pre >= 0 || (next >= pre.saturating_neg() && pre.saturating_neg() < f.kv_rows),
         PRE,
-        given,
+        tokens,
         format_args!(
             "preTokens of {} or more for {} keys",
             next.saturating_neg().max(1 - f.kv_rows),
@@ -106,7 +104,7 @@ fn band(f: &Facts<'_>, mode: SparseMode) -> Result<(), Violation> {
     require!(
         next >= 0 || (next.saturating_neg() <= pre && next.saturating_neg() < f.q_rows),
         NEXT,
-        given,
+        tokens,
         format_args!(
             "nextTokens of {} or more for {} rows",
             pre.saturating_neg().max(1 - f.q_rows),
@@ -191,11 +189,7 @@ fn fewer_rows(lengths: PackedLengths<'_>) -> Result<(), Violation> {
 }
 
 /// Whether the host finds that some row sees no key, and has such rows corrected.
-pub(in crate::ops::flash_attention_score) fn fully_masked_rows(
-    f: &Facts<'_>,
-    mode: SparseMode,
-    mask: MaskKind,
-) -> bool {
+pub(crate) fn fully_masked_rows(f: &Facts<'_>, mode: SparseMode, mask: MaskKind) -> bool {
     // The operator reads only the lowest byte.
     if f.call.inner_precise as u8 == 2 {
         return true;
@@ -222,10 +216,7 @@ pub(in crate::ops::flash_attention_score) fn fully_masked_rows(
     }
 }
 
-pub(in crate::ops::flash_attention_score) fn lints(
-    p: &FlashAttentionProblem<'_>,
-    report: Report<'_>,
-) {
+pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let call = &p.call;
     let (rows, keys) = (p.q_rows, p.kv_rows);
     let most = |len: usize| i64::try_from(len).unwrap_or(i64::MAX);

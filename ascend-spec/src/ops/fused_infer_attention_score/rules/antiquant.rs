@@ -1,8 +1,10 @@
 //! Quantised keys and values under a half-precision query.
 
 use super::Facts;
+use crate::allowed::Axis::{From, Of};
+use crate::allowed::{Axis, MultiplesOf, Named, Noted, Outcome, Shapes};
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Version};
-use crate::rule::{broken, require, rules};
+use crate::rule::{require, rules};
 use crate::{Cann, Change, DType, Dims, Layout, SparseMode, TensorDesc, Violation};
 
 rules! {
@@ -41,63 +43,51 @@ rules! {
         "packed queries over INT8 caches have innerPrecise 2",
         "use a layout with a batch axis";
     NZ_MODE = "antiquant.nz_sparse_mode", TILING_ERROR, V1, "check F20",
-        "an NZ cache of INT8 keys takes mode 0 without a mask for single rows, mode 3 with the compressed mask for several and for packed rows",
+        "an NZ cache of INT8 keys takes mode 0 without a mask for single rows, mode 3 with the compressed mask for \
+         several and for packed rows",
         "use mode 3 for several rows, mode 0 without a mask for one";
     NZ = "antiquant.nz_cache", TILING_ERROR, V1, "check F20",
-        "without rotary parts an NZ cache is INT8 in runs of 32 under BF16 queries of head dimension 128 in BSH, BSND or BNSD, \
-         with split scales alone, has innerPrecise 1, and writes no softmaxLse and no INT8 output",
+        "without rotary parts an NZ cache is INT8 in runs of 32 under BF16 queries of head dimension 128 in BSH, BSND \
+         or BNSD, with split scales alone, has innerPrecise 1, and writes no softmaxLse and no INT8 output",
         "use a BnBsH cache, or what an NZ cache goes with";
     PACKED_NZ = "antiquant.packed_nz", TILING_ERROR, V2, "INT8 NZ decode, packed rows" in Scope::A2_A3.since(V9_0),
         "packed rows over an NZ cache of INT8 keys are 1 to 16 a sequence, with per-channel scales",
         "use a layout with a batch axis, or per-channel scales";
-    NULL_LENGTHS = "antiquant.packed_nz_null", TilingCrash("every host reads through the null pointer"), V2, "status codes, null lengths" in Scope::A2_A3.since(V9_0),
+    NULL_LENGTHS = "antiquant.packed_nz_null",
+        TilingCrash("every host reads through the null pointer"),
+        V2, "status codes, null lengths" in Scope::A2_A3.since(V9_0),
         "packed rows over an NZ cache of INT8 keys come with both length arrays and a block table",
         "pass all three: the operator reads each without looking";
     NZ_HEADS = "antiquant.nz_heads", TILING_ERROR, V1, "check F20" in Scope::A2_A3.until(V8_1),
         "before 8.5 an NZ cache of INT8 keys serves 10 heads over 1, 64 over 8, 80 over 8 or 128 over 16",
         "use a BnBsH cache";
-    MIXED = "antiquant.mixed_modes", TILING_ERROR, V2, "check F16; FusedInferAttentionScore documentation, keyAntiquantMode",
+    MIXED = "antiquant.mixed_modes",
+        TILING_ERROR, V2, "check F16; FusedInferAttentionScore documentation, keyAntiquantMode",
         "per-channel keys beside values with a scale for each token are INT8 under a FLOAT16 query",
         "use one mode for key and value";
 }
 
 /// Prefill path: the arguments that a call may have when key and value are not quantised.
-pub(in crate::ops::fused_infer_attention_score) fn none_prefill(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
-    let call = f.call;
-    require!(
-        f.packed() || (call.key_antiquant_scale.is_none() && call.value_antiquant_scale.is_none()),
-        UNUSED,
-        format_args!("keyAntiquantScale with {} keys", f.key.dtype),
-        "none",
-    );
-    Ok(())
+pub(crate) fn none_prefill(f: &Facts<'_>) -> Result<(), Violation> {
+    match f.packed() {
+        true => Ok(()),
+        false => UNUSED.leaves_out(f.call, &Parameter::SPLIT_SCALES),
+    }
 }
 
 /// Head dimensions of the decode path, which takes INT8 keys of any.
-pub(in crate::ops::fused_infer_attention_score) fn decode_dim(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
-    require!(
-        f.kv_dtype() != DType::Int4 || f.q.dim % 64 == 0,
-        ALIGNED,
-        f.q.dim,
-        "multiples of 64",
-    );
-    Ok(())
+pub(crate) fn decode_dim(f: &Facts<'_>) -> Result<(), Violation> {
+    match f.kv_dtype() {
+        DType::Int4 => ALIGNED.takes(f.q.dim, MultiplesOf(64)),
+        _ => Ok(()),
+    }
 }
 
 /// Prefill path with quantised keys.
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let step = if f.kv_dtype() == DType::Int4 { 64 } else { 32 };
-    require!(
-        f.q.dim % step == 0,
-        ALIGNED,
-        f.q.dim,
-        format_args!("multiples of {step}"),
-    );
+    ALIGNED.takes(f.q.dim, MultiplesOf(step))?;
     let split = call.key_antiquant_scale.is_some() || call.value_antiquant_scale.is_some();
     require!(
         split || call.antiquant_scale.is_some(),
@@ -147,23 +137,13 @@ fn split_few(f: &Facts<'_>) -> Result<(), Violation> {
     let (n, d) = (f.kv_heads, f.k.dim);
     let dtype = if token { DType::Float } else { DType::Bf16 };
     for (scale, offset) in split_tensors(f) {
-        let shape = &scale.shape;
-        let fits = if token {
-            **shape == [f.batch, f.key_rows]
-        } else {
-            **shape == [n, d] || **shape == [n, 1, d] || **shape == [n * d]
+        let (rows, flat) = ([Of(f.batch), Of(f.key_rows)], [Of(n.saturating_mul(d))]);
+        let allowed: &[&[Axis]] = match token {
+            true => &[&rows],
+            false => &[&[Of(n), Of(d)], &[Of(n), Of(1), Of(d)], &flat],
         };
-        require!(
-            fits,
-            SHAPE,
-            shape,
-            if token {
-                format!("[{}, {}]", f.batch, f.key_rows)
-            } else {
-                format!("[{n}, {d}], [{n}, 1, {d}] or [{}]", n * d)
-            },
-        );
-        require!(scale.dtype == dtype, DTYPE, scale.dtype, dtype);
+        SHAPE.takes(scale.shape, Shapes(allowed))?;
+        DTYPE.takes(scale.dtype, dtype)?;
         offset_like(offset, scale)?;
     }
     Ok(())
@@ -192,23 +172,17 @@ fn paged_prefill(f: &Facts<'_>) -> Result<(), Violation> {
             call.inner_precise,
             call.mode()
         ),
-        "FLOAT16 in BSH or BSND, INT8 keys, split scales of mode 0, innerPrecise 1, sparseMode 3 with a mask, no position bias",
+        "FLOAT16 in BSH or BSND, INT8 keys, split scales of mode 0, innerPrecise 1, sparseMode 3 with a mask, no \
+         position bias",
     );
     let (n, d) = (f.kv_heads, f.k.dim);
     for (scale, offset) in split_tensors(f) {
-        require!(
-            *scale.shape == [1, n * d] || *scale.shape == [1, n, d],
-            SHAPE,
+        SHAPE.takes(
             scale.shape,
-            format_args!("[1, {}] or [1, {n}, {d}]", n * d),
-        );
+            [Dims::of([1, n.saturating_mul(d)]), Dims::of([1, n, d])],
+        )?;
         if let Some(offset) = offset {
-            require!(
-                offset.shape == scale.shape,
-                OFFSET,
-                offset.shape,
-                scale.shape,
-            );
+            OFFSET.takes(offset.shape, scale.shape)?;
         }
     }
     Ok(())
@@ -225,20 +199,11 @@ fn merged_shape(f: &Facts<'_>) -> Result<(), Violation> {
         crate::Axes::Bsnd => Dims::of([2, n, d]),
         _ => Dims::of([2, n, 1, d]),
     };
-    require!(
-        scale.shape == channel || *scale.shape == [2],
-        SHAPE,
-        scale.shape,
-        format_args!("{channel} or [2]"),
-        "shape the scale by the layout",
-    );
+    SHAPE
+        .takes(scale.shape, [channel, Dims::of([2])])
+        .fix(|| "shape the scale by the layout")?;
     if let Some(offset) = &f.call.antiquant_offset {
-        require!(
-            offset.shape == scale.shape,
-            OFFSET,
-            offset.shape,
-            scale.shape,
-        );
+        OFFSET.takes(offset.shape, scale.shape)?;
     }
     Ok(())
 }
@@ -257,43 +222,22 @@ fn split_tensors<'a>(
 }
 
 fn pairs(f: &Facts<'_>) -> Result<(), Violation> {
-    let call = f.call;
-    let scales = (
-        call.key_antiquant_scale.is_some(),
-        call.value_antiquant_scale.is_some(),
-    );
-    let offsets = (
-        call.key_antiquant_offset.is_some(),
-        call.value_antiquant_offset.is_some(),
-    );
-    require!(
-        scales.0 == scales.1 && offsets.0 == offsets.1 && (scales.0 || !offsets.0),
-        PAIR,
-        "one without the other",
-        "both scales; both offsets or neither",
-    );
-    Ok(())
+    PAIR.pairs(f.call, Parameter::SPLIT_SCALES)?;
+    PAIR.pairs(f.call, Parameter::SPLIT_OFFSETS)?;
+    match f.call.key_antiquant_scale {
+        Some(_) => Ok(()),
+        None => PAIR.leaves_out(f.call, &Parameter::SPLIT_OFFSETS),
+    }
 }
 
 /// Decode path.
-pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     if !f.antiquant() {
-        let tensors = [
-            &call.antiquant_scale,
-            &call.antiquant_offset,
-            &call.key_antiquant_scale,
-            &call.key_antiquant_offset,
-            &call.value_antiquant_scale,
-            &call.value_antiquant_offset,
-            &call.key_rope_antiquant_scale,
-        ];
-        require!(
-            tensors.into_iter().all(Option::is_none),
-            UNUSED,
-            format_args!("an antiquantisation tensor with {} keys", f.key.dtype),
-            "none",
-        );
+        UNUSED.leaves_out(call, &Parameter::MERGED_ANTIQUANT)?;
+        UNUSED.leaves_out(call, &Parameter::SPLIT_SCALES)?;
+        UNUSED.leaves_out(call, &Parameter::SPLIT_OFFSETS)?;
+        UNUSED.leaves_out(call, &[Parameter::KeyRopeAntiquantScale])?;
         return nz(f);
     }
     let packed_nz = f.packed() && f.cache == Some(Cache::Nz) && f.target.cann >= Cann::V9_0;
@@ -311,7 +255,7 @@ pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Resu
         return decode_split(f);
     }
     let Some(scale) = &call.antiquant_scale else {
-        return Err(broken(&SCALE, "none", "scales", SCALE.fix));
+        return Err(SCALE.broken("none", "scales"));
     };
     require!(
         (0..=2).contains(&call.antiquant_mode),
@@ -319,46 +263,36 @@ pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Resu
         call.antiquant_mode,
         "0 or 1",
     );
-    let dtype = if call.antiquant_mode == 1 {
-        DType::Float
-    } else {
-        f.query.dtype
+    let dtype = match call.antiquant_mode {
+        1 => DType::Float,
+        _ => f.query.dtype,
     };
-    require!(scale.dtype == dtype, DTYPE, scale.dtype, dtype);
-    let fits = match call.antiquant_mode {
-        1 => matches!(scale.shape[..], [2, b, s] if b == f.batch && s >= f.key_rows),
-        _ => channel(f, &scale.shape, 2) || *scale.shape == [2],
+    DTYPE.takes(scale.dtype, dtype)?;
+    let (n, d, two) = (Of(f.kv_heads), Of(f.q.dim), Of(2));
+    let hidden = Of(f.kv_heads.saturating_mul(f.q.dim));
+    let allowed: &[&[Axis]] = match call.antiquant_mode {
+        1 => &[&[two, Of(f.batch), From(f.key_rows)]],
+        _ => &[
+            &[two],
+            &[two, n, Of(1), d],
+            &[two, Of(1), n, d],
+            &[two, n, d],
+            &[two, hidden],
+        ],
     };
-    require!(
-        fits,
-        SHAPE,
-        scale.shape,
-        "[2] and [2, heads, 1, dim], [2, heads, dim], [2, heads * dim] for mode 0; [2, B, S] for mode 1",
-    );
+    SHAPE.takes(scale.shape, Shapes(allowed))?;
     offset_like(call.antiquant_offset.as_ref(), scale)?;
     nz(f)
 }
 
 fn offset_like(offset: Option<&TensorDesc>, scale: &TensorDesc) -> Result<(), Violation> {
-    if let Some(offset) = offset {
-        require!(
-            offset.shape == scale.shape && offset.dtype == scale.dtype,
-            OFFSET,
-            offset,
-            scale,
-        );
+    match offset {
+        Some(offset) => {
+            OFFSET.takes(offset.dtype, scale.dtype)?;
+            OFFSET.takes(offset.shape, scale.shape)
+        }
+        None => Ok(()),
     }
-    Ok(())
-}
-
-/// Per-channel shapes with `p` leading: 2 for the merged tensor, 1 for a split one. The head dimension is the query's:
-/// a paged key may have any.
-fn channel(f: &Facts<'_>, shape: &[i64], p: i64) -> bool {
-    let (n, d) = (f.kv_heads, f.q.dim);
-    shape == [p, n, 1, d]
-        || shape == [p, 1, n, d]
-        || shape == [p, n, d]
-        || shape == [p, n.saturating_mul(d)]
 }
 
 fn decode_split(f: &Facts<'_>) -> Result<(), Violation> {
@@ -378,70 +312,56 @@ fn decode_split(f: &Facts<'_>) -> Result<(), Violation> {
         format_args!("{} keys, {} query", f.key.dtype, f.query.dtype),
         "INT8 and FLOAT16",
     );
-    let (bn, bs) = (f.blocks(), f.call.block_size);
-    let n = f.kv_heads;
+    let (bn, bs) = (Of(f.blocks()), Of(f.call.block_size));
     let nz_cache = f.cache == Some(Cache::Nz);
     for (index, (scale, offset)) in split_tensors(f).enumerate() {
         let mode = if index == 0 { modes.0 } else { modes.1 };
-        let shape = &scale.shape;
-        let fits = match mode {
-            0 if nz_cache && !f.rope() => *shape == nz_channel(f),
-            0 => channel(f, shape, 1) || **shape == [1],
-            // Beside per-channel keys the value's scale is not checked.
-            1 if modes == (0, 1) => true,
-            1 => {
-                matches!(shape[..], [b, s] | [1, b, s] if b == f.batch && s >= f.key_rows)
-            }
-            2 => **shape == [n],
-            3 => {
-                matches!(shape[..], [b, heads, s] if b == f.batch && heads == n && s >= f.key_rows)
-            }
-            4 => **shape == [bn, bs],
-            _ => **shape == [bn, n, bs],
+        // The head dimension is the query's: a paged key may have any.
+        let (n, d, one) = (Of(f.kv_heads), Of(f.q.dim), Of(1));
+        let hidden = Of(f.kv_heads.saturating_mul(f.q.dim));
+        let (b, s) = (Of(f.batch), From(f.key_rows));
+        let allowed: &[&[Axis]] = match mode {
+            0 if nz_cache && !f.rope() => match f.layout.input() {
+                crate::Axes::Bsh => &[&[hidden]],
+                crate::Axes::Bsnd | crate::Axes::Tnd => &[&[n, d]],
+                _ => &[&[n, one, d]],
+            },
+            0 => &[
+                &[one],
+                &[one, n, one, d],
+                &[one, one, n, d],
+                &[one, n, d],
+                &[one, hidden],
+            ],
+            1 => &[&[b, s], &[one, b, s]],
+            2 => &[&[n]],
+            3 => &[&[b, n, s]],
+            4 => &[&[bn, bs]],
+            _ => &[&[bn, n, bs]],
         };
-        require!(
-            fits,
-            SHAPE,
-            format_args!("{shape} for mode {mode}"),
-            "mode 0 [1] or [1, heads, 1, dim], [1, heads, dim], [1, heads * dim], over NZ [heads * dim] with BSH, \
-             [heads, dim] with BSND, [heads, 1, dim] with BNSD; 1 [B, S]; 2 [heads]; 3 [B, heads, S]; \
-             4 [blocks, block size]; 5 [blocks, heads, block size]",
-        );
-        let dtype = if matches!(mode, 0 | 2) {
-            f.query.dtype
-        } else {
-            DType::Float
+        // Beside per-channel keys the value's scale is not checked.
+        if mode != 1 || modes != (0, 1) {
+            let note = format_args!("for mode {mode}");
+            SHAPE.takes(Noted(scale.shape, note), Shapes(allowed))?;
+        }
+        let dtype = match mode {
+            0 | 2 => f.query.dtype,
+            _ => DType::Float,
         };
-        require!(
-            (index == 1 && modes != (0, 1) && !nz_cache) || scale.dtype == dtype,
-            DTYPE,
-            scale.dtype,
-            dtype,
-        );
+        if index == 0 || modes == (0, 1) || nz_cache {
+            DTYPE.takes(scale.dtype, dtype)?;
+        }
         offset_like(offset, scale)?;
     }
-    if let (Some(key), Some(value)) = (&call.key_antiquant_scale, &call.value_antiquant_scale) {
-        require!(
-            modes.0 != modes.1
-                || !(nz_cache || matches!(modes.0, 4 | 5))
-                || key.shape == value.shape,
-            SHAPE,
-            format_args!("key {}, value {}", key.shape, value.shape),
-            key.shape,
-            "give key and value scales of one shape",
-        );
+    if let (Some(key), Some(value)) = (&call.key_antiquant_scale, &call.value_antiquant_scale)
+        && modes.0 == modes.1
+        && (nz_cache || matches!(modes.0, 4 | 5))
+    {
+        SHAPE
+            .takes(Named("value", value.shape), key.shape)
+            .fix(|| "give key and value scales of one shape")?;
     }
     nz(f)
-}
-
-/// Per-channel shape over an NZ cache: the layout's order of heads and head dimension.
-fn nz_channel(f: &Facts<'_>) -> Dims {
-    let (n, d) = (f.kv_heads, f.q.dim);
-    match f.layout.input() {
-        crate::Axes::Bsh => Dims::of([n.saturating_mul(d)]),
-        crate::Axes::Bsnd | crate::Axes::Tnd => Dims::of([n, d]),
-        _ => Dims::of([n, 1, d]),
-    }
 }
 
 /// Packed rows over an NZ cache: at most 16 a sequence, and only per-channel scales.
@@ -493,7 +413,8 @@ fn nz(f: &Facts<'_>) -> Result<(), Violation> {
         but_precise && call.inner_precise == 1,
         NZ,
         format_args!(
-            "{} query in {}, dim {}, heads {} over {}, block size {}, {} keys {}, innerPrecise {}, softmaxLseFlag {}, {} output{}",
+            "{} query in {}, dim {}, heads {} over {}, block size {}, {} keys {}, innerPrecise {}, softmaxLseFlag {}, \
+             {} output{}",
             f.query.dtype,
             f.layout,
             f.q.dim,
@@ -507,8 +428,8 @@ fn nz(f: &Facts<'_>) -> Result<(), Violation> {
             f.out.dtype,
             call.pse_shift.map_or("", |_| ", pseShift"),
         ),
-        "BF16, 128, block size 128 or 512, INT8 keys in runs of 32, innerPrecise 1, softmaxLseFlag false, BF16 output, no \
-         pseShift",
+        "BF16, 128, block size 128 or 512, INT8 keys in runs of 32, innerPrecise 1, softmaxLseFlag false, BF16 output, \
+         no pseShift",
         match but_precise {
             true => Ok(Change::set(Parameter::InnerPrecise, 1)),
             false => Err(NZ.fix),

@@ -1,10 +1,9 @@
 //! Rules on what no description of a call shows: the numbers in device memory that are positions in other tensors.
 
 use crate::attention_problem::Work;
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::{CheckedCall, Parameter};
-use crate::rule::{broken, rules};
-use crate::{Rule, TensorDesc, Violation};
+use crate::ops::fused_infer_attention_score::{CheckedCall, Parameter, Version};
+use crate::rule::rules;
+use crate::{DType, Rule, TensorDesc, Violation};
 use std::iter;
 
 rules! {
@@ -120,11 +119,9 @@ impl ContentBounds {
     pub fn admits_rows(&self, blocks: impl Iterator<Item = usize>) -> Result<(), Violation> {
         for (sequence, (needed, named)) in self.needed().zip(blocks).enumerate() {
             if named < needed {
-                return Err(broken(
-                    &ROW,
+                return Err(ROW.broken(
                     format_args!("{named} blocks of sequence {sequence}"),
                     format_args!("{needed} or more, which its keys need"),
-                    ROW.fix,
                 ));
             }
         }
@@ -165,11 +162,9 @@ impl ContentBounds {
         };
         match most {
             // The operator treats a negative size as 0.
-            Some(most) if size > most => Err(broken(
-                &PADDING,
+            Some(most) if size > most => Err(PADDING.broken(
                 format_args!("{} {size}", parameter.acl_name()),
                 format_args!("at most {most}"),
-                PADDING.fix,
             )),
             _ => Ok(()),
         }
@@ -216,12 +211,49 @@ impl ContentBounds {
     fn no_block(&self, given: std::fmt::Arguments<'_>) -> Violation {
         let last = self.blocks.saturating_sub(1);
         let rule: &'static Rule = &BLOCK;
-        broken(
-            rule,
+        rule.broken(
             given,
             format_args!("0 to {last}, as the cache has {} blocks", self.blocks),
-            rule.fix,
         )
+    }
+}
+
+impl ContentBounds {
+    /// The tensors whose elements are positions in other tensors.
+    pub const PARAMETERS: [Parameter; 3] = [
+        Parameter::BlockTable,
+        Parameter::QueryPaddingSize,
+        Parameter::KvPaddingSize,
+    ];
+
+    /// Whether the operator reads a tensor of positions in this form: a table `[B, M]` in INT32, or a size in INT64.
+    pub fn reads(dtype: DType, shape: &[usize]) -> bool {
+        matches!((dtype, shape), (DType::Int32, [_, _]) | (DType::Int64, [1]))
+    }
+
+    /// Checks the content of such a tensor, little-endian, against the call. Content in another form than
+    /// [`ContentBounds::reads`] names is not checked.
+    ///
+    /// # Errors
+    /// As for [`ContentBounds::admits_table`] and [`ContentBounds::admits_padding`].
+    pub fn admits_content(
+        &self,
+        parameter: Parameter,
+        (dtype, shape): (DType, &[usize]),
+        bytes: &[u8],
+    ) -> Result<(), Violation> {
+        match (dtype, shape) {
+            (DType::Int32, &[_, columns]) => {
+                let ids = bytes.as_chunks().0.iter();
+                let table: Vec<i32> = ids.map(|id| i32::from_le_bytes(*id)).collect();
+                self.admits_table(&table, columns)
+            }
+            (DType::Int64, [1]) => {
+                let size = bytes.as_chunks().0.first().copied().map(i64::from_le_bytes);
+                self.admits_padding(parameter, size.unwrap_or(0))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -231,7 +263,7 @@ mod tests {
     use crate::ops::fused_infer_attention_score::{FiaCall, Version};
     use crate::{DType, Soc, Target, TensorDesc};
 
-    fn of(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
+    fn desc(dtype: DType, shape: &[i64]) -> Option<TensorDesc> {
         TensorDesc::contiguous(dtype, shape)
     }
 
@@ -242,13 +274,13 @@ mod tests {
 
     #[test]
     fn tables_are_held_against_the_cache_and_the_lengths() {
-        let cache = [of(DType::Float16, &[4, 16, 64]).unwrap()];
+        let cache = [desc(DType::Float16, &[4, 16, 64]).unwrap()];
         let call = FiaCall {
-            query: of(DType::Float16, &[2, 1, 64]),
+            query: desc(DType::Float16, &[2, 1, 64]),
             key: &cache,
             value: &cache,
-            attention_out: of(DType::Float16, &[2, 1, 64]),
-            block_table: of(DType::Int32, &[2, 3]),
+            attention_out: desc(DType::Float16, &[2, 1, 64]),
+            block_table: desc(DType::Int32, &[2, 3]),
             block_size: 16,
             actual_seq_lengths_kv: Some(&[33, 5]),
             num_heads: 1,
@@ -291,14 +323,14 @@ mod tests {
 
     #[test]
     fn padding_leaves_room_for_the_longest_sequence() {
-        let key = [of(DType::Float16, &[2, 1, 32, 64]).unwrap()];
+        let key = [desc(DType::Float16, &[2, 1, 32, 64]).unwrap()];
         let call = FiaCall {
-            query: of(DType::Float16, &[2, 1, 16, 64]),
+            query: desc(DType::Float16, &[2, 1, 16, 64]),
             key: &key,
             value: &key,
-            attention_out: of(DType::Float16, &[2, 1, 16, 64]),
-            query_padding_size: of(DType::Int64, &[1]),
-            kv_padding_size: of(DType::Int64, &[1]),
+            attention_out: desc(DType::Float16, &[2, 1, 16, 64]),
+            query_padding_size: desc(DType::Int64, &[1]),
+            kv_padding_size: desc(DType::Int64, &[1]),
             actual_seq_lengths: Some(&[10, 12]),
             actual_seq_lengths_kv: Some(&[32, 7]),
             num_heads: 1,

@@ -1,11 +1,11 @@
 //! First checks: required arguments, product, dtypes, formats, layout, and what this crate does not support yet.
 
 use super::Facts;
-use crate::dtype::Names;
+use crate::allowed::{Named, Noted, Outcome, PlainFormat, Rank};
 use crate::layout::{Axes, Extents};
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Route, Version};
 use crate::rule::{require, rules};
-use crate::{Cann, Change, DType, Format, Layout, NewArgument, Soc, Target, TensorDesc, Violation};
+use crate::{Cann, Change, DType, Layout, NewArgument, Soc, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -40,7 +40,9 @@ rules! {
     HEADS_POSITIVE = "num_heads.positive", TILING_ERROR, V1, "checks B6, D1",
         "numHeads is at least 1",
         "set numHeads to the query's number of heads";
-    HEADS_ZERO = "num_heads.zero", TilingCrash("x86 hosts divide the hidden size by zero, others refuse the call"), V1, "status codes, numHeads" in Scope::A2_A3.since(V8_5),
+    HEADS_ZERO = "num_heads.zero",
+        TilingCrash("x86 hosts divide the hidden size by zero, others refuse the call"),
+        V1, "status codes, numHeads" in Scope::A2_A3.since(V8_5),
         "numHeads is not 0 with BSH, BSH_NBSD and BSH_BNSD, nor from 9.0 on with TND_NTD",
         "set numHeads to the query's number of heads";
     ROWS = "input_layout.bnsd_bsnd_rows", TILING_ERROR, V1, "check B17" in Scope::A2_A3,
@@ -61,32 +63,19 @@ rules! {
 }
 
 /// The required tensors: query, first key, first value, output.
-pub(in crate::ops::fused_infer_attention_score) struct MainTensors<'a> {
-    pub(in crate::ops::fused_infer_attention_score) query: &'a TensorDesc,
-    pub(in crate::ops::fused_infer_attention_score) key: &'a TensorDesc,
-    pub(in crate::ops::fused_infer_attention_score) value: &'a TensorDesc,
-    pub(in crate::ops::fused_infer_attention_score) out: &'a TensorDesc,
+pub(crate) struct MainTensors<'a> {
+    pub(crate) query: &'a TensorDesc,
+    pub(crate) key: &'a TensorDesc,
+    pub(crate) value: &'a TensorDesc,
+    pub(crate) out: &'a TensorDesc,
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn main_tensors<'a>(
-    call: &'a FiaCall<'a>,
-) -> Result<MainTensors<'a>, Violation> {
-    let missing = |name: &str| {
-        crate::rule::broken(
-            &REQUIRED,
-            format_args!("no {name}"),
-            "a tensor, or for key and value a list of at least one",
-            format_args!("pass {name}"),
-        )
-    };
+pub(crate) fn main_tensors<'a>(call: &'a FiaCall<'a>) -> Result<MainTensors<'a>, Violation> {
     Ok(MainTensors {
-        query: call.query.as_ref().ok_or_else(|| missing("query"))?,
-        key: call.key.first().ok_or_else(|| missing("key"))?,
-        value: call.value.first().ok_or_else(|| missing("value"))?,
-        out: call
-            .attention_out
-            .as_ref()
-            .ok_or_else(|| missing("attentionOut"))?,
+        query: REQUIRED.requires(call.query.as_ref(), "query")?,
+        key: REQUIRED.requires(call.key.first(), "key")?,
+        value: REQUIRED.requires(call.value.first(), "value")?,
+        out: REQUIRED.requires(call.attention_out.as_ref(), "attentionOut")?,
     })
 }
 
@@ -107,10 +96,7 @@ impl Version {
     }
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn product(
-    version: Version,
-    target: Target,
-) -> Result<(), Violation> {
+pub(crate) fn product(version: Version, target: Target) -> Result<(), Violation> {
     require!(
         version.runs_on(target),
         PRODUCT,
@@ -121,19 +107,19 @@ pub(in crate::ops::fused_infer_attention_score) fn product(
 }
 
 /// Checks dtypes and formats of the tensors that the API layer looks at.
-pub(in crate::ops::fused_infer_attention_score) fn types(
+pub(crate) fn types(
     call: &FiaCall<'_>,
-    at: &MainTensors<'_>,
+    main: &MainTensors<'_>,
     target: Target,
 ) -> Result<(), Violation> {
     use DType::{Bf16, Bool, Float16, Int4, Int8, Int32, UInt8};
     if target.is_950() {
-        return types_950(call, at);
+        return types_950(call, main);
     }
     if target.soc == Soc::Ascend950 {
-        small_floats(call, at)?;
+        small_floats(call, main)?;
     }
-    one(at.query, "query", &[Float16, Bf16, Int8])?;
+    one(main.query, "query", &[Float16, Bf16, Int8])?;
     for key in call.key {
         one(key, "key", &[Float16, Bf16, Int8, Int4, Int32])?;
     }
@@ -153,11 +139,11 @@ pub(in crate::ops::fused_infer_attention_score) fn types(
         one(mask, "attenMask", &[Bool, Int8, UInt8])?;
     }
     super::sink::dtype(call, target)?;
-    one(at.out, "attentionOut", &[Float16, Bf16, Int8])
+    one(main.out, "attentionOut", &[Float16, Bf16, Int8])
 }
 
 /// Checks dtypes and formats on Ascend 950.
-fn types_950(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Violation> {
+fn types_950(call: &FiaCall<'_>, main: &MainTensors<'_>) -> Result<(), Violation> {
     use DType::{
         Bf16, Bool, Float, Float4E2M1, Float8E4M3Fn, Float16, HiFloat8, Int4, Int8, Int32, UInt8,
     };
@@ -172,7 +158,7 @@ fn types_950(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Violation> 
         Int32,
         Float4E2M1,
     ];
-    one(at.query, "query", &LARGE)?;
+    one(main.query, "query", &LARGE)?;
     for key in call.key {
         one(key, "key", &CACHED)?;
     }
@@ -188,16 +174,16 @@ fn types_950(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Violation> 
     if let Some(sink) = &call.learnable_sink {
         one(sink, "learnableSink", &[Float16, Bf16])?;
     }
-    one(at.out, "attentionOut", &LARGE)
+    one(main.out, "attentionOut", &LARGE)
 }
 
 /// Types that Ascend 950 takes beyond those of the other products.
-fn small_floats(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Violation> {
+fn small_floats(call: &FiaCall<'_>, main: &MainTensors<'_>) -> Result<(), Violation> {
     use DType::{Float4E2M1, Float8E4M3Fn, HiFloat8};
     let newer = |desc: &TensorDesc| matches!(desc.dtype, HiFloat8 | Float8E4M3Fn);
     let mut cached = call.key.iter().chain(call.value);
-    if newer(at.query)
-        || newer(at.out)
+    if newer(main.query)
+        || newer(main.out)
         || cached.any(|desc| newer(desc) || desc.dtype == Float4E2M1)
     {
         return Err(Violation::unsupported(
@@ -208,32 +194,23 @@ fn small_floats(call: &FiaCall<'_>, at: &MainTensors<'_>) -> Result<(), Violatio
 }
 
 fn one(desc: &TensorDesc, name: &str, allowed: &[DType]) -> Result<(), Violation> {
-    require!(
-        allowed.contains(&desc.dtype),
-        DTYPE,
-        format_args!("{name} {}", desc.dtype),
-        Names(allowed),
-        format_args!("convert {name} to one of the allowed dtypes"),
-    );
-    require!(
-        desc.format.is_plain(),
-        FORMAT,
-        format_args!("{name} in format {}", desc.format),
-        Format::PLAIN,
-        format_args!("describe {name} as ND"),
-    );
-    Ok(())
+    DTYPE
+        .takes(Named(name, desc.dtype), allowed)
+        .fix(|| format!("convert {name} to one of the allowed dtypes"))?;
+    FORMAT
+        .takes(
+            Named(format_args!("{name} in format"), desc.format),
+            PlainFormat,
+        )
+        .fix(|| format!("describe {name} as ND"))
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn countable(
-    call: &FiaCall<'_>,
-    at: &MainTensors<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn countable(call: &FiaCall<'_>, main: &MainTensors<'_>) -> Result<(), Violation> {
     let mask = call.atten_mask.as_ref().map(|mask| (mask, "attenMask"));
     let lse = call.softmax_lse.as_ref().map(|lse| (lse, "softmaxLse"));
     let lists = (call.key.iter().map(|key| (key, "key")))
         .chain(call.value.iter().map(|value| (value, "value")));
-    for (desc, name) in [(at.query, "query"), (at.out, "attentionOut")]
+    for (desc, name) in [(main.query, "query"), (main.out, "attentionOut")]
         .into_iter()
         .chain(lists)
         .chain(mask)
@@ -255,10 +232,7 @@ fn known(layout: Layout, target: Target) -> bool {
     target.cann >= Cann::V8_5 || !matches!(layout, Layout::Ntd | Layout::BshBnsd | Layout::BsndBnsd)
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn layout(
-    call: &FiaCall<'_>,
-    target: Target,
-) -> Result<Layout, Violation> {
+pub(crate) fn layout(call: &FiaCall<'_>, target: Target) -> Result<Layout, Violation> {
     match Layout::parse(call.input_layout) {
         Some(layout) if known(layout, target) => Ok(layout),
         _ => Err(crate::rule::broken(
@@ -288,7 +262,7 @@ impl std::fmt::Display for LayoutNames {
 }
 
 /// Extents of the query.
-pub(in crate::ops::fused_infer_attention_score) fn query(
+pub(crate) fn query(
     call: &FiaCall<'_>,
     layout: Layout,
     target: Target,
@@ -302,24 +276,18 @@ pub(in crate::ops::fused_infer_attention_score) fn query(
         format_args!("0 with {layout}"),
         "at least 1",
     );
-    require!(
-        call.num_heads > 0,
-        HEADS_POSITIVE,
-        call.num_heads,
-        "1 to 256",
-        match axes.extents(&query.shape, 1) {
-            Some(of) if axes != Axes::Bsh && of.heads > 0 => {
-                Ok(Change::set(Parameter::NumHeads, of.heads))
+    HEADS_POSITIVE
+        .takes(call.num_heads, 1..)
+        .fix(|| match axes.extents(&query.shape, 1) {
+            Some(own) if axes != Axes::Bsh && own.heads > 0 => {
+                Ok(Change::set(Parameter::NumHeads, own.heads))
             }
             _ => Err(HEADS_POSITIVE.fix),
-        },
-    );
-    require!(
-        query.shape.rank() == axes.rank(),
-        QUERY_RANK,
-        format_args!("{} with {layout}", query.shape),
-        format_args!("{} axes", axes.rank()),
-    );
+        })?;
+    QUERY_RANK.takes(
+        Noted(query.shape, format_args!("with {layout}")),
+        Rank(axes.rank()),
+    )?;
     let remainder = match target.cann >= Cann::V8_5 {
         true => Remainder::Forgotten,
         false => Remainder::Refused,
@@ -331,7 +299,7 @@ pub(in crate::ops::fused_infer_attention_score) fn query(
 }
 
 /// Checks that the query's hidden size is a multiple of the number of heads.
-pub(in crate::ops::fused_infer_attention_score) fn divides(
+pub(crate) fn divides(
     call: &FiaCall<'_>,
     layout: Layout,
     query: &TensorDesc,
@@ -343,29 +311,22 @@ pub(in crate::ops::fused_infer_attention_score) fn divides(
 }
 
 fn indivisible(call: &FiaCall<'_>, query: &TensorDesc) -> Violation {
-    crate::rule::broken(
-        &QUERY_HIDDEN,
+    QUERY_HIDDEN.broken(
         format_args!("{} with numHeads {}", query.shape, call.num_heads),
         "a hidden size that is numHeads times the head dimension",
-        QUERY_HIDDEN.fix,
     )
 }
 
 /// What the operator does with a hidden size that is no multiple of the number of heads: from 8.5 on the prefill path
 /// drops the remainder.
 #[derive(Clone, Copy)]
-pub(in crate::ops::fused_infer_attention_score) enum Remainder {
+pub(crate) enum Remainder {
     Refused,
     Forgotten,
 }
 
 impl Remainder {
-    pub(in crate::ops::fused_infer_attention_score) fn extents(
-        self,
-        layout: Layout,
-        desc: &TensorDesc,
-        heads: i64,
-    ) -> Option<Extents> {
+    pub(crate) fn extents(self, layout: Layout, desc: &TensorDesc, heads: i64) -> Option<Extents> {
         match (self, layout.input(), &desc.shape[..]) {
             (Remainder::Forgotten, Axes::Bsh, &[batch, rows, hidden]) if heads > 0 => {
                 Some(Extents {
@@ -381,9 +342,7 @@ impl Remainder {
 }
 
 /// Refuses the layouts that put heads first in the output, which belong to the decode path.
-pub(in crate::ops::fused_infer_attention_score) fn prefill_layout(
-    layout: Layout,
-) -> Result<(), Violation> {
+pub(crate) fn prefill_layout(layout: Layout) -> Result<(), Violation> {
     require!(
         !matches!(layout.output(), Axes::Nbsd | Axes::Ntd),
         PREFILL_LAYOUT,
@@ -394,9 +353,7 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill_layout(
 }
 
 /// Refuses layouts that the prefill and the decode path do not know in every release.
-pub(in crate::ops::fused_infer_attention_score) fn old_layout(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn old_layout(f: &Facts<'_>) -> Result<(), Violation> {
     let target = Target::snapshot(f.target.soc);
     require!(
         known(f.layout, target),
@@ -411,9 +368,7 @@ pub(in crate::ops::fused_infer_attention_score) fn old_layout(
 }
 
 /// Refuses single rows in BNSD_BSND, which the prefill path does not take.
-pub(in crate::ops::fused_infer_attention_score) fn several_rows(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn several_rows(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         f.layout != Layout::BnsdBsnd || f.q.rows != 1,
         ROWS,
@@ -431,36 +386,36 @@ pub(in crate::ops::fused_infer_attention_score) fn several_rows(
 }
 
 /// Whether the query is empty: the prefill path and the unified checker then do nothing.
-pub(in crate::ops::fused_infer_attention_score) fn empty_query(
-    at: &MainTensors<'_>,
+pub(crate) fn empty_query(
+    main: &MainTensors<'_>,
     route: Route,
     unified: bool,
 ) -> Result<bool, Violation> {
-    if !at.query.is_empty() {
+    if !main.query.is_empty() {
         require!(
-            !(at.out.is_empty() && unified),
+            !(main.out.is_empty() && unified),
             EMPTY_OUT,
             format_args!(
                 "query {} with attentionOut {}",
-                at.query.shape, at.out.shape
+                main.query.shape, main.out.shape
             ),
             "an attentionOut with elements",
         );
         return Ok(false);
     }
     require!(
-        at.out.is_empty(),
+        main.out.is_empty(),
         EMPTY_OUT,
         format_args!(
             "query {} with attentionOut {}",
-            at.query.shape, at.out.shape
+            main.query.shape, main.out.shape
         ),
         "an attentionOut without elements",
     );
     require!(
         route == Route::Prefill,
         EMPTY_DECODE,
-        at.query.shape,
+        main.query.shape,
         "at least one sequence",
     );
     Ok(true)
@@ -468,10 +423,7 @@ pub(in crate::ops::fused_infer_attention_score) fn empty_query(
 
 /// Checks that a query outside of the quantised absorbed form has no dequantisation scale; `mode_counts` is whether
 /// the mode is checked as well.
-pub(in crate::ops::fused_infer_attention_score) fn query_scale(
-    call: &FiaCall<'_>,
-    mode_counts: bool,
-) -> Result<(), Violation> {
+pub(crate) fn query_scale(call: &FiaCall<'_>, mode_counts: bool) -> Result<(), Violation> {
     require!(
         call.dequant_scale_query.is_none() && !(mode_counts && call.query_quant_mode != 0),
         DEQUANT_QUERY,

@@ -1,6 +1,7 @@
 //! Head counts and head dimensions.
 
 use super::Facts;
+use crate::allowed::{DivisorsOf, Outcome, Shown};
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{Axes, Change, DType, Rule, TensorDesc, Violation};
@@ -37,7 +38,7 @@ rules! {
 }
 
 /// Number of heads of key and value; 0 stands for the number of query heads.
-pub(in crate::ops::fused_infer_attention_score) fn kv_heads(call: &FiaCall<'_>) -> i64 {
+pub(crate) fn kv_heads(call: &FiaCall<'_>) -> i64 {
     match call.num_key_value_heads {
         0 => call.num_heads,
         heads => heads,
@@ -45,37 +46,39 @@ pub(in crate::ops::fused_infer_attention_score) fn kv_heads(call: &FiaCall<'_>) 
 }
 
 /// Checks the number of query heads against the query.
-pub(in crate::ops::fused_infer_attention_score) fn query(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn query(f: &Facts<'_>) -> Result<(), Violation> {
     let heads = f.call.num_heads;
-    require!(
-        f.q.heads == heads,
-        HEADS_QUERY,
-        format_args!("numHeads {heads} with {} heads in the query", f.q.heads),
-        f.q.heads,
-        Change::set(Parameter::NumHeads, f.q.heads),
-    );
-    Ok(())
+    HEADS_QUERY
+        .takes(
+            Shown(
+                format_args!("numHeads {heads} with {} heads in the query", f.q.heads),
+                heads,
+            ),
+            f.q.heads,
+        )
+        .fix(|| Change::set(Parameter::NumHeads, f.q.heads))
 }
 
 /// Checks the head counts of the attributes against each other and against the query.
-pub(in crate::ops::fused_infer_attention_score) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
     query(f)?;
     let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
     require!(!f.prefill() || heads <= 256, HEADS_MAX, heads, "1 to 256",);
-    require!(
-        (1..=heads.min(256)).contains(&kv_heads),
-        KV_HEADS,
-        f.call.num_key_value_heads,
-        format_args!("0, or 1 to {}", heads.min(256)),
-        own_heads(f, &KV_HEADS),
-    );
-    require!(
-        heads % kv_heads == 0,
-        HEADS_DIVIDE,
-        format_args!("{heads} query heads over {kv_heads}"),
-        format_args!("a divisor of {heads}"),
-        own_heads(f, &HEADS_DIVIDE),
-    );
+    KV_HEADS
+        .takes(
+            Shown(f.call.num_key_value_heads, kv_heads),
+            1..=heads.min(256),
+        )
+        .fix(|| own_heads(f, &KV_HEADS))?;
+    HEADS_DIVIDE
+        .takes(
+            Shown(
+                format_args!("{heads} query heads over {kv_heads}"),
+                kv_heads,
+            ),
+            DivisorsOf(heads),
+        )
+        .fix(|| own_heads(f, &HEADS_DIVIDE))?;
     require!(
         f.absorbed() || heads / kv_heads <= 64,
         GROUP_MAX,
@@ -86,9 +89,7 @@ pub(in crate::ops::fused_infer_attention_score) fn counts(f: &Facts<'_>) -> Resu
 }
 
 /// Checks the heads of dense keys and values.
-pub(in crate::ops::fused_infer_attention_score) fn key_value(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn key_value(f: &Facts<'_>) -> Result<(), Violation> {
     for (desc, heads, name) in [(f.key, f.k.heads, "key"), (f.value, f.v.heads, "value")] {
         require!(
             heads == f.kv_heads,
@@ -105,12 +106,12 @@ pub(in crate::ops::fused_infer_attention_score) fn key_value(
 }
 
 /// The number of key heads in the shapes of key and value, if the number of query heads is a multiple of it.
-pub(in crate::ops::fused_infer_attention_score) fn of_key(f: &Facts<'_>) -> Option<Change> {
+pub(crate) fn of_key(f: &Facts<'_>) -> Option<Change> {
     let axes = f.layout.input();
     let heads_of = |desc: &TensorDesc| match (f.paged(), &desc.shape[..]) {
         (true, &[_, heads, _, _] | &[_, heads, _, _, _]) => Some(heads),
         (true, _) => None,
-        (false, shape) if axes != Axes::Bsh => axes.extents(shape, 1).map(|of| of.heads),
+        (false, shape) if axes != Axes::Bsh => axes.extents(shape, 1).map(|extents| extents.heads),
         (false, _) => None,
     };
     let heads = heads_of(f.key)?;
@@ -122,17 +123,12 @@ pub(in crate::ops::fused_infer_attention_score) fn of_key(f: &Facts<'_>) -> Opti
 }
 
 /// The fix for numKeyValueHeads: the key's own number of heads, otherwise the rule's fix.
-pub(in crate::ops::fused_infer_attention_score) fn own_heads(
-    f: &Facts<'_>,
-    rule: &'static Rule,
-) -> Result<Change, &'static str> {
+pub(crate) fn own_heads(f: &Facts<'_>, rule: &'static Rule) -> Result<Change, &'static str> {
     of_key(f).ok_or(rule.fix)
 }
 
 /// Checks the head dimensions of query, key and value against each other.
-pub(in crate::ops::fused_infer_attention_score) fn equal_dims(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn equal_dims(f: &Facts<'_>) -> Result<(), Violation> {
     let (query, key, value) = (f.q.dim, f.k.dim, f.v.dim);
     require!(
         query == key && key == value,
@@ -145,9 +141,7 @@ pub(in crate::ops::fused_infer_attention_score) fn equal_dims(
 }
 
 /// The fix for packed rows [T, N, D] that are passed with the layout BSH; `None` for other calls.
-pub(in crate::ops::fused_infer_attention_score) fn packed_rows(
-    f: &Facts<'_>,
-) -> Option<&'static str> {
+pub(crate) fn packed_rows(f: &Facts<'_>) -> Option<&'static str> {
     let rows = |desc: &TensorDesc, heads: i64| matches!(desc.shape[..], [_, n, _] if n == heads);
     let packed = f.layout.input() == Axes::Bsh
         && !f.paged()
@@ -161,14 +155,13 @@ pub(in crate::ops::fused_infer_attention_score) fn packed_rows(
 }
 
 /// The largest head dimension.
-pub(in crate::ops::fused_infer_attention_score) fn dim_max(f: &Facts<'_>) -> Result<(), Violation> {
-    require!(f.q.dim <= 512, DIM_MAX, f.q.dim, "1 to 512");
-    Ok(())
+pub(crate) fn dim_max(f: &Facts<'_>) -> Result<(), Violation> {
+    DIM_MAX.takes(f.q.dim, ..=512)
 }
 
 /// Size and alignment of the head dimension.
-pub(in crate::ops::fused_infer_attention_score) fn dim(f: &Facts<'_>) -> Result<(), Violation> {
-    require!((1..=512).contains(&f.q.dim), DIM_MAX, f.q.dim, "1 to 512",);
+pub(crate) fn dim(f: &Facts<'_>) -> Result<(), Violation> {
+    DIM_MAX.takes(f.q.dim, 1..=512)?;
     let int8 = [f.query.dtype, f.key.dtype, f.out.dtype].contains(&DType::Int8);
     let step = if int8 { 32 } else { 16 };
     require!(

@@ -3,7 +3,7 @@
 use super::Facts;
 use crate::attention_problem::SequenceLengths;
 use crate::operator::{Change, Shown};
-use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
+use crate::ops::fused_infer_attention_score::rules::OneOr;
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use crate::rule::{broken, require, rules};
 use crate::{Layout, Violation};
@@ -29,7 +29,7 @@ type OtherLengths = Result<(Change, &'static str), &'static str>;
 
 /// The fix for an array that is not cumulative: the sums, if its entries look like the lengths of sequences that fill
 /// `rows`.
-pub(in crate::ops::fused_infer_attention_score) fn summed(
+pub(crate) fn summed(
     parameter: Parameter,
     lengths: &[i64],
     rows: i64,
@@ -50,11 +50,7 @@ pub(in crate::ops::fused_infer_attention_score) fn summed(
 
 /// The fix for an array with an entry that is too large: the differences, if these are lengths of at most `most`. The
 /// call does not show whether its entries are meant as ends.
-pub(in crate::ops::fused_infer_attention_score) fn apart(
-    ends: &[i64],
-    most: i64,
-    otherwise: &str,
-) -> String {
+pub(crate) fn apart(ends: &[i64], most: i64, otherwise: &str) -> String {
     let mut before = 0i64;
     let lengths = ends.iter().map(|&end| {
         let len = end.checked_sub(before)?;
@@ -71,55 +67,37 @@ pub(in crate::ops::fused_infer_attention_score) fn apart(
 }
 
 /// Query length of sequence `b`, for a query with `rows` rows.
-pub(in crate::ops::fused_infer_attention_score) fn q_len(
-    call: &FiaCall<'_>,
-    layout: Layout,
-    rows: i64,
-    b: usize,
-) -> i64 {
+pub(crate) fn q_len(call: &FiaCall<'_>, layout: Layout, rows: i64, b: usize) -> i64 {
     SequenceLengths::new(call.actual_seq_lengths, layout.is_packed()).of(b, rows)
 }
 
 /// Key length of sequence `b`, whose tensor has `rows` rows.
-pub(in crate::ops::fused_infer_attention_score) fn kv_len(
-    call: &FiaCall<'_>,
-    layout: Layout,
-    paged: bool,
-    rows: i64,
-    b: usize,
-) -> i64 {
+pub(crate) fn kv_len(call: &FiaCall<'_>, layout: Layout, paged: bool, rows: i64, b: usize) -> i64 {
     let cumulative = layout.is_packed() && !paged;
     SequenceLengths::new(call.actual_seq_lengths_kv, cumulative).of(b, rows)
 }
 
 /// The number of first sequences that a check must examine so that none is left out: later ones, which have no entry
 /// of their own in the arrays or the list of keys, are like the last of these. A batch axis may be of any size.
-pub(in crate::ops::fused_infer_attention_score) fn distinct(
-    call: &FiaCall<'_>,
-    batch: usize,
-) -> usize {
+pub(crate) fn distinct(call: &FiaCall<'_>, batch: usize) -> usize {
     let entries = |lengths: Option<&[i64]>| lengths.map_or(0, <[i64]>::len);
-    let told = entries(call.actual_seq_lengths)
+    let most = entries(call.actual_seq_lengths)
         .max(entries(call.actual_seq_lengths_kv))
         .max(call.key.len());
     // After the last of cumulative ends, one more sequence may differ.
-    batch.min(told.saturating_add(2))
+    batch.min(most.saturating_add(2))
 }
 
 /// The sum of `of` over all sequences.
-pub(in crate::ops::fused_infer_attention_score) fn total(
-    call: &FiaCall<'_>,
-    batch: usize,
-    of: impl Fn(usize) -> i64,
-) -> i64 {
+pub(crate) fn total(call: &FiaCall<'_>, batch: usize, size: impl Fn(usize) -> i64) -> i64 {
     let looked_at = distinct(call, batch);
-    let sum = (0..looked_at).fold(0i64, |sum, b| sum.saturating_add(of(b)));
+    let sum = (0..looked_at).fold(0i64, |sum, b| sum.saturating_add(size(b)));
     let rest = i64::try_from(batch - looked_at).unwrap_or(i64::MAX);
-    let each = looked_at.checked_sub(1).map_or(0, of);
+    let each = looked_at.checked_sub(1).map_or(0, size);
     sum.saturating_add(rest.saturating_mul(each))
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn query(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn query(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(lengths) = f.call.actual_seq_lengths.filter(|_| f.prefill()) else {
         return Ok(());
     };
@@ -147,7 +125,7 @@ pub(super) fn q_range(f: &Facts<'_>, lengths: &[i64]) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn key(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn key(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(lengths) = f
         .call
         .actual_seq_lengths_kv

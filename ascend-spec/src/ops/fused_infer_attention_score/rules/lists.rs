@@ -2,6 +2,7 @@
 
 use super::Facts;
 use super::entry::MainTensors;
+use crate::allowed::{Named, Outcome, Rank, Shown};
 use crate::ops::fused_infer_attention_score::{FiaCall, Route, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Layout, TensorDesc, Violation};
@@ -12,7 +13,8 @@ rules! {
         "key and value have one dtype",
         "convert every key and value to one dtype";
     KEY_DTYPE = "key.dtype_of_query", TILING_ERROR, V1, "checks A5, D3, F3",
-        "key and value have the query's dtype, or are INT8 or INT4 (INT32 of eight INT4 from V2 on) with antiquantisation",
+        "key and value have the query's dtype, or are INT8 or INT4 (INT32 of eight INT4 from V2 on) with \
+         antiquantisation",
         "convert key and value to the query's dtype";
     KEY_RANK = "key.rank", TILING_ERROR, V1, "checks B13, D13" in Scope::ALL,
         "key and value have as many axes as the layout",
@@ -39,11 +41,8 @@ rules! {
 
 /// Number of key or value elements in one stored element: from V2 on eight INT4 if both tensors are INT32, otherwise
 /// 1.
-pub(in crate::ops::fused_infer_attention_score) fn nibbles(
-    version: Version,
-    at: &MainTensors<'_>,
-) -> i64 {
-    let words = at.key.dtype == DType::Int32 && at.value.dtype == DType::Int32;
+pub(crate) fn nibbles(version: Version, main: &MainTensors<'_>) -> i64 {
+    let words = main.key.dtype == DType::Int32 && main.value.dtype == DType::Int32;
     if words && version != Version::V1 {
         8
     } else {
@@ -52,7 +51,7 @@ pub(in crate::ops::fused_infer_attention_score) fn nibbles(
 }
 
 /// Whether every batch entry has its own key and value tensor.
-pub(in crate::ops::fused_infer_attention_score) fn is_list(
+pub(crate) fn is_list(
     call: &FiaCall<'_>,
     layout: Layout,
     batch: i64,
@@ -66,7 +65,7 @@ pub(in crate::ops::fused_infer_attention_score) fn is_list(
 }
 
 /// Checks the dtypes of key and value against each other and the query.
-pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn dtypes(f: &Facts<'_>) -> Result<(), Violation> {
     // The prefill path checks only the first tensors of a list.
     let used = if f.kv_list && !f.prefill() {
         usize::MAX
@@ -81,11 +80,9 @@ pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Resu
         .take(used)
         .chain(f.call.value.iter().take(used));
     if let Some(desc) = all.find(|desc| desc.dtype != first) {
-        return Err(crate::rule::broken(
-            &KEY_VALUE_DTYPE,
+        return Err(KEY_VALUE_DTYPE.broken(
             format_args!("{} beside {}", desc.dtype, f.key.dtype),
             f.key.dtype,
-            KEY_VALUE_DTYPE.fix,
         ));
     }
     let fits = match (f.query.dtype, f.kv_dtype()) {
@@ -102,7 +99,7 @@ pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Resu
 }
 
 /// Whether there are no keys or no values. Refuses a list in which only some tensors are empty.
-pub(in crate::ops::fused_infer_attention_score) fn empty(f: &Facts<'_>) -> Result<bool, Violation> {
+pub(crate) fn empty(f: &Facts<'_>) -> Result<bool, Violation> {
     if !f.kv_list {
         return Ok(f.key.is_empty() || f.value.is_empty());
     }
@@ -118,40 +115,30 @@ pub(in crate::ops::fused_infer_attention_score) fn empty(f: &Facts<'_>) -> Resul
     Ok(f.key.is_empty() || f.value.is_empty())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn rank(
-    layout: Layout,
-    key: &TensorDesc,
-    value: &TensorDesc,
-) -> Result<(), Violation> {
+pub(crate) fn rank(layout: Layout, key: &TensorDesc, value: &TensorDesc) -> Result<(), Violation> {
     let rank = layout.input().rank();
     for (desc, name) in [(key, "key"), (value, "value")] {
-        require!(
-            desc.shape.rank() == rank,
-            KEY_RANK,
-            format_args!("{name} {} with {layout}", desc.shape),
-            format_args!("{rank} axes"),
-            format_args!("reshape {name} or choose the layout that it has"),
-        );
+        KEY_RANK
+            .takes(
+                Shown(
+                    format_args!("{name} {} with {layout}", desc.shape),
+                    desc.shape,
+                ),
+                Rank(rank),
+            )
+            .fix(|| format!("reshape {name} or choose the layout that it has"))?;
     }
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn batch_max(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn batch_max(f: &Facts<'_>) -> Result<(), Violation> {
     if f.packed() {
         super::packed::arrays(f)?;
     }
-    require!(
-        (1..=FiaCall::MOST_SEQUENCES).contains(&f.batch),
-        BATCH_MAX,
-        f.batch,
-        "1 to 65536",
-    );
-    Ok(())
+    BATCH_MAX.takes(f.batch, 1..=FiaCall::MOST_SEQUENCES)
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn batch(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn batch(f: &Facts<'_>) -> Result<(), Violation> {
     batch_max(f)?;
     require!(
         f.kv_list || f.paged() || f.packed() || f.k.batch == f.batch,
@@ -163,7 +150,7 @@ pub(in crate::ops::fused_infer_attention_score) fn batch(f: &Facts<'_>) -> Resul
 }
 
 /// Checks the shapes of dense keys and values beyond heads and head dimension; for lists, of every tensor.
-pub(in crate::ops::fused_infer_attention_score) fn shapes(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn shapes(f: &Facts<'_>) -> Result<(), Violation> {
     if !f.kv_list {
         // The prefill path compares heads and head dimension only.
         require!(
@@ -196,15 +183,13 @@ pub(in crate::ops::fused_infer_attention_score) fn shapes(f: &Facts<'_>) -> Resu
                 "batch 1, no axis of size 0",
             );
         }
-        require!(
-            key.shape == value.shape,
-            VALUE_SHAPE,
-            format_args!(
-                "key {index} is {}, value {index} is {}",
-                key.shape, value.shape
+        VALUE_SHAPE.takes(
+            Named(
+                format_args!("key {index} is {}, value {index} is", key.shape),
+                value.shape,
             ),
             key.shape,
-        );
+        )?;
         require!(
             key.shape.rank() == f.key.shape.rank()
                 && key.shape.with(rows, 0) == f.key.shape.with(rows, 0),
@@ -217,11 +202,7 @@ pub(in crate::ops::fused_infer_attention_score) fn shapes(f: &Facts<'_>) -> Resu
 }
 
 /// Rows of the longest dense key.
-pub(in crate::ops::fused_infer_attention_score) fn longest(
-    call: &FiaCall<'_>,
-    layout: Layout,
-    list: bool,
-) -> i64 {
+pub(crate) fn longest(call: &FiaCall<'_>, layout: Layout, list: bool) -> i64 {
     let used = if list { usize::MAX } else { 1 };
     let axes = layout.input();
     let rows = |key: &TensorDesc| {

@@ -1,13 +1,12 @@
 //! Mask tensor, sparse mode and token window.
 
-use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
-use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
+use crate::allowed::{Axis, Noted, Outcome, Shapes};
+use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Route, Version};
 use std::fmt;
 
 use super::{Facts, packed, padding, prefix, quant};
 use crate::attention_problem::{MaskTensor, MaskUse};
 use crate::geometry::TOKENS_UNBOUNDED;
-use crate::ops::fused_infer_attention_score::Route;
 use crate::rule::{broken, require, rules};
 use crate::{
     Change, DType, Dims, MaskGeometry, NewArgument, Operator, SparseMode, TensorDesc, Violation,
@@ -17,14 +16,16 @@ rules! {
     in Scope::A2_A3;
     MODE = "sparse_mode.known", TILING_ERROR, V1, "check D10",
         "sparseMode is from 0 to 4 in the prefill path",
-        "modes 5 to 8 belong to the training operators; mode 9, the tree mask, exists from CANN 9.1 on, on Atlas A2 and A3 with rotary \
-         parts: elsewhere pass the tree as a full mask in mode 1, or leave it to the safe layer's TreeVerification";
+        "modes 5 to 8 belong to the training operators; mode 9, the tree mask, exists from CANN 9.1 on, on Atlas A2 \
+         and A3 with rotary parts: elsewhere pass the tree as a full mask in mode 1, or leave it to the safe layer's \
+         TreeVerification";
     REQUIRED = "atten_mask.required", TILING_ERROR, V1, "check E4.1" in Scope::ALL,
         "sparse modes 1 to 4 have a mask in the prefill path",
         "pass the mask, or use mode 0 without one to let every row see every key";
     COMPRESSED = "atten_mask.compressed_shape", TILING_ERROR, V1, "check E4.2" in Scope::ALL,
         "the mask of sparse modes 2, 3 and 4 is [2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]",
-        "these modes derive visibility from the lengths: pass the strict upper triangle of size 2048, or use mode 1 for a full mask";
+        "these modes derive visibility from the lengths: pass the strict upper triangle of size 2048, or use mode 1 \
+         for a full mask";
     COMPRESSED_DECODE = "atten_mask.compressed_shape_decode", TILING_ERROR, V1, "checks F14, J12",
         "in the decode path the mask of sparse modes 3 and 4 is [2048, 2048]",
         "pass the compressed mask with two axes, or a full mask [B, 1, 1, Skv] in mode 0";
@@ -52,9 +53,7 @@ rules! {
 }
 
 /// Checks mask, mode and tokens, and returns the mode in force and what the tensor is for.
-pub(in crate::ops::fused_infer_attention_score) fn check(
-    f: &Facts<'_>,
-) -> Result<(SparseMode, MaskUse), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     match f.route {
         Route::Decode => decode(f),
         Route::Prefill => prefill(f),
@@ -76,19 +75,20 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     if let Some(mode @ (SparseMode::RightDownCausal | SparseMode::Band)) =
         Operator::FusedInferAttentionScore.sparse_mode(f.call.mode())
     {
-        require!(
-            *mask.shape == [size, size],
-            COMPRESSED_DECODE,
-            format_args!("{} in mode {mode}", mask.shape),
-            "[2048, 2048]",
-            match mask.shape.ends_with(&[size, size]) && mask.elements() == Some(4_194_304) {
-                true => Ok(Change::to(
-                    Parameter::AttenMask,
-                    NewArgument::Shape(Dims::of([size, size])),
-                )),
-                false => Err(COMPRESSED_DECODE.fix),
-            },
-        );
+        COMPRESSED_DECODE
+            .takes(
+                Noted(mask.shape, format_args!("in mode {mode}")),
+                Dims::of([size, size]),
+            )
+            .fix(|| {
+                match mask.shape.ends_with(&[size, size]) && mask.elements() == Some(4_194_304) {
+                    true => Ok(Change::to(
+                        Parameter::AttenMask,
+                        NewArgument::Shape(Dims::of([size, size])),
+                    )),
+                    false => Err(COMPRESSED_DECODE.fix),
+                }
+            })?;
         let given = f
             .call
             .actual_shared_prefix_len
@@ -132,12 +132,11 @@ fn decode(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
 }
 
 /// The changes of a fix and their reason, or a fix in words alone.
-pub(in crate::ops::fused_infer_attention_score) type OwnFix =
-    Result<(Vec<Change>, &'static str), &'static str>;
+pub(crate) type OwnFix = Result<(Vec<Change>, &'static str), &'static str>;
 
 /// The fix for a mode above 1 with single rows, which have mode 0: no mask where the rows see every key, otherwise a
 /// full one of `width` keys. `keys` are the key counts of the sequences, with a shared prefix.
-pub(in crate::ops::fused_infer_attention_score) fn fix_of_one_row(
+pub(crate) fn fix_of_one_row(
     call: &FiaCall<'_>,
     mode: Option<SparseMode>,
     (batch, width): (i64, i64),
@@ -184,12 +183,13 @@ pub(in crate::ops::fused_infer_attention_score) fn fix_of_one_row(
             let halves = call.key.first().is_some_and(|key| key.dtype.is_half());
             let words = match halves {
                 true => {
-                    "1 hides what lies outside of the window, for a single row has one by a full mask alone; better call with \
-                     TND, which takes mode 4 for single rows too: hardware is reported wrong with such masks beyond 512 keys"
+                    "1 hides what lies outside of the window, for a single row has one by a full mask alone; better \
+                     call with TND, which takes mode 4 for single rows too: hardware is reported wrong with such masks \
+                     beyond 512 keys"
                 }
                 false => {
-                    "1 hides what lies outside of the window, for a single row has one by a full mask alone; hardware is \
-                     reported wrong with such masks beyond 512 keys: test it there"
+                    "1 hides what lies outside of the window, for a single row has one by a full mask alone; hardware \
+                     is reported wrong with such masks beyond 512 keys: test it there"
                 }
             };
             (changes, words)
@@ -198,10 +198,7 @@ pub(in crate::ops::fused_infer_attention_score) fn fix_of_one_row(
 }
 
 /// As [`fix_of_one_row`], for a call with single rows that a checker judges; other calls have a fix in words.
-pub(in crate::ops::fused_infer_attention_score) fn fix_of_rows(
-    f: &Facts<'_>,
-    width: i64,
-) -> OwnFix {
+pub(crate) fn fix_of_rows(f: &Facts<'_>, width: i64) -> OwnFix {
     if f.q.rows != 1 {
         return Err("pass mode 0 with a mask [B, 1, rows, keys] that hides what the mode does");
     }
@@ -213,11 +210,9 @@ pub(in crate::ops::fused_infer_attention_score) fn fix_of_rows(
 
 fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     let Some(mode) = Operator::FusedInferAttentionScore.sparse_mode(f.call.mode()) else {
-        return Err(broken(
-            &MODE,
+        return Err(MODE.broken(
             f.call.mode(),
             "0 (defaultMask), 1 (allMask), 2 (leftUpCausal), 3 (rightDownCausal), 4 (band)",
-            MODE.fix,
         ));
     };
     if f.packed() {
@@ -246,10 +241,7 @@ fn prefill(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
 }
 
 /// Checks the shape of a compressed mask.
-pub(in crate::ops::fused_infer_attention_score) fn compressed(
-    given: &TensorDesc,
-    mode: SparseMode,
-) -> Result<(), Violation> {
+pub(crate) fn compressed(mask: &TensorDesc, mode: SparseMode) -> Result<(), Violation> {
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     let shapes = [
         Dims::of([size, size]),
@@ -257,9 +249,9 @@ pub(in crate::ops::fused_infer_attention_score) fn compressed(
         Dims::of([1, 1, size, size]),
     ];
     require!(
-        shapes.contains(&given.shape),
+        shapes.contains(&mask.shape),
         COMPRESSED,
-        format_args!("{} in mode {mode}", given.shape),
+        format_args!("{} in mode {mode}", mask.shape),
         "[2048, 2048], [1, 2048, 2048] or [1, 1, 2048, 2048]",
     );
     Ok(())
@@ -268,21 +260,13 @@ pub(in crate::ops::fused_infer_attention_score) fn compressed(
 /// Checks a full mask of the prefill path: rows and keys last, before them batch (1 or B) and an axis that is not
 /// checked.
 fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Violation> {
-    let (rows, batch, keys) = (f.q.rows, f.batch, f.mask_width());
-    let covers = match mask.shape[..] {
-        [i, j] => i >= rows && j >= keys,
-        [b, i, j] | [b, _, i, j] => (b == 1 || b == batch) && i >= rows && j >= keys,
-        _ => false,
-    };
-    require!(
-        covers,
-        FULL,
-        mask.shape,
-        format_args!(
-            "[Sq, Skv], [{one}, Sq, Skv] or [{one}, 1, Sq, Skv] with Sq at least {rows}, Skv at least {keys}",
-            one = OneOr(batch)
-        ),
+    let (b, i, j) = (
+        Axis::OneOr(f.batch),
+        Axis::From(f.q.rows),
+        Axis::From(f.mask_width()),
     );
+    let allowed: [&[Axis]; 3] = [&[i, j], &[b, i, j], &[b, Axis::Any, i, j]];
+    FULL.takes(mask.shape, Shapes(&allowed))?;
     let (batch_stride, row, key) = match (&mask.shape[..], &mask.strides[..]) {
         ([_, _], &[i, j]) => (0, i, j),
         ([b, ..], &[s, i, j] | &[s, _, i, j]) => (if *b == 1 { 0 } else { s }, i, j),
@@ -297,9 +281,7 @@ fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Violation> {
 }
 
 /// The fix for a mode without its mask: the compressed mask, which is the same for all calls.
-pub(in crate::ops::fused_infer_attention_score) fn fix_of_missing(
-    mode: SparseMode,
-) -> Result<(Change, &'static str), &'static str> {
+pub(crate) fn fix_of_missing(mode: SparseMode) -> Result<(Change, &'static str), &'static str> {
     let size = SparseMode::COMPRESSED_MASK_SIZE;
     match mode.takes_compressed_mask() {
         true => {
@@ -363,7 +345,7 @@ impl fmt::Display for Tokens<'_> {
 }
 
 /// Checks the token counts in force against each other.
-pub(in crate::ops::fused_infer_attention_score) fn band(
+pub(crate) fn band(
     f: &Facts<'_>,
     mode: SparseMode,
     (pre, next): (i64, i64),

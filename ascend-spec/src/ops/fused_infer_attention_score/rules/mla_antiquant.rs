@@ -6,28 +6,21 @@ use super::mla::{ALONE, LSE, PAGED, block_size, caches, dims, paired};
 use super::mla_int8::quantised_modes;
 use super::{Facts, heads, lists};
 use crate::Violation;
-use crate::rule::require;
+use crate::ops::fused_infer_attention_score::Parameter;
 
 /// Checks the absorbed form with a half-precision query over an INT8 or INT4 cache.
-pub(in crate::ops::fused_infer_attention_score) fn antiquant(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn antiquant(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let Some(k_rope) = &call.key_rope else {
         return paired(f);
     };
-    require!(!call.softmax_lse_flag, LSE, "softmaxLseFlag true", "false");
-    require!(call.pse_shift.is_none(), ALONE, "pseShift", "none");
+    LSE.leaves_out(call, &[Parameter::SoftmaxLseFlag])?;
+    ALONE.leaves_out(call, &[Parameter::PseShift])?;
     lists::dtypes(f)?;
     heads::query(f)?;
     dims(f)?;
     let Some(cache) = f.cache else {
-        return Err(crate::rule::broken(
-            &PAGED,
-            "no blockTable",
-            "a blockTable",
-            PAGED.fix,
-        ));
+        return Err(PAGED.broken("no blockTable", "a blockTable"));
     };
     block_size(f, cache, false)?;
     caches(f, cache, k_rope)?;

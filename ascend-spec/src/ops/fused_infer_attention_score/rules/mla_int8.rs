@@ -10,9 +10,7 @@ use crate::rule::require;
 use crate::{Cann, DType, Dims, Layout, SparseMode, TensorDesc, Violation};
 
 /// Checks the absorbed form with an INT8 query.
-pub(in crate::ops::fused_infer_attention_score) fn full_quant(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn full_quant(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (Some(q_rope), Some(k_rope)) = (&call.query_rope, &call.key_rope) else {
         return paired(f);
@@ -20,7 +18,7 @@ pub(in crate::ops::fused_infer_attention_score) fn full_quant(
     let packed = f.packed();
     super::heads::query(f)?;
     dims(f)?;
-    require!(f.out.dtype == DType::Bf16, OUT, f.out.dtype, DType::Bf16);
+    OUT.takes(f.out.dtype, DType::Bf16)?;
     // The checks of the quantised query accept it from 9.0 on.
     require!(
         !call.softmax_lse_flag || f.target.cann >= Cann::V9_0,
@@ -82,12 +80,14 @@ pub(in crate::ops::fused_infer_attention_score) fn full_quant(
             f.layout, f.query.shape, f.key.shape, k_rope.shape
         ),
         format_args!(
-            "INT8 NZ caches of block size 128, BF16 ropes, dequantScaleQuery FLOAT {grid} (not {query_scale}), key and value scales FLOAT [1], queryQuantMode 3"
+            "INT8 NZ caches of block size 128, BF16 ropes, dequantScaleQuery FLOAT {grid} (not {query_scale}), key and \
+             value scales FLOAT [1], queryQuantMode 3"
         ),
     );
     let alike = |desc: &TensorDesc, dim| {
-        super::paged::extents(Cache::Nz, desc, 1)
-            .is_some_and(|of| (of.batch, of.heads, of.rows, of.dim) == (f.k.batch, 1, 128, dim))
+        super::paged::extents(Cache::Nz, desc, 1).is_some_and(|extents| {
+            (extents.batch, extents.heads, extents.rows, extents.dim) == (f.k.batch, 1, 128, dim)
+        })
     };
     // From 8.5 on blocks, heads and rows of the value are not compared.
     let value_fits = match f.target.cann >= Cann::V8_5 {
@@ -125,13 +125,13 @@ pub(in crate::ops::fused_infer_attention_score) fn full_quant(
 }
 
 /// Whether the mask of a call with an INT8 query is a tree mask.
-pub(in crate::ops::fused_infer_attention_score) fn tree(f: &Facts<'_>) -> bool {
+pub(crate) fn tree(f: &Facts<'_>) -> bool {
     f.target.cann >= Cann::V9_1 && f.call.mode() == TREE_MODE
 }
 
 /// How the tree mask is used: if the mask of packed rows has another size than their squares, the rows see without
 /// it.
-pub(in crate::ops::fused_infer_attention_score) fn tree_use(f: &Facts<'_>) -> MaskUse {
+pub(crate) fn tree_use(f: &Facts<'_>) -> MaskUse {
     let Some(mask) = f.call.mask() else {
         return MaskUse::None;
     };

@@ -4,7 +4,6 @@
 
 pub mod antiquant;
 pub mod ascend950;
-mod content_bytes;
 pub mod contents;
 pub mod entry;
 pub mod heads;
@@ -13,9 +12,8 @@ pub mod lints;
 pub mod lists;
 pub mod mask;
 pub mod mla;
-pub(in crate::ops::fused_infer_attention_score) mod mla_antiquant;
-pub(in crate::ops::fused_infer_attention_score) mod mla_int8;
-mod one_or;
+pub(crate) mod mla_antiquant;
+pub(crate) mod mla_int8;
 pub mod output;
 pub mod packed;
 pub mod padding;
@@ -28,7 +26,7 @@ pub mod split_fuse;
 pub mod unified;
 
 use crate::layout::Extents;
-use crate::ops::fused_infer_attention_score::{Cache, Checker, FiaCall, Route};
+use crate::ops::fused_infer_attention_score::{Cache, Checker, FiaCall, Parameter, Route};
 use crate::{Cann, DType, Layout, Rule, Target, TensorDesc};
 use std::fmt;
 use std::ops::Range;
@@ -72,6 +70,35 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
     .chain(lints::all())
 }
 
+/// Parameters that rules name together.
+impl Parameter {
+    const SHARED_PREFIX: [Parameter; 2] =
+        [Parameter::KeySharedPrefix, Parameter::ValueSharedPrefix];
+    const LEFT_PADDING: [Parameter; 2] = [Parameter::QueryPaddingSize, Parameter::KvPaddingSize];
+    /// Scales of an INT8 query: of Q K^T, of the probabilities, of P V.
+    const DEQUANTISATION: [Parameter; 3] = [
+        Parameter::DeqScale1,
+        Parameter::QuantScale1,
+        Parameter::DeqScale2,
+    ];
+    const OUTPUT_QUANTISATION: [Parameter; 2] = [Parameter::QuantScale2, Parameter::QuantOffset2];
+    const ROTARY: [Parameter; 2] = [Parameter::QueryRope, Parameter::KeyRope];
+    const MERGED_ANTIQUANT: [Parameter; 2] =
+        [Parameter::AntiquantScale, Parameter::AntiquantOffset];
+    const SPLIT_SCALES: [Parameter; 2] =
+        [Parameter::KeyAntiquantScale, Parameter::ValueAntiquantScale];
+    const SPLIT_OFFSETS: [Parameter; 2] = [
+        Parameter::KeyAntiquantOffset,
+        Parameter::ValueAntiquantOffset,
+    ];
+    const QUANTISATION_MODES: [Parameter; 4] = [
+        Parameter::AntiquantMode,
+        Parameter::KeyAntiquantMode,
+        Parameter::ValueAntiquantMode,
+        Parameter::QueryQuantMode,
+    ];
+}
+
 /// An optional tensor and its name, in a message.
 struct Given<'a>(Option<&'a TensorDesc>, &'static str);
 
@@ -86,67 +113,67 @@ impl fmt::Display for Given<'_> {
 
 /// The facts about a call that the rules read.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::ops::fused_infer_attention_score) struct Facts<'a> {
-    pub(in crate::ops::fused_infer_attention_score) call: &'a FiaCall<'a>,
-    pub(in crate::ops::fused_infer_attention_score) query: &'a TensorDesc,
-    pub(in crate::ops::fused_infer_attention_score) key: &'a TensorDesc,
-    pub(in crate::ops::fused_infer_attention_score) value: &'a TensorDesc,
-    pub(in crate::ops::fused_infer_attention_score) out: &'a TensorDesc,
-    pub(in crate::ops::fused_infer_attention_score) layout: Layout,
-    pub(in crate::ops::fused_infer_attention_score) target: Target,
-    pub(in crate::ops::fused_infer_attention_score) checker: Checker,
+pub(crate) struct Facts<'a> {
+    pub(crate) call: &'a FiaCall<'a>,
+    pub(crate) query: &'a TensorDesc,
+    pub(crate) key: &'a TensorDesc,
+    pub(crate) value: &'a TensorDesc,
+    pub(crate) out: &'a TensorDesc,
+    pub(crate) layout: Layout,
+    pub(crate) target: Target,
+    pub(crate) checker: Checker,
     /// Whether the unified checker treats the call as having a single query row a sequence, and ignores its mode and
     /// tokens. Never on Ascend 950.
-    pub(in crate::ops::fused_infer_attention_score) single: bool,
+    pub(crate) single: bool,
     /// Whether the call has one query row a sequence in a layout with a batch axis, on Ascend 950 too.
-    pub(in crate::ops::fused_infer_attention_score) one_row: bool,
-    pub(in crate::ops::fused_infer_attention_score) route: Route,
+    pub(crate) one_row: bool,
+    pub(crate) route: Route,
     /// Number of sequences; with packed layouts, only the length array has it.
-    pub(in crate::ops::fused_infer_attention_score) batch: i64,
+    pub(crate) batch: i64,
     /// Extents of the query; packed layouts have batch 1 and all rows.
-    pub(in crate::ops::fused_infer_attention_score) q: Extents,
+    pub(crate) q: Extents,
     /// Heads of key and value, with 0 resolved.
-    pub(in crate::ops::fused_infer_attention_score) kv_heads: i64,
+    pub(crate) kv_heads: i64,
     /// Number of key or value elements in one stored element: eight INT4 where both tensors are INT32, otherwise 1.
-    pub(in crate::ops::fused_infer_attention_score) nibbles: i64,
+    pub(crate) nibbles: i64,
     /// The memory layout of the cache, if it is paged.
-    pub(in crate::ops::fused_infer_attention_score) cache: Option<Cache>,
+    pub(crate) cache: Option<Cache>,
     /// Extents of the first key; of a paged cache: blocks and tokens in a block.
-    pub(in crate::ops::fused_infer_attention_score) k: Extents,
+    pub(crate) k: Extents,
     /// Extents of the first value.
-    pub(in crate::ops::fused_infer_attention_score) v: Extents,
+    pub(crate) v: Extents,
     /// Whether every batch entry has its own key and value.
-    pub(in crate::ops::fused_infer_attention_score) kv_list: bool,
+    pub(crate) kv_list: bool,
     /// Most keys that a sequence can have: rows of the longest key, or of a block table's row.
-    pub(in crate::ops::fused_infer_attention_score) key_rows: i64,
+    pub(crate) key_rows: i64,
     /// Rows of the shared prefix.
-    pub(in crate::ops::fused_infer_attention_score) prefix: i64,
+    pub(crate) prefix: i64,
 }
 
 impl Facts<'_> {
-    pub(in crate::ops::fused_infer_attention_score) fn paged(&self) -> bool {
+    pub(crate) fn paged(&self) -> bool {
         self.cache.is_some()
     }
 
     /// Number of blocks in a paged cache.
-    pub(in crate::ops::fused_infer_attention_score) fn blocks(&self) -> i64 {
+    pub(crate) fn blocks(&self) -> i64 {
         self.key.shape.first().copied().unwrap_or(0)
     }
 
-    pub(in crate::ops::fused_infer_attention_score) fn packed(&self) -> bool {
+    pub(crate) fn packed(&self) -> bool {
         self.layout.is_packed()
     }
 
-    pub(in crate::ops::fused_infer_attention_score) fn rope(&self) -> bool {
+    pub(crate) fn rope(&self) -> bool {
         self.call.query_rope.is_some()
     }
 
-    pub(in crate::ops::fused_infer_attention_score) fn prefill(&self) -> bool {
+    pub(crate) fn prefill(&self) -> bool {
         self.route == Route::Prefill
     }
 
     /// Dtype of key and value; INT4 where they hold packed nibbles.
-    pub(in crate::ops::fused_infer_attention_score) fn kv_dtype(&self) -> DType {
+    pub(crate) fn kv_dtype(&self) -> DType {
         match self.nibbles {
             1 => self.key.dtype,
             _ => DType::Int4,
@@ -154,27 +181,27 @@ impl Facts<'_> {
     }
 
     /// Whether key and value are quantised and the query is not.
-    pub(in crate::ops::fused_infer_attention_score) fn antiquant(&self) -> bool {
+    pub(crate) fn antiquant(&self) -> bool {
         matches!(self.kv_dtype(), DType::Int8 | DType::Int4) && self.query.dtype != DType::Int8
     }
 
     /// Whether the call is multi-head latent attention over the compressed cache.
-    pub(in crate::ops::fused_infer_attention_score) fn absorbed(&self) -> bool {
+    pub(crate) fn absorbed(&self) -> bool {
         self.rope() && self.q.dim == 512
     }
 
     /// Query length of sequence `b`.
-    pub(in crate::ops::fused_infer_attention_score) fn q_len(&self, b: usize) -> i64 {
+    pub(crate) fn q_len(&self, b: usize) -> i64 {
         lengths::q_len(self.call, self.layout, self.q.rows, b)
     }
 
     /// Key length of sequence `b`, without a shared prefix.
-    pub(in crate::ops::fused_infer_attention_score) fn kv_len(&self, b: usize) -> i64 {
+    pub(crate) fn kv_len(&self, b: usize) -> i64 {
         lengths::kv_len(self.call, self.layout, self.paged(), self.rows_of(b), b)
     }
 
     /// Rows that the key of sequence `b` could have.
-    pub(in crate::ops::fused_infer_attention_score) fn rows_of(&self, b: usize) -> i64 {
+    pub(crate) fn rows_of(&self, b: usize) -> i64 {
         if !self.kv_list {
             return self.key_rows;
         }
@@ -183,20 +210,20 @@ impl Facts<'_> {
             .key
             .get(b)
             .and_then(extents)
-            .map_or(0, |of| of.rows)
+            .map_or(0, |own| own.rows)
     }
 
-    pub(in crate::ops::fused_infer_attention_score) fn batch(&self) -> usize {
+    pub(crate) fn batch(&self) -> usize {
         usize::try_from(self.batch).unwrap_or(usize::MAX)
     }
 
     /// The sequences that a check must examine: see [`lengths::distinct`].
-    pub(in crate::ops::fused_infer_attention_score) fn sequences(&self) -> Range<usize> {
+    pub(crate) fn sequences(&self) -> Range<usize> {
         0..lengths::distinct(self.call, self.batch())
     }
 
     /// Keys that a row of a full mask or position bias covers in the prefill path.
-    pub(in crate::ops::fused_infer_attention_score) fn mask_width(&self) -> i64 {
+    pub(crate) fn mask_width(&self) -> i64 {
         if self.paged() {
             let bs = self.call.block_size.max(1);
             let longest = self.longest_key().max(0);
@@ -211,7 +238,7 @@ impl Facts<'_> {
     }
 
     /// The longest key length, without a shared prefix.
-    pub(in crate::ops::fused_infer_attention_score) fn longest_key(&self) -> i64 {
+    pub(crate) fn longest_key(&self) -> i64 {
         match self.call.actual_seq_lengths_kv {
             None | Some([]) => self.key_rows,
             Some(&[one]) if self.batch > 0 && (self.paged() || !self.packed()) => one,
@@ -224,11 +251,23 @@ impl Facts<'_> {
 }
 
 /// The dtype of the elements: `INT32` keys and values are eight packed `INT4` each.
-pub(in crate::ops::fused_infer_attention_score) fn unpacked(dtype: DType) -> DType {
+pub(crate) fn unpacked(dtype: DType) -> DType {
     if dtype == DType::Int32 {
         DType::Int4
     } else {
         dtype
+    }
+}
+
+/// `1 or 4`, and `1` where that is all.
+pub(crate) struct OneOr(pub(crate) i64);
+
+impl fmt::Display for OneOr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            1 => f.write_str("1"),
+            size => write!(f, "1 or {size}"),
+        }
     }
 }
 

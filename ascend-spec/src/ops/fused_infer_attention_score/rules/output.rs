@@ -1,7 +1,7 @@
 //! Output, log-sum-exp and precision.
 
 use super::Facts;
-use crate::dtype::Names;
+use crate::allowed::{Noted, Outcome};
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::{Checker, FiaCall, Parameter, Route, Version};
 use crate::rule::{require, rules};
@@ -21,7 +21,8 @@ rules! {
     LSE_SHAPE = "softmax_lse.shape", TILING_ERROR, V1, "check C3" in Scope::ALL,
         "softmaxLse is [B, N, S, 1] when softmaxLseFlag is true, in the prefill path",
         "make softmaxLse of this shape";
-    LSE_DTYPE = "softmax_lse.dtype", PARAM_INVALID, V1, "FusedInferAttentionScore documentation, softmaxLse" in Scope::ALL,
+    LSE_DTYPE = "softmax_lse.dtype",
+        PARAM_INVALID, V1, "FusedInferAttentionScore documentation, softmaxLse" in Scope::ALL,
         "softmaxLse is FLOAT when softmaxLseFlag is true, in the prefill path",
         "make softmaxLse a FLOAT tensor";
     PRECISE = "inner_precise.known", TILING_ERROR, V1, "checks D11, F5, J20",
@@ -32,31 +33,28 @@ rules! {
         "set antiquantMode to 0";
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn dtype(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn dtype(f: &Facts<'_>) -> Result<(), Violation> {
     let allowed: &[DType] = match (f.query.dtype, f.route) {
         (DType::Int8, Route::Prefill) => &[DType::Float16, DType::Int8],
         (DType::Int8, Route::Decode) => &[DType::Bf16],
         (DType::Bf16, _) => &[DType::Bf16, DType::Int8],
         _ => &[DType::Float16, DType::Int8],
     };
-    require!(
-        allowed.contains(&f.out.dtype),
-        OUT_DTYPE,
-        format_args!("{} for a {} query", f.out.dtype, f.query.dtype),
-        Names(allowed),
-        Change::to(
-            Parameter::AttentionOut,
-            NewArgument::DType(allowed.first().copied().unwrap_or(f.query.dtype)),
-        ),
-    );
-    Ok(())
+    OUT_DTYPE
+        .takes(
+            Noted(f.out.dtype, format_args!("for a {} query", f.query.dtype)),
+            allowed,
+        )
+        .fix(|| {
+            Change::to(
+                Parameter::AttentionOut,
+                NewArgument::DType(allowed.first().copied().unwrap_or(f.query.dtype)),
+            )
+        })
 }
 
 /// The extents that the output should have.
-pub(in crate::ops::fused_infer_attention_score) fn expected(
-    query: Extents,
-    value_dim: i64,
-) -> Extents {
+pub(crate) fn expected(query: Extents, value_dim: i64) -> Extents {
     Extents {
         dim: value_dim,
         ..query
@@ -65,7 +63,7 @@ pub(in crate::ops::fused_infer_attention_score) fn expected(
 
 /// Whether a single row in BSH over a paged cache has an output with the head dimension of the value, which the
 /// value's axes show.
-pub(in crate::ops::fused_infer_attention_score) fn own_value_dim(f: &Facts<'_>) -> bool {
+pub(crate) fn own_value_dim(f: &Facts<'_>) -> bool {
     f.layout == Layout::Bsh
         && f.paged()
         && !f.prefill()
@@ -76,7 +74,7 @@ pub(in crate::ops::fused_infer_attention_score) fn own_value_dim(f: &Facts<'_>) 
 
 /// Head dimension of the output. Over a paged cache the older paths take a value dimension that differs from the
 /// query's only with packed queries, and with single rows in BSH.
-pub(in crate::ops::fused_infer_attention_score) fn value_dim(f: &Facts<'_>) -> i64 {
+pub(crate) fn value_dim(f: &Facts<'_>) -> i64 {
     if own_value_dim(f) {
         // The operator drops the remainder.
         let hidden = f.value.shape.last().copied().unwrap_or(0);
@@ -89,7 +87,7 @@ pub(in crate::ops::fused_infer_attention_score) fn value_dim(f: &Facts<'_>) -> i
     }
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn shape(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn shape(f: &Facts<'_>) -> Result<(), Violation> {
     let out = &f.out.shape;
     let implied = f.layout.out_shape(expected(f.q, value_dim(f)));
     let of_query = f.layout.out_shape(f.q);
@@ -139,7 +137,7 @@ fn plausible(f: &Facts<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn lse(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn lse(f: &Facts<'_>) -> Result<(), Violation> {
     if !f.call.softmax_lse_flag || !f.prefill() {
         return Ok(());
     }
@@ -156,39 +154,27 @@ pub(in crate::ops::fused_infer_attention_score) fn lse(f: &Facts<'_>) -> Result<
 }
 
 /// The change that gives a log-sum-exp of `shape`.
-pub(in crate::ops::fused_infer_attention_score) fn lse_of(shape: Dims) -> Change {
-    let given = TensorDesc::packed(DType::Float, shape);
-    Change::to(Parameter::SoftmaxLse, NewArgument::Given(given))
+pub(crate) fn lse_of(shape: Dims) -> Change {
+    let lse = TensorDesc::packed(DType::Float, shape);
+    Change::to(Parameter::SoftmaxLse, NewArgument::Given(lse))
 }
 
 /// Checks shape and dtype of the log-sum-exp.
-pub(in crate::ops::fused_infer_attention_score) fn lse_fits(
-    lse: &TensorDesc,
-    want: Dims,
-) -> Result<(), Violation> {
-    require!(lse.shape == want, LSE_SHAPE, lse.shape, want, lse_of(want));
-    require!(
-        lse.dtype == DType::Float,
-        LSE_DTYPE,
-        lse.dtype,
-        DType::Float,
-        lse_of(want),
-    );
-    Ok(())
+pub(crate) fn lse_fits(lse: &TensorDesc, want: Dims) -> Result<(), Violation> {
+    LSE_SHAPE.takes(lse.shape, want).fix(|| lse_of(want))?;
+    LSE_DTYPE
+        .takes(lse.dtype, DType::Float)
+        .fix(|| lse_of(want))
 }
 
 /// The log-sum-exp tensor that is written; the decode path treats a null or empty one as none.
-pub(in crate::ops::fused_infer_attention_score) fn written_lse<'a>(
-    call: &'a FiaCall<'a>,
-) -> Option<&'a TensorDesc> {
+pub(crate) fn written_lse<'a>(call: &'a FiaCall<'a>) -> Option<&'a TensorDesc> {
     call.softmax_lse
         .as_ref()
         .filter(|lse| call.softmax_lse_flag && !lse.is_empty())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn precision(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn precision(f: &Facts<'_>) -> Result<(), Violation> {
     let (call, route) = (f.call, f.route);
     let (holds, allowed) = match route {
         Route::Decode => (matches!(call.inner_precise, 0 | 1), "0 or 1"),

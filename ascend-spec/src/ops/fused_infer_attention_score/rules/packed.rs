@@ -1,6 +1,7 @@
 //! Packed sequences (TND, NTD_TND) in the prefill path.
 
 use super::{Facts, lengths};
+use crate::allowed::{Named, Outcome};
 use crate::attention_problem::SequenceLengths;
 use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
 use crate::rule::{broken, require, rules};
@@ -12,7 +13,8 @@ rules! {
         "packed layouts have both length arrays, with the same number of entries from 1 to 4096",
         "pass cumulative query ends, and key ends (key lengths with paging), one for each sequence";
     DATA = "packed.lengths_data", TILING_ERROR, V2, "check E2.1" in Scope::A2_A3.until(V8_1),
-        "packed sequences of the prefill path are not asked for by GetMaxWorkspaceSize, which keeps back what the length arrays hold",
+        "packed sequences of the prefill path are not asked for by GetMaxWorkspaceSize, which keeps back what the \
+         length arrays hold",
         "ask GetWorkspaceSize with the longest sequences there will be";
     Q_ENDS = "packed.q_ends", TILING_ERROR, V1, "check E2.2" in Scope::ALL,
         "actualSeqLengths of a packed layout is cumulative: not negative, not decreasing",
@@ -30,7 +32,8 @@ rules! {
         "packed sequences are BF16 in the prefill path",
         "convert to BF16, or use a layout with a batch axis";
     DIMS = "packed.head_dim", TILING_ERROR, V1, "check E2.8",
-        "the head dimensions of query, key and value are 64, 128, or 192, 192 and 128; 192 three times with TND and as many key heads as query heads",
+        "the head dimensions of query, key and value are 64, 128, or 192, 192 and 128; 192 three times with TND and as \
+         many key heads as query heads",
         "pad shorter heads with zeros to 64, 128 or 192; longer ones go with BSH, BSND and BNSD";
     ROWS = "packed.value_rows", TILING_ERROR, V1, "check E2.3" in Scope::ALL,
         "packed key and value have the same number of rows",
@@ -56,27 +59,16 @@ rules! {
 }
 
 /// Both length arrays, whose number of entries is the number of sequences.
-pub(in crate::ops::fused_infer_attention_score) fn arrays<'a>(
-    f: &Facts<'a>,
-) -> Result<(&'a [i64], &'a [i64]), Violation> {
+pub(crate) fn arrays<'a>(f: &Facts<'a>) -> Result<(&'a [i64], &'a [i64]), Violation> {
     let (q, kv) = (f.call.actual_seq_lengths, f.call.actual_seq_lengths_kv);
     match (q, kv) {
         (Some(q), Some(kv)) if !q.is_empty() => Ok((q, kv)),
-        _ => Err(broken(
-            &ARRAYS,
-            "a null or empty array",
-            "both arrays",
-            ARRAYS.fix,
-        )),
+        _ => Err(ARRAYS.broken("a null or empty array", "both arrays")),
     }
 }
 
 /// Checks the length arrays of packed sequences, whatever the path.
-pub(in crate::ops::fused_infer_attention_score) fn lengths(
-    f: &Facts<'_>,
-    most: usize,
-    rows: i64,
-) -> Result<(), Violation> {
+pub(crate) fn lengths(f: &Facts<'_>, most: usize, rows: i64) -> Result<(), Violation> {
     let (q, kv) = arrays(f)?;
     require!(
         (1..=most).contains(&q.len())
@@ -88,28 +80,20 @@ pub(in crate::ops::fused_infer_attention_score) fn lengths(
     );
     ends(q, f.q.rows, &Q_ENDS, Parameter::ActualSeqLengths)?;
     q_total(q, f.q.rows)?;
-    require!(
-        f.q.rows <= rows,
-        Q_TOTAL,
-        f.q.rows,
-        format_args!("at most {rows} rows")
-    );
+    Q_TOTAL.takes(f.q.rows, ..=rows)?;
     if f.paged() {
         return kv_range(f, kv);
     }
     ends(kv, f.k.rows, &KV_ENDS, Parameter::ActualSeqLengthsKv)?;
     kv_total(kv, f.k.rows)?;
-    require!(
-        f.v.rows == f.k.rows,
-        ROWS,
-        format_args!("key {}, value {}", f.k.rows, f.v.rows),
+    ROWS.takes(
+        Named(format_args!("key {}, value", f.k.rows), f.v.rows),
         f.k.rows,
-    );
-    Ok(())
+    )
 }
 
 /// The fix for arrays of different length.
-pub(in crate::ops::fused_infer_attention_score) fn counted(q: &[i64], kv: &[i64]) -> &'static str {
+pub(crate) fn counted(q: &[i64], kv: &[i64]) -> &'static str {
     match q {
         [0, ..] if q.len() == kv.len().saturating_add(1) => {
             "drop the leading 0 of actualSeqLengths: its entries are ends of sequences"
@@ -121,27 +105,17 @@ pub(in crate::ops::fused_infer_attention_score) fn counted(q: &[i64], kv: &[i64]
 /// Checks that the last query ends at `rows`.
 pub(super) fn q_total(q: &[i64], rows: i64) -> Result<(), Violation> {
     let last = q.last().copied().unwrap_or(0);
-    require!(
-        last == rows,
-        Q_TOTAL,
-        format_args!("last entry {last}"),
-        rows,
-        lengths::summed(Parameter::ActualSeqLengths, q, rows, Q_TOTAL.fix),
-    );
-    Ok(())
+    Q_TOTAL
+        .takes(Named("last entry", last), rows)
+        .fix(|| lengths::summed(Parameter::ActualSeqLengths, q, rows, Q_TOTAL.fix))
 }
 
 /// Checks that the last key ends at `rows`.
 pub(super) fn kv_total(kv: &[i64], rows: i64) -> Result<(), Violation> {
     let last = kv.last().copied().unwrap_or(0);
-    require!(
-        last == rows,
-        KV_ENDS,
-        format_args!("last entry {last}"),
-        rows,
-        lengths::summed(Parameter::ActualSeqLengthsKv, kv, rows, KV_ENDS.fix),
-    );
-    Ok(())
+    KV_ENDS
+        .takes(Named("last entry", last), rows)
+        .fix(|| lengths::summed(Parameter::ActualSeqLengthsKv, kv, rows, KV_ENDS.fix))
 }
 
 /// Checks the key length of each sequence against the capacity of the block table.
@@ -186,32 +160,32 @@ pub(super) fn ends(
 }
 
 /// Refuses a position bias in TND, whatever the work.
-pub(in crate::ops::fused_infer_attention_score) fn no_bias(f: &Facts<'_>) -> Result<(), Violation> {
-    require!(
-        f.layout != Layout::Tnd || f.call.pse_shift.is_none(),
-        ALONE,
-        "pseShift",
-        "none",
-    );
-    Ok(())
+pub(crate) fn no_bias(f: &Facts<'_>) -> Result<(), Violation> {
+    match f.layout {
+        Layout::Tnd => ALONE.leaves_out(f.call, &[Parameter::PseShift]),
+        _ => Ok(()),
+    }
 }
 
 /// Checks the rules of the prefill path.
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
-    require!(
-        call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none()
-            && (call.query_padding_size.is_none() || f.layout == Layout::NtdTnd)
-            && call.kv_padding_size.is_none()
-            && f.query.dtype != DType::Int8
-            && (f.out.dtype != DType::Int8 || f.layout == Layout::NtdTnd)
-            && !f.antiquant()
-            && (f.paged() || call.key.len() <= 1 || f.query.shape.first() == f.key.shape.first()),
-        ALONE,
-        "packed sequences with one of them",
-        "none of them",
-    );
+    ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
+    let reordered = f.layout == Layout::NtdTnd;
+    ALONE.forbids([
+        (
+            "queryPaddingSize",
+            call.query_padding_size.is_some() && !reordered,
+        ),
+        ("kvPaddingSize", call.kv_padding_size.is_some()),
+        ("an INT8 query", f.query.dtype == DType::Int8),
+        ("an INT8 output", f.out.dtype == DType::Int8 && !reordered),
+        ("quantised keys", f.antiquant()),
+        (
+            "a tensor list",
+            !f.paged() && call.key.len() > 1 && f.query.shape.first() != f.key.shape.first(),
+        ),
+    ])?;
     require!(
         f.query.dtype == DType::Bf16 && f.key.dtype == DType::Bf16 && f.value.dtype == DType::Bf16,
         DTYPE,
@@ -259,7 +233,7 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Res
 }
 
 /// The fix for packed heads of a dimension that no packed path takes.
-pub(in crate::ops::fused_infer_attention_score) fn longer_heads(dim: i64) -> String {
+pub(crate) fn longer_heads(dim: i64) -> String {
     match [64, 128, 192].into_iter().find(|longer| *longer >= dim) {
         Some(longer) => {
             format!("pad the heads of query, key and value with zeros to {longer}; the scale stays")
@@ -287,10 +261,7 @@ fn sequences(f: &Facts<'_>) -> impl Iterator<Item = (i64, i64)> {
 }
 
 /// Checks sparse mode, tokens and lengths together.
-pub(in crate::ops::fused_infer_attention_score) fn masked(
-    f: &Facts<'_>,
-    mode: SparseMode,
-) -> Result<(), Violation> {
+pub(crate) fn masked(f: &Facts<'_>, mode: SparseMode) -> Result<(), Violation> {
     let unmasked = f.call.atten_mask.is_none();
     require!(
         matches!(
@@ -335,14 +306,12 @@ pub(in crate::ops::fused_infer_attention_score) fn masked(
 }
 
 /// Number of sequences, which only the length array has.
-pub(in crate::ops::fused_infer_attention_score) fn batch(
-    call: &crate::ops::fused_infer_attention_score::FiaCall<'_>,
-) -> i64 {
+pub(crate) fn batch(call: &crate::ops::fused_infer_attention_score::FiaCall<'_>) -> i64 {
     i64::try_from(call.actual_seq_lengths.map_or(0, <[i64]>::len)).unwrap_or(i64::MAX)
 }
 
 /// Longest query of a batch.
-pub(in crate::ops::fused_infer_attention_score) fn longest_query(f: &Facts<'_>) -> i64 {
+pub(crate) fn longest_query(f: &Facts<'_>) -> i64 {
     let ends = SequenceLengths::new(f.call.actual_seq_lengths, true);
     let len = |b| ends.of(b, f.q.rows);
     f.sequences().map(len).max().unwrap_or(0)

@@ -1,10 +1,10 @@
 //! Left padding of query and key.
 
 use super::Facts;
-use crate::ops::fused_infer_attention_score::Checker;
-use crate::ops::fused_infer_attention_score::Version;
+use crate::allowed::Named;
+use crate::ops::fused_infer_attention_score::{Checker, Parameter, Version};
 use crate::rule::{require, rules};
-use crate::{DType, TensorDesc, Violation};
+use crate::{DType, Dims, TensorDesc, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -18,31 +18,28 @@ rules! {
         "left padding goes with no tensor list, paging, packed layout or shared prefix in the prefill path",
         "pad on the right and give the lengths";
     DECODE = "padding_size.decode", TILING_ERROR, V1, "checks F7, F12, J10",
-        "in the decode path kvPaddingSize goes with neither INT4 keys nor rotary parts, nor with a shared prefix and key lengths",
+        "in the decode path kvPaddingSize goes with neither INT4 keys nor rotary parts, nor with a shared prefix and \
+         key lengths",
         "pad on the right and give the lengths";
 }
 
 /// Whether a call pads its query or its keys on the left.
-pub(in crate::ops::fused_infer_attention_score) fn given(f: &Facts<'_>) -> bool {
+pub(crate) fn given(f: &Facts<'_>) -> bool {
     f.call.query_padding_size.is_some() || f.call.kv_padding_size.is_some()
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     // NTD_TND ignores the padding of its query.
     if !given(f) || (f.layout == crate::Layout::NtdTnd && call.kv_padding_size.is_none()) {
         return Ok(());
     }
-    require!(
-        !f.kv_list
-            && !f.paged()
-            && !f.packed()
-            && call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none(),
-        ALONE,
-        "left padding with one of them",
-        "none of them",
-    );
+    ALONE.forbids([
+        ("a tensor list", f.kv_list),
+        ("blockTable", f.paged()),
+        ("a packed layout", f.packed()),
+    ])?;
+    ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
     let sizes: [(&Option<TensorDesc>, _, _); 2] = [
         (
             &call.query_padding_size,
@@ -57,12 +54,7 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Res
     ];
     for (size, name, lengths) in sizes {
         let Some(size) = size else { continue };
-        require!(
-            *size.shape == [1],
-            SHAPE,
-            format_args!("{name} {}", size.shape),
-            "[1]",
-        );
+        SHAPE.takes(Named(name, size.shape), Dims::of([1]))?;
         require!(
             lengths.is_some(),
             LENGTHS,
@@ -80,22 +72,22 @@ fn lengths(f: &Facts<'_>) -> bool {
 }
 
 /// Checks the decode path, which ignores padding where it does not refuse it.
-pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     if f.call.kv_padding_size.is_none() {
         return Ok(());
     }
-    let prefix = f.call.key_shared_prefix.is_some() && lengths(f);
-    require!(
-        !prefix && f.kv_dtype() != DType::Int4 && !f.rope(),
-        DECODE,
-        "kvPaddingSize with one of them",
-        "none of them",
-    );
-    Ok(())
+    DECODE.forbids([
+        (
+            "a shared prefix with lengths",
+            f.call.key_shared_prefix.is_some() && lengths(f),
+        ),
+        ("INT4 keys", f.kv_dtype() == DType::Int4),
+        ("rotary parts", f.rope()),
+    ])
 }
 
 /// Whether the unified checker checks the padding of the keys.
-pub(in crate::ops::fused_infer_attention_score) fn checked_by_unified(f: &Facts<'_>) -> bool {
+pub(crate) fn checked_by_unified(f: &Facts<'_>) -> bool {
     let counts = |size| !f.one_row || key_counts(f, size);
     f.call.kv_padding_size.as_ref().is_some_and(counts)
 }
@@ -107,7 +99,7 @@ fn key_counts(f: &Facts<'_>, size: &TensorDesc) -> bool {
 }
 
 /// Whether the padding of the keys takes effect.
-pub(in crate::ops::fused_infer_attention_score) fn in_force(f: &Facts<'_>) -> bool {
+pub(crate) fn in_force(f: &Facts<'_>) -> bool {
     if f.checker == Checker::Unified && f.prefill() {
         return checked_by_unified(f) && !f.packed();
     }

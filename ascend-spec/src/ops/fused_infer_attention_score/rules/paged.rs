@@ -1,9 +1,9 @@
 //! Page attention: block size, block table, cache shapes.
 
 use super::Facts;
+use crate::allowed::{Axis, Multiples, Shapes};
 use crate::layout::Extents;
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Route};
+use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Route, Version};
 use crate::rule::{broken, require, rules};
 use crate::{Cann, DType, Layout, Rule, TensorDesc, Violation};
 
@@ -28,8 +28,8 @@ rules! {
         "the cache has at least as many blocks as the sequences need together",
         "pass the whole cache";
     CACHE_SHAPE = "cache.shape", TILING_ERROR, V1, "checks E3.4, F20",
-        "in the prefill path key and value cache have the shape that block size, heads and head dimension imply, in the \
-         decode path an NZ cache of the key does",
+        "in the prefill path key and value cache have the shape that block size, heads and head dimension imply, in \
+         the decode path an NZ cache of the key does",
         "shape both caches by blockSize, numKeyValueHeads and the query's head dimension";
     CACHE_LAYOUT = "cache.layout", TILING_ERROR, V1, "checks E3.5, F6" in Scope::ALL,
         "the cache's format goes with the query's layout",
@@ -49,10 +49,7 @@ rules! {
 }
 
 /// Whether the decode path leaves the call unchecked: `innerPrecise` 2 over an INT8 cache with query lengths.
-pub(in crate::ops::fused_infer_attention_score) fn unchecked(
-    call: &FiaCall<'_>,
-    key: &TensorDesc,
-) -> bool {
+pub(crate) fn unchecked(call: &FiaCall<'_>, key: &TensorDesc) -> bool {
     call.block_table.is_some()
         && call.inner_precise == 2
         && key.dtype == DType::Int8
@@ -61,23 +58,15 @@ pub(in crate::ops::fused_infer_attention_score) fn unchecked(
             .is_some_and(|lengths| !lengths.is_empty())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn unchecked_layout(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
-    require!(
-        matches!(
-            f.layout,
-            Layout::Bsh | Layout::Bsnd | Layout::Bnsd | Layout::Tnd
-        ),
-        UNCHECKED,
+pub(crate) fn unchecked_layout(f: &Facts<'_>) -> Result<(), Violation> {
+    UNCHECKED.takes(
         f.layout,
-        "BSH, BSND, BNSD, TND",
-    );
-    Ok(())
+        [Layout::Bsh, Layout::Bsnd, Layout::Bnsd, Layout::Tnd],
+    )
 }
 
 /// The format of a cache by its number of axes.
-pub(in crate::ops::fused_infer_attention_score) fn of_rank(rank: usize) -> Option<Cache> {
+pub(crate) fn of_rank(rank: usize) -> Option<Cache> {
     match rank {
         3 => Some(Cache::BnBsH),
         4 => Some(Cache::BnNBsD),
@@ -88,7 +77,7 @@ pub(in crate::ops::fused_infer_attention_score) fn of_rank(rank: usize) -> Optio
 
 /// The memory layout of the cache, by the number of the key's axes. The decode path treats other numbers of axes as
 /// BnBsH.
-pub(in crate::ops::fused_infer_attention_score) fn cache(
+pub(crate) fn cache(
     call: &FiaCall<'_>,
     key: &TensorDesc,
     route: Route,
@@ -97,23 +86,14 @@ pub(in crate::ops::fused_infer_attention_score) fn cache(
         return Ok(None);
     }
     match (of_rank(key.shape.rank()), route) {
-        (None, Route::Prefill) => Err(broken(
-            &CACHE_RANK,
-            key.shape,
-            "3, 4 or 5 axes",
-            CACHE_RANK.fix,
-        )),
+        (None, Route::Prefill) => Err(CACHE_RANK.broken(key.shape, "3, 4 or 5 axes")),
         (cache, _) => Ok(Some(cache.unwrap_or(Cache::BnBsH))),
     }
 }
 
 /// Extents of a cache: blocks, heads, tokens in a block, head dimension.
-pub(in crate::ops::fused_infer_attention_score) fn extents(
-    cache: Cache,
-    desc: &TensorDesc,
-    kv_heads: i64,
-) -> Option<Extents> {
-    let of = |batch, heads, rows, dim| {
+pub(crate) fn extents(cache: Cache, desc: &TensorDesc, kv_heads: i64) -> Option<Extents> {
+    let shaped = |batch, heads, rows, dim| {
         Some(Extents {
             batch,
             heads,
@@ -123,16 +103,16 @@ pub(in crate::ops::fused_infer_attention_score) fn extents(
     };
     match (cache, &desc.shape[..]) {
         (Cache::BnBsH, &[bn, bs, h]) if kv_heads > 0 && h % kv_heads == 0 => {
-            of(bn, kv_heads, bs, h / kv_heads)
+            shaped(bn, kv_heads, bs, h / kv_heads)
         }
-        (Cache::BnNBsD, &[bn, n, bs, d]) => of(bn, n, bs, d),
-        (Cache::Nz, &[bn, n, d1, bs, d0]) => of(bn, n, bs, d1.saturating_mul(d0)),
+        (Cache::BnNBsD, &[bn, n, bs, d]) => shaped(bn, n, bs, d),
+        (Cache::Nz, &[bn, n, d1, bs, d0]) => shaped(bn, n, bs, d1.saturating_mul(d0)),
         _ => None,
     }
 }
 
 /// Keys that a row of the block table can hold.
-pub(in crate::ops::fused_infer_attention_score) fn capacity(call: &FiaCall<'_>) -> i64 {
+pub(crate) fn capacity(call: &FiaCall<'_>) -> i64 {
     let columns = call
         .block_table
         .as_ref()
@@ -173,46 +153,28 @@ fn enough_blocks(f: &Facts<'_>, lengths: &[i64]) -> bool {
 }
 
 /// Checks the rules of the prefill path.
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let (Some(cache), Some(table)) = (f.cache, &f.call.block_table) else {
         return Ok(());
     };
     let bs = f.call.block_size;
-    require!(
-        (128..=1024).contains(&bs) && bs % 128 == 0,
-        BLOCK_SIZE,
-        bs,
-        "128, 256, ... 1024",
-    );
-    require!(
-        !f.kv_list
-            && f.call.query_padding_size.is_none()
-            && f.call.kv_padding_size.is_none()
-            && f.call.key_shared_prefix.is_none()
-            && f.call.value_shared_prefix.is_none()
-            && f.query.dtype != DType::Int8,
-        ALONE,
-        "page attention with one of them",
-        "none of them",
-    );
-    require!(
-        f.call
-            .actual_seq_lengths_kv
-            .is_some_and(|lengths| !lengths.is_empty()),
-        LENGTHS,
-        "none",
-        "one length a sequence",
-    );
-    let lengths = f.call.actual_seq_lengths_kv.unwrap_or(&[]);
+    BLOCK_SIZE.takes(bs, Multiples(128, ..=1024))?;
+    ALONE.forbids([
+        ("a tensor list", f.kv_list),
+        ("an INT8 query", f.query.dtype == DType::Int8),
+    ])?;
+    ALONE.leaves_out(f.call, &Parameter::LEFT_PADDING)?;
+    ALONE.leaves_out(f.call, &Parameter::SHARED_PREFIX)?;
+    let lengths = f
+        .call
+        .actual_seq_lengths_kv
+        .filter(|lengths| !lengths.is_empty());
+    let lengths = lengths.ok_or_else(|| LENGTHS.broken("none", "one length a sequence"))?;
     let longest = lengths.iter().take(f.batch()).copied().max().unwrap_or(0);
     let longest = blocks(longest, bs);
-    require!(
-        table.dtype == DType::Int32
-            && matches!(table.shape[..], [rows, m] if rows == f.batch && m >= longest && m > 0),
-        TABLE,
-        table,
-        format_args!("INT32 [{}, {longest} or more]", f.batch),
-    );
+    TABLE.takes(table.dtype, DType::Int32)?;
+    let shape = [Axis::Of(f.batch), Axis::From(longest.max(1))];
+    TABLE.takes(table.shape, Shapes(&[&shape]))?;
     require!(
         enough_blocks(f, lengths),
         BLOCKS,
@@ -275,24 +237,19 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Violation> {
     );
     if cache == Cache::BnBsH {
         let hidden = f.kv_heads.saturating_mul(f.q.dim);
-        require!(hidden <= 65_535, HIDDEN, hidden, "65535 or less",);
+        HIDDEN.takes(hidden, ..=65_535)?;
     }
     Ok(())
 }
 
 /// Checks the rules of the decode path.
-pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     let (Some(cache), Some(table)) = (f.cache, &f.call.block_table) else {
         return Ok(());
     };
     let bs = f.call.block_size;
     let step = if f.kv_dtype() == DType::Int8 { 32 } else { 16 };
-    require!(
-        (1..=512).contains(&bs) && bs % step == 0,
-        BLOCK_SIZE_DECODE,
-        bs,
-        format_args!("multiples of {step} up to 512"),
-    );
+    BLOCK_SIZE_DECODE.takes(bs, Multiples(step, ..=512))?;
     require!(
         !table.is_empty() && table.elements().is_some(),
         TABLE_EMPTY,

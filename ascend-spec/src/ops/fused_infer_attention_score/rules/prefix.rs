@@ -1,7 +1,7 @@
 //! Shared prefix.
 
 use super::Facts;
-use crate::ops::fused_infer_attention_score::Version;
+use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{DType, TensorDesc, Violation};
 
@@ -20,33 +20,25 @@ rules! {
         "actualSharedPrefixLen has one entry from 0 to the rows of the prefix",
         "pass the number of valid prefix rows";
     ALONE = "shared_prefix.alone", TILING_ERROR, V2, "check E5.5",
-        "a shared prefix goes with no paging, left padding, packed layout, rotary parts, INT8 query, or in the prefill path tensor list",
+        "a shared prefix goes with no paging, left padding, packed layout, rotary parts, INT8 query, or in the prefill \
+         path tensor list",
         "copy the prefix into each sequence's keys";
 }
 
 /// Checks the tensors of the shared prefix, and the length that is used.
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (Some(key), Some(value)) = (&call.key_shared_prefix, &call.value_shared_prefix) else {
-        require!(
-            call.key_shared_prefix.is_none() && call.value_shared_prefix.is_none(),
-            PAIR,
-            "one of them",
-            "both or neither",
-        );
-        return Ok(());
+        return PAIR.pairs(call, Parameter::SHARED_PREFIX);
     };
-    let full_int8 = f.query.dtype == DType::Int8;
-    require!(
-        !f.paged()
-            && !f.packed()
-            && !f.rope()
-            && !full_int8
-            && !(f.prefill() && (f.kv_list || super::padding::given(f))),
-        ALONE,
-        "a shared prefix with one of them",
-        "none of them",
-    );
+    ALONE.forbids([
+        ("blockTable", f.paged()),
+        ("a packed layout", f.packed()),
+        ("rotary parts", f.rope()),
+        ("an INT8 query", f.query.dtype == DType::Int8),
+        ("a tensor list", f.prefill() && f.kv_list),
+        ("left padding", f.prefill() && super::padding::given(f)),
+    ])?;
     // INT32 is not unpacked here: only key and value hold eight INT4 in each.
     let extents = |desc: &TensorDesc| f.layout.input().extents(&desc.shape, f.kv_heads);
     let fits = match (extents(key), extents(value)) {
@@ -85,7 +77,7 @@ pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Resul
 }
 
 /// The valid prefix length: `actualSharedPrefixLen`, or all rows without it.
-pub(in crate::ops::fused_infer_attention_score) fn length(f: &Facts<'_>) -> i64 {
+pub(crate) fn length(f: &Facts<'_>) -> i64 {
     match f.call.actual_shared_prefix_len {
         Some(&[len]) if f.prefix > 0 => len.clamp(0, f.prefix),
         _ => f.prefix,

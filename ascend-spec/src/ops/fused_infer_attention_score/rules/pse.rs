@@ -1,9 +1,8 @@
 //! Additive position bias.
 
 use super::{Facts, Given, packed};
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
-use crate::ops::fused_infer_attention_score::{Checker, FiaCall};
+use crate::allowed::{Axis, Shapes};
+use crate::ops::fused_infer_attention_score::{Checker, FiaCall, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Target, TensorDesc, Violation};
 
@@ -15,16 +14,21 @@ rules! {
     DTYPE = "pse_shift.dtype", TILING_ERROR, V1, "check E5.2" in Scope::ALL,
         "pseShift has the query's dtype, FLOAT16 for an INT8 query",
         "convert the position bias";
-    TYPE = "pse_type.known", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType" in Scope::A2_A3.until(V8_1),
+    TYPE = "pse_type.known",
+        TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType" in Scope::A2_A3.until(V8_1),
         "pseType is 0 (a bias tensor), 2 or 3 (slopes)",
         "pass 0 with a bias tensor, 2 for slopes times distance, 3 for slopes times its root";
-    SLOPES = "pse_shift.slopes", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType" in Scope::A2_A3.until(V8_1),
+    SLOPES = "pse_shift.slopes",
+        TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType" in Scope::A2_A3.until(V8_1),
         "with pseType 2 and 3 pseShift is FLOAT [N]",
         "pass one slope for each query head";
-    SQUARE = "pse_type.square", TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType" in Scope::A2_A3.until(V8_1),
+    SQUARE = "pse_type.square",
+        TILING_ERROR, V5, "FusedInferAttentionScore documentation, pseType" in Scope::A2_A3.until(V8_1),
         "with pseType 2 and 3 query and key have as many rows, each sequence with a batch axis of its own",
         "pass a bias tensor with pseType 0";
-    START = "start_idx.range", TILING_ERROR, V5, "FusedInferAttentionScore documentation, qStartIdx and kvStartIdx" in Scope::A2_A3.until(V8_1),
+    START = "start_idx.range",
+        TILING_ERROR, V5, "FusedInferAttentionScore documentation, qStartIdx and \
+         kvStartIdx" in Scope::A2_A3.until(V8_1),
         "with pseType 2 and 3 qStartIdx and kvStartIdx have one 32-bit entry each and are at most 1048576 apart",
         "pass the first position of the queries and that of the keys";
 }
@@ -33,18 +37,13 @@ rules! {
 const START_DISTANCE: i64 = 1_048_576;
 
 /// Whether the bias is made of slopes rather than read: from 8.5 on the kind of bias is ignored or refused.
-pub(in crate::ops::fused_infer_attention_score) fn slopes(
-    call: &FiaCall<'_>,
-    target: Target,
-) -> bool {
+pub(crate) fn slopes(call: &FiaCall<'_>, target: Target) -> bool {
     matches!(call.pse_type, 2 | 3) && SLOPES.scope.holds(target)
 }
 
 /// The bias tensor that is read. With packed rows only the split-fuse path reads one, if it covers the rows and keys
 /// of the longest sequence.
-pub(in crate::ops::fused_infer_attention_score) fn read<'f>(
-    f: &'f Facts<'_>,
-) -> Option<&'f TensorDesc> {
+pub(crate) fn read<'f>(f: &'f Facts<'_>) -> Option<&'f TensorDesc> {
     let bias = f.call.pse_shift.as_ref().filter(|pse| !pse.is_empty())?;
     let longest = || {
         let keys = f.sequences().map(|b| f.kv_len(b)).max();
@@ -75,7 +74,7 @@ fn starts(call: &FiaCall<'_>) -> Option<(i64, i64)> {
 }
 
 /// The first key's position minus the first query's, in a call that holds the rules.
-pub(in crate::ops::fused_infer_attention_score) fn key_offset(call: &FiaCall<'_>) -> i64 {
+pub(crate) fn key_offset(call: &FiaCall<'_>) -> i64 {
     starts(call).map_or(0, |(query, key)| key - query)
 }
 
@@ -105,7 +104,7 @@ fn sloped(f: &Facts<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         for f.target => f.call.pse_type == 0 || slopes(f.call, f.target),
         TYPE,
@@ -128,7 +127,7 @@ pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Resul
     } else {
         f.query.dtype
     };
-    require!(pse.dtype == dtype, DTYPE, pse.dtype, dtype,);
+    DTYPE.takes(pse.dtype, dtype)?;
     let (rows, keys) = match (f.prefill(), f.paged()) {
         // The longest packed sequence counts.
         (true, paged) if f.packed() => (
@@ -145,26 +144,13 @@ pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Resul
         (false, true) => (1, f.key_rows),
         (false, false) => (1, f.longest_key().saturating_add(super::prefix::length(f))),
     };
-    let fits = match pse.shape[..] {
-        [b, n, i, j] => {
-            let rows_fit = if f.prefill() { i >= rows } else { i == 1 };
-            // TND takes no bias at all; NTD_TND checks the shape and ignores the values.
-            (b == 1 || (b == f.batch && !f.packed()))
-                && n == f.call.num_heads
-                && rows_fit
-                && j >= keys
-        }
-        _ => false,
+    // TND takes no bias at all; NTD_TND checks the shape and ignores the values.
+    let batch = if f.packed() { 1 } else { f.batch };
+    let rows = match f.prefill() {
+        true => Axis::From(rows),
+        false => Axis::Of(1),
     };
-    require!(
-        fits,
-        SHAPE,
-        pse.shape,
-        format_args!(
-            "[{}, {}, {rows}, {keys}], the last two at least",
-            OneOr(f.batch),
-            f.call.num_heads
-        ),
-    );
-    Ok(())
+    let heads = Axis::Of(f.call.num_heads);
+    let shape = [Axis::OneOr(batch), heads, rows, Axis::From(keys)];
+    SHAPE.takes(pse.shape, Shapes(&[&shape]))
 }

@@ -1,7 +1,7 @@
 //! Quantised query and quantised output.
 
 use super::Facts;
-use crate::ops::fused_infer_attention_score::Version;
+use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{DType, SparseMode, TensorDesc, Violation};
 
@@ -20,7 +20,8 @@ rules! {
         "an INT8 query with a FLOAT16 output has no quantScale2 and no quantOffset2",
         "drop quantScale2 and quantOffset2, or make the output INT8";
     FP_IN = "quant.half_query", TILING_ERROR, V1, "checks J18, F8",
-        "deqScale1, quantScale1 and deqScale2 are not given with a FLOAT16 query and INT8 output, nor in the decode path",
+        "deqScale1, quantScale1 and deqScale2 are not given with a FLOAT16 query and INT8 output, nor in the decode \
+         path",
         "drop deqScale1, quantScale1 and deqScale2: they belong to an INT8 query with several rows";
     OUT_SCALE = "quant_scale2.required", TILING_ERROR, V1, "checks D7, F9" in Scope::ALL,
         "an INT8 output has quantScale2",
@@ -51,21 +52,13 @@ rules! {
         "quantise the output in a step of its own";
 }
 
-fn given(tensor: &Option<TensorDesc>) -> bool {
-    tensor.is_some()
-}
-
 /// Number of elements of a tensor; 0 without one.
 fn count(tensor: &Option<TensorDesc>) -> u64 {
     tensor.as_ref().and_then(TensorDesc::elements).unwrap_or(0)
 }
 
-fn dequantised<'a>(f: &Facts<'a>) -> [&'a Option<TensorDesc>; 3] {
-    [&f.call.deq_scale1, &f.call.quant_scale1, &f.call.deq_scale2]
-}
-
 /// Checks a call without keys, whose output is filled.
-pub(in crate::ops::fused_infer_attention_score) fn filled(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn filled(f: &Facts<'_>) -> Result<(), Violation> {
     require!(
         f.query.dtype != DType::Int8,
         INT8_EMPTY,
@@ -75,29 +68,23 @@ pub(in crate::ops::fused_infer_attention_score) fn filled(f: &Facts<'_>) -> Resu
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let int8_out = f.out.dtype == DType::Int8;
     if f.query.dtype == DType::Int8 {
         require!(
-            dequantised(f).into_iter().all(|tensor| count(tensor) > 0),
+            [&call.deq_scale1, &call.quant_scale1, &call.deq_scale2]
+                .into_iter()
+                .all(|tensor| count(tensor) > 0),
             INT8_IN,
             "not all of them",
             "three tensors",
         );
-        require!(
-            int8_out || !(given(&call.quant_scale2) || given(&call.quant_offset2)),
-            FP_OUT,
-            "one of them",
-            "neither",
-        );
-    } else {
-        require!(
-            !(int8_out && f.query.dtype == DType::Float16 && dequantised(f).into_iter().any(given)),
-            FP_IN,
-            "one of them",
-            "none of them",
-        );
+        if !int8_out {
+            FP_OUT.leaves_out(call, &Parameter::OUTPUT_QUANTISATION)?;
+        }
+    } else if int8_out && f.query.dtype == DType::Float16 {
+        FP_IN.leaves_out(call, &Parameter::DEQUANTISATION)?;
     }
     if !int8_out {
         return Ok(());
@@ -106,12 +93,13 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Res
     let channel = count(&call.quant_scale2) > 1;
     let band = SparseMode::from_acl(call.mode()) == Some(SparseMode::Band);
     let negative = band && (call.pre_tokens < 0 || call.next_tokens < 0);
-    require!(
-        !channel || !(super::padding::given(f) || call.softmax_lse_flag || negative),
-        CHANNEL,
-        "one of them",
-        "none of them",
-    );
+    if channel {
+        CHANNEL.forbids([
+            ("left padding", super::padding::given(f)),
+            ("softmaxLseFlag", call.softmax_lse_flag),
+            ("a negative token", negative),
+        ])?;
+    }
     require!(
         !negative,
         BAND,
@@ -125,12 +113,7 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Res
 }
 
 /// Checks that every row sees a key, once the mask's mode is known; this is required only with an output offset.
-pub(in crate::ops::fused_infer_attention_score) fn rows(
-    f: &Facts<'_>,
-    mode: SparseMode,
-    pre: i64,
-    next: i64,
-) -> Result<(), Violation> {
+pub(crate) fn rows(f: &Facts<'_>, mode: SparseMode, pre: i64, next: i64) -> Result<(), Violation> {
     if f.out.dtype != DType::Int8 || count(&f.call.quant_offset2) == 0 {
         return Ok(());
     }
@@ -158,12 +141,7 @@ pub(in crate::ops::fused_infer_attention_score) fn rows(
 fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Violation> {
     let call = f.call;
     let Some(scale) = &call.quant_scale2 else {
-        return Err(crate::rule::broken(
-            &OUT_SCALE,
-            "none",
-            "a FLOAT or BF16 tensor",
-            OUT_SCALE.fix,
-        ));
+        return Err(OUT_SCALE.broken("none", "a FLOAT or BF16 tensor"));
     };
     let dtype = match scale.dtype {
         DType::Float => true,
@@ -180,12 +158,7 @@ fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Violation> {
     let size = count(&call.quant_scale2);
     let channels =
         u64::try_from(call.num_heads.saturating_mul(super::output::value_dim(f))).unwrap_or(0);
-    require!(
-        size == 1 || size == channels,
-        OUT_SIZE,
-        size,
-        format_args!("1 or {channels}"),
-    );
+    OUT_SIZE.takes(size, [1, channels])?;
     if let Some(offset) = call
         .quant_offset2
         .as_ref()
@@ -207,7 +180,7 @@ fn output(f: &Facts<'_>, prefill: bool) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn decode(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     require!(
         f.query.dtype != DType::Int8 || f.rope(),
@@ -215,26 +188,10 @@ pub(in crate::ops::fused_infer_attention_score) fn decode(f: &Facts<'_>) -> Resu
         "INT8 without queryRope",
         "FLOAT16 or BF16",
     );
-    require!(
-        !dequantised(f).into_iter().any(given),
-        FP_IN,
-        "one of them",
-        "none of them",
-    );
+    FP_IN.leaves_out(call, &Parameter::DEQUANTISATION)?;
     if f.out.dtype != DType::Int8 {
-        require!(
-            !(given(&call.quant_scale2) || given(&call.quant_offset2)),
-            OUT_UNUSED,
-            "one of them",
-            "neither",
-        );
-        return Ok(());
+        return OUT_UNUSED.leaves_out(call, &Parameter::OUTPUT_QUANTISATION);
     }
-    require!(
-        f.kv_dtype() != DType::Int4,
-        INT4_OUT,
-        "INT8 output",
-        "the query's dtype",
-    );
+    INT4_OUT.forbids([("INT4 keys", f.kv_dtype() == DType::Int4)])?;
     output(f, false)
 }

@@ -1,10 +1,10 @@
 //! Learnable sink.
 
 use super::Facts;
-use crate::ops::fused_infer_attention_score::FiaCall;
-use crate::ops::fused_infer_attention_score::Version;
-use crate::rule::{require, rules};
-use crate::{Cann, DType, Target, Violation};
+use crate::allowed::Named;
+use crate::ops::fused_infer_attention_score::{FiaCall, Version};
+use crate::rule::rules;
+use crate::{Cann, DType, Dims, Layout, Target, Violation};
 
 rules! {
     in Scope::A2_A3;
@@ -22,41 +22,24 @@ rules! {
         "convert the sink to BF16";
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(sink) = f.call.learnable_sink.filter(|sink| !sink.is_empty()) else {
         return Ok(());
     };
-    require!(
-        for f.target => f.packed() && f.layout != crate::Layout::TndNtd,
-        LAYOUT,
-        f.layout,
-        "TND, NTD_TND",
-    );
-    require!(
-        for f.target => matches!(f.q.dim, 64 | 128) && matches!(f.v.dim, 64 | 128),
-        DIM,
-        format_args!("{} and {}", f.q.dim, f.v.dim),
-        "64 or 128",
-    );
-    require!(
-        *sink.shape == [f.call.num_heads],
-        SHAPE,
-        sink.shape,
-        format_args!("[{}]", f.call.num_heads),
-    );
-    Ok(())
+    LAYOUT.takes_on(f.target, f.layout, [Layout::Tnd, Layout::NtdTnd])?;
+    DIM.takes_on(f.target, f.q.dim, [64, 128])?;
+    DIM.takes_on(f.target, Named("value", f.v.dim), [64, 128])?;
+    SHAPE.takes(sink.shape, Dims::of([f.call.num_heads]))
 }
 
 /// Checks the dtype that the operator is registered with, whichever checker is to judge the call.
-pub(in crate::ops::fused_infer_attention_score) fn dtype(
-    call: &FiaCall<'_>,
-    target: Target,
-) -> Result<(), Violation> {
+pub(crate) fn dtype(call: &FiaCall<'_>, target: Target) -> Result<(), Violation> {
     let Some(sink) = call.learnable_sink.filter(|sink| !sink.is_empty()) else {
         return Ok(());
     };
-    let allowed =
-        sink.dtype == DType::Bf16 || (sink.dtype == DType::Float16 && target.cann >= Cann::V9_0);
-    require!(allowed, DTYPE, sink.dtype, "BF16, from 9.0 on also FLOAT16",);
-    Ok(())
+    let allowed: &[DType] = match target.cann >= Cann::V9_0 {
+        true => &[DType::Bf16, DType::Float16],
+        false => &[DType::Bf16],
+    };
+    DTYPE.takes(sink.dtype, allowed)
 }

@@ -1,10 +1,11 @@
 //! The split-fuse path of packed rows, which checks little of a call.
 
 use super::{Facts, packed, paged, sink};
+use crate::allowed::Named;
 use crate::attention_problem::MaskUse;
 use crate::ops::fused_infer_attention_score::Version;
 use crate::rule::{require, rules};
-use crate::{SparseMode, Violation};
+use crate::{Dims, SparseMode, Violation};
 
 rules! {
     in Scope::A2_A3.since(V8_5);
@@ -22,9 +23,7 @@ rules! {
         "convert the sink, and set innerPrecise to 0";
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn check(
-    f: &Facts<'_>,
-) -> Result<(SparseMode, MaskUse), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     let call = f.call;
     super::unified::output::shape(f)?;
     require!(
@@ -46,17 +45,12 @@ pub(in crate::ops::fused_infer_attention_score) fn check(
     let verdict = mask(f)?;
     super::unified::output::lse_given(f)?;
     super::unified::output::lse(f)?;
-    if let Some(given) = &call.learnable_sink {
+    if let Some(sink) = &call.learnable_sink {
+        sink::SHAPE.takes(sink.shape, Dims::of([call.num_heads]))?;
         require!(
-            *given.shape == [call.num_heads],
-            sink::SHAPE,
-            given.shape,
-            format_args!("[{}]", call.num_heads),
-        );
-        require!(
-            given.dtype == f.query.dtype && !matches!(call.inner_precise, 1..=3),
+            sink.dtype == f.query.dtype && !matches!(call.inner_precise, 1..=3),
             SINK,
-            format_args!("{} with innerPrecise {}", given.dtype, call.inner_precise),
+            format_args!("{} with innerPrecise {}", sink.dtype, call.inner_precise),
             format_args!("{} with 0", f.query.dtype),
         );
     }
@@ -68,22 +62,15 @@ fn lengths(f: &Facts<'_>) -> Result<(), Violation> {
     let (q, kv) = packed::arrays(f)?;
     packed::q_total(q, f.q.rows)?;
     if kv.is_empty() {
-        return Err(crate::rule::broken(
-            &packed::ARRAYS,
-            "an empty array",
-            "both arrays",
-            packed::ARRAYS.fix,
-        ));
+        return Err(packed::ARRAYS.broken("an empty array", "both arrays"));
     }
     if f.paged() {
         return paged::cache_rows(f, &paged::CACHE_SHAPE);
     }
-    require!(
-        f.k.rows == f.v.rows,
-        packed::ROWS,
-        format_args!("key {}, value {}", f.k.rows, f.v.rows),
+    packed::ROWS.takes(
+        Named(format_args!("key {}, value", f.k.rows), f.v.rows),
         f.k.rows,
-    );
+    )?;
     packed::kv_total(kv, f.k.rows)
 }
 

@@ -1,10 +1,10 @@
 //! Quantised keys and values under a half-precision query on Ascend 950.
 
 use super::{OUT_DTYPE, UNUSED};
-use crate::ops::fused_infer_attention_score::FiaCall;
-use crate::ops::fused_infer_attention_score::Version;
+use crate::allowed::Noted;
 use crate::ops::fused_infer_attention_score::rules::Facts;
-use crate::rule::{broken, require, rules};
+use crate::ops::fused_infer_attention_score::{FiaCall, Version};
+use crate::rule::{require, rules};
 use crate::{DType, Dims, TensorDesc, Violation};
 
 rules! {
@@ -13,7 +13,8 @@ rules! {
         "quantised keys have keyAntiquantScale and valueAntiquantScale",
         "pass the scale of the keys and that of the values: the merged antiquantScale is gone";
     OFFSETS = "antiquant.split_offsets", TILING_ERROR, V5, "Ascend 950, antiquantisation",
-        "offsets come for key and value or for neither, each of its scale's shape and dtype, and with INT8 and INT4 keys alone",
+        "offsets come for key and value or for neither, each of its scale's shape and dtype, and with INT8 and INT4 \
+         keys alone",
         "pass both offsets, shaped as their scales, or none";
     MODES = "antiquant.modes_of_dtype", TILING_ERROR, V5, "Ascend 950, antiquantisation, modes",
         "the modes of key and value are one, or 0 and 1, and one that the dtype of the keys has",
@@ -23,25 +24,25 @@ rules! {
         "convert the scales";
     SCALE_SHAPE = "antiquant.shape_of_mode", TILING_ERROR, V5, "Ascend 950, antiquantisation, modes",
         "scales have the shape of their mode",
-        "shape the scales by heads and head dimension (0), batch and keys (1, 3), heads (2), blocks (4, 5) or groups (6)";
+        "shape the scales by heads and head dimension (0), batch and keys (1, 3), heads (2), blocks (4, 5) or groups \
+         (6)";
     ROWS = "antiquant.rows", TILING_ERROR, V5, "Ascend 950, K1 and K2",
-        "several query rows over INT4 keys are not taken; over INT8 keys they are at most 16, BF16, with modes 0 or 1 of dense \
-         keys and no left padding",
+        "several query rows over INT4 keys are not taken; over INT8 keys they are at most 16, BF16, with modes 0 or 1 \
+         of dense keys and no left padding",
         "split the rows, or use FLOAT8_E4M3FN keys";
     ALONE = "antiquant.alone", TILING_ERROR, V5, "Ascend 950, K5 and antiquantisation",
-        "quantised keys go with no rotary parts, no head dimensions that differ, no sink, and with a shared prefix only for \
-         integer keys whose modes have one",
+        "quantised keys go with no rotary parts, no head dimensions that differ, no sink, and with a shared prefix \
+         only for integer keys whose modes have one",
         "drop the argument, or dequantise the keys";
 }
 
 pub(super) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
-    require!(
-        !f.rope() && f.q.dim == f.v.dim && call.learnable_sink.is_none(),
-        ALONE,
-        "rotary parts, head dimensions that differ, or a sink",
-        "none of them",
-    );
+    ALONE.forbids([
+        ("rotary parts", f.rope()),
+        ("head dimensions that differ", f.q.dim != f.v.dim),
+        ("learnableSink", call.learnable_sink.is_some()),
+    ])?;
     require!(
         call.antiquant_scale.is_none()
             && call.antiquant_offset.is_none()
@@ -51,7 +52,7 @@ pub(super) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         "keyAntiquantScale and valueAntiquantScale",
     );
     let (Some(key), Some(value)) = (&call.key_antiquant_scale, &call.value_antiquant_scale) else {
-        return Err(broken(&SCALES, "not both", "both scales", SCALES.fix));
+        return Err(SCALES.broken("not both", "both scales"));
     };
     let modes = (call.key_antiquant_mode, call.value_antiquant_mode);
     require!(
@@ -112,12 +113,7 @@ fn scale(f: &Facts<'_>, scale: &TensorDesc, mode: i64) -> Result<(), Violation> 
         6 => DType::Float8E8M0,
         _ => f.query.dtype,
     };
-    require!(
-        scale.dtype == dtype,
-        SCALE_DTYPE,
-        format_args!("{} for mode {mode}", scale.dtype),
-        dtype,
-    );
+    SCALE_DTYPE.takes(Noted(scale.dtype, format_args!("for mode {mode}")), dtype)?;
     let (n, d, b) = (f.kv_heads, f.k.dim, f.batch);
     let keys = match f.packed() && !f.paged() {
         true => f.longest_key(),
@@ -142,8 +138,8 @@ fn scale(f: &Facts<'_>, scale: &TensorDesc, mode: i64) -> Result<(), Violation> 
         SCALE_SHAPE,
         format_args!("{shape} for mode {mode}"),
         format_args!(
-            "0 [{n}, {d}] and its other forms, for INT8 also [1]; 1 [{b}, {keys}]; 2 [{n}]; 3 [{b}, {n}, {keys}]; \
-             4 [{bn}, {bs}]; 5 [{bn}, {n}, {bs}]; 6 [1, {b}, {n}, {keys}, {}]",
+            "0 [{n}, {d}] and its other forms, for INT8 also [1]; 1 [{b}, {keys}]; 2 [{n}]; 3 [{b}, {n}, {keys}]; 4 \
+             [{bn}, {bs}]; 5 [{bn}, {n}, {bs}]; 6 [1, {b}, {n}, {keys}, {}]",
             d / 32
         ),
     );
@@ -208,11 +204,9 @@ fn rows(f: &Facts<'_>, modes: (i64, i64)) -> Result<(), Violation> {
         return Ok(());
     };
     let keys = f.kv_dtype();
-    Err(broken(
-        &ROWS,
+    Err(ROWS.broken(
         format_args!("{rows} rows over {keys} keys with {given}"),
         allowed,
-        ROWS.fix,
     ))
 }
 

@@ -1,25 +1,25 @@
 //! Quantised queries on Ascend 950: the absorbed form, and INT8 with a factor for each tensor.
 
-use super::{ALONE, MODE, OUT_DTYPE, alone, heads, modes, none_of};
-use crate::ops::fused_infer_attention_score::Version;
+use super::{ALONE, MODE, OUT_DTYPE, UNUSED, alone, heads, modes};
 use crate::ops::fused_infer_attention_score::rules::{Facts, mla};
-use crate::ops::fused_infer_attention_score::{Cache, FiaCall};
+use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{Axes, DType, Dims, Layout, TensorDesc, Violation};
 
 rules! {
     in Scope::ASCEND_950;
     ABSORBED = "mla.full_quant_950", TILING_ERROR, V5, "Ascend 950, full quantisation of MLA",
-        "a quantised query of the absorbed form has 512 and 64 channels of INT8, FLOAT8_E4M3FN or HIFLOAT8 with BF16 rotary \
-         parts, at most 16 rows, keys in one tensor or in blocks of 128, NZ ones for INT8, and no actualSeqLengths unless packed",
+        "a quantised query of the absorbed form has 512 and 64 channels of INT8, FLOAT8_E4M3FN or HIFLOAT8 with BF16 \
+         rotary parts, at most 16 rows, keys in one tensor or in blocks of 128, NZ ones for INT8, and no \
+         actualSeqLengths unless packed",
         "meet all of the conditions";
     SCALES = "mla.full_quant_scales", TILING_ERROR, V5, "Ascend 950, full quantisation of MLA",
-        "dequantScaleQuery is FLOAT of the query's shape without its head dimension, keyAntiquantScale and valueAntiquantScale \
-         are FLOAT [1]",
+        "dequantScaleQuery is FLOAT of the query's shape without its head dimension, keyAntiquantScale and \
+         valueAntiquantScale are FLOAT [1]",
         "pass one scale for each query row and head, one for the keys and one for the values";
     TENSOR = "quant.per_tensor", TILING_ERROR, V5, "Ascend 950, full quantisation per tensor",
-        "a fully quantised call without rotary parts is MXFP8, or INT8 with modes 0, several rows, no block table and one head \
-         dimension",
+        "a fully quantised call without rotary parts is MXFP8, or INT8 with modes 0, several rows, no block table and \
+         one head dimension",
         "use the modes 6, 6 and 8 (MXFP8) with FLOAT8_E4M3FN";
     FACTORS = "quant.per_tensor_scales", TILING_ERROR, V5, "Ascend 950, full quantisation per tensor",
         "an INT8 query has deqScale1, quantScale1 and deqScale2 of shape [1]",
@@ -30,12 +30,7 @@ rules! {
 pub(super) fn absorbed(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     mla::heads(f)?;
-    require!(
-        f.out.dtype == DType::Bf16,
-        OUT_DTYPE,
-        f.out.dtype,
-        DType::Bf16,
-    );
+    OUT_DTYPE.takes(f.out.dtype, DType::Bf16)?;
     let int8 = f.query.dtype == DType::Int8;
     let bf16 =
         |rope: &Option<TensorDesc>| rope.as_ref().is_some_and(|rope| rope.dtype == DType::Bf16);
@@ -92,17 +87,10 @@ pub(super) fn absorbed(f: &Facts<'_>) -> Result<(), Violation> {
         "not all of them",
         format_args!("FLOAT {grid}, [1] and [1]"),
     );
-    let unused = [
-        &call.key_antiquant_offset,
-        &call.value_antiquant_offset,
-        &call.deq_scale1,
-        &call.deq_scale2,
-        &call.quant_scale1,
-        &call.antiquant_scale,
-        &call.antiquant_offset,
-        &call.key_rope_antiquant_scale,
-    ];
-    none_of(&unused)?;
+    UNUSED.leaves_out(call, &Parameter::SPLIT_OFFSETS)?;
+    UNUSED.leaves_out(call, &Parameter::DEQUANTISATION)?;
+    UNUSED.leaves_out(call, &Parameter::MERGED_ANTIQUANT)?;
+    UNUSED.leaves_out(call, &[Parameter::KeyRopeAntiquantScale])?;
     alone(f)?;
     modes(f)?;
     if int8 && !f.packed() {
@@ -139,12 +127,7 @@ pub(super) fn tensor(f: &Facts<'_>) -> Result<(), Violation> {
         ),
         "INT8, 2 rows or more, modes 0",
     );
-    require!(
-        f.out.dtype == DType::Bf16,
-        OUT_DTYPE,
-        f.out.dtype,
-        DType::Bf16,
-    );
+    OUT_DTYPE.takes(f.out.dtype, DType::Bf16)?;
     let factors = [&call.deq_scale1, &call.quant_scale1, &call.deq_scale2];
     let one = |scale: &Option<TensorDesc>| scale.as_ref().is_some_and(|scale| *scale.shape == [1]);
     require!(
@@ -153,24 +136,16 @@ pub(super) fn tensor(f: &Facts<'_>) -> Result<(), Violation> {
         "not all of them",
         "three of shape [1]",
     );
-    let unused = [
-        &call.antiquant_scale,
-        &call.antiquant_offset,
-        &call.key_antiquant_scale,
-        &call.key_antiquant_offset,
-        &call.value_antiquant_scale,
-        &call.value_antiquant_offset,
-        &call.dequant_scale_query,
-        &call.key_rope_antiquant_scale,
-    ];
-    none_of(&unused)?;
-    require!(
-        call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none()
-            && call.learnable_sink.is_none(),
-        ALONE,
-        "a shared prefix or a sink",
-        "none of them",
-    );
-    Ok(())
+    UNUSED.leaves_out(call, &Parameter::MERGED_ANTIQUANT)?;
+    UNUSED.leaves_out(call, &Parameter::SPLIT_SCALES)?;
+    UNUSED.leaves_out(call, &Parameter::SPLIT_OFFSETS)?;
+    UNUSED.leaves_out(
+        call,
+        &[
+            Parameter::DequantScaleQuery,
+            Parameter::KeyRopeAntiquantScale,
+        ],
+    )?;
+    ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
+    ALONE.leaves_out(call, &[Parameter::LearnableSink])
 }

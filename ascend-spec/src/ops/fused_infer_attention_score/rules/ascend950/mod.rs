@@ -5,10 +5,9 @@ pub mod full_quant;
 pub mod mxfp8;
 
 use super::Facts;
-use crate::ops::fused_infer_attention_score::Route;
-use crate::ops::fused_infer_attention_score::Version;
+use crate::ops::fused_infer_attention_score::{Parameter, Route, Version};
 use crate::rule::{require, rules};
-use crate::{DType, Layout, TensorDesc, Violation};
+use crate::{DType, Layout, Violation};
 
 rules! {
     in Scope::ASCEND_950;
@@ -16,13 +15,13 @@ rules! {
         "queryQuantMode, keyAntiquantMode and valueAntiquantMode are not all 7",
         "use the modes 6, 6 and 8 (MXFP8): quantisation by block was removed";
     MASK_DTYPE = "atten_mask.dtype_registered", PARAM_INVALID, V5, "Ascend 950, dtypes",
-        "the mask over HIFLOAT8, FLOAT4_E2M1 and INT4 keys is BOOL, with a FLOAT8_E4M3FN output of a half-precision query BOOL \
-         or under FLOAT16 UINT8, with a FLOAT16 output of a HIFLOAT8 query BOOL",
+        "the mask over HIFLOAT8, FLOAT4_E2M1 and INT4 keys is BOOL, with a FLOAT8_E4M3FN output of a half-precision \
+         query BOOL or under FLOAT16 UINT8, with a FLOAT16 output of a HIFLOAT8 query BOOL",
         "convert the mask to BOOL: the operator is registered for it everywhere";
     LAYOUT = "input_layout.quantised", TILING_ERROR, V5, "Ascend 950, layouts",
-        "quantised calls have the layouts of their kind: antiquantisation BSH, BSND, BNSD, BNSD_BSND with several rows, and TND \
-         but for INT8 keys; MXFP8 TND; an INT8 query without rotary parts BSH, BSND, BNSD and BNSD_BSND; with them the eight of \
-         the absorbed form, but for INT8 neither BNSD nor BNSD_NBSD",
+        "quantised calls have the layouts of their kind: antiquantisation BSH, BSND, BNSD, BNSD_BSND with several \
+         rows, and TND but for INT8 keys; MXFP8 TND; an INT8 query without rotary parts BSH, BSND, BNSD and BNSD_BSND; \
+         with them the eight of the absorbed form, but for INT8 neither BNSD nor BNSD_NBSD",
         "use one of these layouts";
     HEADS = "num_heads.full_quant", TILING_ERROR, V5, "Ascend 950, full quantisation",
         "fully quantised calls have at most 256 heads, of which at most 64 share a key head",
@@ -34,18 +33,18 @@ rules! {
         "a quantised call carries the scales of its kind and no others",
         "drop the tensor, and set its mode to 0";
     ALONE = "quant.alone", TILING_ERROR, V5, "Ascend 950, full quantisation",
-        "fully quantised calls go with no tensor list, left padding, shared prefix, position bias or sink where their kind \
-         excludes them",
+        "fully quantised calls go with no tensor list, left padding, shared prefix, position bias or sink where their \
+         kind excludes them",
         "drop the argument";
     MODE = "sparse_mode.full_quant", TILING_ERROR, V5, "Ascend 950, M7",
-        "with rotary parts or MXFP8, a fully quantised call has sparse mode 3 with a mask or mode 0 without one; INT8 single \
-         rows have mode 0, several rows mode 3",
+        "with rotary parts or MXFP8, a fully quantised call has sparse mode 3 with a mask or mode 0 without one; INT8 \
+         single rows have mode 0, several rows mode 3",
         "use mode 3 for several rows, mode 0 without a mask for one";
 }
 
 /// Which tensors are quantised, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::ops::fused_infer_attention_score) enum Kind {
+pub(crate) enum Kind {
     /// Nothing.
     Half,
     /// Key and value.
@@ -60,7 +59,7 @@ pub(in crate::ops::fused_infer_attention_score) enum Kind {
 
 impl Facts<'_> {
     /// Which tensors are quantised, and how. On products other than Ascend 950 it follows from dtypes and path alone.
-    pub(in crate::ops::fused_infer_attention_score) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> Kind {
         if !self.is_950() {
             return match (self.antiquant(), self.query.dtype, self.route) {
                 (true, ..) => Kind::Antiquant,
@@ -111,7 +110,7 @@ fn mask_dtype(f: &Facts<'_>, kind: Kind) -> Result<(), Violation> {
 }
 
 /// Checks the rules of the call's kind.
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let kind = f.kind();
     mask_dtype(f, kind)?;
     layout(f, kind)?;
@@ -125,9 +124,7 @@ pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Resul
 }
 
 /// Refuses quantisation by block, before anything else.
-pub(in crate::ops::fused_infer_attention_score) fn by_block(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn by_block(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let modes = [
         call.query_quant_mode,
@@ -184,17 +181,6 @@ fn heads(f: &Facts<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Refuses tensors that a quantised call does not use.
-fn none_of(unused: &[&Option<TensorDesc>]) -> Result<(), Violation> {
-    require!(
-        unused.iter().all(|tensor| tensor.is_none()),
-        UNUSED,
-        "one of them",
-        "none of them",
-    );
-    Ok(())
-}
-
 /// Checks for sparse mode 0 without a mask, or 3 with one.
 fn modes(f: &Facts<'_>) -> Result<(), Violation> {
     let masked = f.call.mask().is_some();
@@ -213,20 +199,8 @@ fn modes(f: &Facts<'_>) -> Result<(), Violation> {
 
 /// Refuses arguments that the absorbed form and MXFP8 exclude.
 fn alone(f: &Facts<'_>) -> Result<(), Violation> {
-    let call = f.call;
-    let excluded = [
-        &call.query_padding_size,
-        &call.kv_padding_size,
-        &call.key_shared_prefix,
-        &call.value_shared_prefix,
-        &call.pse_shift,
-        &call.learnable_sink,
-    ];
-    require!(
-        !f.kv_list && excluded.into_iter().all(Option::is_none),
-        ALONE,
-        "one of them",
-        "none of them",
-    );
-    Ok(())
+    ALONE.forbids([("a tensor list", f.kv_list)])?;
+    ALONE.leaves_out(f.call, &Parameter::LEFT_PADDING)?;
+    ALONE.leaves_out(f.call, &Parameter::SHARED_PREFIX)?;
+    ALONE.leaves_out(f.call, &[Parameter::PseShift, Parameter::LearnableSink])
 }

@@ -1,17 +1,17 @@
 //! MXFP8 on Ascend 950: E4M3 elements, 32 of which share an exponent.
 
-use super::{OUT_DTYPE, alone, heads, modes, none_of};
+use super::{OUT_DTYPE, UNUSED, alone, heads, modes};
 use crate::ops::fused_infer_attention_score::rules::Facts;
 use crate::ops::fused_infer_attention_score::rules::paged::blocks;
-use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Version};
+use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Dims, TensorDesc, Violation};
 
 rules! {
     in Scope::ASCEND_950;
     FORM = "mxfp8.form", TILING_ERROR, V5, "Ascend 950, MXFP8",
-        "query, key and value are FLOAT8_E4M3FN with head dimensions of 64 or 128, with or without BF16 rotary parts, and \
-         innerPrecise is 0 or 1",
+        "query, key and value are FLOAT8_E4M3FN with head dimensions of 64 or 128, with or without BF16 rotary parts, \
+         and innerPrecise is 0 or 1",
         "convert the tensors, and pad their head dimension with zeros to 64 or 128";
     CACHE = "mxfp8.cache", TILING_ERROR, V5, "Ascend 950, A5 and A6",
         "caches are BnNBsD or NZ, of blocks of 512 or 1024 tokens",
@@ -25,9 +25,9 @@ rules! {
 }
 
 /// Elements that share a pair of scales.
-pub(in crate::ops::fused_infer_attention_score) const PAIR: i64 = 2 * FiaCall::MXFP8_GROUP;
+pub(crate) const PAIR: i64 = 2 * FiaCall::MXFP8_GROUP;
 /// Rows or elements that are contiguous in the scales of an NZ cache.
-pub(in crate::ops::fused_infer_attention_score) const LANES: i64 = 16;
+pub(crate) const LANES: i64 = 16;
 
 pub(super) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
@@ -62,18 +62,11 @@ pub(super) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         format_args!("{} with blockSize {}", f.key.shape, call.block_size),
         "BnNBsD or NZ of 512 or 1024",
     );
-    let unused = [
-        &call.key_antiquant_offset,
-        &call.value_antiquant_offset,
-        &call.deq_scale1,
-        &call.deq_scale2,
-        &call.quant_scale2,
-        &call.quant_offset2,
-        &call.antiquant_scale,
-        &call.antiquant_offset,
-        &call.key_rope_antiquant_scale,
-    ];
-    none_of(&unused)?;
+    UNUSED.leaves_out(call, &Parameter::SPLIT_OFFSETS)?;
+    UNUSED.leaves_out(call, &[Parameter::DeqScale1, Parameter::DeqScale2])?;
+    UNUSED.leaves_out(call, &Parameter::OUTPUT_QUANTISATION)?;
+    UNUSED.leaves_out(call, &Parameter::MERGED_ANTIQUANT)?;
+    UNUSED.leaves_out(call, &[Parameter::KeyRopeAntiquantScale])?;
     require!(
         (call.quant_scale1.as_ref())
             .is_none_or(|scale| scale.dtype == DType::Float && *scale.shape == [1]),

@@ -1,9 +1,11 @@
 //! Antiquantisation of key and value.
 
 use super::{Report, lint};
+use crate::allowed::Outcome;
 use crate::attention_problem::ScaleOffset;
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::{Argument, CheckedCall, Checker, Parameter, Route};
+use crate::ops::fused_infer_attention_score::{
+    Argument, CheckedCall, Checker, Parameter, Route, Version,
+};
 use crate::rule::rules;
 use crate::{DType, TensorDesc};
 
@@ -11,17 +13,21 @@ rules! {
     in Scope::ALL;
     IGNORED = "antiquant.ignored", Lint("the tensors are not looked at"), V1, "checks J14, J23, J25",
         "every antiquantisation scale and offset that is given is used",
-        "drop the scales and offsets that are not used: split ones come before merged ones, and none count with plain keys";
+        "drop the scales and offsets that are not used: split ones come before merged ones, and none count with plain \
+         keys";
     MODE_IGNORED = "antiquant_mode.ignored", Lint("only an attribute is ignored"), V1, "check J14",
         "antiquantMode, keyAntiquantMode, valueAntiquantMode and queryQuantMode are 0 where the operator ignores them",
         "set the mode to 0";
-    MERGED_MODE = "antiquant_mode.merged", Lint("the tensors are checked as those of the mode in force"), V1, "check J14",
+    MERGED_MODE = "antiquant_mode.merged",
+        Lint("the tensors are checked as those of the mode in force"), V1, "check J14",
         "antiquantMode is 0 or 1",
         "pass mode 0: the operator takes mode 2 for it";
-    SCALE_DTYPE = "antiquant.dtype_unchecked", Overrun("each element is read as one of the mode's type"), V1, "checks E6.3, F16, J14, J26",
+    SCALE_DTYPE = "antiquant.dtype_unchecked",
+        Overrun("each element is read as one of the mode's type"), V1, "checks E6.3, F16, J14, J26",
         "scales and offsets have the dtype of their mode: FLOAT for each token, otherwise the query's",
         "convert the scales and offsets";
-    VALUE_SCALE = "antiquant.value_scale_unchecked", Overrun("a factor is read for each token of each sequence"), V2, "check J14",
+    VALUE_SCALE = "antiquant.value_scale_unchecked",
+        Overrun("a factor is read for each token of each sequence"), V2, "check J14",
         "a value's scale for each token beside per-channel keys is [B, S] or [1, B, S]",
         "shape the value's scale by its mode";
     ROPE_SCALE = "key_rope_antiquant_scale.ignored", Lint("the tensor is not looked at"), V3, "check J15",
@@ -31,13 +37,9 @@ rules! {
 
 pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     let call = p.call;
-    lint!(
-        report,
-        call.key_rope_antiquant_scale.is_none(),
-        ROPE_SCALE,
-        "a tensor",
-        "none",
-    );
+    ROPE_SCALE
+        .forbids([("a tensor", call.key_rope_antiquant_scale.is_some())])
+        .report(report);
     let affines = [&p.problem.key_quantisation, &p.problem.value_quantisation];
     let mut used = affines.into_iter().flatten().flat_map(grids);
     for parameter in [
@@ -101,8 +103,8 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
 }
 
 /// The parameters of scale and offset.
-fn grids(of: &ScaleOffset) -> impl Iterator<Item = Parameter> + Clone {
-    let grids = [Some(of.scale), of.offset].into_iter().flatten();
+fn grids(scales: &ScaleOffset) -> impl Iterator<Item = Parameter> + Clone {
+    let grids = [Some(scales.scale), scales.offset].into_iter().flatten();
     grids.filter_map(|grid| Some(Argument::of_role(grid.tensor.role)?.parameter))
 }
 

@@ -1,8 +1,8 @@
 //! Keys and values that are not checked, and limits that only the documents know.
 
 use super::{Report, lint};
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::{CheckedCall, Checker, Route};
+use crate::allowed::{Named, Outcome};
+use crate::ops::fused_infer_attention_score::{CheckedCall, Checker, Route, Version};
 use crate::rule::rules;
 
 rules! {
@@ -10,13 +10,17 @@ rules! {
     LIST_IGNORED = "key.list_ignored", Lint("the tensors are not looked at"), V1, "check J16",
         "every tensor of the key and value lists is used",
         "pass the tensors that are used only";
-    LIST_DTYPE = "key.list_dtype", Overrun("a tensor of smaller elements is read as one of the first tensor's"), V1, "check D3",
+    LIST_DTYPE = "key.list_dtype",
+        Overrun("a tensor of smaller elements is read as one of the first tensor's"), V1, "check D3",
         "in the prefill path the tensors of a list have one dtype",
         "convert every tensor of the lists to one dtype: the operator looks at the first alone";
-    SINGLE_LENGTH = "key.list_single_length", Overrun("keys behind the end of a shorter tensor are read"), V1, "check E1.2",
+    SINGLE_LENGTH = "key.list_single_length",
+        Overrun("keys behind the end of a shorter tensor are read"), V1, "check E1.2",
         "in the prefill path one key length for a whole list fits in each of its tensors",
         "pass a key length for each sequence: the operator holds a single one against the longest tensor";
-    LIST_MAX = "key.list_max", Overrun("nobody says what holds the addresses of more"), V1, "FusedInferAttentionScore documentation, limits; check I2",
+    LIST_MAX = "key.list_max",
+        Overrun("nobody says what holds the addresses of more"),
+        V1, "FusedInferAttentionScore documentation, limits; check I2",
         "a list of keys has at most 256 tensors",
         "split the batch over several calls";
     VALUE_SHAPE = "value.shape_unchecked", Overrun("the value is read by the key's rows"), V1, "check J17",
@@ -25,12 +29,24 @@ rules! {
     ROWS_MAX = "query.rows_max", Overrun("nobody says where offsets of more rows lead"), V1, "check D15",
         "a sequence has at most 20971520 query rows and as many keys",
         "split long sequences: the operator only warns";
-    HEADS_MAX = "num_heads.max_decode", Overrun("nobody says what the buffers hold for more"), V1, "FusedInferAttentionScore documentation, limits; check D1",
+    HEADS_MAX = "num_heads.max_decode",
+        Overrun("nobody says what the buffers hold for more"),
+        V1, "FusedInferAttentionScore documentation, limits; check D1",
         "numHeads is at most 256 in the decode path",
         "split the heads over several calls";
-    UNALIGNED = "query.batch_unaligned", Overrun("nobody says where rows of more sequences are copied to"), V1, "FusedInferAttentionScore documentation, limits",
+    UNALIGNED = "query.batch_unaligned",
+        Overrun("nobody says where rows of more sequences are copied to"),
+        V1, "FusedInferAttentionScore documentation, limits",
         "with a head dimension that is no multiple of 16 the batch size is at most 128",
         "pad the head dimension with zeros, or split the batch over several calls";
+    ROPE_DTYPE = "rope.dtype_unchecked",
+        Overrun("a rotary part of smaller elements is read as one of the query's"), V3, "check J29",
+        "in the prefill path queryRope and keyRope have the query's dtype",
+        "convert the rotary parts to the query's dtype";
+    ROPE_CACHE = "rope.cache_unchecked",
+        Overrun("the cache of keyRope is read by the blocks of the key"), V3, "check J29",
+        "in the prefill path the cache of keyRope has as many blocks as that of the key, and tokens in each",
+        "shape the cache of keyRope as that of the key";
 }
 
 /// Lints of a call without keys: its output is filled, whatever the values are.
@@ -89,25 +105,18 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
                 ),
             );
         }
-        lint!(
-            report,
-            p.problem.batch <= 256,
-            LIST_MAX,
-            p.problem.batch,
-            "1 to 256"
-        );
+        LIST_MAX.takes(p.problem.batch, ..=256).report(report);
     } else if let ([key, ..], [value, ..]) = (call.key, call.value)
         && p.problem.pages.is_none()
         && !p.problem.packed
         && p.checker != Checker::Unified
     {
-        lint!(
-            report,
-            key.shape == value.shape,
-            VALUE_SHAPE,
-            format_args!("key {}, value {}", key.shape, value.shape),
-            key.shape,
-        );
+        VALUE_SHAPE
+            .takes(
+                Named(format_args!("key {}, value", key.shape), value.shape),
+                key.shape,
+            )
+            .report(report);
     }
     lint!(
         report,
@@ -119,13 +128,7 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         format_args!("1 to {most}"),
     );
     if p.checker == Checker::Decode {
-        lint!(
-            report,
-            p.problem.heads <= 256,
-            HEADS_MAX,
-            p.problem.heads,
-            "1 to 256"
-        );
+        HEADS_MAX.takes(p.problem.heads, ..=256).report(report);
         lint!(
             report,
             p.problem.head_dim.is_multiple_of(16) || p.problem.batch <= 128,
@@ -137,4 +140,39 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
             "1 to 128",
         );
     }
+}
+
+pub(super) fn rope(p: &CheckedCall<'_>, report: Report<'_>) {
+    let call = p.call;
+    if p.route != Route::Prefill {
+        return;
+    }
+    for (rope, name) in [(&call.query_rope, "queryRope"), (&call.key_rope, "keyRope")] {
+        let Some(rope) = rope else { continue };
+        lint!(
+            report,
+            // A quantised query has BF16 rotary parts, which a rule checks.
+            rope.dtype == p.problem.query.dtype || p.problem.query_quantisation.is_some(),
+            ROPE_DTYPE,
+            format_args!("{name} {}", rope.dtype),
+            p.problem.query.dtype,
+        );
+    }
+    let (Some(pages), Some(cache), Some(rope)) = (&p.problem.pages, p.cache, &call.key_rope) else {
+        return;
+    };
+    let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
+    let grid = crate::ops::fused_infer_attention_score::rules::paged::extents(
+        cache,
+        rope,
+        size(p.problem.kv_heads),
+    )
+    .map(|extents| (extents.batch, extents.rows));
+    lint!(
+        report,
+        grid == Some((size(pages.blocks), size(pages.block_size))),
+        ROPE_CACHE,
+        rope.shape,
+        format_args!("{} blocks of {}", pages.blocks, pages.block_size),
+    );
 }

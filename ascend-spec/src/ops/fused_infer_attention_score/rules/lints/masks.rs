@@ -9,7 +9,8 @@ use crate::{Change, DType, Dims, NewArgument, Operator, SparseMode, TOKENS_UNBOU
 
 rules! {
     in Scope::ALL;
-    WINDOW = "tokens.without_mask", Lint("only numbers change"), V1, "FusedInferAttentionScore documentation, sparseMode",
+    WINDOW = "tokens.without_mask",
+        Lint("only numbers change"), V1, "FusedInferAttentionScore documentation, sparseMode",
         "preTokens and nextTokens hide no key where the operator ignores them",
         "a window needs mode 4 with the compressed mask, where single rows of BSH, BSND and BNSD have a full mask \
          [B, 1, 1, Skv] instead";
@@ -22,15 +23,27 @@ rules! {
     MODE_UNKNOWN = "sparse_mode.unchecked", Lint("the mask is checked as that of mode 0"), V1, "check J12",
         "in the decode path sparseMode is from 0 to 4",
         "pass mode 0: the operator takes what it does not know for it";
-    MODE_FULL = "sparse_mode.left_up_decode", Lint("the mask is checked as the full one that it is read as"), V1, "check J12",
+    MODE_FULL = "sparse_mode.left_up_decode",
+        Lint("the mask is checked as the full one that it is read as"), V1, "check J12",
         "in the decode path mode 2 comes with no mask",
         "pass mode 1 if the mask is a full one, mode 0 without a mask to see every key";
-    MODE_WIDE = "sparse_mode.wide", Lint("the mask is checked as that of the mode in force"), V1, "entry and routing, sparseMode",
+    MODE_WIDE = "sparse_mode.wide",
+        Lint("the mask is checked as that of the mode in force"), V1, "entry and routing, sparseMode",
         "sparseMode is a number of 32 bits",
         "pass a mode from 0 to 4: the operator reads the lower 32 bits";
     HEADS = "atten_mask.head_axis", Lint("less of the mask is read than there is"), V1, "checks E4.3, J12",
         "the axes of a full mask between batch and keys have size 1, but for the rows of several query rows",
         "the operator has one mask for all heads: drop the axis";
+    BIAS_IGNORED = "pse_shift.ignored", Lint("the tensor is not looked at"), V1, "check E2.9",
+        "packed sequences come without pseShift, but for one that covers the longest of them in the split-fuse path",
+        "drop pseShift, or use a layout with a batch axis: the operator adds no bias to packed sequences";
+    BIAS_PREFIX = "pse_shift.prefix_unchecked", Overrun("columns are read for the prefix's keys too"), V2, "check E5.1",
+        "pseShift covers the keys of a shared prefix too",
+        "give pseShift a column for each key of prefix and sequence";
+    BIAS_START = "start_idx.ignored",
+        Lint("only attributes are ignored"), V5, "FusedInferAttentionScore documentation, qStartIdx and kvStartIdx",
+        "qStartIdx and kvStartIdx go with pseType 2 and 3",
+        "drop the start positions, or choose the slopes that use them";
 }
 
 pub(super) fn check(p: &CheckedCall<'_>, caller: Caller, report: Report<'_>) {
@@ -184,8 +197,8 @@ fn window(p: &CheckedCall<'_>, masked: bool) -> OwnFix {
             Change::set(Parameter::SparseMode, SparseMode::Band.acl()),
             Change::to(Parameter::AttenMask, NewArgument::Given(mask)),
         ],
-        "the compressed mask, whose tokens count from the last key of each sequence; without a window leave both tokens at \
-         2147483647",
+        "the compressed mask, whose tokens count from the last key of each sequence; without a window leave both \
+         tokens at 2147483647",
     ))
 }
 
@@ -197,4 +210,45 @@ pub(super) fn fix_of_one_row(p: &CheckedCall<'_>, mode: Option<SparseMode>) -> O
     let keys = p.problem.distinct_sequences().map(keys);
     let width = size(p.problem.key_rows.saturating_add(prefix));
     mask::fix_of_one_row(p.call, mode, (size(p.problem.batch), width), keys)
+}
+
+pub(super) fn bias(p: &CheckedCall<'_>, report: Report<'_>) {
+    let call = p.call;
+    if call.pse_type == 0 {
+        lint!(
+            report,
+            call.q_start_idx.is_none() && call.kv_start_idx.is_none(),
+            BIAS_START,
+            "start positions with pseType 0",
+            "none",
+        );
+    }
+    let Some(pse) = call.pse_shift.as_ref().filter(|pse| !pse.is_empty()) else {
+        return;
+    };
+    lint!(
+        report,
+        !p.problem.packed || p.problem.bias.is_some(),
+        BIAS_IGNORED,
+        pse,
+        "none",
+    );
+    let axis = |desc: &crate::TensorDesc| desc.shape.get(p.layout.input().row_axis()).copied();
+    if let Some(prefix) = call.key_shared_prefix.as_ref().and_then(axis)
+        && p.problem.prefix.is_some()
+        && call.pse_type == 0
+    {
+        let keys = i64::try_from(p.problem.key_rows).unwrap_or(i64::MAX);
+        let need = match p.route {
+            crate::ops::fused_infer_attention_score::Route::Prefill => keys.saturating_add(prefix),
+            crate::ops::fused_infer_attention_score::Route::Decode => 0,
+        };
+        lint!(
+            report,
+            pse.shape.last().is_some_and(|&last| last >= need),
+            BIAS_PREFIX,
+            pse.shape,
+            format_args!("{need} columns or more"),
+        );
+    }
 }

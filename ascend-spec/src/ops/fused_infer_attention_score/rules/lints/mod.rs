@@ -8,15 +8,9 @@ pub mod keys;
 pub mod lengths;
 pub mod masks;
 pub mod outputs;
-pub mod padding;
 pub mod pages;
-pub mod portable;
-pub mod precision;
-pub mod prefix;
-pub mod pse;
 pub mod quant;
 pub mod releases;
-pub mod rope;
 pub mod tensors;
 
 use crate::attention_problem::Work;
@@ -42,19 +36,13 @@ pub fn all() -> impl Iterator<Item = &'static Rule> {
     [
         tensors::RULES,
         outputs::RULES,
-        precision::RULES,
         keys::RULES,
         lengths::RULES,
         pages::RULES,
         masks::RULES,
-        padding::RULES,
-        prefix::RULES,
-        pse::RULES,
         quant::RULES,
         antiquant::RULES,
-        rope::RULES,
         releases::RULES,
-        portable::RULES,
     ]
     .into_iter()
     .flatten()
@@ -106,22 +94,22 @@ impl CheckedCall<'_> {
             Work::Fill => return keys::filled(self, report),
             Work::Attend => {}
         }
-        if precision::bypass(self, report) {
+        if outputs::bypass(self, report) {
             // The operator checks nothing else, and reads whatever there is.
             return;
         }
         tensors::check(self, odd, report);
-        precision::check(self, report);
+        outputs::precision(self, report);
         keys::check(self, report);
         lengths::check(self, report);
         pages::check(self, report);
         masks::check(self, caller, report);
-        padding::check(self, report);
-        prefix::check(self, report);
-        pse::check(self, report);
+        lengths::padding(self, report);
+        lengths::prefix(self, report);
+        masks::bias(self, report);
         quant::check(self, report);
         antiquant::check(self, report);
-        rope::check(self, report);
+        keys::rope(self, report);
         releases::check(self, report);
     }
 

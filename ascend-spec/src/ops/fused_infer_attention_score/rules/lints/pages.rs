@@ -1,31 +1,35 @@
 //! Page attention.
 
 use super::{Report, lint};
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::{Cache, CheckedCall, Checker};
+use crate::allowed::{Named, Outcome, Shown};
+use crate::ops::fused_infer_attention_score::{Cache, CheckedCall, Checker, Version};
 use crate::rule::rules;
 use crate::{Cann, DType, TensorDesc};
 use std::slice;
 
 rules! {
     in Scope::ALL;
-    BLOCK_SIZE = "block_size.ignored", Lint("only an attribute is ignored"), V1, "FusedInferAttentionScore documentation, blockSize",
+    BLOCK_SIZE = "block_size.ignored",
+        Lint("only an attribute is ignored"), V1, "FusedInferAttentionScore documentation, blockSize",
         "blockSize is given with a block table only",
         "pass the block table, or blockSize 0";
     TABLE = "block_table.unchecked", Overrun("a row of INT32 is read for each sequence"), V1, "check J8",
         "in the decode path, in the split-fuse path and for the unified checker until 9.0 blockTable is INT32 [B, M]",
         "pass one row of INT32 block ids for each sequence";
-    BLOCKS = "cache.blocks_unchecked", Lint("the blocks that the table names are checked one by one"), V1, "checks E3.3, J8",
+    BLOCKS = "cache.blocks_unchecked",
+        Lint("the blocks that the table names are checked one by one"), V1, "checks E3.3, J8",
         "outside of the prefill path the cache has as many blocks as its longest sequence needs",
         "pass the whole cache, or shorter lengths";
-    SHAPE = "cache.shape_unchecked", Overrun("blocks are read by blockSize, numKeyValueHeads and the query's head dimension"), V1, "checks E3.4, F6",
-        "in the decode and the split-fuse path a BnBsH cache is [blocks, blockSize, numKeyValueHeads * head dimension], a BnNBsD cache \
-         [blocks, numKeyValueHeads, blockSize, head dimension]",
+    SHAPE = "cache.shape_unchecked",
+        Overrun("blocks are read by blockSize, numKeyValueHeads and the query's head dimension"), V1, "checks E3.4, F6",
+        "in the decode and the split-fuse path a BnBsH cache is [blocks, blockSize, numKeyValueHeads * head \
+         dimension], a BnNBsD cache [blocks, numKeyValueHeads, blockSize, head dimension]",
         "shape the cache by blockSize, numKeyValueHeads and the query's head dimension";
     VALUE = "cache.value_unchecked", Overrun("the value cache is read by the key cache's shape"), V1, "check J9",
         "in the decode and the split-fuse path the value cache has the key cache's shape",
         "give the value cache the key cache's shape";
-    HIDDEN = "cache.hidden_size_unchecked", Overrun("the step from row to row does not fit in its 16 bits"), V1, "checks E3.4, F6",
+    HIDDEN = "cache.hidden_size_unchecked",
+        Overrun("the step from row to row does not fit in its 16 bits"), V1, "checks E3.4, F6",
         "in the decode path the last axis of a BnBsH cache is at most 65535",
         "use a BnNBsD cache with BNSD queries";
 }
@@ -88,23 +92,24 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
     if unified {
         return;
     }
-    lint!(
-        report,
-        key.shape == value.shape,
-        VALUE,
-        format_args!("key {}, value {}", key.shape, value.shape),
-        key.shape,
-    );
+    VALUE
+        .takes(
+            Named(format_args!("key {}, value", key.shape), value.shape),
+            key.shape,
+        )
+        .report(report);
     let (blocks, bs) = (size(pages.blocks), size(pages.block_size));
     let (heads, dim) = (size(p.problem.kv_heads), size(p.problem.head_dim));
     if let Some(shape) = cache.shape(key.dtype, blocks, bs, heads, dim) {
-        lint!(
-            report,
-            key.shape == shape,
-            SHAPE,
-            format_args!("{}, read by a table of {bs} tokens a block", key.shape),
-            shape,
-        );
+        SHAPE
+            .takes(
+                Shown(
+                    format_args!("{}, read by a table of {bs} tokens a block", key.shape),
+                    key.shape,
+                ),
+                shape,
+            )
+            .report(report);
     }
     let hidden = key.shape.last().copied().unwrap_or(0);
     lint!(

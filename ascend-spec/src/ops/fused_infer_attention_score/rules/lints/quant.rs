@@ -1,8 +1,7 @@
 //! Quantised query and output.
 
 use super::{Report, lint};
-use crate::ops::fused_infer_attention_score::CheckedCall;
-use crate::ops::fused_infer_attention_score::Version;
+use crate::ops::fused_infer_attention_score::{CheckedCall, Version};
 use crate::rule::rules;
 use crate::{DType, TensorDesc};
 
@@ -14,16 +13,21 @@ rules! {
     IN_IGNORED = "deq_scale.ignored", Lint("the tensors are not looked at"), V1, "check J18",
         "deqScale1, quantScale1 and deqScale2 go with an INT8 query",
         "drop deqScale1, quantScale1 and deqScale2, or quantise query, key and value";
-    IN_UNCHECKED = "deq_scale.unchecked", Overrun("eight or four bytes are read whatever the tensor has"), V1, "check J19",
+    IN_UNCHECKED = "deq_scale.unchecked",
+        Overrun("eight or four bytes are read whatever the tensor has"), V1, "check J19",
         "deqScale1 and deqScale2 are UINT64 or FLOAT, quantScale1 is FLOAT, each of one element",
         "pass one factor in each: the operator reads the first element";
-    SCALE_HALF = "quant_scale2.half", Overrun("each element is read as a FLOAT"), V1, "check J18; FusedInferAttentionScore documentation, quantScale2",
+    SCALE_HALF = "quant_scale2.half",
+        Overrun("each element is read as a FLOAT"),
+        V1, "check J18; FusedInferAttentionScore documentation, quantScale2",
         "quantScale2 and quantOffset2 are not FLOAT16",
         "convert quantScale2 and quantOffset2 to FLOAT";
-    NO_KERNEL = "quant.per_tensor_kernel", Lint("the launch fails"), V5, "Ascend 950, full quantisation per tensor" in Scope::ASCEND_950,
+    NO_KERNEL = "quant.per_tensor_kernel",
+        Lint("the launch fails"), V5, "Ascend 950, full quantisation per tensor" in Scope::ASCEND_950,
         "an INT8 query comes with rotary parts: of the kernels of 9.1 none is for one without",
         "use MXFP8, or keep the query in half precision";
-    SCALE_SHAPE = "quant_scale2.shape_unchecked", Lint("the elements are counted, and as many are read"), V1, "check J18",
+    SCALE_SHAPE = "quant_scale2.shape_unchecked",
+        Lint("the elements are counted, and as many are read"), V1, "check J18",
         "quantScale2 and quantOffset2 for each channel have the axes heads and head dimension in this order",
         "shape quantScale2 and quantOffset2 as [N, D]: the operator counts their elements alone";
 }

@@ -2,55 +2,71 @@
 
 use super::masks::fix_of_one_row;
 use super::{Report, lint};
+use crate::allowed::{MultiplesOf, Named, Outcome};
 use crate::attention_problem::MaskUse;
 use crate::operator::Fix;
-use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::{lengths, packed};
-use crate::ops::fused_infer_attention_score::{CheckedCall, Checker, Parameter, Route};
+use crate::ops::fused_infer_attention_score::{CheckedCall, Checker, Parameter, Route, Version};
 use crate::rule::rules;
 use crate::{Cann, Change, DType, NewArgument, Operator, SparseMode};
 
 rules! {
     in Scope::A2_A3.since(V8_5);
     ENDS = "split_fuse.ends", Overrun("rows are read from where the ends lead"), V1, "split-fuse path, lengths",
-        "packed rows without rotary parts have ends that do not fall, as many for the keys, and over a cache key lengths within \
-         the block table's row",
+        "packed rows without rotary parts have ends that do not fall, as many for the keys, and over a cache key \
+         lengths within the block table's row",
         "pass cumulative sums for the query, and for cached keys each sequence's own length";
     CAUSAL = "split_fuse.causal_rows", Lint("only numbers change"), V1, "split-fuse path, sparse mode 3",
         "sparse mode 3 over packed rows has no more query rows than keys in any sequence",
         "count the new tokens as keys too";
-    KV_HEADS = "split_fuse.kv_heads", Overrun("keys are read by numKeyValueHeads, whatever the tensor has"), V1, "split-fuse path, numKeyValueHeads",
+    KV_HEADS = "split_fuse.kv_heads",
+        Overrun("keys are read by numKeyValueHeads, whatever the tensor has"), V1, "split-fuse path, numKeyValueHeads",
         "numKeyValueHeads is the key's number of heads for packed rows",
         "set numKeyValueHeads to the key's number of heads";
-    GROUPS = "split_fuse.heads_divide", Overrun("query heads beyond a whole number for each key head are not written"), V1, "X kernel, split-fuse path, groups of heads",
-        "packed rows without rotary parts have as many query heads for each key head: numHeads divides by numKeyValueHeads",
+    GROUPS = "split_fuse.heads_divide",
+        Overrun("query heads beyond a whole number for each key head are not written"),
+        V1, "X kernel, split-fuse path, groups of heads",
+        "packed rows without rotary parts have as many query heads for each key head: numHeads divides by \
+         numKeyValueHeads",
         "every key head must serve the same number of query heads";
-    DIVIDES = "split_fuse.kv_heads_zero", HostCrash("x86 hosts divide by numKeyValueHeads"), V1, "split-fuse path, numKeyValueHeads" in Scope::A2_A3.since(V9_0),
+    DIVIDES = "split_fuse.kv_heads_zero",
+        HostCrash("x86 hosts divide by numKeyValueHeads"),
+        V1, "split-fuse path, numKeyValueHeads" in Scope::A2_A3.since(V9_0),
         "packed rows with as many key heads as query heads say numKeyValueHeads",
         "set numKeyValueHeads to the number of key heads: a division by 0 ends the process on x86 hosts";
-    OUT_DTYPE = "split_fuse.output_dtype", Overrun("the output is written in the query's dtype"), V1, "split-fuse path, output",
+    OUT_DTYPE = "split_fuse.output_dtype",
+        Overrun("the output is written in the query's dtype"), V1, "split-fuse path, output",
         "packed rows without rotary parts have an output of the query's dtype",
         "make attentionOut of the query's dtype";
     IGNORED = "split_fuse.ignored", Lint("the arguments are not looked at"), V1, "split-fuse path, arguments",
         "packed rows without rotary parts come with no left padding, shared prefix or quantisation",
         "drop the argument";
-    SINGLE_MASK = "sparse_mode.single_row", Lint("the mask is checked as the full one that it is read as"), V1, "single-query decode, mask",
+    SINGLE_MASK = "sparse_mode.single_row",
+        Lint("the mask is checked as the full one that it is read as"), V1, "single-query decode, mask",
         "a single row has no sparse mode above 1 with a mask",
-        "pass mode 0, with a full mask where the mode hides keys from a single row: the operator reads the triangle as a full \
-         mask, which hides others";
-    SINGLE_ROWS = "atten_mask.row_each", Overrun("row number b is read for sequence b"), V1, "single-query decode, mask" in Scope::A2_A3.since(V9_1),
+        "pass mode 0, with a full mask where the mode hides keys from a single row: the operator reads the triangle as \
+         a full mask, which hides others";
+    SINGLE_ROWS = "atten_mask.row_each",
+        Overrun("row number b is read for sequence b"), V1, "single-query decode, mask" in Scope::A2_A3.since(V9_1),
         "a mask of two axes has a row for each sequence of a single row",
         "pass [B, Skv]";
-    PADDED = "atten_mask.padded_keys", Overrun("columns are read up to where the padded keys end"), V1, "left padding, mask" in Scope::UNIFIED.since(V9_1),
+    PADDED = "atten_mask.padded_keys",
+        Overrun("columns are read up to where the padded keys end"),
+        V1, "left padding, mask" in Scope::UNIFIED.since(V9_1),
         "beside kvPaddingSize a full mask has a column for each row of the key tensor",
         "expand the mask to the rows of the key: it is read by their places, not counted from the first valid one";
-    TREE_SIZE = "tree_mask.size", Overrun("the mask is read by the numbers of rows, whatever its size"), V3, "sparse mode 9, shapes" in Scope::A2_A3.since(V9_1),
+    TREE_SIZE = "tree_mask.size",
+        Overrun("the mask is read by the numbers of rows, whatever its size"),
+        V3, "sparse mode 9, shapes" in Scope::A2_A3.since(V9_1),
         "the tree mask has an element for each row and each of the last keys, as many as rows",
         "pass [B, S, S], or for packed sequences the squares of their rows one after another";
-    TREE_SHAPE = "tree_mask.shape", Lint("each element is read where the mask's last two axes put it"), V3, "sparse mode 9, shapes" in Scope::A2_A3.since(V9_1),
+    TREE_SHAPE = "tree_mask.shape",
+        Lint("each element is read where the mask's last two axes put it"),
+        V3, "sparse mode 9, shapes" in Scope::A2_A3.since(V9_1),
         "the tree mask is [B, S, S], for packed sequences of one axis with the squares of their rows",
         "shape the mask by the query's rows";
-    TREE_IGNORED = "tree_mask.ignored", Lint("nothing is read of the tensor"), V3, "sparse mode 9, full quantisation" in Scope::A2_A3.since(V9_1),
+    TREE_IGNORED = "tree_mask.ignored",
+        Lint("nothing is read of the tensor"), V3, "sparse mode 9, full quantisation" in Scope::A2_A3.since(V9_1),
         "the tree mask of packed INT8 queries has one axis with the squares of their rows one after another",
         "pass a mask of that size: the operator leaves another one out, and every row sees every key";
     SINK = "learnable_sink.combined", Lint("only numbers change"), V4, "learnableSink, features",
@@ -59,18 +75,32 @@ rules! {
     BIAS_TYPE = "pse_type.ignored", Lint("only an attribute is ignored"), V5, "pseType" in Scope::A2_A3.since(V9_0),
         "pseType is 0",
         "pass 0 with a bias tensor: 9.0, and from then on the split-fuse path, ignore the type on these products";
-    LIST_BATCH = "key.list_batch_unchecked", Lint("the first entry of each tensor alone is read"), V1, "tensor lists; Ascend 950, tensor lists" in Scope::UNIFIED.since(V9_1),
+    LIST_BATCH = "key.list_batch_unchecked",
+        Lint("the first entry of each tensor alone is read"),
+        V1, "tensor lists; Ascend 950, tensor lists" in Scope::UNIFIED.since(V9_1),
         "each tensor of a list has batch 1",
         "give each sequence a tensor of its own";
-    LIST_EMPTY = "key.list_batch_empty", Overrun("the first entry of each tensor is read, also where there is none"), V1, "tensor lists; Ascend 950, tensor lists" in Scope::UNIFIED.since(V9_1),
+    LIST_EMPTY = "key.list_batch_empty",
+        Overrun("the first entry of each tensor is read, also where there is none"),
+        V1, "tensor lists; Ascend 950, tensor lists" in Scope::UNIFIED.since(V9_1),
         "no tensor of a list has batch 0",
         "give a sequence without keys the length 0";
     BIAS_ROW = "pse_shift.one_row", Lint("one row is read for all"), V5, "Ascend 950, pseShift" in Scope::ASCEND_950,
         "a position bias has a row for each query row",
         "expand the bias to every query row";
-    UNALIGNED = "head_dim.unaligned", Lint("rows are read as they lie"), V5, "Ascend 950, head dimensions" in Scope::ASCEND_950,
+    UNALIGNED = "head_dim.unaligned",
+        Lint("rows are read as they lie"), V5, "Ascend 950, head dimensions" in Scope::ASCEND_950,
         "the head dimension is a multiple of 16",
         "pad the head dimension with zeros: the documents ask for it";
+    PORTABLE_REFUSED = "portable.refused",
+        Lint("the release that the call runs on takes it"), V1, "differences between releases" in Scope::ALL,
+        "a call that is to be portable is one that every release that it is meant for takes",
+        "change what the rule of that release names";
+    PORTABLE_MEANING = "portable.meaning",
+        Lint("the release that the call runs on reads it as it is checked"),
+        V1, "differences between releases" in Scope::ALL,
+        "a call that is to be portable means the same on every release that it is meant for",
+        "drop what releases read differently: masks and modes of single rows, arguments that one of them ignores";
 }
 
 pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
@@ -90,23 +120,18 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
         single_mask(p),
     );
     masks(p, report);
-    let others = [
-        &call.query_padding_size,
-        &call.kv_padding_size,
-        &call.key_shared_prefix,
-        &call.pse_shift,
-    ];
-    let plain = others.into_iter().all(Option::is_none)
-        && p.problem.key_quantisation.is_none()
-        && p.problem.out_dtype() != DType::Int8;
-    lint!(
-        report,
-        call.learnable_sink.is_none() || plain,
-        SINK,
-        "a sink with one of them",
-        "none of them",
-    );
-    lint!(report, call.pse_type == 0, BIAS_TYPE, call.pse_type, 0);
+    if call.learnable_sink.is_some() {
+        SINK.forbids([
+            ("queryPaddingSize", call.query_padding_size.is_some()),
+            ("kvPaddingSize", call.kv_padding_size.is_some()),
+            ("keySharedPrefix", call.key_shared_prefix.is_some()),
+            ("pseShift", call.pse_shift.is_some()),
+            ("quantised keys", p.problem.key_quantisation.is_some()),
+            ("an INT8 output", p.problem.out_dtype() == DType::Int8),
+        ])
+        .report(report);
+    }
+    BIAS_TYPE.takes(call.pse_type, 0).report(report);
     let all = || call.key.iter().chain(call.value);
     if p.problem.list.is_some()
         && let Some(key) = all().find(|desc| desc.shape.first() != Some(&1))
@@ -117,21 +142,12 @@ pub(super) fn check(p: &CheckedCall<'_>, report: Report<'_>) {
             None => lint!(report, false, LIST_BATCH, key.shape, "batch 1"),
         }
     }
-    lint!(
-        report,
-        p.problem.head_dim.is_multiple_of(16) && p.problem.value_dim.is_multiple_of(16),
-        UNALIGNED,
-        format_args!("{} and {}", p.problem.head_dim, p.problem.value_dim),
-        "multiples of 16",
-    );
+    let value = Named("value", p.problem.value_dim);
+    (UNALIGNED.takes(p.problem.head_dim, MultiplesOf(16)))
+        .and_then(|()| UNALIGNED.takes(value, MultiplesOf(16)))
+        .report(report);
     if let Some([_, _, 1, _]) = call.pse_shift.as_ref().map(|bias| &bias.shape[..]) {
-        lint!(
-            report,
-            p.problem.query_rows == 1,
-            BIAS_ROW,
-            1,
-            p.problem.query_rows
-        );
+        BIAS_ROW.takes(1, p.problem.query_rows).report(report);
     }
     if p.checker == Checker::SplitFuse {
         split_fused(p, report);
@@ -157,9 +173,9 @@ fn masks(p: &CheckedCall<'_>, report: Report<'_>) {
         return;
     };
     let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
-    if let (MaskUse::Full(at), &[rows, _]) = (p.problem.mask, &mask.shape[..]) {
+    if let (MaskUse::Full(tensor), &[rows, _]) = (p.problem.mask, &mask.shape[..]) {
         let batch = size(p.problem.batch);
-        let each = at.batch != 0 && p.checker == Checker::Unified;
+        let each = tensor.batch != 0 && p.checker == Checker::Unified;
         lint!(
             report,
             !each || rows >= batch,
@@ -204,7 +220,8 @@ fn masks(p: &CheckedCall<'_>, report: Report<'_>) {
         false => *mask.shape == [batch, rows, rows],
     };
     let inside = mask.byte_range().zip(p.problem.mask_bytes());
-    let inside = inside.is_some_and(|(of, read)| of.start <= read.start && read.end <= of.end);
+    let inside =
+        inside.is_some_and(|(whole, read)| whole.start <= read.start && read.end <= whole.end);
     // Older compilers cannot keep these arguments in a variable.
     macro_rules! documents {
         () => {
@@ -301,17 +318,13 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
     let out = call.attention_out.map(|out| out.dtype);
     let heads = i64::try_from(p.problem.kv_heads).unwrap_or(i64::MAX);
     let own = call.key.first().and_then(axis).unwrap_or(heads);
-    lint!(
-        report,
-        own == heads,
-        KV_HEADS,
-        heads,
-        own,
-        match call.num_heads.checked_rem(own) {
+    KV_HEADS
+        .takes(heads, own)
+        .fix(|| match call.num_heads.checked_rem(own) {
             Some(0) => Ok(Change::set(Parameter::NumKeyValueHeads, own)),
             _ => Err(KV_HEADS.fix),
-        },
-    );
+        })
+        .report(report);
     lint!(
         report,
         p.problem.is_grouped(),
@@ -330,18 +343,15 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
             NewArgument::DType(p.problem.query.dtype),
         ),
     );
+    use Parameter::{
+        KeySharedPrefix, KvPaddingSize, QuantScale2, QueryPaddingSize, ValueSharedPrefix,
+    };
     let ignored = [
-        &call.query_padding_size,
-        &call.kv_padding_size,
-        &call.key_shared_prefix,
-        &call.value_shared_prefix,
-        &call.quant_scale2,
+        QueryPaddingSize,
+        KvPaddingSize,
+        KeySharedPrefix,
+        ValueSharedPrefix,
+        QuantScale2,
     ];
-    lint!(
-        report,
-        ignored.into_iter().all(Option::is_none),
-        IGNORED,
-        "one of them",
-        "none of them",
-    );
+    IGNORED.leaves_out(call, &ignored).report(report);
 }

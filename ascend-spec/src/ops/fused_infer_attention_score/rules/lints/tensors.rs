@@ -1,21 +1,25 @@
 //! Tensors of every kind, and the factor of the scores.
 
 use super::{Report, lint};
+use crate::TensorDesc;
+use crate::allowed::{Named, Outcome, PlainFormat};
 use crate::attention_problem::{inverted_scale, score_scale};
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::{CheckedCall, FiaCall, Parameter};
+use crate::ops::fused_infer_attention_score::{CheckedCall, FiaCall, Parameter, Version};
 use crate::rule::rules;
-use crate::{Format, TensorDesc};
 
 rules! {
     in Scope::ALL;
-    STRIDED = "tensor.strided", Lint("a view whose elements lie apart reaches at least as far as its elements side by side do"), V1, "FusedInferAttentionScore documentation, constraints",
+    STRIDED = "tensor.strided",
+        Lint("a view whose elements lie apart reaches at least as far as its elements side by side do"),
+        V1, "FusedInferAttentionScore documentation, constraints",
         "every tensor is contiguous",
         "copy the tensor to a contiguous one: newer CANN releases refuse strided ones";
     EMPTY = "tensor.empty", Lint("the tensor counts as absent"), V1, "checks E4.1, E4.9, F14",
         "an optional tensor that is given has elements",
         "pass a null pointer instead: the operator takes an empty tensor for one that is not given";
-    FORMAT = "tensor.format", Lint("the tensor is read in the order of its axes, as far as its shape says"), V1, "check A3; FusedInferAttentionScore documentation, parameters",
+    FORMAT = "tensor.format",
+        Lint("the tensor is read in the order of its axes, as far as its shape says"),
+        V1, "check A3; FusedInferAttentionScore documentation, parameters",
         "every tensor has a plain format: ND, NCL, NCHW or another of row-major axes",
         "describe the tensor as ND: the operator looks at the formats of some tensors only, and takes all for ND";
     COUNTABLE = "tensor.countable", Overrun("no memory holds such a tensor"), V1, "check B3",
@@ -24,10 +28,13 @@ rules! {
     SCALE = "scale_value.finite", Lint("only numbers change"), V1, "FusedInferAttentionScore documentation, scaleValue",
         "scaleValue is a finite number",
         "pass the factor of the scores, usually one over the root of the head dimension";
-    SCALE_ZERO = "scale_value.zero", Lint("only numbers change"), V1, "FusedInferAttentionScore documentation, scaleValue",
+    SCALE_ZERO = "scale_value.zero",
+        Lint("only numbers change"), V1, "FusedInferAttentionScore documentation, scaleValue",
         "scaleValue is not 0 in 32 bits",
-        "pass one over the root of the head dimension: with 0 each visible key weighs alike, whatever query and key are";
-    SCALE_INVERSE = "scale_value.inverse", Lint("only numbers change"), V1, "FusedInferAttentionScore documentation, scaleValue",
+        "pass one over the root of the head dimension: with 0 each visible key weighs alike, whatever query and key \
+         are";
+    SCALE_INVERSE = "scale_value.inverse",
+        Lint("only numbers change"), V1, "FusedInferAttentionScore documentation, scaleValue",
         "scaleValue is not the root of the head dimension",
         "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
 }
@@ -88,17 +95,15 @@ pub(super) fn strided(p: &CheckedCall<'_>, odd: Odd, report: Report<'_>) {
 pub(super) fn check(p: &CheckedCall<'_>, odd: Odd, report: Report<'_>) {
     if odd.format {
         for (argument, desc) in p.call.each_tensor() {
-            lint!(
-                report,
-                desc.format.is_plain(),
-                FORMAT,
-                format_args!(
-                    "{} in format {}",
-                    argument.parameter.acl_name(),
-                    desc.format
-                ),
-                Format::PLAIN,
-            );
+            FORMAT
+                .takes(
+                    Named(
+                        format_args!("{} in format", argument.parameter.acl_name()),
+                        desc.format,
+                    ),
+                    PlainFormat,
+                )
+                .report(report);
         }
     }
     if odd.size {

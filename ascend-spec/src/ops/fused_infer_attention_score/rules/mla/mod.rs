@@ -3,9 +3,9 @@
 mod sliding;
 
 use super::{Facts, packed};
+use crate::allowed::{Noted, Outcome};
 use crate::layout::Extents;
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::{Cache, FiaCall};
+use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Layout, SparseMode, TensorDesc, Violation};
 
@@ -15,10 +15,12 @@ rules! {
         "queryRope and keyRope are given together",
         "pass the rotary parts of query and key";
     LAYOUT = "rope.layout", TILING_ERROR, V3, "checks B5, D16, I8",
-        "rotary parts go with TND and NTD_TND in the prefill path, and with every layout but BNSD_BSND and NTD_TND in the absorbed form",
+        "rotary parts go with TND and NTD_TND in the prefill path, and with every layout but BNSD_BSND and NTD_TND in \
+         the absorbed form",
         "pack the sequences";
     PREFILL_DIMS = "rope.prefill_dims", TILING_ERROR, V3, "check E2.7",
-        "in the prefill path query, key and value have head dimension 128, the rotary parts 64 and the other axes of query and key",
+        "in the prefill path query, key and value have head dimension 128, the rotary parts 64 and the other axes of \
+         query and key",
         "shape the rotary parts as query and key";
     ABSORBED_DIMS = "rope.absorbed_dims", TILING_ERROR, V3, "checks F18, G3.7",
         "in the absorbed form query, key and value have head dimension 512 and the rotary parts 64",
@@ -42,16 +44,19 @@ rules! {
         "the absorbed form is paged, except with sparse mode 4",
         "page the compressed cache";
     BLOCK_SIZE = "mla.block_size", TILING_ERROR, V3, "checks F18, G1.4, G3.2",
-        "blockSize is 16 or 128, 128 with an NZ cache, 64 or 128 with sparse mode 4, and not negative without a block table",
+        "blockSize is 16 or 128, 128 with an NZ cache, 64 or 128 with sparse mode 4, and not negative without a block \
+         table",
         "use blocks of 128 tokens";
     CACHE = "mla.cache", TILING_ERROR, V3, "checks F18, G3.2, G3.6, G4.4, G4.5",
         "the caches of key, value and keyRope have one format and block count, and the format goes with the layout",
         "shape the three caches alike; BnNBsD goes with BNSD and packed queries, NZ with the others";
     MODE = "mla.sparse_mode", TILING_ERROR, V3, "checks F14a, F14b, G3.4",
-        "single rows take mode 0 without a mask, several rows mode 3 with the [2048, 2048] mask, or mode 4 where offered",
+        "single rows take mode 0 without a mask, several rows mode 3 with the [2048, 2048] mask, or mode 4 where \
+         offered",
         "use mode 3 for several rows, mode 0 without a mask for one";
     SLIDING = "mla.sliding", TILING_ERROR, V3, "checks G1.5, G3.4, G4.2, J30",
-        "sparse mode 4 has BSND, 128 heads, a BnBsH cache, preTokens from 1 to 2048, nextTokens 0, at most 131088 keys and no more rows than keys",
+        "sparse mode 4 has BSND, 128 heads, a BnBsH cache, preTokens from 1 to 2048, nextTokens 0, at most 131088 keys \
+         and no more rows than keys",
         "meet all of the conditions, or use mode 3";
     LSE = "mla.softmax_lse", TILING_ERROR, V3, "checks F17, G3.1",
         "the absorbed form writes no log-sum-exp",
@@ -63,7 +68,8 @@ rules! {
         "the absorbed form goes with no quantisation, position bias, left padding or shared prefix",
         "drop the argument and set its mode to 0";
     LENGTHS = "mla.lengths", TILING_ERROR, V3, "checks F19, G3.8, G4.1",
-        "the absorbed form has no query lengths unless packed or with sparse mode 4, and a key length for each sequence",
+        "the absorbed form has no query lengths unless packed or with sparse mode 4, and a key length for each \
+         sequence",
         "pass the number of cached tokens of each sequence, and drop actualSeqLengths";
     OUT = "mla.output", TILING_ERROR, V3, "checks F21, G3.1",
         "the output has the query's dtype, BF16 for an INT8 query",
@@ -72,25 +78,18 @@ rules! {
         "the tree mask of an INT8 query with several rows a sequence is [B, S, S]",
         "pass one square of the query's rows for each sequence";
     FULL_QUANT = "mla.full_quant", TILING_ERROR, V4, "checks F12, F14d, J10",
-        "an INT8 query has an INT8 NZ cache of blockSize 128, BF16 rotary parts, scales of query, key and value, and queryQuantMode 3, and no left padding",
+        "an INT8 query has an INT8 NZ cache of blockSize 128, BF16 rotary parts, scales of query, key and value, and \
+         queryQuantMode 3, and no left padding",
         "meet all of the conditions";
 }
 
 /// Checks that rotary parts come in pairs.
-pub(in crate::ops::fused_infer_attention_score) fn paired(f: &Facts<'_>) -> Result<(), Violation> {
-    require!(
-        f.call.query_rope.is_some() == f.call.key_rope.is_some(),
-        PAIR,
-        "one of them",
-        "both or neither",
-    );
-    Ok(())
+pub(crate) fn paired(f: &Facts<'_>) -> Result<(), Violation> {
+    PAIR.pairs(f.call, Parameter::ROTARY)
 }
 
 /// Checks the rotary parts of the decode path: half precision, and given where the packed absorbed form needs them.
-pub(in crate::ops::fused_infer_attention_score) fn decode_ropes(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn decode_ropes(f: &Facts<'_>) -> Result<(), Violation> {
     paired(f)?;
     let ropes = [&f.call.query_rope, &f.call.key_rope];
     require!(
@@ -107,28 +106,23 @@ pub(in crate::ops::fused_infer_attention_score) fn decode_ropes(
         PAIR,
         "neither",
         "both",
-        "packed queries of head dimension 512 are the absorbed form: pass queryRope and keyRope, or call with BSH, BSND or BNSD, \
-         which take heads of 512 without them",
+        "packed queries of head dimension 512 are the absorbed form: pass queryRope and keyRope, or call with BSH, \
+         BSND or BNSD, which take heads of 512 without them",
     );
     Ok(())
 }
 
 /// Checks pair and layout of the rotary parts in the prefill path.
-pub(in crate::ops::fused_infer_attention_score) fn prefill_layout(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn prefill_layout(f: &Facts<'_>) -> Result<(), Violation> {
     paired(f)?;
-    require!(
-        f.call.query_rope.is_none() || matches!(f.layout, Layout::Tnd | Layout::NtdTnd),
-        LAYOUT,
-        f.layout,
-        "TND, NTD_TND",
-    );
-    Ok(())
+    match f.call.query_rope {
+        Some(_) => LAYOUT.takes(f.layout, [Layout::Tnd, Layout::NtdTnd]),
+        None => Ok(()),
+    }
 }
 
 /// Checks the rotary parts of the prefill path.
-pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let (Some(q), Some(k)) = (&f.call.query_rope, &f.call.key_rope) else {
         return Ok(());
     };
@@ -139,14 +133,16 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Res
         "128 three times",
         "split the head dimension as 128 and 64",
     );
-    let wanted = |desc: &TensorDesc, of: Extents| {
-        f.layout.input().shape(Extents { dim: 64, ..of }) == desc.shape
+    let wanted = |desc: &TensorDesc, extents: Extents| {
+        f.layout.input().shape(Extents { dim: 64, ..extents }) == desc.shape
     };
     let key_fits = match f.cache {
         None => wanted(k, f.k),
         // The number of blocks is not compared.
-        Some(cache) => super::paged::extents(cache, k, f.kv_heads).is_some_and(|of| {
-            of.heads == f.k.heads && of.dim == 64 && (cache == Cache::Nz || of.rows == f.k.rows)
+        Some(cache) => super::paged::extents(cache, k, f.kv_heads).is_some_and(|extents| {
+            extents.heads == f.k.heads
+                && extents.dim == 64
+                && (cache == Cache::Nz || extents.rows == f.k.rows)
         }),
     };
     require!(
@@ -159,7 +155,7 @@ pub(in crate::ops::fused_infer_attention_score) fn prefill(f: &Facts<'_>) -> Res
 }
 
 /// Whether the decode path passes the call to its newer checker: it has rotary parts and no quantisation.
-pub(in crate::ops::fused_infer_attention_score) fn unified(f: &Facts<'_>) -> bool {
+pub(crate) fn unified(f: &Facts<'_>) -> bool {
     f.call.query_rope.is_some()
         && f.call.key_rope.is_some()
         && f.query.dtype.is_half()
@@ -167,37 +163,20 @@ pub(in crate::ops::fused_infer_attention_score) fn unified(f: &Facts<'_>) -> boo
 }
 
 /// Checks the absorbed form without quantisation.
-pub(in crate::ops::fused_infer_attention_score) fn absorbed(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn absorbed(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (Some(q_rope), Some(k_rope)) = (&call.query_rope, &call.key_rope) else {
         return paired(f);
     };
     let sliding = call.mode() == SparseMode::Band.acl();
-    require!(!call.softmax_lse_flag, LSE, "softmaxLseFlag true", "false",);
-    require!(
-        f.out.dtype == f.query.dtype,
-        OUT,
-        f.out.dtype,
-        f.query.dtype,
-    );
-    require!(
-        matches!(call.inner_precise, 0 | 1),
-        PRECISE,
-        call.inner_precise,
-        "0 or 1",
-    );
+    LSE.leaves_out(call, &[Parameter::SoftmaxLseFlag])?;
+    OUT.takes(f.out.dtype, f.query.dtype)?;
+    PRECISE.takes(call.inner_precise, [0, 1])?;
     alone(f)?;
     super::lists::batch_max(f)?;
     super::heads::query(f)?;
     let out = f.layout.out_shape(f.q);
-    require!(
-        f.out.shape == out,
-        super::output::OUT_SHAPE,
-        f.out.shape,
-        out,
-    );
+    super::output::OUT_SHAPE.takes(f.out.shape, out)?;
     require!(
         call.key.len() == 1 && call.value.len() == 1,
         super::lists::LIST_LENGTH,
@@ -224,13 +203,9 @@ pub(in crate::ops::fused_infer_attention_score) fn absorbed(
             "no blockTable",
             "a blockTable",
         );
-        require!(
-            call.block_size >= 0,
-            BLOCK_SIZE,
-            call.block_size,
-            "0 or more",
-            "set blockSize to 0",
-        );
+        BLOCK_SIZE
+            .takes(call.block_size, 0..)
+            .fix(|| "set blockSize to 0")?;
         return sliding::dense(f, k_rope);
     };
     block_size(f, cache, sliding)?;
@@ -241,49 +216,32 @@ pub(in crate::ops::fused_infer_attention_score) fn absorbed(
 }
 
 fn alone(f: &Facts<'_>) -> Result<(), Violation> {
-    let call = f.call;
-    let tensors = [
-        &call.deq_scale1,
-        &call.quant_scale1,
-        &call.deq_scale2,
-        &call.quant_scale2,
-        &call.quant_offset2,
-        &call.antiquant_scale,
-        &call.antiquant_offset,
-        &call.key_antiquant_scale,
-        &call.key_antiquant_offset,
-        &call.value_antiquant_scale,
-        &call.value_antiquant_offset,
-        &call.dequant_scale_query,
-        &call.key_rope_antiquant_scale,
-        &call.pse_shift,
-        &call.query_padding_size,
-        &call.kv_padding_size,
-        &call.key_shared_prefix,
-        &call.value_shared_prefix,
+    let single = [
+        Parameter::DequantScaleQuery,
+        Parameter::KeyRopeAntiquantScale,
+        Parameter::PseShift,
+        Parameter::ActualSharedPrefixLen,
     ];
-    let modes = [
-        call.antiquant_mode,
-        call.key_antiquant_mode,
-        call.value_antiquant_mode,
-        call.query_quant_mode,
+    let all: [&[Parameter]; 9] = [
+        &Parameter::DEQUANTISATION,
+        &Parameter::OUTPUT_QUANTISATION,
+        &Parameter::MERGED_ANTIQUANT,
+        &Parameter::SPLIT_SCALES,
+        &Parameter::SPLIT_OFFSETS,
+        &single,
+        &Parameter::LEFT_PADDING,
+        &Parameter::SHARED_PREFIX,
+        &Parameter::QUANTISATION_MODES,
     ];
-    require!(
-        tensors.into_iter().all(Option::is_none)
-            && call.actual_shared_prefix_len.is_none()
-            && modes == [0; 4],
-        ALONE,
-        "one of these arguments, or its mode",
-        "none of them, modes 0",
-    );
-    Ok(())
+    all.into_iter()
+        .try_for_each(|parameters| ALONE.leaves_out(f.call, parameters))
 }
 
 pub(super) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
     let rope = |desc: &Option<TensorDesc>| {
         desc.as_ref()
             .and_then(|desc| rope_extents(f, desc))
-            .map(|of| of.dim)
+            .map(|extents| extents.dim)
     };
     let dims = (f.q.dim, f.k.dim, f.v.dim, rope(&f.call.query_rope));
     require!(
@@ -298,7 +256,7 @@ pub(super) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
         ),
         "512 three times, 64",
     );
-    require!(f.kv_heads == 1, KV_HEADS, f.kv_heads, 1);
+    KV_HEADS.takes(f.kv_heads, 1)?;
     heads(f)?;
     let sliding = f.call.mode() == SparseMode::Band.acl();
     let rows = if f.packed() {
@@ -306,13 +264,9 @@ pub(super) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
     } else {
         f.q.rows
     };
-    let most = FiaCall::most_decode_rows(f.target, f.query.dtype);
-    require!(
-        sliding || rows <= most,
-        ROWS,
-        rows,
-        format_args!("0 to {most}"),
-    );
+    if !sliding {
+        ROWS.takes(rows, ..=FiaCall::most_decode_rows(f.target, f.query.dtype))?;
+    }
     let shaped = f
         .call
         .query_rope
@@ -349,26 +303,22 @@ fn rope_extents(f: &Facts<'_>, desc: &TensorDesc) -> Option<Extents> {
 }
 
 pub(super) fn block_size(f: &Facts<'_>, cache: Cache, sliding: bool) -> Result<(), Violation> {
-    let bs = f.call.block_size;
-    let fits = match (sliding, cache) {
-        (true, Cache::Nz) => false,
-        (true, _) => matches!(bs, 64 | 128),
-        (false, Cache::Nz) => bs == 128,
-        (false, _) => matches!(bs, 16 | 128),
+    let allowed: &[i64] = match (sliding, cache) {
+        (true, Cache::Nz) => &[],
+        (true, _) => &[64, 128],
+        (false, Cache::Nz) => &[128],
+        (false, _) => &[16, 128],
     };
-    require!(
-        fits,
-        BLOCK_SIZE,
-        bs,
-        "16 or 128; 128 with NZ; 64 or 128 with sparse mode 4, not NZ",
-    );
-    Ok(())
+    BLOCK_SIZE.takes(
+        Noted(f.call.block_size, format_args!("with {cache}")),
+        allowed,
+    )
 }
 
 pub(super) fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result<(), Violation> {
     let bs = f.call.block_size;
     let rope = super::paged::extents(cache, k_rope, 1);
-    let grid = |of: Extents| (of.batch, of.heads, of.rows);
+    let grid = |extents: Extents| (extents.batch, extents.heads, extents.rows);
     let lanes = |desc: &TensorDesc| 256 / i64::from(desc.dtype.bits().max(1));
     let nz = cache != Cache::Nz
         || [f.key, f.value, k_rope]
@@ -381,7 +331,7 @@ pub(super) fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result
     };
     let alike = grid(f.k) == grid(f.v)
         && rope.map(grid) == Some(grid(f.k))
-        && rope.map(|of| of.dim) == Some(64);
+        && rope.map(|extents| extents.dim) == Some(64);
     require!(
         alike
             && nz
@@ -465,15 +415,8 @@ pub(super) fn modes(f: &Facts<'_>, sliding: bool) -> Result<(), Violation> {
 }
 
 /// Checks the number of query heads of the absorbed form.
-pub(in crate::ops::fused_infer_attention_score) fn heads(f: &Facts<'_>) -> Result<(), Violation> {
-    let heads = f.call.num_heads;
-    require!(
-        (1..=128).contains(&heads) && heads.count_ones() == 1,
-        HEADS,
-        heads,
-        "1, 2, 4, 8, 16, 32, 64, 128",
-    );
-    Ok(())
+pub(crate) fn heads(f: &Facts<'_>) -> Result<(), Violation> {
+    HEADS.takes(f.call.num_heads, [1, 2, 4, 8, 16, 32, 64, 128])
 }
 
 /// Checks query lengths in the calls where the operator does.

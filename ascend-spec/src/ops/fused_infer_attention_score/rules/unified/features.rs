@@ -1,31 +1,32 @@
 //! Position bias, left padding, shared prefix and sinks in the unified checker.
 
 use super::masks;
+use crate::allowed::{Axis, Named, Shapes};
 use crate::layout::Extents;
-use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
-use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
 use crate::ops::fused_infer_attention_score::rules::{
     Facts, heads, packed, padding, prefix, pse, sink,
 };
+use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
-use crate::{Axes, Cann, DType, TensorDesc, Violation};
+use crate::{Axes, Cann, DType, Dims, TensorDesc, Violation};
 
 rules! {
     in Scope::UNIFIED;
     BIAS_LAYOUT = "pse_shift.layout", TILING_ERROR, V1, "checks E2.9, I3; Ascend 950, pseShift",
-        "pseShift goes with BSH, BSND, BNSD and BNSD_BSND, and for several rows on Atlas A2 and A3 with a head dimension that \
-         is a multiple of 16",
+        "pseShift goes with BSH, BSND, BNSD and BNSD_BSND, and for several rows on Atlas A2 and A3 with a head \
+         dimension that is a multiple of 16",
         "use a layout with a batch axis that keeps its order";
     BIAS_TYPE = "pse_type.zero", TILING_ERROR, V5, "position bias; Ascend 950, pseType" in Scope::UNIFIED.since(V9_1),
         "pseType is 0",
         "pass a bias tensor: slopes are gone";
     PADDING_ALONE = "padding_size.unified_alone", TILING_ERROR, V1, "check I3; Ascend 950, left padding",
-        "left padding goes with BSH, BSND, BNSD and BNSD_BSND and with no shared prefix or absorbed form, until 9.0 with no \
-         tensor list",
+        "left padding goes with BSH, BSND, BNSD and BNSD_BSND and with no shared prefix or absorbed form, until 9.0 \
+         with no tensor list",
         "pad on the right and give the lengths";
     PREFIX_ALONE = "shared_prefix.unified_alone", TILING_ERROR, V2, "check I13; Ascend 950, shared prefix",
-        "a shared prefix goes with BSH, BSND, BNSD and BNSD_BSND, with no paging, and for several rows with no tensor list",
+        "a shared prefix goes with BSH, BSND, BNSD and BNSD_BSND, with no paging, and for several rows with no tensor \
+         list",
         "copy the prefix into each sequence's keys";
     PREFIX_OUT = "shared_prefix.output", TILING_ERROR, V5, "Ascend 950, shared prefix" in Scope::ASCEND_950,
         "of the quantised outputs INT8 alone goes with a shared prefix",
@@ -34,13 +35,13 @@ rules! {
         "learnableSink is BF16 on Atlas A2 and A3, and of the query's dtype on Ascend 950",
         "convert the sink";
     SINK_950 = "learnable_sink.alone", TILING_ERROR, V4, "Ascend 950, learnableSink" in Scope::ASCEND_950,
-        "a learnable sink has head dimensions of 64, 128 or 192 and values of 64 or 128, innerPrecise 0, and no left padding, \
-         shared prefix, position bias, quantised output or absorbed form",
+        "a learnable sink has head dimensions of 64, 128 or 192 and values of 64 or 128, innerPrecise 0, and no left \
+         padding, shared prefix, position bias, quantised output or absorbed form",
         "drop the argument, or set innerPrecise to 0";
 }
 
 /// Checks the position bias.
-pub(in crate::ops::fused_infer_attention_score) fn bias(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn bias(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(bias) = &f.call.pse_shift else {
         return Ok(());
     };
@@ -55,28 +56,18 @@ pub(in crate::ops::fused_infer_attention_score) fn bias(f: &Facts<'_>) -> Result
         DType::Int8 => DType::Float16,
         dtype => dtype,
     };
-    require!(bias.dtype == dtype, pse::DTYPE, bias.dtype, dtype);
-    let (rows, keys) = (f.q.rows, bias_width(f));
-    let fits = match bias.shape[..] {
-        [b, n, i, j] => {
-            (b == 1 || b == f.batch)
-                && n == f.call.num_heads
-                && (i >= rows || (i == 1 && f.is_950()))
-                && j >= keys
-        }
-        _ => false,
-    };
-    require!(
-        fits,
-        pse::SHAPE,
-        bias.shape,
-        format_args!(
-            "[{}, {}, {rows}, {keys}], the last two at least",
-            OneOr(f.batch),
-            f.call.num_heads
-        ),
+    pse::DTYPE.takes(bias.dtype, dtype)?;
+    let (b, n, j) = (
+        Axis::OneOr(f.batch),
+        Axis::Of(f.call.num_heads),
+        Axis::From(bias_width(f)),
     );
-    Ok(())
+    let (each_row, one_row) = ([b, n, Axis::From(f.q.rows), j], [b, n, Axis::Of(1), j]);
+    let allowed: &[&[Axis]] = match f.is_950() {
+        true => &[&each_row, &one_row],
+        false => &[&each_row],
+    };
+    pse::SHAPE.takes(bias.shape, Shapes(allowed))
 }
 
 /// Number of keys that a position bias covers.
@@ -93,9 +84,7 @@ fn bias_width(f: &Facts<'_>) -> i64 {
 }
 
 /// Checks left padding.
-pub(in crate::ops::fused_infer_attention_score) fn left_padding(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn left_padding(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let ignored = f.single || (f.kind() == Kind::Antiquant && f.most_rows() == 1);
     let query = call.query_padding_size.as_ref().filter(|_| !ignored);
@@ -106,16 +95,15 @@ pub(in crate::ops::fused_infer_attention_score) fn left_padding(
     if query.is_none() && key.is_none() {
         return Ok(());
     }
-    require!(
-        f.classic_layout()
-            && (!f.kv_list || f.since(Cann::V9_1))
-            && call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none()
-            && f.form() != super::Form::Absorbed,
-        PADDING_ALONE,
-        "left padding with one of them",
-        "none of them",
-    );
+    PADDING_ALONE.forbids([
+        (
+            "a layout other than BSH, BSND, BNSD and BNSD_BSND",
+            !f.classic_layout(),
+        ),
+        ("a tensor list", f.kv_list && !f.since(Cann::V9_1)),
+        ("the absorbed form", f.form() == super::Form::Absorbed),
+    ])?;
+    PADDING_ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
     let sizes = [
         (query, "queryPaddingSize", call.actual_seq_lengths),
         (key, "kvPaddingSize", call.actual_seq_lengths_kv),
@@ -123,12 +111,9 @@ pub(in crate::ops::fused_infer_attention_score) fn left_padding(
     for (size, name, lengths) in sizes {
         let Some(size) = size else { continue };
         let checked = (!f.single || f.since(Cann::V9_1)) && f.kind() == Kind::Half;
-        require!(
-            !checked || *size.shape == [1],
-            padding::SHAPE,
-            format_args!("{name} {}", size.shape),
-            "[1]",
-        );
+        if checked {
+            padding::SHAPE.takes(Named(name, size.shape), Dims::of([1]))?;
+        }
         require!(
             lengths.is_some(),
             padding::LENGTHS,
@@ -140,35 +125,29 @@ pub(in crate::ops::fused_infer_attention_score) fn left_padding(
 }
 
 /// Checks the shared prefix.
-pub(in crate::ops::fused_infer_attention_score) fn shared_prefix(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn shared_prefix(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (Some(key), Some(value)) = (&call.key_shared_prefix, &call.value_shared_prefix) else {
-        require!(
-            call.key_shared_prefix.is_none() && call.value_shared_prefix.is_none(),
-            prefix::PAIR,
-            "one of them",
-            "both or neither",
-        );
-        return Ok(());
+        return prefix::PAIR.pairs(call, Parameter::SHARED_PREFIX);
     };
-    require!(
-        f.classic_layout() && !f.paged() && (!f.kv_list || (f.q.rows == 1 && !f.is_950())),
-        PREFIX_ALONE,
-        "a shared prefix with one of them",
-        "none of them",
-    );
+    PREFIX_ALONE.forbids([
+        (
+            "a layout other than BSH, BSND, BNSD and BNSD_BSND",
+            !f.classic_layout(),
+        ),
+        ("blockTable", f.paged()),
+        ("a tensor list", f.kv_list && (f.q.rows != 1 || f.is_950())),
+    ])?;
     let extents = |desc: &TensorDesc| {
-        let of = f.layout.input().extents(&desc.shape, f.kv_heads)?;
+        let stored = f.layout.input().extents(&desc.shape, f.kv_heads)?;
         // Each INT32 holds eight INT4, as in the keys.
         let packed = if desc.dtype == DType::Int32 {
             f.nibbles
         } else {
             1
         };
-        let dim = of.dim.saturating_mul(packed);
-        Some(Extents { dim, ..of })
+        let dim = stored.dim.saturating_mul(packed);
+        Some(Extents { dim, ..stored })
     };
     let fits = match (extents(key), extents(value)) {
         (Some(k), Some(v)) => {
@@ -219,24 +198,17 @@ pub(in crate::ops::fused_infer_attention_score) fn shared_prefix(
 }
 
 /// Checks the learnable sink.
-pub(in crate::ops::fused_infer_attention_score) fn learnable_sink(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn learnable_sink(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
-    let Some(given) = &call.learnable_sink else {
+    let Some(sink) = &call.learnable_sink else {
         return Ok(());
     };
-    require!(
-        *given.shape == [call.num_heads],
-        sink::SHAPE,
-        given.shape,
-        format_args!("[{}]", call.num_heads),
-    );
+    sink::SHAPE.takes(sink.shape, Dims::of([call.num_heads]))?;
     let dtype = match f.is_950() {
         true => f.query.dtype,
         false => DType::Bf16,
     };
-    require!(given.dtype == dtype, SINK_DTYPE, given.dtype, dtype);
+    SINK_DTYPE.takes(sink.dtype, dtype)?;
     require!(
         for f.target => f.query.dtype.is_half()
             && f.form() != super::Form::Absorbed
@@ -255,20 +227,12 @@ pub(in crate::ops::fused_infer_attention_score) fn learnable_sink(
 }
 
 /// Checks the kind of position bias.
-pub(in crate::ops::fused_infer_attention_score) fn bias_type(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
-    require!(
-        for f.target => f.call.pse_type == 0,
-        BIAS_TYPE,
-        f.call.pse_type,
-        0,
-    );
-    Ok(())
+pub(crate) fn bias_type(f: &Facts<'_>) -> Result<(), Violation> {
+    BIAS_TYPE.takes_on(f.target, f.call.pse_type, 0)
 }
 
 /// Checks what Ascend 950 still checks where there are no keys.
-pub(in crate::ops::fused_infer_attention_score) fn filled(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn filled(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     if f.packed() {
         require!(

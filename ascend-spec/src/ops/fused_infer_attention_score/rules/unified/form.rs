@@ -1,5 +1,6 @@
 //! The form of attention: which head dimensions and layouts may be combined.
 
+use crate::allowed::{DivisorsOf, Multiples, Named, Noted, Outcome, Shown};
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, heads, packed};
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
@@ -9,26 +10,27 @@ use crate::{Cann, Change, DType, Layout, Violation};
 rules! {
     in Scope::UNIFIED;
     LAYOUT = "input_layout.form", TILING_ERROR, V1, "checks I8, I9; Ascend 950, layouts",
-        "the absorbed form has the layouts BSH, BSND, BNSD, TND and those that put heads first in the output, every other \
-         form the nine others",
+        "the absorbed form has the layouts BSH, BSND, BNSD, TND and those that put heads first in the output, every \
+         other form the nine others",
         "use the layout without _NBSD or TND_NTD, or for the absorbed form one of its eight";
     REORDERED_DIM = "head_dim.reordered", TILING_ERROR, V1, "check I9; Ascend 950, L8",
-        "without rotary parts NTD, NTD_TND, BSH_BNSD and BSND_BNSD take head dimensions of 64 or 128, or 192 with values of 128",
+        "without rotary parts NTD, NTD_TND, BSH_BNSD and BSND_BNSD take head dimensions of 64 or 128, or 192 with \
+         values of 128",
         "pad the head dimension with zeros to 64 or 128, or use a layout that keeps its order";
     PACKED_DIM = "head_dim.packed", TILING_ERROR, V1, "check I9" in Scope::A2_A3.since(V8_5),
         "without rotary parts TND takes head dimensions of 64, 128 or 192, or 192 with values of 128",
-        "pad heads of up to 192 with zeros; longer ones go with BSH, BSND and BNSD, up to 256 also with innerPrecise 0 and fewer \
-         key heads than query heads";
+        "pad heads of up to 192 with zeros; longer ones go with BSH, BSND and BNSD, up to 256 also with innerPrecise 0 \
+         and fewer key heads than query heads";
     VALUE_DIM = "head_dim.value", TILING_ERROR, V1, "checks G0.4, I9",
         "query and value have one head dimension, or 192 and 128",
         "pad the narrower of query, key and value with zeros";
     DIFFERENT = "head_dim.different", TILING_ERROR, V1, "Ascend 950, L12" in Scope::ASCEND_950,
-        "head dimensions of query and value that differ are at most 128, in BSH, BSND, BNSD or TND, with sparse modes 0, 2 or \
-         3, and with no cache, softmaxLse, position bias or left padding",
+        "head dimensions of query and value that differ are at most 128, in BSH, BSND, BNSD or TND, with sparse modes \
+         0, 2 or 3, and with no cache, softmaxLse, position bias or left padding",
         "pad the narrower of query, key and value with zeros";
     ALIGNED = "head_dim.aligned_rows", TILING_ERROR, V1, "check I9; Ascend 950, L9",
-        "several query rows on Atlas A2 and A3, and BNSD_BSND everywhere, have a head dimension that is a multiple of 16, with \
-         an INT8 output of 32",
+        "several query rows on Atlas A2 and A3, and BNSD_BSND everywhere, have a head dimension that is a multiple of \
+         16, with an INT8 output of 32",
         "pad the head dimension of query, key and value with zeros; the scale stays";
     KEY_DIM = "head_dim.key", TILING_ERROR, V1, "checks G4.4, I9; Ascend 950, L5",
         "the key has the query's head dimension",
@@ -37,7 +39,7 @@ rules! {
 
 /// Forms of attention that the unified checker distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::ops::fused_infer_attention_score) enum Form {
+pub(crate) enum Form {
     /// Queries and keys of one part.
     Plain,
     /// Heads of 128 with rotary parts.
@@ -49,7 +51,7 @@ pub(in crate::ops::fused_infer_attention_score) enum Form {
 }
 
 impl Facts<'_> {
-    pub(in crate::ops::fused_infer_attention_score) fn form(&self) -> Form {
+    pub(crate) fn form(&self) -> Form {
         match (self.rope(), self.q.dim, self.v.dim) {
             (true, 512, _) => Form::Absorbed,
             (true, ..) => Form::Split,
@@ -64,7 +66,7 @@ impl Facts<'_> {
     }
 
     /// The four layouts of plain attention with a batch axis.
-    pub(in crate::ops::fused_infer_attention_score) fn classic_layout(&self) -> bool {
+    pub(crate) fn classic_layout(&self) -> bool {
         matches!(
             self.layout,
             Layout::Bsh | Layout::Bsnd | Layout::Bnsd | Layout::BnsdBsnd
@@ -73,27 +75,25 @@ impl Facts<'_> {
 }
 
 /// Checks the head counts of the attributes and of the query.
-pub(in crate::ops::fused_infer_attention_score) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
     let (heads, kv_heads) = (f.call.num_heads, f.kv_heads);
-    require!(
-        kv_heads > 0,
-        heads::KV_HEADS,
-        f.call.num_key_value_heads,
-        "0 or more",
-        heads::own_heads(f, &heads::KV_HEADS),
-    );
-    require!(
-        heads % kv_heads == 0,
-        heads::HEADS_DIVIDE,
-        format_args!("{heads} query heads over {kv_heads}"),
-        format_args!("a divisor of {heads}"),
-        heads::own_heads(f, &heads::HEADS_DIVIDE),
-    );
+    heads::KV_HEADS
+        .takes(Shown(f.call.num_key_value_heads, kv_heads), 1..)
+        .fix(|| heads::own_heads(f, &heads::KV_HEADS))?;
+    heads::HEADS_DIVIDE
+        .takes(
+            Shown(
+                format_args!("{heads} query heads over {kv_heads}"),
+                kv_heads,
+            ),
+            DivisorsOf(heads),
+        )
+        .fix(|| heads::own_heads(f, &heads::HEADS_DIVIDE))?;
     heads::query(f)
 }
 
 /// Checks the layout by form.
-pub(in crate::ops::fused_infer_attention_score) fn layout(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn layout(f: &Facts<'_>) -> Result<(), Violation> {
     let absorbed = matches!(
         f.layout,
         Layout::Bsh
@@ -116,25 +116,21 @@ pub(in crate::ops::fused_infer_attention_score) fn layout(f: &Facts<'_>) -> Resu
         },
         LAYOUT,
         f.layout,
-        "BSH, BSND, BNSD, TND; BNSD_BSND, BSH_BNSD, BSND_BNSD, NTD and NTD_TND, or for the absorbed form \
-         BSH_NBSD, BSND_NBSD, BNSD_NBSD and TND_NTD",
+        "BSH, BSND, BNSD, TND; BNSD_BSND, BSH_BNSD, BSND_BNSD, NTD and NTD_TND, or for the absorbed form BSH_NBSD, \
+         BSND_NBSD, BNSD_NBSD and TND_NTD",
     );
     Ok(())
 }
 
 /// Checks head dimensions against each other, and by layout.
-pub(in crate::ops::fused_infer_attention_score) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn dims(f: &Facts<'_>) -> Result<(), Violation> {
     let (q, k, v) = (f.q.dim, f.k.dim, f.v.dim);
     for dim in [q, v] {
-        require!((1..=512).contains(&dim), heads::DIM_MAX, dim, "1 to 512");
+        heads::DIM_MAX.takes(dim, 1..=512)?;
     }
-    require!(
-        k == q,
-        KEY_DIM,
-        format_args!("query {q}, key {k}"),
-        q,
-        heads::packed_rows(f).unwrap_or(KEY_DIM.fix),
-    );
+    KEY_DIM
+        .takes(Named(format_args!("query {q}, key"), k), q)
+        .fix(|| heads::packed_rows(f).unwrap_or(KEY_DIM.fix))?;
     let form = f.form();
     if f.is_950() && f.dims_differ() && f.kind() == Kind::Half {
         return different(f);
@@ -165,13 +161,10 @@ pub(in crate::ops::fused_infer_attention_score) fn dims(f: &Facts<'_>) -> Result
         );
     }
     let step = aligned(f);
-    require!(
-        q % step == 0,
-        ALIGNED,
-        format_args!("{q} with {}", f.layout),
-        format_args!("multiples of {step} up to 512"),
-    );
-    Ok(())
+    ALIGNED.takes(
+        Noted(q, format_args!("with {}", f.layout)),
+        Multiples(step, ..=512),
+    )
 }
 
 /// The fix for a head dimension of packed rows: the split-fuse path, where only innerPrecise keeps the call from it;

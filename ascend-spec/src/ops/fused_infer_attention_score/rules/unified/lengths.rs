@@ -1,15 +1,14 @@
 //! Length arrays of the unified checker.
 
 use crate::ops::fused_infer_attention_score::Parameter;
-use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
-use crate::ops::fused_infer_attention_score::rules::{Facts, lengths, packed};
+use crate::ops::fused_infer_attention_score::rules::{Facts, OneOr, lengths, packed};
 use crate::rule::require;
 use crate::{Axes, Cann, Violation};
 
 /// Most sequences that packed layouts have.
 const MOST: usize = 65_536;
 
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     if f.packed() {
         return packed_arrays(f);
     }

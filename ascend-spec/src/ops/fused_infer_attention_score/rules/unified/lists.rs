@@ -1,5 +1,6 @@
 //! Keys and values of the unified checker: their number, batch and shapes.
 
+use crate::allowed::{Rank, Shown};
 use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, heads, lists, output, packed, paged};
@@ -10,17 +11,19 @@ use crate::{Cann, Change, DType, Layout, NewArgument, TensorDesc, Violation};
 rules! {
     in Scope::UNIFIED;
     STRIDED = "tensor.contiguous", TILING_ERROR, V1, "entry points, strided tensors" in Scope::UNIFIED.since(V9_1),
-        "key, value, keyRope and the scales of key and value are contiguous, on Atlas A2 and A3 for V5 whatever checks the call; on \
-         Ascend 950 the first two axes of paged MXFP8 ones may be strided",
+        "key, value, keyRope and the scales of key and value are contiguous, on Atlas A2 and A3 for V5 whatever checks \
+         the call; on Ascend 950 the first two axes of paged MXFP8 ones may be strided",
         "copy the tensor to a contiguous one";
     COUNT = "key.list_count", TILING_ERROR, V1, "checks G0.1, I2",
         "key and value are lists of one length",
         "pass a value for each key";
     LAYOUT = "key.list_layout", TILING_ERROR, V1, "check I2; Ascend 950, tensor lists",
-        "a list of several keys goes with BSH, BSND, BNSD and BNSD_BSND, in 8.5 also with BSH_BNSD and BSND_BNSD, with no rotary parts on Atlas A2 and A3, and with no \
-         block table",
+        "a list of several keys goes with BSH, BSND, BNSD and BNSD_BSND, in 8.5 also with BSH_BNSD and BSND_BNSD, with \
+         no rotary parts on Atlas A2 and A3, and with no block table",
         "use one key tensor, or pad the keys to one length and pass BNSD";
-    SHORT = "key.list_short", TilingCrash("some of these calls read past the end of the list, the others are refused"), V1, "status codes, short lists" in Scope::A2_A3.since(V8_5).until(V9_0),
+    SHORT = "key.list_short",
+        TilingCrash("some of these calls read past the end of the list, the others are refused"),
+        V1, "status codes, short lists" in Scope::A2_A3.since(V8_5).until(V9_0),
         "a list of keys with BNSD or BNSD_BSND has a tensor for each sequence",
         "pass one key and one value a sequence";
     MOST = "key.list_most", TILING_ERROR, V1, "check I2" in Scope::A2_A3.since(V8_5).until(V9_0),
@@ -35,14 +38,12 @@ rules! {
 }
 
 /// Checks the numbers of tensors.
-pub(in crate::ops::fused_infer_attention_score) fn counted(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn counted(f: &Facts<'_>) -> Result<(), Violation> {
     let (keys, values) = (f.call.key.len(), f.call.value.len());
-    require!(
-        keys == values,
-        COUNT,
-        format_args!("{keys} keys, {values} values"),
+    COUNT.takes(
+        Shown(format_args!("{keys} keys, {values} values"), values),
         keys,
-    );
+    )?;
     if !f.paged() {
         rank(f, f.value, "value")?;
     }
@@ -51,26 +52,27 @@ pub(in crate::ops::fused_infer_attention_score) fn counted(f: &Facts<'_>) -> Res
 
 fn rank(f: &Facts<'_>, desc: &TensorDesc, name: &str) -> Result<(), Violation> {
     let rank = f.layout.input().rank();
-    require!(
-        desc.shape.rank() == rank,
-        lists::KEY_RANK,
-        format_args!("{name} {} with {}", desc.shape, f.layout),
-        format_args!("{rank} axes"),
-    );
-    Ok(())
+    lists::KEY_RANK.takes(
+        Shown(
+            format_args!("{name} {} with {}", desc.shape, f.layout),
+            desc.shape,
+        ),
+        Rank(rank),
+    )
 }
 
 /// Checks the numbers of axes.
-pub(in crate::ops::fused_infer_attention_score) fn ranks(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn ranks(f: &Facts<'_>) -> Result<(), Violation> {
     if !f.paged() {
         rank(f, f.key, "key")?;
     }
-    require!(
-        f.key.shape.rank() == f.value.shape.rank(),
-        RANK,
-        format_args!("key {}, value {}", f.key.shape, f.value.shape),
-        format_args!("{} axes", f.key.shape.rank()),
-    );
+    RANK.takes(
+        Shown(
+            format_args!("key {}, value {}", f.key.shape, f.value.shape),
+            f.key.shape,
+        ),
+        Rank(f.value.shape.rank()),
+    )?;
     if f.paged() {
         require!(
             paged::of_rank(f.key.shape.rank()).is_some(),
@@ -83,9 +85,7 @@ pub(in crate::ops::fused_infer_attention_score) fn ranks(f: &Facts<'_>) -> Resul
 }
 
 /// Checks that keys and values, and the tensors that belong to them, are contiguous.
-pub(in crate::ops::fused_infer_attention_score) fn contiguous(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn contiguous(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     // The first two axes of these caches, blocks and heads or rows, may be strided.
     let apart = match f.paged() && f.kind() == Kind::MxFp8 {
@@ -102,12 +102,12 @@ pub(in crate::ops::fused_infer_attention_score) fn contiguous(
     let Some(&parameter) = looked_at.iter().find(|parameter| found(parameter)) else {
         return Ok(());
     };
-    if let Some((at, desc)) = strided(parameter) {
+    if let Some((index, desc)) = strided(parameter) {
         let copied = looked_at.into_iter().filter(found);
         require!(
             for f.target => false,
             STRIDED,
-            format_args!("{} {at}: {desc} strides {}", parameter.acl_name(), desc.strides),
+            format_args!("{} {index}: {desc} strides {}", parameter.acl_name(), desc.strides),
             "row-major strides",
             match f.paged() {
                 true => Err("give the cache contiguous memory: a copy of it misses what is written later"),
@@ -119,14 +119,12 @@ pub(in crate::ops::fused_infer_attention_score) fn contiguous(
 }
 
 /// Checks the dtypes of query, key, value and output.
-pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn dtypes(f: &Facts<'_>) -> Result<(), Violation> {
     let other = (f.call.key.iter().chain(f.call.value)).find(|desc| desc.dtype != f.key.dtype);
     if let Some(other) = other {
-        return Err(crate::rule::broken(
-            &lists::KEY_VALUE_DTYPE,
+        return Err(lists::KEY_VALUE_DTYPE.broken(
             format_args!("{} beside {}", other.dtype, f.key.dtype),
             f.key.dtype,
-            lists::KEY_VALUE_DTYPE.fix,
         ));
     }
     let quantised = match f.is_950() {
@@ -146,7 +144,7 @@ pub(in crate::ops::fused_infer_attention_score) fn dtypes(f: &Facts<'_>) -> Resu
 }
 
 /// Checks the batch size.
-pub(in crate::ops::fused_infer_attention_score) fn batch(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn batch(f: &Facts<'_>) -> Result<(), Violation> {
     // Until 9.0 only packed layouts, whose arrays define the batch, are checked.
     let bounded = f.since(Cann::V9_1) || f.packed();
     if f.packed() && f.batch == 0 {
@@ -162,7 +160,7 @@ pub(in crate::ops::fused_infer_attention_score) fn batch(f: &Facts<'_>) -> Resul
 }
 
 /// Checks the shapes of keys and values that are not paged.
-pub(in crate::ops::fused_infer_attention_score) fn shapes(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn shapes(f: &Facts<'_>) -> Result<(), Violation> {
     if f.paged() {
         return Ok(());
     }
@@ -176,9 +174,9 @@ pub(in crate::ops::fused_infer_attention_score) fn shapes(f: &Facts<'_>) -> Resu
         format_args!("{} in the key, {} in the query", f.k.batch, f.batch),
         f.batch,
     );
-    let of = |of: Extents| (of.batch, of.rows);
+    let rows = |extents: Extents| (extents.batch, extents.rows);
     require!(
-        of(f.k) == of(f.v),
+        rows(f.k) == rows(f.v),
         VALUE_ROWS,
         format_args!("key {}, value {}", f.key.shape, f.value.shape),
         format_args!("batch {}, {} rows", f.k.batch, f.k.rows),
@@ -200,12 +198,7 @@ fn list(f: &Facts<'_>) -> Result<(), Violation> {
         f.layout,
         "BSH, BSND, BNSD, BNSD_BSND",
     );
-    require!(
-        for f.target => f.batch <= 256,
-        MOST,
-        f.batch,
-        "1 to 256",
-    );
+    MOST.takes_on(f.target, f.batch, ..=256)?;
     let fits = match exact {
         true => call.key.len() == f.batch(),
         false => call.key.len() >= f.batch(),
@@ -224,20 +217,20 @@ fn list(f: &Facts<'_>) -> Result<(), Violation> {
         f.batch,
     );
     let axes = f.layout.input();
-    let of = |desc: &TensorDesc| axes.extents(&desc.shape, f.kv_heads);
+    let extents = |desc: &TensorDesc| axes.extents(&desc.shape, f.kv_heads);
     for (index, (key, value)) in call.key.iter().zip(call.value).enumerate() {
-        let (k, v) = (of(key), of(value));
-        let batch = |of: Option<Extents>| of.is_some_and(|of| exact || of.batch == 1);
-        for (desc, of, name) in [(key, k, "key"), (value, v, "value")] {
+        let (k, v) = (extents(key), extents(value));
+        let single = |own: Option<Extents>| own.is_some_and(|own| exact || own.batch == 1);
+        for (desc, own, name) in [(key, k, "key"), (value, v, "value")] {
             require!(
-                batch(of),
+                single(own),
                 lists::LIST_BATCH,
                 format_args!("{name} {index} is {}", desc.shape),
                 "batch 1",
             );
         }
-        let like = |of: Option<Extents>, first: Extents| {
-            of.is_some_and(|of| (of.heads, of.dim) == (f.kv_heads, first.dim))
+        let like = |own: Option<Extents>, first: Extents| {
+            own.is_some_and(|own| (own.heads, own.dim) == (f.kv_heads, first.dim))
         };
         require!(
             like(k, f.k) && like(v, f.v),
@@ -249,7 +242,7 @@ fn list(f: &Facts<'_>) -> Result<(), Violation> {
             format_args!("{} heads of {} and {}", f.kv_heads, f.k.dim, f.v.dim),
         );
         require!(
-            k.map(|of| of.rows) == v.map(|of| of.rows),
+            k.map(|own| own.rows) == v.map(|own| own.rows),
             VALUE_ROWS,
             format_args!(
                 "key {index} is {}, value {index} is {}",
@@ -262,7 +255,7 @@ fn list(f: &Facts<'_>) -> Result<(), Violation> {
 }
 
 /// Whether every key and value is empty.
-pub(in crate::ops::fused_infer_attention_score) fn empty(f: &Facts<'_>) -> bool {
+pub(crate) fn empty(f: &Facts<'_>) -> bool {
     let mut all = f.call.key.iter().chain(f.call.value);
     all.all(TensorDesc::is_empty)
 }

@@ -1,10 +1,10 @@
 //! Mask tensor, sparse mode and token window of the unified checker.
 
+use crate::allowed::{Axis, Outcome, Shapes};
 use crate::attention_problem::{MaskTensor, MaskUse, TreeMask};
 use crate::geometry::TOKENS_UNBOUNDED;
-use crate::ops::fused_infer_attention_score::Version;
-use crate::ops::fused_infer_attention_score::rules::one_or::OneOr;
 use crate::ops::fused_infer_attention_score::rules::{Facts, mask, padding, prefix, quant};
+use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{broken, require, rules};
 use crate::{Cann, Operator, SparseMode, TensorDesc, Violation};
 
@@ -15,8 +15,9 @@ rules! {
     in Scope::UNIFIED;
     MODE = "sparse_mode.unified", TILING_ERROR, V1, "check I4; Ascend 950, masks",
         "sparseMode is from 0 to 4; on Atlas A2 and A3 from 9.1 on also 9, the tree mask",
-        "modes 5 to 8 belong to the training operators; mode 9, the tree mask, exists from CANN 9.1 on, on Atlas A2 and A3 with rotary \
-         parts: elsewhere pass the tree as a full mask in mode 1, or leave it to the safe layer's TreeVerification";
+        "modes 5 to 8 belong to the training operators; mode 9, the tree mask, exists from CANN 9.1 on, on Atlas A2 \
+         and A3 with rotary parts: elsewhere pass the tree as a full mask in mode 1, or leave it to the safe layer's \
+         TreeVerification";
     FORM_MODE = "sparse_mode.form", TILING_ERROR, V3, "check I4; Ascend 950, M7",
         "the absorbed form takes sparse modes 0, 3, 4 and where there is one the tree mask of mode 9",
         "use mode 3 for causal attention, mode 4 for a window, mode 0 for neither";
@@ -24,12 +25,12 @@ rules! {
         "single rows over quantised keys have sparse mode 0",
         "pass mode 0, with a full mask where the mode hides keys from a single row";
     FULL = "atten_mask.full", TILING_ERROR, V1, "checks I4, I5; Ascend 950, M3",
-        "the mask of sparse modes 0 and 1 covers every query row and key in two, three or four axes; two axes go on Atlas A2 \
-         and A3 with BSH, BSND, BNSD and BNSD_BSND without rotary parts, four have one mask for all heads",
+        "the mask of sparse modes 0 and 1 covers every query row and key in two, three or four axes; two axes go on \
+         Atlas A2 and A3 with BSH, BSND, BNSD and BNSD_BSND without rotary parts, four have one mask for all heads",
         "expand the mask to [B, 1, rows, keys]: three and four axes go everywhere";
     TREE = "tree_mask.form", TILING_ERROR, V3, "sparse mode 9, rules" in Scope::A2_A3.since(V9_1),
-        "the tree mask of sparse mode 9 goes with rotary parts, and with no left padding, position bias, shared prefix or \
-         INT8 output",
+        "the tree mask of sparse mode 9 goes with rotary parts, and with no left padding, position bias, shared prefix \
+         or INT8 output",
         "use mode 1 with a full mask";
     TREE_RANK = "tree_mask.rank", TILING_ERROR, V3, "sparse mode 9, shapes" in Scope::A2_A3.since(V9_1),
         "the tree mask of sparse mode 9 has one axis or three",
@@ -40,11 +41,11 @@ rules! {
 }
 
 /// CANN's number of the tree mask.
-pub(in crate::ops::fused_infer_attention_score) const TREE_MODE: i64 = SparseMode::Tree.acl();
+pub(crate) const TREE_MODE: i64 = SparseMode::Tree.acl();
 
 impl Facts<'_> {
     /// The sparse mode in force: a single row has mode 0 whatever the call has.
-    pub(in crate::ops::fused_infer_attention_score) fn mode(&self) -> i64 {
+    pub(crate) fn mode(&self) -> i64 {
         match self.single {
             true => SparseMode::DefaultMask.acl(),
             false => self.call.mode(),
@@ -52,21 +53,19 @@ impl Facts<'_> {
     }
 
     /// Whether the mask is a tree mask.
-    pub(in crate::ops::fused_infer_attention_score) fn tree(&self) -> bool {
+    pub(crate) fn tree(&self) -> bool {
         self.mode() == TREE_MODE && self.since(Cann::V9_1) && !self.is_950()
     }
 }
 
 /// Checks mask, mode and tokens, and returns the mode in force and what the tensor is for.
-pub(in crate::ops::fused_infer_attention_score) fn check(
-    f: &Facts<'_>,
-) -> Result<(SparseMode, MaskUse), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskUse), Violation> {
     if f.tree() {
         let mask = tree(f)?;
         return Ok((SparseMode::Tree, MaskUse::Tree(mask)));
     }
     let Some(mode) = Operator::FusedInferAttentionScore.sparse_mode(f.mode()) else {
-        return Err(broken(&MODE, f.mode(), "0 to 4", MODE.fix));
+        return Err(MODE.broken(f.mode(), "0 to 4"));
     };
     let one = f.kind() == Kind::Antiquant && f.most_rows() == 1;
     require!(
@@ -152,44 +151,35 @@ fn longest_axis(f: &Facts<'_>) -> i64 {
     }
 }
 
-fn full(f: &Facts<'_>, given: &TensorDesc) -> Result<MaskTensor, Violation> {
+fn full(f: &Facts<'_>, mask: &TensorDesc) -> Result<MaskTensor, Violation> {
     let (rows, batch, keys) = (f.most_rows(), f.batch, width(f));
     let two = !f.is_950() && f.classic_layout() && f.form() == Form::Plain;
-    let covers = match given.shape[..] {
-        // One row a sequence: the rows of the mask are the sequences.
-        [b, j] if f.q.rows == 1 && !f.packed() => {
-            two && j >= keys
-                && if f.since(Cann::V9_1) {
-                    b >= 1
-                } else {
-                    b == batch
-                }
-        }
-        [i, j] => two && i >= rows && j >= keys,
-        [b, i, j] | [b, 1, i, j] => (b == 1 || b == batch) && i >= rows && j >= keys,
-        _ => false,
+    let (b, i, j) = (Axis::OneOr(batch), Axis::From(rows), Axis::From(keys));
+    let (three, four) = ([b, i, j], [b, Axis::Of(1), i, j]);
+    // One row a sequence: the rows of a mask of two axes are the sequences.
+    let first = match f.q.rows == 1 && !f.packed() {
+        true if f.since(Cann::V9_1) => Axis::From(1),
+        true => Axis::Of(batch),
+        false => i,
     };
-    require!(
-        covers,
-        FULL,
-        given.shape,
-        format_args!(
-            "[{one}, Sq, Skv] or [{one}, 1, Sq, Skv] with Sq at least {rows}, Skv at least {keys}",
-            one = OneOr(batch)
-        ),
-        match f.single && triangle(given) && f.call.mode() > SparseMode::AllMask.acl() {
+    let allowed: &[&[Axis]] = match two {
+        true => &[&[first, j], &three, &four],
+        false => &[&three, &four],
+    };
+    FULL.takes(mask.shape, Shapes(allowed)).fix(|| {
+        match f.single && triangle(mask) && f.call.mode() > SparseMode::AllMask.acl() {
             true => Ok(mask::fix_of_rows(f, keys)),
             false => Err(FULL.fix),
-        },
-    );
-    let (batch_stride, row, key) = match (&given.shape[..], &given.strides[..]) {
+        }
+    })?;
+    let (batch_stride, row, key) = match (&mask.shape[..], &mask.strides[..]) {
         ([_, _], &[b, j]) if f.q.rows == 1 && !f.packed() => (b, 0, j),
         ([_, _], &[i, j]) => (0, i, j),
         ([b, ..], &[s, i, j] | &[s, _, i, j]) => (if *b == 1 { 0 } else { s }, i, j),
         _ => (0, 0, 0),
     };
     Ok(MaskTensor {
-        offset: given.offset,
+        offset: mask.offset,
         batch: batch_stride,
         row,
         key,
@@ -197,9 +187,9 @@ fn full(f: &Facts<'_>, given: &TensorDesc) -> Result<MaskTensor, Violation> {
 }
 
 /// Whether a mask has the size of the compressed ones.
-fn triangle(given: &TensorDesc) -> bool {
+fn triangle(mask: &TensorDesc) -> bool {
     let size = SparseMode::COMPRESSED_MASK_SIZE;
-    given.shape.ends_with(&[size, size])
+    mask.shape.ends_with(&[size, size])
 }
 
 /// Checks the token counts and returns those in force: only these relations between them are left in this checker.
@@ -221,18 +211,14 @@ fn tokens(f: &Facts<'_>, mode: SparseMode, masked: bool) -> Result<(i64, i64), V
 
 fn tree(f: &Facts<'_>) -> Result<TreeMask, Violation> {
     let call = f.call;
-    require!(
-        f.rope()
-            && !padding::given(f)
-            && call.pse_shift.is_none()
-            && call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none()
-            && f.out.dtype.is_half(),
-        TREE,
-        "sparseMode 9 without queryRope, or with one of them",
-        "queryRope and keyRope, none of the others",
-    );
-    let Some(given) = call.mask() else {
+    TREE.forbids([
+        ("a missing queryRope", !f.rope()),
+        ("left padding", padding::given(f)),
+        ("a quantised output", !f.out.dtype.is_half()),
+    ])?;
+    TREE.leaves_out(call, &[Parameter::PseShift])?;
+    TREE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
+    let Some(mask) = call.mask() else {
         return Err(broken(
             &mask::REQUIRED,
             "no mask in mode 9",
@@ -241,33 +227,28 @@ fn tree(f: &Facts<'_>) -> Result<TreeMask, Violation> {
         ));
     };
     require!(
-        matches!(given.shape.rank(), 1 | 3),
+        matches!(mask.shape.rank(), 1 | 3),
         TREE_RANK,
-        given.shape,
+        mask.shape,
         "[B, S, S], or one axis",
     );
     // Without query lengths nothing is compared.
     let lengths = f.call.actual_seq_lengths.is_some();
     let longer = |&b: &usize| f.kv_len(b) > 0 && f.q_len(b) > f.kv_len(b);
     if let Some(b) = f.sequences().find(longer).filter(|_| lengths) {
-        return Err(broken(
-            &TREE_ROWS,
+        return Err(TREE_ROWS.broken(
             format_args!("sequence {b}: {} rows, {} keys", f.q_len(b), f.kv_len(b)),
             "at least as many keys as rows",
-            TREE_ROWS.fix,
         ));
     }
-    Ok(drafts(f, given))
+    Ok(drafts(f, mask))
 }
 
 /// How a tree mask is read: packed rows define where their squares begin, whatever axes the tensor has; rows with a
 /// batch axis use the mask's strides, or those of a contiguous `[B, S, S]` where the mask has one axis alone.
-pub(in crate::ops::fused_infer_attention_score) fn drafts(
-    f: &Facts<'_>,
-    given: &TensorDesc,
-) -> TreeMask {
-    let offset = given.offset;
-    match given.strides[..] {
+pub(crate) fn drafts(f: &Facts<'_>, mask: &TensorDesc) -> TreeMask {
+    let offset = mask.offset;
+    match mask.strides[..] {
         _ if f.packed() => TreeMask::Packed { offset },
         [batch, row, key] => TreeMask::Square(MaskTensor {
             offset,

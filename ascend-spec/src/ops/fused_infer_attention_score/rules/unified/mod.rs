@@ -5,7 +5,7 @@
 
 pub mod features;
 pub mod form;
-pub(in crate::ops::fused_infer_attention_score) mod lengths;
+pub(crate) mod lengths;
 pub mod lists;
 pub mod masks;
 pub mod output;
@@ -13,7 +13,7 @@ pub mod pages;
 pub mod quant;
 pub mod rope;
 
-pub(in crate::ops::fused_infer_attention_score) use form::Form;
+pub(crate) use form::Form;
 
 use super::Facts;
 use crate::Cann;
@@ -30,7 +30,7 @@ impl Facts<'_> {
     }
 
     /// Query rows of the longest sequence.
-    pub(in crate::ops::fused_infer_attention_score) fn most_rows(&self) -> i64 {
+    pub(crate) fn most_rows(&self) -> i64 {
         if self.packed() {
             super::packed::longest_query(self)
         } else {

@@ -16,12 +16,12 @@ rules! {
 
 /// Checks the shape of the output. From 9.1 on only some of its axes are checked where input and output have
 /// different axis orders.
-pub(in crate::ops::fused_infer_attention_score) fn shape(f: &Facts<'_>) -> Result<(), Violation> {
-    let of = output::expected(f.q, f.v.dim);
-    let want = f.layout.out_shape(of);
+pub(crate) fn shape(f: &Facts<'_>) -> Result<(), Violation> {
+    let extents = output::expected(f.q, f.v.dim);
+    let want = f.layout.out_shape(extents);
     let same_order = f.layout.input() == f.layout.output();
     let fits = match f.since(Cann::V9_1) && !same_order {
-        true => looked_at(f, of),
+        true => looked_at(f, extents),
         false => f.out.shape == want,
     };
     require!(
@@ -36,38 +36,28 @@ pub(in crate::ops::fused_infer_attention_score) fn shape(f: &Facts<'_>) -> Resul
 
 /// Whether a reordered output fits in the axes that are checked: heads and rows; of BSH queries only the hidden size;
 /// and the head dimension where the value is no cache.
-fn looked_at(f: &Facts<'_>, of: Extents) -> bool {
+fn looked_at(f: &Facts<'_>, extents: Extents) -> bool {
     let heads = f.call.num_heads;
     let Some(out) = f.layout.output().extents(&f.out.shape, heads) else {
         return false;
     };
     let dense = !f.paged() && !f.kv_list;
     let free = f.form() == Form::Combined || f.dims_differ();
-    (!dense || out.dim == of.dim)
+    (!dense || out.dim == extents.dim)
         && match f.layout.input() {
             Axes::Bsh if free => true,
-            Axes::Bsh => out.heads.saturating_mul(out.dim) == of.heads.saturating_mul(f.q.dim),
-            _ => (out.heads, out.rows) == (of.heads, of.rows),
+            Axes::Bsh => out.heads.saturating_mul(out.dim) == extents.heads.saturating_mul(f.q.dim),
+            _ => (out.heads, out.rows) == (extents.heads, extents.rows),
         }
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn precision(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn precision(f: &Facts<'_>) -> Result<(), Violation> {
     let most = if f.since(Cann::V9_1) { 4 } else { 3 };
-    require!(
-        (0..=most).contains(&f.call.inner_precise),
-        PRECISE,
-        f.call.inner_precise,
-        format_args!("0 to {most}"),
-    );
-    Ok(())
+    PRECISE.takes(f.call.inner_precise, 0..=most)
 }
 
 /// Checks that a log-sum-exp is given if the call writes one.
-pub(in crate::ops::fused_infer_attention_score) fn lse_given(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn lse_given(f: &Facts<'_>) -> Result<(), Violation> {
     let given = f
         .call
         .softmax_lse
@@ -84,7 +74,7 @@ pub(in crate::ops::fused_infer_attention_score) fn lse_given(
     Ok(())
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn lse(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn lse(f: &Facts<'_>) -> Result<(), Violation> {
     let Some(lse) = f.call.softmax_lse.filter(|_| f.call.softmax_lse_flag) else {
         return Ok(());
     };

@@ -1,18 +1,17 @@
 //! Page attention in the unified checker.
 
 use super::Form;
-use crate::ops::fused_infer_attention_score::Cache;
-use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, paged};
-use crate::rule::{broken, require, rules};
+use crate::ops::fused_infer_attention_score::{Cache, Parameter, Version};
+use crate::rule::{require, rules};
 use crate::{Axes, DType, Layout, TensorDesc, Violation};
 
 rules! {
     in Scope::UNIFIED;
     BLOCK_SIZE = "block_size.unified", TILING_ERROR, V1, "check I1; Ascend 950, A6",
-        "blockSize is that of the cache: a multiple of 16 up to 1024; for head dimensions other than 64, 128 and those of latent \
-         attention up to 512 for single rows, and for several rows a multiple of 128 up to 1024",
+        "blockSize is that of the cache: a multiple of 16 up to 1024; for head dimensions other than 64, 128 and those \
+         of latent attention up to 512 for single rows, and for several rows a multiple of 128 up to 1024",
         "choose a cache block of 128 tokens, which every path takes";
     BLOCK_SIZE_QUANTISED = "block_size.quantised", TILING_ERROR, V5, "Ascend 950, A6" in Scope::ASCEND_950,
         "over quantised keys blockSize is a multiple of 32, for 4-bit keys of 64, up to 512",
@@ -20,27 +19,32 @@ rules! {
     TABLE_RANK = "block_table.rank", TILING_ERROR, V1, "check G0.3",
         "blockTable has two axes, none of them 0",
         "pass one row of block ids for each sequence";
-    TABLE_ROWS = "block_table.packed_rows", TILING_ERROR, V1, "page attention, block table" in Scope::UNIFIED.since(V8_5),
+    TABLE_ROWS = "block_table.packed_rows",
+        TILING_ERROR, V1, "page attention, block table" in Scope::UNIFIED.since(V8_5),
         "blockTable has a row for each sequence of packed rows (TND, TND_NTD)",
         "pass one row of block ids for each sequence";
-    TABLE = "block_table.rows", TILING_ERROR, V1, "page attention, block table; Ascend 950, A1" in Scope::UNIFIED.since(V9_1),
+    TABLE = "block_table.rows",
+        TILING_ERROR, V1, "page attention, block table; Ascend 950, A1" in Scope::UNIFIED.since(V9_1),
         "blockTable is INT32 [B, M] with M blocks enough for the longest sequence",
         "pass one row of block ids for each sequence, as many as its length needs";
     SHAPE = "cache.unified_shape", TILING_ERROR, V1, "checks G3.6, G4.4, I1; Ascend 950, A2, A3",
-        "both caches have the blocks, blockSize tokens and numKeyValueHeads heads of one format, and NZ caches run in 32 bytes",
+        "both caches have the blocks, blockSize tokens and numKeyValueHeads heads of one format, and NZ caches run in \
+         32 bytes",
         "shape both caches by blockSize, numKeyValueHeads and the head dimensions of query and value";
     NZ = "cache.nz_head_dim", TILING_ERROR, V1, "page attention, NZ caches" in Scope::A2_A3.since(V8_5),
         "an NZ cache without rotary parts has a head dimension of 64 or 128",
         "use a BnBsH or BnNBsD cache";
-    HIDDEN = "cache.hidden_size_unified", TILING_ERROR, V1, "page attention, BnBsH caches; Ascend 950, A2" in Scope::UNIFIED.since(V9_1),
+    HIDDEN = "cache.hidden_size_unified",
+        TILING_ERROR, V1, "page attention, BnBsH caches; Ascend 950, A2" in Scope::UNIFIED.since(V9_1),
         "the last axis of a BnBsH cache is at most 65535",
         "use a BnNBsD cache";
     ALONE = "block_table.unified_alone", TILING_ERROR, V1, "checks I2, I3, I13; Ascend 950, A7",
-        "page attention goes with no tensor list, left padding or shared prefix; until 9.0 single rows ignore the left padding",
+        "page attention goes with no tensor list, left padding or shared prefix; until 9.0 single rows ignore the left \
+         padding",
         "drop the argument, or the block table";
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let (Some(cache), Some(table)) = (f.cache, &f.call.block_table) else {
         return Ok(());
     };
@@ -56,22 +60,13 @@ pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Resul
         true => call.kv_padding_size.is_some() && f.since(crate::Cann::V9_1),
         false => call.query_padding_size.is_some() || call.kv_padding_size.is_some(),
     };
-    require!(
-        call.key.len() == 1
-            && !padded
-            && call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none(),
-        ALONE,
-        "page attention with one of them",
-        "none of them",
-    );
+    ALONE.forbids([
+        ("a tensor list", call.key.len() > 1),
+        ("left padding", padded),
+    ])?;
+    ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)?;
     let Some(lengths) = call.actual_seq_lengths_kv.filter(|all| !all.is_empty()) else {
-        return Err(broken(
-            &paged::LENGTHS,
-            "none",
-            "one length a sequence",
-            paged::LENGTHS.fix,
-        ));
+        return Err(paged::LENGTHS.broken("none", "one length a sequence"));
     };
     block_size(f)?;
     require!(
@@ -159,7 +154,7 @@ fn shapes(f: &Facts<'_>, cache: Cache) -> Result<(), Violation> {
     );
     if cache == Cache::BnBsH {
         let hidden = f.kv_heads.saturating_mul(f.k.dim);
-        require!(for f.target => hidden <= 65_535, HIDDEN, hidden, "65535 or less");
+        HIDDEN.takes_on(f.target, hidden, ..=65_535)?;
     }
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! Quantisation arguments of the unified checker: those that the call does not use, and those of an INT8 output.
 
 use super::Form;
-use crate::ops::fused_infer_attention_score::Version;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, quant};
-use crate::rule::{broken, require, rules};
+use crate::ops::fused_infer_attention_score::{Parameter, Version};
+use crate::rule::{require, rules};
 use crate::{Cann, DType, Dims, SparseMode, TensorDesc, Violation};
 
 rules! {
@@ -16,15 +16,15 @@ rules! {
         "until 9.0 the quantisation modes of half-precision calls are 0",
         "set antiquantMode, keyAntiquantMode, valueAntiquantMode and queryQuantMode to 0";
     PLAIN = "quant.output_unified", TILING_ERROR, V1, "routing of 8.5" in Scope::A2_A3.since(V8_5).until(V8_5),
-        "in 8.5 an NZ cache, a reordered layout, and query and value of different head dimensions go with no INT8 output, \
-         position bias, left padding, shared prefix or sink of the absorbed form",
+        "in 8.5 an NZ cache, a reordered layout, and query and value of different head dimensions go with no INT8 \
+         output, position bias, left padding, shared prefix or sink of the absorbed form",
         "use a BnBsH cache and one of BSH, BSND, BNSD, BNSD_BSND and TND";
     OUT_UNUSED = "quant_scale2.half_output", TILING_ERROR, V1, "check G2.3" in Scope::A2_A3.since(V8_5).until(V9_0),
         "in 9.0, and in 8.5 with rotary parts, quantScale2 goes with an INT8 output only",
         "drop quantScale2, or make the output INT8";
     CHANNELS = "quant_scale2.grid", TILING_ERROR, V1, "check I12; Ascend 950, post-quant" in Scope::UNIFIED,
-        "quantScale2 has one element or one for each head and dimension; other layouts than BSH, BSND, BNSD and BNSD_BSND take \
-         [1] and [N, D] alone",
+        "quantScale2 has one element or one for each head and dimension; other layouts than BSH, BSND, BNSD and \
+         BNSD_BSND take [1] and [N, D] alone",
         "pass one scale as [1], or [N, D]";
     ROPE = "quant.output_rope", TILING_ERROR, V3, "checks G3.1, I12" in Scope::A2_A3.since(V8_5),
         "an INT8 output goes with no rotary parts",
@@ -38,53 +38,37 @@ rules! {
 }
 
 /// Refuses quantisation arguments that a half-precision call does not use.
-pub(in crate::ops::fused_infer_attention_score) fn left_over(
-    f: &Facts<'_>,
-) -> Result<(), Violation> {
+pub(crate) fn left_over(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     if f.kind() != Kind::Half {
         return Ok(());
     }
-    let antiquant = [
-        &call.dequant_scale_query,
-        &call.antiquant_scale,
-        &call.antiquant_offset,
-        &call.key_antiquant_scale,
-        &call.value_antiquant_scale,
-        &call.key_antiquant_offset,
-        &call.value_antiquant_offset,
-    ];
-    let dequant = [&call.deq_scale1, &call.quant_scale1, &call.deq_scale2];
-    require!(
-        for f.target => antiquant.into_iter().chain(dequant).all(Option::is_none),
-        LEFT_OVER,
-        "one of them with half-precision tensors",
-        "none",
-    );
-    let modes = [
-        call.antiquant_mode,
-        call.key_antiquant_mode,
-        call.value_antiquant_mode,
-        call.query_quant_mode,
-    ];
-    require!(
-        for f.target => modes == [0; 4],
-        MODES,
-        format_args!("{modes:?}"),
-        0,
-    );
-    require!(
-        for f.target => f.out.dtype.is_half()
-            && call.pse_shift.is_none()
-            && call.query_padding_size.is_none()
-            && call.kv_padding_size.is_none()
-            && call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none()
-            && (call.learnable_sink.is_none() || f.form() != Form::Absorbed),
-        PLAIN,
-        "one of them",
-        "none of them",
-    );
+    if LEFT_OVER.scope.holds(f.target) {
+        let all: [&[Parameter]; 5] = [
+            &[Parameter::DequantScaleQuery],
+            &Parameter::MERGED_ANTIQUANT,
+            &Parameter::SPLIT_SCALES,
+            &Parameter::SPLIT_OFFSETS,
+            &Parameter::DEQUANTISATION,
+        ];
+        all.into_iter()
+            .try_for_each(|parameters| LEFT_OVER.leaves_out(call, parameters))?;
+    }
+    if MODES.scope.holds(f.target) {
+        MODES.leaves_out(call, &Parameter::QUANTISATION_MODES)?;
+    }
+    if PLAIN.scope.holds(f.target) {
+        PLAIN.forbids([
+            ("a quantised output", !f.out.dtype.is_half()),
+            (
+                "a sink with the absorbed form",
+                call.learnable_sink.is_some() && f.form() == Form::Absorbed,
+            ),
+        ])?;
+        PLAIN.leaves_out(call, &[Parameter::PseShift])?;
+        PLAIN.leaves_out(call, &Parameter::LEFT_PADDING)?;
+        PLAIN.leaves_out(call, &Parameter::SHARED_PREFIX)?;
+    }
     // 8.5 requires it only of calls with rotary parts.
     let asked = f.since(Cann::V9_0) || f.rope();
     require!(
@@ -97,7 +81,7 @@ pub(in crate::ops::fused_infer_attention_score) fn left_over(
 }
 
 /// Checks scale and offset of an INT8 output.
-pub(in crate::ops::fused_infer_attention_score) fn output(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn output(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     if f.out.dtype.is_half() {
         // On Ascend 950 their dtype is checked all the same.
@@ -113,12 +97,7 @@ pub(in crate::ops::fused_infer_attention_score) fn output(f: &Facts<'_>) -> Resu
                 .as_ref()
                 .map_or(Ok(()), |offset| dtype(f, offset));
         }
-        return Err(broken(
-            &quant::OUT_SCALE,
-            "none",
-            "a FLOAT or BF16 tensor",
-            quant::OUT_SCALE.fix,
-        ));
+        return Err(quant::OUT_SCALE.broken("none", "a FLOAT or BF16 tensor"));
     };
     let classic = f.classic_layout() && f.form() == Form::Plain;
     require!(

@@ -1,12 +1,12 @@
 //! Rotary parts and the absorbed form in the unified checker.
 
 use super::Form;
+use crate::allowed::Named;
 use crate::layout::Extents;
 use crate::operator::OwnedValue;
-use crate::ops::fused_infer_attention_score::Cache;
 use crate::ops::fused_infer_attention_score::rules::ascend950::Kind;
-use crate::ops::fused_infer_attention_score::rules::{Facts, mla, paged};
-use crate::ops::fused_infer_attention_score::{Parameter, Version};
+use crate::ops::fused_infer_attention_score::rules::{Facts, mla, padding, paged};
+use crate::ops::fused_infer_attention_score::{Cache, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{Cann, Change, TensorDesc, Violation};
 
@@ -29,11 +29,11 @@ rules! {
         "drop the argument";
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn paired(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn paired(f: &Facts<'_>) -> Result<(), Violation> {
     mla::paired(f)
 }
 
-pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Result<(), Violation> {
+pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
     let (Some(q_rope), Some(k_rope)) = (&call.query_rope, &call.key_rope) else {
         return Ok(());
@@ -79,28 +79,15 @@ pub(in crate::ops::fused_infer_attention_score) fn check(f: &Facts<'_>) -> Resul
             false => Err(PREFIX_LENGTH.fix),
         },
     );
-    let padded = super::super::padding::given(f) && !f.is_950();
-    require!(
-        call.pse_shift.is_none()
-            && call.key_shared_prefix.is_none()
-            && call.value_shared_prefix.is_none()
-            && !padded,
-        ALONE,
-        "rotary parts with one of them",
-        "none of them",
-    );
-    Ok(())
+    ALONE.forbids([("left padding", padding::given(f) && !f.is_950())])?;
+    ALONE.leaves_out(call, &[Parameter::PseShift])?;
+    ALONE.leaves_out(call, &Parameter::SHARED_PREFIX)
 }
 
 fn shapes(f: &Facts<'_>, q_rope: &TensorDesc, k_rope: &TensorDesc) -> Result<(), Violation> {
     let axes = f.layout.input();
     let want = axes.shape(Extents { dim: 64, ..f.q });
-    require!(
-        q_rope.shape == want,
-        mla::SHAPE,
-        format_args!("queryRope {}", q_rope.shape),
-        want,
-    );
+    mla::SHAPE.takes(Named("queryRope", q_rope.shape), want)?;
     let fits = match f.cache {
         // Beside a list of keys the rotary part has the batch axis that the keys do not have.
         None if f.kv_list => {

@@ -1,0 +1,57 @@
+//! Steps of requests with equally many new tokens by one call with a batch axis.
+
+use ascend_attention::spec::Layout;
+use ascend_attention::{Element, Violation};
+
+use crate::error::Result;
+use crate::rules;
+
+use super::backend::{AttentionBackend, LayerTensors, StepContext};
+use super::program::{StepCall, StepProgram};
+
+/// One call (BSND) a layer over the paged cache, for steps behind cached tokens whose requests add equally many: drafts
+/// that are verified, or one prompt. It takes causal layers and windows, and leaves sinks to packed calls.
+///
+/// On CANN 8.1 it takes FLOAT16, which packed calls do not: verification copies no keys then, as
+/// [`PromptAndIncre`](crate::PromptAndIncre) does.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BatchedQueries;
+
+impl<T: Element> AttentionBackend<T> for BatchedQueries {
+    fn name(&self) -> &'static str {
+        "batched_queries"
+    }
+
+    fn program(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<StepProgram<T>> {
+        first.without_latent()?;
+        let metadata = step.metadata;
+        let mask = step.mask.causality()?;
+        let rows = metadata.q_ends().per_request();
+        let alike = rows
+            .lengths()
+            .windows(2)
+            .all(|pair| pair.first() == pair.last());
+        if !alike || !metadata.state().reads_cache() || first.learnable_sink.is_some() {
+            return Err(Violation::new(
+                &rules::BACKEND_STEP,
+                format_args!(
+                    "{:?} of {} tokens in {} requests, {} sinks",
+                    metadata.state(),
+                    metadata.tokens(),
+                    rows.lengths().len(),
+                    first.with_sinks()
+                ),
+                "as many new tokens in each request, behind cached ones, without sinks",
+                "register a backend for packed queries behind this one",
+            )
+            .into());
+        }
+        let mask = mask.mask(&step.stream.device().masks())?;
+        let lengths = metadata.kv_lengths().clone();
+        Ok(StepCall::batched(Layout::Bsnd, lengths).mask(mask).into())
+    }
+}

@@ -1,0 +1,385 @@
+//! What a step computes, as a backend describes it: calls, and at most one merge of their results.
+
+use std::fmt;
+use std::ops::Range;
+
+use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
+use ascend_attention::merge::PartsOfRows;
+use ascend_attention::spec::Layout;
+use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Mask, Tensor, Violation};
+
+use crate::batch::{MaskedRequest, NamedMask};
+use crate::error::Result;
+use crate::rules;
+
+use super::backend::{AttentionShape, LayerTensors, StepContext, size};
+use super::registry::MemoryLimit;
+use super::step_plan::StepStage;
+
+/// The work of a step: calls of FusedInferAttentionScore, one after the other, and at most one merge of their results
+/// by their log-sum-exps. What no such call computes is a [`StepStage`], which runs before the calls.
+///
+/// A program without a stage can be captured ([`Attention::capture`](crate::Attention::capture)): graphs record its
+/// calls, and take the lengths and block tables of the program of each step.
+#[must_use = "a program does nothing until planned"]
+pub struct StepProgram<T: Element> {
+    pub(super) calls: Vec<StepCall>,
+    /// For all rows of the step the calls that have keys for them; `None` where each call computes rows of its own.
+    pub(super) merge: Option<Vec<PartsOfRows>>,
+    pub(super) stage: Option<Box<dyn StepStage<T>>>,
+    /// The programs of layers that are computed otherwise than others; nothing else is done then.
+    pub(super) by_layer: Option<LayerPrograms<StepProgram<T>>>,
+}
+
+/// Programs of one step, or plans of them, and which of them computes a layer.
+#[derive(Debug)]
+pub(super) struct LayerPrograms<P> {
+    /// Each with its name in errors.
+    pub(super) programs: Vec<(String, P)>,
+    /// The number of each layer's program.
+    pub(super) of_layer: Vec<usize>,
+    /// The most memory of all together.
+    pub(super) limit: Option<MemoryLimit>,
+}
+
+impl<P> LayerPrograms<P> {
+    /// What computes a layer.
+    pub(super) fn get(&self, layer: usize) -> Result<&P, Violation> {
+        let program = self.of_layer.get(layer);
+        match program.and_then(|program| self.programs.get(*program)) {
+            Some((_, program)) => Ok(program),
+            None => Err(Violation::new(
+                &rules::HYBRID_LAYERS,
+                format_args!("layer {layer}"),
+                format_args!("layers below {}", self.of_layer.len()),
+                "divide the layers of the model among the sets",
+            )),
+        }
+    }
+}
+
+impl<T: Element> StepProgram<T> {
+    /// Calls that each compute rows of their own.
+    pub fn new(calls: impl IntoIterator<Item = StepCall>) -> Self {
+        Self {
+            calls: calls.into_iter().collect(),
+            merge: None,
+            stage: None,
+            by_layer: None,
+        }
+    }
+
+    /// A program of several, one of which computes a layer.
+    pub(super) fn by_layer(programs: LayerPrograms<Self>) -> Self {
+        Self {
+            by_layer: Some(programs),
+            ..Self::new([])
+        }
+    }
+
+    /// Merges the results of the packed calls, each of which computes all rows of the step: `rows` names the calls
+    /// that have keys for each row.
+    pub fn merged(mut self, rows: Vec<PartsOfRows>) -> Self {
+        self.merge = Some(rows);
+        self
+    }
+
+    /// Adds work that runs before the calls.
+    pub fn stage(mut self, stage: impl StepStage<T> + 'static) -> Self {
+        self.stage = Some(Box::new(stage));
+        self
+    }
+
+    /// The lengths of each call of a layer.
+    pub(crate) fn lengths(
+        &self,
+        layer: usize,
+    ) -> Result<impl Iterator<Item = CallLengths<'_>>, Violation> {
+        let program = match &self.by_layer {
+            Some(programs) => programs.get(layer)?,
+            None => self,
+        };
+        Ok(program.calls.iter().map(StepCall::lengths))
+    }
+
+    /// The programs of the layers, or this one if it computes them all.
+    fn programs(&self) -> impl Iterator<Item = &Self> {
+        let programs = self.by_layer.iter().flat_map(|layers| &layers.programs);
+        let alone = self.by_layer.is_none().then_some(self);
+        programs.map(|(_, program)| program).chain(alone)
+    }
+
+    /// The calls of all layers.
+    pub(super) fn all_calls(&self) -> impl Iterator<Item = &StepCall> {
+        self.programs().flat_map(|program| &program.calls)
+    }
+
+    /// Refuses a program that differs from this one in more than lengths, blocks and the contents of masks.
+    pub(crate) fn check_form(&self, other: &Self, backend: &str) -> Result<(), Violation> {
+        let alike = |(one, other): (&Self, &Self)| {
+            let mut calls = one.calls.iter().zip(&other.calls);
+            one.calls.len() == other.calls.len()
+                && calls.all(|(one, other)| one.has_form_of(other))
+                && one.merge == other.merge
+                && other.stage.is_none()
+        };
+        let programs = self.programs().count() == other.programs().count();
+        if programs && self.programs().zip(other.programs()).all(alike) {
+            return Ok(());
+        }
+        Err(Violation::new(
+            &rules::GRAPH_BACKEND,
+            format_args!(
+                "calls of the backend `{backend}` whose number, rows or merge depend on the lengths of the step"
+            ),
+            "calls that the captured size fixes",
+            "register a backend such as `Fused` behind it, or compute the step without a graph",
+        ))
+    }
+
+    /// Refuses a program that no graph records: its work does not consist of calls alone.
+    pub(crate) fn check_recordable(&self, backend: &'static str) -> Result<(), Violation> {
+        match self.programs().any(|program| program.stage.is_some()) {
+            false => Ok(()),
+            true => Err(Violation::new(
+                &rules::GRAPH_BACKEND,
+                format_args!("the backend `{backend}`, which copies or waits between its calls"),
+                "calls alone, whose number and rows the captured size fixes",
+                "register a backend such as `Fused` behind it, over a cache of 8 bits `QuantisedDecode`, or compute the step \
+                 without a graph",
+            )),
+        }
+    }
+}
+
+impl<T: Element> From<StepCall> for StepProgram<T> {
+    fn from(call: StepCall) -> Self {
+        Self::new([call])
+    }
+}
+
+impl<T: Element> fmt::Debug for StepProgram<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StepProgram")
+            .field("calls", &self.calls)
+            .field("merge", &self.merge)
+            .field("stage", &self.stage)
+            .field("by_layer", &self.by_layer)
+            .finish()
+    }
+}
+
+/// A call of a [`StepProgram`]: which query rows it takes, over which keys, with which lengths and mask. It takes the
+/// layer's sinks, if there are any.
+#[derive(Clone, Debug)]
+#[must_use = "a call does nothing until it is part of a program"]
+pub struct StepCall {
+    layout: Layout,
+    /// Query rows of the step; `None` for all of them.
+    rows: Option<Range<usize>>,
+    pub(super) keys: CallKeys,
+    /// Ends of the query rows of a packed call; over the step's own keys those of the keys too.
+    q_ends: Option<Cumulative>,
+    /// Keys of each sequence, if they are cached.
+    kv_lengths: PerRequest,
+    pub(super) mask: CallMask,
+    takes_sinks: bool,
+    inner_precise: Option<InnerPrecise>,
+}
+
+/// The keys of a call.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum CallKeys {
+    /// The step's own keys, packed.
+    Own,
+    /// Cached keys, by the step's block table.
+    Cached,
+    /// Cached keys of some requests, by their rows of the step's table.
+    CachedOf(Range<usize>),
+    /// Cached keys in these blocks of each sequence.
+    Blocks(Vec<Vec<usize>>),
+}
+
+/// The mask of a call.
+#[derive(Clone, Debug)]
+pub(super) enum CallMask {
+    Operator(Mask),
+    /// A rule of the caller, over every key of the step's block table.
+    Named(NamedMask, Vec<MaskedRequest>),
+}
+
+impl StepCall {
+    fn new(layout: Layout, q_ends: Option<Cumulative>, kv_lengths: PerRequest) -> Self {
+        Self {
+            layout,
+            rows: None,
+            keys: CallKeys::Cached,
+            q_ends,
+            kv_lengths,
+            mask: CallMask::Operator(Mask::none()),
+            takes_sinks: true,
+            inner_precise: None,
+        }
+    }
+
+    /// A packed call (TND) of all of a step's rows: over the cached keys, or where no token was cached before over
+    /// the step's own.
+    pub fn of_step(step: &StepContext<'_>) -> Self {
+        let metadata = step.metadata;
+        match metadata.state().reads_cache() {
+            true => Self::packed(metadata.q_ends().clone(), metadata.kv_lengths().clone()),
+            false => Self::over_own_keys(metadata.q_ends().clone()),
+        }
+    }
+
+    /// A packed call (TND) over cached keys, with the ends of the query rows and the number of keys of each sequence.
+    pub fn packed(q_ends: Cumulative, kv_lengths: PerRequest) -> Self {
+        Self::new(Layout::Tnd, Some(q_ends), kv_lengths)
+    }
+
+    /// A packed call (TND) over the step's own keys, of which each request has one for each of its rows.
+    pub fn over_own_keys(ends: Cumulative) -> Self {
+        Self {
+            keys: CallKeys::Own,
+            ..Self::new(Layout::Tnd, Some(ends), PerRequest::default())
+        }
+    }
+
+    /// A call with a batch axis (BSH, BSND or BNSD) over cached keys, of requests with equally many query rows, in
+    /// BNSD one each.
+    pub fn batched(layout: Layout, kv_lengths: PerRequest) -> Self {
+        Self::new(layout, None, kv_lengths)
+    }
+
+    /// Takes some rows of the step's query.
+    pub fn rows(mut self, rows: Range<usize>) -> Self {
+        self.rows = Some(rows);
+        self
+    }
+
+    /// Reads the cached keys of some requests, by their rows of the step's block table.
+    pub fn requests(mut self, requests: Range<usize>) -> Self {
+        self.keys = CallKeys::CachedOf(requests);
+        self
+    }
+
+    /// Reads the cached keys in these blocks, a row for each sequence.
+    pub fn blocks(mut self, rows: Vec<Vec<usize>>) -> Self {
+        self.keys = CallKeys::Blocks(rows);
+        self
+    }
+
+    /// Sets a mask of the operator's.
+    pub fn mask(mut self, mask: Mask) -> Self {
+        self.mask = CallMask::Operator(mask);
+        self
+    }
+
+    /// Sets a mask by a rule of the caller.
+    pub(super) fn named_mask(mut self, mask: &NamedMask, requests: Vec<MaskedRequest>) -> Self {
+        self.mask = CallMask::Named(mask.clone(), requests);
+        self
+    }
+
+    /// Leaves the layer's sinks out, which another call counts.
+    pub fn without_sinks(mut self) -> Self {
+        self.takes_sinks = false;
+        self
+    }
+
+    /// Sets the precision of the products.
+    pub fn inner_precise(mut self, inner_precise: InnerPrecise) -> Self {
+        self.inner_precise = Some(inner_precise);
+        self
+    }
+
+    /// The lengths.
+    pub(super) fn lengths(&self) -> CallLengths<'_> {
+        let kv = &self.kv_lengths;
+        match (&self.q_ends, &self.keys) {
+            (Some(q), CallKeys::Own) => CallLengths::PackedDense { q, kv: q },
+            (Some(q), _) => CallLengths::PackedPaged { q, kv },
+            (None, _) => CallLengths::Batched { q: None, kv },
+        }
+    }
+
+    fn sequences(&self) -> usize {
+        let keys = self.kv_lengths.lengths().len();
+        self.q_ends.as_ref().map_or(keys, |ends| ends.ends().len())
+    }
+
+    /// Whether this call differs from another in lengths, blocks and the contents of its mask alone.
+    fn has_form_of(&self, other: &Self) -> bool {
+        let keys = match (&self.keys, &other.keys) {
+            (CallKeys::Blocks(_), CallKeys::Blocks(_)) => true,
+            (one, other) => one == other,
+        };
+        let masks = match (&self.mask, &other.mask) {
+            (CallMask::Operator(one), CallMask::Operator(other)) => {
+                let form =
+                    |mask: &Mask| (mask.sparse_mode(), mask.pre_tokens(), mask.next_tokens());
+                form(one) == form(other)
+            }
+            (CallMask::Named(one, rows), CallMask::Named(other, others)) => {
+                let new = |rows: &[MaskedRequest]| rows.first().map(|request| request.new);
+                one == other && new(rows) == new(others)
+            }
+            _ => false,
+        };
+        let rows = (self.layout, &self.rows, self.sequences(), self.takes_sinks);
+        keys && masks
+            && rows
+                == (
+                    other.layout,
+                    &other.rows,
+                    other.sequences(),
+                    other.takes_sinks,
+                )
+    }
+
+    /// The call under a mask, without lengths.
+    pub(super) fn description(&self, shape: AttentionShape, mask: Mask) -> FusedInferAttention {
+        let call = shape.call(self.layout).mask(mask);
+        match self.inner_precise {
+            Some(inner_precise) => call.inner_precise(inner_precise),
+            None => call,
+        }
+    }
+
+    /// The call's rows of a packed tensor `[tokens, N, D]`, in the axes of its layout.
+    pub(super) fn view<T: Element>(&self, packed: &Tensor<T>) -> Result<Tensor<T>> {
+        let rows = match &self.rows {
+            Some(rows) => &packed.narrow(0, rows.clone())?,
+            None => packed,
+        };
+        let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(rows, axis));
+        let requests = self.sequences();
+        let each = tokens.checked_div(requests).unwrap_or(0);
+        Ok(match self.layout {
+            Layout::Bsh => rows.reshape([requests, each, heads.saturating_mul(dim)])?,
+            Layout::Bsnd => rows.reshape([requests, each, heads, dim])?,
+            Layout::Bnsd => rows.reshape([tokens, heads, 1, dim])?,
+            _ => rows.clone(),
+        })
+    }
+
+    /// The inputs of the call in a layer.
+    pub(super) fn inputs<'a, T: Element>(
+        &self,
+        layer: &LayerTensors<'a, T>,
+        query: &'a Tensor<T>,
+        table: &'a BlockTable,
+    ) -> Inputs<'a, T> {
+        let inputs = match (&self.keys, layer.quantised) {
+            (CallKeys::Own, _) => Inputs::new(query, layer.key, layer.value),
+            (_, None) => layer.cached_keys(query, table),
+            (_, Some(quantised)) => Inputs::new(query, quantised.key(), quantised.value())
+                .paged(table)
+                .quantisation(quantised.quantisation().unwrap_or_default()),
+        };
+        match self.takes_sinks {
+            true => layer.with_sink(inputs),
+            false => inputs,
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! Programs that were checked and prepared: one function queues them, on a stream or into a graph.
+
+use std::fmt;
+
+use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
+use ascend_attention::graph::{Capturing, KeyLimits};
+use ascend_attention::mask::HostMask;
+use ascend_attention::merge::{MergeState, Part, RowMergePlan};
+use ascend_attention::spec::Layout;
+use ascend_attention::{
+    Device, Element, FusedInferAttention, Mask, Output, Plan, Queue, Stream, Tensor, Violation,
+};
+
+use crate::error::Result;
+use crate::rules;
+
+use super::backend::{AttentionBackend, LayerTensors, StepContext, knows_cache, size};
+use super::program::{CallKeys, CallMask, LayerPrograms, StepCall, StepProgram};
+use super::registry::refused_part;
+use super::step_memory::{StepMemory, output_bytes, table_bytes, tensor_bytes};
+
+/// Work of a step that is no call of FusedInferAttentionScore on the step's tensors: copies of keys, other operators,
+/// plans that differ by layer. It runs before the calls of its [`StepProgram`].
+pub trait StepStage<T: Element>: Send + Sync + fmt::Debug {
+    /// The device memory that it needs besides the cache and the tensors of the layers.
+    fn memory(&self) -> StepMemory;
+
+    /// The shape of a layer's output: `[tokens, N, D of the values]`, unless a stage defines another one.
+    fn output_shape(&self, layer: &LayerTensors<'_, T>) -> [usize; 3] {
+        packed_shape(layer)
+    }
+
+    /// Queues the work of a layer, into the layer's output.
+    ///
+    /// # Errors
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors of other shapes; any error of a launch.
+    fn launch_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Tensor<T>,
+    ) -> Result<()>;
+}
+
+/// A step that a backend has prepared: its [`StepProgram`], planned.
+pub struct StepPlan<T: Element> {
+    calls: Vec<PlannedCall>,
+    merge: Option<PlannedMerge<T>>,
+    stage: Option<Box<dyn StepStage<T>>>,
+    by_layer: Option<LayerPrograms<StepPlan<T>>>,
+}
+
+/// A call of a program, planned.
+struct PlannedCall {
+    call: StepCall,
+    /// The call without lengths.
+    description: FusedInferAttention,
+    plan: Plan,
+    /// Its table, unless that is the step's.
+    table: Option<BlockTable>,
+    /// The tensor of a named mask that graphs fill for each step.
+    mask: Option<Tensor<i8>>,
+    /// Bytes of its own table and of a named mask.
+    held_bytes: usize,
+}
+
+/// The merge of a program, planned.
+struct PlannedMerge<T: Element> {
+    plan: RowMergePlan,
+    device: Device,
+    /// Bytes of the parts and of the merged log-sum-exps, which each layer holds.
+    layer_bytes: usize,
+    /// The parts that a graph writes; none where each layer makes its own.
+    parts: Vec<Output<T>>,
+    /// The merged log-sum-exps that a graph writes.
+    lse: Option<Tensor<f32>>,
+}
+
+fn packed_shape<T: Element>(layer: &LayerTensors<'_, T>) -> [usize; 3] {
+    let (query, value) = (layer.query, layer.value);
+    [size(query, 0), size(query, 1), size(value, 2)]
+}
+
+/// The output of a call that computes the attention alone, into a tensor.
+pub(crate) fn attention_alone<T: Element>(attention: Tensor<T>) -> Output<T> {
+    Output {
+        attention,
+        softmax_lse: None,
+    }
+}
+
+impl PlannedCall {
+    /// Plans a call. With `columns` its table and its named mask have room for other steps of a graph, whose tables
+    /// have as many columns.
+    fn new<T: Element>(
+        call: StepCall,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+        (columns, lse): (Option<usize>, bool),
+    ) -> Result<Self> {
+        let (stream, block_size) = (step.stream, step.block_table.block_size());
+        let device = stream.device();
+        let table = match (&call.keys, columns) {
+            (CallKeys::Own | CallKeys::Cached, _) => None,
+            (CallKeys::CachedOf(requests), _) => Some(step.block_table.rows(requests.clone())?),
+            (CallKeys::Blocks(rows), None) => {
+                Some(BlockTable::from_rows(stream, rows, block_size)?)
+            }
+            (CallKeys::Blocks(rows), Some(columns)) => {
+                let table = BlockTable::zeroed(device, rows.len(), columns, block_size)?;
+                table.overwrite(stream, rows)?;
+                Some(table)
+            }
+        };
+        let of_blocks = table
+            .as_ref()
+            .filter(|_| matches!(call.keys, CallKeys::Blocks(_)));
+        let mut held_bytes = of_blocks.map_or(0, table_bytes);
+        let (mask, tensor) = match (&call.mask, columns) {
+            (CallMask::Operator(mask), _) => (mask.clone(), None),
+            (CallMask::Named(mask, requests), None) => {
+                let mask = mask.of(device, requests, mask_columns(step.block_table))?;
+                held_bytes = held_bytes.saturating_add(mask.tensor_bytes());
+                (mask, None)
+            }
+            (CallMask::Named(mask, requests), Some(_)) => {
+                let host = mask.on_host(requests, mask_columns(step.block_table))?;
+                let tensor = Tensor::<i8>::empty(device, host.shape())?;
+                tensor.overwrite_bytes(stream, host.bytes())?;
+                (Mask::all_mask(tensor.clone()), Some(tensor))
+            }
+        };
+        let description = call.description(step.shape, mask).softmax_lse(lse);
+        let query = call.view(first.query)?;
+        let inputs = call.inputs(first, &query, table.as_ref().unwrap_or(step.block_table));
+        let plan = call.lengths().apply(description.clone()).plan(inputs)?;
+        Ok(Self {
+            call,
+            description,
+            plan,
+            table,
+            mask: tensor,
+            held_bytes,
+        })
+    }
+}
+
+/// Keys of a named mask's row: the tokens of every block in a row of the table.
+fn mask_columns(table: &BlockTable) -> usize {
+    table.columns().saturating_mul(table.block_size())
+}
+
+impl<T: Element> StepPlan<T> {
+    /// Prepares a step with a backend, for layers whose tensors have the shapes of `first`.
+    ///
+    /// # Errors
+    /// The reason why the backend cannot serve the step: a broken rule of the operator, or a refusal of its own.
+    /// Nothing is launched.
+    pub fn new(
+        backend: &(impl AttentionBackend<T> + ?Sized),
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Self> {
+        knows_cache(backend, step, first)?;
+        Self::of_program(backend.program(step, first)?, step, first, None)
+    }
+
+    /// Prepares a program. With `columns` it has room for the programs of a graph's steps, whose tables have as many
+    /// columns.
+    pub(crate) fn of_program(
+        program: StepProgram<T>,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+        columns: Option<usize>,
+    ) -> Result<Self> {
+        let by_layer = match program.by_layer {
+            None => None,
+            Some(programs) => Some(Self::of_layers(programs, step, first, columns)?),
+        };
+        let merged = program.merge.is_some();
+        let calls = program.calls.into_iter();
+        let calls = calls.map(|call| PlannedCall::new(call, step, first, (columns, merged)));
+        let calls: Vec<_> = calls.collect::<Result<_>>()?;
+        let merge = match program.merge {
+            None => None,
+            Some(rows) => {
+                let outputs = calls.iter().map(|call| call.plan.output());
+                let outputs: Vec<Output<T>> = outputs.collect::<Result<_, _>>()?;
+                let parts = outputs.iter().map(Part::of);
+                let parts: Vec<_> = parts.collect::<Result<_, _>>()?;
+                let plan = MergeState::new(Layout::Tnd).rows(&rows).plan(&parts)?;
+                let device = step.stream.device().clone();
+                let lse = lse_like(&device, &outputs)?;
+                let parts = outputs.iter().map(output_bytes);
+                Some(PlannedMerge {
+                    plan,
+                    device,
+                    layer_bytes: parts.fold(tensor_bytes(&lse), usize::saturating_add),
+                    lse: columns.map(|_| lse),
+                    parts: match columns {
+                        Some(_) => outputs,
+                        None => Vec::new(),
+                    },
+                })
+            }
+        };
+        Ok(Self {
+            calls,
+            merge,
+            stage: program.stage,
+            by_layer,
+        })
+    }
+
+    fn of_layers(
+        layers: LayerPrograms<StepProgram<T>>,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+        columns: Option<usize>,
+    ) -> Result<LayerPrograms<Self>> {
+        let LayerPrograms {
+            programs,
+            of_layer,
+            limit,
+        } = layers;
+        let programs = programs.into_iter().map(|(name, program)| {
+            let plan = Self::of_program(program, step, first, columns);
+            let plan = plan.map_err(|why| refused_part(&name, why, step.stream.device()))?;
+            Ok((name, plan))
+        });
+        let layers = LayerPrograms {
+            programs: programs.collect::<Result<_>>()?,
+            of_layer,
+            limit,
+        };
+        if let Some(limit) = limit {
+            limit.admits(memory_of(&layers))?;
+        }
+        Ok(layers)
+    }
+
+    /// The plan of a layer.
+    fn of_layer(&self, layer: &LayerTensors<'_, T>) -> Result<&Self, Violation> {
+        match &self.by_layer {
+            None => Ok(self),
+            Some(layers) => layers.get(layer.layer),
+        }
+    }
+
+    /// The device memory that the plan needs besides the cache and the tensors of the layers. The output of a layer
+    /// is the caller's ([`StepPlan::launch_into`]). [`Backends::memory_limit`](crate::Backends::memory_limit)
+    /// compares with it.
+    pub fn memory(&self) -> StepMemory {
+        if let Some(layers) = &self.by_layer {
+            return memory_of(layers);
+        }
+        let merge = self.merge.as_ref();
+        let calls = self.calls.iter().map(|call| call.plan.workspace_bytes());
+        let workspaces = calls.chain(merge.map(|merge| merge.plan.workspace_bytes()));
+        let own = StepMemory::of_calls(workspaces)
+            .holding(self.calls.iter().map(|call| call.held_bytes))
+            .taking(merge.map(|merge| merge.layer_bytes));
+        match &self.stage {
+            Some(stage) => own.then(stage.memory()),
+            None => own,
+        }
+    }
+
+    /// Queues the attention of a layer.
+    ///
+    /// # Errors
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors of other shapes; any error of the launch.
+    pub fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
+        let shape = match &self.of_layer(layer)?.stage {
+            Some(stage) => stage.output_shape(layer),
+            None => packed_shape(layer),
+        };
+        let mut output = Tensor::empty(step.stream.device(), shape)?;
+        self.launch_into(step, layer, &mut output)?;
+        Ok(output)
+    }
+
+    /// Queues the attention of a layer into an output tensor of the caller, of the query's shape; for latent
+    /// attention of the shape that its form says.
+    ///
+    /// # Errors
+    /// As for [`StepPlan::launch`], also for an output of another shape.
+    pub fn launch_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Tensor<T>,
+    ) -> Result<()> {
+        let plan = self.of_layer(layer)?;
+        if let Some(stage) = &plan.stage {
+            stage.launch_into(step, layer, output)?;
+        }
+        let stream = step.stream;
+        plan.queue(
+            stream,
+            step.block_table,
+            layer,
+            output,
+            |call, inputs, output| Ok(call.plan.launch_into(stream, inputs, output)?),
+        )
+    }
+
+    /// Queues the calls of a layer, each by `launch`, and the merge of their results.
+    fn queue(
+        &self,
+        queue: &impl Queue,
+        block_table: &BlockTable,
+        layer: &LayerTensors<'_, T>,
+        output: &Tensor<T>,
+        mut launch: impl FnMut(&PlannedCall, Inputs<'_, T>, &mut Output<T>) -> Result<()>,
+    ) -> Result<()> {
+        let mut parts = Vec::new();
+        for (at, planned) in self.calls.iter().enumerate() {
+            let PlannedCall { call, plan, .. } = planned;
+            let mut target = match &self.merge {
+                None => attention_alone(call.view(output)?),
+                Some(merge) => match merge.parts.get(at) {
+                    Some(part) => part.clone(),
+                    None => plan.output()?,
+                },
+            };
+            let query = call.view(layer.query)?;
+            let table = planned.table.as_ref().unwrap_or(block_table);
+            launch(planned, call.inputs(layer, &query, table), &mut target)?;
+            if self.merge.is_some() {
+                parts.push(target);
+            }
+        }
+        let Some(merge) = &self.merge else {
+            return Ok(());
+        };
+        let lse = match &merge.lse {
+            Some(lse) => lse.clone(),
+            None => lse_like(&merge.device, &parts)?,
+        };
+        let mut merged = Output {
+            attention: output.clone(),
+            softmax_lse: Some(lse),
+        };
+        let parts = parts.iter().map(Part::of);
+        let parts: Vec<_> = parts.collect::<Result<_, _>>()?;
+        Ok(merge.plan.launch_into(queue, &parts, &mut merged)?)
+    }
+
+    /// Records the calls of a layer into a graph, whose replays take the lengths of their steps, within these limits.
+    pub(crate) fn record(
+        &self,
+        capture: &Capturing<'_>,
+        block_table: &BlockTable,
+        layer: &LayerTensors<'_, T>,
+        output: &Tensor<T>,
+        limits: KeyLimits,
+    ) -> Result<()> {
+        let longest = limits.keys.min(mask_columns(block_table));
+        let plan = self.of_layer(layer)?;
+        plan.queue(
+            capture,
+            block_table,
+            layer,
+            output,
+            |planned, inputs, output| {
+                let description = &planned.description;
+                let call = match planned.call.lengths() {
+                    CallLengths::PackedPaged { q, .. } => {
+                        capture.attention_within(description, q, limits, inputs)
+                    }
+                    CallLengths::Batched { kv, .. } => {
+                        let kv = &PerRequest::new(vec![longest; kv.lengths().len()])?;
+                        let longest = CallLengths::Batched { q: None, kv };
+                        capture.attention(description, longest, inputs)
+                    }
+                    own => capture.attention(description, own, inputs),
+                };
+                Ok(capture.launch_into(call?, inputs, output)?)
+            },
+        )
+    }
+
+    /// The contents of the named masks of a step's program, on the host.
+    pub(crate) fn host_masks(
+        &self,
+        program: &StepProgram<T>,
+        block_table: &BlockTable,
+    ) -> Result<Vec<Option<HostMask>>> {
+        let columns = mask_columns(block_table);
+        let masks = program.all_calls().map(|call| match &call.mask {
+            CallMask::Operator(_) => Ok(None),
+            CallMask::Named(mask, requests) => mask.on_host(requests, columns).map(Some),
+        });
+        masks.collect()
+    }
+
+    /// Puts the tables and masks of a step's program into those that a graph reads, which waits for the stream.
+    pub(crate) fn refill(
+        &self,
+        stream: &Stream,
+        program: &StepProgram<T>,
+        masks: &[Option<HostMask>],
+    ) -> Result<()> {
+        let layers = self.by_layer.iter().flat_map(|layers| &layers.programs);
+        let planned = layers.flat_map(|(_, plan)| &plan.calls).chain(&self.calls);
+        for ((planned, call), mask) in planned.zip(program.all_calls()).zip(masks) {
+            if let (Some(table), CallKeys::Blocks(rows)) = (&planned.table, &call.keys) {
+                table.overwrite(stream, rows)?;
+            }
+            if let (Some(tensor), Some(mask)) = (&planned.mask, mask) {
+                tensor.overwrite_bytes(stream, mask.bytes())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The memory of plans of which each layer runs one.
+fn memory_of<T: Element>(layers: &LayerPrograms<StepPlan<T>>) -> StepMemory {
+    let plans = layers.programs.iter().map(|(_, plan)| plan.memory());
+    plans.fold(StepMemory::default(), StepMemory::beside)
+}
+
+/// Log-sum-exps of the shape of the first part's.
+fn lse_like<T: Element>(device: &Device, parts: &[Output<T>]) -> Result<Tensor<f32>> {
+    let lse = parts.first().and_then(|part| part.softmax_lse.as_ref());
+    let Some(lse) = lse else {
+        return Err(Violation::new(
+            &rules::ARGUMENT_VALUE,
+            "a merge of no calls",
+            "1 call or more",
+            "leave the merge out where nothing is computed",
+        )
+        .into());
+    };
+    Ok(Tensor::empty(device, lse.shape())?)
+}
+
+impl<T: Element> fmt::Debug for StepPlan<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let calls = self.calls.iter().map(|planned| &planned.call);
+        f.debug_struct("StepPlan")
+            .field("calls", &calls.collect::<Vec<_>>())
+            .field("merge", &self.merge.as_ref().map(|merge| &merge.plan))
+            .field("stage", &self.stage)
+            .finish()
+    }
+}
