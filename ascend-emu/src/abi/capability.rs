@@ -27,7 +27,7 @@ pub unsafe extern "C" fn aclGetDeviceCapability(
     answer!(value, {
         device(NAME, deviceId)?;
         let chip = context::chip();
-        let found = match deviceInfo {
+        match deviceInfo {
             aclDeviceInfo::ACL_DEVICE_INFO_AI_CORE_NUM => i64::from(chip.cube_cores),
             aclDeviceInfo::ACL_DEVICE_INFO_VECTOR_CORE_NUM => i64::from(chip.vector_cores),
             aclDeviceInfo::ACL_DEVICE_INFO_L2_SIZE => chip.cache,
@@ -35,8 +35,7 @@ pub unsafe extern "C" fn aclGetDeviceCapability(
                 let what = format!("{NAME}: deviceInfo");
                 return Err(refuse(&what, other, "an aclDeviceInfo, 0 to 2"));
             }
-        };
-        found
+        }
     })
 }
 
@@ -104,7 +103,7 @@ pub unsafe extern "C" fn aclrtGetDeviceInfo(
         let chip = context::chip();
         let soc = machine().target.soc;
         let threads = Attr::ACL_DEV_ATTR_WARP_SIZE.0..=Attr::ACL_DEV_ATTR_MAX_BLOCK_DIM_Z.0;
-        let found = match attr {
+        match attr {
             Attr::ACL_DEV_ATTR_AICPU_CORE_NUM => i64::from(chip.cpu_cores),
             Attr::ACL_DEV_ATTR_AICORE_CORE_NUM | Attr::ACL_DEV_ATTR_CUBE_CORE_NUM => {
                 i64::from(chip.cube_cores)
@@ -126,8 +125,7 @@ pub unsafe extern "C" fn aclrtGetDeviceInfo(
                      number and architecture"
                 ));
             }
-        };
-        found
+        }
     })
 }
 

@@ -132,8 +132,7 @@ pub unsafe extern "C" fn aclrtGetErrorVerbose(
         context::known_device(deviceId)?;
         // SAFETY: all members are numbers and pointers, for which zero is a value. Zero is ACL_RT_NO_ERROR, without
         // details and with nothing to repair.
-        let healthy = unsafe { MaybeUninit::<aclrtErrorInfo>::zeroed().assume_init() };
-        healthy
+        unsafe { MaybeUninit::<aclrtErrorInfo>::zeroed().assume_init() }
     })
 }
 

@@ -77,12 +77,11 @@ pub unsafe extern "C" fn aclrtQueryEventStatus(
     status: *mut aclrtEventRecordedStatus,
 ) -> aclError {
     answer!(status, {
-        let found = if EVENTS.get(event)?.query("aclrtQueryEventStatus")? {
+        if EVENTS.get(event)?.query("aclrtQueryEventStatus")? {
             aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_COMPLETE
         } else {
             aclrtEventRecordedStatus::ACL_EVENT_RECORDED_STATUS_NOT_READY
-        };
-        found
+        }
     })
 }
 
@@ -91,15 +90,14 @@ pub unsafe extern "C" fn aclrtQueryEventWaitStatus(
     status: *mut aclrtEventWaitStatus,
 ) -> aclError {
     answer!(status, {
-        let found = if EVENTS
+        if EVENTS
             .get(event)?
             .query_waits("aclrtQueryEventWaitStatus")?
         {
             aclrtEventWaitStatus::ACL_EVENT_WAIT_STATUS_COMPLETE
         } else {
             aclrtEventWaitStatus::ACL_EVENT_WAIT_STATUS_NOT_READY
-        };
-        found
+        }
     })
 }
 
@@ -109,9 +107,7 @@ pub unsafe extern "C" fn aclrtEventElapsedTime(
     endEvent: aclrtEvent,
 ) -> aclError {
     answer!(ms, {
-        let elapsed =
-            CapturableEvent::elapsed_ms(&*EVENTS.get(startEvent)?, &*EVENTS.get(endEvent)?)?;
-        elapsed
+        CapturableEvent::elapsed_ms(&*EVENTS.get(startEvent)?, &*EVENTS.get(endEvent)?)?
     })
 }
 
@@ -119,8 +115,5 @@ pub unsafe extern "C" fn aclrtEventGetTimestamp(
     event: aclrtEvent,
     timestamp: *mut u64,
 ) -> aclError {
-    answer!(timestamp, {
-        let found = EVENTS.get(event)?.timestamp()?;
-        found
-    })
+    answer!(timestamp, EVENTS.get(event)?.timestamp()?)
 }

@@ -51,8 +51,7 @@ pub unsafe extern "C" fn aclrtGetStreamResLimit(
     answer!(value, {
         let cores = CoreKind::new(NAME, type_)?;
         let stream = self::stream(NAME, stream)?;
-        let cores = limits::of_stream(&stream.settings.limits, (current()?.device, chip()), cores);
-        cores
+        limits::of_stream(&stream.settings.limits, (current()?.device, chip()), cores)
     })
 }
 
@@ -106,8 +105,7 @@ pub unsafe extern "C" fn aclrtGetResInCurrentThread(
 ) -> aclError {
     answer!(value, {
         let cores = CoreKind::new("aclrtGetResInCurrentThread", type_)?;
-        let cores = limits::of_thread((current()?.device, chip()), cores);
-        cores
+        limits::of_thread((current()?.device, chip()), cores)
     })
 }
 

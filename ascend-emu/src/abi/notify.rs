@@ -60,10 +60,7 @@ pub unsafe extern "C" fn aclrtWaitAndResetNotify(
 }
 
 pub unsafe extern "C" fn aclrtGetNotifyId(notify: aclrtNotify, notifyId: *mut u32) -> aclError {
-    answer!(notifyId, {
-        let id = NOTIFIES.get(notify)?.id;
-        id
-    })
+    answer!(notifyId, NOTIFIES.get(notify)?.id)
 }
 
 /// The address of a value in device memory.

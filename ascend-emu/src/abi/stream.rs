@@ -95,12 +95,11 @@ pub unsafe extern "C" fn aclrtStreamQuery(
     const NAME: &str = "aclrtStreamQuery";
     answer!(status, {
         let over = self::stream(NAME, stream)?.query(NAME)?;
-        let found = if over {
+        if over {
             aclrtStreamStatus::ACL_STREAM_STATUS_COMPLETE
         } else {
             aclrtStreamStatus::ACL_STREAM_STATUS_NOT_READY
-        };
-        found
+        }
     })
 }
 
@@ -224,10 +223,9 @@ pub unsafe extern "C" fn aclrtGetStreamAttribute(
             other => return Err(unknown(NAME, other)),
         };
         // The rest of the 16 bytes is zero, so that the mode of 8 bytes is right as well.
-        let filled = aclrtStreamAttrValue {
+        aclrtStreamAttrValue {
             reserve: [word, 0, 0, 0],
-        };
-        filled
+        }
     })
 }
 

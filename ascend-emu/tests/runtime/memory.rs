@@ -99,7 +99,7 @@ fn arguments_out_of_order_are_named() {
         fails(aclrtFree(null_mut()), 100_000, &["null"]);
         fails(aclrtFree(h), 107_000, &["was not allocated"]);
         let inside = at.wrapping_byte_add(8);
-        fails(aclrtFree(inside), 107_000, &["lies inside"]);
+        fails(aclrtFree(inside), 107_000, &["is inside"]);
         fails(aclrtFreeHost(at), 107_000, &["device memory", "aclrtFree"]);
         free(at);
         fails(aclrtFree(at), 107_000, &["already freed"]);

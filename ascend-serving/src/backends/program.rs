@@ -1,6 +1,7 @@
 //! What a step computes, as a backend describes it: calls, and at most one merge of their results.
 
 use std::fmt;
+use std::iter;
 use std::ops::Range;
 
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
@@ -43,6 +44,11 @@ pub(super) struct LayerPrograms<P> {
 }
 
 impl<P> LayerPrograms<P> {
+    /// The programs.
+    pub(super) fn all(&self) -> impl Iterator<Item = &P> {
+        self.programs.iter().map(|(_, program)| program)
+    }
+
     /// What computes a layer.
     pub(super) fn get(&self, layer: usize) -> Result<&P, Violation> {
         let program = self.of_layer.get(layer);
@@ -95,18 +101,23 @@ impl<T: Element> StepProgram<T> {
         &self,
         layer: usize,
     ) -> Result<impl Iterator<Item = CallLengths<'_>>, Violation> {
-        let program = match &self.by_layer {
-            Some(programs) => programs.get(layer)?,
-            None => self,
-        };
-        Ok(program.calls.iter().map(StepCall::lengths))
+        Ok(self.of_layer(layer)?.calls.iter().map(StepCall::lengths))
+    }
+
+    /// The program of a layer.
+    fn of_layer(&self, layer: usize) -> Result<&Self, Violation> {
+        match &self.by_layer {
+            None => Ok(self),
+            Some(layers) => layers.get(layer)?.of_layer(layer),
+        }
     }
 
     /// The programs of the layers, or this one if it computes them all.
-    fn programs(&self) -> impl Iterator<Item = &Self> {
-        let programs = self.by_layer.iter().flat_map(|layers| &layers.programs);
-        let alone = self.by_layer.is_none().then_some(self);
-        programs.map(|(_, program)| program).chain(alone)
+    fn programs(&self) -> Box<dyn Iterator<Item = &Self> + '_> {
+        match &self.by_layer {
+            None => Box::new(iter::once(self)),
+            Some(layers) => Box::new(layers.all().flat_map(Self::programs)),
+        }
     }
 
     /// The calls of all layers.
@@ -203,7 +214,7 @@ pub(super) enum CallKeys {
 /// The mask of a call.
 #[derive(Clone, Debug)]
 pub(super) enum CallMask {
-    Operator(Mask),
+    Operator(Box<Mask>),
     /// A rule of the caller, over every key of the step's block table.
     Named(NamedMask, Vec<MaskedRequest>),
 }
@@ -216,7 +227,7 @@ impl StepCall {
             keys: CallKeys::Cached,
             q_ends,
             kv_lengths,
-            mask: CallMask::Operator(Mask::none()),
+            mask: CallMask::Operator(Box::new(Mask::none())),
             takes_sinks: true,
             inner_precise: None,
         }
@@ -271,7 +282,7 @@ impl StepCall {
 
     /// Sets a mask of the operator's.
     pub fn mask(mut self, mask: Mask) -> Self {
-        self.mask = CallMask::Operator(mask);
+        self.mask = CallMask::Operator(Box::new(mask));
         self
     }
 

@@ -1,6 +1,7 @@
 //! Programs that were checked and prepared: one function queues them, on a stream or into a graph.
 
 use std::fmt;
+use std::iter;
 
 use ascend_attention::attention::{BlockTable, CallLengths, Inputs, PerRequest};
 use ascend_attention::graph::{Capturing, KeyLimits};
@@ -117,7 +118,7 @@ impl PlannedCall {
             .filter(|_| matches!(call.keys, CallKeys::Blocks(_)));
         let mut held_bytes = of_blocks.map_or(0, table_bytes);
         let (mask, tensor) = match (&call.mask, columns) {
-            (CallMask::Operator(mask), _) => (mask.clone(), None),
+            (CallMask::Operator(mask), _) => (Mask::clone(mask), None),
             (CallMask::Named(mask, requests), None) => {
                 let mask = mask.of(device, requests, mask_columns(step.block_table))?;
                 held_bytes = held_bytes.saturating_add(mask.tensor_bytes());
@@ -239,11 +240,19 @@ impl<T: Element> StepPlan<T> {
         Ok(layers)
     }
 
+    /// The plans of the layers, or this one if it computes them all.
+    fn plans(&self) -> Box<dyn Iterator<Item = &Self> + '_> {
+        match &self.by_layer {
+            None => Box::new(iter::once(self)),
+            Some(layers) => Box::new(layers.all().flat_map(Self::plans)),
+        }
+    }
+
     /// The plan of a layer.
     fn of_layer(&self, layer: &LayerTensors<'_, T>) -> Result<&Self, Violation> {
         match &self.by_layer {
             None => Ok(self),
-            Some(layers) => layers.get(layer.layer),
+            Some(layers) => layers.get(layer.layer)?.of_layer(layer),
         }
     }
 
@@ -402,8 +411,7 @@ impl<T: Element> StepPlan<T> {
         program: &StepProgram<T>,
         masks: &[Option<HostMask>],
     ) -> Result<()> {
-        let layers = self.by_layer.iter().flat_map(|layers| &layers.programs);
-        let planned = layers.flat_map(|(_, plan)| &plan.calls).chain(&self.calls);
+        let planned = self.plans().flat_map(|plan| &plan.calls);
         for ((planned, call), mask) in planned.zip(program.all_calls()).zip(masks) {
             if let (Some(table), CallKeys::Blocks(rows)) = (&planned.table, &call.keys) {
                 table.overwrite(stream, rows)?;
@@ -418,7 +426,7 @@ impl<T: Element> StepPlan<T> {
 
 /// The memory of plans of which each layer runs one.
 fn memory_of<T: Element>(layers: &LayerPrograms<StepPlan<T>>) -> StepMemory {
-    let plans = layers.programs.iter().map(|(_, plan)| plan.memory());
+    let plans = layers.all().map(StepPlan::memory);
     plans.fold(StepMemory::default(), StepMemory::beside)
 }
 

@@ -122,8 +122,17 @@ fn graphs_have_the_calls_of_the_backend_that_serves_the_step() {
         LayerSet::new([0], "fused"),
         LayerSet::new([1], "paged_decode"),
     ];
-    let hybrid = none().with(Hybrid::new(LAYERS, both(), sets).unwrap());
-    assert_eq!(replayed(&stream, hybrid, Causality::Causal, 1), "hybrid");
+    let hybrid = || Hybrid::new(LAYERS, both(), sets.clone()).unwrap();
+    let once = none().with(hybrid());
+    assert_eq!(replayed(&stream, once, Causality::Causal, 1), "hybrid");
+    // One of a hybrid's backends may be a hybrid.
+    let inner = none().with(hybrid()).with(PagedDecode);
+    let sets = [
+        LayerSet::new([0], "hybrid"),
+        LayerSet::new([1], "paged_decode"),
+    ];
+    let twice = none().with(Hybrid::new(LAYERS, inner, sets).unwrap());
+    assert_eq!(replayed(&stream, twice, Causality::Causal, 1), "hybrid");
 }
 
 /// Backends whose calls depend on the lengths of a step are passed over, and named where no other is left.

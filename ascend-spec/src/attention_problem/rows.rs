@@ -1,4 +1,4 @@
-//! Where rows of queries, keys, values and outputs are in memory.
+//! Where rows of queries, keys, values and outputs are in memory: in tensors, pages, and tensors of a few scalars.
 
 use super::{AttentionProblem, TensorRole, size};
 use crate::layout::{Axes, Extents, View};

@@ -230,7 +230,9 @@ macro_rules! declared_operators {
             ) -> Result<(), Violation> {
                 match self {
                     $(Self::$variant(arguments) => match crate::ops::$module::$variant::version(version) {
-                        Some(version) => crate::ops::$module::$variant::check_contents(arguments, version, target, integers),
+                        Some(version) => {
+                            crate::ops::$module::$variant::check_contents(arguments, version, target, integers)
+                        }
                         None => Ok(()),
                     })*
                 }

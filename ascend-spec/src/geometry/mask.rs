@@ -1,4 +1,4 @@
-//! The geometry of the sparse modes: a union of bands.
+//! The geometry of the sparse modes: a union of bands, and the runs of keys that a row sees.
 
 use super::Tile;
 use super::region::Region;

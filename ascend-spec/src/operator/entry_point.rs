@@ -1,4 +1,4 @@
-//! The parameters of one entry point of an operator.
+//! The parameters of one entry point or one version of an operator.
 
 use super::{DeclaredParameter, ParameterInfo};
 

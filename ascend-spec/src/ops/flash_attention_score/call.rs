@@ -1,4 +1,4 @@
-//! What an entry point reads of a call.
+//! What an entry point reads of a call, and the outputs that its inputs imply.
 
 use super::rules::heads::HeadDims;
 use super::{FlashAttentionCall, InputLayout, Version};

@@ -1,4 +1,5 @@
-//! Limits and defaults of a call of FusedInferAttentionScore.
+//! A call of FusedInferAttentionScore: its limits and defaults, who judges it, and what is known of it once it holds
+//! every rule.
 
 use super::{Cache, FiaCall};
 use crate::attention_problem::AttentionProblem;

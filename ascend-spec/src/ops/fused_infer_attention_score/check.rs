@@ -1,10 +1,10 @@
-//! The order of the rules, and the resolution of a call that holds them.
+//! The order of the rules, and the resolution of a call that holds them or is only measured.
 
 use super::resolve::{Verdict, resolve};
 use super::routing::Routing;
 use super::rules::{
-    Facts, antiquant, ascend950, entry, heads, lengths, lists, mask, mla, mla_antiquant, mla_int8,
-    output, packed, padding, paged, prefix, pse, quant, sink, split_fuse, unified,
+    Facts, antiquant, ascend950, entry, heads, lengths, lists, mask, mla, mla_quantised, output,
+    packed, padding, paged, prefix, pse, quant, sink, split_fuse, unified,
 };
 use super::{Cache, CheckedCall, Checker, FiaCall, Route, Version};
 use crate::attention_problem::{MaskUse, Work};
@@ -307,9 +307,9 @@ fn decode(f: &Facts<'_>) -> Result<Verdict, Violation> {
     let full_quant = f.query.dtype == DType::Int8 && f.rope();
     if mla::unified(f) || full_quant {
         if full_quant {
-            mla_int8::full_quant(f)?;
-            if mla_int8::tree(f) {
-                return Ok((Work::Attend, SparseMode::Tree, mla_int8::tree_use(f)));
+            mla_quantised::full_quant(f)?;
+            if mla_quantised::tree(f) {
+                return Ok((Work::Attend, SparseMode::Tree, mla_quantised::tree_use(f)));
             }
         } else {
             mla::absorbed(f)?;
@@ -326,7 +326,7 @@ fn decode(f: &Facts<'_>) -> Result<Verdict, Violation> {
         return Ok((Work::Attend, SparseMode::DefaultMask, MaskUse::None));
     }
     if f.rope() && f.antiquant() {
-        mla_antiquant::antiquant(f)?;
+        mla_quantised::antiquant(f)?;
     }
     entry::query_scale(f.call, f.antiquant())?;
     heads::counts(f)?;

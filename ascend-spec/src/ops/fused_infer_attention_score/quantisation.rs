@@ -1,4 +1,4 @@
-//! The scales and offsets of a call as grids.
+//! Kinds of quantisation, and the scales and offsets of a call as grids.
 
 use super::rules::{Facts, output};
 use super::{Argument, FiaCall};

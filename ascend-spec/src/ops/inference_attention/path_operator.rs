@@ -1,4 +1,4 @@
-//! What an operator that is one path of FusedInferAttentionScore says of itself.
+//! What an operator that is one path of FusedInferAttentionScore says of itself, and the rules that each such one has.
 
 /// Makes an operator that is one path of FusedInferAttentionScore, in a module that has its arguments, its versions
 /// and its `rules`: which of its parameters stand for those of FusedInferAttentionScore (the `same` ones have the

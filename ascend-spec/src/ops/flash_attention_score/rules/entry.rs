@@ -1,4 +1,4 @@
-//! What every call needs before any argument is compared with another.
+//! What every call needs before shapes are compared: an entry point, required arguments, formats and types.
 
 use super::{Report, lint};
 use crate::allowed::Outcome;

@@ -1,4 +1,4 @@
-//! Numbers of heads and head dimensions.
+//! Numbers of heads, head dimensions, and sinks: one extra logit a head.
 
 use crate::allowed::{MultiplesOf, Named, Noted};
 use crate::ops::flash_attention_score::facts::{Facts, Required};

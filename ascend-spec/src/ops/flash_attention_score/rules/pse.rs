@@ -1,4 +1,4 @@
-//! Position bias: `realShift` and `pseType`.
+//! Position bias: `realShift`, `pseType`, and the first positions that slopes use.
 
 use super::{Report, lint};
 use crate::ops::flash_attention_score::bias::BiasForm;

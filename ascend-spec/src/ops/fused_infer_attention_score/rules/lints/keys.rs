@@ -1,4 +1,4 @@
-//! Keys and values that are not checked, and limits that only the documents know.
+//! Keys, values and rotary parts that are not checked, and limits that only the documents know.
 
 use super::{Report, lint};
 use crate::allowed::{Named, Outcome};

@@ -1,4 +1,4 @@
-//! Length arrays.
+//! Length arrays, left padding and shared prefix.
 
 use super::{Report, lint};
 use crate::DType;

@@ -1,4 +1,4 @@
-//! Mask, sparse mode and token window.
+//! Mask, sparse mode, token window and position bias.
 
 use super::{Caller, Report, lint};
 use crate::attention_problem::MaskUse;

@@ -1,4 +1,4 @@
-//! Outputs.
+//! Outputs and `innerPrecise`.
 
 use super::{Report, lint};
 use crate::allowed::Outcome;

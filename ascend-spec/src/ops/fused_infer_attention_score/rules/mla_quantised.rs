@@ -1,11 +1,15 @@
-//! The absorbed form of multi-head latent attention with an INT8 query; its rules stand with the others in `mla`.
+//! The absorbed form of multi-head latent attention with an INT8 query, and with a half-precision query over a
+//! quantised cache; its rules stand with the others in `mla`.
 
-use super::mla::{CACHE, FULL_QUANT, LSE, MODE, OUT, PRECISE, TREE, dims, paired};
+use super::mla::{
+    ALONE, CACHE, FULL_QUANT, LSE, MODE, OUT, PAGED, PRECISE, TREE, block_size, caches, dims,
+    paired,
+};
 use super::unified::masks::{TREE_MODE, drafts};
-use super::{Facts, Given, packed};
+use super::{Facts, Given, heads, lists, packed};
 use crate::attention_problem::MaskUse;
 use crate::layout::Extents;
-use crate::ops::fused_infer_attention_score::{Cache, FiaCall};
+use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter};
 use crate::rule::require;
 use crate::{Cann, DType, Dims, Layout, SparseMode, TensorDesc, Violation};
 
@@ -182,4 +186,23 @@ pub(super) fn quantised_modes(f: &Facts<'_>) -> Result<(), Violation> {
         "0 without a mask for single rows and packed queries, 3 with the [2048, 2048] mask for several rows",
     );
     Ok(())
+}
+
+/// Checks the absorbed form with a half-precision query over an INT8 or INT4 cache.
+pub(crate) fn antiquant(f: &Facts<'_>) -> Result<(), Violation> {
+    let call = f.call;
+    let Some(k_rope) = &call.key_rope else {
+        return paired(f);
+    };
+    LSE.leaves_out(call, &[Parameter::SoftmaxLseFlag])?;
+    ALONE.leaves_out(call, &[Parameter::PseShift])?;
+    lists::dtypes(f)?;
+    heads::query(f)?;
+    dims(f)?;
+    let Some(cache) = f.cache else {
+        return Err(PAGED.broken("no blockTable", "a blockTable"));
+    };
+    block_size(f, cache, false)?;
+    caches(f, cache, k_rope)?;
+    quantised_modes(f)
 }
