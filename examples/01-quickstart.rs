@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let runtime = Runtime::auto()?;
     let device = runtime.device(0)?;
     let stream = device.stream()?;
-    println!("{} on {}", device.soc_name(), runtime.backend());
+    println!("{} on {}", device.soc_name(), runtime.platform());
 
     let (q, k, v) = (
         random(1, HEADS * ROWS),

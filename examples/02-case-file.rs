@@ -3,16 +3,20 @@
 //! Case files carry one operator call with its data, so that a bug report from a machine with an NPU can be replayed on
 //! one without. `ascend-attn run FILE` does what this example does.
 
-use ascend_attention::case::{Case, CaseTensor, Parameter, Tolerance, Verdict};
+use ascend_attention::case::{AttentionCase, Case, CaseTensor, Parameter, Tolerance, Verdict};
+use ascend_attention::spec::ops::fused_infer_attention_score::Arguments;
 use ascend_attention::{DType, Runtime};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Two queries of one head, three keys, head dimension 16: the operator's layout BNSD.
-    let mut case = Case::new("two_queries");
-    case.arguments.input_layout = "BNSD".to_owned();
-    case.arguments.num_heads = 1;
-    case.arguments.scale = 0.25;
-    case.arguments.inner_precise = 0;
+    let arguments = Arguments {
+        input_layout: "BNSD".to_owned(),
+        num_heads: 1,
+        scale: 0.25,
+        inner_precise: 0,
+        ..Arguments::default()
+    };
+    let mut case = AttentionCase::new("two_queries", arguments);
 
     // Queries of zeros weigh all keys alike, so each output row is the mean of the values 1, 2 and 6.
     let zeros = CaseTensor::from_f32(DType::Float16, &[1, 1, 2, 16], &[0.0; 32])?;
@@ -22,11 +26,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     case.arguments.set_tensor(Parameter::Query, zeros);
     case.arguments.key = vec![keys];
     case.arguments.value = vec![values];
-    case.attention_out = Some(CaseTensor::from_f32(
-        DType::Float,
-        &[1, 1, 2, 16],
-        &[3.0; 32],
-    )?);
+    let means = CaseTensor::from_f32(DType::Float, &[1, 1, 2, 16], &[3.0; 32])?;
+    case.expected = vec![("attention_out", means)];
     case.tolerance = Some(Tolerance {
         atol: 2e-3,
         rtol: 2e-3,
@@ -57,7 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     match outcome.verdict {
         Verdict::Passed => {
-            println!("passed on the backend {}", runtime.backend());
+            println!("passed on the backend {}", runtime.platform());
             Ok(())
         }
         other => Err(format!("the case did not pass: {other:?}").into()),

@@ -80,7 +80,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .actual_seq_lengths_kv([keys])
         .plan((&own[0], &key, &value))?;
     let far = plan.launch(&stream, (&own[0], &key, &value))?;
-    let merge = RingUpdate::new().plan(&stream, &near, &far)?;
+    let merge = RingUpdate::new().plan(&stream, (&near, &far))?;
     let rank1 = merge.launch(&stream, (&near, &far))?;
     println!("rank 1: {} twice, {}", plan.operator(), merge.operator());
 

@@ -142,7 +142,7 @@ pub use mask::{CausalOrigin, Mask, Masks, SlidingWindow};
 pub use memory::{DeviceBuffer, Element, HostBuffer, Transfer};
 pub use ops::public::*;
 pub use runtime::{
-    BACKEND_VARIABLE, Backend, Device, Event, Installed, Machine, MemoryInfo, Queue, Runtime,
+    Device, Event, Installed, Machine, MemoryInfo, PLATFORM_VARIABLE, Platform, Queue, Runtime,
     Stream, StreamMark, Version, VersionSource, file_version, toolkit_version,
 };
 pub use status::{AclStatus, AclnnStatus};

@@ -24,6 +24,6 @@ pub use crate::attention::{
 pub use crate::graph::{Capturing, Graph};
 pub use crate::mask::{CausalOrigin, HostMask, Mask, MaskForm, Masks, SlidingWindow};
 pub use crate::{
-    AnyTensor, Backend, DType, Device, DeviceBuffer, Element, Event, HostBuffer, Layout, Machine,
-    Number, Queue, Runtime, SparseMode, Stream, Tensor, bf16, f16,
+    AnyTensor, DType, Device, DeviceBuffer, Element, Event, HostBuffer, Layout, Machine, Number,
+    Platform, Queue, Runtime, SparseMode, Stream, Tensor, bf16, f16,
 };

@@ -55,8 +55,8 @@ mod tests {
         let told = Violation::new(&GRAPH_STREAMS, 9, "at most 7", "capture fewer sizes");
         assert_eq!(
             told.to_string(),
-            "graph.streams: graphs take no more streams than there are; given 9, allowed: at most 7; fix: capture fewer \
-             sizes"
+            "graph.streams: graphs take no more streams than there are; given 9, allowed: at most 7; fix: capture \
+             fewer sizes"
         );
     }
 

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ascend_attention::rules;
 use ascend_attention::sys::bindings::{
     aclError, aclrtEvent, aclrtEventRecordedStatus, aclrtMemMallocPolicy, aclrtStream,
 };
@@ -252,10 +253,7 @@ fn handles_of_another_device_or_runtime_are_refused() {
         ];
         for (at, error) in errors.iter().enumerate() {
             let text = error.to_string();
-            assert!(
-                matches!(&error, Error::Violation(violation) if violation.rule.id == "argument.device"),
-                "{at}: {text}"
-            );
+            assert!(error.breaks(&rules::ARGUMENT_DEVICE), "{at}: {text}");
             assert!(text.contains("of the same runtime"), "{at}: {text}");
         }
         tensor.check_device("tensor", &own).unwrap();

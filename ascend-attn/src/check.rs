@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use ascend_attention::Machine;
-use ascend_attention::case::{AnyCase, Case, Expect, OperatorCase, ParameterCase};
+use ascend_attention::case::{Case, Expect, ParameterCase};
 use ascend_attention::spec::declared::{AnyArguments, DeclaredOperator};
 use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, FIND_KERNEL_ERROR, Soc, Target, TensorDesc, Violation};
@@ -243,7 +243,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                     };
                     let one = |target| {
                         let expected = (case.accepted_on(target), case.soc.is_some());
-                        let call = (&case.arguments, Content::None);
+                        let call = (&case.arguments, None);
                         let mut checked =
                             check(case.id.clone(), expected, call, case.version, target);
                         checked.compare_status(case.status);
@@ -253,21 +253,14 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
                     };
                     targets.into_iter().map(one).collect()
                 }
-                Ok(Read::Case(case)) => {
-                    let found = match &*case {
-                        AnyCase::Attention(case) => of_attention(case, &asked),
-                        AnyCase::Operator(case) => of_operator(case, &asked),
-                        other => Err(Stop::Trouble(format!("{other:?}"))),
-                    };
-                    match found {
-                        Ok(checked) => checked,
-                        Err(Stop::Trouble(error)) => {
-                            totals.all.unreadable += 1;
-                            return report::unreadable(location, &error, arguments.json, output);
-                        }
-                        Err(closed) => return Err(closed),
+                Ok(Read::Case(case)) => match of_case(&case, &asked) {
+                    Ok(checked) => checked,
+                    Err(Stop::Trouble(error)) => {
+                        totals.all.unreadable += 1;
+                        return report::unreadable(location, &error, arguments.json, output);
                     }
-                }
+                    Err(closed) => return Err(closed),
+                },
             };
             for checked in &all {
                 totals.count(checked);
@@ -300,7 +293,7 @@ type Take<'t> = dyn FnMut(&CallLocation<'_>, Result<Read, String>) -> Result<(),
 
 /// A call as a file or a line describes it.
 enum Read {
-    Case(Box<AnyCase>),
+    Case(Box<Case>),
     /// A line, and whether it has `inner_precise`.
     Line(Box<ParameterCase>, bool),
 }
@@ -309,7 +302,7 @@ enum Read {
 fn each_call(file: &Path, take: &mut Take<'_>) -> Result<(), Stop> {
     let whole = CallLocation { file, line: None };
     if !replay::has_extension(file, replay::CALLS) {
-        let case = AnyCase::read(file).map_err(|error| error.to_string());
+        let case = Case::read(file).map_err(|error| error.to_string());
         return take(&whole, case.map(|case| Read::Case(Box::new(case))));
     }
     let text = match text_file::read(file, MOST_LINES) {
@@ -332,40 +325,15 @@ fn each_call(file: &Path, take: &mut Take<'_>) -> Result<(), Stop> {
     Ok(())
 }
 
-/// The verdicts on a case of FusedInferAttentionScore.
-fn of_attention(case: &Case, asked: &Targets) -> Result<Vec<Checked>, Stop> {
-    let description = case.describe();
-    let call = description.call();
-    let arguments = AnyArguments::FusedInferAttentionScore(call.to_arguments());
-    let at_least = case.op_version.unwrap_or(Version::V1);
-    let own = case.target(Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN));
-    let of = (case.expect, case.soc_name.is_some(), own);
-    let targets = asked.of_case(case.soc_name.as_deref(), case.cann)?;
-    let one = |target| {
-        let version = Version::oldest_on(&call, at_least, target).number();
-        let call = (&arguments, Content::Attention(case));
-        let mut checked = check(
-            case.name.clone(),
-            (expected(of, target), case.soc_name.is_some()),
-            call,
-            Some(version),
-            target,
-        );
-        checked.compare_expected(case.expect);
-        checked
-    };
-    Ok(targets.into_iter().map(one).collect())
-}
-
-/// The verdicts on a case of another operator.
-fn of_operator(case: &OperatorCase, asked: &Targets) -> Result<Vec<Checked>, Stop> {
+/// The verdicts on a case.
+fn of_case(case: &Case, asked: &Targets) -> Result<Vec<Checked>, Stop> {
     let arguments = case.describe();
     let own = case.target(Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN));
     let of = (case.expect, case.soc_name.is_some(), own);
     let targets = asked.of_case(case.soc_name.as_deref(), case.cann)?;
     let one = |target| {
         let version = case.version(&arguments, target);
-        let call = (&arguments, Content::Operator(case));
+        let call = (&arguments, Some(case));
         let mut checked = check(
             case.name.clone(),
             (expected(of, target), case.soc_name.is_some()),
@@ -386,24 +354,17 @@ fn expected((expect, names_soc, own): (Expect, bool, Target), target: Target) ->
     (target.cann == own.cann && same).then_some(expect == Expect::Ok)
 }
 
-/// The contents of a call's tensors, if they are known.
-#[derive(Clone, Copy)]
-enum Content<'a> {
-    None,
-    Attention(&'a Case),
-    Operator(&'a OperatorCase),
-}
-
 /// The verdict on a call. `expected` is what its file or line expects, and whether that names a product: if it names
-/// none, nothing is expected of products that do not have the operator at all.
+/// none, nothing is expected of products that do not have the operator at all. A case knows the contents of its
+/// tensors.
 fn check(
     id: String,
     (expected, names_soc): (Option<bool>, bool),
-    (arguments, content): (&AnyArguments<TensorDesc>, Content<'_>),
+    (arguments, case): (&AnyArguments<TensorDesc>, Option<&Case>),
     version: Option<u8>,
     target: Target,
 ) -> Checked {
-    let version = version.unwrap_or_else(|| arguments.oldest_on(target));
+    let version = version.unwrap_or_else(|| arguments.oldest_on(1, target));
     let mut checked = Checked {
         id,
         target,
@@ -419,15 +380,16 @@ fn check(
         stopped_by: None,
         taken_for: None,
     };
-    match arguments.check(version, target, &mut |lint| checked.lints.push(lint)) {
-        Ok(()) => match content {
-            Content::None => {}
-            Content::Attention(case) => attention_lints(case, version, target, &mut checked.lints),
-            Content::Operator(case) => {
-                let misplaced = case.check_contents(arguments, version, target);
-                checked.lints.extend(misplaced.err());
-            }
-        },
+    let mut report = |lint| checked.lints.push(lint);
+    let accepted = match case {
+        Some(case) => case.check(arguments, version, target, &mut report),
+        None => arguments.check(version, target, &mut report),
+    };
+    match accepted {
+        Ok(()) => {
+            let misplaced = case.map(|case| case.check_contents(arguments, version, target));
+            checked.lints.extend(misplaced.and_then(Result::err));
+        }
         // The operator takes the call; only this crate does not compute it.
         Err(unsupported) if unsupported.is_unsupported() => {
             checked.message = Some(unsupported.to_string());
@@ -448,11 +410,7 @@ fn check(
             });
         }
     }
-    let recorded = match content {
-        Content::None => None,
-        Content::Attention(case) => case.expect_rule.as_deref(),
-        Content::Operator(case) => case.expect_rule.as_deref(),
-    };
+    let recorded = case.and_then(|case| case.expect_rule.as_deref());
     if let Some(recorded) = recorded {
         checked.compare_rule(recorded);
     }
@@ -464,17 +422,4 @@ fn attention_version(number: u8) -> Version {
     let mut all = Version::ALL.into_iter();
     all.find(|version| version.number() == number)
         .unwrap_or(Version::V1)
-}
-
-/// Adds the lints that a case of FusedInferAttentionScore breaks by the contents of its tensors, and by differences
-/// to releases that it names.
-fn attention_lints(case: &Case, version: u8, target: Target, lints: &mut Vec<Violation>) {
-    let description = case.describe();
-    let (call, version) = (description.call(), attention_version(version));
-    if let Ok(checked) = call.check(version, target) {
-        lints.extend(case.check_contents(&checked).err());
-    }
-    if let Some(since) = case.portable_since {
-        call.each_difference(version, target, since, &mut |lint| lints.push(lint));
-    }
 }

@@ -167,7 +167,7 @@ impl Findings {
             attempts,
             npu: npu.map(|runtime| Usable::of(&runtime)),
             emulation: Runtime::emulated().map(|runtime| Usable::of(&runtime)),
-            auto: Runtime::auto().map(|runtime| runtime.backend().to_string()),
+            auto: Runtime::auto().map(|runtime| runtime.platform().to_string()),
         }
     }
 

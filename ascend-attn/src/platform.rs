@@ -3,23 +3,23 @@
 use std::fmt;
 
 use ascend_attention::spec::Cann;
-use ascend_attention::{Backend, Stream};
+use ascend_attention::{Platform, Stream};
 use serde_json::{Map, Value, json};
 
 /// An NPU, or the emulation under the name of a chip.
-pub(super) struct Platform {
-    pub(super) backend: Backend,
+pub(super) struct DeviceReport {
+    pub(super) platform: Platform,
     pub(super) soc: String,
     cann: Option<Cann>,
     origin: String,
 }
 
-impl Platform {
+impl DeviceReport {
     pub(super) fn of(stream: &Stream) -> Self {
         let device = stream.device();
         let runtime = device.runtime();
         Self {
-            backend: runtime.backend(),
+            platform: runtime.platform(),
             soc: device.soc_name().to_owned(),
             cann: device.target().ok().map(|target| target.cann),
             origin: runtime.origin().to_string(),
@@ -29,7 +29,7 @@ impl Platform {
     /// The platform's fields in a command's last or only JSON object.
     pub(super) fn json(&self) -> Map<String, Value> {
         let of = [
-            ("backend", json!(self.backend.to_string())),
+            ("backend", json!(self.platform.to_string())),
             ("soc", json!(self.soc)),
             ("cann", json!(self.cann.map(Cann::name))),
         ];
@@ -48,9 +48,9 @@ impl Platform {
 }
 
 /// The first line of a command.
-impl fmt::Display for Platform {
+impl fmt::Display for DeviceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "backend {}, {}", self.backend, self.soc)?;
+        write!(f, "backend {}, {}", self.platform, self.soc)?;
         if let Some(cann) = self.cann {
             write!(f, " with CANN {cann}")?;
         }

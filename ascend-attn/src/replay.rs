@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use ascend_attention::case::{AnyCase, Verdict};
+use ascend_attention::case::{Case, Verdict};
 use ascend_attention::{Error, Stream};
 
 use super::output::Output;
-use super::platform::Platform;
+use super::platform::DeviceReport;
 use super::report::{Report, Tally};
 use super::{BackendChoice, Stop};
 
@@ -50,7 +50,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let runtime = arguments.backend.runtime()?;
     let device = runtime.device(arguments.device)?;
     let stream = device.stream()?;
-    let platform = Platform::of(&stream);
+    let platform = DeviceReport::of(&stream);
     if !arguments.json {
         output.line(&platform)?;
     }
@@ -87,11 +87,11 @@ fn replay(file: &Path, stream: &Stream, out: Option<&Written>) -> Report {
         );
         return report;
     }
-    match AnyCase::read(file) {
+    match Case::read(file) {
         Err(error) => report.failure = Some(error.to_string()),
         Ok(case) => {
-            report.name = case.name().to_owned();
-            report.note = case.note().to_owned();
+            report.name.clone_from(&case.name);
+            report.note.clone_from(&case.note);
             match case.launch(stream) {
                 Err(error @ Error::OtherTarget { .. }) => report.skipped = Some(error.to_string()),
                 Err(error) => report.failure = Some(error.to_string()),

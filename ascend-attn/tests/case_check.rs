@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use ascend_attention::case::{Case, CaseTensor, Expect, MaskKind, Parameter};
+use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, MaskKind, Parameter};
 
 /// The folder of the workspace.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -28,6 +28,11 @@ fn check(arguments: &[&str]) -> (i32, String) {
 fn sample() -> String {
     let path = Path::new(ROOT).join("ascend-spec/tests/params/sample.jsonl");
     path.to_str().unwrap().to_owned()
+}
+
+/// The case of FusedInferAttentionScore in a file.
+fn read(path: impl AsRef<Path>) -> AttentionCase {
+    Case::read(path).unwrap().attention().unwrap()
 }
 
 #[test]
@@ -357,7 +362,7 @@ fn a_case_without_a_release_is_judged_for_the_one_that_it_would_run_on() {
 fn a_block_beyond_the_cache_is_named_as_when_the_case_is_run() {
     let root = Path::new(ROOT).join("tests/vectors/numeric");
     let right = root.join("067_paged_decode_bsh_block16.safetensors");
-    let mut case = Case::read(&right).unwrap();
+    let mut case = read(&right);
     let (code, text) = check(&[right.to_str().unwrap()]);
     assert!(code == 0 && !text.contains("block_table.range"), "{text}");
     let table = case.tensor(Parameter::BlockTable).unwrap();
@@ -390,10 +395,10 @@ fn a_case_is_judged_for_the_target_that_it_names() {
 #[test]
 fn a_case_that_another_rule_rejects_than_recorded_is_not_as_expected() {
     let root = Path::new(ROOT).join("tests/vectors/numeric");
-    let mut case = Case::read(root.join("059_head_dim_16.safetensors")).unwrap();
+    let mut case = read(root.join("059_head_dim_16.safetensors"));
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rule.safetensors");
-    let judged = |case: &Case| {
+    let judged = |case: &AttentionCase| {
         case.write(&file).unwrap();
         check(&[file.to_str().unwrap()])
     };

@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::auto()?;
     let device = runtime.device(0)?;
     let stream = device.stream()?;
-    println!("{} on {}", device.soc_name(), runtime.backend());
+    println!("{} on {}", device.soc_name(), runtime.platform());
 
     let int8 = std::env::args().any(|argument| argument == "--int8");
     let cache = cache(&stream, int8)?;

@@ -55,7 +55,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     let runtime = Runtime::auto()?;
     let device = runtime.device(0)?;
     let stream = device.stream()?;
-    println!("{} on {}", device.soc_name(), runtime.backend());
+    println!("{} on {}", device.soc_name(), runtime.platform());
     let heads = CacheShape::new(LAYERS, KV_HEADS, DIM);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(&device, BLOCKS, BLOCK_SIZE, heads, pad)?;

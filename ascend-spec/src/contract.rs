@@ -29,8 +29,11 @@ pub(crate) fn exported_version<V: DeclaredVersion>(function: &str, cann: Cann) -
     version.map(|version| version.is_exported(cann))
 }
 
-/// An operator whose calls case files can hold: how a call is checked, and what follows from its arguments.
+/// The calls of an operator: how one is checked, and what follows from its arguments.
 pub(crate) trait CallContract: DescribedOperator {
+    /// Whether a call leaves elements of the tensors that it updates in place as they were.
+    const KEEPS_ELEMENTS: bool = false;
+
     /// Every argument of a call.
     type Arguments: ArgumentValues<Parameter = Self::Parameter, Tensor = TensorDesc>;
 
@@ -72,11 +75,20 @@ pub(crate) trait CallContract: DescribedOperator {
         Self::unread(arguments, version).is_none()
     }
 
-    /// The oldest version that computes with every given argument and that the product has in the release; the newest
-    /// version where none does.
-    fn oldest_on(arguments: &Self::Arguments, target: Target) -> Option<Self::Version> {
-        let mut able = Self::Version::ALL.iter().copied();
-        able.find(|&version| version.info().runs_on(target) && Self::computes(arguments, version))
+    /// The oldest version from number `at_least` on that computes with every given argument and that the product has
+    /// in the release; the newest version where none does.
+    fn oldest_on(
+        arguments: &Self::Arguments,
+        at_least: u8,
+        target: Target,
+    ) -> Option<Self::Version> {
+        let able = |version: &Self::Version| {
+            let info = version.info();
+            info.number() >= at_least && info.runs_on(target) && Self::computes(arguments, *version)
+        };
+        let mut versions = Self::Version::ALL.iter().copied();
+        versions
+            .find(able)
             .or_else(|| Self::Version::ALL.last().copied())
     }
 

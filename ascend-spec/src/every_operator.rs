@@ -20,9 +20,9 @@ impl Description {
 }
 
 macro_rules! described {
-    ($($list:ident { $($operator:ident: $module:ident $(, $case:expr)*;)* })*) => {
+    ($($operator:ident: $module:ident, $name:expr, $page:expr;)*) => {
         /// Every operator, in the order of the list.
-        const EVERY: &[Description] = &[$($(Description::of::<crate::ops::$module::$operator>(),)*)*];
+        const EVERY: &[Description] = &[$(Description::of::<crate::ops::$module::$operator>(),)*];
     };
 }
 
@@ -123,12 +123,12 @@ mod tests {
     }
 
     macro_rules! checks {
-        ($($list:ident { $($operator:ident: $module:ident $(, $case:expr)*;)* })*) => {
+        ($($operator:ident: $module:ident, $name:expr, $page:expr;)*) => {
             /// Both checks of each operator.
-            const CHECKS: &[[fn(); 2]] = &[$($([
+            const CHECKS: &[[fn(); 2]] = &[$([
                 rules_name_their_operator::<crate::ops::$module::$operator>,
                 names_and_numbers_are_unique::<crate::ops::$module::$operator>,
-            ],)*)*];
+            ],)*];
         };
     }
 

@@ -8,10 +8,14 @@
 )]
 
 use ascend_attention::DType;
-use ascend_attention::case::{Case, CaseTensor, MaskKind, Parameter, Tolerance};
+use std::path::Path;
+
+use ascend_attention::case::{
+    AttentionCase, Case, CaseError, CaseTensor, MaskKind, Parameter, Tolerance,
+};
 use ascend_attention::spec::Cann;
 use ascend_attention::spec::operator::Kind;
-use ascend_attention::spec::ops::fused_infer_attention_score::{Arguments, Version};
+use ascend_attention::spec::ops::fused_infer_attention_score::Arguments;
 
 /// Metadata that every case has.
 pub const BASE: &[(&str, &str)] = &[
@@ -63,9 +67,19 @@ pub fn tensor(dtype: DType, shape: &[usize]) -> CaseTensor {
     CaseTensor::from_f32(dtype, shape, &values).unwrap()
 }
 
+/// The case of FusedInferAttentionScore in a file of this content.
+pub fn from_bytes(file: &[u8]) -> Result<AttentionCase, CaseError> {
+    Case::from_bytes(file)?.attention()
+}
+
+/// The case of FusedInferAttentionScore in a file.
+pub fn read(path: impl AsRef<Path>) -> Result<AttentionCase, CaseError> {
+    Case::read(path)?.attention()
+}
+
 /// A case that uses every part of the format.
-pub fn full() -> Case {
-    let mut case = Case::new("full \"quoted\" \u{3b1}");
+pub fn full() -> AttentionCase {
+    let mut case = AttentionCase::new("full \"quoted\" \u{3b1}", Arguments::default());
     case.note = "a note\nof two lines".to_owned();
     case.arguments = Arguments {
         input_layout: "BNSD".to_owned(),
@@ -105,8 +119,11 @@ pub fn full() -> Case {
     case.arguments
         .set_tensor(Parameter::KvPaddingSize, tensor(DType::Int64, &[]));
     case.mask = MaskKind::Tensor;
-    case.attention_out = Some(CaseTensor::from_f32(DType::Float, &[2], &[f32::NAN, -0.0]).unwrap());
-    case.softmax_lse = Some(tensor(DType::Float, &[1]));
+    let out = CaseTensor::from_f32(DType::Float, &[2], &[f32::NAN, -0.0]).unwrap();
+    case.expected = vec![
+        ("attention_out", out),
+        ("softmax_lse", tensor(DType::Float, &[1])),
+    ];
     case.tolerance = Some(Tolerance {
         atol: 1e-3,
         rtol: 0.0,
@@ -114,17 +131,17 @@ pub fn full() -> Case {
     case.rms_rtol = Some(0.25);
     case.soc_name = Some("Ascend950PR_9599".to_owned());
     case.cann = Some(Cann::V9_1);
-    case.op_version = Some(Version::V5);
+    case.op_version = Some(5);
     case.out_dtype = Some(DType::Bf16);
     case
 }
 
 /// A call that the operator takes and that this crate does not compute: scales of single tokens, with a shared prefix
 /// that has none.
-pub fn unsupported() -> Case {
-    let vectors = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors"));
+pub fn unsupported() -> AttentionCase {
+    let vectors = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/vectors"));
     let path = vectors.join("quantised/004_split_token_token_decode.safetensors");
-    let mut case = Case::read(path).unwrap();
+    let mut case = read(path).unwrap();
     let prefix = CaseTensor::new(DType::Int8, &[1, 2, 3, 64], vec![1; 2 * 3 * 64]).unwrap();
     case.arguments
         .set_tensor(Parameter::KeySharedPrefix, prefix.clone());

@@ -194,7 +194,7 @@ impl<T: Number> WeightGradientSample<T> {
         let at = match known {
             Some(at) => at,
             None => {
-                let plan = self.product.plan(&gradient, &value)?;
+                let plan = self.product.plan((&gradient, &value))?;
                 plans.push(Planned { shape, plan });
                 plans.len() - 1
             }

@@ -18,6 +18,6 @@ fn merged(
         attention: training.attention.clone(),
         softmax: (max, sum),
     };
-    let _ = RingUpdate::new().plan(stream, training, inference)?;
+    let _ = RingUpdate::new().plan(stream, (training, inference))?;
     Ok(())
 }

@@ -1,11 +1,13 @@
-//! Calls of the operators that case files call.
+//! Launches of the operators that case files call.
 
 use ascend_spec::Violation;
 use ascend_spec::declared::{AnyArguments, DeclaredOperator};
+use ascend_spec::operator::{Argument, ArgumentList};
+use ascend_sys::Api;
 
 use crate::error::Result;
-use crate::operator::{Phases, launch_once};
-use crate::ops::for_each_case_operator;
+use crate::operator::{Descriptors, Parameter, PhaseOne, Phases, PreparedCall, Tensors, addressed};
+use crate::ops::for_each_operator;
 use crate::runtime::Stream;
 use crate::tensor::AnyTensor;
 
@@ -53,8 +55,52 @@ macro_rules! launches {
     };
 }
 
-for_each_case_operator! { launches }
+for_each_operator! { launches }
 
 fn no_such_call() -> Violation {
     Violation::unsupported("a call of this operator from a case")
+}
+
+/// The arguments of a call as the tensors of a launch.
+struct LaunchTensors<'a, A>(&'a A);
+
+impl<A> Tensors<A::Parameter> for LaunchTensors<'_, A>
+where
+    A: ArgumentList<Tensor = AnyTensor>,
+{
+    fn each<'t>(
+        &'t self,
+        mut visit: impl FnMut(Argument<A::Parameter>, &'t AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        for outputs in [true, false] {
+            for (argument, tensor) in self.0.each_tensor() {
+                if argument.is_output() == outputs {
+                    visit(argument, tensor)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Queues one call that the contract has accepted.
+///
+/// # Safety
+/// `phase_one` calls the operator's function of that name with pointers of the descriptors, and returns the
+/// executor that this function makes, or null.
+pub(crate) unsafe fn launch_once<A>(
+    stream: &Stream,
+    phases: &Phases,
+    arguments: &A,
+    phase_one: impl FnOnce(&Api, &mut Descriptors<A::Parameter>) -> Result<PhaseOne>,
+) -> Result<()>
+where
+    A: ArgumentList<Tensor = AnyTensor>,
+    A::Parameter: Parameter,
+{
+    let launched = LaunchTensors(arguments);
+    let tensors = addressed(&launched)?;
+    // SAFETY: the caller of this function promises the same of phase one.
+    let call = unsafe { PreparedCall::new(stream.context(), phases, &tensors, &[], phase_one) }?;
+    call.check(stream, &launched)?.launch()
 }

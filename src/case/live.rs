@@ -1,19 +1,19 @@
 //! Cases of live calls.
 
-use super::{Case, Tolerance};
+use super::{AttentionCase, Tolerance};
 use crate::attention::{Inputs, Output, Plan};
 use crate::case_file::{expected_output, nans};
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::runtime::Stream;
 
-impl Case {
+impl AttentionCase {
     /// Makes a case of a call from the plan's attributes and mask and from these inputs, which are copied from the
     /// device. From a paged cache only the blocks are copied that the call reads; the case's block table numbers them
     /// anew. The case names the device's chip and release, and the version of the operator that the plan calls. Waits
     /// for the stream.
     ///
-    /// The case expects no outputs; [`Case::expecting`] adds them.
+    /// The case expects no outputs; [`AttentionCase::expecting`] adds them.
     ///
     /// Since CANN 8.1.
     ///
@@ -24,7 +24,7 @@ impl Case {
     ///
     /// ```
     /// use ascend_attention::attention::{BlockTable, Inputs};
-    /// use ascend_attention::case::{Case, Tolerance, Verdict};
+    /// use ascend_attention::case::{AttentionCase, Tolerance, Verdict};
     /// use ascend_attention::{FusedInferAttention, Layout, Runtime, bf16};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -38,7 +38,7 @@ impl Case {
     /// let plan = call.actual_seq_lengths_kv([20]).plan(inputs)?;
     /// let output = plan.launch(&stream, inputs)?;
     ///
-    /// let case = Case::record(&stream, &plan, inputs)?;
+    /// let case = AttentionCase::record(&stream, &plan, inputs)?;
     /// assert_eq!(case.arguments.key[0].shape(), [2, 16, 128]); // the two blocks that the call reads
     /// let case = case.expecting(&stream, &output, Tolerance::default())?;
     /// assert_eq!(case.launch(&stream)?.verdict, Verdict::Passed);
@@ -54,7 +54,10 @@ impl Case {
         inputs: impl Into<Inputs<'a, T>>,
     ) -> Result<Self> {
         stream.synchronize()?;
-        plan.live_call(&inputs.into().tensors()).case().map_err(|why| {
+        let live = plan.live(&inputs.into().tensors());
+        let case = live.map_or_else(|| Err("a plan of parts".to_owned()), |live| live.case());
+        let case = case.and_then(|case| case.attention().map_err(|error| error.to_string()));
+        case.map_err(|why| {
             Error::invalid(
                 "case",
                 why,
@@ -95,8 +98,9 @@ impl Case {
                 .fix("compute the expected output anew, or leave it out")),
             }
         };
-        self.attention_out = Some(expected(&output.attention)?);
-        self.softmax_lse = lse.map(expected).transpose()?;
+        self.expected = vec![("attention_out", expected(&output.attention)?)];
+        let lse = lse.map(expected).transpose()?;
+        self.expected.extend(lse.map(|lse| ("softmax_lse", lse)));
         self.tolerance = Some(tolerance);
         Ok(self)
     }

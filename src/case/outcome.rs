@@ -151,8 +151,8 @@ impl Outcome {
     /// Compares the computed outputs with the expected ones, and sets the verdict.
     pub(super) fn judge(&mut self, expected: &[Expected<'_>]) {
         let mut reasons = Vec::new();
-        for of in expected {
-            match compare(of, self.output(of.output)) {
+        for expected in expected {
+            match compare(expected, self.output(expected.output)) {
                 Ok(comparison) => {
                     reasons.extend(difference(&comparison));
                     self.comparisons.push(comparison);
@@ -223,13 +223,16 @@ pub(super) fn download(stream: &Stream, tensor: &AnyTensor) -> Result<Option<Cas
     Ok(CaseTensor::with_dims(tensor.dtype(), tensor.desc().shape, bytes).ok())
 }
 
-fn compare(of: &Expected<'_>, got: Option<&CaseTensor>) -> std::result::Result<Comparison, String> {
+fn compare(
+    expected: &Expected<'_>,
+    got: Option<&CaseTensor>,
+) -> std::result::Result<Comparison, String> {
     let Expected {
         output: name,
         want,
         tolerance,
         rms_tolerance,
-    } = *of;
+    } = *expected;
     let Some(got) = got else {
         return Err(format!(
             "{name} is expected, but the call has no such output"

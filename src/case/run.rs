@@ -1,19 +1,19 @@
-//! Running a case of FusedInferAttentionScore.
+//! Running a case.
 
 use std::time::Instant;
 
-use ascend_spec::ops::fused_infer_attention_score::{Version, rules};
-use ascend_spec::{CompressedMask, Level, Rule, TensorDesc};
+use ascend_spec::declared::{AnyArgument, AnyArguments};
+use ascend_spec::{Level, TensorDesc, Violation};
 
+use super::launches;
 use super::outcome::{Expectation, Expected, download, kept, poison};
-use super::{Case, CaseError, CaseTensor, Expect, MaskKind, Outcome, Parameter, Verdict};
-use crate::attention::Arguments;
+use super::{Case, CaseArguments, CaseError, CaseTensor, Expect, Outcome, Verdict};
 use crate::case_file::refusal_status;
 use crate::error::{Error, Result};
 use crate::runtime::Stream;
 use crate::tensor::AnyTensor;
 
-impl Case {
+impl<A: CaseArguments + Clone> Case<A> {
     /// Runs the call on a stream and compares what comes out with what the case expects.
     ///
     /// Before the launch the outputs are filled with NaN, integers with the numbers furthest from the expected ones,
@@ -22,7 +22,7 @@ impl Case {
     /// the stream. Other work may be queued there before; it is not touched.
     ///
     /// A call that breaks a lint which [overruns](ascend_spec::Rule::overruns) memory fails, refused by that lint,
-    /// and so does one whose block table or padding names positions outside of its tensors: no file may make the
+    /// and so does one whose block table, padding or slots name positions outside of its tensors: no file may make the
     /// device access memory outside of them. Other lints are reported in the outcome.
     ///
     /// A case that names a chip or a release ([`Case::soc_name`], [`Case::cann`]) runs on these: on the emulation of
@@ -34,56 +34,47 @@ impl Case {
     pub fn launch(&self, stream: &Stream) -> Result<Outcome> {
         let other = self.named_target().other_stream(stream)?;
         let stream = other.as_ref().unwrap_or(stream);
-        let description = self.describe();
-        let mut arguments = self.upload(stream)?;
-        let empty = |desc: Option<TensorDesc>| {
-            desc.map(|desc| AnyTensor::empty(stream.context(), desc))
-                .transpose()
+        let target = stream.device().target()?;
+        let described = self.describe_on(Some(target.soc));
+        let version = self.version(&described, target);
+        let expectation = Expectation {
+            expect: self.expect,
+            rule: self.expect_rule.as_deref(),
         };
-        let out = empty(description.attention_out())?;
-        let lse = empty(description.softmax_lse())?;
-        for (parameter, tensor) in [
-            (Parameter::AttentionOut, &out),
-            (Parameter::SoftmaxLse, &lse),
-        ] {
-            if let Some(tensor) = tensor {
-                arguments.set(parameter, tensor.clone());
+        let phases = launches::phases(described.operator(), version)?;
+        if let Some(operator) = described.operator().version(version) {
+            phases.required(
+                stream.context().runtime().api(),
+                operator,
+                "run the case on the emulation of one",
+            )?;
+        }
+        let mut lints = Vec::new();
+        let checked = self.check(&described, version, target, &mut |lint| lints.push(lint));
+        let checked = checked.and_then(|()| {
+            let drop_mask = described.tensors("drop_mask").first();
+            let roomy = drop_mask.is_some_and(|mask| mask.shape.rank() == 1);
+            if let Some(lint) = lints.iter().find(|lint| self.stops(lint, roomy)) {
+                return Err(lint.clone());
             }
+            self.check_contents(&described, version, target)
+        });
+        if let Err(refusal) = checked {
+            let status = Some(refusal.rule.status);
+            return expectation.outcome_of(refusal.into(), status);
         }
-        let expectation = self.expectation();
-        let refused = |error: Error| {
-            let status = refusal_status(&error);
-            expectation.outcome_of(error, status)
-        };
-        let plan = match arguments.plan(stream.device()) {
-            Ok(plan) => plan,
-            Err(refusal) => return refused(refusal),
-        };
         let mut outcome = Outcome::of(Verdict::Computed);
-        let version = Version::ALL
-            .into_iter()
-            .find(|version| version.symbol() == plan.operator());
-        if let (Some(version), Ok(target)) = (version, stream.device().target())
-            && let Ok(checked) = description.call().check(version, target)
-        {
-            checked.each_lint(&mut |lint| outcome.lints.push(lint));
-        }
+        outcome.lints = lints;
         if let Some(verdict) = expectation.taken() {
             outcome.verdict = verdict;
             return Ok(outcome);
         }
-        let outputs = [
-            ("attention_out", &out, &self.attention_out),
-            ("softmax_lse", &lse, &self.softmax_lse),
-        ];
-        for (_, tensor, want) in outputs {
-            if let Some(tensor) = tensor {
-                poison(stream, tensor, want.as_ref())?;
-            }
-        }
+        let tensors = self.place_tensors(stream, &described)?;
         let begin = Instant::now();
-        if let Err(refusal) = arguments.launch(&plan, stream) {
-            return refused(refusal).map(|refused| Outcome {
+        if let Err(refusal) = launches::launch(stream, &tensors, version) {
+            let status = refusal_status(&refusal);
+            let refused = expectation.outcome_of(refusal, status);
+            return refused.map(|refused| Outcome {
                 lints: outcome.lints,
                 ..refused
             });
@@ -94,32 +85,21 @@ impl Case {
             outcome.verdict = verdict;
             return Ok(outcome);
         }
-        for (name, tensor, _) in outputs {
-            let Some(tensor) = tensor else { continue };
-            let found = download(stream, tensor)?;
-            outcome.outputs.extend(found.map(|found| (name, found)));
+        for (argument, tensor) in tensors.each_tensor() {
+            if argument.parameter.kind.is_output() {
+                let found = download(stream, tensor)?;
+                let found = found.map(|found| (argument.parameter.name, found));
+                outcome.outputs.extend(found);
+            }
         }
-        let rms = [self.rms_rtol, None];
-        let expected: Vec<_> = (outputs.into_iter().zip(rms))
-            .filter_map(|((output, _, want), rms_tolerance)| {
-                let want = want.as_ref()?;
-                Some(Expected {
-                    output,
-                    want,
-                    tolerance: self.tolerance.unwrap_or_default(),
-                    rms_tolerance,
-                })
-            })
-            .collect();
-        outcome.judge(&expected);
+        let expected = self.expected.iter().map(|(output, want)| Expected {
+            output,
+            want,
+            tolerance: self.tolerance_of(output),
+            rms_tolerance: self.rms_rtol.filter(|_| *output == "attention_out"),
+        });
+        outcome.judge(&expected.collect::<Vec<_>>());
         Ok(outcome)
-    }
-
-    fn expectation(&self) -> Expectation<'_> {
-        Expectation {
-            expect: self.expect,
-            rule: self.expect_rule.as_deref(),
-        }
     }
 
     /// Returns the case with the computed outputs as its expected ones, so that it can be run elsewhere. Elements
@@ -128,48 +108,76 @@ impl Case {
     /// # Errors
     /// [`CaseError::Contradiction`] if the outcome has no outputs; [`CaseError::NanOutput`] for a NaN in an element
     /// that the case does not leave unspecified.
-    pub fn with_outputs(&self, outcome: &Outcome) -> std::result::Result<Case, CaseError> {
-        if outcome.outputs.is_empty() {
-            return Err(CaseError::Contradiction("the case was not computed"));
-        }
+    pub fn with_outputs(&self, outcome: &Outcome) -> std::result::Result<Self, CaseError> {
         let mut case = self.clone();
         case.expect = Expect::Ok;
         case.tolerance = Some(self.tolerance.unwrap_or_default());
-        let of = |name, before: &Option<CaseTensor>| {
-            let got = outcome.output(name);
-            got.map(|got| kept(name, got, before.as_ref())).transpose()
-        };
-        case.attention_out = of("attention_out", &self.attention_out)?;
-        case.softmax_lse = of("softmax_lse", &self.softmax_lse)?;
+        let written = outcome.outputs.iter().filter(|(_, got)| got.shape() != [0]);
+        let expected =
+            written.map(|(name, got)| Ok((*name, kept(name, got, self.expected(name))?)));
+        case.expected = expected.collect::<std::result::Result<_, CaseError>>()?;
+        if case.expected.is_empty() {
+            return Err(CaseError::Contradiction("the case was not computed"));
+        }
         Ok(case)
     }
 
-    /// Returns the call's arguments with the inputs uploaded, and without outputs.
-    fn upload(&self, stream: &Stream) -> Result<Arguments> {
-        let uploaded = self.arguments.try_map(|_, tensor| upload(stream, tensor))?;
-        let mut arguments = Arguments::new(uploaded);
-        if let Some(version) = self.op_version {
-            arguments.at_least(version);
-        }
-        if let Some(release) = self.portable_since {
-            arguments.portable_since(release);
-        }
-        if self.mask == MaskKind::Compressed {
-            let masks = stream.device().masks();
-            let mask = masks.template(CompressedMask::Causal, masks.form())?;
-            arguments.set(Parameter::AttenMask, mask);
-        }
-        // A file is data: it must not make the device access memory outside of its tensors.
+    /// Whether a lint keeps a case from being run: a file is data, which must not make the device access memory
+    /// outside of its tensors, nor end the process. `roomy` means that the drop mask has memory for whole loads.
+    fn stops(&self, lint: &Violation, roomy: bool) -> bool {
         let expected =
-            |lint: &Rule| self.expect == Expect::Ok && self.expect_rule.as_deref() == Some(lint.id);
-        let allowed = |lint: &Rule| lint.level == Level::Lint && !lint.overruns && !expected(lint);
-        for lint in rules::lints::all().filter(|lint| allowed(lint)) {
-            arguments.allow_lint(lint.id);
-        }
-        Ok(arguments)
+            self.expect == Expect::Ok && self.expect_rule.as_deref() == Some(lint.rule.id);
+        let overruns = lint.rule.overruns && !(roomy && lint.rule.id == DROP_MASK_SHORT);
+        overruns || lint.rule.level == Level::HostCrash || expected
+    }
+
+    /// Returns the call's tensors on the device: inputs as in the file, outputs filled with values that they must not
+    /// hold afterwards.
+    fn place_tensors(
+        &self,
+        stream: &Stream,
+        described: &AnyArguments<TensorDesc>,
+    ) -> Result<AnyArguments<AnyTensor>> {
+        let arguments = self.arguments.by_name();
+        described.try_map(|AnyArgument { parameter, index }, desc| {
+            match arguments.tensors(parameter.name).get(index) {
+                Some(tensor) if parameter.name == "drop_mask" => upload_roomy(stream, tensor),
+                Some(tensor) => upload(stream, tensor),
+                None if parameter.kind.is_output() => {
+                    let tensor = AnyTensor::empty(stream.context(), *desc)?;
+                    poison(stream, &tensor, self.expected(parameter.name))?;
+                    Ok(tensor)
+                }
+                None => {
+                    let device = stream.device();
+                    let Some((template, form)) = self.mask_on(device.soc().ok()) else {
+                        return Err(Error::invalid(parameter.name, desc, "a tensor of the file")
+                            .fix("add the tensor to the file"));
+                    };
+                    device.masks().template(template, form)
+                }
+            }
+        })
     }
 }
 
-pub(super) fn upload(stream: &Stream, tensor: &CaseTensor) -> Result<AnyTensor> {
+/// The lint against a drop mask whose memory ends within a load of the kernel; [`upload_roomy`] gives a case's mask
+/// enough memory.
+const DROP_MASK_SHORT: &str = "flash.drop_mask_short";
+/// Bytes of a drop mask that the kernel loads at once.
+const DROP_UNIT: usize = 16;
+
+fn upload(stream: &Stream, tensor: &CaseTensor) -> Result<AnyTensor> {
     stream.upload_bytes(tensor.dtype(), tensor.bytes(), tensor.shape())
+}
+
+/// Uploads a drop mask into memory that is rounded up to whole loads of the kernel.
+fn upload_roomy(stream: &Stream, tensor: &CaseTensor) -> Result<AnyTensor> {
+    let &[len] = tensor.shape() else {
+        return upload(stream, tensor);
+    };
+    let mut bytes = tensor.bytes().to_vec();
+    bytes.resize(len.next_multiple_of(DROP_UNIT), 0);
+    let roomy = stream.upload_bytes(tensor.dtype(), &bytes, [bytes.len()])?;
+    roomy.narrow(0, 0..len)
 }

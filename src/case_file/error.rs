@@ -48,8 +48,8 @@ pub enum CaseError {
     MissingKey(&'static str),
     /// A metadata key that the format does not have.
     #[error(
-        "unknown metadata key {}: misspelt, or of a later release; the documentation of `ascend_attention::case` lists the \
-         keys",
+        "unknown metadata key {}: misspelt, or of a later release; the documentation of `ascend_attention::case` \
+         lists the keys",
         quoted(.0)
     )]
     UnknownKey(String),
@@ -71,11 +71,14 @@ pub enum CaseError {
     #[error("unknown op {}; this crate knows {}", quoted(.0), operators())]
     UnknownOp(String),
     /// A case of another operator than FusedInferAttentionScore, where a case of that operator is read.
-    #[error("a case of {0}: `case::AnyCase` reads those of every operator")]
+    #[error(
+        "a case of {0}, where one of fused_infer_attention_score is needed: choose another file"
+    )]
     OtherOp(&'static str),
     /// An argument that the version of the case does not have.
     #[error(
-        "version {version} of the operator has no argument `{argument}`: leave it out, or let `op_version` be one that has it"
+        "version {version} of the operator has no argument `{argument}`: leave it out, or let `op_version` be one \
+         that has it"
     )]
     UnreadArgument {
         /// The argument.
@@ -100,21 +103,21 @@ pub enum CaseError {
     },
     /// A tensor that the operator does not have.
     #[error(
-        "unknown tensor {}: the operator has no parameter of this name; its parameters are named in snake case, without \
-         `Optional`, as the operator's `DeclaredOperator::parameters` lists them",
+        "unknown tensor {}: the operator has no parameter of this name; its parameters are named in snake case, \
+         without `Optional`, as the operator's `DeclaredOperator::parameters` lists them",
         quoted(.0)
     )]
     UnknownTensor(String),
     /// A tensor that the call needs is not in the file.
     #[error(
-        "tensor `{0}` is missing: a call has every tensor that its operator requires, `atten_mask_kind` `tensor` an atten_mask, \
-         and a list all its numbers from 0 on; add it, or let `expect` be `reject` if it has to be missing"
+        "tensor `{0}` is missing: a call has every tensor that its operator requires, `atten_mask_kind` `tensor` an \
+         atten_mask, and a list all its numbers from 0 on; add it, or let `expect` be `reject` if it has to be missing"
     )]
     MissingTensor(String),
     /// An element type that the format and CANN do not share.
     #[error(
-        "tensor {} is {}; allowed are the element types that safetensors and CANN share: F16 and BF16, F32 and F64, I8 to \
-         I64, U8 to U64, BOOL and the 8-bit floats",
+        "tensor {} is {}; allowed are the element types that safetensors and CANN share: F16 and BF16, F32 and F64, \
+         I8 to I64, U8 to U64, BOOL and the 8-bit floats",
         quoted(tensor),
         quoted(dtype)
     )]
@@ -150,8 +153,8 @@ pub enum CaseError {
     },
     /// NaN in an output that is to be expected, where it would stand for "not specified" and let any number pass.
     #[error(
-        "{count} NaN in {tensor}: in an expected output NaN says that an element is not specified; see to the inputs that make \
-         it, or expect nothing of this output"
+        "{count} NaN in {tensor}: in an expected output NaN says that an element is not specified; see to the inputs \
+         that make it, or expect nothing of this output"
     )]
     NanOutput {
         /// The output.

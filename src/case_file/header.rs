@@ -42,8 +42,8 @@ impl Header {
             .and_then(|length| rest.get(..length))
             .ok_or_else(|| {
                 broken(&format!(
-                    "its first 8 bytes say that the header has {length} bytes, but only {} follow: the file is of another \
-                     kind, or was cut off",
+                    "its first 8 bytes say that the header has {length} bytes, but only {} follow: the file is of \
+                     another kind, or was cut off",
                     rest.len()
                 ))
             })?;

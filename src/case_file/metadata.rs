@@ -1,211 +1,195 @@
-//! The metadata of a case, whatever its operator is.
+//! The metadata of a case: the keys that every operator's cases have, and the arguments that are no tensors.
 
 use std::collections::BTreeMap;
 
-use ascend_spec::declared::DeclaredOperator;
+use ascend_spec::declared::{AnyArguments, DeclaredOperator};
+use ascend_spec::operator::{Kind, OwnedValue, ParameterInfo, Value};
 use ascend_spec::{Cann, DType};
 
-use super::stored::Stored;
-use super::values::{integer, number};
-use super::{CaseError, Expect, MaskKind, Tolerance};
+use super::stored::{STORED, Stored};
+use super::{Case, CaseError, Expect, MaskKind, Tolerance};
 
 const FORMAT: &str = "ascend-attention-case";
 const VERSION: &str = "1";
-/// Prefix of the keys that give the element types of tensors stored as U8.
-const STORED: &str = "dtype.";
 
-/// The entries that are no arguments of the operator.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Metadata {
-    pub(super) name: String,
-    pub(super) note: String,
-    /// Where the mask comes from, if the file names it.
-    pub(super) mask: Option<MaskKind>,
-    pub(super) expect: Expect,
-    pub(super) tolerance: Option<Tolerance>,
-    pub(super) softmax_tolerance: Option<Tolerance>,
-    pub(super) rms_rtol: Option<f64>,
-    pub(super) soc_name: Option<String>,
-    pub(super) cann: Option<Cann>,
-    pub(super) op_version: Option<u8>,
-    pub(super) expect_rule: Option<String>,
-    pub(super) portable_since: Option<Cann>,
-    pub(super) out_dtype: Option<DType>,
-    pub(super) group: Option<(String, String)>,
+/// A key that gives no argument of the operator.
+struct Key {
+    name: &'static str,
+    read: fn(&mut Case, &'static str, &str) -> Result<(), CaseError>,
+    /// Returns the key's value; `None` if the case does without.
+    write: fn(&Case<()>) -> Option<String>,
 }
 
-/// The operator that the metadata of a file names.
-pub(super) fn operator(metadata: &[(String, String)]) -> Result<DeclaredOperator, CaseError> {
-    let find = |key: &'static str| {
-        let entry = metadata.iter().find(|(name, _)| name == key);
-        entry
-            .map(|(_, value)| value)
-            .ok_or(CaseError::MissingKey(key))
-    };
-    // `format`, `version` and `op` come first: they decide what the other keys mean.
-    if let Some(format) = Some(find("format")?).filter(|format| *format != FORMAT) {
-        return Err(CaseError::UnknownFormat(format.clone()));
-    }
-    if let Some(version) = Some(find("version")?).filter(|version| *version != VERSION) {
-        return Err(CaseError::UnknownVersion(version.clone()));
-    }
-    let op = find("op")?;
-    DeclaredOperator::from_name(op).ok_or_else(|| CaseError::UnknownOp(op.clone()))
-}
-
-impl Metadata {
-    /// Reads the entries of a file of this operator. `argument` reads an entry that gives an argument, and returns
-    /// false for other entries. Also returns the element types of tensors that are stored as U8.
-    pub(super) fn read(
-        metadata: &[(String, String)],
-        operator: DeclaredOperator,
-        mut argument: impl FnMut(&str, &str) -> Result<bool, CaseError>,
-    ) -> Result<(Self, Stored), CaseError> {
-        let mut read = Self::default();
-        let (mut reject, mut status, mut group, mut role) = (false, None, None, None);
-        let mut distances = [None; 4];
-        let mut stored = Stored::default();
-        for (key, value) in metadata {
-            if argument(key, value)? {
-                continue;
-            }
-            if !takes(operator, key) {
-                return Err(foreign(operator, key));
-            }
-            match key.as_str() {
-                "format" | "version" | "op" => {}
-                "name" => read.name.clone_from(value),
-                "note" => read.note.clone_from(value),
-                "atten_mask_kind" => read.mask = Some(mask_kind(value)?),
-                "rms_rtol" => read.rms_rtol = Some(distance("rms_rtol", value)?),
-                "soc" => read.soc_name = Some(value.clone()),
-                "cann" => read.cann = Some(release("cann", value)?),
-                "portable_since" => {
-                    read.portable_since = Some(release("portable_since", value)?);
-                }
-                "expect_rule" => read.expect_rule = Some(value.clone()),
-                "op_version" => read.op_version = Some(op_version(operator, value)?),
-                "out_dtype" => read.out_dtype = Some(out_dtype(value)?),
-                "atol" => distances[0] = Some(distance("atol", value)?),
-                "rtol" => distances[1] = Some(distance("rtol", value)?),
-                "softmax_atol" => distances[2] = Some(distance("softmax_atol", value)?),
-                "softmax_rtol" => distances[3] = Some(distance("softmax_rtol", value)?),
-                "group" => group = Some(value.clone()),
-                "group_role" => role = Some(value.clone()),
-                "expect" => {
-                    reject = match value.as_str() {
-                        "ok" => false,
-                        "reject" => true,
-                        _ => return Err(CaseError::malformed("expect", value, "`ok` or `reject`")),
-                    };
-                }
-                "expect_status" => {
-                    let number = integer("expect_status", value)?;
-                    let code = i32::try_from(number).map_err(|_| {
-                        CaseError::malformed("expect_status", value, "an integer of 32 bits")
-                    })?;
-                    status = Some(code);
-                }
-                _ => match key.strip_prefix(STORED) {
-                    Some(tensor) => stored.says(tensor, value)?,
-                    None if is_any_argument(key) => return Err(foreign(operator, key)),
-                    None => return Err(CaseError::UnknownKey(key.clone())),
-                },
-            }
-        }
-        let tolerance = |atol: Option<f64>, rtol: Option<f64>| {
-            atol.or(rtol)?;
-            Some(Tolerance {
-                atol: atol.unwrap_or(0.0),
-                rtol: rtol.unwrap_or(0.0),
-            })
-        };
-        let [atol, rtol, softmax_atol, softmax_rtol] = distances;
-        read.tolerance = tolerance(atol, rtol);
-        read.softmax_tolerance = tolerance(softmax_atol, softmax_rtol);
-        read.group = match (group, role) {
-            (None, None) => None,
-            (Some(group), Some(role)) => Some((group, role)),
-            _ => {
-                return Err(CaseError::Contradiction(
-                    "`group` and `group_role` go together: give both, or neither",
-                ));
-            }
-        };
-        read.expect = match (reject, status) {
-            (true, status) => Expect::Reject { status },
-            (false, None) => Expect::Ok,
-            (false, Some(_)) => {
-                return Err(CaseError::Contradiction(
-                    "there is an `expect_status`, but `expect` is not `reject`: leave it out, or expect the refusal",
-                ));
-            }
-        };
-        Ok((read, stored))
-    }
-
-    /// Writes the entries of a file of this operator.
-    pub(super) fn write(
-        &self,
-        operator: DeclaredOperator,
-    ) -> Result<BTreeMap<&'static str, String>, CaseError> {
-        let mut entries = BTreeMap::from([
-            ("format", FORMAT.to_owned()),
-            ("version", VERSION.to_owned()),
-            ("op", operator.name().to_owned()),
-        ]);
-        for (key, text) in [("name", &self.name), ("note", &self.note)] {
-            if !text.is_empty() {
-                entries.insert(key, text.clone());
-            }
-        }
-        for (keys, tolerance) in [
-            (["atol", "rtol"], self.tolerance),
-            (["softmax_atol", "softmax_rtol"], self.softmax_tolerance),
-        ] {
-            let Some(Tolerance { atol, rtol }) = tolerance else {
-                continue;
+/// The keys in the order in which they are read, whatever their order in the file.
+const KEYS: &[Key] = &[
+    Key {
+        name: "name",
+        read: |case, _, text| Ok(text.clone_into(&mut case.name)),
+        write: |case| Some(case.name.clone()).filter(|text| !text.is_empty()),
+    },
+    Key {
+        name: "note",
+        read: |case, _, text| Ok(text.clone_into(&mut case.note)),
+        write: |case| Some(case.note.clone()).filter(|text| !text.is_empty()),
+    },
+    Key {
+        name: "atten_mask_kind",
+        read: |case, key, text| {
+            let kind = MASK_KINDS.iter().find(|(_, name)| *name == text);
+            let (kind, _) = kind.ok_or_else(|| {
+                CaseError::malformed(key, text, "`none`, `tensor` or `compressed`")
+            })?;
+            case.mask = *kind;
+            Ok(())
+        },
+        write: |case| {
+            let kind = MASK_KINDS.iter().find(|(kind, _)| *kind == case.mask);
+            kind.map(|(_, name)| (*name).to_owned())
+        },
+    },
+    Key {
+        name: "expect",
+        read: |case, key, text| {
+            case.expect = match text {
+                "ok" => Expect::Ok,
+                "reject" => Expect::Reject { status: None },
+                _ => return Err(CaseError::malformed(key, text, "`ok` or `reject`")),
             };
-            for (key, value) in keys.into_iter().zip([atol, rtol]) {
-                entries.insert(key, written(key, value)?);
+            Ok(())
+        },
+        write: |case| (case.expect != Expect::Ok).then(|| "reject".to_owned()),
+    },
+    Key {
+        name: "expect_status",
+        read: |case, key, text| {
+            let code = i32::try_from(integer(key, text)?);
+            let code =
+                code.map_err(|_| CaseError::malformed(key, text, "an integer of 32 bits"))?;
+            match &mut case.expect {
+                Expect::Reject { status } => *status = Some(code),
+                Expect::Ok => {
+                    return Err(CaseError::Contradiction(
+                        "there is an `expect_status`, but `expect` is not `reject`: leave it out, or expect the \
+                         refusal",
+                    ));
+                }
             }
-        }
-        if let Some(rtol) = self.rms_rtol {
-            entries.insert("rms_rtol", written("rms_rtol", rtol)?);
-        }
-        let release = |cann: Option<Cann>| cann.map(|cann| format!("{cann}.0"));
-        let (group, role) = self.group.clone().unzip();
-        for (key, text) in [
-            (
-                "atten_mask_kind",
-                self.mask.map(|mask| mask.name().to_owned()),
-            ),
-            ("soc", self.soc_name.clone()),
-            ("cann", release(self.cann)),
-            (
-                "op_version",
-                self.op_version.map(|number| number.to_string()),
-            ),
-            ("expect_rule", self.expect_rule.clone()),
-            ("portable_since", release(self.portable_since)),
-            ("out_dtype", self.out_dtype.map(dtype_name)),
-            ("group", group),
-            ("group_role", role),
-        ] {
-            entries.extend(text.map(|text| (key, text)));
-        }
-        if let Expect::Reject { status } = self.expect {
-            entries.insert("expect", "reject".to_owned());
-            if let Some(status) = status {
-                entries.insert("expect_status", status.to_string());
-            }
-        }
-        Ok(entries)
-    }
-}
+            Ok(())
+        },
+        write: |case| match case.expect {
+            Expect::Reject { status } => Some(status?.to_string()),
+            Expect::Ok => None,
+        },
+    },
+    Key {
+        name: "expect_rule",
+        read: |case, _, text| Ok(case.expect_rule = Some(text.to_owned())),
+        write: |case| case.expect_rule.clone(),
+    },
+    Key {
+        name: "atol",
+        read: |case, key, text| distance(key, text, &mut part(&mut case.tolerance).atol),
+        write: |case| case.tolerance.map(|tolerance| shown(tolerance.atol)),
+    },
+    Key {
+        name: "rtol",
+        read: |case, key, text| distance(key, text, &mut part(&mut case.tolerance).rtol),
+        write: |case| case.tolerance.map(|tolerance| shown(tolerance.rtol)),
+    },
+    Key {
+        name: "softmax_atol",
+        read: |case, key, text| distance(key, text, &mut part(&mut case.softmax_tolerance).atol),
+        write: |case| {
+            case.softmax_tolerance
+                .map(|tolerance| shown(tolerance.atol))
+        },
+    },
+    Key {
+        name: "softmax_rtol",
+        read: |case, key, text| distance(key, text, &mut part(&mut case.softmax_tolerance).rtol),
+        write: |case| {
+            case.softmax_tolerance
+                .map(|tolerance| shown(tolerance.rtol))
+        },
+    },
+    Key {
+        name: "rms_rtol",
+        read: |case, key, text| distance(key, text, case.rms_rtol.get_or_insert(0.0)),
+        write: |case| case.rms_rtol.map(shown),
+    },
+    Key {
+        name: "soc",
+        read: |case, _, text| Ok(case.soc_name = Some(text.to_owned())),
+        write: |case| case.soc_name.clone(),
+    },
+    Key {
+        name: "cann",
+        read: |case, key, text| Ok(case.cann = Some(release(key, text)?)),
+        write: |case| case.cann.map(|cann| format!("{cann}.0")),
+    },
+    Key {
+        name: "portable_since",
+        read: |case, key, text| Ok(case.portable_since = Some(release(key, text)?)),
+        write: |case| case.portable_since.map(|cann| format!("{cann}.0")),
+    },
+    Key {
+        name: "op_version",
+        read: |case, key, text| {
+            let most = case.operator().versions().count();
+            let number = (1..=most).find(|number| number.to_string() == text);
+            let number = number.and_then(|number| u8::try_from(number).ok());
+            let known = || {
+                let allowed = match most {
+                    1 => "1",
+                    2 => "1 or 2",
+                    3 => "1 to 3",
+                    4 => "1 to 4",
+                    _ => "1 to 5",
+                };
+                CaseError::malformed(key, text, allowed)
+            };
+            case.op_version = Some(number.ok_or_else(known)?);
+            Ok(())
+        },
+        write: |case| case.op_version.map(|number| number.to_string()),
+    },
+    Key {
+        name: "out_dtype",
+        read: |case, key, text| {
+            let dtype = DType::ALL.iter().find(|dtype| dtype_name(**dtype) == text);
+            let unknown = || CaseError::malformed(key, text, "an element type, such as `int8`");
+            case.out_dtype = Some(*dtype.ok_or_else(unknown)?);
+            Ok(())
+        },
+        write: |case| case.out_dtype.map(dtype_name),
+    },
+    Key {
+        name: "group",
+        read: |case, _, text| Ok(case.group = Some((text.to_owned(), String::new()))),
+        write: |case| case.group.as_ref().map(|(group, _)| group.clone()),
+    },
+    Key {
+        name: "group_role",
+        read: |case, _, text| match &mut case.group {
+            Some((_, role)) => Ok(text.clone_into(role)),
+            None => Err(GROUP),
+        },
+        write: |case| case.group.as_ref().map(|(_, role)| role.clone()),
+    },
+];
+
+const GROUP: CaseError =
+    CaseError::Contradiction("`group` and `group_role` go together: give both, or neither");
+
+/// Mask kinds with their names in files.
+const MASK_KINDS: [(MaskKind, &str); 3] = [
+    (MaskKind::None, "none"),
+    (MaskKind::Tensor, "tensor"),
+    (MaskKind::Compressed, "compressed"),
+];
 
 /// Whether cases of an operator have a key.
-fn takes(operator: DeclaredOperator, key: &str) -> bool {
+pub(super) fn takes(operator: DeclaredOperator, key: &str) -> bool {
     let inference = operator == DeclaredOperator::FusedInferAttentionScore;
     let has = |parameter| operator.parameter_named(parameter).is_some();
     match key {
@@ -217,6 +201,91 @@ fn takes(operator: DeclaredOperator, key: &str) -> bool {
     }
 }
 
+/// The operator that the metadata of a file names.
+pub(super) fn operator(metadata: &[(String, String)]) -> Result<DeclaredOperator, CaseError> {
+    let find = |key: &'static str| value(metadata, key).ok_or(CaseError::MissingKey(key));
+    // `format`, `version` and `op` come first: they decide what the other keys mean.
+    if let Some(format) = Some(find("format")?).filter(|format| *format != FORMAT) {
+        return Err(CaseError::UnknownFormat(format.to_owned()));
+    }
+    if let Some(version) = Some(find("version")?).filter(|version| *version != VERSION) {
+        return Err(CaseError::UnknownVersion(version.to_owned()));
+    }
+    let op = find("op")?;
+    DeclaredOperator::from_name(op).ok_or_else(|| CaseError::UnknownOp(op.to_owned()))
+}
+
+/// The value of a key.
+pub(super) fn value<'m>(metadata: &'m [(String, String)], key: &str) -> Option<&'m str> {
+    let entry = metadata.iter().find(|(name, _)| name == key);
+    entry.map(|(_, value)| value.as_str())
+}
+
+/// Reads the metadata of a case of an operator. Also returns the element types of tensors that are stored as U8.
+pub(super) fn read(
+    metadata: &[(String, String)],
+    operator: DeclaredOperator,
+) -> Result<(Case, Stored), CaseError> {
+    let mut case = Case::new("", AnyArguments::new(operator));
+    let mut stored = Stored::default();
+    for (key, value) in metadata {
+        let foreign = || CaseError::ForeignKey {
+            key: key.clone(),
+            op: operator.name(),
+        };
+        if let Some(parameter) = operator.parameter_named(key)
+            && let Some(value) = read_value(parameter, value)?
+        {
+            (case.arguments.set_value(key, value)).map_err(|_| foreign())?;
+            continue;
+        }
+        match key.as_str() {
+            "format" | "version" | "op" => {}
+            _ if KEYS.iter().any(|known| known.name == key) => {
+                if !takes(operator, key) {
+                    return Err(foreign());
+                }
+            }
+            _ => match key.strip_prefix(STORED) {
+                Some(tensor) => stored.says(tensor, value)?,
+                None if is_any_argument(key) => return Err(foreign()),
+                None => return Err(CaseError::UnknownKey(key.clone())),
+            },
+        }
+    }
+    for key in KEYS {
+        if let Some(value) = value(metadata, key.name) {
+            (key.read)(&mut case, key.name, value)?;
+        }
+    }
+    match &case.group {
+        Some((_, role)) if role.is_empty() => Err(GROUP),
+        _ => Ok((case, stored)),
+    }
+}
+
+/// Writes the metadata of a case of an operator, without its arguments.
+pub(super) fn write(
+    case: &Case<()>,
+    operator: DeclaredOperator,
+) -> Result<BTreeMap<&'static str, String>, CaseError> {
+    let mut entries = BTreeMap::from([
+        ("format", FORMAT.to_owned()),
+        ("version", VERSION.to_owned()),
+        ("op", operator.name().to_owned()),
+    ]);
+    for key in KEYS.iter().filter(|key| takes(operator, key.name)) {
+        let Some(text) = (key.write)(case) else {
+            continue;
+        };
+        if key.name.ends_with("tol") {
+            distance(key.name, &text, &mut 0.0)?;
+        }
+        entries.insert(key.name, text);
+    }
+    Ok(entries)
+}
+
 /// Whether some operator has an argument of this name that is no tensor.
 fn is_any_argument(key: &str) -> bool {
     let mut operators = DeclaredOperator::ALL.iter();
@@ -226,52 +295,9 @@ fn is_any_argument(key: &str) -> bool {
     })
 }
 
-fn foreign(operator: DeclaredOperator, key: &str) -> CaseError {
-    CaseError::ForeignKey {
-        key: key.to_owned(),
-        op: operator.name(),
-    }
-}
-
-impl MaskKind {
-    /// The kind's name in a file.
-    const fn name(self) -> &'static str {
-        match self {
-            MaskKind::None => "none",
-            MaskKind::Tensor => "tensor",
-            MaskKind::Compressed => "compressed",
-        }
-    }
-}
-
-fn mask_kind(value: &str) -> Result<MaskKind, CaseError> {
-    [MaskKind::None, MaskKind::Tensor, MaskKind::Compressed]
-        .into_iter()
-        .find(|kind| kind.name() == value)
-        .ok_or_else(|| {
-            CaseError::malformed("atten_mask_kind", value, "`none`, `tensor` or `compressed`")
-        })
-}
-
 fn release(key: &'static str, value: &str) -> Result<Cann, CaseError> {
     value.parse().map_err(|_| {
         CaseError::malformed(key, value, "a release whose contract is known: 8.1 to 9.1")
-    })
-}
-
-fn op_version(operator: DeclaredOperator, value: &str) -> Result<u8, CaseError> {
-    let most = operator.versions().count();
-    let number = (1..=most).find(|number| number.to_string() == value);
-    let number = number.and_then(|number| u8::try_from(number).ok());
-    number.ok_or_else(|| {
-        let expected = match most {
-            1 => "1",
-            2 => "1 or 2",
-            3 => "1 to 3",
-            4 => "1 to 4",
-            _ => "1 to 5",
-        };
-        CaseError::malformed("op_version", value, expected)
     })
 }
 
@@ -283,25 +309,83 @@ fn dtype_name(dtype: DType) -> String {
     }
 }
 
-fn out_dtype(value: &str) -> Result<DType, CaseError> {
-    let named = |dtype: &&DType| dtype_name(**dtype) == value;
-    DType::ALL
-        .iter()
-        .find(named)
-        .copied()
-        .ok_or_else(|| CaseError::malformed("out_dtype", value, "an element type, such as `int8`"))
+/// The tolerance that one of its parts is given to.
+fn part(tolerance: &mut Option<Tolerance>) -> &mut Tolerance {
+    tolerance.get_or_insert_default()
 }
 
-fn distance(key: &'static str, value: &str) -> Result<f64, CaseError> {
-    let number = number(key, value)?;
-    if number < 0.0 {
-        return Err(CaseError::malformed(key, value, "a number of at least 0"));
+/// Reads a tolerance, which is neither negative nor infinite.
+fn distance(key: &'static str, value: &str, to: &mut f64) -> Result<(), CaseError> {
+    *to = number(key, value)?;
+    match *to < 0.0 {
+        true => Err(CaseError::malformed(key, value, "a number of at least 0")),
+        false => Ok(()),
     }
-    Ok(number)
 }
 
-/// Writes a tolerance as text; refuses one that is negative or not finite.
-fn written(key: &'static str, value: f64) -> Result<String, CaseError> {
-    let text = format!("{value:?}");
-    distance(key, &text).map(|_| text)
+/// A number as text from which the same number is read.
+fn shown(number: f64) -> String {
+    format!("{number:?}")
+}
+
+/// Reads the value that an entry gives to a parameter; `None` for a tensor parameter.
+pub(super) fn read_value(
+    parameter: &ParameterInfo,
+    text: &str,
+) -> Result<Option<OwnedValue>, CaseError> {
+    let name = parameter.name;
+    let malformed = |allowed| CaseError::malformed(name, text, allowed);
+    Ok(Some(match parameter.kind {
+        Kind::Tensor | Kind::TensorList | Kind::InOut | Kind::Output => return Ok(None),
+        Kind::Int | Kind::Int8 => OwnedValue::Int(integer(name, text)?),
+        Kind::Float => OwnedValue::Float(number(name, text)?),
+        Kind::Flag => OwnedValue::Flag(text.parse().map_err(|_| malformed("`true` or `false`"))?),
+        Kind::Text | Kind::OptionalText => OwnedValue::Text(Some(text.to_owned())),
+        Kind::Ints | Kind::IntList => {
+            let list = serde_json::from_str(text);
+            OwnedValue::Ints(Some(
+                list.map_err(|_| malformed("a JSON list of integers"))?,
+            ))
+        }
+    }))
+}
+
+/// Writes the entry that [`read_value`] reads a call's value from; `None` for a tensor, for a null pointer, and for the
+/// default of an argument that the operator's first version lacks, since readers may know that version alone.
+pub(super) fn value_text<T>(
+    arguments: &AnyArguments<T>,
+    parameter: &ParameterInfo,
+) -> Result<Option<String>, CaseError> {
+    let name = parameter.name;
+    let Some(value) = arguments.value(name) else {
+        return Ok(None);
+    };
+    let plain = AnyArguments::<()>::new(arguments.operator());
+    if parameter.since > 1 && plain.value(name) == Some(value) {
+        return Ok(None);
+    }
+    Ok(match value {
+        Value::Int(value) => Some(value.to_string()),
+        Value::Float(value) => {
+            let text = shown(value);
+            number(parameter.name, &text)?;
+            Some(text)
+        }
+        Value::Flag(value) => Some(value.to_string()),
+        Value::Text(text) => text.map(str::to_owned),
+        Value::Ints(values) => values.map(|values| format!("{values:?}")),
+    })
+}
+
+fn integer(key: &'static str, value: &str) -> Result<i64, CaseError> {
+    value
+        .parse()
+        .map_err(|_| CaseError::malformed(key, value, "a decimal integer of 64 bits"))
+}
+
+fn number(key: &'static str, value: &str) -> Result<f64, CaseError> {
+    let parsed: Option<f64> = value.parse().ok();
+    parsed
+        .filter(|number| number.is_finite())
+        .ok_or_else(|| CaseError::malformed(key, value, "a finite decimal number"))
 }

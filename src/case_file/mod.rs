@@ -1,63 +1,67 @@
 //! The file format of cases, and the recording of live calls in it.
 
-mod description;
 mod error;
 mod file;
+mod file_access;
 mod header;
-mod json_tensor;
+mod json;
 mod metadata;
-mod operator_case;
 mod parameter_case;
-mod read_file;
-mod read_tensors;
 mod record;
 mod stored;
 mod target;
 mod tensor;
-mod unique_names;
-mod values;
-mod write_file;
 
-use ascend_spec::ops::fused_infer_attention_score::{Arguments, Version};
-use ascend_spec::{Cann, DType, SparseMode};
+use std::convert::Infallible;
+use std::mem;
 
-pub use description::Description;
+use ascend_spec::declared::{AnyArguments, DeclaredOperator};
+use ascend_spec::operator::{Kind, ParameterInfo, Value};
+use ascend_spec::ops::fused_infer_attention_score::{Arguments, CheckedCall, FiaCall, Version};
+use ascend_spec::{
+    Cann, CompressedMask, DType, MaskDemand, Soc, SparseMode, Target, TensorDesc, Violation,
+};
+
+use crate::mask::MaskForm;
+
 pub use error::CaseError;
-pub use operator_case::{AnyCase, OperatorCase};
+pub use file_access::{read_file, write_file};
 pub use parameter_case::ParameterCase;
-pub use read_file::read_file;
-pub use read_tensors::read_tensors;
 pub(crate) use record::{
-    AnyLive, LiveCall, LiveOperator, expected_output, failed, is_on, launched, nans, refusal_status,
+    LiveCall, expected_output, failed, is_on, keeps_calls, launched, nans, refusal_status,
 };
 pub use record::{OperatorCall, RECORD_VARIABLE, Recorded, Recorder, record_calls, tentatively};
+pub use stored::read_tensors;
 pub use tensor::CaseTensor;
-pub use write_file::write_file;
 
 pub use ascend_spec::ops::fused_infer_attention_score::Parameter;
 
-/// One call of FusedInferAttentionScore with its data.
+/// One call of an operator with its data.
 ///
-/// The fields are the content of a file; nothing is checked against the operator's contract before the case runs.
+/// `A` is how the arguments are named: [`AnyArguments`] takes those of any operator by their names in text, and an
+/// [`AttentionCase`] has those of FusedInferAttentionScore as fields. [`Case::attention`] makes the one of the other,
+/// and `Case::from` goes back. The fields are the content of a file; nothing is checked against the operator's contract
+/// before the case runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct Case {
+pub struct Case<A = AnyArguments<CaseTensor>> {
     /// Free text: what the case is called.
     pub name: String,
     /// Free text: where it comes from.
     pub note: String,
-    /// What the operator is called with. Outputs do not belong here.
-    pub arguments: Arguments<CaseTensor>,
+    /// What the operator is called with. Outputs do not belong here, except tensors that the operator updates in place
+    /// and writes in part ([`DeclaredOperator::keeps_elements`]): these have what they hold before the call.
+    pub arguments: A,
     /// Where the mask comes from.
     pub mask: MaskKind,
     /// Whether the call should run or be refused.
     pub expect: Expect,
-    /// Expected output (FLOAT, NaN where not specified).
-    pub attention_out: Option<CaseTensor>,
-    /// Expected log-sum-exp (FLOAT, NaN where not specified).
-    pub softmax_lse: Option<CaseTensor>,
+    /// Expected outputs by name (FLOAT, NaN where not specified).
+    pub expected: Vec<(&'static str, CaseTensor)>,
     /// How far outputs may be from the expected ones.
     pub tolerance: Option<Tolerance>,
+    /// How far `softmax_max` and `softmax_sum` may be from the expected ones; `None` is as for the other outputs.
+    pub softmax_tolerance: Option<Tolerance>,
     /// How far the attention output as a whole may be from the expected one: the root of the mean square error over
     /// that of the mean square.
     pub rms_rtol: Option<f64>,
@@ -65,8 +69,9 @@ pub struct Case {
     pub soc_name: Option<String>,
     /// The release that the call is for; `None` is any.
     pub cann: Option<Cann>,
-    /// The oldest version of the operator that the call goes to; `None` is the oldest that can express it.
-    pub op_version: Option<Version>,
+    /// The version of the operator that the call goes to, counted from 1, or the next one that a product has; `None` is
+    /// the oldest that computes with every argument given.
+    pub op_version: Option<u8>,
     /// The rule or lint that refuses the call, by id: with [`Expect::Reject`] the operator's rule, with
     /// [`Expect::Ok`] the lint by which the safe layer stops what the operator takes. `None` is any rule.
     pub expect_rule: Option<String>,
@@ -76,6 +81,72 @@ pub struct Case {
     pub portable_since: Option<Cann>,
     /// Element type of the attention output; `None` is the one that the inputs imply.
     pub out_dtype: Option<DType>,
+    /// The group of cases that the case belongs to, and its part in it.
+    pub group: Option<(String, String)>,
+}
+
+/// A case of FusedInferAttentionScore, whose arguments are fields.
+pub type AttentionCase = Case<Arguments<CaseTensor>>;
+
+/// The arguments of a [`Case`]. Only this crate implements the trait.
+#[allow(
+    private_bounds,
+    reason = "sealed: nobody can implement what they cannot name"
+)]
+pub trait CaseArguments: Sealed {
+    /// The arguments with descriptors for tensors.
+    type Described;
+
+    /// The arguments by name, with the same tensors.
+    #[doc(hidden)]
+    fn by_name(&self) -> AnyArguments<&CaseTensor>;
+
+    /// The description of arguments of the same operator.
+    #[doc(hidden)]
+    fn described(described: AnyArguments<TensorDesc>) -> Self::Described;
+}
+
+pub(crate) trait Sealed {}
+
+impl Sealed for AnyArguments<CaseTensor> {}
+
+impl CaseArguments for AnyArguments<CaseTensor> {
+    type Described = AnyArguments<TensorDesc>;
+
+    fn by_name(&self) -> AnyArguments<&CaseTensor> {
+        let mut arguments = self.attributes();
+        for (argument, tensor) in self.each_tensor() {
+            // This cannot fail: the parameter is the operator's own.
+            let _ = arguments.set_tensor(argument.parameter.name, tensor);
+        }
+        arguments
+    }
+
+    fn described(described: AnyArguments<TensorDesc>) -> Self::Described {
+        described
+    }
+}
+
+impl Sealed for Arguments<CaseTensor> {}
+
+impl CaseArguments for Arguments<CaseTensor> {
+    type Described = Arguments<TensorDesc>;
+
+    fn by_name(&self) -> AnyArguments<&CaseTensor> {
+        let no_tensors = Arguments::default();
+        let mut arguments: Arguments<&CaseTensor> = self.call_of(&no_tensors).attributes();
+        for (argument, tensor) in self.each_tensor() {
+            arguments.set_tensor(argument.parameter, tensor);
+        }
+        AnyArguments::FusedInferAttentionScore(arguments)
+    }
+
+    fn described(described: AnyArguments<TensorDesc>) -> Self::Described {
+        match described {
+            AnyArguments::FusedInferAttentionScore(described) => described,
+            _ => Arguments::default(),
+        }
+    }
 }
 
 /// Where the mask of a case comes from (`atten_mask_kind`).
@@ -85,23 +156,10 @@ pub enum MaskKind {
     /// There is no mask.
     #[default]
     None,
-    /// The tensor [`Parameter::AttenMask`].
+    /// The tensor `atten_mask`.
     Tensor,
     /// The standard mask of the sparse mode: 2048 x 2048, in mode 6 3072 x 2048.
     Compressed,
-}
-
-impl MaskKind {
-    /// Refuses a tensor `atten_mask` beside a kind other than [`MaskKind::Tensor`], and that kind without the tensor.
-    fn agrees_with(self, has_tensor: bool) -> Result<(), CaseError> {
-        match self {
-            Self::Tensor if !has_tensor => Err(CaseError::MissingTensor("atten_mask".into())),
-            Self::None | Self::Compressed if has_tensor => Err(CaseError::Contradiction(
-                "there is a tensor `atten_mask`, but `atten_mask_kind` is not `tensor`: change the one or leave out the other",
-            )),
-            _ => Ok(()),
-        }
-    }
 }
 
 /// Whether the call of a case should run or be refused.
@@ -134,83 +192,302 @@ impl Tolerance {
     }
 }
 
-impl Case {
-    /// A case with the operator's default attributes and no tensors.
-    pub fn new(name: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            ..Self::default()
+/// Whether a case has a tensor of a parameter among its arguments, and not only among the expected outputs.
+fn is_input(operator: DeclaredOperator, parameter: &ParameterInfo) -> bool {
+    match parameter.kind {
+        Kind::InOut => operator.keeps_elements(),
+        Kind::Output => false,
+        kind => kind.is_tensor(),
+    }
+}
+
+/// The form of the masks that readers make for an operator.
+fn mask_form(operator: DeclaredOperator, soc: Option<Soc>) -> MaskForm {
+    match operator {
+        DeclaredOperator::FusedInferAttentionScore => MaskForm::made_for(soc),
+        _ => MaskForm::BOOL,
+    }
+}
+
+/// The mask from which an operator reads that of a call's sparse mode; `None` for modes that have no such mask. In an
+/// unknown mode, which the operator refuses, it is the causal one.
+fn compressed_mask<T>(arguments: &AnyArguments<T>) -> Option<CompressedMask> {
+    let Some(Value::Int(mode)) = arguments.value("sparse_mode") else {
+        return None;
+    };
+    match SparseMode::from_acl(mode).map(SparseMode::demand) {
+        Some(MaskDemand::Compressed(template)) => Some(template),
+        Some(_) => None,
+        None => Some(CompressedMask::Causal),
+    }
+}
+
+impl<A> Case<A> {
+    /// The case with other tensors and arguments.
+    fn with<B>(&self, arguments: B, expected: Vec<(&'static str, CaseTensor)>) -> Case<B> {
+        Case {
+            name: self.name.clone(),
+            note: self.note.clone(),
+            arguments,
+            mask: self.mask,
+            expect: self.expect,
+            expected,
+            tolerance: self.tolerance,
+            softmax_tolerance: self.softmax_tolerance,
+            rms_rtol: self.rms_rtol,
+            soc_name: self.soc_name.clone(),
+            cann: self.cann,
+            op_version: self.op_version,
+            expect_rule: self.expect_rule.clone(),
+            portable_since: self.portable_since,
+            out_dtype: self.out_dtype,
+            group: self.group.clone(),
         }
     }
 
+    /// The expected tensor of an output.
+    pub fn expected(&self, output: &str) -> Option<&CaseTensor> {
+        let mut expected = self.expected.iter();
+        expected
+            .find(|(name, _)| *name == output)
+            .map(|(_, tensor)| tensor)
+    }
+
+    /// How far an output may be from what is expected of it.
+    pub fn tolerance_of(&self, output: &str) -> Tolerance {
+        let of_rows = matches!(output, "softmax_max" | "softmax_sum");
+        let softmax = self.softmax_tolerance.filter(|_| of_rows);
+        softmax.or(self.tolerance).unwrap_or_default()
+    }
+}
+
+impl Case {
+    /// The case with the arguments of FusedInferAttentionScore as fields.
+    ///
+    /// # Errors
+    /// [`CaseError::OtherOp`] for a case of another operator.
+    pub fn attention(mut self) -> Result<AttentionCase, CaseError> {
+        let expected = mem::take(&mut self.expected);
+        match &mut self.arguments {
+            AnyArguments::FusedInferAttentionScore(arguments) => {
+                let arguments = mem::take(arguments);
+                Ok(self.with(arguments, expected))
+            }
+            other => Err(CaseError::OtherOp(other.operator().name())),
+        }
+    }
+}
+
+impl From<AttentionCase> for Case {
+    fn from(mut case: AttentionCase) -> Self {
+        let arguments = mem::take(&mut case.arguments);
+        let expected = mem::take(&mut case.expected);
+        case.with(AnyArguments::FusedInferAttentionScore(arguments), expected)
+    }
+}
+
+impl AttentionCase {
     /// The tensor of a parameter, of a list the first one; `None` is a null pointer.
     pub fn tensor(&self, parameter: Parameter) -> Option<&CaseTensor> {
         self.arguments.tensor(parameter)
     }
 
-    /// Whether the case's sparse mode has a standard mask.
-    fn takes_compressed_mask(&self) -> bool {
-        SparseMode::from_acl(self.arguments.sparse_mode)
-            .is_none_or(SparseMode::takes_compressed_mask)
+    /// Checks `call`, which the case's description makes, against the contract: for the product and release that the
+    /// case names or else those of `otherwise`, and the version of the operator that the case calls.
+    ///
+    /// # Errors
+    /// The broken rule; [`UNSUPPORTED`](ascend_spec::UNSUPPORTED) for what this crate does not compute.
+    pub fn checked<'c>(
+        &self,
+        call: &'c FiaCall<'c>,
+        otherwise: Target,
+    ) -> Result<CheckedCall<'c>, Violation> {
+        let target = self.target(otherwise);
+        let number = self.version(&self.describe_on(None), target);
+        let version = Version::ALL
+            .into_iter()
+            .find(|version| version.number() == number);
+        call.check(version.unwrap_or(Version::V1), target)
+    }
+}
+
+impl<A: CaseArguments> Case<A> {
+    /// A case with these arguments.
+    pub fn new(name: impl Into<String>, arguments: A) -> Self {
+        let plain: Case<()> = Case {
+            name: name.into(),
+            ..Case::default()
+        };
+        plain.with(arguments, Vec::new())
     }
 
-    /// Whether the parts of the case fit together.
-    fn consistent(&self) -> Result<(), CaseError> {
+    /// The operator.
+    pub fn operator(&self) -> DeclaredOperator {
+        self.arguments.by_name().operator()
+    }
+
+    /// Describes the inputs, and the outputs that the call implies. The attention output has the case's element type,
+    /// if the case names one.
+    pub fn describe(&self) -> A::Described {
+        let soc = self.soc_name.as_deref().and_then(Soc::from_name);
+        A::described(self.describe_on(soc))
+    }
+
+    /// Describes the call as [`Case::describe`] does, with the masks that are made for a product.
+    pub(crate) fn describe_on(&self, soc: Option<Soc>) -> AnyArguments<TensorDesc> {
+        let arguments = self.arguments.by_name();
+        let described: Result<_, Infallible> = arguments.try_map(|_, tensor| Ok(tensor.desc()));
+        let Ok(mut described) = described;
+        if let Some(template) = self.template() {
+            let form = mask_form(arguments.operator(), soc);
+            let mask = TensorDesc::packed(form.dtype(), template.shape());
+            // This cannot fail: an operator with sparse modes has the parameter.
+            let _ = described.set_tensor("atten_mask", mask);
+        }
+        described.imply_outputs(&|name| Some(self.expected(name)?.desc().shape));
+        if let (Some(dtype), [out]) = (self.out_dtype, described.tensors("attention_out")) {
+            let out = TensorDesc { dtype, ..*out };
+            // This cannot fail: the call has an attention output.
+            let _ = described.set_tensor("attention_out", out);
+        }
+        described
+    }
+
+    /// The version that is called: the case's if it has every argument given and runs on the target, and otherwise the
+    /// next one that computes with all of them and does.
+    pub fn version(&self, described: &AnyArguments<TensorDesc>, target: Target) -> u8 {
+        let able = |number: u8| {
+            let version = described.operator().version(number);
+            let runs = version.is_some_and(|version| version.runs_on(target));
+            runs && described.unread(number).is_none()
+        };
+        match self.op_version {
+            Some(number) if able(number) => number,
+            oldest => described.oldest_on(oldest.unwrap_or(1), target),
+        }
+    }
+
+    /// The mask that the reader makes, if it makes one.
+    pub(crate) fn template(&self) -> Option<CompressedMask> {
+        let compressed = self.mask == MaskKind::Compressed;
+        compressed
+            .then(|| compressed_mask(&self.arguments.by_name()))
+            .flatten()
+    }
+
+    /// The mask that the reader makes, and its form on a product.
+    pub(crate) fn mask_on(&self, soc: Option<Soc>) -> Option<(CompressedMask, MaskForm)> {
+        Some((self.template()?, mask_form(self.operator(), soc)))
+    }
+
+    /// Checks the described call against the contract of a version, counted from 1. Reports every lint that it breaks,
+    /// and how releases that [`Case::portable_since`] names treat the call differently.
+    ///
+    /// # Errors
+    /// The broken rule; [`UNSUPPORTED`](ascend_spec::UNSUPPORTED) for what this crate does not compute.
+    pub fn check(
+        &self,
+        described: &AnyArguments<TensorDesc>,
+        version: u8,
+        target: Target,
+        report: &mut dyn FnMut(Violation),
+    ) -> Result<(), Violation> {
+        described.check(version, target, report)?;
+        if let (Some(since), AnyArguments::FusedInferAttentionScore(arguments)) =
+            (self.portable_since, described)
+            && let Some(version) = Version::ALL
+                .into_iter()
+                .find(|known| known.number() == version)
+        {
+            (arguments.call()).each_difference(version, target, since, report);
+        }
+        Ok(())
+    }
+
+    /// Checks the content of the tensors whose elements the operator takes for positions in other tensors, such as
+    /// block tables and sizes of left padding: a call that breaks such a rule may access memory outside of its
+    /// tensors, and a case of it is not run.
+    ///
+    /// # Errors
+    /// The broken rule or lint.
+    pub fn check_contents(
+        &self,
+        described: &AnyArguments<TensorDesc>,
+        version: u8,
+        target: Target,
+    ) -> Result<(), Violation> {
+        let arguments = self.arguments.by_name();
+        described.check_contents(version, target, &|name| {
+            let tensor = arguments.tensors(name).first();
+            tensor
+                .and_then(|tensor| tensor.to_i64())
+                .unwrap_or_default()
+        })
+    }
+
+    /// Refuses a case whose parts do not fit together.
+    pub(crate) fn consistent(&self) -> Result<(), CaseError> {
         let wrong = |why| Err(CaseError::Contradiction(why));
+        let arguments = self.arguments.by_name();
+        let (operator, is_missing) = (arguments.operator(), |name| {
+            arguments.tensors(name).is_empty()
+        });
         self.named_target().released()?;
-        self.mask
-            .agrees_with(self.tensor(Parameter::AttenMask).is_some())?;
-        if self.mask == MaskKind::Compressed && !self.takes_compressed_mask() {
+        match (self.mask, is_missing("atten_mask")) {
+            (MaskKind::Tensor, true) => return Err(CaseError::MissingTensor("atten_mask".into())),
+            (MaskKind::None | MaskKind::Compressed, false) => {
+                return wrong(
+                    "there is a tensor `atten_mask`, but `atten_mask_kind` is not `tensor`: change the one or leave \
+                     out the other",
+                );
+            }
+            (MaskKind::Compressed, true) if self.template().is_none() => {
+                return wrong(
+                    "`atten_mask_kind` is `compressed`, and `sparse_mode` is one that has no compressed mask: give the \
+                     tensor `atten_mask`, or use modes 2 to 4, in training also 6 to 8",
+                );
+            }
+            _ => {}
+        }
+        let mut tensors = arguments.each_tensor();
+        if tensors.any(|(argument, _)| !is_input(operator, argument.parameter)) {
             return wrong(
-                "`atten_mask_kind` is `compressed`, and `sparse_mode` is one that has no compressed mask: give the tensor \
-                 `atten_mask`, or use modes 2 to 4",
+                "outputs are no arguments of a case: what they should be is expected of them",
             );
         }
-        if (self.arguments.each_tensor()).any(|(argument, _)| argument.is_output()) {
+        if self.expect == Expect::Ok && operator.parameter_named("query").is_some() {
+            let attention = ["query", "key", "value"];
+            if let Some(name) = attention.into_iter().find(|name| is_missing(name)) {
+                return Err(CaseError::MissingTensor(name.into()));
+            }
+        }
+        if let Some(version) = self.op_version
+            && let Some(parameter) = self.describe_on(None).unread(version)
+        {
+            return Err(CaseError::UnreadArgument {
+                argument: parameter.name,
+                version,
+            });
+        }
+        for (name, expected) in &self.expected {
+            if expected.dtype() != DType::Float {
+                return Err(CaseError::ExpectedDtype {
+                    tensor: name,
+                    dtype: expected.dtype().to_string(),
+                });
+            }
+        }
+        if !self.expected.is_empty() && self.tolerance.is_none() {
             return wrong(
-                "`attention_out` and `softmax_lse` are expected outputs, not inputs: put them into the fields of these names",
+                "there are expected outputs, but neither `atol` nor `rtol`: give one, 0 for equal numbers",
             );
         }
-        if self.expect == Expect::Ok {
-            for parameter in [Parameter::Query, Parameter::Key, Parameter::Value] {
-                if self.tensor(parameter).is_none() {
-                    return Err(CaseError::MissingTensor(parameter.name().into()));
-                }
-            }
-        }
-        for (expected, name) in [
-            (&self.attention_out, "attention_out"),
-            (&self.softmax_lse, "softmax_lse"),
-        ] {
-            if let Some(expected) = expected {
-                expectable(name, expected, self.tolerance)?;
-            }
-        }
-        if self.softmax_lse.is_some() && !self.arguments.softmax_lse_flag {
+        let writes_lse = arguments.value("softmax_lse_flag") != Some(Value::Flag(false));
+        if self.expected("softmax_lse").is_some() && !writes_lse {
             return wrong(
                 "softmax_lse is expected, but `softmax_lse_flag` is not `true`: set it, or leave the tensor out",
             );
         }
         Ok(())
-    }
-}
-
-/// Refuses an expected output that nothing can be compared with.
-fn expectable(
-    name: &'static str,
-    expected: &CaseTensor,
-    tolerance: Option<Tolerance>,
-) -> Result<(), CaseError> {
-    if expected.dtype() != DType::Float {
-        return Err(CaseError::ExpectedDtype {
-            tensor: name,
-            dtype: expected.dtype().to_string(),
-        });
-    }
-    match tolerance {
-        Some(_) => Ok(()),
-        None => Err(CaseError::Contradiction(
-            "there are expected outputs, but neither `atol` nor `rtol`: give one, 0 for equal numbers",
-        )),
     }
 }

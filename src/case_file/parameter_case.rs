@@ -1,14 +1,13 @@
 //! Calls without data: shapes, dtypes, attributes and perhaps the operator's verdict, as lines of JSON.
 
 use ascend_spec::declared::{AnyArguments, DeclaredOperator};
-use ascend_spec::operator::{Kind, Value as Given};
+use ascend_spec::operator::Kind;
 use ascend_spec::{Cann, Soc, Target, TensorDesc};
 use serde_json::{Map, Value, json};
 
 use super::error::shortened;
-use super::json_tensor::{desc, described};
-use super::unique_names::UniqueNames;
-use super::{CaseError, values};
+use super::json::{UniqueNames, desc, described};
+use super::{CaseError, metadata};
 
 /// One call described by shapes, dtypes and attributes alone.
 ///
@@ -130,8 +129,8 @@ impl ParameterCase {
         if case.id.is_empty() {
             return Err(CaseError::MissingKey("id"));
         }
-        for (of, _) in &mut case.accepted {
-            *of = of.or(case.release);
+        for (release, _) in &mut case.accepted {
+            *release = release.or(case.release);
         }
         if let Some(soc) = case.soc {
             let named = case.accepted.iter().filter_map(|(release, _)| *release);
@@ -150,8 +149,8 @@ impl ParameterCase {
         if !self.soc.is_none_or(|soc| soc.is_kin(target.soc)) {
             return None;
         }
-        let of = |release: &Option<Cann>| release.is_none_or(|release| release == target.cann);
-        let mut verdicts = self.accepted.iter().filter(|(release, _)| of(release));
+        let holds = |release: &Option<Cann>| release.is_none_or(|release| release == target.cann);
+        let mut verdicts = self.accepted.iter().filter(|(release, _)| holds(release));
         verdicts.next().map(|&(_, accepted)| accepted)
     }
 
@@ -177,25 +176,11 @@ impl ParameterCase {
     pub fn to_json(&self) -> Result<String, CaseError> {
         let operator = self.arguments.operator();
         let fused = operator == DeclaredOperator::FusedInferAttentionScore;
-        let plain = AnyArguments::<TensorDesc>::new(operator);
         let (mut inputs, mut outputs, mut attributes) = (Map::new(), Map::new(), Map::new());
-        let mut written = Vec::new();
         for parameter in operator.parameters() {
-            let name = parameter.name;
-            let Some(value) = self.arguments.value(name) else {
+            let Some(text) = metadata::value_text(&self.arguments, parameter)? else {
                 continue;
             };
-            // Defaults are left out where a reader of an earlier release or a version of the operator may lack the
-            // argument.
-            if plain.value(name) == Some(value) && (!fused || name == "pse_type") {
-                continue;
-            }
-            if let Given::Float(number) = value {
-                values::number(name, &format!("{number:?}"))?;
-            }
-            written.extend(values::text(value).map(|text| (parameter, text)));
-        }
-        for (parameter, text) in written {
             let name = parameter.name;
             let value = match parameter.kind {
                 Kind::Text | Kind::OptionalText => Value::String(text),
@@ -206,18 +191,21 @@ impl ParameterCase {
                 _ => attributes.insert(name.to_owned(), value),
             };
         }
-        for parameter in operator.parameters().filter(|of| of.kind.is_tensor()) {
+        for parameter in operator
+            .parameters()
+            .filter(|parameter| parameter.kind.is_tensor())
+        {
             let side = match parameter.kind.is_output() {
                 true => &mut outputs,
                 false => &mut inputs,
             };
-            let given = self.arguments.tensors(parameter.name);
-            let mut tensors = given.iter().map(described);
+            let descriptors = self.arguments.tensors(parameter.name);
+            let mut tensors = descriptors.iter().map(described);
             let value: Value = match parameter.kind {
                 Kind::TensorList => tensors.collect(),
                 _ => tensors.next().unwrap_or_default(),
             };
-            if !given.is_empty() {
+            if !descriptors.is_empty() {
                 side.insert(parameter.name.to_owned(), value);
             }
         }
@@ -229,10 +217,10 @@ impl ParameterCase {
         });
         if let Some(object) = line.as_object_mut() {
             let verdict = |accepted| if accepted { "accept" } else { "reject" };
-            let of = |&(release, accepted): &(Option<Cann>, bool)| {
+            let shown = |&(release, accepted): &(Option<Cann>, bool)| {
                 Some((release?.name().to_owned(), Value::from(verdict(accepted))))
             };
-            let releases: Map<String, Value> = self.accepted.iter().filter_map(of).collect();
+            let releases: Map<String, Value> = self.accepted.iter().filter_map(shown).collect();
             match self.accepted.first() {
                 Some(&(None, accepted)) => {
                     object.insert("expect".to_owned(), verdict(accepted).into());
@@ -274,7 +262,8 @@ impl ParameterCase {
         };
         let unknown = || CaseError::UnknownKey(name.to_owned());
         let parameter = self.arguments.operator().parameter_named(name);
-        let value = values::read(parameter.ok_or_else(unknown)?, &text)?.ok_or_else(unknown)?;
+        let value =
+            metadata::read_value(parameter.ok_or_else(unknown)?, &text)?.ok_or_else(unknown)?;
         self.arguments.set_value(name, value).map_err(|_| unknown())
     }
 
@@ -364,6 +353,7 @@ fn single(operator: DeclaredOperator) -> String {
 
 #[cfg(test)]
 mod tests {
+    use ascend_spec::operator::Value as Given;
     use ascend_spec::ops::fused_infer_attention_score::Version;
 
     use super::*;

@@ -1,15 +1,17 @@
 //! The tensors of a file: their names, and the element types of those that are stored as U8.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use ascend_spec::DType;
+use safetensors::tensor::TensorInfo;
 
-use super::CaseError;
 use super::header::{self, Header};
 use super::tensor::{CaseTensor, from_file, stored_name, stored_type, to_file};
+use super::{CaseError, read_file};
 
 /// Prefix of the keys that give the element types of tensors stored as U8.
-const STORED: &str = "dtype.";
+pub(super) const STORED: &str = "dtype.";
 
 /// The element types that the metadata gives for tensors stored as U8.
 #[derive(Default)]
@@ -56,8 +58,8 @@ impl Stored {
                 .map_err(|_| wrong("at most 8 axes, each below 2^63"))?;
             let tensor = match self.of(name) {
                 None => tensor,
-                Some(of) if dtype == DType::UInt8 => tensor
-                    .unpacked(of)
+                Some(stored) if dtype == DType::UInt8 => tensor
+                    .unpacked(stored)
                     .ok_or_else(|| wrong("a last axis, along which two elements share a byte"))?,
                 Some(_) => {
                     return Err(CaseError::Contradiction(
@@ -125,7 +127,8 @@ pub(super) fn writable(named: &[(String, &CaseTensor)]) -> Result<(), CaseError>
     for (name, tensor) in named {
         let whole = tensor.stored_shape().is_some_and(|shape| {
             let bits = file_type(tensor.dtype()).map(|dtype| dtype.bitsize());
-            let elements = |of: usize| shape.iter().try_fold(of, |n, size| n.checked_mul(*size));
+            let elements =
+                |bits: usize| shape.iter().try_fold(bits, |n, size| n.checked_mul(*size));
             // The format has no padding bits after the last element.
             bits.and_then(elements)
                 .is_some_and(|bits| bits.is_multiple_of(8))
@@ -147,13 +150,13 @@ fn stored(named: &[(String, &CaseTensor)]) -> Vec<(String, &'static str)> {
     }
     let mut stored = Vec::new();
     for (name, tensor) in named {
-        let Some(of) = stored_name(tensor.dtype()) else {
+        let Some(dtype) = stored_name(tensor.dtype()) else {
             continue;
         };
         let list = list_of(name);
         let alike = lists.get(list).is_some_and(Option::is_some);
         let label = if alike { list } else { name };
-        stored.push((format!("{STORED}{label}"), of));
+        stored.push((format!("{STORED}{label}"), dtype));
     }
     stored.dedup();
     stored
@@ -217,4 +220,27 @@ fn members(
         }
     }
     Ok(found.into_values().collect())
+}
+
+/// Reads the tensors of a safetensors file by name, and ignores its metadata. The file may have at most `most` bytes.
+///
+/// # Errors
+/// As for [`read_file`]; [`CaseError`] if it is no such file, has a name twice, or an element type that CANN does not
+/// have.
+pub fn read_tensors(
+    path: impl AsRef<Path>,
+    most: u64,
+) -> Result<BTreeMap<String, CaseTensor>, CaseError> {
+    let file = read_file(path, most)?;
+    let header = Header::read(&file)?;
+    let tensor = |(name, info): &(String, TensorInfo)| {
+        let TensorInfo { dtype, shape, .. } = info;
+        let dtype = from_file(*dtype).ok_or_else(|| CaseError::Dtype {
+            tensor: name.clone(),
+            dtype: format!("{dtype:?}"),
+        })?;
+        let bytes = header.bytes(&file, info).to_vec();
+        Ok((name.clone(), CaseTensor::new(dtype, shape, bytes)?))
+    };
+    header.tensors.iter().map(tensor).collect()
 }

@@ -2,28 +2,14 @@
 
 use ascend_spec::{Cann, Soc, Target};
 
-use super::{Case, CaseError, OperatorCase};
+use super::{Case, CaseError};
 use crate::error::{Error, Result};
-use crate::runtime::{Backend, Machine, Runtime, Stream};
+use crate::runtime::{Machine, Platform, Runtime, Stream};
 
-impl Case {
+impl<A> Case<A> {
     /// The product and release that the case is for. Where it names no product or no release, those of `otherwise`
     /// stand in, or the newest release if that of `otherwise` does not know the case's product. A chip of no known
     /// family counts as none.
-    pub fn target(&self, otherwise: Target) -> Target {
-        self.named_target().or(otherwise)
-    }
-
-    pub(crate) fn named_target(&self) -> NamedTarget<'_> {
-        NamedTarget {
-            soc_name: self.soc_name.as_deref(),
-            cann: self.cann,
-        }
-    }
-}
-
-impl OperatorCase {
-    /// The product and release that the case is for, as [`Case::target`] finds them.
     pub fn target(&self, otherwise: Target) -> Target {
         self.named_target().or(otherwise)
     }
@@ -87,7 +73,7 @@ impl NamedTarget<'_> {
         }
         let target = device.target()?;
         let Target { soc, cann, .. } = self.or(target);
-        if device.runtime().backend() != Backend::Emulated {
+        if device.runtime().platform() != Platform::Emulated {
             return match admits(soc, cann, target) {
                 Ok(()) => Ok(None),
                 Err(instead) => Err(Error::OtherTarget {

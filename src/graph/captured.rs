@@ -1,18 +1,17 @@
 //! A captured graph and its replays.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::attention::Plan;
 use crate::error::{Error, Result};
 use ascend_spec::Violation;
 
 use crate::rules;
-use crate::runtime::{Device, Event, LaunchQueue, Memory, ReplayCheck, Stream};
+use crate::runtime::{Event, LaunchQueue, Memory, ReplayCheck, Stream, StreamProgress, lock};
 
 use super::call::{Launched, new_graph};
 use super::capture::{Captured, Capturing};
-use super::group::{GraphGroup, ReplayOrder, Replayed};
 use super::session::{Replayable, Session};
 use super::update::{Calls, Update};
 
@@ -40,28 +39,6 @@ pub struct Graph<B> {
 }
 
 impl<B> Graph<B> {
-    /// Captures what `record` launches. The graph owns the buffers from then on; what `record` returns comes back
-    /// beside the graph. Nothing runs until the graph is replayed.
-    ///
-    /// The capture goes on a stream of its own: nothing of the caller's is captured by accident, and no stream of the
-    /// caller's is changed, whatever happens in `record`. After an error or a panic there everything is destroyed.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// What `record` returns; [`Error::Capturing`](crate::Error::Capturing) within another capture;
-    /// [`Error::StreamsExhausted`](crate::Error::StreamsExhausted) if the device has not the streams that a graph
-    /// needs; [`Error::Acl`](crate::Error::Acl).
-    #[doc(alias = "aclmdlRICaptureBegin")]
-    #[doc(alias = "aclmdlRICaptureEnd")]
-    pub fn capture<R>(
-        device: &Device,
-        buffers: B,
-        record: impl FnOnce(&Capturing<'_>, &B) -> Result<R>,
-    ) -> Result<(Self, R)> {
-        GraphGroup::new(device)?.capture(buffers, record)
-    }
-
     /// As [`Graph::capture`](Self::capture), but with a stream that only captures use, and a workspace that graphs of
     /// one order share; a capture that needs a larger one replaces it.
     pub(super) fn capture_in<R, E: From<Error>>(
@@ -225,5 +202,82 @@ impl<B> fmt::Debug for Graph<B> {
             .field("calls", &self.calls.calls.len())
             .field("launches", &self.launches.len())
             .finish_non_exhaustive()
+    }
+}
+
+/// The replays of graphs with one workspace.
+pub(super) struct ReplayOrder {
+    /// The stream on which the replays get their lengths. It is never captured.
+    updates: Stream,
+    latest: Mutex<Option<Latest>>,
+}
+
+struct Latest {
+    progress: Arc<StreamProgress>,
+    replay: Replayed,
+}
+
+/// A replay that was queued.
+struct Replayed {
+    /// Its number on the stream.
+    number: u64,
+    /// The event recorded after the replay; `None` if recording failed.
+    done: Option<Arc<Event>>,
+}
+
+impl ReplayOrder {
+    /// An order of replays that get their lengths on a stream of their own.
+    pub(super) fn new(updates: Stream) -> Self {
+        Self {
+            updates,
+            latest: Mutex::default(),
+        }
+    }
+
+    /// Queues a replay after the latest one. `launch` returns the replay that it has queued, if any, and the outcome.
+    fn behind_latest(
+        &self,
+        stream: &Stream,
+        launch: impl FnOnce() -> (Option<Replayed>, Result<()>),
+    ) -> Result<()> {
+        let mut latest = lock(&self.latest);
+        if let Some(before) = latest.as_ref() {
+            before.precede(stream)?;
+        }
+        let (replayed, outcome) = launch();
+        if let Some(replay) = replayed {
+            let progress = Arc::clone(stream.progress());
+            *latest = Some(Latest { progress, replay });
+        }
+        outcome
+    }
+}
+
+impl Latest {
+    /// Lets work that is queued on the stream from now on wait for this replay.
+    fn precede(&self, stream: &Stream) -> Result<()> {
+        if Arc::ptr_eq(&self.progress, stream.progress()) {
+            return Ok(());
+        }
+        let api = stream.context().bind()?;
+        if self.progress.is_complete(api, self.replay.number) {
+            return Ok(());
+        }
+        match &self.replay.done {
+            Some(done) => stream.wait_event(done),
+            None => Err(Violation::new(
+                &rules::GRAPH_FAILED,
+                "a graph on another stream than that of a replay whose end is not marked",
+                "graphs whose replays can be ordered",
+                "synchronise the stream of the failed replay, or capture again",
+            )
+            .into()),
+        }
+    }
+}
+
+impl fmt::Debug for ReplayOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReplayOrder").finish_non_exhaustive()
     }
 }

@@ -1,16 +1,13 @@
 //! Graphs that share a workspace.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use ascend_spec::Violation;
-
-use crate::rules;
-use crate::runtime::{Device, Event, Memory, Stream, StreamProgress, lock};
+use crate::runtime::{Device, Memory, Stream};
 
 use super::capture::Capturing;
-use super::captured::Graph;
+use super::captured::{Graph, ReplayOrder};
 
 /// Captures graphs that share one workspace, one stream for captures and one for updates: those of the layers of a
 /// model, or of several batch sizes.
@@ -34,10 +31,7 @@ impl GraphGroup {
         Ok(Self {
             captures: Arc::new(device.stream()?),
             workspace: None,
-            order: Arc::new(ReplayOrder {
-                updates: device.stream()?,
-                latest: Mutex::default(),
-            }),
+            order: Arc::new(ReplayOrder::new(device.stream()?)),
         })
     }
 
@@ -60,79 +54,34 @@ impl GraphGroup {
     }
 }
 
+impl<B> Graph<B> {
+    /// Captures what `record` launches. The graph owns the buffers from then on; what `record` returns comes back
+    /// beside the graph. Nothing runs until the graph is replayed.
+    ///
+    /// The capture goes on a stream of its own: nothing of the caller's is captured by accident, and no stream of the
+    /// caller's is changed, whatever happens in `record`. After an error or a panic there everything is destroyed.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// What `record` returns; [`Error::Capturing`](crate::Error::Capturing) within another capture;
+    /// [`Error::StreamsExhausted`](crate::Error::StreamsExhausted) if the device has not the streams that a graph
+    /// needs; [`Error::Acl`](crate::Error::Acl).
+    #[doc(alias = "aclmdlRICaptureBegin")]
+    #[doc(alias = "aclmdlRICaptureEnd")]
+    pub fn capture<R>(
+        device: &Device,
+        buffers: B,
+        record: impl FnOnce(&Capturing<'_>, &B) -> Result<R>,
+    ) -> Result<(Self, R)> {
+        GraphGroup::new(device)?.capture(buffers, record)
+    }
+}
+
 impl fmt::Debug for GraphGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GraphGroup")
             .field("device", &self.captures.device().id())
             .finish_non_exhaustive()
-    }
-}
-
-/// The replays of graphs with one workspace.
-pub(super) struct ReplayOrder {
-    /// The stream on which the replays get their lengths. It is never captured.
-    pub(super) updates: Stream,
-    latest: Mutex<Option<Latest>>,
-}
-
-struct Latest {
-    progress: Arc<StreamProgress>,
-    replay: Replayed,
-}
-
-/// A replay that was queued.
-pub(super) struct Replayed {
-    /// Its number on the stream.
-    pub(super) number: u64,
-    /// The event recorded after the replay; `None` if recording failed.
-    pub(super) done: Option<Arc<Event>>,
-}
-
-impl ReplayOrder {
-    /// Queues a replay after the latest one. `launch` returns the replay that it has queued, if any, and the outcome.
-    pub(super) fn behind_latest(
-        &self,
-        stream: &Stream,
-        launch: impl FnOnce() -> (Option<Replayed>, Result<()>),
-    ) -> Result<()> {
-        let mut latest = lock(&self.latest);
-        if let Some(before) = latest.as_ref() {
-            before.precede(stream)?;
-        }
-        let (replayed, outcome) = launch();
-        if let Some(replay) = replayed {
-            let progress = Arc::clone(stream.progress());
-            *latest = Some(Latest { progress, replay });
-        }
-        outcome
-    }
-}
-
-impl Latest {
-    /// Lets work that is queued on the stream from now on wait for this replay.
-    fn precede(&self, stream: &Stream) -> Result<()> {
-        if Arc::ptr_eq(&self.progress, stream.progress()) {
-            return Ok(());
-        }
-        let api = stream.context().bind()?;
-        if self.progress.is_complete(api, self.replay.number) {
-            return Ok(());
-        }
-        match &self.replay.done {
-            Some(done) => stream.wait_event(done),
-            None => Err(Violation::new(
-                &rules::GRAPH_FAILED,
-                "a graph on another stream than that of a replay whose end is not marked",
-                "graphs whose replays can be ordered",
-                "synchronise the stream of the failed replay, or capture again",
-            )
-            .into()),
-        }
-    }
-}
-
-impl fmt::Debug for ReplayOrder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReplayOrder").finish_non_exhaustive()
     }
 }

@@ -4,7 +4,8 @@ use std::collections::hash_map::Entry as Place;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use ascend_spec::{Dims, MaskGeometry, SparseMode, TensorDesc, Visibility};
+use ascend_spec::geometry::LocalChunks;
+use ascend_spec::{CompressedMask, Dims, MaskGeometry, SparseMode, TensorDesc, Visibility};
 use rustc_hash::FxHashMap;
 
 use crate::error::{Error, Result};
@@ -13,7 +14,6 @@ use crate::tensor::AnyTensor;
 
 use super::form::MaskForm;
 use super::host::HostMask;
-use super::key::{Content, MaskKey};
 
 /// The mask tensors of a device. From [`Device::masks`](crate::Device::masks) with
 /// [`Masks::cache`](super::Masks::cache).
@@ -376,4 +376,27 @@ impl fmt::Debug for MaskCache {
             .field("counts", &self.counts())
             .finish()
     }
+}
+
+/// Everything that the content of a cached mask depends on. The device is the cache's own.
+///
+/// A formula is its own key: window, sinks, lengths, alignment and the place of a chunk in its prompt are all part of
+/// it, so that none can be forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct MaskKey {
+    pub(super) content: Content,
+    pub(super) form: MaskForm,
+}
+
+/// What a cached mask shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Content {
+    /// A template.
+    Template(CompressedMask),
+    /// A formula: the full masks of the sparse modes, parts of the causal triangle.
+    Geometry(MaskGeometry),
+    /// Chunks.
+    Local(LocalChunks),
+    /// The causal square that all smaller causal masks are views of. It grows, so that its side is no part of the key.
+    CausalSquare,
 }

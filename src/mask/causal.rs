@@ -5,8 +5,8 @@ use ascend_spec::{CompressedMask, MaskGeometry, SparseMode};
 use crate::error::Result;
 use crate::tensor::AnyTensor;
 
+use super::cache::{Content, MaskKey};
 use super::form::MaskForm;
-use super::key::{Content, MaskKey};
 use super::masks::Masks;
 use super::value::Mask;
 

@@ -69,7 +69,8 @@ impl HostMask {
                 return Err(Error::invalid(
                     "elements",
                     format_args!("{value} at {at}"),
-                    "0 and 1, or 0 and numbers of at most -9984 (-10000 in bf16): what lies between is a position bias, not a mask",
+                    "0 and 1, or 0 and numbers of at most -9984 (-10000 in bf16): what lies between is a position \
+                     bias, not a mask",
                 ).fix("give a bias as `PseShift`, and a mask by one of the allowed pairs of numbers"));
             }
         }

@@ -9,8 +9,8 @@ use crate::runtime::Device;
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::cache::MaskCache;
+use super::cache::{Content, MaskKey};
 use super::form::MaskForm;
-use super::key::{Content, MaskKey};
 use super::value::Mask;
 
 /// The masks of a device. From [`Device::masks`].

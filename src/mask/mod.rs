@@ -32,15 +32,11 @@
 
 mod cache;
 mod causal;
-mod context_parallel;
 mod convert;
-mod custom;
 mod form;
+mod full_masks;
 mod host;
-mod key;
-mod local;
 mod masks;
-mod prefix;
 mod sliding_window;
 mod tree;
 mod value;

@@ -162,8 +162,8 @@ impl<T: Element> Transfer<T> {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Acl`]: the copy, or work before it on the stream, failed; [`Error::Capturing`] on a thread that captures.
-    /// The host memory is dropped with the error.
+    /// [`Error::Acl`]: the copy, or work before it on the stream, failed; [`Error::Capturing`] on a thread that
+    /// captures. The host memory is dropped with the error.
     #[doc(alias = "aclrtSynchronizeEvent")]
     pub fn wait(self) -> Result<HostBuffer<T>> {
         self.event.synchronize()?;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::attention_update::{Parameter, UpdateCall, UpdateProblem, visible};
 use ascend_spec::{Axes, Layout, TensorDesc};
 use smallvec::SmallVec;
@@ -153,16 +154,24 @@ impl MergeState {
             out: Some(rows.out),
             lse_out: Some(rows.lse),
         };
-        let problem = call.check(context.target()?)?;
-        let operation = MergeOperation {
-            merge: self.clone(),
-            problem,
-            out,
-            lse_out,
-        };
-        let is_idle = operation.problem.rows == 0;
-        let prepared = attention_update::prepare(context, &call, is_idle, first.attention)?;
-        Ok(MergePlan::new(prepared, operation))
+        let planned = call.check(context.target()?).map_err(Error::from);
+        let planned = planned.and_then(|problem| {
+            let operation = MergeOperation {
+                merge: self.clone(),
+                problem,
+                out,
+                lse_out,
+            };
+            let is_idle = problem.rows == 0;
+            let prepared = attention_update::prepare(context, &call, is_idle, first.attention)?;
+            Ok(MergePlan::new(prepared, operation))
+        });
+        let recorded = AnyArguments::AttentionUpdate(call.to_arguments());
+        match (&planned, self.rows_of(parts, &rows)) {
+            // A refused merge of parts that cannot be viewed as rows is not recorded.
+            (Ok(_), _) | (_, Err(_)) => planned.map(|plan| plan.recorded_as(recorded, 1)),
+            (Err(_), Ok(given)) => MergePlan::recorded(planned, context, recorded, &given),
+        }
     }
 
     /// Describes an output and its log-sum-exps as the rows that the operator takes.
@@ -185,6 +194,28 @@ impl MergeState {
         Ok(Rows {
             out: flat(out.dtype, &[count, of.dim])?,
             lse: flat(lse.dtype, &[count])?,
+        })
+    }
+
+    /// The parts as the rows that the operator takes.
+    fn rows_of<T: Element>(&self, parts: &[Part<'_, T>], rows: &Rows) -> Result<Given> {
+        let flat = |tensor: &AnyTensor, desc: &TensorDesc| {
+            let shape = desc
+                .shape
+                .iter()
+                .map(|&size| usize::try_from(size).unwrap_or(0));
+            tensor.reshape(shape.collect::<SmallVec<[_; 2]>>())
+        };
+        let mut tensors = SmallVec::new();
+        for part in parts {
+            tensors.push(flat(&self.in_order(part.softmax_lse.0)?, &rows.lse)?);
+        }
+        for part in parts {
+            tensors.push(flat(part.attention, &rows.out)?);
+        }
+        Ok(Given {
+            outputs: 0,
+            tensors,
         })
     }
 
@@ -303,7 +334,8 @@ impl Operation for MergeOperation {
         let Some(stream) = queue.stream() else {
             return Err(Error::Capturing {
                 what: "a merge through the host",
-                instead: "merge parts that all have keys, with EmptyRows::None; or, on Atlas A2 and A3 from CANN 8.5 on and \
+                instead: "merge parts that all have keys, with EmptyRows::None; or, on Atlas A2 and A3 from CANN 8.5 \
+                          on and \
                           on Ascend 950 from 9.1 on, rows that have keys in some part, with EmptyRows::SomeParts",
             });
         };
@@ -332,7 +364,7 @@ impl MergeOperation {
         let (lse, empty) = self.fetch(stream, parts)?;
         let given = self.given(parts, lse.into_iter().map(Ok), output, lse_out)?;
         plan.queue(stream, &given, || Ok(())).flatten()?;
-        if let [out, lse, ..] = given.0.as_slice()
+        if let [out, lse, ..] = given.tensors.as_slice()
             && !empty.is_empty()
         {
             stream.synchronize()?;
@@ -398,7 +430,10 @@ impl MergeOperation {
         for part in parts {
             given.push(part.attention.reshape([rows, dim])?.into());
         }
-        Ok(Given(given))
+        Ok(Given {
+            outputs: 2,
+            tensors: given,
+        })
     }
 
     /// Copies the log-sum-exps through the host, which puts them into the order of the output's rows and sets rows

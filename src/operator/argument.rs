@@ -3,11 +3,12 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use ascend_spec::TensorDesc;
 use ascend_spec::operator::{Argument, DeclaredParameter};
+use ascend_spec::{TensorDesc, Violation};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
+use crate::rules;
 use crate::tensor::AnyTensor;
 
 /// The parameters of an operator that is launched, as its errors name them.
@@ -29,7 +30,7 @@ pub trait Parameter: DeclaredParameter {
 }
 
 /// The tensors of a call or a launch.
-pub trait Tensors<P> {
+pub(crate) trait Tensors<P> {
     /// Calls `visit` with each tensor, outputs first and lists in their order, until it fails.
     fn each<'t>(
         &'t self,
@@ -83,4 +84,49 @@ pub(super) fn outputs_first<'d, P: Parameter>(
     let is_output = |(argument, _): &(Argument<P>, _)| argument.parameter.info().output.is_some();
     let (outputs, inputs): (Vec<_>, Vec<_>) = call.partition(is_output);
     outputs.into_iter().chain(inputs)
+}
+
+/// A list of lengths as INT64, or the refusal of the first that INT64 cannot hold.
+#[derive(Clone, Debug)]
+pub(crate) struct Lengths(std::result::Result<Vec<i64>, Violation>);
+
+impl Lengths {
+    /// Converts the lengths to INT64, in the same memory.
+    pub(crate) fn new(argument: &str, lengths: Vec<usize>) -> Self {
+        let mut each = lengths.iter().enumerate();
+        if let Some((at, len)) = each.find(|(_, len)| i64::try_from(**len).is_err()) {
+            return Self(Err(Violation::new(
+                &rules::LENGTHS_OVERFLOW,
+                format_args!("{len} at {argument}[{at}]"),
+                format_args!("at most {}", i64::MAX),
+                "give the lengths of a batch that exists; subtract lengths with saturation",
+            )));
+        }
+        let counted = lengths
+            .into_iter()
+            .filter_map(|len| i64::try_from(len).ok());
+        Self(Ok(counted.collect()))
+    }
+
+    /// Returns the lengths that the caller has set, if any; an error if one of them was refused.
+    pub(crate) fn given(lengths: &Option<Lengths>) -> Result<Option<&[i64]>> {
+        match lengths {
+            None => Ok(None),
+            Some(Lengths(Ok(lengths))) => Ok(Some(lengths)),
+            Some(Lengths(Err(refused))) => Err(refused.clone().into()),
+        }
+    }
+}
+
+/// Converts a number of heads to INT64.
+pub(crate) fn heads(argument: &'static str, given: Option<usize>) -> Result<Option<i64>> {
+    let counted = given.map(i64::try_from).transpose();
+    counted.map_err(|_| {
+        Error::invalid(
+            argument,
+            given.unwrap_or_default(),
+            format_args!("at most {}", i64::MAX),
+        )
+        .fix("divide the call")
+    })
 }

@@ -7,23 +7,15 @@
 
 mod allowed_lints;
 mod argument;
-mod counted;
 mod descriptor;
 mod descriptors;
 mod executor;
-mod new_output;
-mod once;
 mod phases;
 mod prepared_call;
-mod refused_call;
 
 pub(crate) use allowed_lints::{AllowedLints, lints_of};
-pub(crate) use argument::{Addressed, Parameter, Tensors, addressed};
+pub(crate) use argument::{Addressed, Lengths, Parameter, Tensors, addressed, heads};
 use argument::{outputs_first, standing_in};
-pub(crate) use counted::{Lengths, heads};
 pub(crate) use descriptors::Descriptors;
-pub(crate) use new_output::new_output;
-pub(crate) use once::launch_once;
 pub(crate) use phases::{PhaseOne, Phases, argument, entry_points, phase_one, phases};
 pub(crate) use prepared_call::{PreparedCall, reach};
-pub(crate) use refused_call::{no_elements, no_scale};

@@ -66,14 +66,18 @@ pub(crate) fn none(context: &Arc<Context>) -> PreparedCall<Parameter> {
 
 /// The tensors of a launch in the operator's order: both outputs, log-sum-exps of the parts, then their attention. As
 /// many parts as the operator takes fit without an allocation.
-pub(crate) struct Given(pub(crate) SmallVec<[AnyTensor; 2 * UpdateCall::MAX_PARTS + 2]>);
+pub(crate) struct Given {
+    /// How many of the tensors are outputs: none for a call that is only planned.
+    pub(crate) outputs: usize,
+    pub(crate) tensors: SmallVec<[AnyTensor; 2 * UpdateCall::MAX_PARTS + 2]>,
+}
 
 impl Tensors<Parameter> for Given {
     fn each<'t>(
         &'t self,
         mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
     ) -> Result<()> {
-        let (outputs, parts) = self.0.split_at(self.0.len().min(2));
+        let (outputs, parts) = self.tensors.split_at(self.outputs.min(self.tensors.len()));
         for (argument, tensor) in [Parameter::Out, Parameter::LseOut].into_iter().zip(outputs) {
             visit(argument.into(), tensor)?;
         }

@@ -24,19 +24,24 @@ pub(crate) mod public {
     };
 }
 
-/// Hands the operators that case files call to a macro, FusedInferAttentionScore aside: a line each with the
-/// contract's name of the operator and the module, which is called the same here and there.
-macro_rules! for_each_case_operator {
+/// Hands the operators to a macro: a line each with the contract's name of the operator and the module, which is called
+/// the same here and there.
+macro_rules! for_each_operator {
     ($then:ident) => {
         $then! {
+            FusedInferAttentionScore: fused_infer_attention_score;
             FlashAttentionScore: flash_attention_score;
             FlashAttentionVarlenScore: flash_attention_score;
             RingAttentionUpdate: ring_attention_update;
             PromptFlashAttention: prompt_flash_attention;
             IncreFlashAttention: incre_flash_attention;
             GatherPaKvCache: gather_pa_kv_cache;
+            ScatterPaKvCache: scatter_pa_kv_cache;
+            AttentionUpdate: attention_update;
+            BatchMatMul: batch_mat_mul;
+            RmsNorm: rms_norm;
         }
     };
 }
 
-pub(crate) use for_each_case_operator;
+pub(crate) use for_each_operator;

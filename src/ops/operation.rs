@@ -10,11 +10,12 @@ use std::sync::Arc;
 use ascend_spec::TensorDesc;
 use ascend_spec::declared::AnyArguments;
 
-use crate::case_file::{self, AnyLive, LiveOperator};
-use crate::error::Result;
+use crate::case_file::{self, LiveCall};
+use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{Parameter, PreparedCall, Tensors};
 use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck};
+use crate::tensor::{AnyTensor, Tensor};
 
 /// Keeps others from implementing [`Operation`].
 pub(crate) trait Sealed {}
@@ -68,14 +69,6 @@ pub trait Operation: Sealed + Sized {
         plan.call.workspace_bytes()
     }
 
-    /// Describes a launch with these tensors, to be recorded; `None` for calls that case files do not hold.
-    #[doc(hidden)]
-    fn live(&self, plan: &Plan<Self>, tensors: &impl Tensors<Self::Parameter>) -> Option<AnyLive> {
-        let recorded = plan.recorded.as_ref()?;
-        let live = LiveOperator::new(plan.context(), &recorded.call, Some(recorded.version));
-        Some(live.with(tensors, plan.call.each_fixed()).into())
-    }
-
     /// Adds what is particular to a plan to its debugging text.
     #[doc(hidden)]
     fn describe(&self, _plan: &Plan<Self>, _text: &mut fmt::DebugStruct<'_, '_>) {}
@@ -117,6 +110,18 @@ impl<O: Operation> Plan<O> {
     pub(crate) fn recorded_as(mut self, call: AnyArguments<TensorDesc>, version: u8) -> Self {
         self.recorded = Some(Box::new(RecordedCall { call, version }));
         self
+    }
+
+    /// The plan of an operator with one version, whose launches are recorded as this call, or its refusal, which is
+    /// recorded with these tensors.
+    pub(crate) fn recorded(
+        planned: Result<Self>,
+        context: &Arc<Context>,
+        call: AnyArguments<TensorDesc>,
+        tensors: &impl Tensors<O::Parameter>,
+    ) -> Result<Self> {
+        let planned = record_refusal(planned, || LiveCall::new(context, &call, 1, tensors, None));
+        planned.map(|plan| plan.recorded_as(call, 1))
     }
 
     pub(crate) fn call(&self) -> &PreparedCall<O::Parameter> {
@@ -189,13 +194,13 @@ impl<O: Operation> Plan<O> {
     /// tensors as they are then: block tables are checked on the host before each.
     ///
     /// # Errors
-    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than
-    /// their addresses, and for other attributes that come with them; [`Error::Violation`](crate::Error::Violation)
-    /// for contents that are positions outside of other tensors;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device;
-    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an output that shares memory with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace;
-    /// [`Error::Aclnn`](crate::Error::Aclnn) if the operator cannot be launched. A failure while it runs shows when
-    /// the stream is synchronised.
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors that differ from the planned ones in more than their
+    /// addresses, and for other attributes that come with them; [`Error::Violation`](crate::Error::Violation) for
+    /// contents that are positions outside of other tensors; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for
+    /// tensors of another device; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an output that shares memory
+    /// with another tensor; [`Error::OutOfMemory`](crate::Error::OutOfMemory) for the workspace;
+    /// [`Error::Aclnn`](crate::Error::Aclnn) if the operator cannot be launched. A failure while it runs shows when the
+    /// stream is synchronised.
     #[doc(alias = "aclSetInputTensorAddr")]
     #[doc(alias = "aclSetDynamicInputTensorAddr")]
     pub fn launch_into<'a, T: Element>(
@@ -229,35 +234,43 @@ impl<O: Operation> Plan<O> {
     ) -> Result<Result<()>> {
         let checked = self.call.check(queue, tensors);
         let checked = checked.and_then(|checked| admits().map(|()| checked));
+        if !case_file::is_on() || self.call.is_idle() {
+            return checked.map(|checked| checked.launch());
+        }
+        let live = self
+            .live(tensors)
+            .map(|live| match case_file::keeps_calls() {
+                true => live.keep_contents(queue.stream()),
+                false => live,
+            });
         let outcome = checked.map(|checked| checked.launch());
-        if case_file::is_on() && !self.call.is_idle() {
-            self.record(queue, tensors, &outcome);
+        match (&outcome, live) {
+            (_, None) => {}
+            (Ok(Ok(())), Some(live)) => case_file::launched(queue.stream(), live),
+            (Ok(Err(error)) | Err(error), Some(live)) => {
+                case_file::failed(live, queue.stream(), error);
+            }
         }
         outcome
     }
 
+    /// A launch with these tensors, to be recorded.
     #[cold]
-    fn record(
-        &self,
-        queue: &impl LaunchQueue,
-        tensors: &impl Tensors<O::Parameter>,
-        outcome: &Result<Result<()>>,
-    ) {
-        let Some(live) = self.operation.live(self, tensors) else {
-            return;
-        };
-        match outcome {
-            Ok(Ok(())) => case_file::launched(queue.stream(), live),
-            Ok(Err(error)) | Err(error) => case_file::failed(live, queue.stream(), error),
-        }
+    pub(crate) fn live(&self, tensors: &impl Tensors<O::Parameter>) -> Option<LiveCall> {
+        let RecordedCall { call, version } = &**self.recorded.as_ref()?;
+        let fixed = self.call.each_fixed();
+        Some(LiveCall::new(
+            self.context(),
+            call,
+            *version,
+            tensors,
+            fixed,
+        ))
     }
 }
 
 /// Records the refusal of a call that was to be planned, if there is any recorder.
-pub(crate) fn record_refusal<R, L: Into<AnyLive>>(
-    planned: Result<R>,
-    live: impl FnOnce() -> L,
-) -> Result<R> {
+pub(crate) fn record_refusal<R>(planned: Result<R>, live: impl FnOnce() -> LiveCall) -> Result<R> {
     planned.inspect_err(|error| {
         if case_file::is_on() {
             case_file::failed(live(), None, error);
@@ -273,4 +286,48 @@ impl<O: Operation> fmt::Debug for Plan<O> {
         text.field("workspace_bytes", &self.workspace_bytes());
         text.finish_non_exhaustive()
     }
+}
+
+/// A new tensor for an output that a plan describes. `argument` is its name in errors.
+pub(crate) fn new_output<T: Element>(
+    context: &Arc<Context>,
+    argument: &'static str,
+    desc: TensorDesc,
+) -> Result<Tensor<T>> {
+    if desc.dtype != T::DTYPE {
+        return Err(Error::invalid(
+            argument,
+            format_args!("{} elements", T::DTYPE),
+            format_args!(
+                "{} elements, which the plan computes: launch with the planned tensors, or name the type of the \
+                 output, as in `Inputs::output_type::<T>`",
+                desc.dtype
+            ),
+        ).fix("name the type of the output by `Inputs::output_type::<T>`, or launch with the planned tensors"));
+    }
+    AnyTensor::empty(context, desc)?.typed()
+}
+
+/// The refusal of a call without a scale, whose heads have `dim` dimensions.
+#[cold]
+pub(crate) fn no_scale(dim: i64) -> Error {
+    Error::invalid(
+        "scale",
+        "none",
+        format_args!(
+            "the factor of the scores, usually one over the root of the head dimension: `.scale(1.0 / \
+             {dim}f64.sqrt())`; `.scale(1.0)` for queries that are scaled already"
+        ),
+    ).fix("set the factor by `.scale(..)`")
+}
+
+/// The refusal of a call whose outputs have no elements.
+#[cold]
+pub(crate) fn no_elements(query: &AnyTensor) -> Error {
+    Error::invalid(
+        "query",
+        query.desc(),
+        "a tensor with elements: leave the call out where there is nothing to compute",
+    )
+    .fix("leave the call out where there is nothing to compute")
 }

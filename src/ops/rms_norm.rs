@@ -4,7 +4,9 @@
 //! [`RmsNormPlan`].
 
 use std::fmt;
+use std::sync::Arc;
 
+use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::rms_norm::{Argument, Parameter, RmsNormCall, Version};
 use ascend_spec::{DType, TensorDesc, arguments_of_version, rms_norm_arguments};
 use ascend_sys::Api;
@@ -12,11 +14,10 @@ use ascend_sys::Api;
 use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, new_output,
-    phase_one,
+    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, phase_one,
 };
-use crate::ops::operation::{self, Operation, Sealed};
-use crate::runtime::Queue;
+use crate::ops::operation::{self, Operation, Sealed, new_output};
+use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -107,19 +108,32 @@ impl RmsNorm {
             y: Some(y),
             rstd: Some(rstd),
         };
+        let planned = self.prepare(context, &call, x);
+        let planned = planned.map(|call| RmsNormPlan::new(call, RmsNormOperation { y, rstd }));
+        let recorded = AnyArguments::RmsNorm(call.to_arguments());
+        let tensors = Launch([(Parameter::X, &**x), (Parameter::Gamma, gamma)]);
+        RmsNormPlan::recorded(planned, context, recorded, &tensors)
+    }
+
+    /// Checks a call and prepares it, with one placeholder address for all tensors.
+    fn prepare(
+        &self,
+        context: &Arc<Context>,
+        call: &RmsNormCall,
+        stand_in: &AnyTensor,
+    ) -> Result<PreparedCall<Parameter>> {
         let soc = context.soc()?;
         let problem = call.check(soc)?;
         call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;
-        let prepared = if problem.is_idle() {
-            PreparedCall::idle(context, &phases, &call)
-        } else {
-            let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-                phase_one(api, Version::V1, &call, descriptors)
-            };
-            // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-            unsafe { PreparedCall::standing_in(context, &phases, &call, x, &[], phase_one) }?
+        let phases = phases_of(Version::V1);
+        if problem.is_idle() {
+            return Ok(PreparedCall::idle(context, &phases, call));
+        }
+        let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
+            phase_one(api, Version::V1, call, descriptors)
         };
-        Ok(RmsNormPlan::new(prepared, RmsNormOperation { y, rstd }))
+        // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
+        unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }
     }
 }
 
@@ -162,9 +176,9 @@ pub struct RmsNormOperation {
 }
 
 /// The tensors of a launch.
-struct Launch<'a>([(Parameter, &'a AnyTensor); 4]);
+struct Launch<'a, const N: usize>([(Parameter, &'a AnyTensor); N]);
 
-impl Tensors<Parameter> for Launch<'_> {
+impl<const N: usize> Tensors<Parameter> for Launch<'_, N> {
     fn each<'t>(
         &'t self,
         mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,

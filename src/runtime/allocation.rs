@@ -10,7 +10,7 @@ use ascend_sys::bindings as sys;
 
 use crate::error::{Error, Result, acl, acl_error};
 
-use super::{Context, LaunchQueue, Resource, Stream, Uses, capturing};
+use super::{Context, Resource, Uses, capturing};
 
 /// One piece of device memory. Dropping it frees it, as soon as no queued work uses it.
 pub(crate) struct Memory {
@@ -118,7 +118,7 @@ impl Memory {
     }
 
     /// Refuses a range of `len` bytes from an offset on that is not within this memory.
-    fn holds(&self, offset: usize, len: usize) -> Result<()> {
+    pub(super) fn holds(&self, offset: usize, len: usize) -> Result<()> {
         match offset.checked_add(len) {
             Some(end) if end <= self.bytes => Ok(()),
             _ => Err(Error::invalid(
@@ -142,9 +142,10 @@ impl Memory {
         }
         Err(Error::shared(
             argument,
-            "memory that others rely on: a tensor of the mask cache, which all callers share, a block table, slots, a padding",
-            "one of your own, such as `Masks::custom` makes; `BlockTable::overwrite` and `SlotMapping::overwrite` check what \
-             they write",
+            "memory that others rely on: a tensor of the mask cache, which all callers share, a block table, slots, \
+             a padding",
+            "one of your own, such as `Masks::custom` makes; `BlockTable::overwrite` and `SlotMapping::overwrite` \
+             check what they write",
         ).fix("write to a tensor of your own, or by `BlockTable::overwrite` and `SlotMapping::overwrite`"))
     }
 
@@ -213,87 +214,6 @@ impl Memory {
         let api = self.context.bind()?;
         // SAFETY: the memory has `bytes` bytes; the call returns when it is done.
         unsafe { acl!(api, aclrtMemset(self.address, self.bytes, 0, self.bytes)) }
-    }
-
-    /// Queues a copy between this memory and pinned host memory.
-    ///
-    /// # Safety
-    /// `host` has `len` bytes of pinned memory that nothing else touches until the stream has passed the copy.
-    pub(crate) unsafe fn copy_async(
-        &self,
-        offset: usize,
-        host: *mut c_void,
-        len: usize,
-        to_device: bool,
-        stream: &Stream,
-    ) -> Result<()> {
-        if to_device {
-            self.writable("tensor")?;
-        }
-        self.holds(offset, len)?;
-        capturing::refuse("a copy from or to the host", "copy before the replay")?;
-        let api = self.context.bind()?;
-        let device = self.at(offset);
-        let (from, to, kind) = if to_device {
-            (
-                host,
-                device,
-                sys::aclrtMemcpyKind::ACL_MEMCPY_HOST_TO_DEVICE,
-            )
-        } else {
-            (
-                device,
-                host,
-                sys::aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_HOST,
-            )
-        };
-        let outcome = if len == 0 {
-            Ok(())
-        } else {
-            // SAFETY: both have `len` bytes: the device's as checked, the host's by the caller, who keeps it; the
-            // mark below keeps the device's.
-            unsafe {
-                acl!(
-                    api,
-                    aclrtMemcpyAsync(to, len, from, len, kind, stream.as_raw())
-                )
-            }
-        };
-        self.uses
-            .mark(stream.progress(), stream.progress().advance());
-        outcome
-    }
-
-    /// Queues a copy from other device memory, or from another part of this.
-    pub(crate) fn copy_from_device(
-        self: &Arc<Self>,
-        offset: usize,
-        source: &Arc<Self>,
-        source_offset: usize,
-        len: usize,
-        queue: &impl LaunchQueue,
-    ) -> Result<()> {
-        self.writable("tensor")?;
-        self.holds(offset, len)?;
-        source.holds(source_offset, len)?;
-        if len == 0 {
-            return Ok(());
-        }
-        let api = self.context.bind()?;
-        let raw = queue.raw()?;
-        let kind = sys::aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_DEVICE;
-        let (to, from) = (self.at(offset), source.at(source_offset));
-        // SAFETY: both have `len` bytes, as checked; they are kept below for as long as the copy may use them.
-        let outcome = unsafe {
-            acl!(
-                api,
-                aclrtMemcpyAsync(to, len, from.cast_const(), len, kind, raw)
-            )
-        };
-        let number = queue.queued();
-        queue.keep(number, self);
-        queue.keep(number, source);
-        outcome
     }
 }
 

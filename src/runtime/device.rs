@@ -3,14 +3,13 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ascend_spec::{Soc, Target};
 use ascend_sys::bindings as sys;
 
 use crate::error::{Result, acl};
-use crate::runtime::kept::Kept;
-use crate::runtime::{Context, Runtime, Stream, capturing};
+use crate::runtime::{Context, Runtime, capturing};
 
 /// Memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,9 +108,9 @@ impl Device {
 
     /// Waits for everything queued on the device, by any thread or library.
     ///
-    /// While any thread captures a graph on the device this wait is refused, by this crate on the capturing thread
-    /// and by CANN on others, and the capture goes on. Other threads may call [`Stream::synchronize`] of another
-    /// stream.
+    /// While any thread captures a graph on the device this wait is refused, by this crate on the capturing thread and
+    /// by CANN on others, and the capture goes on. Other threads may call
+    /// [`Stream::synchronize`](crate::Stream::synchronize) of another stream.
     ///
     /// Since CANN 8.1.
     ///
@@ -126,17 +125,6 @@ impl Device {
         unsafe { acl!(api, aclrtSynchronizeDevice()) }?;
         self.context().sweep();
         Ok(())
-    }
-
-    /// A new stream.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// [`Error::Acl`](crate::Error::Acl), for example when the device has no stream left.
-    #[doc(alias = "aclrtCreateStream")]
-    pub fn stream(&self) -> Result<Stream> {
-        Stream::create(self.clone())
     }
 
     /// The raw context (`aclrtContext`), valid while this device is.
@@ -160,5 +148,49 @@ impl fmt::Debug for Device {
             .field("id", &self.id())
             .field("soc_name", &self.soc_name())
             .finish_non_exhaustive()
+    }
+}
+
+/// One value of each type, made at the first call for the type.
+#[derive(Default)]
+pub(super) struct Kept(OnceLock<Box<Entry>>);
+
+struct Entry {
+    value: Box<dyn Any + Send + Sync>,
+    next: Kept,
+}
+
+impl Kept {
+    /// The value of a type.
+    pub(super) fn of<T: Any + Send + Sync + Default>(&self) -> &T {
+        let mut at = self;
+        loop {
+            let entry = at.0.get_or_init(|| {
+                Box::new(Entry {
+                    value: Box::new(T::default()),
+                    next: Kept::default(),
+                })
+            });
+            match entry.value.downcast_ref() {
+                Some(value) => return value,
+                None => at = &entry.next,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn each_type_has_one_value() {
+        let kept = Kept::default();
+        *kept.of::<Mutex<u8>>().lock().unwrap() = 1;
+        *kept.of::<Mutex<String>>().lock().unwrap() = "two".to_owned();
+        assert_eq!(*kept.of::<Mutex<u8>>().lock().unwrap(), 1);
+        assert_eq!(*kept.of::<Mutex<String>>().lock().unwrap(), "two");
     }
 }

@@ -32,8 +32,46 @@ unsafe impl Send for Event {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Event {}
 
+impl Stream {
+    /// Records a new event after everything queued so far. Other streams and the host can wait for it.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Acl`](crate::Error::Acl); [`Error::Capturing`](crate::Error::Capturing) on a thread that captures.
+    #[doc(alias = "aclrtCreateEventExWithFlag")]
+    #[doc(alias = "aclrtRecordEvent")]
+    pub fn record_event(&self) -> Result<Event> {
+        Event::recorded(self, false)
+    }
+
+    /// Records a new event that also notes the time, for [`Event::elapsed_since`].
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Acl`](crate::Error::Acl); [`Error::Capturing`](crate::Error::Capturing) on a thread that captures.
+    #[doc(alias = "aclrtCreateEventExWithFlag")]
+    #[doc(alias = "aclrtRecordEvent")]
+    pub fn record_timing_event(&self) -> Result<Event> {
+        Event::recorded(self, true)
+    }
+
+    /// Makes everything queued from now on wait for an event. Does not make the host wait.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for an event of another device;
+    /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures; [`Error::Acl`](crate::Error::Acl).
+    #[doc(alias = "aclrtStreamWaitEvent")]
+    pub fn wait_event(&self, event: &Event) -> Result<()> {
+        event.wait_on(self)
+    }
+}
+
 impl Event {
-    pub(super) fn recorded(stream: &Stream, timed: bool) -> Result<Self> {
+    fn recorded(stream: &Stream, timed: bool) -> Result<Self> {
         let api = stream.context().bind()?;
         let mut flag = sys::ACL_EVENT_SYNC | sys::ACL_EVENT_CAPTURE_STREAM_PROGRESS;
         if timed {
@@ -90,7 +128,7 @@ impl Event {
         })
     }
 
-    pub(super) fn wait_on(&self, stream: &Stream) -> Result<()> {
+    fn wait_on(&self, stream: &Stream) -> Result<()> {
         self.queue(stream, |raw| {
             let api = self.context.bind()?;
             // SAFETY: event and stream are alive, and the event is kept until the stream has passed it.

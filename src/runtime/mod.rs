@@ -6,7 +6,6 @@ mod context;
 mod deferred_free;
 mod device;
 mod event;
-mod kept;
 mod machine;
 mod queue;
 mod release;
@@ -37,13 +36,13 @@ pub use stream::Stream;
 pub use stream_mark::StreamMark;
 pub(crate) use stream_progress::{StreamProgress, Uses, on_wait};
 
-/// The variable that chooses the backend of [`Runtime::auto`].
-pub const BACKEND_VARIABLE: &str = "ASCEND_BACKEND";
+/// The variable that chooses the platform of [`Runtime::auto`].
+pub const PLATFORM_VARIABLE: &str = "ASCEND_BACKEND";
 
 /// What executes the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Backend {
+pub enum Platform {
     /// CANN's libraries, on an NPU.
     Npu,
     /// The emulation, on the CPU.
@@ -52,7 +51,7 @@ pub enum Backend {
     Custom,
 }
 
-impl Backend {
+impl Platform {
     /// Whether a request's attention is promised to be the same, bit for bit, whatever other requests are in the call.
     ///
     /// It is not: CANN promises nothing of the kind, and the emulation splits long contexts by how much there is to
@@ -65,7 +64,7 @@ impl Backend {
     }
 }
 
-impl fmt::Display for Backend {
+impl fmt::Display for Platform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Npu => "npu",
@@ -95,7 +94,7 @@ impl fmt::Display for Version {
 
 /// The process's connection to CANN or to its emulation.
 ///
-/// There is one for each backend, or machine that is emulated, and process: every request gives the same one. It is
+/// There is one for each platform, or machine that is emulated, and process: every request gives the same one. It is
 /// initialised at the first request and never finalised, since CANN cannot be initialised twice in a process. Cloning
 /// is cheap; all clones are equal.
 ///
@@ -107,7 +106,7 @@ pub struct Runtime(Arc<Inner>);
 
 struct Inner {
     api: Arc<Api>,
-    backend: Backend,
+    platform: Platform,
     devices: Mutex<HashMap<i32, Known>>,
     installed: OnceLock<Installed>,
 }
@@ -132,7 +131,7 @@ impl Runtime {
     /// The NPU when there is one, otherwise the emulation; `ASCEND_BACKEND` (`auto`, `npu`, `emulated`) overrides.
     ///
     /// The emulation is chosen only where CANN is not installed or sees no device. Any other problem of the NPU is an
-    /// error, never a reason to go on slowly. [`Runtime::backend`] returns what was chosen.
+    /// error, never a reason to go on slowly. [`Runtime::platform`] returns what was chosen.
     ///
     /// Since CANN 8.1.
     ///
@@ -141,14 +140,14 @@ impl Runtime {
     /// [`Runtime::npu`] and [`Runtime::emulated`].
     #[doc(alias = "aclInit")]
     pub fn auto() -> Result<Self> {
-        let chosen = env::var_os(BACKEND_VARIABLE).unwrap_or_default();
+        let chosen = env::var_os(PLATFORM_VARIABLE).unwrap_or_default();
         match chosen.to_string_lossy().as_ref() {
             "npu" => return Self::npu(),
             "emulated" => return Self::emulated(),
             "" | "auto" => {}
             other => {
                 return Err(Error::invalid(
-                    BACKEND_VARIABLE,
+                    PLATFORM_VARIABLE,
                     format_args!("{other:?}"),
                     "auto, npu, emulated",
                 )
@@ -200,7 +199,7 @@ impl Runtime {
         // replace this program as well.
         #[cfg(not(feature = "link"))]
         let api = unsafe { Api::load() }?;
-        let runtime = Self::start(Arc::new(api), Backend::Npu)?;
+        let runtime = Self::start(Arc::new(api), Platform::Npu)?;
         Ok(known.insert(runtime).clone())
     }
 
@@ -250,7 +249,7 @@ impl Runtime {
             None => ascend_emu::functions(),
         };
         let api = Api::from_functions(functions, "emulation on the CPU");
-        let runtime = Self::start(Arc::new(api), Backend::Emulated)?;
+        let runtime = Self::start(Arc::new(api), Platform::Emulated)?;
         known.push((machine, runtime.clone()));
         Ok(runtime)
     }
@@ -266,10 +265,10 @@ impl Runtime {
     /// The functions of the table do what CANN's functions of the same names do, on any thread, until the process ends.
     #[doc(alias = "aclInit")]
     pub unsafe fn from_api(api: Arc<Api>) -> Result<Self> {
-        Self::start(api, Backend::Custom)
+        Self::start(api, Platform::Custom)
     }
 
-    fn start(api: Arc<Api>, backend: Backend) -> Result<Self> {
+    fn start(api: Arc<Api>, platform: Platform) -> Result<Self> {
         for variable in ascend_sys::misspelt_variables_once() {
             tracing::warn!("{variable}");
         }
@@ -282,7 +281,7 @@ impl Runtime {
         }
         Ok(Self(Arc::new(Inner {
             api,
-            backend,
+            platform,
             devices: Mutex::default(),
             installed: OnceLock::new(),
         })))
@@ -365,8 +364,8 @@ impl Runtime {
     }
 
     /// What executes the calls.
-    pub fn backend(&self) -> Backend {
-        self.0.backend
+    pub fn platform(&self) -> Platform {
+        self.0.platform
     }
 
     /// The raw functions, for calls that this crate does not cover.
@@ -383,7 +382,7 @@ impl Runtime {
 impl fmt::Debug for Runtime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Runtime")
-            .field("backend", &self.0.backend)
+            .field("platform", &self.0.platform)
             .field("origin", &self.0.api.origin().to_string())
             .finish()
     }

@@ -1,11 +1,12 @@
 //! Where launches go: a stream, or a graph that is captured from one.
 
+use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
 use ascend_sys::bindings as sys;
 
-use crate::error::Result;
+use crate::error::{Result, acl};
 
 use super::{Context, Memory, Stream, capturing};
 
@@ -106,5 +107,88 @@ impl LaunchQueue for Stream {
     #[inline]
     fn stream(&self) -> Option<&Stream> {
         Some(self)
+    }
+}
+
+impl Memory {
+    /// Queues a copy between this memory and pinned host memory.
+    ///
+    /// # Safety
+    /// `host` has `len` bytes of pinned memory that nothing else touches until the stream has passed the copy.
+    pub(crate) unsafe fn copy_async(
+        &self,
+        offset: usize,
+        host: *mut c_void,
+        len: usize,
+        to_device: bool,
+        stream: &Stream,
+    ) -> Result<()> {
+        if to_device {
+            self.writable("tensor")?;
+        }
+        self.holds(offset, len)?;
+        capturing::refuse("a copy from or to the host", "copy before the replay")?;
+        let api = self.context().bind()?;
+        let device = self.at(offset);
+        let (from, to, kind) = if to_device {
+            (
+                host,
+                device,
+                sys::aclrtMemcpyKind::ACL_MEMCPY_HOST_TO_DEVICE,
+            )
+        } else {
+            (
+                device,
+                host,
+                sys::aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_HOST,
+            )
+        };
+        let outcome = if len == 0 {
+            Ok(())
+        } else {
+            // SAFETY: both have `len` bytes: the device's as checked, the host's by the caller, who keeps it; the
+            // mark below keeps the device's.
+            unsafe {
+                acl!(
+                    api,
+                    aclrtMemcpyAsync(to, len, from, len, kind, stream.as_raw())
+                )
+            }
+        };
+        self.uses()
+            .mark(stream.progress(), stream.progress().advance());
+        outcome
+    }
+
+    /// Queues a copy from other device memory, or from another part of this.
+    pub(crate) fn copy_from_device(
+        self: &Arc<Self>,
+        offset: usize,
+        source: &Arc<Self>,
+        source_offset: usize,
+        len: usize,
+        queue: &impl LaunchQueue,
+    ) -> Result<()> {
+        self.writable("tensor")?;
+        self.holds(offset, len)?;
+        source.holds(source_offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let api = self.context().bind()?;
+        let raw = queue.raw()?;
+        let kind = sys::aclrtMemcpyKind::ACL_MEMCPY_DEVICE_TO_DEVICE;
+        let (to, from) = (self.at(offset), source.at(source_offset));
+        // SAFETY: both have `len` bytes, as checked; they are kept below for as long as the copy may use them.
+        let outcome = unsafe {
+            acl!(
+                api,
+                aclrtMemcpyAsync(to, len, from.cast_const(), len, kind, raw)
+            )
+        };
+        let number = queue.queued();
+        queue.keep(number, self);
+        queue.keep(number, source);
+        outcome
     }
 }

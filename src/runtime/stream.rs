@@ -10,11 +10,10 @@ use ascend_sys::{Api, bindings as sys};
 
 use crate::error::{Result, acl};
 use crate::runtime::stream_progress::synchronise_stream;
-use crate::runtime::{
-    Context, Device, Event, Memory, Resource, StreamProgress, Uses, capturing, lock,
-};
+use crate::runtime::{Context, Device, Memory, Resource, StreamProgress, Uses, capturing, lock};
 
-/// A queue of work that the device does in order. Different streams run side by side; [`Event`]s order them.
+/// A queue of work that the device does in order. Different streams run side by side; [`Event`](crate::Event)s order
+/// them.
 ///
 /// Work is queued by [`Plan::launch`](crate::attention::Plan::launch) and the asynchronous copies; it is over when
 /// [`Stream::synchronize`] returns. Dropping a stream waits for its work.
@@ -35,6 +34,19 @@ pub struct Stream {
 unsafe impl Send for Stream {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Stream {}
+
+impl Device {
+    /// A new stream.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Acl`](crate::Error::Acl), for example when the device has no stream left.
+    #[doc(alias = "aclrtCreateStream")]
+    pub fn stream(&self) -> Result<Stream> {
+        Stream::create(self.clone())
+    }
+}
 
 impl Stream {
     pub(super) fn create(device: Device) -> Result<Self> {
@@ -159,42 +171,6 @@ impl Stream {
             self.progress.finish(number);
         }
         Ok(idle)
-    }
-
-    /// Records a new event after everything queued so far. Other streams and the host can wait for it.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// [`Error::Acl`](crate::Error::Acl); [`Error::Capturing`](crate::Error::Capturing) on a thread that captures.
-    #[doc(alias = "aclrtCreateEventExWithFlag")]
-    #[doc(alias = "aclrtRecordEvent")]
-    pub fn record_event(&self) -> Result<Event> {
-        Event::recorded(self, false)
-    }
-
-    /// Records a new event that also notes the time, for [`Event::elapsed_since`].
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// [`Error::Acl`](crate::Error::Acl); [`Error::Capturing`](crate::Error::Capturing) on a thread that captures.
-    #[doc(alias = "aclrtCreateEventExWithFlag")]
-    #[doc(alias = "aclrtRecordEvent")]
-    pub fn record_timing_event(&self) -> Result<Event> {
-        Event::recorded(self, true)
-    }
-
-    /// Makes everything queued from now on wait for an event. Does not make the host wait.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for an event of another device;
-    /// [`Error::Capturing`](crate::Error::Capturing) on a thread that captures; [`Error::Acl`](crate::Error::Acl).
-    #[doc(alias = "aclrtStreamWaitEvent")]
-    pub fn wait_event(&self, event: &Event) -> Result<()> {
-        event.wait_on(self)
     }
 
     /// Scratch memory of at least some bytes, for work on this stream.

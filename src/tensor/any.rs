@@ -8,16 +8,15 @@ use std::sync::Arc;
 use ascend_spec::{DType, Dims, TensorDesc};
 
 use crate::error::{Error, Result};
-use crate::memory::{Element, overlap, vec_from, zeros};
+use crate::memory::{overlap, vec_from, zeros};
 use crate::runtime::{Context, Device, LaunchQueue, Memory, Queue, Stream};
 
-use super::Tensor;
 use super::shape::{Sizes, bytes_of, dims, has_len};
 
 /// A tensor on a device whose element type is known at run time.
 ///
 /// Cloning shares the memory, which is freed with the last clone and view, once no queued work uses it. The bytes that
-/// the shape and strides reach always lie within the memory.
+/// the shape and strides reach are always within the memory.
 ///
 /// # Threads
 /// `Send` and `Sync`. What different streams do with the memory has to be ordered by events, or the values are
@@ -263,7 +262,7 @@ impl AnyTensor {
 
     /// The tensor without the first `count` entries of its first axis; `None` if it has fewer, if they are laid out
     /// backward, or if the rest does not begin at a whole byte. Quicker than [`AnyTensor::narrow`]: what is left of a
-    /// tensor reaches no further than all of it, which is known to lie within the memory.
+    /// tensor reaches no further than all of it, which is known to be within the memory.
     #[inline]
     pub(crate) fn skip(&self, count: usize) -> Option<Self> {
         let dim = usize::try_from(*self.desc.shape.first()?).ok()?;
@@ -495,19 +494,6 @@ impl AnyTensor {
     /// uses the tensor.
     pub(crate) fn read_part(&self, byte: usize, bytes: &mut [u8]) -> Result<()> {
         self.memory.read(self.start.saturating_add(byte), bytes)
-    }
-
-    /// Returns the same tensor with element type `T`.
-    ///
-    /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if the elements are of another type.
-    pub fn typed<T: Element>(self) -> Result<Tensor<T>> {
-        if self.desc.dtype == T::DTYPE {
-            Ok(Tensor::of(self))
-        } else {
-            Err(Error::invalid("dtype", T::DTYPE, self.desc.dtype)
-                .fix("name the type of the elements"))
-        }
     }
 }
 

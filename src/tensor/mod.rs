@@ -5,7 +5,6 @@ mod range_report;
 mod shape;
 mod transfer;
 mod typed;
-mod upload;
 
 pub use any::AnyTensor;
 pub use range_report::{Number, RangeReport};

@@ -23,6 +23,21 @@ pub struct Tensor<T: Element> {
     elements: PhantomData<T>,
 }
 
+impl AnyTensor {
+    /// Returns the same tensor with element type `T`.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) if the elements are of another type.
+    pub fn typed<T: Element>(self) -> Result<Tensor<T>> {
+        if self.desc().dtype == T::DTYPE {
+            Ok(Tensor::of(self))
+        } else {
+            Err(Error::invalid("dtype", T::DTYPE, self.desc().dtype)
+                .fix("name the type of the elements"))
+        }
+    }
+}
+
 impl<T: Element> Tensor<T> {
     pub(super) fn of(tensor: AnyTensor) -> Self {
         Self {
@@ -118,9 +133,9 @@ impl<T: Element> Tensor<T> {
     }
 
     /// A contiguous copy whose last axis has `size` elements, the new ones 0: for heads of a size that the operator
-    /// does not take. [`HeadShape::padded`](ascend_spec::ops::fused_infer_attention_score::HeadShape::padded) returns a size that it takes. The
-    /// copy goes through the host and waits for the stream: pad a model's weights once rather than its activations in
-    /// each step.
+    /// does not take. [`HeadShape::padded`](ascend_spec::ops::fused_infer_attention_score::HeadShape::padded) returns a
+    /// size that it takes. The copy goes through the host and waits for the stream: pad a model's weights once rather
+    /// than its activations in each step.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a size below the axis' own, or a tensor without

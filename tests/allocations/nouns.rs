@@ -103,7 +103,7 @@ fn a_merge_of_a_ring_allocates_nothing() {
     let plan = call.plan((&x, &x, &x)).unwrap();
     let parts = [(); 3].map(|()| plan.launch(&stream, (&x, &x, &x)).unwrap());
     let plan = RingUpdate::new()
-        .plan(&stream, &parts[0], &parts[1])
+        .plan(&stream, (&parts[0], &parts[1]))
         .unwrap();
     let mut merged = plan.output::<f16>().unwrap();
     let allocated = in_steady_state(|| {
@@ -125,7 +125,7 @@ fn a_launch_of_products_allocates_nothing() {
         (tensor(&stream, seed, &[2, 3, 4]), right)
     });
     let [(left, right), ..] = &layers;
-    let plan = BatchMatMul::new().plan(left, right).unwrap();
+    let plan = BatchMatMul::new().plan((left, right)).unwrap();
     let mut outputs = layers
         .each_ref()
         .map(|(left, right)| plan.launch(&stream, (left, right)).unwrap());

@@ -5,6 +5,7 @@ use ascend_attention::flash::{
     Dropout, FlashAttention, FlashInputs, FlashMask, FlashPlan, InputLayout, PositionBias,
 };
 use ascend_attention::ring::RingUpdate;
+use ascend_attention::rules;
 use ascend_attention::spec::SparseMode;
 use ascend_attention::{CausalOrigin, Error, Mask, Stream, Tensor, f16};
 
@@ -174,14 +175,12 @@ fn what_comes_with_query_key_and_value_is_checked() {
     for keep_prob in [0.0, -0.5, 1.5, f64::NAN] {
         let keeps = std::iter::repeat_n(true, 70);
         let refused = Dropout::new(&stream, keeps, keep_prob).unwrap_err();
-        assert!(
-            matches!(&refused, Error::Violation(violation) if violation.rule.id == "argument.value"),
-            "{refused}"
-        );
+        assert!(refused.breaks(&rules::ARGUMENT_VALUE), "{refused}");
     }
     let none = Dropout::new(&stream, std::iter::repeat_n(true, 0), 0.5);
     assert!(
-        matches!(&none, Err(Error::Violation(violation)) if violation.rule.id == "argument.value")
+        none.as_ref()
+            .is_err_and(|error| error.breaks(&rules::ARGUMENT_VALUE))
     );
     let keeps = (0..70).map(|bit| bit % 3 != 0);
     let dropout = Dropout::new(&stream, keeps, 1.0).unwrap();
@@ -400,10 +399,7 @@ fn dropout_keeps_what_its_bits_say_and_the_state_is_that_before() {
 
     // A launch without the mask, or with another share, is another call.
     let plain = plan.launch(&stream, (&q, &k, &v)).unwrap_err();
-    assert!(
-        matches!(&plain, Error::Violation(violation) if violation.rule.id == "plan.tensors"),
-        "{plain}"
-    );
+    assert!(plain.breaks(&rules::PLAN_TENSORS), "{plain}");
     let other = Dropout::from_tensor(dropout.mask().clone(), 0.5).unwrap();
     let other = plan.launch(&stream, inputs.dropout(&other)).unwrap_err();
     assert!(other.to_string().contains("keep_prob 0.5"), "{other}");
@@ -432,7 +428,7 @@ fn merged_parts_equal_attention_over_all_keys() {
         // Of one sequence's rows at a time: its keys, in two parts.
         for cut in [3, 10, 17] {
             let (near, far) = (attend(0, cut / 2, cut), attend(cut, (cut + 20) / 2, 20));
-            let plan = RingUpdate::new().plan(&stream, &near, &far).unwrap();
+            let plan = RingUpdate::new().plan(&stream, (&near, &far)).unwrap();
             let merged = plan.launch(&stream, (&near, &far)).unwrap();
             let again = plan.launch(&stream, (&far, &near)).unwrap();
             // The keys of each sequence in one call.
@@ -506,7 +502,7 @@ fn parts_without_their_marked_tails_are_merged() {
         plan.launch(&stream, (rows, rows, rows)).unwrap()
     };
     let tailed = part(&rows, &[3, 9, 0]);
-    let refused = RingUpdate::new().plan(&stream, &tailed, &tailed);
+    let refused = RingUpdate::new().plan(&stream, (&tailed, &tailed));
     let Err(Error::Violation(refused)) = refused else {
         panic!("{refused:?}");
     };
@@ -516,7 +512,7 @@ fn parts_without_their_marked_tails_are_merged() {
         "{refused}"
     );
     let whole = part(&rows.narrow(0, 0..9).unwrap(), &[3, 9]);
-    let plan = RingUpdate::new().plan(&stream, &whole, &whole).unwrap();
+    let plan = RingUpdate::new().plan(&stream, (&whole, &whole)).unwrap();
     let merged = plan.launch(&stream, (&whole, &whole)).unwrap();
     assert_eq!(
         merged.attention.download(&stream).unwrap(),
@@ -539,12 +535,14 @@ fn parts_of_other_rows_are_not_merged() {
     };
     let first = part([3, 12], false);
     for other in [part([4, 12], false), part([3, 12], true)] {
-        let refused = RingUpdate::new().plan(&stream, &first, &other).unwrap_err();
+        let refused = RingUpdate::new()
+            .plan(&stream, (&first, &other))
+            .unwrap_err();
         assert!(
             refused.to_string().contains("those of the previous part"),
             "{refused}"
         );
-        let plan = RingUpdate::new().plan(&stream, &first, &first).unwrap();
+        let plan = RingUpdate::new().plan(&stream, (&first, &first)).unwrap();
         let refused = plan.launch(&stream, (&first, &other)).unwrap_err();
         assert!(matches!(
             &refused,
@@ -558,7 +556,7 @@ fn parts_of_other_rows_are_not_merged() {
     let call = FlashAttention::new(InputLayout::Bsnd).heads(2).scale(0.125);
     let plan = call.plan((&batch, &batch, &batch)).unwrap();
     let part = plan.launch(&stream, (&batch, &batch, &batch)).unwrap();
-    let refused = RingUpdate::new().plan(&stream, &part, &part).unwrap_err();
+    let refused = RingUpdate::new().plan(&stream, (&part, &part)).unwrap_err();
     assert!(
         refused.to_string().contains("in the layout SBH or TND"),
         "{refused}"

@@ -234,7 +234,7 @@ fn packed_sequences_without_keys_in_a_part_are_not_merged() {
         allowed
             .iter()
             .fold(RingUpdate::new(), of)
-            .plan(&stream, prev, cur)
+            .plan(&stream, (prev, cur))
     };
     assert_eq!(violated(merge(&[], &all, &one)), "ring.one_empty");
     assert_eq!(violated(merge(&[], &first, &all)), "ring.one_empty");

@@ -11,7 +11,7 @@ use ascend_attention::attention::{
     Affine, AntiquantMode, Antiquantisation, BlockTable, Inputs, PaddingSize, Parameter as P,
     PseShift, Quantisation, SharedPrefix,
 };
-use ascend_attention::case::{Case, CaseTensor, Expect, MaskKind, Verdict};
+use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, MaskKind, Verdict};
 use ascend_attention::spec::Level;
 use ascend_attention::spec::ops::fused_infer_attention_score::rules;
 use ascend_attention::{
@@ -42,7 +42,7 @@ fn typed<T: Element>(tensor: Option<&AnyTensor>) -> Option<Tensor<T>> {
 }
 
 impl Uploaded {
-    fn new(stream: &Stream, case: &Case) -> Self {
+    fn new(stream: &Stream, case: &AttentionCase) -> Self {
         let all = |list: &[CaseTensor]| list.iter().map(|one| upload(stream, one)).collect();
         let tensors: BTreeMap<P, AnyTensor> = case
             .arguments
@@ -88,7 +88,7 @@ impl Uploaded {
         })
     }
 
-    fn quantisation(&self, case: &Case) -> Quantisation<'_> {
+    fn quantisation(&self, case: &AttentionCase) -> Quantisation<'_> {
         let of = &case.arguments;
         let output = self.affine(P::QuantScale2, P::QuantOffset2);
         let merged = self.affine(P::AntiquantScale, P::AntiquantOffset);
@@ -138,7 +138,7 @@ impl Uploaded {
 
     fn inputs<'a, T: Element>(
         &'a self,
-        case: &Case,
+        case: &AttentionCase,
         [key, value]: &'a [Vec<&'a AnyTensor>; 2],
     ) -> Inputs<'a, T> {
         let mut inputs = Inputs::lists_of_any(&self.tensors[&P::Query], key, value);
@@ -194,7 +194,7 @@ fn sizes(lengths: &[i64]) -> Vec<usize> {
     lengths.iter().map(size).collect()
 }
 
-fn call(stream: &Stream, case: &Case, uploaded: &Uploaded) -> FusedInferAttention {
+fn call(stream: &Stream, case: &AttentionCase, uploaded: &Uploaded) -> FusedInferAttention {
     let of = &case.arguments;
     let masks = stream.device().masks();
     let full = uploaded.tensors.get(&P::AttenMask);
@@ -245,7 +245,7 @@ fn bytes<T: Element>(stream: &Stream, output: &Output<T>) -> [Option<Vec<u8>>; 2
 }
 
 /// Plans with one copy of the inputs, spoils it, and launches with another: the outputs are those of the second.
-fn by_type<T: Element>(stream: &Stream, case: &Case) -> [Option<Vec<u8>>; 2] {
+fn by_type<T: Element>(stream: &Stream, case: &AttentionCase) -> [Option<Vec<u8>>; 2] {
     let (first, second) = (Uploaded::new(stream, case), Uploaded::new(stream, case));
     let plan = call(stream, case, &first)
         .plan(first.inputs::<T>(case, &first.lists()))
@@ -264,7 +264,7 @@ fn by_type<T: Element>(stream: &Stream, case: &Case) -> [Option<Vec<u8>>; 2] {
 }
 
 /// Which kinds of tensors a case has: what the typed builder has to say about it.
-fn kinds(case: &Case) -> Vec<String> {
+fn kinds(case: &AttentionCase) -> Vec<String> {
     let of = &case.arguments;
     let mut kinds: Vec<String> = (of.each_tensor())
         .filter(|(of, _)| of.parameter.info().list.is_none())
@@ -310,7 +310,7 @@ fn typed_calls_give_the_bits_of_calls_by_name() {
             .iter()
             .flat_map(|part| cases(&root.join(part)))
         {
-            let case = Case::read(&path).unwrap();
+            let case = Case::read(&path).unwrap().attention().unwrap();
             if case.expect != Expect::Ok {
                 continue;
             }

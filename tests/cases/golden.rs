@@ -7,7 +7,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ascend_attention::case::{AnyCase, Case, CaseTensor, Expect, Parameter, Verdict};
+use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, Parameter, Verdict};
 use ascend_attention::spec::Cann;
 use ascend_attention::{Error, Runtime, Stream};
 use harness::stream;
@@ -53,7 +53,7 @@ fn replay_on(stream: &Stream, folder: &Path, part: &str) -> usize {
     };
     for path in cases(folder).into_iter().filter(named) {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        let case = AnyCase::read(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let case = Case::read(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
         let outcome = match case.launch(stream) {
             Err(Error::OtherTarget { .. }) if harness::on_npu() => {
                 elsewhere += 1;
@@ -153,7 +153,7 @@ fn a_larger_collection_is_right() {
 fn every_expected_number_counts() {
     let stream = stream();
     let path = own("numeric").join("035_decode_mqa_lse.safetensors");
-    let good = Case::read(path).unwrap();
+    let good = case_files::read(path).unwrap();
     assert!(matches!(
         good.launch(&stream).unwrap().verdict,
         Verdict::Passed
@@ -162,12 +162,7 @@ fn every_expected_number_counts() {
     // One number of an expected output off: the case fails, and says where.
     for lse in [false, true] {
         let mut case = good.clone();
-        let expected = if lse {
-            &mut case.softmax_lse
-        } else {
-            &mut case.attention_out
-        };
-        let bytes = expected.as_mut().unwrap().bytes_mut();
+        let bytes = case.expected[usize::from(lse)].1.bytes_mut();
         let last = bytes.len() - 4;
         bytes[last..].copy_from_slice(&1e6f32.to_le_bytes());
         let outcome = case.launch(&stream).unwrap();
@@ -184,8 +179,8 @@ fn every_expected_number_counts() {
 
     // Nothing specified: nothing was shown, so the case does not pass.
     let mut case = good.clone();
-    for expected in [&mut case.attention_out, &mut case.softmax_lse] {
-        for value in expected.as_mut().unwrap().bytes_mut().chunks_exact_mut(4) {
+    for (_, expected) in &mut case.expected {
+        for value in expected.bytes_mut().chunks_exact_mut(4) {
             value.copy_from_slice(&f32::NAN.to_le_bytes());
         }
     }
@@ -197,7 +192,7 @@ fn every_expected_number_counts() {
 
     // An expected output of another shape is not compared with part of this one.
     let mut case = good.clone();
-    case.attention_out = good.softmax_lse.clone();
+    case.expected[0].1 = good.expected[1].1.clone();
     let verdict = case.launch(&stream).unwrap().verdict;
     assert!(
         matches!(&verdict, Verdict::Failed { reason } if reason.contains("[2, 16, 1, 1]")),
@@ -209,16 +204,17 @@ fn every_expected_number_counts() {
 fn outputs_can_be_computed_and_kept() {
     let stream = stream();
     let path = own("numeric").join("035_decode_mqa_lse.safetensors");
-    let good = Case::read(path).unwrap();
+    let good = case_files::read(path).unwrap();
     let mut bare = good.clone();
-    (bare.attention_out, bare.softmax_lse, bare.tolerance) = (None, None, None);
+    bare.expected.clear();
+    bare.tolerance = None;
     let outcome = bare.launch(&stream).unwrap();
     assert!(matches!(outcome.verdict, Verdict::Computed));
     assert!(outcome.comparisons.is_empty());
 
     // What was computed is what is computed again, exactly.
     let kept = bare.with_outputs(&outcome).unwrap();
-    let kept = Case::from_bytes(&kept.to_bytes().unwrap()).unwrap();
+    let kept = case_files::from_bytes(&kept.to_bytes().unwrap()).unwrap();
     let again = kept.launch(&stream).unwrap();
     assert!(
         matches!(again.verdict, Verdict::Passed),
@@ -233,8 +229,8 @@ fn outputs_can_be_computed_and_kept() {
 fn a_call_that_must_be_refused_is_refused_or_the_case_fails() {
     let stream = stream();
     let path = own("numeric").join("059_head_dim_16.safetensors");
-    let good = Case::read(path).unwrap();
-    let verdict = |case: &Case| case.launch(&stream).unwrap().verdict;
+    let good = case_files::read(path).unwrap();
+    let verdict = |case: &AttentionCase| case.launch(&stream).unwrap().verdict;
 
     let mut wrong = good.clone();
     wrong.arguments.num_heads = 3;
@@ -283,8 +279,9 @@ fn a_file_that_would_make_the_device_leave_its_tensors_is_refused() {
     let Some(stream) = harness::stream_of(Cann::V8_1) else {
         return;
     };
-    let read = |name: &str| Case::read(own("numeric").join(format!("{name}.safetensors"))).unwrap();
-    let refused = |case: &Case, id: &str| {
+    let read =
+        |name: &str| case_files::read(own("numeric").join(format!("{name}.safetensors"))).unwrap();
+    let refused = |case: &AttentionCase, id: &str| {
         let outcome = case.launch(&stream).unwrap();
         match &outcome.refusal {
             Some(Error::Violation(violation)) => assert_eq!(violation.rule.id, id),
@@ -337,7 +334,7 @@ fn an_operator_that_does_nothing_fails() {
     let runtime = unsafe { Runtime::from_api(api) }.unwrap();
     let stream = runtime.device(0).unwrap().stream().unwrap();
     for name in ["035_decode_mqa_lse", "059_head_dim_16"] {
-        let case = Case::read(own("numeric").join(format!("{name}.safetensors"))).unwrap();
+        let case = case_files::read(own("numeric").join(format!("{name}.safetensors"))).unwrap();
         let outcome = case.launch(&stream).unwrap();
         assert!(matches!(outcome.verdict, Verdict::Failed { .. }));
         for comparison in &outcome.comparisons {

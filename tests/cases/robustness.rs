@@ -2,14 +2,14 @@
 
 use crate::case_files;
 
-use ascend_attention::case::{Case, CaseError};
+use ascend_attention::case::CaseError;
 use case_files::{BASE, TENSORS, file, full, raw};
 use proptest::prelude::*;
 
 #[test]
 fn files_that_are_no_safetensors_are_errors() {
     let good = file(BASE, TENSORS);
-    assert!(Case::from_bytes(&good).is_ok());
+    assert!(case_files::from_bytes(&good).is_ok());
     let offsets = |a: u64, b: u64| {
         raw(
             &format!(
@@ -74,7 +74,7 @@ fn files_that_are_no_safetensors_are_errors() {
         offsets(0, u64::MAX),
         raw(&"[".repeat(100_000), 0),
     ] {
-        let error = Case::from_bytes(&bytes).expect_err("the file should be refused");
+        let error = case_files::from_bytes(&bytes).expect_err("the file should be refused");
         assert!(matches!(error, CaseError::NotSafetensors(_)), "{error}");
     }
 }
@@ -91,18 +91,18 @@ proptest! {
 
     #[test]
     fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..256)) {
-        prop_assert!(Case::from_bytes(&bytes).is_err());
+        prop_assert!(case_files::from_bytes(&bytes).is_err());
     }
 
     #[test]
     fn random_headers_never_panic(header in "[{}\\[\\]:,\"a-z_0-9.]{0,80}", data in 0usize..32) {
-        prop_assert!(Case::from_bytes(&raw(&header, data)).is_err());
+        prop_assert!(case_files::from_bytes(&raw(&header, data)).is_err());
     }
 
     #[test]
     fn a_truncated_file_is_never_a_case(cut in any::<proptest::sample::Index>()) {
         let file = full().to_bytes().unwrap();
-        prop_assert!(Case::from_bytes(&file[..cut.index(file.len())]).is_err());
+        prop_assert!(case_files::from_bytes(&file[..cut.index(file.len())]).is_err());
     }
 
     #[test]
@@ -118,8 +118,8 @@ proptest! {
         file.extend_from_slice(&header);
         file.extend_from_slice(&data);
         // Whatever is read despite the change can be written and read again.
-        if let Ok(case) = Case::from_bytes(&file) {
-            prop_assert_eq!(&Case::from_bytes(&case.to_bytes().unwrap()).unwrap(), &case);
+        if let Ok(case) = case_files::from_bytes(&file) {
+            prop_assert_eq!(&case_files::from_bytes(&case.to_bytes().unwrap()).unwrap(), &case);
         }
     }
 
@@ -136,7 +136,7 @@ proptest! {
                 r#""{name}":{{"dtype":"{dtype}","shape":[{},{}],"data_offsets":[{},{}]}}"#, n[0], n[1], n[2], n[3]
             ))
             .collect();
-        let _ = Case::from_bytes(&raw(&format!("{{{}}}", tensors.join(",")), 24));
+        let _ = case_files::from_bytes(&raw(&format!("{{{}}}", tensors.join(",")), 24));
     }
 
     #[test]
@@ -150,7 +150,7 @@ proptest! {
         case.arguments.scale = scale;
         case.arguments.input_layout = layout;
         case.arguments.actual_seq_lengths = lengths;
-        prop_assert_eq!(&Case::from_bytes(&case.to_bytes().unwrap()).unwrap(), &case);
+        prop_assert_eq!(&case_files::from_bytes(&case.to_bytes().unwrap()).unwrap(), &case);
         // Describing whatever was read does not panic either.
         let description = case.describe();
         let call = description.call();

@@ -6,10 +6,11 @@ use std::env;
 use std::process::Command;
 
 use ascend_attention::attention::{Arguments, Inputs, Parameter};
+use ascend_attention::rules;
 use ascend_attention::spec::Cann;
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_attention::{
-    BACKEND_VARIABLE, DType, Error, FusedInferAttention, InnerPrecise, Layout, Mask, Runtime,
+    DType, Error, FusedInferAttention, InnerPrecise, Layout, Mask, PLATFORM_VARIABLE, Runtime,
     Tensor, bf16, f16,
 };
 use harness::{still_works, stream, tensor};
@@ -462,10 +463,7 @@ fn tensors_refuse_what_does_not_fit() {
             .download_async(&stream, stream.device().host_buffer(3).unwrap())
             .unwrap_err(),
     ] {
-        assert!(
-            matches!(&error, Error::Violation(violation) if violation.rule.id == "argument.value"),
-            "{error}"
-        );
+        assert!(error.breaks(&rules::ARGUMENT_VALUE), "{error}");
     }
     assert!(tensor.narrow(1, 3..3).unwrap().is_empty());
     assert_eq!(
@@ -527,7 +525,7 @@ fn environment_chooses_the_backend() {
                 "--nocapture",
                 "--test-threads=1",
             ])
-            .env(BACKEND_VARIABLE, backend)
+            .env(PLATFORM_VARIABLE, backend)
             .env("ASCEND_TEST_CHILD", "1")
             .env("ASCEND_HOME_PATH", "/nonexistent-toolkit")
             .env_remove("ASCEND_TOOLKIT_HOME")
@@ -569,7 +567,7 @@ fn child_prints_the_backend() {
         return;
     }
     match Runtime::auto() {
-        Ok(runtime) => println!("backend {}", runtime.backend()),
+        Ok(runtime) => println!("backend {}", runtime.platform()),
         Err(error) => println!("error {error}"),
     }
 }

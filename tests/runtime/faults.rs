@@ -15,7 +15,7 @@ use ascend_attention::sys::bindings::{
     ACL_SUCCESS, aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclTensorList,
 };
 use ascend_attention::sys::{Api, Functions};
-use ascend_attention::{AclnnStatus, Backend, Error, Runtime, Tensor, f16};
+use ascend_attention::{AclnnStatus, Error, Platform, Runtime, Tensor, f16};
 use harness::{Sample, still_works, stream, tensor};
 
 #[test]
@@ -33,7 +33,7 @@ fn a_missing_symbol_is_named_and_hurts_nothing_else() {
         functions.aclnnFusedInferAttentionScoreV2GetWorkspaceSize = None;
     })
     .unwrap();
-    assert_eq!(runtime.backend(), Backend::Custom);
+    assert_eq!(runtime.platform(), Platform::Custom);
     let error = runtime.version().unwrap_err();
     assert_eq!(
         error.to_string(),

@@ -517,7 +517,9 @@ fn a_failed_capture_changes_nothing() {
         Ok(())
     });
     assert!(
-        matches!(&ignored, Err(Error::Violation(violation)) if violation.rule.id == "plan.tensors")
+        ignored
+            .as_ref()
+            .is_err_and(|error| error.breaks(&rules::PLAN_TENSORS))
     );
     // A panic.
     let panic = catch_unwind(AssertUnwindSafe(|| {

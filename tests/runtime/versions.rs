@@ -17,8 +17,8 @@ use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{
-    BACKEND_VARIABLE, Error, FusedInferAttention, Layout, Machine, Result, Runtime, Stream, Tensor,
-    bf16, f16,
+    Error, FusedInferAttention, Layout, Machine, PLATFORM_VARIABLE, Result, Runtime, Stream,
+    Tensor, bf16, f16,
 };
 use harness::still_works;
 
@@ -240,7 +240,7 @@ fn an_older_release_can_be_emulated() {
                 "--nocapture",
             ])
             .env("ASCEND_TEST_CHILD", "1")
-            .env(BACKEND_VARIABLE, "emulated")
+            .env(PLATFORM_VARIABLE, "emulated")
             // The shared library exports every version, whatever the release: what is missing shows in process alone.
             .env_remove("ASCEND_TEST_BACKEND")
             .env(variable, value)

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn every_operator_with_cases_of_its_own_has_a_page() {
+    fn every_operator_has_a_page() {
         for operator in DeclaredOperator::ALL {
             let inference = *operator == DeclaredOperator::FusedInferAttentionScore;
             assert!(operator.page().is_some() != inference, "{operator:?}");

@@ -16,7 +16,7 @@ use ascend_serving::{
 use clap::ValueEnum;
 
 use super::output::Output;
-use super::platform::Platform;
+use super::platform::DeviceReport;
 use super::triangle::Half;
 use super::{BackendChoice, Stop, text_file};
 
@@ -178,7 +178,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let runtime = arguments.backend.runtime()?;
     let device = runtime.device(arguments.device)?;
     let stream = device.stream()?;
-    let platform = Platform::of(&stream);
+    let platform = DeviceReport::of(&stream);
     if !arguments.json {
         output.line(&platform)?;
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ascend_attention::case::{Case, CaseTensor, MaskKind, Parameter};
+use ascend_attention::case::{AttentionCase, CaseTensor, MaskKind, Parameter};
 use ascend_attention::spec::{SparseMode, Target};
 
 use super::axis::take;
@@ -17,7 +17,7 @@ pub(super) fn chunk(
     b: usize,
     rows: Range<usize>,
     target: Target,
-) -> Result<Case, String> {
+) -> Result<AttentionCase, String> {
     let alone = Sequences::of(of.select(&[b])?, target)?;
     let case = chunk_of(&alone, rows.clone())?;
     let cut = Sequences::of(case.clone(), target)?;
@@ -43,7 +43,7 @@ fn sees_the_same(whole: &Sequences, cut: &Sequences, chunk: Range<usize>) -> Res
 }
 
 /// The call on some query rows of the only sequence of `of`.
-fn chunk_of(of: &Sequences, chunk: Range<usize>) -> Result<Case, String> {
+fn chunk_of(of: &Sequences, chunk: Range<usize>) -> Result<AttentionCase, String> {
     let (problem, at) = (&of.problem, of.rows(0));
     if problem.query_padding.is_some() || problem.key_padding.is_some() {
         return Err("the sequences are left padded".to_owned());
@@ -123,7 +123,7 @@ fn compressed(of: &Sequences, parameter: Parameter) -> bool {
 
 /// Moves the diagonal by `rows` rows in the counts of visible keys before and after it. Counts that mean no bound
 /// stay.
-fn shift(case: &mut Case, rows: i64) {
+fn shift(case: &mut AttentionCase, rows: i64) {
     const NO_BOUND: i64 = i32::MAX as i64;
     let arguments = &mut case.arguments;
     if arguments.pre_tokens.abs() < NO_BOUND {
@@ -137,7 +137,7 @@ fn shift(case: &mut Case, rows: i64) {
 /// Keeps the first `keys` keys, the last of which is the last that the chunk's last row sees.
 fn causal(
     of: &Sequences,
-    case: &mut Case,
+    case: &mut AttentionCase,
     chunk: &Range<usize>,
     keys: usize,
 ) -> Result<(), String> {
@@ -152,7 +152,7 @@ fn causal(
 }
 
 /// Keeps the first `count` keys of the only sequence, after a shared prefix.
-fn keep_keys(of: &Sequences, case: &mut Case, count: usize) -> Result<(), String> {
+fn keep_keys(of: &Sequences, case: &mut AttentionCase, count: usize) -> Result<(), String> {
     if count == 0 {
         return Err("its first rows see no keys of their own".to_owned());
     }

@@ -12,12 +12,12 @@ mod variation;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use ascend_attention::case::{AnyCase, Case, CaseTensor, Verdict};
+use ascend_attention::case::{AttentionCase, Case, CaseError, CaseTensor, Verdict};
 use ascend_attention::spec::Target;
 use ascend_attention::{Error, Stream};
 
 use super::output::Output;
-use super::platform::Platform;
+use super::platform::DeviceReport;
 use super::replay::{CASES, collect, stem};
 use super::{BackendChoice, Stop};
 
@@ -61,7 +61,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     let device = runtime.device(arguments.device)?;
     let stream = device.stream()?;
     let target = device.target()?;
-    let platform = Platform::of(&stream);
+    let platform = DeviceReport::of(&stream);
     if !arguments.json {
         output.line(&platform)?;
     }
@@ -87,13 +87,9 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
 /// Examines one file; any error is a failure of this file, and the next one is tried all the same.
 fn examine(file: &Path, stream: &Stream, target: Target) -> CaseReport {
     let mut report = CaseReport::new(file, stem(file));
-    let case = match AnyCase::read(file) {
-        Ok(AnyCase::Attention(case)) => *case,
-        Ok(other) => {
-            let operator = match &other {
-                AnyCase::Operator(case) => case.operator().name(),
-                _ => "another operator",
-            };
+    let case = match Case::read(file).and_then(Case::attention) {
+        Ok(case) => case,
+        Err(CaseError::OtherOp(operator)) => {
             report.skipped = Some(format!(
                 "a case of {operator}; only those of FusedInferAttentionScore are taken apart"
             ));
@@ -126,7 +122,12 @@ impl From<String> for Why {
     }
 }
 
-fn vary(case: Case, stream: &Stream, target: Target, report: &mut CaseReport) -> Result<(), Why> {
+fn vary(
+    case: AttentionCase,
+    stream: &Stream,
+    target: Target,
+    report: &mut CaseReport,
+) -> Result<(), Why> {
     let original = Sequences::of(case, target)?;
     let outputs = computed(original.case(), stream)?;
     let before = ComputedRows::of(&original, &outputs)?;
@@ -140,7 +141,7 @@ fn vary(case: Case, stream: &Stream, target: Target, report: &mut CaseReport) ->
         });
         report.found.push(Found::new(name, found));
     }
-    let backend = stream.device().runtime().backend();
+    let backend = stream.device().runtime().platform();
     for count in threads::COUNTS {
         let found = threads::outputs(original.case(), count, backend).and_then(|outputs| {
             let after = ComputedRows::of(&original, &outputs)?;
@@ -180,7 +181,7 @@ fn compared(
 }
 
 /// The outputs of a case.
-fn computed(case: &Case, stream: &Stream) -> Result<Vec<(&'static str, CaseTensor)>, Why> {
+fn computed(case: &AttentionCase, stream: &Stream) -> Result<Vec<(&'static str, CaseTensor)>, Why> {
     match case.launch(stream) {
         Ok(outcome) => match outcome.verdict {
             Verdict::Failed { reason } => Err(Why::Failure(reason)),

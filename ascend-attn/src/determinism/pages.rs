@@ -1,6 +1,6 @@
 //! The keys of a call in a paged cache of other blocks.
 
-use ascend_attention::case::{Case, CaseTensor, Parameter};
+use ascend_attention::case::{AttentionCase, CaseTensor, Parameter};
 use ascend_attention::spec::DType;
 use ascend_attention::spec::attention_problem::MaskUse;
 use ascend_attention::spec::ops::fused_infer_attention_score::AntiquantMode;
@@ -12,7 +12,11 @@ use super::sequences::Sequences;
 ///
 /// # Errors
 /// The part of the case that cannot be stored in pages.
-pub(super) fn paged(of: &Sequences, block_size: usize, reverse: bool) -> Result<Case, String> {
+pub(super) fn paged(
+    of: &Sequences,
+    block_size: usize,
+    reverse: bool,
+) -> Result<AttentionCase, String> {
     let problem = &of.problem;
     if problem.key_padding.is_some() || problem.query_padding.is_some() {
         return Err("the sequences are left padded".to_owned());

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use ascend_attention::case::{Case, CaseTensor, Expect, Parameter};
+use ascend_attention::case::{AttentionCase, CaseTensor, Expect, Parameter};
 use ascend_attention::spec::attention_problem::{
     AttentionProblem, MaskUse, Padding, SequenceLengths, SequenceRows, TreeMask, Work,
 };
-use ascend_attention::spec::ops::fused_infer_attention_score::{AntiquantMode, Version};
+use ascend_attention::spec::ops::fused_infer_attention_score::AntiquantMode;
 use ascend_attention::spec::{Axes, Layout, Target};
 
 use super::axis::take;
@@ -14,7 +14,7 @@ use super::axis::take;
 /// A case, and the places of its sequences' rows in its call.
 #[derive(Clone)]
 pub(super) struct Sequences {
-    case: Case,
+    case: AttentionCase,
     pub(super) layout: Layout,
     pub(super) problem: AttentionProblem<'static>,
     padding: Padding,
@@ -25,15 +25,11 @@ impl Sequences {
     ///
     /// # Errors
     /// Why the case has none: the operator refuses it, or has nothing to compute.
-    pub(super) fn of(mut case: Case, target: Target) -> Result<Self, String> {
-        let target = case.target(target);
+    pub(super) fn of(mut case: AttentionCase, target: Target) -> Result<Self, String> {
         let description = case.describe();
         let call = description.call();
-        let at_least = case.op_version.unwrap_or(Version::V1);
-        let version = Version::oldest_on(&call, at_least, target);
-        let checked = call
-            .check(version, target)
-            .map_err(|refusal| refusal.to_string())?;
+        let checked = case.checked(&call, target);
+        let checked = checked.map_err(|refusal| refusal.to_string())?;
         if checked.problem.work != Work::Attend {
             return Err("the call has nothing to compute".to_owned());
         }
@@ -49,7 +45,7 @@ impl Sequences {
         // Outputs are compared with one another, not with those of the file.
         case.expect = Expect::Ok;
         case.expect_rule = None;
-        (case.attention_out, case.softmax_lse) = (None, None);
+        case.expected.clear();
         Ok(Self {
             case,
             layout,
@@ -58,7 +54,7 @@ impl Sequences {
         })
     }
 
-    pub(super) fn case(&self) -> &Case {
+    pub(super) fn case(&self) -> &AttentionCase {
         &self.case
     }
 
@@ -81,7 +77,7 @@ impl Sequences {
     ///
     /// # Errors
     /// The part of the case that cannot be taken apart.
-    pub(super) fn select(&self, order: &[usize]) -> Result<Case, String> {
+    pub(super) fn select(&self, order: &[usize]) -> Result<AttentionCase, String> {
         self.mask_can_be_cut()?;
         let mut case = self.case.clone();
         let arguments = &self.case.arguments;

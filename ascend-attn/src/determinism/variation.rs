@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ascend_attention::case::Case;
+use ascend_attention::case::AttentionCase;
 use ascend_attention::spec::Target;
 
 use super::chunks::chunk;
@@ -39,7 +39,7 @@ pub(super) enum Call {
 
 /// A call on some of the original's rows.
 pub(super) struct Piece {
-    pub(super) case: Case,
+    pub(super) case: AttentionCase,
     /// For each sequence of the call, the original's sequence and the range of its rows.
     pub(super) rows: Vec<(usize, Range<usize>)>,
 }

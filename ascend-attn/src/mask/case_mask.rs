@@ -6,7 +6,6 @@ use ascend_attention::Machine;
 use ascend_attention::case::{Case, Parameter};
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::spec::attention_problem::Padding;
-use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Soc, Target};
 
 use super::formula::Formula;
@@ -15,14 +14,13 @@ use crate::Stop;
 
 /// Title and formula of one sequence of a case, and how many it has.
 pub(super) fn read(file: &Path, sequence: usize) -> Result<(String, Formula, usize), Stop> {
-    let case = Case::read(file).map_err(|error| trouble(file, &error))?;
+    let case = Case::read(file).and_then(Case::attention);
+    let case = case.map_err(|error| trouble(file, &error))?;
     let description = case.describe();
     let call = description.call();
-    let target = case.target(Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN));
-    let at_least = case.op_version.unwrap_or(Version::V1);
-    let checked = call
-        .check(Version::oldest_on(&call, at_least, target), target)
-        .map_err(|error| trouble(file, &error))?;
+    let otherwise = Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN);
+    let checked = case.checked(&call, otherwise);
+    let checked = checked.map_err(|error| trouble(file, &error))?;
     let problem = &checked.problem;
     if sequence >= problem.batch {
         return Err(trouble(

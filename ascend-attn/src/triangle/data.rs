@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use ascend_attention::Machine;
-use ascend_attention::case::{self, AnyCase, Case, CaseError, CaseTensor};
+use ascend_attention::case::{self, AttentionCase, Case, CaseError, CaseTensor};
 use ascend_attention::spec::attention_problem::{Padding, Rows, Work};
-use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{DType, Soc, Target};
 use ascend_serving::AttentionShape;
 use clap::ValueEnum;
@@ -80,16 +79,10 @@ impl Data {
     /// it.
     pub(super) fn read(file: &Path, sequence: Option<usize>) -> Result<Self, String> {
         let say = |what: String| format!("{}: {what}", file.display());
-        let read = case::read_file(file, MOST_BYTES).and_then(|bytes| AnyCase::from_bytes(&bytes));
-        match read {
-            Ok(AnyCase::Attention(case)) => {
-                return of_case(&case, sequence.unwrap_or(0)).map_err(say);
-            }
-            Ok(other) => {
-                let operator = match &other {
-                    AnyCase::Operator(case) => case.operator().name(),
-                    _ => "another operator",
-                };
+        let read = case::read_file(file, MOST_BYTES).and_then(|bytes| Case::from_bytes(&bytes));
+        match read.and_then(Case::attention) {
+            Ok(case) => return of_case(&case, sequence.unwrap_or(0)).map_err(say),
+            Err(CaseError::OtherOp(operator)) => {
                 return Err(say(format!(
                     "a case of {operator}; only those of FusedInferAttentionScore are taken"
                 )));
@@ -150,13 +143,13 @@ fn half(tensor: &CaseTensor) -> Option<Half> {
 }
 
 /// The numbers of one sequence of a case, if it is a dense causal prompt.
-fn of_case(case: &Case, sequence: usize) -> Result<Data, String> {
+fn of_case(case: &AttentionCase, sequence: usize) -> Result<Data, String> {
     let description = case.describe();
     let call = description.call();
-    let target = case.target(Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN));
-    let at_least = case.op_version.unwrap_or(Version::V1);
-    let version = Version::oldest_on(&call, at_least, target);
-    let checked = call.check(version, target).map_err(|why| why.to_string())?;
+    let otherwise = Target::new(Soc::AtlasA2, Machine::DEFAULT_CANN);
+    let checked = case
+        .checked(&call, otherwise)
+        .map_err(|why| why.to_string())?;
     let problem = &checked.problem;
     let layout = checked.layout;
     let wanted = "a dense causal prompt of the layers is wanted: as many queries as keys, 16 bits, no cache, prefix, \

@@ -5,13 +5,13 @@ use ascend_trianglemix::{LayerComparison, LayerSample, PartSums, SampleMeasure, 
 
 use super::Stop;
 use super::data::{Data, Half};
-use crate::platform::Platform;
+use crate::platform::DeviceReport;
 
 /// The measurements of the runs.
 pub(super) struct Measured {
     pub(super) layers: LayerComparison,
     /// The platform that ran them.
-    pub(super) platform: Platform,
+    pub(super) platform: DeviceReport,
     /// The share of the attention in each part.
     pub(super) mass: Option<PartSums>,
 }
@@ -42,7 +42,7 @@ pub(super) fn measure(
     let parts = || sample.parts(prefill.sizes, SampleMeasure::AttentionMass);
     Ok(Measured {
         layers,
-        platform: Platform::of(stream),
+        platform: DeviceReport::of(stream),
         mass: mass.then(parts).transpose()?,
     })
 }

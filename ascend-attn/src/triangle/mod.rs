@@ -173,7 +173,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         When::Never => Err("--measure never".to_owned()),
         when => {
             let runtime = arguments.backend.runtime()?;
-            let npu = runtime.backend() == ascend_attention::Backend::Npu;
+            let npu = runtime.platform() == ascend_attention::Platform::Npu;
             let flops = forecast.dense_flops();
             if when == When::Auto && !npu && flops > PATIENCE {
                 Err(format!(

@@ -1,13 +1,13 @@
 //! The findings as text and as JSON.
 
-use ascend_attention::Backend;
+use ascend_attention::Platform;
 use ascend_attention::spec::geometry::BlockCounts;
 use ascend_trianglemix::{PresetSource, TrianglePreset};
 use serde_json::{Value, json};
 
 use super::Findings;
 use super::measure::Measured;
-use crate::platform::Platform;
+use crate::platform::DeviceReport;
 
 /// The lines of the text form.
 pub(super) fn text(of: &Findings) -> Vec<String> {
@@ -121,10 +121,10 @@ fn source(model: &TrianglePreset) -> &'static str {
 
 /// The platform of the times: those of the emulation do not predict the times of the chip whose name it has.
 fn on(measured: &Measured) -> String {
-    let Platform { backend, soc, .. } = &measured.platform;
-    match backend {
-        Backend::Npu => format!("{soc}, an NPU"),
-        Backend::Emulated => format!("this machine's CPU, by the emulation of {soc}"),
+    let DeviceReport { platform, soc, .. } = &measured.platform;
+    match platform {
+        Platform::Npu => format!("{soc}, an NPU"),
+        Platform::Emulated => format!("this machine's CPU, by the emulation of {soc}"),
         other => format!("{soc}, by {other}"),
     }
 }

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::case::{
-    AnyCase, Case, Expect, MaskKind, Parameter, ParameterCase, RECORD_VARIABLE, Recorded,
+    AttentionCase, Case, Expect, MaskKind, Parameter, ParameterCase, RECORD_VARIABLE, Recorded,
     Tolerance, Verdict, record_calls,
 };
 use ascend_attention::prompt::PromptFlashAttention;
-use ascend_attention::spec::ops::fused_infer_attention_score::Version;
+use ascend_attention::spec::declared::DeclaredOperator;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{
     CausalOrigin, Error, FusedInferAttention, Layout, Machine, Mask, Output, Plan, Result, Runtime,
@@ -87,7 +87,7 @@ fn a_live_paged_call_is_recorded_with_the_blocks_it_reads_and_replays_to_the_sam
     let paged = Paged::new(&stream);
     let plan = paged.plan();
     let output: Output<f16> = plan.launch(&stream, paged.inputs()).unwrap();
-    let case = Case::record(&stream, &plan, paged.inputs()).unwrap();
+    let case = AttentionCase::record(&stream, &plan, paged.inputs()).unwrap();
     assert_eq!(
         (
             case.arguments.key[0].shape(),
@@ -102,7 +102,7 @@ fn a_live_paged_call_is_recorded_with_the_blocks_it_reads_and_replays_to_the_sam
         .map(|&entry| i32::from_le_bytes(entry))
         .collect();
     assert_eq!(table, [0, 1, 2, 0, 3, 0]);
-    assert_eq!(case.attention_out, None);
+    assert_eq!(case.expected, []);
     assert_eq!(case.launch(&stream).unwrap().verdict, Verdict::Computed);
 
     let case = case.expecting(&stream, &output, EQUAL).unwrap();
@@ -111,7 +111,7 @@ fn a_live_paged_call_is_recorded_with_the_blocks_it_reads_and_replays_to_the_sam
     assert_eq!(outcome.comparisons.len(), 2);
     let folder = tempfile::tempdir().unwrap();
     for number in 1..=3 {
-        let written = Recorded::Case(Box::new(case.clone()))
+        let written = Recorded::Case(Box::new(case.clone().into()))
             .write_into(folder.path())
             .unwrap();
         assert!(
@@ -133,7 +133,7 @@ fn the_mask_of_a_plan_is_recorded_as_the_one_that_a_reader_makes() {
     let plan = harness::Sample::attention(stream.device())
         .plan((&query, &key, &value))
         .unwrap();
-    let case = Case::record(&stream, &plan, Inputs::new(&query, &key, &value)).unwrap();
+    let case = AttentionCase::record(&stream, &plan, Inputs::new(&query, &key, &value)).unwrap();
     assert_eq!(case.mask, MaskKind::Compressed);
     let masks = stream.device().masks();
     let dense = masks.causal_matrix(
@@ -151,7 +151,7 @@ fn the_mask_of_a_plan_is_recorded_as_the_one_that_a_reader_makes() {
         .plan((&query, &key, &value))
         .unwrap();
     let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
-    let case = Case::record(&stream, &plan, Inputs::new(&query, &key, &value)).unwrap();
+    let case = AttentionCase::record(&stream, &plan, Inputs::new(&query, &key, &value)).unwrap();
     assert_eq!(case.mask, MaskKind::Tensor);
     let case = case.expecting(&stream, &output, EQUAL).unwrap();
     assert_eq!(case.launch(&stream).unwrap().verdict, Verdict::Passed);
@@ -169,7 +169,7 @@ fn the_mask_of_a_plan_on_ascend_950_is_recorded_by_its_name_too() {
         .plan((&query, &key, &value))
         .unwrap();
     let output = plan.launch(&stream, (&query, &key, &value)).unwrap();
-    let case = Case::record(&stream, &plan, Inputs::new(&query, &key, &value)).unwrap();
+    let case = AttentionCase::record(&stream, &plan, Inputs::new(&query, &key, &value)).unwrap();
     assert_eq!(case.mask, MaskKind::Compressed);
     assert_eq!(case.tensor(Parameter::AttenMask), None);
     let case = case.expecting(&stream, &output, EQUAL).unwrap();
@@ -205,6 +205,15 @@ fn step(
     layers.collect()
 }
 
+/// The cases of FusedInferAttentionScore among the calls; there are `count` of them.
+fn attention_of(calls: &[Recorded], count: usize) -> Vec<&Case> {
+    let cases = calls.iter().filter_map(Recorded::case);
+    let operator = DeclaredOperator::FusedInferAttentionScore;
+    let cases: Vec<_> = cases.filter(|case| case.operator() == operator).collect();
+    assert_eq!(cases.len(), count, "{calls:?}");
+    cases
+}
+
 #[test]
 fn the_calls_of_an_engines_step_are_recorded_as_they_are_launched() {
     let Some(stream) = harness::stream_of(Cann::V8_1) else {
@@ -213,29 +222,31 @@ fn the_calls_of_an_engines_step_are_recorded_as_they_are_launched() {
     let backends = || Backends::none().with(PagedDecode).with(Fused);
     let (outputs, calls) = record_calls(EQUAL, || step(&stream, 64, backends()));
     assert!(outputs.iter().all(|output| output.is_ok()));
-    assert_eq!(calls.len(), 2, "{calls:?}");
+    // New keys and values go into the cache before each layer's attention.
+    assert_eq!(calls.len(), 4, "{calls:?}");
     let folder = tempfile::tempdir().unwrap();
     for call in &calls {
-        let case = call.case().unwrap();
-        assert_eq!(case.arguments.key[0].shape()[0], 2, "two of eight blocks");
-        assert!(case.attention_out.is_some());
         call.write_into(folder.path()).unwrap();
+    }
+    for case in attention_of(&calls, 2) {
+        assert_eq!(
+            case.arguments.tensors("key")[0].shape()[0],
+            2,
+            "two of eight blocks"
+        );
+        assert_eq!(case.expected.len(), 1);
     }
     let (code, said) = replayed(folder.path());
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.ends_with("2 passed, 0 failed\n"), "{said}");
+    assert!(said.ends_with("4 passed, 0 failed\n"), "{said}");
 
     // What one backend refuses and the next serves is no failure; what none serves is.
     let (outputs, calls) = record_calls(EQUAL, || {
         step(&stream, 48, Backends::none().with(Fused).with(PagedDecode))
     });
     assert!(outputs.iter().all(|output| output.is_ok()));
-    assert_eq!(calls.len(), 2, "{calls:?}");
-    assert!(
-        calls
-            .iter()
-            .all(|call| call.case().unwrap().expect == Expect::Ok)
-    );
+    let cases = attention_of(&calls, 2);
+    assert!(cases.iter().all(|case| case.expect == Expect::Ok));
     let (outputs, calls) = record_calls(EQUAL, || step(&stream, 48, Backends::none().with(Fused)));
     assert!(
         outputs
@@ -243,9 +254,7 @@ fn the_calls_of_an_engines_step_are_recorded_as_they_are_launched() {
             .all(|output| matches!(output, Err(ascend_serving::Error::NoBackend { .. }))),
         "{outputs:?}"
     );
-    assert_eq!(calls.len(), 2, "{calls:?}");
-    for call in &calls {
-        let case = call.case().unwrap();
+    for case in attention_of(&calls, 2) {
         assert!(matches!(case.expect, Expect::Reject { .. }), "{case:?}");
         assert_eq!(case.launch(&stream).unwrap().verdict, Verdict::Passed);
     }
@@ -374,8 +383,8 @@ fn refused_and_failing_calls_are_written_into_the_folder_of_the_variable() {
     );
     // The other two are right as calls: what went wrong is in their notes.
     assert!(said.ends_with("2 passed, 0 failed, 2 computed\n"), "{said}");
-    let prompt = AnyCase::read(folder.join("call-004.safetensors")).unwrap();
-    assert!(matches!(&prompt, AnyCase::Operator(case) if case.name == "prompt.prefill_rules"));
+    let prompt = Case::read(folder.join("call-004.safetensors")).unwrap();
+    assert_eq!(prompt.name, "prompt.prefill_rules");
     let note = |name: &str| Case::read(folder.join(name)).unwrap().note;
     assert!(
         note("call-002.safetensors").contains("key"),
@@ -443,11 +452,11 @@ fn a_full_folder_takes_no_more_and_loses_nothing() {
 fn a_recorded_call_keeps_its_target_its_version_and_its_rule() {
     let stream = harness::stream();
     let paged = Paged::new(&stream);
-    let case = Case::record(&stream, &paged.plan(), paged.inputs()).unwrap();
+    let case = AttentionCase::record(&stream, &paged.plan(), paged.inputs()).unwrap();
     let device = stream.device();
     assert_eq!(case.soc_name.as_deref(), Some(device.soc_name()));
     assert_eq!(case.cann, Some(device.target().unwrap().cann));
-    assert_eq!(case.op_version, Some(Version::V1));
+    assert_eq!(case.op_version, Some(1));
 
     let query = stream
         .upload(&halves(1, 2 * 2 * 96), [2, 2, 1, 96])
@@ -494,8 +503,8 @@ fn of_an_output_with_nan_nothing_is_expected_and_the_note_says_so() {
     let call = FusedInferAttention::new(Layout::Bnsd).heads(1).scale(0.125);
     let plan = call.plan((&nan, &nan, &nan)).unwrap();
     let (output, calls) = record_calls(EQUAL, || plan.launch(&stream, (&nan, &nan, &nan)));
-    let case = calls[0].case().unwrap();
-    assert_eq!(case.attention_out, None);
+    let case = calls[0].case().unwrap().clone().attention().unwrap();
+    assert_eq!(case.expected, []);
     assert!(
         case.note.contains("64 NaN in attention_out"),
         "{}",

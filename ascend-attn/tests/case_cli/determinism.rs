@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Output;
 
-use ascend_attention::case::{Case, CaseTensor, Expect, Parameter};
+use ascend_attention::case::{AttentionCase, CaseTensor, Expect, Parameter};
 use ascend_attention::f16;
 use serde_json::Value;
 
@@ -85,7 +85,7 @@ fn every_way_computes_the_same_attention() {
 
 /// Two sequences of four rows and 40 keys, causal from the right, BNSD of FLOAT16.
 fn causal(folder: &Path) -> String {
-    let mut case = Case::new("causal");
+    let mut case = AttentionCase::new("causal", Default::default());
     case.arguments.input_layout = "BNSD".to_owned();
     case.arguments.num_heads = 2;
     case.arguments.scale = 0.25;

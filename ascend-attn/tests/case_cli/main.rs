@@ -20,7 +20,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use ascend_attention::case::{Case, CaseTensor, Expect, MaskKind, Parameter};
+use ascend_attention::case::{AttentionCase, Case, CaseTensor, Expect, MaskKind, Parameter};
 use ascend_attention::f16;
 use serde_json::Value;
 
@@ -65,14 +65,14 @@ fn last_line(output: &Output) -> &str {
     text(&output.stdout).lines().last().unwrap_or_default()
 }
 
-fn write(folder: &Path, name: &str, case: &Case) -> String {
+fn write(folder: &Path, name: &str, case: &AttentionCase) -> String {
     let path = folder.join(name);
     case.write(&path).unwrap();
     path.to_str().unwrap().to_owned()
 }
 
-fn small() -> Case {
-    Case::read(vectors("numeric/059_head_dim_16.safetensors")).unwrap()
+fn small() -> AttentionCase {
+    case_files::read(vectors("numeric/059_head_dim_16.safetensors")).unwrap()
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn cases_of_other_operators_pass_and_are_written_again() {
 fn one_wrong_number_fails() {
     let folder = tempfile::tempdir().unwrap();
     let mut case = small();
-    let expected = case.attention_out.as_mut().unwrap().bytes_mut();
+    let expected = case.expected[0].1.bytes_mut();
     expected[40..44].copy_from_slice(&7.5f32.to_le_bytes());
     case.note = "layer 3 of\ta step".to_owned();
     let bad = write(folder.path(), "bad.safetensors", &case);
@@ -256,7 +256,7 @@ fn a_case_that_another_rule_refuses_than_recorded_fails() {
 fn nan_is_not_written_as_an_expected_output() {
     let folder = tempfile::tempdir().unwrap();
     let mut case = small();
-    case.attention_out = None;
+    case.expected.clear();
     let query = case.tensor(Parameter::Query).unwrap().clone();
     let mut bytes = query.bytes().to_vec();
     bytes[..2].copy_from_slice(&f16::NAN.to_le_bytes());
@@ -279,7 +279,7 @@ fn a_lint_is_named_and_does_not_stop_a_case() {
     case.arguments.sparse_mode = 0;
     case.mask = MaskKind::None;
     case.arguments.pre_tokens = 5;
-    case.attention_out = None;
+    case.expected.clear();
     let path = write(folder.path(), "window.safetensors", &case);
     let output = emulated(&[&path]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
@@ -299,7 +299,7 @@ fn a_lint_is_named_and_does_not_stop_a_case() {
 fn json_has_an_object_for_each_case_and_a_summary() {
     let folder = tempfile::tempdir().unwrap();
     let mut bad = small();
-    let expected = bad.attention_out.as_mut().unwrap().bytes_mut();
+    let expected = bad.expected[0].1.bytes_mut();
     expected[..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
     let bad = write(folder.path(), "bad.safetensors", &bad);
     let good = vectors("numeric/059_head_dim_16.safetensors");
@@ -342,7 +342,8 @@ fn json_has_an_object_for_each_case_and_a_summary() {
 fn written_outputs_are_cases_again() {
     let folder = tempfile::tempdir().unwrap();
     let mut bare = small();
-    (bare.attention_out, bare.tolerance) = (None, None);
+    bare.expected.clear();
+    bare.tolerance = None;
     let input = write(folder.path(), "bare.safetensors", &bare);
     let lse = vectors("numeric/035_decode_mqa_lse.safetensors");
     let out = folder.path().join("new/folder");
@@ -362,7 +363,7 @@ fn written_outputs_are_cases_again() {
     );
 
     let written = Case::read(out.join("035_decode_mqa_lse.safetensors")).unwrap();
-    assert!(written.attention_out.is_some() && written.softmax_lse.is_some());
+    assert_eq!(written.expected.len(), 2);
     let again = emulated(&[out.to_str().unwrap()]);
     assert_eq!(again.status.code(), Some(0), "{}", text(&again.stdout));
     assert_eq!(last_line(&again), "2 passed, 0 failed");
@@ -376,7 +377,7 @@ fn written_outputs_are_cases_again() {
         "{}",
         text(&over.stderr)
     );
-    assert_eq!(Case::read(&input).unwrap(), bare);
+    assert_eq!(case_files::read(&input).unwrap(), bare);
     // Nor through a link, nor into a pipe, which waits for a reader.
     let name = "bare.safetensors";
     let links = folder.path().join("links");
@@ -394,7 +395,7 @@ fn written_outputs_are_cases_again() {
         assert!(make(&links.join(name)));
         let output = emulated(&["--out", links.to_str().unwrap(), &input]);
         assert_eq!(output.status.code(), Some(code), "{}", text(&output.stdout));
-        assert_eq!(Case::read(&input).unwrap(), bare);
+        assert_eq!(case_files::read(&input).unwrap(), bare);
         assert_eq!(fs::read_dir(&links).unwrap().count(), 1);
         fs::remove_dir_all(&links).unwrap();
     }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use ascend_attention::DType;
-use ascend_attention::case::{Case, CaseTensor, MaskKind, Parameter};
+use ascend_attention::case::{AttentionCase, CaseTensor, MaskKind, Parameter};
 use serde_json::{Value, json};
 
 fn triangle(arguments: &[&str]) -> std::process::Output {
@@ -269,8 +269,8 @@ fn command_lines_and_data_that_do_not_fit_are_refused() {
 }
 
 /// Two causal prompts of which the second is as long as the tensors, in a layout.
-fn prompts(layout: &str) -> Case {
-    let mut case = Case::new(layout);
+fn prompts(layout: &str) -> AttentionCase {
+    let mut case = AttentionCase::new(layout, Default::default());
     let (heads, tokens, dim) = (2usize, [5usize, 9], 64usize);
     let shape = match layout {
         "BSH" => vec![2, tokens[1], heads * dim],
@@ -322,7 +322,7 @@ fn a_sequence_of_a_case_is_taken_in_its_layout() {
     // BSH and TND hold the first sequence's rows alike.
     assert_eq!(of("BSH", &[]).1, of("TND", &[]).1);
 
-    let at = |case: &Case, why: &str| {
+    let at = |case: &AttentionCase, why: &str| {
         let file = write(folder.path(), "other.safetensors", case);
         refused(&["--data", &file, "--layers", "2"], why);
         refused(&["--data", &file, "--layers", "2"], "other.safetensors: ");

@@ -3,15 +3,20 @@
 use crate::computed::{DIM, HEADS, QUERIES, element};
 use crate::{command, compile, emu_libs, lay_out, library, repository, succeed};
 use ascend_attention::Runtime;
-use ascend_attention::case::{Case, Expect, Parameter, Verdict};
+use ascend_attention::case::{AttentionCase, Case, Expect, Parameter, Verdict};
 use std::path::{Path, PathBuf};
 
+/// The case in a file.
+fn read(file: &Path) -> AttentionCase {
+    Case::read(file).unwrap().attention().unwrap()
+}
+
 /// The cases in a folder by their files' names.
-fn recorded(folder: &Path) -> Vec<Case> {
+fn recorded(folder: &Path) -> Vec<AttentionCase> {
     let files = std::fs::read_dir(folder).unwrap();
     let mut files: Vec<PathBuf> = files.map(|entry| entry.unwrap().path()).collect();
     files.sort();
-    files.iter().map(|file| Case::read(file).unwrap()).collect()
+    files.iter().map(|file| read(file)).collect()
 }
 
 #[test]
@@ -37,7 +42,7 @@ fn a_c_program_s_attention_calls_are_recorded_and_replayed() {
     let query = ran.tensor(Parameter::Query).unwrap().to_f32().unwrap();
     let made = (0..HEADS * QUERIES * DIM).map(|index| element(1, index) as f32);
     assert!(made.eq(query));
-    assert!(ran.attention_out.is_some() && ran.softmax_lse.is_some());
+    assert_eq!(ran.expected.len(), 2);
 
     let stream = Runtime::emulated()
         .unwrap()
@@ -55,7 +60,7 @@ fn a_c_program_s_attention_calls_are_recorded_and_replayed() {
     }
     // Other outputs than those would not pass.
     let mut wrong = ran.clone();
-    wrong.attention_out.as_mut().unwrap().bytes_mut()[2] ^= 0x7f;
+    wrong.expected[0].1.bytes_mut()[2] ^= 0x7f;
     let verdict = wrong.launch(&stream).unwrap().verdict;
     assert!(matches!(verdict, Verdict::Failed { .. }), "{verdict:?}");
 }
@@ -75,7 +80,7 @@ fn a_folder_that_cannot_be_written_is_told_once_and_fails_no_call() {
 }
 
 /// The golden cases that stand in the repository.
-fn golden() -> Vec<(PathBuf, Case)> {
+fn golden() -> Vec<(PathBuf, AttentionCase)> {
     let mut found = Vec::new();
     for folder in ["numeric", "quantised", "real"] {
         let folder = repository().join("tests/vectors").join(folder);
@@ -85,7 +90,7 @@ fn golden() -> Vec<(PathBuf, Case)> {
                 .extension()
                 .is_some_and(|extension| extension == "safetensors")
             {
-                found.push((path.clone(), Case::read(&path).unwrap()));
+                found.push((path.clone(), read(&path)));
             }
         }
     }
@@ -132,7 +137,7 @@ fn golden_cases_are_recorded_as_they_were_called() {
         .lines()
         .filter_map(|line| line.rsplit_once("ran ")?.1.strip_suffix(" true"))
         .collect();
-    let golden: Vec<Case> = golden()
+    let golden: Vec<AttentionCase> = golden()
         .into_iter()
         .filter(|(path, _)| passed.contains(&path.to_str().unwrap()))
         .map(|(_, case)| case)
@@ -149,7 +154,7 @@ fn golden_cases_are_recorded_as_they_were_called() {
     let mut smaller = 0;
     for (golden, call) in golden.iter().zip(&calls) {
         let name = &golden.name;
-        let attributes = |case: &Case| {
+        let attributes = |case: &AttentionCase| {
             let of = &case.arguments;
             (
                 of.input_layout.clone(),
@@ -178,8 +183,7 @@ fn golden_cases_are_recorded_as_they_were_called() {
         assert_eq!(outcome.verdict, Verdict::Passed, "{name}");
         // The outputs are those of the golden case too.
         let mut judged = call.clone();
-        (judged.attention_out, judged.softmax_lse) =
-            (golden.attention_out.clone(), golden.softmax_lse.clone());
+        judged.expected.clone_from(&golden.expected);
         (judged.tolerance, judged.rms_rtol) = (golden.tolerance, golden.rms_rtol);
         assert_eq!(
             judged.launch(&stream).unwrap().verdict,

@@ -108,7 +108,7 @@ fn serve(
 ) -> Result<Vec<Request>, Box<dyn Error>> {
     let runtime = Runtime::auto()?;
     let stream = runtime.device(0)?.stream()?;
-    println!("{} on {}", stream.device().soc_name(), runtime.backend());
+    println!("{} on {}", stream.device().soc_name(), runtime.platform());
     let mut engine = Engine::new(model, &stream, limits)?;
     let asked = requests.len();
     let mut scheduler = Scheduler::new(requests);

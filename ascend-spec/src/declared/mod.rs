@@ -14,8 +14,7 @@ use crate::{Dims, OperatorVersion, Target, TensorDesc, Violation};
 /// Makes [`DeclaredOperator`] and [`AnyArguments`] from the list of operators.
 macro_rules! declared_operators {
     (
-        cases { $($variant:ident: $module:ident, $name:literal, $page:expr;)* }
-        others $others:tt
+        $($variant:ident: $module:ident, $name:literal, $page:expr;)*
     ) => {
         /// An operator whose arguments are declared.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,6 +39,14 @@ macro_rules! declared_operators {
             pub const fn page(self) -> Option<&'static str> {
                 match self {
                     $(Self::$variant => $page,)*
+                }
+            }
+
+            /// Whether a call leaves elements of the tensors that it updates in place as they were, so that what they
+            /// hold afterwards depends on what they held before.
+            pub const fn keeps_elements(self) -> bool {
+                match self {
+                    $(Self::$variant => crate::ops::$module::$variant::KEEPS_ELEMENTS,)*
                 }
             }
 
@@ -205,13 +212,13 @@ macro_rules! declared_operators {
                 }
             }
 
-            /// The version, counted from 1, that the call is checked for: the oldest that computes with every
-            /// argument given and that the product has in the release. Where there is none, this is a version that
-            /// the check refuses.
-            pub fn oldest_on(&self, target: Target) -> u8 {
+            /// The version, counted from 1, that the call is checked for: the oldest from `at_least` on that computes
+            /// with every argument given and that the product has in the release. Where there is none, this is a
+            /// version that the check refuses.
+            pub fn oldest_on(&self, at_least: u8, target: Target) -> u8 {
                 match self {
                     $(Self::$variant(arguments) => {
-                        let version = crate::ops::$module::$variant::oldest_on(arguments, target);
+                        let version = crate::ops::$module::$variant::oldest_on(arguments, at_least, target);
                         version.map_or(1, |version| version.number())
                     })*
                 }

@@ -6,34 +6,29 @@ pub mod flash_attention_score;
 pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
 pub mod incre_flash_attention;
-mod inference_attention;
+pub mod inference_attention;
 pub mod prompt_flash_attention;
 pub mod ring_attention_update;
 pub mod rms_norm;
 pub mod scatter_pa_kv_cache;
 
-/// Passes the list of all operators to a macro. A line names the type that stands for the operator and the module it
-/// is in; for operators whose calls case files can hold, also the operator's name there, and the page of the book
-/// with its tables.
+/// Passes the list of all operators to a macro. A line names the type that stands for the operator, the module it is
+/// in, the operator's name in case files, and the page of the book with its tables.
 macro_rules! for_each_operator {
     ($then:ident) => {
         $then! {
-            cases {
-                FusedInferAttentionScore: fused_infer_attention_score, "fused_infer_attention_score", None;
-                FlashAttentionScore: flash_attention_score, "flash_attention_score", Some("flash-attention-score");
-                FlashAttentionVarlenScore: flash_attention_score,
-                    "flash_attention_varlen_score", Some("flash-attention-score");
-                RingAttentionUpdate: ring_attention_update, "ring_attention_update", Some("ring-attention-update");
-                PromptFlashAttention: prompt_flash_attention, "prompt_flash_attention", Some("prompt-flash-attention");
-                IncreFlashAttention: incre_flash_attention, "incre_flash_attention", Some("incre-flash-attention");
-                GatherPaKvCache: gather_pa_kv_cache, "gather_pa_kv_cache", Some("gather-pa-kv-cache");
-            }
-            others {
-                ScatterPaKvCache: scatter_pa_kv_cache;
-                AttentionUpdate: attention_update;
-                BatchMatMul: batch_mat_mul;
-                RmsNorm: rms_norm;
-            }
+            FusedInferAttentionScore: fused_infer_attention_score, "fused_infer_attention_score", None;
+            FlashAttentionScore: flash_attention_score, "flash_attention_score", Some("flash-attention-score");
+            FlashAttentionVarlenScore: flash_attention_score,
+                "flash_attention_varlen_score", Some("flash-attention-score");
+            RingAttentionUpdate: ring_attention_update, "ring_attention_update", Some("ring-attention-update");
+            PromptFlashAttention: prompt_flash_attention, "prompt_flash_attention", Some("prompt-flash-attention");
+            IncreFlashAttention: incre_flash_attention, "incre_flash_attention", Some("incre-flash-attention");
+            GatherPaKvCache: gather_pa_kv_cache, "gather_pa_kv_cache", Some("gather-pa-kv-cache");
+            ScatterPaKvCache: scatter_pa_kv_cache, "scatter_pa_kv_cache", Some("scatter-pa-kv-cache");
+            AttentionUpdate: attention_update, "attention_update", Some("attention-update");
+            BatchMatMul: batch_mat_mul, "batch_mat_mul", Some("batch-mat-mul");
+            RmsNorm: rms_norm, "rms_norm", Some("rms-norm");
         }
     };
 }

@@ -4,7 +4,7 @@
 
 use crate::Cann::{V8_1, V9_0};
 use crate::DType::{Bf16, Float, Float16};
-use crate::contract::DescribedOperator;
+use crate::contract::{CallContract, DescribedOperator, each_lint};
 use crate::operator::{OperatorVersion, versions};
 use crate::rule::{require, rules};
 use crate::{DType, Dims, Format, Rule, Soc, Target, TensorDesc, Violation};
@@ -96,6 +96,31 @@ impl DescribedOperator for RmsNorm {
 
     fn rules() -> impl Iterator<Item = &'static Rule> {
         RULES.iter().copied()
+    }
+}
+
+impl CallContract for RmsNorm {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn check(
+        arguments: &Self::Arguments,
+        _: Version,
+        target: Target,
+        report: &mut dyn FnMut(Violation),
+    ) -> Result<(), Violation> {
+        let call = arguments.call();
+        call.check(target.soc)?;
+        each_lint(|allowed| call.lint(target.soc, allowed), report);
+        Ok(())
+    }
+
+    fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
+        let (Some(x), Some(gamma)) = (arguments.x, arguments.gamma) else {
+            return;
+        };
+        let rstd = RmsNormCall::rstd_shape(&x.shape, &gamma.shape);
+        arguments.y = (arguments.y).or(Some(TensorDesc::packed(x.dtype, x.shape)));
+        arguments.rstd = (arguments.rstd).or(Some(TensorDesc::packed(Float, rstd)));
     }
 }
 

@@ -29,10 +29,10 @@ impl Blocks {
         let mut renumbered = Vec::with_capacity(table.len());
         for (b, row) in table.chunks(columns.max(1)).enumerate() {
             let reached = reached(arguments, b).unwrap_or(columns);
-            for (at, &entry) in row.iter().enumerate() {
+            for (column, &entry) in row.iter().enumerate() {
                 let block = usize::try_from(entry).ok().filter(|&block| block < blocks);
                 renumbered.push(match block {
-                    _ if at >= reached => 0,
+                    _ if column >= reached => 0,
                     None => entry,
                     Some(block) => *numbers.entry(block).or_insert_with(|| {
                         read.push(block);
@@ -108,7 +108,7 @@ mod tests {
         };
         let table = [4, 1, 9, 1, 77, 9, 3, 3, 3];
         let blocks = |arguments: &Arguments<TensorDesc>| Blocks::new(&table, 3, 10, arguments);
-        let read = |of: &Arguments<TensorDesc>| (blocks(of).read, blocks(of).table);
+        let read = |call: &Arguments<TensorDesc>| (blocks(call).read, blocks(call).table);
         let all = vec![0, 1, 2, 1, 77, 2, 3, 3, 3];
         assert_eq!(
             read(&arguments),

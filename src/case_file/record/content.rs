@@ -3,43 +3,57 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::fused_infer_attention_score::{
-    Argument, Arguments, FiaCall, Parameter, Version,
-};
-use ascend_spec::{Cann, CompressedMask, DType, Soc, SparseMode, Target, TensorDesc};
+use ascend_spec::declared::{AnyArgument, AnyArguments};
+use ascend_spec::ops::fused_infer_attention_score::{Arguments, Parameter};
+use ascend_spec::{Cann, CompressedMask, DType, Target, TensorDesc};
 
 use super::blocks::{Blocks, has_blocks};
 use super::too_large;
-use crate::case_file::{Case, CaseTensor, MaskKind, ParameterCase, Tolerance};
+use crate::case_file::metadata::takes;
+use crate::case_file::{
+    Case, CaseTensor, MaskKind, ParameterCase, Tolerance, compressed_mask, is_input, mask_form,
+};
 use crate::mask::{HostMask, MaskForm};
 
 /// Copies a part of a packed tensor, which begins the given number of bytes after the tensor's first element.
-pub(super) type Read<'a> = dyn Fn(Argument, usize, &mut [u8]) -> Result<(), String> + 'a;
+pub(super) type Read<'a> = dyn Fn(AnyArgument, usize, &mut [u8]) -> Result<(), String> + 'a;
 
-/// A call whose tensors are read by a function, in whatever memory they are.
+/// A call whose tensors are read by functions, in whatever memory they are.
 pub(super) struct Content<'a> {
     /// The chip's name.
     pub(super) soc_name: Option<&'a str>,
     pub(super) target: Option<Target>,
     /// The version that the call goes to or, before one is chosen, the oldest that it may go to.
-    pub(super) version: Version,
+    pub(super) version: u8,
     pub(super) portable_since: Option<Cann>,
-    pub(super) arguments: Arguments<TensorDesc>,
+    pub(super) arguments: AnyArguments<TensorDesc>,
     /// Whether an output has memory to read.
-    pub(super) has_memory: &'a dyn Fn(Parameter) -> bool,
-    pub(super) read: &'a Read<'a>,
+    pub(super) has_memory: &'a dyn Fn(&str) -> bool,
+    /// Reads the tensors as they are before the call.
+    pub(super) before: &'a Read<'a>,
+    /// Reads the tensors as they are after the call.
+    pub(super) after: &'a Read<'a>,
 }
 
 impl Content<'_> {
-    fn inputs(&self) -> impl Iterator<Item = (Argument, &TensorDesc)> {
+    fn inputs(&self) -> impl Iterator<Item = (AnyArgument, &TensorDesc)> {
+        let operator = self.arguments.operator();
         let all = self.arguments.each_tensor();
-        all.filter(|(argument, _)| !argument.is_output())
+        all.filter(move |(argument, _)| is_input(operator, argument.parameter))
     }
 
-    fn outputs(&self) -> impl Iterator<Item = (Argument, &TensorDesc)> {
+    /// The outputs that the call writes; a reserved output without elements is none of them.
+    fn outputs(&self) -> impl Iterator<Item = (AnyArgument, &TensorDesc)> {
         let all = self.arguments.each_tensor();
-        all.filter(|(argument, _)| argument.is_output())
+        all.filter(|(argument, desc)| argument.parameter.kind.is_output() && !desc.is_empty())
+    }
+
+    /// The arguments of FusedInferAttentionScore, if the call is one of it.
+    fn attention(&self) -> Option<&Arguments<TensorDesc>> {
+        match &self.arguments {
+            AnyArguments::FusedInferAttentionScore(arguments) => Some(arguments),
+            _ => None,
+        }
     }
 
     /// Returns the call without data: its shapes, element types and attributes.
@@ -49,32 +63,33 @@ impl Content<'_> {
         accepted: Option<bool>,
         about: &str,
     ) -> ParameterCase {
-        let mut case = ParameterCase::of(AnyArguments::FusedInferAttentionScore(
-            self.arguments.clone(),
-        ));
-        case.id = id.to_owned();
-        case.soc = self.target.map(|target| target.soc);
-        case.release = self.target.map(|target| target.cann);
-        case.version = Some(self.version.number());
-        case.accepted = accepted
-            .map(|accepted| (self.target.map(|target| target.cann), accepted))
-            .into_iter()
-            .collect();
-        case.about = about.to_owned();
-        case
+        let release = self.target.map(|target| target.cann);
+        ParameterCase {
+            id: id.to_owned(),
+            soc: self.target.map(|target| target.soc),
+            release,
+            version: Some(self.version),
+            accepted: accepted
+                .map(|accepted| (release, accepted))
+                .into_iter()
+                .collect(),
+            about: about.to_owned(),
+            ..ParameterCase::of(self.arguments.clone())
+        }
     }
 
-    /// Refuses a call whose outputs no case can hold, with the reason.
-    pub(super) fn admits(&self) -> Result<(), String> {
-        packed(named(self.outputs()))?;
-        let call = self.arguments.call();
-        let given = [call.attention_out, call.softmax_lse];
-        let implied = call.implied_outputs();
-        let shape = |desc: Option<TensorDesc>| desc.map(|desc| desc.shape);
-        if given.map(shape) != [implied.0, implied.1].map(shape) {
-            return Err("its outputs are not those that follow from its inputs".to_owned());
+    /// Refuses a call whose outputs are not those that a case of it implies, with the reason.
+    pub(super) fn admits_outputs(&self, case: &Case) -> Result<(), String> {
+        packed(self.outputs())?;
+        let implied = case.describe();
+        let differs = |(argument, desc): (AnyArgument, &TensorDesc)| {
+            let implied = implied.tensors(argument.parameter.name).first();
+            implied.is_none_or(|implied| (implied.dtype, implied.shape) != (desc.dtype, desc.shape))
+        };
+        match self.outputs().any(differs) {
+            true => Err("its outputs are not those that follow from its inputs".to_owned()),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Returns the call with its data, or the reason why no case can hold them, such as data of more than `room`
@@ -84,48 +99,53 @@ impl Content<'_> {
         room: u64,
         verdict: Option<Cow<'static, str>>,
     ) -> Result<Case, String> {
-        packed(named(self.inputs()))?;
+        packed(self.inputs())?;
         let blocks = self.blocks()?;
         if blocks.is_some() {
             let case = self.with_data(blocks.as_ref(), room)?;
-            if self.verdict(&case.describe().call()) == verdict {
+            if self.case_verdict(&case) == verdict {
                 return Ok(case);
             }
         }
         // A call that is wrong because of blocks that it does not read is wrong with all of them.
         let case = self.with_data(None, room)?;
-        match self.verdict(&case.describe().call()) == verdict {
+        match self.case_verdict(&case) == verdict {
             true => Ok(case),
             false => Err("a case of it would be judged otherwise".to_owned()),
         }
     }
 
-    /// Lets the case of the call expect the current outputs.
+    /// Lets the case of the call expect the current outputs. Outputs of types that cannot be converted to FLOAT are not
+    /// expected.
     pub(super) fn expect_outputs(
         &self,
         case: &mut Case,
         tolerance: Tolerance,
     ) -> Result<(), String> {
-        let outputs = self.outputs();
-        for (argument, desc) in outputs.filter(|(of, _)| (self.has_memory)(of.parameter)) {
-            // Outputs of types that cannot be converted to FLOAT are not expected.
-            let bytes = self.bytes(argument, 0..bytes_of(desc))?;
-            let expected = expectation(argument.name(), desc, bytes, &mut case.note);
-            match argument.parameter {
-                Parameter::SoftmaxLse => case.softmax_lse = expected,
-                _ => case.attention_out = expected,
+        for (argument, desc) in self.outputs() {
+            let name = argument.parameter.name;
+            if !(self.has_memory)(name) {
+                continue;
             }
-            case.tolerance = Some(tolerance);
+            let bytes = read(self.after, argument, 0..bytes_of(desc))?;
+            let expected = expectation(name, desc, bytes, &mut case.note);
+            case.expected
+                .extend(expected.map(|expected| (name, expected)));
         }
-        Ok(())
+        case.tolerance = Some(tolerance).filter(|_| !case.expected.is_empty());
+        self.admits_outputs(case)
     }
 
     /// Makes a case of the call and its data; from a paged cache it copies only `blocks`, if they are known.
     fn with_data(&self, blocks: Option<&Blocks>, room: u64) -> Result<Case, String> {
-        let parts = |of: Parameter| blocks.filter(|_| has_blocks(of, &self.arguments));
+        let parts = |argument: AnyArgument| {
+            let parameter = Parameter::from_name(argument.parameter.name)?;
+            let paged = self.attention()?;
+            blocks.filter(|_| has_blocks(parameter, paged))
+        };
         let bytes = self.inputs().map(|(argument, desc)| {
             let all = bytes_of(desc);
-            match parts(argument.parameter) {
+            match parts(argument) {
                 Some(blocks) => all / axis(desc, 0).max(1) * blocks.read.len(),
                 None => all,
             }
@@ -134,21 +154,19 @@ impl Content<'_> {
         if let Some(why) = too_large(bytes, room) {
             return Err(why);
         }
-        let call = self.arguments.call();
-        let dtype = |desc: Option<TensorDesc>| desc.map(|desc| desc.dtype);
-        let implied = dtype(call.implied_outputs().0);
+        let operator = self.arguments.operator();
         let mut case = Case {
-            arguments: call.attributes(),
             soc_name: self.target.and(self.soc_name).map(str::to_owned),
             cann: self.target.map(|target| target.cann),
             op_version: Some(self.version),
             portable_since: self.portable_since,
-            out_dtype: dtype(call.attention_out).filter(|given| Some(*given) != implied),
-            ..Case::default()
+            ..Case::new("", self.arguments.attributes())
         };
+        let soc = self.target.map(|target| target.soc);
+        let template = compressed_mask(&self.arguments);
         for (argument, desc) in self.inputs() {
-            let parameter = argument.parameter;
-            let (shape, data) = match (parts(parameter), blocks) {
+            let name = argument.parameter.name;
+            let (shape, data) = match (parts(argument), blocks) {
                 (Some(blocks), _) => {
                     let count = i64::try_from(blocks.read.len()).unwrap_or(i64::MAX);
                     (
@@ -156,25 +174,30 @@ impl Content<'_> {
                         self.read_blocks(argument, desc, &blocks.read)?,
                     )
                 }
-                (None, Some(blocks)) if parameter == Parameter::BlockTable => {
+                (None, Some(blocks)) if name == Parameter::BlockTable.name() => {
                     let entries = blocks.table.iter().flat_map(|entry| entry.to_le_bytes());
                     (desc.shape, entries.collect())
                 }
-                _ => (desc.shape, self.bytes(argument, 0..bytes_of(desc))?),
+                _ => (desc.shape, read(self.before, argument, 0..bytes_of(desc))?),
             };
-            if parameter == Parameter::AttenMask
-                && SparseMode::from_acl(self.arguments.sparse_mode)
-                    .is_some_and(SparseMode::takes_compressed_mask)
-                && is_compressed(self.target.map(|target| target.soc), desc, &data)
-            {
-                case.mask = MaskKind::Compressed;
-                continue;
-            }
-            let tensor = CaseTensor::with_dims(desc.dtype, shape, data).map_err(text)?;
-            if parameter == Parameter::AttenMask {
+            if name == "atten_mask" {
+                let form = mask_form(operator, soc);
+                if template.is_some_and(|template| is_template(template, form, desc, &data)) {
+                    case.mask = MaskKind::Compressed;
+                    continue;
+                }
                 case.mask = MaskKind::Tensor;
             }
-            case.arguments.set_tensor(parameter, tensor);
+            let tensor = CaseTensor::with_dims(desc.dtype, shape, data).map_err(text)?;
+            case.arguments.set_tensor(name, tensor).map_err(text)?;
+        }
+        let dtype = |arguments: &AnyArguments<TensorDesc>| {
+            let out = arguments.tensors("attention_out").first();
+            out.map(|out| out.dtype)
+        };
+        let dtype_of_call = dtype(&self.arguments);
+        if takes(operator, "out_dtype") && dtype_of_call != dtype(&case.describe()) {
+            case.out_dtype = dtype_of_call;
         }
         case.writable().map_err(text)?;
         Ok(case)
@@ -183,19 +206,25 @@ impl Content<'_> {
     /// The blocks that a paged call reads; `None` for other calls, and for tensors that are not those of a paged
     /// cache.
     fn blocks(&self) -> Result<Option<Blocks>, String> {
-        let Some(table) = &self.arguments.block_table else {
+        let Some(arguments) = self.attention() else {
             return Ok(None);
         };
-        let mut counts = self
-            .inputs()
-            .filter(|(of, _)| has_blocks(of.parameter, &self.arguments))
+        let Some(table) = &arguments.block_table else {
+            return Ok(None);
+        };
+        let mut counts = (arguments.each_tensor())
+            .filter(|(argument, _)| has_blocks(argument.parameter, arguments))
             .map(|(_, desc)| axis(desc, 0));
         let blocks = counts.next().unwrap_or(0);
         let fits = table.dtype == DType::Int32 && table.shape.rank() == 2;
         if !fits || blocks == 0 || counts.any(|count| count != blocks) {
             return Ok(None);
         }
-        let entries = self.bytes(Parameter::BlockTable.into(), 0..bytes_of(table))?;
+        let argument = AnyArgument {
+            parameter: Parameter::BlockTable.info(),
+            index: 0,
+        };
+        let entries = read(self.before, argument, 0..bytes_of(table))?;
         let (entries, _) = entries.as_chunks::<4>();
         let entries: Vec<i32> = entries
             .iter()
@@ -205,69 +234,79 @@ impl Content<'_> {
             &entries,
             axis(table, 1),
             blocks,
-            &self.arguments,
+            arguments,
         )))
+    }
+
+    /// The verdict on a case of the call. Outputs that its inputs do not imply are those of the call.
+    fn case_verdict(&self, case: &Case) -> Option<Cow<'static, str>> {
+        let mut described = case.describe();
+        for (argument, desc) in self.outputs() {
+            let name = argument.parameter.name;
+            if described.tensors(name).is_empty() {
+                // This cannot fail: the parameter is the operator's own.
+                let _ = described.set_tensor(name, *desc);
+            }
+        }
+        self.verdict(&described)
     }
 
     /// Checks `call` against the contract, for this call's version and target. Returns the rule that refuses it, or
     /// the feature that is not supported; `None` if neither.
-    pub(super) fn verdict(&self, call: &FiaCall<'_>) -> Option<Cow<'static, str>> {
+    pub(super) fn verdict(&self, call: &AnyArguments<TensorDesc>) -> Option<Cow<'static, str>> {
         let target = self.target?;
-        match call.check(Version::oldest_on(call, self.version, target), target) {
-            Ok(_) => None,
+        let version = call.oldest_on(self.version, target);
+        match call.check(version, target, &mut |_| {}) {
+            Ok(()) => None,
             Err(violation) if violation.is_unsupported() => Some(violation.given.into()),
             Err(violation) => Some(violation.rule.id.into()),
         }
     }
 
-    fn bytes(&self, argument: Argument, bytes: Range<usize>) -> Result<Vec<u8>, String> {
-        let mut data = Vec::new();
-        data.try_reserve_exact(bytes.len()).map_err(text)?;
-        data.resize(bytes.len(), 0);
-        (self.read)(argument, bytes.start, &mut data)?;
-        Ok(data)
-    }
-
     /// Reads some entries of a tensor's first axis, in this order.
     fn read_blocks(
         &self,
-        argument: Argument,
+        argument: AnyArgument,
         desc: &TensorDesc,
         read: &[usize],
     ) -> Result<Vec<u8>, String> {
         let block = bytes_of(desc) / axis(desc, 0).max(1);
-        let mut data = Vec::new();
-        let bytes = block.saturating_mul(read.len());
-        data.try_reserve_exact(bytes).map_err(text)?;
-        data.resize(bytes, 0);
+        let mut data = zeros(block.saturating_mul(read.len()))?;
         for (&number, part) in read.iter().zip(data.chunks_exact_mut(block.max(1))) {
-            (self.read)(argument, number.saturating_mul(block), part)?;
+            (self.before)(argument, number.saturating_mul(block), part)?;
         }
         Ok(data)
     }
 }
 
-/// Tensors with their names.
-fn named<'a>(
-    tensors: impl Iterator<Item = (Argument, &'a TensorDesc)>,
-) -> impl Iterator<Item = (&'static str, &'a TensorDesc)> {
-    tensors.map(|(argument, desc)| (argument.name(), desc))
+/// A number of bytes, all 0.
+fn zeros(count: usize) -> Result<Vec<u8>, String> {
+    let mut data = Vec::new();
+    data.try_reserve_exact(count).map_err(text)?;
+    data.resize(count, 0);
+    Ok(data)
+}
+
+fn read(from: &Read<'_>, argument: AnyArgument, bytes: Range<usize>) -> Result<Vec<u8>, String> {
+    let mut data = zeros(bytes.len())?;
+    from(argument, bytes.start, &mut data)?;
+    Ok(data)
 }
 
 /// Refuses tensors that a case cannot describe, such as strided ones.
-pub(super) fn packed<'a>(
-    mut tensors: impl Iterator<Item = (&'static str, &'a TensorDesc)>,
+fn packed<'a>(
+    mut tensors: impl Iterator<Item = (AnyArgument, &'a TensorDesc)>,
 ) -> Result<(), String> {
     let strided = |desc: &TensorDesc| !desc.is_contiguous() || !desc.format.is_plain();
     match tensors.find(|(_, desc)| strided(desc)) {
-        Some((name, desc)) => Err(format!("{name} is not packed: {desc}")),
+        Some((argument, desc)) => Err(format!("{} is not packed: {desc}", argument.parameter.name)),
         None => Ok(()),
     }
 }
 
 /// Returns the computed output that a case expects. An output with NaN, which would mean that elements are not
 /// specified, is not expected, and the case's note reports it.
-pub(super) fn expectation(
+fn expectation(
     name: &'static str,
     desc: &TensorDesc,
     bytes: Vec<u8>,
@@ -299,18 +338,8 @@ pub(crate) fn nans(expected: &CaseTensor) -> usize {
     values.iter().filter(|value| value.is_nan()).count()
 }
 
-/// Whether a mask is the compressed causal mask, which a reader of the case makes by itself.
-fn is_compressed(soc: Option<Soc>, desc: &TensorDesc, bytes: &[u8]) -> bool {
-    is_template(CompressedMask::Causal, MaskForm::made_for(soc), desc, bytes)
-}
-
 /// Whether a mask is a template in this form.
-pub(super) fn is_template(
-    template: CompressedMask,
-    form: MaskForm,
-    desc: &TensorDesc,
-    bytes: &[u8],
-) -> bool {
+fn is_template(template: CompressedMask, form: MaskForm, desc: &TensorDesc, bytes: &[u8]) -> bool {
     let template = template.geometry();
     let size = [template.q_len(), template.kv_len()].map(|len| i64::try_from(len).unwrap_or(0));
     desc.dtype == form.dtype()

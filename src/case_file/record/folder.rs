@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use super::Recorded;
 use crate::case_file::CaseError;
-use crate::case_file::write_file::write_new;
+use crate::case_file::file_access::write_new;
 use crate::error::Result;
 use crate::runtime::lock;
 
@@ -97,7 +97,7 @@ pub(super) fn write(folder: &Path, extension: &str, bytes: &[u8]) -> Result<Path
     fs::create_dir_all(folder).map_err(|source| io(folder, source))?;
     for number in 1..=MOST_CALLS {
         let path = |extension: &str| folder.join(format!("call-{number:03}.{extension}"));
-        if EXTENSIONS.iter().any(|of| path(of).exists()) {
+        if EXTENSIONS.iter().any(|extension| path(extension).exists()) {
             continue;
         }
         let path = path(extension);

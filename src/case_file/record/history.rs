@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use super::any_live::AnyLive;
+use super::live::LiveCall;
 use super::{Recorded, folder};
 use crate::case_file::ParameterCase;
 use crate::error::{Error, Result};
@@ -25,7 +25,7 @@ struct Launched {
 static LAUNCHED: Mutex<VecDeque<Launched>> = Mutex::new(VecDeque::new());
 
 /// Notes a launch, without keeping any of its memory alive.
-pub(super) fn note(progress: &Arc<StreamProgress>, call: &AnyLive) {
+pub(super) fn note(progress: &Arc<StreamProgress>, call: &LiveCall) {
     let note = Launched {
         progress: Arc::clone(progress),
         number: progress.issued(),
@@ -47,10 +47,10 @@ pub(super) fn waited(progress: &Arc<StreamProgress>, number: u64, outcome: &Resu
         return;
     }
     let mut over = Vec::new();
-    lock(&LAUNCHED).retain(|of| {
-        let is_over = Arc::ptr_eq(&of.progress, progress) && of.number <= number;
+    lock(&LAUNCHED).retain(|launched| {
+        let is_over = Arc::ptr_eq(&launched.progress, progress) && launched.number <= number;
         if is_over {
-            over.push(of.call.clone());
+            over.push(launched.call.clone());
         }
         !is_over
     });

@@ -1,17 +1,19 @@
-//! A call of FusedInferAttentionScore on a device, to be written to a file.
+//! A call of a declared operator on a device, to be written to a file.
 
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ascend_spec::ops::fused_infer_attention_score::{Arguments, FiaCall, Parameter, Version};
+use ascend_spec::declared::{AnyArgument, AnyArguments};
+use ascend_spec::operator::DeclaredParameter;
 use ascend_spec::{Cann, TensorDesc};
 
-use super::content::Content;
-use crate::case_file::{Case, ParameterCase, Tolerance};
+use super::content::{Content, bytes_of, text};
+use super::{Recorded, too_large};
+use crate::case_file::{Case, Expect, ParameterCase, Tolerance, is_input};
 use crate::error::Result;
 use crate::operator::Tensors;
-use crate::runtime::{Context, capturing};
+use crate::runtime::{Context, Stream, capturing};
 use crate::tensor::AnyTensor;
 
 /// Longest wait for work on other streams that uses the inputs; after it they are not recorded.
@@ -19,55 +21,76 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A call and its tensors.
 #[derive(Clone, Debug)]
-pub struct LiveCall {
+pub(crate) struct LiveCall {
     context: Arc<Context>,
     /// The version that the call goes to or, before one is chosen, the oldest that it may go to.
-    version: Version,
+    version: u8,
     portable_since: Option<Cann>,
-    arguments: Arguments<LiveTensor>,
+    arguments: AnyArguments<LiveTensor>,
 }
 
-/// A tensor of the call; an output may have no memory yet.
+/// A tensor of the call.
 #[derive(Clone, Debug)]
 struct LiveTensor {
     desc: TensorDesc,
+    /// Its memory, which an output may not have yet.
     memory: Option<AnyTensor>,
+    /// What a tensor that is updated in place held before the launch, if that was copied.
+    before: Option<Vec<u8>>,
+}
+
+impl LiveTensor {
+    /// Reads a part of the tensor's memory.
+    fn read(&self, argument: AnyArgument, start: usize, to: &mut [u8]) -> Result<(), String> {
+        match &self.memory {
+            Some(memory) => memory.read_part(start, to).map_err(text),
+            None => Err(format!("{} has no memory", argument.parameter.name)),
+        }
+    }
+}
+
+/// The labels that are written with a call that was refused or failed.
+pub(super) struct Failure<'a> {
+    pub(super) name: &'a str,
+    pub(super) note: &'a str,
+    pub(super) rule: Option<&'static str>,
+    pub(super) expect: Option<Expect>,
 }
 
 impl LiveCall {
-    /// A call with these tensors. Outputs that are not among them are as `call` describes them.
-    pub(crate) fn new(
+    /// A call with the attributes of `call` and these tensors, of which `fixed` stay the same for all launches. Outputs
+    /// that are not among them are as `call` describes them.
+    pub(crate) fn new<'t, P: DeclaredParameter>(
         context: &Arc<Context>,
-        call: &FiaCall<'_>,
-        mask: Option<&AnyTensor>,
-        tensors: &impl Tensors<Parameter>,
-        at_least: Version,
+        call: &AnyArguments<TensorDesc>,
+        at_least: u8,
+        tensors: &impl Tensors<P>,
+        fixed: impl IntoIterator<Item = (P, &'t AnyTensor)>,
     ) -> Self {
-        let version = context.target().map_or(at_least, |target| {
-            Version::oldest_on(call, at_least, target)
-        });
-        let mut arguments: Arguments<LiveTensor> = call.attributes();
-        let mut set = |parameter, desc, memory| {
-            arguments.set_tensor(parameter, LiveTensor { desc, memory });
+        let version =
+            (context.target()).map_or(at_least, |target| call.oldest_on(at_least, target));
+        let mut arguments: AnyArguments<LiveTensor> = call.attributes();
+        let mut set = |name: &str, desc: TensorDesc, memory: Option<&AnyTensor>| {
+            let tensor = LiveTensor {
+                desc,
+                memory: memory.cloned(),
+                before: None,
+            };
+            // This cannot fail: the parameter is the operator's own.
+            let _ = arguments.set_tensor(name, tensor);
         };
-        for output in [call.attention_out, call.softmax_lse]
-            .into_iter()
-            .zip([Parameter::AttentionOut, Parameter::SoftmaxLse])
-        {
-            if let (Some(desc), parameter) = output {
-                set(parameter, desc, None);
-            }
+        let outputs =
+            (call.each_tensor()).filter(|(argument, _)| argument.parameter.kind.is_output());
+        for (output, desc) in outputs {
+            set(output.parameter.name, *desc, None);
         }
-        let mut given = |parameter, tensor: &AnyTensor| {
-            set(parameter, *tensor.desc(), Some(tensor.clone()));
-        };
         // Collecting does not fail.
         let _ = tensors.each(|argument, tensor| {
-            given(argument.parameter, tensor);
+            set(argument.name(), *tensor.desc(), Some(tensor));
             Ok(())
         });
-        if let Some(mask) = mask {
-            given(Parameter::AttenMask, mask);
+        for (parameter, tensor) in fixed {
+            set(parameter.info().name, *tensor.desc(), Some(tensor));
         }
         Self {
             context: Arc::clone(context),
@@ -77,32 +100,73 @@ impl LiveCall {
         }
     }
 
-    /// Notes that every release from this one on has to take the call.
-    pub(crate) fn portable_since(&mut self, release: Option<Cann>) {
+    /// The call, which every release from this one on has to take.
+    pub(crate) fn portable_since(mut self, release: Option<Cann>) -> Self {
         self.portable_since = release;
+        self
     }
 
-    /// Calls `body` with the call and a function that reads its tensors.
+    /// Copies the tensors of which the call keeps elements, as they are before it is launched on a stream. Tensors that
+    /// no case can hold, and those that cannot be read, are not copied.
+    pub(crate) fn keep_contents(mut self, stream: Option<&Stream>) -> Self {
+        let operator = self.arguments.operator();
+        let Some(stream) = stream.filter(|_| operator.keeps_elements()) else {
+            return self;
+        };
+        let inputs = self
+            .arguments
+            .each_tensor()
+            .map(|(_, tensor)| bytes_of(&tensor.desc) as u64);
+        let is_large = too_large(inputs.fold(0, u64::saturating_add), u64::MAX).is_some();
+        if is_large || stream.synchronize().is_err() {
+            return self;
+        }
+        let copied = self.arguments.try_map(|argument, tensor| {
+            let mut tensor = tensor.clone();
+            if argument.parameter.kind.is_output() {
+                let mut before = vec![0; bytes_of(&tensor.desc)];
+                tensor.read(argument, 0, &mut before)?;
+                tensor.before = Some(before);
+            }
+            Ok::<_, String>(tensor)
+        });
+        if let Ok(copied) = copied {
+            self.arguments = copied;
+        }
+        self
+    }
+
+    /// Calls `body` with the call and functions that read its tensors.
     fn with_content<R>(&self, body: impl FnOnce(&Content<'_>) -> R) -> R {
+        let tensor = |argument: AnyArgument| {
+            let tensors = self.arguments.tensors(argument.parameter.name);
+            let tensor = tensors.get(argument.index);
+            tensor.ok_or_else(|| format!("there is no {}", argument.parameter.name))
+        };
+        let described: Result<_, std::convert::Infallible> =
+            self.arguments.try_map(|_, tensor| Ok(tensor.desc));
+        let Ok(arguments) = described;
         body(&Content {
             soc_name: Some(self.context.soc_name()),
             target: self.context.target().ok(),
             version: self.version,
             portable_since: self.portable_since,
-            arguments: self.arguments.map(|_, tensor| tensor.desc),
+            arguments,
             has_memory: &|output| {
-                let output = self.arguments.tensor(output);
+                let output = self.arguments.tensors(output).first();
                 output.is_some_and(|output| output.memory.is_some())
             },
-            read: &|argument, start, to| {
-                let tensor = self.arguments.tensor(argument);
-                match tensor.and_then(|tensor| tensor.memory.as_ref()) {
-                    Some(tensor) => tensor
-                        .read_part(start, to)
-                        .map_err(|error| error.to_string()),
-                    None => Err(format!("{} has no memory", argument.name())),
+            before: &|argument, start, to| {
+                let tensor = tensor(argument)?;
+                let kept = tensor.before.as_deref();
+                let kept = kept.and_then(|bytes| bytes.get(start..)?.get(..to.len()));
+                match kept {
+                    Some(kept) => to.copy_from_slice(kept),
+                    None => tensor.read(argument, start, to)?,
                 }
+                Ok(())
             },
+            after: &|argument, start, to| tensor(argument)?.read(argument, start, to),
         })
     }
 
@@ -122,52 +186,51 @@ impl LiveCall {
         self.case_within(u64::MAX)
     }
 
-    /// Returns the case with its data, and with the current outputs as the expected ones.
-    pub(super) fn case_with_outputs(&self, tolerance: Tolerance) -> Result<Case, String> {
+    /// Returns the call that was refused or failed with its data, or the reason why no case of at most `room` bytes
+    /// can hold them.
+    pub(super) fn failed(&self, failure: &Failure<'_>, room: u64) -> Result<Recorded, String> {
+        let mut case = self.case_within(room)?;
+        self.with_content(|content| content.admits_outputs(&case))?;
+        failure.name.clone_into(&mut case.name);
+        failure.note.clone_into(&mut case.note);
+        case.expect_rule = failure.rule.map(str::to_owned);
+        case.expect = failure.expect.unwrap_or(case.expect);
+        case.consistent().map_err(text)?;
+        Ok(Recorded::Case(Box::new(case)))
+    }
+
+    /// Returns the call with its data and its computed outputs, or the reason why no case can hold them.
+    pub(super) fn launched(&self, tolerance: Tolerance, name: &str) -> Result<Recorded, String> {
         let mut case = self.case()?;
         self.with_content(|content| content.expect_outputs(&mut case, tolerance))?;
-        Ok(case)
+        name.clone_into(&mut case.name);
+        Ok(Recorded::Case(Box::new(case)))
     }
 
     /// Returns the case with its data; refuses more than `room` bytes of them.
-    pub(super) fn case_within(&self, room: u64) -> Result<Case, String> {
-        refuse_in_captures()?;
-        self.with_content(|content| {
-            content.admits()?;
-            self.settle()?;
-            content.case(room, content.verdict(&content.arguments.call()))
-        })
+    fn case_within(&self, room: u64) -> Result<Case, String> {
+        let refused = capturing::refuse("copying a call's inputs", "record it without a graph");
+        refused.map_err(text)?;
+        self.settle()?;
+        self.with_content(|content| content.case(room, content.verdict(&content.arguments)))
     }
 
     /// Waits until no queued work uses the inputs.
     fn settle(&self) -> Result<(), String> {
-        let inputs = self.arguments.each_tensor();
-        let inputs = inputs.filter(|(argument, _)| !argument.is_output());
-        settle(inputs.filter_map(|(argument, tensor)| {
-            let memory = tensor.memory.as_ref()?;
-            Some((argument.name(), memory))
-        }))
-    }
-}
-
-/// Refuses to copy the data of a call while the thread captures a graph.
-pub(super) fn refuse_in_captures() -> Result<(), String> {
-    let refused = capturing::refuse("copying a call's inputs", "record it without a graph");
-    refused.map_err(|error| error.to_string())
-}
-
-/// Waits until no queued work uses these tensors.
-pub(super) fn settle<'t>(
-    tensors: impl Iterator<Item = (&'static str, &'t AnyTensor)>,
-) -> Result<(), String> {
-    let until = Instant::now() + PATIENCE;
-    for (name, tensor) in tensors {
-        while !tensor.memory().is_idle() {
-            if Instant::now() > until {
-                return Err(format!("queued work has used {name} for too long"));
+        let until = Instant::now() + PATIENCE;
+        let operator = self.arguments.operator();
+        for (argument, tensor) in self.arguments.each_tensor() {
+            let Some(memory) = &tensor.memory else {
+                continue;
+            };
+            while is_input(operator, argument.parameter) && !memory.memory().is_idle() {
+                if Instant::now() > until {
+                    let name = argument.parameter.name;
+                    return Err(format!("queued work has used {name} for too long"));
+                }
+                thread::sleep(Duration::from_millis(1));
             }
-            thread::sleep(Duration::from_millis(1));
         }
+        Ok(())
     }
-    Ok(())
 }

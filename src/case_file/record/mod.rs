@@ -3,13 +3,11 @@
 //! Nothing is recorded unless a program requests it, by [`record_calls`] or the variable [`RECORD_VARIABLE`]; without
 //! a request this module costs a launch the load of one number.
 
-mod any_live;
 mod blocks;
 mod content;
 mod folder;
 mod history;
 mod live;
-mod live_operator;
 mod recorder;
 mod scope;
 
@@ -17,25 +15,23 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{Case, CaseError, OperatorCase, ParameterCase};
+use super::{Case, CaseError, ParameterCase};
 use crate::error::Result;
 use crate::runtime::on_wait;
 
-pub(crate) use any_live::AnyLive;
 pub(crate) use content::{expected as expected_output, nans};
 pub(crate) use live::LiveCall;
-pub(crate) use live_operator::LiveOperator;
 pub use recorder::{OperatorCall, Recorder};
-pub(crate) use scope::{failed, launched, refusal_status};
+pub(crate) use scope::{failed, keeps_calls, launched, refusal_status};
 pub use scope::{record_calls, tentatively};
 
 use folder::Folder;
 
-/// The environment variable that names a folder for calls that are refused or fail, of every operator that case files
-/// hold. (The emulation's C library, of the crate `ascend-emu-c`, writes every call of FusedInferAttentionScore that
-/// it receives into this folder; see [`Recorder`].) Each call is written when it happens: as a case file
-/// (`call-001.safetensors`) with its inputs, or, where these cannot be copied, as a line of shapes and attributes
-/// (`call-001.jsonl`), which `ascend-attn check` reads.
+/// The environment variable that names a folder for calls that are refused or fail. (The emulation's C library, of the
+/// crate `ascend-emu-c`, writes every call of FusedInferAttentionScore that it receives into this folder; see
+/// [`Recorder`].) Each call is written when it happens: as a case file (`call-001.safetensors`) with its inputs, or,
+/// where these cannot be copied, as a line of shapes and attributes (`call-001.jsonl`), which `ascend-attn check`
+/// reads.
 ///
 /// Nothing is overwritten, a call that fails again in the same way is not written again, and a folder takes 256
 /// calls, a process 1 GiB of them. The variable is read once.
@@ -45,10 +41,8 @@ pub const RECORD_VARIABLE: &str = "ASCEND_RECORD";
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Recorded {
-    /// A call of FusedInferAttentionScore with its data.
+    /// The call with its data.
     Case(Box<Case>),
-    /// A call of another operator with its data.
-    Operator(Box<OperatorCase>),
     /// Shapes, element types and attributes alone.
     Parameters {
         /// The call.
@@ -68,25 +62,16 @@ impl Recorded {
     pub fn write_into(&self, folder: impl AsRef<Path>) -> Result<PathBuf, CaseError> {
         let (extension, bytes) = match self {
             Self::Case(case) => ("safetensors", case.to_bytes()?),
-            Self::Operator(case) => ("safetensors", case.to_bytes()?),
             Self::Parameters { call, .. } => ("jsonl", (call.to_json()? + "\n").into_bytes()),
         };
         folder::write(folder.as_ref(), extension, &bytes)
     }
 
-    /// The case, if there is one of FusedInferAttentionScore.
+    /// The case, if there is one.
     pub fn case(&self) -> Option<&Case> {
         match self {
             Self::Case(case) => Some(case),
-            Self::Operator(_) | Self::Parameters { .. } => None,
-        }
-    }
-
-    /// The case, if there is one of another operator.
-    pub fn operator_case(&self) -> Option<&OperatorCase> {
-        match self {
-            Self::Operator(case) => Some(case),
-            Self::Case(_) | Self::Parameters { .. } => None,
+            Self::Parameters { .. } => None,
         }
     }
 }

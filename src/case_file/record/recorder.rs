@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use ascend_spec::ops::fused_infer_attention_score::{Argument, FiaCall, Version};
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::fused_infer_attention_score::{Argument, FiaCall, Parameter, Version};
 use ascend_spec::{DType, Level, Target, TensorDesc, Violation};
 
 use super::content::{Content, Read};
@@ -119,11 +120,12 @@ impl Recorder {
     ) -> Result<(), CaseError> {
         let recorded = call.with_content(|content| {
             let case = || {
+                let mut case =
+                    content.case(self.folder.room(), content.verdict(&content.arguments))?;
                 // The outputs of a refused call need not follow from its inputs: it may be refused for that.
                 if accepted != Some(false) {
-                    content.admits()?;
+                    content.admits_outputs(&case)?;
                 }
-                let mut case = content.case(self.folder.room(), content.verdict(call.call))?;
                 (case.name, case.note) = (name.to_owned(), note.to_owned());
                 finish(content, &mut case)?;
                 case.consistent().map_err(|error| error.to_string())?;
@@ -158,6 +160,9 @@ impl OperatorCall<'_> {
             arguments.softmax_lse = None;
         }
         let read: &Read<'_> = &|argument, start, to| {
+            let parameter = Parameter::from_name(argument.parameter.name);
+            let parameter = parameter.ok_or("a parameter of another operator")?;
+            let argument = Argument::element(parameter, argument.index);
             let desc = self.call.tensor(argument);
             // The tensor is packed: its first element is where the byte range begins.
             let base = desc
@@ -170,11 +175,12 @@ impl OperatorCall<'_> {
         body(&Content {
             soc_name: Some(self.soc_name),
             target: Some(self.target),
-            version: self.version,
+            version: self.version.number(),
             portable_since: None,
-            arguments,
+            arguments: AnyArguments::FusedInferAttentionScore(arguments),
             has_memory: &|_| true,
-            read,
+            before: read,
+            after: read,
         })
     }
 }

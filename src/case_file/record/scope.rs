@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use ascend_spec::{Level, Violation};
 
-use super::any_live::{AnyLive, Failure};
+use super::live::{Failure, LiveCall};
 use super::{RECORDERS, Recorded, folder, history, is_on};
 use crate::case_file::{Expect, Tolerance};
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ struct Session {
     /// Number of [`tentatively`] closures that are running.
     attempts: usize,
     /// Calls that were refused within these closures.
-    held: Vec<(AnyLive, Error)>,
+    held: Vec<(LiveCall, Error)>,
 }
 
 thread_local! {
@@ -49,9 +49,8 @@ fn with<R>(body: impl FnOnce(&mut Session) -> R) -> Option<R> {
 /// the calls that they refuse are recorded only if no backend serves the step. Calls that a graph captures or replays
 /// are recorded without data.
 ///
-/// Calls of every operator that case files hold are recorded
-/// ([`DeclaredOperator`](crate::spec::declared::DeclaredOperator)): those of FusedInferAttentionScore are a
-/// [`Recorded::Case`], those of others a [`Recorded::Operator`].
+/// Calls of every operator are recorded. Of one that updates a part of its tensors, such as ScatterPaKvCache, the case
+/// has what they held before: a launch waits for the stream to copy them.
 ///
 /// ```
 /// use ascend_attention::case::{Tolerance, Verdict, record_calls};
@@ -102,7 +101,7 @@ pub fn tentatively<R, E>(body: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
     struct Attempt(usize);
     impl Attempt {
         /// Takes out what was refused since the attempt began.
-        fn refused(&self) -> Vec<(AnyLive, Error)> {
+        fn refused(&self) -> Vec<(LiveCall, Error)> {
             let refused = |session: &mut Session| {
                 let from = self.0.min(session.held.len());
                 session.held.split_off(from)
@@ -134,6 +133,11 @@ pub fn tentatively<R, E>(body: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
     outcome
 }
 
+/// Whether the calling thread is within [`record_calls`].
+pub(crate) fn keeps_calls() -> bool {
+    is_on() && with(|session| session.calls.is_some()).unwrap_or(false)
+}
+
 /// Whether a violation is one of the operator's rules or lints: neither a condition of this crate nor a call that it
 /// does not compute.
 fn is_of_contract(violation: &Violation) -> bool {
@@ -154,8 +158,7 @@ pub(crate) fn refusal_status(error: &Error) -> Option<i32> {
 
 /// Records a call that was refused, or could not be launched on a stream.
 #[cold]
-pub(crate) fn failed(call: impl Into<AnyLive>, stream: Option<&Stream>, error: &Error) {
-    let call = call.into();
+pub(crate) fn failed(call: LiveCall, stream: Option<&Stream>, error: &Error) {
     let held = with(|session| {
         if session.attempts == 0 {
             return Some(call);
@@ -181,8 +184,7 @@ pub(crate) fn failed(call: impl Into<AnyLive>, stream: Option<&Stream>, error: &
         let line = parameters.to_json();
         line.is_ok_and(|line| folder.takes(&line))
     });
-    let wanted = with(|session| session.calls.is_some()).unwrap_or(false);
-    if folder.is_none() && !wanted {
+    if folder.is_none() && !keeps_calls() {
         return;
     }
     let room = folder.map_or(u64::MAX, |folder| folder.room());
@@ -215,8 +217,7 @@ pub(crate) fn failed(call: impl Into<AnyLive>, stream: Option<&Stream>, error: &
 
 /// Records a call that was launched on a stream, or, with `None`, in a graph.
 #[cold]
-pub(crate) fn launched(stream: Option<&Stream>, call: impl Into<AnyLive>) {
-    let call = call.into();
+pub(crate) fn launched(stream: Option<&Stream>, call: LiveCall) {
     if let (Some(stream), Some(_)) = (stream, folder()) {
         history::note(stream.progress(), &call);
     }

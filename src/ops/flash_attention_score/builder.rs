@@ -8,16 +8,16 @@ use ascend_spec::ops::flash_attention_score::{
 };
 use ascend_spec::{DType, Dims, TensorDesc};
 
-use crate::case_file::LiveOperator;
+use crate::case_file::LiveCall;
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, Lengths, Tensors, heads, no_elements, no_scale};
-use crate::ops::operation::record_refusal;
+use crate::operator::{AllowedLints, Lengths, Tensors, heads};
+use crate::ops::operation::{no_elements, no_scale, record_refusal};
 use crate::tensor::AnyTensor;
 
 use super::inputs::FlashTensors;
-use super::output::PlannedOutput;
 use super::plan::FlashOperation;
+use super::softmax_state::PlannedOutput;
 use super::softmax_state::{StateRows, keyless};
 use super::{FlashInputs, FlashMask, FlashPlan, versions};
 
@@ -223,7 +223,7 @@ impl FlashAttention {
         let planned = self.prepare(&call, inputs, [attention, softmax, reserved]);
         let mask = self.mask.tensor().map(|mask| (Parameter::AttenMask, mask));
         record_refusal(planned, || {
-            LiveOperator::new(context, &self.recorded(&call), None).with(inputs, mask.into_iter())
+            LiveCall::new(context, &self.recorded(&call), 1, inputs, mask)
         })
     }
 

@@ -17,8 +17,8 @@ use super::{Dropout, PositionBias};
 /// The tensors of a call that differ from layer to layer, or from step to step.
 ///
 /// One value describes a call to [`plan`](super::FlashAttention::plan) and is what
-/// [`launch`](crate::operation::Plan::launch) reads: a launch provides exactly what its plan was made with, each tensor of
-/// the planned shape and element type, at any address. It borrows the tensors and is cheap to make and copy. `T` is
+/// [`launch`](crate::operation::Plan::launch) reads: a launch provides exactly what its plan was made with, each tensor
+/// of the planned shape and element type, at any address. It borrows the tensors and is cheap to make and copy. `T` is
 /// the element type of query and output.
 ///
 /// Calls of query, key and value alone need no name for them: both take the tuple `(&query, &key, &value)`.

@@ -12,7 +12,7 @@ use crate::runtime::Queue;
 use crate::tensor::AnyTensor;
 
 use super::inputs::{Features, FlashTensors};
-use super::output::PlannedOutput;
+use super::softmax_state::PlannedOutput;
 use super::{FlashInputs, FlashOutput, SoftmaxState};
 
 /// A call that was checked and prepared. From [`FlashAttention::plan`](super::FlashAttention::plan).

@@ -2,7 +2,7 @@
 
 use ascend_spec::Cann;
 use ascend_spec::ops::fused_infer_attention_score::{
-    self as fia, Argument, ContentBounds, Parameter, Version,
+    self as fia, Argument, ContentBounds, Parameter,
 };
 
 use crate::error::{Error, Result};
@@ -10,10 +10,10 @@ use crate::operator::Tensors;
 use crate::runtime::{Device, Stream};
 use crate::tensor::AnyTensor;
 
-use super::allowed::Allowed;
 use super::contents::{GivenContents, Reading};
-use super::inputs::Features;
-use super::plan::{Bindings, Plan, imply_outputs};
+use super::inputs::{Bindings, Features};
+use super::plan::{Plan, imply_outputs};
+use super::versions::Allowed;
 
 /// A call of FusedInferAttentionScore with its tensors: every argument that any version of the operator has, by its
 /// name, right or wrong. For tools that replay calls; programs use [`FusedInferAttention`](super::FusedInferAttention).
@@ -54,12 +54,6 @@ impl Arguments {
     pub unsafe fn allow_overrun(&mut self, id: impl Into<String>) -> &mut Self {
         // SAFETY: handed on to the caller.
         unsafe { self.allowed.overrun(id) };
-        self
-    }
-
-    /// Sends the call to this version of the operator or a newer one, even if an older one can express it.
-    pub fn at_least(&mut self, version: Version) -> &mut Self {
-        self.allowed.at_least(version);
         self
     }
 

@@ -13,12 +13,13 @@ use crate::tensor::Tensor;
 
 /// The blocks of each sequence in a paged cache (`blockTable`), and the tokens in a block (`blockSize`).
 ///
-/// `[B, M]`, INT32 on the device: row `b` names the blocks that hold the keys and values of sequence `b`, in order.
-/// Key and value cache are one tensor each, of the same shape: `[blocks, block_size, N * D]`,
-/// `[blocks, N, block_size, D]` or, where the path takes it, `[blocks, N, D / c, block_size, c]` with `c` elements in
-/// 32 bytes; [`Cache::shape`](ascend_spec::ops::fused_infer_attention_score::Cache::shape) computes them. A call with a table needs the number of
-/// keys of each sequence ([`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv)); entries of a
-/// row after the blocks that these keys need are ignored.
+/// `[B, M]`, INT32 on the device: row `b` names the blocks that hold the keys and values of sequence `b`, in order. Key
+/// and value cache are one tensor each, of the same shape: `[blocks, block_size, N * D]`, `[blocks, N, block_size, D]`
+/// or, where the path takes it, `[blocks, N, D / c, block_size, c]` with `c` elements in 32 bytes;
+/// [`Cache::shape`](ascend_spec::ops::fused_infer_attention_score::Cache::shape) computes them. A call with a table
+/// needs the number of keys of each sequence
+/// ([`actual_seq_lengths_kv`](crate::FusedInferAttention::actual_seq_lengths_kv)); entries of a row after the blocks
+/// that these keys need are ignored.
 ///
 /// The table remembers what it was filled with. Each plan and each launch compares that with the cache and the
 /// lengths: a block that the cache does not have is refused by `block_table.range`, a row that does not name enough

@@ -9,10 +9,10 @@ use crate::mask::Mask;
 use crate::memory::Element;
 use crate::ops::attention_settings::{Numbers, Settings, setters};
 
-use super::allowed::Allowed;
 use super::contents::Reading;
-use super::inputs::Inputs;
-use super::plan::{Bindings, Plan, imply_outputs, refused};
+use super::inputs::{Bindings, Inputs};
+use super::plan::{Plan, imply_outputs, refused};
+use super::versions::Allowed;
 use super::{unset, versions};
 
 /// A call of FusedInferAttentionScore, `softmax(scale * Q K^T) V` over the keys that a [`Mask`] shows.
@@ -221,8 +221,7 @@ impl FusedInferAttention {
             // The error of a broken rule is more useful.
             let (api, target) = (context.runtime().api(), context.target()?);
             let allowed = self.allowed.ids()?;
-            let broken =
-                versions::choose(api, target, self.allowed.oldest(), &call, &allowed).err();
+            let broken = versions::choose(api, target, &call, &allowed).err();
             let error = broken.map_or_else(|| unset::scale(&call), named);
             let mask = self.mask.tensor();
             return refused(Err(error), context, (&call, &self.allowed), mask, bindings);

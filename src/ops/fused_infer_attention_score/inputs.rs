@@ -1,4 +1,4 @@
-//! What a call reads, layer by layer.
+//! What a call reads and writes, layer by layer.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,19 +12,47 @@ use crate::tensor::{AnyTensor, Tensor};
 
 use super::block_table::BlockTable;
 use super::contents::GivenContents;
-use super::padding_size::PaddingSize;
-use super::plan::{Bindings, Output};
+use super::contents::PaddingSize;
 use super::pse_shift::PseShift;
 use super::quantisation::{Modes, Quantisation};
 use super::shared_prefix::SharedPrefix;
 
+/// What a launch computes.
+#[derive(Clone, Debug)]
+pub struct Output<T: Element> {
+    /// The attention output (`attentionOut`), in the output order of the layout.
+    pub attention: Tensor<T>,
+    /// The log-sum-exp of each row's scores, `[B, N, Sq, 1]` (`softmaxLse`), if requested. A row that saw no key has
+    /// +inf.
+    pub softmax_lse: Option<Tensor<f32>>,
+}
+
+impl<T: Element> From<Tensor<T>> for Output<T> {
+    /// An output without log-sum-exps.
+    fn from(attention: Tensor<T>) -> Self {
+        Self {
+            attention,
+            softmax_lse: None,
+        }
+    }
+}
+
+/// The tensors of a call or a launch, and what comes with them.
+pub(crate) trait Bindings: Tensors<P> {
+    /// The attributes that came with the tensors; none where all attributes are the plan's.
+    fn features(&self) -> Option<Features>;
+
+    /// The tensors whose elements are positions in others; none where the caller has checked them.
+    fn contents(&self) -> GivenContents<'_>;
+}
+
 /// The tensors of a call that differ from layer to layer, or from step to step.
 ///
 /// One value describes a call to [`plan`](crate::FusedInferAttention::plan) and is what
-/// [`launch`](crate::operation::Plan::launch) reads: a launch provides exactly what its plan was made with, each tensor of the
-/// planned shape and element type, at any address. It borrows the tensors and is cheap to make and copy. `T` is the
-/// element type of the output that a launch makes or writes: the query's, or what [`output_type`](Self::output_type)
-/// names.
+/// [`launch`](crate::operation::Plan::launch) reads: a launch provides exactly what its plan was made with, each tensor
+/// of the planned shape and element type, at any address. It borrows the tensors and is cheap to make and copy. `T` is
+/// the element type of the output that a launch makes or writes: the query's, or what
+/// [`output_type`](Self::output_type) names.
 ///
 /// Calls of query, key and value alone need no name for them: both take the tuple `(&query, &key, &value)`.
 ///

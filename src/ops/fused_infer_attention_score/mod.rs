@@ -4,15 +4,12 @@
 //! [`BlockTable`], rotary parts, a [`SharedPrefix`], scales of a [`Quantisation`], ...) is given together with them, as
 //! [`Inputs`]. [`Arguments`] takes every argument of the operator by name, for tools that replay calls.
 
-mod allowed;
 mod arguments;
 mod block_table;
-mod bound;
 mod builder;
 mod contents;
 mod inputs;
 mod lengths;
-mod padding_size;
 mod plan;
 mod pse_shift;
 mod quantisation;
@@ -24,15 +21,15 @@ pub use crate::ops::attention_settings::InnerPrecise;
 pub use arguments::Arguments;
 pub use ascend_spec::ops::fused_infer_attention_score::{AntiquantMode, Cache, Parameter};
 pub use block_table::BlockTable;
-pub(crate) use bound::Bound;
 pub use builder::FusedInferAttention;
+pub use contents::PaddingSize;
 pub(crate) use contents::Reading;
-pub use inputs::Inputs;
 pub(crate) use inputs::{CallTensors, Features, Launch};
+pub use inputs::{Inputs, Output};
 pub use lengths::{CallLengths, Cumulative, PerRequest};
-pub use padding_size::PaddingSize;
-pub(crate) use plan::CapturedTable;
-pub use plan::{AttentionOperation, Output, Plan};
+pub use plan::{AttentionOperation, Plan};
+pub(crate) use plan::{Bound, CapturedTable};
 pub use pse_shift::{Distance, PseShift};
 pub use quantisation::{Affine, Antiquantisation, Quantisation};
 pub use shared_prefix::SharedPrefix;
+pub(crate) use versions::{phase_one, phases_of};

@@ -1,37 +1,25 @@
 //! A call that was checked and prepared, to be launched with any tensors of its shapes.
 
-use std::fmt;
-use std::ptr;
 use std::sync::Arc;
+use std::{fmt, ptr};
 
-use ascend_spec::ops::fused_infer_attention_score::{
-    Argument, Arguments, ContentBounds, FiaCall, Parameter, Version,
-};
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::fused_infer_attention_score::{Argument, ContentBounds, FiaCall, Parameter};
 use ascend_spec::{Layout, TensorDesc};
 
-use crate::case_file::{AnyLive, LiveCall};
+use crate::case_file::LiveCall;
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{Addressed, Tensors, addressed, new_output, reach};
-use crate::ops::operation::{self, Operation, Sealed, record_refusal};
+use crate::operator::{Addressed, Tensors, addressed, reach};
+use crate::ops::operation::{self, Operation, Sealed, new_output, record_refusal};
 use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck};
-use crate::tensor::{AnyTensor, Tensor};
+use crate::tensor::AnyTensor;
 
-use super::allowed::Allowed;
 use super::block_table::BlockTable;
-use super::contents::{GivenContents, Reading};
-use super::inputs::{Features, Inputs, Launch};
+use super::contents::{GivenContents, PaddingSize, Reading};
+use super::inputs::{Bindings, Features, Inputs, Launch, Output};
 use super::versions;
-
-/// What a launch computes.
-#[derive(Clone, Debug)]
-pub struct Output<T: Element> {
-    /// The attention output (`attentionOut`), in the output order of the layout.
-    pub attention: Tensor<T>,
-    /// The log-sum-exp of each row's scores, `[B, N, Sq, 1]` (`softmaxLse`), if requested. A row that saw no key has
-    /// +inf.
-    pub softmax_lse: Option<Tensor<f32>>,
-}
+use super::versions::Allowed;
 
 /// A call that was checked and prepared. From [`FusedInferAttention::plan`](super::FusedInferAttention::plan).
 ///
@@ -47,13 +35,10 @@ pub type Plan = operation::Plan<AttentionOperation>;
 /// FusedInferAttentionScore, as its [`Plan`] knows it.
 #[derive(Debug)]
 pub struct AttentionOperation {
-    version: Version,
     layout: Option<Layout>,
     features: Features,
     /// Bounds of what launches read on the device as positions.
     bounds: Option<ContentBounds>,
-    /// The attributes that were planned, to be recorded.
-    attributes: Arguments<()>,
 }
 
 /// A table that each replay of a graph reads for the same lengths.
@@ -79,15 +64,6 @@ impl ReplayCheck for CapturedTable {
     fn admits_replay(&self) -> Result<()> {
         self.table.admitted(&self.bounds, true, true)
     }
-}
-
-/// The tensors of a call or a launch, and what comes with them.
-pub(crate) trait Bindings: Tensors<Parameter> {
-    /// The attributes that came with the tensors; none where all attributes are the plan's.
-    fn features(&self) -> Option<Features>;
-
-    /// The tensors whose elements are positions in others; none where the caller has checked them.
-    fn contents(&self) -> GivenContents<'_>;
 }
 
 /// Describes the outputs that the inputs imply, where the call describes none.
@@ -132,10 +108,6 @@ impl Operation for AttentionOperation {
         CapturedTable::of(&inputs.tensors().contents(), self.bounds.as_ref())
     }
 
-    fn live(&self, plan: &Plan, tensors: &impl Tensors<Parameter>) -> Option<AnyLive> {
-        Some(plan.live_call(tensors).into())
-    }
-
     fn describe(&self, plan: &Plan, text: &mut fmt::DebugStruct<'_, '_>) {
         let softmax_lse = plan.desc(Parameter::SoftmaxLse).is_some();
         text.field("layout", &self.layout)
@@ -152,9 +124,9 @@ pub(super) fn refused<R>(
     bindings: &impl Bindings,
 ) -> Result<R> {
     record_refusal(planned, || {
-        let mut live = LiveCall::new(context, call, mask, bindings, allowed.oldest());
-        live.portable_since(allowed.portable());
-        live
+        let mask = mask.map(|mask| (Parameter::AttenMask, mask));
+        let call = AnyArguments::FusedInferAttentionScore(call.to_arguments());
+        LiveCall::new(context, &call, 1, bindings, mask).portable_since(allowed.portable())
     })
 }
 
@@ -186,8 +158,8 @@ impl Plan {
             mask.on(Parameter::AttenMask.name(), context)?;
         }
         let api = context.runtime().api();
-        let (target, at_least) = (context.target()?, allowed.oldest());
-        let (version, bounds) = versions::choose(api, target, at_least, call, &allowed.ids()?)?;
+        let target = context.target()?;
+        let (version, bounds) = versions::choose(api, target, call, &allowed.ids()?)?;
         if let Some(since) = allowed.portable() {
             versions::portable(target, version, since, call, &allowed.ids()?)?;
         }
@@ -219,14 +191,13 @@ impl Plan {
             }
         }
         let operation = AttentionOperation {
-            version,
             layout: Layout::parse(call.input_layout),
             features: bindings.features().unwrap_or_default(),
             bounds,
-            attributes: call.attributes(),
         };
         let prepared = versions::prepare(context, version, call, &tensors, mask)?;
-        Ok(Self::new(prepared, operation))
+        let recorded = AnyArguments::FusedInferAttentionScore(call.to_arguments());
+        Ok(Self::new(prepared, operation).recorded_as(recorded, version.number()))
     }
 
     pub(super) fn desc(&self, output: Parameter) -> Option<TensorDesc> {
@@ -262,22 +233,56 @@ impl Plan {
         };
         self.queue(queue, bindings, admits).flatten()
     }
+}
 
-    /// Describes a launch with these tensors, to be recorded.
-    pub(crate) fn live_call(&self, tensors: &impl Tensors<Parameter>) -> LiveCall {
-        let AttentionOperation {
-            version,
-            attributes,
-            ..
-        } = self.operation();
-        let no_tensors = Arguments::default();
-        let mut call = attributes.call_of(&no_tensors);
-        for parameter in [Parameter::AttentionOut, Parameter::SoftmaxLse] {
-            if let Some(desc) = call.single_mut(parameter) {
-                *desc = self.desc(parameter);
-            }
+/// The tensors of a launch and the attributes that came with them, owned, for a launch that runs later.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    tensors: Vec<(Argument, AnyTensor)>,
+    features: Option<Features>,
+    block_table: Option<BlockTable>,
+    query_padding: Option<PaddingSize>,
+    kv_padding: Option<PaddingSize>,
+}
+
+impl Bound {
+    pub(crate) fn of(bindings: &impl Bindings) -> Result<Self> {
+        let mut tensors = Vec::new();
+        bindings.each(|argument, tensor| {
+            tensors.push((argument, tensor.clone()));
+            Ok(())
+        })?;
+        let contents = bindings.contents();
+        Ok(Self {
+            tensors,
+            features: bindings.features(),
+            block_table: contents.block_table.cloned(),
+            query_padding: contents.query_padding.cloned(),
+            kv_padding: contents.kv_padding.cloned(),
+        })
+    }
+}
+
+impl Tensors<Parameter> for Bound {
+    fn each<'b>(
+        &'b self,
+        mut visit: impl FnMut(Argument, &'b AnyTensor) -> Result<()>,
+    ) -> Result<()> {
+        let mut tensors = self.tensors.iter();
+        tensors.try_for_each(|(argument, tensor)| visit(*argument, tensor))
+    }
+}
+
+impl Bindings for Bound {
+    fn features(&self) -> Option<Features> {
+        self.features
+    }
+
+    fn contents(&self) -> GivenContents<'_> {
+        GivenContents {
+            block_table: self.block_table.as_ref(),
+            query_padding: self.query_padding.as_ref(),
+            kv_padding: self.kv_padding.as_ref(),
         }
-        let mask = self.call().fixed(Parameter::AttenMask);
-        LiveCall::new(self.context(), &call, mask, tensors, *version)
     }
 }

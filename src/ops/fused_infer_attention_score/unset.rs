@@ -4,7 +4,7 @@ use ascend_spec::Layout;
 use ascend_spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::error::Error;
-use crate::operator::no_scale;
+use crate::ops::operation::no_scale;
 
 /// The refusal of a call without a scale.
 #[cold]

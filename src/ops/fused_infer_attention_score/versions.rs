@@ -3,26 +3,29 @@
 use std::sync::Arc;
 
 use ascend_spec::ops::fused_infer_attention_score::{ContentBounds, FiaCall, Parameter, Version};
-use ascend_spec::{Cann, Target, Violation};
-use ascend_spec::{arguments_of_version, fused_infer_attention_score_arguments};
+use ascend_spec::{
+    Cann, Target, Violation, arguments_of_version, fused_infer_attention_score_arguments,
+};
 use ascend_sys::{Api, Library};
+use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
-use crate::operator::{self, Addressed, Descriptors, PreparedCall, entry_points, phase_one};
+use crate::operator::{
+    self, Addressed, AllowedLints, Descriptors, PreparedCall, entry_points, lints_of, phase_one,
+};
 use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
-/// Checks a call against the contract, and finds the oldest version of the operator, from `at_least` on, that is
-/// installed, runs on the product and can express the call. Also returns the bounds of what the call reads on the
+/// Checks a call against the contract, and finds the oldest version of the operator that is installed, runs on the
+/// product and can express the call. Also returns the bounds of what the call reads on the
 /// device as positions.
 pub(super) fn choose(
     api: &Api,
     target: Target,
-    at_least: Version,
     call: &FiaCall<'_>,
     allowed: &[&str],
 ) -> Result<(Version, Option<ContentBounds>)> {
-    let oldest = Version::oldest_for(call).max(at_least);
+    let oldest = Version::oldest_for(call);
     let candidates = || {
         let able = |version: &Version| *version >= oldest && version.runs_on(target);
         Version::ALL.into_iter().filter(able)
@@ -31,7 +34,7 @@ pub(super) fn choose(
     let first = candidates().next().unwrap_or(oldest);
     // Newer releases are checked only where this one refuses.
     let told = |mut violation: Violation| {
-        violation.taken_by = call.taken_by(at_least, target, allowed);
+        violation.taken_by = call.taken_by(Version::V1, target, allowed);
         violation
     };
     let checked =
@@ -81,6 +84,48 @@ fn why(oldest: Version) -> &'static str {
         Version::V3 => " (for rotary parts)",
         Version::V4 => " (for a quantised query, or learnable sinks)",
         Version::V5 => " (for start positions, or a kind of position bias)",
+    }
+}
+
+/// The lints that a call may break, by id, and whether it is to be portable.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Allowed {
+    lints: AllowedLints,
+    portable_since: Option<Cann>,
+}
+
+impl Allowed {
+    /// Allows a lint that stays within the call's tensors; [`Allowed::ids`] refuses one that does not.
+    pub(super) fn lint(&mut self, id: impl Into<String>) {
+        self.lints.lint(id);
+    }
+
+    /// Allows any lint.
+    ///
+    /// # Safety
+    /// As for [`FusedInferAttention::allow_overrun`](super::FusedInferAttention::allow_overrun).
+    pub(super) unsafe fn overrun(&mut self, id: impl Into<String>) {
+        // SAFETY: handed on to the caller.
+        unsafe { self.lints.overrun(id) };
+    }
+
+    /// Requires that every release from this one on takes the call alike.
+    pub(super) fn portable_since(&mut self, since: Cann) {
+        self.portable_since = Some(since);
+    }
+
+    /// The first release that has to take the call as its own does.
+    pub(super) fn portable(&self) -> Option<Cann> {
+        self.portable_since
+    }
+
+    /// All lints that are allowed.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for what is no lint of the
+    /// operator, and for a lint that overruns memory and was allowed as one that does not.
+    pub(super) fn ids(&self) -> Result<SmallVec<[&str; 4]>> {
+        self.lints.ids(lints_of::<Version>)
     }
 }
 

@@ -12,10 +12,9 @@ use ascend_sys::Api;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, new_output,
-    phase_one,
+    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, phase_one,
 };
-use crate::ops::operation::{self, Operation, Sealed};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::scatter_pa_kv_cache::CacheOrder;
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
@@ -49,7 +48,7 @@ const INSTEAD: &str = "copy the rows out of their blocks with aclrtMemcpyAsync";
 /// let numbers: Vec<f16> = (0..6).flat_map(|token| [f16::from_f32(token as f32); 16]).collect();
 /// let cache = stream.upload(&numbers, [3, 2, 1, 16])?;
 /// let sequences = SequenceBlocks::new(&stream, &[vec![2, 0]], &[3], 3, 2)?;
-/// let plan = GatherPaKvCache::new().plan(&sequences, &cache, &cache)?;
+/// let plan = GatherPaKvCache::new().plan(&sequences, (&cache, &cache))?;
 /// let (keys, _values) = plan.launch(&stream, (&cache, &cache))?;
 /// assert_eq!(keys.shape(), [3, 1, 16]);
 /// let gathered = keys.download(&stream)?;
@@ -96,8 +95,7 @@ impl GatherPaKvCache {
     pub fn plan<T: Element>(
         &self,
         sequences: &SequenceBlocks,
-        key_cache: &Tensor<T>,
-        value_cache: &Tensor<T>,
+        (key_cache, value_cache): (&Tensor<T>, &Tensor<T>),
     ) -> Result<GatherPlan> {
         let context = key_cache.memory().context();
         let api = context.runtime().api();
@@ -129,46 +127,54 @@ impl GatherPaKvCache {
             }),
             ..GatherCall::default()
         };
+        let planned = self.prepare(context, &call, sequences, key_cache);
+        let recorded = AnyArguments::GatherPaKvCache(call.to_arguments());
+        let tensors = Given {
+            sequences,
+            caches: [key_cache, value_cache],
+            outputs: None,
+        };
+        GatherPlan::recorded(planned, context, recorded, &tensors)
+    }
+
+    /// Checks a call and prepares it, with one placeholder address for all tensors.
+    fn prepare(
+        &self,
+        context: &Arc<Context>,
+        call: &GatherCall<'_>,
+        sequences: &SequenceBlocks,
+        stand_in: &AnyTensor,
+    ) -> Result<GatherPlan> {
         let soc = context.soc()?;
         let problem = call.check(soc)?;
         call.lint(&problem, soc, &self.allowed.ids(lints_of::<Version>)?)?;
         sequences.fits(&problem)?;
-        let outputs = (call.key, call.value);
-        let (Some(key), Some(value)) = outputs else {
+        let (Some(key), Some(value)) = (call.key, call.value) else {
             return Err(
                 Error::invalid("sequences", "no rows", "rows that memory can hold")
                     .fix("gather fewer sequences at once"),
             );
         };
-        let prepared = prepare(context, &call, problem.tokens == 0, key_cache)?;
         let operation = GatherOperation {
             sequences: sequences.clone(),
             outputs: [key, value],
         };
-        let recorded = AnyArguments::GatherPaKvCache(call.to_arguments());
-        Ok(GatherPlan::new(prepared, operation).recorded_as(recorded, Version::V1.number()))
+        let phases = phases_of(Version::V1);
+        if problem.tokens == 0 {
+            let idle = PreparedCall::idle(context, &phases, call);
+            return Ok(GatherPlan::new(idle, operation));
+        }
+        let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
+            phase_one(api, Version::V1, call, descriptors)
+        };
+        // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
+        let prepared =
+            unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }?;
+        Ok(GatherPlan::new(prepared, operation))
     }
 }
 
 impl operator::Parameter for Parameter {}
-
-/// Prepares a call that the contract has accepted, with one placeholder address for all tensors.
-fn prepare(
-    context: &Arc<Context>,
-    call: &GatherCall<'_>,
-    is_idle: bool,
-    stand_in: &AnyTensor,
-) -> Result<PreparedCall<Parameter>> {
-    let phases = phases_of(Version::V1);
-    if is_idle {
-        return Ok(PreparedCall::idle(context, &phases, call));
-    }
-    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-        phase_one(api, Version::V1, call, descriptors)
-    };
-    // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-    unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }
-}
 
 /// A call of GatherPaKvCache that was checked and prepared. From [`GatherPaKvCache::plan`].
 ///
@@ -188,7 +194,8 @@ pub struct GatherOperation {
 struct Given<'a> {
     sequences: &'a SequenceBlocks,
     caches: [&'a AnyTensor; 2],
-    outputs: [&'a AnyTensor; 2],
+    /// `None` for a call that is only planned.
+    outputs: Option<[&'a AnyTensor; 2]>,
 }
 
 impl Tensors<Parameter> for Given<'_> {
@@ -196,9 +203,10 @@ impl Tensors<Parameter> for Given<'_> {
         &'t self,
         mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
     ) -> Result<()> {
-        let [key, value] = self.outputs;
-        visit(Parameter::Key.into(), key)?;
-        visit(Parameter::Value.into(), value)?;
+        if let Some([key, value]) = self.outputs {
+            visit(Parameter::Key.into(), key)?;
+            visit(Parameter::Value.into(), value)?;
+        }
         let [key_cache, value_cache] = self.caches;
         visit(Parameter::KeyCache.into(), key_cache)?;
         visit(Parameter::ValueCache.into(), value_cache)?;
@@ -232,7 +240,7 @@ impl Operation for GatherOperation {
         let given = Given {
             sequences: &self.sequences,
             caches: [key_cache, value_cache],
-            outputs: [key, value],
+            outputs: Some([key, value]),
         };
         plan.queue(queue, &given, || Ok(())).flatten()
     }

@@ -1,16 +1,21 @@
 //! What a call reads, as the operator's own arguments.
 
+use ascend_spec::declared::AnyArguments;
 use ascend_spec::operator::Argument;
+use ascend_spec::ops::inference_attention::PathCall;
 use ascend_spec::{TensorDesc, ops::fused_infer_attention_score as fia};
+use ascend_sys::Api;
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
-use crate::operator;
+use crate::operator::{self, Descriptors, PhaseOne, Phases};
 use crate::ops::fused_infer_attention_score::{CallTensors, Features};
 use crate::tensor::AnyTensor;
 
 /// The parameters of an operator that reads [`Inputs`](crate::attention::Inputs).
 pub trait InferenceParameter: operator::Parameter {
+    /// A call of the operator.
+    type Call<'a>: PathCall<Parameter = Self>;
     /// Name of the operator.
     const OPERATOR: &'static str;
     /// The queries.
@@ -19,10 +24,25 @@ pub trait InferenceParameter: operator::Parameter {
     const ATTEN_MASK: Self;
     /// The output.
     const ATTENTION_OUT: Self;
+}
 
-    /// The operator's parameter for an input that FusedInferAttentionScore reads as `parameter`; `None` if it has
-    /// none.
-    fn of_fused(parameter: fia::Parameter) -> Option<Self>;
+/// A call of an operator, in the version that all of its calls go to.
+pub(crate) trait InferenceCall: PathCall {
+    /// The version that calls go to.
+    const VERSION: Self::Version;
+
+    /// Both functions of the version.
+    fn phases() -> Phases;
+
+    /// The call as case files have it.
+    fn recorded(&self) -> AnyArguments<TensorDesc>;
+
+    /// Phase one of a call that holds the rules. The device must be bound.
+    fn phase_one(
+        &self,
+        api: &Api,
+        descriptors: &mut Descriptors<Self::Parameter>,
+    ) -> Result<PhaseOne>;
 }
 
 /// The refusal of an input that the operator has no argument for.
@@ -45,10 +65,12 @@ pub(super) fn visit<'t, P: InferenceParameter>(
     tensors: CallTensors<'t>,
     mut visit: impl FnMut(Argument<P>, &'t AnyTensor) -> Result<()>,
 ) -> Result<()> {
-    tensors.visit(|argument, tensor| match P::of_fused(argument.parameter) {
-        Some(parameter) => visit(Argument::element(parameter, argument.index), tensor),
-        None => Err(no_such_input::<P>(argument.name())),
-    })
+    tensors.visit(
+        |argument, tensor| match P::Call::<'static>::of_fused(argument.parameter) {
+            Some(parameter) => visit(Argument::element(parameter, argument.index), tensor),
+            None => Err(no_such_input::<P>(argument.name())),
+        },
+    )
 }
 
 /// The inputs of a call that is to be planned.

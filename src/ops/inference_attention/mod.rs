@@ -5,12 +5,10 @@
 //! call ([`InferenceCall`]), and which call a description makes ([`InferenceOperator`]); the rest is the same for both.
 
 mod builder;
-mod call;
 mod inputs;
 mod plan;
 
 pub use builder::InferenceAttention;
 pub(crate) use builder::InferenceOperator;
-pub(crate) use call::InferenceCall;
-pub(crate) use inputs::{Described, InferenceParameter, no_such_input};
+pub(crate) use inputs::{Described, InferenceCall, InferenceParameter, no_such_input};
 pub use plan::{InferenceOperation, InferencePlan};

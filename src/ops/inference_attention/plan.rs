@@ -7,22 +7,21 @@ use ascend_spec::operator::{Argument, DeclaredVersion};
 use ascend_spec::ops::fused_infer_attention_score::{self as fia, ContentBounds};
 use ascend_sys::Api;
 
-use crate::case_file::LiveOperator;
+use crate::case_file::LiveCall;
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{
-    AllowedLints, Descriptors, PreparedCall, Tensors, lints_of, new_output, no_elements, no_scale,
-};
+use crate::operator::{AllowedLints, Descriptors, PreparedCall, Tensors, lints_of};
 use crate::ops::attention_settings::Settings;
 use crate::ops::fused_infer_attention_score::{
     CallTensors, CapturedTable, Features, Inputs, Reading,
 };
-use crate::ops::operation::{self, Operation, Sealed, record_refusal};
+use crate::ops::operation::{
+    self, Operation, Sealed, new_output, no_elements, no_scale, record_refusal,
+};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
-use super::InferenceCall;
-use super::inputs::{Described, InferenceParameter, visit};
+use super::inputs::{Described, InferenceCall, InferenceParameter, visit};
 
 /// What to do where the installed CANN has no such operator.
 const INSTEAD: &str = "call FusedInferAttention";
@@ -81,7 +80,7 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
         record_refusal(planned, || {
             let context = described.query.memory().context();
             let mask = mask.map(|mask| (P::ATTEN_MASK, mask));
-            LiveOperator::new(context, &call.recorded(), None).with(&launch, mask.into_iter())
+            LiveCall::new(context, &call.recorded(), 1, &launch, mask)
         })
     }
 
@@ -100,13 +99,13 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
         if let Some(mask) = mask {
             mask.on(P::ATTEN_MASK.noun(), context)?;
         }
-        call.check(context.target()?)?;
+        call.resolve(C::VERSION, context.target()?, |_| ())?;
         let api = context.runtime().api();
         let phases = C::phases();
         phases.required(api, C::VERSION.info(), INSTEAD)?;
         // The operator's own lints, and those of FusedInferAttentionScore, with which it shares a path.
         let lints = || lints_of::<C::Version>().chain(lints_of::<fia::Version>());
-        call.lint(&allowed.ids(lints)?)?;
+        call.first_lint(C::VERSION, &allowed.ids(lints)?)?;
         if settings.scale.is_none() {
             let heads = settings.numbers()?.num_heads;
             let axes = settings.layout.input();
@@ -117,7 +116,7 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
         let Some(attention) = attention.filter(|attention| !attention.is_empty()) else {
             return Err(no_elements(query));
         };
-        let bounds = call.content_bounds()?;
+        let bounds = call.bounds(C::VERSION)?;
         let given = described.inputs.contents();
         given.admitted(bounds.as_ref(), Reading::Planned)?;
 

@@ -5,7 +5,7 @@ use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{Parameter, RingUpdateCall};
 
-use crate::case_file::LiveOperator;
+use crate::case_file::LiveCall;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::AllowedLints;
@@ -15,9 +15,9 @@ use crate::runtime::Stream;
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::RingPlan;
-use super::keyless::merged_keyless;
 use super::plan::{Launch, RingOperation};
-use super::versions::{choose, prepare};
+use super::versions::merged_keyless;
+use super::versions::{Starts, choose, prepare};
 
 /// A call of RingAttentionUpdate, which merges attention over two parts of the keys, with the maxima and sums of each
 /// part.
@@ -55,7 +55,7 @@ use super::versions::{choose, prepare};
 /// let plan = FlashAttention::new(InputLayout::Sbh).heads(1).scale(0.125).plan((&query, &near, &near))?;
 /// let first = plan.launch(&stream, (&query, &near, &near))?;
 /// let second = plan.launch(&stream, (&query, &far, &far))?;
-/// let both = RingUpdate::new().plan(&stream, &first, &second)?.launch(&stream, (&first, &second))?;
+/// let both = RingUpdate::new().plan(&stream, (&first, &second))?.launch(&stream, (&first, &second))?;
 /// assert_eq!(both.attention.download(&stream)?, vec![2.0; 3 * 64]);
 /// assert_eq!(both.softmax.sum().download(&stream)?[0], 8.0);
 /// # }
@@ -93,8 +93,7 @@ impl RingUpdate {
     pub fn plan<T: Element>(
         &self,
         stream: &Stream,
-        previous: &FlashOutput<T>,
-        current: &FlashOutput<T>,
+        (previous, current): (&FlashOutput<T>, &FlashOutput<T>),
     ) -> Result<RingPlan> {
         let context = stream.context();
         let rows = previous.softmax.rows();
@@ -117,8 +116,7 @@ impl RingUpdate {
         let parts = Launch::of(previous, current, None);
         record_refusal(planned, || {
             let call = AnyArguments::RingAttentionUpdate(call.to_arguments());
-            let fixed = fixed(&starts).into_iter();
-            LiveOperator::new(context, &call, None).with(&parts, fixed)
+            LiveCall::new(context, &call, 1, &parts, fixed(&starts))
         })
     }
 
@@ -161,9 +159,6 @@ fn fixed(starts: &Starts) -> Vec<(Parameter, &AnyTensor)> {
         .map(|(_, tensor)| (Parameter::ActualSeqQlen, &**tensor))
         .collect()
 }
-
-/// Where packed sequences begin and the last one ends, on the host and on the device.
-pub(super) type Starts = Option<(Vec<i64>, Tensor<i64>)>;
 
 fn starts(stream: &Stream, rows: &StateRows) -> Result<Starts> {
     let Some(ends) = &rows.ends else {

@@ -5,7 +5,6 @@
 //! and merges the result with what it has: [`RingUpdate`], planned once and launched for each part as a [`RingPlan`].
 
 mod builder;
-mod keyless;
 mod plan;
 mod versions;
 

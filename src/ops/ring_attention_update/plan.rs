@@ -12,7 +12,7 @@ use crate::ops::operation::{self, Operation, Sealed};
 use crate::runtime::Queue;
 use crate::tensor::AnyTensor;
 
-use super::keyless::merged_keyless;
+use super::versions::merged_keyless;
 
 /// A merge that was checked and prepared. From [`RingUpdate::plan`](super::RingUpdate::plan).
 ///

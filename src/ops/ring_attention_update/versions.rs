@@ -1,8 +1,10 @@
-//! The entry points of the operator: which one takes a call, and its two phases.
+//! The entry points of the operator: which one takes a call, its two phases, and which sequences it may lose.
 
 use std::sync::Arc;
 
-use ascend_spec::ops::ring_attention_update::{Parameter, RingUpdateCall, Version, rules};
+use ascend_spec::ops::ring_attention_update::{
+    Parameter, RingUpdateCall, Version, admits_keyless, rules,
+};
 use ascend_spec::{Target, arguments_of_version, ring_attention_update_arguments};
 use ascend_sys::{Api, Library};
 
@@ -10,10 +12,12 @@ use crate::error::{Error, Result};
 use crate::operator::{
     self, AllowedLints, Descriptors, PreparedCall, entry_points, lints_of, phase_one,
 };
+use crate::ops::flash_attention_score::{Keyless, SoftmaxState};
 use crate::runtime::Context;
-use crate::tensor::AnyTensor;
+use crate::tensor::{AnyTensor, Tensor};
 
-use super::builder::Starts;
+/// Where packed sequences begin and the last one ends, on the host and on the device.
+pub(super) type Starts = Option<(Vec<i64>, Tensor<i64>)>;
 
 /// Checks a call against the contract, and finds the oldest installed version that can express it. All run on the same
 /// products.
@@ -47,7 +51,7 @@ pub(super) fn choose(
         needed: oldest.symbol(),
         why: match oldest {
             Version::V1 => "",
-            Version::V2 => " (for maxima and sums that lie like the query)",
+            Version::V2 => " (for maxima and sums in the order of the query)",
         },
         library: Library::Opapi.file_name(),
         since: oldest.since_cann(),
@@ -76,4 +80,31 @@ pub(super) fn prepare(
     };
     // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
     unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, fixed, phase_one) }
+}
+
+/// Returns the sequences that have no keys in either part, and so none in the merged one.
+///
+/// # Errors
+/// The lint that is broken by a sequence without keys in a part.
+#[inline]
+pub(super) fn merged_keyless(
+    previous: &SoftmaxState,
+    current: &SoftmaxState,
+    allowed: &AllowedLints,
+) -> Result<Keyless> {
+    match (previous.keyless(), current.keyless()) {
+        (None, None) => Ok(None),
+        parts => found(parts.0.as_deref(), parts.1.as_deref(), allowed),
+    }
+}
+
+#[cold]
+fn found(prev: Option<&[bool]>, cur: Option<&[bool]>, allowed: &AllowedLints) -> Result<Keyless> {
+    let sequences = prev.or(cur).map_or(0, <[bool]>::len);
+    let all_have_keys = vec![false; sequences];
+    let [prev, cur] = [prev, cur].map(|of| of.unwrap_or(&all_have_keys));
+    admits_keyless(prev, cur, &allowed.ids(lints_of::<Version>)?)?;
+    let in_both = prev.iter().zip(cur).map(|(prev, cur)| *prev && *cur);
+    let in_both: Vec<bool> = in_both.collect();
+    Ok(in_both.contains(&true).then(|| in_both.into()))
 }

@@ -7,4 +7,5 @@ mod plan;
 mod slot_mapping;
 
 pub use plan::{CacheOrder, ScatterInputs, ScatterOperation, ScatterPaKvCache, ScatterPlan};
+pub(crate) use plan::{phase_one, phases_of};
 pub use slot_mapping::SlotMapping;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::scatter_pa_kv_cache::{
     Argument, NORM, PA_NZ, Parameter, ScatterCall, Version,
 };
@@ -185,14 +186,45 @@ impl ScatterPaKvCache {
             }),
             ..ScatterCall::default()
         };
+        let tensors = Given {
+            key,
+            key_cache: &key_cache,
+            slot_mapping: slots.tensor(),
+            values: (values.zip(value_cache.as_ref())).map(|((value, _), cache)| (&**value, cache)),
+        };
+        let planned = self.prepare(context, &call, slots, key);
+        let recorded = AnyArguments::ScatterPaKvCache(call.to_arguments());
+        ScatterPlan::recorded(planned, context, recorded, &tensors)
+    }
+
+    /// Checks a call and prepares it, with one placeholder address for all tensors.
+    fn prepare(
+        &self,
+        context: &Arc<Context>,
+        call: &ScatterCall<'_>,
+        slots: &SlotMapping,
+        stand_in: &AnyTensor,
+    ) -> Result<ScatterPlan> {
         let problem = call.check(context.soc()?)?;
         slots.fits(problem.slots())?;
         let operation = ScatterOperation {
             order: self.order,
             slots: problem.slots(),
-            values: values.is_some(),
+            values: call.value.is_some(),
         };
-        let prepared = prepare(context, &call, problem.tokens == 0, key)?;
+        let phases = phases_of(Version::V1);
+        if problem.tokens == 0 {
+            let idle = PreparedCall::idle(context, &phases, call);
+            return Ok(ScatterPlan::new(idle, operation));
+        }
+        let api = context.runtime().api();
+        phases.required(api, Version::V1.info(), INSTEAD)?;
+        let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
+            phase_one(api, Version::V1, call, descriptors)
+        };
+        // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
+        let prepared =
+            unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }?;
         Ok(ScatterPlan::new(prepared, operation))
     }
 }
@@ -224,26 +256,6 @@ impl Tensors<Parameter> for Given<'_> {
             None => Ok(()),
         }
     }
-}
-
-/// Prepares a call that the contract has accepted, with one placeholder address for all tensors.
-fn prepare(
-    context: &Arc<Context>,
-    call: &ScatterCall<'_>,
-    is_idle: bool,
-    stand_in: &AnyTensor,
-) -> Result<PreparedCall<Parameter>> {
-    let phases = phases_of(Version::V1);
-    if is_idle {
-        return Ok(PreparedCall::idle(context, &phases, call));
-    }
-    let api = context.runtime().api();
-    phases.required(api, Version::V1.info(), INSTEAD)?;
-    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-        phase_one(api, Version::V1, call, descriptors)
-    };
-    // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-    unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }
 }
 
 /// A call of ScatterPaKvCache that was checked and prepared. From [`ScatterPaKvCache::plan`].

@@ -1,6 +1,6 @@
 //! A call that owns what a [`FiaCall`] borrows, so that any of its fields can be changed.
 
-use ascend_attention::case::Case;
+use ascend_attention::case::AttentionCase;
 use ascend_attention::spec::ops::fused_infer_attention_score::{CheckedCall, FiaCall, Version};
 use ascend_attention::spec::{Layout, Soc, Target, TensorDesc};
 
@@ -29,7 +29,7 @@ pub enum Answer {
 
 impl Call {
     /// The call of a case.
-    pub fn of(case: &Case) -> Self {
+    pub fn of(case: &AttentionCase) -> Self {
         let description = case.describe();
         let call = description.call();
         let layout = Layout::parse(call.input_layout).map_or("", Layout::as_str);

@@ -136,7 +136,7 @@ fn cases() -> Vec<Case> {
             };
             for path in entries.map(|entry| entry.unwrap().path()) {
                 let name = format!("{folder}/{}", path.file_stem().unwrap().to_string_lossy());
-                let case = ascend_attention::case::Case::read(&path).unwrap();
+                let case = crate::case_files::read(&path).unwrap();
                 cases.insert(name, Call::of(&case));
             }
         }

@@ -4,7 +4,7 @@ use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::merge::{HostPart, LseLog2, LseNat, merge_on_host};
 use ascend_attention::spec::DType;
 use ascend_attention::{
-    Backend, FusedInferAttention, InnerPrecise, Layout, RangeReport, Stream, Tensor, bf16, f16,
+    FusedInferAttention, InnerPrecise, Layout, Platform, RangeReport, Stream, Tensor, bf16, f16,
 };
 use ascend_serving::kv::{PagedKvCache, Sequence};
 use ascend_serving::{AttentionMetadata, BatchRequest, Causality};
@@ -123,8 +123,8 @@ fn log_sum_exps_of_two_bases() {
 #[test]
 fn results_that_depend_on_the_batch() {
     let stream = harness::stream();
-    assert!(!harness::runtime().backend().is_batch_invariant());
-    for backend in [Backend::Npu, Backend::Emulated, Backend::Custom] {
+    assert!(!harness::runtime().platform().is_batch_invariant());
+    for backend in [Platform::Npu, Platform::Emulated, Platform::Custom] {
         assert!(!backend.is_batch_invariant());
     }
     let query = harness::tensor(&stream, [1, 2, 1, 64]);

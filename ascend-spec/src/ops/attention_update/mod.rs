@@ -10,9 +10,9 @@ pub use arguments::{Argument, Arguments, Parameter, UpdateCall};
 pub use weights::{Real, visible, weigh};
 
 use crate::Cann::V8_1;
-use crate::contract::DescribedOperator;
+use crate::contract::{CallContract, DescribedOperator};
 use crate::operator::{OperatorVersion, versions};
-use crate::{DType, Rule};
+use crate::{DType, Dims, Rule, Target, TensorDesc, Violation};
 use std::ops::Range;
 
 versions! {
@@ -32,6 +32,30 @@ impl DescribedOperator for AttentionUpdate {
 
     fn rules() -> impl Iterator<Item = &'static Rule> {
         rules::RULES.iter().copied()
+    }
+}
+
+impl CallContract for AttentionUpdate {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn check(
+        arguments: &Self::Arguments,
+        _: Version,
+        target: Target,
+        _: &mut dyn FnMut(Violation),
+    ) -> Result<(), Violation> {
+        arguments.call().check(target).map(drop)
+    }
+
+    fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
+        let packed = |parts: &[TensorDesc]| {
+            let part = parts.first()?;
+            Some(TensorDesc::packed(part.dtype, part.shape))
+        };
+        arguments.out = arguments.out.or(packed(&arguments.local_out));
+        let writes_lse = arguments.update_type == 1;
+        arguments.lse_out =
+            (arguments.lse_out).or_else(|| packed(&arguments.lse).filter(|_| writes_lse));
     }
 }
 

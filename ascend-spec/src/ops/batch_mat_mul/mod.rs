@@ -9,9 +9,9 @@ pub mod rules;
 pub use arguments::{Argument, Arguments, BatchMatMulCall, Parameter};
 
 use crate::Cann::{V8_1, V9_0};
-use crate::Rule;
-use crate::contract::DescribedOperator;
+use crate::contract::{CallContract, DescribedOperator, each_lint};
 use crate::operator::{OperatorVersion, versions};
+use crate::{Dims, Rule, Target, TensorDesc, Violation};
 use std::ops::Range;
 
 versions! {
@@ -44,6 +44,26 @@ impl DescribedOperator for BatchMatMul {
 
     fn rules() -> impl Iterator<Item = &'static Rule> {
         rules::RULES.iter().copied()
+    }
+}
+
+impl CallContract for BatchMatMul {
+    type Arguments = Arguments<TensorDesc>;
+
+    fn check(
+        arguments: &Self::Arguments,
+        _: Version,
+        target: Target,
+        report: &mut dyn FnMut(Violation),
+    ) -> Result<(), Violation> {
+        let call = arguments.call();
+        call.check(target.soc)?;
+        each_lint(|allowed| call.lint(target.soc, allowed), report);
+        Ok(())
+    }
+
+    fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
+        arguments.out = arguments.out.or(arguments.call().implied_out());
     }
 }
 
@@ -85,5 +105,19 @@ impl BatchMatMulProblem {
             };
             visit(argument.parameter, desc.walked([batch, rows, columns]));
         }
+    }
+}
+
+impl BatchMatMulCall {
+    /// The contiguous products that follow from the factors, of the type of `self`; `None` without factors, and for
+    /// products that no memory holds. Where factors have no three axes each, which a check refuses, a product is one
+    /// element.
+    pub fn implied_out(&self) -> Option<TensorDesc> {
+        let (left, right) = (self.self_?, self.mat2?);
+        let shape = match (&left.shape[..], &right.shape[..]) {
+            (&[a, m, _], &[b, _, n]) => [a.max(b), m, n],
+            _ => [1; 3],
+        };
+        TensorDesc::contiguous(left.dtype, &shape)
     }
 }

@@ -7,6 +7,7 @@
 mod path_call;
 mod path_operator;
 
-pub(crate) use path_call::{PathCall, PathRules, path_version};
+pub(crate) use path_call::path_version;
+pub use path_call::{PathCall, PathRules};
 pub(crate) use path_operator::path_operator;
 pub(crate) use path_operator::path_rules;

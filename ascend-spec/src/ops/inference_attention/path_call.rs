@@ -28,7 +28,8 @@ pub(crate) const fn path_version(number: u8, symbol: &'static str) -> OperatorVe
 
 /// The rules of an operator that are asked in the same way for each. [`path_rules!`](super::path_rules) declares all
 /// but the last two.
-pub(crate) struct PathRules {
+#[derive(Debug)]
+pub struct PathRules {
     pub(crate) successor: &'static Rule,
     pub(crate) product: &'static Rule,
     pub(crate) required: &'static Rule,
@@ -41,7 +42,11 @@ pub(crate) struct PathRules {
 }
 
 /// A call of an operator that is one path of FusedInferAttentionScore.
-pub(crate) trait PathCall: ArgumentValues<Tensor = TensorDesc> {
+#[allow(
+    private_interfaces,
+    reason = "sealed by types that only this crate makes"
+)]
+pub trait PathCall: ArgumentValues<Tensor = TensorDesc> {
     /// The operator's versions.
     type Version: DeclaredVersion;
 
@@ -60,6 +65,7 @@ pub(crate) trait PathCall: ArgumentValues<Tensor = TensorDesc> {
     fn computed_by(&self, version: Self::Version) -> Self;
 
     /// Checks the operator's own rules, and returns the path's verdict; `None` for a call that computes nothing.
+    #[doc(hidden)]
     fn judge(&self, target: Target) -> Result<Option<Verdict>, Violation>;
 
     /// Checks the tiling rules of 310P, by the sizes of the tensors.

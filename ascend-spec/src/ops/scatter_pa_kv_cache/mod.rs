@@ -18,9 +18,9 @@ pub const NORM: &str = "Norm";
 pub const PA_NZ: &str = "PA_NZ";
 
 use crate::Cann::V8_1;
-use crate::Rule;
-use crate::contract::DescribedOperator;
+use crate::contract::{CallContract, DescribedOperator, each_lint};
 use crate::operator::{OperatorVersion, versions};
+use crate::{Dims, Rule, Target, TensorDesc, Violation};
 
 versions! {
     /// The version of ScatterPaKvCache.
@@ -39,5 +39,42 @@ impl DescribedOperator for ScatterPaKvCache {
 
     fn rules() -> impl Iterator<Item = &'static Rule> {
         rules::RULES.iter().copied()
+    }
+}
+
+impl CallContract for ScatterPaKvCache {
+    const KEEPS_ELEMENTS: bool = true;
+
+    type Arguments = Arguments<TensorDesc>;
+
+    fn check(
+        arguments: &Self::Arguments,
+        _: Version,
+        target: Target,
+        report: &mut dyn FnMut(Violation),
+    ) -> Result<(), Violation> {
+        let call = arguments.call();
+        call.check(target.soc)?;
+        each_lint(|allowed| call.lint(allowed), report);
+        Ok(())
+    }
+
+    fn imply_outputs(_: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {}
+
+    fn check_contents(
+        arguments: &Self::Arguments,
+        _: Version,
+        target: Target,
+        integers: &dyn Fn(&str) -> Vec<i64>,
+    ) -> Result<(), Violation> {
+        let Ok(problem) = arguments.call().check(target.soc) else {
+            return Ok(());
+        };
+        let mut wrong = None;
+        let slots = integers(Parameter::SlotMapping.name());
+        slot_faults(&slots, problem.slots(), &mut |fault| {
+            wrong = wrong.or(Some(fault).filter(|fault| fault.rule().overruns));
+        });
+        wrong.map_or(Ok(()), |fault| Err(fault.violation()))
     }
 }

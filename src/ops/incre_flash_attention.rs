@@ -1,14 +1,23 @@
-//! A call for one query row a sequence, described step by step.
+//! IncreFlashAttention: attention of one query row a sequence, the decoding of the Atlas inference series (310P).
+//!
+//! [`IncreFlashAttention`] describes a call, which is planned once and launched per layer as an [`IncrePlan`]. What a
+//! call reads is given as the [`Inputs`](crate::attention::Inputs) of FusedInferAttention; it takes fewer kinds of
+//! them.
 
-use ascend_spec::ops::fused_infer_attention_score as fia;
-use ascend_spec::ops::incre_flash_attention::{IncreCall, Parameter};
+pub use super::inference_attention::{InferenceAttention, InferenceOperation, InferencePlan};
+
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::incre_flash_attention::{IncreCall, Parameter, Version};
+use ascend_spec::{TensorDesc, arguments_of_version, incre_flash_attention_arguments};
+use ascend_sys::Api;
 
 use crate::error::Result;
 use crate::mask::Mask;
 use crate::operator;
+use crate::operator::{Descriptors, PhaseOne, Phases, entry_points, phase_one};
 use crate::ops::attention_settings::Numbers;
 use crate::ops::inference_attention::{
-    Described, InferenceAttention, InferenceOperator, InferenceParameter, InferencePlan,
+    Described, InferenceCall, InferenceOperator, InferenceParameter,
 };
 use crate::tensor::AnyTensor;
 
@@ -19,9 +28,9 @@ pub type IncrePlan = InferencePlan<Parameter>;
 /// paged.
 ///
 /// It is the fused attention of the Atlas inference series (310P), which has no
-/// [`FusedInferAttention`](crate::FusedInferAttention), and runs on Atlas A2 and A3 too. Unlike that, it has no
-/// sparse modes, rotary parts, shared prefix, log-sum-exp and separate scales of key and value. It takes the layouts
-/// BSH, BSND and BNSD. What is not set has the operator's default, except [`inner_precise`](IncreFlashAttention::inner_precise),
+/// [`FusedInferAttention`](crate::FusedInferAttention), and runs on Atlas A2 and A3 too. Unlike that, it has no sparse
+/// modes, rotary parts, shared prefix, log-sum-exp and separate scales of key and value. It takes the layouts BSH, BSND
+/// and BNSD. What is not set has the operator's default, except [`inner_precise`](IncreFlashAttention::inner_precise),
 /// which is high precision, and [`scale`](IncreFlashAttention::scale), which has to be set.
 ///
 /// Source: aclnnIncreFlashAttentionV4, since CANN 8.1. Ascend 950 refuses it.
@@ -62,33 +71,41 @@ impl IncreFlashAttention {
     }
 }
 
+entry_points! {
+    incre_flash_attention_arguments, IncreCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnIncreFlashAttentionGetWorkspaceSize, aclnnIncreFlashAttention;
+    Version::V2 => 2: aclnnIncreFlashAttentionV2GetWorkspaceSize, aclnnIncreFlashAttentionV2;
+    Version::V3 => 3: aclnnIncreFlashAttentionV3GetWorkspaceSize, aclnnIncreFlashAttentionV3;
+    Version::V4 => 4: aclnnIncreFlashAttentionV4GetWorkspaceSize, aclnnIncreFlashAttentionV4;
+}
+
+/// The version that calls go to: the others are deprecated, and V1 and V2 compute without a position bias.
+const VERSION: Version = Version::V4;
+
+impl InferenceCall for IncreCall<'_> {
+    const VERSION: Version = VERSION;
+
+    fn phases() -> Phases {
+        phases_of(VERSION)
+    }
+
+    fn recorded(&self) -> AnyArguments<TensorDesc> {
+        AnyArguments::IncreFlashAttention(self.to_arguments())
+    }
+
+    fn phase_one(&self, api: &Api, descriptors: &mut Descriptors<Parameter>) -> Result<PhaseOne> {
+        phase_one(api, VERSION, self, descriptors)
+    }
+}
+
 impl operator::Parameter for Parameter {}
 
 impl InferenceParameter for Parameter {
+    type Call<'a> = IncreCall<'a>;
     const OPERATOR: &'static str = "IncreFlashAttention";
     const QUERY: Self = Parameter::Query;
     const ATTEN_MASK: Self = Parameter::AttenMask;
     const ATTENTION_OUT: Self = Parameter::AttentionOut;
-
-    #[inline]
-    fn of_fused(parameter: fia::Parameter) -> Option<Self> {
-        Some(match parameter {
-            fia::Parameter::Query => Parameter::Query,
-            fia::Parameter::Key => Parameter::Key,
-            fia::Parameter::Value => Parameter::Value,
-            fia::Parameter::PseShift => Parameter::PseShift,
-            fia::Parameter::DeqScale1 => Parameter::DequantScale1,
-            fia::Parameter::QuantScale1 => Parameter::QuantScale1,
-            fia::Parameter::DeqScale2 => Parameter::DequantScale2,
-            fia::Parameter::QuantScale2 => Parameter::QuantScale2,
-            fia::Parameter::QuantOffset2 => Parameter::QuantOffset2,
-            fia::Parameter::AntiquantScale => Parameter::AntiquantScale,
-            fia::Parameter::AntiquantOffset => Parameter::AntiquantOffset,
-            fia::Parameter::BlockTable => Parameter::BlockTable,
-            fia::Parameter::KvPaddingSize => Parameter::KvPaddingSize,
-            _ => return None,
-        })
-    }
 }
 
 impl InferenceOperator for Parameter {

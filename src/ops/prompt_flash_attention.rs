@@ -1,15 +1,23 @@
-//! A call for several query rows, described step by step.
+//! PromptFlashAttention: attention of several query rows a sequence, the prefill of the Atlas inference series (310P).
+//!
+//! [`PromptFlashAttention`] describes a call, which is planned once and launched per layer as a [`PromptPlan`]. What
+//! a call reads is given as the [`Inputs`](crate::attention::Inputs) of FusedInferAttention; it takes fewer kinds of
+//! them.
 
-use ascend_spec::ops::fused_infer_attention_score as fia;
-use ascend_spec::ops::prompt_flash_attention::{Parameter, PromptCall};
+pub use super::inference_attention::{InferenceAttention, InferenceOperation, InferencePlan};
+
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::prompt_flash_attention::{Parameter, PromptCall, Version};
+use ascend_spec::{TensorDesc, arguments_of_version, prompt_flash_attention_arguments};
+use ascend_sys::Api;
 
 use crate::error::Result;
 use crate::mask::Mask;
 use crate::operator;
+use crate::operator::{Descriptors, PhaseOne, Phases, entry_points, phase_one};
 use crate::ops::attention_settings::Numbers;
 use crate::ops::inference_attention::{
-    Described, InferenceAttention, InferenceOperator, InferenceParameter, InferencePlan,
-    no_such_input,
+    Described, InferenceCall, InferenceOperator, InferenceParameter, no_such_input,
 };
 
 /// A call that was checked and prepared. From [`PromptFlashAttention::plan`].
@@ -20,10 +28,10 @@ pub type PromptPlan = InferencePlan<Parameter>;
 ///
 /// It is the fused attention of the Atlas inference series (310P), which has no
 /// [`FusedInferAttention`](crate::FusedInferAttention), and runs on Atlas A2 and A3 too. Unlike that, it has no paged
-/// cache, no tensor lists, no rotary parts, no shared prefix, no left padding and no log-sum-exp. It takes FLOAT16,
-/// on Atlas A2 and A3 BF16, or INT8; the layouts BSH, BSND, BNSD, BNSD_BSND and TND; sparse modes 0 to 4. What is not
-/// set has the operator's default, except [`inner_precise`](PromptFlashAttention::inner_precise), which is high precision, and
-/// [`scale`](PromptFlashAttention::scale), which has to be set.
+/// cache, no tensor lists, no rotary parts, no shared prefix, no left padding and no log-sum-exp. It takes FLOAT16, on
+/// Atlas A2 and A3 BF16, or INT8; the layouts BSH, BSND, BNSD, BNSD_BSND and TND; sparse modes 0 to 4. What is not set
+/// has the operator's default, except [`inner_precise`](PromptFlashAttention::inner_precise), which is high precision,
+/// and [`scale`](PromptFlashAttention::scale), which has to be set.
 ///
 /// Source: aclnnPromptFlashAttentionV3, since CANN 8.1. Ascend 950 refuses it.
 ///
@@ -64,29 +72,40 @@ impl PromptFlashAttention {
     }
 }
 
+entry_points! {
+    prompt_flash_attention_arguments, PromptCall<'_>, Parameter, Version;
+    Version::V1 => 1: aclnnPromptFlashAttentionGetWorkspaceSize, aclnnPromptFlashAttention;
+    Version::V2 => 2: aclnnPromptFlashAttentionV2GetWorkspaceSize, aclnnPromptFlashAttentionV2;
+    Version::V3 => 3: aclnnPromptFlashAttentionV3GetWorkspaceSize, aclnnPromptFlashAttentionV3;
+}
+
+/// The version that calls go to: V1 and V2 are deprecated, and compute without a position bias.
+const VERSION: Version = Version::V3;
+
+impl InferenceCall for PromptCall<'_> {
+    const VERSION: Version = VERSION;
+
+    fn phases() -> Phases {
+        phases_of(VERSION)
+    }
+
+    fn recorded(&self) -> AnyArguments<TensorDesc> {
+        AnyArguments::PromptFlashAttention(self.to_arguments())
+    }
+
+    fn phase_one(&self, api: &Api, descriptors: &mut Descriptors<Parameter>) -> Result<PhaseOne> {
+        phase_one(api, VERSION, self, descriptors)
+    }
+}
+
 impl operator::Parameter for Parameter {}
 
 impl InferenceParameter for Parameter {
+    type Call<'a> = PromptCall<'a>;
     const OPERATOR: &'static str = "PromptFlashAttention";
     const QUERY: Self = Parameter::Query;
     const ATTEN_MASK: Self = Parameter::AttenMask;
     const ATTENTION_OUT: Self = Parameter::AttentionOut;
-
-    #[inline]
-    fn of_fused(parameter: fia::Parameter) -> Option<Self> {
-        Some(match parameter {
-            fia::Parameter::Query => Parameter::Query,
-            fia::Parameter::Key => Parameter::Key,
-            fia::Parameter::Value => Parameter::Value,
-            fia::Parameter::PseShift => Parameter::PseShift,
-            fia::Parameter::DeqScale1 => Parameter::DeqScale1,
-            fia::Parameter::QuantScale1 => Parameter::QuantScale1,
-            fia::Parameter::DeqScale2 => Parameter::DeqScale2,
-            fia::Parameter::QuantScale2 => Parameter::QuantScale2,
-            fia::Parameter::QuantOffset2 => Parameter::QuantOffset2,
-            _ => return None,
-        })
-    }
 }
 
 impl InferenceOperator for Parameter {

@@ -1,8 +1,12 @@
-//! Products of matrices.
+//! BatchMatMul: products of matrices, one for each entry of the first axis.
+//!
+//! [`BatchMatMul`] describes a call, which is planned once and launched with other tensors of the same shapes as a
+//! [`BatchMatMulPlan`].
 
 use std::fmt;
 use std::sync::Arc;
 
+use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::batch_mat_mul::{
     Argument, BatchMatMulCall, Parameter, Version, cube_math_type,
 };
@@ -12,10 +16,9 @@ use ascend_sys::Api;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{
-    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, new_output,
-    phase_one,
+    self, AllowedLints, Descriptors, PreparedCall, Tensors, entry_points, lints_of, phase_one,
 };
-use crate::ops::operation::{self, Operation, Sealed};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Context, Queue};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -73,7 +76,7 @@ impl CubeMathType {
 /// let a = stream.upload(&[1.0f32, 2.0, 3.0, 4.0], [1, 2, 2])?;
 /// let b = stream.upload(&[1.0f32, 0.0, 10.0, 1.0], [1, 2, 2])?;
 /// let transposed = b.permute([0, 2, 1])?;
-/// let plan = BatchMatMul::new().plan(&a, &transposed)?;
+/// let plan = BatchMatMul::new().plan((&a, &transposed))?;
 /// let product = plan.launch(&stream, (&a, &transposed))?;
 /// assert_eq!(product.download(&stream)?, [1.0, 12.0, 3.0, 34.0]);
 /// # }
@@ -115,58 +118,61 @@ impl BatchMatMul {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for tensors of different devices or products that memory
     /// cannot hold. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnBatchMatMulGetWorkspaceSize")]
-    pub fn plan<T: Element>(&self, self_: &Tensor<T>, mat2: &Tensor<T>) -> Result<BatchMatMulPlan> {
+    pub fn plan<T: Element>(
+        &self,
+        (self_, mat2): (&Tensor<T>, &Tensor<T>),
+    ) -> Result<BatchMatMulPlan> {
         let context = self_.memory().context();
         let api = context.runtime().api();
         phases_of(Version::V1).required(api, Version::V1.info(), INSTEAD)?;
         mat2.on(Parameter::Mat2.name(), context)?;
         let (left, right) = (*self_.desc(), *mat2.desc());
-        let product = match (&left.shape[..], &right.shape[..]) {
-            (&[a, m, _], &[b, _, n]) => [a.max(b), m, n],
-            // The contract refuses the factors.
-            _ => [1; 3],
+        let mut call = BatchMatMulCall {
+            self_: Some(left),
+            mat2: Some(right),
+            out: None,
+            cube_math_type: self.cube_math_type.acl(),
         };
-        let Some(out) = TensorDesc::contiguous(left.dtype, &product) else {
+        let Some(out) = call.implied_out() else {
             return Err(Error::invalid(
                 "out",
-                format_args!("{product:?}"),
+                format_args!("factors {} and {}", left.shape, right.shape),
                 "products that memory can hold",
             )
             .fix("multiply in parts"));
         };
-        let call = BatchMatMulCall {
-            self_: Some(left),
-            mat2: Some(right),
-            out: Some(out),
-            cube_math_type: self.cube_math_type.acl(),
-        };
+        call.out = Some(out);
+        let planned = self.prepare(context, &call, self_);
+        let planned = planned.map(|call| BatchMatMulPlan::new(call, BatchMatMulOperation { out }));
+        let recorded = AnyArguments::BatchMatMul(call.to_arguments());
+        let factors = [self_, mat2].map(|factor| &**factor);
+        let tensors = Given { out: None, factors };
+        BatchMatMulPlan::recorded(planned, context, recorded, &tensors)
+    }
+
+    /// Checks a call and prepares it, with one placeholder address for all tensors.
+    fn prepare(
+        &self,
+        context: &Arc<Context>,
+        call: &BatchMatMulCall,
+        stand_in: &AnyTensor,
+    ) -> Result<PreparedCall<Parameter>> {
         let soc = context.soc()?;
         let problem = call.check(soc)?;
         call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;
-        let prepared = prepare(context, &call, problem.is_idle(), self_)?;
-        Ok(BatchMatMulPlan::new(prepared, BatchMatMulOperation { out }))
+        let phases = phases_of(Version::V1);
+        if problem.is_idle() {
+            return Ok(PreparedCall::idle(context, &phases, call));
+        }
+        let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
+            phase_one(api, Version::V1, call, descriptors)
+        };
+        // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
+        unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }
     }
 }
 
 impl operator::Parameter for Parameter {}
-
-/// Prepares a call that the contract has accepted, with one placeholder address for all tensors.
-fn prepare(
-    context: &Arc<Context>,
-    call: &BatchMatMulCall,
-    is_idle: bool,
-    stand_in: &AnyTensor,
-) -> Result<PreparedCall<Parameter>> {
-    let phases = phases_of(Version::V1);
-    if is_idle {
-        return Ok(PreparedCall::idle(context, &phases, call));
-    }
-    let phase_one = |api: &Api, descriptors: &mut Descriptors<Parameter>| {
-        phase_one(api, Version::V1, call, descriptors)
-    };
-    // SAFETY: phase one is called with pointers of the descriptors, and only its executor is returned.
-    unsafe { PreparedCall::standing_in(context, &phases, call, stand_in, &[], phase_one) }
-}
 
 /// A call of BatchMatMul that was checked and prepared. From [`BatchMatMul::plan`].
 ///
@@ -181,7 +187,8 @@ pub struct BatchMatMulOperation {
 
 /// The tensors of a launch.
 struct Given<'a> {
-    out: &'a AnyTensor,
+    /// `None` for a call that is only planned.
+    out: Option<&'a AnyTensor>,
     factors: [&'a AnyTensor; 2],
 }
 
@@ -191,7 +198,9 @@ impl Tensors<Parameter> for Given<'_> {
         mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>,
     ) -> Result<()> {
         let [left, right] = self.factors;
-        visit(Parameter::Out.into(), self.out)?;
+        if let Some(out) = self.out {
+            visit(Parameter::Out.into(), out)?;
+        }
         visit(Parameter::SelfMatrices.into(), left)?;
         visit(Parameter::Mat2.into(), right)
     }
@@ -216,6 +225,7 @@ impl Operation for BatchMatMulOperation {
         out: &mut Tensor<T>,
     ) -> Result<()> {
         let factors = [self_, mat2].map(|factor| &**factor);
+        let out = Some(&**out);
         plan.queue(queue, &Given { out, factors }, || Ok(()))
             .flatten()
     }
