@@ -7,6 +7,7 @@
 pub mod gate;
 pub mod reference;
 
+use approx::abs_diff_eq;
 use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock};
@@ -197,7 +198,7 @@ impl Sample {
         for (i, (got, want)) in got.iter().zip(&self.want).enumerate() {
             let got = got.to_f64();
             assert!(
-                (got - want).abs() <= 1.5e-3,
+                abs_diff_eq!(got, want, epsilon = 1.5e-3),
                 "element {i}: {got}, expected {want}"
             );
         }
@@ -251,7 +252,7 @@ pub fn attends(
             let got = &got[(head * rows + i) * 16..][..16];
             for (got, want) in got.iter().zip(want) {
                 assert!(
-                    (got.to_f64() - want).abs() < 2e-3,
+                    abs_diff_eq!(got.to_f64(), want, epsilon = 2e-3),
                     "head {head}, row {i}: {got}, not {want}"
                 );
             }

@@ -1,6 +1,7 @@
 //! A step by any backends over requests that may share prefixes: whatever the batch, each row is what one dense pass
 //! over the keys that it sees gives it.
 
+use approx::abs_diff_eq;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
@@ -197,7 +198,7 @@ pub fn run_on(
                 for (got, want) in got.iter().zip(&want) {
                     // Parts are rounded before they are merged.
                     prop_assert!(
-                        (got.to_f64() - want).abs() <= 2e-2,
+                        abs_diff_eq!(got.to_f64(), want, epsilon = 2e-2),
                         "layer {layer}, request {at}, position {position}: {got}, expected {want}, by {}",
                         ran.name
                     );

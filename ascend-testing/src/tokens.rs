@@ -65,7 +65,7 @@ pub fn dense(
     shape: AttentionShape,
     sees: impl Fn(usize) -> bool,
 ) -> Vec<f64> {
-    dense_over(names, layer, shape, sees, |_, numbers, _| numbers)
+    attended(names, layer, shape, &sees, &|_, numbers, _| numbers, &[])
 }
 
 /// The same with one more logit for each head, which has no value.
@@ -76,7 +76,7 @@ pub fn dense_with_sinks(
     sees: impl Fn(usize) -> bool,
     sinks: &[f64],
 ) -> Vec<f64> {
-    attended(names, layer, shape, sees, |_, numbers, _| numbers, sinks)
+    attended(names, layer, shape, &sees, &|_, numbers, _| numbers, sinks)
 }
 
 /// The same over keys (1) and values (2) that a cache gives back as others: by the place of a token, its numbers and
@@ -88,15 +88,16 @@ pub fn dense_over(
     sees: impl Fn(usize) -> bool,
     cached: impl Fn(usize, Vec<f64>, u64) -> Vec<f64>,
 ) -> Vec<f64> {
-    attended(names, layer, shape, sees, cached, &[])
+    attended(names, layer, shape, &sees, &cached, &[])
 }
 
+/// No generic function, so that it is compiled here, with optimisation.
 fn attended(
     names: &[u64],
     layer: usize,
     shape: AttentionShape,
-    sees: impl Fn(usize) -> bool,
-    cached: impl Fn(usize, Vec<f64>, u64) -> Vec<f64>,
+    sees: &dyn Fn(usize) -> bool,
+    cached: &dyn Fn(usize, Vec<f64>, u64) -> Vec<f64>,
     sinks: &[f64],
 ) -> Vec<f64> {
     let exact = |row: Vec<bf16>| row.into_iter().map(|x| x.to_f64()).collect::<Vec<_>>();

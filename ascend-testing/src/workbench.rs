@@ -1,5 +1,13 @@
 //! What the tests share: a context of their own, memory, streams that can be held up, and one attention call.
 
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    clippy::not_unsafe_ptr_arg_deref,
+    clippy::new_without_default,
+    reason = "tests call the C functions as C programs do, and end where a pointer is wrong"
+)]
+
+use approx::abs_diff_eq;
 use ascend_emu::abi::*;
 use ascend_sys::bindings as sys;
 use ascend_sys::bindings::{
@@ -389,12 +397,15 @@ impl Call {
         let (want, want_lse) = expected(&input(0), &input(1), &input(2));
         let got: Vec<f16> = download(out, S * D);
         for (got, want) in got.iter().zip(&want) {
-            assert!((got.to_f64() - want).abs() < 2e-3, "{got} is not {want}");
+            assert!(
+                abs_diff_eq!(got.to_f64(), want, epsilon = 2e-3),
+                "{got} is not {want}"
+            );
         }
         let got: Vec<f32> = download(self.lse, S);
         for (got, want) in got.iter().zip(&want_lse) {
             assert!(
-                (f64::from(*got) - want).abs() < 1e-4,
+                abs_diff_eq!(f64::from(*got), want, epsilon = 1e-4),
                 "lse {got} is not {want}"
             );
         }

@@ -24,12 +24,18 @@ struct Key {
 const KEYS: &[Key] = &[
     Key {
         name: "name",
-        read: |case, _, text| Ok(text.clone_into(&mut case.name)),
+        read: |case, _, text| {
+            text.clone_into(&mut case.name);
+            Ok(())
+        },
         write: |case| Some(case.name.clone()).filter(|text| !text.is_empty()),
     },
     Key {
         name: "note",
-        read: |case, _, text| Ok(text.clone_into(&mut case.note)),
+        read: |case, _, text| {
+            text.clone_into(&mut case.note);
+            Ok(())
+        },
         write: |case| Some(case.note.clone()).filter(|text| !text.is_empty()),
     },
     Key {
@@ -83,7 +89,10 @@ const KEYS: &[Key] = &[
     },
     Key {
         name: "expect_rule",
-        read: |case, _, text| Ok(case.expect_rule = Some(text.to_owned())),
+        read: |case, _, text| {
+            case.expect_rule = Some(text.to_owned());
+            Ok(())
+        },
         write: |case| case.expect_rule.clone(),
     },
     Key {
@@ -119,17 +128,26 @@ const KEYS: &[Key] = &[
     },
     Key {
         name: "soc",
-        read: |case, _, text| Ok(case.soc_name = Some(text.to_owned())),
+        read: |case, _, text| {
+            case.soc_name = Some(text.to_owned());
+            Ok(())
+        },
         write: |case| case.soc_name.clone(),
     },
     Key {
         name: "cann",
-        read: |case, key, text| Ok(case.cann = Some(release(key, text)?)),
+        read: |case, key, text| {
+            case.cann = Some(release(key, text)?);
+            Ok(())
+        },
         write: |case| case.cann.map(|cann| format!("{cann}.0")),
     },
     Key {
         name: "portable_since",
-        read: |case, key, text| Ok(case.portable_since = Some(release(key, text)?)),
+        read: |case, key, text| {
+            case.portable_since = Some(release(key, text)?);
+            Ok(())
+        },
         write: |case| case.portable_since.map(|cann| format!("{cann}.0")),
     },
     Key {
@@ -165,13 +183,19 @@ const KEYS: &[Key] = &[
     },
     Key {
         name: "group",
-        read: |case, _, text| Ok(case.group = Some((text.to_owned(), String::new()))),
+        read: |case, _, text| {
+            case.group = Some((text.to_owned(), String::new()));
+            Ok(())
+        },
         write: |case| case.group.as_ref().map(|(group, _)| group.clone()),
     },
     Key {
         name: "group_role",
         read: |case, _, text| match &mut case.group {
-            Some((_, role)) => Ok(text.clone_into(role)),
+            Some((_, role)) => {
+                text.clone_into(role);
+                Ok(())
+            }
             None => Err(GROUP),
         },
         write: |case| case.group.as_ref().map(|(_, role)| role.clone()),

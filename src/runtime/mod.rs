@@ -20,6 +20,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use ascend_sys::{Api, Origin, bindings as sys};
+use once_cell::sync::OnceCell;
 
 use crate::error::{Error, Result, acl, acl_error};
 pub(crate) use allocation::Memory;
@@ -118,7 +119,7 @@ struct Known {
     context: Weak<Context>,
 }
 
-static NPU: Mutex<Option<Runtime>> = Mutex::new(None);
+static NPU: OnceCell<Runtime> = OnceCell::new();
 #[cfg(feature = "emulation")]
 static EMULATED: Mutex<Vec<(Option<ascend_emu::Machine>, Runtime)>> = Mutex::new(Vec::new());
 
@@ -189,18 +190,16 @@ impl Runtime {
     /// [`Error::Load`] with every path tried; [`Error::Acl`] if CANN cannot be initialised.
     #[doc(alias = "aclInit")]
     pub fn npu() -> Result<Self> {
-        let mut known = lock(&NPU);
-        if let Some(runtime) = &*known {
-            return Ok(runtime.clone());
-        }
-        #[cfg(feature = "link")]
-        let api = Api::linked();
-        // SAFETY: what stands where CANN's libraries are installed are CANN's libraries; who can replace them can
-        // replace this program as well.
-        #[cfg(not(feature = "link"))]
-        let api = unsafe { Api::load() }?;
-        let runtime = Self::start(Arc::new(api), Platform::Npu)?;
-        Ok(known.insert(runtime).clone())
+        let start = || {
+            #[cfg(feature = "link")]
+            let api = Api::linked();
+            // SAFETY: what stands where CANN's libraries are installed are CANN's libraries; who can replace them
+            // can replace this program as well.
+            #[cfg(not(feature = "link"))]
+            let api = unsafe { Api::load() }?;
+            Self::start(Arc::new(api), Platform::Npu)
+        };
+        NPU.get_or_try_init(start).cloned()
     }
 
     /// The emulation of CANN on the CPU, in this process.

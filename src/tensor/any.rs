@@ -228,7 +228,7 @@ impl AnyTensor {
     }
 
     /// A view with the axes in another order: axis `i` of the view is axis `order[i]`. Most operators take contiguous
-    /// tensors only; see [`Tensor::contiguous`].
+    /// tensors only; see [`Tensor::contiguous`](crate::Tensor::contiguous).
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) unless `order` has each axis once.

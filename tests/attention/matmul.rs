@@ -1,6 +1,7 @@
 //! Products of matrices: views, one factor for all, errors.
 
 use crate::harness;
+use approx::abs_diff_eq;
 
 use ascend_attention::matmul::{BatchMatMul, CubeMathType};
 use ascend_attention::{Element, Error, Graph, Number, Stream, Tensor, bf16, f16, rules};
@@ -86,7 +87,10 @@ fn multiply<T: Rounded>(left: &Tensor<T>, right: &Tensor<T>, stream: &Stream) {
                 }
                 let got = got[(batch * m + row) * n + column];
                 let bound = 1e-6 * size + T::ROUNDING * sum.abs() + 1e-7;
-                assert!((got - sum).abs() <= bound, "{got} is not {sum}");
+                assert!(
+                    abs_diff_eq!(got, sum, epsilon = bound),
+                    "{got} is not {sum}"
+                );
             }
         }
     }

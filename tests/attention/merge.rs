@@ -1,6 +1,7 @@
 //! Attention over parts of the keys, merged, is attention over all of them: on the device and on the host.
 
 use crate::harness;
+use approx::{abs_diff_eq, assert_abs_diff_eq};
 
 use ascend_attention::merge::{
     EmptyRows, HostPart, LseLog2, LseNat, MergeState, Merged, Part, merge_on_host,
@@ -149,7 +150,7 @@ fn wrong_sizes_on_the_host_are_refused() {
     // Log-sum-exps of another base are another type.
     let base_2 = LseLog2(vec![1.0f32, 2.0]).to_nat();
     let merged = merge_on_host(&[part(&[1.0; 4], &base_2.0)]).unwrap();
-    assert!((merged.softmax_lse.to_log2().0[1] - 2.0).abs() < 1e-6);
+    assert_abs_diff_eq!(merged.softmax_lse.to_log2().0[1], 2.0, epsilon = 1e-6);
 }
 
 const HEADS: usize = 4;
@@ -223,7 +224,7 @@ fn check<T: Half>(
             for (d, want) in want.iter().enumerate() {
                 let got = got[query.index(axes, 0, head, i, d)].to();
                 assert!(
-                    (got - want).abs() < 2.0 * T::TOLERANCE,
+                    abs_diff_eq!(got, want, epsilon = 2.0 * T::TOLERANCE),
                     "{layout} {head} {i} {d}: {got} is not {want}"
                 );
             }
@@ -232,7 +233,7 @@ fn check<T: Half>(
                 _ => head * query.rows + i,
             };
             assert!(
-                (f64::from(got_lse[at]) - want_lse).abs() < 1e-4,
+                abs_diff_eq!(f64::from(got_lse[at]), want_lse, epsilon = 1e-4),
                 "{layout} {head} {i}"
             );
         }

@@ -1,6 +1,7 @@
 //! Merging parts that have keys for some rows: as on the host, and whatever a part holds elsewhere.
 
 use crate::harness;
+use approx::abs_diff_eq;
 
 use ascend_attention::merge::{HostPart, LseNat, MergeState, Part, PartsOfRows, merge_on_host};
 use ascend_attention::{Error, Layout, Output, Stream, f16, rules};
@@ -75,7 +76,7 @@ proptest! {
         let got = merged.attention.download(&stream).unwrap();
         prop_assert_eq!(got.len(), want.attention.len());
         for (got, want) in got.iter().zip(&want.attention) {
-            prop_assert!((got.to_f32() - want).abs() < 2e-3, "{} is not {}", got, want);
+            prop_assert!(abs_diff_eq!(got.to_f32(), want, epsilon = 2e-3), "{} is not {}", got, want);
         }
         let got = merged.softmax_lse.unwrap().download(&stream).unwrap();
         for (got, want) in got.iter().zip(&want.softmax_lse.0) {

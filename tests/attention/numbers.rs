@@ -1,6 +1,7 @@
 //! Whatever the shape, layout, mask and lengths: the numbers are those of attention's definition.
 
 use crate::harness;
+use approx::abs_diff_eq;
 
 use ascend_attention::attention::Inputs;
 use ascend_attention::{
@@ -249,13 +250,16 @@ fn check<T: Half>(call: &Call) -> Result<(), TestCaseError> {
                 for (d, want) in row.iter().enumerate() {
                     let got = got[q.index(out_axes, b, head, i, d)].to();
                     prop_assert!(
-                        (got - want).abs() <= T::TOLERANCE,
+                        abs_diff_eq!(got, want, epsilon = T::TOLERANCE),
                         "batch {b} head {head} row {i} element {d}: {got}, expected {want}"
                     );
                 }
                 if let Some(lse) = lse.as_ref().filter(|_| !sum.is_nan()) {
                     let got = f64::from(lse[(b * heads + head) * call.rows + i]);
-                    prop_assert!((got - sum).abs() <= 1e-3, "lse {got}, expected {sum}");
+                    prop_assert!(
+                        abs_diff_eq!(got, sum, epsilon = 1e-3),
+                        "lse {got}, expected {sum}"
+                    );
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! PromptFlashAttention and IncreFlashAttention: what is refused before anything is launched, and what comes out.
 
+use approx::abs_diff_eq;
 use ascend_attention::attention::{BlockTable, Inputs, Quantisation};
 use ascend_attention::incre::IncreFlashAttention;
 use ascend_attention::prompt::PromptFlashAttention;
@@ -190,7 +191,10 @@ fn single_rows_are_computed_over_dense_and_paged_keys() {
     let check = |got: Vec<f16>| {
         assert_eq!(got.len(), want.len());
         for (got, want) in got.iter().zip(&want) {
-            assert!((got.to_f64() - want).abs() <= 1.5e-3, "{got}, not {want}");
+            assert!(
+                abs_diff_eq!(got.to_f64(), want, epsilon = 1.5e-3),
+                "{got}, not {want}"
+            );
         }
     };
     // Blocks in another order, token by token with both heads.

@@ -9,6 +9,7 @@
 )]
 
 mod format;
+mod format_errors;
 #[cfg(feature = "emulation")]
 mod golden;
 mod mutations;

@@ -41,7 +41,8 @@ pub(crate) fn check(root: &Path) -> Result<String, String> {
     if differences.is_empty() {
         return Ok("the bindings are what the headers give".to_owned());
     }
-    differences.push_str("run `cargo run -p xtask -- bindgen` and commit the result");
+    differences
+        .push_str("run `cargo run -p xtask --features bindgen -- bindgen` and commit the result");
     Err(differences)
 }
 

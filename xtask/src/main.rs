@@ -1,11 +1,13 @@
 //! Development tasks of this workspace; run without arguments for the list.
 
+#[cfg(feature = "bindgen")]
 mod bindgen_task;
 mod dynamic_symbols;
 mod emu_libs;
 mod environment_task;
 mod features_task;
 mod figures_task;
+#[cfg(feature = "bindgen")]
 #[path = "../../ascend-sys/build/generate.rs"]
 mod generate;
 mod marked;
@@ -25,8 +27,8 @@ const USAGE: &str = "\
 usage: cargo run -p xtask -- TASK
 
 tasks:
-  bindgen [--check]          regenerate ascend-sys/src/{bindings,table}.rs from include/ (needs libclang);
-                             with --check write nothing and fail if they differ
+  bindgen [--check]          regenerate ascend-sys/src/{bindings,names}.rs from include/; with --check write nothing and
+                             fail if they differ (needs libclang, and this program's feature bindgen)
   rules [--check]            write the tables of the contract's rules to docs/src/rules.md, and the tables of arguments
                              into the pages of single operators; with --check compare only
   features [--check]         write the table of features by product and release to docs/src/features.md; with --check
@@ -50,7 +52,9 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments.as_slice() {
+        #[cfg(feature = "bindgen")]
         ["bindgen"] => bindgen_task::write(&root()),
+        #[cfg(feature = "bindgen")]
         ["bindgen", "--check"] => bindgen_task::check(&root()),
         ["rules"] => rules_task::write(&root()),
         ["rules", "--check"] => rules_task::check(&root()),

@@ -1,6 +1,7 @@
 //! `ascend-attn triangle`: counts by the definition, outputs by a reference, files, refusals.
 
 use super::{program, text, vectors, write};
+use approx::abs_diff_eq;
 
 use std::fs;
 use std::path::Path;
@@ -166,12 +167,15 @@ fn outputs_differ_as_much_as_a_reference_says() {
     }
     let got = found["difference"]["largest"].as_f64().unwrap();
     assert!(
-        (got - largest).abs() < 5e-3,
+        abs_diff_eq!(got, largest, epsilon = 5e-3),
         "{got}, expected {largest} in row {at}"
     );
     assert!(got > 0.1, "nothing was left out: {got}");
     let mass = found["attention_mass"]["middle"].as_f64().unwrap();
-    assert!((mass - middle).abs() < 1e-5, "{mass}, expected {middle}");
+    assert!(
+        abs_diff_eq!(mass, middle, epsilon = 1e-5),
+        "{mass}, expected {middle}"
+    );
     assert_eq!(found["difference"]["not_finite"], 0);
     assert!(found["seconds"]["dense"].as_f64().unwrap() > 0.0);
     assert_eq!((&found["tokens"], &found["heads"]), (&json!(96), &json!(1)));

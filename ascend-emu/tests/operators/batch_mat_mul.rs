@@ -2,6 +2,7 @@
 //! empty axes.
 
 use crate::bench::*;
+use approx::abs_diff_eq;
 use ascend_emu::abi::*;
 use ascend_emu::{Check, check_scope, findings};
 use ascend_sys::bindings::{aclDataType, aclFormat, aclOpExecutor, aclTensor, aclrtStream};
@@ -185,7 +186,7 @@ impl Call {
         }
         for (at, (got, (want, bound))) in after.iter().zip(want).enumerate() {
             assert!(
-                (got - want).abs() <= bound,
+                abs_diff_eq!(*got, want, epsilon = bound),
                 "{at}: {got} is not {want} within {bound} of {:?}",
                 self.views
             );

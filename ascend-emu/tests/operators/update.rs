@@ -1,6 +1,7 @@
 //! AttentionUpdate: the arithmetic, rows without keys, executors and graphs.
 
 use crate::bench::*;
+use approx::abs_diff_eq;
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, Machine, check_scope, findings, functions_of};
 use ascend_spec::Cann;
@@ -186,14 +187,14 @@ fn close<T: Number>(lse: Vec<Vec<f32>>, seed: u64, dim: usize) {
     for (got, want) in download::<T>(update.out, rows * dim).iter().zip(&want) {
         let bound = 1e-5 + T::ROUNDING * want.abs();
         assert!(
-            (got.get() - want).abs() <= bound,
+            abs_diff_eq!(got.get(), want, epsilon = bound),
             "{} is not {want}",
             got.get()
         );
     }
     for (got, want) in download::<f32>(update.lse_out, rows).iter().zip(&want_lse) {
         assert!(
-            (f64::from(*got) - want).abs() <= 2e-6 * want.abs().max(1.0),
+            abs_diff_eq!(f64::from(*got), want, epsilon = 2e-6 * want.abs().max(1.0)),
             "{got} is not {want}"
         );
     }
@@ -521,7 +522,11 @@ fn a_repeatable_executor_and_a_graph_take_other_parts() {
         assert_eq!(value(other), 0.0);
         ok(aclmdlRIExecuteAsync(graph, stream));
         sync(stream);
-        assert!((value(other) - 7.0).abs() < 1e-5, "{}", value(other));
+        assert!(
+            abs_diff_eq!(value(other), 7.0, epsilon = 1e-5),
+            "{}",
+            value(other)
+        );
         assert_eq!(value(update.out), 2.0);
         // An output that is a part.
         ok(aclSetOutputTensorAddr(executor, 0, update.outputs[0], part));

@@ -7,12 +7,15 @@
 )]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+mod batch_copies;
+mod events;
 mod executors;
 mod exports;
 mod faults;
 mod findings;
 mod graphs;
 mod handles;
+mod host_memory;
 mod memory;
 mod sanitizer;
 mod stalls;

@@ -3,6 +3,7 @@
 
 use crate::acts::config;
 use crate::harness;
+use approx::{abs_diff_eq, assert_abs_diff_eq};
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -267,8 +268,12 @@ fn an_element_that_is_off_is_found_in_its_place() {
         let at = found.furthest().unwrap();
         let here = (at.step, at.layer, at.request, at.token, at.head, at.element);
         assert_eq!(here, place);
-        assert!((at.distance - 2.0).abs() < 5e-2, "{at:?}");
-        assert!(((at.values[1] - at.values[0]).abs() - at.distance).abs() < 1e-9);
+        assert!(abs_diff_eq!(at.distance, 2.0, epsilon = 5e-2), "{at:?}");
+        assert_abs_diff_eq!(
+            (at.values[1] - at.values[0]).abs(),
+            at.distance,
+            epsilon = 1e-9
+        );
         // The other step has its own.
         let other = found.steps[1 - place.0].furthest;
         assert!(other.is_none_or(|at| at.distance < 1e-2));

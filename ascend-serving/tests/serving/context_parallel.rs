@@ -2,6 +2,7 @@
 //! attention over all.
 
 use crate::harness;
+use approx::abs_diff_eq;
 
 use std::thread;
 
@@ -196,7 +197,7 @@ fn check<T: Half>(case: &Case) -> Result<(), TestCaseError> {
             for (got, want) in got.iter().zip(&want.unwrap().0) {
                 let got = got.to();
                 prop_assert!(
-                    (got - want).abs() <= 2.0 * T::TOLERANCE,
+                    abs_diff_eq!(got, want, epsilon = 2.0 * T::TOLERANCE),
                     "request {r}, position {position}, head {head}: {got}, expected {want}"
                 );
             }

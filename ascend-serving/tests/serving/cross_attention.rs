@@ -3,6 +3,7 @@
 
 use crate::harness;
 use crate::tokens::{DIM, dense, packed};
+use approx::abs_diff_eq;
 use ascend_attention::spec::Rule;
 
 use ascend_attention::spec::Cann;
@@ -115,7 +116,7 @@ impl Model {
                     };
                     for (got, want) in got[at * width..][..width].iter().zip(&want) {
                         assert!(
-                            (got.to_f64() - want).abs() <= 1e-2,
+                            abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2),
                             "layer {layer}, token {at}, {keys} keys: {got}, expected {want}"
                         );
                     }

@@ -3,6 +3,7 @@
 
 use crate::harness;
 use crate::tokens::Number;
+use approx::abs_diff_eq;
 
 use ascend_attention::attention::PerRequest;
 use ascend_attention::spec::{Cann, Soc};
@@ -70,7 +71,7 @@ fn compare<T: Number>(stream: &Stream, shape: AttentionShape, lengths: &[usize])
                         .sum();
                     let got = got[at(token, head, heads) + d].to_f64();
                     assert!(
-                        (got - want).abs() <= 1e-2,
+                        abs_diff_eq!(got, want, epsilon = 1e-2),
                         "{lengths:?}, token {token}, head {head}, element {d}: {got}, expected {want}"
                     );
                 }

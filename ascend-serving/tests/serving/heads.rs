@@ -2,6 +2,7 @@
 //! said, and values may be narrower than keys where a call takes that.
 
 use crate::harness;
+use approx::assert_abs_diff_eq;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -149,7 +150,7 @@ fn values_may_have_other_heads_than_keys_where_a_call_takes_that() {
                         let numbers = |of: &Tensor<bf16>| of.download(&stream).unwrap();
                         let pairs = numbers(&output).into_iter().zip(numbers(&other));
                         for (one, other) in pairs {
-                            assert!((one.to_f32() - other.to_f32()).abs() < 1e-2);
+                            assert_abs_diff_eq!(one.to_f32(), other.to_f32(), epsilon = 1e-2);
                         }
                     }
                     served += 1;

@@ -2,6 +2,7 @@
 //! its own mask gives by its definition.
 
 use crate::harness;
+use approx::abs_diff_eq;
 
 use std::num::NonZeroUsize;
 
@@ -193,7 +194,7 @@ impl<'a> Engine<'a> {
                 let got = &result[row.token * width..][..width];
                 for (got, want) in got.iter().zip(&want) {
                     prop_assert!(
-                        (got.to_f64() - want).abs() <= 1e-2,
+                        abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2),
                         "layer {layer}, mask {:?}, request {}, token {token}: {got}, expected {want}; {:?}",
                         self.masks[at].kind,
                         row.request,
@@ -452,7 +453,7 @@ proptest! {
                         *kind == Causality::Causal || key / chunk == token / chunk
                     });
                     for (got, want) in got[row * DIM..][..DIM].iter().zip(&want) {
-                        prop_assert!((got.to_f64() - want).abs() <= 1e-2, "{kind:?}, token {token}: {got}, {want}");
+                        prop_assert!(abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2), "{kind:?}, token {token}: {got}, {want}");
                     }
                 }
             }
@@ -552,7 +553,7 @@ fn masks_of_one_name_and_two_rules_are_two_masks() {
             });
             for (got, want) in got[token * DIM..][..DIM].iter().zip(&want) {
                 assert!(
-                    (got.to_f64() - want).abs() <= 1e-2,
+                    abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2),
                     "layer {layer}, token {token}: {got}, {want}"
                 );
             }
@@ -603,7 +604,7 @@ fn graphs_replay_full_and_windowed_layers_of_one_cache() {
             });
             for (got, want) in output.iter().zip(&want) {
                 assert!(
-                    (got.to_f64() - want).abs() <= 1e-2,
+                    abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2),
                     "layer {layer}: {got}, {want}"
                 );
             }

@@ -2,6 +2,7 @@
 
 use crate::harness;
 use crate::tokens::{DIM, dense, packed};
+use approx::abs_diff_eq;
 
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
@@ -96,7 +97,7 @@ proptest! {
         let want = dense(&names, LAYERS - 1, attention.shape(), |_| true);
         let near = if of.is_some() { 1e-2 } else { 3e-2 };
         for (got, want) in got.iter().zip(&want) {
-            prop_assert!((got.to_f64() - want).abs() <= near, "{got}, expected {want}");
+            prop_assert!(abs_diff_eq!(got.to_f64(), want, epsilon = near), "{got}, expected {want}");
         }
     }
 }
@@ -127,7 +128,7 @@ fn accepted_drafts_come_to_lie_behind_each_other() {
     let want = dense(&names, LAYERS - 1, attention.shape(), |_| true);
     for (got, want) in got.iter().zip(&want) {
         assert!(
-            (got.to_f64() - want).abs() <= 1e-2,
+            abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2),
             "{got}, expected {want}"
         );
     }
@@ -169,7 +170,7 @@ fn what_must_not_move_is_refused_and_nothing_has_moved() {
     let want = dense(&names, LAYERS - 1, attention.shape(), |_| true);
     for (got, want) in got.iter().zip(&want) {
         assert!(
-            (got.to_f64() - want).abs() <= 1e-2,
+            abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2),
             "{got}, expected {want}"
         );
     }

@@ -3,6 +3,7 @@
 
 use crate::harness;
 use crate::tokens::{DIM, dense, packed};
+use approx::abs_diff_eq;
 
 use ascend_attention::bf16;
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
@@ -83,7 +84,7 @@ proptest! {
                 let alone: Vec<u64> = prefix.chain(item.start..(token + 1).min(item.end)).map(|token| name(*request, token)).collect();
                 let want = dense(&alone, 0, shape, |_| true);
                 for (got, want) in output[row * width..][..width].iter().zip(&want) {
-                    prop_assert!((got.to_f64() - want).abs() <= 1e-2, "request {request}, token {token}: {got}, expected {want}");
+                    prop_assert!(abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2), "request {request}, token {token}: {got}, expected {want}");
                 }
             }
             done += chunk;

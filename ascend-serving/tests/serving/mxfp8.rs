@@ -4,6 +4,7 @@
 use crate::acts::{Act, Schedule, Turn, act, config};
 use crate::quantised_caches::{Layer, accuracies, ascend_950, emulated_as};
 use crate::tokens::{DIM, Number, row};
+use approx::assert_abs_diff_eq;
 use ascend_attention::spec::minifloat::Float8E4M3Fn;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Stream, Tensor, bf16, f16};
@@ -370,7 +371,7 @@ fn values_share_their_powers_of_two_with_those_in_front_of_them() {
     assert!((value(&stored, 32) / 0.001 - 1.0).abs() < 1.0 / 16.0);
     let stored = write(&[33], &[1000.0]);
     // Steps of 2^-9 times 4, within half a step.
-    assert!((value(&stored, 32) - 0.001).abs() <= 4.0 / 1024.0);
+    assert_abs_diff_eq!(value(&stored, 32), 0.001, epsilon = 4.0 / 1024.0);
     assert!((value(&stored, 33) / 1000.0 - 1.0).abs() < 1.0 / 16.0);
     assert_eq!((value(&stored, 30), value(&stored, 31)), (1.0, 3.0));
     let stored = write(&[32, 33], &[0.001, 0.002]);

@@ -1,6 +1,7 @@
 //! An INT8 cache: what is stored, and what is refused.
 
 use crate::harness;
+use approx::abs_diff_eq;
 
 use crate::quantised_caches::{self, Layer, accuracies, ascend_950, attention, emulated_as};
 use crate::refusals::{blamed, broken, rule};
@@ -623,7 +624,7 @@ fn long_contexts_are_dequantised_in_parts() {
     let mut step = attention.begin(&stream, &metadata).unwrap();
     let output = step.forward(0, (&new, &new, &new)).unwrap();
     for x in output.download(&stream).unwrap() {
-        assert!((x.to_f64() - 0.25).abs() < 1e-3, "{x}");
+        assert!(abs_diff_eq!(x.to_f64(), 0.25, epsilon = 1e-3), "{x}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! What tests of quantised caches share: products, tokens, and a request that such a cache serves.
 
+use approx::abs_diff_eq;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{PagedKvCache, Sequence};
@@ -81,7 +82,10 @@ pub fn served<T: Number>(
                 let checked = outcomes.iter().all(Result::is_ok);
                 for (at, x) in output.iter().enumerate().filter(|_| checked) {
                     let (x, want) = (x.to_f64(), 0.75 + (at / dim % 4 / 2) as f64);
-                    assert!((x - want).abs() < 1e-2, "{format:?}, {at}: {x}");
+                    assert!(
+                        abs_diff_eq!(x, want, epsilon = 1e-2),
+                        "{format:?}, {at}: {x}"
+                    );
                 }
                 Ok(step.selected().unwrap().name)
             }

@@ -3,6 +3,7 @@
 
 use crate::harness;
 use crate::quantised_caches::ascend_950;
+use approx::abs_diff_eq;
 
 use crate::acts::{Act, Schedule, Turn, act, config};
 use crate::tokens::{DIM, Number, dense_over, packed, row};
@@ -311,7 +312,7 @@ impl<'a, T: Number> Engine<'a, T> {
                 for (x, (got, want)) in got.iter().zip(&want).enumerate() {
                     let got = got.to_f64();
                     prop_assert!(
-                        (got - want).abs() <= 1e-2,
+                        abs_diff_eq!(got, want, epsilon = 1e-2),
                         "{served}, layer {layer}, request {}, position {position}, element {x}: {got}, expected {want}; {:?}",
                         row.request,
                         metadata.state()

@@ -1,6 +1,7 @@
 //! Whatever the schedule: every token gets the attention that one dense pass over its whole sequence gives it.
 
 use crate::harness;
+use approx::abs_diff_eq;
 
 use std::num::NonZeroUsize;
 
@@ -169,7 +170,7 @@ impl<'a, T: Number> Engine<'a, T> {
                     // Parts are rounded before they are merged.
                     let tolerance = if self.model.merging { 2e-2 } else { 1e-2 };
                     prop_assert!(
-                        (got - want).abs() <= tolerance,
+                        abs_diff_eq!(got, want, epsilon = tolerance),
                         "layer {layer}, request {}, position {position}, element {x}: {got}, expected {want}; {:?}",
                         row.request,
                         metadata.state()

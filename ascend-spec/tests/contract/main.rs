@@ -17,6 +17,7 @@ mod lints;
 mod paged;
 mod portable;
 mod prompt_incre;
+mod prompt_incre_golden;
 mod quantised;
 mod recorded;
 mod ring;

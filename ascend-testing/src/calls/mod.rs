@@ -162,6 +162,10 @@ impl Random {
         (self.0 >> 40) as f32 / (1 << 24) as f32
     }
 
+    #[allow(
+        clippy::should_implement_trait,
+        reason = "numbers without an end are no iterator's"
+    )]
     pub fn next(&mut self) -> f32 {
         (self.unit() + self.unit() + self.unit() + self.unit()) * 2.0 - 4.0 + self.unit() * 1e-3
     }

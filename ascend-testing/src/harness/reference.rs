@@ -183,10 +183,29 @@ pub fn row(
     scale: f64,
     visible: impl Fn(usize) -> bool,
 ) -> Row {
+    let keys: Vec<usize> = (0..k.rows).filter(|&j| visible(j)).collect();
+    row_over(q, k, v, (b, kv_b), head, i, scale, &keys)
+}
+
+/// One row of attention over some keys. No generic function, so that it is compiled here, with optimisation.
+#[allow(
+    clippy::too_many_arguments,
+    reason = "each is a part of the definition"
+)]
+fn row_over(
+    q: &Logical<f64>,
+    k: &Logical<f64>,
+    v: &Logical<f64>,
+    (b, kv_b): (usize, usize),
+    head: usize,
+    i: usize,
+    scale: f64,
+    keys: &[usize],
+) -> Row {
     let kv_head = head / (q.heads / k.heads);
     let query = q.row(b, head, i);
     let mut scores = Vec::new();
-    for j in (0..k.rows).filter(|&j| visible(j)) {
+    for &j in keys {
         let products = query
             .iter()
             .zip(k.row(kv_b, kv_head, j))

@@ -1,6 +1,7 @@
 //! TriangleMix by calls of the stock operator is attention over exactly the keys of the triangle.
 
 use crate::harness;
+use approx::abs_diff_eq;
 
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::{FusedInferAttention, Layout, Mask, Stream, Tensor, bf16};
@@ -91,7 +92,7 @@ fn check(case: &Case) -> Result<usize, TestCaseError> {
                 let got = got.to_f64();
                 // The parts are rounded before they are merged.
                 prop_assert!(
-                    (got - want).abs() <= 2.0 * bf16::TOLERANCE,
+                    abs_diff_eq!(got, want, epsilon = 2.0 * bf16::TOLERANCE),
                     "row {position}, head {head}: {got}, expected {want}"
                 );
             }
@@ -174,7 +175,11 @@ fn same_as_the_explicit_mask(sizes: TriangleMix, prompt: usize, cuts: &[usize]) 
                 for (one, other) in one.iter().zip(other) {
                     // Each is rounded, and so are the parts of one of them.
                     assert!(
-                        (one.to_f64() - other.to_f64()).abs() <= 2.0 * bf16::TOLERANCE,
+                        abs_diff_eq!(
+                            one.to_f64(),
+                            other.to_f64(),
+                            epsilon = 2.0 * bf16::TOLERANCE
+                        ),
                         "prompt {prompt}, cuts {cuts:?}, row {}, head {head}: {one} and {other}",
                         first + row
                     );

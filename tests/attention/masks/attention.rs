@@ -1,5 +1,6 @@
 //! Attention under masks.
 
+use approx::assert_abs_diff_eq;
 use std::num::NonZeroU64;
 
 use ascend_attention::attention::Inputs;
@@ -91,7 +92,7 @@ fn attention_under_each_mask_sees_what_the_mask_says() {
 fn same(parts: &[f16], whole: &[f16]) {
     assert_eq!(parts.len(), whole.len());
     for (part, whole) in parts.iter().zip(whole) {
-        assert!((part.to_f32() - whole.to_f32()).abs() < 1e-3);
+        assert_abs_diff_eq!(part.to_f32(), whole.to_f32(), epsilon = 1e-3);
     }
 }
 

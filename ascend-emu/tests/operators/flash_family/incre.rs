@@ -5,6 +5,7 @@ use super::call::{OnDevice, PhaseTwo, on_chip, run};
 use super::case::{cases, numbers};
 use super::reference::{self, Sizes, attend, bytes};
 use crate::bench::*;
+use approx::abs_diff_eq;
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, check_scope, findings};
 use ascend_spec::ops::incre_flash_attention;
@@ -137,7 +138,10 @@ fn near(arguments: &Arguments, want: &[f64]) {
     let out = arguments.attention_out.as_ref().unwrap();
     let got = numbers(HALF, &download::<u8>(out.at(), want.len() * 2));
     for (got, want) in got.iter().zip(want) {
-        assert!((got - want).abs() <= 2e-3, "{got} is not {want}");
+        assert!(
+            abs_diff_eq!(got, want, epsilon = 2e-3),
+            "{got} is not {want}"
+        );
     }
 }
 

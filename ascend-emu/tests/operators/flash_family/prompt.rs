@@ -5,6 +5,7 @@ use super::call::{OnDevice, PhaseTwo, on_chip, run};
 use super::case::{cases, numbers};
 use super::reference::{self, Sizes, attend, bytes};
 use crate::bench::*;
+use approx::abs_diff_eq;
 use ascend_emu::abi::*;
 use ascend_spec::ops::prompt_flash_attention;
 use ascend_spec::{arguments_of_version, prompt_flash_attention_arguments};
@@ -121,7 +122,10 @@ fn output(arguments: &Arguments) -> Vec<f64> {
 fn near(got: &[f64], want: &[f64]) {
     assert_eq!(got.len(), want.len());
     for (got, want) in got.iter().zip(want) {
-        assert!((got - want).abs() <= 2e-3, "{got} is not {want}");
+        assert!(
+            abs_diff_eq!(got, want, epsilon = 2e-3),
+            "{got} is not {want}"
+        );
     }
 }
 

@@ -4,6 +4,7 @@
 use super::call::{OnDevice, run};
 use super::case::{cases, numbers};
 use crate::bench::*;
+use approx::{abs_diff_eq, assert_abs_diff_eq};
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, check_scope, findings};
 use ascend_spec::ops::ring_attention_update;
@@ -267,11 +268,11 @@ proptest! {
             let all = weights[0] + weights[1];
             for copy in softmax * 8..softmax * 8 + 8 {
                 prop_assert_eq!(max[copy], most);
-                prop_assert!((sum[copy] - all).abs() <= 1e-5 * all);
+                prop_assert!(abs_diff_eq!(sum[copy], all, epsilon = 1e-5 * all));
             }
             for d in row * of.dim..(row + 1) * of.dim {
                 let want = (given[0][d] * weights[0] + given[1][d] * weights[1]) / all;
-                prop_assert!((attention[d] - want).abs() <= rounding, "{} is not {want}", attention[d]);
+                prop_assert!(abs_diff_eq!(attention[d], want, epsilon = rounding), "{} is not {want}", attention[d]);
             }
         }
     }
@@ -379,7 +380,7 @@ fn a_part_without_keys_leaves_the_other_as_it_is() {
         let attention = read(&arguments.attn_out);
         let given = read(&arguments.prev_attn_out);
         for (got, want) in attention[..4].iter().zip(given) {
-            assert!((got - want).abs() < 1e-6);
+            assert_abs_diff_eq!(*got, want, epsilon = 1e-6);
         }
         let max = read(&arguments.softmax_max)[0];
         let sum = read(&arguments.softmax_sum)[0];

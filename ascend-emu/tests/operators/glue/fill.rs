@@ -4,6 +4,7 @@ use super::rows::Argument::{Int, Real};
 use super::rows::*;
 use super::tensors::*;
 use crate::bench::*;
+use approx::abs_diff_eq;
 use ascend_emu::glue::Type;
 use ascend_sys::bindings::aclDataType;
 use proptest::prelude::*;
@@ -350,7 +351,10 @@ fn dropout_masks_keep_as_many_bits_as_their_probability_says() {
     for bit in 0..8 {
         let kept = mask.iter().filter(|&&byte| byte as u8 >> bit & 1 == 1);
         let share = kept.count() as f64 / bytes as f64;
-        assert!((share - 0.75).abs() < 0.03, "bit {bit}: {share}");
+        assert!(
+            abs_diff_eq!(share, 0.75, epsilon = 0.03),
+            "bit {bit}: {share}"
+        );
     }
     // A probability that BF16 does not have is the next one that it has.
     assert_eq!(draw(0.2501, 7, 0, aclDataType::ACL_BF16), mask);

@@ -1,6 +1,7 @@
 //! Graphs of steps with several new tokens a request, and under named masks: whatever the schedule, replayed where
 //! the graphs serve the step and eager otherwise, each layer has the attention that its mask gives by its definition.
 
+use approx::abs_diff_eq;
 use std::num::NonZeroUsize;
 
 use ascend_attention::spec::Cann;
@@ -161,7 +162,7 @@ impl<'a> Engine<'a> {
                 let got = &result[row.token * HEADS * DIM..][..HEADS * DIM];
                 for (got, want) in got.iter().zip(&want) {
                     prop_assert!(
-                        (got.to_f64() - want).abs() <= 1e-2,
+                        abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2),
                         "layer {layer}, request {}, token {token}, served {served}: {got}, expected {want}",
                         row.request,
                     );

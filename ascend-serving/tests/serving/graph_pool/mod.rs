@@ -2,6 +2,7 @@
 
 use crate::harness;
 mod drafts;
+mod groups;
 mod layers;
 mod refused;
 

@@ -1,5 +1,6 @@
 //! A model of two layers, whose steps are checked against the definition.
 
+use approx::abs_diff_eq;
 use std::sync::Mutex;
 
 use ascend_attention::{Stream, Tensor, bf16};
@@ -198,7 +199,7 @@ impl<'a> Engine<'a> {
                 };
                 for (x, (got, want)) in got.iter().zip(&want).enumerate() {
                     prop_assert!(
-                        (got - want).abs() <= 2e-2,
+                        abs_diff_eq!(got, want, epsilon = 2e-2),
                         "layer {layer}, request {}, position {position}, element {x}: {got}, expected {want}; {:?},                          {split} absorbed",
                         row.request,
                         metadata.state()

@@ -1,5 +1,6 @@
 //! Masks that are ignored, dropped, changed, too large, or of a form that the operator reads differently.
 
+use approx::assert_abs_diff_eq;
 use std::num::NonZeroUsize;
 
 use ascend_attention::attention::{Inputs, PseShift};
@@ -294,5 +295,5 @@ fn masks_of_a_fixed_length() {
     // 2990 keys and values of 0, and those of the step: the last row sees all thirty ones.
     let one = 8f64.exp();
     let want = 30.0 * one / (30.0 * one + 2990.0);
-    assert!((attention.last().unwrap().to_f64() - want).abs() < 1e-2);
+    assert_abs_diff_eq!(attention.last().unwrap().to_f64(), want, epsilon = 1e-2);
 }

@@ -1,5 +1,6 @@
 //! Results that are no numbers, or other numbers than they should be.
 
+use approx::{abs_diff_eq, assert_abs_diff_eq};
 use ascend_attention::mask::{HostMask, MaskForm};
 use ascend_attention::merge::{HostPart, LseLog2, LseNat, merge_on_host};
 use ascend_attention::spec::DType;
@@ -94,7 +95,7 @@ fn prompts_in_chunks_and_at_once() {
         let parts = in_chunks(&stream, &tokens, chunks);
         assert_eq!(parts.len(), whole.len());
         for (part, whole) in parts.iter().zip(&whole) {
-            assert!((part - whole).abs() < 1e-2, "{chunks:?}");
+            assert!(abs_diff_eq!(part, whole, epsilon = 1e-2), "{chunks:?}");
         }
     }
 }
@@ -114,8 +115,8 @@ fn log_sum_exps_of_two_bases() {
         softmax_lse: LseNat(&[8f64.ln()][..]),
     };
     let merged = merge_on_host(&[part(LseNat(&converted.0)), zero]).unwrap();
-    assert!((merged.attention[0] - 0.5).abs() < 1e-12);
-    assert!((merged.softmax_lse.0[0] - 16f64.ln()).abs() < 1e-12);
+    assert_abs_diff_eq!(merged.attention[0], 0.5, epsilon = 1e-12);
+    assert_abs_diff_eq!(merged.softmax_lse.0[0], 16f64.ln(), epsilon = 1e-12);
 }
 
 /// 5487, 12610: a request's result depends on what else is in the batch. Nobody promises otherwise, and the crate says

@@ -1,5 +1,6 @@
 //! Head dimensions, head counts and strides.
 
+use approx::assert_abs_diff_eq;
 use ascend_attention::attention::{BlockTable, Inputs};
 use ascend_attention::merge::{HostPart, LseNat, merge_on_host};
 use ascend_attention::spec::ops::fused_infer_attention_score::{HeadShape, Version};
@@ -104,7 +105,7 @@ fn head_dimensions_of_packed_calls() {
     for (row, want) in want.chunks_exact(dim).enumerate() {
         let got = &got[row * 128..(row + 1) * 128];
         for (got, want) in got.iter().zip(want) {
-            assert!((got.to_f64() - want.to_f64()).abs() < 1e-2);
+            assert_abs_diff_eq!(got.to_f64(), want.to_f64(), epsilon = 1e-2);
         }
         assert!(got[dim..].iter().all(|x| *x == bf16::ZERO));
     }

@@ -5,10 +5,10 @@ pub(super) const WORDS: &[(&str, &str)] = &[
     (
         "another entry point, product or release is needed",
         "batch_mat_mul.cube_math_type batch_mat_mul.ignored_cube_math_type batch_mat_mul.product call.entry_point \
-         call.product flash.entry_point flash.packed_without_lengths gather.product incre.card_heads incre.deprecated \
-         incre.product incre.pse_dropped incre.rows incre.successor packed.lengths_data prompt.deprecated \
-         prompt.product prompt.pse_dropped prompt.successor ring.entry_point scatter.product update.product \
-         update_type.known",
+         call.product flash.entry_point flash.packed_without_lengths gather.product incre.card_heads \
+         incre.deprecated incre.product incre.pse_dropped incre.rows incre.successor packed.lengths_data \
+         prompt.deprecated prompt.product prompt.pse_dropped prompt.successor ring.entry_point rms_norm.product \
+         scatter.product update.product update_type.known",
     ),
     (
         "the work has to be cut into other calls, or left out",
@@ -16,7 +16,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          flash.padded_tail flash.start_index_first flash.tail_unwritten gather.token_bytes head_dim.max \
          incre.card_size key.list_max key.list_most num_heads.full_quant num_heads.max num_heads.max_decode \
          num_key_value_heads.group prompt.card_size quant.int8_query_empty query.batch_max query.batch_unaligned \
-         query.empty_decode ring.countable rope.dims update.count",
+         query.empty_decode ring.countable rms_norm.row_bytes rope.dims update.count",
     ),
     (
         "an argument has to go, and with it what its caller meant by it, which the call does not say",
@@ -25,10 +25,10 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          flash.atten_mask_rank flash.prefix_unread flash.pse_empty_sequence flash.start_index_unread \
          flash.tensor_empty key_rope_antiquant_scale.ignored learnable_sink.alone learnable_sink.combined mla.alone \
          packed.alone padding_size.ignored portable.meaning prompt.card_pse pse_shift.ignored quant.alone \
-         quant.half_output quant.half_query quant.left_over quant.unused quant_offset2.rows quant_scale2.half_output \
-         quant_scale2.ignored quant_scale2.unused ring.both_empty ring.one_empty ring.softmax_layout_unread \
-         rope.alone shared_prefix.length_ignored slot_mapping.negative split_fuse.ignored start_idx.ignored \
-         tensor.empty",
+         quant.half_output quant.half_query quant.left_over quant.unused quant_offset2.rows \
+         quant_scale2.half_output quant_scale2.ignored quant_scale2.unused ring.both_empty ring.one_empty \
+         ring.softmax_layout_unread rope.alone shared_prefix.length_ignored slot_mapping.negative \
+         split_fuse.ignored start_idx.ignored tensor.empty",
     ),
     (
         "several dtypes would do, and which numbers are lost is for the caller to say",
@@ -37,12 +37,12 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          batch_mat_mul.float_units batch_mat_mul.mixed_dtypes batch_mat_mul.out_dtype dtype.registered flash.dtype \
          flash.out_dtype flash.pse_dtype flash.pse_slopes flash.rope_dtype flash.sink_dtype flash.sink_dtype_slopes \
          gather.dtype gather.index_dtype gather.same_dtype key.dtype_of_query key.list_dtype learnable_sink.dtype \
-         learnable_sink.dtype_of_target mla.output mxfp8.form prompt.card_mask_dtype prompt.card_tokens prompt.dtype \
-         prompt.mask_dtype prompt.out_dtype prompt.pse_dtype pse_shift.dtype quant.per_tensor quant_scale2.dtype \
-         quant_scale2.half ring.both_masked ring.dtype ring.softmax_dtype ring.softmax_dtypes rope.dtype \
-         rope.dtype_unchecked scatter.dtype scatter.same_dtype shared_prefix.dtype shared_prefix.dtype_unchecked \
-         shared_prefix.output slot_mapping.dtype split_fuse.dtype split_fuse.sink update.local_out_dtype \
-         update.lse_dtype value.dtype_of_key",
+         learnable_sink.dtype_of_target mla.output mxfp8.form prompt.card_mask_dtype prompt.card_tokens \
+         prompt.dtype prompt.mask_dtype prompt.out_dtype prompt.pse_dtype pse_shift.dtype quant.per_tensor \
+         quant_scale2.dtype quant_scale2.half ring.both_masked ring.dtype ring.softmax_dtype ring.softmax_dtypes \
+         rope.dtype rope.dtype_unchecked scatter.dtype scatter.same_dtype shared_prefix.dtype \
+         shared_prefix.dtype_unchecked shared_prefix.output slot_mapping.dtype rms_norm.dtype split_fuse.dtype \
+         split_fuse.sink update.local_out_dtype update.lse_dtype value.dtype_of_key",
     ),
     (
         "tensors or numbers are needed that the call does not have",
@@ -56,34 +56,35 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          batch_mat_mul.rank batch_mat_mul.reduced_axis batch_mat_mul.required block_size.decode block_size.ignored \
          block_size.prefill block_size.quantised block_size.unified block_table.empty block_table.packed_rows \
          block_table.range block_table.rank block_table.rows block_table.shape block_table.unchecked cache.blocks \
-         cache.blocks_unchecked cache.hidden_size cache.hidden_size_unchecked cache.hidden_size_unified cache.layout \
-         cache.nz_head_dim cache.rank cache.shape cache.shape_unchecked cache.unified_shape cache.value_unchecked \
-         call.required deq_scale.unchecked flash.atten_mask_compressed flash.atten_mask_loose flash.atten_mask_packed \
-         flash.atten_mask_shape flash.countable flash.cut_sequence flash.drop_mask_dtype flash.drop_mask_short \
-         flash.drop_mask_size flash.drop_mask_unscaled flash.format flash.head_dim_88 flash.head_groups \
-         flash.head_num flash.hidden_size flash.inner_precise_known flash.input_layout flash.keep_prob \
-         flash.keep_prob_unused flash.key_batch flash.key_dim flash.key_narrow flash.key_rank flash.kv_rank \
-         flash.lengths_count flash.lengths_descend flash.lengths_required flash.lengths_sum flash.mode_without_mask \
-         flash.out_shape flash.packed_band flash.packed_rows flash.packed_window flash.padding_mask_ignored \
-         flash.prefix_ignored flash.prefix_mask_batch flash.pse_last_rows flash.pse_packed_last_rows \
-         flash.pse_packed_shape flash.pse_required flash.pse_shape flash.pse_slopes_cut flash.pse_slopes_shape \
-         flash.pse_slopes_square flash.pse_type flash.query_heads flash.query_rank flash.required flash.rope_aligned \
-         flash.rope_alone flash.rope_dim flash.rope_mask flash.rope_mode flash.rope_paired flash.rope_rows \
-         flash.scale_finite flash.scale_inverse flash.scale_zero flash.sink_shape flash.softmax_out_ignored \
-         flash.softmax_out_layout_known flash.softmax_shape flash.sparse_mode flash.start_index_lone \
-         flash.tokens_ignored flash.tokens_negative flash.tokens_without_mask flash.value_dim format.plain \
-         gather.block gather.cache_shape gather.contiguous gather.format gather.rank gather.required gather.seq_lens \
-         gather.seq_offset gather.tokens gather.unit head_dim.aligned head_dim.aligned_rows head_dim.different \
-         head_dim.equal head_dim.key head_dim.reordered head_dim.unaligned head_dim.value incre.required key.batch \
-         key.list_batch key.list_batch_empty key.list_batch_unchecked key.list_count key.list_ignored key.list_layout \
-         key.list_length key.list_shape key.list_short key.list_single_length key.rank learnable_sink.head_dim \
-         learnable_sink.layout learnable_sink.shape mla.cache mla.full_quant_scales mla.heads mla.lengths mla.paged \
-         mla.tree_mask mxfp8.quant_scale1 mxfp8.scales packed.causal_rows packed.head_dim packed.lengths_required \
-         packed.value_rows padding_size.alone padding_size.decode padding_size.lengths padding_size.range \
-         padding_size.shape padding_size.unchecked padding_size.unified_alone prompt.card_mask prompt.countable \
-         prompt.format prompt.head_dim prompt.input_layout prompt.num_heads prompt.out_shape prompt.required \
-         pse_shift.one_row pse_shift.prefix_unchecked pse_shift.shape pse_shift.slopes pse_type.ignored \
-         pse_type.known pse_type.square pse_type.zero quant.int8_query quant.output_unified quant.per_tensor_scales \
+         cache.blocks_unchecked cache.hidden_size cache.hidden_size_unchecked cache.hidden_size_unified \
+         cache.layout cache.nz_head_dim cache.rank cache.shape cache.shape_unchecked cache.unified_shape \
+         cache.value_unchecked call.required deq_scale.unchecked flash.atten_mask_compressed flash.atten_mask_loose \
+         flash.atten_mask_packed flash.atten_mask_shape flash.countable flash.cut_sequence flash.drop_mask_dtype \
+         flash.drop_mask_short flash.drop_mask_size flash.drop_mask_unscaled flash.format flash.head_dim_88 \
+         flash.head_groups flash.head_num flash.hidden_size flash.inner_precise_known flash.input_layout \
+         flash.keep_prob flash.keep_prob_unused flash.key_batch flash.key_dim flash.key_narrow flash.key_rank \
+         flash.kv_rank flash.lengths_count flash.lengths_descend flash.lengths_required flash.lengths_sum \
+         flash.mode_without_mask flash.out_shape flash.packed_band flash.packed_rows flash.packed_window \
+         flash.padding_mask_ignored flash.prefix_ignored flash.prefix_mask_batch flash.pse_last_rows \
+         flash.pse_packed_last_rows flash.pse_packed_shape flash.pse_required flash.pse_shape flash.pse_slopes_cut \
+         flash.pse_slopes_shape flash.pse_slopes_square flash.pse_type flash.query_heads flash.query_rank \
+         flash.required flash.rope_aligned flash.rope_alone flash.rope_dim flash.rope_mask flash.rope_mode \
+         flash.rope_paired flash.rope_rows flash.scale_finite flash.scale_inverse flash.scale_zero flash.sink_shape \
+         flash.softmax_out_ignored flash.softmax_out_layout_known flash.softmax_shape flash.sparse_mode \
+         flash.start_index_lone flash.tokens_ignored flash.tokens_negative flash.tokens_without_mask \
+         flash.value_dim format.plain gather.block gather.cache_shape gather.contiguous gather.format gather.rank \
+         gather.required gather.seq_lens gather.seq_offset gather.tokens gather.unit head_dim.aligned \
+         head_dim.aligned_rows head_dim.different head_dim.equal head_dim.key head_dim.reordered head_dim.unaligned \
+         head_dim.value incre.required key.batch key.list_batch key.list_batch_empty key.list_batch_unchecked \
+         key.list_count key.list_ignored key.list_layout key.list_length key.list_shape key.list_short \
+         key.list_single_length key.rank learnable_sink.head_dim learnable_sink.layout learnable_sink.shape \
+         mla.cache mla.full_quant_scales mla.heads mla.lengths mla.paged mla.tree_mask mxfp8.quant_scale1 \
+         mxfp8.scales packed.causal_rows packed.head_dim packed.lengths_required packed.value_rows \
+         padding_size.alone padding_size.decode padding_size.lengths padding_size.range padding_size.shape \
+         padding_size.unchecked padding_size.unified_alone prompt.card_mask prompt.countable prompt.format \
+         prompt.head_dim prompt.input_layout prompt.num_heads prompt.out_shape prompt.required pse_shift.one_row \
+         pse_shift.prefix_unchecked pse_shift.shape pse_shift.slopes pse_type.ignored pse_type.known \
+         pse_type.square pse_type.zero quant.int8_query quant.output_unified quant.per_tensor_scales \
          quant_offset2.like_scale quant_scale2.channel quant_scale2.grid quant_scale2.required \
          quant_scale2.shape_unchecked quant_scale2.size query.empty_output query.rank ring.format ring.head_dim \
          ring.lengths ring.lengths_dtype ring.out ring.required ring.softmax_copies ring.softmax_layout \
@@ -91,11 +92,13 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          scale_value.finite scale_value.inverse scale_value.zero scatter.format scatter.key_shape scatter.required \
          scatter.value_shape shape.countable shared_prefix.alone shared_prefix.length shared_prefix.pair \
          shared_prefix.shape shared_prefix.unified_alone slot_mapping.range slot_mapping.shape slot_mapping.unique \
-         softmax_lse.unchecked sparse_mode.known sparse_mode.unified sparse_mode.without_mask split_fuse.causal_rows \
-         split_fuse.one_key start_idx.range tensor.countable tensor.format tensor.strided tree_mask.ignored \
-         tree_mask.rank tree_mask.rows tree_mask.shape tree_mask.size update.format update.head_dim \
-         update.infinite_lse update.local_out_shape update.lse_out update.lse_shape update.required value.rank_of_key \
-         value.rows_of_key value.shape_of_key value.shape_unchecked value_cache.shape",
+         softmax_lse.unchecked sparse_mode.known sparse_mode.unified sparse_mode.without_mask \
+         split_fuse.causal_rows split_fuse.one_key start_idx.range tensor.countable tensor.format tensor.strided \
+         tree_mask.ignored tree_mask.rank tree_mask.rows tree_mask.shape tree_mask.size rms_norm.format \
+         rms_norm.gamma_shape rms_norm.rank rms_norm.required rms_norm.rstd_rows rms_norm.rstd_shape \
+         rms_norm.y_shape update.format update.head_dim update.infinite_lse update.local_out_shape update.lse_out \
+         update.lse_shape update.required value.rank_of_key value.rows_of_key value.shape_of_key \
+         value.shape_unchecked value_cache.shape",
     ),
     (
         "several values would do, and the call does not say which was meant",
@@ -103,14 +106,15 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          antiquant.packed antiquant_mode.ignored block_table.row_short packed.kv_range split_fuse.ends \
          cache_mode.known flash.next_tokens flash.pre_tokens flash.prefix gather.cache_mode incre.decode_rules \
          incre.input_layout incre.registered inner_precise.int8_cache inner_precise.known inner_precise.meaning \
-         inner_precise.range inner_precise.unchecked input_layout.form input_layout.heads_first input_layout.prefill \
-         input_layout.quantised mla.block_size mla.full_quant mla.full_quant_950 mla.inner_precise mla.kv_heads \
-         mla.rows mla.sliding mla.softmax_lse mla.sparse_mode mxfp8.cache next_tokens.reach num_heads.zero \
-         packed.band packed.band_head_dim packed.sparse_mode portable.refused pre_tokens.reach prompt.prefill_rules \
-         pse_shift.layout quant.int4_output quant.int8_query_decode quant.left_over_mode quant.output_band \
-         quant.output_band_tokens quant.output_layout quant.output_rope quant.per_block quant.per_tensor_kernel \
-         query.hidden_size query.rows_max ring.input_layout ring.shapes scatter_mode.known softmax_lse.ignored \
-         sparse_mode.form sparse_mode.full_quant split_fuse.heads_divide split_fuse.mask tokens.both_negative \
-         tokens.empty_band tree_mask.form update.empty_row",
+         inner_precise.range inner_precise.unchecked input_layout.form input_layout.heads_first \
+         input_layout.prefill input_layout.quantised mla.block_size mla.full_quant mla.full_quant_950 \
+         mla.inner_precise mla.kv_heads mla.rows mla.sliding mla.softmax_lse mla.sparse_mode mxfp8.cache \
+         next_tokens.reach num_heads.zero packed.band packed.band_head_dim packed.sparse_mode portable.refused \
+         pre_tokens.reach prompt.prefill_rules pse_shift.layout quant.int4_output quant.int8_query_decode \
+         quant.left_over_mode quant.output_band quant.output_band_tokens quant.output_layout quant.output_rope \
+         quant.per_block quant.per_tensor_kernel query.hidden_size query.rows_max ring.input_layout ring.shapes \
+         rms_norm.epsilon rms_norm.finite_epsilon scatter_mode.known softmax_lse.ignored sparse_mode.form \
+         sparse_mode.full_quant split_fuse.heads_divide split_fuse.mask tokens.both_negative tokens.empty_band \
+         tree_mask.form update.empty_row",
     ),
 ];

@@ -1,0 +1,401 @@
+//! Trees of latent attention: one call where the release has a tree mask, two otherwise.
+
+use super::{LAYERS, Numbers, Trees, case, picked};
+use crate::harness;
+use ascend_attention::attention::PerRequest;
+use ascend_attention::spec::ops::fused_infer_attention_score::Version;
+use ascend_attention::spec::{Cann, Soc, Target};
+use ascend_attention::{Error as CallError, Machine, Runtime, Stream, Tensor, bf16, f16};
+use ascend_emu::{Site, inject};
+use ascend_serving::kv::{
+    Cache, CacheShape, CacheWrite, PadPolicy, PageTable, PagedKvCache, Sequence,
+};
+use ascend_serving::{
+    AttentionShape, DraftTree, Error, GraphLimits, LatentForm, LatentRows, LatentTensors,
+    LatentTreePlan, LatentTreeTensors, LatentTreeVerification, LayerInputs, TreeRequest,
+    UpProjected, rules,
+};
+use harness::reference::{Half, Logical};
+use proptest::prelude::*;
+use proptest::test_runner::Config;
+
+/// Trees of latent attention: cached tokens and parents of the nodes of each request.
+struct LatentCase<'a> {
+    heads: usize,
+    format: Cache,
+    requests: &'a [(usize, Vec<i64>)],
+    /// Rows beyond the largest tree.
+    spare: usize,
+    seed: u64,
+}
+
+/// Why a test needs the emulation.
+const RELEASES: &str = "an installed toolkit is of one release";
+
+const LATENT: usize = 512;
+const ROPE: usize = 64;
+
+/// The latent or absorbed part of rows, which stands first, or the rotary one.
+fn latent_part<T: Half>(rows: &[T], rope: bool) -> Vec<T> {
+    let rows = rows.chunks_exact(LATENT + ROPE);
+    let range = if rope {
+        LATENT..LATENT + ROPE
+    } else {
+        0..LATENT
+    };
+    rows.flat_map(|row| row[range.clone()].to_vec()).collect()
+}
+
+impl LatentCase<'_> {
+    fn trees(&self) -> Trees {
+        Trees::of(self.requests, self.spare)
+    }
+
+    /// Of every layer.
+    fn numbers<T: Half>(&self) -> Vec<Numbers<T>> {
+        let (trees, shape) = (self.trees(), AttentionShape::latent(self.heads));
+        let layers = (0..LAYERS as u64).map(|layer| {
+            let rows = |what: u64, heads| -> Vec<Logical<T>> {
+                trees.rows(5 * self.seed + 2 * layer + what, heads, LATENT + ROPE)
+            };
+            let keys = rows(1, 1);
+            let values = keys.iter().map(|key| Logical {
+                data: latent_part(&key.data, false),
+                dim: LATENT,
+                ..*key
+            });
+            let values = values.collect();
+            trees.numbers([rows(0, self.heads), keys, values], shape.scale)
+        });
+        layers.collect()
+    }
+
+    /// Verifies the trees on a machine, compares each node with the definition, and says how they were verified.
+    fn check<T: Half>(
+        &self,
+        layers: &[Numbers<T>],
+        machine: &Machine,
+    ) -> Result<LatentTreePlan, Error> {
+        let runtime = Runtime::emulated_as(machine)?;
+        let stream = &runtime.device(0)?.stream()?;
+        let (heads, requests) = (self.heads, self.requests.len());
+        let of_case = self.trees();
+        let (trees, nodes) = (of_case.trees(), of_case.nodes);
+        let shape = CacheShape::latent(LAYERS).format(self.format);
+        let pad = PadPolicy::SkipNegative;
+        let mut cache = PagedKvCache::<T>::new(stream.device(), 16, 128, shape, pad)?;
+        let mut sequences = Vec::new();
+        for (r, (cached, tree)) in of_case.requests.iter().enumerate() {
+            let mut sequence = Sequence::new(cache.pool());
+            let tokens = cached + tree.nodes();
+            let slots = sequence.grow(tokens)?.slots;
+            for (layer, of) in layers.iter().enumerate() {
+                let rows = of.keys[r].packed(0..tokens);
+                let key = stream.upload(&latent_part(&rows, false), [tokens, 1, LATENT])?;
+                let rope = stream.upload(&latent_part(&rows, true), [tokens, 1, ROPE])?;
+                let write = CacheWrite::plan(&cache, stream, &slots, &key, &rope)?;
+                cache.write(stream, &write, layer, &key, &rope)?;
+            }
+            cache.mark_computed(&sequence, tokens)?;
+            sequences.push(sequence);
+        }
+        let table: Vec<&[usize]> = sequences.iter().map(Sequence::row).collect();
+        let table = cache.block_table(stream, &PageTable::from_rows(&table)?)?;
+        let upload = |of: &[Logical<T>], rope: bool| -> Result<Tensor<T>, Error> {
+            let heads = of[0].heads;
+            let of = of.iter().zip(self.requests);
+            let data: Vec<T> = of
+                .flat_map(|(of, (cached, _))| {
+                    latent_part(&of.narrow(*cached..cached + nodes).data, rope)
+                })
+                .collect();
+            let dim = if rope { ROPE } else { LATENT };
+            Ok(stream.upload(&data, [requests, heads, nodes, dim])?)
+        };
+        let uploaded = layers.iter().map(|Numbers { queries, keys, .. }| {
+            Ok([
+                upload(queries, false)?,
+                upload(queries, true)?,
+                upload(keys, false)?,
+                upload(keys, true)?,
+            ])
+        });
+        let uploaded: Vec<[Tensor<T>; 4]> = uploaded.collect::<Result<_, Error>>()?;
+        let tensors = |layer: usize| -> Result<LatentTreeTensors<'_, T>, Error> {
+            let [query, query_rope, latent, key_rope] = &uploaded[layer];
+            Ok(LatentTreeTensors {
+                query,
+                query_rope,
+                latent,
+                key_rope,
+                cache: cache.layer(layer)?,
+                block_table: &table,
+            })
+        };
+        let shape = AttentionShape::latent(heads);
+        let verification = LatentTreeVerification::new(shape);
+        let plan = verification.plan(stream, &trees, &of_case.cached(), &tensors(0)?)?;
+        let compare = |layer: usize, out: &Tensor<T>, of: &[usize]| {
+            let out = out.download(stream).unwrap();
+            let same = of_case.compare(&layers[layer], &out, of);
+            same.unwrap_or_else(|why| panic!("{machine:?}, layer {layer}: {why}"));
+        };
+        let all: Vec<usize> = (0..requests).collect();
+        for layer in 0..LAYERS {
+            compare(layer, &plan.launch(stream, &tensors(layer)?)?, &all);
+        }
+
+        // The same by graphs, of the requests that have something cached.
+        let limits = GraphLimits::new([1, requests + 1], 600).tokens_each(nodes);
+        let mut graphs = verification.capture(stream, &cache, &limits)?;
+        assert_eq!(graphs.is_one_call(), plan.is_one_call());
+        let request = |r: &usize| TreeRequest {
+            sequence: &sequences[*r],
+            tree: &trees[*r],
+        };
+        let behind = |r: &usize| self.requests[*r].0 > 0;
+        let of: Vec<usize> = all.iter().rev().copied().filter(behind).collect();
+        if of.len() < requests {
+            let begun = graphs.begin(stream, &all.iter().map(request).collect::<Vec<_>>());
+            let error = begun.map(drop).unwrap_err();
+            assert!(error.breaks(&rules::GRAPH_LENGTHS), "{error}");
+        }
+        for of in [&of[..of.len().min(1)], &of] {
+            if of.is_empty() {
+                continue;
+            }
+            let mut step = graphs.begin(stream, &of.iter().map(request).collect::<Vec<_>>())?;
+            let [query, rope, latent, key_rope] = uploaded[0]
+                .each_ref()
+                .map(|of_all| picked(stream, of_all, of));
+            let plain = |_: &Stream, _: usize, _: LatentRows<'_, T>, _: &UpProjected<T>| Ok(());
+            let form = LatentForm::Plain(&plain);
+            let tensors = LatentTensors {
+                query_rope: &rope,
+                form,
+            };
+            for inputs in [
+                LayerInputs::from((&query, &latent, &key_rope)),
+                LayerInputs::latent(&query, &latent, &key_rope, tensors),
+            ] {
+                let why = step.forward(0, inputs).map(drop).unwrap_err();
+                assert!(why.breaks(&rules::GRAPH_INPUTS), "{why}");
+            }
+            for (layer, uploaded) in uploaded.iter().enumerate() {
+                let uploaded = uploaded.each_ref();
+                let [query, rope, latent, key_rope] =
+                    uploaded.map(|of_all| picked(stream, of_all, of));
+                let tensors = LatentTensors {
+                    query_rope: &rope,
+                    form: LatentForm::Absorbed,
+                };
+                let inputs = LayerInputs::latent(&query, &latent, &key_rope, tensors);
+                let out = step.forward(layer, inputs)?;
+                compare(layer, out, of);
+            }
+        }
+        Ok(plan)
+    }
+}
+
+/// Trees of several shapes and sizes, one of them without anything cached.
+fn forest() -> Vec<(usize, Vec<i64>)> {
+    vec![
+        (130, vec![-1, 0, 0, 1, 1, 2, 3]),
+        (1, vec![-1]),
+        (0, vec![-1, 0, 1, 0]),
+        (257, vec![-1, 0, 0, 0, 0]),
+    ]
+}
+
+#[test]
+fn trees_of_latent_attention_are_one_call_where_the_release_has_the_tree_mask() {
+    if harness::not_on_npu(RELEASES) {
+        return;
+    }
+    let newest = Target::new(Soc::AtlasA2, Cann::V9_1);
+    let requests = forest();
+    let case = |format| LatentCase {
+        heads: 4,
+        format,
+        requests: &requests,
+        spare: 2,
+        seed: 5,
+    };
+    let of_bf16 = case(Cache::BnBsH).numbers::<bf16>();
+    let of_f16 = case(Cache::BnBsH).numbers::<f16>();
+    for format in [Cache::BnBsH, Cache::BnNBsD, Cache::Nz] {
+        for (soc, cann, one) in [
+            (Soc::AtlasA2, Cann::V8_5, false),
+            (Soc::AtlasA2, Cann::V9_0, false),
+            (Soc::AtlasA2, Cann::V9_1, true),
+            (Soc::AtlasA3, Cann::V9_1, true),
+            (Soc::Ascend950, Cann::V9_1, false),
+        ] {
+            let (case, machine) = (case(format), Machine::new(soc, cann));
+            for plan in [
+                case.check(&of_bf16, &machine),
+                case.check(&of_f16, &machine),
+            ] {
+                let plan = plan.unwrap();
+                assert_eq!(
+                    plan.is_one_call(),
+                    one,
+                    "{soc} with CANN {cann}, {format:?}"
+                );
+                let refused = plan.refused();
+                assert_eq!(refused.is_none(), one);
+                if let Some(refused) = refused {
+                    assert_eq!(refused.taken_by, Some(newest), "{refused}");
+                    let told = "Atlas A2 with CANN 9.1 takes the call";
+                    assert!(refused.to_string().ends_with(told), "{refused}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn trees_of_latent_attention_without_a_call_are_refused_with_the_release_that_has_one() {
+    if harness::not_on_npu(RELEASES) {
+        return;
+    }
+    let case = LatentCase {
+        heads: 4,
+        format: Cache::BnBsH,
+        requests: &forest(),
+        spare: 0,
+        seed: 5,
+    };
+    match case.check(
+        &case.numbers::<bf16>(),
+        &Machine::new(Soc::AtlasA2, Cann::V8_1),
+    ) {
+        Err(Error::NoBackend { reasons, .. }) => {
+            for told in [
+                "tree_mask: ",
+                "context_and_tree: ",
+                "CANN 9.1 takes the call",
+            ] {
+                assert!(reasons.contains(told), "{reasons}");
+            }
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Where the library lacks the versions of the operator that take rotary parts, neither form has a call.
+#[test]
+fn trees_of_latent_attention_have_no_call_where_the_operator_is_too_old() {
+    if harness::not_on_npu(RELEASES) {
+        return;
+    }
+    let requests = forest();
+    let case = LatentCase {
+        heads: 4,
+        format: Cache::BnBsH,
+        requests: &requests,
+        spare: 0,
+        seed: 5,
+    };
+    let numbers = case.numbers::<bf16>();
+    let machine = |newest| Machine::new(Soc::AtlasA2, Cann::V9_1).operator(newest);
+    let plan = case.check(&numbers, &machine(Version::V3)).unwrap();
+    assert!(plan.is_one_call());
+    for newest in [Version::V2, Version::V1] {
+        let machine = machine(newest);
+        match case.check(&numbers, &machine) {
+            Err(Error::NoBackend { reasons, .. }) => {
+                for told in ["tree_mask, context_and_tree: ", "V3"] {
+                    assert!(reasons.contains(told), "{newest:?}: {reasons}");
+                }
+            }
+            other => panic!("{newest:?}: {other:?}"),
+        }
+        let runtime = Runtime::emulated_as(&machine).unwrap();
+        let stream = &runtime.device(0).unwrap().stream().unwrap();
+        let (shape, pad) = (CacheShape::latent(1), PadPolicy::SkipNegative);
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 2, 128, shape, pad).unwrap();
+        let verification = LatentTreeVerification::new(AttentionShape::latent(4));
+        let limits = GraphLimits::new([1], 100).tokens_each(2);
+        let captured = verification.capture(stream, &cache, &limits).map(drop);
+        // That of the two calls: both forms were asked.
+        let why = captured.unwrap_err();
+        let version = matches!(why, Error::Attention(CallError::OperatorVersion { .. }));
+        assert!(version, "{newest:?}: {why}");
+    }
+}
+
+/// A device that fails is an error, not a reason for other calls.
+#[test]
+fn trees_of_latent_attention_have_no_other_call_for_a_device_that_fails() {
+    /// A tree that no other test has, whose mask is on no device yet.
+    const PARENTS: [i64; 9] = [-1, 0, 1, 1, 0, 4, 4, 2, 6];
+    if harness::not_on_npu("failures are injected into the emulation of this process") {
+        return;
+    }
+    let runtime = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V9_1)).unwrap();
+    let stream = &runtime.device(0).unwrap().stream().unwrap();
+    let (shape, pad) = (CacheShape::latent(1), PadPolicy::SkipNegative);
+    let cache = PagedKvCache::<f16>::new(stream.device(), 2, 128, shape, pad).unwrap();
+    let tensor = |heads, dim| harness::tensor(stream, [1, heads, PARENTS.len(), dim]);
+    let tensors = LatentTreeTensors {
+        query: &tensor(4, LATENT),
+        query_rope: &tensor(4, ROPE),
+        latent: &tensor(1, LATENT),
+        key_rope: &tensor(1, ROPE),
+        cache: cache.layer(0).unwrap(),
+        block_table: &cache
+            .block_table(stream, &PageTable::from_rows(&[[1]]).unwrap())
+            .unwrap(),
+    };
+    let verification = LatentTreeVerification::new(AttentionShape::latent(4));
+    let trees = [DraftTree::from_parents(&PARENTS).unwrap()];
+    let cached = PerRequest::new(vec![5]).unwrap();
+    let limits = GraphLimits::new([1], 100).tokens_each(PARENTS.len());
+    let mut failed = 0;
+    for nth in 1..=12 {
+        let fault = inject(Site::Malloc, nth, 207_018);
+        let plan = verification.plan(stream, &trees, &cached, &tensors);
+        drop(fault);
+        match plan {
+            Ok(plan) => {
+                assert!(plan.is_one_call(), "allocation {nth}: {:?}", plan.refused());
+            }
+            Err(Error::Attention(CallError::OutOfMemory { .. })) => failed += 1,
+            Err(other) => panic!("allocation {nth}: {other:?}"),
+        }
+    }
+    assert!(failed > 0);
+    let fault = inject(Site::Malloc, 1, 207_018);
+    let captured = verification.capture(stream, &cache, &limits).map(drop);
+    drop(fault);
+    let failed = matches!(
+        captured,
+        Err(Error::Attention(CallError::OutOfMemory { .. }))
+    );
+    assert!(failed, "{captured:?}");
+}
+
+proptest! {
+    #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(6) })]
+
+    #[test]
+    fn any_latent_trees_behind_any_context(case in case(), heads in 0u32..4, nz: bool) {
+        if harness::not_on_npu(RELEASES) {
+            return Ok(());
+        }
+        let latent = LatentCase {
+            heads: 1 << heads,
+            format: if nz { Cache::Nz } else { Cache::BnBsH },
+            requests: &case.requests,
+            spare: case.spare,
+            seed: case.seed,
+        };
+        let numbers = latent.numbers::<bf16>();
+        for (cann, one) in [(Cann::V9_0, false), (Cann::V9_1, true)] {
+            let plan = latent.check(&numbers, &Machine::new(Soc::AtlasA2, cann)).unwrap();
+            prop_assert_eq!(plan.is_one_call(), one);
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Trees of keys and values, by two calls of the operator and a merge, and by graphs.
+
+use super::{Case, LAYERS, Numbers, Trees, case, picked};
+use crate::harness;
+use approx::abs_diff_eq;
+use ascend_attention::attention::PerRequest;
+use ascend_attention::spec::Cann;
+use ascend_attention::{Tensor, f16};
+use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PageTable, PagedKvCache, Sequence};
+use ascend_serving::{
+    AttentionShape, Causality, DraftTree, Error, GraphLimits, LatentForm, LatentTensors,
+    LayerInputs, TreeGraphs, TreeRequest, TreeTensors, TreeVerification, rules,
+};
+use harness::reference::Logical;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError};
+
+const DIM: usize = 64;
+
+fn check(case: &Case) -> Result<(), TestCaseError> {
+    let stream = harness::stream();
+    let (heads, kv_heads) = (case.kv_heads * case.group, case.kv_heads);
+    let of_case = Trees::of(&case.requests, case.spare);
+    let (trees, nodes) = (of_case.trees(), of_case.nodes);
+    let shape_of_heads = AttentionShape::new(heads, kv_heads, DIM);
+    let shape = CacheShape::new(LAYERS, kv_heads, DIM);
+    let pad = PadPolicy::SkipNegative;
+    let mut cache = PagedKvCache::<f16>::new(stream.device(), 16, 128, shape, pad).unwrap();
+    let layers: Vec<Numbers<f16>> = (0..LAYERS as u64)
+        .map(|layer| {
+            let rows =
+                |what: u64, heads| of_case.rows(9 * case.seed + 3 * layer + what, heads, DIM);
+            let numbers = [rows(0, heads), rows(1, kv_heads), rows(2, kv_heads)];
+            of_case.numbers(numbers, shape_of_heads.scale)
+        })
+        .collect();
+    let mut sequences = Vec::new();
+    for (r, (cached, _)) in case.requests.iter().enumerate() {
+        let mut sequence = Sequence::new(cache.pool());
+        let grown = sequence.grow(*cached).unwrap();
+        for (layer, of) in layers.iter().enumerate().filter(|_| *cached > 0) {
+            let upload = |of: &Logical<f16>| {
+                let data = of.packed(0..*cached);
+                stream.upload(&data, [*cached, kv_heads, DIM]).unwrap()
+            };
+            let (key, value) = (upload(&of.keys[r]), upload(&of.values[r]));
+            let write = CacheWrite::plan(&cache, &stream, &grown.slots, &key, &value).unwrap();
+            cache.write(&stream, &write, layer, &key, &value).unwrap();
+        }
+        cache.mark_computed(&sequence, *cached).unwrap();
+        sequences.push(sequence);
+    }
+    // A request without tokens has no block; its row is not read.
+    let table: Vec<&[usize]> = sequences
+        .iter()
+        .map(|sequence| {
+            if sequence.is_empty() {
+                &[0][..]
+            } else {
+                sequence.row()
+            }
+        })
+        .collect();
+    let table = cache
+        .block_table(&stream, &PageTable::from_rows(&table).unwrap())
+        .unwrap();
+    let upload = |of: &[Logical<f16>]| -> Tensor<f16> {
+        let requests = of.iter().zip(&case.requests);
+        let data: Vec<f16> = requests
+            .flat_map(|(of, (cached, _))| of.narrow(*cached..cached + nodes).data)
+            .collect();
+        let shape = [trees.len(), of[0].heads, nodes, DIM];
+        stream.upload(&data, shape).unwrap()
+    };
+    let uploaded = layers.iter().map(|of| {
+        let Numbers {
+            queries,
+            keys,
+            values,
+            ..
+        } = of;
+        [queries, keys, values].map(|rows| upload(rows))
+    });
+    let uploaded: Vec<[Tensor<f16>; 3]> = uploaded.collect();
+    let tensors = |layer: usize| {
+        let [query, key, value] = &uploaded[layer];
+        TreeTensors {
+            query,
+            key,
+            value,
+            cache: cache.layer(layer).unwrap(),
+            block_table: &table,
+        }
+    };
+    let verification = TreeVerification::new(shape_of_heads);
+    let plan = verification
+        .plan(&stream, &trees, &of_case.cached(), &tensors(0))
+        .unwrap();
+    let all: Vec<usize> = (0..trees.len()).collect();
+    for (layer, numbers) in layers.iter().enumerate() {
+        let out = plan.launch(&stream, &tensors(layer)).unwrap();
+        let out = out.download(&stream).unwrap();
+        of_case.compare(numbers, &out, &all)?;
+    }
+
+    // The same by graphs, of which one object serves steps of other requests and trees.
+    let limits = GraphLimits::new([1, 4], 400).tokens_each(nodes);
+    let captured = verification.capture(&stream, &cache, &limits);
+    let mut graphs = captured.unwrap();
+    let reversed = all.iter().rev().copied().collect();
+    for of in [all, vec![trees.len() - 1], reversed] {
+        let request = |r: &usize| TreeRequest {
+            sequence: &sequences[*r],
+            tree: &trees[*r],
+        };
+        let requests: Vec<_> = of.iter().map(request).collect();
+        let begun = graphs.begin(&stream, &requests);
+        if let Some(r) = of.iter().find(|r| sequences[**r].is_empty()) {
+            let error = begun.map(drop).unwrap_err();
+            prop_assert!(error.breaks(&rules::GRAPH_LENGTHS), "{r}: {error}");
+            continue;
+        }
+        let mut step = begun.unwrap();
+        for (layer, numbers) in layers.iter().enumerate() {
+            let [query, key, value] =
+                (uploaded[layer].each_ref()).map(|of_all| picked(&stream, of_all, &of));
+            let output = step.forward(layer, (&query, &key, &value)).unwrap();
+            let out = output.download(&stream).unwrap();
+            of_case.compare(numbers, &out, &of)?;
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(Config { failure_persistence: None, ..Config::with_cases(40) })]
+
+    #[test]
+    fn any_trees_behind_any_context(case in case()) {
+        check(&case)?;
+    }
+}
+
+#[test]
+fn batches_that_do_not_fit_are_refused() {
+    let stream = harness::stream();
+    let shape = CacheShape::new(1, 1, DIM);
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::<f16>::new(stream.device(), 2, 128, shape, pad).unwrap();
+    let table = cache
+        .block_table(&stream, &PageTable::from_rows(&[[1]]).unwrap())
+        .unwrap();
+    let tokens = harness::tensor(&stream, [1, 1, 2, DIM]);
+    let tensors = TreeTensors {
+        query: &tokens,
+        key: &tokens,
+        value: &tokens,
+        cache: cache.layer(0).unwrap(),
+        block_table: &table,
+    };
+    let rule = |trees: &[DraftTree], cached: &[usize]| {
+        let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
+        let cached = PerRequest::new(cached.to_vec()).unwrap();
+        match verification.plan(&stream, trees, &cached, &tensors) {
+            Err(Error::Violation(refused)) => refused.rule,
+            other => panic!("{other:?}"),
+        }
+    };
+    let chain = |drafts| DraftTree::chain(drafts).unwrap();
+    assert_eq!(rule(&[chain(2)], &[5]), &rules::DRAFT_TREE);
+    assert_eq!(rule(&[chain(1), chain(1)], &[5]), &rules::LENGTHS_BATCH);
+    assert_eq!(rule(&[chain(1)], &[5, 6]), &rules::LENGTHS_BATCH);
+    // A node without a key of its own would not see itself, and one with another's would see that.
+    for other in [[1, 1, 1, DIM], [1, 1, 3, DIM], [2, 1, 2, DIM]] {
+        let other = harness::tensor(&stream, other);
+        let with = |key, value| TreeTensors {
+            key,
+            value,
+            ..tensors
+        };
+        for tensors in [with(&other, &tokens), with(&tokens, &other)] {
+            let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
+            let cached = PerRequest::new(vec![5]).unwrap();
+            let why = verification.plan(&stream, &[chain(1)], &cached, &tensors);
+            let why = why.unwrap_err();
+            assert!(why.breaks(&rules::DRAFT_TREE), "{why}");
+        }
+    }
+}
+
+#[test]
+fn graphs_of_trees_say_what_they_do_not_verify() {
+    let stream = harness::stream();
+    let shape = CacheShape::new(1, 1, DIM);
+    let pad = PadPolicy::SkipNegative;
+    let mut cache = PagedKvCache::<f16>::new(stream.device(), 6, 128, shape, pad).unwrap();
+    let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
+    let limits = GraphLimits::new([2], 200).tokens_each(3);
+    let mut graphs = verification.capture(&stream, &cache, &limits).unwrap();
+    assert_eq!((graphs.sizes().collect(), graphs.nodes()), (vec![2], 3));
+    let mut grown = |tokens: usize| {
+        let mut sequence = Sequence::new(cache.pool());
+        cache.grow(&stream, &mut sequence, tokens).unwrap();
+        cache.mark_computed(&sequence, tokens).unwrap();
+        sequence
+    };
+    let [short, long, mut slid] = [130, 201, 200].map(&mut grown);
+    slid.drop_before(150).unwrap();
+    let mut fork = short.fork();
+    let _copies = fork.grow(1).unwrap();
+    let other = PagedKvCache::<f16>::new(stream.device(), 2, 128, shape, pad).unwrap();
+    let mut foreign = Sequence::new(other.pool());
+    let _ = foreign.grow(1).unwrap();
+    let [small, large] = [2, 3].map(|drafts| DraftTree::chain(drafts).unwrap());
+    let rule = |graphs: &mut TreeGraphs<f16>, requests: &[(&Sequence, &DraftTree)]| {
+        let requests = requests
+            .iter()
+            .map(|(sequence, tree)| TreeRequest { sequence, tree });
+        match graphs
+            .begin(&stream, &requests.collect::<Vec<_>>())
+            .map(drop)
+        {
+            Err(Error::Violation(refused)) => refused.rule,
+            other => panic!("{other:?}"),
+        }
+    };
+    let ok = (&short, &small);
+    assert_eq!(rule(&mut graphs, &[]), &rules::BATCH_EMPTY);
+    assert_eq!(rule(&mut graphs, &[ok, ok, ok]), &rules::GRAPH_SIZE);
+    assert_eq!(
+        rule(&mut graphs, &[ok, (&short, &large)]),
+        &rules::DRAFT_TREE
+    );
+    assert_eq!(rule(&mut graphs, &[(&long, &small)]), &rules::GRAPH_LENGTHS);
+    assert_eq!(rule(&mut graphs, &[(&slid, &small)]), &rules::BLOCK_WINDOW);
+    assert_eq!(
+        rule(&mut graphs, &[(&fork, &small)]),
+        &rules::BLOCK_UNCOPIED
+    );
+    assert_eq!(rule(&mut graphs, &[(&foreign, &small)]), &rules::BLOCK_POOL);
+    let request = TreeRequest {
+        sequence: &short,
+        tree: &small,
+    };
+    let mut step = graphs.begin(&stream, &[request]).unwrap();
+    let tensor = |shape| harness::tensor(&stream, shape);
+    let good = tensor([1, 1, 3, DIM]);
+    let mut refused = |query: &Tensor<f16>| match step.forward(0, (query, &good, &good)) {
+        Err(Error::Violation(refused)) => refused.rule,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(&tensor([1, 1, 2, DIM])), &rules::STEP_TOKENS);
+    assert_eq!(refused(&tensor([2, 1, 3, DIM])), &rules::STEP_TOKENS);
+    assert_eq!(refused(&tensor([1, 2, 3, DIM])), &rules::STEP_HEADS);
+    let inputs = LayerInputs::from((&good, &good, &good));
+    let (mask, sink) = (Causality::Causal.into(), tensor([1, 1, 1, 1]));
+    let latent = LatentTensors {
+        query_rope: &good,
+        form: LatentForm::Absorbed,
+    };
+    for inputs in [
+        inputs.mask(&mask),
+        inputs.learnable_sink(&sink),
+        LayerInputs::latent(&good, &good, &good, latent),
+    ] {
+        let why = step.forward(0, inputs).map(drop).unwrap_err();
+        assert!(why.breaks(&rules::GRAPH_INPUTS), "{why}");
+    }
+    assert!(step.forward(1, (&good, &good, &good)).is_err());
+    let zeros = stream
+        .upload(&[f16::ZERO; 3 * DIM], [1, 1, 3, DIM])
+        .unwrap();
+    step.forward(0, (&zeros, &zeros, &good)).unwrap();
+    // All keys weigh the same: the cached ones, and those of the nodes up to each.
+    let lse = step.softmax_lse().download(&stream).unwrap();
+    for (node, lse) in lse[..3].iter().enumerate() {
+        let keys = (short.len() + node + 1) as f32;
+        assert!(
+            abs_diff_eq!(*lse, keys.ln(), epsilon = 1e-3),
+            "node {node}: {lse}"
+        );
+    }
+}
+
+#[test]
+fn steps_of_trees_with_more_blocks_than_were_declared_are_refused() {
+    let stream = harness::stream();
+    let shape = CacheShape::new(1, 1, DIM);
+    let pad = PadPolicy::SkipNegative;
+    let mut cache = PagedKvCache::<f16>::new(stream.device(), 12, 128, shape, pad).unwrap();
+    let verification = TreeVerification::new(AttentionShape::new(1, 1, DIM));
+    let mut sequences = [0; 2].map(|_| Sequence::new(cache.pool()));
+    for (sequence, tokens) in sequences.iter_mut().zip([400, 130]) {
+        cache.grow(&stream, sequence, tokens).unwrap();
+        cache.mark_computed(sequence, tokens).unwrap();
+    }
+    let [long, short] = &sequences;
+    let tree = &DraftTree::chain(1).unwrap();
+    let limits = GraphLimits::new([1, 3], 1000).tokens_each(2).blocks(4);
+    let mut graphs = verification.capture(&stream, &cache, &limits).unwrap();
+    let mut begin = |requests: &[&Sequence]| {
+        let requests = requests
+            .iter()
+            .map(|sequence| TreeRequest { sequence, tree });
+        let requests: Vec<_> = requests.collect();
+        graphs.begin(&stream, &requests).map(drop)
+    };
+    begin(&[long]).unwrap();
+    // Four blocks, two, and one of a dummy.
+    let error = begin(&[long, short]).unwrap_err();
+    assert!(error.breaks(&rules::GRAPH_LENGTHS), "{error}");
+    assert!(error.to_string().contains("7 blocks"), "{error}");
+    // Blocks that requests share count for each.
+    let shared = long.fork();
+    assert!(begin(&[long, &shared, short]).is_err());
+    // Without a limit the calls take any number of blocks that requests share, from CANN 8.5 on.
+    if stream.device().target().unwrap().cann < Cann::V8_5 {
+        return;
+    }
+    let limits = GraphLimits::new([4], 1000).tokens_each(2);
+    let mut graphs = verification.capture(&stream, &cache, &limits).unwrap();
+    let requests = [long, &shared, &shared, long].map(|sequence| TreeRequest { sequence, tree });
+    graphs.begin(&stream, &requests).map(drop).unwrap();
+}
