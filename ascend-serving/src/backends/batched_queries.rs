@@ -6,8 +6,9 @@ use ascend_attention::{Element, Violation};
 use crate::error::Result;
 use crate::rules;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext};
+use super::backend::AttentionBackend;
 use super::program::{StepCall, StepProgram};
+use super::step_context::{LayerTensors, StepContext};
 
 /// One call (BSND) a layer over the paged cache, for steps behind cached tokens whose requests add equally many: drafts
 /// that are verified, or one prompt. It takes causal layers and windows, and leaves sinks to packed calls.

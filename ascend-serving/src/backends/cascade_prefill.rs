@@ -7,8 +7,9 @@ use ascend_attention::{Element, Violation};
 use crate::error::Result;
 use crate::rules;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, merges_sinks};
+use super::backend::AttentionBackend;
 use super::program::{StepCall, StepProgram};
+use super::step_context::{LayerTensors, StepContext, merges_sinks};
 
 /// Three calls a layer for steps with new tokens after cached ones: the step's tokens among themselves, from the
 /// packed keys, under the step's mask; all of them over the tokens cached before, paged, without a mask; and a merge

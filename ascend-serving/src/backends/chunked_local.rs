@@ -8,8 +8,9 @@ use crate::error::Result;
 use crate::local_attention::LocalBatch;
 use crate::rules;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext};
+use super::backend::AttentionBackend;
 use super::program::{StepCall, StepProgram};
+use super::step_context::{LayerTensors, StepContext};
 
 /// Steps of every kind under [`Causality::Chunk`]: one packed call (TND) a layer, in which each piece of a request
 /// within one chunk is a request of its own, with the blocks of that chunk ([`LocalBatch`]). The pieces are in the

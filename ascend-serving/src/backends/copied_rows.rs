@@ -8,8 +8,8 @@ use ascend_attention::{Element, Stream, Tensor};
 use crate::error::Result;
 use crate::kv::{CachedRows, LayerCache};
 
-use super::backend::{LayerTensors, StepContext, batched, size};
 use super::paged_decode::sizes;
+use super::step_context::{LayerTensors, StepContext, batched, size};
 use super::step_memory::tensor_bytes;
 
 /// The numbers of new tokens and of keys, the same for each request of a call.

@@ -9,7 +9,7 @@ use ascend_attention::{AnyTensor, DType, Element, Plan, Stream, Tensor};
 use crate::error::Result;
 use crate::kv::{one_key_each, split};
 
-use super::backend::{StepContext, size};
+use super::step_context::{StepContext, size};
 use super::step_memory::tensor_bytes;
 use super::step_plan::attention_alone;
 

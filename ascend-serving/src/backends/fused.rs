@@ -4,8 +4,9 @@ use ascend_attention::Element;
 
 use crate::error::Result;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext};
+use super::backend::AttentionBackend;
 use super::program::{StepCall, StepProgram};
+use super::step_context::{LayerTensors, StepContext};
 
 /// One packed call (TND) a layer, for steps of every kind: over this step's keys where no token was cached before,
 /// otherwise over the paged cache.

@@ -6,8 +6,9 @@ use crate::batch::StepPart;
 use crate::error::Result;
 use crate::rules;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext};
+use super::backend::AttentionBackend;
 use super::program::{StepCall, StepProgram};
+use super::step_context::{LayerTensors, StepContext};
 
 /// Two packed calls (TND) a layer over the paged cache, for steps that mix decoding with prefill: one of the decodes,
 /// then one of the rest, with lengths that begin anew. vLLM-Ascend computes such steps so on Ascend 950 (A5), and in

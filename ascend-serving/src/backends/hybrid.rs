@@ -10,9 +10,11 @@ use crate::error::{Error, Result};
 use crate::kv::CacheShape;
 use crate::rules;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, knows_cache};
+use super::backend::{AttentionBackend, knows_cache};
 use super::program::{LayerPrograms, StepProgram};
-use super::registry::{Backends, refused_part};
+use super::refused_backend::refused_part;
+use super::registry::Backends;
+use super::step_context::{LayerTensors, StepContext};
 
 /// The kinds of steps for which a [`Hybrid`] chooses backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

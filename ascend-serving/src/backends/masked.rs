@@ -8,8 +8,9 @@ use crate::batch::{AttentionMetadata, MaskKind, MaskedRequest};
 use crate::error::Result;
 use crate::rules;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext};
+use super::backend::AttentionBackend;
 use super::program::{StepCall, StepProgram};
+use super::step_context::{LayerTensors, StepContext};
 
 /// Steps of every kind under a [`NamedMask`](crate::NamedMask): one call over the paged cache (BSH, sparse mode 1
 /// with the whole mask) for each run of neighbouring requests with equally many new tokens, since packed calls take

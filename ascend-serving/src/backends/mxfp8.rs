@@ -16,10 +16,12 @@ use crate::rules;
 use crate::sharing::PlannedStream;
 use crate::sharing::lock;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, check_quantised_mask, size};
+use super::backend::AttentionBackend;
 use super::program::StepProgram;
+use super::program::StepStage;
+use super::step_context::{LayerTensors, StepContext, check_quantised_mask, size};
 use super::step_memory::{StepMemory, tensor_bytes};
-use super::step_plan::{StepStage, attention_alone};
+use super::step_plan::attention_alone;
 
 /// One packed call (TND) a layer for steps of every kind, over a cache of [MXFP8](crate::kv::PagedKvCache::mxfp8),
 /// with queries that the host quantises: each layer waits for the stream. A step's own keys and values are read as

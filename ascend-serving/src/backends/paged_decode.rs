@@ -8,8 +8,9 @@ use crate::error::Result;
 use crate::kv::LayerCache;
 use crate::rules;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, check_single_tokens, size};
+use super::backend::AttentionBackend;
 use super::program::{StepCall, StepProgram};
+use super::step_context::{LayerTensors, StepContext, check_single_tokens, size};
 
 /// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over the paged cache, for steps that only
 /// decode and layers without a window or sinks.

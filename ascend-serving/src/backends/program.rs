@@ -13,9 +13,8 @@ use crate::batch::{MaskedRequest, NamedMask};
 use crate::error::Result;
 use crate::rules;
 
-use super::backend::{AttentionShape, LayerTensors, StepContext, size};
-use super::registry::MemoryLimit;
-use super::step_plan::StepStage;
+use super::step_context::{AttentionShape, LayerTensors, StepContext, size};
+use super::step_memory::{MemoryLimit, StepMemory};
 
 /// The work of a step: calls of FusedInferAttentionScore, one after the other, and at most one merge of their results
 /// by their log-sum-exps. What no such call computes is a [`StepStage`], which runs before the calls.
@@ -178,6 +177,35 @@ impl<T: Element> fmt::Debug for StepProgram<T> {
             .field("by_layer", &self.by_layer)
             .finish()
     }
+}
+
+/// Work of a step that is no call of FusedInferAttentionScore on the step's tensors: copies of keys, other operators,
+/// plans that differ by layer. It runs before the calls of its [`StepProgram`].
+pub trait StepStage<T: Element>: Send + Sync + fmt::Debug {
+    /// The device memory that it needs besides the cache and the tensors of the layers.
+    fn memory(&self) -> StepMemory;
+
+    /// The shape of a layer's output: `[tokens, N, D of the values]`, unless a stage defines another one.
+    fn output_shape(&self, layer: &LayerTensors<'_, T>) -> [usize; 3] {
+        packed_shape(layer)
+    }
+
+    /// Queues the work of a layer, into the layer's output.
+    ///
+    /// # Errors
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors of other shapes; any error of a launch.
+    fn launch_into(
+        &self,
+        step: &StepContext<'_>,
+        layer: &LayerTensors<'_, T>,
+        output: &mut Tensor<T>,
+    ) -> Result<()>;
+}
+
+/// The shape of a layer's attention where each query row has a row of it.
+pub(super) fn packed_shape<T: Element>(layer: &LayerTensors<'_, T>) -> [usize; 3] {
+    let (query, value) = (layer.query, layer.value);
+    [size(query, 0), size(query, 1), size(value, 2)]
 }
 
 /// A call of a [`StepProgram`]: which query rows it takes, over which keys, with which lengths and mask. It takes the

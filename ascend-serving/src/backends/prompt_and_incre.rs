@@ -19,12 +19,13 @@ use crate::rules;
 use crate::sharing::PlannedStream;
 use crate::sharing::lock;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, batched};
+use super::backend::AttentionBackend;
 use super::copied_rows::{CopiedRows, KeyRows, Prompt, Prompts};
 use super::paged_decode::{layout, rows};
 use super::program::StepProgram;
+use super::program::StepStage;
+use super::step_context::{LayerTensors, StepContext, batched};
 use super::step_memory::StepMemory;
-use super::step_plan::StepStage;
 
 /// Steps of every kind by the fused attention of the Atlas inference series (310P), which has no
 /// FusedInferAttentionScore. Requests that add one token and see every key decode by one call of IncreFlashAttention

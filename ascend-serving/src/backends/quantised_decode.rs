@@ -7,12 +7,12 @@ use crate::error::Result;
 use crate::kv::QuantisedLayer;
 use crate::rules;
 
-use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, check_quantised_mask, check_single_tokens,
-    quantised_cache,
-};
+use super::backend::AttentionBackend;
 use super::paged_decode::layout;
 use super::program::{StepCall, StepProgram};
+use super::step_context::{
+    LayerTensors, StepContext, check_quantised_mask, check_single_tokens, quantised_cache,
+};
 
 /// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over a quantised paged cache; the operator
 /// multiplies the stored numbers by their scales as it reads them. It serves steps of one token a request, drafting

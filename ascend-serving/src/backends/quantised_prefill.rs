@@ -14,15 +14,15 @@ use crate::kv::{CachedRows, QuantisedLayer};
 use crate::sharing::PlannedStream;
 use crate::sharing::lock;
 
-use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, check_quantised_mask, quantised_cache, size,
-};
+use super::backend::AttentionBackend;
 use super::dense_rows::DenseRows;
 use super::fused::Fused;
 use super::program::StepProgram;
+use super::program::StepStage;
 use super::quantised_decode::single_tokens;
+use super::step_context::{LayerTensors, StepContext, check_quantised_mask, quantised_cache, size};
 use super::step_memory::StepMemory;
-use super::step_plan::{StepStage, attention_alone};
+use super::step_plan::attention_alone;
 
 /// Steps of every kind over a quantised paged cache: the cached tokens that a step's tokens see are copied out of
 /// their blocks and dequantised to the query's type, the step's own tokens are used as they are, and one packed call

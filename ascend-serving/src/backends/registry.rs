@@ -3,17 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_attention as attention;
 use ascend_attention::case::tentatively;
-use ascend_attention::spec::{Cann, Rule, Target};
 use ascend_attention::{Device, Element, Violation};
 
 use crate::batch::{AttentionState, Causality, MaskKind};
-use crate::error::{Error, Result};
-use crate::kv::too_many_blocks;
-use crate::rules;
+use crate::error::Result;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, knows_cache};
+use super::backend::{AttentionBackend, knows_cache};
 use super::batched_queries::BatchedQueries;
 use super::chunked_local::ChunkedLocal;
 use super::fused::Fused;
@@ -25,93 +21,15 @@ use super::program::StepProgram;
 use super::prompt_and_incre::PromptAndIncre;
 use super::quantised_decode::QuantisedDecode;
 use super::quantised_prefill::QuantisedPrefill;
-use super::step_memory::StepMemory;
+use super::refused_backend::{RefusedBackend, no_backend};
+use super::step_context::{LayerTensors, StepContext};
+use super::step_memory::{MemoryLimit, StepMemory};
 use super::step_plan::StepPlan;
 
 /// Backends in the order in which they are tried.
 pub struct Backends<T: Element> {
     backends: Vec<Arc<dyn AttentionBackend<T>>>,
     memory_limit: Option<MemoryLimit>,
-}
-
-/// The most bytes on the device while `layers` layers are queued.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MemoryLimit {
-    bytes: usize,
-    layers: usize,
-}
-
-impl MemoryLimit {
-    pub(super) fn admits(self, memory: StepMemory) -> Result<(), Violation> {
-        let Self { bytes, layers } = self;
-        let needed = memory.total(layers);
-        if needed <= bytes {
-            return Ok(());
-        }
-        let StepMemory {
-            held,
-            layer,
-            workspace,
-        } = memory;
-        Err(Violation::new(
-            &rules::BACKEND_MEMORY,
-            format_args!(
-                "{needed} bytes besides the cache: {held} for the step, {layer} for each of {layers} layers, {workspace} of \
-                 workspace"
-            ),
-            format_args!("at most {bytes}"),
-            "register a backend behind this one that needs less, divide the step, or give more by `Backends::memory_limit`",
-        ))
-    }
-}
-
-/// A backend that could not serve a step.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct RefusedBackend {
-    /// Its name.
-    pub name: &'static str,
-    /// Why it could not serve the step.
-    pub why: Error,
-    /// A product and release that take the refused call: the oldest newer release of the device's product, or else
-    /// another product. `None` where none does, and where the backend refused the step by a rule of its own.
-    pub taken_by: Option<Target>,
-}
-
-impl RefusedBackend {
-    pub(crate) fn new(name: &'static str, why: Error, device: &Device) -> Self {
-        let release = |since| {
-            let cann = Cann::of_version(since)?.cann();
-            let soc = device.target().ok()?.soc;
-            Some(Target { soc, cann })
-        };
-        let taken_by = match &why {
-            Error::Violation(violation) => violation.taken_by,
-            Error::Attention(attention::Error::OperatorVersion { since, .. }) => release(since),
-            _ => None,
-        };
-        Self {
-            name,
-            why: for_schedulers(why),
-            taken_by,
-        }
-    }
-}
-
-impl RefusedBackend {
-    /// Why the backend refused, and which target takes the call.
-    fn reason(&self) -> String {
-        match self.taken_by {
-            Some(target) => format!("{}; {target} takes the call", self.why),
-            None => self.why.to_string(),
-        }
-    }
-}
-
-impl fmt::Display for RefusedBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.name, self.reason())
-    }
 }
 
 /// The backend whose program a graph records.
@@ -200,7 +118,7 @@ impl<T: Element> Backends<T> {
     /// Prepares a step with the first backend that can serve it.
     ///
     /// # Errors
-    /// [`Error::NoBackend`] with the reason of each backend.
+    /// [`NoBackend`](crate::Error::NoBackend) with the reason of each backend.
     pub fn plan(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<Selected<T>> {
         let (selected, refused) = self.first_that_serves(step, first, |backend| {
             let plan = StepPlan::new(&**backend, step, first)?;
@@ -265,7 +183,7 @@ impl<T: Element> Backends<T> {
     /// whose programs of all these steps differ in lengths, blocks and the contents of masks alone.
     ///
     /// # Errors
-    /// [`Error::NoBackend`] with the reason of each backend.
+    /// [`NoBackend`](crate::Error::NoBackend) with the reason of each backend.
     pub(crate) fn record(
         &self,
         steps: &[StepContext<'_>],
@@ -314,64 +232,6 @@ impl<T: Element> Backends<T> {
             }
             Err(no_backend(&refused, self.hint(step, first)))
         })
-    }
-}
-
-/// Rewrites the operator's refusal of a batch in the terms of a scheduler.
-fn for_schedulers(why: Error) -> Error {
-    match why {
-        Error::Violation(violation) if violation.rule.id == "cache.blocks" => {
-            let given = violation.given;
-            too_many_blocks(
-                format_args!("{given}, shared blocks counted for each request"),
-                violation.allowed,
-            )
-            .into()
-        }
-        why => why,
-    }
-}
-
-/// The rules of this layer that an error names.
-fn rules_of(why: &Error) -> Vec<&'static Rule> {
-    match why {
-        Error::Violation(refused) => vec![refused.rule],
-        Error::NoBackend { rules, .. } => rules.clone(),
-        _ => Vec::new(),
-    }
-}
-
-/// The error of a backend, or of the program of some layers, that `part` names.
-pub(super) fn refused_part(part: &str, why: Error, device: &Device) -> Error {
-    let refused = RefusedBackend::new("", why, device);
-    Error::NoBackend {
-        rules: rules_of(&refused.why),
-        reasons: format!("{part}: {}", refused.reason()),
-    }
-}
-
-/// The error of a step that no backend can serve, with the reason of each.
-pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Error {
-    // Backends with the same reason are listed together.
-    let mut said: Vec<(Vec<&str>, String)> = Vec::new();
-    for refused in refused {
-        let reason = refused.reason();
-        match said.iter_mut().find(|(_, known)| *known == reason) {
-            Some((names, _)) => names.push(refused.name),
-            None => said.push((vec![refused.name], reason)),
-        }
-    }
-    let reasons = said.iter();
-    let reasons = reasons.map(|(names, reason)| format!("{}: {reason}", names.join(", ")));
-    let mut reasons: Vec<String> = match refused {
-        [] => vec!["there is none: add some with `Backends::none().with(Fused)`".to_owned()],
-        _ => reasons.collect(),
-    };
-    reasons.extend(hint.map(str::to_owned));
-    let rules = refused.iter().flat_map(|refused| rules_of(&refused.why));
-    Error::NoBackend {
-        reasons: reasons.join("; "),
-        rules: rules.collect(),
     }
 }
 

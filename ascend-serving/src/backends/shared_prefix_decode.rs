@@ -11,8 +11,9 @@ use crate::batch::{AttentionMetadata, Causality};
 use crate::error::Result;
 use crate::rules;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, merges_sinks};
+use super::backend::AttentionBackend;
 use super::program::{StepCall, StepProgram};
+use super::step_context::{LayerTensors, StepContext, merges_sinks};
 
 /// When reading a shared prefix once is worth the additional calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -13,10 +13,9 @@ use crate::error::Result;
 use crate::rules;
 use crate::split_kv::{SplitLimits, key_ranges};
 
-use super::backend::{
-    AttentionBackend, LayerTensors, StepContext, check_single_tokens, merges_sinks,
-};
+use super::backend::AttentionBackend;
 use super::program::{StepCall, StepProgram};
+use super::step_context::{LayerTensors, StepContext, check_single_tokens, merges_sinks};
 
 /// How [`SplitDecode`] divides the keys of a request into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

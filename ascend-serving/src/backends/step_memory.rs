@@ -1,7 +1,10 @@
 //! Device memory that a planned step needs.
 
 use ascend_attention::attention::BlockTable;
-use ascend_attention::{Element, Output, Tensor};
+use ascend_attention::{Element, Output, Tensor, Violation};
+
+use crate::error::Result;
+use crate::rules;
 
 /// Memory on the device that a planned step needs besides the cache, the step's block table and the tensors of its
 /// layers. From [`StepPlan::memory`](crate::StepPlan::memory).
@@ -64,6 +67,37 @@ impl StepMemory {
             layer: self.layer.max(other.layer),
             workspace: self.workspace.max(other.workspace),
         }
+    }
+}
+
+/// The most bytes on the device while `layers` layers are queued.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MemoryLimit {
+    pub(super) bytes: usize,
+    pub(super) layers: usize,
+}
+
+impl MemoryLimit {
+    pub(super) fn admits(self, memory: StepMemory) -> Result<(), Violation> {
+        let Self { bytes, layers } = self;
+        let needed = memory.total(layers);
+        if needed <= bytes {
+            return Ok(());
+        }
+        let StepMemory {
+            held,
+            layer,
+            workspace,
+        } = memory;
+        Err(Violation::new(
+            &rules::BACKEND_MEMORY,
+            format_args!(
+                "{needed} bytes besides the cache: {held} for the step, {layer} for each of {layers} layers, {workspace} of \
+                 workspace"
+            ),
+            format_args!("at most {bytes}"),
+            "register a backend behind this one that needs less, divide the step, or give more by `Backends::memory_limit`",
+        ))
     }
 }
 

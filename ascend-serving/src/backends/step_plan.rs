@@ -15,33 +15,13 @@ use ascend_attention::{
 use crate::error::Result;
 use crate::rules;
 
-use super::backend::{AttentionBackend, LayerTensors, StepContext, knows_cache, size};
-use super::program::{CallKeys, CallMask, LayerPrograms, StepCall, StepProgram};
-use super::registry::refused_part;
+use super::backend::{AttentionBackend, knows_cache};
+use super::program::{
+    CallKeys, CallMask, LayerPrograms, StepCall, StepProgram, StepStage, packed_shape,
+};
+use super::refused_backend::refused_part;
+use super::step_context::{LayerTensors, StepContext};
 use super::step_memory::{StepMemory, output_bytes, table_bytes, tensor_bytes};
-
-/// Work of a step that is no call of FusedInferAttentionScore on the step's tensors: copies of keys, other operators,
-/// plans that differ by layer. It runs before the calls of its [`StepProgram`].
-pub trait StepStage<T: Element>: Send + Sync + fmt::Debug {
-    /// The device memory that it needs besides the cache and the tensors of the layers.
-    fn memory(&self) -> StepMemory;
-
-    /// The shape of a layer's output: `[tokens, N, D of the values]`, unless a stage defines another one.
-    fn output_shape(&self, layer: &LayerTensors<'_, T>) -> [usize; 3] {
-        packed_shape(layer)
-    }
-
-    /// Queues the work of a layer, into the layer's output.
-    ///
-    /// # Errors
-    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors of other shapes; any error of a launch.
-    fn launch_into(
-        &self,
-        step: &StepContext<'_>,
-        layer: &LayerTensors<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()>;
-}
 
 /// A step that a backend has prepared: its [`StepProgram`], planned.
 pub struct StepPlan<T: Element> {
@@ -75,11 +55,6 @@ struct PlannedMerge<T: Element> {
     parts: Vec<Output<T>>,
     /// The merged log-sum-exps that a graph writes.
     lse: Option<Tensor<f32>>,
-}
-
-fn packed_shape<T: Element>(layer: &LayerTensors<'_, T>) -> [usize; 3] {
-    let (query, value) = (layer.query, layer.value);
-    [size(query, 0), size(query, 1), size(value, 2)]
 }
 
 /// The output of a call that computes the attention alone, into a tensor.

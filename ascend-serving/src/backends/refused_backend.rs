@@ -1,0 +1,117 @@
+//! Backends that could not serve a step, and why.
+
+use std::fmt;
+
+use ascend_attention as attention;
+use ascend_attention::Device;
+use ascend_attention::spec::{Cann, Rule, Target};
+
+use crate::error::Error;
+use crate::kv::too_many_blocks;
+
+/// A backend that could not serve a step.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct RefusedBackend {
+    /// Its name.
+    pub name: &'static str,
+    /// Why it could not serve the step.
+    pub why: Error,
+    /// A product and release that take the refused call: the oldest newer release of the device's product, or else
+    /// another product. `None` where none does, and where the backend refused the step by a rule of its own.
+    pub taken_by: Option<Target>,
+}
+
+impl RefusedBackend {
+    pub(crate) fn new(name: &'static str, why: Error, device: &Device) -> Self {
+        let release = |since| {
+            let cann = Cann::of_version(since)?.cann();
+            let soc = device.target().ok()?.soc;
+            Some(Target { soc, cann })
+        };
+        let taken_by = match &why {
+            Error::Violation(violation) => violation.taken_by,
+            Error::Attention(attention::Error::OperatorVersion { since, .. }) => release(since),
+            _ => None,
+        };
+        Self {
+            name,
+            why: for_schedulers(why),
+            taken_by,
+        }
+    }
+}
+
+impl RefusedBackend {
+    /// Why the backend refused, and which target takes the call.
+    fn reason(&self) -> String {
+        match self.taken_by {
+            Some(target) => format!("{}; {target} takes the call", self.why),
+            None => self.why.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for RefusedBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.reason())
+    }
+}
+
+/// Rewrites the operator's refusal of a batch in the terms of a scheduler.
+fn for_schedulers(why: Error) -> Error {
+    match why {
+        Error::Violation(violation) if violation.rule.id == "cache.blocks" => {
+            let given = violation.given;
+            too_many_blocks(
+                format_args!("{given}, shared blocks counted for each request"),
+                violation.allowed,
+            )
+            .into()
+        }
+        why => why,
+    }
+}
+
+/// The rules of this layer that an error names.
+fn rules_of(why: &Error) -> Vec<&'static Rule> {
+    match why {
+        Error::Violation(refused) => vec![refused.rule],
+        Error::NoBackend { rules, .. } => rules.clone(),
+        _ => Vec::new(),
+    }
+}
+
+/// The error of a backend, or of the program of some layers, that `part` names.
+pub(super) fn refused_part(part: &str, why: Error, device: &Device) -> Error {
+    let refused = RefusedBackend::new("", why, device);
+    Error::NoBackend {
+        rules: rules_of(&refused.why),
+        reasons: format!("{part}: {}", refused.reason()),
+    }
+}
+
+/// The error of a step that no backend can serve, with the reason of each.
+pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Error {
+    // Backends with the same reason are listed together.
+    let mut said: Vec<(Vec<&str>, String)> = Vec::new();
+    for refused in refused {
+        let reason = refused.reason();
+        match said.iter_mut().find(|(_, known)| *known == reason) {
+            Some((names, _)) => names.push(refused.name),
+            None => said.push((vec![refused.name], reason)),
+        }
+    }
+    let reasons = said.iter();
+    let reasons = reasons.map(|(names, reason)| format!("{}: {reason}", names.join(", ")));
+    let mut reasons: Vec<String> = match refused {
+        [] => vec!["there is none: add some with `Backends::none().with(Fused)`".to_owned()],
+        _ => reasons.collect(),
+    };
+    reasons.extend(hint.map(str::to_owned));
+    let rules = refused.iter().flat_map(|refused| rules_of(&refused.why));
+    Error::NoBackend {
+        reasons: reasons.join("; "),
+        rules: rules.collect(),
+    }
+}

@@ -1,0 +1,285 @@
+//! What a backend gets of a step and of a layer, and what several backends check of them.
+
+use ascend_attention::attention::{BlockTable, Inputs};
+use ascend_attention::spec::attention_problem::{inverted_scale, score_scale};
+use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
+use ascend_attention::spec::{Layout, Rule};
+use ascend_attention::{AnyTensor, Element, FusedInferAttention, Stream, Tensor, Violation};
+
+use crate::batch::{AttentionMetadata, Causality, MaskKind};
+use crate::error::{Error, Result};
+use crate::kv::{CacheShape, LayerCache, QuantisedLayer};
+use crate::rules;
+
+use super::latent_tensors::LatentTensors;
+
+/// The heads of a model's attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct AttentionShape {
+    /// Query heads.
+    pub heads: usize,
+    /// Key heads, a divisor of the query heads.
+    pub kv_heads: usize,
+    /// Elements of a head; for latent attention the sum of both parts.
+    pub head_dim: usize,
+    /// Factor of the scores, usually `1 / sqrt(head_dim)`. Steps, captures and plans refuse a factor that is 0,
+    /// infinite or NaN in 32 bits.
+    pub scale: f64,
+}
+
+impl AttentionShape {
+    /// Heads with the usual scale, `1 / sqrt(head_dim)`.
+    pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
+        Self {
+            heads,
+            kv_heads,
+            head_dim,
+            scale: 1.0 / (head_dim as f64).sqrt(),
+        }
+    }
+
+    /// Heads of multi-head latent attention with parts of 128 and 64 elements: one key head in the cache, and the
+    /// scale of the whole head, `1 / sqrt(192)`.
+    pub fn latent(heads: usize) -> Self {
+        Self::new(heads, 1, 192)
+    }
+
+    /// Sets another factor of the scores.
+    pub fn scale(mut self, scale: f64) -> Self {
+        self.scale = scale;
+        self
+    }
+
+    /// Refuses query heads that are no multiple of the key heads, a scale that makes every key weigh the same or none
+    /// anything, and the inverse of the usual scale.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for these.
+    pub fn check(&self) -> Result<()> {
+        let of_each = self.heads.checked_rem(self.kv_heads);
+        if self.heads == 0 || of_each != Some(0) {
+            return Err(Error::invalid(
+                "AttentionShape.heads",
+                format_args!(
+                    "{} query heads over {} key heads",
+                    self.heads, self.kv_heads
+                ),
+                "as many query heads for each key head, 1 or more of both",
+            )
+            .fix("give the heads of the model, query heads a multiple of the key heads"));
+        }
+        let held = score_scale(self.scale);
+        let inverted = inverted_scale(self.scale, [self.head_dim]).is_some();
+        if held.is_finite() && held != 0.0 && !inverted {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "AttentionShape.scale",
+            self.scale,
+            format_args!(
+                "finite, not 0 in 32 bits, and not the root of the head dimension: the factor by which scores are multiplied, \
+                 for heads of {} usually {}",
+                self.head_dim,
+                Self::new(self.heads, self.kv_heads, self.head_dim).scale
+            ),
+        ).fix("leave the scale out, or give the factor itself, not its inverse"))
+    }
+
+    /// Checks the heads and the scale as [`check`](Self::check) does, and refuses a cache with other key heads. A
+    /// cache of latents is taken with any heads.
+    pub(crate) fn check_cache(&self, cache: &CacheShape) -> Result<()> {
+        self.check()?;
+        let of_cache = (cache.kv_heads, cache.key_dim);
+        if cache.is_latent() || of_cache == (self.kv_heads, self.head_dim) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "AttentionShape",
+            format_args!("{} key heads of {}", self.kv_heads, self.head_dim),
+            format_args!(
+                "{} key heads of {}, as the cache has",
+                of_cache.0, of_cache.1
+            ),
+        )
+        .fix("make the cache and the `AttentionShape` of one model"))
+    }
+
+    /// A call with these heads and this scale.
+    pub fn call(&self, layout: Layout) -> FusedInferAttention {
+        FusedInferAttention::new(layout)
+            .heads(self.heads)
+            .kv_heads(self.kv_heads)
+            .scale(self.scale)
+    }
+}
+
+/// Size of an axis.
+pub(crate) fn size(tensor: &AnyTensor, axis: usize) -> usize {
+    tensor.shape().get(axis).copied().unwrap_or(0)
+}
+
+/// Packed rows `[tokens, ...]` as `[requests, tokens of each, N * D]`.
+pub(crate) fn batched<T: Element>(tensor: &Tensor<T>, requests: usize) -> Result<Tensor<T>> {
+    let tokens = size(tensor, 0).checked_div(requests).unwrap_or(0);
+    let hidden = tensor.shape().iter().skip(1).product();
+    Ok(tensor.reshape([requests, tokens, hidden])?)
+}
+
+/// What all layers of a step with one mask share.
+#[derive(Clone, Copy, Debug)]
+pub struct StepContext<'a> {
+    /// Where the step's work is queued.
+    pub stream: &'a Stream,
+    /// The heads.
+    pub shape: AttentionShape,
+    /// Lengths, table and kind of the step.
+    pub metadata: &'a AttentionMetadata,
+    /// Which keys the tokens of these layers see.
+    pub mask: &'a MaskKind,
+    /// The table on the device.
+    pub block_table: &'a BlockTable,
+}
+
+/// The tensors of one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerTensors<'a, T: Element> {
+    /// Number of the layer, from 0 on, as the cache counts them.
+    pub layer: usize,
+    /// Queries of the step, packed: `[tokens, N, D]`.
+    pub query: &'a Tensor<T>,
+    /// Keys of the step, packed: `[tokens, Nkv, D]`.
+    pub key: &'a Tensor<T>,
+    /// Values of the step, packed.
+    pub value: &'a Tensor<T>,
+    /// The layer's cache, this step's keys and values in it. It has no blocks where the cache is quantised.
+    pub cache: &'a LayerCache<T>,
+    /// The layer's cache where it is quantised.
+    pub quantised: Option<&'a QuantisedLayer>,
+    /// One more logit for each head, `[N]`, of BF16; also of the query's type from CANN 9.0 on, and on Ascend 950.
+    pub learnable_sink: Option<&'a AnyTensor>,
+    /// The additional inputs of multi-head latent attention. With them, `query` is as their form says, and `key` and
+    /// `value` are the latents and rotary parts of the step.
+    pub latent: Option<LatentTensors<'a, T>>,
+}
+
+impl<'a, T: Element> LayerTensors<'a, T> {
+    /// The inputs of a call of these queries over cached keys.
+    pub(super) fn cached_keys<'b>(
+        &self,
+        query: &'b Tensor<T>,
+        block_table: &'b BlockTable,
+    ) -> Inputs<'b, T>
+    where
+        'a: 'b,
+    {
+        Inputs::new(query, &self.cache.key, &self.cache.value).paged(block_table)
+    }
+
+    /// Adds the layer's sinks, if it has any, to the inputs of a call.
+    pub(super) fn with_sink<'b>(&self, inputs: Inputs<'b, T>) -> Inputs<'b, T>
+    where
+        'a: 'b,
+    {
+        match self.learnable_sink {
+            Some(sink) => inputs.learnable_sink_of_any(sink),
+            None => inputs,
+        }
+    }
+
+    /// `with` or `without`, for messages on whether the layer has sinks.
+    pub(crate) fn with_sinks(&self) -> &'static str {
+        match self.learnable_sink {
+            Some(_) => "with",
+            None => "without",
+        }
+    }
+
+    /// Refuses latent attention on behalf of a backend that supports keys and values alone.
+    ///
+    /// # Errors
+    /// [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for a layer with latents.
+    pub fn without_latent(&self) -> Result<(), Violation> {
+        match self.latent {
+            None => Ok(()),
+            Some(_) => Err(Violation::new(
+                &rules::BACKEND_LATENT,
+                "latents and rotary parts",
+                "keys and values",
+                "register `Mla`",
+            )),
+        }
+    }
+}
+
+/// Refuses masks that no call over a quantised cache takes.
+pub(super) fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Violation> {
+    match step.mask {
+        MaskKind::Causality(
+            Causality::Causal | Causality::Window(_) | Causality::Bidirectional,
+        ) => Ok(()),
+        mask => Err(Violation::new(
+            &rules::BACKEND_QUANTISED,
+            format_args!("{mask} over a quantised cache"),
+            "causal layers, windows, and layers that see every key",
+            "give layers with named masks and chunks a cache of 16 bits",
+        )),
+    }
+}
+
+/// The quantised cache of a layer, for a backend that reads scales of channels or tokens alone; other caches are
+/// refused.
+pub(super) fn quantised_cache<'a, T: Element>(
+    layer: &LayerTensors<'a, T>,
+) -> Result<&'a QuantisedLayer, Violation> {
+    match layer.quantised {
+        Some(of) if of.of_groups().is_none() => Ok(of),
+        Some(_) => Err(Violation::new(
+            &rules::BACKEND_QUANTISED,
+            "a cache of MXFP8",
+            "a quantised cache with scales of channels or tokens",
+            "register `MxFp8`, or make the cache by `PagedKvCache::quantised_as`",
+        )),
+        None => Err(Violation::new(
+            &rules::BACKEND_QUANTISED,
+            format_args!("a cache of {}", T::DTYPE),
+            "a quantised cache",
+            "make the cache by `PagedKvCache::quantised`, or register `Fused`",
+        )),
+    }
+}
+
+/// Whether a layer's sinks, if it has any, may be counted by one of several calls that are merged by their
+/// log-sum-exps.
+pub(super) fn merges_sinks<T: Element>(
+    step: &StepContext<'_>,
+    layer: &LayerTensors<'_, T>,
+) -> Result<bool> {
+    Ok(layer.learnable_sink.is_none() || FiaCall::lse_counts_sink(step.stream.device().target()?))
+}
+
+/// Refuses, on behalf of a backend for single tokens, steps in which a request has several tokens.
+pub(super) fn check_single_tokens<T: Element>(
+    step: &StepContext<'_>,
+    layer: &LayerTensors<'_, T>,
+    takes: bool,
+    rule: &'static Rule,
+    [allowed, fix]: [&'static str; 2],
+) -> Result<(), Violation> {
+    let metadata = step.metadata;
+    let (tokens, requests) = (metadata.tokens(), metadata.table().requests());
+    if takes && tokens == requests {
+        return Ok(());
+    }
+    Err(Violation::new(
+        rule,
+        format_args!(
+            "{:?} of {tokens} tokens in {requests} requests, {}, {} sinks",
+            metadata.state(),
+            step.mask,
+            layer.with_sinks(),
+        ),
+        allowed,
+        fix,
+    ))
+}
