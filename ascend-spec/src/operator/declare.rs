@@ -244,6 +244,7 @@ macro_rules! declare_arguments {
 
         impl Arguments<$crate::TensorDesc> {
             /// The call that the rules judge.
+            #[allow(clippy::needless_lifetimes, reason = "a call that borrows names the lifetime")]
             pub fn call<'a>(&'a self) -> $call<$($borrow)?> {
                 self.call_of(self)
             }
