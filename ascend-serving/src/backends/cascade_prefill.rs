@@ -50,7 +50,8 @@ impl<T: Element> AttentionBackend<T> for CascadePrefill {
                     metadata.state(),
                     first.with_sinks()
                 ),
-                "a request with several new tokens behind cached ones, no window that hides keys, and sinks on Ascend 950 alone",
+                "a request with several new tokens behind cached ones, no window that hides keys, and sinks on \
+                 Ascend 950 alone",
                 "register a backend for packed queries behind this one",
             )
             .into());

@@ -155,7 +155,8 @@ impl<T: Element> StepProgram<T> {
                 &rules::GRAPH_BACKEND,
                 format_args!("the backend `{backend}`, which copies or waits between its calls"),
                 "calls alone, whose number and rows the captured size fixes",
-                "register a backend such as `Fused` behind it, over a cache of 8 bits `QuantisedDecode`, or compute the step \
+                "register a backend such as `Fused` behind it, over a cache of 8 bits `QuantisedDecode`, or compute \
+                 the step \
                  without a graph",
             )),
         }

@@ -141,7 +141,8 @@ impl<T: Element> Backends<T> {
         let older = PromptAndIncre::is_all_of(step.stream.device());
         if older && self.get(PromptAndIncre::NAME).is_none() {
             return Some(
-                "`.with(PromptAndIncre)` adds PromptFlashAttention and IncreFlashAttention, the fused attention of this product",
+                "`.with(PromptAndIncre)` adds PromptFlashAttention and IncreFlashAttention, the fused attention of \
+                 this product",
             );
         }
         let metadata = step.metadata;
@@ -164,7 +165,8 @@ impl<T: Element> Backends<T> {
             .get(AttentionBackend::<T>::name(&PagedDecode))
             .is_none();
         (decodes && untried && !older).then_some(
-            "`.with(PagedDecode)` adds the operator's decode path, which in steps such as this one takes element types, head \
+            "`.with(PagedDecode)` adds the operator's decode path, which in steps such as this one takes element \
+             types, head \
              dimensions and blocks that packed calls of the release may not",
         )
     }
