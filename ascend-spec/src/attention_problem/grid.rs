@@ -135,7 +135,7 @@ pub struct Int8Query {
 
 impl AttentionProblem<'_> {
     /// For each sequence, the number of row groups of the sequences before it, for a grid that counts
-    /// [`Counts::Concatenated`](super::Counts::Concatenated).
+    /// [`Counts::Concatenated`].
     pub fn groups_before(&self, grid: &Grid) -> Vec<usize> {
         let size = usize::try_from(grid.cuts.row.size()).unwrap_or(1);
         let mut before = 0usize;

@@ -186,7 +186,7 @@ impl Float8E4M3Fn {
 
 minifloat! {
     /// FLOAT4_E2M1: one of 0, 0.5, 1, 1.5, 2, 3, 4 and 6, with a sign. In memory two numbers share a byte: see
-    /// [`pack_nibbles`](self::pack_nibbles).
+    /// [`pack_nibbles`].
     ///
     /// ```
     /// use ascend_spec::minifloat::Float4E2M1;

@@ -2,7 +2,7 @@
 //! arguments and a few rules of its own.
 //!
 //! An operator's folder has its arguments, its versions and its own rules. From a table of which parameter stands for
-//! which of FusedInferAttentionScore, [`path_operator!`](path_operator) makes the rest.
+//! which of FusedInferAttentionScore, `path_operator!` makes the rest.
 
 mod path_call;
 mod path_operator;

@@ -26,7 +26,7 @@ pub(crate) const fn path_version(number: u8, symbol: &'static str) -> OperatorVe
         .on_inference_cards(V8_1)
 }
 
-/// The rules of an operator that are asked in the same way for each. [`path_rules!`](super::path_rules) declares all
+/// The rules of an operator that are asked in the same way for each. `path_rules!` declares all
 /// but the last two.
 #[derive(Debug)]
 pub struct PathRules {

@@ -2,7 +2,7 @@
 //! both parts.
 //!
 //! Each part has the maximum and the sum of each row beside its attention, in the orders in which FlashAttentionScore
-//! writes them ([`SoftmaxOrder`](crate::ops::flash_attention_score::SoftmaxOrder)).
+//! writes them ([`SoftmaxOrder`]).
 
 mod arguments;
 mod merge;
