@@ -154,6 +154,9 @@ ascend_attention::spec::library_rules! {
     BACKEND_STEP = "backend.step",
         "a backend gets steps of the kind that it computes",
         "register a backend for other steps behind this one";
+    BACKEND_ROWS = "backend.rows",
+        "the calls of a backend compute each row of a step once",
+        "divide the rows by `StepCall::rows`, or merge calls of all rows by `StepProgram::merged`";
     BACKEND_DECODE = "backend.decode",
         "the decoding backend gets single causal query tokens",
         "register a backend for packed queries behind this one";

@@ -63,7 +63,7 @@ variables! {
     "ASCEND_OPP_PATH" Library, "a folder", "none",
         "the folder of operator packages, whose vendors' libraries are looked into first";
     "ASCEND_RECORD" Library, "a folder, which is made", "nothing is recorded",
-        "where calls that are refused or fail are written as case files; the emulation as a shared library writes every call";
+        "where calls that are refused or fail are written as case files; the emulation as a shared library writes each call of FusedInferAttentionScore";
     "ASCEND_EMU_SOC" Emulation, "a chip that the release knows, such as `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`",
         "`Ascend910B3`", "the emulated product";
     "ASCEND_EMU_CANN" Emulation, "`8.1`, `8.5`, `9.0`, `9.1`", "the newest, `9.1`",

@@ -6,8 +6,8 @@ use ascend_attention::{CausalOrigin, Mask, Result};
 
 use crate::layers::TriangleLayers;
 
-/// The masks of TriangleMix, which the [`Masks`] of a device make: prefill that leaves out the middle of the causal
-/// triangle in deep layers.
+/// The masks of TriangleMix, made by the [`Masks`] of a device: they hide the middle of the causal triangle of a
+/// prompt, in deep layers.
 pub trait TriangleMasks {
     /// A part of the causal triangle for rows of a prompt, as a full INT8 tensor for sparse mode 1
     /// ([`Masks::geometry`]). Dense is sparse mode 3, whose template serves every length; so is a triangle that leaves

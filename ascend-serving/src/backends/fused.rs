@@ -33,8 +33,6 @@ impl<T: Element> AttentionBackend<T> for Fused {
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
         first.without_latent()?;
-        let masks = step.stream.device().masks();
-        let mask = step.mask.causality()?.mask(&masks)?;
-        Ok(StepCall::of_step(step).mask(mask).into())
+        Ok(StepCall::of_step(step)?.into())
     }
 }

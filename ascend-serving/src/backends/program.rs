@@ -124,6 +124,32 @@ impl<T: Element> StepProgram<T> {
         self.programs().flat_map(|program| &program.calls)
     }
 
+    /// Refuses calls that leave rows of a step of `tokens` rows out, or compute some twice. The calls of a merge compute
+    /// all rows, and a stage may compute those that no call does.
+    pub(super) fn check_rows(&self, tokens: usize) -> Result<(), Violation> {
+        if self.merge.is_some() || self.by_layer.is_some() {
+            return Ok(());
+        }
+        let rows = self.calls.iter().map(|call| call.rows.clone());
+        let mut rows: Vec<_> = rows.map(|rows| rows.unwrap_or(0..tokens)).collect();
+        rows.sort_by_key(|rows| rows.start);
+        let mut computed = 0;
+        let mut once = true;
+        for rows in &rows {
+            once &= rows.start >= computed && (rows.start == computed || self.stage.is_some());
+            computed = rows.end;
+        }
+        if once && computed <= tokens && (computed == tokens || self.stage.is_some()) {
+            return Ok(());
+        }
+        Err(Violation::new(
+            &rules::BACKEND_ROWS,
+            format_args!("calls of the rows {rows:?}"),
+            format_args!("calls that divide the rows 0..{tokens} among them"),
+            "divide the rows by `StepCall::rows`, or merge calls of all rows by `StepProgram::merged`",
+        ))
+    }
+
     /// Refuses a program that differs from this one in more than lengths, blocks and the contents of masks.
     pub(crate) fn check_form(&self, other: &Self, backend: &str) -> Result<(), Violation> {
         let alike = |(one, other): (&Self, &Self)| {
@@ -262,22 +288,30 @@ impl StepCall {
         }
     }
 
-    /// A packed call (TND) of all of a step's rows: over the cached keys, or where no token was cached before over
-    /// the step's own.
-    pub fn of_step(step: &StepContext<'_>) -> Self {
+    /// A packed call (TND) of all of a step's rows under the step's mask: over the cached keys, or where no token was
+    /// cached before over the step's own.
+    ///
+    /// # Errors
+    /// [`BACKEND_MASK`](crate::rules::BACKEND_MASK) for a [`NamedMask`], which packed calls do not take; an error of
+    /// the device, if the mask has to be made.
+    pub fn of_step(step: &StepContext<'_>) -> Result<Self> {
         let metadata = step.metadata;
-        match metadata.state().reads_cache() {
+        let mask = step.mask.causality()?.mask(&step.stream.device().masks())?;
+        let call = match metadata.state().reads_cache() {
             true => Self::packed(metadata.q_ends().clone(), metadata.kv_lengths().clone()),
             false => Self::over_own_keys(metadata.q_ends().clone()),
-        }
+        };
+        Ok(call.mask(mask))
     }
 
     /// A packed call (TND) over cached keys, with the ends of the query rows and the number of keys of each sequence.
+    /// Its rows see every key unless [`StepCall::mask`] hides some.
     pub fn packed(q_ends: Cumulative, kv_lengths: PerRequest) -> Self {
         Self::new(Layout::Tnd, Some(q_ends), kv_lengths)
     }
 
-    /// A packed call (TND) over the step's own keys, of which each request has one for each of its rows.
+    /// A packed call (TND) over the step's own keys, of which each request has one for each of its rows. Its rows see
+    /// every key of their request unless [`StepCall::mask`] hides some.
     pub fn over_own_keys(ends: Cumulative) -> Self {
         Self {
             keys: CallKeys::Own,
@@ -286,7 +320,7 @@ impl StepCall {
     }
 
     /// A call with a batch axis (BSH, BSND or BNSD) over cached keys, of requests with equally many query rows, in
-    /// BNSD one each.
+    /// BNSD one each. Its rows see every key unless [`StepCall::mask`] hides some.
     pub fn batched(layout: Layout, kv_lengths: PerRequest) -> Self {
         Self::new(layout, None, kv_lengths)
     }
@@ -309,7 +343,8 @@ impl StepCall {
         self
     }
 
-    /// Sets a mask of the operator's.
+    /// Sets a mask of the operator's. A graph reads the tensor that the mask has when it is captured: a step whose
+    /// mask has another one is refused there.
     pub fn mask(mut self, mask: Mask) -> Self {
         self.mask = CallMask::Operator(Box::new(mask));
         self
@@ -348,7 +383,7 @@ impl StepCall {
         self.q_ends.as_ref().map_or(keys, |ends| ends.ends().len())
     }
 
-    /// Whether this call differs from another in lengths, blocks and the contents of its mask alone.
+    /// Whether this call differs from another in lengths, blocks and the contents of a named mask alone.
     fn has_form_of(&self, other: &Self) -> bool {
         let keys = match (&self.keys, &other.keys) {
             (CallKeys::Blocks(_), CallKeys::Blocks(_)) => true,
@@ -356,8 +391,13 @@ impl StepCall {
         };
         let masks = match (&self.mask, &other.mask) {
             (CallMask::Operator(one), CallMask::Operator(other)) => {
-                let form =
-                    |mask: &Mask| (mask.sparse_mode(), mask.pre_tokens(), mask.next_tokens());
+                let form = |mask: &Mask| {
+                    let mode = mask.sparse_mode();
+                    // Every compressed tensor of a mode has the same content.
+                    let tensor = mask.tensor().filter(|_| !mode.takes_compressed_mask());
+                    let place = tensor.map(|tensor| (tensor.as_raw(), tensor.shape().to_vec()));
+                    (mode, mask.pre_tokens(), mask.next_tokens(), place)
+                };
                 form(one) == form(other)
             }
             (CallMask::Named(one, rows), CallMask::Named(other, others)) => {
@@ -366,15 +406,9 @@ impl StepCall {
             }
             _ => false,
         };
-        let rows = (self.layout, &self.rows, self.sequences(), self.takes_sinks);
-        keys && masks
-            && rows
-                == (
-                    other.layout,
-                    &other.rows,
-                    other.sequences(),
-                    other.takes_sinks,
-                )
+        let rows = |call: &Self| (call.layout, call.rows.clone(), call.sequences());
+        let attributes = |call: &Self| (call.takes_sinks, call.inner_precise);
+        keys && masks && rows(self) == rows(other) && attributes(self) == attributes(other)
     }
 
     /// The call under a mask, without lengths.

@@ -51,7 +51,7 @@ impl StepMemory {
         self
     }
 
-    /// The memory of two plans that are both held, where each layer runs one after the other.
+    /// The memory of two plans that are both held, of which each layer runs both, one after the other.
     pub(crate) fn then(self, other: Self) -> Self {
         Self {
             layer: self.layer.saturating_add(other.layer),

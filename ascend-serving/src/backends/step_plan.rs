@@ -20,7 +20,7 @@ use super::program::{
     CallKeys, CallMask, LayerPrograms, StepCall, StepProgram, StepStage, packed_shape,
 };
 use super::refused_backend::refused_part;
-use super::step_context::{LayerTensors, StepContext};
+use super::step_context::{LayerTensors, StepContext, size};
 use super::step_memory::{StepMemory, output_bytes, table_bytes, tensor_bytes};
 
 /// A step that a backend has prepared: its [`StepProgram`], planned.
@@ -149,6 +149,7 @@ impl<T: Element> StepPlan<T> {
         first: &LayerTensors<'_, T>,
         columns: Option<usize>,
     ) -> Result<Self> {
+        program.check_rows(size(first.query, 0))?;
         let by_layer = match program.by_layer {
             None => None,
             Some(programs) => Some(Self::of_layers(programs, step, first, columns)?),

@@ -32,12 +32,6 @@ impl<T: Element> Attention<T> {
     /// computed, [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) where a step left them without some
     /// layers; as for [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
     ///
-    /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE): crate::rules::SETTINGS_CACHE
-    /// [`TABLE_GROUP`](crate::rules::TABLE_GROUP): crate::rules::TABLE_GROUP
-    /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK): crate::rules::BLOCK_GIVEN_BACK
-    /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED): crate::rules::SEQUENCE_CHANGED
-    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP): crate::rules::SEQUENCE_GAP
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): crate::rules::STEP_LAYERS_MISSING
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,
@@ -111,11 +105,6 @@ impl<T: Element> Step<'_, T> {
     /// too. With a [range check](Attention::set_range_check) also the errors of its copies; the layer is queued
     /// then.
     ///
-    /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS): crate::rules::STEP_TOKENS
-    /// [`STEP_HEADS`](crate::rules::STEP_HEADS): crate::rules::STEP_HEADS
-    /// [`STEP_LAYERS`](crate::rules::STEP_LAYERS): crate::rules::STEP_LAYERS
-    /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED): crate::rules::STEP_LAYER_REPEATED
-    /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW): crate::rules::BLOCK_WINDOW
     pub fn forward<'i>(
         &mut self,
         layer: usize,

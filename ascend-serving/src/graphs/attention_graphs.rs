@@ -27,10 +27,8 @@ use super::graph_tensors::{GroupBuffers, ReplayedProgram};
 ///
 /// A graph writes the layer's keys and values into the cache, quantised where the cache has scales of channels, and
 /// attends by the calls of a backend: of those of the attention the first that serves steps of the captured sizes by
-/// calls whose number and rows the size fixes ([`AttentionGraphs::backend`]). [`Fused`](crate::Fused),
-/// [`PagedDecode`](crate::PagedDecode), [`Masked`](crate::Masked), [`QuantisedDecode`](crate::QuantisedDecode), and
-/// for one token a request [`ChunkedLocal`](crate::ChunkedLocal) do so, and a [`Hybrid`](crate::Hybrid) of such
-/// backends. From [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
+/// calls whose number and rows the size fixes ([`AttentionGraphs::backend`]), such as [`Fused`](crate::Fused) and
+/// [`PagedDecode`](crate::PagedDecode); the book's page of graphs lists them. From [`Attention::capture`] or [`GroupedAttention::capture`](crate::GroupedAttention::capture).
 ///
 /// ```
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};

@@ -217,10 +217,16 @@ impl CapturedGroup {
         let rows = self.each.rows(requests);
         let (heads, shape, pool) = (self.heads, &self.shape, &self.pool);
         let padding = std::iter::repeat_n(pool.pad_policy().slot()?, rows);
+        // Rows of padding are read as well.
+        let zeros = |heads: usize, dim: usize| -> Result<Tensor<T>> {
+            let elements = rows.saturating_mul(heads).saturating_mul(dim);
+            let buffer = device.alloc_zeroed::<T>(elements)?;
+            Ok(Tensor::from_buffer(&buffer, [rows, heads, dim])?)
+        };
         let tensors = GraphTensors {
-            query: Tensor::empty(device, [rows, heads.heads, heads.head_dim])?,
-            key: Tensor::empty(device, [rows, shape.kv_heads, shape.key_dim])?,
-            value: Tensor::empty(device, [rows, shape.kv_heads, shape.value_dim])?,
+            query: zeros(heads.heads, heads.head_dim)?,
+            key: zeros(shape.kv_heads, shape.key_dim)?,
+            value: zeros(shape.kv_heads, shape.value_dim)?,
             output: Tensor::empty(device, [rows, heads.heads, shape.value_dim])?,
         };
         let slots = slot_mapping(stream, (pool, shape), padding)?;
