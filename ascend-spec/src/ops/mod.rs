@@ -1,4 +1,4 @@
-//! Operators, one folder each: the description of a call, its rules, and what a call that holds them computes.
+//! Operators, a folder or a file each: the description of a call, its rules, and what a call that holds them computes.
 
 pub mod attention_update;
 pub mod batch_mat_mul;
