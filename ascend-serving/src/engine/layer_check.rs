@@ -8,13 +8,13 @@ use crate::rules;
 
 /// The kinds of inputs of the first layer of a step, for which the step is planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Brought {
+pub(crate) struct InputKinds {
     sink: bool,
     latent: bool,
 }
 
-impl Brought {
-    pub(crate) fn by<T: Element>(layer: &LayerTensors<'_, T>) -> Self {
+impl InputKinds {
+    pub(crate) fn of<T: Element>(layer: &LayerTensors<'_, T>) -> Self {
         Self {
             sink: layer.learnable_sink.is_some(),
             latent: layer.latent.is_some(),
@@ -22,21 +22,24 @@ impl Brought {
     }
 
     /// Refuses another layer with other kinds of inputs: the plans are made for the first one.
-    pub(crate) fn again<T: Element>(self, layer: &LayerTensors<'_, T>) -> Result<(), Violation> {
-        let given = Self::by(layer);
+    pub(crate) fn check_same<T: Element>(
+        self,
+        layer: &LayerTensors<'_, T>,
+    ) -> Result<(), Violation> {
+        let given = Self::of(layer);
         if given == self {
             return Ok(());
         }
         Err(Violation::new(
             &rules::STEP_LAYERS,
-            format_args!("layer {}: {}", layer.layer, given.told()),
-            format_args!("{}, as the first layer of the step", self.told()),
-            "bring sinks in every layer or in none (-inf is a sink that changes nothing), and latents alike; begin a step \
+            format_args!("layer {}: {}", layer.layer, given.describe()),
+            format_args!("{}, as the first layer of the step", self.describe()),
+            "give sinks to every layer or to none (-inf is a sink that changes nothing), and latents alike; begin a step \
              of its own for layers of another kind",
         ))
     }
 
-    fn told(self) -> &'static str {
+    fn describe(self) -> &'static str {
         match (self.sink, self.latent) {
             (false, false) => "no sinks, keys and values",
             (true, false) => "sinks, keys and values",

@@ -10,7 +10,7 @@ use crate::kv::{CacheWrite, StepLease};
 use crate::rules;
 
 use super::attention::Attention;
-use super::layer_check::{Brought, check_layer, check_outputs};
+use super::layer_check::{InputKinds, check_layer, check_outputs};
 use super::layer_inputs::LayerInputs;
 use super::queued_layers::QueuedLayers;
 use super::range_check::{latent_tensors, packed_inputs, packed_tensors};
@@ -86,7 +86,7 @@ pub struct Step<'a, T: Element> {
 struct Planned<T: Element> {
     mask: MaskKind,
     selected: Selected<T>,
-    brought: Brought,
+    input_kinds: InputKinds,
 }
 
 impl<T: Element> Step<'_, T> {
@@ -224,7 +224,7 @@ impl<T: Element> Step<'_, T> {
             self.planned.push(Planned {
                 mask: mask.clone(),
                 selected,
-                brought: Brought::by(&tensors),
+                input_kinds: InputKinds::of(&tensors),
             });
         }
         let planned = match known {
@@ -233,7 +233,7 @@ impl<T: Element> Step<'_, T> {
         };
         // There is a plan: it was found or added.
         let planned = planned.ok_or_else(|| no_backend(&[], None))?;
-        planned.brought.again(&tensors)?;
+        planned.input_kinds.check_same(&tensors)?;
         let cache = &mut self.attention.cache;
         let write = match &self.write {
             Some(write) => write,
