@@ -157,6 +157,9 @@ ascend_attention::spec::library_rules! {
     BACKEND_ROWS = "backend.rows",
         "the calls of a backend compute each row of a step once",
         "divide the rows by `StepCall::rows`, or merge calls of all rows by `StepProgram::merged`";
+    BACKEND_SINKS = "backend.sinks",
+        "a merge counts the sinks of a layer once, in a call whose log-sum-exp counts them",
+        "leave sinks out of the other calls by `StepCall::without_sinks`, or compute such layers by one call";
     BACKEND_DECODE = "backend.decode",
         "the decoding backend gets single causal query tokens",
         "register a backend for packed queries behind this one";

@@ -150,6 +150,20 @@ impl<T: Element> StepProgram<T> {
         ))
     }
 
+    /// Whether both have programs of their own for the same layers.
+    fn divides_as(&self, other: &Self) -> bool {
+        match (&self.by_layer, &other.by_layer) {
+            (None, None) => true,
+            (Some(one), Some(other)) => {
+                let mut programs = one.all().zip(other.all());
+                one.of_layer == other.of_layer
+                    && one.programs.len() == other.programs.len()
+                    && programs.all(|(one, other)| one.divides_as(other))
+            }
+            _ => false,
+        }
+    }
+
     /// Refuses a program that differs from this one in more than lengths, blocks and the contents of masks.
     pub(crate) fn check_form(&self, other: &Self, backend: &str) -> Result<(), Violation> {
         let alike = |(one, other): (&Self, &Self)| {
@@ -159,14 +173,13 @@ impl<T: Element> StepProgram<T> {
                 && one.merge == other.merge
                 && other.stage.is_none()
         };
-        let programs = self.programs().count() == other.programs().count();
-        if programs && self.programs().zip(other.programs()).all(alike) {
+        if self.divides_as(other) && self.programs().zip(other.programs()).all(alike) {
             return Ok(());
         }
         Err(Violation::new(
             &rules::GRAPH_BACKEND,
             format_args!(
-                "calls of the backend `{backend}` whose number, rows or merge depend on the lengths of the step"
+                "calls of the backend `{backend}` whose number, rows, merge or layers depend on the step"
             ),
             "calls that the captured size fixes",
             "register a backend such as `Fused` behind it, or compute the step without a graph",
@@ -249,7 +262,7 @@ pub struct StepCall {
     /// Keys of each sequence, if they are cached.
     kv_lengths: PerRequest,
     pub(super) mask: CallMask,
-    takes_sinks: bool,
+    pub(super) takes_sinks: bool,
     inner_precise: Option<InnerPrecise>,
 }
 
@@ -395,7 +408,7 @@ impl StepCall {
                     let mode = mask.sparse_mode();
                     // Every compressed tensor of a mode has the same content.
                     let tensor = mask.tensor().filter(|_| !mode.takes_compressed_mask());
-                    let place = tensor.map(|tensor| (tensor.as_raw(), tensor.shape().to_vec()));
+                    let place = tensor.map(|tensor| (tensor.as_raw(), *tensor.desc()));
                     (mode, mask.pre_tokens(), mask.next_tokens(), place)
                 };
                 form(one) == form(other)
@@ -455,5 +468,32 @@ impl StepCall {
             true => layer.with_sink(inputs),
             false => inputs,
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use ascend_attention::bf16;
+
+    #[test]
+    fn layers_that_other_programs_compute_are_another_form() {
+        let call = || {
+            let ends = Cumulative::new(vec![1]).unwrap();
+            StepCall::packed(ends, PerRequest::new(vec![9]).unwrap())
+        };
+        let program = |of_layer: [usize; 3]| {
+            let programs = ["full", "last"].map(|name| (name.to_owned(), call().into()));
+            StepProgram::<bf16>::by_layer(LayerPrograms {
+                programs: programs.into(),
+                of_layer: of_layer.into(),
+                limit: None,
+            })
+        };
+        let form = program([0, 0, 1]);
+        form.check_form(&program([0, 0, 1]), "hybrid").unwrap();
+        let refusal = form.check_form(&program([0, 1, 1]), "hybrid").unwrap_err();
+        assert_eq!(refusal.rule, &rules::GRAPH_BACKEND);
     }
 }

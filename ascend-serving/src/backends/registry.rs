@@ -203,6 +203,7 @@ impl<T: Element> Backends<T> {
                 form.check_form(&backend.program(other, first)?, backend.name())?;
             }
             let program = backend.program(step, first)?;
+            form.check_form(&program, backend.name())?;
             let plan = StepPlan::of_program(program, step, first, Some(columns))?;
             self.admits(plan.memory())?;
             Ok(Recorded {

@@ -12,7 +12,7 @@ use ascend_attention::{
     Device, Element, FusedInferAttention, Mask, Output, Plan, Queue, Stream, Tensor, Violation,
 };
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::rules;
 
 use super::backend::{AttentionBackend, knows_cache};
@@ -20,7 +20,7 @@ use super::program::{
     CallKeys, CallMask, LayerPrograms, StepCall, StepProgram, StepStage, packed_shape,
 };
 use super::refused_backend::refused_part;
-use super::step_context::{LayerTensors, StepContext, size};
+use super::step_context::{LayerTensors, StepContext, merges_sinks, size};
 use super::step_memory::{StepMemory, output_bytes, table_bytes, tensor_bytes};
 
 /// A step that a backend has prepared: its [`StepProgram`], planned.
@@ -29,6 +29,8 @@ pub struct StepPlan<T: Element> {
     merge: Option<PlannedMerge<T>>,
     stage: Option<Box<dyn StepStage<T>>>,
     by_layer: Option<LayerPrograms<StepPlan<T>>>,
+    /// Rows of the planned query.
+    rows: usize,
 }
 
 /// A call of a program, planned.
@@ -103,7 +105,9 @@ impl PlannedCall {
                 let host = mask.on_host(requests, mask_columns(step.block_table))?;
                 let tensor = Tensor::<i8>::empty(device, host.shape())?;
                 tensor.overwrite_bytes(stream, host.bytes())?;
-                (Mask::all_mask(tensor.clone()), Some(tensor))
+                let mask = Mask::all_mask(tensor.clone());
+                held_bytes = held_bytes.saturating_add(mask.tensor_bytes());
+                (mask, Some(tensor))
             }
         };
         let description = call.description(step.shape, mask).softmax_lse(lse);
@@ -149,7 +153,9 @@ impl<T: Element> StepPlan<T> {
         first: &LayerTensors<'_, T>,
         columns: Option<usize>,
     ) -> Result<Self> {
-        program.check_rows(size(first.query, 0))?;
+        let rows = size(first.query, 0);
+        program.check_rows(rows)?;
+        check_merged_sinks(&program, step, first)?;
         let by_layer = match program.by_layer {
             None => None,
             Some(programs) => Some(Self::of_layers(programs, step, first, columns)?),
@@ -160,12 +166,14 @@ impl<T: Element> StepPlan<T> {
         let calls: Vec<_> = calls.collect::<Result<_>>()?;
         let merge = match program.merge {
             None => None,
-            Some(rows) => {
+            Some(parts_of_rows) => {
                 let outputs = calls.iter().map(|call| call.plan.output());
                 let outputs: Vec<Output<T>> = outputs.collect::<Result<_, _>>()?;
                 let parts = outputs.iter().map(Part::of);
                 let parts: Vec<_> = parts.collect::<Result<_, _>>()?;
-                let plan = MergeState::new(Layout::Tnd).rows(&rows).plan(&parts)?;
+                let plan = MergeState::new(Layout::Tnd)
+                    .rows(&parts_of_rows)
+                    .plan(&parts)?;
                 let device = step.stream.device().clone();
                 let lse = lse_like(&device, &outputs)?;
                 let parts = outputs.iter().map(output_bytes);
@@ -186,6 +194,7 @@ impl<T: Element> StepPlan<T> {
             merge,
             stage: program.stage,
             by_layer,
+            rows,
         })
     }
 
@@ -279,6 +288,8 @@ impl<T: Element> StepPlan<T> {
         let plan = self.of_layer(layer)?;
         if let Some(stage) = &plan.stage {
             stage.launch_into(step, layer, output)?;
+        } else {
+            plan.check_tensors(layer, output)?;
         }
         let stream = step.stream;
         plan.queue(
@@ -288,6 +299,31 @@ impl<T: Element> StepPlan<T> {
             output,
             |call, inputs, output| Ok(call.plan.launch_into(stream, inputs, output)?),
         )
+    }
+
+    /// Refuses a query and an output of other rows than were planned, and an output that a later call would read as its
+    /// input.
+    fn check_tensors(&self, layer: &LayerTensors<'_, T>, output: &Tensor<T>) -> Result<()> {
+        let inputs = [
+            ("query", layer.query),
+            ("key", layer.key),
+            ("value", layer.value),
+        ];
+        for (name, rows) in [("query", layer.query), ("output", output)] {
+            if size(rows, 0) != self.rows {
+                let planned = format_args!("{} rows", self.rows);
+                let given = format_args!("{} rows", size(rows, 0));
+                return Err(Error::not_as_planned(name, given, planned));
+            }
+        }
+        match inputs.iter().find(|(_, input)| output.overlaps(input)) {
+            None => Ok(()),
+            Some((name, _)) => Err(Error::shared(
+                "output",
+                format_args!("memory that is shared with {name}"),
+                "memory of its own",
+            )),
+        }
     }
 
     /// Queues the calls of a layer, each by `launch`, and the merge of their results.
@@ -398,6 +434,29 @@ impl<T: Element> StepPlan<T> {
         }
         Ok(())
     }
+}
+
+/// Refuses a merge that counts the layer's sinks twice or never, or whose parts' log-sum-exps do not count them on this
+/// product.
+fn check_merged_sinks<T: Element>(
+    program: &StepProgram<T>,
+    step: &StepContext<'_>,
+    first: &LayerTensors<'_, T>,
+) -> Result<()> {
+    if program.merge.is_none() || first.learnable_sink.is_none() {
+        return Ok(());
+    }
+    let counted = program.calls.iter().filter(|call| call.takes_sinks).count();
+    if counted == 1 && merges_sinks(step, first)? {
+        return Ok(());
+    }
+    Err(Violation::new(
+        &rules::BACKEND_SINKS,
+        format_args!("a merge of {counted} calls that count the layer's sinks"),
+        "1 such call, on a product whose log-sum-exps count sinks",
+        "leave sinks out of the other calls by `StepCall::without_sinks`, or compute such layers by one call",
+    )
+    .into())
 }
 
 /// The memory of plans of which each layer runs one.

@@ -36,9 +36,14 @@ pub struct PackedBits<W> {
     pub word_indptr: Vec<usize>,
 }
 
-/// An unsigned word that bits are packed into.
+/// An unsigned word that bits are packed into: `u8`, `u16`, `u32` or `u64`.
 pub trait MaskWord:
-    Copy + Default + std::ops::BitOrAssign + std::ops::BitAnd<Output = Self> + PartialEq
+    sealed::Sealed
+    + Copy
+    + Default
+    + std::ops::BitOrAssign
+    + std::ops::BitAnd<Output = Self>
+    + PartialEq
 {
     /// Bits of a word.
     const BITS: usize;
@@ -47,8 +52,15 @@ pub trait MaskWord:
     fn bit(bit: usize) -> Self;
 }
 
+mod sealed {
+    /// Keeps others from implementing [`MaskWord`](super::MaskWord).
+    pub trait Sealed {}
+}
+
 macro_rules! mask_words {
     ($($word:ty),*) => {$(
+        impl sealed::Sealed for $word {}
+
         impl MaskWord for $word {
             const BITS: usize = <$word>::BITS as usize;
 

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ascend_attention::attention::PerRequest;
 use ascend_attention::spec::{Cann, Layout, Soc};
@@ -158,8 +159,8 @@ fn calls_that_depend_on_lengths_are_not_captured() {
             .capture(&stream, Causality::Causal, &limits)
             .unwrap_err();
         let told = refused.to_string();
-        let by_form =
-            told.contains("calls of the backend `split_decode` whose number, rows or merge");
+        let by_form = told
+            .contains("calls of the backend `split_decode` whose number, rows, merge or layers");
         assert_eq!(
             (by_form, refused.breaks(&rules::GRAPH_BACKEND)),
             (each == 1, each == 1),
@@ -317,4 +318,35 @@ fn a_mask_tensor_of_each_step_is_not_replayed_by_that_of_the_capture() {
     let captured = attention.capture(&stream, Causality::Causal, &GraphLimits::new([4], 300));
     let error = captured.unwrap_err();
     assert!(error.breaks(&rules::GRAPH_BACKEND), "{error}");
+}
+
+#[test]
+fn what_a_graph_records_is_what_was_checked() {
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    let stream = harness::stream();
+    // The last time that a capture asks, the calls have blocks of their own.
+    let calls = |step: &StepContext<'_>| {
+        let call = call_of(step, 0..4);
+        match ASKED.fetch_add(1, Ordering::Relaxed) {
+            asked if asked < LAST.load(Ordering::Relaxed) => vec![call],
+            _ => vec![call.blocks(vec![vec![0]; 4])],
+        }
+    };
+    static LAST: AtomicUsize = AtomicUsize::new(usize::MAX);
+    let limits = GraphLimits::new([4], 300);
+    let capture = || {
+        let attention = attention(&stream, Backends::none().with(OwnCalls(calls)));
+        attention.capture(&stream, Causality::Causal, &limits)
+    };
+    capture().unwrap();
+    let asked = ASKED.swap(0, Ordering::Relaxed);
+    for last in 1..asked {
+        LAST.store(last, Ordering::Relaxed);
+        ASKED.store(0, Ordering::Relaxed);
+        let error = capture().unwrap_err();
+        assert!(
+            error.breaks(&rules::GRAPH_BACKEND),
+            "{last} of {asked}: {error}"
+        );
+    }
 }

@@ -286,7 +286,7 @@ impl RmsNormCall {
         let wanted = Self::rstd_shape(&x.shape, &gamma.shape);
         let lints = [
             (rstd.shape == wanted, &RSTD_ROWS),
-            (self.epsilon.is_finite(), &FINITE),
+            ((self.epsilon as f32).is_finite(), &FINITE),
             (soc != Soc::AtlasInference || row_bytes >= 32, &ROW_BYTES),
         ];
         let broken = lints
