@@ -310,10 +310,14 @@ impl<T: Element> StepPlan<T> {
             ("value", layer.value),
         ];
         for (name, rows) in [("query", layer.query), ("output", output)] {
-            if size(rows, 0) != self.rows {
+            let given = size(rows, 0);
+            if given != self.rows {
                 let planned = format_args!("{} rows", self.rows);
-                let given = format_args!("{} rows", size(rows, 0));
-                return Err(Error::not_as_planned(name, given, planned));
+                return Err(Error::not_as_planned(
+                    name,
+                    format_args!("{given} rows"),
+                    planned,
+                ));
             }
         }
         match inputs.iter().find(|(_, input)| output.overlaps(input)) {

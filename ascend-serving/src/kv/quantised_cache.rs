@@ -186,7 +186,8 @@ impl<T: Element> PagedKvCache<T> {
     ) -> Result<Self> {
         shape.check_layers()?;
         let Some(largest) = stored.largest_of_token() else {
-            let stored = format_args!("{}, with a scale for each token", stored.dtype());
+            let dtype = stored.dtype();
+            let stored = format_args!("{dtype}, with a scale for each token");
             let allowed = "INT8 or FLOAT8_E4M3FN; HIFLOAT8 has scales of channels: `PagedKvCache::quantised_as`";
             let fix =
                 "store INT8 or FLOAT8_E4M3FN, or make the cache by `PagedKvCache::quantised_as`";
