@@ -4,10 +4,11 @@
 
 use crate::Cann::{V8_1, V9_0};
 use crate::DType::{Bf16, Float, Float16};
-use crate::contract::{CallContract, DescribedOperator, each_lint};
+use crate::allowed::{Named, Outcome};
+use crate::contract::{CallContract, DescribedOperator, each_lint, first_lint};
 use crate::operator::{OperatorVersion, versions};
-use crate::rule::{require, rules};
-use crate::{DType, Dims, Format, Rule, Soc, Target, TensorDesc, Violation};
+use crate::rule::{lint, require, rules};
+use crate::{DType, Dims, Rule, Soc, Target, TensorDesc, Violation};
 use std::ops::Range;
 
 /// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
@@ -187,14 +188,10 @@ impl RmsNormCall {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, soc: Soc) -> Result<RmsNormProblem, Violation> {
-        let given = |tensor: Option<TensorDesc>, name| {
-            let missing = || REQUIRED.broken(format_args!("no {name}"), "all four");
-            tensor.ok_or_else(missing)
-        };
-        let x = given(self.x, "x")?;
-        let gamma = given(self.gamma, "gamma")?;
-        let y = given(self.y, "yOut")?;
-        let rstd = given(self.rstd, "rstdOut")?;
+        let x = REQUIRED.requires(self.x, "x")?;
+        let gamma = REQUIRED.requires(self.gamma, "gamma")?;
+        let y = REQUIRED.requires(self.y, "yOut")?;
+        let rstd = REQUIRED.requires(self.rstd, "rstdOut")?;
         require!(
             Version::V1.runs_on(Target::with_default(soc, crate::Cann::V9_1)),
             PRODUCT,
@@ -207,32 +204,10 @@ impl RmsNormCall {
             format_args!("x {} with gamma {}", x.dtype, gamma.dtype),
             Pairs(dtypes(soc)),
         );
-        require!(
-            y.dtype == x.dtype,
-            DTYPE,
-            format_args!("yOut {}", y.dtype),
-            x.dtype
-        );
-        require!(
-            rstd.dtype == Float,
-            DTYPE,
-            format_args!("rstdOut {}", rstd.dtype),
-            Float
-        );
-        for (argument, desc) in self.each_tensor() {
-            require!(
-                desc.format.is_plain() && desc.is_countable() && desc.byte_range().is_some(),
-                FORMAT,
-                format_args!(
-                    "{} {} strides {} in format {}",
-                    argument.acl_name(),
-                    desc.shape,
-                    desc.strides,
-                    desc.format
-                ),
-                format_args!("{}, and dimensions of at least 0", Format::PLAIN),
-            );
-        }
+        DTYPE.takes(Named("yOut", y.dtype), x.dtype)?;
+        DTYPE.takes(Named("rstdOut", rstd.dtype), Float)?;
+        FORMAT.plain(self)?;
+        FORMAT.addressable(self)?;
         require!(
             !x.shape.is_empty() && !gamma.shape.is_empty(),
             RANK,
@@ -284,24 +259,23 @@ impl RmsNormCall {
             .unwrap_or(0)
             .saturating_mul(u64::from(gamma.dtype.bits() / 8));
         let wanted = Self::rstd_shape(&x.shape, &gamma.shape);
-        let lints = [
-            (rstd.shape == wanted, &RSTD_ROWS),
-            ((self.epsilon as f32).is_finite(), &FINITE),
-            (soc != Soc::AtlasInference || row_bytes >= 32, &ROW_BYTES),
-        ];
-        let broken = lints
-            .into_iter()
-            .find(|(holds, lint)| !holds && !allowed.contains(&lint.id));
-        match broken {
-            None => Ok(()),
-            Some((_, lint)) if lint.id == RSTD_ROWS.id => Err(lint.broken(rstd.shape, wanted)),
-            Some((_, lint)) if lint.id == FINITE.id => {
-                Err(lint.broken(self.epsilon, "0 or more, finite"))
-            }
-            Some((_, lint)) => {
-                Err(lint.broken(format_args!("{row_bytes} bytes"), "32 bytes or more"))
-            }
-        }
+        first_lint(allowed, |report| {
+            RSTD_ROWS.takes(rstd.shape, wanted).report(report);
+            lint!(
+                report,
+                (self.epsilon as f32).is_finite(),
+                FINITE,
+                self.epsilon,
+                "0 or more, finite",
+            );
+            lint!(
+                report,
+                soc != Soc::AtlasInference || row_bytes >= 32,
+                ROW_BYTES,
+                format_args!("{row_bytes} bytes"),
+                "32 bytes or more",
+            );
+        })
     }
 }
 
