@@ -4,14 +4,13 @@ use std::ops::Range;
 
 use ascend_attention::attention::Inputs;
 use ascend_attention::spec::ops::fused_infer_attention_score::{AntiquantMode, FiaCall};
-use ascend_attention::{AnyTensor, DType, Element, Plan, Stream, Tensor};
+use ascend_attention::{AnyTensor, DType, Element, Output, Plan, Stream, Tensor};
 
 use crate::error::Result;
 use crate::kv::{one_key_each, split};
 
 use super::step_context::{StepContext, size};
 use super::step_memory::tensor_bytes;
-use super::step_plan::attention_alone;
 
 /// Keys or values of a step: quantised, and dequantised to the query's type.
 pub(super) struct DenseRows<T: Element> {
@@ -127,7 +126,7 @@ impl<T: Element> DenseRows<T> {
             let quantised = self.quantised.narrow(0, place.clone())?.reshape(shape)?;
             let quantised = quantised.bits_as(*dtype)?;
             let (mode, scales_of_call) = scales_of_rows(channels, &self.scales, place.clone())?;
-            let mut output = attention_alone(self.dequantised.narrow(0, place)?.reshape(shape)?);
+            let mut output = Output::from(self.dequantised.narrow(0, place)?.reshape(shape)?);
             let inputs = Inputs::of_any(zeros, &quantised, &quantised);
             let inputs = inputs.quantisation(split(mode, &scales_of_call, &scales_of_call));
             plan.launch_into(stream, inputs, &mut output)?;

@@ -7,7 +7,7 @@ use ascend_attention::attention::{CallLengths, Inputs};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, Float8E8M0};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
-use ascend_attention::{Element, Plan, Stream, Tensor, Violation};
+use ascend_attention::{Element, Output, Plan, Stream, Tensor, Violation};
 
 use crate::batch::Causality;
 use crate::error::{Error, Result};
@@ -21,7 +21,6 @@ use super::program::StepProgram;
 use super::program::StepStage;
 use super::step_context::{LayerTensors, StepContext, check_quantised_mask, size};
 use super::step_memory::{StepMemory, tensor_bytes};
-use super::step_plan::attention_alone;
 
 /// One packed call (TND) a layer for steps of every kind, over a cache of [MXFP8](crate::kv::PagedKvCache::mxfp8),
 /// with queries that the host quantises: each layer waits for the stream. A step's own keys and values are read as
@@ -188,7 +187,7 @@ impl<T: Element> StepStage<T> for MxFp8Step {
         let query = lock(&self.query);
         query.fill(step.stream, layer.query)?;
         let inputs = query.inputs(step, of, scales);
-        let mut output = attention_alone(output.clone());
+        let mut output = Output::from(output.clone());
         Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }

@@ -195,8 +195,7 @@ impl<T: Element> StepProgram<T> {
                 format_args!("the backend `{backend}`, which copies or waits between its calls"),
                 "calls alone, whose number and rows the captured size fixes",
                 "register a backend such as `Fused` behind it, over a cache of 8 bits `QuantisedDecode`, or compute \
-                 the step \
-                 without a graph",
+                 the step without a graph",
             )),
         }
     }

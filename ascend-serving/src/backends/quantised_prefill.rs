@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use ascend_attention::attention::{CallLengths, Cumulative, Inputs};
 use ascend_attention::spec::Layout;
-use ascend_attention::{AnyTensor, Element, Plan, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Output, Plan, Stream, Tensor};
 
 use crate::batch::Causality;
 use crate::error::Result;
@@ -22,7 +22,6 @@ use super::program::StepStage;
 use super::quantised_decode::single_tokens;
 use super::step_context::{LayerTensors, StepContext, check_quantised_mask, quantised_cache, size};
 use super::step_memory::StepMemory;
-use super::step_plan::attention_alone;
 
 /// Steps of every kind over a quantised paged cache: the cached tokens that a step's tokens see are copied out of
 /// their blocks and dequantised to the query's type, the step's own tokens are used as they are, and one packed call
@@ -252,7 +251,7 @@ impl<T: Element> StepStage<T> for DenseStep<T> {
         let [key, value] = packed(&dense, self.rows, layer)?;
         let query = layer.query.narrow(0, self.tokens.clone())?;
         let inputs = layer.with_sink(Inputs::new(&query, &key, &value));
-        let mut output = attention_alone(output.narrow(0, self.tokens.clone())?);
+        let mut output = Output::from(output.narrow(0, self.tokens.clone())?);
         Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
     }
 }

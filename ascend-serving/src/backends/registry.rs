@@ -166,8 +166,7 @@ impl<T: Element> Backends<T> {
             .is_none();
         (decodes && untried && !older).then_some(
             "`.with(PagedDecode)` adds the operator's decode path, which in steps such as this one takes element \
-             types, head \
-             dimensions and blocks that packed calls of the release may not",
+             types, head dimensions and blocks that packed calls of the release may not",
         )
     }
 

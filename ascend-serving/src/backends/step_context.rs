@@ -114,6 +114,23 @@ impl AttentionShape {
     }
 }
 
+/// Refuses an output that shares memory with other tensors.
+pub(crate) fn apart<'a>(
+    name: &'static str,
+    output: &AnyTensor,
+    others: impl IntoIterator<Item = (&'static str, &'a AnyTensor)>,
+) -> Result<()> {
+    let mut others = others.into_iter();
+    match others.find(|(_, other)| output.overlaps(other)) {
+        None => Ok(()),
+        Some((other, _)) => Err(Error::shared(
+            name,
+            format_args!("memory that is shared with {other}"),
+            "memory of its own",
+        )),
+    }
+}
+
 /// Size of an axis.
 pub(crate) fn size(tensor: &AnyTensor, axis: usize) -> usize {
     tensor.shape().get(axis).copied().unwrap_or(0)

@@ -20,7 +20,7 @@ use super::program::{
     CallKeys, CallMask, LayerPrograms, StepCall, StepProgram, StepStage, packed_shape,
 };
 use super::refused_backend::refused_part;
-use super::step_context::{LayerTensors, StepContext, merges_sinks, size};
+use super::step_context::{LayerTensors, StepContext, apart, merges_sinks, size};
 use super::step_memory::{StepMemory, output_bytes, table_bytes, tensor_bytes};
 
 /// A step that a backend has prepared: its [`StepProgram`], planned.
@@ -59,14 +59,6 @@ struct PlannedMerge<T: Element> {
     lse: Option<Tensor<f32>>,
 }
 
-/// The output of a call that computes the attention alone, into a tensor.
-pub(crate) fn attention_alone<T: Element>(attention: Tensor<T>) -> Output<T> {
-    Output {
-        attention,
-        softmax_lse: None,
-    }
-}
-
 impl PlannedCall {
     /// Plans a call. With `columns` its table and its named mask have room for other steps of a graph, whose tables
     /// have as many columns.
@@ -98,18 +90,18 @@ impl PlannedCall {
             (CallMask::Operator(mask), _) => (Mask::clone(mask), None),
             (CallMask::Named(mask, requests), None) => {
                 let mask = mask.of(device, requests, mask_columns(step.block_table))?;
-                held_bytes = held_bytes.saturating_add(mask.tensor_bytes());
                 (mask, None)
             }
             (CallMask::Named(mask, requests), Some(_)) => {
                 let host = mask.on_host(requests, mask_columns(step.block_table))?;
                 let tensor = Tensor::<i8>::empty(device, host.shape())?;
                 tensor.overwrite_bytes(stream, host.bytes())?;
-                let mask = Mask::all_mask(tensor.clone());
-                held_bytes = held_bytes.saturating_add(mask.tensor_bytes());
-                (mask, Some(tensor))
+                (Mask::all_mask(tensor.clone()), Some(tensor))
             }
         };
+        if let CallMask::Named(..) = call.mask {
+            held_bytes = held_bytes.saturating_add(mask.tensor_bytes());
+        }
         let description = call.description(step.shape, mask).softmax_lse(lse);
         let query = call.view(first.query)?;
         let inputs = call.inputs(first, &query, table.as_ref().unwrap_or(step.block_table));
@@ -305,9 +297,9 @@ impl<T: Element> StepPlan<T> {
     /// input.
     fn check_tensors(&self, layer: &LayerTensors<'_, T>, output: &Tensor<T>) -> Result<()> {
         let inputs = [
-            ("query", layer.query),
-            ("key", layer.key),
-            ("value", layer.value),
+            ("query", &**layer.query),
+            ("key", &**layer.key),
+            ("value", &**layer.value),
         ];
         for (name, rows) in [("query", layer.query), ("output", output)] {
             let given = size(rows, 0);
@@ -320,14 +312,7 @@ impl<T: Element> StepPlan<T> {
                 ));
             }
         }
-        match inputs.iter().find(|(_, input)| output.overlaps(input)) {
-            None => Ok(()),
-            Some((name, _)) => Err(Error::shared(
-                "output",
-                format_args!("memory that is shared with {name}"),
-                "memory of its own",
-            )),
-        }
+        apart("output", output, inputs)
     }
 
     /// Queues the calls of a layer, each by `launch`, and the merge of their results.
@@ -343,7 +328,7 @@ impl<T: Element> StepPlan<T> {
         for (at, planned) in self.calls.iter().enumerate() {
             let PlannedCall { call, plan, .. } = planned;
             let mut target = match &self.merge {
-                None => attention_alone(call.view(output)?),
+                None => Output::from(call.view(output)?),
                 Some(merge) => match merge.parts.get(at) {
                     Some(part) => part.clone(),
                     None => plan.output()?,

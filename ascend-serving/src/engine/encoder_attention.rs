@@ -9,13 +9,13 @@ use ascend_attention::case::tentatively;
 use ascend_attention::prompt::{PromptFlashAttention, PromptPlan};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::ops::prompt_flash_attention::PromptCall;
-use ascend_attention::{AnyTensor, Element, Plan, Stream, Tensor, Violation};
+use ascend_attention::{AnyTensor, Element, Output, Plan, Stream, Tensor, Violation};
 
-use crate::backends::{AttentionShape, RefusedBackend, attention_alone, batched, no_backend, size};
+use crate::backends::{AttentionShape, RefusedBackend, apart, batched, no_backend, size};
 use crate::error::{Error, Result};
 use crate::rules;
 
-use super::layer_check::{StepRows, apart};
+use super::layer_check::StepRows;
 
 /// The attention of an encoder or a vision tower: packed sequences, each token of which sees all of its own sequence
 /// and nothing else. There is no cache, no mask, and no state: [`EncoderAttention::plan`] checks and prepares a batch
@@ -306,14 +306,14 @@ impl EncoderPlan {
         match &self.calls {
             Calls::Packed(plan) => {
                 let inputs = Inputs::new(query, key, value);
-                let mut output = attention_alone(output.clone());
+                let mut output = Output::from(output.clone());
                 Ok(plan.launch_into(stream, inputs, &mut output)?)
             }
             Calls::Batched(calls) => {
                 output_of(query, output)?;
                 for (run, plan) in calls {
                     let [query, key, value] = run.parts(tensors)?;
-                    let mut part = attention_alone(run.part(output)?);
+                    let mut part = Output::from(run.part(output)?);
                     let inputs = Inputs::new(&query, &key, &value);
                     plan.launch_into(stream, inputs, &mut part)?;
                 }

@@ -1,9 +1,9 @@
 //! Checks that the tensors of a layer fit the step and its other layers.
 
-use ascend_attention::{AnyTensor, Element, Tensor, Violation};
+use ascend_attention::{Element, Tensor, Violation};
 
-use crate::backends::{LatentForm, LayerTensors, StepContext, size};
-use crate::error::{Error, Result};
+use crate::backends::{LatentForm, LayerTensors, StepContext, apart, size};
+use crate::error::Result;
 use crate::rules;
 
 /// The kinds of inputs of the first layer of a step, for which the step is planned.
@@ -122,23 +122,6 @@ pub(crate) fn check_outputs<T: Element>(
             apart("output", output, read().chain(decoded))
         }
         None => Ok(()),
-    }
-}
-
-/// Refuses an output that shares memory with other tensors.
-pub(crate) fn apart<'a>(
-    name: &'static str,
-    output: &AnyTensor,
-    others: impl IntoIterator<Item = (&'static str, &'a AnyTensor)>,
-) -> Result<()> {
-    let mut others = others.into_iter();
-    match others.find(|(_, other)| output.overlaps(other)) {
-        None => Ok(()),
-        Some((other, _)) => Err(Error::shared(
-            name,
-            format_args!("memory that is shared with {other}"),
-            "memory of its own",
-        )),
     }
 }
 

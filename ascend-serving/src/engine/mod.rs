@@ -27,7 +27,7 @@ pub use encoder_attention::{EncoderAttention, EncoderPlan};
 pub use grouped_attention::{GroupedAttention, GroupedStep, LayerGroup};
 pub(crate) use grouped_attention::{same_groups, same_mask};
 pub use grouped_batch::{GroupedMetadata, GroupedRequest, GroupedSequence};
-pub(crate) use layer_check::{StepRows, apart};
+pub(crate) use layer_check::StepRows;
 pub use layer_inputs::LayerInputs;
 pub(crate) use queued_layers::QueuedLayers;
 pub use range_check::{LayerTensor, RangeCheck, RangeFinding};

@@ -4,8 +4,8 @@ use std::fmt;
 
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::backends::size;
-use crate::engine::{LayerInputs, RangeChecker, StepRows, apart, packed_tensors};
+use crate::backends::{apart, size};
+use crate::engine::{LayerInputs, RangeChecker, StepRows, packed_tensors};
 use crate::error::{Error, Result};
 use crate::kv::{StepLease, no_layer};
 use crate::rules;

@@ -7,9 +7,9 @@ use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
 use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
-use crate::backends::size;
+use crate::backends::{apart, size};
 use crate::drafts::{DraftTree, tree_mask};
-use crate::engine::{LayerInputs, apart};
+use crate::engine::LayerInputs;
 use crate::error::{Error, Result};
 use crate::kv::{
     BlockPool, CacheEntry, PagedKvCache, Sequence, StepLease, StepTokens, no_layer, uncopied,
