@@ -82,7 +82,7 @@ pub fn schedule(stream: &Stream, pools: &mut Pools, backends: Backends<bf16>) ->
     schedule_over(stream, cache, backends)
 }
 
-/// The same over a cache.
+/// The schedule of [`schedule`], over a cache of the caller.
 pub fn schedule_over(
     stream: &Stream,
     cache: PagedKvCache<bf16>,

@@ -26,7 +26,7 @@ pub const DONATED: usize = 300;
 /// A request of the step.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// Begins with so many tokens of one of the prefixes.
+    /// One of the prefixes, and the number of its tokens that the request begins with.
     pub shares: Option<(usize, usize)>,
     /// Cached tokens of its own.
     pub own: usize,

@@ -13,12 +13,12 @@ use super::sequences::{Sequences, ends};
 /// # Errors
 /// Why the sequence cannot be cut: what its rows see is not defined row by row.
 pub(super) fn chunk(
-    of: &Sequences,
+    sequences: &Sequences,
     b: usize,
     rows: Range<usize>,
     target: Target,
 ) -> Result<AttentionCase, String> {
-    let alone = Sequences::of(of.select(&[b])?, target)?;
+    let alone = Sequences::of(sequences.select(&[b])?, target)?;
     let case = chunk_of(&alone, rows.clone())?;
     let cut = Sequences::of(case.clone(), target)?;
     sees_the_same(&alone, &cut, rows)?;
@@ -42,9 +42,9 @@ fn sees_the_same(whole: &Sequences, cut: &Sequences, chunk: Range<usize>) -> Res
     }
 }
 
-/// The call on some query rows of the only sequence of `of`.
-fn chunk_of(of: &Sequences, chunk: Range<usize>) -> Result<AttentionCase, String> {
-    let (problem, at) = (&of.problem, of.rows(0));
+/// The call on some query rows of the only sequence of `sequences`.
+fn chunk_of(sequences: &Sequences, chunk: Range<usize>) -> Result<AttentionCase, String> {
+    let (problem, at) = (&sequences.problem, sequences.rows(0));
     if problem.query_padding.is_some() || problem.key_padding.is_some() {
         return Err("the sequences are left padded".to_owned());
     }
@@ -52,13 +52,13 @@ fn chunk_of(of: &Sequences, chunk: Range<usize>) -> Result<AttentionCase, String
         return Err("the position bias follows from distances, which a chunk changes".to_owned());
     }
     let behind = at.q_len - chunk.end;
-    let mut case = of.case().clone();
-    let cut = |parameter, tensor: &CaseTensor| cut(of, parameter, tensor, &chunk);
+    let mut case = sequences.case().clone();
+    let cut = |parameter, tensor: &CaseTensor| cut(sequences, parameter, tensor, &chunk);
     case.arguments =
         (case.arguments).try_map(|argument, tensor| cut(argument.parameter, tensor))?;
     let rows = chunk.len() as i64;
     let lengths = &mut case.arguments.actual_seq_lengths;
-    if of.problem.packed || lengths.is_some() {
+    if sequences.problem.packed || lengths.is_some() {
         *lengths = Some(vec![rows]);
     }
     match problem.mode {
@@ -66,7 +66,7 @@ fn chunk_of(of: &Sequences, chunk: Range<usize>) -> Result<AttentionCase, String
             shift(&mut case, chunk.start as i64);
         }
         SparseMode::LeftUpCausal => {
-            causal(of, &mut case, &chunk, chunk.end.min(at.kv_len))?;
+            causal(sequences, &mut case, &chunk, chunk.end.min(at.kv_len))?;
             let beyond = chunk.end.saturating_sub(at.kv_len);
             if beyond > 0 && chunk.len() > 1 {
                 // Rows after the last key see all keys: the last row's position is beyond the keys.
@@ -76,7 +76,12 @@ fn chunk_of(of: &Sequences, chunk: Range<usize>) -> Result<AttentionCase, String
             }
         }
         SparseMode::RightDownCausal => {
-            causal(of, &mut case, &chunk, at.kv_len.saturating_sub(behind))?;
+            causal(
+                sequences,
+                &mut case,
+                &chunk,
+                at.kv_len.saturating_sub(behind),
+            )?;
         }
         SparseMode::Band => shift(&mut case, -(behind as i64)),
         other => {
@@ -90,24 +95,25 @@ fn chunk_of(of: &Sequences, chunk: Range<usize>) -> Result<AttentionCase, String
 
 /// The part of a tensor that belongs to these query rows.
 fn cut(
-    of: &Sequences,
+    sequences: &Sequences,
     parameter: Parameter,
     tensor: &CaseTensor,
     chunk: &Range<usize>,
 ) -> Result<CaseTensor, String> {
-    let at = of.rows(0).q_first;
+    let at = sequences.rows(0).q_first;
     let rows = at + chunk.start..at + chunk.end;
     match parameter {
         Parameter::Query | Parameter::QueryRope | Parameter::DequantScaleQuery => {
-            take(tensor, of.layout.input().row_axis(), &[rows])
+            take(tensor, sequences.layout.input().row_axis(), &[rows])
         }
         Parameter::AttenMask | Parameter::PseShift
             if tensor.shape().len() >= 2
-                && (parameter == Parameter::PseShift || of.case().mask == MaskKind::Tensor)
-                && !compressed(of, parameter) =>
+                && (parameter == Parameter::PseShift
+                    || sequences.case().mask == MaskKind::Tensor)
+                && !compressed(sequences, parameter) =>
         {
             let axis = tensor.shape().len() - 2;
-            if tensor.shape()[axis] == 1 && of.problem.query_rows > 1 {
+            if tensor.shape()[axis] == 1 && sequences.problem.query_rows > 1 {
                 return Ok(tensor.clone());
             }
             take(tensor, axis, std::slice::from_ref(chunk))
@@ -117,8 +123,8 @@ fn cut(
 }
 
 /// Whether the parameter is a compressed mask, which all rows share.
-fn compressed(of: &Sequences, parameter: Parameter) -> bool {
-    parameter == Parameter::AttenMask && of.problem.mode.takes_compressed_mask()
+fn compressed(sequences: &Sequences, parameter: Parameter) -> bool {
+    parameter == Parameter::AttenMask && sequences.problem.mode.takes_compressed_mask()
 }
 
 /// Moves the diagonal by `rows` rows in the counts of visible keys before and after it. Counts that mean no bound
@@ -136,7 +142,7 @@ fn shift(case: &mut AttentionCase, rows: i64) {
 
 /// Keeps the first `keys` keys, the last of which is the last that the chunk's last row sees.
 fn causal(
-    of: &Sequences,
+    sequences: &Sequences,
     case: &mut AttentionCase,
     chunk: &Range<usize>,
     keys: usize,
@@ -148,17 +154,17 @@ fn causal(
         case.arguments.atten_mask = None;
         case.mask = MaskKind::None;
     }
-    keep_keys(of, case, keys)
+    keep_keys(sequences, case, keys)
 }
 
 /// Keeps the first `count` keys of the only sequence, after a shared prefix.
-fn keep_keys(of: &Sequences, case: &mut AttentionCase, count: usize) -> Result<(), String> {
+fn keep_keys(sequences: &Sequences, case: &mut AttentionCase, count: usize) -> Result<(), String> {
     if count == 0 {
         return Err("its first rows see no keys of their own".to_owned());
     }
-    if of.packs_keys() {
-        let axis = of.layout.input().row_axis();
-        let keys = 0..count.min(of.rows(0).kv_len);
+    if sequences.packs_keys() {
+        let axis = sequences.layout.input().row_axis();
+        let keys = 0..count.min(sequences.rows(0).kv_len);
         case.arguments = (case.arguments).try_map(|argument, tensor| match argument.parameter {
             Parameter::Key | Parameter::Value | Parameter::KeyRope => {
                 take(tensor, axis, std::slice::from_ref(&keys))

@@ -55,7 +55,7 @@ fn an_event_never_recorded_holds_nobody_up() {
     ok(unsafe { aclrtStreamWaitEvent(stream, event) });
     sync(stream);
     assert!(!recorded(event) && waits_over(event));
-    // In compat this is told and passes.
+    // In compat this is a finding, and the wait succeeds.
     ok(unsafe { aclrtSynchronizeEvent(event) });
     ok(unsafe { aclrtDestroyEvent(event) });
     destroy(stream);

@@ -61,7 +61,7 @@ proptest! {
     #![proptest_config(Config { cases: 40, failure_persistence: None, ..Config::default() })]
 
     /// Each token's elements are where the format has them and nowhere else, padding wrote nothing but the dump slot,
-    /// and gathering brings them back where tokens are contiguous.
+    /// and gathering returns them where tokens are contiguous.
     #[test]
     fn tokens_go_to_their_slots(
         format in format(),

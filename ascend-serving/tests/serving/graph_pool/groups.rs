@@ -241,8 +241,8 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
     let sink = stream.upload(&[bf16::from_f32(2.0); HEADS], [HEADS]);
     let sink = sink.unwrap();
     // Layers 1 and 4 are of one group.
-    let of = |layer: usize| [1, 4].contains(&layer).then(|| sink.clone());
-    let limits = GraphLimits::new([2], 500).learnable_sinks((0..5).map(of));
+    let sink_of = |layer: usize| [1, 4].contains(&layer).then(|| sink.clone());
+    let limits = GraphLimits::new([2], 500).learnable_sinks((0..5).map(sink_of));
     let mut graphs = model.capture(&stream, &limits).unwrap();
     let mut sequence = model.sequence();
     let names: Vec<u64> = (1..=42).collect();
@@ -256,7 +256,7 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
         let mut eager = Vec::new();
         for layer in 0..5 {
             let [query, key, value] = tensors(&stream, tokens, layer);
-            let own = of(layer);
+            let own = sink_of(layer);
             let mut inputs = LayerInputs::from((&query, &key, &value));
             inputs.learnable_sink = own.as_deref();
             let output = step.forward(layer, inputs);
@@ -286,7 +286,7 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
             let latent = LayerInputs::latent(&query, &key, &value, tensors);
             let why = step.forward(layer, latent).map(drop).unwrap_err();
             assert!(why.breaks(&rules::GRAPH_INPUTS), "{why}");
-            let (own, causal) = (of(layer), Causality::Causal.into());
+            let (own, causal) = (sink_of(layer), Causality::Causal.into());
             let inputs = match &own {
                 Some(sink) => inputs.mask(&causal).learnable_sink(sink),
                 None => inputs,

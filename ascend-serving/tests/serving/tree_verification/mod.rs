@@ -134,11 +134,11 @@ impl Trees {
 }
 
 /// Rows of the requests with these numbers, in this order.
-fn picked<T: Half>(stream: &Stream, from: &Tensor<T>, of: &[usize]) -> Tensor<T> {
+fn picked<T: Half>(stream: &Stream, from: &Tensor<T>, requests: &[usize]) -> Tensor<T> {
     let mut shape = from.shape().to_vec();
-    shape[0] = of.len();
+    shape[0] = requests.len();
     let to = Tensor::empty(stream.device(), shape).unwrap();
-    for (at, r) in of.iter().enumerate() {
+    for (at, r) in requests.iter().enumerate() {
         let row = from.narrow(0, *r..r + 1).unwrap();
         let place = to.narrow(0, at..at + 1).unwrap();
         place.copy_from(stream, &row).unwrap();
