@@ -243,7 +243,7 @@ impl SharedPrefix {
         };
         let plan = StepPlan::new(backend, &step, &layer).unwrap();
         bencher.bench_local(|| {
-            let output = plan.launch(&step, &layer).unwrap();
+            let output = plan.launch(step.stream, &layer).unwrap();
             self.stream.synchronize().unwrap();
             output
         });

@@ -157,6 +157,13 @@ ascend_attention::spec::library_rules! {
     BACKEND_ROWS = "backend.rows",
         "the calls of a backend compute each row of a step once",
         "divide the rows by `StepCall::rows`, or merge calls of all rows by `StepProgram::merged`";
+    BACKEND_KEYS = "backend.keys",
+        "each row of a backend's calls sees keys of its own request, and all parts of them together",
+        "take the ends and lengths of the step's metadata (`StepCall::of_step`), or merge calls over other keys by "
+        "`StepProgram::merged`";
+    BACKEND_UNMASKED = "backend.unmasked",
+        "the calls of a backend hide the keys that the step's mask hides",
+        "set the mask by `StepCall::mask`, such as that of `Causality::mask`, or make the call by `StepCall::of_step`";
     BACKEND_SINKS = "backend.sinks",
         "a merge counts the sinks of a layer once, in a call whose log-sum-exp counts them",
         "leave sinks out of the other calls by `StepCall::without_sinks`, or compute such layers by one call";

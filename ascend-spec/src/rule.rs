@@ -301,14 +301,14 @@ impl fmt::Debug for Violation {
     }
 }
 
-/// `call.unsupported`: a call needs nothing that this library neither checks nor computes. The operator may well take
+/// `call.unsupported`: a call asks only for what this library checks and computes. The operator may well take
 /// it.
 pub static UNSUPPORTED: Rule = Rule {
     status: FIND_KERNEL_ERROR,
     level: Level::Unsupported,
     ..Rule::of_library(
         "call.unsupported",
-        "a call needs nothing that this library neither checks nor computes",
+        "a call asks only for what this library checks and computes",
         "leave out what is named, or call the operator by its C functions, which the safe layer does not check",
         env!("CARGO_PKG_NAME"),
     )

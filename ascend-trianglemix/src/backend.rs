@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use ascend_attention::spec::geometry::TriangleMix;
-use ascend_attention::{Element, Tensor, Violation};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 use ascend_serving::{
     AttentionBackend, AttentionMetadata, Causality, Fused, LayerTensors, Result, StepContext,
     StepMemory, StepPlan, StepProgram, StepStage,
@@ -176,15 +176,15 @@ impl<T: Element> StepStage<T> for TriangleStep<T> {
 
     fn launch_into(
         &self,
-        step: &StepContext<'_>,
+        stream: &Stream,
         layer: &LayerTensors<'_, T>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
         if !self.layers.contains(layer.layer) {
-            return self.dense.launch_into(step, layer, output);
+            return self.dense.launch_into(stream, layer, output);
         }
         let [query, key, value] = tensors(layer, self.reads_cache);
         self.triangle
-            .launch_into(step.stream, (query, key, value), output)
+            .launch_into(stream, (query, key, value), output)
     }
 }

@@ -8,7 +8,8 @@ use crate::error::Result;
 use crate::rules;
 
 use super::backend::AttentionBackend;
-use super::program::{StepCall, StepProgram};
+use super::program::StepProgram;
+use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext, merges_sinks};
 
 /// Three calls a layer for steps with new tokens after cached ones: the step's tokens among themselves, from the

@@ -9,7 +9,8 @@ use crate::local_attention::LocalBatch;
 use crate::rules;
 
 use super::backend::AttentionBackend;
-use super::program::{StepCall, StepProgram};
+use super::program::StepProgram;
+use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext};
 
 /// Steps of every kind under [`Causality::Chunk`]: one packed call (TND) a layer, in which each piece of a request

@@ -5,7 +5,8 @@ use ascend_attention::Element;
 use crate::error::Result;
 
 use super::backend::AttentionBackend;
-use super::program::{StepCall, StepProgram};
+use super::program::StepProgram;
+use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext};
 
 /// One packed call (TND) a layer, for steps of every kind: over this step's keys where no token was cached before,

@@ -7,7 +7,8 @@ use crate::error::Result;
 use crate::rules;
 
 use super::backend::AttentionBackend;
-use super::program::{StepCall, StepProgram};
+use super::program::StepProgram;
+use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext};
 
 /// Two packed calls (TND) a layer over the paged cache, for steps that mix decoding with prefill: one of the decodes,

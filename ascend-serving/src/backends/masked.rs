@@ -9,7 +9,8 @@ use crate::error::Result;
 use crate::rules;
 
 use super::backend::AttentionBackend;
-use super::program::{StepCall, StepProgram};
+use super::program::StepProgram;
+use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext};
 
 /// Steps of every kind under a [`NamedMask`](crate::NamedMask): one call over the paged cache (BSH, sparse mode 1

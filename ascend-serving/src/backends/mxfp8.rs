@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Mutex;
 
-use ascend_attention::attention::{CallLengths, Inputs};
+use ascend_attention::attention::{BlockTable, CallLengths, Inputs};
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, Float8E8M0};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
@@ -13,12 +13,10 @@ use crate::batch::Causality;
 use crate::error::{Error, Result};
 use crate::kv::{GROUP, GroupScales, QuantisedLayer, host_numbers, quantise_mxfp8};
 use crate::rules;
-use crate::sharing::PlannedStream;
 use crate::sharing::lock;
 
 use super::backend::AttentionBackend;
-use super::program::StepProgram;
-use super::program::StepStage;
+use super::program::{StepProgram, StepStage};
 use super::step_context::{LayerTensors, StepContext, check_quantised_mask, size};
 use super::step_memory::{StepMemory, tensor_bytes};
 
@@ -83,12 +81,12 @@ impl MxFp8Query {
 
     fn inputs<'a, T: Element>(
         &'a self,
-        step: &StepContext<'a>,
+        block_table: &'a BlockTable,
         of: &'a QuantisedLayer,
         scales: &'a GroupScales,
     ) -> Inputs<'a, T> {
         Inputs::of_any(&self.floats, of.key(), of.value())
-            .paged(step.block_table)
+            .paged(block_table)
             .quantisation(scales.quantisation(&self.powers))
     }
 }
@@ -96,7 +94,7 @@ impl MxFp8Query {
 /// The call of a step.
 struct MxFp8Step {
     plan: Plan,
-    stream: PlannedStream,
+    block_table: BlockTable,
     /// The quantised queries, used by one layer after the other.
     query: Mutex<MxFp8Query>,
 }
@@ -159,10 +157,10 @@ impl<T: Element> AttentionBackend<T> for MxFp8 {
         };
         let call = step.shape.call(Layout::Tnd).mask(causality.mask(&masks)?);
         let call = lengths.apply(call).out_dtype(T::DTYPE);
-        let plan = call.plan(query.inputs::<T>(step, of, scales))?;
+        let plan = call.plan(query.inputs::<T>(step.block_table, of, scales))?;
         Ok(StepProgram::new([]).stage(MxFp8Step {
             plan,
-            stream: PlannedStream::of(step.stream),
+            block_table: step.block_table.clone(),
             query: Mutex::new(query),
         }))
     }
@@ -177,17 +175,16 @@ impl<T: Element> StepStage<T> for MxFp8Step {
 
     fn launch_into(
         &self,
-        step: &StepContext<'_>,
+        stream: &Stream,
         layer: &LayerTensors<'_, T>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
-        self.stream.check(step.stream)?;
         let (of, scales) = mxfp8_cache(layer)?;
         // The lock is held until the call is queued; the next layer waits for it before it writes its own queries.
         let query = lock(&self.query);
-        query.fill(step.stream, layer.query)?;
-        let inputs = query.inputs(step, of, scales);
+        query.fill(stream, layer.query)?;
+        let inputs = query.inputs(&self.block_table, of, scales);
         let mut output = Output::from(output.clone());
-        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
+        Ok(self.plan.launch_into(stream, inputs, &mut output)?)
     }
 }

@@ -9,7 +9,8 @@ use crate::kv::LayerCache;
 use crate::rules;
 
 use super::backend::AttentionBackend;
-use super::program::{StepCall, StepProgram};
+use super::program::StepProgram;
+use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext, check_single_tokens, size};
 
 /// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over the paged cache, for steps that only

@@ -2,18 +2,17 @@
 
 use std::fmt;
 use std::iter;
-use std::ops::Range;
 
-use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
+use ascend_attention::attention::CallLengths;
 use ascend_attention::merge::PartsOfRows;
-use ascend_attention::spec::Layout;
-use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Mask, Tensor, Violation};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
-use crate::batch::{MaskedRequest, NamedMask};
 use crate::error::Result;
 use crate::rules;
 
-use super::step_context::{AttentionShape, LayerTensors, StepContext, size};
+use super::backend::{AttentionBackend, knows_cache};
+use super::step_call::StepCall;
+use super::step_context::{LayerTensors, StepContext, merges_sinks, size};
 use super::step_memory::{MemoryLimit, StepMemory};
 
 /// The work of a step: calls of FusedInferAttentionScore, one after the other, and at most one merge of their results
@@ -74,6 +73,21 @@ impl<T: Element> StepProgram<T> {
         }
     }
 
+    /// The program of a backend, checked: what its calls compute and read is the step's.
+    ///
+    /// # Errors
+    /// The reason why the backend cannot serve the step, or why it may not compute it so.
+    pub(crate) fn of_backend(
+        backend: &(impl AttentionBackend<T> + ?Sized),
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+    ) -> Result<Self> {
+        knows_cache(backend, step, first)?;
+        let program = backend.program(step, first)?;
+        program.check(step, first)?;
+        Ok(program)
+    }
+
     /// A program of several, one of which computes a layer.
     pub(super) fn by_layer(programs: LayerPrograms<Self>) -> Self {
         Self {
@@ -124,10 +138,46 @@ impl<T: Element> StepProgram<T> {
         self.programs().flat_map(|program| &program.calls)
     }
 
+    /// Refuses a program whose calls compute rows twice or not at all, read keys that their requests do not have, show
+    /// keys that are hidden, or count sinks twice. The programs of a program by layer are checked by themselves.
+    fn check(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<()> {
+        if self.by_layer.is_some() {
+            return Ok(());
+        }
+        self.check_rows(step.metadata.tokens())?;
+        let merged = self.merge.is_some();
+        for call in &self.calls {
+            call.check_keys(step.metadata, merged)?;
+            if !merged {
+                call.check_mask(step)?;
+            }
+        }
+        self.check_sinks(step, first)
+    }
+
+    /// Refuses a merge that counts the layer's sinks twice or never, or whose parts' log-sum-exps do not count them on
+    /// this product.
+    fn check_sinks(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<()> {
+        if self.merge.is_none() || first.learnable_sink.is_none() {
+            return Ok(());
+        }
+        let counted = self.calls.iter().filter(|call| call.takes_sinks).count();
+        if counted == 1 && merges_sinks(step, first)? {
+            return Ok(());
+        }
+        Err(Violation::new(
+            &rules::BACKEND_SINKS,
+            format_args!("a merge of {counted} calls that count the layer's sinks"),
+            "1 such call, on a product whose log-sum-exps count sinks",
+            "leave sinks out of the other calls by `StepCall::without_sinks`, or compute such layers by one call",
+        )
+        .into())
+    }
+
     /// Refuses calls that leave rows of a step of `tokens` rows out, or compute some twice. The calls of a merge compute
     /// all rows, and a stage may compute those that no call does.
-    pub(super) fn check_rows(&self, tokens: usize) -> Result<(), Violation> {
-        if self.merge.is_some() || self.by_layer.is_some() {
+    fn check_rows(&self, tokens: usize) -> Result<(), Violation> {
+        if self.merge.is_some() && self.calls.iter().all(|call| call.rows.is_none()) {
             return Ok(());
         }
         let rows = self.calls.iter().map(|call| call.rows.clone());
@@ -229,13 +279,13 @@ pub trait StepStage<T: Element>: Send + Sync + fmt::Debug {
         packed_shape(layer)
     }
 
-    /// Queues the work of a layer, into the layer's output.
+    /// Queues the work of a layer on the stream of the step, into the layer's output.
     ///
     /// # Errors
     /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors of other shapes; any error of a launch.
     fn launch_into(
         &self,
-        step: &StepContext<'_>,
+        stream: &Stream,
         layer: &LayerTensors<'_, T>,
         output: &mut Tensor<T>,
     ) -> Result<()>;
@@ -247,240 +297,17 @@ pub(super) fn packed_shape<T: Element>(layer: &LayerTensors<'_, T>) -> [usize; 3
     [size(query, 0), size(query, 1), size(value, 2)]
 }
 
-/// A call of a [`StepProgram`]: which query rows it takes, over which keys, with which lengths and mask. It takes the
-/// layer's sinks, if there are any.
-#[derive(Clone, Debug)]
-#[must_use = "a call does nothing until it is part of a program"]
-pub struct StepCall {
-    layout: Layout,
-    /// Query rows of the step; `None` for all of them.
-    rows: Option<Range<usize>>,
-    pub(super) keys: CallKeys,
-    /// Ends of the query rows of a packed call; over the step's own keys those of the keys too.
-    q_ends: Option<Cumulative>,
-    /// Keys of each sequence, if they are cached.
-    kv_lengths: PerRequest,
-    pub(super) mask: CallMask,
-    pub(super) takes_sinks: bool,
-    inner_precise: Option<InnerPrecise>,
-}
-
-/// The keys of a call.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum CallKeys {
-    /// The step's own keys, packed.
-    Own,
-    /// Cached keys, by the step's block table.
-    Cached,
-    /// Cached keys of some requests, by their rows of the step's table.
-    CachedOf(Range<usize>),
-    /// Cached keys in these blocks of each sequence.
-    Blocks(Vec<Vec<usize>>),
-}
-
-/// The mask of a call.
-#[derive(Clone, Debug)]
-pub(super) enum CallMask {
-    Operator(Box<Mask>),
-    /// A rule of the caller, over every key of the step's block table.
-    Named(NamedMask, Vec<MaskedRequest>),
-}
-
-impl StepCall {
-    fn new(layout: Layout, q_ends: Option<Cumulative>, kv_lengths: PerRequest) -> Self {
-        Self {
-            layout,
-            rows: None,
-            keys: CallKeys::Cached,
-            q_ends,
-            kv_lengths,
-            mask: CallMask::Operator(Box::new(Mask::none())),
-            takes_sinks: true,
-            inner_precise: None,
-        }
-    }
-
-    /// A packed call (TND) of all of a step's rows under the step's mask: over the cached keys, or where no token was
-    /// cached before over the step's own.
-    ///
-    /// # Errors
-    /// [`BACKEND_MASK`](crate::rules::BACKEND_MASK) for a [`NamedMask`], which packed calls do not take; an error of
-    /// the device, if the mask has to be made.
-    pub fn of_step(step: &StepContext<'_>) -> Result<Self> {
-        let metadata = step.metadata;
-        let mask = step.mask.causality()?.mask(&step.stream.device().masks())?;
-        let call = match metadata.state().reads_cache() {
-            true => Self::packed(metadata.q_ends().clone(), metadata.kv_lengths().clone()),
-            false => Self::over_own_keys(metadata.q_ends().clone()),
-        };
-        Ok(call.mask(mask))
-    }
-
-    /// A packed call (TND) over cached keys, with the ends of the query rows and the number of keys of each sequence.
-    /// Its rows see every key unless [`StepCall::mask`] hides some.
-    pub fn packed(q_ends: Cumulative, kv_lengths: PerRequest) -> Self {
-        Self::new(Layout::Tnd, Some(q_ends), kv_lengths)
-    }
-
-    /// A packed call (TND) over the step's own keys, of which each request has one for each of its rows. Its rows see
-    /// every key of their request unless [`StepCall::mask`] hides some.
-    pub fn over_own_keys(ends: Cumulative) -> Self {
-        Self {
-            keys: CallKeys::Own,
-            ..Self::new(Layout::Tnd, Some(ends), PerRequest::default())
-        }
-    }
-
-    /// A call with a batch axis (BSH, BSND or BNSD) over cached keys, of requests with equally many query rows, in
-    /// BNSD one each. Its rows see every key unless [`StepCall::mask`] hides some.
-    pub fn batched(layout: Layout, kv_lengths: PerRequest) -> Self {
-        Self::new(layout, None, kv_lengths)
-    }
-
-    /// Takes some rows of the step's query.
-    pub fn rows(mut self, rows: Range<usize>) -> Self {
-        self.rows = Some(rows);
-        self
-    }
-
-    /// Reads the cached keys of some requests, by their rows of the step's block table.
-    pub fn requests(mut self, requests: Range<usize>) -> Self {
-        self.keys = CallKeys::CachedOf(requests);
-        self
-    }
-
-    /// Reads the cached keys in these blocks, a row for each sequence.
-    pub fn blocks(mut self, rows: Vec<Vec<usize>>) -> Self {
-        self.keys = CallKeys::Blocks(rows);
-        self
-    }
-
-    /// Sets a mask of the operator's. A graph reads the tensor that the mask has when it is captured: a step whose
-    /// mask has another one is refused there.
-    pub fn mask(mut self, mask: Mask) -> Self {
-        self.mask = CallMask::Operator(Box::new(mask));
-        self
-    }
-
-    /// Sets a mask by a rule of the caller.
-    pub(super) fn named_mask(mut self, mask: &NamedMask, requests: Vec<MaskedRequest>) -> Self {
-        self.mask = CallMask::Named(mask.clone(), requests);
-        self
-    }
-
-    /// Leaves the layer's sinks out, which another call counts.
-    pub fn without_sinks(mut self) -> Self {
-        self.takes_sinks = false;
-        self
-    }
-
-    /// Sets the precision of the products.
-    pub fn inner_precise(mut self, inner_precise: InnerPrecise) -> Self {
-        self.inner_precise = Some(inner_precise);
-        self
-    }
-
-    /// The lengths.
-    pub(super) fn lengths(&self) -> CallLengths<'_> {
-        let kv = &self.kv_lengths;
-        match (&self.q_ends, &self.keys) {
-            (Some(q), CallKeys::Own) => CallLengths::PackedDense { q, kv: q },
-            (Some(q), _) => CallLengths::PackedPaged { q, kv },
-            (None, _) => CallLengths::Batched { q: None, kv },
-        }
-    }
-
-    fn sequences(&self) -> usize {
-        let keys = self.kv_lengths.lengths().len();
-        self.q_ends.as_ref().map_or(keys, |ends| ends.ends().len())
-    }
-
-    /// Whether this call differs from another in lengths, blocks and the contents of a named mask alone.
-    fn has_form_of(&self, other: &Self) -> bool {
-        let keys = match (&self.keys, &other.keys) {
-            (CallKeys::Blocks(_), CallKeys::Blocks(_)) => true,
-            (one, other) => one == other,
-        };
-        let masks = match (&self.mask, &other.mask) {
-            (CallMask::Operator(one), CallMask::Operator(other)) => {
-                let form = |mask: &Mask| {
-                    let mode = mask.sparse_mode();
-                    // Every compressed tensor of a mode has the same content.
-                    let tensor = mask.tensor().filter(|_| !mode.takes_compressed_mask());
-                    let place = tensor.map(|tensor| (tensor.as_raw(), *tensor.desc()));
-                    (mode, mask.pre_tokens(), mask.next_tokens(), place)
-                };
-                form(one) == form(other)
-            }
-            (CallMask::Named(one, rows), CallMask::Named(other, others)) => {
-                let new = |rows: &[MaskedRequest]| rows.first().map(|request| request.new);
-                one == other && new(rows) == new(others)
-            }
-            _ => false,
-        };
-        let rows = |call: &Self| (call.layout, call.rows.clone(), call.sequences());
-        let attributes = |call: &Self| (call.takes_sinks, call.inner_precise);
-        keys && masks && rows(self) == rows(other) && attributes(self) == attributes(other)
-    }
-
-    /// The call under a mask, without lengths.
-    pub(super) fn description(&self, shape: AttentionShape, mask: Mask) -> FusedInferAttention {
-        let call = shape.call(self.layout).mask(mask);
-        match self.inner_precise {
-            Some(inner_precise) => call.inner_precise(inner_precise),
-            None => call,
-        }
-    }
-
-    /// The call's rows of a packed tensor `[tokens, N, D]`, in the axes of its layout.
-    pub(super) fn view<T: Element>(&self, packed: &Tensor<T>) -> Result<Tensor<T>> {
-        let rows = match &self.rows {
-            Some(rows) => &packed.narrow(0, rows.clone())?,
-            None => packed,
-        };
-        let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(rows, axis));
-        let requests = self.sequences();
-        let each = tokens.checked_div(requests).unwrap_or(0);
-        Ok(match self.layout {
-            Layout::Bsh => rows.reshape([requests, each, heads.saturating_mul(dim)])?,
-            Layout::Bsnd => rows.reshape([requests, each, heads, dim])?,
-            Layout::Bnsd => rows.reshape([tokens, heads, 1, dim])?,
-            _ => rows.clone(),
-        })
-    }
-
-    /// The inputs of the call in a layer.
-    pub(super) fn inputs<'a, T: Element>(
-        &self,
-        layer: &LayerTensors<'a, T>,
-        query: &'a Tensor<T>,
-        table: &'a BlockTable,
-    ) -> Inputs<'a, T> {
-        let inputs = match (&self.keys, layer.quantised) {
-            (CallKeys::Own, _) => Inputs::new(query, layer.key, layer.value),
-            (_, None) => layer.cached_keys(query, table),
-            (_, Some(quantised)) => Inputs::new(query, quantised.key(), quantised.value())
-                .paged(table)
-                .quantisation(quantised.quantisation().unwrap_or_default()),
-        };
-        match self.takes_sinks {
-            true => layer.with_sink(inputs),
-            false => inputs,
-        }
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
-    use ascend_attention::bf16;
+    use ascend_attention::{attention, bf16};
 
     #[test]
     fn layers_that_other_programs_compute_are_another_form() {
         let call = || {
-            let ends = Cumulative::new(vec![1]).unwrap();
-            StepCall::packed(ends, PerRequest::new(vec![9]).unwrap())
+            let ends = attention::Cumulative::new(vec![1]).unwrap();
+            StepCall::packed(ends, attention::PerRequest::new(vec![9]).unwrap())
         };
         let program = |of_layer: [usize; 3]| {
             let programs = ["full", "last"].map(|name| (name.to_owned(), call().into()));

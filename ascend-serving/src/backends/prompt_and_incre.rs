@@ -10,20 +10,18 @@ use ascend_attention::prompt::{PromptFlashAttention, PromptPlan};
 use ascend_attention::spec::ops::incre_flash_attention::IncreCall;
 use ascend_attention::spec::ops::prompt_flash_attention::{self, PromptCall};
 use ascend_attention::spec::{Layout, ops::fused_infer_attention_score as fia};
-use ascend_attention::{Device, Element, Mask, Tensor, Violation};
+use ascend_attention::{Device, Element, Mask, Stream, Tensor, Violation};
 
 use crate::batch::{AttentionMetadata, Causality};
 use crate::error::Result;
 use crate::kv::CachedRows;
 use crate::rules;
-use crate::sharing::PlannedStream;
 use crate::sharing::lock;
 
 use super::backend::AttentionBackend;
 use super::copied_rows::{CopiedRows, KeyRows, Prompt, Prompts};
 use super::paged_decode::{layout, rows};
-use super::program::StepProgram;
-use super::program::StepStage;
+use super::program::{StepProgram, StepStage};
 use super::step_context::{LayerTensors, StepContext, batched};
 use super::step_memory::StepMemory;
 
@@ -154,7 +152,6 @@ struct PlannedIncre {
 /// The calls of a step, each with its query tokens.
 struct StepCalls<T: Element> {
     /// The stream on which calls take turns with the memory of copied rows.
-    stream: PlannedStream,
     calls: Vec<(Range<usize>, Planned)>,
     copied: Mutex<CopiedRows<T>>,
 }
@@ -274,7 +271,6 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
             calls.push((of.tokens, planned));
         }
         Ok(StepProgram::new([]).stage(StepCalls {
-            stream: PlannedStream::of(step.stream),
             calls,
             copied: Mutex::new(copied),
         }))
@@ -300,12 +296,10 @@ impl<T: Element> StepStage<T> for StepCalls<T> {
 
     fn launch_into(
         &self,
-        step: &StepContext<'_>,
+        stream: &Stream,
         layer: &LayerTensors<'_, T>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
-        let stream = step.stream;
-        self.stream.check(step.stream)?;
         // The lock is held until all is queued: copies and calls of two layers must not mix.
         let copied = lock(&self.copied);
         for (tokens, planned) in &self.calls {

@@ -9,7 +9,8 @@ use crate::rules;
 
 use super::backend::AttentionBackend;
 use super::paged_decode::layout;
-use super::program::{StepCall, StepProgram};
+use super::program::StepProgram;
+use super::step_call::StepCall;
 use super::step_context::{
     LayerTensors, StepContext, check_quantised_mask, check_single_tokens, quantised_cache,
 };

@@ -11,14 +11,12 @@ use ascend_attention::{AnyTensor, Element, Output, Plan, Stream, Tensor};
 use crate::batch::Causality;
 use crate::error::Result;
 use crate::kv::{CachedRows, QuantisedLayer};
-use crate::sharing::PlannedStream;
 use crate::sharing::lock;
 
 use super::backend::AttentionBackend;
 use super::dense_rows::DenseRows;
 use super::fused::Fused;
-use super::program::StepProgram;
-use super::program::StepStage;
+use super::program::{StepProgram, StepStage};
 use super::quantised_decode::single_tokens;
 use super::step_context::{LayerTensors, StepContext, check_quantised_mask, quantised_cache, size};
 use super::step_memory::StepMemory;
@@ -100,7 +98,6 @@ struct DenseStep<T: Element> {
     tokens: Range<usize>,
     requests: Vec<RequestKeys>,
     rows: usize,
-    stream: PlannedStream,
     /// Keys and values, used by one layer after the other.
     dense: Mutex<[DenseRows<T>; 2]>,
 }
@@ -167,7 +164,6 @@ impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
             tokens,
             requests,
             rows,
-            stream: PlannedStream::of(step.stream),
             dense: Mutex::new(dense),
         }))
     }
@@ -239,19 +235,18 @@ impl<T: Element> StepStage<T> for DenseStep<T> {
 
     fn launch_into(
         &self,
-        step: &StepContext<'_>,
+        stream: &Stream,
         layer: &LayerTensors<'_, T>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
-        self.stream.check(step.stream)?;
         let of = quantised_cache(layer)?;
         // The lock is held until all is queued: the copies and calls of two layers must not mix.
         let dense = lock(&self.dense);
-        self.gather_keys_and_values(step.stream, &dense, of, layer)?;
+        self.gather_keys_and_values(stream, &dense, of, layer)?;
         let [key, value] = packed(&dense, self.rows, layer)?;
         let query = layer.query.narrow(0, self.tokens.clone())?;
         let inputs = layer.with_sink(Inputs::new(&query, &key, &value));
         let mut output = Output::from(output.narrow(0, self.tokens.clone())?);
-        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
+        Ok(self.plan.launch_into(stream, inputs, &mut output)?)
     }
 }

@@ -9,7 +9,7 @@ use ascend_attention::{Device, Element, Violation};
 use crate::batch::{AttentionState, Causality, MaskKind};
 use crate::error::Result;
 
-use super::backend::{AttentionBackend, knows_cache};
+use super::backend::AttentionBackend;
 use super::batched_queries::BatchedQueries;
 use super::chunked_local::ChunkedLocal;
 use super::fused::Fused;
@@ -67,8 +67,8 @@ impl<T: Element> Backends<T> {
     /// [`QuantisedPrefill`](crate::QuantisedPrefill), [`MxFp8`](crate::MxFp8), [`Mla`](crate::Mla) and
     /// [`PromptAndIncre`](crate::PromptAndIncre); on the Atlas inference series the last one alone.
     ///
-    /// Others are added behind ([`Backends::with`]), or in front of all in a list of one's own
-    /// ([`Backends::none`]): those that divide keys, share prefixes or choose by layer.
+    /// Others are added behind ([`Backends::with`]) or in front ([`Backends::append`]): those that divide keys, share
+    /// prefixes or choose by layer.
     pub fn standard(device: &Device) -> Self {
         if PromptAndIncre::is_all_of(device) {
             return Self::none().with(PromptAndIncre);
@@ -101,6 +101,32 @@ impl<T: Element> Backends<T> {
             Some(place) => *place = Arc::new(backend),
             None => self.backends.push(Arc::new(backend)),
         }
+        self
+    }
+
+    /// Adds other backends after these, such as those of [`Backends::standard`] after one's own. Those with a name that
+    /// is registered are left out. A [`memory_limit`](Self::memory_limit) of these is that of all.
+    ///
+    /// ```
+    /// # fn main() -> ascend_serving::Result<()> {
+    /// # #[cfg(feature = "emulation")] {
+    /// use ascend_attention::{Runtime, bf16};
+    /// use ascend_serving::{Backends, CascadePrefill};
+    ///
+    /// let device = Runtime::emulated()?.device(0)?;
+    /// let backends = Backends::<bf16>::none().with(CascadePrefill).append(Backends::standard(&device));
+    /// assert_eq!(backends.names().take(2).collect::<Vec<_>>(), ["cascade_prefill", "fused"]);
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn append(mut self, others: Self) -> Self {
+        for backend in others.backends {
+            if self.get(backend.name()).is_none() {
+                self.backends.push(backend);
+            }
+        }
+        self.memory_limit = self.memory_limit.or(others.memory_limit);
         self
     }
 
@@ -195,13 +221,13 @@ impl<T: Element> Backends<T> {
             return Err(no_backend(&[], None));
         };
         let (recorded, _) = self.first_that_serves(step, first, |backend| {
-            knows_cache(&**backend, step, first)?;
-            let form = backend.program(step, first)?;
+            let program = |step| StepProgram::of_backend(&**backend, step, first);
+            let form = program(step)?;
             form.check_recordable(backend.name())?;
             for other in steps {
-                form.check_form(&backend.program(other, first)?, backend.name())?;
+                form.check_form(&program(other)?, backend.name())?;
             }
-            let program = backend.program(step, first)?;
+            let program = program(step)?;
             form.check_form(&program, backend.name())?;
             let plan = StepPlan::of_program(program, step, first, Some(columns))?;
             self.admits(plan.memory())?;

@@ -12,7 +12,8 @@ use crate::error::Result;
 use crate::rules;
 
 use super::backend::AttentionBackend;
-use super::program::{StepCall, StepProgram};
+use super::program::StepProgram;
+use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext, merges_sinks};
 
 /// When reading a shared prefix once is worth the additional calls.

@@ -14,7 +14,8 @@ use crate::rules;
 use crate::split_kv::{SplitLimits, key_ranges};
 
 use super::backend::AttentionBackend;
-use super::program::{StepCall, StepProgram};
+use super::program::StepProgram;
+use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext, check_single_tokens, merges_sinks};
 
 /// How [`SplitDecode`] divides the keys of a request into parts.

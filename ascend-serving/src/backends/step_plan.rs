@@ -14,13 +14,13 @@ use ascend_attention::{
 
 use crate::error::{Error, Result};
 use crate::rules;
+use crate::sharing::PlannedStream;
 
-use super::backend::{AttentionBackend, knows_cache};
-use super::program::{
-    CallKeys, CallMask, LayerPrograms, StepCall, StepProgram, StepStage, packed_shape,
-};
+use super::backend::AttentionBackend;
+use super::program::{LayerPrograms, StepProgram, StepStage, packed_shape};
 use super::refused_backend::refused_part;
-use super::step_context::{LayerTensors, StepContext, apart, merges_sinks, size};
+use super::step_call::{CallKeys, CallMask, StepCall};
+use super::step_context::{LayerTensors, StepContext, apart, size};
 use super::step_memory::{StepMemory, output_bytes, table_bytes, tensor_bytes};
 
 /// A step that a backend has prepared: its [`StepProgram`], planned.
@@ -31,6 +31,8 @@ pub struct StepPlan<T: Element> {
     by_layer: Option<LayerPrograms<StepPlan<T>>>,
     /// Rows of the planned query.
     rows: usize,
+    stream: PlannedStream,
+    block_table: BlockTable,
 }
 
 /// A call of a program, planned.
@@ -133,8 +135,8 @@ impl<T: Element> StepPlan<T> {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<Self> {
-        knows_cache(backend, step, first)?;
-        Self::of_program(backend.program(step, first)?, step, first, None)
+        let program = StepProgram::of_backend(backend, step, first)?;
+        Self::of_program(program, step, first, None)
     }
 
     /// Prepares a program. With `columns` it has room for the programs of a graph's steps, whose tables have as many
@@ -146,8 +148,6 @@ impl<T: Element> StepPlan<T> {
         columns: Option<usize>,
     ) -> Result<Self> {
         let rows = size(first.query, 0);
-        program.check_rows(rows)?;
-        check_merged_sinks(&program, step, first)?;
         let by_layer = match program.by_layer {
             None => None,
             Some(programs) => Some(Self::of_layers(programs, step, first, columns)?),
@@ -187,6 +187,8 @@ impl<T: Element> StepPlan<T> {
             stage: program.stage,
             by_layer,
             rows,
+            stream: PlannedStream::of(step.stream),
+            block_table: step.block_table.clone(),
         })
     }
 
@@ -252,17 +254,18 @@ impl<T: Element> StepPlan<T> {
         }
     }
 
-    /// Queues the attention of a layer.
+    /// Queues the attention of a layer, on the stream of the step that was planned.
     ///
     /// # Errors
-    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for tensors of other shapes; any error of the launch.
-    pub fn launch(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
+    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for another stream and for tensors of other shapes; any error of
+    /// the launch.
+    pub fn launch(&self, stream: &Stream, layer: &LayerTensors<'_, T>) -> Result<Tensor<T>> {
         let shape = match &self.of_layer(layer)?.stage {
             Some(stage) => stage.output_shape(layer),
             None => packed_shape(layer),
         };
-        let mut output = Tensor::empty(step.stream.device(), shape)?;
-        self.launch_into(step, layer, &mut output)?;
+        let mut output = Tensor::empty(stream.device(), shape)?;
+        self.launch_into(stream, layer, &mut output)?;
         Ok(output)
     }
 
@@ -273,24 +276,20 @@ impl<T: Element> StepPlan<T> {
     /// As for [`StepPlan::launch`], also for an output of another shape.
     pub fn launch_into(
         &self,
-        step: &StepContext<'_>,
+        stream: &Stream,
         layer: &LayerTensors<'_, T>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
+        self.stream.check(stream)?;
         let plan = self.of_layer(layer)?;
         if let Some(stage) = &plan.stage {
-            stage.launch_into(step, layer, output)?;
+            stage.launch_into(stream, layer, output)?;
         } else {
             plan.check_tensors(layer, output)?;
         }
-        let stream = step.stream;
-        plan.queue(
-            stream,
-            step.block_table,
-            layer,
-            output,
-            |call, inputs, output| Ok(call.plan.launch_into(stream, inputs, output)?),
-        )
+        plan.queue(stream, layer, output, |call, inputs, output| {
+            Ok(call.plan.launch_into(stream, inputs, output)?)
+        })
     }
 
     /// Refuses a query and an output of other rows than were planned, and an output that a later call would read as its
@@ -319,7 +318,6 @@ impl<T: Element> StepPlan<T> {
     fn queue(
         &self,
         queue: &impl Queue,
-        block_table: &BlockTable,
         layer: &LayerTensors<'_, T>,
         output: &Tensor<T>,
         mut launch: impl FnMut(&PlannedCall, Inputs<'_, T>, &mut Output<T>) -> Result<()>,
@@ -335,7 +333,7 @@ impl<T: Element> StepPlan<T> {
                 },
             };
             let query = call.view(layer.query)?;
-            let table = planned.table.as_ref().unwrap_or(block_table);
+            let table = planned.table.as_ref().unwrap_or(&self.block_table);
             launch(planned, call.inputs(layer, &query, table), &mut target)?;
             if self.merge.is_some() {
                 parts.push(target);
@@ -361,34 +359,27 @@ impl<T: Element> StepPlan<T> {
     pub(crate) fn record(
         &self,
         capture: &Capturing<'_>,
-        block_table: &BlockTable,
         layer: &LayerTensors<'_, T>,
         output: &Tensor<T>,
         limits: KeyLimits,
     ) -> Result<()> {
-        let longest = limits.keys.min(mask_columns(block_table));
+        let longest = limits.keys.min(mask_columns(&self.block_table));
         let plan = self.of_layer(layer)?;
-        plan.queue(
-            capture,
-            block_table,
-            layer,
-            output,
-            |planned, inputs, output| {
-                let description = &planned.description;
-                let call = match planned.call.lengths() {
-                    CallLengths::PackedPaged { q, .. } => {
-                        capture.attention_within(description, q, limits, inputs)
-                    }
-                    CallLengths::Batched { kv, .. } => {
-                        let kv = &PerRequest::new(vec![longest; kv.lengths().len()])?;
-                        let longest = CallLengths::Batched { q: None, kv };
-                        capture.attention(description, longest, inputs)
-                    }
-                    own => capture.attention(description, own, inputs),
-                };
-                Ok(capture.launch_into(call?, inputs, output)?)
-            },
-        )
+        plan.queue(capture, layer, output, |planned, inputs, output| {
+            let description = &planned.description;
+            let call = match planned.call.lengths() {
+                CallLengths::PackedPaged { q, .. } => {
+                    capture.attention_within(description, q, limits, inputs)
+                }
+                CallLengths::Batched { kv, .. } => {
+                    let kv = &PerRequest::new(vec![longest; kv.lengths().len()])?;
+                    let longest = CallLengths::Batched { q: None, kv };
+                    capture.attention(description, longest, inputs)
+                }
+                own => capture.attention(description, own, inputs),
+            };
+            Ok(capture.launch_into(call?, inputs, output)?)
+        })
     }
 
     /// The contents of the named masks of a step's program, on the host.
@@ -423,29 +414,6 @@ impl<T: Element> StepPlan<T> {
         }
         Ok(())
     }
-}
-
-/// Refuses a merge that counts the layer's sinks twice or never, or whose parts' log-sum-exps do not count them on this
-/// product.
-fn check_merged_sinks<T: Element>(
-    program: &StepProgram<T>,
-    step: &StepContext<'_>,
-    first: &LayerTensors<'_, T>,
-) -> Result<()> {
-    if program.merge.is_none() || first.learnable_sink.is_none() {
-        return Ok(());
-    }
-    let counted = program.calls.iter().filter(|call| call.takes_sinks).count();
-    if counted == 1 && merges_sinks(step, first)? {
-        return Ok(());
-    }
-    Err(Violation::new(
-        &rules::BACKEND_SINKS,
-        format_args!("a merge of {counted} calls that count the layer's sinks"),
-        "1 such call, on a product whose log-sum-exps count sinks",
-        "leave sinks out of the other calls by `StepCall::without_sinks`, or compute such layers by one call",
-    )
-    .into())
 }
 
 /// The memory of plans of which each layer runs one.

@@ -372,7 +372,7 @@ impl<T: Element> CrossStep<'_, T> {
                 &*self.planned.insert(planned)
             }
         };
-        planned.launch_into(&step, &layer, output)
+        planned.launch_into(self.stream, &layer, output)
     }
 
     fn plan(&self, step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<StepPlan<T>> {

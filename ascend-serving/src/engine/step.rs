@@ -111,8 +111,8 @@ impl<T: Element> Step<'_, T> {
         inputs: impl Into<LayerInputs<'i, T>>,
     ) -> Result<Tensor<T>> {
         let inputs = inputs.into();
-        let output = self.queue(layer, &inputs, None, |plan, step, layer| {
-            plan.launch(step, layer)
+        let output = self.queue(layer, &inputs, None, |plan, stream, layer| {
+            plan.launch(stream, layer)
         })?;
         self.check_range(layer, &inputs, &output)?;
         Ok(output)
@@ -133,8 +133,8 @@ impl<T: Element> Step<'_, T> {
     ) -> Result<()> {
         let inputs = inputs.into();
         let into = output.clone();
-        self.queue(layer, &inputs, Some(&into), |plan, step, layer| {
-            plan.launch_into(step, layer, output)
+        self.queue(layer, &inputs, Some(&into), |plan, stream, layer| {
+            plan.launch_into(stream, layer, output)
         })?;
         self.check_range(layer, &inputs, output)
     }
@@ -163,7 +163,7 @@ impl<T: Element> Step<'_, T> {
         layer: usize,
         inputs: &LayerInputs<'_, T>,
         into: Option<&Tensor<T>>,
-        launch: impl FnOnce(&StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
+        launch: impl FnOnce(&StepPlan<T>, &Stream, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
         let outcome = self.queue_layer(layer, inputs, into, launch);
         let refused = outcome.as_ref().err();
@@ -184,7 +184,7 @@ impl<T: Element> Step<'_, T> {
         layer: usize,
         inputs: &LayerInputs<'_, T>,
         into: Option<&Tensor<T>>,
-        launch: impl FnOnce(&StepPlan<T>, &StepContext<'_>, &LayerTensors<'_, T>) -> Result<R>,
+        launch: impl FnOnce(&StepPlan<T>, &Stream, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
         self.layers.check_not_repeated(layer)?;
         let &LayerInputs {
@@ -245,7 +245,7 @@ impl<T: Element> Step<'_, T> {
         };
         self.layers.begin_write();
         cache.write(self.stream, write, layer, key, value)?;
-        launch(&planned.selected.plan, &context, &tensors)
+        launch(&planned.selected.plan, self.stream, &tensors)
     }
 
     /// The backend and plan that serve the step's layers, once a layer is planned; of several masks those of the

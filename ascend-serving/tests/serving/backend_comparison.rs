@@ -8,7 +8,7 @@ use approx::{abs_diff_eq, assert_abs_diff_eq};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ascend_attention::{Tensor, bf16};
+use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, PadPolicy};
 use ascend_serving::{
     AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, BackendTrial, Backends,
@@ -36,7 +36,13 @@ struct Dense {
 }
 
 #[derive(Debug)]
-struct DenseStep(Option<(usize, usize)>);
+struct DenseStep {
+    metadata: AttentionMetadata,
+    mask: MaskKind,
+    scale: f64,
+    /// An element that is made wrong: of which layer and place in the output.
+    off: Option<(usize, usize)>,
+}
 
 impl AttentionBackend<bf16> for Dense {
     fn name(&self) -> &'static str {
@@ -45,12 +51,17 @@ impl AttentionBackend<bf16> for Dense {
 
     fn program(
         &self,
-        _: &StepContext<'_>,
+        step: &StepContext<'_>,
         _: &LayerTensors<'_, bf16>,
     ) -> Result<StepProgram<bf16>> {
-        let step = self.steps.fetch_add(1, Ordering::Relaxed);
-        let off = self.off.filter(|off| off.0 == step);
-        Ok(StepProgram::new([]).stage(DenseStep(off.map(|off| (off.1, off.2)))))
+        let number = self.steps.fetch_add(1, Ordering::Relaxed);
+        let off = self.off.filter(|off| off.0 == number);
+        Ok(StepProgram::new([]).stage(DenseStep {
+            metadata: step.metadata.clone(),
+            mask: step.mask.clone(),
+            scale: step.shape.scale,
+            off: off.map(|off| (off.1, off.2)),
+        }))
     }
 }
 
@@ -72,28 +83,28 @@ impl StepStage<bf16> for DenseStep {
 
     fn launch_into(
         &self,
-        step: &StepContext<'_>,
+        stream: &Stream,
         layer: &LayerTensors<'_, bf16>,
         attention: &mut Tensor<bf16>,
     ) -> Result<()> {
         let (heads, kv_heads, dim) = SHAPE;
-        let window = match step.mask {
+        let window = match &self.mask {
             MaskKind::Causality(causality) => causality.window().map_or(usize::MAX, |w| w.get()),
             other => panic!("{other:?}"),
         };
-        let query = layer.query.download(step.stream)?;
+        let query = layer.query.download(stream)?;
         let [keys, values] = [&layer.cache.key, &layer.cache.value];
-        let (keys, values) = (keys.download(step.stream)?, values.download(step.stream)?);
-        let ends = step.metadata.q_ends().ends();
+        let (keys, values) = (keys.download(stream)?, values.download(stream)?);
+        let ends = self.metadata.q_ends().ends();
         let mut output = Vec::new();
         let mut first = 0;
         for (request, (&end, &len)) in ends
             .iter()
-            .zip(step.metadata.kv_lengths().lengths())
+            .zip(self.metadata.kv_lengths().lengths())
             .enumerate()
         {
-            let keys = cached(step.metadata, &keys, request, len);
-            let values = cached(step.metadata, &values, request, len);
+            let keys = cached(&self.metadata, &keys, request, len);
+            let values = cached(&self.metadata, &values, request, len);
             for token in first..end {
                 let seen = len + token + 1 - end;
                 for head in 0..heads {
@@ -103,7 +114,7 @@ impl StepStage<bf16> for DenseStep {
                     let places = seen.saturating_sub(window)..seen;
                     let score = |key: usize| -> f64 {
                         let pairs = query.iter().zip(&keys[of(key)..][..dim]);
-                        pairs.map(|(q, k)| q.to_f64() * k).sum::<f64>() * step.shape.scale
+                        pairs.map(|(q, k)| q.to_f64() * k).sum::<f64>() * self.scale
                     };
                     let scores: Vec<f64> = places.clone().map(score).collect();
                     let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -120,10 +131,10 @@ impl StepStage<bf16> for DenseStep {
             }
             first = end;
         }
-        if let Some((_, at)) = self.0.filter(|off| off.0 == layer.layer) {
+        if let Some((_, at)) = self.off.filter(|off| off.0 == layer.layer) {
             output[at] = bf16::from_f64(output[at].to_f64() + 2.0);
         }
-        Ok(attention.overwrite(step.stream, &output)?)
+        Ok(attention.overwrite(stream, &output)?)
     }
 }
 

@@ -1,29 +1,25 @@
 //! Graphs record the calls of whatever backend serves a step: their results are those of the step without a graph.
 
 use std::num::NonZeroUsize;
-use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ascend_attention::attention::PerRequest;
-use ascend_attention::spec::{Cann, Layout, Soc};
-use ascend_attention::{Machine, Mask, Runtime, Stream, Tensor, bf16, f16};
+use ascend_attention::spec::{Cann, Soc};
+use ascend_attention::{Machine, Runtime, Stream, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest,
-    BatchSettings, BatchedQueries, CascadePrefill, Causality, ChunkedLocal, Fused, FusedInTwo,
-    GraphLimits, Hybrid, KeySplit, LayerSet, LayerTensors, MaskKind, Masked, NamedMask,
-    PagedDecode, SharedPrefixDecode, SharedPrefixGate, SplitDecode, StepCall, StepContext,
-    StepProgram, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings,
+    BatchedQueries, CascadePrefill, Causality, ChunkedLocal, Fused, FusedInTwo, GraphLimits,
+    Hybrid, KeySplit, LayerSet, MaskKind, Masked, NamedMask, PagedDecode, SharedPrefixDecode,
+    SharedPrefixGate, SplitDecode, rules,
 };
 
 use crate::harness;
 use crate::tokens::{DIM, Number, packed};
 
-const LAYERS: usize = 2;
-const HEADS: usize = 4;
-const KV_HEADS: usize = 2;
+pub(crate) const LAYERS: usize = 2;
+pub(crate) const HEADS: usize = 4;
+pub(crate) const KV_HEADS: usize = 2;
 
-fn attention<T: Number>(stream: &Stream, backends: Backends<T>) -> Attention<T> {
+pub(crate) fn attention<T: Number>(stream: &Stream, backends: Backends<T>) -> Attention<T> {
     let shape = CacheShape::new(LAYERS, KV_HEADS, DIM);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), 16, 128, shape, pad).unwrap();
@@ -228,125 +224,4 @@ fn batched_queries_are_captured_where_packed_ones_are_not_taken() {
         fewer.to_string().contains("the backend `batched_queries`"),
         "{fewer}"
     );
-}
-
-/// A backend of the caller, for single tokens of the running requests.
-struct OwnCalls(fn(&StepContext<'_>) -> Vec<StepCall>);
-
-impl AttentionBackend<bf16> for OwnCalls {
-    fn name(&self) -> &'static str {
-        "own_calls"
-    }
-
-    fn program(
-        &self,
-        step: &StepContext<'_>,
-        _: &LayerTensors<'_, bf16>,
-    ) -> ascend_serving::Result<StepProgram<bf16>> {
-        Ok(StepProgram::new((self.0)(step)))
-    }
-}
-
-/// The call of some requests with one token each.
-fn call_of(step: &StepContext<'_>, requests: Range<usize>) -> StepCall {
-    let lengths = step.metadata.kv_lengths().lengths()[requests.clone()].to_vec();
-    StepCall::batched(Layout::Bsnd, PerRequest::new(lengths).unwrap())
-        .rows(requests.clone())
-        .requests(requests)
-}
-
-#[test]
-fn calls_that_leave_rows_out_or_repeat_them_are_refused() {
-    let stream = harness::stream();
-    let limits = GraphLimits::new([4], 300);
-    let captured = |calls| {
-        let backends = Backends::none().with(OwnCalls(calls));
-        let captured = attention(&stream, backends).capture(&stream, Causality::Causal, &limits);
-        captured.map(|graphs| graphs.backend(0))
-    };
-    let divided = captured(|step| vec![call_of(step, 0..1), call_of(step, 1..4)]);
-    assert_eq!(divided.unwrap(), Some("own_calls"));
-    let wrong: [fn(&StepContext<'_>) -> Vec<StepCall>; 4] = [
-        |_| vec![],
-        |step| vec![call_of(step, 0..3)],
-        |step| vec![call_of(step, 0..2), call_of(step, 0..2)],
-        |step| vec![call_of(step, 0..3), call_of(step, 2..4)],
-    ];
-    for calls in wrong {
-        let error = captured(calls).unwrap_err();
-        assert!(error.breaks(&rules::BACKEND_ROWS), "{error}");
-    }
-}
-
-#[test]
-fn padding_of_a_first_step_is_not_unwritten() {
-    // One of four rows is a request's: the second call computes padding alone.
-    let stream = harness::stream();
-    // Harmless on an NPU, where nothing watches.
-    let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
-    let calls = OwnCalls(|step| vec![call_of(step, 0..2), call_of(step, 2..4)]);
-    let mut attention = attention(&stream, Backends::none().with(calls));
-    let mut graphs =
-        (attention.capture(&stream, Causality::Causal, &GraphLimits::new([4], 300))).unwrap();
-    let mut sequence = Sequence::new(attention.cache().pool());
-    attention.grow(&stream, &mut sequence, 1).unwrap();
-    let settings = BatchSettings::of(attention.cache(), Causality::Causal);
-    let mut metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings).unwrap();
-    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
-    for layer in 0..LAYERS {
-        let query = packed::<bf16>(&stream, &[7], layer, 0, HEADS);
-        let [key, value] = [1, 2].map(|what| packed::<bf16>(&stream, &[7], layer, what, KV_HEADS));
-        let output = step.forward(layer, (&query, &key, &value)).unwrap();
-        output.download(&stream).unwrap();
-    }
-    step.end().unwrap();
-}
-
-#[test]
-fn a_mask_tensor_of_each_step_is_not_replayed_by_that_of_the_capture() {
-    let stream = harness::stream();
-    let calls = OwnCalls(|step| {
-        let keys = step.block_table.columns() * step.block_table.block_size();
-        let requests = step.metadata.kv_lengths().lengths().len();
-        let hidden = Tensor::<i8>::empty(step.stream.device(), [requests, 1, keys]).unwrap();
-        hidden
-            .overwrite(step.stream, &vec![0; requests * keys])
-            .unwrap();
-        vec![call_of(step, 0..requests).mask(Mask::all_mask(hidden))]
-    });
-    let attention = attention(&stream, Backends::none().with(calls));
-    let captured = attention.capture(&stream, Causality::Causal, &GraphLimits::new([4], 300));
-    let error = captured.unwrap_err();
-    assert!(error.breaks(&rules::GRAPH_BACKEND), "{error}");
-}
-
-#[test]
-fn what_a_graph_records_is_what_was_checked() {
-    static ASKED: AtomicUsize = AtomicUsize::new(0);
-    let stream = harness::stream();
-    // The last time that a capture asks, the calls have blocks of their own.
-    let calls = |step: &StepContext<'_>| {
-        let call = call_of(step, 0..4);
-        match ASKED.fetch_add(1, Ordering::Relaxed) {
-            asked if asked < LAST.load(Ordering::Relaxed) => vec![call],
-            _ => vec![call.blocks(vec![vec![0]; 4])],
-        }
-    };
-    static LAST: AtomicUsize = AtomicUsize::new(usize::MAX);
-    let limits = GraphLimits::new([4], 300);
-    let capture = || {
-        let attention = attention(&stream, Backends::none().with(OwnCalls(calls)));
-        attention.capture(&stream, Causality::Causal, &limits)
-    };
-    capture().unwrap();
-    let asked = ASKED.swap(0, Ordering::Relaxed);
-    for last in 1..asked {
-        LAST.store(last, Ordering::Relaxed);
-        ASKED.store(0, Ordering::Relaxed);
-        let error = capture().unwrap_err();
-        assert!(
-            error.breaks(&rules::GRAPH_BACKEND),
-            "{last} of {asked}: {error}"
-        );
-    }
 }

@@ -27,6 +27,7 @@ mod mla_backend;
 mod moved_tokens;
 mod multi_item;
 mod mxfp8;
+mod own_backend;
 mod planned_stream;
 mod prefix_cache;
 mod quantised;

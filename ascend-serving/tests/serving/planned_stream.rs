@@ -1,4 +1,4 @@
-//! Plans whose layers share memory run on the stream that they were made on, which orders its use, and refuse others.
+//! Plans run on the stream that they were made on, which orders the use of what their layers share, and refuse others.
 
 use crate::harness;
 
@@ -37,21 +37,21 @@ fn check(stream: &Stream, cache: &PagedKvCache<bf16>, backends: Backends<bf16>) 
         learnable_sink: None,
         latent: None,
     };
-    let of = |stream| StepContext {
+    let step = StepContext {
         stream,
         shape: AttentionShape::new(HEADS, HEADS, DIM),
         metadata: &metadata,
         mask: metadata.mask(),
         block_table: &block_table,
     };
-    let selected = backends.plan(&of(stream), &layer).unwrap();
+    let selected = backends.plan(&step, &layer).unwrap();
     let attention = || {
-        let output = selected.plan.launch(&of(stream), &layer).unwrap();
+        let output = selected.plan.launch(stream, &layer).unwrap();
         output.download(stream).unwrap()
     };
     let before = attention();
     let other = stream.device().stream().unwrap();
-    let refused = selected.plan.launch(&of(&other), &layer).unwrap_err();
+    let refused = selected.plan.launch(&other, &layer).unwrap_err();
     let named = matches!(
         &refused,
         Error::Violation(violation)

@@ -2,7 +2,7 @@
 
 use ascend_attention::attention::{BlockTable, CallLengths, Inputs};
 use ascend_attention::spec::Layout;
-use ascend_attention::{CausalOrigin, Element, Output, Plan, Tensor};
+use ascend_attention::{CausalOrigin, Element, Output, Plan, Stream, Tensor};
 
 use crate::backends::{StepContext, StepMemory, size};
 use crate::batch::{AttentionState, StepPart};
@@ -14,8 +14,8 @@ use crate::kv::LayerCache;
 pub(super) struct MlaDecode {
     plan: Plan,
     layout: Layout,
-    /// Rows of the step's table; `None` where the call serves all requests of the step.
-    block_table: Option<BlockTable>,
+    /// The requests' rows of the step's table.
+    block_table: BlockTable,
 }
 
 impl MlaDecode {
@@ -54,14 +54,9 @@ impl MlaDecode {
             Some(mask) => call.mask(mask),
             None => call,
         };
-        let whole = part.requests == (0..step.block_table.sequences());
-        let block_table = match whole {
-            true => None,
-            false => Some(part.block_table(step.block_table)?),
-        };
-        let table = block_table.as_ref().unwrap_or(step.block_table);
+        let block_table = part.block_table(step.block_table)?;
         let queries = views(layout, queries)?;
-        let plan = call.plan(inputs(cache, &queries, table))?;
+        let plan = call.plan(inputs(cache, &queries, &block_table))?;
         Ok(Self {
             plan,
             layout,
@@ -72,7 +67,7 @@ impl MlaDecode {
     /// Queues the call of a layer, into `[N, tokens, 512]`.
     pub(super) fn launch<T: Element>(
         &self,
-        step: &StepContext<'_>,
+        stream: &Stream,
         cache: &LayerCache<T>,
         queries: [&Tensor<T>; 2],
         into: &Tensor<T>,
@@ -86,9 +81,8 @@ impl MlaDecode {
             softmax_lse: None,
         };
         let queries = views(self.layout, queries)?;
-        let table = self.block_table.as_ref().unwrap_or(step.block_table);
-        let inputs = inputs(cache, &queries, table);
-        Ok(self.plan.launch_into(step.stream, inputs, &mut output)?)
+        let inputs = inputs(cache, &queries, &self.block_table);
+        Ok(self.plan.launch_into(stream, inputs, &mut output)?)
     }
 }
 

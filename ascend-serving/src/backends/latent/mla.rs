@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ascend_attention::{Element, Tensor, Violation};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::backends::{
     AttentionBackend, LatentForm, LatentTensors, LayerTensors, StepContext, StepMemory,
@@ -76,46 +76,48 @@ impl Default for Mla {
     }
 }
 
-/// Checks what all forms require, and returns the latent inputs of the layer.
-fn latent<'a, T: Element>(
-    step: &StepContext<'_>,
-    layer: &LayerTensors<'a, T>,
-) -> Result<LatentTensors<'a, T>, Violation> {
-    let causal = "give layers of latent attention the mask of `Causality::Causal`, by the step or by \
-                  `LayerInputs::mask`";
-    if let (Some(_), MaskKind::Named(_)) = (layer.latent, step.mask) {
-        let allowed = "causal layers: no call of latent attention takes another mask";
-        return Err(Violation::new(
-            &rules::BACKEND_MASK,
-            step.mask,
-            allowed,
-            causal,
-        ));
-    }
-    let causality = step.mask.causality()?;
-    let refused = |given: String, fix| {
-        Violation::new(
-            &rules::BACKEND_LATENT,
-            given,
-            "latents and rotary parts, one key head, causal, without window and sinks",
-            fix,
-        )
-    };
-    match layer.latent {
-        None => Err(refused(
-            "a layer without rotary parts".to_owned(),
+/// The refusal of a layer that no call of latent attention computes.
+fn refused(given: impl fmt::Display, fix: &'static str) -> Violation {
+    Violation::new(
+        &rules::BACKEND_LATENT,
+        given,
+        "latents and rotary parts, one key head, causal, without window and sinks",
+        fix,
+    )
+}
+
+/// The latent inputs of a layer.
+fn latent<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Result<LatentTensors<'a, T>, Violation> {
+    match (layer.latent, layer.learnable_sink) {
+        (None, _) => Err(refused(
+            "a layer without rotary parts",
             "make the inputs of layers of multi-head latent attention by `LayerInputs::latent`",
         )),
-        Some(_) if causality != Causality::Causal => Err(refused(format!("{causality:?}"), causal)),
-        Some(_) if layer.learnable_sink.is_some() => Err(refused(
-            "sinks".to_owned(),
+        (Some(_), Some(_)) => Err(refused(
+            "sinks",
             "leave the sinks out: no call of latent attention takes any",
         )),
-        Some(_) if step.shape.kv_heads != 1 => Err(refused(
-            format!("{} key heads", step.shape.kv_heads),
+        (Some(latent), None) => Ok(latent),
+    }
+}
+
+/// Refuses steps that no form of latent attention computes.
+fn check_step(step: &StepContext<'_>) -> Result<(), Violation> {
+    let causal = "give layers of latent attention the mask of `Causality::Causal`, by the step or by \
+                  `LayerInputs::mask`";
+    match step.mask {
+        MaskKind::Causality(Causality::Causal) if step.shape.kv_heads == 1 => Ok(()),
+        MaskKind::Causality(Causality::Causal) => Err(refused(
+            format_args!("{} key heads", step.shape.kv_heads),
             "make the `AttentionShape` by `AttentionShape::latent`",
         )),
-        Some(latent) => Ok(latent),
+        MaskKind::Causality(other) => Err(refused(format_args!("{other:?}"), causal)),
+        mask @ MaskKind::Named(_) => Err(Violation::new(
+            &rules::BACKEND_MASK,
+            mask,
+            "causal layers: no call of latent attention takes another mask",
+            causal,
+        )),
     }
 }
 
@@ -129,7 +131,8 @@ impl<T: Element> AttentionBackend<T> for Mla {
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
     ) -> Result<StepProgram<T>> {
-        let latent = latent(step, first)?;
+        let latent = latent(first)?;
+        check_step(step)?;
         let rope = latent.query_rope;
         let metadata = step.metadata;
         let bytes = self.workspace_bytes;
@@ -205,18 +208,18 @@ impl<T: Element> StepStage<T> for MlaStep<T> {
 
     fn launch_into(
         &self,
-        step: &StepContext<'_>,
+        stream: &Stream,
         layer: &LayerTensors<'_, T>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
-        let latent = latent(step, layer)?;
+        let latent = latent(layer)?;
         let (rope, into) = (latent.query_rope, &*output);
         match (self, latent.form) {
             (Self::Absorbed(decode), LatentForm::Absorbed) => {
-                decode.launch(step, layer.cache, [layer.query, rope], into)
+                decode.launch(stream, layer.cache, [layer.query, rope], into)
             }
             (Self::Plain(prefill), LatentForm::Plain(projection)) => {
-                prefill.launch(step, layer, rope, projection, into)
+                prefill.launch(stream, layer, rope, projection, into)
             }
             (
                 Self::Mixed(tokens, decode, prefill),
@@ -227,8 +230,8 @@ impl<T: Element> StepStage<T> for MlaStep<T> {
                 },
             ) => {
                 let queries = [absorbed, &rope.narrow(0, 0..*tokens)?];
-                decode.launch(step, layer.cache, queries, decoded)?;
-                prefill.launch(step, layer, rope, projection, into)
+                decode.launch(stream, layer.cache, queries, decoded)?;
+                prefill.launch(stream, layer, rope, projection, into)
             }
             (planned, given) => Err(Error::not_as_planned(
                 "form",

@@ -18,7 +18,6 @@ use crate::backends::{
 use crate::batch::{AttentionMetadata, StepPart};
 use crate::error::Result;
 use crate::kv::CachedRows;
-use crate::sharing::PlannedStream;
 use crate::sharing::lock;
 
 use super::context_chunks::{ContextChunk, ContextChunks};
@@ -29,7 +28,6 @@ use super::context_chunks::{ContextChunk, ContextChunks};
 /// contiguous. With one such request, or where they are in that order already, nothing is copied.
 pub(super) struct MlaPrefill<T: Element> {
     /// The stream that orders the use of the workspace.
-    stream: PlannedStream,
     /// Shape of queries and output, `[tokens, N, D]`.
     shape: [usize; 3],
     /// The tokens of this part among those of the step.
@@ -239,7 +237,6 @@ impl<T: Element> MlaPrefill<T> {
         let calls = StepMemory::of_calls(calls.chain([own.workspace_bytes()]));
         Ok(Self {
             memory: calls.holding([workspace.bytes()]),
-            stream: PlannedStream::of(step.stream),
             shape: [tokens, heads, dim],
             of_step: part.tokens,
             own,
@@ -361,19 +358,18 @@ impl<T: Element> MlaPrefill<T> {
     /// Queues the attention of a layer, into `[tokens, N, 128]`.
     pub(super) fn launch(
         &self,
-        step: &StepContext<'_>,
+        stream: &Stream,
         layer: &LayerTensors<'_, T>,
         query_rope: &Tensor<T>,
         projection: &dyn UpProjection<T>,
         into: &Tensor<T>,
     ) -> Result<()> {
-        self.stream.check(step.stream)?;
         let free = lock(&self.free).pop();
         let workspace = match free {
             Some(workspace) => workspace,
-            None => self.sizes.allocate(step.stream.device())?,
+            None => self.sizes.allocate(stream.device())?,
         };
-        let outcome = self.launch_in(&workspace, step, layer, (query_rope, projection), into);
+        let outcome = self.launch_in(&workspace, stream, layer, (query_rope, projection), into);
         lock(&self.free).push(workspace);
         outcome
     }
@@ -381,12 +377,11 @@ impl<T: Element> MlaPrefill<T> {
     fn launch_in(
         &self,
         workspace: &Workspace<T>,
-        step: &StepContext<'_>,
+        stream: &Stream,
         layer: &LayerTensors<'_, T>,
         (query_rope, projection): (&Tensor<T>, &dyn UpProjection<T>),
         into: &Tensor<T>,
     ) -> Result<()> {
-        let stream = step.stream;
         let query_rope = &query_rope.narrow(0, self.of_step.clone())?;
         let (latent_dim, rope_dim) = (size(layer.key, 2), size(layer.value, 2));
         let [tokens, ..] = self.shape;

@@ -220,7 +220,7 @@ fn a_projection_may_run_the_plan_that_called_it() {
     let again = |_: &Stream, _: usize, _: Rows<'_>, to: &UpProjected<bf16>| -> Result<()> {
         nested.set(nested.get() + 1);
         to_zeros(to)?;
-        selected.plan.launch(&step, &layer).map(drop)
+        selected.plan.launch(&stream, &layer).map(drop)
     };
     let calls = LayerTensors {
         latent: Some(LatentTensors {
@@ -229,7 +229,7 @@ fn a_projection_may_run_the_plan_that_called_it() {
         }),
         ..layer
     };
-    selected.plan.launch(&step, &calls).unwrap();
+    selected.plan.launch(&stream, &calls).unwrap();
     assert_eq!(nested.get(), 2, "for the step's own tokens and for a chunk");
     stream.synchronize().unwrap();
 }

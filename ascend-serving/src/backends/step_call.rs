@@ -1,0 +1,376 @@
+//! A call of a program: its query rows, keys, lengths and mask.
+
+use std::fmt;
+use std::ops::Range;
+
+use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
+use ascend_attention::spec::Layout;
+use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Mask, Tensor, Violation};
+
+use crate::batch::{AttentionMetadata, Causality, MaskKind, MaskedRequest, NamedMask};
+use crate::error::Result;
+use crate::rules;
+
+use super::step_context::{AttentionShape, LayerTensors, StepContext, size};
+
+/// A call of a [`StepProgram`]: which query rows it takes, over which keys, with which lengths and mask. It takes the
+/// layer's sinks, if there are any.
+#[derive(Clone, Debug)]
+#[must_use = "a call does nothing until it is part of a program"]
+pub struct StepCall {
+    layout: Layout,
+    /// Query rows of the step; `None` for all of them.
+    pub(super) rows: Option<Range<usize>>,
+    pub(super) keys: CallKeys,
+    /// Ends of the query rows of a packed call; over the step's own keys those of the keys too.
+    q_ends: Option<Cumulative>,
+    /// Keys of each sequence, if they are cached.
+    kv_lengths: PerRequest,
+    pub(super) mask: CallMask,
+    pub(super) takes_sinks: bool,
+    inner_precise: Option<InnerPrecise>,
+}
+
+/// The keys of a call.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum CallKeys {
+    /// The step's own keys, packed.
+    Own,
+    /// Cached keys, by the step's block table.
+    Cached,
+    /// Cached keys of some requests, by their rows of the step's table.
+    CachedOf(Range<usize>),
+    /// Cached keys in these blocks of each sequence.
+    Blocks(Vec<Vec<usize>>),
+}
+
+/// The mask of a call.
+#[derive(Clone, Debug)]
+pub(super) enum CallMask {
+    Operator(Box<Mask>),
+    /// A rule of the caller, over every key of the step's block table.
+    Named(NamedMask, Vec<MaskedRequest>),
+}
+
+impl StepCall {
+    fn new(layout: Layout, q_ends: Option<Cumulative>, kv_lengths: PerRequest) -> Self {
+        Self {
+            layout,
+            rows: None,
+            keys: CallKeys::Cached,
+            q_ends,
+            kv_lengths,
+            mask: CallMask::Operator(Box::new(Mask::none())),
+            takes_sinks: true,
+            inner_precise: None,
+        }
+    }
+
+    /// A packed call (TND) of all of a step's rows under the step's mask: over the cached keys, or where no token was
+    /// cached before over the step's own.
+    ///
+    /// # Errors
+    /// [`BACKEND_MASK`](crate::rules::BACKEND_MASK) for a [`NamedMask`], which packed calls do not take; an error of
+    /// the device, if the mask has to be made.
+    pub fn of_step(step: &StepContext<'_>) -> Result<Self> {
+        let metadata = step.metadata;
+        let mask = step.mask.causality()?.mask(&step.stream.device().masks())?;
+        let call = match metadata.state().reads_cache() {
+            true => Self::packed(metadata.q_ends().clone(), metadata.kv_lengths().clone()),
+            false => Self::over_own_keys(metadata.q_ends().clone()),
+        };
+        Ok(call.mask(mask))
+    }
+
+    /// A packed call (TND) over cached keys, with the ends of the query rows and the number of keys of each sequence.
+    /// Its rows see every key unless [`StepCall::mask`] hides some.
+    pub fn packed(q_ends: Cumulative, kv_lengths: PerRequest) -> Self {
+        Self::new(Layout::Tnd, Some(q_ends), kv_lengths)
+    }
+
+    /// A packed call (TND) over the step's own keys, of which each request has one for each of its rows. Its rows see
+    /// every key of their request unless [`StepCall::mask`] hides some.
+    pub fn over_own_keys(ends: Cumulative) -> Self {
+        Self {
+            keys: CallKeys::Own,
+            ..Self::new(Layout::Tnd, Some(ends), PerRequest::default())
+        }
+    }
+
+    /// A call with a batch axis (BSH, BSND or BNSD) over cached keys, of requests with equally many query rows, in
+    /// BNSD one each. Its rows see every key unless [`StepCall::mask`] hides some.
+    pub fn batched(layout: Layout, kv_lengths: PerRequest) -> Self {
+        Self::new(layout, None, kv_lengths)
+    }
+
+    /// Takes some rows of the step's query.
+    pub fn rows(mut self, rows: Range<usize>) -> Self {
+        self.rows = Some(rows);
+        self
+    }
+
+    /// Reads the cached keys of some requests, by their rows of the step's block table.
+    pub fn requests(mut self, requests: Range<usize>) -> Self {
+        self.keys = CallKeys::CachedOf(requests);
+        self
+    }
+
+    /// Reads the cached keys in these blocks, a row for each sequence.
+    pub fn blocks(mut self, rows: Vec<Vec<usize>>) -> Self {
+        self.keys = CallKeys::Blocks(rows);
+        self
+    }
+
+    /// Sets a mask of the operator's. A graph reads the tensor that the mask has when it is captured: a step whose
+    /// mask has another one is refused there.
+    pub fn mask(mut self, mask: Mask) -> Self {
+        self.mask = CallMask::Operator(Box::new(mask));
+        self
+    }
+
+    /// Sets a mask by a rule of the caller.
+    pub(super) fn named_mask(mut self, mask: &NamedMask, requests: Vec<MaskedRequest>) -> Self {
+        self.mask = CallMask::Named(mask.clone(), requests);
+        self
+    }
+
+    /// Leaves the layer's sinks out, which another call counts.
+    pub fn without_sinks(mut self) -> Self {
+        self.takes_sinks = false;
+        self
+    }
+
+    /// Sets the precision of the products.
+    pub fn inner_precise(mut self, inner_precise: InnerPrecise) -> Self {
+        self.inner_precise = Some(inner_precise);
+        self
+    }
+
+    /// The lengths.
+    pub(super) fn lengths(&self) -> CallLengths<'_> {
+        let kv = &self.kv_lengths;
+        match (&self.q_ends, &self.keys) {
+            (Some(q), CallKeys::Own) => CallLengths::PackedDense { q, kv: q },
+            (Some(q), _) => CallLengths::PackedPaged { q, kv },
+            (None, _) => CallLengths::Batched { q: None, kv },
+        }
+    }
+
+    fn sequences(&self) -> usize {
+        let keys = self.kv_lengths.lengths().len();
+        self.q_ends.as_ref().map_or(keys, |ends| ends.ends().len())
+    }
+
+    /// Whether this call differs from another in lengths, blocks and the contents of a named mask alone.
+    pub(super) fn has_form_of(&self, other: &Self) -> bool {
+        let keys = match (&self.keys, &other.keys) {
+            (CallKeys::Blocks(_), CallKeys::Blocks(_)) => true,
+            (one, other) => one == other,
+        };
+        let masks = match (&self.mask, &other.mask) {
+            (CallMask::Operator(one), CallMask::Operator(other)) => {
+                let form = |mask: &Mask| {
+                    let mode = mask.sparse_mode();
+                    // Every compressed tensor of a mode has the same content.
+                    let tensor = mask.tensor().filter(|_| !mode.takes_compressed_mask());
+                    let place = tensor.map(|tensor| (tensor.as_raw(), *tensor.desc()));
+                    (mode, mask.pre_tokens(), mask.next_tokens(), place)
+                };
+                form(one) == form(other)
+            }
+            (CallMask::Named(one, rows), CallMask::Named(other, others)) => {
+                let new = |rows: &[MaskedRequest]| rows.first().map(|request| request.new);
+                one == other && new(rows) == new(others)
+            }
+            _ => false,
+        };
+        let rows = |call: &Self| (call.layout, call.rows.clone(), call.sequences());
+        let attributes = |call: &Self| (call.takes_sinks, call.inner_precise);
+        keys && masks && rows(self) == rows(other) && attributes(self) == attributes(other)
+    }
+
+    /// The first query row, and the ends of the rows of each sequence, in a step of `tokens` tokens.
+    fn row_ends(&self, tokens: usize) -> (usize, Vec<usize>) {
+        let rows = self.rows.clone().unwrap_or(0..tokens);
+        let each = rows.len().checked_div(self.sequences()).unwrap_or(0);
+        let ends = match &self.q_ends {
+            Some(ends) => ends.ends().to_vec(),
+            None => (1..=self.sequences())
+                .map(|sequence| each * sequence)
+                .collect(),
+        };
+        let of_step = ends.into_iter().map(|end| rows.start.saturating_add(end));
+        (rows.start, of_step.collect())
+    }
+
+    /// Refuses a call that reads other keys than those of the requests whose rows it takes: cached keys of other
+    /// requests, more keys than a request has, or in a call that is not `merged` no cached ones where there are some.
+    pub(super) fn check_keys(
+        &self,
+        metadata: &AttentionMetadata,
+        merged: bool,
+    ) -> Result<(), Violation> {
+        let of_step = metadata.q_ends().ends();
+        let (start, ends) = self.row_ends(metadata.tokens());
+        let requests = match &self.keys {
+            CallKeys::Own => {
+                if metadata.state().reads_cache() && !merged {
+                    return Err(other_keys("the step's own keys alone", "cached keys too"));
+                }
+                let end = ends.last().copied().unwrap_or(start);
+                let mut within = of_step.iter().copied();
+                let crossed =
+                    within.find(|at| start < *at && *at <= end && ends.binary_search(at).is_err());
+                return match crossed {
+                    None => Ok(()),
+                    Some(end) => Err(other_keys(
+                        format_args!("a sequence over row {end}, where a request ends"),
+                        "sequences within one request each",
+                    )),
+                };
+            }
+            CallKeys::Blocks(sequences) => return self.check_blocks(sequences, metadata),
+            CallKeys::Cached => 0..of_step.len(),
+            CallKeys::CachedOf(requests) => requests.clone(),
+        };
+        let keys = self.kv_lengths.lengths();
+        let expected = of_step.iter().zip(metadata.kv_lengths().lengths());
+        let expected = expected.skip(requests.start).take(requests.len());
+        if ends.len() != requests.len() || keys.len() != requests.len() {
+            return Err(other_keys(
+                format_args!("{} sequences, {} of them with keys", ends.len(), keys.len()),
+                format_args!("the {} requests whose keys are read", requests.len()),
+            ));
+        }
+        let differs = expected.zip(ends.iter().zip(keys)).enumerate();
+        let mut differs =
+            differs.filter(|(_, ((end, keys), (of_call, read)))| of_call != end || read > keys);
+        match differs.next() {
+            None => Ok(()),
+            Some((at, ((end, keys), (of_call, read)))) => Err(other_keys(
+                format_args!("sequence {at} up to row {of_call}, with {read} keys"),
+                format_args!("up to row {end}, with at most {keys} keys, as its request has"),
+            )),
+        }
+    }
+
+    /// Refuses a call without a mask whose rows see keys that the step's mask hides.
+    pub(super) fn check_mask(&self, step: &StepContext<'_>) -> Result<(), Violation> {
+        let unmasked = match &self.mask {
+            CallMask::Operator(mask) => mask.tensor().is_none(),
+            CallMask::Named(..) => false,
+        };
+        let MaskKind::Causality(causality) = step.mask else {
+            return Ok(());
+        };
+        let shown = match causality.over(step.metadata.longest()) {
+            Causality::Bidirectional => return Ok(()),
+            Causality::Causal => usize::MAX,
+            Causality::Window(keys) | Causality::Chunk(keys) => keys.get(),
+        };
+        let (start, ends) = self.row_ends(step.metadata.tokens());
+        let starts = [start].into_iter().chain(ends.iter().copied());
+        let rows = starts
+            .zip(&ends)
+            .map(|(start, end)| end.saturating_sub(start));
+        let rows = rows.max().unwrap_or(0);
+        let keys = self.kv_lengths.lengths().iter().copied().max();
+        if !unmasked || rows <= 1 && keys.is_none_or(|keys| keys <= shown) {
+            return Ok(());
+        }
+        Err(Violation::new(
+            &rules::BACKEND_UNMASKED,
+            format_args!(
+                "a call without mask of up to {rows} rows a sequence, in a step of {causality:?}"
+            ),
+            "a mask, or single rows over the keys that they see",
+            "set the mask by `StepCall::mask`, such as that of `Causality::mask`, or make the call by `StepCall::of_step`",
+        ))
+    }
+
+    /// Refuses blocks of keys that no request of the step has.
+    fn check_blocks(
+        &self,
+        sequences: &[Vec<usize>],
+        metadata: &AttentionMetadata,
+    ) -> Result<(), Violation> {
+        let block_size = metadata.settings().block_size();
+        let mut of_step = Vec::new();
+        for (request, &keys) in metadata.kv_lengths().lengths().iter().enumerate() {
+            of_step.extend_from_slice(metadata.table().used(request, keys, block_size)?);
+        }
+        of_step.sort_unstable();
+        let keys = self.kv_lengths.lengths().iter();
+        let read = sequences.iter().zip(keys).flat_map(|(blocks, keys)| {
+            let read = keys.div_ceil(block_size);
+            blocks.iter().take(read)
+        });
+        match read
+            .copied()
+            .find(|block| of_step.binary_search(block).is_err())
+        {
+            None => Ok(()),
+            Some(block) => Err(other_keys(
+                format_args!("block {block}"),
+                "blocks of the step's requests",
+            )),
+        }
+    }
+
+    /// The call under a mask, without lengths.
+    pub(super) fn description(&self, shape: AttentionShape, mask: Mask) -> FusedInferAttention {
+        let call = shape.call(self.layout).mask(mask);
+        match self.inner_precise {
+            Some(inner_precise) => call.inner_precise(inner_precise),
+            None => call,
+        }
+    }
+
+    /// The call's rows of a packed tensor `[tokens, N, D]`, in the axes of its layout.
+    pub(super) fn view<T: Element>(&self, packed: &Tensor<T>) -> Result<Tensor<T>> {
+        let rows = match &self.rows {
+            Some(rows) => &packed.narrow(0, rows.clone())?,
+            None => packed,
+        };
+        let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(rows, axis));
+        let requests = self.sequences();
+        let each = tokens.checked_div(requests).unwrap_or(0);
+        Ok(match self.layout {
+            Layout::Bsh => rows.reshape([requests, each, heads.saturating_mul(dim)])?,
+            Layout::Bsnd => rows.reshape([requests, each, heads, dim])?,
+            Layout::Bnsd => rows.reshape([tokens, heads, 1, dim])?,
+            _ => rows.clone(),
+        })
+    }
+
+    /// The inputs of the call in a layer.
+    pub(super) fn inputs<'a, T: Element>(
+        &self,
+        layer: &LayerTensors<'a, T>,
+        query: &'a Tensor<T>,
+        table: &'a BlockTable,
+    ) -> Inputs<'a, T> {
+        let inputs = match (&self.keys, layer.quantised) {
+            (CallKeys::Own, _) => Inputs::new(query, layer.key, layer.value),
+            (_, None) => layer.cached_keys(query, table),
+            (_, Some(quantised)) => Inputs::new(query, quantised.key(), quantised.value())
+                .paged(table)
+                .quantisation(quantised.quantisation().unwrap_or_default()),
+        };
+        match self.takes_sinks {
+            true => layer.with_sink(inputs),
+            false => inputs,
+        }
+    }
+}
+
+#[cold]
+fn other_keys(given: impl fmt::Display, allowed: impl fmt::Display) -> Violation {
+    Violation::new(
+        &rules::BACKEND_KEYS,
+        given,
+        allowed,
+        "take the ends and lengths of the step's metadata (`StepCall::of_step`), or merge calls over other keys by \
+         `StepProgram::merged`",
+    )
+}
