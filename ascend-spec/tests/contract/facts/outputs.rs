@@ -185,3 +185,56 @@ fn reordered_outputs_are_compared_in_part_from_9_1_on() {
         ),
     ]);
 }
+
+#[test]
+fn the_last_axis_of_outputs_of_heads_of_192_and_128_is_free_over_a_cache_from_9_1_on() {
+    let p = |layout| probe(layout, [2, 4, 2, 16, 64, 192]).bf16().value(128);
+    let out = |call: FiaCall<'static>, shape: &[i64]| FiaCall {
+        attention_out: of(DType::Bf16, shape),
+        ..call
+    };
+    let paged = |layout| p(layout).paged(128, 3);
+    let sink = |call| FiaCall {
+        learnable_sink: of(DType::Bf16, &[4]),
+        ..call
+    };
+    hold(&[
+        ("as implied", "-aaa", out(paged("BNSD"), &[2, 4, 16, 128])),
+        ("wider", "rrra", out(paged("BNSD"), &[2, 4, 16, 144])),
+        ("the query's", "rrra", out(paged("BNSD"), &[2, 4, 16, 192])),
+        ("BSH", "rrra", out(paged("BSH"), &[2, 16, 513])),
+        ("TND", "rrra", out(paged("TND"), &[32, 4, 127])),
+        (
+            "TND with a sink",
+            "rrra",
+            sink(out(paged("TND"), &[32, 4, 127])),
+        ),
+        ("NTD", "rrra", out(paged("NTD"), &[4, 32, 127])),
+        ("other rows", "rrrr", out(paged("BNSD"), &[2, 4, 15, 128])),
+        ("other heads", "rrrr", out(paged("TND"), &[32, 5, 128])),
+        (
+            "another axis",
+            "rrrr",
+            out(paged("BNSD"), &[2, 4, 16, 128, 1]),
+        ),
+        ("dense", "rrrr", out(p("BNSD").call(), &[2, 4, 16, 144])),
+        (
+            "dense, a remainder of the hidden size",
+            "rrra",
+            out(p("BSH").call(), &[2, 16, 515]),
+        ),
+        (
+            "dense, another hidden size",
+            "rrrr",
+            out(p("BSH").call(), &[2, 16, 516]),
+        ),
+        (
+            "one head dimension",
+            "rrrr",
+            out(
+                probe("BNSD", [2, 4, 2, 16, 64, 128]).paged(128, 3),
+                &[2, 4, 16, 144],
+            ),
+        ),
+    ]);
+}
